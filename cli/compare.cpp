@@ -1,0 +1,84 @@
+// orrery compare: two scenarios side by side, and which terms make the difference.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/simulation.h"
+#include "sim/report/json.h"
+#include "sim/report/table.h"
+
+namespace orrery {
+namespace {
+
+struct Arguments {
+  std::string a, b;
+  std::vector<std::string> sets, sets_a, sets_b;
+  std::string json;
+};
+
+constexpr const char* kExamples = R"(Examples:
+  orrery compare a.json b.json
+  orrery compare scenario.json --set-b plan.tensor_parallel=4        one scenario with and without a change
+  orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -)";
+
+struct Side {
+  ScenarioSource source;
+  Simulation simulation;
+};
+
+Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets) {
+  sets.insert(sets.end(), own_sets.begin(), own_sets.end());
+  Side side;
+  const nlohmann::json document = load_scenario_document(scenario, sets, side.source);
+  side.simulation = Simulator().evaluate(document, side.source, {});
+  return side;
+}
+
+std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets) {
+  std::string text = std::string(letter) + ": " + title_of(side.simulation.scenario).front() + " (" + side.source.file + ")";
+  for (const std::string& set : own_sets) text += ", " + set;
+  return text;
+}
+
+void compare(const Arguments& arguments) {
+  if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
+    throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
+  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a);
+  const Side b = evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b);
+  const Report& report_a = a.simulation.report;
+  const Report& report_b = b.simulation.report;
+  Outputs outputs;
+  if (!arguments.json.empty()) {
+    nlohmann::ordered_json json = comparison_json(report_a, report_b);
+    json["version"] = ORRERY_VERSION;
+    outputs.add(arguments.json, json.dump(2) + "\n");
+  }
+  if (arguments.json != "-")
+    outputs.add("-", comparison_table(report_a, report_b,
+                                      {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
+                                      {.colour = colour_wanted()}));
+  outputs.commit();
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
+  command->footer(kExamples);
+  command->add_option("A", arguments->a, "A scenario (as for simulate)")->required();
+  command->add_option("B", arguments->b, "Another; A again when left out");
+  const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
+    command->add_option(name, values, text)->allow_extra_args(false)->type_name("KEY=VALUE");
+  };
+  sets("--set", arguments->sets, "Override a field of both");
+  sets("--set-a", arguments->sets_a, "Override a field of A");
+  sets("--set-b", arguments->sets_b, "Override a field of B");
+  command->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
+      ->type_name("FILE");
+  command->callback([arguments] { compare(*arguments); });
+}
+
+}  // namespace orrery

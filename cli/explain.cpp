@@ -1,0 +1,223 @@
+#include "cli/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/program/work.h"
+#include "sim/report/format.h"
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+// An op of the program beside what the engine says of it.
+struct OpInPlace {
+  std::string name;  // "layer.forward.fc1", as in OpReport
+  const Piece* piece = nullptr;
+  const Op* op = nullptr;
+  const OpReport* report = nullptr;
+
+  double seconds_per_step() const { return report->seconds * report->times_per_step; }
+};
+
+std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
+  std::map<std::string, const OpReport*, std::less<>> reports;
+  for (const OpReport& report : simulation.report.ops) reports.emplace(report.name, &report);
+  std::vector<OpInPlace> ops;
+  for (const Piece& piece : simulation.program->pieces) {
+    const std::pair<const char*, const Block*> blocks[] = {{"forward", &piece.forward},
+                                                           {"backward", &piece.backward},
+                                                           {"weight_gradient", &piece.weight_gradient},
+                                                           {"update", &piece.update}};
+    for (const auto& [block_name, block] : blocks) {
+      for (const Op& op : block->ops) {
+        std::string name = fmt::format("{}.{}.{}", piece.name, block_name, op.name);
+        if (const auto report = reports.find(name); report != reports.end())
+          ops.push_back({std::move(name), &piece, &op, report->second});
+      }
+    }
+  }
+  return ops;
+}
+
+void append_op_head(std::string& text) {
+  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "a step", "share", "TFLOP/s",
+                      "bound by");
+}
+
+void append_op(std::string& text, const OpReport& op, double step_seconds) {
+  const double total = op.seconds * op.times_per_step;
+  const std::string rate = op.flops > 0 && op.seconds > 0 ? fmt::format("{:.1f}", op.flops / op.seconds * 1e-12) : "";
+  text += fmt::format("  {:<44}{:>11}{:>10.6g}{:>12}{:>9}{:>12}  {}\n", op.name, seconds_text(op.seconds), op.times_per_step,
+                      seconds_text(total), step_seconds > 0 ? percent_text(total / step_seconds) : "", rate, op.bound);
+}
+
+std::string indented(const std::string& text) {
+  std::string result = "    ";
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    result += text[i];
+    if (text[i] == '\n' && i + 1 < text.size()) result += "    ";
+  }
+  return result.ends_with('\n') ? result : result + '\n';
+}
+
+std::string formula(const OpInPlace& place, const Simulation& simulation) {
+  const Cluster& cluster = simulation.scenario.cluster;
+  const Op& op = *place.op;
+  const auto& tensors = place.piece->tensors;
+  if (op.kind == OpKind::send || op.kind == OpKind::receive || is_copy(op.kind) || op.stream == Stream::host ||
+      op.stream == Stream::storage)
+    return fmt::format("{} moved, bound by {}", bytes_text(bytes(op, tensors)), place.report->bound);
+  if (is_communication(op.kind))
+    return CollectiveModel(cluster, *simulation.collectives)
+        .explain(op.kind, bytes(op, tensors), span_of(simulation.program->mesh, op.axes, cluster.node.devices));
+  return KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
+}
+
+std::string explain_ops(const std::vector<OpInPlace>& ops, const Simulation& simulation) {
+  std::string text;
+  append_op_head(text);
+  for (const OpInPlace& place : ops) {
+    append_op(text, *place.report, simulation.report.step_seconds);
+    text += indented(formula(place, simulation));
+  }
+  return text + fmt::format("\nkernels: {}\ncollectives in a node: {}\ncollectives between nodes: {}\n", simulation.kernels->source,
+                            simulation.collectives->intra_source, simulation.collectives->inter_source);
+}
+
+// ---- terms
+
+struct TermText {
+  const char* name;
+  const char* definition;
+};
+constexpr TermText kDefinitions[] = {
+    {"matmul", "matrix products of the forward and the backward, on the stage that bounds the step"},
+    {"attention", "fused attention kernels, forward and backward"},
+    {"memory_bound", "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts"},
+    {"recompute", "all compute that repeats forward work in the backward"},
+    {"host_issue", "the compute stream is empty because the CPU has not launched the next kernel yet"},
+    {"bubble", "the stage waits for micro-batches of its neighbours"},
+    {"optimizer", "gradient norm and parameter update after the last backward"},
+};
+
+bool belongs(const OpInPlace& place, std::string_view term) {
+  const Op& op = *place.op;
+  if (term.starts_with("exposed_")) return term.substr(8) == name_of(op.stream);
+  if (op.stream != Stream::compute || is_communication(op.kind)) return false;
+  if (term == "optimizer") return op.phase == Phase::update;
+  if (op.phase == Phase::update) return false;
+  if (term == "recompute") return op.phase == Phase::recompute;
+  if (op.phase == Phase::recompute) return false;
+  if (term == "matmul") return is_matmul(op.kind);
+  if (term == "attention") return is_attention(op.kind);
+  return term == "memory_bound" && !is_matmul(op.kind) && !is_attention(op.kind);
+}
+
+std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Simulation& simulation) {
+  const Report& report = simulation.report;
+  std::string text = fmt::format("{}: {}, {} of the step\n", term.label, seconds_text(term.seconds),
+                                 percent_text(report.step_seconds > 0 ? term.seconds / report.step_seconds : 0));
+  const auto definition = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),
+                                       [&](const TermText& t) { return term.name == t.name; });
+  text += definition != std::end(kDefinitions) ? definition->definition
+                                               : "the compute stream waits for what runs on this stream; the rest is hidden under compute";
+  text += '\n';
+  const Program& program = *simulation.program;
+  if (term.name == "bubble") {
+    const auto stages = static_cast<std::int64_t>(program.stages.size());
+    text += fmt::format(
+        "found by walking the schedule of {} micro-batches over {} stages of {} chunks, transfers included\n"
+        "for comparison, with equal stages and free transfers (Narayanan et al. 2021, section 2.2): "
+        "(p - 1) / (v m) = {:.4f} of the compute time\n",
+        program.schedule.micro_batches, stages, program.schedule.chunks,
+        static_cast<double>(stages - 1) / static_cast<double>(program.schedule.chunks * program.schedule.micro_batches));
+  }
+  if (term.name == "host_issue")
+    text += fmt::format("{} per kernel in the forward, {} in the backward{}\n",
+                        seconds_text(program.runtime.host_seconds_per_op),
+                        seconds_text(program.runtime.host_seconds_per_backward_op),
+                        program.runtime.cuda_graphs ? ", paid once per block (CUDA graphs)" : "");
+  std::erase_if(ops, [&](const OpInPlace& place) { return !belongs(place, term.name); });
+  std::stable_sort(ops.begin(), ops.end(),
+                   [](const OpInPlace& a, const OpInPlace& b) { return a.seconds_per_step() > b.seconds_per_step(); });
+  if (ops.empty()) return text;
+  text += '\n';
+  append_op_head(text);
+  for (const OpInPlace& place : ops) append_op(text, *place.report, report.step_seconds);
+  return text;
+}
+
+std::string explain_step(const Report& report) {
+  std::string text = fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
+                                 seconds_text(report.step_seconds));
+  if (report.stages.empty()) return text;
+  for (const Term& term : terms_of(report.stages[static_cast<std::size_t>(report.bounding_stage)].time))
+    if (term.seconds != 0) text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.seconds), term.name);
+  return text;
+}
+
+std::string explain_mfu(const Simulation& simulation) {
+  const Report& r = simulation.report;
+  const ModelWork& work = simulation.program->model;
+  const double peak = r.mfu > 0 ? r.model_flops_per_second_per_device / r.mfu : 0;
+  return fmt::format(
+      "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} TFLOP/s)\n"
+      "{}\nattention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
+      "peak of {}: {}\n",
+      percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12, flop_convention(),
+      work.flops_per_step_full_attention, percent_text(r.mfu_full_attention), simulation.scenario.cluster.device.name,
+      simulation.scenario.cluster.device.source);
+}
+
+std::string explain_memory(const Report& r) {
+  std::string text = fmt::format("memory: {} of {} at the peak, on the fullest stage\n", bytes_text(r.memory_peak_bytes),
+                                 bytes_text(r.memory_capacity_bytes));
+  if (r.stages.empty()) return text;
+  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  text += fmt::format("stage {}, {:.4g} micro-batches in flight; every tensor lives from its first definition to its last use\n",
+                      stage.stage, stage.in_flight_micro_batches);
+  for (const MemoryTerm& term : terms_of(stage.memory))
+    if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
+  return text;
+}
+
+}  // namespace
+
+std::string explain(const std::string& name, const Simulation& simulation) {
+  const std::vector<OpInPlace> ops = ops_in_place(simulation);
+  std::vector<OpInPlace> wanted;
+  for (const OpInPlace& place : ops)
+    if (place.name == name || place.name.ends_with("." + name)) wanted.push_back(place);
+  if (!wanted.empty()) return explain_ops(wanted, simulation);
+
+  if (name == "step" || name == "step_seconds") return explain_step(simulation.report);
+  if (name == "mfu") return explain_mfu(simulation);
+  if (name == "memory") return explain_memory(simulation.report);
+  std::vector<std::string> known{"step", "mfu", "memory"};
+  const Report& report = simulation.report;
+  const TimeBreakdown none;
+  for (const Term& term : terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
+    if (term.name == name) return explain_term(term, ops, simulation);
+    known.push_back(term.name);
+  }
+  for (const OpInPlace& place : ops) {
+    known.push_back(place.name);
+    known.emplace_back(place.op->name);
+  }
+  throw InputError({"--explain", ""}, describe(name), "an op (see --ops) or a term: step, mfu, memory, matmul, bubble, ...",
+                   nearest_name(name, known));
+}
+
+std::string op_table(const Simulation& simulation) {
+  std::string text;
+  append_op_head(text);
+  for (const OpReport& op : simulation.report.ops) append_op(text, op, simulation.report.step_seconds);
+  return text;
+}
+
+}  // namespace orrery

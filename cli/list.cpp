@@ -1,0 +1,132 @@
+// orrery list: what Orrery knows by name.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "models/read_model.h"
+#include "sim/hardware/presets.h"
+#include "sim/report/format.h"
+#include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
+
+namespace orrery {
+namespace {
+
+struct Row {
+  std::string name;
+  std::string summary;
+};
+
+std::vector<Row> models() {
+  std::vector<Row> rows;
+  for (const std::string& name : model_names()) {
+    const Model model = read_model(name, {});
+    rows.push_back({name, fmt::format("{} parameters, {} layers, hidden {}", rate_text(static_cast<double>(parameters(model))),
+                                      model.layers + model.decoder_layers, model.hidden)});
+  }
+  return rows;
+}
+
+std::vector<Row> devices() {
+  std::vector<Row> rows;
+  for (const std::string& name : device_names()) {
+    const Device device = find_device(name);
+    rows.push_back({name, fmt::format("{} {}: {:.0f} TFLOP/s bf16, {} at {:.0f} GB/s", device.vendor, device.architecture,
+                                      device.peak(Dtype::bf16) * 1e-12, bytes_text(device.memory_bytes),
+                                      device.memory_bytes_per_second * 1e-9)});
+  }
+  return rows;
+}
+
+std::vector<Row> nodes() {
+  std::vector<Row> rows;
+  for (const std::string& name : node_names()) {
+    const Node node = find_node(name);
+    rows.push_back({name, fmt::format("{} x {}, {}, {} NICs of {:.0f} Gbit/s", node.devices,
+                                      node.device.empty() ? "any device" : node.device,
+                                      kIntraFabricNames[static_cast<std::size_t>(node.intra)], node.nics,
+                                      node.nic_bytes_per_second * 8e-9)});
+  }
+  return rows;
+}
+
+std::vector<Row> fabrics() {
+  std::vector<Row> rows;
+  for (const std::string& name : fabric_names()) {
+    const Fabric fabric = find_fabric(name);
+    rows.push_back({name, fmt::format("{}, oversubscription {:g}", kFabricKindNames[static_cast<std::size_t>(fabric.kind)],
+                                      fabric.oversubscription)});
+  }
+  return rows;
+}
+
+std::vector<Row> clusters() {
+  std::vector<Row> rows;
+  for (const std::string& name : cluster_names()) {
+    const Cluster cluster = find_cluster(name);
+    rows.push_back({name, fmt::format("{} nodes: {} x {}", cluster.nodes, cluster.devices(), cluster.device.name)});
+  }
+  return rows;
+}
+
+std::vector<Row> strategies() {
+  std::vector<Row> rows;
+  for (const Strategy& strategy : all_strategies())
+    rows.push_back({std::string(strategy.name), std::string(strategy.summary) +
+                                                    (strategy.paper == "-" ? "" : fmt::format(" ({})", strategy.paper))});
+  return rows;
+}
+
+std::vector<Row> scenarios() {
+  std::vector<Row> rows;
+  for (const BundledScenario& scenario : bundled_scenarios()) rows.push_back({scenario.name, std::string(scenario.path)});
+  return rows;
+}
+
+struct Listing {
+  const char* name;
+  std::vector<Row> (*rows)();
+};
+constexpr Listing kListings[] = {{"models", models},   {"clusters", clusters},     {"nodes", nodes},        {"devices", devices},
+                                 {"fabrics", fabrics}, {"strategies", strategies}, {"scenarios", scenarios}};
+
+std::string text_of(const std::vector<Row>& rows, bool json) {
+  if (json) {
+    auto array = nlohmann::ordered_json::array();
+    for (const Row& row : rows) array.push_back({{"name", row.name}, {"summary", row.summary}});
+    return array.dump(2) + "\n";
+  }
+  std::size_t width = 0;
+  for (const Row& row : rows) width = std::max(width, row.name.size());
+  std::string text;
+  for (const Row& row : rows) text += left(row.name, width) + "  " + row.summary + "\n";
+  return text;
+}
+
+}  // namespace
+
+void add_list(CLI::App& app) {
+  struct Arguments {
+    std::string kind;
+    bool json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("list", "List the models, clusters, ... that Orrery knows by name");
+  command->footer("Examples:\n  orrery list models\n  orrery list scenarios --json");
+  std::vector<std::string> kinds;
+  for (const Listing& listing : kListings) kinds.emplace_back(listing.name);
+  command->add_option("KIND", arguments->kind, "What to list")->required()->check(CLI::IsMember(kinds));
+  command->add_flag("--json", arguments->json, "As a JSON array");
+  command->callback([arguments] {
+    for (const Listing& listing : kListings)
+      if (arguments->kind == listing.name) print(text_of(listing.rows(), arguments->json));
+  });
+}
+
+}  // namespace orrery

@@ -1,0 +1,18 @@
+// orrery schema: what a scenario may contain, for editors and programs.
+#include "strategies/schema.h"
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+
+namespace orrery {
+
+void add_schema(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("schema", "Print the JSON Schema of scenarios");
+  command->footer("Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a scenario");
+  command->callback([] { print(scenario_schema().dump(2) + "\n"); });
+}
+
+}  // namespace orrery

@@ -1,0 +1,109 @@
+// orrery show: one preset with all its figures and where they come from.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "models/read_model.h"
+#include "sim/base/json_reader.h"
+#include "sim/hardware/presets.h"
+#include "sim/hardware/read_cluster.h"
+#include "sim/report/format.h"
+#include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What `name` is, by kind: the same name may be a node's and a cluster's.
+Json find(const std::string& name) {
+  Json found = Json::object();
+  const auto look = [&](const char* kind, auto read) {
+    try {
+      found[kind] = read();
+    } catch (const InputError& error) {
+      if (!error.where().file.empty()) throw;  // a fault inside a preset; not: no such name
+    }
+  };
+  look("model", [&] {
+    const Model model = read_model(name, {});
+    Json json = to_json(model);
+    json["parameters"] = parameters(model);
+    return json;
+  });
+  look("cluster", [&] { return Json(to_json(find_cluster(name))); });
+  look("node", [&] { return Json(to_json(find_node(name))); });
+  look("device", [&] { return Json(to_json(find_device(name))); });
+  look("fabric", [&] { return Json(to_json(find_fabric(name))); });
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.name == name) found["strategy"] = {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
+  for (const BundledScenario& scenario : bundled_scenarios())
+    if (scenario.name == name) {
+      found["scenario"] = parse_json(scenario.text, std::string(scenario.path));
+      found["scenario"]["path"] = scenario.path;
+    }
+  return found;
+}
+
+std::vector<std::string> all_names() {
+  std::vector<std::string> names;
+  const auto add = [&](const std::vector<std::string>& more) { names.insert(names.end(), more.begin(), more.end()); };
+  add(model_names());
+  add(cluster_names());
+  add(node_names());
+  add(device_names());
+  add(fabric_names());
+  for (const Strategy& strategy : all_strategies()) names.emplace_back(strategy.name);
+  for (const BundledScenario& scenario : bundled_scenarios()) names.push_back(scenario.name);
+  return names;
+}
+
+void append_fields(std::string& text, const Json& object, std::size_t indent) {
+  std::size_t width = 0;
+  for (const auto& item : object.items()) width = std::max(width, item.key().size());
+  for (const auto& [key, value] : object.items()) {
+    text += std::string(indent, ' ');
+    if (value.is_object()) {
+      text += key + "\n";
+      append_fields(text, value, indent + 2);
+    } else {
+      text += left(key, width) + "  " + (value.is_string() ? value.get<std::string>() : value.dump()) + "\n";
+    }
+  }
+}
+
+}  // namespace
+
+void add_show(CLI::App& app) {
+  struct Arguments {
+    std::string name;
+    bool json = false;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("show", "Show a preset with all its figures and their sources");
+  command->footer("Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json");
+  command->add_option("NAME", arguments->name, "A model, cluster, node, device, fabric, strategy or bundled scenario")->required();
+  command->add_flag("--json", arguments->json, "As a JSON object by kind");
+  command->callback([arguments] {
+    const Json found = find(arguments->name);
+    if (found.empty())
+      throw InputError({}, describe(arguments->name), "a name that `orrery list` prints",
+                       nearest_name(arguments->name, all_names()));
+    if (arguments->json) return print(found.dump(2) + "\n");
+    std::string text;
+    for (const auto& [kind, fields] : found.items()) {
+      text += (text.empty() ? "" : "\n") + kind + "\n";
+      append_fields(text, fields, 2);
+    }
+    print(text);
+  });
+}
+
+}  // namespace orrery

@@ -1,0 +1,114 @@
+#include "cli/simulation.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "sim/cost/calibration.h"
+#include "sim/cost/collective_calibration.h"
+#include "strategies/lower.h"
+
+namespace orrery {
+namespace {
+
+// The dtype whose peak MFU is a share of.
+Dtype mfu_dtype(precision::Mix mix) {
+  switch (mix) {
+    case precision::Mix::bf16: return Dtype::bf16;
+    case precision::Mix::fp16: return Dtype::fp16;
+    case precision::Mix::fp32: return Dtype::fp32;
+    case precision::Mix::fp8: return Dtype::fp8;
+  }
+  return Dtype::bf16;
+}
+
+// "name value" of every field.
+class FieldTexts final : public FieldVisitor {
+ public:
+  struct Field {
+    std::string text, value;
+  };
+  std::vector<Field> fields;
+
+ protected:
+  void add(const char* name, const std::string& value) { fields.push_back({fmt::format("{} {}", name, value), value}); }
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override { add(name, std::to_string(value)); }
+  void number(const char* name, double& value, NumberRange, const char*) override { add(name, fmt::format("{}", value)); }
+  void boolean(const char* name, bool& value, const char*) override {
+    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false"});
+  }
+  void text(const char* name, std::string& value, const char*) override { add(name, value); }
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    add(name, fmt::format("{}", fmt::join(value, "+")));
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    add(name, std::string(names[index]));
+  }
+};
+
+template <class Options>
+std::vector<FieldTexts::Field> texts_of(Options options) {
+  FieldTexts texts;
+  options.visit_fields(texts);
+  return std::move(texts.fields);
+}
+
+}  // namespace
+
+struct Simulator::Rep {
+  ScenarioReader reader;
+  Program program;
+  std::unordered_map<std::string, Calibration> kernels;  // by device name
+  CollectiveCalibration collectives;
+};
+
+Simulator::Simulator() : rep_(std::make_unique<Rep>()) {}
+Simulator::~Simulator() = default;
+
+Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source, const AnalyticalOptions& options) {
+  Simulation result;
+  result.scenario = rep_->reader.read(document, source);
+  const Cluster& cluster = result.scenario.cluster;
+  try {
+    lower(result.scenario, rep_->program);
+    auto kernels = rep_->kernels.find(cluster.device.name);
+    if (kernels == rep_->kernels.end())
+      kernels = rep_->kernels.emplace(cluster.device.name, find_calibration(cluster.device)).first;
+    rep_->collectives = find_collective_calibration(cluster);
+    AnalyticalEngine engine(cluster, kernels->second, rep_->collectives);
+    engine.evaluate(rep_->program, mfu_dtype(result.scenario.plan.precision.mix), options, result.report);
+    result.program = &rep_->program;
+    result.kernels = &kernels->second;
+    result.collectives = &rep_->collectives;
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
+  return result;
+}
+
+std::vector<std::string> title_of(const Scenario& scenario) {
+  const Cluster& cluster = scenario.cluster;
+  const auto named = [](const std::string& name, const char* otherwise) { return name.empty() ? otherwise : name.c_str(); };
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("{} on {} x {} ({} x {})", named(scenario.model.name, "an unnamed model"), cluster.nodes,
+                              named(cluster.node.name, "an unnamed node"), cluster.devices(),
+                              named(cluster.device.name, "an unnamed device")));
+  lines.push_back(fmt::format("{} sequences a step, data_parallel {}, {} micro-batches a pipeline",
+                              scenario.workload.global_batch_size, data_parallel_degree(scenario), micro_batches(scenario)));
+  const auto usual = texts_of(Plan{});
+  const auto chosen = texts_of(scenario.plan);
+  std::string line;
+  constexpr std::size_t kWidth = 100;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (chosen[i].value == usual[i].value) continue;
+    if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
+    line += (line.empty() ? "" : ", ") + chosen[i].text;
+  }
+  if (!line.empty()) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace orrery

@@ -1,0 +1,591 @@
+#include "models/huggingface.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// Typed look-up in a config.json. A null value counts as absent, as it does in transformers.
+class Config {
+ public:
+  Config(const Json& object, InputError::Where where) : object_(object), where_(std::move(where)) {}
+
+  InputError::Where at(const char* key) const { return {where_.file, where_.pointer + '/' + key}; }
+  [[noreturn]] void fail(const char* key, std::string expected, std::string nearest = {}) const {
+    const Json* value = find(key);
+    throw InputError(at(key), value == nullptr ? "nothing" : describe(*value), std::move(expected), std::move(nearest));
+  }
+
+  const Json* find(const char* key) const {
+    const auto value = object_.find(key);
+    return value == object_.end() || value->is_null() ? nullptr : &*value;
+  }
+  bool has(const char* key) const { return find(key) != nullptr; }
+
+  std::int64_t integer(const char* key) const {
+    const Json* value = find(key);
+    if (value == nullptr || !value->is_number_integer()) fail(key, "an integer");
+    const auto result = value->get<std::int64_t>();
+    // The upper limits are Model's; this one keeps sums of two values from overflowing.
+    constexpr std::int64_t kMost = std::int64_t{1} << 40;
+    if (result < 0 || result > kMost) fail(key, "an integer of at least 0 and at most " + std::to_string(kMost));
+    return result;
+  }
+  // Some families were renamed over time: the first key that is there.
+  std::int64_t integer(std::initializer_list<const char*> keys) const {
+    for (const char* key : keys) {
+      if (has(key)) return integer(key);
+    }
+    fail(*keys.begin(), "an integer");
+  }
+  std::int64_t integer_or(const char* key, std::int64_t otherwise) const { return has(key) ? integer(key) : otherwise; }
+
+  double number_or(const char* key, double otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_number()) fail(key, "a number");
+    return value->get<double>();
+  }
+  bool boolean_or(const char* key, bool otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_boolean()) fail(key, "true or false");
+    return value->get<bool>();
+  }
+  std::string text_or(const char* key, const char* otherwise) const {
+    const Json* value = find(key);
+    if (value == nullptr) return otherwise;
+    if (!value->is_string()) fail(key, "a string");
+    return value->get<std::string>();
+  }
+  std::vector<std::int64_t> integers(const char* key) const {
+    const Json* value = find(key);
+    const auto is_integer = [](const Json& j) { return j.is_number_integer(); };
+    if (value == nullptr || !value->is_array() || !std::all_of(value->begin(), value->end(), is_integer)) {
+      fail(key, "an array of integers");
+    }
+    return value->get<std::vector<std::int64_t>>();
+  }
+  Config object(const char* key) const {
+    const Json* value = find(key);
+    if (value == nullptr || !value->is_object()) fail(key, "an object");
+    return {*value, at(key)};
+  }
+
+ private:
+  const Json& object_;
+  InputError::Where where_;
+};
+
+// The names of transformers' ACT2FN.
+ActivationFunction activation(const Config& config, const char* key, const char* otherwise, bool gated) {
+  const std::string name = config.text_or(key, otherwise);
+  const bool gelu = name.starts_with("gelu");  // gelu_new, gelu_pytorch_tanh, ...: one cost
+  if (gated) {
+    if (name == "silu" || name == "swish") return ActivationFunction::swiglu;
+    if (gelu) return ActivationFunction::geglu;
+    config.fail(key, "\"silu\" or a \"gelu\" in a gated MLP");
+  }
+  if (gelu) return ActivationFunction::gelu;
+  if (name == "relu") return ActivationFunction::relu;
+  if (name == "quick_gelu") return ActivationFunction::quick_gelu;
+  if (name == "relu2") return ActivationFunction::relu2;
+  config.fail(key, "\"relu\", \"relu2\", \"quick_gelu\" or a \"gelu\"");
+}
+
+void set_biases(Model& model, bool bias) { model.linear_bias = model.output_bias = model.qkv_bias = bias; }
+
+void read_sizes(const Config& config, Model& m) {
+  m.layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.heads = config.integer("num_attention_heads");
+  m.vocab = config.integer("vocab_size");
+}
+
+// How many layers apart the layers with full attention are, from the list of "layer_types".
+std::int64_t full_attention_period(const Config& config, std::int64_t otherwise) {
+  if (!config.has("layer_types")) return otherwise;
+  const Json& types = *config.find("layer_types");
+  if (!types.is_array()) config.fail("layer_types", "an array of layer types");
+  std::int64_t period = 0;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    const bool full = types[i] == "full_attention";
+    if (!full && types[i] != "sliding_attention") {
+      config.fail("layer_types", "\"full_attention\" and \"sliding_attention\" only");
+    }
+    if (full && period == 0) period = static_cast<std::int64_t>(i) + 1;
+    const bool expected_full = period > 0 && (static_cast<std::int64_t>(i) + 1) % period == 0;
+    if (full != expected_full) config.fail("layer_types", "full attention in every n-th layer");
+  }
+  return period;
+}
+
+// LLaMA and what is built like it.
+void read_llama(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
+  m.head_dim = config.integer_or("head_dim", 0);
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "silu", true);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.positions = Positions::rotary;
+  m.norm = NormKind::rmsnorm;
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", false);
+  m.linear_bias = config.boolean_or("mlp_bias", false);
+  m.dropout = config.number_or("attention_dropout", 0);
+}
+
+void read_mistral(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.sliding_window = config.integer_or("sliding_window", 0);
+}
+
+// "use_sliding_window" makes the layers from max_window_layers on slide.
+void read_qwen_window(const Config& config, Model& m) {
+  if (!config.boolean_or("use_sliding_window", false)) return;
+  const std::int64_t full_layers = config.integer("max_window_layers");
+  if (full_layers >= m.layers) return;
+  if (full_layers > 0) config.fail("max_window_layers", "0 or num_hidden_layers: a window in all layers or in none");
+  m.sliding_window = config.integer("sliding_window");
+}
+
+void read_qwen2(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.qkv_bias = true;
+  read_qwen_window(config, m);
+}
+
+void read_qwen3(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.head_dim = config.integer_or("head_dim", 128);  // Qwen3Config
+  m.qk_norm = true;
+  read_qwen_window(config, m);
+}
+
+void read_smollm3(const Config& config, Model& m) {  // some layers without positions: no parameters, no time
+  read_llama(config, m);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+}
+
+void read_olmo2(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.qk_norm = m.qk_norm_across_heads = true;
+  m.input_norm = false;
+  m.output_norm = true;
+}
+
+void read_olmo3(const Config& config, Model& m) {
+  read_olmo2(config, m);
+  m.sliding_window = config.integer("sliding_window");
+  m.full_attention_period = full_attention_period(config, 4);
+}
+
+void read_phi3(const Config& config, Model& m) {
+  read_mistral(config, m);
+  m.dropout = config.number_or("resid_pdrop", 0);
+  if (m.sliding_window >= m.max_positions) m.sliding_window = 0;
+}
+
+void read_gemma(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.head_dim = config.integer("head_dim");
+  const char* key = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  m.activation = activation(config, key, "gelu_pytorch_tanh", true);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+}
+
+void read_gemma2(const Config& config, Model& m) {
+  read_gemma(config, m);
+  m.output_norm = true;
+  m.sliding_window = config.integer("sliding_window");
+  m.full_attention_period = full_attention_period(config, 2);
+}
+
+void read_gemma3(const Config& config, Model& m) {
+  read_gemma2(config, m);
+  m.qk_norm = true;
+  m.full_attention_period = full_attention_period(config, config.integer_or("sliding_window_pattern", 6));
+}
+
+void read_nemotron(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
+  m.head_dim = config.integer_or("head_dim", 0);
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "relu2", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.positions = Positions::rotary;
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", false);
+  m.linear_bias = config.boolean_or("mlp_bias", false);
+  m.dropout = config.number_or("hidden_dropout", 0);
+}
+
+// DeepSeek's attention, where no layer is a mixture of experts (import_huggingface has refused the others).
+void read_latent(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.attention = AttentionKind::latent;
+  m.head_dim = 0;
+  m.kv_heads = 0;
+  m.query_lora_rank = config.integer_or("q_lora_rank", 0);
+  m.kv_lora_rank = config.integer("kv_lora_rank");
+  m.rope_head_dim = config.integer("qk_rope_head_dim");
+  m.nope_head_dim = config.integer("qk_nope_head_dim");
+  m.value_head_dim = config.integer_or("v_head_dim", m.heads > 0 ? m.hidden / m.heads : 0);
+  if (m.qkv_bias) config.fail("attention_bias", "false");
+}
+
+void read_minicpm3(const Config& config, Model& m) {
+  read_latent(config, m);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+}
+
+void read_gpt2(const Config& config, Model& m) {
+  m.layers = config.integer("n_layer");
+  m.hidden = config.integer("n_embd");
+  m.heads = config.integer("n_head");
+  m.vocab = config.integer("vocab_size");
+  m.max_positions = config.integer({"n_positions", "n_ctx"});
+  m.ffn = config.integer_or("n_inner", 0);
+  m.activation = activation(config, "activation_function", "gelu_new", false);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("resid_pdrop", 0.1);
+}
+
+void read_gpt_bigcode(const Config& config, Model& m) {
+  read_gpt2(config, m);
+  if (config.boolean_or("multi_query", true)) m.kv_heads = 1;
+}
+
+void read_gptj(const Config& config, Model& m) {
+  read_gpt2(config, m);
+  m.positions = Positions::rotary;
+  m.parallel_block = true;
+  m.qkv_bias = m.output_bias = false;
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.head_bias = true;
+  m.dropout = config.number_or("resid_pdrop", 0);
+}
+
+void read_gpt_neox(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "gelu", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.positions = Positions::rotary;
+  m.parallel_block = m.parallel_norms = config.boolean_or("use_parallel_residual", true);
+  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", true);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.dropout = config.number_or("hidden_dropout", 0);
+}
+
+void read_opt(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.ffn = config.integer("ffn_dim");
+  m.activation = activation(config, "activation_function", "relu", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.extra_positions = 2;  // OPTLearnedPositionalEmbedding's offset
+  if (config.integer_or("word_embed_proj_dim", m.hidden) != m.hidden) {
+    config.fail("word_embed_proj_dim",
+                fmt::format("hidden_size = {}: projected embeddings are not modelled", m.hidden));
+  }
+  m.post_norm = !config.boolean_or("do_layer_norm_before", true);
+  set_biases(m, config.boolean_or("enable_bias", true));
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("dropout", 0.1);
+}
+
+void read_bloom(const Config& config, Model& m) {
+  m.layers = config.integer({"n_layer", "num_hidden_layers"});
+  m.hidden = config.integer({"hidden_size", "n_embed"});
+  m.heads = config.integer({"n_head", "num_attention_heads"});
+  m.vocab = config.integer("vocab_size");
+  m.max_positions = config.integer_or("seq_length", 2048);  // BLOOM was trained on
+  m.positions = Positions::alibi;
+  m.embedding_norm = true;
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("hidden_dropout", 0);
+}
+
+void read_mpt(const Config& config, Model& m) {
+  m.layers = config.integer("n_layers");
+  m.hidden = config.integer("d_model");
+  m.heads = config.integer("n_heads");
+  m.vocab = config.integer("vocab_size");
+  m.max_positions = config.integer("max_seq_len");
+  const double ratio = config.number_or("expansion_ratio", 4);
+  if (!(ratio > 0) || ratio > 1024) config.fail("expansion_ratio", "a number greater than 0 and at most 1024");
+  m.ffn = static_cast<std::int64_t>(std::llround(ratio * static_cast<double>(m.hidden)));
+  const bool bias = !config.boolean_or("no_bias", true);
+  set_biases(m, bias);
+  m.norm_bias = bias;
+  m.positions = config.boolean_or("learned_pos_emb", true) ? Positions::learned : Positions::none;
+  if (config.has("attn_config")) {
+    const Config attention = config.object("attn_config");
+    if (attention.boolean_or("alibi", false)) m.positions = Positions::alibi;
+    if (attention.boolean_or("rope", false)) m.positions = Positions::rotary;
+    const std::string type = attention.text_or("attn_type", "multihead_attention");
+    if (type == "multiquery_attention") m.kv_heads = 1;
+    if (type == "grouped_query_attention") m.kv_heads = attention.integer("kv_n_heads");
+    m.qk_norm = m.qk_norm_across_heads = attention.boolean_or("qk_ln", false);
+  }
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("resid_pdrop", 0);
+}
+
+void read_falcon(const Config& config, Model& m) {
+  m.layers = config.integer({"num_hidden_layers", "n_layer"});
+  m.hidden = config.integer({"hidden_size", "n_embed"});
+  m.heads = config.integer({"num_attention_heads", "n_head"});
+  m.vocab = config.integer("vocab_size");
+  m.ffn = config.integer_or("ffn_hidden_size", 0);
+  m.max_positions = config.integer_or("max_position_embeddings", 2048);  // FalconConfig
+  m.positions = config.boolean_or("alibi", false) ? Positions::alibi : Positions::rotary;
+  const bool new_architecture = config.boolean_or("new_decoder_architecture", false);
+  if (new_architecture) {
+    m.kv_heads = config.integer_or("num_kv_heads", m.heads);
+  } else if (config.boolean_or("multi_query", true)) {
+    m.kv_heads = 1;
+  }
+  m.parallel_block = new_architecture || config.boolean_or("parallel_attn", true);
+  m.parallel_norms = new_architecture && config.integer_or("num_ln_in_parallel_attn", 2) == 2;
+  set_biases(m, config.boolean_or("bias", false));
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("hidden_dropout", 0);
+}
+
+void read_phi(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.kv_heads = config.integer_or("num_key_value_heads", m.heads);
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "gelu_new", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.positions = Positions::rotary;
+  m.parallel_block = true;
+  m.head_bias = true;
+  if (config.boolean_or("qk_layernorm", false)) config.fail("qk_layernorm", "false");
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.dropout = config.number_or("resid_pdrop", 0);
+}
+
+void read_starcoder2(const Config& config, Model& m) {
+  read_sizes(config, m);
+  m.kv_heads = config.integer("num_key_value_heads");
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "gelu_pytorch_tanh", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.positions = Positions::rotary;
+  m.sliding_window = config.integer_or("sliding_window", 0);
+  set_biases(m, config.boolean_or("use_bias", true));
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("residual_dropout", 0);
+}
+
+void read_bert(const Config& config, Model& m) {
+  m.kind = ModelKind::encoder;
+  read_sizes(config, m);
+  m.ffn = config.integer("intermediate_size");
+  m.activation = activation(config, "hidden_act", "gelu", false);
+  m.max_positions = config.integer("max_position_embeddings");
+  m.token_types = config.integer_or("type_vocab_size", 2);
+  m.post_norm = m.embedding_norm = m.pooler = m.head_bias = true;
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("hidden_dropout_prob", 0.1);
+}
+
+void read_roberta(const Config& config, Model& m) {
+  read_bert(config, m);
+  m.pooler = false;       // no next-sentence prediction
+  m.extra_positions = 2;  // positions start after the padding index, 1
+  if (m.max_positions <= m.extra_positions) config.fail("max_position_embeddings", "an integer of at least 3");
+  m.max_positions -= m.extra_positions;
+}
+
+void read_t5(const Config& config, Model& m) {
+  m.kind = ModelKind::encoder_decoder;
+  m.layers = config.integer("num_layers");
+  m.decoder_layers = config.integer_or("num_decoder_layers", m.layers);
+  m.hidden = config.integer("d_model");
+  m.heads = config.integer("num_heads");
+  m.head_dim = config.integer("d_kv");
+  m.ffn = config.integer("d_ff");
+  m.vocab = config.integer("vocab_size");
+  m.max_positions = config.integer_or("n_positions", 512);
+  m.positions = Positions::relative;
+  m.relative_buckets = config.integer_or("relative_attention_num_buckets", 32);
+  m.norm = NormKind::rmsnorm;
+  set_biases(m, false);
+  const std::string mlp = config.text_or("feed_forward_proj", "relu");
+  if (mlp == "gated-gelu") {
+    m.activation = ActivationFunction::geglu;
+  } else if (mlp == "gated-silu") {
+    m.activation = ActivationFunction::swiglu;
+  } else {
+    m.activation = activation(config, "feed_forward_proj", "relu", false);
+  }
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.dropout = config.number_or("dropout_rate", 0.1);
+}
+
+void read_image(const Config& config, Model& m) {
+  m.activation = activation(config, "hidden_act", "gelu", false);
+  m.image_size = config.integer("image_size");
+  m.patch_size = config.integer("patch_size");
+  m.channels = config.integer_or("num_channels", 3);
+  m.qkv_bias = config.boolean_or("qkv_bias", true);
+  m.tied_embeddings = false;
+  m.dropout = config.number_or("hidden_dropout_prob", 0);
+  const Json* labels = config.find("id2label");
+  if (labels != nullptr && !labels->is_object()) config.fail("id2label", "an object");
+  m.classes = labels != nullptr ? static_cast<std::int64_t>(labels->size()) : config.integer("num_labels");
+}
+
+void read_vit(const Config& config, Model& m) {
+  m.kind = ModelKind::vit;
+  m.layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.heads = config.integer("num_attention_heads");
+  m.ffn = config.integer("intermediate_size");
+  read_image(config, m);
+}
+
+void read_swin(const Config& config, Model& m) {
+  m.kind = ModelKind::swin;
+  m.hidden = config.integer("embed_dim");
+  m.stage_layers = config.integers("depths");
+  m.stage_heads = config.integers("num_heads");
+  m.window = config.integer("window_size");
+  const double ratio = config.number_or("mlp_ratio", 4);
+  if (!(ratio >= 1) || ratio > 1024 || std::trunc(ratio) != ratio)
+    config.fail("mlp_ratio", "a whole number from 1 to 1024");
+  m.ffn = static_cast<std::int64_t>(ratio) * m.hidden;
+  m.positions = Positions::relative;
+  read_image(config, m);
+}
+
+void read_swinv2(const Config& config, Model& m) {
+  read_swin(config, m);
+  m.cosine_attention = true;
+  m.input_norm = false;
+  m.output_norm = true;
+}
+
+struct Family {
+  std::string_view model_type;
+  std::string_view class_prefix;  // of the classes in "architectures"
+  void (*read)(const Config&, Model&);
+};
+constexpr std::array kFamilies{
+    Family{"bert", "Bert", read_bert},
+    Family{"bloom", "Bloom", read_bloom},
+    Family{"deepseek_v2", "DeepseekV2", read_latent},
+    Family{"deepseek_v3", "DeepseekV3", read_latent},
+    Family{"falcon", "Falcon", read_falcon},
+    Family{"gemma", "Gemma", read_gemma},
+    Family{"gemma2", "Gemma2", read_gemma2},
+    Family{"gemma3_text", "Gemma3", read_gemma3},
+    Family{"gpt2", "GPT2", read_gpt2},
+    Family{"gpt_bigcode", "GPTBigCode", read_gpt_bigcode},
+    Family{"gpt_neox", "GPTNeoX", read_gpt_neox},
+    Family{"gptj", "GPTJ", read_gptj},
+    Family{"llama", "Llama", read_llama},
+    Family{"minicpm3", "MiniCPM3", read_minicpm3},
+    Family{"mistral", "Mistral", read_mistral},
+    Family{"mpt", "Mpt", read_mpt},
+    Family{"mt5", "MT5", read_t5},
+    Family{"nemotron", "Nemotron", read_nemotron},
+    Family{"olmo2", "Olmo2", read_olmo2},
+    Family{"olmo3", "Olmo3", read_olmo3},
+    Family{"opt", "OPT", read_opt},
+    Family{"phi", "Phi", read_phi},
+    Family{"phi3", "Phi3", read_phi3},
+    Family{"qwen2", "Qwen2", read_qwen2},
+    Family{"qwen3", "Qwen3", read_qwen3},
+    Family{"roberta", "Roberta", read_roberta},
+    Family{"smollm3", "SmolLM3", read_smollm3},
+    Family{"starcoder2", "Starcoder2", read_starcoder2},
+    Family{"swin", "Swin", read_swin},
+    Family{"swinv2", "Swinv2", read_swinv2},
+    Family{"t5", "T5", read_t5},
+    Family{"vit", "ViT", read_vit},
+};
+
+// Families whose layers are mixtures of experts whatever the rest of their config.json says.
+constexpr std::array<std::string_view, 17> kMixtures{
+    "dbrx",    "deepseek", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "grok-1",    "jamba",
+    "kimi_k2", "llama4",   "llama4_text",  "mixtral",  "olmoe",   "phimoe",     "qwen2_moe", "switch_transformers",
+    "minimax"};
+
+constexpr const char* kNoMixtures = "a dense model: mixture-of-experts models are not modelled yet";
+
+// "LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel" are of the families Llama, GPT2, ViT.
+bool of_class(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) return false;
+  name.remove_prefix(prefix.size());
+  return name.starts_with("For") || name.starts_with("LMHead") || name.starts_with("Model");
+}
+
+const Family& find_family(const Config& config) {
+  std::vector<std::string> valid;
+  for (const Family& family : kFamilies) valid.emplace_back(family.model_type);
+  const std::string expected = fmt::format("a supported family: {}", fmt::join(valid, ", "));
+
+  if (config.has("model_type")) {
+    const std::string type = config.text_or("model_type", "");
+    const bool mixture = std::find(kMixtures.begin(), kMixtures.end(), type) != kMixtures.end();
+    if (mixture || type.find("_moe") != std::string::npos) config.fail("model_type", kNoMixtures);
+    if (config.has("text_config"))
+      config.fail("text_config", "a model of text or of images alone; its text_config may be one");
+    for (const Family& family : kFamilies) {
+      if (family.model_type == type) return family;
+    }
+    config.fail("model_type", expected, nearest_name(type, valid));
+  }
+  const Json* classes = config.find("architectures");
+  if (classes == nullptr || !classes->is_array() || classes->empty() || !classes->front().is_string()) {
+    config.fail("architectures", "a model_type, or an array with the name of a model class");
+  }
+  const auto& name = classes->front().get_ref<const std::string&>();
+  for (const Family& family : kFamilies) {
+    if (of_class(name, family.class_prefix)) return family;
+  }
+  throw InputError(config.at("architectures"), describe(classes->front()), expected);
+}
+
+// Any family may have a variant with experts. Leading dense layers alone are fine (DeepSeek).
+void refuse_experts(const Config& config) {
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
+    if (!config.has(key) || config.integer(key) <= 1) continue;
+    const bool all_dense = config.has("first_k_dense_replace") &&
+                           config.integer("first_k_dense_replace") >= config.integer("num_hidden_layers");
+    if (!all_dense) config.fail(key, kNoMixtures);
+  }
+}
+
+}  // namespace
+
+Model import_huggingface(const Json& json, const InputError::Where& where) {
+  if (!json.is_object()) throw InputError(where, describe(json), "an object");
+  const Config config(json, where);
+  const Family& family = find_family(config);
+  refuse_experts(config);
+  Model model;
+  model.name = config.text_or("_name_or_path", "");
+  if (model.name.empty()) model.name = std::string(family.model_type);
+  model.source = "Hugging Face config.json";
+  family.read(config, model);
+  return model;
+}
+
+}  // namespace orrery

@@ -1,0 +1,38 @@
+// The pieces of a model as blocks of ops, for one device and one micro-batch, unsharded: forward in SSA form plus
+// its derivative. Dimensions carry axes, so strategies shard and rewrite the pieces without knowing the model.
+#pragma once
+
+#include <vector>
+
+#include "models/model.h"
+#include "sim/program/program.h"
+#include "traces/workload.h"
+
+namespace orrery {
+
+// Which kernels compute the model: a software generation's choices, not the architecture's.
+struct KernelChoices {
+  bool flash_attention = true;  // false: batched matmuls with a stored score matrix
+  bool fused_kernels = true;    // bias+activation, bias+dropout+add, rotary, softmax as single kernels
+  Dtype activation = Dtype::bf16;
+  Dtype parameter = Dtype::bf16;
+  Dtype gradient = Dtype::fp32;
+  std::int64_t vocab_multiple = 1;  // the vocabulary is padded to a multiple of this
+};
+
+// The model as a line of runs, in order, before anything is distributed: embedding, layers, head.
+struct ModelPieces {
+  std::vector<Piece>* pieces = nullptr;  // overwritten; storage is reused
+  std::vector<Run> runs;                 // in model order; `piece` indexes *pieces
+  bool tied_ends = false;                // the last run uses the first run's embedding table
+};
+
+// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of layers.
+void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
+                  ModelPieces& out);
+
+// FLOPs and tokens of a whole step, from the built (unsharded) pieces: the products of the forward, twice again for the
+// backward; the padded vocabulary counts.
+ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch, const ModelPieces& built);
+
+}  // namespace orrery

@@ -1,0 +1,293 @@
+#include "models/model.h"
+
+#include <array>
+#include <numeric>
+
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::array<std::string_view, 5> kKinds{"decoder", "encoder", "encoder_decoder", "vit", "swin"};
+constexpr std::array<std::string_view, 5> kPositions{"learned", "rotary", "relative", "alibi", "none"};
+constexpr std::array<std::string_view, 2> kNorms{"layernorm", "rmsnorm"};
+constexpr std::array<std::string_view, 2> kAttentions{"multi_head", "latent"};
+constexpr std::array<std::string_view, 6> kActivations{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
+
+// Upper limits of the fields: far beyond any model, and such that no count overflows 64 bits.
+constexpr std::int64_t kMostLayers = 1 << 16, kMostWidth = 1 << 21, kMostRows = std::int64_t{1} << 31;
+constexpr std::int64_t kMostImage = 1 << 16, kMostPatch = 1 << 12, kMostWindow = 1 << 10;
+
+constexpr IntegerRange layers_range(std::int64_t least) { return {.least = least, .most = kMostLayers}; }
+constexpr IntegerRange width_range(std::int64_t least) { return {.least = least, .most = kMostWidth}; }
+constexpr IntegerRange up_to(std::int64_t most) { return {.least = 0, .most = most}; }
+constexpr IntegerRange rows_range(std::int64_t least) { return {.least = least, .most = kMostRows}; }
+
+}  // namespace
+
+const std::span<const std::string_view> kModelKindNames = kKinds, kPositionsNames = kPositions, kNormKindNames = kNorms,
+                                        kAttentionKindNames = kAttentions, kActivationNames = kActivations;
+
+void Model::visit_fields(FieldVisitor& v) {
+  v.field("name", name, "what reports call the model");
+  v.field("source", source, "where the sizes were published");
+  v.field("kind", kind, kKinds, "arrangement of the layers");
+  v.field("layers", layers, layers_range(0), "transformer layers; encoder-decoder: of the encoder");
+  v.field("decoder_layers", decoder_layers, layers_range(0), "encoder-decoder: layers of the decoder; 0: as layers");
+  v.field("hidden", hidden, width_range(0), "width of the residual stream; Swin: of the first stage");
+  v.field("heads", heads, width_range(0), "attention (query) heads");
+  v.field("kv_heads", kv_heads, width_range(0), "key and value heads; 0: as heads, 1: multi-query attention");
+  v.field("head_dim", head_dim, width_range(0), "elements per head; 0: hidden / heads");
+  v.field("ffn", ffn, width_range(0), "inner width of the MLP; 0: 4 hidden");
+  v.field("activation", activation, kActivations, "of the MLP; swiglu and geglu are gated (three matrices)");
+  v.field("vocab", vocab, rows_range(0), "rows of the embedding table");
+  v.field("max_positions", max_positions, rows_range(0), "longest sequence; learned positions: rows of their table");
+  v.field("positions", positions, kPositions, "how positions enter the model");
+  v.field("norm", norm, kNorms, "kind of every normalisation");
+  v.field("tied_embeddings", tied_embeddings, "the output head is the embedding table");
+  v.field("linear_bias", linear_bias, "biases of the MLP; of attention too unless the next two say otherwise");
+  v.field("output_bias", output_bias, "bias of attention's output projection");
+  v.field("qkv_bias", qkv_bias, "biases of the query, key and value projections");
+  v.field("norm_bias", norm_bias, "biases of the layernorms");
+  v.field("head_bias", head_bias, "bias of the output head");
+  v.field("qk_norm", qk_norm, "a norm on the queries and keys");
+  v.field("qk_norm_across_heads", qk_norm_across_heads, "the query and key norms span all heads (OLMo 2)");
+  v.field("parallel_block", parallel_block, "attention and MLP run side by side on the same input (PaLM)");
+  v.field("parallel_norms", parallel_norms, "parallel_block: attention and MLP have a norm each (GPT-NeoX)");
+  v.field("post_norm", post_norm, "norm after the residual addition (BERT)");
+  v.field("input_norm", input_norm, "norm before attention and before the MLP");
+  v.field("output_norm", output_norm, "norm on the outputs of attention and MLP (Gemma 2, OLMo 2)");
+  v.field("embedding_norm", embedding_norm, "norm after the embedding (BLOOM, BERT)");
+  v.field("dropout", dropout, NumberRange{.least = 0, .most = 1}, "probability of hidden and attention dropout");
+  v.field("sliding_window", sliding_window, rows_range(0), "positions attended to; 0: all");
+  v.field("full_attention_period", full_attention_period, layers_range(0),
+          "with a sliding window: every n-th layer attends to all positions; 0: none does");
+  v.field("extra_positions", extra_positions, rows_range(0),
+          "rows of the position table beyond max_positions (OPT: 2)");
+  v.field("relative_buckets", relative_buckets, rows_range(0), "rows of T5's relative position bias table");
+  v.field("relative_projection", relative_projection, "Transformer-XL's projected relative encodings (Gopher)");
+  v.field("token_types", token_types, rows_range(0), "rows of BERT's segment embedding");
+  v.field("pooler", pooler, "BERT's pooler and next-sentence classifier");
+  v.field("attention", attention, kAttentions, "latent: DeepSeek's multi-head latent attention");
+  v.field("query_lora_rank", query_lora_rank, width_range(0), "latent attention: rank of the queries; 0: full rank");
+  v.field("kv_lora_rank", kv_lora_rank, width_range(0), "latent attention: rank of keys and values");
+  v.field("rope_head_dim", rope_head_dim, width_range(0), "latent attention: rotary elements per head");
+  v.field("nope_head_dim", nope_head_dim, width_range(0), "latent attention: other query and key elements per head");
+  v.field("value_head_dim", value_head_dim, width_range(0), "latent attention: value elements per head");
+  v.field("image_size", image_size, up_to(kMostImage), "side of the image, in pixels");
+  v.field("patch_size", patch_size, up_to(kMostPatch), "side of a patch, in pixels");
+  v.field("channels", channels, IntegerRange{.least = 1, .most = kMostPatch}, "of the image");
+  v.field("classes", classes, rows_range(0), "of the classifier");
+  v.field("stage_layers", stage_layers, layers_range(1), "Swin: layers of each stage");
+  v.field("stage_heads", stage_heads, width_range(1), "Swin: heads of each stage");
+  v.field("window", window, up_to(kMostWindow), "Swin: side of the attention window, in patches");
+  v.field("cosine_attention", cosine_attention, "Swin v2: cosine attention and continuous position bias");
+  v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
+}
+
+namespace {
+
+using std::to_string;
+
+[[noreturn]] void fail(const char* field, std::string found, std::string expected) {
+  throw InputError({.file = {}, .pointer = std::string("/") + field}, std::move(found), std::move(expected));
+}
+
+void require(bool holds, const char* field, std::int64_t found, std::string expected) {
+  if (!holds) fail(field, to_string(found), std::move(expected));
+}
+
+void complete_attention(Model& m) {
+  require(m.heads >= 1, "heads", m.heads, "at least 1");
+  if (m.kv_heads == 0) m.kv_heads = m.heads;
+  require(m.heads % m.kv_heads == 0, "kv_heads", m.kv_heads,
+          "a divisor of the " + to_string(m.heads) + " attention heads");
+
+  if (m.attention == AttentionKind::latent) {
+    require(m.kv_lora_rank >= 1, "kv_lora_rank", m.kv_lora_rank, "at least 1 for latent attention");
+    require(m.rope_head_dim >= 1, "rope_head_dim", m.rope_head_dim, "at least 1 for latent attention");
+    require(m.nope_head_dim >= 1, "nope_head_dim", m.nope_head_dim, "at least 1 for latent attention");
+    require(m.value_head_dim >= 1, "value_head_dim", m.value_head_dim, "at least 1 for latent attention");
+    require(m.kv_heads == m.heads, "kv_heads", m.kv_heads,
+            "the " + to_string(m.heads) + " attention heads: latent attention expands keys and values for each");
+    require(
+        m.head_dim == 0 || m.head_dim == m.nope_head_dim + m.rope_head_dim, "head_dim", m.head_dim,
+        "nope_head_dim + rope_head_dim = " + to_string(m.nope_head_dim + m.rope_head_dim) + " for latent attention");
+    if (m.qkv_bias) fail("qkv_bias", "true", "false for latent attention");
+    if (m.kind != ModelKind::decoder) fail("attention", "latent", "multi_head except in a decoder");
+    if (m.qk_norm) fail("qk_norm", "true", "false for latent attention, which norms its latents");
+    if (m.positions != Positions::rotary) {
+      fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]), "rotary for latent attention");
+    }
+    m.head_dim = m.nope_head_dim + m.rope_head_dim;
+    require(m.heads <= kMostWidth / m.value_head_dim, "value_head_dim", m.value_head_dim,
+            "heads x value_head_dim of at most " + to_string(kMostWidth));
+  } else {
+    for (const auto& [field, value] : {std::pair{"query_lora_rank", m.query_lora_rank},
+                                       {"kv_lora_rank", m.kv_lora_rank},
+                                       {"rope_head_dim", m.rope_head_dim},
+                                       {"nope_head_dim", m.nope_head_dim},
+                                       {"value_head_dim", m.value_head_dim}}) {
+      require(value == 0, field, value, "nothing unless attention is latent");
+    }
+    if (m.head_dim == 0) {
+      require(m.hidden % m.heads == 0, "heads", m.heads,
+              "a divisor of hidden = " + to_string(m.hidden) + ", or an explicit head_dim");
+      m.head_dim = m.hidden / m.heads;
+    }
+  }
+  require(m.heads <= kMostWidth / m.head_dim, "head_dim", m.head_dim,
+          "heads x head_dim of at most " + to_string(kMostWidth));
+  if (m.positions == Positions::rotary) {
+    const bool latent = m.attention == AttentionKind::latent;
+    const std::int64_t rotated = latent ? m.rope_head_dim : m.head_dim;
+    require(rotated % 2 == 0, latent ? "rope_head_dim" : "head_dim", rotated,
+            "an even number: rotary positions turn pairs");
+  }
+  if (m.qk_norm_across_heads && !m.qk_norm) fail("qk_norm_across_heads", "true", "false without qk_norm");
+}
+
+void complete_norms(const Model& m) {
+  if (m.post_norm && m.parallel_block) fail("post_norm", "true", "false in a parallel block");
+  if (m.post_norm && m.output_norm) fail("output_norm", "true", "false with post_norm");
+  if (m.post_norm && !m.input_norm) fail("input_norm", "false", "true (the default) with post_norm");
+  if (!m.input_norm && !m.output_norm) fail("input_norm", "false", "true unless output_norm is true");
+  if (m.parallel_norms && !m.parallel_block) fail("parallel_norms", "true", "false without parallel_block");
+  if (m.parallel_block && m.output_norm) fail("output_norm", "true", "false in a parallel block");
+  if (m.parallel_block && m.kind != ModelKind::decoder) fail("parallel_block", "true", "false except in a decoder");
+}
+
+void complete_text(Model& m) {
+  require(m.vocab >= 1, "vocab", m.vocab, "at least 1");
+  require(m.image_size == 0, "image_size", m.image_size, "nothing in a text model");
+  require(m.patch_size == 0, "patch_size", m.patch_size, "nothing in a text model");
+  require(m.classes == 0, "classes", m.classes, "nothing in a text model");
+  if (m.positions == Positions::learned) {
+    require(m.max_positions >= 1, "max_positions", m.max_positions, "at least 1 for learned positions");
+  } else {
+    require(m.extra_positions == 0, "extra_positions", m.extra_positions, "nothing without learned positions");
+  }
+  if (m.positions == Positions::relative) {
+    require((m.relative_buckets >= 1) != m.relative_projection, "relative_buckets", m.relative_buckets,
+            "at least 1 for relative positions (T5: 32), or relative_projection instead");
+  } else {
+    if (m.relative_projection) fail("relative_projection", "true", "false without relative positions");
+    require(m.relative_buckets == 0, "relative_buckets", m.relative_buckets, "nothing without relative positions");
+  }
+  if (m.full_attention_period > 0) {
+    require(m.sliding_window > 0, "full_attention_period", m.full_attention_period, "nothing without a sliding_window");
+  }
+  if (m.kind != ModelKind::encoder) {
+    require(m.token_types == 0, "token_types", m.token_types, "nothing except in an encoder");
+    if (m.pooler) fail("pooler", "true", "false except in an encoder");
+  }
+  if (m.kind == ModelKind::encoder_decoder) {
+    if (m.decoder_layers == 0) m.decoder_layers = m.layers;
+    require(m.sliding_window == 0, "sliding_window", m.sliding_window, "nothing in an encoder-decoder model");
+  } else {
+    require(m.decoder_layers == 0, "decoder_layers", m.decoder_layers, "nothing except in an encoder-decoder model");
+  }
+}
+
+void complete_image(Model& m) {
+  require(m.image_size >= 1, "image_size", m.image_size, "at least 1");
+  require(m.patch_size >= 1, "patch_size", m.patch_size, "at least 1");
+  require(m.image_size % m.patch_size == 0, "patch_size", m.patch_size,
+          "a divisor of image_size = " + to_string(m.image_size));
+  require(m.classes >= 1, "classes", m.classes, "at least 1");
+  require(m.vocab == 0, "vocab", m.vocab, "nothing in a vision model");
+  require(m.decoder_layers == 0, "decoder_layers", m.decoder_layers, "nothing in a vision model");
+  require(m.sliding_window == 0, "sliding_window", m.sliding_window, "nothing in a vision model");
+  require(m.token_types == 0, "token_types", m.token_types, "nothing in a vision model");
+  require(m.relative_buckets == 0, "relative_buckets", m.relative_buckets, "nothing in a vision model");
+  if (m.relative_projection) fail("relative_projection", "true", "false in a vision model");
+  if (m.parallel_block) fail("parallel_block", "true", "false in a vision model");
+  if (m.gated()) {
+    fail("activation", std::string(kActivations[static_cast<std::size_t>(m.activation)]),
+         "gelu, relu or quick_gelu in a vision model");
+  }
+}
+
+void complete_vit(Model& m) {
+  if (m.positions != Positions::learned) {
+    fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]), "learned for a ViT");
+  }
+  const std::int64_t side = m.image_size / m.patch_size;
+  const std::int64_t sequence = side * side + 1;  // the class token
+  require(m.max_positions == 0 || m.max_positions == sequence, "max_positions", m.max_positions,
+          "the " + to_string(sequence) + " patches and class token of the image, or nothing");
+  m.max_positions = sequence;
+}
+
+void complete_swin(Model& m) {
+  require(!m.stage_layers.empty(), "stage_layers", 0, "the layers of each stage");
+  require(m.stage_heads.size() == m.stage_layers.size(), "stage_heads", static_cast<std::int64_t>(m.stage_heads.size()),
+          "as many values as the " + to_string(m.stage_layers.size()) + " stages of stage_layers");
+  require(m.window >= 1, "window", m.window, "at least 1");
+  const std::int64_t layers = std::accumulate(m.stage_layers.begin(), m.stage_layers.end(), std::int64_t{0});
+  require(m.layers == 0 || m.layers == layers, "layers", m.layers,
+          "the sum of stage_layers, " + to_string(layers) + ", or nothing");
+  require(layers <= kMostLayers, "stage_layers", layers, "at most " + to_string(kMostLayers) + " layers");
+  m.layers = layers;
+
+  std::int64_t width = m.hidden, side = m.image_size / m.patch_size;
+  for (std::size_t stage = 0; stage < m.stage_layers.size(); ++stage) {
+    if (stage > 0) {
+      require(side % 2 == 0, "image_size", m.image_size,
+              "a multiple of patch_size x 2^" + to_string(m.stage_layers.size() - 1) +
+                  ": each stage halves the feature map");
+      side /= 2;
+      width *= 2;
+      require(width <= kMostWidth, "hidden", m.hidden,
+              "a last stage of at most " + to_string(kMostWidth) + " channels");
+    }
+    require(width % m.stage_heads[stage] == 0, "stage_heads", m.stage_heads[stage],
+            "a divisor of the " + to_string(width) + " channels of stage " + to_string(stage + 1));
+    require(side <= m.window || side % m.window == 0, "window", m.window,
+            "a divisor of the feature map's side, " + to_string(side) + " in stage " + to_string(stage + 1));
+  }
+  // The single-valued fields describe the first stage.
+  require(m.heads == 0 || m.heads == m.stage_heads[0], "heads", m.heads, "the heads of the first stage, or nothing");
+  m.heads = m.stage_heads[0];
+  require(m.ffn % m.hidden == 0, "ffn", m.ffn, "a multiple of hidden: the ratio holds in every stage");
+  require(m.ffn / m.hidden <= kMostWidth / width, "ffn", m.ffn,
+          "an MLP of the last stage of at most " + to_string(kMostWidth));
+  if (m.positions != Positions::relative) {
+    fail("positions", std::string(kPositions[static_cast<std::size_t>(m.positions)]),
+         "relative for a Swin Transformer");
+  }
+  if (m.post_norm) fail("post_norm", "true", "false for a Swin Transformer (v2: input_norm false, output_norm true)");
+}
+
+}  // namespace
+
+void Model::complete() {
+  require(hidden >= 1, "hidden", hidden, "at least 1");
+  if (ffn == 0) ffn = 4 * hidden;
+  require(ffn <= kMostWidth, "ffn", ffn, "at most " + to_string(kMostWidth));
+  if (!(dropout < 1)) fail("dropout", "1", "less than 1");
+  if (kind == ModelKind::swin) {
+    complete_image(*this);
+    complete_swin(*this);
+  } else {
+    require(layers >= 1, "layers", layers, "at least 1");
+    require(stage_layers.empty(), "stage_layers", static_cast<std::int64_t>(stage_layers.size()),
+            "nothing except for a Swin Transformer");
+    require(stage_heads.empty(), "stage_heads", static_cast<std::int64_t>(stage_heads.size()),
+            "nothing except for a Swin Transformer");
+    require(window == 0, "window", window, "nothing except for a Swin Transformer (text models: sliding_window)");
+    if (cosine_attention) fail("cosine_attention", "true", "false except for a Swin Transformer");
+    if (kind == ModelKind::vit) {
+      complete_image(*this);
+      complete_vit(*this);
+    } else {
+      complete_text(*this);
+    }
+  }
+  complete_attention(*this);
+  complete_norms(*this);
+  if (norm == NormKind::rmsnorm) norm_bias = false;
+  if (name.empty()) name = "custom";
+}
+
+}  // namespace orrery

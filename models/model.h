@@ -1,0 +1,96 @@
+// The architecture of a model: what a `config.json` says. Sizes in elements.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/fields.h"
+#include "sim/program/op.h"
+
+namespace orrery {
+
+enum class ModelKind : std::uint8_t { decoder, encoder, encoder_decoder, vit, swin };
+enum class Positions : std::uint8_t { learned, rotary, relative, alibi, none };
+enum class NormKind : std::uint8_t { layernorm, rmsnorm };
+enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)
+
+// The spellings in JSON, in the order of the enumerators.
+extern const std::span<const std::string_view> kModelKindNames, kPositionsNames, kNormKindNames, kAttentionKindNames,
+    kActivationNames;
+
+struct Model {
+  std::string name;
+  std::string source;
+  ModelKind kind = ModelKind::decoder;
+  std::int64_t layers = 0;          // encoder-decoder: of the encoder
+  std::int64_t decoder_layers = 0;  // encoder-decoder only; 0: as layers
+  std::int64_t hidden = 0;          // Swin: channels of the first stage
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;  // 0: as heads (MHA); 1: MQA
+  std::int64_t head_dim = 0;  // 0: hidden / heads
+  std::int64_t ffn = 0;       // 0: 4 hidden
+  ActivationFunction activation = ActivationFunction::gelu;
+  std::int64_t vocab = 0;
+  std::int64_t max_positions = 0;  // longest sequence trained on; learned positions: rows of the table
+  Positions positions = Positions::learned;
+  NormKind norm = NormKind::layernorm;
+  bool tied_embeddings = true;
+  bool linear_bias = true;            // biases of the MLP
+  bool output_bias = true;            // bias of attention's output projection (GPT-J: none, though the MLP has them)
+  bool qkv_bias = true;               // biases of the query, key and value projections (Qwen2: only here)
+  bool norm_bias = true;              // layernorm only; MPT, PaLM: false
+  bool head_bias = false;             // bias of the output head (BERT's MLM decoder, Phi-2, GPT-J)
+  bool qk_norm = false;               // Qwen3: a norm on each head's query and key
+  bool qk_norm_across_heads = false;  // OLMo 2: the query and key norms have a weight per element of all heads
+  bool parallel_block = false;        // PaLM, GPT-J: attention and MLP read the same input
+  bool parallel_norms = false;        // parallel_block: a norm each (GPT-NeoX, Falcon-40B), not one for both (PaLM)
+  bool post_norm = false;             // BERT: norm(x + f(x)), and no norm after the last layer
+  bool input_norm = true;             // x + f(norm(x)); false with output_norm: OLMo 2, Swin v2
+  bool output_norm = false;           // x + norm(f(..)): Gemma 2 and 3 (with input_norm), OLMo 2, Swin v2
+  bool embedding_norm = false;        // BLOOM, BERT: a norm after the embedding
+  double dropout = 0;                 // hidden and attention dropout
+  std::int64_t sliding_window = 0;    // 0: full attention
+  std::int64_t full_attention_period = 0;  // sliding_window: every n-th layer attends to all; 0: no layer does
+  std::int64_t extra_positions = 0;        // rows of the learned position table beyond max_positions (OPT, RoBERTa: 2)
+  std::int64_t relative_buckets = 0;       // relative: rows of each stack's bias table (T5: 32)
+  bool relative_projection = false;        // relative: Transformer-XL's projected encodings instead of a table (Gopher)
+  std::int64_t token_types = 0;            // BERT: rows of the segment table
+  bool pooler = false;                     // BERT: pooler and next-sentence classifier beside the MLM head
+
+  AttentionKind attention = AttentionKind::multi_head;  // latent: the five below; query_lora_rank 0: full-rank queries
+  std::int64_t query_lora_rank = 0, kv_lora_rank = 0, rope_head_dim = 0, nope_head_dim = 0, value_head_dim = 0;
+
+  // Vision.
+  std::int64_t image_size = 0, patch_size = 0, channels = 3, classes = 0;
+  std::vector<std::int64_t> stage_layers;  // Swin: layers of each stage (hidden doubles from stage to stage)
+  std::vector<std::int64_t> stage_heads;   // Swin
+  std::int64_t window = 0;                 // Swin: side of the attention window, in patches
+  bool cosine_attention = false;           // Swin v2: scaled cosine attention, continuous relative position bias
+
+  double published_parameters = 0;  // as the paper states; 0: unknown. Checked against `parameters` by a test.
+
+  void visit_fields(FieldVisitor& v);
+
+  // Fills the fields whose 0 means "as usual", and checks that the sizes fit together. Throws InputError with the
+  // pointer relative to the model. Everything else in Orrery expects a complete model.
+  // REQUIRES: the fields are in the ranges of visit_fields.
+  void complete();
+
+  std::int64_t effective_kv_heads() const { return kv_heads > 0 ? kv_heads : heads; }
+  bool gated() const { return activation == ActivationFunction::swiglu || activation == ActivationFunction::geglu; }
+  bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
+};
+
+// Parameters of the whole model as it is trained, unpadded vocabulary; exact. Counted:
+//  decoder          embeddings, layers, final norm, output head (once when tied)
+//  encoder          as BertForPreTraining: embeddings, layers, pooler and next-sentence classifier (`pooler`), MLM
+//                   transform, norm and bias; the MLM decoder is the embedding table when tied
+//  encoder-decoder  as T5ForConditionalGeneration: one input table for both stacks
+//  vit, swin        patch embedding, class token (ViT), layers, final norm, classifier
+// REQUIRES: model.complete() has been called.
+std::int64_t parameters(const Model& model);
+
+}  // namespace orrery

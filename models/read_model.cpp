@@ -1,0 +1,277 @@
+#include "models/read_model.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "models/huggingface.h"
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// A preset file is
+//   {"defaults": {fields of every entry}, "models": {name: {fields, "aliases": [..]}}}    names in lower case
+// or lists models that are known but not modelled: {"not_modelled": {name: {"family": .., "reason": .., "aliases":
+// [..]}}}.
+constexpr const char* kPresetFolder = "models/presets/";
+
+std::string lower_case(std::string_view text) {
+  std::string result(text);
+  std::transform(result.begin(), result.end(), result.begin(), [](unsigned char c) { return std::tolower(c); });
+  return result;
+}
+
+// Sets the fields of a model from the JSON objects that describe it, the first ones first.
+void read_fields(Model& model, const Json& object, const InputError::Where& where,
+                 std::initializer_list<const char*> also_known = {}) {
+  JsonReader reader(object, where);
+  model.visit_fields(reader);
+  for (const char* key : also_known) reader.take(key);
+  reader.finish();
+  // "linear_bias" alone speaks for attention too.
+  if (object.contains("linear_bias")) {
+    if (!object.contains("output_bias")) model.output_bias = model.linear_bias;
+    if (!object.contains("qkv_bias")) model.qkv_bias = model.linear_bias;
+  }
+}
+
+// The usual values of a kind of model: see the header.
+void set_usual_values(Model& model) {
+  const auto set_biases = [&](bool bias) { model.linear_bias = model.output_bias = model.qkv_bias = bias; };
+  switch (model.kind) {
+    case ModelKind::decoder:
+      if (model.gated()) {
+        model.positions = Positions::rotary;
+        model.norm = NormKind::rmsnorm;
+        model.tied_embeddings = false;
+        set_biases(false);
+      } else {
+        model.max_positions = 2048;
+        model.dropout = 0.1;
+      }
+      break;
+    case ModelKind::encoder:
+      model.max_positions = 512;
+      model.post_norm = model.embedding_norm = model.pooler = model.head_bias = true;
+      model.token_types = 2;
+      model.dropout = 0.1;
+      break;
+    case ModelKind::encoder_decoder:
+      model.positions = Positions::relative;
+      model.relative_buckets = 32;
+      model.norm = NormKind::rmsnorm;
+      model.tied_embeddings = !model.gated();
+      model.dropout = 0.1;
+      set_biases(false);
+      break;
+    case ModelKind::vit:
+    case ModelKind::swin:
+      if (model.kind == ModelKind::swin) model.positions = Positions::relative;
+      model.tied_embeddings = false;
+      model.image_size = 224;
+      model.classes = 1000;
+      break;
+  }
+  if (model.attention == AttentionKind::latent) {
+    model.positions = Positions::rotary;
+    model.qkv_bias = false;
+  }
+}
+
+// A usual value gives way where another field says that it cannot hold.
+void reconcile_usual_values(Model& model, const Json& object) {
+  const auto unsaid = [&](const char* key) { return !object.contains(key); };
+  if (model.positions != Positions::relative && unsaid("relative_buckets")) model.relative_buckets = 0;
+  if ((model.parallel_block || model.output_norm) && unsaid("post_norm")) model.post_norm = false;
+  if (model.attention == AttentionKind::latent && unsaid("qkv_bias")) model.qkv_bias = false;
+}
+
+void refuse_experts(const Json& object, const InputError::Where& where) {
+  for (const char* key : {"experts", "num_experts", "topk", "moe_ffn", "shared_ffn"}) {
+    if (!object.contains(key)) continue;
+    throw InputError({where.file, where.pointer + '/' + key}, describe(object.at(key)),
+                     "a dense model: mixture-of-experts models are not modelled yet");
+  }
+}
+
+Model read_written_out(const Json& object, const InputError::Where& where) {
+  // The kind, the activation and the attention choose the values of what is left out, so they are read first.
+  Model probe;
+  read_fields(probe, object, where);
+  Model model;
+  model.kind = probe.kind;
+  model.activation = probe.activation;
+  model.attention = probe.attention;
+  set_usual_values(model);
+  read_fields(model, object, where);
+  reconcile_usual_values(model, object);
+  return model;
+}
+
+// ---- presets
+
+bool names(const std::string& key, const Json& entry, const std::string& wanted) {
+  if (key == wanted) return true;
+  const auto aliases = entry.find("aliases");
+  return aliases != entry.end() && std::find(aliases->begin(), aliases->end(), wanted) != aliases->end();
+}
+
+[[noreturn]] void fail_not_modelled(const std::string& name, const Json& entry, const InputError::Where& where) {
+  const std::string reason = entry.at("reason").get<std::string>();
+  throw InputError(where, '"' + name + "\", of the family " + entry.at("family").get<std::string>(),
+                   "a model that is modelled: " + reason + " are not modelled yet");
+}
+
+[[noreturn]] void fail_unknown(const std::string& name, const InputError::Where& where) {
+  std::vector<std::string> valid;
+  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
+    const Json presets = parse_json(file.text, std::string(file.path));
+    for (const char* section : {"models", "not_modelled"}) {
+      if (!presets.contains(section)) continue;
+      for (const auto& [key, entry] : presets.at(section).items()) {
+        valid.push_back(key);
+        for (const Json& alias : entry.value("aliases", Json::array())) valid.push_back(alias.get<std::string>());
+      }
+    }
+  }
+  throw InputError(where, '"' + name + '"', "the name of a model, a config.json, or a written-out model",
+                   nearest_name(lower_case(name), valid));
+}
+
+// The preset as its file states it, not yet complete: fields derived from others are still to be derived.
+std::optional<Model> look_up(const std::string& wanted, const InputError::Where& where) {
+  const std::string quoted = Json(wanted).dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
+    // Parsing all families would take longer than the rest of a run.
+    if (file.text.find(quoted) == std::string_view::npos) continue;
+    const Json presets = parse_json(file.text, std::string(file.path));
+    if (presets.contains("not_modelled")) {
+      for (const auto& [key, entry] : presets.at("not_modelled").items()) {
+        if (names(key, entry, wanted)) fail_not_modelled(wanted, entry, where);
+      }
+    }
+    if (!presets.contains("models")) continue;
+    for (const auto& [key, entry] : presets.at("models").items()) {
+      if (!names(key, entry, wanted)) continue;
+      Model model;
+      if (presets.contains("defaults"))
+        read_fields(model, presets.at("defaults"), {std::string(file.path), "/defaults"});
+      read_fields(model, entry, {std::string(file.path), "/models/" + key}, {"aliases"});
+      model.name = key;
+      return model;
+    }
+  }
+  return std::nullopt;
+}
+
+Model find_preset(const std::string& name, const InputError::Where& where) {
+  // As written first: ViT-G/14 and ViT-g/14 are two models.
+  std::optional<Model> model = look_up(name, where);
+  if (!model) model = look_up(lower_case(name), where);
+  if (!model) fail_unknown(name, where);
+  return *std::move(model);
+}
+
+Model read_preset_with_changes(const Json& object, const InputError::Where& where) {
+  const Json& preset = object.at("preset");
+  const InputError::Where preset_where{where.file, where.pointer + "/preset"};
+  if (!preset.is_string()) throw InputError(preset_where, describe(preset), "the name of a model");
+  Model model = find_preset(preset.get<std::string>(), preset_where);
+  read_fields(model, object, where, {"preset"});
+  const bool changed = std::any_of(object.items().begin(), object.items().end(), [](const auto& item) {
+    return item.key() != "preset" && item.key() != "name" && item.key() != "source";
+  });
+  if (changed) {
+    if (!object.contains("name")) model.name += ", changed";
+    if (!object.contains("published_parameters")) model.published_parameters = 0;
+  }
+  return model;
+}
+
+// ---- writing
+
+class JsonWriter final : public FieldVisitor {
+ public:
+  Json json = Json::object();
+
+ protected:
+  // 0, "" and [] mean "as usual" or "none" in every field of these types.
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    if (value != 0) json[name] = value;
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    constexpr double kExact = 9007199254740992.0;  // 2^53: whole numbers below it are written without a point
+    if (value == std::trunc(value) && std::abs(value) < kExact) {
+      json[name] = static_cast<std::int64_t>(value);
+    } else {
+      json[name] = value;
+    }
+  }
+  void boolean(const char* name, bool& value, const char*) override { json[name] = value; }
+  void text(const char* name, std::string& value, const char*) override {
+    if (!value.empty()) json[name] = value;
+  }
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    if (!value.empty()) json[name] = value;
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    json[name] = std::string(names[index]);
+  }
+};
+
+}  // namespace
+
+Model read_model(const Json& json, const InputError::Where& where) {
+  Model model;
+  const bool imported =
+      json.is_object() && !json.contains("preset") && (json.contains("model_type") || json.contains("architectures"));
+  if (json.is_string()) {
+    model = find_preset(json.get<std::string>(), where);
+  } else if (!json.is_object()) {
+    throw InputError(where, describe(json), "the name of a model, or an object that describes one");
+  } else if (json.contains("preset")) {
+    refuse_experts(json, where);
+    model = read_preset_with_changes(json, where);
+  } else if (imported) {
+    model = import_huggingface(json, where);
+  } else {
+    refuse_experts(json, where);
+    model = read_written_out(json, where);
+  }
+  try {
+    if (imported) read_fields(model, to_json(model), {});  // for the ranges of the fields
+    model.complete();
+  } catch (const InputError& e) {  // which know the model but not its place
+    // The fields are no keys of a config.json.
+    if (imported) throw InputError(where, e.where().pointer.substr(1) + " = " + e.found(), e.expected());
+    throw InputError({where.file, where.pointer + e.where().pointer}, e.found(), e.expected(), e.nearest());
+  }
+  return model;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> result;
+  for (const EmbeddedFile& file : embedded_files(kPresetFolder)) {
+    const Json presets = parse_json(file.text, std::string(file.path));
+    if (!presets.contains("models")) continue;
+    for (const auto& item : presets.at("models").items()) result.push_back(item.key());
+  }
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+nlohmann::json to_json(const Model& model) {
+  Model copy = model;  // visitors may change what they visit; this one does not
+  JsonWriter writer;
+  copy.visit_fields(writer);
+  if (!model.vision()) writer.json.erase("channels");
+  return std::move(writer.json);
+}
+
+}  // namespace orrery

@@ -1,0 +1,187 @@
+// The clock of straight-line code: list scheduling of a rank's streams over the blocks that one slot of the schedule
+// runs, e.g. the forwards of all layers of a chunk.
+//
+// A block is first compiled: each op's seconds once, dependencies across streams only, and neighbouring kernels that
+// nothing else waits for merged into one node. A line of blocks is then walked instance by instance until its state
+// advances by the same amounts, and jumps to the end (or to where the regime changes), so its cost does not grow with
+// equal layers.
+//
+// Rules of one op, in the order of issue:
+//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host and
+//    device start a line together.
+//  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
+//    compute and unless free_running, the kernels issued before it have finished.
+//  - prefetch d: it is issued when the instance d places earlier in the line starts its first kernel; the first d
+//    instances' at the beginning of the line.
+//  - every e: it runs in the last of each e instances of a run, and in the run's last for the rest.
+//  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
+//    for the other's last.
+//  - A kernel is slowed by `overlap_slowdown` while a collective that was issued before it runs on another stream.
+// The line ends with its kernels, its output, and all streams but the asynchronous ones (is_asynchronous).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/analytical/op_cost.h"
+#include "sim/program/program.h"
+
+namespace orrery {
+
+// Where a second of the compute stream goes; from kExposed on, by the stream it waited for.
+enum Account : std::uint8_t { kMatmul, kAttention, kMemoryBound, kRecompute, kOptimizer, kHostIssue, kExposed };
+inline constexpr int kAccounts = kExposed + kStreams;
+using Accounts = std::array<double, kAccounts>;
+
+// What such a stream still has to do when a line ends carries into the next and finally delays the update.
+constexpr bool is_asynchronous(Stream s) { return s == Stream::data_communication || s >= Stream::device_to_host; }
+
+// In which micro-batches ops run: a set of When.
+using WhenSet = std::uint8_t;
+constexpr WhenSet bit(When when) { return static_cast<WhenSet>(1u << static_cast<unsigned>(when)); }
+inline constexpr WhenSet kUsual = bit(When::every_micro_batch);
+inline constexpr WhenSet kFirst = kUsual | bit(When::first_micro_batch);
+inline constexpr WhenSet kLast = kUsual | bit(When::last_micro_batch);
+inline constexpr WhenSet kOnly = kFirst | kLast;  // a step of one micro-batch
+
+// One op, or neighbouring kernels of the compute stream.
+struct ClockNode {
+  double seconds = 0;       // on its stream
+  double last_seconds = 0;  // of the last of `count` launches
+  double host_first = 0;    // until the host has issued the first op
+  double host = 0;          // until it has issued all
+  double host_bound = 0;    // from the host's time before the node to its end if the host bounds it
+  std::uint16_t first_dep = 0, deps = 0;
+  std::uint16_t op = 0;  // the first op's index
+  std::uint16_t every = 1, count = 1, prefetch = 0;
+  Stream stream = Stream::compute;
+  WhenSet when = kUsual;        // runs if the line's set contains it
+  bool waits_for_compute = false;
+  bool once = false;            // in the last instance only that has such nodes
+  bool moves = false;           // a collective: slows kernels beside it
+  Account account = kMatmul;    // of kernels that are not in BlockCode::busy
+  bool counted = false;         // its seconds are in BlockCode::busy
+};
+
+struct BlockCode {
+  static constexpr std::uint16_t kNone = 0xffff;
+  static constexpr std::uint16_t kEntry = 0xfffe;  // as a dependency: the block's input, from the previous instance
+
+  std::vector<ClockNode> nodes;
+  std::vector<std::uint16_t> deps;        // nodes of this block, or kEntry
+  std::vector<std::uint16_t> prefetched;  // nodes with prefetch > 0
+  std::vector<OpCost> costs;              // by op of the block
+  double graph_host_seconds = 0;          // issue of the whole block as one graph
+  std::array<Accounts, 3> busy{};         // kernel seconds of an instance, by When
+  std::uint16_t exit_compute = kNone, exit_other = kNone;  // the nodes that finish the block's output
+  WhenSet conditions = 0;                 // of its ops: which micro-batches differ
+  bool once = false;                      // has ops that run once for all instances of the line
+  std::int64_t period = 1;                // least common multiple of `every`
+  const Piece* piece = nullptr;
+  std::span<const Op> ops;
+  const OpCostModel* model = nullptr;
+
+};
+
+// What a block is compiled with.
+struct CompileContext {
+  const OpCostModel* costs = nullptr;
+  const Runtime* runtime = nullptr;
+  double overlap_slowdown = 0;
+  std::span<const TensorId> root;  // of each tensor: the storage it lives in (MemoryScratch::root)
+};
+
+enum class BlockKind : std::uint8_t { forward, backward, weight_gradient, norm, update };
+inline constexpr int kBlockKinds = 5;
+
+// Compiles blocks; keeps its working storage between calls.
+class BlockCompiler {
+ public:
+  // `norm` and `update` are the two parts of a piece's update block: up to the exchange of the gradient norm, and after.
+  // `piece` must outlive the code.
+  void compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code);
+
+ private:
+  struct Link {
+    std::uint16_t from, to;  // ops; from may be BlockCode::kEntry
+  };
+  void link(std::size_t to, const CompileContext& context, TensorId entry, BlockCode& code);
+  void build_nodes(BlockKind kind, const CompileContext& context, BlockCode& code);
+
+  std::vector<std::int32_t> last_compute_, last_other_;  // writer of each storage, -1: none
+  std::vector<std::uint16_t> node_of_;
+  std::vector<Link> links_;
+  std::vector<std::uint8_t> needed_;      // a kernel whose end another stream waits for
+  std::vector<std::uint8_t> prefetches_;  // depends on nothing in its own instance but other such ops
+  std::vector<std::uint16_t> waited_;     // streams that have waited for the op already
+  std::uint16_t entry_waited_ = 0;
+  std::size_t once_from_ = 0;
+};
+
+// `count` equal instances of a block.
+struct LineItem {
+  const BlockCode* code = nullptr;
+  std::int64_t count = 1;
+};
+
+struct LineResult {
+  double seconds = 0;
+  Accounts accounts{};                      // add up to `seconds`
+  std::array<double, kStreams> stream_end{};  // of asynchronous streams, from the line's start; 0: idle
+  std::array<double, kStreams> stream_work{};  // seconds of work on every stream
+};
+
+class LineClock {
+ public:
+  // `drain`: the line also ends with its asynchronous streams.
+  // `jump`: false walks every instance, as a check.
+  void run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain, LineResult& result,
+           bool jump = true);
+  // Instances walked since construction.
+  std::int64_t walked() const { return walked_; }
+
+ private:
+  struct State {
+    std::array<double, kStreams> free{}, work{}, busy_begin{};  // busy: the last stretch of work without a pause
+    Accounts accounts{};
+    double host = 0;
+    double entry = 0;  // when the previous instance's output was there
+  };
+  static constexpr std::size_t kStateSize = sizeof(State) / sizeof(double);
+
+  void walk(const LineItem& item, std::int64_t base);
+  template <bool Record>
+  void instance(const LineItem& item, std::int64_t at, std::int64_t base);
+  void issue_ahead(std::int64_t index, double time);  // what may start when instance `index` starts
+  void issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time);
+  const BlockCode& code_of(std::int64_t index) const;
+  double* ahead_slot(std::int64_t index) { return ahead_end_.data() + index % (ahead_ + 1) * ahead_nodes_; }
+  void snapshot(std::int64_t index, std::vector<double>& x) const;
+  void restore(std::int64_t index, const std::vector<double>& x);
+  // Periods that the state may be advanced by x2 - x1 each before another operand of some maximum takes over; 0 when
+  // the last two periods differ.
+  std::int64_t steady_periods(std::int64_t most) const;
+  template <bool Record>
+  double overlap_seconds(double start, double seconds);
+
+  std::span<const LineItem> line_;
+  WhenSet when_ = kUsual;
+  double slowdown_ = 0;
+  bool jump_ = true;
+  std::int64_t length_ = 0;
+  std::int64_t once_at_ = 0;  // the last instance with ops that run once
+  Stream entry_stream_ = Stream::compute;
+  State s_;
+  std::vector<double> end_, first_part_;  // by node of the current instance
+  std::int64_t ahead_ = 0;                // longest prefetch distance in the line
+  std::int64_t ahead_nodes_ = 0;          // most prefetched nodes in a block
+  std::vector<double> ahead_end_;         // [instance % (ahead + 1)][node's place among the prefetched]
+  // Of the last period and the one before: how far each operand of each maximum lay below it.
+  std::vector<double> slacks_, last_slacks_;
+  std::vector<double> x0_, x1_, x2_;  // the state after the last three periods
+  std::int64_t walked_ = 0;
+};
+
+}  // namespace orrery

@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <numeric>
+
+#include "sim/analytical/block_clock.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::int32_t kNobody = -1;
+
+// One past the last op of the update that belongs to the global gradient norm: the norms, and exchanges of their
+// results. What stands before them (a reduction of gradients that does not overlap) comes with them.
+std::size_t norm_end(const Piece& piece, std::span<const TensorId> root) {
+  const auto& ops = piece.update.ops;
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind == OpKind::gradient_norm) end = i + 1;
+    if (!is_communication(ops[i].kind) || end == 0) continue;
+    for (std::size_t j = 0; j < i; ++j)
+      if (ops[j].kind == OpKind::gradient_norm && root[ops[j].writes[0]] == root[ops[i].reads[0]]) end = i + 1;
+  }
+  return end;
+}
+
+Stream stream_of(MeshAxes axes) {
+  if (axes.contains(MeshAxis::tp)) return Stream::tensor_communication;
+  if (axes.contains(MeshAxis::ep)) return Stream::expert_communication;
+  if (axes.contains(MeshAxis::dp_shard) || axes.contains(MeshAxis::dp_replicate)) return Stream::data_communication;
+  if (axes.contains(MeshAxis::cp)) return Stream::context_communication;
+  return Stream::pipeline_communication;
+}
+
+Account account_of(const Op& op, BlockKind kind) {
+  if (is_communication(op.kind)) return static_cast<Account>(kExposed + static_cast<int>(stream_of(op.axes)));
+  if (kind == BlockKind::norm || kind == BlockKind::update) return kOptimizer;
+  if (op.phase == Phase::recompute) return kRecompute;
+  if (is_matmul(op.kind)) return kMatmul;
+  return is_attention(op.kind) ? kAttention : kMemoryBound;
+}
+
+constexpr std::uint16_t bit_of(Stream s) { return static_cast<std::uint16_t>(1u << static_cast<unsigned>(s)); }
+
+}  // namespace
+
+void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId entry, BlockCode& code) {
+  const Op& op = code.ops[to];
+  const bool on_compute = op.stream == Stream::compute;
+  const bool waits = !on_compute && !op.free_running && op.prefetch == 0;
+  // A wait that not every line passes may not stand for later ones.
+  const bool always = op.when == When::every_micro_batch && op.every == 1;
+  bool own_instance = false;
+  const auto add = [&](std::int32_t from) {
+    const Op& producer = code.ops[static_cast<std::size_t>(from)];
+    own_instance |= !prefetches_[static_cast<std::size_t>(from)];
+    if (producer.stream == op.stream) return;
+    std::uint16_t& waited = waited_[static_cast<std::size_t>(from)];
+    if ((waited & bit_of(op.stream)) != 0 && op.count == 1) return;
+    if (always) waited |= bit_of(op.stream);
+    if (producer.stream == Stream::compute) needed_[static_cast<std::size_t>(from)] = 1;
+    links_.push_back({static_cast<std::uint16_t>(from), static_cast<std::uint16_t>(to)});
+  };
+  const auto depend = [&](TensorId id) {
+    const TensorId root = context.root[id];
+    const std::int32_t compute = last_compute_[root], other = last_other_[root];
+    if (compute != kNobody && !on_compute) {
+      if (waits) {
+        own_instance = true;  // after the kernels issued before it anyway
+      } else {
+        add(compute);
+      }
+    }
+    if (other != kNobody) add(other);
+    if (compute == kNobody && other == kNobody && entry != kNoTensor && root == context.root[entry]) {
+      own_instance = true;
+      if ((entry_waited_ & bit_of(op.stream)) != 0) return;
+      if (always) entry_waited_ |= bit_of(op.stream);
+      links_.push_back({BlockCode::kEntry, static_cast<std::uint16_t>(to)});
+    }
+  };
+  for (TensorId id : op.reads)
+    if (id != kNoTensor) depend(id);
+  if (op.accumulate)
+    for (TensorId id : op.writes)
+      if (id != kNoTensor) depend(id);
+  prefetches_[to] = op.prefetch > 0 && !on_compute && op.every == 1 && !own_instance;
+}
+
+void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, BlockCode& code) {
+  const bool autograd = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
+  const double issue = autograd ? context.runtime->host_seconds_per_backward_op : context.runtime->host_seconds_per_op;
+  ClockNode* open = nullptr;
+  auto next = links_.begin();
+  for (std::size_t i = 0; i < code.ops.size(); ++i) {
+    const Op& op = code.ops[i];
+    const OpCost& cost = code.costs[i];
+    if (cost.absent) continue;
+    code.conditions |= bit(op.when);
+    const auto first_link = next;
+    while (next != links_.end() && next->to == i) ++next;
+
+    const bool issued = op.stream != Stream::host && op.stream != Stream::storage && !context.runtime->cuda_graphs;
+    const double host = issued ? issue : 0;
+    const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
+    const bool plain = kernel && op.count == 1 && op.every == 1 && context.overlap_slowdown == 0;
+    const Account account = account_of(op, kind);
+    if (kernel && op.every == 1) code.busy[static_cast<std::size_t>(op.when)][account] += cost.seconds;
+
+    if (plain && open != nullptr && next == first_link && open->when == bit(op.when)) {
+      open->host += host;
+      open->host_bound = std::max(open->host_bound, open->host) + cost.seconds;
+      open->seconds += cost.seconds;
+    } else {
+      ClockNode node;
+      node.seconds = cost.seconds;
+      node.last_seconds = cost.last_seconds;
+      node.host_first = host;
+      node.host = host * op.count;
+      node.host_bound = std::max(host + cost.seconds, node.host + cost.last_seconds);
+      node.op = static_cast<std::uint16_t>(i);
+      node.every = op.every;
+      node.count = op.count;
+      node.prefetch = prefetches_[i] ? op.prefetch : 0;
+      node.stream = op.stream;
+      node.when = bit(op.when);
+      node.waits_for_compute = op.stream != Stream::compute && !op.free_running && op.prefetch == 0;
+      node.once = is_communication(op.kind) && i >= once_from_;
+      code.once |= node.once;
+      node.moves = is_communication(op.kind);
+      node.account = account;
+      node.counted = kernel && op.every == 1;
+      node.first_dep = static_cast<std::uint16_t>(code.deps.size());
+      for (auto l = first_link; l != next; ++l)
+        code.deps.push_back(l->from == BlockCode::kEntry ? BlockCode::kEntry : node_of_[l->from]);
+      node.deps = static_cast<std::uint16_t>(code.deps.size() - node.first_dep);
+      if (op.every > 1 && op.every != kAllInstances) code.period = std::min<std::int64_t>(std::lcm(code.period, op.every), 1 << 20);
+      if (node.prefetch > 0) code.prefetched.push_back(static_cast<std::uint16_t>(code.nodes.size()));
+      code.nodes.push_back(node);
+      open = &code.nodes.back();
+    }
+    node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
+    if (!plain || needed_[i]) open = nullptr;
+  }
+  if (context.runtime->cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = issue;
+}
+
+void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code) {
+  code.nodes.clear();
+  code.deps.clear();
+  code.prefetched.clear();
+  code.graph_host_seconds = 0;
+  code.busy = {};
+  code.exit_compute = code.exit_other = BlockCode::kNone;
+  code.conditions = 0;
+  code.once = false;
+  code.period = 1;
+  code.piece = &piece;
+  code.model = context.costs;
+
+  TensorId entry = kNoTensor, exit = kNoTensor;
+  switch (kind) {
+    case BlockKind::forward:
+      code.ops = piece.forward.ops;
+      entry = piece.input, exit = piece.output;
+      break;
+    case BlockKind::backward:
+      code.ops = piece.backward.ops;
+      entry = piece.output_gradient, exit = piece.input_gradient;
+      break;
+    case BlockKind::weight_gradient:
+      code.ops = piece.weight_gradient.ops;
+      break;
+    case BlockKind::norm:
+    case BlockKind::update: {
+      const std::span<const Op> ops = piece.update.ops;
+      const std::size_t split = norm_end(piece, context.root);
+      code.ops = kind == BlockKind::norm ? ops.first(split) : ops.subspan(split);
+      break;
+    }
+  }
+  const std::size_t n = code.ops.size();
+  code.costs.resize(n);
+  last_compute_.assign(piece.tensors.size(), kNobody);
+  last_other_.assign(piece.tensors.size(), kNobody);
+  needed_.assign(n, 0);
+  prefetches_.assign(n, 0);
+  waited_.assign(n, 0);
+  node_of_.resize(n);
+  links_.clear();
+  entry_waited_ = 0;
+
+  // Collectives of the gradient norm itself come after the first norm and run once for all instances.
+  once_from_ = n;
+  if (kind == BlockKind::norm)
+    for (std::size_t i = n; i-- > 0;)
+      if (code.ops[i].kind == OpKind::gradient_norm) once_from_ = i;
+
+  for (std::size_t i = 0; i < n; ++i) {
+    const Op& op = code.ops[i];
+    code.costs[i] = context.costs->cost(op, piece.tensors, op.every == kAllInstances ? 1 : op.every);
+    if (code.costs[i].absent) {  // a collective of one rank: its result is its operand
+      if (op.reads[0] == kNoTensor || op.writes[0] == kNoTensor) continue;
+      const TensorId from = context.root[op.reads[0]], to = context.root[op.writes[0]];
+      last_compute_[to] = last_compute_[from];
+      last_other_[to] = last_other_[from];
+      continue;
+    }
+    link(i, context, entry, code);
+    auto& last = op.stream == Stream::compute ? last_compute_ : last_other_;
+    for (TensorId id : op.writes)
+      if (id != kNoTensor) last[context.root[id]] = static_cast<std::int32_t>(i);
+  }
+  const std::int32_t exit_compute = exit == kNoTensor ? kNobody : last_compute_[context.root[exit]];
+  const std::int32_t exit_other = exit == kNoTensor ? kNobody : last_other_[context.root[exit]];
+  if (exit_compute != kNobody) needed_[static_cast<std::size_t>(exit_compute)] = 1;
+  build_nodes(kind, context, code);
+  if (exit_compute != kNobody) code.exit_compute = node_of_[static_cast<std::size_t>(exit_compute)];
+  if (exit_other != kNobody) code.exit_other = node_of_[static_cast<std::size_t>(exit_other)];
+}
+
+}  // namespace orrery

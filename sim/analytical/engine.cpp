@@ -1,0 +1,418 @@
+#include "sim/analytical/engine.h"
+
+#include <algorithm>
+
+#include "sim/analytical/engine_rep.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
+constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
+
+bool same_chunks(const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
+  const auto same_runs = [](const Chunk& x, const Chunk& y) {
+    return std::equal(x.runs.begin(), x.runs.end(), y.runs.begin(), y.runs.end(),
+                      [](const Run& r, const Run& s) { return r.piece == s.piece && r.count == s.count; });
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_runs);
+}
+
+const LineResult& line_of(const SlotLines& lines, std::uint32_t micro_batch, std::int64_t micro_batches) {
+  if (micro_batch == 0) return lines.first;
+  return micro_batch + 1 == micro_batches ? lines.last : lines.usual;
+}
+
+void add(Accounts& to, const Accounts& from, double times) {
+  for (std::size_t i = 0; i < to.size(); ++i) to[i] += times * from[i];
+}
+
+void add(TimeBreakdown& to, const Accounts& from) {
+  to.matmul += from[kMatmul];
+  to.attention += from[kAttention];
+  to.memory_bound += from[kMemoryBound];
+  to.recompute += from[kRecompute];
+  to.optimizer += from[kOptimizer];
+  to.host_issue += from[kHostIssue];
+  for (std::size_t s = 0; s < kStreams; ++s) to.exposed[s] += from[kExposed + s];
+}
+
+}  // namespace
+
+AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives)
+    : rep_(std::make_unique<Rep>(cluster, kernels, collectives)) {}
+AnalyticalEngine::~AnalyticalEngine() = default;
+
+void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report) {
+  Rep& r = *rep_;
+  r.prepare_pieces(program);
+  r.find_classes(program);
+  r.clock_slots(program);
+  r.walk_pipeline(program);
+  r.finish_stages(program);
+  report.engine = "analytical";
+  report.ops.clear();
+  report.unmeasured.clear();
+  report.unmeasured_share = 0;
+  report.notes.clear();
+  report.timeline.intervals.clear();
+  report.timeline.arrows.clear();
+  report.timeline.memory.clear();
+  r.fill_time(program, mfu_dtype, report);
+  r.fill_memory(program, report);
+  if (options.ops) r.fill_ops(program, report);
+  if (options.timeline) r.fill_timeline(program, report);
+}
+
+std::int64_t AnalyticalEngine::instances_walked() const { return rep_->clock.walked(); }
+
+void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
+  costs.set_mesh(program.mesh);
+  if (pieces.size() < program.pieces.size()) pieces.resize(program.pieces.size());
+  for (PieceData& data : pieces) {
+    data.used = false;
+    data.most_instances = 0;
+  }
+  for (const auto& stage : program.stages)
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs) {
+        PieceData& data = pieces[run.piece];
+        data.used = true;
+        data.most_instances = std::max(data.most_instances, run.count);
+      }
+  for (std::size_t p = 0; p < program.pieces.size(); ++p) {
+    PieceData& data = pieces[p];
+    if (!data.used) continue;
+    const Piece& piece = program.pieces[p];
+    data.memory = piece_memory(piece, program.runtime.allocator_granularity_bytes, data.most_instances, scratch);
+    const CompileContext context{&costs, &program.runtime, kernels.overlap_slowdown, scratch.root};
+    for (std::size_t k = 0; k < kBlockKinds; ++k) compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
+    data.recompute_flops = 0;
+    const BlockCode& backward = data.block(BlockKind::backward);
+    for (std::size_t i = 0; i < backward.ops.size(); ++i)
+      if (backward.ops[i].phase == Phase::recompute) data.recompute_flops += backward.costs[i].flops;
+  }
+}
+
+void AnalyticalEngine::Rep::find_classes(const Program& program) {
+  classes.clear();
+  stage_class.resize(program.stages.size());
+  const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
+  const bool tied = program.tied_embedding_bytes > 0 && last > 0;
+  const auto is_end = [&](std::int32_t s) { return tied && (s == 0 || s == last); };
+  for (std::int32_t s = 0; s <= last; ++s) {
+    const auto& chunks = program.stages[static_cast<std::size_t>(s)];
+    std::size_t c = classes.size();
+    // Stages repeat what stands just before them, or nothing.
+    while (c > 0) {
+      const std::int32_t like = classes[c - 1].first_stage;
+      if (is_end(s) == is_end(like) && same_chunks(program.stages[static_cast<std::size_t>(like)], chunks)) break;
+      --c;
+    }
+    if (c == 0) {
+      classes.emplace_back();
+      classes.back().first_stage = s;
+      c = classes.size();
+    }
+    ++classes[c - 1].stages;
+    stage_class[static_cast<std::size_t>(s)] = static_cast<std::int32_t>(c - 1);
+  }
+}
+
+void AnalyticalEngine::Rep::clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain,
+                                       LineResult& result) {
+  line.clear();
+  for (const Run& run : runs) line.push_back({&pieces[run.piece].block(kind), run.count});
+  if (reversed) std::reverse(line.begin(), line.end());
+  clock.run(line, when, kernels.overlap_slowdown, drain, result);
+}
+
+void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines_of) {
+  for (std::size_t k = 0; k < kSlotKinds; ++k) {
+    SlotLines& l = lines_of[k];
+    if (k == index(SlotKind::weight_gradient) && !program.schedule.split_backward) {
+      l = {};
+      continue;
+    }
+    const auto kind = static_cast<BlockKind>(k);
+    const bool reversed = kind != BlockKind::forward;
+    if (program.schedule.micro_batches == 1) {
+      clock_line(chunk.runs, kind, reversed, kOnly, false, l.usual);
+      l.first = l.last = l.usual;
+      continue;
+    }
+    WhenSet conditions = 0;
+    for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
+    clock_line(chunk.runs, kind, reversed, kUsual, false, l.usual);
+    l.first = l.last = l.usual;
+    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(chunk.runs, kind, reversed, kFirst, false, l.first);
+    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(chunk.runs, kind, reversed, kLast, false, l.last);
+  }
+}
+
+void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) {
+  const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
+  for (const BlockKind kind : {BlockKind::norm, BlockKind::update}) {
+    line.clear();
+    for (const Chunk& chunk : chunks)
+      for (const Run& run : chunk.runs) {
+        const BlockCode& code = pieces[run.piece].block(kind);
+        line.push_back({&code, run.count});
+        if (kind == BlockKind::norm)
+          for (const Op& op : code.ops) c.synchronises |= op.kind == OpKind::gradient_norm;
+      }
+    clock.run(line, kOnly, kernels.overlap_slowdown, true, kind == BlockKind::norm ? c.norm : c.update);
+  }
+}
+
+// Work on asynchronous streams is served in order: a slot's ends `stream_end` after the slot began, or later by what
+// was left of the slots before. Slots are taken back to back, without the bubbles between them, so that the tail is
+// never taken for shorter than it is.
+void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks) {
+  const Schedule& schedule = program.schedule;
+  const std::int64_t n = schedule.micro_batches;
+  c.tail = {};
+  bool usual = false, any = false;
+  for (std::int64_t chunk = 0; chunk < schedule.chunks; ++chunk)
+    for (const SlotLines& l : chunks[chunk])
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        usual |= l.usual.stream_end[s] > 0;
+        any |= l.first.stream_end[s] > 0 || l.usual.stream_end[s] > 0 || l.last.stream_end[s] > 0;
+      }
+  if (!any) return;
+
+  double time = 0;
+  std::array<double, kStreams> end{};
+  const auto pass = [&](const Slot& slot) {
+    const LineResult& l = line_of(chunks[slot.chunk][index(slot.kind)], slot.micro_batch, n);
+    for (std::size_t s = 0; s < kStreams; ++s)
+      if (l.stream_end[s] > 0) end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
+    time += l.seconds;
+  };
+  const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
+  if (usual) {
+    order.for_each(pass);
+  } else {
+    // Only the first and last micro-batches matter: stretches without them pass as a whole.
+    const auto stretch = [&](std::span<const Segment> segments, std::uint32_t shift) {
+      for (const Segment& segment : segments) {
+        for (std::uint32_t r = 0; r < segment.repeats; ++r) {
+          bool ends_meet = r == 0 || r + 1 == segment.repeats;
+          for (const Slot& slot : segment.pattern()) {
+            const std::uint32_t first = slot.micro_batch + shift;
+            ends_meet |= first + r == 0 || first + r + 1 == n;
+          }
+          if (!ends_meet) {  // the next repeat that may hold the last micro-batch
+            std::uint32_t skip = segment.repeats - 1 - r;
+            double seconds_of_repeat = 0;
+            for (const Slot& slot : segment.pattern()) {
+              const auto to_last = static_cast<std::uint32_t>(n - 1) - (slot.micro_batch + shift + r);
+              if (slot.micro_batch + shift + r < n) skip = std::min(skip, to_last);
+              seconds_of_repeat += chunks[slot.chunk][index(slot.kind)].usual.seconds;
+            }
+            time += skip * seconds_of_repeat;
+            r += skip - 1;
+            continue;
+          }
+          for (Slot slot : segment.pattern()) {
+            slot.micro_batch += shift + r;
+            pass(slot);
+          }
+        }
+      }
+    };
+    stretch(order.prologue, 0);
+    for (std::uint32_t r = 0; r < order.repeats; ++r) stretch(order.body, r * order.advance);
+    stretch(order.epilogue, 0);
+  }
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    c.tail[s] = std::max(0.0, end[s] - time);
+    if (c.tail[s] <= c.tail_seconds) continue;
+    c.tail_seconds = c.tail[s];
+    c.tail_stream = static_cast<Stream>(s);
+  }
+}
+
+void AnalyticalEngine::Rep::clock_slots(const Program& program) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  const auto n = static_cast<double>(program.schedule.micro_batches);
+  lines.resize(classes.size() * chunks);
+  seconds.resize(classes.size() * chunks);
+  memory.resize(classes.size() * chunks);
+  chunk_bytes.resize(classes.size() * chunks);
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    StageClass& c = classes[i];
+    const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
+    for (std::size_t k = 0; k < chunks; ++k) {
+      auto& l = lines[i * chunks + k];
+      clock_chunk(program, stage[k], l);
+      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+        seconds[i * chunks + k][kind] = {l[kind].first.seconds, l[kind].usual.seconds, l[kind].last.seconds};
+        if (n == 1) {
+          add(c.slots, l[kind].usual.accounts, 1);
+        } else {
+          add(c.slots, l[kind].first.accounts, 1);
+          add(c.slots, l[kind].usual.accounts, n - 2);
+          add(c.slots, l[kind].last.accounts, 1);
+        }
+      }
+      ChunkMemory& m = memory[i * chunks + k] = chunk_memory(stage[k]);
+      ChunkBytes& b = chunk_bytes[i * chunks + k];
+      b.saved = device_bytes(m.saved);
+      b.kept = device_bytes(m.kept);
+      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) b.transient[kind] = device_bytes(m.transient[kind]);
+      for (const Run& run : stage[k].runs) {
+        const PieceData& data = pieces[run.piece];
+        c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
+        c.resident += data.memory.resident * static_cast<double>(run.count);
+        if (device_bytes(data.memory.update_transient) > device_bytes(c.update_transient))
+          c.update_transient = data.memory.update_transient;
+      }
+    }
+    clock_update(program, c);
+    find_tail(program, c, &lines[i * chunks]);
+  }
+}
+
+void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
+  const std::size_t stages = program.stages.size();
+  hops.resize(stages);
+  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border.
+  const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
+  double within = -1, across = -1;
+  for (std::size_t s = 0; s + 1 < stages; ++s) {
+    const auto at = static_cast<std::int64_t>(s) * stride;
+    double& known = at / per_node == (at + stride) / per_node ? within : across;
+    if (known < 0) known = costs.transfer_seconds(program.boundary_bytes, static_cast<std::int64_t>(s));
+    hops[s] = known;
+  }
+  hops[stages - 1] = costs.transfer_seconds(program.boundary_bytes, static_cast<std::int64_t>(stages) - 1);
+  const PipelineCosts pipeline_costs{stage_class, seconds, hops};
+  walker.walk(program.schedule, pipeline_costs, pipeline);
+}
+
+void AnalyticalEngine::Rep::finish_stages(const Program& program) {
+  const std::size_t stages = program.stages.size();
+  ends.assign(stages, {});
+  for (std::size_t s = 0; s < stages; ++s) {
+    const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
+    ends[s].reduced = pipeline.stages[s].finish + c.tail_seconds;
+    ends[s].bubble = pipeline.stages[s].finish - pipeline.stages[s].busy_seconds - pipeline.stages[s].transfer_seconds;
+  }
+  tied_seconds = 0;
+  if (program.tied_embedding_bytes > 0 && stages > 1) {
+    tied_seconds = costs.ends_all_reduce_seconds(program.tied_embedding_bytes);
+    const double begin = std::max(ends.front().reduced, ends.back().reduced);
+    for (StageEnd* e : {&ends.front(), &ends.back()}) {
+      e->bubble += begin - e->reduced;
+      e->reduced = begin + tied_seconds;
+      e->tied = tied_seconds;
+    }
+  }
+  bool synchronises = false;
+  double slowest = 0;
+  for (std::size_t s = 0; s < stages; ++s) {
+    const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
+    synchronises |= c.synchronises;
+    ends[s].synchronised = ends[s].reduced + c.norm.seconds;
+    slowest = std::max(slowest, ends[s].synchronised);
+  }
+  step_seconds = 0;
+  for (std::size_t s = 0; s < stages; ++s) {
+    StageEnd& e = ends[s];
+    if (synchronises) {
+      e.bubble += slowest - e.synchronised;
+      e.synchronised = slowest;
+    }
+    e.end = e.synchronised + classes[static_cast<std::size_t>(stage_class[s])].update.seconds;
+    step_seconds = std::max(step_seconds, e.end);
+  }
+  bounding_stage = 0;
+  for (std::size_t s = 0; s < stages; ++s) {
+    ends[s].bubble += step_seconds - ends[s].end;
+    if (ends[s].bubble < ends[static_cast<std::size_t>(bounding_stage)].bubble) bounding_stage = static_cast<std::int32_t>(s);
+  }
+}
+
+void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, Report& report) {
+  const std::size_t stages = program.stages.size();
+  report.stages.resize(classes.size());
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    const StageClass& c = classes[i];
+    // The class's stage that waits the least for its neighbours speaks for it.
+    std::size_t s = static_cast<std::size_t>(c.first_stage);
+    for (std::size_t other = s; other < stages; ++other)
+      if (stage_class[other] == static_cast<std::int32_t>(i) && ends[other].bubble < ends[s].bubble) s = other;
+    StageReport& stage = report.stages[i];
+    stage.stage = c.first_stage;
+    stage.stages = c.stages;
+    stage.time = {};
+    add(stage.time, c.slots);
+    stage.time.exposed[static_cast<std::size_t>(c.tail_stream)] += c.tail_seconds;
+    stage.time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] += pipeline.stages[s].transfer_seconds + ends[s].tied;
+    add(stage.time, c.norm.accounts);
+    add(stage.time, c.update.accounts);
+    stage.time.bubble = ends[s].bubble;
+    stage.busy_seconds = step_seconds - ends[s].bubble;
+  }
+  report.bounding_stage = stage_class[static_cast<std::size_t>(bounding_stage)];
+  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
+
+  report.step_seconds = step_seconds;
+  report.pipeline_seconds = pipeline.makespan;
+  report.devices = program.mesh.ranks();
+  const auto devices = static_cast<double>(report.devices);
+  const ModelWork& model = program.model;
+  report.tokens_per_second = model.tokens_per_step / step_seconds;
+  report.tokens_per_second_per_device = report.tokens_per_second / devices;
+  report.sequences_per_second = model.sequences_per_step / step_seconds;
+  report.model_flops_per_second_per_device = model.flops_per_step / step_seconds / devices;
+  const double peak = cluster.device.peak(mfu_dtype);
+  report.mfu = report.model_flops_per_second_per_device / peak;
+  report.mfu_full_attention = model.flops_per_step_full_attention / step_seconds / devices / peak;
+  double recomputed = 0;
+  for (const StageClass& c : classes) recomputed += c.stages * c.recompute_flops;
+  recomputed *= devices / static_cast<double>(stages);  // ranks of a stage do the same
+  report.hfu = (model.flops_per_step + recomputed) / step_seconds / devices / peak;
+  report.bubble_fraction = time.bubble / step_seconds;
+  report.exposed_communication_seconds = 0;
+  for (int s = 1; s < static_cast<int>(Stream::device_to_host); ++s)
+    report.exposed_communication_seconds += time.exposed[static_cast<std::size_t>(s)];
+
+  static constexpr std::array<const char*, kStreams> kExposedWords{
+      "compute",
+      "exposed tensor-parallel communication",
+      "exposed context-parallel communication",
+      "exposed expert-parallel communication",
+      "exposed gradient reduction",
+      "exposed parameter gathering",
+      "exposed pipeline transfers",
+      "exposed copies to the host",
+      "exposed copies to the device",
+      "exposed host kernels",
+      "exposed storage transfers"};
+  double largest = -1;
+  const auto consider = [&](double term, const char* words) {
+    if (term <= largest) return;
+    largest = term;
+    report.bound_by = words;
+  };
+  consider(time.matmul, "matrix products");
+  consider(time.attention, "attention");
+  consider(time.memory_bound, "memory-bound kernels");
+  consider(time.recompute, "recomputation");
+  consider(time.host_issue, "the host's launches");
+  consider(time.bubble, "pipeline bubble");
+  consider(time.optimizer, "optimizer");
+  for (std::size_t s = 1; s < kStreams; ++s) consider(time.exposed[s], kExposedWords[s]);
+
+  if (!kernels.measured)
+    report.notes.push_back("kernel efficiencies of " + cluster.device.name + " are borrowed from " + kernels.borrowed_from +
+                           ": none were measured on it");
+  if (!kernels.attention_borrowed_from.empty())
+    report.notes.push_back("attention efficiencies of " + cluster.device.name + " are borrowed from " +
+                           kernels.attention_borrowed_from);
+  if (!collectives.note.empty()) report.notes.push_back(collectives.note);
+}
+
+}  // namespace orrery

@@ -1,0 +1,52 @@
+// The analytical engine: puts a clock on a Program in microseconds of CPU time. Kernels by roofline, collectives by
+// latency-bandwidth models, streams by list scheduling of one instance of each block, stages by walking the schedule
+// until it repeats. Cost does not grow with the data-parallel replicas, nor with equal layers.
+//
+// The step: the pipeline's slots (sim/analytical/block_clock.h gives their seconds, pipeline_walk.h their order); what is
+// left on asynchronous streams (gradient reduction); the tied embedding's exchange between the first and last stage;
+// the gradient norm, at which all stages meet; the update. It ends when the slowest stage ends.
+//
+// Conventions of the report:
+//  - The bounding stage is the one that waits least for others; every stage's terms add up to step_seconds. busy_seconds
+//    is all but the bubble.
+//  - hfu counts the model's FLOPs (as mfu) plus those of matmuls and attention of Phase::recompute. What a fused
+//    attention backward recomputes inside is not counted.
+//  - in_flight_micro_batches counts chunks: a micro-batch in flight in two chunks of a stage counts two.
+#pragma once
+
+#include <memory>
+
+#include "sim/cost/collective_cost.h"
+#include "sim/cost/kernel_cost.h"
+#include "sim/hardware/cluster.h"
+#include "sim/program/program.h"
+#include "sim/report/report.h"
+
+namespace orrery {
+
+struct AnalyticalOptions {
+  bool timeline = false;  // fill Report::timeline (walks every slot)
+  bool ops = false;       // fill Report::ops and ::unmeasured
+};
+
+class AnalyticalEngine {
+ public:
+  // Keeps references; all must outlive the engine. Not thread-safe: one engine a thread.
+  AnalyticalEngine(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
+  ~AnalyticalEngine();
+  AnalyticalEngine(const AnalyticalEngine&) = delete;
+  AnalyticalEngine& operator=(const AnalyticalEngine&) = delete;
+
+  // REQUIRES: program.mesh.ranks() <= cluster.devices(). Throws InputError when the program needs a rate that the
+  // cluster lacks (copies without PCIe, host kernels without a host memory rate).
+  void evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report);
+
+  // Instances of blocks walked so far: for tests and benchmarks of the promise that equal layers cost nothing.
+  std::int64_t instances_walked() const;
+
+ private:
+  struct Rep;
+  std::unique_ptr<Rep> rep_;
+};
+
+}  // namespace orrery

@@ -1,0 +1,109 @@
+// What the engine keeps between evaluations, and what one evaluation finds on its way to the report. Internal.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "sim/analytical/block_clock.h"
+#include "sim/analytical/engine.h"
+#include "sim/analytical/op_cost.h"
+#include "sim/analytical/pipeline_walk.h"
+#include "sim/memory/memory.h"
+
+namespace orrery {
+
+struct PieceData {
+  bool used = false;
+  std::int64_t most_instances = 0;  // in one run
+  PieceMemory memory;
+  std::array<BlockCode, kBlockKinds> blocks;  // by BlockKind
+  double recompute_flops = 0;                 // of an instance and micro-batch
+
+  const BlockCode& block(BlockKind kind) const { return blocks[static_cast<std::size_t>(kind)]; }
+};
+
+// One kind of slot of a chunk, in the first, a usual, and the last micro-batch.
+struct SlotLines {
+  LineResult first, usual, last;
+};
+
+// Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
+struct ChunkMemory {
+  CategoryBytes saved{}, kept{};
+  std::array<CategoryBytes, kSlotKinds> transient{};
+};
+
+// Stages with equal chunks.
+struct StageClass {
+  std::int32_t first_stage = 0, stages = 0;
+  LineResult norm, update;
+  bool synchronises = false;          // the gradient norm is one of all stages
+  std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
+  double tail_seconds = 0;
+  Stream tail_stream = Stream::compute;
+  Accounts slots{};  // all micro-batches
+  double recompute_flops = 0;         // of a step
+  CategoryBytes resident{}, update_transient{};
+};
+
+struct StageEnd {
+  double reduced = 0;       // slots and reductions are done
+  double tied = 0;          // of which: the tied embedding's exchange
+  double synchronised = 0;  // and the gradient norm of all stages is known
+  double end = 0;           // parameters are updated
+  double bubble = 0;
+};
+
+struct AnalyticalEngine::Rep {
+  Rep(const Cluster& cluster_, const Calibration& kernels_, const CollectiveCalibration& collectives_)
+      : cluster(cluster_), kernels(kernels_), collectives(collectives_), costs(cluster_, kernels_, collectives_) {}
+
+  // The steps of evaluate(), in order.
+  void prepare_pieces(const Program& program);
+  void find_classes(const Program& program);
+  void clock_slots(const Program& program);
+  void walk_pipeline(const Program& program);
+  void finish_stages(const Program& program);
+  void fill_time(const Program& program, Dtype mfu_dtype, Report& report);
+  void fill_memory(const Program& program, Report& report);
+  // On request.
+  void fill_ops(const Program& program, Report& report) const;
+  void fill_timeline(const Program& program, Report& report);
+
+  void clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain, LineResult& result);
+  void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
+  void clock_update(const Program& program, StageClass& c);
+  void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
+  ChunkMemory chunk_memory(const Chunk& chunk) const;
+  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage) const;
+  double framework_bytes(const Program& program) const;
+
+  const Cluster& cluster;
+  const Calibration& kernels;
+  const CollectiveCalibration& collectives;
+  OpCostModel costs;
+
+  MemoryScratch scratch;
+  BlockCompiler compiler;
+  LineClock clock;
+  PipelineWalker walker;
+  std::vector<PieceData> pieces;
+  std::vector<LineItem> line;
+
+  std::vector<std::int32_t> stage_class;  // [stage]
+  std::vector<StageClass> classes;
+  std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [class * chunks + chunk][SlotKind]
+  std::vector<ChunkSeconds> seconds;                     // the same, for the walk
+  std::vector<ChunkMemory> memory;                       // [class * chunks + chunk]
+  std::vector<ChunkBytes> chunk_bytes;
+  std::vector<double> hops;
+  PipelineClock pipeline;
+  PipelinePeaks peaks;
+  std::vector<StageEnd> ends;
+  double tied_seconds = 0;
+  double step_seconds = 0;
+  std::int32_t bounding_stage = 0;
+};
+
+}  // namespace orrery

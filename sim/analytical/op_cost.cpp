@@ -1,0 +1,131 @@
+#include "sim/analytical/op_cost.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "sim/base/error.h"
+#include "sim/program/work.h"
+
+namespace orrery {
+namespace {
+
+const char* protocol_name(CollectiveProtocol p) {
+  constexpr std::array<const char*, 4> names{"automatic", "Simple", "LL128", "LL"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+}  // namespace
+
+OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives)
+    : cluster_(cluster), calibration_(kernels), kernels_(cluster.device, kernels), collectives_(cluster, collectives) {
+  set_mesh(Mesh{});
+}
+
+void OpCostModel::set_mesh(const Mesh& mesh) {
+  mesh_ = mesh;
+  for (GroupSpan& span : spans_) span.ranks = 0;
+}
+
+const GroupSpan& OpCostModel::span(MeshAxes axes) const {
+  GroupSpan& span = spans_[axes.bits()];
+  if (span.ranks == 0) span = span_of(mesh_, axes, cluster_.node.devices);
+  return span;
+}
+
+CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
+  const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
+  return collectives_.cost(op.kind, payload, span(op.axes));
+}
+
+OpCostModel::Rate OpCostModel::rate(const Op& op) const {
+  const Node& node = cluster_.node;
+  const auto share = [&](double of_node) { return of_node / static_cast<double>(node.devices); };
+  if (op.stream == Stream::storage) {
+    return op.kind == OpKind::copy_to_device ? Rate{share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"}
+                                             : Rate{share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
+  }
+  if (op.stream == Stream::host)
+    return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
+  return {node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster_.device.pcie_bytes_per_second,
+          "/device/pcie_bytes_per_second"};
+}
+
+OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
+  OpCost cost;
+  if (op.kind == OpKind::send || op.kind == OpKind::receive) {
+    cost.last_seconds = transfer_seconds(bytes(op, tensors) * static_cast<double>(instances) / op.count, 0);
+    cost.seconds = cost.last_seconds * op.count;
+    cost.absent = mesh_.size(MeshAxis::pp) == 1;
+  } else if (is_communication(op.kind)) {
+    if (mesh_.group_size(op.axes) == 1) {
+      cost.absent = true;
+      return cost;
+    }
+    cost.last_seconds = collective(op, tensors, instances).seconds;
+    cost.seconds = cost.last_seconds * op.count;
+  } else if (is_copy(op.kind) || op.stream == Stream::host || op.stream == Stream::storage) {
+    const Rate r = rate(op);
+    if (!(r.bytes_per_second > 0)) {
+      throw InputError({.file = {}, .pointer = std::string("/cluster") + r.pointer}, "no value",
+                       std::string("a rate above 0 for \"") + op.name + "\", which runs on the stream " +
+                           name_of(op.stream));
+    }
+    cost.seconds = bytes(op, tensors) * static_cast<double>(instances) / r.bytes_per_second;
+    cost.last_seconds = cost.seconds / op.count;
+  } else {
+    const KernelCost kernel = kernels_.cost(op, tensors);
+    cost.seconds = kernel.seconds;
+    if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
+      cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
+                                      : kernels_.memory_seconds(kernel.bytes * static_cast<double>(instances));
+    cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
+    cost.last_seconds = cost.seconds / op.count;
+    cost.flops = kernel.flops * static_cast<double>(instances);
+    cost.near_measured = kernel.near_measured;
+  }
+  return cost;
+}
+
+double OpCostModel::transfer_seconds(double bytes, std::int64_t from_stage) const {
+  const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp), per_node = cluster_.node.devices;
+  if (stages == 1 || bytes == 0) return 0;
+  const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
+  const bool leaves_node = from / per_node != to / per_node;
+  const std::int64_t distance = std::abs(to - from);
+  return collectives_.transfer_seconds(bytes, leaves_node ? std::max(distance, per_node) : distance, std::min(stride, per_node));
+}
+
+double OpCostModel::ends_all_reduce_seconds(double bytes) const {
+  const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
+  const std::int64_t distance = stride * (mesh_.size(MeshAxis::pp) - 1);
+  if (distance == 0) return 0;
+  GroupSpan span;
+  span.ranks = 2;
+  span.stride = distance;
+  span.ranks_per_node = distance < per_node ? 2 : 1;
+  span.nodes = 2 / span.ranks_per_node;
+  span.groups_sharing_nics = std::min(stride, per_node);
+  return collectives_.cost(OpKind::all_reduce, bytes, span).seconds;
+}
+
+std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
+  if (op.kind == OpKind::send || op.kind == OpKind::receive) return "pipeline transfer";
+  if (is_communication(op.kind)) {
+    const CollectiveCost c = collective(op, tensors, instances);
+    return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " + protocol_name(c.protocol);
+  }
+  if (op.stream == Stream::storage) return "NVMe";
+  if (op.stream == Stream::host) return "host memory";
+  if (is_copy(op.kind)) return "PCIe";
+  switch (kernels_.cost(op, tensors).bound) {
+    case KernelCost::Bound::compute:
+      return "compute";
+    case KernelCost::Bound::memory:
+      return "memory";
+    case KernelCost::Bound::fixed:
+      break;
+  }
+  return "launch";
+}
+
+}  // namespace orrery

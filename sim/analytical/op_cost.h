@@ -1,0 +1,65 @@
+// Seconds of any op, whatever it runs on: kernels, collectives, copies, host kernels, storage.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "sim/cost/collective_cost.h"
+#include "sim/cost/kernel_cost.h"
+#include "sim/hardware/cluster.h"
+#include "sim/program/program.h"
+
+namespace orrery {
+
+struct OpCost {
+  double seconds = 0;       // of all `count` launches, on its stream
+  double last_seconds = 0;  // of the last of the `count` launches
+  double flops = 0;         // matmuls and attention
+  bool absent = false;      // a collective over a group of one: not issued
+  bool near_measured = true;
+};
+
+// Not thread-safe: remembers the spans of the groups it has met.
+class OpCostModel {
+ public:
+  // Keeps references; both must outlive the model.
+  OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
+
+  // Call once before the ops of a program with another mesh.
+  void set_mesh(const Mesh& mesh);
+
+  // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
+  // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies run at the PCIe rate of the device, host kernels at the device's share of
+  // the host's memory rate, storage at its share of the NVMe rate. Throws InputError when the cluster lacks a rate.
+  OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
+
+  // A boundary tensor from a pipeline stage to the next, or from the last to the first. As many leave a node at once as
+  // its ranks of one stage.
+  double transfer_seconds(double bytes, std::int64_t from_stage) const;
+  // A once-a-step all-reduce between the first and the last pipeline stage.
+  double ends_all_reduce_seconds(double bytes) const;
+
+  // What bounds the op, in words, for OpReport.
+  std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
+  const KernelModel& kernels() const { return kernels_; }
+
+ private:
+  struct Rate {
+    double bytes_per_second = 0;
+    const char* pointer = "";  // of the rate in a cluster document
+  };
+  Rate rate(const Op& op) const;
+  const GroupSpan& span(MeshAxes axes) const;
+  CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
+
+  const Cluster& cluster_;
+  const Calibration& calibration_;
+  KernelModel kernels_;
+  CollectiveModel collectives_;
+  Mesh mesh_;
+  mutable std::array<GroupSpan, 1 << kMeshAxes> spans_;  // by MeshAxes::bits; ranks 0: not needed so far
+};
+
+}  // namespace orrery

@@ -1,0 +1,105 @@
+#include <algorithm>
+
+#include "sim/analytical/pipeline_walk.h"
+
+namespace orrery {
+
+namespace {
+
+class StagePeakSearch {
+ public:
+  StagePeakSearch(const Schedule& schedule, const ChunkBytes* bytes, StagePeak& peak, std::int64_t* peak_in_flight,
+                  std::int64_t* peak_awaiting, std::vector<std::int64_t>& counts)
+      : chunks_(static_cast<std::size_t>(schedule.chunks)),
+        split_(schedule.split_backward),
+        bytes_(bytes),
+        peak_(peak),
+        peak_counts_{peak_in_flight, peak_awaiting},
+        in_flight_(counts.data()),
+        awaiting_(counts.data() + chunks_),
+        change_(counts.data() + 2 * chunks_) {}
+
+  void run(const StageOrder& order) {
+    section(order.prologue);
+    if (order.repeats > 0) {
+      // What is held at the start of a repeat changes by the same counts each time, so bytes are linear in the repeat:
+      // the peak is in the first or the last.
+      std::copy_n(in_flight_, 2 * chunks_, change_);
+      section(order.body);
+      for (std::size_t i = 0; i < 2 * chunks_; ++i) {
+        const std::int64_t once = in_flight_[i] - change_[i];
+        if (order.repeats > 1) in_flight_[i] += once * (static_cast<std::int64_t>(order.repeats) - 2);
+      }
+      if (order.repeats > 1) section(order.body);
+    }
+    section(order.epilogue);
+  }
+
+ private:
+  void section(std::span<const Segment> segments) {
+    for (const Segment& segment : segments) {
+      if (segment.repeats == 0) continue;
+      // The same argument, one level down.
+      pass(segment);
+      if (segment.repeats == 1) continue;
+      for (const Slot& slot : segment.pattern()) skip(slot, static_cast<std::int64_t>(segment.repeats) - 2);
+      pass(segment);
+    }
+  }
+
+  void skip(const Slot& slot, std::int64_t times) {
+    switch (slot.kind) {
+      case SlotKind::forward:
+        in_flight_[slot.chunk] += times;
+        break;
+      case SlotKind::backward:
+        in_flight_[slot.chunk] -= times;
+        if (split_) awaiting_[slot.chunk] += times;
+        break;
+      case SlotKind::weight_gradient:
+        awaiting_[slot.chunk] -= times;
+        break;
+    }
+  }
+
+  void pass(const Segment& segment) {
+    for (const Slot& slot : segment.pattern()) {
+      if (slot.kind == SlotKind::forward) skip(slot, 1);
+      double held = bytes_[slot.chunk].transient[static_cast<std::size_t>(slot.kind)];
+      for (std::size_t c = 0; c < chunks_; ++c)
+        held +=
+            static_cast<double>(in_flight_[c]) * bytes_[c].saved + static_cast<double>(awaiting_[c]) * bytes_[c].kept;
+      if (held > peak_.bytes) {
+        peak_ = {.bytes = held, .slot = slot.kind, .chunk = slot.chunk};
+        std::copy_n(in_flight_, chunks_, peak_counts_[0]);
+        std::copy_n(awaiting_, chunks_, peak_counts_[1]);
+      }
+      if (slot.kind != SlotKind::forward) skip(slot, 1);
+    }
+  }
+
+  std::size_t chunks_;
+  bool split_;
+  const ChunkBytes* bytes_;
+  StagePeak& peak_;
+  std::int64_t* peak_counts_[2];
+  std::int64_t *in_flight_, *awaiting_, *change_;
+};
+
+}  // namespace
+
+void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
+                PipelinePeaks& out) {
+  const std::size_t p = schedule.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
+  out.stages.assign(p, {});
+  out.in_flight.assign(p * chunks, 0);
+  out.awaiting_weight_gradient.assign(p * chunks, 0);
+  for (std::size_t s = 0; s < p; ++s) {
+    out.scratch.assign(4 * chunks, 0);
+    StagePeakSearch(schedule, &bytes[static_cast<std::size_t>(stage_class[s]) * chunks], out.stages[s],
+                    &out.in_flight[s * chunks], &out.awaiting_weight_gradient[s * chunks], out.scratch)
+        .run(schedule.order(s));
+  }
+}
+
+}  // namespace orrery

@@ -1,0 +1,61 @@
+// One table per options struct drives everything that needs to know its fields: strict JSON reading, --set,
+// the JSON Schema, `orrery show`, and printing. A struct takes part by having
+//
+//   void visit_fields(FieldVisitor& v) {
+//     v.field("tensor_parallel", tensor_parallel, at_least(1), "ranks that share each layer's matrices");
+//     v.field("schedule", schedule, kScheduleNames, "order of forward and backward passes");
+//   }
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace orrery {
+
+struct IntegerRange {
+  std::int64_t least = 0;
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
+};
+struct NumberRange {
+  double least = 0;
+  double most = std::numeric_limits<double>::max();
+  bool exclude_least = false;
+};
+inline IntegerRange at_least(std::int64_t least) { return {.least = least}; }
+inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
+
+class FieldVisitor {
+ public:
+  virtual ~FieldVisitor() = default;
+
+  void field(const char* name, std::int64_t& value, IntegerRange range, const char* doc) { integer(name, value, range, doc); }
+  void field(const char* name, double& value, NumberRange range, const char* doc) { number(name, value, range, doc); }
+  void field(const char* name, bool& value, const char* doc) { boolean(name, value, doc); }
+  void field(const char* name, std::string& value, const char* doc) { text(name, value, doc); }
+  void field(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) {
+    integers(name, value, range, doc);
+  }
+
+  // An enumeration whose enumerators are 0, 1, 2, ... in the order of `names`.
+  template <class Enum>
+    requires std::is_enum_v<Enum>
+  void field(const char* name, Enum& value, std::span<const std::string_view> names, const char* doc) {
+    auto index = static_cast<std::size_t>(value);
+    choice(name, index, names, doc);
+    value = static_cast<Enum>(index);
+  }
+
+ protected:
+  virtual void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) = 0;
+  virtual void number(const char* name, double& value, NumberRange range, const char* doc) = 0;
+  virtual void boolean(const char* name, bool& value, const char* doc) = 0;
+  virtual void text(const char* name, std::string& value, const char* doc) = 0;
+  virtual void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) = 0;
+  virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) = 0;
+};
+
+}  // namespace orrery

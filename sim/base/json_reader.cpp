@@ -1,0 +1,274 @@
+#include "sim/base/json_reader.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+std::string line_and_column(std::string_view text, std::size_t offset) {
+  const std::string_view before = text.substr(0, std::min(offset, text.size()));
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::size_t line_start = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  return fmt::format("line {}, column {}", line, before.size() - line_start + 1);
+}
+
+// Reads characters and tells how far the parser has come: its callback is not told.
+class CountingIterator {
+ public:
+  using iterator_category = std::input_iterator_tag;
+  using value_type = char;
+  using difference_type = std::ptrdiff_t;
+  using pointer = const char*;
+  using reference = const char&;
+
+  CountingIterator(const char* at, const char** reached) : at_(at), reached_(reached) {}
+  reference operator*() const { return *at_; }
+  CountingIterator& operator++() {
+    *reached_ = ++at_;
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  bool operator==(const CountingIterator& other) const { return at_ == other.at_; }
+  bool operator!=(const CountingIterator& other) const { return at_ != other.at_; }
+
+ private:
+  const char* at_;
+  const char** reached_;
+};
+
+// The library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']'; expected ...".
+InputError syntax_error(const Json::parse_error& error, std::string_view text, const std::string& file) {
+  std::string_view message = error.what();
+  for (const std::string_view lead : {"] ", "column ", ": ", " - "})
+    if (const auto at = message.find(lead); at != std::string_view::npos) message.remove_prefix(at + lead.size());
+  std::string_view expected = "valid JSON";
+  if (const auto at = message.find("; expected "); at != std::string_view::npos) {
+    expected = message.substr(at + 11);
+    message = message.substr(0, at);
+  }
+  const std::size_t offset = error.byte > 0 ? error.byte - 1 : 0;
+  return InputError({file, ""}, fmt::format("a syntax error at {} ({})", line_and_column(text, offset), message),
+                    std::string(expected));
+}
+
+}  // namespace
+
+Json parse_json(std::string_view text, const std::string& file) {
+  const char* reached = text.data();
+  std::vector<std::set<std::string, std::less<>>> open_objects;
+  const auto callback = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) {
+      open_objects.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      open_objects.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      const auto& key = parsed.get_ref<const std::string&>();
+      if (!open_objects.back().insert(key).second) {
+        const auto offset = static_cast<std::size_t>(reached - text.data()) - 1;
+        throw InputError({file, ""}, fmt::format("the key {} a second time at {}", describe(parsed),
+                                                 line_and_column(text, offset)),
+                         "each key once");
+      }
+    }
+    return true;
+  };
+  try {
+    return Json::parse(CountingIterator(text.data(), &reached), CountingIterator(text.data() + text.size(), &reached),
+                       callback, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  } catch (const Json::parse_error& error) {
+    throw syntax_error(error, text, file);
+  } catch (const Json::exception&) {  // the only other one: a number beyond the range of a double
+    const auto offset = static_cast<std::size_t>(reached - text.data()) - 1;
+    throw InputError({file, ""}, "a number too large at " + line_and_column(text, offset), "a number of 64 bits");
+  }
+}
+
+Json parse_json_file(const std::string& path) {
+  const bool standard_input = path == "-";
+  const std::string name = standard_input ? "<stdin>" : path;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
+      standard_input ? stdin : std::fopen(path.c_str(), "rb"),
+      standard_input ? [](std::FILE*) { return 0; } : [](std::FILE* f) { return std::fclose(f); });
+  std::string text;
+  if (file) {
+    std::array<char, 1 << 16> buffer;
+    while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) text.append(buffer.data(), got);
+  }
+  if (!file || std::ferror(file.get()))
+    throw InputError({name, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable JSON file");
+  return parse_json(text, name);
+}
+
+JsonReader::JsonReader(const Json& object, InputError::Where where) : object_(object), where_(std::move(where)) {
+  if (!object.is_object()) throw InputError(where_, describe(object), "an object");
+}
+
+const Json* JsonReader::take(const char* name) {
+  known_.emplace_back(name);
+  const auto at = object_.find(name);
+  return at == object_.end() ? nullptr : &*at;
+}
+
+bool JsonReader::has(const char* name) const { return object_.contains(name); }
+
+void JsonReader::finish() const {
+  for (const auto& [key, value] : object_.items()) {
+    if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
+    const auto documentation = documentation_keys();
+    if (std::find(documentation.begin(), documentation.end(), key) != documentation.end()) continue;
+    const std::string nearest = nearest_name(key, known_);
+    const std::string found = "the unknown key " + describe(Json(key));
+    if (nearest.empty()) throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(known_, ", ")));
+    throw InputError(at(key), found, "a known key", nearest);
+  }
+}
+
+InputError::Where JsonReader::at(std::string_view key) const {
+  return {where_.file, pointer_to(where_.pointer, key)};
+}
+
+void JsonReader::fail(std::string_view key, std::string expected, std::string nearest) const {
+  const auto value = object_.find(std::string(key));
+  throw InputError(at(key), value == object_.end() ? "nothing" : describe(*value), std::move(expected),
+                   std::move(nearest));
+}
+
+namespace {
+
+std::string phrase(IntegerRange range) {
+  if (range.most == std::numeric_limits<std::int64_t>::max()) return fmt::format("an integer of at least {}", range.least);
+  return fmt::format("an integer from {} to {}", range.least, range.most);
+}
+
+std::string phrase(NumberRange range) {
+  const std::string least = fmt::format("{} {}", range.exclude_least ? "greater than" : "of at least", range.least);
+  if (range.most == std::numeric_limits<double>::max()) return "a number " + least;
+  return fmt::format("a number {} and at most {}", least, range.most);
+}
+
+// As in JSON Schema, 8.0 is the integer 8.
+bool read_integer(const Json& json, IntegerRange range, std::int64_t& value) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53: beyond it a double has lost units
+  if (json.is_number_unsigned()) {
+    const auto number = json.get<std::uint64_t>();
+    if (number > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return false;
+    value = static_cast<std::int64_t>(number);
+  } else if (json.is_number_integer()) {
+    value = json.get<std::int64_t>();
+  } else if (json.is_number_float()) {
+    const double number = json.get<double>();
+    if (std::trunc(number) != number || std::fabs(number) > kExact) return false;
+    value = static_cast<std::int64_t>(number);
+  } else {
+    return false;
+  }
+  return value >= range.least && value <= range.most;
+}
+
+}  // namespace
+
+void JsonReader::integer(const char* name, std::int64_t& value, IntegerRange range, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  std::int64_t read = 0;
+  if (!read_integer(*json, range, read)) fail(name, phrase(range));
+  value = read;
+}
+
+void JsonReader::number(const char* name, double& value, NumberRange range, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  if (!json->is_number()) fail(name, phrase(range));
+  const double read = json->get<double>();
+  const bool enough = range.exclude_least ? read > range.least : read >= range.least;
+  if (!enough || read > range.most) fail(name, phrase(range));
+  value = read;
+}
+
+void JsonReader::boolean(const char* name, bool& value, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  if (!json->is_boolean()) fail(name, "true or false");
+  value = json->get<bool>();
+}
+
+void JsonReader::text(const char* name, std::string& value, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  if (!json->is_string()) fail(name, "a string");
+  value = json->get<std::string>();
+}
+
+void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  if (!json->is_array()) fail(name, "an array of integers");
+  std::vector<std::int64_t> read(json->size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    if (read_integer((*json)[i], range, read[i])) continue;
+    auto where = at(name);
+    where.pointer += '/' + std::to_string(i);
+    throw InputError(std::move(where), describe((*json)[i]), phrase(range));
+  }
+  value = std::move(read);
+}
+
+void JsonReader::choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) {
+  const Json* json = take(name);
+  if (json == nullptr) return;
+  const std::string expected = fmt::format("one of \"{}\"", fmt::join(names, "\", \""));
+  if (!json->is_string()) fail(name, expected);
+  const auto& wanted = json->get_ref<const std::string&>();
+  const auto at = std::find(names.begin(), names.end(), wanted);
+  if (at == names.end()) fail(name, expected, nearest_name(wanted, names));
+  index = static_cast<std::size_t>(at - names.begin());
+}
+
+std::span<const std::string_view> documentation_keys() {
+  static constexpr std::array<std::string_view, 5> keys{"$schema", "comment", "note", "source", "sources"};
+  return keys;
+}
+
+std::string pointer_to(const std::string& pointer, std::string_view key) {
+  std::string result = pointer + '/';
+  for (const char c : key) {
+    if (c == '~') {
+      result += "~0";
+    } else if (c == '/') {
+      result += "~1";
+    } else {
+      result += c;
+    }
+  }
+  return result;
+}
+
+std::string describe(const Json& value) {
+  if (value.is_object()) return value.empty() ? "an empty object" : "an object";
+  if (value.is_array()) return value.empty() ? "an empty array" : fmt::format("an array of {}", value.size());
+  if (!value.is_string()) return value.dump();
+  constexpr std::size_t kLongest = 60;
+  std::string text = value.get<std::string>();
+  if (text.size() > kLongest) {
+    std::size_t end = kLongest;
+    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
+    text = text.substr(0, end) + "...";
+  }
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace orrery

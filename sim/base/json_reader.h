@@ -1,0 +1,62 @@
+// Strict reading of JSON objects: every key is known, every value has its type and range, and what is wrong is said
+// with file, pointer, found, expected and nearest valid name.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/base/fields.h"
+
+namespace orrery {
+
+// Parses JSON with // and /* */ comments. Duplicate keys, trailing text and syntax errors are InputErrors that name
+// line and column.
+nlohmann::json parse_json(std::string_view text, const std::string& file);
+// Reads and parses a file; "-" is standard input. InputError when it cannot be read.
+nlohmann::json parse_json_file(const std::string& path);
+
+// Reads one object: first the fields of its structs (visit_fields(reader)) and its nested values (take), then finish().
+// Fields that are absent keep their value. Keeps a reference to `object`.
+class JsonReader final : public FieldVisitor {
+ public:
+  // Throws when `object` is not a JSON object.
+  JsonReader(const nlohmann::json& object, InputError::Where where);
+
+  // The value of a key that is not a plain field, or nullptr; marks the key as known.
+  const nlohmann::json* take(const char* name);
+  bool has(const char* name) const;
+  // Throws on the first key that nobody asked for, with the nearest name that somebody did. Documentation keys are
+  // always accepted.
+  void finish() const;
+
+  InputError::Where at(std::string_view key) const;  // this object's place, extended by a key
+  [[noreturn]] void fail(std::string_view key, std::string expected, std::string nearest = {}) const;
+
+ protected:
+  void integer(const char*, std::int64_t&, IntegerRange, const char*) override;
+  void number(const char*, double&, NumberRange, const char*) override;
+  void boolean(const char*, bool&, const char*) override;
+  void text(const char*, std::string&, const char*) override;
+  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override;
+  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
+
+ private:
+  const nlohmann::json& object_;
+  InputError::Where where_;
+  std::vector<std::string> known_;
+};
+
+// Keys that document a file and change nothing: "source", "note", ...
+std::span<const std::string_view> documentation_keys();
+
+// `pointer` (RFC 6901) extended by a key.
+std::string pointer_to(const std::string& pointer, std::string_view key);
+
+// A short rendering of a value for messages: 3, "abc", an object, an array of 4.
+std::string describe(const nlohmann::json& value);
+
+}  // namespace orrery

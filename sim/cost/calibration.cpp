@@ -1,0 +1,359 @@
+#include "sim/cost/calibration.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+using Where = InputError::Where;
+
+constexpr std::string_view kFolder = "results/calibration/";
+constexpr std::size_t kDtypes = 7;
+constexpr std::array<Dtype, 4> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8};
+constexpr NumberRange kShare{.least = 0, .most = 1};
+constexpr NumberRange kEfficiency{.least = 0, .most = 1, .exclude_least = true};
+
+std::string_view file_text(std::string_view name) {
+  const std::string path = fmt::format("{}{}.json", kFolder, name);
+  for (const EmbeddedFile& file : embedded_files(kFolder))
+    if (file.path == path) return file.text;
+  return {};
+}
+
+// Files of devices; borrowed.json and the collectives' files lie beside them.
+bool is_device_file(std::string_view name) { return name != "borrowed" && !name.starts_with("collective"); }
+
+// The value of a key that must be there.
+const Json& need(JsonReader& reader, const char* key, const char* expected) {
+  const Json* value = reader.take(key);
+  if (value == nullptr) reader.fail(key, expected);
+  return *value;
+}
+
+double need_number(JsonReader& reader, const char* key, NumberRange range) {
+  if (!reader.has(key)) reader.fail(key, "a number");
+  double value = 0;
+  reader.field(key, value, range, "");
+  return value;
+}
+
+Residual read_residual(JsonReader& reader) {
+  Residual residual;
+  const Json* json = reader.take("residual");
+  if (json == nullptr) return residual;
+  JsonReader r(*json, reader.at("residual"));
+  r.field("points", residual.points, at_least(0), "");
+  r.field("median", residual.median, NumberRange{}, "");
+  r.field("percentile_90", residual.percentile_90, NumberRange{}, "");
+  r.field("geometric_std", residual.geometric_std, NumberRange{}, "");
+  r.field("bias", residual.bias, NumberRange{.least = -1}, "");
+  r.finish();
+  return residual;
+}
+
+// Rows of `columns` positive integers.
+std::vector<std::array<std::int64_t, 3>> read_rows(const Json& json, const Where& where, std::size_t columns,
+                                                   const char* expected) {
+  if (!json.is_array()) throw InputError(where, describe(json), "an array");
+  std::vector<std::array<std::int64_t, 3>> rows;
+  rows.reserve(json.size());
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const Json& row = json[i];
+    const auto fail = [&] {
+      throw InputError({where.file, fmt::format("{}/{}", where.pointer, i)}, describe(row), expected);
+    };
+    if (!row.is_array() || row.size() != columns) fail();
+    auto& values = rows.emplace_back();
+    for (std::size_t j = 0; j < columns; ++j) {
+      if (!row[j].is_number_integer()) fail();
+      values[j] = row[j].get<std::int64_t>();
+      if (values[j] < 1) fail();
+    }
+  }
+  return rows;
+}
+
+MatmulCurve read_matmul(const Json& json, const Where& where) {
+  MatmulCurve curve;
+  JsonReader reader(json, where);
+  curve.efficiency = need_number(reader, "efficiency", kEfficiency);
+  curve.memory_efficiency = need_number(reader, "memory_efficiency", kEfficiency);
+  reader.field("half_k", curve.half_k, NumberRange{}, "");
+  reader.field("operand_cost", curve.operand_cost, NumberRange{}, "");
+  reader.field("split_k", curve.split_k, NumberRange{}, "");
+  reader.field("sustained_efficiency", curve.sustained_efficiency, kShare, "");
+  reader.field("sustained_seconds", curve.sustained_seconds, NumberRange{}, "");
+  reader.field("overlap_loss", curve.overlap_loss, kShare, "");
+  reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
+  reader.field("point_quantise_seconds", curve.point_quantise_seconds, NumberRange{}, "");
+  reader.field("point_quantise_bytes", curve.point_quantise_bytes, NumberRange{}, "");
+  for (const auto& row : read_rows(need(reader, "tiles", "an array of 1 to 8 tiles"), reader.at("tiles"), 2,
+                                   "a tile [m, n] of positive integers"))
+    curve.tiles.push_back({row[0], row[1]});
+  if (curve.tiles.empty() || curve.tiles.size() > 8) reader.fail("tiles", "an array of 1 to 8 tiles");
+  curve.residual = read_residual(reader);
+  reader.finish();
+  return curve;
+}
+
+AttentionCurve read_attention_curve(const std::string& name, const Json& json, const Where& where) {
+  AttentionCurve curve;
+  curve.name = name;
+  JsonReader reader(json, where);
+  curve.forward_efficiency = need_number(reader, "forward_efficiency", kEfficiency);
+  curve.backward_efficiency = need_number(reader, "backward_efficiency", kEfficiency);
+  reader.field("half_sequence", curve.half_sequence, NumberRange{}, "");
+  reader.field("half_head_dim", curve.half_head_dim, NumberRange{}, "");
+  reader.field("forward_last_wave", curve.forward_last_wave, NumberRange{}, "");
+  reader.field("backward_last_wave", curve.backward_last_wave, NumberRange{}, "");
+  reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
+  reader.field("source", curve.source, "");
+  curve.residual = read_residual(reader);
+  reader.finish();
+  return curve;
+}
+
+std::string quoted_list(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "\"" : ", \"") + name + '"';
+  return text;
+}
+
+Calibration load(std::string_view device);
+
+// A section {"borrowed_from": device} names a calibrated device that has it.
+std::optional<Calibration> borrowed_section(const Json& json, const Where& where) {
+  if (!json.is_object() || !json.contains("borrowed_from")) return std::nullopt;
+  JsonReader reader(json, where);
+  std::string from;
+  reader.field("borrowed_from", from, "");
+  reader.finish();
+  const auto names = calibrated_devices();
+  if (std::find(names.begin(), names.end(), from) == names.end())
+    reader.fail("borrowed_from", "a calibrated device", nearest_name(from, names));
+  return load(from);
+}
+
+void read_attention(const Json& json, const Where& where, Calibration& calibration) {
+  if (auto lender = borrowed_section(json, where)) {
+    calibration.attention = std::move(lender->attention);
+    calibration.attention_kernels = std::move(lender->attention_kernels);
+    calibration.attention_borrowed_from = lender->name;
+    return;
+  }
+  JsonReader reader(json, where);
+  std::string chosen;
+  const Json& kernels = need(reader, "kernels", "an object of attention curves by kernel");
+  if (!kernels.is_object() || kernels.empty()) reader.fail("kernels", "an object of attention curves by kernel");
+  std::vector<std::string> names;
+  for (const auto& [name, curve] : kernels.items()) {
+    names.push_back(name);
+    calibration.attention_kernels.push_back(
+        read_attention_curve(name, curve, {where.file, where.pointer + "/kernels/" + name}));
+  }
+  if (!reader.has("default")) reader.fail("default", "one of " + quoted_list(names));
+  reader.field("default", chosen, "");
+  if (!use_attention_kernel(calibration, chosen))
+    reader.fail("default", "one of " + quoted_list(names), nearest_name(chosen, names));
+  reader.finish();
+}
+
+void read_memory(const Json& json, const Where& where, Calibration& calibration) {
+  if (const auto lender = borrowed_section(json, where)) {
+    calibration.memory_efficiency = lender->memory_efficiency;
+    calibration.kernel_fixed_seconds = lender->kernel_fixed_seconds;
+    calibration.memory_source = fmt::format("{} (of {})", lender->memory_source, lender->name);
+    calibration.memory_residual = lender->memory_residual;
+    return;
+  }
+  JsonReader reader(json, where);
+  calibration.memory_efficiency = need_number(reader, "efficiency", kEfficiency);
+  reader.field("fixed_seconds", calibration.kernel_fixed_seconds, NumberRange{}, "");
+  reader.field("source", calibration.memory_source, "");
+  calibration.memory_residual = read_residual(reader);
+  reader.finish();
+}
+
+Calibration load(std::string_view device) {
+  const std::string file = fmt::format("{}{}.json", kFolder, device);
+  return read_calibration(parse_json(file_text(device), file), {file, ""});
+}
+
+// One large GEMM measured on the very device: scales the borrowed efficiency until the formula meets it.
+void apply_anchor(const Device& device, const Json& json, const Where& where, Calibration& calibration) {
+  JsonReader reader(json, where);
+  std::string dtype_name = "bf16", source;
+  std::vector<std::int64_t> mnk;
+  reader.field("dtype", dtype_name, "");
+  reader.field("shape", mnk, at_least(1), "");
+  const double seconds = need_number(reader, "seconds", positive());
+  reader.field("source", source, "");
+  reader.finish();
+  if (mnk.size() != 3) reader.fail("shape", "[m, n, k]");
+  const bool fp8 = dtype_name == "fp8";
+  const Dtype dtype = fp8 ? Dtype::fp8 : Dtype::bf16;
+  const GemmShape shape{1, mnk[0], mnk[1], mnk[2]};
+  const auto m = static_cast<double>(mnk[0]), n = static_cast<double>(mnk[1]), k = static_cast<double>(mnk[2]);
+  const double bytes = static_cast<double>(bytes_of(dtype)) * (m * k + k * n) + 2 * m * n;
+  for (int round = 0; round < 3; ++round) {  // fixed and memory terms make one scaling approximate
+    const double scale = KernelModel(device, calibration).matmul_seconds(shape, dtype, bytes) / seconds;
+    for (const Dtype scaled : kMatrixDtypes) {
+      if ((scaled == Dtype::fp8) != fp8) continue;
+      MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(scaled)];
+      curve.efficiency = std::min(1.0, curve.efficiency * scale);
+      curve.sustained_efficiency = std::min(1.0, curve.sustained_efficiency * scale);
+      curve.residual = {};
+    }
+  }
+  calibration.note += fmt::format("; {} matmul efficiency scaled to one measured GEMM ({})", dtype_name, source);
+}
+
+struct Lender {
+  const Json* entry = nullptr;
+  Where where;
+};
+
+Lender find_lender(const Json& borrowed, const std::string& file, const Device& device) {
+  const std::array<std::pair<const char*, const std::string*>, 3> tables{
+      {{"devices", &device.name}, {"architectures", &device.architecture}, {"vendors", &device.vendor}}};
+  for (const auto& [table, key] : tables) {
+    const auto entries = borrowed.find(table);
+    if (entries == borrowed.end()) continue;
+    const auto entry = entries->find(*key);
+    if (entry != entries->end()) return {&*entry, {file, fmt::format("/{}/{}", table, *key)}};
+  }
+  const auto entry = borrowed.find("any");
+  if (entry == borrowed.end()) throw InputError({file, "/any"}, "nothing", "the calibration lent to unknown devices");
+  return {&*entry, {file, "/any"}};
+}
+
+}  // namespace
+
+std::vector<std::string> calibrated_devices() {
+  std::vector<std::string> names;
+  for (const EmbeddedFile& file : embedded_files(kFolder)) {
+    std::string_view name = file.path.substr(kFolder.size());
+    name.remove_suffix(std::string_view(".json").size());
+    if (is_device_file(name)) names.emplace_back(name);
+  }
+  return names;
+}
+
+Calibration find_calibration(const Device& device) {
+  if (is_device_file(device.name) && !file_text(device.name).empty()) return load(device.name);
+
+  const std::string file = fmt::format("{}borrowed.json", kFolder);
+  const Json borrowed = parse_json(file_text("borrowed"), file);
+  const Lender lender = find_lender(borrowed, file, device);
+  JsonReader reader(*lender.entry, lender.where);
+  std::string from, why, attention_kernel;
+  reader.field("from", from, "");
+  reader.field("why", why, "");
+  reader.field("attention_kernel", attention_kernel, "");
+
+  Calibration calibration = load(from);
+  calibration.measured = false;
+  calibration.borrowed_from = from;
+  calibration.name = device.name;
+  calibration.note = why;
+  if (!attention_kernel.empty() && !use_attention_kernel(calibration, attention_kernel))
+    reader.fail("attention_kernel", "a kernel measured on " + from);
+  if (const Json* memory = reader.take("memory_efficiency")) {
+    JsonReader r(*memory, reader.at("memory_efficiency"));
+    calibration.memory_efficiency = need_number(r, "value", kEfficiency);
+    r.field("source", calibration.memory_source, "");
+    r.finish();
+    calibration.memory_residual = {};
+  }
+  if (const Json* anchors = reader.take("matmul_anchors")) {
+    for (std::size_t i = 0; i < anchors->size(); ++i) {
+      Where where = reader.at("matmul_anchors");
+      where.pointer += fmt::format("/{}", i);
+      apply_anchor(device, (*anchors)[i], where, calibration);
+    }
+  }
+  reader.finish();
+  return calibration;
+}
+
+Calibration read_calibration(const Json& json, const Where& where) {
+  Calibration calibration;
+  JsonReader reader(json, where);
+  if (!reader.has("name")) reader.fail("name", "the name of a device");
+  reader.field("name", calibration.name, "");
+  reader.field("source", calibration.source, "");
+  reader.field("date", calibration.date, "");
+  reader.field("note", calibration.note, "");
+  std::string method;
+  reader.field("method", method, "");
+
+  // The peaks the efficiencies were fitted against: for the reader of the file, and for the tests.
+  if (const Json* relative_to = reader.take("relative_to")) {
+    JsonReader r(*relative_to, reader.at("relative_to"));
+    double rate = 0;
+    std::int64_t count = 0;
+    for (const Dtype dtype : kMatrixDtypes) r.field(name_of(dtype), rate, positive(), "");
+    r.field("memory", rate, positive(), "");
+    r.field("multiprocessors", count, at_least(1), "");
+    r.finish();
+  }
+
+  const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
+  JsonReader curves(matmul, reader.at("matmul"));
+  const Json* bf16 = curves.take("bf16");
+  if (bf16 == nullptr) curves.fail("bf16", "a matmul curve");
+  MatmulCurve common = read_matmul(*bf16, curves.at("bf16"));
+  calibration.matmul.assign(kDtypes, common);
+  for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::fp8}) {
+    MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
+    if (const Json* own = curves.take(name_of(dtype))) {
+      curve = read_matmul(*own, curves.at(name_of(dtype)));
+    } else {
+      curve.measured = dtype == Dtype::fp16;  // the same units at the same rate as bf16
+    }
+  }
+  curves.finish();
+
+  read_memory(need(reader, "memory", "the curve of memory-bound kernels"), reader.at("memory"), calibration);
+  if (calibration.memory_source.empty()) calibration.memory_source = calibration.source;
+  read_attention(need(reader, "attention", "the attention curves"), reader.at("attention"), calibration);
+  reader.field("overlap_slowdown", calibration.overlap_slowdown, kShare, "");
+  reader.field("overlap_source", calibration.overlap_source, "");
+
+  if (const Json* shapes = reader.take("measured_shapes")) {
+    JsonReader by_dtype(*shapes, reader.at("measured_shapes"));
+    for (const Dtype dtype : kMatrixDtypes)
+      if (const Json* rows = by_dtype.take(name_of(dtype)))
+        for (const auto& row : read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
+          calibration.measured_shapes.push_back({dtype, row[0], row[1], row[2]});
+    by_dtype.finish();
+  }
+  if (const Json* shapes = reader.take("measured_attention"))
+    for (const auto& row : read_rows(*shapes, reader.at("measured_attention"), 2,
+                                     "a shape [sequence, head_dim] of positive integers"))
+      calibration.measured_attention.push_back({row[0], row[1]});
+  reader.finish();
+  return calibration;
+}
+
+bool use_attention_kernel(Calibration& calibration, std::string_view kernel) {
+  for (const AttentionCurve& curve : calibration.attention_kernels) {
+    if (curve.name != kernel) continue;
+    calibration.attention = curve;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace orrery

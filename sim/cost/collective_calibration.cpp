@@ -1,0 +1,287 @@
+#include "sim/cost/collective_calibration.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kFile = "results/calibration/collectives.json";
+constexpr NumberRange kShare{.least = 0, .most = 1, .exclude_least = true};
+constexpr NumberRange kAny{};
+
+// Reads an object all of whose parameters must be given.
+class Parameters {
+ public:
+  Parameters(const Json& json, const InputError::Where& where) : reader_(json, where) {}
+
+  void number(const char* name, double& value, NumberRange range) {
+    need(name, "a number");
+    reader_.field(name, value, range, "");
+  }
+  void integer(const char* name, std::int64_t& value, std::int64_t least) {
+    need(name, "an integer");
+    reader_.field(name, value, at_least(least), "");
+  }
+  void boolean(const char* name, bool& value) {
+    need(name, "true or false");
+    reader_.field(name, value, "");
+  }
+  void protocols(const char* name, ByProtocol& values, NumberRange range, bool with_ll128 = true) {
+    const Json* json = reader_.take(name);
+    if (json == nullptr) reader_.fail(name, "an object with a number per protocol");
+    Parameters p(*json, reader_.at(name));
+    p.number("simple", values[0], range);
+    if (with_ll128) p.number("ll128", values[1], range);
+    p.number("ll", values[2], range);
+    p.finish();
+  }
+  void rates(const char* name, std::array<double, 3>& values) {
+    const Json* json = reader_.take(name);
+    if (json == nullptr || !json->is_array() || json->size() != values.size())
+      reader_.fail(name, "3 numbers: the rate on 1, 2-3, and 4 or more nodes");
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const Json& number = (*json)[i];
+      if (!number.is_number() || !(number.get<double>() > 0))
+        throw InputError(reader_.at(name), describe(number), "a rate above 0 for each number of nodes");
+      values[i] = number.get<double>();
+    }
+  }
+  void finish() const { reader_.finish(); }
+
+ private:
+  void need(const char* name, const char* expected) {
+    if (!reader_.has(name)) reader_.fail(name, expected);
+  }
+  JsonReader reader_;
+};
+
+IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
+  IntraCalibration c;
+  Parameters p(json, where);
+  p.number("ring_share", c.ring_share, kShare);
+  p.number("all_to_all_share", c.all_to_all_share, kShare);
+  p.number("send_share", c.send_share, kShare);
+  p.number("host_bridge_share", c.host_bridge_share, kShare);
+  p.number("local_steps", c.local_steps, kAny);
+  p.protocols("protocol_share", c.protocol_share, kShare);
+  p.protocols("tree_share", c.tree_share, kShare);
+  p.boolean("ll128", c.ll128);
+  p.rates("ll_bytes_per_second", c.ll_bytes_per_second);
+  p.protocols("base_seconds", c.base_seconds, kAny);
+  p.protocols("step_seconds", c.step_seconds, kAny);
+  p.protocols("send_base_seconds", c.send_base_seconds, kAny, false);
+  p.protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, kAny, false);
+  p.number("send_step_seconds", c.send_step_seconds, kAny);
+  p.number("nvls_share", c.nvls_share, kShare);
+  p.number("nvls_network_share", c.nvls_network_share, kShare);
+  p.integer("nvls_least_ranks", c.nvls_least_ranks, 2);
+  p.number("nvls_seconds", c.nvls_seconds, kAny);
+  p.number("nvls_rank_seconds", c.nvls_rank_seconds, kAny);
+  p.number("nvls_fill_seconds", c.nvls_fill_seconds, kAny);
+  p.number("nvls_fill_bytes", c.nvls_fill_bytes, positive());
+  p.integer("nvls_channels", c.nvls_channels, 1);
+  p.number("network_base_seconds", c.network_base_seconds, kAny);
+  p.finish();
+  return c;
+}
+
+InterCalibration read_inter(const Json& json, const InputError::Where& where) {
+  InterCalibration c;
+  Parameters p(json, where);
+  p.number("ring_share", c.ring_share, kShare);
+  p.number("tree_share", c.tree_share, kShare);
+  p.number("all_to_all_share", c.all_to_all_share, kShare);
+  p.boolean("ll128", c.ll128);
+  p.number("ll_share", c.ll_share, kShare);
+  p.protocols("base_seconds", c.base_seconds, kAny);
+  p.protocols("ring_step_seconds", c.ring_step_seconds, kAny);
+  p.protocols("tree_step_seconds", c.tree_step_seconds, kAny);
+  p.protocols("send_step_seconds", c.send_step_seconds, kAny, false);
+  p.number("ring_fill_seconds", c.ring_fill_seconds, kAny);
+  p.number("ring_fill_bytes", c.ring_fill_bytes, positive());
+  p.number("tree_fill_seconds", c.tree_fill_seconds, kAny);
+  p.number("tree_fill_bytes", c.tree_fill_bytes, positive());
+  p.number("included_latency_seconds", c.included_latency_seconds, kAny);
+  p.finish();
+  return c;
+}
+
+CollectiveResidual read_residual(JsonReader& reader) {
+  CollectiveResidual residual;
+  const Json* json = reader.take("residual");
+  if (json == nullptr) return residual;
+  JsonReader r(*json, reader.at("residual"));
+  r.field("curves", residual.curves, at_least(0), "");
+  r.field("points", residual.points, at_least(0), "");
+  r.field("points_from_1_mib", residual.points_from_1_mib, at_least(0), "");
+  r.field("median_error", residual.median_error, kAny, "");
+  r.field("median_error_from_1_mib", residual.median_error_from_1_mib, kAny, "");
+  r.finish();
+  return residual;
+}
+
+std::vector<std::string> read_texts(JsonReader& reader, const char* name) {
+  const Json* json = reader.take(name);
+  if (json == nullptr || !json->is_array()) reader.fail(name, "an array of texts");
+  std::vector<std::string> texts;
+  for (const Json& text : *json) {
+    if (!text.is_string()) reader.fail(name, "an array of texts");
+    texts.push_back(text.get<std::string>());
+  }
+  return texts;
+}
+
+// Applies `read` to each object of the array `name`.
+template <class Read>
+void for_each_class(JsonReader& reader, const char* name, Read read) {
+  const Json* json = reader.take(name);
+  if (json == nullptr) return;
+  if (!json->is_array()) reader.fail(name, "an array of classes");
+  for (std::size_t i = 0; i < json->size(); ++i) {
+    InputError::Where where = reader.at(name);
+    where.pointer += "/" + std::to_string(i);
+    JsonReader r((*json)[i], where);
+    // What the fit script starts from and frees.
+    r.take("prior");
+    r.take("fit");
+    const Json* parameters = r.take("parameters");
+    if (parameters == nullptr) r.fail("parameters", "an object");
+    read(r, *parameters);
+    r.finish();
+  }
+}
+
+bool contains(const std::vector<std::string>& texts, std::string_view text) {
+  return std::find(texts.begin(), texts.end(), text) != texts.end();
+}
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+const IntraClass* find_named(const std::vector<IntraClass>& classes, const Cluster& cluster, std::string_view fabric) {
+  for (const IntraClass& c : classes)
+    if (contains(c.architectures, cluster.device.architecture) && contains(c.fabrics, fabric) &&
+        cluster.node.devices >= c.least_devices)
+      return &c;
+  return nullptr;
+}
+
+const IntraClass* find_generic(const std::vector<IntraClass>& classes, std::string_view fabric) {
+  for (const IntraClass& c : classes)
+    if (c.architectures.empty() && contains(c.fabrics, fabric)) return &c;
+  return nullptr;
+}
+
+const InterClass* find_network(const std::vector<InterClass>& classes, const std::string& name) {
+  for (const InterClass& c : classes)
+    for (const std::string& word : c.words)
+      if (name.find(word) != std::string::npos) return &c;
+  return nullptr;
+}
+
+void add_note(std::string& note, std::string_view text) {
+  if (!note.empty()) note += "; ";
+  note += text;
+}
+
+}  // namespace
+
+CollectiveClasses read_collective_classes(const nlohmann::json& json, const InputError::Where& where) {
+  CollectiveClasses classes;
+  JsonReader reader(json, where);
+  for (const char* text : {"description", "method", "parameters"}) reader.take(text);
+  for_each_class(reader, "node_classes", [&](JsonReader& r, const Json& parameters) {
+    IntraClass& c = classes.node_classes.emplace_back();
+    r.field("name", c.name, "");
+    r.field("source", c.source, "");
+    c.architectures = read_texts(r, "architectures");
+    c.fabrics = read_texts(r, "fabrics");
+    for (const std::string& fabric : c.fabrics)
+      if (std::find(kIntraFabricNames.begin(), kIntraFabricNames.end(), fabric) == kIntraFabricNames.end())
+        r.fail("fabrics", "nvswitch, direct_mesh, nvlink_pairs or pcie", nearest_name(fabric, kIntraFabricNames));
+    r.field("least_devices", c.least_devices, at_least(1), "");
+    c.parameters = read_intra(parameters, r.at("parameters"));
+    c.residual = read_residual(r);
+  });
+  for_each_class(reader, "network_classes", [&](JsonReader& r, const Json& parameters) {
+    InterClass& c = classes.network_classes.emplace_back();
+    r.field("name", c.name, "");
+    r.field("source", c.source, "");
+    c.words = read_texts(r, "words");
+    c.parameters = read_inter(parameters, r.at("parameters"));
+    c.residual = read_residual(r);
+  });
+  reader.finish();
+  return classes;
+}
+
+const CollectiveClasses& bundled_collective_classes() {
+  static const CollectiveClasses classes = [] {
+    for (const EmbeddedFile& file : embedded_files(kFile))
+      return read_collective_classes(parse_json(file.text, std::string(kFile)), {std::string(kFile), ""});
+    throw InputError({std::string(kFile), ""}, "nothing", "the bundled calibration of collectives");
+  }();
+  return classes;
+}
+
+CollectiveCalibration find_collective_calibration(const Cluster& cluster, const CollectiveClasses& user) {
+  const CollectiveClasses& bundled = bundled_collective_classes();
+  const std::string_view fabric = kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)];
+  CollectiveCalibration calibration;
+
+  const IntraClass* intra = find_named(user.node_classes, cluster, fabric);
+  if (intra == nullptr) intra = find_generic(user.node_classes, fabric);
+  if (intra == nullptr) intra = find_named(bundled.node_classes, cluster, fabric);
+  if (intra == nullptr) {
+    intra = find_generic(bundled.node_classes, fabric);
+    const bool any_architecture_measured = intra != nullptr && intra->residual.points > 0;
+    if (intra == nullptr) intra = &bundled.node_classes.front();
+    if (!any_architecture_measured)
+      add_note(calibration.note, fmt::format("no collective measured on {} over {}: \"{}\" stands in",
+                                             cluster.device.architecture, fabric, intra->name));
+  } else if (intra->residual.points == 0) {
+    add_note(calibration.note, fmt::format("\"{}\" holds published constants, no curve was measured", intra->name));
+  }
+
+  const std::string network = lower_case(cluster.fabric.name);
+  const InterClass* inter = find_network(user.network_classes, network);
+  if (inter == nullptr) inter = find_network(bundled.network_classes, network);
+  if (inter == nullptr) {
+    inter = &bundled.network_classes.front();
+    if (cluster.nodes > 1)
+      add_note(calibration.note, fmt::format("no network class for the fabric \"{}\": \"{}\" stands in",
+                                             cluster.fabric.name, inter->name));
+  }
+
+  calibration.intra_class = intra->name;
+  calibration.intra_source = intra->source;
+  calibration.intra = intra->parameters;
+  calibration.intra_residual = intra->residual;
+  calibration.inter_class = inter->name;
+  calibration.inter_source = inter->source;
+  calibration.inter = inter->parameters;
+  calibration.inter_residual = inter->residual;
+  return calibration;
+}
+
+CollectiveCalibration find_collective_calibration(const Cluster& cluster) {
+  static const CollectiveClasses none;
+  return find_collective_calibration(cluster, none);
+}
+
+}  // namespace orrery

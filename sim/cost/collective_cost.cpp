@@ -1,0 +1,485 @@
+#include "sim/cost/collective_cost.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+using Algorithm = CollectiveAlgorithm;
+using Protocol = CollectiveProtocol;
+
+constexpr std::array kProtocols{Protocol::simple, Protocol::ll128, Protocol::ll};
+constexpr std::size_t index_of(Protocol p) { return static_cast<std::size_t>(p) - 1; }
+
+double as_double(std::int64_t n) { return static_cast<double>(n); }
+
+// Levels of a binary tree over the nodes.
+std::int64_t tree_depth(std::int64_t nodes) { return std::bit_width(static_cast<std::uint64_t>(nodes - 1)); }
+
+// Bytes that the busiest node of NCCL's double binary tree sends, over the message: it is a leaf of one tree (half up)
+// and inside the other (half up, half to each of two children). Two nodes are root and leaf in turn; of three, each has
+// at most one child and a parent in one tree.
+double busiest_node(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 1.5 : 2.0; }
+// The same of the busiest channel, which carries one tree only.
+double busiest_channel(std::int64_t nodes) { return nodes == 2 ? 1.0 : nodes == 3 ? 2.0 : 3.0; }
+
+// nccl-tests, doc/PERFORMANCE.md: bytes that each rank must send, over the size.
+double bus_factor(OpKind kind, std::int64_t ranks) {
+  const double n = as_double(ranks);
+  switch (kind) {
+    case OpKind::all_reduce:
+      return 2 * (n - 1) / n;
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
+      return (n - 1) / n;
+    default:
+      return 1;
+  }
+}
+
+const char* name_of_protocol(Protocol p) {
+  constexpr std::array names{"automatic", "Simple", "LL128", "LL"};
+  return names[static_cast<std::size_t>(p)];
+}
+
+}  // namespace
+
+const char* name_of(CollectiveAlgorithm algorithm) {
+  constexpr std::array names{"automatic", "ring", "tree", "hierarchical", "nvls", "direct"};
+  return names[static_cast<std::size_t>(algorithm)];
+}
+
+struct CollectiveModel::Group {
+  std::int64_t n = 1;  // ranks
+  std::int64_t r = 1;  // per node
+  std::int64_t nodes = 1;
+  std::int64_t stride = 1;
+  double ring_rate = std::numeric_limits<double>::infinity();  // within the node, Simple, with its share
+  double nic_rate = std::numeric_limits<double>::infinity();   // of all NICs of a node for this group, before shares
+  double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same when one of its ranks sends
+  double ll_rate = 0;
+  Crossing crossing;
+};
+
+struct CollectiveModel::Candidate {
+  Algorithm algorithm = Algorithm::ring;
+  Protocol protocol = Protocol::simple;
+  double latency_seconds = 0;
+  double intra_seconds = 0, inter_seconds = 0;  // bandwidth terms
+  double intra_bytes = 0, inter_bytes = 0;
+  bool in_sequence = false;  // the two bandwidth terms add up instead of overlapping
+  double seconds() const {
+    return latency_seconds + (in_sequence ? intra_seconds + inter_seconds : std::max(intra_seconds, inter_seconds));
+  }
+};
+
+CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibration& calibration)
+    : intra_(calibration.intra), inter_(calibration.inter), node_(cluster.node), fabric_(cluster.fabric) {
+  provenance_ = fmt::format("node class \"{}\" ({}); network class \"{}\" ({}){}{}", calibration.intra_class,
+                            calibration.intra_source, calibration.inter_class, calibration.inter_source,
+                            calibration.note.empty() ? "" : "; note: ", calibration.note);
+  if (node_.pcie_bytes_per_second <= 0) node_.pcie_bytes_per_second = cluster.device.pcie_bytes_per_second;
+  pcie_bytes_per_second_ = node_.pcie_bytes_per_second;
+  const bool over_pcie = node_.intra == IntraFabric::pcie || node_.intra == IntraFabric::nvlink_pairs;
+  if (over_pcie && node_.intra_bytes_per_second > 0) pcie_bytes_per_second_ = node_.intra_bytes_per_second;
+  if (node_.pair_bytes_per_second <= 0) node_.pair_bytes_per_second = node_.intra_bytes_per_second;
+  nic_bytes_per_second_ = cluster.inter_node_bytes_per_second();
+  // A rank uses the NICs nearest to it, at least one.
+  rank_nic_bytes_per_second_ = std::max(node_.nic_bytes_per_second, nic_bytes_per_second_ / as_double(node_.devices));
+  if (node_.pcie_bytes_per_second > 0)
+    rank_nic_bytes_per_second_ = std::min(rank_nic_bytes_per_second_, node_.pcie_bytes_per_second);
+  extra_latency_seconds_ = std::max(0.0, fabric_.latency_seconds - inter_.included_latency_seconds);
+}
+
+CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t stride) const {
+  switch (node_.intra) {
+    case IntraFabric::nvswitch:
+      return {node_.intra_bytes_per_second, false};
+    case IntraFabric::direct_mesh:
+      // Each rank has links to ranks - 1 others of the group; rings are laid over all of them.
+      return {std::min(node_.intra_bytes_per_second, as_double(ranks - 1) * node_.pair_bytes_per_second), false};
+    case IntraFabric::nvlink_pairs:
+      if (ranks == 2 && stride == 1) return {node_.pair_bytes_per_second, false};
+      return {pcie_bytes_per_second_, true};
+    case IntraFabric::pcie:
+      break;
+  }
+  const std::int64_t per_switch = node_.devices_per_pcie_switch;
+  if (ranks * stride <= per_switch) return {pcie_bytes_per_second_, false};
+  // Like groups whose ranks lie interleaved share the up-link of a switch.
+  const std::int64_t groups = std::min(stride, per_switch);
+  return {pcie_bytes_per_second_ / as_double(groups), true};
+}
+
+CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) const {
+  Crossing crossing;
+  const std::int64_t nodes = span.nodes;
+  // Nodes between neighbouring nodes of the group.
+  const std::int64_t apart = std::max<std::int64_t>(1, span.stride / node_.devices);
+  if (fabric_.kind == FabricKind::single_switch) return crossing;
+
+  if (fabric_.kind == FabricKind::torus) {
+    const auto dimensions = static_cast<std::int64_t>(fabric_.dimensions.size());
+    if (dimensions == 0) return crossing;
+    // The dimensions along which the group extends; the links of the others it cannot use. Half of an all-to-all's
+    // bytes cross the bisection of the longest: d/8 link-times per link pair (Dally and Towles, Principles and
+    // Practices of Interconnection Networks, section 3.3), of 2 links per dimension.
+    std::int64_t below = 1, used = 0, longest = 1;
+    for (const std::int64_t d : fabric_.dimensions) {
+      if (below * d > apart && below < apart * nodes) {
+        ++used;
+        longest = std::max(longest, d);
+      }
+      below *= d;
+    }
+    used = std::max<std::int64_t>(used, 1);
+    crossing.ring = crossing.tree = as_double(dimensions) / as_double(used);
+    crossing.all_to_all = std::max(crossing.ring, as_double(longest * dimensions) / 4);
+    return crossing;
+  }
+
+  const bool dragonfly = fabric_.kind == FabricKind::dragonfly;
+  const std::int64_t local = dragonfly ? fabric_.nodes_per_group : fabric_.nodes_per_leaf;
+  const double narrowing = dragonfly ? fabric_.global_taper : fabric_.oversubscription;
+  if (dragonfly && fabric_.nodes_per_leaf > 0 && nodes * apart > fabric_.nodes_per_leaf)
+    crossing.latency_seconds += fabric_.hop_latency_seconds;
+  // Ranks of different rails meet at the spine, unless NVLink carries the bytes to the right rail first (NCCL's PXN).
+  if (fabric_.kind == FabricKind::rail_fat_tree && span.ranks_per_node > 1 &&
+      (node_.intra == IntraFabric::pcie || node_.intra == IntraFabric::nvlink_pairs)) {
+    const double other_rails = as_double(span.ranks_per_node - 1) / as_double(span.ranks_per_node);
+    crossing.all_to_all = std::max(1.0, narrowing * other_rails);
+  }
+  if (local <= 0 || nodes * apart <= local) return crossing;
+  crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
+  // Up-links carry `local / narrowing` nodes' worth. A ring leaves a leaf once for each of the `apart` interleaved
+  // groups; a tree's blocks have about twice as many edges to the outside; an all-to-all sends all but the leaf's
+  // share.
+  const double leaf = as_double(local);
+  const double leaving = std::min(as_double(apart), leaf) / leaf;
+  crossing.ring = std::max(1.0, narrowing * leaving);
+  crossing.tree = std::max(1.0, narrowing * std::min(1.0, 2 * leaving));
+  const double inside = std::max(1.0, leaf / as_double(apart));
+  const double outside = std::max(0.0, as_double(nodes) - inside) / as_double(nodes - 1);
+  crossing.all_to_all = std::max(crossing.all_to_all, narrowing * outside);
+  return crossing;
+}
+
+CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
+  Group g;
+  g.n = span.ranks;
+  g.nodes = span.nodes;
+  g.r = span.ranks_per_node;
+  g.stride = span.stride;
+  g.ll_rate = intra_.ll_bytes_per_second[g.nodes == 1 ? 0 : g.nodes < 4 ? 1 : 2];
+  if (g.r > 1) {
+    const Link link = link_of(g.r, g.stride);
+    if (!(link.bytes_per_second > 0))
+      throw InputError({.file = {}, .pointer = "/cluster/intra_node_bytes_per_second"}, "no value",
+                       "the rate between the devices of a node");
+    g.ring_rate = link.bytes_per_second * (link.over_bridge ? intra_.host_bridge_share : intra_.ring_share);
+  }
+  if (g.nodes > 1) {
+    if (!(nic_bytes_per_second_ > 0))
+      throw InputError({.file = {}, .pointer = "/cluster/inter_node_bytes_per_second"}, "no value",
+                       "the rate of a node's NICs");
+    const double share = nic_bytes_per_second_ / as_double(span.groups_sharing_nics);
+    g.nic_rate = std::min(share, as_double(g.r) * rank_nic_bytes_per_second_);
+    g.one_rank_nic_rate = std::min(share, rank_nic_bytes_per_second_);
+    g.crossing = crossing_of(span);
+  }
+  return g;
+}
+
+double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) const {
+  if (g.r == 1) return 0;
+  const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
+  const Link link = link_of(g.r, g.stride);
+  if (!link.over_bridge) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
+  // All devices of a switch send at once what goes to other switches.
+  const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
+  const std::int64_t here = std::clamp<std::int64_t>(per_switch / g.stride, 1, g.r);
+  const double leaving = as_double(per_switch) * as_double(g.r - here) / as_double(g.n) * bytes;
+  return std::max(to_peers / (pcie_bytes_per_second_ * intra_.all_to_all_share),
+                  leaving / (pcie_bytes_per_second_ * intra_.host_bridge_share));
+}
+
+// The formulas of NCCL's tuning.cc (ncclTopoTuneModel); the constants come from the calibration.
+struct CollectiveModel::Formulas {
+  const CollectiveModel& m;
+  const Group& g;
+  double bytes;
+  double n = as_double(g.n), r = as_double(g.r), nodes = as_double(g.nodes);
+  bool across = g.nodes > 1;
+  double wire = m.extra_latency_seconds_ + g.crossing.latency_seconds;
+  double ring_nic = g.nic_rate * m.inter_.ring_share / g.crossing.ring;
+  double tree_nic = g.nic_rate * m.inter_.tree_share / g.crossing.tree;
+
+  bool ll128_legal() const { return m.intra_.ll128 && (!across || m.inter_.ll128); }
+
+  // Simple also waits for the receiver's credit: the network is crossed a second time (tuning.cc adds NIC latency
+  // twice).
+  double wire_of(Protocol p) const { return p == Protocol::simple ? 2 * wire : wire; }
+  double filled(double seconds, double half_bytes) const { return seconds * bytes / (bytes + half_bytes); }
+  double ring_step(Protocol p) const {
+    const InterCalibration& c = m.inter_;
+    return c.ring_step_seconds[index_of(p)] + wire_of(p) +
+           (p == Protocol::simple ? filled(c.ring_fill_seconds, c.ring_fill_bytes) : 0);
+  }
+  double tree_step(Protocol p) const {
+    const InterCalibration& c = m.inter_;
+    return c.tree_step_seconds[index_of(p)] + wire_of(p) +
+           (p == Protocol::simple ? filled(c.tree_fill_seconds, c.tree_fill_bytes) : 0);
+  }
+  double stack(Protocol p) const { return m.inter_.base_seconds[index_of(p)] + m.intra_.network_base_seconds; }
+  // Shares of a Simple rate that a protocol reaches; LL has an absolute limit too.
+  double intra_share(double share, Protocol p) const {
+    return p == Protocol::ll ? std::min(share, g.ll_rate / (g.r > 1 ? g.ring_rate : g.nic_rate)) : share;
+  }
+  double inter_share(double share, Protocol p) const {
+    return p == Protocol::ll ? std::min({share, m.inter_.ll_share, g.ll_rate / g.nic_rate}) : share;
+  }
+
+  Candidate ring(OpKind kind, Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    const bool chain = kind == OpKind::broadcast;
+    const double rounds = kind == OpKind::all_reduce ? 2 : 1;
+    const double steps = rounds * (n - 1), out_steps = rounds * (nodes - 1);
+    // Bytes over each edge, and within the node also the copy of the first step.
+    const double edge = chain ? bytes : steps / n * bytes;
+    const double edge_and_copy = chain ? bytes : (steps + c.local_steps) / n * bytes;
+    // One of a node's r ring edges leaves it; which one differs from channel to channel.
+    const double inside = across ? (r - 1) / r : 1;
+    Candidate x{.algorithm = Algorithm::ring, .protocol = p};
+    x.latency_seconds = c.base_seconds[i] + (steps - out_steps) * c.step_seconds[i];
+    x.intra_seconds = edge_and_copy * inside / (g.ring_rate * intra_share(c.protocol_share[i], p));
+    x.intra_bytes = chain ? bytes * (n - nodes) / n : edge * inside;
+    if (across) {
+      x.latency_seconds += stack(p) + out_steps * ring_step(p);
+      x.inter_seconds = edge / (ring_nic * inter_share(c.protocol_share[i], p));
+      x.inter_bytes = chain ? bytes * (nodes - 1) / nodes : edge;
+    }
+    return x;
+  }
+
+  // Phases one after the other, as libraries above NCCL call them: reduce-scatter in the node, rails of one rank per
+  // node, all-gather in the node (the rails first where nothing is reduced).
+  Candidate hierarchical(OpKind kind, Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    const double rounds = kind == OpKind::all_reduce ? 2 : 1;
+    const double in_steps = rounds * (r - 1), out_steps = rounds * (nodes - 1);
+    Candidate x{.algorithm = Algorithm::hierarchical, .protocol = p, .in_sequence = true};
+    x.latency_seconds =
+        (rounds + 1) * c.base_seconds[i] + in_steps * c.step_seconds[i] + stack(p) + out_steps * ring_step(p);
+    x.intra_bytes = in_steps / r * bytes;
+    x.inter_bytes = out_steps / nodes * bytes;
+    x.intra_seconds =
+        rounds * (r - 1 + c.local_steps) / r * bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
+    x.inter_seconds = x.inter_bytes / (ring_nic * inter_share(c.protocol_share[i], p));
+    return x;
+  }
+
+  // A chain in each node, a double binary tree over the nodes; up and down.
+  Candidate tree(Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    Candidate x{.algorithm = Algorithm::tree, .protocol = p};
+    x.latency_seconds = c.base_seconds[i] + 2 * (r - 1) * c.step_seconds[i];
+    if (g.r > 1) {
+      // tuning.cc: half the ring's rate, whatever the chain's length.
+      x.intra_seconds = 2 * bytes / (g.ring_rate * intra_share(c.protocol_share[i], p) * c.tree_share[i]);
+      x.intra_bytes = 2 * (r - 1) / r * bytes;
+    }
+    if (across) {
+      x.latency_seconds += stack(p) + 2 * as_double(tree_depth(g.nodes)) * tree_step(p);
+      x.inter_seconds =
+          busiest_node(g.nodes) * bytes / (tree_nic * inter_share(c.protocol_share[i], p) * c.tree_share[i]);
+      x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
+    }
+    return x;
+  }
+
+  // Each rank's switch ports pass its bytes once up and the reduced shard once more.
+  Candidate nvls() const {
+    const IntraCalibration& c = m.intra_;
+    Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple};
+    x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes);
+    x.intra_bytes = (r + 1) / r * bytes;
+    x.intra_seconds = x.intra_bytes / (m.node_.intra_bytes_per_second * c.nvls_share);
+    if (across) {
+      x.latency_seconds += stack(Protocol::simple) + 2 * as_double(tree_depth(g.nodes)) * tree_step(Protocol::simple);
+      x.intra_seconds /= c.nvls_network_share;
+      const double channel_nic = m.rank_nic_bytes_per_second_ * as_double(c.nvls_channels);
+      x.inter_seconds = bytes * std::max(busiest_node(g.nodes) / tree_nic,
+                                         busiest_channel(g.nodes) / (channel_nic * m.inter_.tree_share));
+      x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
+    }
+    return x;
+  }
+
+  // `by_node`: bytes are first collected in the node on the rank of the right rail, so that a rank sends one message
+  // to each node instead of one to each rank.
+  Candidate all_to_all(Protocol p, bool by_node) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    Candidate x{
+        .algorithm = by_node ? Algorithm::hierarchical : Algorithm::direct, .protocol = p, .in_sequence = by_node};
+    x.latency_seconds = c.all_to_all_base_seconds[i] + (r - 1) * c.send_step_seconds;
+    x.intra_bytes = (r - 1) / (by_node ? r : n) * bytes;
+    x.intra_seconds = m.all_to_all_intra_seconds(by_node ? bytes * nodes : bytes, g) / c.protocol_share[i];
+    if (across) {
+      const double messages = by_node ? nodes - 1 : n - r;
+      x.latency_seconds += stack(p) + messages * m.inter_.send_step_seconds[i] + wire_of(p);
+      if (by_node) x.latency_seconds += c.all_to_all_base_seconds[i];
+      x.inter_bytes = r * (n - r) / n * bytes;
+      x.inter_seconds = x.inter_bytes * g.crossing.all_to_all /
+                        (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
+    }
+    return x;
+  }
+};
+
+// To the next rank of the group; the slowest hop counts.
+CollectiveModel::Candidate CollectiveModel::message(double bytes, const Group& g, Protocol p) const {
+  const std::size_t i = index_of(p);
+  const double nodes = as_double(g.nodes);
+  Candidate x{.algorithm = Algorithm::direct, .protocol = p};
+  x.latency_seconds = intra_.send_base_seconds[i] + intra_.send_step_seconds;
+  if (g.r > 1) {
+    const double link =
+        node_.intra == IntraFabric::direct_mesh ? node_.pair_bytes_per_second : link_of(g.r, g.stride).bytes_per_second;
+    x.intra_seconds = bytes / (link * intra_.send_share * intra_.protocol_share[i]);
+    x.intra_bytes = bytes * (as_double(g.n) - (g.nodes > 1 ? nodes : 0)) / as_double(g.n);
+  }
+  if (g.nodes > 1) {
+    const Formulas f{*this, g, bytes};
+    x.latency_seconds += f.stack(p) + f.ring_step(p);
+    x.inter_seconds = bytes * g.crossing.ring /
+                      (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
+    x.inter_bytes = bytes;
+  }
+  return x;
+}
+
+// Calls visit(candidate) for each legal pair: all of those that NCCL considers, and hierarchical if wanted.
+template <class Visit>
+void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group& g, Algorithm wanted,
+                                         Visit&& visit) const {
+  const Formulas f{*this, g, bytes};
+  const bool in_phases = wanted == Algorithm::hierarchical && f.across && g.r > 1;
+  switch (kind) {
+    case OpKind::all_reduce:
+      if (node_.in_switch_reduction && g.r >= intra_.nvls_least_ranks) visit(f.nvls());
+      [[fallthrough]];
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::broadcast:
+      for (const Protocol p : kProtocols) {
+        if (p == Protocol::ll128 && !f.ll128_legal()) continue;
+        visit(f.ring(kind, p));
+        // Within a node a tree is a chain and never faster than the ring.
+        if (kind == OpKind::all_reduce && (f.across || wanted == Algorithm::tree)) visit(f.tree(p));
+        if (in_phases && kind != OpKind::broadcast) visit(f.hierarchical(kind, p));
+      }
+      return;
+    case OpKind::all_to_all:
+      for (const Protocol p : {Protocol::simple, Protocol::ll}) {
+        visit(f.all_to_all(p, false));
+        if (in_phases) visit(f.all_to_all(p, true));
+      }
+      return;
+    case OpKind::ring_shift:
+    case OpKind::send:
+    case OpKind::receive:
+      for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(bytes, g, p));
+      return;
+    default:
+      throw InputError({}, name_of(kind), "a communication op");
+  }
+}
+
+CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan& span, Algorithm algorithm,
+                                     Protocol protocol) const {
+  CollectiveCost cost;
+  if (span.ranks <= 1 || !(bytes > 0)) return cost;
+  const Group g = group_of(span);
+  Candidate best;
+  double least = std::numeric_limits<double>::infinity();
+  int best_match = -1;
+  for_each_candidate(kind, bytes, g, algorithm, [&](const Candidate& c) {
+    // A wanted algorithm counts more than a wanted protocol; neither is met by another's speed.
+    const int match = (algorithm == Algorithm::automatic || algorithm == c.algorithm ? 2 : 0) +
+                      (protocol == Protocol::automatic || protocol == c.protocol ? 1 : 0);
+    const double seconds = c.seconds();
+    if (match < best_match || (match == best_match && seconds >= least)) return;
+    best_match = match;
+    least = seconds;
+    best = c;
+  });
+  cost.seconds = least;
+  cost.bus_bytes_per_second = bus_factor(kind, span.ranks) * bytes / least;
+  cost.intra_bytes = best.intra_bytes;
+  cost.inter_bytes = best.inter_bytes;
+  cost.algorithm = best.algorithm;
+  cost.protocol = best.protocol;
+  cost.inter_bound = best.inter_seconds > best.intra_seconds;
+  return cost;
+}
+
+double CollectiveModel::transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const {
+  if (!(bytes > 0) || distance == 0) return 0;
+  GroupSpan span{.ranks = 2, .stride = distance};
+  if (distance >= node_.devices) {
+    span.nodes = 2;
+    span.groups_sharing_nics = std::max<std::int64_t>(1, concurrent);
+  } else {
+    span.ranks_per_node = 2;
+  }
+  return cost(OpKind::send, bytes, span).seconds;
+}
+
+std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan& span) const {
+  if (span.ranks <= 1 || !(bytes > 0)) return "0 s: one rank, or no bytes";
+  const Group g = group_of(span);
+  const CollectiveCost chosen = cost(kind, bytes, span);
+  std::string text, others;
+  for_each_candidate(kind, bytes, g, Algorithm::automatic, [&](const Candidate& c) {
+    if (c.algorithm != chosen.algorithm || c.protocol != chosen.protocol) {
+      others += fmt::format("{}{} {} {:.4g} us", others.empty() ? "" : ", ", orrery::name_of(c.algorithm),
+                            name_of_protocol(c.protocol), c.seconds() * 1e6);
+      return;
+    }
+    text = fmt::format(
+        "{} of {:.6g} bytes over {} ranks ({} node{}, {} per node), {} {}: {:.4g} us = latency {:.4g} us + max("
+        "{:.4g} us in the node, {:.4g} us over NICs)",
+        name_of(kind), bytes, g.n, g.nodes, g.nodes == 1 ? "" : "s", g.r, orrery::name_of(c.algorithm),
+        name_of_protocol(c.protocol), c.seconds() * 1e6, c.latency_seconds * 1e6, c.intra_seconds * 1e6,
+        c.inter_seconds * 1e6);
+    if (c.intra_seconds > 0)
+      text += fmt::format("; in the node {:.6g} bytes per rank at {:.4g} GB/s of {:.4g}", c.intra_bytes,
+                          c.intra_bytes / c.intra_seconds / 1e9, link_of(g.r, g.stride).bytes_per_second / 1e9);
+    if (g.nodes > 1)
+      text +=
+          fmt::format("; over NICs {:.6g} bytes per node at {:.4g} GB/s of {:.4g} (node {:.4g}, {} groups share it)",
+                      c.inter_bytes, c.inter_bytes / c.inter_seconds / 1e9, g.nic_rate / 1e9,
+                      nic_bytes_per_second_ / 1e9, span.groups_sharing_nics);
+    const double narrowed = kind == OpKind::all_to_all                                           ? g.crossing.all_to_all
+                            : c.algorithm == Algorithm::ring || c.algorithm == Algorithm::direct ? g.crossing.ring
+                                                                                                 : g.crossing.tree;
+    if (g.nodes > 1 && narrowed > 1) text += fmt::format("; {:.3g} times slower beyond the leaf switches", narrowed);
+  });
+  return fmt::format(
+      "{}; bus bandwidth {:.4g} GB/s. Slower: {}. Formulas: NCCL src/graph/tuning.cc. Rates and latencies: {}", text,
+      chosen.bus_bytes_per_second / 1e9, others.empty() ? "none" : others, provenance_);
+}
+
+}  // namespace orrery

@@ -1,0 +1,298 @@
+#include "sim/cost/kernel_cost.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <utility>
+
+namespace orrery {
+namespace {
+
+// Query rows of one FlashAttention tile (Dao 2023, section 3.3): the unit in which its work is dealt to
+// multiprocessors.
+constexpr double kAttentionRows = 128;
+
+// floor(x) for 0 <= x < 2^51: adding 1.5 * 2^52 leaves no bits for fractions and rounds to the nearest, so exact halves
+// (x whole) must not occur. std::floor is a call, and a conversion to integers slower, without SSE 4.1.
+double whole(double x) {
+  constexpr double kNoFractions = 6755399441055744.0;
+  return (x - 0.5) + kNoFractions - kNoFractions;
+}
+
+// How often `step` is needed to cover `size`, both whole; `per_step` is 1 / step. The half keeps the quotient off
+// whole numbers, and on their right side where it is rounded.
+double cover(double size, double step, double per_step) { return whole((size + step - 0.5) * per_step); }
+
+int power_of_2(std::int64_t x) {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(x, 1)))) - 1;
+}
+
+bool within_factor_2(std::int64_t a, std::int64_t b) { return a <= 2 * b && b <= 2 * a; }
+
+// Pairs of (query, key) over all heads are flops / this. Forward: two products; backward: five, over q and k or v.
+double flops_per_pair(const AttentionShape& s, bool backward) {
+  const auto d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
+  return backward ? 2 * (3 * d + 2 * dv) : 2 * (d + dv);
+}
+
+Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
+  return tensors[op.reads[op.kind == OpKind::attention_backward ? 3 : 0]].dtype;
+}
+
+}  // namespace
+
+void KernelModel::NearIndex::build() {
+  words = static_cast<int>((shapes.size() + 63) / 64);
+  bits.assign(static_cast<std::size_t>(3 * kPowers * words), 0);
+  for (std::size_t i = 0; i < shapes.size(); ++i) {
+    for (int dimension = 0; dimension < 3; ++dimension) {
+      const int power = power_of_2(shapes[i][dimension]);
+      // A size within a factor 2 has a power at most one off.
+      for (int p = std::max(0, power - 1); p <= std::min(power + 1, kPowers - 1); ++p)
+        bits[static_cast<std::size_t>((dimension * kPowers + p) * words) + i / 64] |= std::uint64_t{1} << (i % 64);
+    }
+  }
+}
+
+bool KernelModel::NearIndex::near(std::int64_t m, std::int64_t n, std::int64_t k) const {
+  const auto row = [&](int dimension, std::int64_t size) {
+    return bits.data() + (dimension * kPowers + std::min(power_of_2(size), kPowers - 1)) * words;
+  };
+  const std::uint64_t *of_m = row(0, m), *of_n = row(1, n), *of_k = row(2, k);
+  for (int word = 0; word < words; ++word) {
+    for (std::uint64_t found = of_m[word] & of_n[word] & of_k[word]; found != 0; found &= found - 1) {
+      const auto& shape = shapes[static_cast<std::size_t>(word * 64 + std::countr_zero(found))];
+      if (within_factor_2(m, shape[0]) && within_factor_2(n, shape[1]) && within_factor_2(k, shape[2])) return true;
+    }
+  }
+  return false;
+}
+
+std::size_t KernelModel::matrix_index(Dtype dtype) {
+  const auto index = static_cast<std::size_t>(dtype);
+  return index < kMatrixDtypes ? index : static_cast<std::size_t>(Dtype::fp32);
+}
+
+KernelModel::KernelModel(const Device& device, const Calibration& calibration)
+    : device_(device), calibration_(calibration) {
+  multiprocessors_ = static_cast<double>(std::max<std::int64_t>(device.multiprocessors, 1));
+  per_multiprocessor_ = 1 / multiprocessors_;
+  seconds_per_byte_ = 1 / (device.memory_bytes_per_second * calibration.memory_efficiency);
+  kernel_fixed_seconds_ = calibration.kernel_fixed_seconds;
+  const AttentionCurve& attention = calibration.attention;
+  idle_tiles_ = {attention.forward_last_wave * multiprocessors_, attention.backward_last_wave * multiprocessors_};
+
+  for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
+    const auto dtype = static_cast<Dtype>(i);
+    // A device without units for the type multiplies in the type that peak() falls back to, with that type's curve.
+    Dtype curve_dtype = dtype;
+    if (device.peak_flops_per_second[i] <= 0)
+      for (std::size_t j = 0; j < kMatrixDtypes; ++j)
+        if (device.peak_flops_per_second[j] > 0 && device.peak_flops_per_second[j] == device.peak(dtype))
+          curve_dtype = static_cast<Dtype>(j);
+    const MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(curve_dtype)];
+    const double peak = device.peak(dtype);
+
+    Matmul& matmul = matmul_[i];
+    for (const MatmulTile& tile : curve.tiles) {
+      if (matmul.tile_count == kMostTiles) break;
+      const auto tm = static_cast<double>(tile.m), tn = static_cast<double>(tile.n);
+      const double operands = 1 + curve.operand_cost * (1 / tm + 1 / tn);
+      matmul.tiles[static_cast<std::size_t>(matmul.tile_count++)] = {
+          tm, tn, 1 / tm, 1 / tn, 2 * tm * tn * operands * multiprocessors_ / (peak * curve.efficiency)};
+    }
+    matmul.half_k = curve.half_k;
+    matmul.split_k = curve.split_k;
+    if (curve.sustained_efficiency > 0 && curve.sustained_efficiency < curve.efficiency) {
+      matmul.slow_down = curve.efficiency / curve.sustained_efficiency - 1;
+      matmul.sustained_seconds = curve.sustained_seconds;
+    }
+    matmul.seconds_per_byte = 1 / (device.memory_bytes_per_second * curve.memory_efficiency);
+    matmul.overlap_loss = curve.overlap_loss;
+    matmul.fixed_seconds = curve.fixed_seconds;
+
+    // fp16 and bf16 run on the same units at the same rate, so one's measurements speak for the other.
+    matmul.measured = curve.measured;
+    for (const MeasuredShape& shape : calibration.measured_shapes) {
+      const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::fp16;
+      const bool curve_half = curve_dtype == Dtype::bf16 || curve_dtype == Dtype::fp16;
+      if (shape.dtype == curve_dtype || (half && curve_half)) near_[i].shapes.push_back({shape.m, shape.n, shape.k});
+    }
+    near_[i].build();
+
+    attention_seconds_per_flop_[0][i] = 1 / (peak * attention.forward_efficiency);
+    attention_seconds_per_flop_[1][i] = 1 / (peak * attention.backward_efficiency);
+  }
+}
+
+KernelModel::Times KernelModel::matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const {
+  const auto batch = static_cast<double>(shape.batch), m = static_cast<double>(shape.m),
+             n = static_cast<double>(shape.n), k = static_cast<double>(shape.k);
+  const double whole_k = k + curve.half_k;
+  double compute = std::numeric_limits<double>::max();
+  for (int i = 0; i < curve.tile_count; ++i) {
+    const Tile& tile = curve.tiles[static_cast<std::size_t>(i)];
+    const double tiles = batch * cover(m, tile.rows, tile.per_row) * cover(n, tile.columns, tile.per_column);
+    const double waves = cover(tiles, multiprocessors_, per_multiprocessor_);
+    double steps = waves * whole_k;
+    if (2 * tiles <= multiprocessors_)
+      steps = std::min(steps, k / whole((multiprocessors_ + 0.5) / tiles) + curve.half_k + curve.split_k);
+    compute = std::min(compute, steps * tile.seconds_per_k);
+  }
+  if (curve.slow_down > 0) compute *= 1 + curve.slow_down * compute / (compute + curve.sustained_seconds);
+  return {compute, bytes * curve.seconds_per_byte};
+}
+
+double KernelModel::matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
+  const Matmul& curve = matmul_[matrix_index(dtype)];
+  const Times t = matmul_times(curve, shape, bytes);
+  return curve.fixed_seconds + std::max(t.compute, t.memory) + curve.overlap_loss * std::min(t.compute, t.memory);
+}
+
+KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype dtype, bool backward, double flops,
+                                                double bytes) const {
+  const AttentionCurve& curve = calibration_.attention;
+  const double per_pair = flops_per_pair(s, backward);
+  const auto head_dim = static_cast<double>(s.head_dim), queries = static_cast<double>(s.queries);
+  const std::int64_t keys = s.window > 0 ? std::min(s.window, s.keys) : s.keys;
+  const double rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * queries;
+  const double idle_pairs = rows * curve.half_sequence + idle_tiles_[backward ? 1 : 0] *
+                                                             std::min(kAttentionRows, queries) *
+                                                             static_cast<double>(keys);
+  const double seconds_per_flop = attention_seconds_per_flop_[backward ? 1 : 0][matrix_index(dtype)];
+  return {(flops + per_pair * idle_pairs) * seconds_per_flop * (1 + curve.half_head_dim / head_dim),
+          bytes * seconds_per_byte_};
+}
+
+double KernelModel::attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops,
+                                      double bytes) const {
+  const Times t = attention_times(shape, dtype, backward, flops, bytes);
+  return calibration_.attention.fixed_seconds + std::max(t.compute, t.memory);
+}
+
+bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype) const {
+  const std::size_t i = matrix_index(dtype);
+  if (!matmul_[i].measured || shape.batch > 1) return false;
+  // A product and its transpose are the same kernel.
+  return near_[i].near(shape.m, shape.n, shape.k) || near_[i].near(shape.n, shape.m, shape.k);
+}
+
+bool KernelModel::near_measured(const AttentionShape& shape) const {
+  return std::any_of(calibration_.measured_attention.begin(), calibration_.measured_attention.end(),
+                     [&](const MeasuredAttention& m) {
+                       return within_factor_2(shape.keys, m.sequence) && within_factor_2(shape.head_dim, m.head_dim);
+                     });
+}
+
+KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) const {
+  KernelCost result;
+  result.bytes = bytes(op, tensors);
+  double fixed = kernel_fixed_seconds_;
+  Times times{0, result.bytes * seconds_per_byte_};
+  double overlap_loss = 0;
+  if (is_matmul(op.kind)) {
+    const GemmShape shape = gemm_shape(op, tensors);
+    const Matmul& curve = matmul_[matrix_index(op.compute_dtype)];
+    result.flops = 2.0 * static_cast<double>(shape.batch) * static_cast<double>(shape.m) *
+                   static_cast<double>(shape.n) * static_cast<double>(shape.k);
+    times = matmul_times(curve, shape, result.bytes);
+    overlap_loss = curve.overlap_loss;
+    fixed = curve.fixed_seconds;
+    result.near_measured = near_measured(shape, op.compute_dtype);
+  } else if (is_attention(op.kind)) {
+    const AttentionShape shape = attention_shape(op, tensors);
+    result.flops = flops(op, tensors);
+    times = attention_times(shape, attention_dtype(op, tensors), op.kind == OpKind::attention_backward, result.flops,
+                            result.bytes);
+    fixed = calibration_.attention.fixed_seconds;
+    result.near_measured = near_measured(shape);
+  }
+  const double longer = std::max(times.compute, times.memory);
+  result.seconds = fixed + longer + overlap_loss * std::min(times.compute, times.memory);
+  result.bound = fixed > longer                 ? KernelCost::Bound::fixed
+                 : times.compute > times.memory ? KernelCost::Bound::compute
+                                                : KernelCost::Bound::memory;
+  return result;
+}
+
+namespace {
+
+std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
+
+std::string describe(const Residual& r) {
+  if (r.points == 0) return "no measured points of its own";
+  return fmt::format("{} points, median error {}, 90th percentile {}", r.points, percent(r.median),
+                     percent(r.percentile_90));
+}
+
+std::string micro(double seconds) { return fmt::format("{:.2f} us", 1e6 * seconds); }
+
+}  // namespace
+
+std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) const {
+  const KernelCost total = cost(op, tensors);
+  std::string text = fmt::format("{} ({}) on {}: {}\n", op.name, name_of(op.kind), device_.name, micro(total.seconds));
+  if (is_matmul(op.kind)) {
+    const GemmShape shape = gemm_shape(op, tensors);
+    const std::size_t index = matrix_index(op.compute_dtype);
+    const MatmulCurve& curve = calibration_.matmul[index];
+    const Times t = matmul_times(matmul_[index], shape, total.bytes);
+    const double peak = device_.peak(op.compute_dtype);
+    text += fmt::format("  {} x [{} x {}] . [{} x {}], {}: {:.4g} FLOP, {:.4g} bytes\n", shape.batch, shape.m, shape.k,
+                        shape.k, shape.n, name_of(op.compute_dtype), total.flops, total.bytes);
+    text += fmt::format(
+        "  = fixed {} + max(compute {}, memory {}) + {} of the shorter\n"
+        "  compute: waves of tiles over {} multiprocessors, {} of the {:.4g} FLOP/s peak for endless shapes,\n"
+        "    {:.0f} steps of k before and after each tile, operand cost {:.3g} rows; this shape reaches {} of the peak\n",
+        micro(curve.fixed_seconds), micro(t.compute), micro(t.memory), percent(curve.overlap_loss),
+        device_.multiprocessors, percent(curve.efficiency), peak, curve.half_k, curve.operand_cost,
+        percent(total.flops / (total.seconds * peak)));
+    if (matmul_[index].slow_down > 0)
+      text += fmt::format("    power limit: {} of the peak where compute lasts much longer than {}\n",
+                          percent(curve.sustained_efficiency), micro(curve.sustained_seconds));
+    text += fmt::format("  memory: {} of {:.4g} bytes/s\n", percent(curve.memory_efficiency),
+                        device_.memory_bytes_per_second);
+    text += fmt::format("  curve: {}{}; {}\n", calibration_.source, curve.measured ? "" : " (taken over from bf16)",
+                        describe(curve.residual));
+  } else if (is_attention(op.kind)) {
+    const AttentionShape s = attention_shape(op, tensors);
+    const AttentionCurve& curve = calibration_.attention;
+    const bool backward = op.kind == OpKind::attention_backward;
+    const Dtype dtype = attention_dtype(op, tensors);
+    const Times t = attention_times(s, dtype, backward, total.flops, total.bytes);
+    const double peak = device_.peak(dtype);
+    text += fmt::format("  {} x {} heads, {} queries, {} keys{}{}, head_dim {}, {}: {:.4g} FLOP, {:.4g} bytes\n",
+                        s.batch, s.heads, s.queries, s.keys, s.causal ? ", causal" : "",
+                        s.window > 0 ? fmt::format(", window {}", s.window) : "", s.head_dim, name_of(dtype),
+                        total.flops, total.bytes);
+    text += fmt::format(
+        "  = fixed {} + max(compute {}, memory {})\n"
+        "  compute: {} of the {:.4g} FLOP/s peak for endless shapes, half of it at {:.0f} keys and at head_dim {:.0f},\n"
+        "    last wave {:.2f} of a tile; this shape reaches {} of the peak\n",
+        micro(curve.fixed_seconds), micro(t.compute), micro(t.memory),
+        percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
+        curve.half_head_dim, backward ? curve.backward_last_wave : curve.forward_last_wave,
+        percent(total.flops / (total.seconds * peak)));
+    text += fmt::format("  curve: {}{}, {}; {}\n", curve.name,
+                        calibration_.attention_borrowed_from.empty()
+                            ? ""
+                            : " of " + calibration_.attention_borrowed_from + " (relative to the peak)",
+                        curve.source, describe(curve.residual));
+  } else {
+    text += fmt::format("  = fixed {} + {:.4g} bytes / ({} of {:.4g} bytes/s)\n", micro(kernel_fixed_seconds_),
+                        total.bytes, percent(calibration_.memory_efficiency), device_.memory_bytes_per_second);
+    text += fmt::format("  curve: {}; {}\n", calibration_.memory_source, describe(calibration_.memory_residual));
+  }
+  if (calibration_.measured) {
+    text += fmt::format("  calibration: {}, {}\n", calibration_.name, calibration_.date);
+  } else {
+    text += fmt::format("  calibration: borrowed from {}, {}: {}\n", calibration_.borrowed_from, calibration_.date,
+                        calibration_.note);
+  }
+  if (!total.near_measured) text += "  no measured kernel lies within a factor 2 of each dimension\n";
+  return text;
+}
+
+}  // namespace orrery

@@ -1,0 +1,178 @@
+// Seconds of one kernel on one device: a roofline with measured efficiency curves.
+//
+//   matmul     fixed + max(compute, memory) + overlap_loss * min(compute, memory)
+//   attention  fixed + max(compute, memory)
+//   others     fixed + bytes / (memory rate * efficiency)
+//
+// The curves are relative to the device's peaks, so they carry over to a device that has none of its own.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/hardware/cluster.h"
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+#include "sim/program/work.h"
+
+namespace orrery {
+
+// How well a curve meets the points it was fitted to; errors are fitted / measured - 1.
+struct Residual {
+  std::int64_t points = 0;
+  double median = 0;         // of the absolute errors
+  double percentile_90 = 0;  // of the absolute errors
+  double geometric_std = 0;  // exp(root mean square of log(fitted / measured)) - 1
+  double bias = 0;           // exp(mean of log(fitted / measured)) - 1
+};
+
+// Output tile of one multiprocessor: tiles are dealt out in waves, and a last, partly filled wave takes a full one's
+// time. With fewer tiles than half the multiprocessors the inner dimension is split over those that idle.
+struct MatmulTile {
+  std::int64_t m = 128, n = 128;
+};
+
+// compute = min over tiles of
+//   ceil(tiles / multiprocessors) * t(k + half_k)                            or, when it fits twice,
+//   t(k / floor(multiprocessors / tiles) + half_k + split_k)
+// with t(k) = 2 tm tn k (1 + operand_cost (1/tm + 1/tn)) / (efficiency * peak / multiprocessors),
+// slowed by the power limit towards sustained_efficiency as it grows past sustained_seconds.
+struct MatmulCurve {
+  double efficiency = 1;      // of the peak, for an endless inner loop over endless tiles
+  double half_k = 0;          // prologue and epilogue of a tile, in steps of k
+  double operand_cost = 0;    // loading a tile's operands, in rows of a tile
+  double split_k = 0;         // reducing over split inner dimensions, in steps of k
+  double sustained_efficiency = 0;  // 0: as efficiency
+  double sustained_seconds = 0;     // compute time at which half the slow-down has come
+  double memory_efficiency = 1;     // of the memory rate
+  double overlap_loss = 0;          // share of the shorter of compute and memory that the longer does not hide
+  double fixed_seconds = 0;         // on the device, per kernel
+  // The measured points hold, beside the product, the quantising of its activations, which a Program has as an op of
+  // its own: seconds, and bytes moved per element. Part of the residual, not of the cost.
+  double point_quantise_seconds = 0, point_quantise_bytes = 0;
+  std::vector<MatmulTile> tiles;
+  Residual residual;
+  bool measured = true;  // false: taken over from another dtype
+};
+
+// compute = flops per (query, key) pair * (pairs + queries * half_sequence + last_wave * multiprocessors * 128 * keys)
+//           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
+struct AttentionCurve {
+  std::string name;    // generation of the kernel: "flash_attention_2", "cudnn"
+  std::string source;
+  double forward_efficiency = 1, backward_efficiency = 1;  // of the matrix peak
+  double half_sequence = 0;  // keys at which half of it is reached
+  double half_head_dim = 0;  // head_dim at which half of it is reached
+  // Tiles of 128 queries over all keys for whose time the multiprocessors idle at the end, on average.
+  double forward_last_wave = 0, backward_last_wave = 0;
+  double fixed_seconds = 0;  // on the device, per kernel
+  Residual residual;
+};
+
+struct MeasuredShape {  // of a calibration's GEMM sweep, to tell whether a shape lies near a measured one
+  Dtype dtype = Dtype::bf16;
+  std::int64_t m = 1, n = 1, k = 1;
+};
+struct MeasuredAttention {
+  std::int64_t sequence = 1, head_dim = 1;
+};
+
+// Efficiency curves of one device type, fitted on measured kernels of that type alone. Every number is in the file
+// with its source and residual; see results/calibration/README.md for how each was obtained.
+struct Calibration {
+  std::string name;    // "A100-SXM4-80GB"
+  std::string source;
+  std::string date;
+  std::string note;
+  bool measured = true;  // false: no measured kernels of this device; curves of `borrowed_from`
+  std::string borrowed_from;
+  std::vector<MatmulCurve> matmul;                // by Dtype index; those without points of their own copy bf16's
+  AttentionCurve attention;                       // the one in use
+  std::vector<AttentionCurve> attention_kernels;  // all that were measured
+  std::string attention_borrowed_from;            // device whose attention curves these are; empty: its own
+  double memory_efficiency = 0.85;                // of the datasheet rate, memory-bound kernels
+  double kernel_fixed_seconds = 0;                // on the device, per memory-bound kernel
+  std::string memory_source;
+  Residual memory_residual;
+  double overlap_slowdown = 0;  // share by which kernels slow down while a collective runs beside them
+  std::string overlap_source;
+  std::vector<MeasuredShape> measured_shapes;
+  std::vector<MeasuredAttention> measured_attention;
+};
+
+// What a kernel's time is made of.
+struct KernelCost {
+  double seconds = 0;
+  double flops = 0;
+  double bytes = 0;
+  enum class Bound : std::uint8_t { compute, memory, fixed } bound = Bound::memory;
+  bool near_measured = true;  // false: no measured efficiency lies within a factor 2 of each dimension
+};
+
+class KernelModel {
+ public:
+  // Keeps references: both must outlive the model.
+  KernelModel(const Device& device, const Calibration& calibration);
+
+  // Any op that runs on the device (not communication, copies or host). Pure; ~50 ns.
+  KernelCost cost(const Op& op, std::span<const Tensor> tensors) const;
+
+  // The same from bare shapes: what cost() and the calibration's residuals are made of. `bytes` are moved.
+  double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
+  double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
+  double memory_seconds(double bytes) const { return kernel_fixed_seconds_ + bytes * seconds_per_byte_; }
+  bool near_measured(const GemmShape& shape, Dtype dtype) const;
+  bool near_measured(const AttentionShape& shape) const;
+
+  // The formula of cost() with its numbers and sources, for --explain.
+  std::string explain(const Op& op, std::span<const Tensor> tensors) const;
+
+ private:
+  static constexpr int kMostTiles = 8;
+  static constexpr int kMatrixDtypes = 4;  // fp32, fp16, bf16, fp8: those that matrix units multiply
+  struct Tile {
+    double rows, columns;        // tm, tn
+    double per_row, per_column;  // 1 / tm, 1 / tn
+    double seconds_per_k;        // t(1)
+  };
+  struct Matmul {  // a MatmulCurve with the device's rates folded in
+    std::array<Tile, kMostTiles> tiles{};
+    int tile_count = 0;
+    double half_k = 0, split_k = 0;
+    double slow_down = 0, sustained_seconds = 0;  // slow_down = efficiency / sustained_efficiency - 1
+    double seconds_per_byte = 0, overlap_loss = 0, fixed_seconds = 0;
+    bool measured = false;
+  };
+  struct Times {
+    double compute = 0, memory = 0;
+  };
+  // Which of the measured shapes lie within a factor 2 of a size, by dimension and power of 2.
+  struct NearIndex {
+    static constexpr int kPowers = 40;
+    int words = 0;
+    std::vector<std::uint64_t> bits;  // [dimension m, n, k][power][words]
+    std::vector<std::array<std::int64_t, 3>> shapes;
+    void build();
+    bool near(std::int64_t m, std::int64_t n, std::int64_t k) const;
+  };
+
+  static std::size_t matrix_index(Dtype dtype);
+  Times matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
+  Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
+
+  const Device& device_;
+  const Calibration& calibration_;
+  std::array<Matmul, kMatrixDtypes> matmul_;
+  std::array<NearIndex, kMatrixDtypes> near_;
+  // [backward][dtype], for endless head_dim.
+  std::array<std::array<double, kMatrixDtypes>, 2> attention_seconds_per_flop_{};
+  std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors
+  double multiprocessors_ = 1, per_multiprocessor_ = 1;
+  double seconds_per_byte_ = 0, kernel_fixed_seconds_ = 0;
+};
+
+}  // namespace orrery

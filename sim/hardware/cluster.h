@@ -1,0 +1,132 @@
+// Devices, nodes, fabrics: plain data, filled from presets or a scenario. All rates per direction, SI units.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/fields.h"
+#include "sim/program/mesh.h"
+#include "sim/program/tensor.h"
+
+namespace orrery {
+
+struct Device {
+  std::string name;
+  std::string vendor;
+  std::string architecture;  // "Ampere", "Hopper", "CDNA2"
+  std::string source;
+  std::array<double, 7>
+      peak_flops_per_second{};         // dense, by Dtype (fp32: the rate matmuls get, TF32 if `tf32`); 0: none
+  bool tf32 = false;                   // fp32 matmuls run in TF32
+  double vector_flops_per_second = 0;  // fp32, outside the matrix units
+  double memory_bytes = 0;             // usable capacity as the driver reports it
+  double memory_bytes_per_second = 0;
+  double l2_bytes = 0;
+  std::int64_t multiprocessors = 0;
+  double pcie_bytes_per_second = 0;
+  std::int64_t scale_up_links = 0;            // NVLinks or xGMI links of the device
+  double scale_up_link_bytes_per_second = 0;  // each
+  double tdp_watts = 0;
+  std::vector<std::string> usual_nodes;  // node presets; the first is assumed unless another has the wanted size
+
+  // The peak that counts for MFU and matmuls of `dtype`; falls back to the next wider type that the device has.
+  double peak(Dtype dtype) const;
+  double scale_up_bytes_per_second() const {
+    return static_cast<double>(scale_up_links) * scale_up_link_bytes_per_second;
+  }
+
+  void visit_fields(FieldVisitor& v);  // all but usual_nodes
+};
+
+// How the devices of one node are joined.
+enum class IntraFabric : std::uint8_t {
+  nvswitch,      // any pair at full rate
+  direct_mesh,   // one or more links for each pair (DGX-1V cube mesh, xGMI): `peers` share the device's rate
+  nvlink_pairs,  // bridges between pairs (pair_bytes_per_second), PCIe otherwise (intra_bytes_per_second)
+  pcie,          // a PCIe tree
+};
+inline constexpr std::array<std::string_view, 4> kIntraFabricNames{"nvswitch", "direct_mesh", "nvlink_pairs", "pcie"};
+
+// Far beyond any machine, and small enough that products of counts stay in 64 bits.
+inline constexpr std::int64_t kMostDevicesPerNode = 1 << 16;
+inline constexpr std::int64_t kMostNodes = 1 << 30;
+
+struct Node {
+  std::string name;
+  std::string source;
+  std::string device;  // preset name; empty: takes any
+  std::string fabric;  // preset name of the usual one
+  std::int64_t devices = 1;
+  std::int64_t devices_per_host = 0;  // of one operating system, where the node is a rack of several (NVL72); 0: all
+  IntraFabric intra = IntraFabric::nvswitch;
+  double intra_bytes_per_second = 0;  // per device and direction over the scale-up fabric
+  double pair_bytes_per_second =
+      0;  // between two devices alone (direct_mesh: of a single link, the slowest pair); 0: as intra
+  bool in_switch_reduction = false;  // NVLink SHARP
+  double pcie_bytes_per_second = 0;  // host link, per device (PCIe, NVLink-C2C); 0: the device's
+  std::int64_t devices_per_pcie_switch = 2;
+  std::int64_t nics = 1;
+  double nic_bytes_per_second = 0;  // each
+  // Of the whole node.
+  double host_memory_bytes = 0, host_memory_bytes_per_second = 0;
+  double host_flops_per_second = 0;  // fp32 vector peak of the CPUs
+  double nvme_bytes = 0, nvme_read_bytes_per_second = 0, nvme_write_bytes_per_second = 0;
+
+  void visit_fields(FieldVisitor& v);  // all but `device`
+  void visit_rates(FieldVisitor& v);   // the part that a cluster may override
+};
+
+// How the nodes are joined.
+enum class FabricKind : std::uint8_t { rail_fat_tree, fat_tree, dragonfly, torus, single_switch };
+inline constexpr std::array<std::string_view, 5> kFabricKindNames{"rail_fat_tree", "fat_tree", "dragonfly", "torus",
+                                                                  "single_switch"};
+
+struct Fabric {
+  std::string name;
+  std::string source;
+  FabricKind kind = FabricKind::fat_tree;
+  std::int64_t nodes_per_leaf = 0;       // 0: one leaf (or rail group) reaches every node
+  double oversubscription = 1;           // leaf down-links over up-links
+  double latency_seconds = 0;            // one way, between nodes under one leaf
+  double hop_latency_seconds = 0;        // added per further switch level
+  std::int64_t nodes_per_group = 0;      // dragonfly
+  std::int64_t groups = 0;               // dragonfly: those that the nodes fill
+  double global_taper = 1;               // dragonfly: injection over global bandwidth
+  std::vector<std::int64_t> dimensions;  // torus
+
+  void visit_fields(FieldVisitor& v);
+};
+
+struct Cluster {
+  std::string name;
+  std::string source;
+  Device device;
+  Node node;
+  std::int64_t nodes = 1;
+  Fabric fabric;
+
+  std::int64_t devices() const { return nodes * node.devices; }
+  // All NICs of a node, one direction.
+  double inter_node_bytes_per_second() const { return static_cast<double>(node.nics) * node.nic_bytes_per_second; }
+
+  void visit_fields(FieldVisitor& v);  // sizes and the node's rates; device, node and fabric are values of their own
+};
+
+// What a group of ranks spans when rank r sits on device r (node r / devices_per_node). Where the groups of a mesh
+// differ (node boundaries that fall inside a group), the worst group: the one on most nodes.
+struct GroupSpan {
+  std::int64_t ranks = 1;
+  std::int64_t ranks_per_node = 1;       // of this group, on each node it touches; uneven: the most on any of them
+  std::int64_t nodes = 1;                // that one group touches
+  std::int64_t groups_sharing_nics = 1;  // like groups that leave a node at the same time, this one included; uneven:
+                                         // the most on any node
+  std::int64_t stride = 1;               // between neighbouring ranks of the group
+};
+// REQUIRES: devices_per_node >= 1. Tens of nanoseconds when node boundaries fall between coordinates of one axis
+// (powers of two always do); otherwise counts the groups rank by rank.
+GroupSpan span_of(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node);
+
+}  // namespace orrery

@@ -1,0 +1,49 @@
+// One kind of hardware preset, parsed when first asked for. Internal to sim/hardware.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "sim/base/error.h"
+
+namespace orrery {
+
+class PresetCatalog {
+ public:
+  struct Entry {
+    std::shared_ptr<const nlohmann::json> json;  // without "aliases"
+    InputError::Where where;
+  };
+
+  // All embedded files whose path starts with `prefix`; each is an object of presets by name.
+  // `expected` says what a name should have been: "the name of a device preset".
+  PresetCatalog(std::string_view prefix, std::string expected);
+
+  // nullptr when there is none.
+  const Entry* find(std::string_view name) const;
+  // Throws InputError at `where`.
+  const Entry& at(std::string_view name, const InputError::Where& where) const;
+  // The canonical name that `name` stands for; REQUIRES: find(name).
+  const std::string& canonical(std::string_view name) const;
+
+  std::vector<std::string> names() const;
+  const std::vector<std::string>& names_and_aliases() const { return known_; }
+
+ private:
+  std::map<std::string, Entry> entries_;
+  std::unordered_map<std::string, const std::string*> by_folded_name_;  // to a key of entries_
+  std::vector<std::string> known_;
+  std::string expected_;
+};
+
+const PresetCatalog& device_catalog();
+const PresetCatalog& node_catalog();
+const PresetCatalog& fabric_catalog();
+const PresetCatalog& cluster_catalog();
+
+}  // namespace orrery

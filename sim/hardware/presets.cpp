@@ -1,0 +1,140 @@
+#include "sim/hardware/presets.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/hardware/preset_catalog.h"
+#include "sim/hardware/read_cluster.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// The preset's name in a JSON string, or an InputError that says that an object would do as well.
+const std::string& preset_name(const Json& json, const InputError::Where& where, const char* what,
+                               bool object_too = true) {
+  if (json.is_string()) return json.get_ref<const std::string&>();
+  throw InputError(where, describe(json),
+                   std::string("the name of a ") + what + " preset" + (object_too ? ", or an object" : ""));
+}
+
+void require(const JsonReader& reader, bool there, const char* key, const char* expected) {
+  if (!there) reader.fail(key, expected);
+}
+
+// Not a plain field: the names are looked up.
+void read_usual_nodes(JsonReader& reader, std::vector<std::string>& usual_nodes) {
+  const Json* json = reader.take("usual_nodes");
+  if (json == nullptr) return;
+  if (!json->is_array()) reader.fail("usual_nodes", "an array of names of node presets");
+  usual_nodes.clear();
+  for (std::size_t i = 0; i < json->size(); ++i) {
+    InputError::Where where = reader.at("usual_nodes");
+    where.pointer += '/' + std::to_string(i);
+    const std::string& name = preset_name((*json)[i], where, "node");
+    node_catalog().at(name, where);
+    usual_nodes.push_back(node_catalog().canonical(name));
+  }
+}
+
+void check_complete(const JsonReader& reader, const Device& device) {
+  require(reader, !device.name.empty(), "name", "the device's name");
+  require(reader, device.memory_bytes > 0, "memory_bytes", "the device's memory in bytes");
+  require(reader, device.memory_bytes_per_second > 0, "memory_bytes_per_second", "the rate of the device's memory");
+  require(reader, device.vector_flops_per_second > 0, "vector_flops_per_second",
+          "the fp32 peak outside the matrix units");
+  require(reader, device.multiprocessors > 0, "multiprocessors", "the number of SMs or CUs");
+  require(reader, device.pcie_bytes_per_second > 0, "pcie_bytes_per_second", "the device's PCIe rate");
+}
+
+Device device_of(const Json& json, const InputError::Where& where, Device device) {
+  JsonReader reader(json, where);
+  if (const Json* base = reader.take("base"))
+    device = find_device(preset_name(*base, reader.at("base"), "device"), reader.at("base"));
+  device.visit_fields(reader);
+  read_usual_nodes(reader, device.usual_nodes);
+  reader.finish();
+  check_complete(reader, device);
+  return device;
+}
+
+// `start` is what a "base" does not give: of a preset, its name.
+Node node_of(const Json& json, const InputError::Where& where, Node start, Device* device) {
+  JsonReader reader(json, where);
+  Node node = start;
+  if (const Json* base = reader.take("base")) {
+    node = find_node(preset_name(*base, reader.at("base"), "node"), reader.at("base"));
+    if (device != nullptr && !node.device.empty()) *device = find_device(node.device);
+    if (!start.name.empty()) node.name = start.name;
+  }
+  node.visit_fields(reader);
+  if (const Json* wanted = reader.take("device")) {
+    const Device read = read_device(*wanted, reader.at("device"));
+    node.device = read.name;
+    if (device != nullptr) *device = read;
+  }
+  reader.finish();
+  return node;
+}
+
+}  // namespace
+
+std::vector<std::string> device_names() { return device_catalog().names(); }
+std::vector<std::string> node_names() { return node_catalog().names(); }
+std::vector<std::string> fabric_names() { return fabric_catalog().names(); }
+std::vector<std::string> cluster_names() { return cluster_catalog().names(); }
+
+Device find_device(std::string_view name, const InputError::Where& where) {
+  const auto& entry = device_catalog().at(name, where);
+  Device start;
+  start.name = device_catalog().canonical(name);
+  return device_of(*entry.json, entry.where, std::move(start));
+}
+
+Node find_node(std::string_view name, const InputError::Where& where) {
+  const auto& entry = node_catalog().at(name, where);
+  Node start;
+  start.name = node_catalog().canonical(name);
+  return node_of(*entry.json, entry.where, std::move(start), nullptr);
+}
+
+Fabric find_fabric(std::string_view name, const InputError::Where& where) {
+  const auto& entry = fabric_catalog().at(name, where);
+  Fabric start;
+  start.name = fabric_catalog().canonical(name);
+  return read_fabric(*entry.json, entry.where, start);
+}
+
+Cluster find_cluster(std::string_view name, const InputError::Where& where) {
+  const auto& entry = cluster_catalog().at(name, where);
+  Cluster cluster = read_cluster(*entry.json, entry.where);
+  cluster.name = cluster_catalog().canonical(name);
+  return cluster;
+}
+
+Device read_device(const Json& json, const InputError::Where& where) {
+  if (!json.is_object()) return find_device(preset_name(json, where, "device"), where);
+  return device_of(json, where, {});
+}
+
+Node read_node(const Json& json, const InputError::Where& where, Device* device) {
+  if (json.is_object()) return node_of(json, where, {}, device);
+  Node node = find_node(preset_name(json, where, "node"), where);
+  if (device != nullptr && !node.device.empty()) *device = find_device(node.device);
+  return node;
+}
+
+Fabric read_fabric(const Json& json, const InputError::Where& where, const Fabric& start) {
+  if (!json.is_object()) return find_fabric(preset_name(json, where, "fabric"), where);
+  JsonReader reader(json, where);
+  Fabric fabric = start;
+  if (const Json* base = reader.take("base"))
+    fabric = find_fabric(preset_name(*base, reader.at("base"), "fabric"), reader.at("base"));
+  fabric.visit_fields(reader);
+  reader.finish();
+  return fabric;
+}
+
+}  // namespace orrery

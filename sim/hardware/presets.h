@@ -1,0 +1,35 @@
+// The bundled devices, nodes, fabrics and clusters (sim/hardware/presets/*.json), by name. Names and their aliases are
+// matched whatever their letter case, and with '-', '_' and ' ' alike.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/hardware/cluster.h"
+
+namespace orrery {
+
+// Canonical names, sorted; no aliases.
+std::vector<std::string> device_names();
+std::vector<std::string> node_names();
+std::vector<std::string> fabric_names();
+std::vector<std::string> cluster_names();
+
+// The preset of that name or alias. Throws InputError at `where`, with the nearest name, when there is none.
+// A node's rates may be 0 where it takes any device ("pcie-8"): read_cluster fills them from the device.
+Device find_device(std::string_view name, const InputError::Where& where = {});
+Node find_node(std::string_view name, const InputError::Where& where = {});
+Fabric find_fabric(std::string_view name, const InputError::Where& where = {});
+Cluster find_cluster(std::string_view name, const InputError::Where& where = {});
+
+// A preset's name or an object: the fields of the struct, and optionally "base", the preset from which missing fields
+// are taken. Without it missing fields are those of `start`; what a device cannot do without must be there.
+Device read_device(const nlohmann::json& json, const InputError::Where& where);
+Fabric read_fabric(const nlohmann::json& json, const InputError::Where& where, const Fabric& start = {});
+// A node may name its device ("device": a name or an object); it is then stored in `device`.
+Node read_node(const nlohmann::json& json, const InputError::Where& where, Device* device = nullptr);
+
+}  // namespace orrery

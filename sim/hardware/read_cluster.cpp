@@ -1,0 +1,186 @@
+#include "sim/hardware/read_cluster.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "sim/base/json_reader.h"
+#include "sim/hardware/nvidia_topology.h"
+#include "sim/hardware/preset_catalog.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// A cluster preset, or one node of a node preset.
+Cluster cluster_of_name(const std::string& name, const InputError::Where& where) {
+  if (cluster_catalog().find(name) != nullptr) return find_cluster(name, where);
+  if (node_catalog().find(name) != nullptr) {
+    Cluster cluster = read_cluster(Json{{"node", name}}, where);
+    cluster.name = cluster.node.name;
+    return cluster;
+  }
+  std::vector<std::string> names = cluster_catalog().names_and_aliases();
+  const auto& nodes = node_catalog().names_and_aliases();
+  names.insert(names.end(), nodes.begin(), nodes.end());
+  throw InputError(where, describe(name), "the name of a cluster or node preset", nearest_name(name, names));
+}
+
+// The node preset to assume for a device; of several, the one of the wanted size.
+Node usual_node(const Device& device, const Json* devices_per_node) {
+  if (device.usual_nodes.empty()) {
+    Node node;
+    node.name = device.name + " node";
+    node.intra = IntraFabric::pcie;
+    return node;
+  }
+  for (const std::string& name : device.usual_nodes) {
+    Node node = find_node(name);
+    if (devices_per_node == nullptr || (devices_per_node->is_number() && *devices_per_node == node.devices))
+      return node;
+  }
+  return find_node(device.usual_nodes.front());
+}
+
+// A node with other than its preset's devices keeps its NICs and host; a rack has as many hosts as the devices fill.
+void resize(Node& node, std::int64_t devices) {
+  if (node.devices_per_host > 0) {
+    const auto hosts = [&](std::int64_t n) { return (n + node.devices_per_host - 1) / node.devices_per_host; };
+    const auto share = static_cast<double>(hosts(devices)) / static_cast<double>(hosts(node.devices));
+    node.nics = node.nics * hosts(devices) / hosts(node.devices);
+    for (double* value : {&node.host_memory_bytes, &node.host_memory_bytes_per_second, &node.host_flops_per_second,
+                          &node.nvme_bytes, &node.nvme_read_bytes_per_second, &node.nvme_write_bytes_per_second})
+      *value *= share;
+  }
+  node.devices = devices;
+}
+
+// What a node leaves to its device: the rates of its links.
+void complete_intra(const JsonReader& reader, Node& node, const Device& device) {
+  node.device = device.name;
+  if (node.pcie_bytes_per_second == 0) node.pcie_bytes_per_second = device.pcie_bytes_per_second;
+  const double links = device.scale_up_bytes_per_second();
+  const bool over_pcie = node.intra == IntraFabric::pcie || node.intra == IntraFabric::nvlink_pairs;
+  if (node.intra_bytes_per_second == 0) node.intra_bytes_per_second = over_pcie ? node.pcie_bytes_per_second : links;
+  if (node.intra == IntraFabric::nvlink_pairs && node.pair_bytes_per_second == 0) node.pair_bytes_per_second = links;
+  if (node.devices == 1) return;
+  const std::string without = "a rate: device " + device.name + " has no scale-up links of its own";
+  if (node.intra_bytes_per_second == 0) reader.fail("intra_node_bytes_per_second", without);
+  if (node.intra == IntraFabric::nvlink_pairs && node.pair_bytes_per_second == 0)
+    reader.fail("pair_bytes_per_second", without);
+}
+
+// The three factors of `nodes` closest to its cube root, ascending.
+std::vector<std::int64_t> most_cubic(std::int64_t nodes) {
+  std::vector<std::int64_t> best{1, 1, nodes};
+  for (std::int64_t a = 1; a * a * a <= nodes; ++a) {
+    if (nodes % a != 0) continue;
+    const std::int64_t rest = nodes / a;
+    for (std::int64_t b = a; b * b <= rest; ++b)
+      if (rest % b == 0 && rest / b - a < best[2] - best[0]) best = {a, b, rest / b};
+  }
+  return best;
+}
+
+void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_t nodes) {
+  const auto at = [&](const char* key) { return InputError::Where{where.file, where.pointer + "/fabric/" + key}; };
+  if (fabric.kind == FabricKind::torus) {
+    if (fabric.dimensions.empty()) fabric.dimensions = most_cubic(nodes);
+    std::int64_t product = 1;
+    for (const std::int64_t size : fabric.dimensions) product = size > nodes ? 0 : product * size;  // cannot overflow
+    if (product != nodes)
+      throw InputError(at("dimensions"), describe(fabric.dimensions),
+                       fmt::format("sizes that multiply to the {} nodes", nodes));
+  }
+  if (fabric.kind == FabricKind::dragonfly) {
+    if (fabric.nodes_per_group == 0 && fabric.groups == 0)
+      throw InputError(at("nodes_per_group"), "nothing", "the nodes of a dragonfly group");
+    if (fabric.nodes_per_group == 0) fabric.nodes_per_group = (nodes + fabric.groups - 1) / fabric.groups;
+    const std::int64_t filled = (nodes + fabric.nodes_per_group - 1) / fabric.nodes_per_group;
+    if (fabric.groups != 0 && fabric.groups < filled)
+      throw InputError(at("groups"), std::to_string(fabric.groups),
+                       fmt::format("at least {} groups of {} for {} nodes", filled, fabric.nodes_per_group, nodes));
+    fabric.groups = filled;
+  }
+}
+
+Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
+  JsonReader reader(json, where);
+  Cluster cluster;
+
+  const Json* base = reader.take("base");
+  const Json* node = reader.take("node");
+  const Json* device = reader.take("device");
+  const Json* fabric = reader.take("fabric");
+  const Json* topology = reader.take("topology_file");
+  if (base != nullptr) {
+    if (!base->is_string()) reader.fail("base", "the name of a cluster preset");
+    cluster = find_cluster(base->get<std::string>(), reader.at("base"));
+    cluster.name.clear();
+    if (cluster.fabric.nodes_per_group > 0) cluster.fabric.groups = 0;  // those that its own nodes fill
+  }
+  Device named;  // by the node
+  if (node != nullptr) cluster.node = read_node(*node, reader.at("node"), &named);
+  if (device != nullptr) {
+    cluster.device = read_device(*device, reader.at("device"));
+  } else if (!named.name.empty()) {
+    cluster.device = named;
+  } else if (base == nullptr) {
+    if (node == nullptr)
+      reader.fail("node", "a node preset (\"node\"), a device (\"device\") or a cluster preset (\"base\")");
+    reader.fail("device", "the device, as node " + cluster.node.name + " takes any");
+  }
+  if (node == nullptr && base == nullptr) {
+    const auto size = json.find("devices_per_node");
+    cluster.node = usual_node(cluster.device, size == json.end() ? nullptr : &*size);
+  }
+
+  if (topology != nullptr) {
+    if (!topology->is_string())
+      reader.fail("topology_file", "the path of a file with the output of nvidia-smi topo -m");
+    apply(read_nvidia_topology_file(topology->get<std::string>(), reader.at("topology_file")), cluster.device,
+          reader.at("topology_file"), cluster.node);
+  }
+
+  std::int64_t devices = cluster.node.devices;
+  reader.field("devices_per_node", devices, IntegerRange{.least = 1, .most = kMostDevicesPerNode}, "");
+  if (topology != nullptr && devices != cluster.node.devices)
+    reader.fail("devices_per_node", fmt::format("the {} devices of the topology file", cluster.node.devices));
+  resize(cluster.node, devices);
+  const double preset_intra = cluster.node.intra_bytes_per_second;
+  cluster.visit_fields(reader);
+  reader.finish();
+  if (json.contains("inter_node_bytes_per_second") && json.contains("nic_bytes_per_second"))
+    reader.fail("nic_bytes_per_second", "either this or inter_node_bytes_per_second");
+  if (json.contains("nics") && json.contains("inter_node_bytes_per_second") && json["nics"] == 0)
+    reader.fail("nics", "at least 1 with inter_node_bytes_per_second");
+  // A mesh at another rate has other links: each pair's share changes alike.
+  if (cluster.node.intra == IntraFabric::direct_mesh && preset_intra > 0 && !json.contains("pair_bytes_per_second"))
+    cluster.node.pair_bytes_per_second *= cluster.node.intra_bytes_per_second / preset_intra;
+  complete_intra(reader, cluster.node, cluster.device);
+
+  if (cluster.nodes > 1 && cluster.inter_node_bytes_per_second() <= 0)
+    reader.fail("inter_node_bytes_per_second",
+                fmt::format("a rate, as node {} has no network of its own", cluster.node.name));
+  if (base == nullptr || node != nullptr)
+    cluster.fabric =
+        find_fabric(cluster.node.fabric.empty() ? "single-switch" : cluster.node.fabric, reader.at("node"));
+  if (fabric != nullptr) cluster.fabric = read_fabric(*fabric, reader.at("fabric"), cluster.fabric);
+  complete_fabric(where, cluster.fabric, cluster.nodes);
+  if (cluster.name.empty()) cluster.name = fmt::format("{} x {}", cluster.nodes, cluster.node.name);
+  return cluster;
+}
+
+}  // namespace
+
+Cluster read_cluster(const Json& json, const InputError::Where& where) {
+  if (json.is_string()) return cluster_of_name(json.get_ref<const std::string&>(), where);
+  if (!json.is_object()) throw InputError(where, describe(json), "the name of a cluster or node preset, or an object");
+  return cluster_of_object(json, where);
+}
+
+}  // namespace orrery

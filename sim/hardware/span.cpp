@@ -1,0 +1,120 @@
+#include <algorithm>
+#include <vector>
+
+#include "sim/hardware/cluster.h"
+
+namespace orrery {
+namespace {
+
+struct Dimension {
+  std::int64_t stride = 1, degree = 1;
+  bool in_group = false;
+};
+struct Dimensions {  // of degree > 1, innermost first
+  std::array<Dimension, kMeshAxes> all{};
+  int count = 0;
+  std::int64_t ranks = 1, group_ranks = 1;
+  std::int64_t group_stride = 1;
+};
+
+Dimensions dimensions_of(const Mesh& mesh, MeshAxes axes) {
+  Dimensions d;
+  for (const MeshAxis axis : mesh.order) {
+    const std::int64_t degree = mesh.size(axis);
+    if (degree == 1) continue;
+    const bool in_group = axes.contains(axis);
+    d.all[d.count++] = {d.ranks, degree, in_group};
+    if (in_group) {
+      if (d.group_ranks == 1) d.group_stride = d.ranks;
+      d.group_ranks *= degree;
+    }
+    d.ranks *= degree;
+  }
+  return d;
+}
+
+// The usual case: node boundaries fall between coordinates of one axis, in equal blocks. Every node then holds the same
+// piece of the mesh, and every group has the same share of it. False when they do not.
+bool aligned_span(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node, GroupSpan& span) {
+  span = GroupSpan{};
+  std::int64_t stride = 1;
+  std::int64_t other_groups = 1;  // on a node
+  for (const MeshAxis axis : mesh.order) {
+    const std::int64_t degree = mesh.size(axis);
+    if (degree == 1) continue;
+    std::int64_t within = degree, across = 1;  // the axis's ranks on a node, and the nodes along the axis
+    if (stride >= devices_per_node) {
+      within = 1;
+      across = degree;
+    } else if (stride * degree > devices_per_node) {
+      within = devices_per_node / stride;
+      across = degree / within;
+      if (within * stride != devices_per_node || across * within != degree) return false;
+    }
+    if (axes.contains(axis)) {
+      if (span.ranks == 1) span.stride = stride;
+      span.ranks *= degree;
+      span.ranks_per_node *= within;
+      span.nodes *= across;
+    } else {
+      other_groups *= within;
+    }
+    stride *= degree;
+  }
+  if (span.nodes > 1) span.groups_sharing_nics = other_groups;  // all groups of a node leave it
+  return true;
+}
+
+// Offsets of the members from the first, ascending; likewise of the groups' first ranks (in_group false).
+std::vector<std::int64_t> offsets(const Dimensions& d, bool in_group) {
+  std::vector<std::int64_t> result{0};
+  for (int i = 0; i < d.count; ++i) {
+    if (d.all[i].in_group != in_group) continue;
+    const std::size_t inner = result.size();
+    for (std::int64_t c = 1; c < d.all[i].degree; ++c)
+      for (std::size_t j = 0; j < inner; ++j) result.push_back(result[j] + c * d.all[i].stride);
+  }
+  return result;
+}
+
+// Any other mesh, by counting: proportional to its ranks (0.6 ms for 16384).
+void counted_span(const Dimensions& d, std::int64_t devices_per_node, GroupSpan& span) {
+  const std::vector<std::int64_t> members = offsets(d, true);
+  std::vector<std::int64_t> leaving(static_cast<std::size_t>((d.ranks - 1) / devices_per_node + 1),
+                                    0);  // groups, by node
+  std::vector<std::int64_t> touched;
+  span.nodes = 1;
+  span.ranks_per_node = 0;
+  for (const std::int64_t first : offsets(d, false)) {
+    touched.clear();
+    std::int64_t most = 0, here = 0;
+    for (const std::int64_t member : members) {  // ascending: a node's members follow each other
+      const std::int64_t node = (first + member) / devices_per_node;
+      if (touched.empty() || touched.back() != node) {
+        touched.push_back(node);
+        here = 0;
+      }
+      most = std::max(most, ++here);
+    }
+    const auto nodes = static_cast<std::int64_t>(touched.size());
+    if (nodes > span.nodes) span.ranks_per_node = 0;
+    if (nodes >= span.nodes) span.ranks_per_node = std::max(span.ranks_per_node, most);
+    span.nodes = std::max(span.nodes, nodes);
+    if (nodes > 1)
+      for (const std::int64_t node : touched) ++leaving[static_cast<std::size_t>(node)];
+  }
+  span.groups_sharing_nics = std::max<std::int64_t>(1, *std::max_element(leaving.begin(), leaving.end()));
+}
+
+}  // namespace
+
+GroupSpan span_of(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node) {
+  GroupSpan span;
+  if (aligned_span(mesh, axes, devices_per_node, span)) return span;
+  const Dimensions d = dimensions_of(mesh, axes);
+  span = {.ranks = d.group_ranks, .stride = d.group_stride};
+  if (d.group_ranks > 1) counted_span(d, devices_per_node, span);
+  return span;
+}
+
+}  // namespace orrery

@@ -1,0 +1,63 @@
+// Bytes that the blocks of a piece hold: what stays, what is saved from forward to backward, what comes and goes inside
+// a block. Everything follows from first definition and last use; nothing is declared.
+//
+// A storage is a tensor with all its views; it lives from its first definition to the last use of any of them, in the
+// order of the ops. What is held beyond a block:
+//  - Tensors flagged resident: all step long. Flagged shared: nothing here.
+//  - Unflagged parameters and optimizer states are resident unless every block that touches them first defines them
+//    anew in every micro-batch (a gathered ZeRO-3 parameter): then they come and go with the block. Gradients likewise,
+//    where accumulating into a gradient that no earlier block touched defines it. A piece without flat buffers keeps the
+//    gradients that nothing reads.
+//  - Activations, communication buffers, workspace and host copies are saved when the forward defines and the backward
+//    uses them without defining them anew, else they come and go. Used by the update as well as by another block, or
+//    written only in some micro-batches but read in all: resident. Host copies that nothing writes first: resident.
+//  - piece.input is the consumer's: saved if its backward reads it. piece.output lives to the end of the forward and is
+//    saved only if the piece's own backward reads it. piece.side_input is held once for all instances that read it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "sim/program/program.h"
+
+namespace orrery {
+
+using CategoryBytes = std::array<double, kCategories>;
+CategoryBytes& operator+=(CategoryBytes& a, const CategoryBytes& b);
+CategoryBytes operator*(const CategoryBytes& a, double factor);
+double device_bytes(const CategoryBytes& bytes);  // all but host copies
+
+struct PieceMemory {
+  CategoryBytes resident{};  // parameters, gradients, optimizer state: all step long
+  CategoryBytes saved{};     // defined by forward, last used by backward (or weight_gradient): per micro-batch in flight
+  CategoryBytes saved_side_input{};  // the side input, if the backward reads it: once for all instances of a chunk
+  CategoryBytes saved_weight_gradient{};  // of `saved` plus the output gradients: held until weight_gradient has run
+  // Above what is saved, at the worst instant inside the block (the sum of categories at that one instant). A category
+  // may be negative: the backward frees saved tensors before that instant, the forward has yet to define them.
+  CategoryBytes forward_transient{}, backward_transient{}, weight_gradient_transient{}, update_transient{};
+};
+
+// Storage of piece_memory(), kept between calls so that a search does not allocate.
+struct MemoryScratch {
+  struct Storage {
+    double bytes = 0;
+    std::array<std::int32_t, 4> first{}, last{};  // op of each block; -1: not touched
+    std::uint8_t defined = 0;                     // bit b: the first access in block b is a full definition
+    std::uint8_t alive = 0;                       // while a block is walked
+    bool read = false;
+    bool skip = false;           // another piece's, or the side input: not counted
+    bool conditional = false;    // first written only in some micro-batches
+    bool unconditional = false;  // touched in every micro-batch
+    bool resident = false, saved = false, saved_weight_gradient = false;
+  };
+  std::vector<TensorId> root;
+  std::vector<Storage> storages;
+};
+
+// `granularity`: each storage is rounded up to a multiple (the allocator's). `instances`: in the piece's longest run;
+// bounds how many instances' buffers wait for a bucket to fill or are gathered ahead. Cost: linear in ops and tensors.
+PieceMemory piece_memory(const Piece& piece, double granularity, std::int64_t instances = 1);
+PieceMemory piece_memory(const Piece& piece, double granularity, std::int64_t instances, MemoryScratch& scratch);
+
+}  // namespace orrery

@@ -1,0 +1,281 @@
+// Reverse-mode differentiation of a piece. One rule per op kind; gradients keep the name of their tensor.
+#include <stdexcept>
+#include <string>
+
+#include "sim/program/piece.h"
+
+namespace orrery {
+namespace {
+
+class Differentiator {
+ public:
+  Differentiator(Piece& piece, Dtype gradient_dtype) : piece_(piece), gradient_dtype_(gradient_dtype) {
+    gradient_.assign(piece.tensors.size(), kNoTensor);
+    needs_.assign(piece.tensors.size(), false);
+  }
+
+  void run() {
+    find_differentiable();
+    if (piece_.output != kNoTensor) gradient_[piece_.output] = piece_.output_gradient = like(piece_.output);
+    // Indices, not iterators: rules append tensors, never forward ops.
+    for (std::size_t i = piece_.forward.ops.size(); i-- > 0;) reverse(piece_.forward.ops[i]);
+    if (piece_.input != kNoTensor) piece_.input_gradient = gradient_of(piece_.input);
+    if (piece_.side_input != kNoTensor) piece_.side_input_gradient = gradient_of(piece_.side_input);
+    for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
+      const Tensor& t = piece_.tensors[id];
+      if (t.category == Category::parameter && t.alias_of == kNoTensor && gradient_[id] != kNoTensor)
+        piece_.parameters.push_back({static_cast<TensorId>(id), gradient_[id]});
+    }
+  }
+
+ private:
+  bool is_parameter(TensorId id) const { return piece_.tensors[id].category == Category::parameter; }
+
+  // A tensor needs a gradient when a parameter or the piece's input leads to it: token ids and images do not.
+  void find_differentiable() {
+    for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
+      const auto t = static_cast<TensorId>(id);
+      needs_[id] = is_parameter(t) || t == piece_.input || t == piece_.side_input;
+    }
+    const auto propagate_to_views = [&] {
+      for (std::size_t id = 0; id < piece_.tensors.size(); ++id)
+        if (TensorId base = piece_.tensors[id].alias_of; base != kNoTensor && needs_[base]) needs_[id] = true;
+    };
+    propagate_to_views();
+    for (const Op& op : piece_.forward.ops) {
+      bool any = false;
+      for (TensorId id : op.reads) {
+        if (id == kNoTensor) continue;
+        const TensorId base = piece_.tensors[id].alias_of;
+        any = any || needs_[id] || (base != kNoTensor && needs_[base]);
+      }
+      if (!any) continue;
+      for (TensorId id : op.writes)
+        if (id != kNoTensor) needs_[id] = true;
+    }
+    propagate_to_views();
+  }
+
+  TensorId add_tensor(const Tensor& t) {
+    gradient_.push_back(kNoTensor);
+    needs_.push_back(false);
+    return piece_.add(t);
+  }
+
+  // A new gradient tensor of the same shape.
+  TensorId like(TensorId id) {
+    Tensor t = piece_.tensors[id];
+    t.resident = t.shared = false;
+    t.alias_of = kNoTensor;
+    if (t.category == Category::parameter) {
+      t.category = Category::gradient;
+      t.dtype = gradient_dtype_;
+    } else {
+      t.category = Category::activation;
+    }
+    return add_tensor(t);
+  }
+
+  TensorId gradient_of(TensorId id) const { return gradient_[id]; }
+
+  // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient.
+  TensorId target(TensorId id) {
+    const TensorId base = piece_.tensors[id].alias_of;
+    if (base == kNoTensor) return like(id);
+    if (gradient_[base] == kNoTensor) gradient_[base] = like(base);
+    Tensor t = piece_.tensors[id];
+    t.alias_of = gradient_[base];
+    return add_tensor(t);
+  }
+
+  // Adds a contribution to the gradient of `id`; sums fan-out.
+  void contribute(TensorId id, TensorId gradient) {
+    if (id == kNoTensor || !needs_[id]) return;
+    if (piece_.tensors[id].alias_of != kNoTensor) return;  // written in place, into the base's gradient
+    if (gradient_[id] == kNoTensor) {
+      gradient_[id] = gradient;
+      return;
+    }
+    const TensorId sum = like(id);
+    Op& op = emit(OpKind::add, Phase::input_gradient, "gradient_sum");
+    op.reads[0] = gradient_[id];
+    op.reads[1] = gradient;
+    op.writes[0] = sum;
+    gradient_[id] = sum;
+  }
+
+  Op& emit(OpKind kind, Phase phase, const char* name) {
+    Op op;
+    op.kind = kind;
+    op.phase = phase;
+    op.name = name;
+    piece_.backward.ops.push_back(op);
+    return piece_.backward.ops.back();
+  }
+  Op& emit_like(const Op& forward, OpKind kind, Phase phase) {
+    Op op = forward;
+    op.kind = kind;
+    op.phase = phase;
+    op.reads.fill(kNoTensor);
+    op.writes.fill(kNoTensor);
+    piece_.backward.ops.push_back(op);
+    return piece_.backward.ops.back();
+  }
+
+  void bias_gradient(const Op& forward, TensorId bias, TensorId dy) {
+    if (bias == kNoTensor) return;
+    const TensorId db = target(bias);
+    Op& op = emit_like(forward, OpKind::bias_gradient, Phase::weight_gradient);
+    op.reads[0] = dy;
+    op.writes[0] = db;
+    contribute(bias, db);
+  }
+
+  void reverse(const Op op) {  // by value: emitting grows the op list of another block, tensors may move
+    const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
+    if (dy == kNoTensor && op.kind != OpKind::cross_entropy) return;  // nobody downstream needs it
+
+    switch (op.kind) {
+      case OpKind::linear: {
+        if (needs_[op.reads[0]]) {
+          const TensorId dx = target(op.reads[0]);
+          Op& g = emit_like(op, OpKind::linear_input_gradient, Phase::input_gradient);
+          g.reads[0] = dy;
+          g.reads[1] = op.reads[1];
+          g.writes[0] = dx;
+          contribute(op.reads[0], dx);
+        }
+        const TensorId dw = target(op.reads[1]);
+        Op& g = emit_like(op, OpKind::linear_weight_gradient, Phase::weight_gradient);
+        g.reads[0] = op.reads[0];
+        g.reads[1] = dy;
+        g.writes[0] = dw;
+        g.accumulate = true;
+        contribute(op.reads[1], dw);
+        bias_gradient(op, op.reads[2], dy);
+        break;
+      }
+      case OpKind::batched_matmul: {
+        // c = a b or a bᵀ:  da = dc bᵀ or dc b;  db = aᵀ dc or dcᵀ a.
+        const TensorId a = op.reads[0], b = op.reads[1];
+        const TensorId da = target(a);
+        Op& ga = emit_like(op, OpKind::batched_matmul, Phase::input_gradient);
+        ga.reads = {dy, b, kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+        ga.transpose_b = !op.transpose_b;
+        ga.writes[0] = da;
+        contribute(a, da);
+        const TensorId db = target(b);
+        Op& gb = emit_like(op, OpKind::batched_matmul, Phase::input_gradient);
+        gb.reads[0] = op.transpose_b ? dy : a;
+        gb.reads[1] = op.transpose_b ? a : dy;
+        gb.transpose_a = true;
+        gb.transpose_b = false;
+        gb.writes[0] = db;
+        contribute(b, db);
+        break;
+      }
+      case OpKind::attention: {
+        const TensorId d0 = target(op.reads[0]);
+        const TensorId d1 = op.reads[1] == kNoTensor ? kNoTensor : target(op.reads[1]);
+        Op& g = emit_like(op, OpKind::attention_backward, Phase::input_gradient);
+        g.reads = {dy, op.writes[0], op.writes[1], op.reads[0], op.reads[1], kNoTensor};
+        g.writes = {d0, d1, kNoTensor, kNoTensor};
+        contribute(op.reads[0], d0);
+        contribute(op.reads[1], d1);
+        break;
+      }
+      case OpKind::softmax: unary(op, OpKind::softmax_backward, dy, op.writes[0]); break;
+      case OpKind::rotary: unary(op, OpKind::rotary_backward, dy, kNoTensor); break;
+      case OpKind::dropout: unary(op, OpKind::dropout_backward, dy, op.writes[1]); break;
+      case OpKind::pool: unary(op, OpKind::pool_backward, dy, kNoTensor); break;
+      case OpKind::cast: unary(op, OpKind::cast, dy, kNoTensor); break;
+      case OpKind::norm: {
+        const TensorId dx = target(op.reads[0]), dw = target(op.reads[1]);
+        const TensorId db = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
+        Op& g = emit_like(op, OpKind::norm_backward, Phase::input_gradient);
+        g.reads = {dy, op.reads[0], op.reads[1], op.writes[1], kNoTensor, kNoTensor};
+        g.writes = {dx, dw, db, kNoTensor};
+        contribute(op.reads[0], dx);
+        contribute(op.reads[1], dw);
+        contribute(op.reads[2], db);
+        break;
+      }
+      case OpKind::activation: {
+        const TensorId dx = target(op.reads[0]);
+        Op& g = emit_like(op, OpKind::activation_backward, Phase::input_gradient);
+        g.reads = {dy, op.reads[0], op.reads[1], kNoTensor, kNoTensor, kNoTensor};
+        g.writes[0] = dx;
+        contribute(op.reads[0], dx);
+        bias_gradient(op, op.reads[1], dx);
+        break;
+      }
+      case OpKind::dropout_add: {
+        contribute(op.reads[1], dy);  // the residual's gradient is dy itself
+        const TensorId dx = target(op.reads[0]);
+        Op& g = emit_like(op, OpKind::dropout_backward, Phase::input_gradient);
+        g.reads[0] = dy;
+        g.reads[1] = op.writes[1];
+        g.writes[0] = dx;
+        contribute(op.reads[0], dx);
+        bias_gradient(op, op.reads[2], dx);
+        break;
+      }
+      case OpKind::add:
+        contribute(op.reads[1], dy);
+        contribute(op.reads[0], dy);
+        bias_gradient(op, op.reads[2], dy);
+        break;
+      case OpKind::embedding: {
+        const TensorId dt = target(op.reads[1]);
+        Op& g = emit_like(op, OpKind::embedding_backward, Phase::weight_gradient);
+        g.reads[0] = op.reads[0];
+        g.reads[1] = dy;
+        g.writes[0] = dt;
+        contribute(op.reads[1], dt);
+        break;
+      }
+      case OpKind::cross_entropy: {
+        const TensorId dl = target(op.reads[0]);
+        Op& g = emit_like(op, OpKind::cross_entropy_backward, Phase::input_gradient);
+        g.reads = {op.reads[0], op.reads[1], op.writes[0], kNoTensor, kNoTensor, kNoTensor};
+        g.writes[0] = dl;
+        contribute(op.reads[0], dl);
+        break;
+      }
+      default:
+        throw std::logic_error(std::string("differentiate: no rule for ") + name_of(op.kind));
+    }
+  }
+
+  // dx = f'(dy, saved)
+  void unary(const Op& op, OpKind kind, TensorId dy, TensorId saved) {
+    if (!needs_[op.reads[0]]) return;
+    const TensorId dx = target(op.reads[0]);
+    Op& g = emit_like(op, kind, Phase::input_gradient);
+    g.reads[0] = dy;
+    g.reads[1] = saved;
+    g.writes[0] = dx;
+    contribute(op.reads[0], dx);
+  }
+
+  Piece& piece_;
+  Dtype gradient_dtype_;
+  std::vector<TensorId> gradient_;
+  std::vector<bool> needs_;
+};
+
+}  // namespace
+
+void Piece::clear() {
+  name = "";
+  tensors.clear();
+  parameters.clear();
+  for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();
+  input = output = input_gradient = output_gradient = kNoTensor;
+  side_input = side_input_gradient = kNoTensor;
+  flat_parameters = flat_gradients = kNoTensor;
+}
+
+void differentiate(Piece& piece, Dtype gradient_dtype) { Differentiator(piece, gradient_dtype).run(); }
+
+}  // namespace orrery

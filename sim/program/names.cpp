@@ -1,0 +1,100 @@
+#include "sim/program/mesh.h"
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery {
+namespace {
+
+template <std::size_t N, class Enum>
+const char* pick(const std::array<const char*, N>& names, Enum value) {
+  return names[static_cast<std::size_t>(value)];
+}
+
+}  // namespace
+
+const char* name_of(Dtype dtype) {
+  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "int64", "int32", "uint8"};
+  return pick(names, dtype);
+}
+
+const char* name_of(Category category) {
+  static constexpr std::array names{"parameter",           "gradient",  "optimizer_state", "activation",
+                                    "communication_buffer", "workspace", "host_copy"};
+  static_assert(names.size() == kCategories);
+  return pick(names, category);
+}
+
+const char* name_of(MeshAxis axis) {
+  static constexpr std::array names{"tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"};
+  static_assert(names.size() == kMeshAxes);
+  return pick(names, axis);
+}
+
+const char* name_of(OpKind kind) {
+  static constexpr std::array names{"linear",
+                                    "linear_input_gradient",
+                                    "linear_weight_gradient",
+                                    "batched_matmul",
+                                    "attention",
+                                    "attention_backward",
+                                    "softmax",
+                                    "softmax_backward",
+                                    "norm",
+                                    "norm_backward",
+                                    "rotary",
+                                    "rotary_backward",
+                                    "activation",
+                                    "activation_backward",
+                                    "dropout",
+                                    "dropout_backward",
+                                    "dropout_add",
+                                    "add",
+                                    "bias_gradient",
+                                    "embedding",
+                                    "embedding_backward",
+                                    "cross_entropy",
+                                    "cross_entropy_backward",
+                                    "pool",
+                                    "pool_backward",
+                                    "cast",
+                                    "zero_fill",
+                                    "merge_attention",
+                                    "gradient_norm",
+                                    "adam",
+                                    "sgd",
+                                    "all_reduce",
+                                    "all_gather",
+                                    "reduce_scatter",
+                                    "all_to_all",
+                                    "broadcast",
+                                    "ring_shift",
+                                    "send",
+                                    "receive",
+                                    "copy_to_host",
+                                    "copy_to_device"};
+  static_assert(names.size() == kOpKinds);
+  return pick(names, kind);
+}
+
+const char* name_of(Stream stream) {
+  static constexpr std::array names{"compute",
+                                    "tensor_communication",
+                                    "context_communication",
+                                    "expert_communication",
+                                    "data_communication",
+                                    "parameter_communication",
+                                    "pipeline_communication",
+                                    "device_to_host",
+                                    "host_to_device",
+                                    "host",
+                                    "storage"};
+  static_assert(names.size() == kStreams);
+  return pick(names, stream);
+}
+
+const char* name_of(Phase phase) {
+  static constexpr std::array names{"forward", "recompute", "input_gradient", "weight_gradient", "update"};
+  return pick(names, phase);
+}
+
+}  // namespace orrery

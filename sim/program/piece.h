@@ -1,0 +1,57 @@
+// A piece of the model on one rank: its tensors and the blocks of ops that run it forward, backward, and update it.
+// Both blocks share one tensor table, so "saved for backward" is not declared: it is a tensor that the forward
+// defines and the backward uses.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery {
+
+struct Block {
+  std::vector<Op> ops;
+};
+
+struct ParameterGradient {
+  TensorId parameter = kNoTensor, gradient = kNoTensor;
+};
+
+struct Piece {
+  const char* name = "";  // "layer", "embedding", "head"
+  std::vector<Tensor> tensors;
+
+  Block forward;          // from `input` to `output`
+  Block backward;         // from `output_gradient` to `input_gradient`; includes recomputation and, unless split,
+                          // the weight gradients
+  Block weight_gradient;  // what zero-bubble schedules run apart; empty unless split
+  Block update;           // once a step: gradient norm, optimizer
+
+  TensorId input = kNoTensor, output = kNoTensor;  // the residual stream; kNoTensor at the ends of the model
+  TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;
+  // A second stream that every instance reads and hands on unchanged (an encoder's output, for cross attention).
+  TensorId side_input = kNoTensor, side_input_gradient = kNoTensor;
+
+  // Which gradient belongs to which parameter, in the order of the parameters; filled by differentiate().
+  std::vector<ParameterGradient> parameters;
+
+  // All parameters (gradients) of the piece, concatenated in the order of the table: the resident buffers (or this
+  // rank's shard of them) that data-parallel collectives and optimizers work on. The tensors of category parameter
+  // (gradient) are views of them, or of what a collective gathers from them.
+  TensorId flat_parameters = kNoTensor, flat_gradients = kNoTensor;
+
+  TensorId add(const Tensor& tensor) {
+    tensors.push_back(tensor);
+    return static_cast<TensorId>(tensors.size() - 1);
+  }
+  void clear();
+};
+
+// Appends to piece.backward the reverse-mode derivative of piece.forward, creating gradient tensors: one input- and
+// one weight-gradient op per linear, fan-out summed by `add`. Requires: forward is in SSA form.
+void differentiate(Piece& piece, Dtype gradient_dtype);
+
+}  // namespace orrery

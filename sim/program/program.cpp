@@ -1,0 +1,13 @@
+#include "sim/program/program.h"
+
+namespace orrery {
+
+void Program::clear() {
+  // Pieces and stages keep their storage; whoever fills them clears each and sets the counts.
+  mesh = Mesh{};
+  boundary_bytes = tied_embedding_bytes = 0;
+  runtime = Runtime{};
+  model = ModelWork{};
+}
+
+}  // namespace orrery

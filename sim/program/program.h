@@ -1,0 +1,64 @@
+// What a strategy lowers to and what the engines interpret: pieces, where they sit, in which order they run, and the
+// mesh of ranks. Ranks of one pipeline stage differ only in their coordinates: they are one rank class.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/program/mesh.h"
+#include "sim/program/piece.h"
+#include "sim/program/schedule.h"
+
+namespace orrery {
+
+// `count` consecutive instances of a piece: 126 equal layers are one run.
+struct Run {
+  std::uint16_t piece = 0;
+  std::int64_t count = 1;
+};
+
+struct Chunk {
+  std::vector<Run> runs;
+};
+
+// What the numbers of the model are, independent of how it is laid out: for MFU and per-token figures.
+struct ModelWork {
+  double flops_per_step = 0;                  // forward and backward of the model, no recomputation; causal halved
+  double flops_per_step_full_attention = 0;   // the same, attention counted without the causal mask (PaLM appendix B)
+  double tokens_per_step = 0;                 // positions of the global batch (decoder side for encoder-decoders)
+  double sequences_per_step = 0;
+  double parameters = 0;
+};
+
+// What a rank's framework holds beside the Program's tensors, and how it issues work. From the plan's `framework`
+// preset; sources there.
+struct Runtime {
+  double host_seconds_per_op = 0;          // CPU time to issue one kernel from the forward or the optimizer
+  double host_seconds_per_backward_op = 0; // the same from the autograd engine
+  bool cuda_graphs = false;                // issue cost is paid once per block
+  double context_bytes = 0;                // driver context and library handles
+  double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
+  double allocator_granularity_bytes = 512;  // every tensor is rounded up to this
+  double allocator_fragmentation = 0;        // share of the activations lost to fragmentation
+};
+
+struct Program {
+  Mesh mesh;
+  std::vector<Piece> pieces;
+  std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
+  Schedule schedule;
+
+  // What a forward sends to the next chunk (a backward returns as much): bytes per micro-batch and rank.
+  double boundary_bytes = 0;
+  // Once a step, beside the pieces' update blocks: e.g. the tied embedding's gradient all-reduce between the first and
+  // the last stage.
+  double tied_embedding_bytes = 0;
+
+  Runtime runtime;
+  ModelWork model;
+
+  // Empties the program but keeps its storage, so that a search lowers a million plans without allocating.
+  void clear();
+};
+
+}  // namespace orrery

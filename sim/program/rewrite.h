@@ -1,0 +1,33 @@
+// Helpers for passes that rewrite blocks of ops.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "sim/program/piece.h"
+
+namespace orrery {
+
+inline void replace_reads(Op& op, TensorId from, TensorId to) { std::replace(op.reads.begin(), op.reads.end(), from, to); }
+
+// A copy of tensor `id` that owns its memory.
+inline TensorId clone_tensor(Piece& piece, TensorId id) {
+  Tensor t = piece.tensors[id];
+  t.alias_of = kNoTensor;
+  t.resident = t.shared = false;
+  return piece.add(t);
+}
+
+inline Op communication(OpKind kind, const char* name, Stream stream, MeshAxes axes, TensorId read, TensorId write) {
+  Op op;
+  op.kind = kind;
+  op.name = name;
+  op.stream = stream;
+  op.axes = axes;
+  op.reads[0] = read;
+  op.writes[0] = write;
+  return op;
+}
+
+}  // namespace orrery

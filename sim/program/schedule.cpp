@@ -1,0 +1,62 @@
+#include "sim/program/schedule.h"
+
+namespace orrery {
+
+const char* name_of(SlotKind kind) {
+  constexpr std::array<const char*, kSlotKinds> names{"forward", "backward", "weight_gradient"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+namespace {
+
+std::size_t slots_of(std::span<const Segment> segments) {
+  std::size_t n = 0;
+  for (const Segment& segment : segments) n += std::size_t{segment.size} * segment.repeats;
+  return n;
+}
+
+Slot slot_in(std::span<const Segment> segments, std::size_t index, std::uint32_t shift) {
+  for (const Segment& segment : segments) {
+    const std::size_t n = std::size_t{segment.size} * segment.repeats;
+    if (index < n) {
+      Slot slot = segment.slots[index % segment.size];
+      slot.micro_batch += static_cast<std::uint32_t>(index / segment.size) + shift;
+      return slot;
+    }
+    index -= n;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::size_t StageOrder::size() const { return slots_of(prologue) + slots_of(body) * repeats + slots_of(epilogue); }
+
+Slot StageOrder::at(std::size_t index) const {
+  const std::size_t before = slots_of(prologue), once = slots_of(body);
+  if (index < before) return slot_in(prologue, index, 0);
+  index -= before;
+  if (index < once * repeats) return slot_in(body, index % once, static_cast<std::uint32_t>(index / once) * advance);
+  return slot_in(epilogue, index - once * repeats, 0);
+}
+
+StageOrder Schedule::order(std::size_t stage) const {
+  const StageSegments& at = stages[stage];
+  const Segment* first = segments.data();
+  return {.prologue = {first + at.begin, first + at.body},
+          .body = {first + at.body, first + at.epilogue},
+          .epilogue = {first + at.epilogue, first + at.end},
+          .repeats = at.repeats,
+          .advance = at.advance};
+}
+
+void Schedule::clear() {
+  micro_batches = 1;
+  chunks = 1;
+  split_backward = blocking_transfers = false;
+  stages.clear();
+  segments.clear();
+  position.clear();
+}
+
+}  // namespace orrery

@@ -1,0 +1,91 @@
+// A tensor as one rank holds it: local shape, dtype, category. Dimensions carry the axis of the model they run
+// along, so that a strategy can shard "every dimension along the heads" without knowing which layer it is in.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+
+namespace orrery {
+
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, int64, int32, uint8 };
+
+constexpr std::int64_t bytes_of(Dtype dtype) {
+  constexpr std::array<std::int64_t, 7> bytes{4, 2, 2, 1, 8, 4, 1};
+  return bytes[static_cast<std::size_t>(dtype)];
+}
+const char* name_of(Dtype dtype);
+
+// What a byte of memory is for. Every tensor has exactly one.
+enum class Category : std::uint8_t {
+  parameter,
+  gradient,
+  optimizer_state,
+  activation,            // saved by a forward block for a backward block, or alive inside a block
+  communication_buffer,  // gathered inputs, ring buffers
+  workspace,             // library scratch, unfused temporaries
+  host_copy,             // lives in CPU memory
+};
+inline constexpr int kCategories = 7;
+const char* name_of(Category category);
+
+// The axis of the model that a dimension runs along.
+enum class Axis : std::uint8_t {
+  none,          // never sharded
+  batch,         // sequences of one micro-batch
+  sequence,      // positions of the (query) sequence
+  key_sequence,  // positions of the sequence attended to
+  hidden,        // the residual width
+  groups,        // key/value head groups: MHA one head each, GQA several, MQA a single group
+  group_heads,   // query heads within a group
+  group_qkv,     // a fused QKV projection: the group's query heads, its key and its value
+  head_dim,
+  ffn,      // the MLP's inner width
+  vocab,    // rows of the embedding, columns of the logits
+  experts,  // mixture of experts
+};
+
+struct Dim {
+  std::int64_t size = 1;
+  Axis axis = Axis::none;
+};
+
+using TensorId = std::uint16_t;
+inline constexpr TensorId kNoTensor = 0xffff;
+
+struct Tensor {
+  static constexpr int kMaxRank = 6;
+
+  const char* name = "";  // static storage
+  std::array<std::int64_t, kMaxRank> sizes{1, 1, 1, 1, 1, 1};
+  std::array<Axis, kMaxRank> axes{};
+  std::uint8_t rank = 0;
+  Dtype dtype = Dtype::bf16;
+  Category category = Category::activation;
+
+  // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
+  bool resident = false;
+  // Belongs to another piece of the same stage (a tied embedding table): adds no memory here.
+  bool shared = false;
+  // A view of another tensor (a slice of a flat buffer, one of a fused QKV's parts, a reshape): it adds no bytes, and
+  // the storage lives until its last view is used. Slices begin at index `alias_begin`, of the flat buffer or along
+  // the group_qkv dimension.
+  TensorId alias_of = kNoTensor;
+  std::int64_t alias_begin = 0;
+
+  std::int64_t elements() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= sizes[i];
+    return n;
+  }
+  std::int64_t bytes() const { return elements() * bytes_of(dtype); }
+
+  // Position of the first dimension along `axis`, or -1.
+  int find(Axis axis) const {
+    for (int i = 0; i < rank; ++i)
+      if (axes[i] == axis) return i;
+    return -1;
+  }
+};
+
+}  // namespace orrery

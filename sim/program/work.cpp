@@ -1,0 +1,117 @@
+#include "sim/program/work.h"
+
+#include <algorithm>
+
+namespace orrery {
+namespace {
+
+std::int64_t product(const Tensor& t, int first, int last) {
+  std::int64_t n = 1;
+  for (int i = first; i < last; ++i) n *= t.sizes[i];
+  return n;
+}
+
+// Pairs (query, key) that attention with this mask touches, over all heads: FlashAttention skips what is masked.
+double attended_pairs(const AttentionShape& s) {
+  const auto q = static_cast<double>(s.queries), k = static_cast<double>(s.keys);
+  double pairs = q * k;
+  // Queries align with the last keys, so query i sees k - q + i + 1 keys; the dense half-square is the field's usual count.
+  if (s.causal) pairs = q * (k - q) + q * q / 2;
+  if (s.window > 0) pairs = std::min(pairs, q * static_cast<double>(s.window));
+  return pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
+}
+
+}  // namespace
+
+GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
+  const auto tensor = [&](TensorId id) -> const Tensor& { return tensors[id]; };
+  switch (op.kind) {
+    case OpKind::linear:
+    case OpKind::linear_input_gradient: {
+      const Tensor& x = tensor(op.reads[0]);
+      const Tensor& w = tensor(op.reads[1]);
+      // The contracted dimensions trail x. For a forward they are w's k, for an input gradient w's n.
+      const int contracted = op.kind == OpKind::linear ? op.inner_dims : w.rank - op.inner_dims;
+      const std::int64_t k = product(x, x.rank - contracted, x.rank);
+      return {1, product(x, 0, x.rank - contracted), w.elements() / k, k};
+    }
+    case OpKind::linear_weight_gradient: {
+      const Tensor& x = tensor(op.reads[0]);
+      const Tensor& dw = tensor(op.writes[0]);
+      const std::int64_t tokens = product(x, 0, x.rank - op.inner_dims);
+      const std::int64_t k = product(x, x.rank - op.inner_dims, x.rank);
+      return {1, k, dw.elements() / k, tokens};
+    }
+    case OpKind::batched_matmul: {
+      const Tensor& a = tensor(op.reads[0]);
+      const Tensor& c = tensor(op.writes[0]);
+      const int last = a.rank - 1;
+      const std::int64_t k = op.transpose_a ? a.sizes[last - 1] : a.sizes[last];
+      return {product(c, 0, c.rank - 2), c.sizes[c.rank - 2], c.sizes[c.rank - 1], k};
+    }
+    default:
+      return {};
+  }
+}
+
+AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
+  const bool backward = op.kind == OpKind::attention_backward;
+  // q.., kv.. start at reads[0] forward and at reads[3] backward (after dcontext, context, log_sum_exp).
+  const Tensor& q = tensors[op.reads[backward ? 3 : 0]];
+  const Tensor& context = tensors[backward ? op.reads[1] : op.writes[0]];
+  const TensorId kv_id = op.reads[backward ? 4 : 1];
+  AttentionShape s;
+  s.batch = context.sizes[0];
+  s.queries = context.sizes[1];
+  s.heads = context.sizes[2] * context.sizes[3];
+  s.kv_heads = q.sizes[2];
+  s.head_dim = q.sizes[4];
+  s.value_head_dim = context.sizes[4];
+  s.keys = kv_id == kNoTensor ? s.queries : tensors[kv_id].sizes[1];
+  s.causal = op.causal;
+  s.window = op.window;
+  return s;
+}
+
+double flops(const Op& op, std::span<const Tensor> tensors) {
+  if (is_matmul(op.kind)) {
+    const GemmShape g = gemm_shape(op, tensors);
+    return 2.0 * static_cast<double>(g.batch) * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
+  }
+  if (is_attention(op.kind)) {
+    const AttentionShape s = attention_shape(op, tensors);
+    const double d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
+    // Forward: S = QK^T, O = PV. Backward: S again, dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q.
+    const double per_pair = op.kind == OpKind::attention ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+    return per_pair * attended_pairs(s);
+  }
+  return 0;
+}
+
+double bytes(const Op& op, std::span<const Tensor> tensors) {
+  const auto size = [&](TensorId id) { return static_cast<double>(tensors[id].bytes()); };
+  if (is_communication(op.kind)) {
+    double largest = 0;  // the full buffer: whichever side is not a shard
+    for (TensorId id : op.reads)
+      if (id != kNoTensor) largest = std::max(largest, size(id));
+    for (TensorId id : op.writes)
+      if (id != kNoTensor) largest = std::max(largest, size(id));
+    return largest;
+  }
+  if (is_copy(op.kind)) return size(op.reads[0]);
+  double total = 0;
+  for (TensorId id : op.reads)
+    if (id != kNoTensor) total += size(id);
+  for (TensorId id : op.writes)
+    if (id != kNoTensor) total += size(id) * (op.accumulate ? 2 : 1);
+  if (op.kind == OpKind::embedding || op.kind == OpKind::embedding_backward) {
+    // Only the rows that are looked up move, not the table: as many as the output has.
+    const bool forward = op.kind == OpKind::embedding;
+    total = size(op.reads[0]);
+    total += 2 * size(forward ? op.writes[0] : op.reads[1]);
+    if (!forward) total += size(op.reads[1]);  // the table's rows are added to
+  }
+  return total;
+}
+
+}  // namespace orrery

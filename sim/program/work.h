@@ -1,0 +1,34 @@
+// What an op costs in the abstract: FLOPs and bytes, derived from kind and shapes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery {
+
+struct GemmShape {
+  std::int64_t batch = 1, m = 1, n = 1, k = 1;
+};
+// Of a matmul op; m runs over tokens for `linear`.
+GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors);
+
+struct AttentionShape {
+  std::int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_dim = 1, value_head_dim = 1;
+  bool causal = false;
+  std::int64_t window = 0;
+};
+// Of an `attention` or `attention_backward` op.
+AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
+
+// Multiply-adds count two. Causal attention counts the lower triangle only (what FlashAttention executes);
+// attention_backward counts the recomputation of the scores (5 products against the forward's 2).
+double flops(const Op& op, std::span<const Tensor> tensors);
+
+// Bytes the kernel must move between device memory and the processor: each tensor read once, written once; an
+// accumulating write is also read. For communication ops: the full (unsharded) payload in bytes, nccl-tests' "size".
+double bytes(const Op& op, std::span<const Tensor> tensors);
+
+}  // namespace orrery

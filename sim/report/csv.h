@@ -1,0 +1,13 @@
+// A report as one row of comma-separated values (RFC 4180).
+#pragma once
+
+#include <string>
+
+#include "sim/report/report.h"
+
+namespace orrery {
+
+std::string csv_header();                                              // ends with a newline; first column: "scenario"
+std::string csv_row(const std::string& scenario, const Report& report);  // ends with a newline
+
+}  // namespace orrery

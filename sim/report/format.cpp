@@ -1,0 +1,76 @@
+#include "sim/report/format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace orrery {
+namespace {
+
+// Four significant digits for what is at least 1.
+std::string digits(double value) {
+  const double size = std::fabs(value);
+  return fmt::format("{:.{}f}", value, size >= 999.95 ? 0 : size >= 99.995 ? 1 : size >= 9.9995 ? 2 : 3);
+}
+
+std::size_t columns_of(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+}  // namespace
+
+std::string seconds_text(double seconds) {
+  const double size = std::fabs(seconds);
+  if (size == 0) return "0 s";
+  if (size >= 1) return digits(seconds) + " s";
+  if (size >= 1e-3) return digits(seconds * 1e3) + " ms";
+  return digits(seconds * 1e6) + " us";
+}
+
+std::string bytes_text(double bytes) {
+  constexpr std::array units{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (std::fabs(bytes) >= 1024 && unit + 1 < units.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 2, units[unit]);
+}
+
+std::string rate_text(double per_second) {
+  constexpr std::array units{"", " k", " M", " G", " T", " P"};
+  std::size_t unit = 0;
+  // Up to six digits people still read a count at a glance.
+  if (std::fabs(per_second) < 1e6) return fmt::format("{:.{}f}", per_second, std::fabs(per_second) < 100 ? 2 : 0);
+  while (std::fabs(per_second) >= 1000 && unit + 1 < units.size()) {
+    per_second /= 1000;
+    ++unit;
+  }
+  return digits(per_second) + units[unit];
+}
+
+std::string percent_text(double share) { return fmt::format("{:.1f} %", share * 100); }
+
+std::string left(std::string_view text, std::size_t columns) {
+  const std::size_t used = columns_of(text);
+  return std::string(text) + std::string(columns > used ? columns - used : 0, ' ');
+}
+
+std::string right(std::string_view text, std::size_t columns) {
+  const std::size_t used = columns_of(text);
+  return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
+}
+
+std::string bar(double share, int columns) {
+  constexpr std::array eighths{"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
+  const double length = std::clamp(share, 0.0, 1.0) * columns * 8;
+  const int filled = std::isfinite(length) ? static_cast<int>(std::lround(length)) : 0;
+  std::string result;
+  for (int i = 0; i < filled / 8; ++i) result += "\u2588";
+  return result + eighths[static_cast<std::size_t>(filled % 8)];
+}
+
+}  // namespace orrery

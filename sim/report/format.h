@@ -1,0 +1,21 @@
+// Quantities for people: three to four significant digits and a unit.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace orrery {
+
+std::string seconds_text(double seconds);  // "9.872 s", "12.34 ms", "5.6 us"
+std::string bytes_text(double bytes);      // "71.3 GiB"
+std::string rate_text(double per_second);  // "1.234 M", for counts per second
+std::string percent_text(double share);    // "41.7 %"
+
+// Pads with spaces to `columns`; counts UTF-8 characters, not bytes.
+std::string left(std::string_view text, std::size_t columns);
+std::string right(std::string_view text, std::size_t columns);
+
+// A horizontal bar of `share` x `columns`, in eighths of a character.
+std::string bar(double share, int columns);
+
+}  // namespace orrery

@@ -1,0 +1,106 @@
+#include "sim/report/json.h"
+
+#include <nlohmann/json.hpp>
+
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json time_json(const TimeBreakdown& time) {
+  Json json;
+  for (const Term& term : terms_of(time)) json[term.name + "_seconds"] = term.seconds;
+  return json;
+}
+
+Json parts_json(const MemoryBreakdown& memory) {
+  Json json;
+  for (const MemoryTerm& term : terms_of(memory)) json[term.name + "_bytes"] = term.bytes;
+  return json;
+}
+
+Json memory_json(const Report& r) {
+  Json json{{"peak_bytes", r.memory_peak_bytes},
+            {"capacity_bytes", r.memory_capacity_bytes},
+            {"margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes},
+            {"fits", r.memory_fits}};
+  if (r.stages.empty()) return json;
+  const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  json["stage"] = fullest.stage;
+  json["parts"] = parts_json(fullest.memory);
+  return json;
+}
+
+Json stage_json(const StageReport& stage) {
+  Json memory = parts_json(stage.memory);
+  memory["peak_bytes"] = stage.memory.peak_bytes;
+  return {{"stage", stage.stage},
+          {"stages", stage.stages},
+          {"busy_seconds", stage.busy_seconds},
+          {"in_flight_micro_batches", stage.in_flight_micro_batches},
+          {"time", time_json(stage.time)},
+          {"memory", std::move(memory)}};
+}
+
+Json op_json(const OpReport& op) {
+  return {{"name", op.name},   {"stream", name_of(op.stream)},
+          {"seconds", op.seconds}, {"times_per_step", op.times_per_step},
+          {"flops", op.flops}, {"bytes", op.bytes},
+          {"bound", op.bound}};
+}
+
+}  // namespace
+
+Json report_json(const Report& r) {
+  Json json{{"engine", r.engine},
+            {"devices", r.devices},
+            {"step_seconds", r.step_seconds},
+            {"tokens_per_second", r.tokens_per_second},
+            {"tokens_per_second_per_device", r.tokens_per_second_per_device},
+            {"sequences_per_second", r.sequences_per_second},
+            {"model_flops_per_second_per_device", r.model_flops_per_second_per_device},
+            {"mfu", r.mfu},
+            {"mfu_full_attention", r.mfu_full_attention},
+            {"hfu", r.hfu},
+            {"flop_convention", flop_convention()},
+            {"pipeline_seconds", r.pipeline_seconds},
+            {"bubble_fraction", r.bubble_fraction},
+            {"exposed_communication_seconds", r.exposed_communication_seconds},
+            {"bound_by", r.bound_by},
+            {"memory", memory_json(r)}};
+  if (!r.stages.empty()) {
+    const StageReport& bounding = r.stages[static_cast<std::size_t>(r.bounding_stage)];
+    json["bounding_stage"] = bounding.stage;
+    json["time"] = time_json(bounding.time);
+  }
+  json["stages"] = Json::array();
+  for (const StageReport& stage : r.stages) json["stages"].push_back(stage_json(stage));
+  json["unmeasured_share"] = r.unmeasured_share;
+  json["unmeasured"] = Json::array();
+  for (const UnmeasuredShape& shape : r.unmeasured)
+    json["unmeasured"].push_back({{"op", shape.op}, {"shape", shape.shape}, {"share_of_step", shape.share_of_step}});
+  json["notes"] = r.notes;
+  if (!r.ops.empty()) {
+    json["ops"] = Json::array();
+    for (const OpReport& op : r.ops) json["ops"].push_back(op_json(op));
+  }
+  return json;
+}
+
+Json comparison_json(const Report& a, const Report& b) {
+  Json change{{"step_seconds", b.step_seconds - a.step_seconds},
+              {"tokens_per_second_per_device", b.tokens_per_second_per_device - a.tokens_per_second_per_device},
+              {"mfu", b.mfu - a.mfu},
+              {"memory_peak_bytes", b.memory_peak_bytes - a.memory_peak_bytes}};
+  if (!a.stages.empty() && !b.stages.empty()) {
+    const auto terms_a = terms_of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
+    const auto terms_b = terms_of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time);
+    for (std::size_t i = 0; i < terms_a.size(); ++i)
+      change["time"][terms_a[i].name + "_seconds"] = terms_b[i].seconds - terms_a[i].seconds;
+  }
+  return {{"a", report_json(a)}, {"b", report_json(b)}, {"change", std::move(change)}};
+}
+
+}  // namespace orrery

@@ -1,0 +1,119 @@
+// What an engine (or a real run) says of a step. Engines fill it; writers in this folder turn it into a table, JSON,
+// CSV or a trace. Seconds, bytes, FLOPs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/program/program.h"
+
+namespace orrery {
+
+// Where the step's seconds go on the stage that bounds it. The terms add up to step_seconds.
+struct TimeBreakdown {
+  double matmul = 0;
+  double attention = 0;
+  double memory_bound = 0;         // norms, activations, dropouts, casts
+  double recompute = 0;            // all compute that repeats forward work
+  double host_issue = 0;           // the compute stream waits for the CPU to launch
+  std::array<double, kStreams> exposed{};  // the compute stream waits for this stream (communication or copies)
+  double bubble = 0;               // the stage waits for its neighbours
+  double optimizer = 0;            // update kernels after the last backward
+  double total() const;
+};
+
+struct MemoryBreakdown {
+  std::array<double, kCategories> bytes{};  // at the peak
+  double framework_bytes = 0;               // context, communicator buffers
+  double fragmentation_bytes = 0;
+  double peak_bytes = 0;  // the sum of the above but host_copy
+};
+
+struct StageReport {
+  std::int64_t stage = 0;          // first pipeline stage of the class
+  std::int64_t stages = 1;         // stages in the class
+  double busy_seconds = 0;
+  double in_flight_micro_batches = 0;  // at the memory peak
+  TimeBreakdown time;
+  MemoryBreakdown memory;
+};
+
+// Kernels without a measured efficiency nearby.
+struct UnmeasuredShape {
+  std::string op;     // "layer.fc1"
+  std::string shape;  // "m=2048 n=3072 k=12288 bf16"
+  double share_of_step = 0;
+};
+
+// One op of the program with its cost, for --explain and the op table.
+struct OpReport {
+  std::string name;  // "layer.forward.fc1"
+  Stream stream = Stream::compute;
+  double seconds = 0;          // once
+  double times_per_step = 0;   // on the bounding stage
+  double flops = 0, bytes = 0;
+  std::string bound;           // "compute", "memory", "launch", "NVLink ring Simple", ...
+};
+
+// One interval of a stream, for traces.
+struct Interval {
+  std::int32_t stage = 0;
+  Stream stream = Stream::compute;
+  std::uint8_t kind = 0;  // SlotKind, or 3: update
+  std::uint16_t chunk = 0;
+  std::uint32_t micro_batch = 0;
+  double begin_seconds = 0, end_seconds = 0;
+  const char* name = "";
+};
+// A message from one stage's slot to another's.
+struct Arrow {
+  std::int32_t from_stage = 0, to_stage = 0;
+  double from_seconds = 0, to_seconds = 0;
+};
+// Memory of one stage over time: bytes by category from `seconds` on.
+struct MemorySample {
+  std::int32_t stage = 0;
+  double seconds = 0;
+  std::array<double, kCategories> bytes{};
+};
+struct Timeline {
+  std::vector<Interval> intervals;
+  std::vector<Arrow> arrows;
+  std::vector<MemorySample> memory;
+};
+
+struct Report {
+  std::string engine;  // "analytical"
+  double step_seconds = 0;
+  double pipeline_seconds = 0;      // first forward to last backward
+  double tokens_per_second = 0;
+  double tokens_per_second_per_device = 0;
+  double sequences_per_second = 0;
+  double model_flops_per_second_per_device = 0;  // causal attention halved
+  double mfu = 0;                   // of the device's peak in the plan's precision
+  double mfu_full_attention = 0;    // the same with attention counted in full (PaLM's convention)
+  double hfu = 0;
+  double bubble_fraction = 0;
+  double exposed_communication_seconds = 0;
+  std::string bound_by;             // the largest term, in words
+  std::int64_t devices = 0;
+  std::int64_t bounding_stage = 0;  // index into `stages`
+
+  std::vector<StageReport> stages;  // one per class
+  double memory_peak_bytes = 0;     // of the fullest stage
+  double memory_capacity_bytes = 0;
+  bool memory_fits = false;
+  std::int64_t memory_stage = 0;    // index into `stages` of the fullest
+
+  std::vector<UnmeasuredShape> unmeasured;
+  double unmeasured_share = 0;
+  std::vector<std::string> notes;   // assumptions: borrowed calibration, ...
+
+  // Filled on request only.
+  std::vector<OpReport> ops;
+  Timeline timeline;
+};
+
+}  // namespace orrery

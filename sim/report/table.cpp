@@ -1,0 +1,209 @@
+#include "sim/report/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/report/format.h"
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+constexpr int kBarColumns = 32;
+constexpr std::size_t kLabelColumns = 42;
+constexpr std::size_t kValueColumns = 12;
+// Kernel shapes listed; the rest is summed up.
+constexpr std::size_t kShapesListed = 8;
+
+enum class Paint { bold, dim, good, bad, time, memory };
+
+std::string paint(std::string_view text, Paint paint, TableStyle style) {
+  if (!style.colour || text.empty()) return std::string(text);
+  const char* code = "";
+  switch (paint) {
+    case Paint::bold: code = "1"; break;
+    case Paint::dim: code = "2"; break;
+    case Paint::good: code = "32"; break;
+    case Paint::bad: code = "1;31"; break;
+    case Paint::time: code = "34"; break;
+    case Paint::memory: code = "35"; break;
+  }
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+void heading(std::string& out, std::string_view text, TableStyle style) {
+  out += fmt::format("\n{}\n", paint(text, Paint::bold, style));
+}
+
+void line(std::string& out, std::string_view label, std::string_view value, std::string_view remark = {}) {
+  out += fmt::format("  {}{}{}{}\n", left(label, kLabelColumns), right(value, kValueColumns), remark.empty() ? "" : "  ", remark);
+}
+
+std::string stage_words(const StageReport& stage, std::size_t classes) {
+  if (classes == 1 && stage.stages == 1) return "every device";
+  if (stage.stages == 1) return fmt::format("stage {}", stage.stage);
+  return fmt::format("stage {} and {} like it", stage.stage, stage.stages - 1);
+}
+
+void headline(std::string& out, const Report& r, TableStyle style) {
+  line(out, "step time", seconds_text(r.step_seconds));
+  line(out, "tokens/s", rate_text(r.tokens_per_second));
+  line(out, "tokens/s per device", rate_text(r.tokens_per_second_per_device));
+  line(out, "sequences/s", rate_text(r.sequences_per_second));
+  const auto remark = [&](std::string_view text) { return paint(text, Paint::dim, style); };
+  line(out, "model TFLOP/s per device", fmt::format("{:.1f}", r.model_flops_per_second_per_device * 1e-12));
+  line(out, "MFU", percent_text(r.mfu), remark("causal attention counted as the lower triangle, no recomputation"));
+  if (r.mfu_full_attention != r.mfu)
+    line(out, "MFU, full attention", percent_text(r.mfu_full_attention), remark("attention counted without the causal mask"));
+  line(out, "HFU", percent_text(r.hfu), remark("what the devices execute, recomputation included"));
+  line(out, "pipeline bubble", percent_text(r.bubble_fraction), remark("of the step"));
+  line(out, "exposed communication", seconds_text(r.exposed_communication_seconds),
+       remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step" : ""));
+  line(out, "bound by", "", r.bound_by);
+}
+
+void time_terms(std::string& out, const Report& r, TableStyle style) {
+  if (r.stages.empty()) return;
+  const StageReport& stage = r.stages[static_cast<std::size_t>(r.bounding_stage)];
+  heading(out, fmt::format("Time of one step ({})", stage_words(stage, r.stages.size())), style);
+  const double total = stage.time.total();
+  for (const Term& term : terms_of(stage.time)) {
+    if (term.seconds == 0) continue;
+    const double share = total > 0 ? term.seconds / total : 0;
+    line(out, term.label, seconds_text(term.seconds),
+         fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::time, style)));
+  }
+  line(out, "total", seconds_text(total));
+}
+
+void memory_terms(std::string& out, const Report& r, TableStyle style) {
+  if (r.stages.empty()) return;
+  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  heading(out, fmt::format("Memory of one device at the peak ({})", stage_words(stage, r.stages.size())), style);
+  for (const MemoryTerm& term : terms_of(stage.memory)) {
+    if (term.bytes == 0) continue;
+    const double share = r.memory_capacity_bytes > 0 ? term.bytes / r.memory_capacity_bytes : 0;
+    const bool on_device = term.name != name_of(Category::host_copy);
+    line(out, term.label, bytes_text(term.bytes),
+         on_device ? fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)) : "");
+  }
+  const double margin = r.memory_capacity_bytes - r.memory_peak_bytes;
+  const std::string verdict = r.memory_fits
+                                  ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
+                                  : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
+  line(out, "peak", bytes_text(r.memory_peak_bytes), fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes), verdict));
+}
+
+void stage_table(std::string& out, const Report& r, TableStyle style) {
+  if (r.stages.size() < 2) return;
+  heading(out, "Stages", style);
+  out += fmt::format("  {:>9}  {:>6}  {:>11}  {:>11}  {:>11}  {:>10}  {:>12}\n", "stage", "alike", "busy", "exposed",
+                     "bubble", "in flight", "peak memory");
+  for (std::size_t i = 0; i < r.stages.size(); ++i) {
+    const StageReport& s = r.stages[i];
+    double exposed = 0;
+    for (const double waiting : s.time.exposed) exposed += waiting;
+    std::string remark;
+    if (static_cast<std::int64_t>(i) == r.bounding_stage) remark = "  bounds the step";
+    if (static_cast<std::int64_t>(i) == r.memory_stage) remark += remark.empty() ? "  fullest" : ", fullest";
+    out += fmt::format("  {:>9}  {:>6}  {:>11}  {:>11}  {:>11}  {:>10.4g}  {:>12}{}\n", s.stage, s.stages,
+                       seconds_text(s.busy_seconds), seconds_text(exposed), seconds_text(s.time.bubble),
+                       s.in_flight_micro_batches, bytes_text(s.memory.peak_bytes), paint(remark, Paint::dim, style));
+  }
+}
+
+void remarks(std::string& out, const Report& r, TableStyle style) {
+  if (!r.unmeasured.empty()) {
+    heading(out, fmt::format("Kernel shapes without a measured efficiency nearby ({} of the step)",
+                             percent_text(r.unmeasured_share)), style);
+    std::size_t listed = 0;
+    double rest = 0;
+    for (const UnmeasuredShape& shape : r.unmeasured) {
+      if (listed++ < kShapesListed) {
+        line(out, shape.op, percent_text(shape.share_of_step), shape.shape);
+      } else {
+        rest += shape.share_of_step;
+      }
+    }
+    if (listed > kShapesListed) line(out, fmt::format("{} more", listed - kShapesListed), percent_text(rest));
+  }
+  if (!r.notes.empty()) {
+    heading(out, "Notes", style);
+    for (const std::string& note : r.notes) out += fmt::format("  - {}\n", note);
+  }
+}
+
+}  // namespace
+
+std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style) {
+  std::string out;
+  for (std::size_t i = 0; i < title.size(); ++i) out += paint(title[i], i == 0 ? Paint::bold : Paint::dim, style) + '\n';
+  if (!title.empty()) out += '\n';
+  headline(out, report, style);
+  time_terms(out, report, style);
+  memory_terms(out, report, style);
+  stage_table(out, report, style);
+  remarks(out, report, style);
+  return out;
+}
+
+namespace {
+
+void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b, std::string_view change) {
+  out += fmt::format("  {}{}  {}  {}\n", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns), change);
+}
+
+std::string relative(double a, double b) {
+  if (a == b) return right("same", 9);
+  return a == 0 ? std::string() : right(fmt::format("{:+.1f} %", (b / a - 1) * 100), 9);
+}
+
+}  // namespace
+
+std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style) {
+  std::string out;
+  for (const std::string& text : title) out += paint(text, Paint::bold, style) + '\n';
+  if (!title.empty()) out += '\n';
+  compared(out, "", "A", "B", "   change");
+  compared(out, "step time", seconds_text(a.step_seconds), seconds_text(b.step_seconds), relative(a.step_seconds, b.step_seconds));
+  compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device), rate_text(b.tokens_per_second_per_device),
+           relative(a.tokens_per_second_per_device, b.tokens_per_second_per_device));
+  compared(out, "model TFLOP/s per device", fmt::format("{:.1f}", a.model_flops_per_second_per_device * 1e-12),
+           fmt::format("{:.1f}", b.model_flops_per_second_per_device * 1e-12),
+           relative(a.model_flops_per_second_per_device, b.model_flops_per_second_per_device));
+  compared(out, "MFU", percent_text(a.mfu), percent_text(b.mfu), relative(a.mfu, b.mfu));
+  compared(out, "peak memory", bytes_text(a.memory_peak_bytes), bytes_text(b.memory_peak_bytes),
+           relative(a.memory_peak_bytes, b.memory_peak_bytes));
+  compared(out, "fits", a.memory_fits ? "yes" : "no", b.memory_fits ? "yes" : "no", "");
+  compared(out, "bound by", "", "", fmt::format("A: {}; B: {}", a.bound_by, b.bound_by));
+  if (a.stages.empty() || b.stages.empty()) return out;
+
+  struct Difference {
+    Term term;
+    double b_seconds = 0;
+    double change() const { return b_seconds - term.seconds; }
+  };
+  std::vector<Difference> differences;
+  const auto terms_a = terms_of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
+  const auto terms_b = terms_of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time);
+  for (std::size_t i = 0; i < terms_a.size(); ++i)
+    if (terms_a[i].seconds != 0 || terms_b[i].seconds != 0) differences.push_back({terms_a[i], terms_b[i].seconds});
+  std::stable_sort(differences.begin(), differences.end(), [](const Difference& x, const Difference& y) {
+    return std::fabs(x.change()) > std::fabs(y.change());
+  });
+
+  heading(out, "What makes the difference (each on the stage that bounds it)", style);
+  double largest = 0;
+  for (const Difference& d : differences) largest = std::max(largest, std::fabs(d.change()));
+  for (const Difference& d : differences) {
+    const std::string change = right(fmt::format("{}{}", d.change() > 0 ? "+" : "", seconds_text(d.change())), 11);
+    const std::string length = bar(largest > 0 ? std::fabs(d.change()) / largest : 0, kBarColumns);
+    compared(out, d.term.label, seconds_text(d.term.seconds), seconds_text(d.b_seconds),
+             fmt::format("{}  {}", change, paint(length, d.change() > 0 ? Paint::bad : Paint::good, style)));
+  }
+  return out;
+}
+
+}  // namespace orrery

@@ -1,0 +1,61 @@
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::array<const char*, kStreams> kStreamLabels{"compute",
+                                                          "tensor-parallel communication",
+                                                          "context-parallel communication",
+                                                          "expert-parallel communication",
+                                                          "gradient reduction",
+                                                          "parameter gathering",
+                                                          "pipeline transfers",
+                                                          "copies to the host",
+                                                          "copies to the device",
+                                                          "host kernels",
+                                                          "storage"};
+constexpr std::array<const char*, kCategories> kCategoryLabels{
+    "parameters", "gradients", "optimizer states", "activations", "communication buffers", "workspace", "in host memory"};
+
+}  // namespace
+
+double TimeBreakdown::total() const {
+  double seconds = matmul + attention + memory_bound + recompute + host_issue + bubble + optimizer;
+  for (const double waiting : exposed) seconds += waiting;
+  return seconds;
+}
+
+std::vector<Term> terms_of(const TimeBreakdown& time) {
+  std::vector<Term> terms{{"matmul", "matrix products", time.matmul},
+                          {"attention", "attention", time.attention},
+                          {"memory_bound", "memory-bound kernels", time.memory_bound},
+                          {"recompute", "recomputation", time.recompute},
+                          {"host_issue", "waiting for the host to launch", time.host_issue}};
+  for (int s = 1; s < kStreams; ++s)  // compute does not wait for itself
+    terms.push_back({std::string("exposed_") + name_of(static_cast<Stream>(s)),
+                     std::string("exposed ") + kStreamLabels[static_cast<std::size_t>(s)],
+                     time.exposed[static_cast<std::size_t>(s)]});
+  terms.push_back({"bubble", "pipeline bubble", time.bubble});
+  terms.push_back({"optimizer", "optimizer", time.optimizer});
+  return terms;
+}
+
+std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
+  std::vector<MemoryTerm> terms;
+  const auto add = [&](Category category) {
+    const auto c = static_cast<std::size_t>(category);
+    terms.push_back({name_of(category), kCategoryLabels[c], memory.bytes[c]});
+  };
+  for (int c = 0; c < kCategories; ++c)
+    if (static_cast<Category>(c) != Category::host_copy) add(static_cast<Category>(c));
+  terms.push_back({"framework", "framework", memory.framework_bytes});
+  terms.push_back({"fragmentation", "fragmentation", memory.fragmentation_bytes});
+  add(Category::host_copy);
+  return terms;
+}
+
+std::string_view flop_convention() {
+  return "model FLOPs: forward and backward without recomputation; causal attention counts the lower triangle only";
+}
+
+}  // namespace orrery

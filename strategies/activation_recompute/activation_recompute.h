@@ -1,0 +1,16 @@
+// Activation recomputation: the backward repeats forward ops instead of keeping what they produced.
+//   full       each layer from its input (Chen et al. 2016, arXiv 1604.06174); every n-th input only, or the first n
+//              layers of each chunk only (Megatron-LM's uniform and block methods)
+//   selective  only the attention core, whose activations are large and cheap to compute (Korthikanti et al. 2022,
+//              section 5). FlashAttention does this inside its kernel: then there is nothing left to recompute.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::activation_recompute {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::activation_recompute

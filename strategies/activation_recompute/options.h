@@ -1,0 +1,26 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+
+namespace orrery::activation_recompute {
+
+enum class Mode : std::uint8_t { none, selective, full };
+inline constexpr std::array<std::string_view, 3> kModeNames{"none", "selective", "full"};
+
+struct Options {
+  Mode mode = Mode::none;
+  std::int64_t every = 1;
+  std::int64_t layers = -1;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("recompute", mode, kModeNames,
+            "what the backward recomputes: nothing, the attention core (selective), or each layer from its input (full)");
+    v.field("recompute_every", every, at_least(1), "full: keep the input of every n-th layer only (Megatron's uniform method)");
+    v.field("recompute_layers", layers, IntegerRange{.least = -1},
+            "full: recompute only this many layers of each stage's chunk (Megatron's block method); -1: all");
+  }
+};
+
+}  // namespace orrery::activation_recompute

@@ -1,0 +1,19 @@
+#include "strategies/batch/batch.h"
+
+#include <string>
+
+#include "sim/base/error.h"
+
+namespace orrery::batch {
+
+void check(const Scenario& scenario) {
+  const std::int64_t per_step = data_parallel_degree(scenario) * scenario.plan.batch.micro_batch_size;
+  const std::int64_t batch = scenario.workload.global_batch_size;
+  if (batch % per_step != 0)
+    throw InputError({"", "/workload/global_batch_size"}, std::to_string(batch),
+                     "a multiple of " + std::to_string(per_step) + ", the data-parallel degree " +
+                         std::to_string(data_parallel_degree(scenario)) + " times micro_batch_size " +
+                         std::to_string(scenario.plan.batch.micro_batch_size));
+}
+
+}  // namespace orrery::batch

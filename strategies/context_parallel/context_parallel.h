@@ -1,0 +1,14 @@
+// Context parallelism: every rank holds 1/cp of each sequence, through the whole layer. Attention runs as a ring
+// (Liu et al. 2023, arXiv 2310.01889): keys and values travel round the ranks, each step computes attention with one
+// part and merges the results by their log-sum-exp. Under a causal mask the zigzag deal gives every rank equal work.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::context_parallel {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::context_parallel

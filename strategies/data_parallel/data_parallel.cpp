@@ -1,0 +1,224 @@
+#include "strategies/data_parallel/data_parallel.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/framework/framework.h"
+
+namespace orrery::data_parallel {
+namespace {
+
+struct Layout {
+  const Options& options;
+  MeshAxes shard_axes, replicate_axes;
+  std::int64_t shards, replicas;
+  double bucket_bytes;
+};
+
+class Shard {
+ public:
+  Shard(const Layout& layout, Piece& piece) : l_(layout), piece_(piece) {}
+
+  void run() {
+    if (piece_.flat_parameters == kNoTensor) return;
+    if (l_.options.zero_stage == 0) {
+      reduce_replicated(piece_.flat_gradients, When::last_micro_batch, l_.shard_axes | l_.replicate_axes);
+      return;
+    }
+    const TensorId whole_parameters = piece_.flat_parameters, whole_gradients = piece_.flat_gradients;
+    shard_states();
+    if (l_.options.zero_stage == 3) {
+      gather_parameters_in_blocks(whole_parameters);
+    } else {
+      gather_updated_parameters(whole_parameters);
+    }
+    scatter_gradients(whole_gradients);
+  }
+
+ private:
+  std::int64_t sharded(std::int64_t elements) const { return (elements + l_.shards - 1) / l_.shards; }
+
+  // Runs `op` on the data-communication stream once per bucket. A bucket holds several small layers or a part of a
+  // large one.
+  void bucketed(Op op, double bytes, When when) {
+    op.when = when;
+    // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward waits.
+    if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) op.stream = Stream::compute;
+    if (l_.options.overlap_gradients || l_.options.zero_stage >= 2) {
+      if (l_.bucket_bytes == 0) {
+        // One collective per piece: FSDP's wrapped unit.
+      } else if (bytes >= l_.bucket_bytes) {
+        op.count = static_cast<std::uint16_t>(std::clamp(bytes / l_.bucket_bytes + 0.5, 1.0, 60000.0));
+      } else {
+        op.every = static_cast<std::uint16_t>(std::clamp(l_.bucket_bytes / std::max(bytes, 1.0), 1.0, 60000.0));
+      }
+      op.phase = Phase::weight_gradient;
+      // Behind the weight gradients, which zero-bubble schedules run apart.
+      Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
+      block.ops.push_back(op);
+    } else {
+      op.when = When::every_micro_batch;
+      op.phase = Phase::update;
+      op.every = kAllInstances;
+      piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
+    }
+  }
+
+  void reduce_replicated(TensorId gradients, When when, MeshAxes axes) {
+    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, axes, gradients, gradients),
+             static_cast<double>(piece_.tensors[gradients].bytes()), when);
+  }
+
+  // Optimizer states, and whatever else the stage shards, become this rank's part.
+  void shard_states() {
+    for (Tensor& t : piece_.tensors)
+      if (t.category == Category::optimizer_state) t.sizes[0] = sharded(t.sizes[0]);
+
+    Tensor shard = piece_.tensors[piece_.flat_parameters];
+    shard.sizes[0] = sharded(shard.sizes[0]);
+    shard.name = "parameter_shard";
+    if (l_.options.zero_stage < 3) {
+      shard.alias_of = piece_.flat_parameters;
+      shard.resident = false;
+    }
+    const TensorId parameter_shard = piece_.add(shard);
+
+    Tensor gradient = piece_.tensors[piece_.flat_gradients];
+    gradient.sizes[0] = sharded(gradient.sizes[0]);
+    gradient.name = "gradient_shard";
+    if (l_.options.zero_stage < 2) {
+      gradient.alias_of = piece_.flat_gradients;
+      gradient.resident = false;
+    }
+    const TensorId gradient_shard = piece_.add(gradient);
+
+    for (Op& op : piece_.update.ops) {
+      for (auto* ids : {&op.reads[0], &op.writes[0]}) {
+        if (*ids == piece_.flat_parameters) *ids = parameter_shard;
+        if (*ids == piece_.flat_gradients) *ids = gradient_shard;
+      }
+      if (op.kind == OpKind::all_reduce && std::string_view(op.name) == "gradient_norm.all_reduce")
+        op.axes = op.axes | l_.shard_axes;  // each rank now knows the norm of its shard only
+    }
+    if (l_.options.zero_stage >= 2) {
+      piece_.tensors[piece_.flat_gradients].resident = false;
+      piece_.flat_gradients = gradient_shard;
+    }
+    if (l_.options.zero_stage == 3) {
+      piece_.tensors[piece_.flat_parameters].resident = false;
+      piece_.flat_parameters = parameter_shard;
+    }
+    parameter_shard_ = parameter_shard;
+    gradient_shard_ = gradient_shard;
+  }
+
+  void scatter_gradients(TensorId whole) {
+    const When when = l_.options.zero_stage == 1 ? When::last_micro_batch : When::every_micro_batch;
+    bucketed(communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_axes, whole,
+                           gradient_shard_),
+             static_cast<double>(piece_.tensors[whole].bytes()), when);
+    if (l_.replicas > 1) reduce_replicated(gradient_shard_, When::last_micro_batch, l_.replicate_axes);
+  }
+
+  // Stages 1 and 2: the updated shards are gathered under the next step's first forward, or right after the update.
+  void gather_updated_parameters(TensorId whole) {
+    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_axes,
+                          parameter_shard_, whole);
+    if (l_.options.overlap_parameters) {
+      op.when = When::first_micro_batch;
+      op.free_running = true;
+      op.prefetch = 1;
+      piece_.forward.ops.insert(piece_.forward.ops.begin(), op);
+    } else {
+      op.phase = Phase::update;
+      op.every = kAllInstances;
+      piece_.update.ops.push_back(op);
+    }
+  }
+
+  // Stage 3: each block works on gathered copies of its piece's parameters.
+  void gather_parameters_in_blocks(TensorId whole) {
+    const TensorId forward_copy = gathered(piece_.forward, whole);
+    if (!l_.options.reshard_after_forward) {  // kept for the backward
+      rename_parameters(piece_.backward, whole, forward_copy);
+      rename_parameters(piece_.weight_gradient, whole, forward_copy);
+      return;
+    }
+    gathered(piece_.backward, whole);
+  }
+
+  // Prepends the gather to `block` and lets its ops read slices of the gathered copy.
+  TensorId gathered(Block& block, TensorId whole) {
+    Tensor copy = piece_.tensors[whole];
+    copy.resident = false;
+    copy.name = "gathered_parameters";
+    const TensorId id = piece_.add(copy);
+    rename_parameters(block, whole, id);
+    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_axes,
+                          parameter_shard_, id);
+    op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+    op.free_running = true;
+    op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(l_.options.prefetch, 60000));
+    block.ops.insert(block.ops.begin(), op);
+    return id;
+  }
+
+  void rename_parameters(Block& block, TensorId whole, TensorId copy) {
+    std::vector<TensorId> renamed(piece_.tensors.size(), kNoTensor);
+    const std::size_t count = piece_.tensors.size();
+    for (std::size_t id = 0; id < count; ++id) {  // a view of a view comes after what it views
+      const TensorId base = piece_.tensors[id].alias_of;
+      if (base == kNoTensor || piece_.tensors[id].category != Category::parameter) continue;
+      const TensorId renamed_base = base == whole ? copy : renamed[base];
+      if (renamed_base == kNoTensor) continue;
+      Tensor view = piece_.tensors[id];
+      view.alias_of = renamed_base;
+      renamed[id] = piece_.add(view);
+    }
+    for (Op& op : block.ops)
+      for (TensorId& id : op.reads)
+        if (id != kNoTensor && id < count && renamed[id] != kNoTensor) id = renamed[id];
+  }
+
+  const Layout& l_;
+  Piece& piece_;
+  TensorId parameter_shard_ = kNoTensor, gradient_shard_ = kNoTensor;
+  std::ptrdiff_t reductions_before_update_ = 0;
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.data;
+  const std::int64_t degree = data_parallel_degree(scenario);
+  const auto fail = [](const char* field, std::int64_t found, const std::string& expected) {
+    throw InputError({"", std::string("/plan/") + field}, std::to_string(found), expected);
+  };
+  if (options.shard_degree > 0) {
+    if (options.zero_stage == 0) fail("zero_shard_degree", options.shard_degree, "0 with zero_stage 0, which shards nothing");
+    if (degree % options.shard_degree != 0)
+      fail("zero_shard_degree", options.shard_degree, "a divisor of the data-parallel degree " + std::to_string(degree));
+  }
+  if (options.prefetch > 1000) fail("prefetch", options.prefetch, "at most 1000 layers");
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  const Options& options = scenario.plan.data;
+  const std::int64_t degree = data_parallel_degree(scenario);
+  const std::int64_t shard = options.zero_stage == 0 || options.shard_degree == 0 ? degree : options.shard_degree;
+  program.mesh.size(MeshAxis::dp_shard) = shard;
+  program.mesh.size(MeshAxis::dp_replicate) = degree / shard;
+
+  const MeshAxes shard_axes = MeshAxis::dp_shard | MeshAxis::cp;
+  const std::int64_t shards = program.mesh.group_size(shard_axes), replicas = program.mesh.group_size(MeshAxis::dp_replicate);
+  if (shards * replicas == 1) return;
+  const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
+                                                 : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);
+  const Layout layout{options, shard_axes, MeshAxis::dp_replicate, shards, replicas, bucket};
+  for (Piece& piece : program.pieces) Shard(layout, piece).run();
+}
+
+}  // namespace orrery::data_parallel

@@ -1,0 +1,20 @@
+// Data parallelism and its sharded forms.
+//   zero_stage 0  gradients are all-reduced bucket by bucket under the last micro-batch's backward (Li et al. 2020,
+//                 arXiv 2006.15704)
+//   1             optimizer states are sharded: gradients reduce-scattered, updated parameters gathered (Rajbhandari
+//                 et al. 2020, arXiv 1910.02054; Megatron-LM's distributed optimizer)
+//   2             gradients are sharded too: reduced in every micro-batch
+//   3             parameters are sharded too, gathered layer by layer (FSDP: Zhao et al. 2023, arXiv 2304.11277)
+// zero_shard_degree < data-parallel degree replicates the shard groups (HSDP): gradients are then all-reduced between
+// the replicas as well. Context-parallel ranks hold the same parameters and take part in both.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::data_parallel {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::data_parallel

@@ -1,0 +1,72 @@
+#include "strategies/framework/framework.h"
+
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+#include "strategies/precision/precision.h"
+
+namespace orrery::framework {
+namespace {
+
+struct StackPreset {
+  bool fused_kernels = true;
+  Runtime runtime;
+  double bucket_elements = 0, bucket_elements_per_data_rank = 0;
+};
+
+std::array<StackPreset, kStackNames.size()> read_stacks() {
+  constexpr const char* kFile = "strategies/framework/stacks.json";
+  const nlohmann::json document = parse_json(embedded_files(kFile).front().text, kFile);
+  std::array<StackPreset, kStackNames.size()> stacks;
+  for (std::size_t i = 0; i < kStackNames.size(); ++i) {
+    const nlohmann::json& j = document.at(std::string(kStackNames[i]));
+    StackPreset& s = stacks[i];
+    s.fused_kernels = j.at("fused_kernels");
+    s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
+    s.runtime.host_seconds_per_backward_op = j.at("host_seconds_per_backward_op");
+    s.runtime.context_bytes = j.at("context_bytes");
+    s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
+    s.runtime.allocator_granularity_bytes = j.at("allocator_granularity_bytes");
+    s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
+    s.bucket_elements = j.at("gradient_bucket_elements");
+    s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");
+  }
+  return stacks;
+}
+
+const StackPreset& preset(const Plan& plan) {
+  static const auto stacks = read_stacks();
+  return stacks[static_cast<std::size_t>(plan.framework.stack)];
+}
+
+bool is_megatron(Stack stack) { return stack == Stack::megatron_core || stack == Stack::megatron_2021; }
+
+}  // namespace
+
+KernelChoices kernel_choices(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  KernelChoices k;
+  k.flash_attention = plan.framework.flash_attention;
+  k.fused_kernels = preset(plan).fused_kernels;
+  k.activation = k.parameter = plan.precision.storage();
+  k.gradient = plan.precision.gradient();
+  // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.
+  k.vocab_multiple = (is_megatron(plan.framework.stack) ? 128 : 1) * plan.tensor.degree;
+  return k;
+}
+
+double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
+  const StackPreset& s = preset(plan);
+  const double elements = std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
+  return elements * static_cast<double>(bytes_of(plan.precision.gradient()));
+}
+
+void check(const Scenario&) {}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  program.runtime = preset(scenario.plan).runtime;
+  program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
+}
+
+}  // namespace orrery::framework

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+
+namespace orrery::framework {
+
+// A training stack's generation: the kernels it fuses, how fast its host issues them, what memory it holds.
+enum class Stack : std::uint8_t { megatron_core, megatron_2021, deepspeed, fsdp, fsdp_compiled };
+inline constexpr std::array<std::string_view, 5> kStackNames{"megatron-core", "megatron-2021", "deepspeed", "fsdp",
+                                                             "fsdp-compiled"};
+
+struct Options {
+  Stack stack = Stack::megatron_core;
+  bool flash_attention = true;
+  bool cuda_graphs = false;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("framework", stack, kStackNames, "training stack: fused kernels, host issue rate, memory overheads");
+    v.field("flash_attention", flash_attention, "fused attention that never stores the score matrix");
+    v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
+  }
+};
+
+}  // namespace orrery::framework

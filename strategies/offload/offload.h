@@ -1,0 +1,13 @@
+// CPU optimizer offload (ZeRO-Offload: Ren et al. 2021, arXiv 2101.06840): optimizer states live in host memory; reduced
+// gradients are copied down as the backward produces them, the CPU updates, and parameters are copied back.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::offload {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::offload

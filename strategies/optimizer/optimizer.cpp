@@ -1,0 +1,107 @@
+#include "strategies/optimizer/optimizer.h"
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::optimizer {
+namespace {
+
+Dtype moment_dtype(MomentDtype moments) {
+  switch (moments) {
+    case MomentDtype::bf16: return Dtype::bf16;
+    case MomentDtype::fp16: return Dtype::fp16;
+    case MomentDtype::fp8: return Dtype::fp8;
+    default: return Dtype::fp32;
+  }
+}
+
+TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, std::int64_t elements) {
+  Tensor t;
+  t.name = name;
+  t.category = category;
+  t.dtype = dtype;
+  t.rank = 1;
+  t.sizes[0] = elements;
+  t.resident = true;
+  return piece.add(t);
+}
+
+void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
+  std::int64_t elements = 0;
+  Dtype storage = Dtype::fp32;
+  for (const ParameterGradient& p : piece.parameters) {
+    const Tensor& parameter = piece.tensors[p.parameter];
+    if (parameter.shared) continue;
+    storage = parameter.dtype;
+    elements += parameter.elements();
+  }
+  if (elements == 0) return;
+
+  piece.flat_parameters = flat(piece, "parameters", Category::parameter, storage, elements);
+  piece.flat_gradients = flat(piece, "gradients", Category::gradient, gradient_dtype, elements);
+  std::int64_t begin = 0;
+  for (const ParameterGradient& p : piece.parameters) {
+    Tensor& parameter = piece.tensors[p.parameter];
+    if (parameter.shared) continue;
+    parameter.alias_of = piece.flat_parameters;
+    parameter.alias_begin = begin;
+    piece.tensors[p.gradient].alias_of = piece.flat_gradients;
+    piece.tensors[p.gradient].alias_begin = begin;
+    begin += parameter.elements();
+  }
+
+  if (options.clip_gradients) {
+    Tensor scalar;
+    scalar.name = "gradient_norm";
+    scalar.category = Category::workspace;
+    scalar.dtype = Dtype::fp32;
+    scalar.rank = 1;
+    const TensorId local = piece.add(scalar), global = piece.add(scalar);
+    Op norm;
+    norm.kind = OpKind::gradient_norm;
+    norm.phase = Phase::update;
+    norm.name = "gradient_norm";
+    norm.reads[0] = piece.flat_gradients;
+    norm.writes[0] = local;
+    norm.every = kAllInstances;
+    piece.update.ops.push_back(norm);
+    // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its axes where it shards.
+    Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Stream::tensor_communication,
+                              MeshAxis::tp | MeshAxis::pp, local, global);
+    reduce.phase = Phase::update;
+    reduce.every = kAllInstances;
+    piece.update.ops.push_back(reduce);
+  }
+
+  Op update;
+  update.phase = Phase::update;
+  update.every = kAllInstances;
+  update.accumulate = true;  // states are read and written
+  update.reads[0] = piece.flat_gradients;
+  std::size_t w = 0;
+  update.writes[w++] = piece.flat_parameters;
+  if (options.master_parameters && storage != Dtype::fp32)
+    update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
+  const Dtype moments = moment_dtype(options.moments);
+  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
+  update.kind = adam ? OpKind::adam : OpKind::sgd;
+  update.name = adam ? "adam" : "sgd";
+  if (adam || options.rule == Rule::sgd_momentum)
+    update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
+  if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
+  piece.update.ops.push_back(update);
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.optimizer;
+  if (options.moments == MomentDtype::fp8 && options.rule != Rule::adam && options.rule != Rule::adamw)
+    throw InputError({"", "/plan/optimizer_dtype"}, "\"fp8\"", "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  for (Piece& piece : program.pieces) lay_out(piece, scenario.plan.optimizer, scenario.plan.precision.gradient());
+}
+
+}  // namespace orrery::optimizer

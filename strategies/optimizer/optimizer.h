@@ -1,0 +1,13 @@
+// The optimizer: lays each piece's parameters and gradients out as flat resident buffers, adds the states its rule needs
+// (Adam: Kingma & Ba 2014, arXiv 1412.6980) and the update block: the global gradient norm, then one fused update.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::optimizer {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::optimizer

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+
+namespace orrery::optimizer {
+
+enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum };
+inline constexpr std::array<std::string_view, 4> kRuleNames{"adamw", "adam", "sgd", "sgd_momentum"};
+enum class MomentDtype : std::uint8_t { fp32, bf16, fp16, fp8 };
+inline constexpr std::array<std::string_view, 4> kMomentDtypeNames{"fp32", "bf16", "fp16", "fp8"};
+
+struct Options {
+  Rule rule = Rule::adamw;
+  MomentDtype moments = MomentDtype::fp32;
+  bool master_parameters = true;
+  bool clip_gradients = true;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("optimizer", rule, kRuleNames, "update rule, with its states");
+    v.field("optimizer_dtype", moments, kMomentDtypeNames, "of the optimizer's moments");
+    v.field("master_parameters", master_parameters, "keep an fp32 copy of 16-bit parameters for the optimizer");
+    v.field("clip_gradients", clip_gradients, "clip by the global norm, which all ranks agree on before the update");
+  }
+};
+
+}  // namespace orrery::optimizer

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "sim/base/fields.h"
+
+namespace orrery::pipeline_parallel {
+
+enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
+inline constexpr std::array<std::string_view, 5> kScheduleNames{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
+
+struct Options {
+  std::int64_t degree = 1;
+  std::int64_t virtual_stages = 1;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
+  std::vector<std::int64_t> stage_layers;
+  bool embedding_counts_as_layer = false;
+  bool head_counts_as_layer = false;
+  bool overlap_transfers = true;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("pipeline_parallel", degree, at_least(1), "stages");
+    v.field("virtual_pipeline", virtual_stages, at_least(1), "model chunks per stage (interleaved schedule)");
+    v.field("pipeline_schedule", schedule, kScheduleNames, "order of forward and backward passes on each stage");
+    v.field("pipeline_stage_layers", stage_layers, at_least(0),
+            "layers of each chunk in model order, for uneven splits; empty: as even as the layers allow");
+    v.field("account_for_embedding", embedding_counts_as_layer, "the embedding counts as one layer in the split");
+    v.field("account_for_loss", head_counts_as_layer, "the output head counts as one layer in the split");
+    v.field("overlap_p2p_communication", overlap_transfers,
+            "stages compute while they send and receive; otherwise they wait for their transfers");
+  }
+};
+
+}  // namespace orrery::pipeline_parallel

@@ -1,0 +1,140 @@
+#include "strategies/pipeline_parallel/pipeline_parallel.h"
+
+#include <string>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/pipeline_parallel/schedules.h"
+
+namespace orrery::pipeline_parallel {
+namespace {
+
+std::int64_t total_layers(const Model& model) {
+  if (model.kind != ModelKind::swin) return model.layers + (model.kind == ModelKind::encoder_decoder ? model.decoder_layers : 0);
+  std::int64_t layers = 0;
+  for (std::int64_t n : model.stage_layers) layers += n;
+  return layers;
+}
+
+// Takes layers from the line of runs as chunks ask for them. A run that is no repeated layer (embedding, patch merging,
+// head) goes with the layer behind it, the head with the last layer.
+class Dealer {
+ public:
+  Dealer(const std::vector<Piece>& pieces, std::vector<Run> line) : pieces_(pieces), line_(std::move(line)) {}
+
+  void take(std::int64_t layers, bool first, bool last, Chunk& out) {
+    out.runs.clear();
+    if (first) take_ends(out);
+    while (layers > 0 && next_ < line_.size()) {
+      take_ends(out);
+      const std::int64_t n = std::min(layers, line_[next_].count);
+      out.runs.push_back({line_[next_].piece, n});
+      layers -= n;
+      line_[next_].count -= n;
+      if (line_[next_].count == 0) ++next_;
+    }
+    if (last) take_ends(out);
+  }
+
+ private:
+  void take_ends(Chunk& out) {
+    while (next_ < line_.size() && !is_layer(line_[next_])) out.runs.push_back(line_[next_++]);
+  }
+  bool is_layer(const Run& run) const {
+    const Piece& piece = pieces_[run.piece];
+    return piece.input != kNoTensor && piece.output != kNoTensor && std::string_view(piece.name) != "patch_merging";
+  }
+
+  const std::vector<Piece>& pieces_;
+  std::vector<Run> line_;
+  std::size_t next_ = 0;
+};
+
+void split_weight_gradients(Piece& piece) {
+  std::vector<Op> rest;
+  rest.reserve(piece.backward.ops.size());
+  std::vector<bool> wanted(piece.tensors.size(), false);  // by the input gradients that stay
+  for (std::size_t i = piece.backward.ops.size(); i-- > 0;) {
+    const Op& op = piece.backward.ops[i];
+    // A gather that only weight gradients read goes with them.
+    const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted[op.writes[0]];
+    if (op.phase == Phase::weight_gradient || gather_for_weights) {
+      piece.weight_gradient.ops.push_back(op);
+    } else {
+      for (TensorId id : op.reads)
+        if (id != kNoTensor) wanted[id] = true;
+      rest.push_back(op);
+    }
+  }
+  std::reverse(piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end());
+  std::reverse(rest.begin(), rest.end());
+  piece.backward.ops.swap(rest);
+}
+
+// The output head reuses the embedding's table. On one stage it is the same memory; otherwise both stages hold it and
+// sum its gradients once a step (Narayanan et al. 2021, section 4.1).
+void tie_embeddings(const Scenario& scenario, Program& program, std::uint16_t embedding, std::uint16_t head) {
+  const Model& model = scenario.model;
+  if (!model.tied_embeddings || model.vocab == 0 || model.kind == ModelKind::vit || model.kind == ModelKind::swin) return;
+  std::size_t embedding_stage = 0, head_stage = 0;
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    for (const Chunk& chunk : program.stages[s])
+      for (const Run& run : chunk.runs) {
+        if (run.piece == embedding) embedding_stage = s;
+        if (run.piece == head) head_stage = s;
+      }
+  Piece& piece = program.pieces[head];
+  for (const ParameterGradient& p : piece.parameters) {
+    if (piece.tensors[p.parameter].find(Axis::vocab) != 0) continue;
+    if (embedding_stage == head_stage) {
+      piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
+    } else {
+      program.tied_embedding_bytes = static_cast<double>(piece.tensors[p.gradient].bytes());
+    }
+  }
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.pipeline;
+  const auto fail = [](const Limit& limit) { throw InputError({"", std::string("/plan/") + limit.field}, limit.found, limit.expected); };
+  if (const auto limit = options_limit(options, total_layers(scenario.model))) fail(*limit);
+  if (const auto limit = schedule_limit(effective_schedule(options), options.degree, chunks_per_stage(options), micro_batches(scenario)))
+    fail(*limit);
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  const Options& options = scenario.plan.pipeline;
+  const std::int64_t stages = options.degree, chunks = chunks_per_stage(options);
+  program.mesh.size(MeshAxis::pp) = stages;
+  build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
+  program.schedule.blocking_transfers = !options.overlap_transfers;
+
+  std::vector<Run> line = std::move(program.stages[0][0].runs);
+  const std::uint16_t embedding = line.front().piece, head = line.back().piece;
+  const std::vector<std::int64_t> layers = split_layers(total_layers(scenario.model), options);
+  Dealer dealer(program.pieces, std::move(line));
+  program.stages.resize(static_cast<std::size_t>(stages));
+  for (auto& stage : program.stages) stage.resize(static_cast<std::size_t>(chunks));
+  std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    for (std::size_t c = 0; c < program.stages[s].size(); ++c)
+      at[static_cast<std::size_t>(program.schedule.position[s * static_cast<std::size_t>(chunks) + c])] = &program.stages[s][c];
+  for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
+
+  tie_embeddings(scenario, program, embedding, head);
+  if (program.schedule.split_backward)
+    for (Piece& piece : program.pieces) split_weight_gradients(piece);
+
+  program.boundary_bytes = 0;
+  if (stages * chunks > 1)
+    for (const Piece& piece : program.pieces)
+      if (piece.input != kNoTensor && piece.output != kNoTensor) {
+        double bytes = static_cast<double>(piece.tensors[piece.output].bytes());
+        if (piece.side_input != kNoTensor) bytes += static_cast<double>(piece.tensors[piece.side_input].bytes());
+        program.boundary_bytes = std::max(program.boundary_bytes, bytes);
+      }
+}
+
+}  // namespace orrery::pipeline_parallel

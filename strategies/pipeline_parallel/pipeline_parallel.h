@@ -1,0 +1,13 @@
+// Pipeline parallelism: deals the model's runs to stages and chunks, chooses the schedule, and for zero-bubble schedules
+// runs weight gradients apart. The schedules themselves: schedules.h.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::pipeline_parallel {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::pipeline_parallel

@@ -1,0 +1,321 @@
+#include "strategies/pipeline_parallel/schedules.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <stdexcept>
+
+namespace orrery::pipeline_parallel {
+
+namespace {
+
+// A slot of a pattern under construction; counts are 64 bit until they are stored.
+struct Step {
+  SlotKind kind;
+  std::int64_t chunk;
+  std::int64_t micro_batch;
+};
+constexpr SlotKind F = SlotKind::forward, B = SlotKind::backward, W = SlotKind::weight_gradient;
+
+// Writes the stages' orders one after the other.
+class OrderWriter {
+ public:
+  explicit OrderWriter(Schedule& out) : out_(out) {}
+
+  void begin_stage() {
+    const std::uint32_t here = size();
+    out_.stages.push_back({.begin = here, .body = here, .epilogue = here, .end = here, .repeats = 0, .advance = 0});
+  }
+  void begin_body(std::int64_t repeats, std::int64_t advance) {
+    out_.stages.back().body = size();
+    out_.stages.back().repeats = static_cast<std::uint32_t>(repeats);
+    out_.stages.back().advance = static_cast<std::uint32_t>(advance);
+  }
+  void begin_epilogue() { out_.stages.back().epilogue = size(); }
+  void end_stage() {
+    Schedule::StageSegments& stage = out_.stages.back();
+    stage.end = size();
+    if (stage.repeats == 0) stage.body = stage.epilogue = stage.end;
+  }
+
+  void add(std::initializer_list<Step> steps, std::int64_t repeats) {
+    if (repeats <= 0) return;
+    Segment& segment = out_.segments.emplace_back();
+    segment.repeats = static_cast<std::uint32_t>(repeats);
+    for (const Step& step : steps) {
+      segment.slots[segment.size++] = {step.kind, static_cast<std::uint16_t>(step.chunk),
+                                       static_cast<std::uint32_t>(step.micro_batch)};
+    }
+  }
+
+  // The same, without the slots of micro-batches that do not exist.
+  void add_existing(std::initializer_list<Step> steps, std::int64_t repeats) {
+    const std::int64_t m = out_.micro_batches;
+    for (std::int64_t done = 0; done < repeats;) {
+      Segment segment;
+      std::int64_t n = repeats - done;
+      for (const Step& step : steps) {
+        const std::int64_t micro_batch = step.micro_batch + done;
+        if (micro_batch >= m) continue;
+        n = std::min(n, m - micro_batch);
+        segment.slots[segment.size++] = {step.kind, static_cast<std::uint16_t>(step.chunk),
+                                         static_cast<std::uint32_t>(micro_batch)};
+      }
+      if (segment.size == 0) return;
+      segment.repeats = static_cast<std::uint32_t>(n);
+      out_.segments.push_back(segment);
+      done += n;
+    }
+  }
+
+ private:
+  std::uint32_t size() const { return static_cast<std::uint32_t>(out_.segments.size()); }
+  Schedule& out_;
+};
+
+// Huang et al. 2019, figure 2c. Backwards in the order of the forwards, as Megatron-LM and PyTorch run them.
+void gpipe(OrderWriter& order, std::int64_t m) {
+  order.add({{F, 0, 0}}, m);
+  order.add({{B, 0, 0}}, m);
+}
+
+// Narayanan et al. 2021, figure 4 (top): PipeDream-Flush.
+void one_f_one_b(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
+  const std::int64_t warm_up = std::min(p - 1 - stage, m);
+  order.add({{F, 0, 0}}, warm_up);
+  order.add({{F, 0, warm_up}, {B, 0, 0}}, m - warm_up);
+  order.add({{B, 0, m - warm_up}}, warm_up);
+}
+
+// Qi et al. 2024 (Zero Bubble), section 2.3: 1F1B's order of F and B; stage s runs the weight gradient of a
+// micro-batch s backwards late, so that every stage holds at most p micro-batches.
+void zb_h1(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
+  const std::int64_t warm_up = std::min(p - 1 - stage, m);
+  const std::int64_t delay = std::min(stage, m);
+  const std::int64_t pairs = m - warm_up, late_pairs = std::min(delay, pairs), late_drain = delay - late_pairs;
+  order.add({{F, 0, 0}}, warm_up);
+  order.add({{F, 0, warm_up}, {B, 0, 0}}, late_pairs);
+  order.add({{F, 0, warm_up + late_pairs}, {B, 0, late_pairs}, {W, 0, 0}}, pairs - late_pairs);
+  order.add({{B, 0, pairs}}, late_drain);
+  order.add({{B, 0, pairs + late_drain}, {W, 0, pairs + late_drain - delay}}, warm_up - late_drain);
+  order.add({{W, 0, m - delay}}, delay);
+}
+
+// Qi et al. 2024 (Zero Bubble), section 6 and figure 6, for F = B = W: 2 chunks per stage, the second running back up
+// the stages. A stage always runs B of a chunk with its W and alternates between the chunks; in the drain W waits.
+void zb_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
+  const std::int64_t s = stage, up = p - stage;      // `up`: this stage and those after it
+  const std::int64_t full = std::max(m, 2 * p - 1);  // fewer micro-batches: the order of 2p-1 with the rest left out
+  const std::int64_t steady = full - 2 * p + s + 1;
+  order.add_existing({{F, 0, 0}}, 2 * up - 1);
+  order.add_existing({{F, 1, 0}, {F, 0, 2 * up - 1}}, s);
+  order.add_existing({{F, 1, s}, {B, 1, 0}, {W, 1, 0}}, up);
+  order.add_existing({{F, 0, 2 * p - 1 - s}, {B, 0, 0}, {W, 0, 0}, {F, 1, p}, {B, 1, up}, {W, 1, up}}, steady);
+  order.add_existing({{B, 0, steady}, {W, 0, steady}, {F, 1, p + steady}, {B, 1, up + steady}, {W, 1, up + steady}},
+                     up - 1);
+  order.add_existing({{B, 0, full - p}, {B, 1, full - s}}, s);
+  order.add_existing({{B, 0, full - up}, {W, 0, full - p}}, up);
+  order.add_existing({{W, 1, full - s}}, s);
+  order.add_existing({{W, 0, full - s}}, s);
+}
+
+// Narayanan et al. 2021, section 2.2, in the order of Megatron-LM's schedules.py: micro-batches go in groups of p; the
+// k-th forward of a stage is of chunk (k mod pv) / p, micro-batch p (k / pv) + k mod p; backwards likewise with the
+// chunks from last to first.
+class Interleaved {
+ public:
+  Interleaved(OrderWriter& order, std::int64_t p, std::int64_t v, std::int64_t m)
+      : order_(order), p_(p), v_(v), total_(m * v) {}
+
+  void stage(std::int64_t s) {
+    const std::int64_t period = p_ * v_;
+    // Megatron-LM runs all forwards first when there is one group only.
+    const std::int64_t warm_up = total_ == period ? total_ : std::min(2 * (p_ - s - 1) + (v_ - 1) * p_, total_);
+    const std::int64_t pairs = total_ - warm_up, repeats = pairs / period;
+    Count f, b;
+    only(F, f, warm_up);
+    order_.begin_body(repeats, p_);
+    if (repeats > 0) {
+      both(f, b, period);
+      for (Count* count : {&f, &b}) count->first += (repeats - 1) * p_;
+    }
+    order_.begin_epilogue();
+    both(f, b, pairs - repeats * period);
+    only(B, b, warm_up);
+  }
+
+ private:
+  // k = group * pv + run * p + place; `first` is the group's first micro-batch.
+  struct Count {
+    std::int64_t place = 0, run = 0, first = 0;
+  };
+  Step step(SlotKind kind, const Count& k) const {
+    return {kind, kind == F ? k.run : v_ - 1 - k.run, k.first + k.place};
+  }
+  void advance(Count& k, std::int64_t n) const {
+    k.place += n;
+    if (k.place < p_) return;
+    k.place = 0;
+    if (++k.run == v_) k.run = 0, k.first += p_;
+  }
+
+  void only(SlotKind kind, Count& k, std::int64_t count) {
+    for (std::int64_t n = 0; count > 0; count -= n) {
+      n = std::min(count, p_ - k.place);
+      order_.add({step(kind, k)}, n);
+      advance(k, n);
+    }
+  }
+  void both(Count& f, Count& b, std::int64_t count) {
+    for (std::int64_t n = 0; count > 0; count -= n) {
+      n = std::min({count, p_ - f.place, p_ - b.place});
+      order_.add({step(F, f), step(B, b)}, n);
+      advance(f, n);
+      advance(b, n);
+    }
+  }
+
+  OrderWriter& order_;
+  std::int64_t p_, v_, total_;
+};
+
+}  // namespace
+
+ScheduleKind effective_schedule(const Options& options) {
+  const bool interleaved = options.schedule == ScheduleKind::one_f_one_b && options.virtual_stages > 1;
+  return interleaved ? ScheduleKind::interleaved : options.schedule;
+}
+
+std::int64_t chunks_per_stage(const Options& options) {
+  switch (effective_schedule(options)) {
+    case ScheduleKind::interleaved:
+      return options.virtual_stages;
+    case ScheduleKind::zb_v:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
+                                    std::int64_t micro_batches) {
+  constexpr std::int64_t kMost = 65535;  // what Slot::chunk holds; stages alike
+  if (stages < 1 || stages > kMost)
+    return Limit{"pipeline_parallel", fmt::to_string(stages), fmt::format("1 to {} stages", kMost)};
+  if (chunks < 1 || chunks > kMost)
+    return Limit{"virtual_pipeline", fmt::to_string(chunks), fmt::format("1 to {} model chunks per stage", kMost)};
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / chunks;  // Slot::micro_batch
+  if (micro_batches < 1 || micro_batches > most)
+    return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
+                 fmt::format("1 to {} micro-batches per pipeline", most)};
+  if (kind == ScheduleKind::interleaved) {
+    if (chunks < 2)
+      return Limit{"virtual_pipeline", fmt::to_string(chunks),
+                   "at least 2 model chunks per stage for the interleaved schedule"};
+    if (stages < 2)
+      return Limit{"pipeline_parallel", fmt::to_string(stages), "at least 2 stages for the interleaved schedule"};
+    if (micro_batches % stages != 0)
+      return Limit{
+          "global_batch_size", fmt::format("{} micro-batches", micro_batches),
+          fmt::format("a multiple of the {} pipeline stages in micro-batches for the interleaved schedule", stages)};
+  } else if (kind == ScheduleKind::zb_v) {
+    if (chunks != 2)
+      return Limit{"virtual_pipeline", fmt::to_string(chunks), "2 model chunks per stage for the zb-v schedule"};
+  } else if (chunks != 1) {
+    return Limit{
+        "virtual_pipeline", fmt::to_string(chunks),
+        fmt::format("1 model chunk per stage for the {} schedule", kScheduleNames[static_cast<std::size_t>(kind)])};
+  }
+  return std::nullopt;
+}
+
+std::optional<Limit> options_limit(const Options& options, std::int64_t layers) {
+  const ScheduleKind kind = effective_schedule(options);
+  const std::string_view name = kScheduleNames[static_cast<std::size_t>(kind)];
+  const std::int64_t v = options.virtual_stages;
+  if (kind == ScheduleKind::zb_v && v > 2)
+    return Limit{"virtual_pipeline", fmt::to_string(v), "2 model chunks per stage for the zb-v schedule"};
+  if ((kind == ScheduleKind::gpipe || kind == ScheduleKind::zb_h1) && v != 1)
+    return Limit{"virtual_pipeline", fmt::to_string(v),
+                 fmt::format("1 model chunk per stage for the {} schedule", name)};
+  if (kind == ScheduleKind::interleaved && v < 2)
+    return Limit{"virtual_pipeline", fmt::to_string(v),
+                 "at least 2 model chunks per stage for the interleaved schedule"};
+
+  const std::int64_t chunks = options.degree * chunks_per_stage(options);
+  if (!options.stage_layers.empty()) {
+    const std::vector<std::int64_t>& given = options.stage_layers;
+    const std::int64_t sum = std::accumulate(given.begin(), given.end(), std::int64_t{0});
+    if (static_cast<std::int64_t>(given.size()) != chunks)
+      return Limit{"pipeline_stage_layers", fmt::format("{} numbers", given.size()),
+                   fmt::format("{}, one for each model chunk", chunks)};
+    if (sum != layers)
+      return Limit{"pipeline_stage_layers", fmt::format("{} layers in all", sum),
+                   fmt::format("the model's {} layers", layers)};
+    return std::nullopt;
+  }
+  const std::int64_t counted = layers + options.embedding_counts_as_layer + options.head_counts_as_layer;
+  if (counted < chunks)
+    return Limit{kind == ScheduleKind::interleaved ? "virtual_pipeline" : "pipeline_parallel",
+                 fmt::format("{} model chunks", chunks), fmt::format("at most one for each of the {} layers", counted)};
+  return std::nullopt;
+}
+
+void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches,
+                    Schedule& out) {
+  if (const auto limit = schedule_limit(kind, stages, chunks, micro_batches))
+    throw std::logic_error(
+        fmt::format("build_schedule: {}: found {}, expected {}", limit->field, limit->found, limit->expected));
+  out.clear();
+  out.micro_batches = micro_batches;
+  out.chunks = chunks;
+  out.split_backward = kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v;
+
+  OrderWriter order(out);
+  Interleaved interleaved(order, stages, chunks, micro_batches);
+  for (std::int64_t s = 0; s < stages; ++s) {
+    order.begin_stage();
+    switch (kind) {
+      case ScheduleKind::gpipe:
+        gpipe(order, micro_batches);
+        break;
+      case ScheduleKind::one_f_one_b:
+        one_f_one_b(order, stages, micro_batches, s);
+        break;
+      case ScheduleKind::interleaved:
+        interleaved.stage(s);
+        break;
+      case ScheduleKind::zb_h1:
+        zb_h1(order, stages, micro_batches, s);
+        break;
+      case ScheduleKind::zb_v:
+        zb_v(order, stages, micro_batches, s);
+        break;
+    }
+    order.end_stage();
+    for (std::int64_t c = 0; c < chunks; ++c)
+      out.position.push_back(kind == ScheduleKind::zb_v && c == 1 ? 2 * stages - 1 - s : c * stages + s);
+  }
+}
+
+std::vector<std::int64_t> split_layers(std::int64_t layers, const Options& options) {
+  if (!options.stage_layers.empty()) return options.stage_layers;
+  const std::int64_t p = options.degree, n = p * chunks_per_stage(options);
+  const std::int64_t counted = layers + options.embedding_counts_as_layer + options.head_counts_as_layer;
+  const std::int64_t rest = counted % n;
+  std::vector<std::int64_t> split(static_cast<std::size_t>(n), counted / n);
+  if (effective_schedule(options) == ScheduleKind::zb_v) {
+    // The chunk of the way down first, then that of the way up: no stage gets two before each has one.
+    for (std::int64_t i = 0; i < rest; ++i) ++split[i < p ? p - 1 - i : i];
+  } else {
+    for (std::int64_t i = 0; i < rest; ++i) ++split[(n - rest) / 2 + i];
+  }
+  split.front() -= options.embedding_counts_as_layer;
+  split.back() -= options.head_counts_as_layer;
+  return split;
+}
+
+}  // namespace orrery::pipeline_parallel

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+#include "sim/program/tensor.h"
+
+namespace orrery::precision {
+
+enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8 };
+inline constexpr std::array<std::string_view, 4> kMixNames{"bf16", "fp16", "fp32", "fp8"};
+enum class GradientDtype : std::uint8_t { fp32, bf16, fp16 };
+inline constexpr std::array<std::string_view, 3> kGradientDtypeNames{"fp32", "bf16", "fp16"};
+
+struct Options {
+  Mix mix = Mix::bf16;
+  GradientDtype gradients = GradientDtype::fp32;
+
+  // Of parameters and activations.
+  Dtype storage() const;
+  // Of the layers' matrix products: what MFU is measured against.
+  Dtype compute() const;
+  Dtype gradient() const;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("precision", mix, kMixNames, "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16");
+    v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
+  }
+};
+
+}  // namespace orrery::precision

@@ -1,0 +1,98 @@
+#include "strategies/precision/precision.h"
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::precision {
+namespace {
+
+bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
+
+// Quantises what the products of a block read: activations and output gradients at each use, once.
+class Quantiser {
+ public:
+  explicit Quantiser(Piece& piece) : piece_(piece), quantised_(piece.tensors.size(), kNoTensor) {}
+
+  void run() {
+    for (Block* block : {&piece_.forward, &piece_.backward}) {
+      out_.clear();
+      for (Op op : block->ops) {
+        if (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient) {
+          op.compute_dtype = Dtype::fp8;
+          op.reads[0] = quantise(op.reads[0], op);
+        } else if (op.kind == OpKind::linear_weight_gradient) {
+          op.compute_dtype = Dtype::fp8;
+          op.reads[0] = quantise(op.reads[0], op);
+          op.reads[1] = quantise(op.reads[1], op);
+        }
+        out_.push_back(op);
+      }
+      block->ops = out_;
+    }
+  }
+
+ private:
+  // The forward's quantised input serves the weight gradient too: it is what is kept for the backward.
+  TensorId quantise(TensorId id, const Op& cause) {
+    if (quantised_[id] != kNoTensor) return quantised_[id];
+    Tensor t = piece_.tensors[id];
+    t.alias_of = kNoTensor;
+    t.dtype = Dtype::fp8;
+    const TensorId q = piece_.add(t);
+    quantised_.resize(piece_.tensors.size(), kNoTensor);
+    quantised_[id] = q;
+    Op op;
+    op.kind = OpKind::cast;
+    op.phase = cause.phase == Phase::weight_gradient ? Phase::input_gradient : cause.phase;
+    op.name = "quantise";
+    op.reads[0] = id;
+    op.writes[0] = q;
+    out_.push_back(op);
+    return q;
+  }
+
+  Piece& piece_;
+  std::vector<TensorId> quantised_;
+  std::vector<Op> out_;
+};
+
+}  // namespace
+
+Dtype Options::storage() const {
+  switch (mix) {
+    case Mix::fp16: return Dtype::fp16;
+    case Mix::fp32: return Dtype::fp32;
+    default: return Dtype::bf16;
+  }
+}
+
+Dtype Options::compute() const { return mix == Mix::fp8 ? Dtype::fp8 : storage(); }
+
+Dtype Options::gradient() const {
+  if (mix == Mix::fp32) return Dtype::fp32;
+  switch (gradients) {
+    case GradientDtype::bf16: return Dtype::bf16;
+    case GradientDtype::fp16: return Dtype::fp16;
+    default: return Dtype::fp32;
+  }
+}
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.precision;
+  const Device& device = scenario.cluster.device;
+  const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
+  const auto fail = [&](const char* expected) {
+    throw InputError({"", "/plan/precision"}, "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"",
+                     std::string(expected) + " on " + device.name);
+  };
+  if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units");
+  if (options.mix == Mix::bf16 && !has(Dtype::bf16)) fail("\"fp16\" or \"fp32\": there are no bf16 matrix units");
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (scenario.plan.precision.mix != Mix::fp8) return;
+  for (Piece& piece : program.pieces)
+    if (is_layer(piece)) Quantiser(piece).run();
+}
+
+}  // namespace orrery::precision

@@ -1,0 +1,14 @@
+// Mixed precision. bf16/fp16: parameters and activations in 16 bit, gradients accumulated in `gradient_dtype`
+// (Micikevicius et al. 2017, arXiv 1710.03740). fp8 (Micikevicius et al. 2022, arXiv 2209.05433): the inputs of the
+// layers' products are quantised, as Transformer Engine does; the embedding, the head, norms and attention stay in bf16.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::precision {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::precision

@@ -1,0 +1,65 @@
+// From a JSON document to a Scenario:
+//
+//   { "model": "llama-3-70b", "cluster": { "node": "dgx-h100", "nodes": 64 },
+//     "workload": { "sequence_length": 8192, "global_batch_size": 512 },
+//     "plan": { "tensor_parallel": 8, "pipeline_parallel": 4 } }
+//
+// Each part is written inline, or is a string: the path of a JSON file when it ends in .json or contains a '/' (relative
+// to the scenario's file), else the name of a preset. A workload or plan has the presets of the bundled scenarios.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "strategies/scenario.h"
+
+namespace orrery {
+
+// Where a document came from: what messages name.
+struct ScenarioSource {
+  std::string file;               // "scenario.json", "<stdin>", "scenarios.jsonl:7"
+  std::vector<std::string> sets;  // the --set arguments applied to it, "plan.tensor_parallel=4"
+
+  // The error with its file filled in: of the last --set that wrote the value at fault, else this file.
+  InputError blame(const InputError& error) const;
+};
+
+// Overrides one value: "plan.tensor_parallel=4". The part after '=' is JSON, or else a string. Objects on the way are
+// created; a part that is a preset's name or a file is opened up first. `file` is the document's, for relative paths.
+void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
+
+// The document of a bundled scenario's name, a path, or "-" (standard input), with `sets` applied in order. Fills `source`.
+nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
+                                      ScenarioSource& source);
+
+// Reads many documents; models and clusters that were read before are copied, not parsed again. Not thread-safe.
+class ScenarioReader {
+ public:
+  ScenarioReader();
+  ~ScenarioReader();
+
+  // Throws InputError, its file already filled in. Does not check that the parts fit together: check(scenario) does.
+  Scenario read(const nlohmann::json& document, const ScenarioSource& source);
+
+ private:
+  struct Cache;
+  std::unique_ptr<Cache> cache_;
+};
+
+// The same for a single document.
+Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& source);
+
+// Scenarios that come with Orrery: strategies/*/example-<name>.json.
+struct BundledScenario {
+  std::string name;
+  std::string_view path;  // in the repository
+  std::string_view text;
+};
+std::vector<BundledScenario> bundled_scenarios();
+
+}  // namespace orrery

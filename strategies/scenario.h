@@ -1,0 +1,28 @@
+// Everything a prediction needs: what is computed, where, on which input, and how it is laid out.
+#pragma once
+
+#include <string>
+
+#include "models/model.h"
+#include "sim/hardware/cluster.h"
+#include "strategies/plan.h"
+#include "traces/workload.h"
+
+namespace orrery {
+
+struct Scenario {
+  Model model;
+  Cluster cluster;
+  Workload workload;
+  Plan plan;
+};
+
+// Data-parallel degree: the plan's, or what remains of the devices.
+std::int64_t data_parallel_degree(const Scenario& scenario);
+// Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size).
+std::int64_t micro_batches(const Scenario& scenario);
+
+// Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).
+void check(const Scenario& scenario);
+
+}  // namespace orrery

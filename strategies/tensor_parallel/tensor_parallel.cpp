@@ -1,0 +1,325 @@
+#include "strategies/tensor_parallel/tensor_parallel.h"
+
+#include <string>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::tensor_parallel {
+namespace {
+
+constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
+
+class Partition {
+ public:
+  Partition(const Options& options, Piece& piece, std::vector<Op>& scratch)
+      : options_(options), degree_(options.degree), piece_(piece), out_(scratch) {}
+
+  void run() {
+    shard_tensors();
+    rewrite_block(piece_.forward);
+    rewrite_block(piece_.backward);
+    reduce_replicated_gradients();
+  }
+
+ private:
+  enum Layout : std::uint8_t { replicated, divided, sequence_sharded };
+
+  void shard_tensors() {
+    layout_.assign(piece_.tensors.size(), replicated);
+    for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
+      Tensor& t = piece_.tensors[id];
+      bool divided_here = false;
+      for (int d = 0; d < t.rank; ++d) {
+        if (!is_divided(t.axes[d])) continue;
+        divided_here = true;
+        if (t.axes[d] == Axis::groups && t.sizes[d] < degree_) {
+          shard_heads_within_groups(t, d);
+        } else {
+          t.sizes[d] /= degree_;
+        }
+      }
+      layout_[id] = divided_here ? divided : replicated;
+    }
+    if (!options_.sequence_parallel) return;
+    for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
+      Tensor& t = piece_.tensors[id];
+      const int d = t.find(Axis::sequence);
+      // Token ids, targets and the loss (rank 2, or the statistics that begin with the loss's rows) stay whole.
+      const bool per_token = t.category == Category::activation && t.rank >= 3 && t.axes[0] == Axis::batch;
+      if (layout_[id] != replicated || d < 0 || !per_token) continue;
+      t.sizes[d] /= degree_;
+      layout_[id] = sequence_sharded;
+    }
+  }
+
+  // Fewer key/value groups than ranks: every rank keeps one group whole and a part of its query heads; keys and
+  // values are replicated over the degree / groups ranks that share a group.
+  void shard_heads_within_groups(Tensor& t, int groups_dim) const {
+    const std::int64_t ranks_per_group = degree_ / t.sizes[groups_dim];
+    t.sizes[groups_dim] = 1;
+    for (int d = 0; d < t.rank; ++d) {
+      if (t.axes[d] == Axis::group_heads && t.sizes[d] > 1) t.sizes[d] /= ranks_per_group;
+      if (t.axes[d] == Axis::group_qkv) t.sizes[d] = (t.sizes[d] - 2) / ranks_per_group + 2;
+    }
+  }
+
+  Layout layout(TensorId id) const { return id == kNoTensor ? replicated : static_cast<Layout>(layout_[id]); }
+
+  TensorId add_tensor(const Tensor& t, Layout layout) {
+    layout_.push_back(layout);
+    gathered_.push_back(kNoTensor);
+    return piece_.add(t);
+  }
+
+  Op collective(OpKind kind, TensorId read, TensorId write, const Op& cause) const {
+    Op op = communication(kind, kind == OpKind::all_gather       ? "sequence.all_gather"
+                                : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
+                                                                 : "tensor.all_reduce",
+                          Stream::tensor_communication, MeshAxis::tp, read, write);
+    op.phase = cause.phase;
+    return op;
+  }
+
+  // The whole sequence of a sharded tensor; gathered once per block.
+  TensorId gather(TensorId id, const Op& cause) {
+    if (gathered_[id] != kNoTensor) return gathered_[id];
+    Tensor whole = piece_.tensors[id];
+    whole.alias_of = kNoTensor;
+    whole.category = Category::communication_buffer;
+    whole.sizes[whole.find(Axis::sequence)] *= degree_;
+    const TensorId w = add_tensor(whole, replicated);
+    gathered_[id] = w;
+    out_.push_back(collective(OpKind::all_gather, id, w, cause));
+    return w;
+  }
+
+  TensorId whole(TensorId id, const Op& cause) { return layout(id) == sequence_sharded ? gather(id, cause) : id; }
+
+  // Emits `op`, whose first output is a partial sum over the tensor-parallel ranks, and the reduction behind it.
+  void emit_partial(Op op) {
+    const TensorId result = op.writes[0];
+    Tensor partial = piece_.tensors[result];
+    partial.alias_of = kNoTensor;
+    const bool scatter = layout(result) == sequence_sharded;
+    if (scatter) partial.sizes[partial.find(Axis::sequence)] *= degree_;
+    // A row-parallel bias is added once, after the reduction.
+    TensorId bias = kNoTensor;
+    if (op.kind == OpKind::linear) std::swap(bias, op.reads[2]);
+    const TensorId p = add_tensor(partial, replicated);
+    op.writes[0] = p;
+    out_.push_back(op);
+    if (deferred_to_sum(result)) {
+      partial_of_.push_back({result, p, bias});
+      return;
+    }
+    reduce(p, result, bias, op);
+  }
+
+  void reduce(TensorId partial, TensorId result, TensorId bias, const Op& cause) {
+    TensorId sum = result;
+    if (bias != kNoTensor) sum = add_tensor(piece_.tensors[result], layout(result));
+    const bool scatter = layout(result) == sequence_sharded;
+    out_.push_back(collective(scatter ? OpKind::reduce_scatter : OpKind::all_reduce, partial, sum, cause));
+    if (bias == kNoTensor) return;
+    Op add;
+    add.kind = OpKind::add;
+    add.phase = cause.phase;
+    add.name = cause.name;
+    add.reads[0] = sum;
+    add.reads[2] = bias;
+    add.writes[0] = result;
+    out_.push_back(add);
+  }
+
+  // Two partial sums that meet in an addition (parallel attention and MLP blocks) are added first and reduced once.
+  bool deferred_to_sum(TensorId id) const {
+    for (const Op& op : block_->ops) {
+      if (op.kind != OpKind::add || (op.reads[0] != id && op.reads[1] != id)) continue;
+      const TensorId other = op.reads[0] == id ? op.reads[1] : op.reads[0];
+      return other != kNoTensor && is_partial(other);
+    }
+    return false;
+  }
+  bool is_partial(TensorId id) const {
+    for (const Op& op : block_->ops)
+      if (op.writes[0] == id) return contracts_divided(op);
+    return false;
+  }
+  bool contracts_divided(const Op& op) const {
+    switch (op.kind) {
+      case OpKind::linear:
+      case OpKind::linear_input_gradient: return layout(op.reads[0]) == divided && layout(op.reads[1]) == divided;
+      case OpKind::embedding: return layout(op.reads[1]) == divided;
+      default: return false;
+    }
+  }
+
+  void rewrite_block(Block& block) {
+    block_ = &block;
+    out_.clear();
+    partial_of_.clear();
+    gathered_.assign(piece_.tensors.size(), kNoTensor);
+    for (std::size_t i = 0; i < block.ops.size(); ++i) rewrite_op(block.ops[i], i + 1 < block.ops.size() ? &block.ops[i + 1] : nullptr);
+    block.ops.swap(out_);
+  }
+
+  void rewrite_op(Op op, const Op* next) {
+    for (const auto& [from, to] : replaced_) replace_reads(op, from, to);
+    switch (op.kind) {
+      case OpKind::linear:
+      case OpKind::linear_input_gradient: {
+        const bool divided_weight = layout(op.reads[1]) == divided;
+        if (divided_weight) op.reads[0] = whole(op.reads[0], op);
+        // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
+        if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
+        if (contracts_divided(op)) {
+          emit_partial(op);
+        } else {
+          out_.push_back(op);
+        }
+        return;
+      }
+      case OpKind::linear_weight_gradient:
+        if (layout(op.writes[0]) == divided) {
+          op.reads[0] = whole(op.reads[0], op);
+          op.reads[1] = whole(op.reads[1], op);
+        } else {
+          note_replicated(op.writes[0], op.reads[1]);
+        }
+        break;
+      case OpKind::embedding:
+        if (contracts_divided(op)) {
+          emit_partial(op);
+          return;
+        }
+        break;
+      case OpKind::embedding_backward: op.reads[1] = whole(op.reads[1], op); break;
+      case OpKind::norm_backward:
+        note_replicated(op.writes[1], op.reads[0]);
+        note_replicated(op.writes[2], op.reads[0]);
+        break;
+      case OpKind::bias_gradient: note_replicated(op.writes[0], op.reads[0]); break;
+      case OpKind::add: {
+        Partial a, b;
+        if (op.reads[1] != kNoTensor && take_partial(op.reads[0], a) && take_partial(op.reads[1], b)) {
+          const TensorId result = op.writes[0];
+          Tensor partial = piece_.tensors[a.tensor];
+          op.reads[0] = a.tensor;
+          op.reads[1] = b.tensor;
+          op.writes[0] = add_tensor(partial, replicated);
+          out_.push_back(op);
+          const TensorId bias = a.bias != kNoTensor ? a.bias : b.bias;
+          reduce(op.writes[0], result, bias, op);
+          return;
+        }
+        break;
+      }
+      case OpKind::cross_entropy:
+        out_.push_back(op);
+        if (layout(op.reads[0]) == divided) {  // maximum, sum of exponentials, target's logit: one reduction each
+          const TensorId local = op.writes[0];
+          const TensorId global = add_tensor(piece_.tensors[local], replicated);
+          Op reduction = collective(OpKind::all_reduce, local, global, op);
+          reduction.name = "cross_entropy.all_reduce";
+          reduction.count = 3;
+          out_.push_back(reduction);
+          replaced_.push_back({local, global});
+        }
+        return;
+      default: break;
+    }
+    out_.push_back(op);
+  }
+
+  // The gradient of a replicated parameter is a partial sum when what it was computed from is sharded.
+  void note_replicated(TensorId gradient, TensorId source) {
+    if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
+    replicated_elements_ += piece_.tensors[gradient].elements();
+    replicated_first_ = gradient;
+  }
+
+  void reduce_replicated_gradients() {
+    if (replicated_elements_ == 0) return;
+    Tensor t;
+    t.name = "replicated_gradients";
+    t.category = Category::gradient;
+    t.dtype = piece_.tensors[replicated_first_].dtype;
+    t.rank = 1;
+    t.sizes[0] = replicated_elements_;
+    t.alias_of = replicated_first_;
+    const TensorId id = add_tensor(t, replicated);
+    Op op = communication(OpKind::all_reduce, "replicated_gradients.all_reduce", Stream::tensor_communication, MeshAxis::tp, id, id);
+    op.phase = Phase::update;
+    op.every = kAllInstances;
+    piece_.update.ops.push_back(op);
+  }
+
+  struct Partial {
+    TensorId result = kNoTensor, tensor = kNoTensor, bias = kNoTensor;
+  };
+  bool take_partial(TensorId result, Partial& out) const {
+    for (const Partial& p : partial_of_)
+      if (p.result == result) {
+        out = p;
+        return true;
+      }
+    return false;
+  }
+
+  struct Replacement {
+    TensorId from, to;
+  };
+
+  const Options& options_;
+  const std::int64_t degree_;
+  Piece& piece_;
+  std::vector<Op>& out_;
+  const Block* block_ = nullptr;
+  std::vector<std::uint8_t> layout_;
+  std::vector<TensorId> gathered_;
+  std::vector<Partial> partial_of_;
+  std::vector<Replacement> replaced_;
+  std::int64_t replicated_elements_ = 0;
+  TensorId replicated_first_ = kNoTensor;
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.tensor;
+  const Model& model = scenario.model;
+  const std::int64_t t = options.degree;
+  const auto fail = [&](const std::string& expected) {
+    throw InputError({"", "/plan/tensor_parallel"}, std::to_string(t), expected);
+  };
+  if (t == 1) return;  // sequence_parallel then changes nothing
+  const auto check_heads = [&](std::int64_t heads) {
+    if (heads % t != 0) fail("a divisor of the model's " + std::to_string(heads) + " attention heads");
+  };
+  check_heads(model.heads);
+  for (std::int64_t heads : model.stage_heads) check_heads(heads);
+  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
+  if (groups % t != 0 && t % groups != 0)
+    fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
+  if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
+  if (options.sequence_parallel) {
+    if (model.kind == ModelKind::vit || model.kind == ModelKind::swin)
+      throw InputError({"", "/plan/sequence_parallel"}, "true", "false for a vision model, whose patches do not divide evenly");
+    const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+    if (length % (t * scenario.plan.context.degree) != 0)
+      throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(length) + " tokens",
+                       "a sequence length that tensor_parallel x context_parallel = " +
+                           std::to_string(t * scenario.plan.context.degree) + " divides");
+  }
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  const Options& options = scenario.plan.tensor;
+  program.mesh.size(MeshAxis::tp) = options.degree;
+  if (options.degree == 1) return;
+  std::vector<Op> scratch;
+  for (Piece& piece : program.pieces) Partition(options, piece, scratch).run();
+}
+
+}  // namespace orrery::tensor_parallel

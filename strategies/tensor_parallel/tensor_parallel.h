@@ -1,0 +1,16 @@
+// Megatron-LM tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053) and sequence parallelism (Korthikanti et al.
+// 2022, arXiv 2205.05198), as a partitioning pass: dimensions along the heads, the MLP's inner width and the vocabulary
+// are divided over the tensor-parallel ranks; a product that contracts a divided dimension yields a partial sum, which
+// is all-reduced, or with sequence parallelism reduce-scattered along the sequence; a product that needs a
+// sequence-sharded input gathers it first. Which layer is column- and which row-parallel follows from the shapes.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::tensor_parallel {
+
+void check(const Scenario& scenario);
+void rewrite(const Scenario& scenario, Program& program);
+
+}  // namespace orrery::tensor_parallel

@@ -1,0 +1,236 @@
+// Does every bad input get one sentence with its place, exit code 2, and nothing written?
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+
+void expect_refused(const Workplace& place, const CommandResult& result, const std::set<std::string>& files_before,
+                    const std::string& sentence) {
+  EXPECT_EQ(result.code, 2) << result.err;
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, StartsWith("orrery: error: "));
+  EXPECT_THAT(result.err, HasSubstr(sentence));
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << "one line: " << result.err;
+  EXPECT_EQ(place.files(), files_before) << "nothing may be written";
+}
+
+// ---- the example scenario with one value changed
+
+struct BadValue {
+  const char* pointer;  // RFC 6901; of a value to set, or to remove where `value` is empty
+  const char* value;    // JSON
+  const char* sentence;
+};
+
+const BadValue kBadValues[] = {
+    // The document.
+    {"/modle", "1", "scenario.json: /modle: found the unknown key \"modle\", expected a known key (did you mean \"model\"?)"},
+    {"/model", "", "/model: found nothing, expected a model"},
+    {"/cluster", "", "/cluster: found nothing, expected a cluster"},
+    {"/workload", "", "/workload: found nothing, expected what is fed to the model"},
+    {"", "[]", "scenario.json: found an empty array, expected an object"},
+    {"", "17", "scenario.json: found 17, expected an object"},
+    {"/plan", "3", "/plan: found 3, expected an object"},
+    {"/plan", "\"plan\"", "/plan: found \"plan\", expected an object, the path of a JSON file, or the name of a bundled scenario"},
+    {"/plan", "\"llama-3-70b-512-h10\"", "(did you mean \"llama-3-70b-512-h100\"?)"},
+    {"/plan", "\"plans/none.json\"", "/plan: found \"plans/none.json\", expected the path of a file (there is no plans/none.json)"},
+    {"/workload", "[1]", "/workload: found an array of 1, expected an object"},
+    // The model.
+    {"/model", "\"llama-3-70\"", "/model: found \"llama-3-70\", expected"},
+    {"/model", "\"lama-3-70b\"", "(did you mean \"llama-3-70b\"?)"},
+    {"/model", "70", "/model: found 70, expected"},
+    {"/model", "{}", "/model"},
+    {"/model", "{\"preset\": \"llama-3-70b\", \"layers\": -1}", "/model/layers: found -1, expected an integer"},
+    {"/model", "{\"preset\": \"llama-3-70b\", \"layres\": 8}", "/model/layres: found the unknown key \"layres\""},
+    {"/model", "{\"preset\": \"llama-3-70b\", \"norm\": \"rms\"}", "/model/norm: found \"rms\", expected one of"},
+    {"/model", "{\"model_type\": \"unheard-of\"}", "/model"},
+    {"/model", "\"models/none.json\"", "/model: found \"models/none.json\", expected the path of a file"},
+    // The cluster.
+    {"/cluster", "\"dgx-h10\"", "/cluster: found \"dgx-h10\", expected"},
+    {"/cluster", "{}", "/cluster"},
+    {"/cluster/node", "\"dgx-h10\"", "/cluster/node: found \"dgx-h10\", expected"},
+    {"/cluster/node", "7", "/cluster/node: found 7, expected"},
+    {"/cluster/nodes", "0", "/cluster/nodes: found 0, expected an integer of at least 1"},
+    {"/cluster/nodes", "-3", "/cluster/nodes: found -3, expected an integer of at least 1"},
+    {"/cluster/nodes", "\"64\"", "/cluster/nodes: found \"64\", expected an integer of at least 1"},
+    {"/cluster/nodes", "1.5", "/cluster/nodes: found 1.5, expected an integer of at least 1"},
+    {"/cluster/node_count", "4", "/cluster/node_count: found the unknown key \"node_count\""},
+    {"/cluster/fabric", "\"infiniban\"", "/cluster/fabric: found \"infiniban\", expected"},
+    {"/cluster/nic_bytes_per_second", "-1", "/cluster/nic_bytes_per_second: found -1, expected a number of at least 0"},
+    // The workload.
+    {"/workload/sequence_length", "-1", "/workload/sequence_length: found -1, expected an integer of at least 0"},
+    {"/workload/sequence_length", "true", "/workload/sequence_length: found true, expected an integer of at least 0"},
+    {"/workload/sequence_len", "8192", "/workload/sequence_len: found the unknown key \"sequence_len\", expected a known key "
+                                       "(did you mean \"sequence_length\"?)"},
+    {"/workload/global_batch_size", "0", "/workload/global_batch_size: found 0, expected an integer of at least 1"},
+    {"/workload/global_batch_size", "null", "/workload/global_batch_size: found null, expected an integer of at least 1"},
+    {"/workload/global_batch_size", "511", "/workload/global_batch_size: found 511, expected a multiple of 16"},
+    {"/workload/global_batch_size", "1e30", "/workload/global_batch_size: found 1e+30, expected an integer of at least 1"},
+    // The plan, field by field.
+    {"/plan/tensor_paralel", "8", "/plan/tensor_paralel: found the unknown key \"tensor_paralel\", expected a known key "
+                                  "(did you mean \"tensor_parallel\"?)"},
+    {"/plan/tp", "8", "(did you mean \"tensor_parallel\"?)"},
+    {"/plan/tensor_parallel", "0", "/plan/tensor_parallel: found 0, expected an integer of at least 1"},
+    {"/plan/tensor_parallel", "-8", "/plan/tensor_parallel: found -8, expected an integer of at least 1"},
+    {"/plan/tensor_parallel", "8.5", "/plan/tensor_parallel: found 8.5, expected an integer of at least 1"},
+    {"/plan/tensor_parallel", "\"8\"", "/plan/tensor_parallel: found \"8\", expected an integer of at least 1"},
+    {"/plan/tensor_parallel", "[8]", "/plan/tensor_parallel: found an array of 1, expected an integer of at least 1"},
+    {"/plan/sequence_parallel", "1", "/plan/sequence_parallel: found 1, expected true or false"},
+    {"/plan/sequence_parallel", "\"yes\"", "/plan/sequence_parallel: found \"yes\", expected true or false"},
+    {"/plan/pipeline_parallel", "0", "/plan/pipeline_parallel: found 0, expected an integer of at least 1"},
+    {"/plan/virtual_pipeline", "0", "/plan/virtual_pipeline: found 0, expected an integer of at least 1"},
+    {"/plan/pipeline_schedule", "\"1b1f\"", "/plan/pipeline_schedule: found \"1b1f\", expected one of \"gpipe\", \"1f1b\""},
+    {"/plan/pipeline_schedule", "\"1F1B\"", "(did you mean \"1f1b\"?)"},
+    {"/plan/pipeline_schedule", "7", "/plan/pipeline_schedule: found 7, expected one of"},
+    {"/plan/pipeline_stage_layers", "80", "/plan/pipeline_stage_layers: found 80, expected an array of integers"},
+    {"/plan/pipeline_stage_layers", "[4, -4]", "/plan/pipeline_stage_layers/1: found -4, expected an integer of at least 0"},
+    {"/plan/context_parallel", "0", "/plan/context_parallel: found 0, expected an integer of at least 1"},
+    {"/plan/context_parallel_balance", "\"zig\"", "/plan/context_parallel_balance: found \"zig\", expected one of"},
+    {"/plan/data_parallel", "-1", "/plan/data_parallel: found -1, expected an integer of at least 0"},
+    {"/plan/zero_stage", "4", "/plan/zero_stage: found 4, expected an integer from 0 to 3"},
+    {"/plan/zero_stage", "-1", "/plan/zero_stage: found -1, expected an integer from 0 to 3"},
+    {"/plan/zero_stage", "true", "/plan/zero_stage: found true, expected an integer from 0 to 3"},
+    {"/plan/micro_batch_size", "0", "/plan/micro_batch_size: found 0, expected an integer of at least 1"},
+    {"/plan/recompute", "\"selectiv\"", "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\" "
+                                        "(did you mean \"selective\"?)"},
+    {"/plan/recompute", "true", "/plan/recompute: found true, expected one of"},
+    {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer of at least 1"},
+    {"/plan/recompute_layers", "-2", "/plan/recompute_layers: found -2, expected an integer of at least -1"},
+    {"/plan/precision", "\"bf61\"", "/plan/precision: found \"bf61\", expected one of"},
+    {"/plan/optimizer", "\"lamb\"", "/plan/optimizer: found \"lamb\", expected one of"},
+    {"/plan/flash_attention", "\"true\"", "/plan/flash_attention: found \"true\", expected true or false"},
+    {"/plan/framework", "\"megatron\"", "/plan/framework: found \"megatron\", expected one of"},
+    {"/plan/bucket_bytes", "-1", "/plan/bucket_bytes: found -1, expected an integer of at least 0"},
+    // The plan against the model and the cluster.
+    {"/plan/tensor_parallel", "3", "/plan/tensor_parallel: found "},
+    {"/plan/tensor_parallel", "1024", "/plan/tensor_parallel: found 4096, expected tensor_parallel x context_parallel x "
+                                      "pipeline_parallel of at most the cluster's 512 devices"},
+    {"/plan/tensor_parallel", "128", "/plan/tensor_parallel: found 128, expected a divisor of the model's 64 attention heads"},
+    {"/plan/data_parallel", "17", "/plan/data_parallel: found 17, expected at most 16"},
+    {"/plan/pipeline_parallel", "1024", "expected tensor_parallel x context_parallel x pipeline_parallel of at most"},
+    {"/plan/virtual_pipeline", "7", "/plan/"},
+    {"/plan/virtual_pipeline", "1000", "/plan/"},
+    {"/plan/pipeline_stage_layers", "[80]", "/plan/pipeline_stage_layers"},
+    {"/workload/global_batch_size", "96", "/plan/"},  // 6 micro-batches, interleaved over 4 stages
+    {"/plan/context_parallel", "3", "/plan/"},
+    {"/workload/sequence_length", "8191", "/plan/sequence_parallel: found sequences of 8191 tokens"},
+    {"/plan/zero_shard_degree", "3", "/plan/zero_shard_degree: found 3, expected a divisor of the data-parallel degree 16"},
+    {"/plan/recompute_every", "2", "/plan/recompute_every: found 2, expected 1 unless recompute is \"full\""},
+};
+
+class BadScenario : public testing::TestWithParam<BadValue> {};
+
+TEST_P(BadScenario, IsRefusedInOneSentence) {
+  const BadValue& bad = GetParam();
+  json scenario = json::parse(example_scenario());
+  const json::json_pointer pointer(bad.pointer);
+  if (*bad.value == '\0') {
+    scenario.erase(std::string(bad.pointer).substr(1));
+  } else {
+    scenario[pointer] = json::parse(bad.value);
+  }
+  const Workplace place;
+  place.write("scenario.json", scenario.dump());
+  const auto result = place.orrery("simulate scenario.json --json out.json --csv out.csv --trace out.trace --svg out.svg");
+  expect_refused(place, result, {"scenario.json"}, bad.sentence);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, BadScenario, testing::ValuesIn(kBadValues),
+                         [](const auto& test) { return std::to_string(test.index); });
+
+// ---- command lines
+
+struct BadCommand {
+  const char* arguments;
+  const char* sentence;
+};
+
+const BadCommand kBadCommands[] = {
+    {"", "A subcommand is required"},
+    {"simulat x", "(did you mean \"simulate\"?)"},
+    {"simulate", "found no scenario, expected either a scenario or --batch"},
+    {"simulate example.json --jsn -", "(did you mean \"--json\"?)"},
+    {"simulate example.json --engine warp", "--engine"},
+    {"simulate none.json", "none.json: found nothing (No such file or directory), expected a readable JSON file"},
+    {"simulate .", "expected a readable JSON file"},
+    {"simulate llama-3-70b-512-h10", "(did you mean \"llama-3-70b-512-h100\"?)"},
+    {"simulate broken.json", "broken.json: found a syntax error at line 2, column 3"},
+    {"simulate twice.json", "twice.json: found the key \"model\" a second time at line 1"},
+    {"simulate - ", "<stdin>: found a syntax error at line 1, column 1 (unexpected end of input"},
+    {"simulate example.json --set plan.tensor_parallel",
+     "--set: found \"plan.tensor_parallel\", expected key.key=value, as in plan.tensor_parallel=4"},
+    {"simulate example.json --set =4", "--set: found \"=4\", expected key.key=value"},
+    {"simulate example.json --set plan..x=4", "--set: found \"plan..x=4\", expected key.key=value"},
+    {"simulate example.json --set plan.tensor_parallel=5",
+     "--set plan.tensor_parallel=5: /plan/tensor_parallel: found "},
+    {"simulate example.json --set plan.tensor_parallel=many",
+     "--set plan.tensor_parallel=many: /plan/tensor_parallel: found \"many\", expected an integer of at least 1"},
+    {"simulate example.json --set plan.tensor_parallel=1024 --set plan.zero_stage=7",
+     "--set plan.zero_stage=7: /plan/zero_stage: found 7, expected an integer from 0 to 3"},
+    {"simulate example.json --set plan.tensr_parallel=4",
+     "--set plan.tensr_parallel=4: /plan/tensr_parallel: found the unknown key \"tensr_parallel\""},
+    {"simulate example.json --set plan.tensor_parallel.x=4",
+     "--set plan.tensor_parallel.x=4: /plan/tensor_parallel: found 8, expected an object to set \"x\" in"},
+    {"simulate example.json --set plan.pipeline_stage_layers=[4] --set plan.pipeline_stage_layers.1=4",
+     "found \"1\", expected an index into an array of 1"},
+    {"simulate example.json --set cluster.nodes=0", "--set cluster.nodes=0: /cluster/nodes: found 0"},
+    {"simulate example.json --set model=llama-3-70", "--set model=llama-3-70: /model: found \"llama-3-70\""},
+    {"simulate example.json --set model.layers=0", "--set model.layers=0: /model/layers"},
+    {"simulate example.json --set modle=gpt", "--set modle=gpt: /modle: found the unknown key \"modle\""},
+    {"simulate example.json --json /nonexistent/out.json", "/nonexistent/out.json: found that it cannot be written"},
+    {"simulate example.json --json . ", "cannot be written"},
+    {"simulate example.json --json out.json --csv /nonexistent/out.csv", "/nonexistent/out.csv: found that it cannot be written"},
+    {"simulate example.json --json - --csv -", "at most one on standard output"},
+    {"simulate example.json --explain layer.forward.fc9 --json out.json", "--explain: found \"layer.forward.fc9\", expected an op"},
+    {"simulate example.json --explain bubbel", "(did you mean \"bubble\"?)"},
+    {"simulate --batch none.jsonl", "none.jsonl: found nothing (No such file or directory)"},
+    {"simulate example.json --batch lines.jsonl", "found a scenario beside --batch"},
+    {"simulate --batch lines.jsonl --trace out.json", "--batch: found an output for one scenario beside it"},
+    {"simulate --batch lines.jsonl --json /nonexistent/out.jsonl", "cannot be written"},
+    {"compare", "A is required"},
+    {"compare example.json none.json", "none.json: found nothing (No such file or directory)"},
+    {"compare example.json --set-b plan.zero_stage=7", "--set plan.zero_stage=7: /plan/zero_stage: found 7"},
+    {"compare - -", "standard input"},
+    {"list", "KIND is required"},
+    {"list planets", "planets"},
+    {"show", "NAME is required"},
+    {"show llama-3-70", "found \"llama-3-70\", expected a name that `orrery list` prints"},
+    {"show dgx-h10", "(did you mean \"dgx-h100\"?)"},
+    // A plan that the device cannot run.
+    {"simulate example.json --set cluster.node=dgx-a100 --set plan.precision=fp8", "--set plan.precision=fp8: /plan/precision: found \"fp8\""},
+    // Numbers whose products leave 64 bits.
+    {"simulate example.json --set plan.tensor_parallel=4611686018427387904", "/plan/tensor_parallel: found "},
+    {"simulate example.json --set plan.micro_batch_size=9223372036854775807", "found "},
+    {"simulate example.json --set plan.data_parallel=9223372036854775807", "/plan/data_parallel: found "},
+    {"simulate example.json --set cluster.nodes=9223372036854775807", "/cluster/nodes: found "},
+    {"simulate example.json --set workload.sequence_length=9223372036854775807", "found "},
+};
+
+class BadCommandLine : public testing::TestWithParam<BadCommand> {};
+
+TEST_P(BadCommandLine, IsRefusedInOneSentence) {
+  const BadCommand& bad = GetParam();
+  const Workplace place;
+  place.write("example.json", example_scenario());
+  place.write("broken.json", "{\n  model: 3\n}\n");
+  place.write("twice.json", R"({"model": "llama-3-8b", "model": "llama-3-70b"})");
+  place.write("lines.jsonl", json::parse(example_scenario()).dump() + "\n");
+  const auto before = place.files();
+  expect_refused(place, place.orrery(bad.arguments), before, bad.sentence);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, BadCommandLine, testing::ValuesIn(kBadCommands),
+                         [](const auto& test) { return std::to_string(test.index); });
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,317 @@
+// Does the command do what its help says: outputs, overrides, comparisons, listings, exit codes?
+#include "tests/cli/command.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace orrery {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kInput = ".stdin";
+constexpr const char* kOutput = ".stdout";
+constexpr const char* kErrors = ".stderr";
+
+}  // namespace
+
+Workplace::Workplace() {
+  std::string name = (fs::path(testing::TempDir()) / "orrery_cli_XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+  folder_ = name;
+}
+
+Workplace::~Workplace() { fs::remove_all(folder_); }
+
+CommandResult Workplace::orrery(const std::string& arguments, const std::string& input) const {
+  write(kInput, input);
+  const std::string command = "cd '" + folder_.string() + "' && '" ORRERY_COMMAND "' " + arguments + " <" + kInput + " >" +
+                              kOutput + " 2>" + kErrors;
+  const int status = std::system(command.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(kOutput), read(kErrors)};
+}
+
+void Workplace::write(const std::string& name, const std::string& text) const {
+  fs::create_directories((folder_ / name).parent_path());
+  std::ofstream(folder_ / name, std::ios::binary) << text;
+}
+
+std::string Workplace::read(const std::string& name) const {
+  std::ostringstream text;
+  text << std::ifstream(folder_ / name, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+std::set<std::string> Workplace::files() const {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_))
+    if (entry.is_regular_file()) names.insert(fs::relative(entry.path(), folder_).string());
+  for (const char* own : {kInput, kOutput, kErrors}) names.erase(own);
+  return names;
+}
+
+std::string example_scenario() {
+  return R"({
+  "model": "llama-3-70b",
+  "cluster": { "node": "dgx-h100", "nodes": 64 },
+  "workload": { "sequence_length": 8192, "global_batch_size": 512 },
+  "plan": { "tensor_parallel": 8, "sequence_parallel": true, "context_parallel": 1, "pipeline_parallel": 4,
+            "virtual_pipeline": 5, "pipeline_schedule": "interleaved", "micro_batch_size": 1, "zero_stage": 1,
+            "recompute": "selective", "precision": "bf16", "flash_attention": true }
+})";
+}
+
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+TEST(Simulate, PrintsATableOfTheHeadline) {
+  const auto result = Workplace().orrery("simulate llama-3-70b-512-h100");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, IsEmpty());
+  EXPECT_THAT(result.out, StartsWith("llama-3-70b on 64 x "));
+  for (const char* word : {"step time", "tokens/s per device", "model TFLOP/s per device", "MFU", "HFU", "pipeline bubble",
+                           "exposed communication", "bound by", "matrix products", "optimizer states", "peak"})
+    EXPECT_THAT(result.out, HasSubstr(word));
+  EXPECT_THAT(result.out, Not(HasSubstr("\x1b"))) << "colour is for terminals";
+}
+
+TEST(Simulate, JsonHasThePublicKeysAndTheyAgree) {
+  Workplace place;
+  place.write("scenario.json", example_scenario());
+  const auto result = place.orrery("simulate scenario.json --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json report = json::parse(result.out);
+  for (const char* key : {"step_seconds", "tokens_per_second_per_device", "model_flops_per_second_per_device", "mfu"})
+    EXPECT_GT(report.at(key).get<double>(), 0) << key;
+  EXPECT_EQ(report.at("engine"), "analytical");
+  EXPECT_TRUE(report.at("version").is_string());
+  const json& memory = report.at("memory");
+  EXPECT_GT(memory.at("capacity_bytes").get<double>(), 60e9);
+  EXPECT_EQ(memory.at("fits").get<bool>(), memory.at("peak_bytes").get<double>() <= memory.at("capacity_bytes").get<double>());
+  EXPECT_FALSE(report.contains("ops"));
+
+  const double step = report["step_seconds"];
+  EXPECT_NEAR(report["tokens_per_second_per_device"].get<double>(), 512 * 8192 / step / 512, 1e-6 * 8192);
+  double total = 0;
+  for (const auto& [term, seconds] : report.at("time").items()) total += seconds.get<double>();
+  EXPECT_NEAR(total, step, 1e-6 * step);
+  double parts = 0;
+  for (const auto& [part, bytes] : memory.at("parts").items())
+    if (part != "host_copy_bytes") parts += bytes.get<double>();
+  EXPECT_NEAR(parts, memory["peak_bytes"].get<double>(), 1e-6 * parts);
+}
+
+TEST(Simulate, IsDeterministic) {
+  Workplace place;
+  EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out,
+            place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out);
+}
+
+TEST(Simulate, ReadsStandardInputAndComments) {
+  const auto result = Workplace().orrery("simulate - --json -", "// a comment\n" + example_scenario());
+  EXPECT_EQ(result.code, 0) << result.err;
+}
+
+TEST(Simulate, GivesTheStepTimeOfWhatDoesNotFit) {
+  const auto result = Workplace().orrery("simulate llama-3-70b-512-h100 --set plan.micro_batch_size=16 --set plan.recompute=none --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_FALSE(report["memory"]["fits"].get<bool>());
+  EXPECT_GT(report["step_seconds"].get<double>(), 0);
+}
+
+TEST(Simulate, WritesEveryFormatInOneRun) {
+  Workplace place;
+  const auto result = place.orrery("simulate llama-3-70b-512-h100 --json r.json --csv r.csv --trace t.json --svg s.svg");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(place.files(), ElementsAre("r.csv", "r.json", "s.svg", "t.json"));
+  EXPECT_THAT(result.out, HasSubstr("step time"));
+  EXPECT_THAT(place.read("r.csv"), StartsWith("scenario,engine,devices,step_seconds,"));
+  EXPECT_THAT(place.read("s.svg"), AllOf(StartsWith("<svg"), HasSubstr("stage 3"), HasSubstr("</svg>")));
+  EXPECT_NO_THROW(json::parse(place.read("t.json")));
+}
+
+TEST(Simulate, SetOverridesWhatTheScenarioSays) {
+  Workplace place;
+  place.write("scenario.json", example_scenario());
+  const auto report = [&](const std::string& sets) {
+    const auto result = place.orrery("simulate scenario.json --json - " + sets);
+    EXPECT_EQ(result.code, 0) << sets << ": " << result.err;
+    return result.code == 0 ? json::parse(result.out) : json();
+  };
+  const json usual = report("");
+  EXPECT_EQ(usual["devices"], 512);
+  EXPECT_EQ(report("--set cluster.nodes=32")["devices"], 256);
+  EXPECT_NE(report("--set plan.tensor_parallel=4")["step_seconds"], usual["step_seconds"]);
+  EXPECT_LT(report("--set model=llama-3-8b --set plan.virtual_pipeline=2")["step_seconds"].get<double>(),
+            usual["step_seconds"].get<double>());
+  EXPECT_LT(report("--set model.layers=60")["step_seconds"].get<double>(), usual["step_seconds"].get<double>());
+  EXPECT_EQ(report("--set cluster.nodes=32 --set cluster.nodes=64"), usual) << "the last one counts";
+  EXPECT_EQ(report("--set=plan.precision=bf16"), usual);
+  EXPECT_EQ(report("--set plan.pipeline_stage_layers=[4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,4]")["step_seconds"],
+            usual["step_seconds"]);
+  // A node's rate, where the scenario only names the node.
+  EXPECT_GE(report("--set cluster.node.nic_bytes_per_second=5e9")["step_seconds"].get<double>(),
+            usual["step_seconds"].get<double>());
+}
+
+TEST(Simulate, PartsMayBeFilesBesideTheScenario) {
+  Workplace place;
+  const json scenario = json::parse(example_scenario());
+  place.write("parts/plan.json", scenario["plan"].dump());
+  place.write("parts/workload.json", scenario["workload"].dump());
+  place.write("parts/cluster.json", scenario["cluster"].dump());
+  place.write("scenarios/scenario.json", R"({"model": "llama-3-70b", "cluster": "../parts/cluster.json",
+                                             "workload": "../parts/workload.json", "plan": "../parts/plan.json"})");
+  place.write("whole.json", example_scenario());
+  const auto split = place.orrery("simulate scenarios/scenario.json --json -");
+  ASSERT_EQ(split.code, 0) << split.err;
+  EXPECT_EQ(split.out, place.orrery("simulate whole.json --json -").out);
+  const auto changed = place.orrery("simulate scenarios/scenario.json --set plan.zero_stage=0 --json -");
+  EXPECT_EQ(changed.code, 0) << changed.err;
+}
+
+TEST(Simulate, ExplainsOpsAndTerms) {
+  Workplace place;
+  for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention"}) {
+    const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --explain ") + name);
+    EXPECT_EQ(result.code, 0) << name << ": " << result.err;
+    EXPECT_THAT(result.out, Not(IsEmpty())) << name;
+  }
+  // Every op that is listed can be explained.
+  const json report = json::parse(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out);
+  ASSERT_FALSE(report.at("ops").empty());
+  for (std::size_t i = 0; i < report["ops"].size(); i += 7) {
+    const std::string name = report["ops"][i]["name"];
+    const auto result = place.orrery("simulate llama-3-70b-512-h100 --explain '" + name + "'");
+    EXPECT_EQ(result.code, 0) << name << ": " << result.err;
+    EXPECT_THAT(result.out, HasSubstr(name));
+  }
+}
+
+TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {
+  Workplace place;
+  json good = json::parse(example_scenario());
+  json smaller = good;
+  smaller["cluster"]["nodes"] = 32;
+  json bad = good;
+  bad["plan"]["tensor_paralel"] = 8;
+  place.write("batch.jsonl", good.dump() + "\n" + bad.dump() + "\nnot json\n\n" + smaller.dump() + "\n");
+  const auto result = place.orrery("simulate --batch batch.jsonl");
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::istringstream lines(result.out);
+  std::vector<json> results;
+  for (std::string line; std::getline(lines, line);) results.push_back(json::parse(line));
+  ASSERT_EQ(results.size(), 5u);
+  EXPECT_EQ(results[0].at("devices"), 512);
+  EXPECT_EQ(results[1].at("error").at("pointer"), "/plan/tensor_paralel");
+  EXPECT_EQ(results[1].at("error").at("nearest"), "tensor_parallel");
+  EXPECT_EQ(results[1].at("error").at("file"), "batch.jsonl:2");
+  EXPECT_TRUE(results[2].contains("error"));
+  EXPECT_TRUE(results[3].contains("error"));
+  EXPECT_EQ(results[4].at("devices"), 256);
+
+  const auto one = place.orrery("simulate - --json -", good.dump());
+  EXPECT_EQ(json::parse(one.out), results[0]) << "a batch says the same as single runs";
+  EXPECT_EQ(place.orrery("simulate --batch -", place.read("batch.jsonl")).out.size(),
+            place.orrery("simulate --batch - --json -", place.read("batch.jsonl")).out.size());
+}
+
+TEST(Batch, AppliesSetsToEveryLineAndWritesFiles) {
+  Workplace place;
+  const std::string line = json::parse(example_scenario()).dump() + "\n";
+  place.write("batch.jsonl", line + line);
+  const auto result = place.orrery("simulate --batch batch.jsonl --set cluster.nodes=32 --json results.jsonl");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(place.files(), ElementsAre("batch.jsonl", "results.jsonl"));
+  EXPECT_EQ(json::parse(place.read("results.jsonl").substr(0, place.read("results.jsonl").find('\n')))["devices"], 256);
+}
+
+TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
+  Workplace place;
+  place.write("a.json", example_scenario());
+  const auto table = place.orrery("compare a.json --set-b plan.tensor_parallel=4");
+  ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("step time"), HasSubstr("plan.tensor_parallel=4"), HasSubstr("matrix products")));
+
+  const auto result = place.orrery("compare a.json llama-3-70b-512-h100 --set-a plan.tensor_parallel=4 --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json difference = json::parse(result.out);
+  const double a = difference["a"]["step_seconds"], b = difference["b"]["step_seconds"];
+  EXPECT_NEAR(difference["change"]["step_seconds"].get<double>(), b - a, 1e-12);
+  double total = 0;
+  for (const auto& [term, seconds] : difference["change"]["time"].items()) total += seconds.get<double>();
+  EXPECT_NEAR(total, b - a, 1e-6 * a);
+}
+
+TEST(Compare, OfAScenarioWithItselfIsNoDifference) {
+  const auto result = Workplace().orrery("compare llama-3-70b-512-h100 --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["change"]["step_seconds"], 0.0);
+}
+
+TEST(List, KnowsEveryKindAndShowKnowsEveryName) {
+  Workplace place;
+  const std::map<std::string, std::string> members{{"models", "llama-3-70b"}, {"nodes", "dgx-h100"},
+                                                   {"devices", "H100-SXM5-80GB"}, {"fabrics", ""}, {"clusters", ""},
+                                                   {"strategies", "tensor_parallel"}, {"scenarios", "llama-3-70b-512-h100"}};
+  for (const auto& [kind, member] : members) {
+    const auto text = place.orrery("list " + kind);
+    EXPECT_EQ(text.code, 0) << text.err;
+    EXPECT_THAT(text.out, HasSubstr(member));
+    const auto result = place.orrery("list " + kind + " --json");
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json rows = json::parse(result.out);
+    ASSERT_FALSE(rows.empty()) << kind;
+    for (const json& row : {rows.front(), rows.back()}) {
+      const std::string name = row.at("name");
+      const auto shown = place.orrery("show '" + name + "' --json");
+      ASSERT_EQ(shown.code, 0) << shown.err;
+      EXPECT_TRUE(json::parse(shown.out).contains(kind == "strategies" ? "strategy" : kind.substr(0, kind.size() - 1))) << name;
+      EXPECT_EQ(place.orrery("show '" + name + "'").code, 0);
+    }
+  }
+}
+
+TEST(Show, NamesTheSourceOfTheFigures) {
+  Workplace place;
+  EXPECT_THAT(place.orrery("show dgx-h100").out, AllOf(HasSubstr("source"), HasSubstr("nic_bytes_per_second")));
+  EXPECT_THAT(place.orrery("show llama-3-70b").out, AllOf(HasSubstr("source"), HasSubstr("parameters")));
+}
+
+TEST(Help, IsThereForEveryCommandWithExamples) {
+  Workplace place;
+  for (const char* command : {"", "simulate", "compare", "list", "show", "schema"}) {
+    const auto result = place.orrery(std::string(command) + " --help");
+    EXPECT_EQ(result.code, 0) << command;
+    EXPECT_THAT(result.out, HasSubstr("Examples:")) << command;
+  }
+  EXPECT_THAT(place.orrery("--version").out, StartsWith("orrery "));
+}
+
+TEST(Output, ReplacesAFileWholeAndKeepsTheOldOneOnError) {
+  Workplace place;
+  place.write("r.json", "old");
+  EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --set plan.zero_stage=9 --json r.json").code, 2);
+  EXPECT_EQ(place.read("r.json"), "old");
+  EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --json r.json").code, 0);
+  EXPECT_NO_THROW(json::parse(place.read("r.json")));
+  EXPECT_THAT(place.files(), ElementsAre("r.json"));
+}
+
+}  // namespace
+}  // namespace orrery

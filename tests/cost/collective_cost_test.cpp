@@ -1,0 +1,586 @@
+// Does the collective model move the bytes that theory says, at rates and latencies that fit the fabric?
+#include "sim/cost/collective_cost.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "sim/cost/collective_calibration.h"
+
+namespace orrery {
+namespace {
+
+using Algorithm = CollectiveAlgorithm;
+using Protocol = CollectiveProtocol;
+
+constexpr double kMiB = 1 << 20;
+constexpr double kGB = 1e9;
+
+Cluster dgx_h100(std::int64_t nodes) {
+  Cluster c;
+  c.device.architecture = "Hopper";
+  c.device.pcie_bytes_per_second = 63e9;
+  c.node.devices = 8;
+  c.node.intra = IntraFabric::nvswitch;
+  c.node.intra_bytes_per_second = 450e9;
+  c.node.in_switch_reduction = true;
+  c.node.nics = 8;
+  c.node.nic_bytes_per_second = 50e9;
+  c.nodes = nodes;
+  c.fabric.name = "ib-ndr-rail";
+  c.fabric.kind = FabricKind::rail_fat_tree;
+  c.fabric.latency_seconds = 1e-6;
+  c.fabric.hop_latency_seconds = 2e-7;
+  return c;
+}
+
+Cluster dgx_a100(std::int64_t nodes) {
+  Cluster c = dgx_h100(nodes);
+  c.device.architecture = "Ampere";
+  c.device.pcie_bytes_per_second = 31.5e9;
+  c.node.intra_bytes_per_second = 300e9;
+  c.node.in_switch_reduction = false;
+  c.node.nic_bytes_per_second = 25e9;
+  c.fabric.name = "ib-hdr-rail";
+  return c;
+}
+
+Cluster mi300x() {
+  Cluster c = dgx_h100(2);
+  c.device.architecture = "CDNA3";
+  c.node.intra = IntraFabric::direct_mesh;
+  c.node.intra_bytes_per_second = 448e9;
+  c.node.pair_bytes_per_second = 64e9;
+  c.node.in_switch_reduction = false;
+  return c;
+}
+
+Cluster pcie_tree(std::int64_t devices_per_switch) {
+  Cluster c = dgx_a100(1);
+  c.node.intra = IntraFabric::pcie;
+  c.node.intra_bytes_per_second = 0;
+  c.node.devices_per_pcie_switch = devices_per_switch;
+  return c;
+}
+
+CollectiveModel model_of(const Cluster& cluster) { return {cluster, find_collective_calibration(cluster)}; }
+
+GroupSpan in_node(std::int64_t ranks, std::int64_t stride = 1) {
+  return {.ranks = ranks, .ranks_per_node = ranks, .nodes = 1, .groups_sharing_nics = 1, .stride = stride};
+}
+// Whole nodes of eight.
+GroupSpan whole_nodes(std::int64_t nodes, std::int64_t devices = 8) {
+  return {.ranks = nodes * devices, .ranks_per_node = devices, .nodes = nodes};
+}
+// One rank on each node; all eight ranks of a node are in such groups.
+GroupSpan rail(std::int64_t nodes) {
+  return {.ranks = nodes, .ranks_per_node = 1, .nodes = nodes, .groups_sharing_nics = 8, .stride = 8};
+}
+
+constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
+                             OpKind::broadcast,  OpKind::ring_shift, OpKind::send,           OpKind::receive};
+
+std::vector<GroupSpan> usual_spans() {
+  return {in_node(2),     in_node(4),       in_node(8), whole_nodes(2), whole_nodes(3),
+          whole_nodes(4), whole_nodes(128), rail(2),    rail(16)};
+}
+
+// --- Bytes, against closed forms
+// --------------------------------------------------------------------------------------
+
+TEST(CollectiveBytes, RingInANode) {
+  const CollectiveModel m = model_of(dgx_h100(1));
+  const double s = 64 * kMiB;
+  for (const std::int64_t n : {2, 3, 4, 8}) {
+    const double q = static_cast<double>(n - 1) / static_cast<double>(n);
+    EXPECT_DOUBLE_EQ(m.cost(OpKind::all_reduce, s, in_node(n), Algorithm::ring).intra_bytes, 2 * q * s);
+    EXPECT_DOUBLE_EQ(m.cost(OpKind::all_gather, s, in_node(n)).intra_bytes, q * s);
+    EXPECT_DOUBLE_EQ(m.cost(OpKind::reduce_scatter, s, in_node(n)).intra_bytes, q * s);
+    EXPECT_DOUBLE_EQ(m.cost(OpKind::all_to_all, s, in_node(n)).intra_bytes, q * s);
+    // A chain: all but the last rank send the buffer on.
+    EXPECT_DOUBLE_EQ(m.cost(OpKind::broadcast, s, in_node(n)).intra_bytes, q * s);
+    EXPECT_EQ(m.cost(OpKind::all_reduce, s, in_node(n)).inter_bytes, 0);
+  }
+}
+
+// Counts the bytes of a ring edge by edge: rank i of node i / r sends to rank i + 1.
+TEST(CollectiveBytes, RingAcrossNodesCountedByEdges) {
+  const CollectiveModel m = model_of(dgx_h100(8));
+  const double s = 96 * kMiB;
+  for (const std::int64_t nodes : {2, 3, 8}) {
+    const std::int64_t n = nodes * 8;
+    double inside = 0, outside = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      const bool leaves = i / 8 != ((i + 1) % n) / 8;
+      for (std::int64_t step = 0; step < 2 * (n - 1); ++step) (leaves ? outside : inside) += s / static_cast<double>(n);
+    }
+    const CollectiveCost c = m.cost(OpKind::all_reduce, s, whole_nodes(nodes), Algorithm::ring);
+    EXPECT_NEAR(c.intra_bytes, inside / static_cast<double>(n), 1e-6 * s);
+    EXPECT_NEAR(c.inter_bytes, outside / static_cast<double>(nodes), 1e-6 * s);
+    const CollectiveCost g = m.cost(OpKind::all_gather, s, whole_nodes(nodes));
+    EXPECT_NEAR(g.inter_bytes, outside / static_cast<double>(nodes) / 2, 1e-6 * s);
+  }
+}
+
+TEST(CollectiveBytes, HierarchicalSendsEachByteOverTheNicsOncePerNodePair) {
+  const CollectiveModel m = model_of(dgx_a100(8));
+  const double s = 256 * kMiB, r = 8;
+  for (const std::int64_t nodes : {2, 4, 8}) {
+    const double q = static_cast<double>(nodes - 1) / static_cast<double>(nodes);
+    const CollectiveCost ar = m.cost(OpKind::all_reduce, s, whole_nodes(nodes), Algorithm::hierarchical);
+    EXPECT_EQ(ar.algorithm, Algorithm::hierarchical);
+    EXPECT_DOUBLE_EQ(ar.inter_bytes, 2 * q * s);
+    EXPECT_DOUBLE_EQ(ar.intra_bytes, 2 * (r - 1) / r * s);
+    const CollectiveCost ag = m.cost(OpKind::all_gather, s, whole_nodes(nodes), Algorithm::hierarchical);
+    EXPECT_DOUBLE_EQ(ag.inter_bytes, q * s);
+    EXPECT_DOUBLE_EQ(ag.intra_bytes, (r - 1) / r * s);
+  }
+}
+
+// Sends of NCCL's double binary tree, from its construction (Sanders et al. 2009; NCCL src/graph/trees.cc): in the
+// first tree, the children of a node with lowest set bit b are those b / 2 away; the second is the mirror (shift, for
+// odd counts) of the first. Each tree carries half the message up and down.
+struct TreeSends {
+  double mean = 0, busiest = 0;
+};
+TreeSends double_tree_sends(int nodes) {
+  const auto children_of = [nodes](int node) {
+    std::vector<int> children;
+    if (node == 0) {
+      int bit = 1;
+      while (2 * bit < nodes) bit *= 2;
+      if (nodes > 1) children.push_back(bit);
+      return children;
+    }
+    const int low = node & -node;
+    if (low > 1) children.push_back(node - low / 2);
+    for (int step = low / 2; step >= 1; step /= 2)
+      if (node + step < nodes) {
+        children.push_back(node + step);
+        break;
+      }
+    return children;
+  };
+  std::vector<double> sends(static_cast<std::size_t>(nodes), 0);
+  for (int node = 0; node < nodes; ++node) {
+    const double of_a_tree = 0.5 * ((node != 0 ? 1 : 0) + static_cast<double>(children_of(node).size()));
+    sends[static_cast<std::size_t>(node)] += of_a_tree;
+    const int twin = nodes % 2 == 0 ? nodes - 1 - node : (node + 1) % nodes;
+    sends[static_cast<std::size_t>(twin)] += of_a_tree;
+  }
+  TreeSends result;
+  for (const double x : sends) {
+    result.mean += x / nodes;
+    result.busiest = std::max(result.busiest, x);
+  }
+  return result;
+}
+
+TEST(CollectiveBytes, TreeAgainstTheConstructionOfTheTrees) {
+  const CollectiveModel m = model_of(dgx_a100(64));
+  const double s = 16 * 1024 * kMiB;
+  const double nic = 25e9 * 8 * find_collective_calibration(dgx_a100(64)).inter.tree_share;
+  for (const int nodes : {2, 3, 4, 7, 8, 32, 64}) {
+    const TreeSends expected = double_tree_sends(nodes);
+    const CollectiveCost c = m.cost(OpKind::all_reduce, s, whole_nodes(nodes), Algorithm::tree, Protocol::simple);
+    EXPECT_EQ(c.algorithm, Algorithm::tree);
+    EXPECT_NEAR(c.inter_bytes, expected.mean * s, 1e-9 * s) << nodes;
+    // One rank per node, so that only NICs count: the busiest node's sends bound the time.
+    GroupSpan alone = rail(nodes);
+    const CollectiveCost one = m.cost(OpKind::all_reduce, s, alone, Algorithm::tree, Protocol::simple);
+    const double share = find_collective_calibration(dgx_a100(64)).intra.tree_share[0];
+    EXPECT_NEAR(one.seconds, expected.busiest * s / (nic / 8 * share), 2e-3 * one.seconds) << nodes;
+  }
+}
+
+TEST(CollectiveBytes, AllToAllSendsToEachPeerAlike) {
+  const CollectiveModel m = model_of(dgx_h100(4));
+  const double s = 32 * kMiB;
+  const CollectiveCost c = m.cost(OpKind::all_to_all, s, whole_nodes(4));
+  EXPECT_DOUBLE_EQ(c.intra_bytes, 7.0 / 32 * s);
+  EXPECT_DOUBLE_EQ(c.inter_bytes, 8 * 24.0 / 32 * s);
+  // By node first: the same bytes leave the node, more move within it.
+  const CollectiveCost by_node = m.cost(OpKind::all_to_all, s, whole_nodes(4), Algorithm::hierarchical);
+  EXPECT_EQ(by_node.algorithm, Algorithm::hierarchical);
+  EXPECT_DOUBLE_EQ(by_node.inter_bytes, c.inter_bytes);
+  EXPECT_DOUBLE_EQ(by_node.intra_bytes, 7.0 / 8 * s);
+}
+
+TEST(CollectiveBytes, BusBandwidthIsThatOfNcclTests) {
+  const CollectiveModel m = model_of(dgx_h100(4));
+  const double s = 128 * kMiB;
+  const auto bus = [&](OpKind kind, double factor) {
+    const CollectiveCost c = m.cost(kind, s, whole_nodes(4));
+    EXPECT_NEAR(c.bus_bytes_per_second, factor * s / c.seconds, 1e-6 * c.bus_bytes_per_second);
+  };
+  bus(OpKind::all_reduce, 2 * 31.0 / 32);
+  bus(OpKind::all_gather, 31.0 / 32);
+  bus(OpKind::reduce_scatter, 31.0 / 32);
+  bus(OpKind::all_to_all, 31.0 / 32);
+  bus(OpKind::broadcast, 1);
+  bus(OpKind::ring_shift, 1);
+}
+
+// --- Shape
+// ------------------------------------------------------------------------------------------------------------
+
+TEST(CollectiveCost, GroupsOfOneAndNoBytesCostNothing) {
+  const CollectiveModel m = model_of(dgx_h100(2));
+  for (const OpKind kind : kKinds) {
+    const CollectiveCost one = m.cost(kind, 1e9, GroupSpan{});
+    EXPECT_EQ(one.seconds, 0);
+    EXPECT_EQ(one.intra_bytes + one.inter_bytes, 0);
+    EXPECT_EQ(m.cost(kind, 0, whole_nodes(2)).seconds, 0);
+  }
+}
+
+TEST(CollectiveCost, LargerMessagesAreNeverFaster) {
+  for (const Cluster& cluster : {dgx_h100(128), dgx_a100(128), mi300x(), pcie_tree(2)}) {
+    const CollectiveModel m = model_of(cluster);
+    for (const OpKind kind : kKinds)
+      for (const GroupSpan& span : usual_spans()) {
+        if (span.nodes > cluster.nodes) continue;
+        double before = 0;
+        int changes = 0;
+        CollectiveCost last;
+        for (double bytes = 8; bytes < 64e9; bytes *= 1.07) {
+          const CollectiveCost c = m.cost(kind, bytes, span);
+          ASSERT_GE(c.seconds, before) << name_of(kind) << " " << bytes << " over " << span.ranks;
+          ASSERT_TRUE(std::isfinite(c.seconds));
+          changes += c.algorithm != last.algorithm || c.protocol != last.protocol;
+          before = c.seconds;
+          last = c;
+        }
+        EXPECT_GE(changes, 1) << "the sweep crosses no switch of algorithm or protocol";
+      }
+  }
+}
+
+TEST(CollectiveCost, MoreBandwidthIsNeverSlower) {
+  for (const Cluster& cluster : {dgx_h100(128), dgx_a100(128), mi300x(), pcie_tree(2)}) {
+    Cluster faster_links = cluster, faster_nics = cluster;
+    faster_links.node.intra_bytes_per_second *= 1.5;
+    faster_links.node.pair_bytes_per_second *= 1.5;
+    faster_links.device.pcie_bytes_per_second *= 1.5;
+    faster_nics.node.nic_bytes_per_second *= 1.5;
+    // The calibration stays that of the slower cluster: only the rates differ.
+    const CollectiveCalibration calibration = find_collective_calibration(cluster);
+    const CollectiveModel m(cluster, calibration), links(faster_links, calibration), nics(faster_nics, calibration);
+    int improved = 0;
+    for (const OpKind kind : kKinds)
+      for (const GroupSpan& span : usual_spans()) {
+        if (span.nodes > cluster.nodes) continue;
+        for (double bytes = 64; bytes < 1e10; bytes *= 16) {
+          const double before = m.cost(kind, bytes, span).seconds;
+          EXPECT_LE(links.cost(kind, bytes, span).seconds, before) << name_of(kind) << bytes;
+          EXPECT_LE(nics.cost(kind, bytes, span).seconds, before) << name_of(kind) << bytes;
+          improved += links.cost(kind, bytes, span).seconds < before || nics.cost(kind, bytes, span).seconds < before;
+        }
+      }
+    EXPECT_GT(improved, 50);
+  }
+}
+
+TEST(CollectiveCost, MoreNodesAreNeverFaster) {
+  const CollectiveModel m = model_of(dgx_a100(512));
+  for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::broadcast})
+    for (const double bytes : {4e3, 4e6, 4e9}) {
+      double before = 0;
+      for (const std::int64_t nodes : {1, 2, 4, 8, 16, 64, 256, 512}) {
+        const double seconds = m.cost(kind, bytes, whole_nodes(nodes)).seconds;
+        // At large sizes a ring over more nodes keeps fewer of its edges inside them; allow that much.
+        EXPECT_GE(seconds, 0.85 * before) << name_of(kind) << " " << bytes << " " << nodes;
+        before = seconds;
+      }
+    }
+}
+
+// --- Rates
+// ------------------------------------------------------------------------------------------------------------
+
+double bus_rate(const CollectiveModel& m, OpKind kind, const GroupSpan& span,
+                Algorithm algorithm = Algorithm::automatic) {
+  return m.cost(kind, 1e12, span, algorithm).bus_bytes_per_second;
+}
+
+TEST(CollectiveRates, LargeRingsReachTheCalibratedShareOfTheBottleneck) {
+  const Cluster h100 = dgx_h100(4);
+  const CollectiveCalibration c = find_collective_calibration(h100);
+  const CollectiveModel m(h100, c);
+  // In the node the link, lengthened by the local copy of the first step.
+  EXPECT_NEAR(bus_rate(m, OpKind::all_gather, in_node(8)), 450e9 * c.intra.ring_share * 7 / (7 + c.intra.local_steps),
+              1e8);
+  EXPECT_NEAR(bus_rate(m, OpKind::all_reduce, in_node(8), Algorithm::ring),
+              450e9 * c.intra.ring_share * 14 / (14 + c.intra.local_steps), 1e8);
+  // Slow NICs are the bottleneck of a group across nodes.
+  Cluster slow = dgx_h100(4);
+  slow.node.nic_bytes_per_second = 5e9;
+  const CollectiveModel s(slow, c);
+  EXPECT_NEAR(bus_rate(s, OpKind::all_gather, whole_nodes(4)), 40e9 * c.inter.ring_share, 1e7);
+  EXPECT_TRUE(s.cost(OpKind::all_gather, 1e12, whole_nodes(4)).inter_bound);
+  EXPECT_FALSE(s.cost(OpKind::all_gather, 1e12, in_node(8)).inter_bound);
+}
+
+TEST(CollectiveRates, InSwitchReductionBeatsTheRing) {
+  const CollectiveModel m = model_of(dgx_h100(1));
+  const CollectiveCost automatic = m.cost(OpKind::all_reduce, 8.6e9, in_node(8));
+  EXPECT_EQ(automatic.algorithm, Algorithm::nvls);
+  // NVIDIA GTC24 S62129: 480 GB/s with NVLink SHARP, 370 with the ring; DGX A100 235.
+  EXPECT_NEAR(automatic.bus_bytes_per_second, 480 * kGB, 20 * kGB);
+  EXPECT_NEAR(m.cost(OpKind::all_reduce, 8.6e9, in_node(8), Algorithm::ring).bus_bytes_per_second, 370 * kGB, 20 * kGB);
+  EXPECT_NEAR(bus_rate(model_of(dgx_a100(1)), OpKind::all_reduce, in_node(8)), 232 * kGB, 12 * kGB);
+  // NCCL keeps the ring for few ranks, and where nothing is reduced.
+  EXPECT_EQ(m.cost(OpKind::all_reduce, 8.6e9, in_node(4)).algorithm, Algorithm::ring);
+  EXPECT_EQ(m.cost(OpKind::all_gather, 8.6e9, in_node(8)).algorithm, Algorithm::ring);
+}
+
+TEST(CollectiveRates, ADirectMeshGivesASubgroupOnlyItsOwnLinks) {
+  const CollectiveModel m = model_of(mi300x());
+  const double two = bus_rate(m, OpKind::all_reduce, in_node(2)), four = bus_rate(m, OpKind::all_reduce, in_node(4)),
+               eight = bus_rate(m, OpKind::all_reduce, in_node(8));
+  // One link of seven, three, all: 48 usable GB/s each (RCCL topo.h); measured 47.7 and 312.9.
+  EXPECT_NEAR(two, 48 * kGB, 3 * kGB);
+  EXPECT_NEAR(four / two, 3, 0.05);
+  EXPECT_NEAR(eight / two, 7, 0.1);
+}
+
+TEST(CollectiveRates, BridgedPairsAreFastAndLargerGroupsArePcie) {
+  Cluster c = dgx_a100(1);
+  c.node.intra = IntraFabric::nvlink_pairs;
+  c.node.intra_bytes_per_second = 31.5e9;
+  c.node.pair_bytes_per_second = 300e9;
+  const CollectiveModel m = model_of(c);
+  EXPECT_GT(bus_rate(m, OpKind::all_reduce, in_node(2)), 180 * kGB);
+  EXPECT_LT(bus_rate(m, OpKind::all_reduce, in_node(4)), 31.5 * kGB);
+  EXPECT_LT(bus_rate(m, OpKind::all_reduce, in_node(2, 2)), 31.5 * kGB);  // not neighbours: no bridge
+}
+
+TEST(CollectiveRates, InterleavedGroupsShareAPcieSwitch) {
+  const CollectiveModel m = model_of(pcie_tree(4));
+  const double neighbours = bus_rate(m, OpKind::all_gather, in_node(4, 1));   // under one switch
+  const double whole = bus_rate(m, OpKind::all_gather, in_node(8, 1));        // one crossing per switch
+  const double interleaved = bus_rate(m, OpKind::all_gather, in_node(2, 4));  // four groups cross the same up-link
+  EXPECT_GT(neighbours, whole);
+  EXPECT_LT(interleaved, 0.4 * whole);
+}
+
+TEST(CollectiveRates, LikeGroupsShareTheNics) {
+  const CollectiveModel m = model_of(dgx_a100(16));
+  GroupSpan alone = rail(16), with_all = rail(16);
+  alone.groups_sharing_nics = 1;
+  // One rank alone uses the NIC nearest to it; all eight together have one each as well.
+  EXPECT_NEAR(bus_rate(m, OpKind::all_gather, alone), bus_rate(m, OpKind::all_gather, with_all), 1e7);
+  // Four NICs for eight devices: groups that run at once get half a NIC each.
+  Cluster few = dgx_a100(16);
+  few.node.nics = 4;
+  const CollectiveModel f = model_of(few);
+  EXPECT_NEAR(bus_rate(f, OpKind::all_gather, alone), 2 * bus_rate(f, OpKind::all_gather, with_all), 1e8);
+  GroupSpan halves = {.ranks = 64, .ranks_per_node = 4, .nodes = 16, .groups_sharing_nics = 2};
+  EXPECT_NEAR(bus_rate(f, OpKind::all_gather, whole_nodes(16)), 2 * bus_rate(f, OpKind::all_gather, halves), 1e9);
+}
+
+TEST(CollectiveRates, OversubscriptionHalvesWhatCrossesTheLeaves) {
+  Cluster full = dgx_a100(64);
+  full.fabric.kind = FabricKind::fat_tree;
+  full.fabric.nodes_per_leaf = 16;
+  Cluster half = full;
+  half.fabric.oversubscription = 2;
+  const CollectiveModel m = model_of(full), h = model_of(half);
+  // One node of each leaf: every edge of the ring crosses.
+  const GroupSpan across{.ranks = 4, .ranks_per_node = 1, .nodes = 4, .groups_sharing_nics = 8, .stride = 8 * 16};
+  EXPECT_NEAR(bus_rate(m, OpKind::all_gather, across) / bus_rate(h, OpKind::all_gather, across), 2, 0.01);
+  EXPECT_NEAR(bus_rate(m, OpKind::all_to_all, across) / bus_rate(h, OpKind::all_to_all, across), 2, 0.01);
+  // Under one leaf nothing crosses; a ring over neighbouring nodes crosses once per leaf, which the up-links carry.
+  EXPECT_EQ(bus_rate(m, OpKind::all_gather, whole_nodes(16)), bus_rate(h, OpKind::all_gather, whole_nodes(16)));
+  EXPECT_NEAR(bus_rate(m, OpKind::all_gather, whole_nodes(64)), bus_rate(h, OpKind::all_gather, whole_nodes(64)), 1e8);
+  // Of an all-to-all over 64 nodes, 48 of 63 parts leave the leaf.
+  EXPECT_NEAR(bus_rate(m, OpKind::all_to_all, whole_nodes(64)) / bus_rate(h, OpKind::all_to_all, whole_nodes(64)),
+              2 * 48.0 / 63, 0.01);
+}
+
+TEST(CollectiveRates, RailsKeepAlignedTrafficFromTheSpine) {
+  // Without NVLink inside the node, an all-to-all on a rail-optimised fabric meets at the spine even within a pod.
+  Cluster c = pcie_tree(2);
+  c.nodes = 8;
+  c.fabric.nodes_per_leaf = 32;
+  c.fabric.oversubscription = 4;
+  Cluster one_leaf = c;
+  one_leaf.fabric.kind = FabricKind::fat_tree;
+  EXPECT_LT(bus_rate(model_of(c), OpKind::all_to_all, whole_nodes(8)),
+            0.5 * bus_rate(model_of(one_leaf), OpKind::all_to_all, whole_nodes(8)));
+  EXPECT_EQ(bus_rate(model_of(c), OpKind::all_gather, rail(8)),
+            bus_rate(model_of(one_leaf), OpKind::all_gather, rail(8)));
+  // Over NVSwitch bytes first move to the right rail (PXN).
+  Cluster nvlink = dgx_a100(8);
+  nvlink.fabric.nodes_per_leaf = 32;
+  Cluster narrow = nvlink;
+  narrow.fabric.oversubscription = 4;
+  EXPECT_EQ(bus_rate(model_of(nvlink), OpKind::all_to_all, whole_nodes(8)),
+            bus_rate(model_of(narrow), OpKind::all_to_all, whole_nodes(8)));
+}
+
+TEST(CollectiveRates, DragonflyTaperAndTorusBisectionBoundAllToAll) {
+  Cluster fly = dgx_a100(256);
+  fly.fabric.name = "slingshot-dragonfly";
+  fly.fabric.kind = FabricKind::dragonfly;
+  fly.fabric.nodes_per_leaf = 16;
+  fly.fabric.nodes_per_group = 64;
+  Cluster tapered = fly;
+  tapered.fabric.global_taper = 2;
+  EXPECT_NEAR(bus_rate(model_of(fly), OpKind::all_to_all, whole_nodes(256)) /
+                  bus_rate(model_of(tapered), OpKind::all_to_all, whole_nodes(256)),
+              2 * 192.0 / 255, 0.01);
+  EXPECT_EQ(bus_rate(model_of(fly), OpKind::all_to_all, whole_nodes(64)),
+            bus_rate(model_of(tapered), OpKind::all_to_all, whole_nodes(64)));
+  // A 16 x 16 torus of one device per node: bisection 2 x 16 links each way, of a node's 4.
+  Cluster torus = dgx_a100(256);
+  torus.node.devices = 1;
+  torus.node.nics = 1;
+  torus.fabric.name = "torus";
+  torus.fabric.kind = FabricKind::torus;
+  torus.fabric.dimensions = {16, 16};
+  const double node_rate = 25e9 * find_collective_calibration(torus).inter.all_to_all_share;
+  // Bytes across the middle, one way: 128 ranks send half their buffers. Each of 32 links carries a quarter of a NIC.
+  const double s = 1e12, seconds = 128 * (s / 2) / (32 * node_rate / 4);
+  const GroupSpan all{.ranks = 256, .ranks_per_node = 1, .nodes = 256};
+  EXPECT_NEAR(model_of(torus).cost(OpKind::all_to_all, s, all).seconds, seconds, 0.01 * seconds);
+}
+
+TEST(CollectiveCost, TheNetworksLatencyCountsPerStep) {
+  Cluster near = dgx_a100(64), far = dgx_a100(64);
+  far.fabric.latency_seconds += 1e-3;
+  const GroupSpan span = rail(64);
+  const double extra = model_of(far).cost(OpKind::all_gather, 1024, span, Algorithm::ring, Protocol::ll).seconds -
+                       model_of(near).cost(OpKind::all_gather, 1024, span, Algorithm::ring, Protocol::ll).seconds;
+  EXPECT_NEAR(extra, 63e-3, 1e-6);
+  // The tree needs only its depth, up and down, and is chosen.
+  const CollectiveCost tree = model_of(far).cost(OpKind::all_reduce, 1024, span);
+  EXPECT_EQ(tree.algorithm, Algorithm::tree);
+  EXPECT_NEAR(tree.seconds - model_of(near).cost(OpKind::all_reduce, 1024, span).seconds, 12e-3, 1e-4);
+}
+
+// --- Choice
+// -----------------------------------------------------------------------------------------------------------
+
+TEST(CollectiveChoice, SmallMessagesTakeLLLargeOnesSimple) {
+  for (const Cluster& cluster : {dgx_h100(16), dgx_a100(16), mi300x(), pcie_tree(2)}) {
+    const CollectiveModel m = model_of(cluster);
+    for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::all_to_all}) {
+      EXPECT_EQ(m.cost(kind, 1024, in_node(8)).protocol, Protocol::ll) << name_of(kind);
+      EXPECT_EQ(m.cost(kind, 4e9, in_node(8)).protocol, Protocol::simple) << name_of(kind);
+      if (cluster.nodes < 2) continue;
+      EXPECT_EQ(m.cost(kind, 1024, whole_nodes(2)).protocol, Protocol::ll) << name_of(kind);
+      EXPECT_EQ(m.cost(kind, 4e9, whole_nodes(2)).protocol, Protocol::simple) << name_of(kind);
+    }
+  }
+}
+
+TEST(CollectiveChoice, LL128OnlyOverNvlink) {
+  const auto uses_ll128 = [](const Cluster& cluster, const GroupSpan& span) {
+    const CollectiveModel m = model_of(cluster);
+    for (double bytes = 1024; bytes < 1e9; bytes *= 1.2)
+      if (m.cost(OpKind::all_reduce, bytes, span).protocol == Protocol::ll128) return true;
+    return m.cost(OpKind::all_reduce, 1e6, span, Algorithm::ring, Protocol::ll128).protocol == Protocol::ll128;
+  };
+  EXPECT_TRUE(uses_ll128(dgx_a100(1), in_node(8)));
+  EXPECT_FALSE(uses_ll128(pcie_tree(2), in_node(8)));
+  Cluster efa = dgx_a100(2);
+  efa.fabric.name = "efa-v1";
+  EXPECT_FALSE(uses_ll128(efa, whole_nodes(2)));
+}
+
+TEST(CollectiveChoice, AutomaticIsTheFastestLegalPairButNotHierarchical) {
+  for (const Cluster& cluster : {dgx_h100(128), dgx_a100(128)}) {
+    const CollectiveModel m = model_of(cluster);
+    for (const GroupSpan& span : usual_spans())
+      for (double bytes = 256; bytes < 1e10; bytes *= 7) {
+        const CollectiveCost best = m.cost(OpKind::all_reduce, bytes, span);
+        EXPECT_NE(best.algorithm, Algorithm::hierarchical);
+        for (const Algorithm a : {Algorithm::ring, Algorithm::tree, Algorithm::nvls})
+          for (const Protocol p : {Protocol::simple, Protocol::ll128, Protocol::ll}) {
+            const CollectiveCost wanted = m.cost(OpKind::all_reduce, bytes, span, a, p);
+            if (wanted.algorithm != a || wanted.protocol != p) continue;
+            EXPECT_GE(wanted.seconds, best.seconds);
+          }
+      }
+  }
+}
+
+TEST(CollectiveChoice, WhatIsNotLegalFallsBackAndSaysSo) {
+  const CollectiveModel a100 = model_of(dgx_a100(2));
+  EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::nvls).algorithm, Algorithm::ring);
+  EXPECT_EQ(a100.cost(OpKind::all_gather, 1e9, whole_nodes(2), Algorithm::tree).algorithm, Algorithm::ring);
+  EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::hierarchical).algorithm, Algorithm::ring);
+  EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::tree).algorithm, Algorithm::tree);
+}
+
+// --- Point to point
+// ---------------------------------------------------------------------------------------------------
+
+TEST(Transfers, CrossTheNicsOnlyFromOneNodeToAnother) {
+  const Cluster c = dgx_a100(4);
+  const CollectiveCalibration calibration = find_collective_calibration(c);
+  const CollectiveModel m(c, calibration);
+  const double bytes = 1e10;
+  EXPECT_NEAR(m.transfer_seconds(bytes, 1, 0), bytes / (300e9 * calibration.intra.send_share), 1e-3 * bytes / 300e9);
+  EXPECT_NEAR(m.transfer_seconds(bytes, 8, 1), bytes / (25e9 * calibration.inter.ring_share), 2e-3 * bytes / 25e9);
+  EXPECT_EQ(m.transfer_seconds(bytes, 8, 1), m.transfer_seconds(bytes, 8, 8));  // a NIC each
+  Cluster few = c;
+  few.node.nics = 2;
+  EXPECT_NEAR(model_of(few).transfer_seconds(bytes, 8, 8) / m.transfer_seconds(bytes, 8, 8), 4, 0.02);
+  EXPECT_EQ(m.transfer_seconds(bytes, 0, 1), 0);
+  EXPECT_EQ(m.transfer_seconds(0, 8, 1), 0);
+}
+
+TEST(Transfers, ARingShiftTakesAsLongAsItsSlowestHop) {
+  const Cluster c = dgx_a100(4);
+  const CollectiveModel m = model_of(c);
+  const double inside = m.cost(OpKind::ring_shift, 1e9, in_node(8)).seconds;
+  const double across = m.cost(OpKind::ring_shift, 1e9, whole_nodes(4)).seconds;
+  EXPECT_NEAR(inside, m.transfer_seconds(1e9, 1, 0), 1e-9);
+  EXPECT_NEAR(across, m.transfer_seconds(1e9, 8, 1), 1e-9);
+  EXPECT_GT(across, 5 * inside);
+  // On a mesh a neighbour is one link away, however many links a rank has.
+  EXPECT_NEAR(model_of(mi300x()).cost(OpKind::ring_shift, 1e10, in_node(8)).seconds /
+                  model_of(mi300x()).cost(OpKind::ring_shift, 1e10, in_node(2)).seconds,
+              1, 1e-6);
+}
+
+// --- Explanation and faults
+// -------------------------------------------------------------------------------------------
+
+TEST(CollectiveExplain, GivesTheNumbersAndTheirSources) {
+  const CollectiveModel m = model_of(dgx_h100(4));
+  const std::string text = m.explain(OpKind::all_reduce, 1e9, whole_nodes(4));
+  for (const char* part : {"all_reduce", "32 ranks", "4 nodes", "nvls", "latency", "GB/s", "Slower: ", "ring", "tree",
+                           "tuning.cc", "Hopper NVLink4", "InfiniBand"})
+    EXPECT_THAT(text, ::testing::HasSubstr(part));
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.4g us", m.cost(OpKind::all_reduce, 1e9, whole_nodes(4)).seconds * 1e6);
+  EXPECT_THAT(text, ::testing::HasSubstr(seconds));
+}
+
+TEST(CollectiveCost, RatesThatAreMissingAreNamed) {
+  const auto pointer = [](const Cluster& cluster, OpKind kind, const GroupSpan& span) -> std::string {
+    try {
+      model_of(cluster).cost(kind, 1e6, span);
+    } catch (const InputError& e) {
+      return e.where().pointer;
+    }
+    return "none";
+  };
+  Cluster no_nics = dgx_a100(2);
+  no_nics.node.nics = 0;
+  EXPECT_EQ(pointer(no_nics, OpKind::all_reduce, whole_nodes(2)), "/cluster/inter_node_bytes_per_second");
+  EXPECT_EQ(pointer(no_nics, OpKind::all_reduce, in_node(8)), "none");
+  Cluster no_links = dgx_a100(1);
+  no_links.node.intra_bytes_per_second = 0;
+  EXPECT_EQ(pointer(no_links, OpKind::all_reduce, in_node(8)), "/cluster/intra_node_bytes_per_second");
+  EXPECT_THROW(model_of(dgx_a100(1)).cost(OpKind::linear, 1e6, in_node(8)), InputError);
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,339 @@
+// Are the calibrations what they say they are, and are bad ones refused?
+#include "sim/cost/calibration.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+#include "sim/hardware/presets.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+double real(std::int64_t x) { return static_cast<double>(x); }
+
+Residual residual_of(const std::vector<double>& fitted_over_measured) {
+  Residual r;
+  r.points = static_cast<std::int64_t>(fitted_over_measured.size());
+  std::vector<double> errors;
+  double logs = 0, squares = 0;
+  for (const double ratio : fitted_over_measured) {
+    errors.push_back(std::fabs(ratio - 1));
+    logs += std::log(ratio);
+    squares += std::log(ratio) * std::log(ratio);
+  }
+  std::sort(errors.begin(), errors.end());
+  const std::size_t n = errors.size();
+  r.median = n % 2 == 1 ? errors[n / 2] : (errors[n / 2 - 1] + errors[n / 2]) / 2;
+  r.percentile_90 = errors[std::min(n - 1, n * 9 / 10)];
+  r.geometric_std = std::exp(std::sqrt(squares / static_cast<double>(n))) - 1;
+  r.bias = std::exp(logs / static_cast<double>(n)) - 1;
+  return r;
+}
+
+void expect_equal(const Residual& stated, const Residual& found, const std::string& what) {
+  SCOPED_TRACE(what);
+  constexpr double kRounding = 6e-5;  // the files state four digits
+  EXPECT_EQ(stated.points, found.points);
+  EXPECT_NEAR(stated.median, found.median, kRounding);
+  EXPECT_NEAR(stated.percentile_90, found.percentile_90, kRounding);
+  EXPECT_NEAR(stated.geometric_std, found.geometric_std, kRounding);
+  EXPECT_NEAR(stated.bias, found.bias, kRounding);
+}
+
+const Json& published() {
+  static const Json json = parse_json_file(ORRERY_SOURCE_DIR "/results/published/kernels.json");
+  return json;
+}
+
+// As the fit does (realrun/calibrate/fit_published.py, usable()).
+bool usable(const Json& p) {
+  const double m = p["shape"][1], n = p["shape"][2], k = p["shape"][3];
+  const double moved = (p["dtype"] == "fp8" ? 1 : 2) * (m * k + n * k) + 2 * m * n;
+  if (p.contains("best_of_search")) return false;
+  if (p["device"] == "L40S" && moved <= 96e6) return false;
+  return !(p["device"] == "B200-SXM-180GB" && p["source"] == "s20");
+}
+
+class EveryCalibration : public ::testing::TestWithParam<std::string> {
+ protected:
+  EveryCalibration()
+      : device(find_device(GetParam())), calibration(find_calibration(device)), model(device, calibration) {}
+  Device device;
+  Calibration calibration;
+  KernelModel model;
+};
+
+TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+    const MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
+    if (!curve.measured) continue;
+    std::vector<double> ratios;
+    for (const Json& p : published()["points"]) {
+      if (p["device"] != GetParam() || p["op"] != "matmul" || p["dtype"] != name_of(dtype) || !usable(p)) continue;
+      const GemmShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3]};
+      const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype));
+      const double out = p.value("out", "bf16") == "fp32" ? 4 : 2;
+      const double bytes = width * (m * k + k * n) + out * m * n * (p.contains("accumulate") ? 2 : 1);
+      double seconds = model.matmul_seconds(s, dtype, bytes);
+      if (curve.point_quantise_seconds > 0)
+        seconds += curve.point_quantise_seconds +
+                   curve.point_quantise_bytes * m * k / (device.memory_bytes_per_second * curve.memory_efficiency);
+      ratios.push_back(seconds / p["seconds"].get<double>());
+    }
+    ASSERT_GE(ratios.size(), 30u);
+    expect_equal(curve.residual, residual_of(ratios), name_of(dtype));
+    EXPECT_LT(curve.residual.median, 0.07);
+    EXPECT_LT(std::fabs(curve.residual.bias), 0.02);
+  }
+}
+
+TEST_P(EveryCalibration, StatesTheAttentionResidualsThatItHas) {
+  if (!calibration.attention_borrowed_from.empty()) {
+    const Calibration lender = find_calibration(find_device(calibration.attention_borrowed_from));
+    EXPECT_EQ(calibration.attention.forward_efficiency, lender.attention.forward_efficiency);
+    return;
+  }
+  for (const AttentionCurve& curve : calibration.attention_kernels) {
+    Calibration chosen = calibration;
+    ASSERT_TRUE(use_attention_kernel(chosen, curve.name));
+    const KernelModel attending(device, chosen);
+    std::vector<double> ratios;
+    for (const Json& p : published()["points"]) {
+      if (p["device"] != GetParam() || p["op"] != "attention" || p["kernel"] != curve.name) continue;
+      AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3], p["shape"][3],
+                       p["shape"][4], p["shape"][5], p["causal"],   0};
+      const double d = real(s.head_dim), dv = real(s.value_head_dim), h = real(s.heads), kv = real(s.kv_heads);
+      const double rows = real(s.batch * s.queries);
+      const double pairs = rows * h * real(s.keys) * (s.causal ? 0.5 : 1);
+      // q, k, v and the output; backward their gradients too.
+      const double bytes = 2 * rows * (h * (d + dv) + kv * (d + dv));
+      double seconds = 0;
+      if (p["phase"] != "backward")
+        seconds += attending.attention_seconds(s, Dtype::bf16, false, 2 * (d + dv) * pairs, bytes);
+      if (p["phase"] != "forward")
+        seconds += attending.attention_seconds(s, Dtype::bf16, true, 2 * (3 * d + 2 * dv) * pairs, 2 * bytes);
+      ratios.push_back(seconds / p["seconds"].get<double>());
+    }
+    ASSERT_GE(ratios.size(), 20u);
+    expect_equal(curve.residual, residual_of(ratios), curve.name);
+    EXPECT_LT(curve.residual.median, 0.12);
+  }
+}
+
+TEST_P(EveryCalibration, StatesTheMemoryResidualThatItHas) {
+  std::vector<double> ratios;
+  for (const Json& p : published()["points"]) {
+    if (p["device"] != GetParam() || p["dtype"] != "bf16" || (p["op"] != "matmul" && p["op"] != "gemv")) continue;
+    if (p["shape"][1] != 1 || !usable(p)) continue;
+    const double n = p["shape"][2], k = p["shape"][3];
+    ratios.push_back(model.memory_seconds(2 * (k + n * k + n)) / p["seconds"].get<double>());
+  }
+  if (ratios.size() < 5) GTEST_SKIP() << "the curve is another device's";
+  expect_equal(calibration.memory_residual, residual_of(ratios), "memory");
+}
+
+TEST_P(EveryCalibration, IsRelativeToThePresetsPeaks) {
+  const std::string file = "results/calibration/" + GetParam() + ".json";
+  const auto files = embedded_files(file);
+  ASSERT_EQ(files.size(), 1u);
+  EXPECT_LT(files[0].text.size(), 60000u) << "start-up reads it";
+  const Json relative_to = parse_json(files[0].text, file)["relative_to"];
+  EXPECT_EQ(relative_to["bf16"], device.peak(Dtype::bf16));
+  if (relative_to.contains("fp8")) {
+    EXPECT_EQ(relative_to["fp8"], device.peak(Dtype::fp8));
+  }
+  EXPECT_EQ(relative_to["memory"], device.memory_bytes_per_second);
+  EXPECT_EQ(relative_to["multiprocessors"], device.multiprocessors);
+}
+
+TEST_P(EveryCalibration, NamesItsSourceAndShapes) {
+  EXPECT_EQ(calibration.name, GetParam());
+  EXPECT_TRUE(calibration.measured);
+  EXPECT_TRUE(calibration.borrowed_from.empty());
+  EXPECT_THAT(calibration.source, HasSubstr("github"));
+  EXPECT_THAT(calibration.overlap_source, HasSubstr("arXiv"));
+  EXPECT_EQ(calibration.date.size(), std::string("2026-11-21").size());
+  EXPECT_GE(calibration.measured_shapes.size(), 60u);
+  for (const MeasuredShape& s : calibration.measured_shapes)
+    EXPECT_TRUE(model.near_measured(GemmShape{1, s.m, s.n, s.k}, s.dtype)) << s.m << ' ' << s.n << ' ' << s.k;
+}
+
+std::string device_test_name(const ::testing::TestParamInfo<std::string>& device) {
+  std::string name = device.param;
+  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Devices, EveryCalibration, ::testing::ValuesIn(calibrated_devices()), device_test_name);
+
+TEST(FindCalibration, KnowsEveryPreset) {
+  const auto calibrated = calibrated_devices();
+  EXPECT_THAT(calibrated, ::testing::Contains("A100-SXM4-80GB"));
+  EXPECT_THAT(calibrated, ::testing::Contains("H100-SXM5-80GB"));
+  for (const std::string& name : device_names()) {
+    SCOPED_TRACE(name);
+    const Calibration c = find_calibration(find_device(name));
+    EXPECT_EQ(c.name, name);
+    const bool own = std::find(calibrated.begin(), calibrated.end(), name) != calibrated.end();
+    EXPECT_EQ(c.measured, own);
+    EXPECT_EQ(c.borrowed_from.empty(), own);
+    if (!own) {
+      EXPECT_THAT(calibrated, ::testing::Contains(c.borrowed_from));
+      EXPECT_FALSE(c.note.empty());
+    }
+    ASSERT_EQ(c.matmul.size(), 7u);
+  }
+}
+
+TEST(FindCalibration, BorrowsFromTheDeviceThenTheArchitectureThenTheVendor) {
+  const auto lender = [](const char* name, const char* architecture, const char* vendor) {
+    Device d = find_device("A100-SXM4-80GB");
+    d.name = name;
+    d.architecture = architecture;
+    d.vendor = vendor;
+    return find_calibration(d).borrowed_from;
+  };
+  EXPECT_EQ(lender("H800-SXM5-80GB", "Ampere", "NVIDIA"), "H100-SXM5-80GB");
+  EXPECT_EQ(lender("mine", "Ada", "NVIDIA"), "L40S");
+  EXPECT_EQ(lender("mine", "Rubin", "NVIDIA"), "A100-SXM4-80GB");
+  EXPECT_EQ(lender("mine", "unheard of", "nobody"), "A100-SXM4-80GB");
+  EXPECT_EQ(lender("borrowed", "Ada", "NVIDIA"), "L40S") << "the table is not a device";
+}
+
+TEST(FindCalibration, ScalesABorrowedCurveToTheDevicesOwnMeasurement) {
+  const Device device = find_device("MI300X");
+  const Calibration calibration = find_calibration(device);
+  const GemmShape shape{1, 10240, 15360, 8192};
+  const double bytes = 2.0 * (10240.0 * 8192 + 8192.0 * 15360 + 10240.0 * 15360);
+  EXPECT_NEAR(KernelModel(device, calibration).matmul_seconds(shape, Dtype::bf16, bytes) / 3.85545e-3, 1, 0.005);
+  EXPECT_THAT(calibration.note, HasSubstr("mamf"));
+  EXPECT_THAT(calibration.memory_source, HasSubstr("BabelStream"));
+}
+
+TEST(AttentionKernels, CanBeChosenByGeneration) {
+  Calibration h100 = find_calibration(find_device("H100-SXM5-80GB"));
+  EXPECT_EQ(h100.attention.name, "cudnn");
+  const double cudnn = h100.attention.forward_efficiency;
+  EXPECT_TRUE(use_attention_kernel(h100, "flash_attention_2"));
+  EXPECT_LT(h100.attention.forward_efficiency, cudnn);
+  EXPECT_FALSE(use_attention_kernel(h100, "flash_attention_9"));
+  EXPECT_EQ(h100.attention.name, "flash_attention_2");
+}
+
+// --- Files that must be refused ---------------------------------------------------------------------------------------
+
+Json valid() {
+  return Json::parse(R"({
+    "name": "mine", "source": "my bench", "date": "2026-01-01",
+    "matmul": {"bf16": {"efficiency": 0.9, "memory_efficiency": 0.8, "tiles": [[128, 128]]}},
+    "memory": {"efficiency": 0.8, "fixed_seconds": 1e-6},
+    "attention": {"default": "mine", "kernels": {"mine": {"forward_efficiency": 0.5, "backward_efficiency": 0.4}}},
+    "overlap_slowdown": 0.1,
+    "measured_shapes": {"bf16": [[1, 2, 3]]},
+    "measured_attention": [[512, 64]]
+  })");
+}
+
+TEST(ReadCalibration, TakesAUsersFile) {
+  const Calibration c = read_calibration(valid(), {"mine.json", ""});
+  EXPECT_EQ(c.name, "mine");
+  EXPECT_TRUE(c.measured);
+  EXPECT_EQ(c.matmul[static_cast<std::size_t>(Dtype::bf16)].efficiency, 0.9);
+  EXPECT_TRUE(c.matmul[static_cast<std::size_t>(Dtype::fp16)].measured);
+  EXPECT_FALSE(c.matmul[static_cast<std::size_t>(Dtype::fp8)].measured);
+  EXPECT_EQ(c.attention.name, "mine");
+  EXPECT_EQ(c.memory_efficiency, 0.8);
+  EXPECT_EQ(c.memory_source, "my bench");
+  EXPECT_EQ(c.overlap_slowdown, 0.1);
+  ASSERT_EQ(c.measured_shapes.size(), 1u);
+  EXPECT_EQ(c.measured_shapes[0].k, 3);
+}
+
+TEST(ReadCalibration, TakesSectionsFromAnotherDevice) {
+  Json json = valid();
+  json["attention"] = {{"borrowed_from", "H100-SXM5-80GB"}};
+  json["memory"] = {{"borrowed_from", "A100-SXM4-80GB"}};
+  const Calibration c = read_calibration(json, {"mine.json", ""});
+  EXPECT_EQ(c.attention.name, "cudnn");
+  EXPECT_EQ(c.attention_borrowed_from, "H100-SXM5-80GB");
+  EXPECT_EQ(c.memory_efficiency, find_calibration(find_device("A100-SXM4-80GB")).memory_efficiency);
+}
+
+struct Bad {
+  const char* title;
+  const char* at;     // where the value goes (or, when null, what is removed)
+  const char* value;  // JSON; nullptr removes
+  const char* pointer;
+  const char* says;
+};
+
+class BadCalibration : public ::testing::TestWithParam<Bad> {};
+
+TEST_P(BadCalibration, IsRefusedAtItsPointer) {
+  const Bad& bad = GetParam();
+  Json json = valid();
+  const Json::json_pointer at(bad.at);
+  if (bad.value != nullptr) {
+    json[at] = Json::parse(bad.value);
+  } else {
+    json[at.parent_pointer()].erase(at.back());
+  }
+  try {
+    read_calibration(json, {"mine.json", "/calibration"});
+    FAIL() << "was accepted";
+  } catch (const InputError& e) {
+    EXPECT_EQ(e.where().file, "mine.json");
+    EXPECT_EQ(e.where().pointer, std::string("/calibration") + bad.pointer);
+    EXPECT_THAT(std::string(e.what()), HasSubstr(bad.says));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Files, BadCalibration,
+    ::testing::Values(
+        Bad{"no_name", "/name", nullptr, "/name", "name of a device"},
+        Bad{"unknown_key", "/efficency", "1", "/efficency", "unknown key"},
+        Bad{"no_matmul", "/matmul", nullptr, "/matmul", "bf16"},
+        Bad{"no_bf16", "/matmul/bf16", nullptr, "/matmul/bf16", "matmul curve"},
+        Bad{"unknown_dtype", "/matmul/bf61", "{}", "/matmul/bf61", "bf16"},
+        Bad{"no_efficiency", "/matmul/bf16/efficiency", nullptr, "/matmul/bf16/efficiency", "number"},
+        Bad{"efficiency_above_1", "/matmul/bf16/efficiency", "1.01", "/matmul/bf16/efficiency", "at most 1"},
+        Bad{"efficiency_zero", "/matmul/bf16/efficiency", "0", "/matmul/bf16/efficiency", "greater than 0"},
+        Bad{"efficiency_text", "/matmul/bf16/efficiency", "\"0.9\"", "/matmul/bf16/efficiency", "number"},
+        Bad{"negative_fixed", "/matmul/bf16/fixed_seconds", "-1e-6", "/matmul/bf16/fixed_seconds", "at least 0"},
+        Bad{"no_tiles", "/matmul/bf16/tiles", nullptr, "/matmul/bf16/tiles", "1 to 8"},
+        Bad{"empty_tiles", "/matmul/bf16/tiles", "[]", "/matmul/bf16/tiles", "1 to 8"},
+        Bad{"nine_tiles", "/matmul/bf16/tiles", "[[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1],[1,1]]",
+            "/matmul/bf16/tiles", "1 to 8"},
+        Bad{"tile_of_three", "/matmul/bf16/tiles", "[[128,128],[1,2,3]]", "/matmul/bf16/tiles/1", "[m, n]"},
+        Bad{"tile_of_zero", "/matmul/bf16/tiles", "[[0,128]]", "/matmul/bf16/tiles/0", "positive"},
+        Bad{"bad_residual", "/matmul/bf16/residual", "[]", "/matmul/bf16/residual", "object"},
+        Bad{"no_memory", "/memory", nullptr, "/memory", "memory-bound"},
+        Bad{"memory_of_nobody", "/memory", R"({"borrowed_from": "A100-SXM4-80G"})", "/memory/borrowed_from",
+            "A100-SXM4-80GB"},
+        Bad{"no_attention", "/attention", nullptr, "/attention", "attention curves"},
+        Bad{"no_kernels", "/attention/kernels", "{}", "/attention/kernels", "by kernel"},
+        Bad{"wrong_default", "/attention/default", "\"mina\"", "/attention/default", "mine"},
+        Bad{"no_default", "/attention/default", nullptr, "/attention/default", "mine"},
+        Bad{"attention_too_fast", "/attention/kernels/mine/forward_efficiency", "1.2",
+            "/attention/kernels/mine/forward_efficiency", "at most 1"},
+        Bad{"overlap_above_1", "/overlap_slowdown", "1.5", "/overlap_slowdown", "at most 1"},
+        Bad{"shape_of_two", "/measured_shapes/bf16", "[[1,2,3],[4,5]]", "/measured_shapes/bf16/1", "[m, n, k]"},
+        Bad{"shape_of_text", "/measured_shapes/bf16", "[[1,2,\"3\"]]", "/measured_shapes/bf16/0", "[m, n, k]"},
+        Bad{"shapes_not_an_array", "/measured_shapes/bf16", "7", "/measured_shapes/bf16", "array"},
+        Bad{"attention_shape", "/measured_attention", "[[512]]", "/measured_attention/0", "head_dim"}),
+    [](const ::testing::TestParamInfo<Bad>& bad) { return std::string(bad.param.title); });
+
+}  // namespace
+}  // namespace orrery

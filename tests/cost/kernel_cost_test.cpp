@@ -1,0 +1,371 @@
+// Does the time of one kernel behave as theory says it must?
+#include "sim/cost/kernel_cost.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "sim/cost/calibration.h"
+#include "sim/hardware/presets.h"
+
+namespace orrery {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kMultiprocessors = 100;
+
+Device simple_device() {
+  Device d;
+  d.name = "simple";
+  d.vendor = "NVIDIA";
+  d.architecture = "Ampere";
+  d.peak_flops_per_second = {50e12, 100e12, 100e12, 200e12};
+  d.vector_flops_per_second = 10e12;
+  d.memory_bytes_per_second = 1e12;
+  d.multiprocessors = kMultiprocessors;
+  return d;
+}
+
+// One tile, no losses but those a test adds.
+Calibration simple_calibration() {
+  Calibration c;
+  c.name = "simple";
+  MatmulCurve curve;
+  curve.tiles = {{128, 128}};
+  c.matmul.assign(7, curve);
+  c.attention_kernels = {c.attention};
+  c.memory_efficiency = 0.8;
+  c.kernel_fixed_seconds = 2e-6;
+  return c;
+}
+
+double real(std::int64_t x) { return static_cast<double>(x); }
+double gemm_bytes(const GemmShape& s, double width = 2) {
+  const double b = real(s.batch), m = real(s.m), n = real(s.n), k = real(s.k);
+  return b * (width * (m * k + k * n) + 2 * m * n);
+}
+double gemm_flops(const GemmShape& s) { return 2 * real(s.batch) * real(s.m) * real(s.n) * real(s.k); }
+
+// x [m, k] . w [k, n] as an op of a Program.
+struct Linear {
+  std::vector<Tensor> tensors;
+  Op op;
+};
+Tensor matrix(std::int64_t rows, std::int64_t columns, Dtype dtype = Dtype::bf16) {
+  Tensor t;
+  t.rank = 2;
+  t.sizes[0] = rows;
+  t.sizes[1] = columns;
+  t.dtype = dtype;
+  return t;
+}
+Linear linear(std::int64_t m, std::int64_t n, std::int64_t k, Dtype dtype = Dtype::bf16) {
+  Linear l{{matrix(m, k, dtype), matrix(k, n, dtype), matrix(m, n)}, {}};
+  l.op.kind = OpKind::linear;
+  l.op.name = "fc1";
+  l.op.compute_dtype = dtype;
+  l.op.reads[0] = 0;
+  l.op.reads[1] = 1;
+  l.op.writes[0] = 2;
+  return l;
+}
+
+AttentionShape attention(std::int64_t sequence, bool causal = false, std::int64_t head_dim = 128) {
+  AttentionShape s;
+  s.batch = 2;
+  s.heads = s.kv_heads = 16;
+  s.queries = s.keys = sequence;
+  s.head_dim = s.value_head_dim = head_dim;
+  s.causal = causal;
+  return s;
+}
+double attention_flops(const AttentionShape& s, bool backward) {
+  const double pairs = real(s.batch) * real(s.heads) * real(s.queries) * real(s.keys) * (s.causal ? 0.5 : 1);
+  return (backward ? 5 : 2) * 2 * pairs * real(s.head_dim);
+}
+double attention_bytes(const AttentionShape& s) { return real(8 * s.batch * s.heads * s.queries * s.head_dim); }
+double seconds_of(const KernelModel& model, const AttentionShape& s, bool backward = false) {
+  return model.attention_seconds(s, Dtype::bf16, backward, attention_flops(s, backward), attention_bytes(s));
+}
+
+TEST(Matmul, TakesWholeWavesOfTiles) {
+  const Device device = simple_device();
+  const Calibration calibration = simple_calibration();
+  const KernelModel model(device, calibration);
+  // One tile: 2 * 128 * 128 * k FLOPs at a hundredth of the peak.
+  const std::int64_t k = 4096;
+  const double wave = 2.0 * 128 * 128 * real(k) / (100e12 / kMultiprocessors);
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 10, 128 * 10, k}, Dtype::bf16, 0), wave, 1e-9 * wave);
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 10, 128 * 10 + 1, k}, Dtype::bf16, 0), 2 * wave, 1e-9 * wave);
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 20, 128 * 10, k}, Dtype::bf16, 0), 2 * wave, 1e-9 * wave);
+  // 60 tiles are not worth splitting over 100 multiprocessors.
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 6, 128 * 10, k}, Dtype::bf16, 0), wave, 1e-9 * wave);
+}
+
+TEST(Matmul, SplitsTheInnerDimensionOverIdleMultiprocessors) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  const std::int64_t k = 4096;
+  const double wave = 2.0 * 128 * 128 * real(k) / (100e12 / kMultiprocessors);
+  const GemmShape shape{1, 128 * 5, 128 * 5, k};  // 25 tiles: each four times over
+  EXPECT_NEAR(KernelModel(device, calibration).matmul_seconds(shape, Dtype::bf16, 0), wave / 4, 1e-9 * wave);
+  for (MatmulCurve& curve : calibration.matmul) curve.split_k = real(k);
+  EXPECT_NEAR(KernelModel(device, calibration).matmul_seconds(shape, Dtype::bf16, 0), wave, 1e-9 * wave)
+      << "splitting that costs more than it saves is not done";
+}
+
+TEST(Matmul, BatchesFillWavesTogether) {
+  const Device device = simple_device();
+  const Calibration calibration = simple_calibration();
+  const KernelModel model(device, calibration);
+  const GemmShape one{1, 128 * 7, 128 * 8, 128};  // 56 tiles of 100: one wave, half empty
+  GemmShape batch = one;
+  batch.batch = 25;  // 1400 tiles: 14 full waves instead of 25
+  const double single = model.matmul_seconds(one, Dtype::bf16, 0);
+  EXPECT_NEAR(model.matmul_seconds(batch, Dtype::bf16, 0), 14 * single, 1e-9 * single);
+}
+
+TEST(Matmul, MemoryBoundsThinProducts) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  for (MatmulCurve& curve : calibration.matmul) {
+    curve.memory_efficiency = 0.25;
+    curve.fixed_seconds = 3e-6;
+    curve.overlap_loss = 0.25;
+  }
+  const KernelModel model(device, calibration);
+  const Linear thin = linear(1, 8192, 8192);
+  const KernelCost cost = model.cost(thin.op, thin.tensors);
+  const double memory = cost.bytes / (0.25 * 1e12);
+  // 64 tiles of 100 multiprocessors: one wave, too many to split.
+  const double compute = 2.0 * 128 * 128 * 8192 / (100e12 / kMultiprocessors);
+  EXPECT_NEAR(cost.seconds, 3e-6 + memory + 0.25 * compute, 1e-12);
+  EXPECT_EQ(cost.bytes, 2.0 * (8192 + 8192.0 * 8192 + 8192));
+  EXPECT_EQ(cost.bound, KernelCost::Bound::memory);
+
+  const Linear thick = linear(8192, 8192, 8192);
+  EXPECT_EQ(model.cost(thick.op, thick.tensors).bound, KernelCost::Bound::compute);
+  const Linear tiny = linear(8, 8, 8);
+  EXPECT_EQ(model.cost(tiny.op, tiny.tensors).bound, KernelCost::Bound::fixed);
+  const Linear flat = linear(8192, 8192, 8);
+  EXPECT_EQ(model.cost(flat.op, flat.tensors).bound, KernelCost::Bound::memory);
+}
+
+TEST(Matmul, PowerLimitSlowsLongProductsOnly) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  const KernelModel cool(device, calibration);
+  Calibration limited = calibration;
+  for (MatmulCurve& curve : limited.matmul) {
+    curve.sustained_efficiency = 0.5;
+    curve.sustained_seconds = 1e-3;
+  }
+  const KernelModel warm(device, limited);
+  const GemmShape small{1, 1280, 1280, 128}, large{1, 128000, 128000, 4096};
+  EXPECT_NEAR(warm.matmul_seconds(small, Dtype::bf16, 0) / cool.matmul_seconds(small, Dtype::bf16, 0), 1, 0.01);
+  EXPECT_NEAR(warm.matmul_seconds(large, Dtype::bf16, 0) / cool.matmul_seconds(large, Dtype::bf16, 0), 2, 0.01);
+}
+
+TEST(Matmul, AWeightGradientPaysForAccumulating) {
+  const Device device = find_device("A100-SXM4-80GB");
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  // tokens x k and tokens x n give k x n, in fp32.
+  Linear gradient{{matrix(512, 4096), matrix(512, 4096), matrix(4096, 4096, Dtype::fp32)}, {}};
+  gradient.op.kind = OpKind::linear_weight_gradient;
+  gradient.op.reads[0] = 0;
+  gradient.op.reads[1] = 1;
+  gradient.op.writes[0] = 2;
+  const KernelCost plain = model.cost(gradient.op, gradient.tensors);
+  gradient.op.accumulate = true;
+  const KernelCost accumulating = model.cost(gradient.op, gradient.tensors);
+  EXPECT_EQ(accumulating.bytes - plain.bytes, 4.0 * 4096 * 4096);
+  EXPECT_EQ(accumulating.flops, plain.flops);
+  EXPECT_GT(accumulating.seconds, plain.seconds);
+}
+
+TEST(Matmul, Fp8IsFasterThanBf16WhereComputeBounds) {
+  for (const char* name : {"H100-SXM5-80GB", "H200-SXM5-141GB", "B200-SXM-180GB", "GB200", "L40S"}) {
+    const Device device = find_device(name);
+    const Calibration calibration = find_calibration(device);
+    const KernelModel model(device, calibration);
+    const GemmShape shape{1, 8192, 8192, 8192};
+    const double bf16 = model.matmul_seconds(shape, Dtype::bf16, gemm_bytes(shape));
+    const double fp8 = model.matmul_seconds(shape, Dtype::fp8, gemm_bytes(shape, 1));
+    EXPECT_LT(fp8, bf16 / 1.3) << name;
+    EXPECT_GT(fp8, bf16 / 2.5) << name;
+  }
+}
+
+TEST(Matmul, Fp8WithoutUnitsForItRunsAsBf16) {
+  const Device device = find_device("A100-SXM4-80GB");
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  const GemmShape shape{1, 4096, 4096, 4096};
+  EXPECT_EQ(model.matmul_seconds(shape, Dtype::fp8, 1e6), model.matmul_seconds(shape, Dtype::bf16, 1e6));
+}
+
+// Every preset, over a grid that crosses tile, wave and split boundaries.
+class EveryDevice : public ::testing::TestWithParam<std::string> {
+ protected:
+  EveryDevice() : device(find_device(GetParam())), calibration(find_calibration(device)), model(device, calibration) {}
+  Device device;
+  Calibration calibration;
+  KernelModel model;
+};
+
+const std::vector<std::int64_t> kSizes{1, 16, 63, 64, 65, 128, 200, 256, 257, 700, 1024, 1500, 3000, 4096, 7000, 12288};
+
+TEST_P(EveryDevice, MatmulGrowsWithEachDimension) {
+  for (const std::int64_t a : kSizes)
+    for (const std::int64_t b : kSizes)
+      for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::fp32}) {
+        double of_m = 0, of_n = 0, of_k = 0, of_batch = 0;
+        for (const std::int64_t size : kSizes) {
+          const auto next = [&](const GemmShape& s, double& last, const char* what) {
+            const double seconds = model.matmul_seconds(s, dtype, gemm_bytes(s));
+            EXPECT_GE(seconds, last * (1 - 1e-12)) << what << ' ' << s.batch << ' ' << s.m << ' ' << s.n << ' ' << s.k;
+            last = seconds;
+          };
+          next({1, size, a, b}, of_m, "m");
+          next({1, a, size, b}, of_n, "n");
+          next({1, a, b, size}, of_k, "k");
+          next({size, 128, a, b}, of_batch, "batch");
+        }
+      }
+}
+
+TEST_P(EveryDevice, NothingBeatsTheRoofline) {
+  for (const std::int64_t m : kSizes)
+    for (const std::int64_t n : kSizes)
+      for (const std::int64_t k : kSizes)
+        for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp8, Dtype::fp32}) {
+          const GemmShape s{1, m, n, k};
+          const double seconds = model.matmul_seconds(s, dtype, gemm_bytes(s));
+          ASSERT_GT(seconds, gemm_flops(s) / device.peak(dtype)) << m << ' ' << n << ' ' << k;
+          ASSERT_GT(seconds, gemm_bytes(s) / device.memory_bytes_per_second) << m << ' ' << n << ' ' << k;
+        }
+  for (const AttentionCurve& curve : calibration.attention_kernels) {
+    Calibration other = calibration;
+    ASSERT_TRUE(use_attention_kernel(other, curve.name));
+    const KernelModel attending(device, other);
+    for (const std::int64_t sequence : {16, 512, 4096, 131072, 1048576})
+      for (const std::int64_t head_dim : {32, 64, 128, 256, 576})
+        for (const bool backward : {false, true})
+          for (const bool causal : {false, true}) {
+            const AttentionShape s = attention(sequence, causal, head_dim);
+            EXPECT_GT(seconds_of(attending, s, backward), attention_flops(s, backward) / device.peak(Dtype::bf16))
+                << curve.name << ' ' << sequence << ' ' << head_dim;
+          }
+  }
+  EXPECT_GT(model.memory_seconds(1e9), 1e9 / device.memory_bytes_per_second);
+}
+
+TEST_P(EveryDevice, AttentionGrowsWithSequenceAndHalvesWhenCausal) {
+  double last = 0;
+  for (const std::int64_t sequence : {1, 64, 128, 129, 512, 1000, 4096, 16384, 131072}) {
+    const double seconds = seconds_of(model, attention(sequence));
+    EXPECT_GT(seconds, last) << sequence;
+    last = seconds;
+    EXPECT_GT(seconds_of(model, attention(sequence), true), seconds * (1 - 1e-9)) << "backward, " << sequence;
+  }
+  EXPECT_NEAR(seconds_of(model, attention(131072, true)) / last, 0.5, 0.02);
+  EXPECT_GT(seconds_of(model, attention(512, true)) / seconds_of(model, attention(512)), 0.5)
+      << "short causal rows pay the diagonal";
+}
+
+TEST_P(EveryDevice, AWindowCostsNoMoreThanTheWholeSequence) {
+  AttentionShape windowed = attention(8192, true);
+  windowed.window = 1024;
+  const double pairs = 2.0 * 16 * 8192 * 1024;
+  const double seconds = model.attention_seconds(windowed, Dtype::bf16, false, 4 * pairs * 128, attention_bytes(windowed));
+  EXPECT_LT(seconds, seconds_of(model, attention(8192, true)));
+}
+
+TEST_P(EveryDevice, MemoryBoundKernelsStreamAtTheirShareOfTheRate) {
+  const double megabyte = model.memory_seconds(1e6), gigabyte = model.memory_seconds(1e9);
+  EXPECT_NEAR((gigabyte - megabyte) * device.memory_bytes_per_second * calibration.memory_efficiency, 1e9 - 1e6, 1);
+  EXPECT_LT(calibration.kernel_fixed_seconds, 20e-6);
+  EXPECT_GT(calibration.memory_efficiency, 0.5);
+}
+
+std::string preset_test_name(const ::testing::TestParamInfo<std::string>& preset) {
+  std::string name = preset.param;
+  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Presets, EveryDevice, ::testing::ValuesIn(device_names()), preset_test_name);
+
+TEST(NearMeasured, IsAFactorOfTwoInEachDimension) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  calibration.measured_shapes = {{Dtype::bf16, 1024, 4096, 8192}};
+  const KernelModel model(device, calibration);
+  const auto near = [&](std::int64_t m, std::int64_t n, std::int64_t k, Dtype dtype = Dtype::bf16) {
+    return model.near_measured(GemmShape{1, m, n, k}, dtype);
+  };
+  EXPECT_TRUE(near(1024, 4096, 8192));
+  EXPECT_TRUE(near(512, 8192, 16384));
+  EXPECT_TRUE(near(4096, 1024, 8192)) << "the transposed product";
+  EXPECT_FALSE(near(511, 4096, 8192));
+  EXPECT_FALSE(near(1024, 8193, 8192));
+  EXPECT_FALSE(near(1024, 4096, 4095));
+  EXPECT_TRUE(near(1024, 4096, 8192, Dtype::fp16)) << "the same units as bf16";
+  EXPECT_FALSE(near(1024, 4096, 8192, Dtype::fp8));
+  EXPECT_FALSE(model.near_measured(GemmShape{8, 1024, 4096, 8192}, Dtype::bf16)) << "batches were not measured";
+}
+
+TEST(NearMeasured, ReachesTheCost) {
+  const Device device = find_device("A100-SXM4-80GB");
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  const Linear usual = linear(8192, 12288, 12288), odd = linear(8192, 37, 12288);
+  EXPECT_TRUE(model.cost(usual.op, usual.tensors).near_measured);
+  EXPECT_FALSE(model.cost(odd.op, odd.tensors).near_measured);
+  EXPECT_TRUE(model.near_measured(attention(4096)));
+  EXPECT_FALSE(model.near_measured(attention(64)));
+}
+
+TEST(Cost, EqualsTheShapesTimes) {
+  const Device device = find_device("H100-SXM5-80GB");
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  const Linear l = linear(4096, 5120, 6144);
+  const KernelCost cost = model.cost(l.op, l.tensors);
+  EXPECT_EQ(cost.seconds, model.matmul_seconds({1, 4096, 5120, 6144}, Dtype::bf16, cost.bytes));
+  EXPECT_EQ(cost.flops, 2.0 * 4096 * 5120 * 6144);
+
+  std::vector<Tensor> tensors{matrix(1000, 1000), matrix(1000, 1000)};
+  Op add;
+  add.kind = OpKind::activation;
+  add.reads[0] = 0;
+  add.writes[0] = 1;
+  EXPECT_EQ(model.cost(add, tensors).seconds, model.memory_seconds(4e6));
+  EXPECT_EQ(model.cost(add, tensors).flops, 0);
+}
+
+TEST(Explain, NamesFormulaNumbersAndSource) {
+  const Device device = find_device("A100-SXM4-80GB");
+  const Calibration calibration = find_calibration(device);
+  const KernelModel model(device, calibration);
+  const Linear l = linear(8192, 12288, 12288);
+  const std::string text = model.explain(l.op, l.tensors);
+  EXPECT_THAT(text, HasSubstr("fc1"));
+  EXPECT_THAT(text, HasSubstr("8192 x 12288"));
+  EXPECT_THAT(text, HasSubstr("aiconfigurator"));
+  EXPECT_THAT(text, HasSubstr("80 points"));
+  EXPECT_THAT(text, Not(HasSubstr("borrowed")));
+
+  const Device other = find_device("V100-SXM2-32GB");
+  const Calibration borrowed = find_calibration(other);
+  EXPECT_THAT(KernelModel(other, borrowed).explain(l.op, l.tensors), HasSubstr("borrowed from A100"));
+}
+
+}  // namespace
+}  // namespace orrery

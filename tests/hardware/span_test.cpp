@@ -1,0 +1,141 @@
+// Does span_of say what its definition says?
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <ostream>
+#include <random>
+#include <set>
+
+#include "sim/hardware/cluster.h"
+
+namespace orrery {
+
+bool operator==(const GroupSpan& a, const GroupSpan& b) {
+  return a.ranks == b.ranks && a.ranks_per_node == b.ranks_per_node && a.nodes == b.nodes &&
+         a.groups_sharing_nics == b.groups_sharing_nics && a.stride == b.stride;
+}
+void PrintTo(const GroupSpan& s, std::ostream* out) {
+  *out << s.ranks << " ranks, " << s.ranks_per_node << " per node, " << s.nodes << " nodes, " << s.groups_sharing_nics
+       << " sharing NICs, stride " << s.stride;
+}
+
+namespace {
+
+Mesh mesh_of(std::array<std::int64_t, kMeshAxes> degree) {
+  Mesh mesh;
+  mesh.degree = degree;
+  return mesh;
+}
+
+// By definition: every rank's group is looked up from its coordinates, every node's ranks are counted.
+GroupSpan counted(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node) {
+  std::map<std::int64_t, std::vector<std::int64_t>> groups;  // by the ranks' other coordinates
+  for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+    std::int64_t key = rank;
+    for (const MeshAxis axis : mesh.order)
+      if (axes.contains(axis)) key -= rank / mesh.stride(axis) % mesh.size(axis) * mesh.stride(axis);
+    groups[key].push_back(rank);
+  }
+  GroupSpan span{.ranks = mesh.group_size(axes), .ranks_per_node = 0, .nodes = 0};
+  std::map<std::int64_t, std::int64_t> leaving;
+  for (const auto& [key, ranks] : groups) {
+    EXPECT_EQ(static_cast<std::int64_t>(ranks.size()), span.ranks);
+    std::map<std::int64_t, std::int64_t> on;
+    for (const std::int64_t rank : ranks) ++on[rank / devices_per_node];
+    const auto nodes = static_cast<std::int64_t>(on.size());
+    std::int64_t most = 0;
+    for (const auto& [node, count] : on) most = std::max(most, count);
+    if (nodes > span.nodes) span.ranks_per_node = most;
+    if (nodes == span.nodes) span.ranks_per_node = std::max(span.ranks_per_node, most);
+    span.nodes = std::max(span.nodes, nodes);
+    if (nodes > 1)
+      for (const auto& [node, count] : on)
+        span.groups_sharing_nics = std::max(span.groups_sharing_nics, ++leaving[node]);
+  }
+  if (span.ranks > 1) {
+    const auto& first = groups.begin()->second;
+    span.stride = first[1] - first[0];
+  }
+  return span;
+}
+
+TEST(Span, TensorParallelGroupInsideANode) {
+  const Mesh mesh = mesh_of({8, 1, 1, 4, 1, 2});  // tp, cp, ep, dp_shard, dp_replicate, pp
+  EXPECT_EQ(span_of(mesh, MeshAxis::tp, 8), (GroupSpan{.ranks = 8, .ranks_per_node = 8, .nodes = 1}));
+}
+
+TEST(Span, DataParallelGroupsOfEightTensorRanksShareTheNics) {
+  const Mesh mesh = mesh_of({8, 1, 1, 4, 1, 2});
+  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+            (GroupSpan{.ranks = 4, .ranks_per_node = 1, .nodes = 4, .groups_sharing_nics = 8, .stride = 8}));
+  EXPECT_EQ(span_of(mesh, MeshAxis::pp, 8),
+            (GroupSpan{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = 8, .stride = 32}));
+}
+
+TEST(Span, GroupPartlyInsideANode) {
+  const Mesh mesh = mesh_of({2, 1, 1, 16, 1, 1});
+  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+            (GroupSpan{.ranks = 16, .ranks_per_node = 4, .nodes = 4, .groups_sharing_nics = 2, .stride = 2}));
+}
+
+TEST(Span, AxesApartFromEachOther) {  // tp and pp without the data axes between them
+  const Mesh mesh = mesh_of({4, 1, 1, 4, 1, 2});
+  EXPECT_EQ(span_of(mesh, MeshAxis::tp | MeshAxis::pp, 8),
+            (GroupSpan{.ranks = 8, .ranks_per_node = 4, .nodes = 2, .groups_sharing_nics = 2, .stride = 1}));
+}
+
+TEST(Span, TensorParallelFourOnNodesOfSixTakesTheWorstGroup) {
+  const Mesh mesh = mesh_of({4, 1, 1, 3, 1, 1});  // 0-3 | 4,5 + 6,7 | 8-11
+  EXPECT_EQ(span_of(mesh, MeshAxis::tp, 6), (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2}));
+}
+
+TEST(Span, MeshSmallerThanANode) {
+  const Mesh mesh = mesh_of({2, 1, 1, 3, 1, 1});
+  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+            (GroupSpan{.ranks = 3, .ranks_per_node = 3, .nodes = 1, .stride = 2}));
+}
+
+TEST(Span, NoAxesIsOneRank) {
+  EXPECT_EQ(span_of(mesh_of({8, 1, 1, 4, 1, 2}), {}, 8), GroupSpan{});
+  EXPECT_EQ(span_of(mesh_of({1, 1, 1, 4, 1, 2}), MeshAxis::tp, 8), GroupSpan{});
+}
+
+TEST(Span, EverySmallMeshAndEverySetOfAxesAgreesWithCounting) {
+  constexpr std::array<std::int64_t, 4> kDegrees{1, 2, 3, 4};
+  int checked = 0;
+  for (const std::int64_t tp : kDegrees)
+    for (const std::int64_t cp : {std::int64_t{1}, std::int64_t{2}})
+      for (const std::int64_t dp : kDegrees)
+        for (const std::int64_t pp : kDegrees)
+          for (const std::int64_t devices_per_node : {1, 2, 3, 4, 6, 8})
+            for (std::uint8_t bits = 0; bits < 64; ++bits) {
+              const Mesh mesh = mesh_of({tp, cp, 1, dp, 1, pp});
+              const MeshAxes axes = MeshAxes::from_bits(bits);
+              ASSERT_EQ(span_of(mesh, axes, devices_per_node), counted(mesh, axes, devices_per_node))
+                  << "tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " axes " << int{bits}
+                  << " on nodes of " << devices_per_node;
+              ++checked;
+            }
+  EXPECT_EQ(checked, 4 * 2 * 4 * 4 * 6 * 64);
+}
+
+TEST(Span, RandomMeshesInAnyOrderAgreeWithCounting) {
+  std::mt19937 random(20240607);
+  const auto pick = [&](std::initializer_list<std::int64_t> values) {
+    return values.begin()[random() % values.size()];
+  };
+  for (int i = 0; i < 1500; ++i) {
+    Mesh mesh = mesh_of(
+        {pick({1, 2, 4, 8}), pick({1, 1, 2, 5}), pick({1, 2}), pick({1, 2, 3, 6}), pick({1, 2}), pick({1, 2, 4, 7})});
+    std::shuffle(mesh.order.begin(), mesh.order.end(), random);
+    const MeshAxes axes = MeshAxes::from_bits(static_cast<std::uint8_t>(random() % 64));
+    const std::int64_t devices_per_node = pick({1, 2, 3, 4, 5, 6, 7, 8, 16, 72});
+    ASSERT_EQ(span_of(mesh, axes, devices_per_node), counted(mesh, axes, devices_per_node)) << "mesh " << i;
+  }
+}
+
+}  // namespace
+}  // namespace orrery

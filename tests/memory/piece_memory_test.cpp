@@ -1,0 +1,237 @@
+// Does memory follow from first definition and last use? Small handmade pieces, counted by hand.
+#include "sim/memory/memory.h"
+
+#include <gtest/gtest.h>
+
+namespace orrery {
+namespace {
+
+struct Maker {
+  Piece piece;
+  TensorId tensor(std::int64_t bytes, Category category = Category::activation) {
+    Tensor t;
+    t.rank = 1;
+    t.sizes[0] = bytes;
+    t.dtype = Dtype::uint8;
+    t.category = category;
+    return piece.add(t);
+  }
+  TensorId resident(std::int64_t bytes, Category category) {
+    const TensorId id = tensor(bytes, category);
+    piece.tensors[id].resident = true;
+    return id;
+  }
+  TensorId view(TensorId base, std::int64_t bytes) {
+    Tensor t = piece.tensors[base];
+    t.sizes[0] = bytes;
+    t.alias_of = base;
+    t.resident = false;
+    return piece.add(t);
+  }
+  Op& op(Block& block, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes, OpKind kind = OpKind::cast) {
+    Op o;
+    o.kind = kind;
+    std::copy(reads.begin(), reads.end(), o.reads.begin());
+    std::copy(writes.begin(), writes.end(), o.writes.begin());
+    block.ops.push_back(o);
+    return block.ops.back();
+  }
+};
+
+double of(const CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
+
+TEST(PieceMemory, SavesWhatTheForwardDefinesAndTheBackwardUses) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10), kept = m.tensor(20), gone = m.tensor(40), y = m.piece.output = m.tensor(80);
+  m.op(m.piece.forward, {x}, {kept});
+  m.op(m.piece.forward, {kept}, {gone});
+  m.op(m.piece.forward, {gone}, {y});
+  m.op(m.piece.backward, {kept}, {m.tensor(1)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(of(memory.saved, Category::activation), 20);
+  // The forward's worst instant is its last op: kept, gone and y; x is read by then.
+  EXPECT_EQ(device_bytes(memory.saved) + device_bytes(memory.forward_transient), 20 + 40 + 80);
+  EXPECT_EQ(device_bytes(memory.resident), 0);
+}
+
+TEST(PieceMemory, TheInputIsTheConsumersAndTheOutputIsNobodysUntilThen) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10), y = m.piece.output = m.tensor(80);
+  m.op(m.piece.forward, {x}, {y});
+  m.op(m.piece.backward, {x}, {m.tensor(1)});
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 1).saved), 10);
+  m.op(m.piece.backward, {y}, {m.tensor(1)});  // as after a normalised output
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 1).saved), 90);
+}
+
+TEST(PieceMemory, WhatTheBackwardDefinesAnewIsNotSaved) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10), h = m.tensor(100);
+  m.op(m.piece.forward, {x}, {h});
+  m.op(m.piece.backward, {x}, {h});  // recomputed
+  m.op(m.piece.backward, {h}, {m.tensor(7)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 10);
+  // At the second op: h and the new tensor; x has been freed, which the transient says as -10.
+  EXPECT_EQ(device_bytes(memory.saved) + device_bytes(memory.backward_transient), 110);
+}
+
+TEST(PieceMemory, TheBackwardFreesWhatItHasUsed) {
+  Maker m;
+  const TensorId a = m.tensor(100), b = m.tensor(50), big = m.tensor(120);
+  m.op(m.piece.forward, {}, {a});
+  m.op(m.piece.forward, {}, {b});
+  m.op(m.piece.backward, {a}, {m.tensor(1)});
+  m.op(m.piece.backward, {b}, {big});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 150);
+  EXPECT_EQ(device_bytes(memory.backward_transient), 20);  // 50 + 120 against the 150 held
+}
+
+TEST(PieceMemory, ViewsShareTheirStorageAndKeepItAlive) {
+  Maker m;
+  const TensorId base = m.tensor(30), view = m.view(base, 30), unused = m.tensor(1);
+  m.op(m.piece.forward, {}, {base});
+  m.op(m.piece.backward, {view}, {unused});
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 1).saved), 30);
+}
+
+TEST(PieceMemory, SlicesOfFlatBuffersAddNothing) {
+  Maker m;
+  m.piece.flat_parameters = m.resident(100, Category::parameter);
+  m.piece.flat_gradients = m.resident(200, Category::gradient);
+  const TensorId w = m.view(m.piece.flat_parameters, 60), dw = m.view(m.piece.flat_gradients, 120);
+  m.op(m.piece.forward, {w}, {m.tensor(1)});
+  m.op(m.piece.backward, {w}, {dw}).accumulate = true;
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(of(memory.resident, Category::parameter), 100);
+  EXPECT_EQ(of(memory.resident, Category::gradient), 200);
+  EXPECT_EQ(device_bytes(memory.saved), 0);
+  EXPECT_EQ(device_bytes(memory.backward_transient), 0);
+}
+
+TEST(PieceMemory, WithoutFlatBuffersParametersAndGradientsCountThemselves) {
+  Maker m;
+  const TensorId w = m.tensor(60, Category::parameter), dw = m.tensor(120, Category::gradient);
+  m.op(m.piece.forward, {w}, {m.tensor(1)});
+  m.op(m.piece.backward, {w}, {dw}).accumulate = true;
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(of(memory.resident, Category::parameter), 60);
+  EXPECT_EQ(of(memory.resident, Category::gradient), 120);
+}
+
+TEST(PieceMemory, ATensorOfAnotherPieceCountsThere) {
+  Maker m;
+  const TensorId table = m.tensor(60, Category::parameter);
+  m.piece.tensors[table].shared = true;
+  m.op(m.piece.forward, {table}, {m.tensor(1)});
+  m.op(m.piece.backward, {table}, {m.tensor(1)});
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 1).resident), 0);
+}
+
+// A ZeRO-3 layer: a resident shard, gathered for each block.
+Maker gathered_layer(std::uint16_t prefetch) {
+  Maker m;
+  const TensorId shard = m.piece.flat_parameters = m.resident(10, Category::parameter);
+  for (Block* block : {&m.piece.forward, &m.piece.backward}) {
+    const TensorId whole = m.tensor(80, Category::parameter), slice = m.view(whole, 80);
+    m.op(*block, {shard}, {whole}, OpKind::all_gather).prefetch = prefetch;
+    m.op(*block, {slice}, {m.tensor(5)});
+  }
+  return m;
+}
+
+TEST(PieceMemory, GatheredParametersComeAndGoWithTheBlock) {
+  const PieceMemory memory = piece_memory(gathered_layer(0).piece, 1, 24);
+  EXPECT_EQ(of(memory.resident, Category::parameter), 10);
+  EXPECT_EQ(device_bytes(memory.saved), 0);
+  EXPECT_EQ(of(memory.forward_transient, Category::parameter), 80);
+  EXPECT_EQ(of(memory.backward_transient, Category::parameter), 80);
+}
+
+TEST(PieceMemory, PrefetchHoldsTheNextLayersToo) {
+  EXPECT_EQ(of(piece_memory(gathered_layer(2).piece, 1, 24).forward_transient, Category::parameter), 3 * 80);
+  EXPECT_EQ(of(piece_memory(gathered_layer(2).piece, 1, 2).forward_transient, Category::parameter), 2 * 80);
+}
+
+TEST(PieceMemory, ParametersKeptForTheBackwardAreHeldOnce) {
+  Maker m;
+  const TensorId shard = m.piece.flat_parameters = m.resident(10, Category::parameter);
+  const TensorId whole = m.tensor(80, Category::parameter);
+  m.op(m.piece.forward, {shard}, {whole}, OpKind::all_gather);
+  m.op(m.piece.backward, {whole}, {m.tensor(1)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(of(memory.resident, Category::parameter), 90);
+  EXPECT_EQ(device_bytes(memory.saved), 0);
+}
+
+TEST(PieceMemory, UnreducedGradientsWaitForTheirBucket) {
+  Maker m;
+  m.piece.flat_gradients = m.resident(10, Category::gradient);
+  const TensorId whole = m.tensor(80, Category::gradient);
+  m.op(m.piece.backward, {m.tensor(1)}, {whole}).accumulate = true;
+  m.op(m.piece.backward, {whole}, {m.piece.flat_gradients}, OpKind::reduce_scatter).every = 4;
+  EXPECT_EQ(of(piece_memory(m.piece, 1, 24).resident, Category::gradient), 10);
+  EXPECT_EQ(of(piece_memory(m.piece, 1, 24).backward_transient, Category::gradient), 4 * 80);
+  EXPECT_EQ(of(piece_memory(m.piece, 1, 2).backward_transient, Category::gradient), 2 * 80);
+}
+
+TEST(PieceMemory, SplitBackwardsHoldWhatTheirWeightGradientsNeed) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10), other = m.tensor(20), dy = m.piece.output_gradient = m.tensor(40);
+  m.op(m.piece.forward, {x}, {other});
+  const TensorId dx = m.piece.input_gradient = m.tensor(80);
+  m.op(m.piece.backward, {dy, other}, {dx});
+  m.op(m.piece.weight_gradient, {x, dy}, {m.tensor(5)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 30);
+  EXPECT_EQ(device_bytes(memory.saved_weight_gradient), 10 + 40);
+  EXPECT_EQ(device_bytes(memory.saved) + device_bytes(memory.backward_transient), 10 + 20 + 40 + 80);
+  EXPECT_EQ(device_bytes(memory.weight_gradient_transient), 5);
+}
+
+TEST(PieceMemory, HostCopiesDoNotFillTheDevice) {
+  Maker m;
+  const TensorId states = m.resident(100, Category::host_copy), offloaded = m.tensor(30, Category::host_copy), a = m.tensor(30);
+  m.op(m.piece.forward, {}, {a});
+  m.op(m.piece.forward, {a}, {offloaded}, OpKind::copy_to_host);
+  m.op(m.piece.backward, {offloaded}, {m.tensor(30)}, OpKind::copy_to_device);
+  m.op(m.piece.update, {}, {states}).accumulate = true;
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(of(memory.resident, Category::host_copy), 100);
+  EXPECT_EQ(of(memory.saved, Category::host_copy), 30);
+  EXPECT_EQ(device_bytes(memory.resident), 0);
+  EXPECT_EQ(device_bytes(memory.saved), 0);
+}
+
+TEST(PieceMemory, ASideInputIsHeldOnceForAllInstances) {
+  Maker m;
+  const TensorId memory_of_encoder = m.piece.side_input = m.tensor(70);
+  m.op(m.piece.forward, {memory_of_encoder}, {m.tensor(1)});
+  m.op(m.piece.backward, {memory_of_encoder}, {m.tensor(1)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 0);
+  EXPECT_EQ(device_bytes(memory.saved_side_input), 70);
+}
+
+TEST(PieceMemory, TheAllocatorRoundsEveryStorageUp) {
+  Maker m;
+  const TensorId a = m.tensor(513), b = m.tensor(512), c = m.view(a, 1);
+  m.op(m.piece.forward, {}, {a, b});
+  m.op(m.piece.backward, {c, b}, {m.tensor(1)});
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 512).saved), 1024 + 512);
+}
+
+TEST(PieceMemory, TemporariesOfTheUpdateAreItsOwn) {
+  Maker m;
+  m.piece.flat_gradients = m.resident(8, Category::gradient);
+  const TensorId unscaled = m.tensor(16, Category::workspace);
+  m.op(m.piece.update, {m.piece.flat_gradients}, {unscaled});
+  m.op(m.piece.update, {unscaled}, {m.piece.flat_gradients}, OpKind::adam);
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.update_transient), 16);
+  EXPECT_EQ(device_bytes(memory.resident), 8);
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,228 @@
+// Is the fast walk exact, does it fail loudly on bad orders, and does it react to its inputs as physics demands?
+#include <gmock/gmock.h>
+
+#include <stdexcept>
+
+#include "tests/pipeline/pipeline_cases.h"
+
+namespace orrery::pipeline_parallel {
+namespace {
+
+// How durations are drawn: wholly random; first, middle and last stages; small integers, with many ties and zeros.
+Costs random_costs(Random& random, std::int64_t p, std::int64_t v) {
+  const int style = static_cast<int>(pick(random, 4));
+  std::uniform_real_distribution<double> real(0.1, 2.0);
+  const auto draw = [&] { return style == 2 ? static_cast<double>(pick(random, 3)) : real(random); };
+  const std::size_t classes = style == 0 ? p : 3;
+  Costs costs;
+  for (std::int64_t s = 0; s < p; ++s)
+    costs.classes.push_back(static_cast<std::int32_t>(style == 0   ? s
+                                                      : s == 0     ? 0
+                                                      : s == p - 1 ? 2
+                                                      : style == 3 ? pick(random, 3)
+                                                                   : 1));
+  for (std::size_t row = 0; row < classes * v; ++row) {
+    ChunkSeconds seconds;
+    for (SlotSeconds& slot : seconds) {
+      const double usual = draw();
+      slot = {usual + (pick(random, 2) ? draw() : 0), usual, usual + (pick(random, 2) ? draw() : 0)};
+    }
+    costs.seconds.push_back(seconds);
+  }
+  const int hops = static_cast<int>(pick(random, 3));  // none, all the same, all different
+  const double hop = draw() / 4;
+  for (std::int64_t s = 0; s < p; ++s) costs.hops.push_back(hops == 0 ? 0 : hops == 1 ? hop : draw() / 2);
+  return costs;
+}
+
+void expect_equal(const PipelineClock& fast, const PipelineClock& plain) {
+  const double tolerance = 1e-9 * (plain.makespan > 0 ? plain.makespan : 1);
+  ASSERT_NEAR(fast.makespan, plain.makespan, tolerance);
+  for (std::size_t s = 0; s < plain.stages.size(); ++s) {
+    SCOPED_TRACE(s);
+    ASSERT_NEAR(fast.stages[s].first_forward_begin, plain.stages[s].first_forward_begin, tolerance);
+    ASSERT_NEAR(fast.stages[s].last_backward_end, plain.stages[s].last_backward_end, tolerance);
+    ASSERT_NEAR(fast.stages[s].finish, plain.stages[s].finish, tolerance);
+    ASSERT_NEAR(fast.stages[s].busy_seconds, plain.stages[s].busy_seconds, tolerance);
+    ASSERT_NEAR(fast.stages[s].transfer_seconds, plain.stages[s].transfer_seconds, tolerance);
+  }
+}
+
+TEST(Walk, IsExact) {
+  Random random(1);
+  PipelineWalker walker;  // one for all: its storage must not carry over
+  for (int trial = 0; trial < 12000; ++trial) {
+    const ScheduleKind kind = kAllKinds[pick(random, 5)];
+    const std::int64_t p = 1 + pick(random, 16), v = chunks_of(kind, 2 + pick(random, 4));
+    const std::int64_t m = kind == ScheduleKind::interleaved ? p * (1 + pick(random, 200 / p)) : 1 + pick(random, 200);
+    if (schedule_limit(kind, p, v, m)) continue;
+    Schedule schedule;
+    build_schedule(kind, p, v, m, schedule);
+    schedule.blocking_transfers = pick(random, 3) == 0;
+    const Costs costs = random_costs(random, p, v);
+    SCOPED_TRACE(name_of(kind) + " p=" + std::to_string(p) + " m=" + std::to_string(m) + " v=" + std::to_string(v) +
+                 (schedule.blocking_transfers ? " blocking" : "") + " trial " + std::to_string(trial));
+    PipelineClock fast, plain;
+    walker.walk(schedule, costs.view(), fast);
+    walker.walk_plain(schedule, costs.view(), plain);
+    expect_equal(fast, plain);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Long steady states, where rows are skipped: round trips (period p), a bottleneck stage, near ties.
+TEST(Walk, IsExactOverThousandsOfMicroBatches) {
+  PipelineWalker walker;
+  for (const ScheduleKind kind : kAllKinds)
+    for (const double slower : {1.0, 1.0 + 1e-12, 1.0 + 1e-7, 1.001, 1.5})
+      for (const double hop : {0.0, 1e-9, 0.01, 3.0}) {
+        const Schedule schedule = schedule_of(kind, 8, 4000, 3);
+        Costs costs = uniform_costs(schedule, 1, 2, 1, hop);
+        costs.classes[5] = 1;
+        for (std::int64_t c = 0; c < schedule.chunks; ++c) {
+          costs.seconds.push_back(costs.seconds[c]);
+          for (SlotSeconds& slot : costs.seconds.back()) slot.usual *= slower;
+        }
+        SCOPED_TRACE(name_of(kind) + " slower " + std::to_string(slower) + " hop " + std::to_string(hop));
+        PipelineClock fast, plain;
+        walker.walk(schedule, costs.view(), fast);
+        walker.walk_plain(schedule, costs.view(), plain);
+        expect_equal(fast, plain);
+      }
+}
+
+TEST(Walk, TimelineRecordsEverySlotInOrderAndEveryTransfer) {
+  const Schedule schedule = schedule_of(ScheduleKind::interleaved, 4, 8, 2);
+  const Costs costs = uniform_costs(schedule, 1, 2, 0, 0.25);
+  PipelineClock clock;
+  PipelineTimeline timeline;
+  walk_timeline(schedule, costs.view(), clock, timeline);
+  ASSERT_EQ(timeline.slots.size(), 4 * 2 * 2 * 8);
+  EXPECT_EQ(timeline.transfers.size(), 2 * 8 * 7);  // 7 boundaries between 8 chunks, there and back
+  std::size_t i = 0;
+  for (std::int32_t s = 0; s < 4; ++s) {
+    double now = 0;
+    schedule.order(s).for_each([&](const Slot& slot) {
+      const SlotRecord& record = timeline.slots[i++];
+      EXPECT_EQ(record.stage, s);
+      EXPECT_EQ(record.slot, slot);
+      EXPECT_GE(record.begin_seconds, now);
+      now = record.end_seconds;
+    });
+    EXPECT_DOUBLE_EQ(now, clock.stages[s].finish);
+  }
+  for (const TransferRecord& transfer : timeline.transfers)
+    EXPECT_GE(transfer.to_seconds, transfer.from_seconds + 0.25);
+}
+
+TEST(Walk, NeverGetsFasterByLongerTransfersOrSlots) {
+  Random random(2);
+  for (int trial = 0; trial < 1000; ++trial) {
+    const ScheduleKind kind = kAllKinds[pick(random, 5)];
+    const std::int64_t p = 2 + pick(random, 7), m = p * (1 + pick(random, 8)), v = chunks_of(kind, 3);
+    Schedule schedule;
+    build_schedule(kind, p, v, m, schedule);
+    schedule.blocking_transfers = pick(random, 2);
+    Costs costs = random_costs(random, p, v);
+    const double before = clock_of(schedule, costs).makespan;
+    costs.hops[pick(random, p)] += 0.5;
+    const double longer_hop = clock_of(schedule, costs).makespan;
+    EXPECT_GE(longer_hop, before * (1 - 1e-12)) << name_of(kind);
+    costs.seconds[pick(random, std::ssize(costs.seconds))][pick(random, 3)].usual += 0.5;
+    if (m > 2) {  // two micro-batches are the first and the last
+      EXPECT_GE(clock_of(schedule, costs).makespan, longer_hop * (1 - 1e-12)) << name_of(kind);
+    }
+  }
+}
+
+TEST(Walk, PaysForOneMoreMicroBatchAtLeastTheBottlenecksTime) {
+  Random random(3);
+  for (int trial = 0; trial < 1000; ++trial) {
+    const ScheduleKind kind =
+        std::array{ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}[pick(random, 3)];
+    const std::int64_t p = 1 + pick(random, 8), m = 2 + pick(random, 60);
+    const Schedule schedule = schedule_of(kind, p, m), more = schedule_of(kind, p, m + 1);
+    const Costs costs = random_costs(random, p, 1);
+    const PipelineClock clock = clock_of(schedule, costs);
+    double bottleneck = 0;
+    for (std::int64_t s = 0; s < p; ++s) {
+      const ChunkSeconds& seconds = costs.seconds[costs.classes[s]];
+      const double w = schedule.split_backward ? seconds[2].usual : 0;
+      bottleneck = std::max(bottleneck, seconds[0].usual + seconds[1].usual + w);
+    }
+    // Not the difference of two makespans: a stage that waited may use its bubble. But no step is shorter than the
+    // busiest stage's work.
+    const double makespan = clock_of(more, costs).makespan;
+    EXPECT_GE(makespan, clock.makespan * (1 - 1e-12)) << name_of(kind);
+    EXPECT_GE(makespan, bottleneck * real(m + 1) * (1 - 1e-12)) << name_of(kind);
+  }
+}
+
+// In the steady state one more micro-batch costs the bottleneck's time exactly.
+TEST(Walk, PaysTheBottleneckForEachMicroBatchInTheLongRun) {
+  const Schedule schedule = schedule_of(ScheduleKind::one_f_one_b, 6, 200),
+                 more = schedule_of(ScheduleKind::one_f_one_b, 6, 201);
+  Costs costs = uniform_costs(schedule, 1, 2);
+  costs.classes[4] = 1;
+  costs.seconds.push_back({SlotSeconds{1.5, 1.5, 1.5}, SlotSeconds{2.5, 2.5, 2.5}, SlotSeconds{}});
+  EXPECT_NEAR(clock_of(more, costs).makespan - clock_of(schedule, costs).makespan, 4, 1e-9);
+}
+
+// Orders by hand: each stage one segment per slot.
+Schedule by_hand(const std::vector<std::vector<Slot>>& orders, std::int64_t micro_batches) {
+  Schedule schedule;
+  schedule.micro_batches = micro_batches;
+  for (const std::vector<Slot>& order : orders) {
+    const auto begin = static_cast<std::uint32_t>(schedule.segments.size());
+    for (const Slot& slot : order) {
+      Segment segment;
+      segment.slots[0] = slot;
+      segment.size = segment.repeats = 1;
+      schedule.segments.push_back(segment);
+    }
+    const auto end = static_cast<std::uint32_t>(schedule.segments.size());
+    schedule.stages.push_back({begin, end, end, end, 0, 0});
+    schedule.position.push_back(static_cast<std::int64_t>(schedule.position.size()));
+  }
+  return schedule;
+}
+
+constexpr SlotKind F = SlotKind::forward, B = SlotKind::backward, W = SlotKind::weight_gradient;
+
+void expect_refused(const Schedule& schedule, const std::string& sentence) {
+  const Costs costs = uniform_costs(schedule, 1, 1, 1);
+  PipelineClock clock;
+  try {
+    PipelineWalker().walk(schedule, costs.view(), clock);
+    FAIL() << "ran";
+  } catch (const std::logic_error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr(sentence));
+  }
+}
+
+TEST(Walk, ReportsADeadlockWithStageAndSlot) {
+  // Stage 0 wants micro-batch 0 back before it sends 1; stage 1 wants 1 before it returns 0.
+  const Schedule schedule =
+      by_hand({{{F, 0, 0}, {B, 0, 0}, {F, 0, 1}, {B, 0, 1}}, {{F, 0, 0}, {F, 0, 1}, {B, 0, 0}, {B, 0, 1}}}, 2);
+  expect_refused(schedule, "deadlocks: stage 0, slot 1 (backward of micro-batch 0, chunk 0)");
+}
+
+TEST(Walk, ReportsSlotsThatCannotRun) {
+  expect_refused(by_hand({{{B, 0, 0}, {F, 0, 0}}}, 1),
+                 "stage 0, slot 0 (backward of micro-batch 0, chunk 0) comes before its forward");
+  expect_refused(by_hand({{{F, 0, 0}, {F, 0, 0}, {B, 0, 0}}}, 1),
+                 "slot 1 (forward of micro-batch 0, chunk 0) runs twice");
+  expect_refused(by_hand({{{F, 0, 1}, {B, 0, 1}}}, 1), "slot 0 (forward of micro-batch 1, chunk 0) does not exist");
+  expect_refused(by_hand({{{F, 0, 0}, {B, 0, 0}, {W, 0, 0}}}, 1),
+                 "(weight_gradient of micro-batch 0, chunk 0) in a schedule");
+}
+
+TEST(Walk, RunsOrdersThatNoPaperNames) {
+  // The backward of micro-batch 1 first.
+  const Schedule schedule =
+      by_hand({{{F, 0, 0}, {F, 0, 1}, {B, 0, 1}, {B, 0, 0}}, {{F, 0, 0}, {F, 0, 1}, {B, 0, 1}, {B, 0, 0}}}, 2);
+  EXPECT_DOUBLE_EQ(clock_of(schedule, uniform_costs(schedule, 1, 1)).makespan, 6);
+}
+
+}  // namespace
+}  // namespace orrery::pipeline_parallel

@@ -1,0 +1,166 @@
+// Does each layer count right? The Program's FLOPs, activations and states against the closed forms of the papers,
+// written down here independently of the code.
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+struct Dims {
+  double s, b, h, a, L, V, t;
+};
+Dims dims_of(const Scenario& sc) {
+  return {static_cast<double>(sc.workload.sequence_length),
+          static_cast<double>(sc.plan.batch.micro_batch_size),
+          static_cast<double>(sc.model.hidden),
+          static_cast<double>(sc.model.heads),
+          static_cast<double>(sc.model.layers),
+          static_cast<double>(sc.model.vocab),
+          static_cast<double>(sc.plan.tensor.degree)};
+}
+
+double executed_flops(const Block& block, const Piece& piece) {
+  double total = 0;
+  for (const Op& op : block.ops) total += flops(op, piece.tensors);
+  return total;
+}
+
+// Narayanan et al. 2021, section 5.1 and appendix: a layer's forward is 24 b s h^2 + 4 b s^2 h, its backward twice that;
+// the logits 2 b s h V.
+TEST(ModelFlops, EqualNarayanan2021) {
+  Scenario s = megatron_22b();
+  s.plan.tensor.degree = 1;
+  s.plan.framework.stack = framework::Stack::deepspeed;  // no vocabulary padding
+  Program p;
+  lower(s, p);
+  const auto [seq, b, h, a, L, V, t] = dims_of(s);
+  const double layer = 24 * b * seq * h * h + 4 * b * seq * seq * h;
+  const Piece& piece = piece_named(p, "layer");
+  EXPECT_DOUBLE_EQ(executed_flops(piece.forward, piece), layer);
+  EXPECT_DOUBLE_EQ(executed_flops(piece.backward, piece), 2 * layer);
+  const Piece& head = piece_named(p, "head");
+  EXPECT_DOUBLE_EQ(executed_flops(head.forward, head), 2 * b * seq * h * V);
+  const double B = static_cast<double>(s.workload.global_batch_size);
+  // 72 B s L h^2 (1 + s/(6h) + V/(12 L h)): Korthikanti et al. 2022, eq. 7.
+  EXPECT_NEAR(p.model.flops_per_step_full_attention / (72 * B * seq * L * h * h * (1 + seq / (6 * h) + V / (12 * L * h))), 1, 1e-12);
+}
+
+TEST(ModelFlops, TensorParallelRanksShareThemEqually) {
+  Scenario s = megatron_22b();
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  Program whole, part;
+  lower(s, part);
+  s.plan.tensor.degree = 1;
+  lower(s, whole);
+  for (const char* name : {"layer", "head"}) {
+    const Piece &a = piece_named(whole, name), &b = piece_named(part, name);
+    EXPECT_DOUBLE_EQ(executed_flops(a.forward, a), 8 * executed_flops(b.forward, b)) << name;
+    EXPECT_DOUBLE_EQ(executed_flops(a.backward, a), 8 * executed_flops(b.backward, b)) << name;
+  }
+}
+
+// Bytes that the papers leave out: norm statistics (two fp32 per token and norm).
+double statistics_bytes(const Dims& d, double share) { return 2 * 2 * 4 * d.s * d.b / share; }
+
+// Korthikanti et al. 2022, table 2.
+TEST(ActivationMemory, EqualsKorthikanti2022Table2) {
+  Scenario s = megatron_22b();
+  Program p;
+  const auto saved = [&](bool sequence_parallel, std::int64_t t, activation_recompute::Mode mode) {
+    s.plan.tensor.degree = t;
+    s.plan.tensor.sequence_parallel = sequence_parallel;
+    s.plan.recompute.mode = mode;
+    lower(s, p);
+    return saved_bytes(running_layer(p));
+  };
+  const Dims d = dims_of(s);
+  const double sbh = d.s * d.b * d.h, scores = 5 * d.a * d.s / d.h;
+  using activation_recompute::Mode;
+  EXPECT_DOUBLE_EQ(saved(false, 1, Mode::none), sbh * (34 + scores) + statistics_bytes(d, 1));
+  EXPECT_DOUBLE_EQ(saved(false, 8, Mode::none), sbh * (10 + 24.0 / 8 + scores / 8) + statistics_bytes(d, 1));
+  EXPECT_DOUBLE_EQ(saved(true, 8, Mode::none), sbh / 8 * (34 + scores) + statistics_bytes(d, 8));
+  EXPECT_DOUBLE_EQ(saved(false, 8, Mode::selective), sbh * (10 + 24.0 / 8) + statistics_bytes(d, 1));
+  EXPECT_DOUBLE_EQ(saved(true, 8, Mode::selective), sbh / 8 * 34 + statistics_bytes(d, 8));
+  EXPECT_DOUBLE_EQ(saved(false, 8, Mode::full), 2 * sbh);
+}
+
+// FlashAttention keeps one fp32 per row of scores instead of the scores (Dao 2023, arXiv 2307.08691, section 3.1).
+TEST(ActivationMemory, FlashAttentionKeepsRowStatisticsOnly) {
+  Scenario s = megatron_22b();
+  s.plan.framework.flash_attention = true;
+  s.plan.tensor.sequence_parallel = true;
+  Program p;
+  lower(s, p);
+  const Dims d = dims_of(s);
+  EXPECT_DOUBLE_EQ(saved_bytes(running_layer(p)), d.s * d.b * d.h / 8 * 34 + statistics_bytes(d, 8) + 4 * d.b * d.a / 8 * d.s);
+}
+
+TEST(ActivationMemory, FullRecomputeOfGroupsKeepsOneInputEach) {
+  Scenario s = megatron_22b();
+  s.plan.recompute.mode = activation_recompute::Mode::full;
+  s.plan.recompute.every = 4;
+  Program p;
+  lower(s, p);
+  const Dims d = dims_of(s);
+  EXPECT_DOUBLE_EQ(saved_bytes(running_layer(p)), 2 * d.s * d.b * d.h);
+  std::int64_t instances = 0;
+  for (const auto& run : p.stages[0][0].runs)
+    if (std::string_view(p.pieces[run.piece].name) == "layer") instances += run.count;
+  EXPECT_EQ(instances, 48 / 4);
+}
+
+double resident(const Program& p, Category category) {
+  double total = 0;
+  for (const Chunk& chunk : p.stages[0])
+    for (const auto& run : chunk.runs)
+      total += static_cast<double>(run.count) * piece_memory(p.pieces[run.piece], 1).resident[static_cast<std::size_t>(category)];
+  return total;
+}
+
+// ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1): with P parameters, K = 12 and N ranks, 2P + 2P + KP;
+// stage 1: 2P + 2P + KP/N; stage 2: 2P + (2P + KP)/N; stage 3: (2P + 2P + KP)/N. Gradients here in bf16.
+TEST(StateMemory, EqualsTheZeroPaper) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  s.plan.precision.gradients = precision::GradientDtype::bf16;
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  const double P = static_cast<double>(parameters(s.model)), N = 8;
+  Program p;
+  const double expected[4][3] = {
+      {2 * P, 2 * P, 12 * P}, {2 * P, 2 * P, 12 * P / N}, {2 * P, 2 * P / N, 12 * P / N}, {2 * P / N, 2 * P / N, 12 * P / N}};
+  for (int stage = 0; stage <= 3; ++stage) {
+    s.plan.data.zero_stage = stage;
+    lower(s, p);
+    EXPECT_NEAR(resident(p, Category::parameter) / expected[stage][0], 1, 1e-6) << stage;
+    EXPECT_NEAR(resident(p, Category::gradient) / expected[stage][1], 1, 1e-6) << stage;
+    EXPECT_NEAR(resident(p, Category::optimizer_state) / expected[stage][2], 1, 1e-6) << stage;
+  }
+}
+
+TEST(StateMemory, HybridShardingDividesByTheShardGroupOnly) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 4);
+  s.workload = {1024, 0, 32};
+  s.plan.data.zero_stage = 3;
+  Program p;
+  lower(s, p);
+  const double all = resident(p, Category::optimizer_state);
+  s.plan.data.shard_degree = 8;
+  lower(s, p);
+  EXPECT_NEAR(resident(p, Category::optimizer_state) / all, 4, 1e-5);
+  EXPECT_EQ(p.mesh.size(MeshAxis::dp_shard), 8);
+  EXPECT_EQ(p.mesh.size(MeshAxis::dp_replicate), 4);
+}
+
+// Every parameter of the model is in exactly one piece: the Program's count is the model's.
+TEST(Parameters, OfTheProgramAreTheModels) {
+  for (const char* name : {"gpt2-1.5b", "llama-3-8b", "llama-3-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mpt-7b"}) {
+    Scenario s = scenario_of(name, "dgx-h100", 1);
+    s.workload = {1024, 0, 8};
+    s.plan.framework.stack = framework::Stack::fsdp;  // no vocabulary padding
+    Program p;
+    lower(s, p);
+    EXPECT_DOUBLE_EQ(resident(p, Category::parameter) / 2, static_cast<double>(parameters(s.model))) << name;
+  }
+}
+
+}  // namespace
+}  // namespace orrery
