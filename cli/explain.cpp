@@ -24,9 +24,19 @@ struct OpInPlace {
   double seconds_per_step() const { return report->seconds * report->times_per_step; }
 };
 
+// Ops of one block may share a name (a product's two gradients): told apart by what they move, then by their order.
+const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& op, const Piece& piece) {
+  const double moved = bytes(op, piece.tensors) / op.count;
+  const auto same = std::find_if(candidates.begin(), candidates.end(), [&](const OpReport* r) { return r->bytes == moved; });
+  const auto chosen = same != candidates.end() ? same : candidates.begin();
+  const OpReport* report = *chosen;
+  if (candidates.size() > 1) candidates.erase(chosen);
+  return report;
+}
+
 std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
-  std::map<std::string, const OpReport*, std::less<>> reports;
-  for (const OpReport& report : simulation.report.ops) reports.emplace(report.name, &report);
+  std::map<std::string, std::vector<const OpReport*>, std::less<>> reports;
+  for (const OpReport& report : simulation.report.ops) reports[report.name].push_back(&report);
   std::vector<OpInPlace> ops;
   for (const Piece& piece : simulation.program->pieces) {
     const std::pair<const char*, const Block*> blocks[] = {{"forward", &piece.forward},
@@ -36,8 +46,8 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
     for (const auto& [block_name, block] : blocks) {
       for (const Op& op : block->ops) {
         std::string name = fmt::format("{}.{}.{}", piece.name, block_name, op.name);
-        if (const auto report = reports.find(name); report != reports.end())
-          ops.push_back({std::move(name), &piece, &op, report->second});
+        if (const auto found = reports.find(name); found != reports.end())
+          ops.push_back({std::move(name), &piece, &op, take_report(found->second, op, piece)});
       }
     }
   }

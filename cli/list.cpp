@@ -48,7 +48,7 @@ std::vector<Row> nodes() {
   std::vector<Row> rows;
   for (const std::string& name : node_names()) {
     const Node node = find_node(name);
-    rows.push_back({name, fmt::format("{} x {}, {}, {} NICs of {:.0f} Gbit/s", node.devices,
+    rows.push_back({name, fmt::format("{} x {}, {}, network {} x {:.0f} Gbit/s", node.devices,
                                       node.device.empty() ? "any device" : node.device,
                                       kIntraFabricNames[static_cast<std::size_t>(node.intra)], node.nics,
                                       node.nic_bytes_per_second * 8e-9)});

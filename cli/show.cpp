@@ -65,6 +65,11 @@ std::vector<std::string> all_names() {
   return names;
 }
 
+std::string value_text(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  return value.is_number_float() ? fmt::format("{:.6g}", value.get<double>()) : value.dump();
+}
+
 void append_fields(std::string& text, const Json& object, std::size_t indent) {
   std::size_t width = 0;
   for (const auto& item : object.items()) width = std::max(width, item.key().size());
@@ -74,7 +79,7 @@ void append_fields(std::string& text, const Json& object, std::size_t indent) {
       text += key + "\n";
       append_fields(text, value, indent + 2);
     } else {
-      text += left(key, width) + "  " + (value.is_string() ? value.get<std::string>() : value.dump()) + "\n";
+      text += fmt::format("{}  {}\n", left(key, width), value_text(value));
     }
   }
 }

@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-bool is_gated(ActivationFunction f) { return f == ActivationFunction::swiglu || f == ActivationFunction::geglu; }
-
 // The sizes of one transformer layer: the model's own, or of one Swin stage.
 struct LayerSizes {
   std::int64_t batch, sequence, key_sequence;
@@ -68,7 +66,7 @@ class Builder {
   // Norm over the last dimension(s) of x; its output has x's shape.
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width) {
     const TensorId weight = parameter(name, width);
-    const TensorId bias = model_.norm == NormKind::layernorm ? parameter(name, width) : kNoTensor;
+    const TensorId bias = model_.norm == NormKind::layernorm && model_.norm_bias ? parameter(name, width) : kNoTensor;
     return norm(name, x, width, weight, bias);
   }
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias) {
@@ -154,7 +152,7 @@ class Builder {
     const TensorId lse = tensor("attention", Category::activation, Dtype::fp32, {batch(), groups, heads, sequence()});
     Op& op = emit(OpKind::attention, "attention", {q, kv}, {context, lse});
     op.causal = causal;
-    op.window = model_.kind == ModelKind::swin ? 0 : model_.sliding_window;
+    op.window = window_;
     return context;
   }
 
@@ -167,12 +165,22 @@ class Builder {
     Op& product = emit(OpKind::batched_matmul, "attention_scores", {q, k}, {scores});
     product.transpose_b = true;
     product.causal = causal;
+    TensorId biased = scores;
+    if (model_.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with positions
+      const TensorId encodings = activation("relative_positions", {{1, Axis::none}, keys, hidden()});
+      const TensorId r = linear("relative_key", encodings, {hidden()}, {groups, heads, dim}, false);
+      const TensorId rows = view("relative_key", r, 0, {{1, Axis::none}, groups, heads, keys, dim});
+      const TensorId relative = activation("attention_relative", matrix);
+      emit(OpKind::batched_matmul, "attention_relative", {q, rows}, {relative}).transpose_b = true;
+      biased = activation("attention_relative", matrix);
+      emit(OpKind::add, "attention_relative", {scores, relative}, {biased});
+    }
     TensorId probabilities = activation("attention_softmax", matrix);
     if (kernels_.fused_kernels) {
-      emit(OpKind::softmax, "attention_softmax", {scores}, {probabilities}).causal = causal;
+      emit(OpKind::softmax, "attention_softmax", {biased}, {probabilities}).causal = causal;
     } else {  // scale and mask as a kernel of its own, then softmax
       const TensorId masked = activation("attention_mask", matrix);
-      emit(OpKind::cast, "attention_mask", {scores}, {masked});
+      emit(OpKind::cast, "attention_mask", {biased}, {masked});
       emit(OpKind::softmax, "attention_softmax", {masked}, {probabilities}).causal = causal;
     }
     if (model_.dropout > 0) {
@@ -191,15 +199,19 @@ class Builder {
     if (model_.attention == AttentionKind::latent) return latent_attention(x, causal, bias);
     const Dim groups{s_.groups, Axis::groups}, fused{s_.group_heads + 2, Axis::group_qkv}, dim{s_.head_dim, Axis::head_dim};
     const Dim heads{s_.group_heads, Axis::group_heads};
-    TensorId qkv = linear("qkv", x, {hidden()}, {groups, fused, dim}, model_.linear_bias || model_.qkv_bias);
-    if (model_.qk_norm) qkv = norm("qk_norm", qkv, {dim}, parameter("qk_norm", {{2, Axis::none}, dim}), kNoTensor);
+    TensorId qkv = linear("qkv", x, {hidden()}, {groups, fused, dim}, model_.qkv_bias);
+    if (model_.qk_norm) {
+      const TensorId weight = model_.qk_norm_across_heads ? parameter("qk_norm", {groups, {s_.group_heads + 1, Axis::group_heads}, dim})
+                                                          : parameter("qk_norm", {{2, Axis::none}, dim});
+      qkv = norm("qk_norm", qkv, {dim}, weight, kNoTensor);
+    }
     if (model_.positions == Positions::rotary) {
       const TensorId rotated = activation("rotary", {batch(), sequence(), groups, fused, dim});
       emit(OpKind::rotary, "rotary", {qkv}, {rotated});
       qkv = rotated;
     }
     TensorId context;
-    if (kernels_.flash_attention) {
+    if (kernels_.flash_attention && !model_.relative_projection) {
       context = attend(qkv, kNoTensor, causal, s_.head_dim);
     } else {
       const Dim keys{s_.key_sequence, Axis::key_sequence}, one{1, Axis::none};
@@ -208,7 +220,7 @@ class Builder {
       const TensorId v = view("value", qkv, s_.group_heads + 1, {batch(), groups, one, keys, dim});
       context = attend_unfused(q, k, v, causal);
     }
-    return linear("attention_output", context, {groups, heads, dim}, {hidden()}, model_.linear_bias, bias);
+    return linear("attention_output", context, {groups, heads, dim}, {hidden()}, model_.output_bias, bias);
   }
 
   // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 9-19): queries and keys/values are expanded from
@@ -227,8 +239,11 @@ class Builder {
     }
     // One projection gives the key/value latent and the shared rotary key.
     const Dim joint{model_.kv_lora_rank + model_.rope_head_dim, Axis::none};
-    const TensorId latent = norm("kv_latent", linear("kv_latent", x, {hidden()}, {joint}, false), {joint});
-    const TensorId kv = linear("kv", latent, {joint}, {groups, one, kv_dim}, false);
+    const TensorId compressed = linear("kv_latent", x, {hidden()}, {joint}, false);
+    const TensorId latent = norm("kv_latent", compressed, {joint}, parameter("kv_latent", {{model_.kv_lora_rank, Axis::none}}), kNoTensor);
+    const Dim rank{model_.kv_lora_rank, Axis::none};
+    const TensorId content = view("kv_latent", latent, 0, {batch(), sequence(), rank});
+    const TensorId kv = linear("kv", content, {rank}, {groups, one, kv_dim}, false);
     const TensorId rotated = activation("rotary", {batch(), sequence(), groups, one, query_dim});
     emit(OpKind::rotary, "rotary", {q}, {rotated});
     const TensorId context = attend(rotated, kv, causal, model_.value_head_dim);
@@ -256,7 +271,7 @@ class Builder {
   TensorId mlp(TensorId x, TensorId* bias) {
     const Dim ffn{s_.ffn, Axis::ffn}, gate{2, Axis::none};
     TensorId inner_bias = kNoTensor;
-    const TensorId inner = is_gated(model_.activation)
+    const TensorId inner = model_.gated()
                                ? linear("fc1", x, {hidden()}, {gate, ffn}, model_.linear_bias, &inner_bias)
                                : linear("fc1", x, {hidden()}, {ffn}, model_.linear_bias, &inner_bias);
     const TensorId activated = activation("activation", {batch(), sequence(), ffn});
@@ -264,12 +279,15 @@ class Builder {
     return linear("fc2", activated, {ffn}, {hidden()}, model_.linear_bias, bias);
   }
 
+  void attend_within(std::int64_t window) { window_ = window; }
+
   void finish() { differentiate(piece_, kernels_.gradient); }
 
   const Model& model_;
   const KernelChoices& kernels_;
   const LayerSizes s_;
   Piece& piece_;
+  std::int64_t window_ = 0;
 };
 
 Piece& next_piece(std::vector<Piece>& pieces, std::size_t& used, const char* name) {
@@ -282,8 +300,11 @@ Piece& next_piece(std::vector<Piece>& pieces, std::size_t& used, const char* nam
 
 enum class Role : std::uint8_t { encoder, decoder, decoder_with_memory };
 
-void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, Role role) {
+// `window`: positions attended to; 0: all.
+void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, Role role,
+                 std::int64_t window) {
   Builder b(model, kernels, sizes, piece);
+  b.attend_within(window);
   const bool causal = role != Role::encoder;
   const TensorId x = piece.input = b.residual("input");
   if (role == Role::decoder_with_memory) {
@@ -295,7 +316,7 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
     const TensorId n = b.norm("input_norm", x, {b.hidden()});
     const TensorId attended = b.self_attention(n, causal, nullptr);
     TensorId mlp_bias = kNoTensor;
-    const TensorId m = b.mlp(n, &mlp_bias);
+    const TensorId m = b.mlp(model.parallel_norms ? b.norm("mlp_norm", x, {b.hidden()}) : n, &mlp_bias);
     const TensorId sum = b.residual("parallel_sum");
     b.emit(OpKind::add, "parallel_sum", {attended, m}, {sum});
     piece.output = b.add_residual("residual", sum, x, mlp_bias);
@@ -311,9 +332,17 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
     return out;
   };
 
-  const TensorId n1 = model.post_norm ? x : b.norm("input_norm", x, {b.hidden()});
-  const TensorId attended = regroup("window_reverse", b.self_attention(regroup("window_partition", n1), causal, &bias));
-  TensorId r = b.add_residual("attention_residual", attended, x, bias);
+  // x + f(norm(x)), norm(x + f(x)), x + norm(f(x)) or x + norm(f(norm(x))): where the norms sit differs by family.
+  const auto norm_before = [&](const char* name, TensorId t) {
+    return model.input_norm && !model.post_norm ? b.norm(name, t, {b.hidden()}) : t;
+  };
+  const auto norm_after = [&](const char* name, TensorId t) { return model.output_norm ? b.norm(name, t, {b.hidden()}) : t; };
+
+  const TensorId n1 = norm_before("input_norm", x);
+  // With a norm behind, the bias cannot wait for the residual addition.
+  TensorId* const deferred = model.output_norm ? nullptr : &bias;
+  const TensorId attended = regroup("window_reverse", b.self_attention(regroup("window_partition", n1), causal, deferred));
+  TensorId r = b.add_residual("attention_residual", norm_after("attention_output_norm", attended), x, bias);
   if (model.post_norm) r = b.norm("attention_norm", r, {b.hidden()});
 
   if (role == Role::decoder_with_memory) {
@@ -322,8 +351,9 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
     r = b.add_residual("cross_residual", crossed, r, bias);
   }
 
-  const TensorId n2 = model.post_norm ? r : b.norm("mlp_norm", r, {b.hidden()});
-  TensorId y = b.add_residual("mlp_residual", b.mlp(n2, &bias), r, bias);
+  bias = kNoTensor;
+  const TensorId m = b.mlp(norm_before("mlp_norm", r), deferred);
+  TensorId y = b.add_residual("mlp_residual", norm_after("mlp_output_norm", m), r, bias);
   if (model.post_norm) y = b.norm("output_norm", y, {b.hidden()});
   piece.output = y;
   b.finish();
@@ -337,10 +367,18 @@ void build_embedding(Piece& piece, const Model& model, const KernelChoices& kern
   TensorId y = b.residual("embedding");
   b.emit(OpKind::embedding, "embedding", {ids, table}, {y});
   if (model.positions == Positions::learned) {
-    const TensorId rows = b.parameter("positions", {{std::max(model.max_positions, sizes.sequence), Axis::none}, b.hidden()});
+    const TensorId rows = b.parameter("positions", {{model.max_positions + model.extra_positions, Axis::none}, b.hidden()});
     y = b.add_positions(y, rows);
   }
-  if (model.kind == ModelKind::encoder) y = b.norm("embedding_norm", y, {b.hidden()});
+  if (model.token_types > 0) {
+    const TensorId segments = b.tensor("token_types", Category::activation, Dtype::int64, {b.batch(), b.sequence()});
+    const TensorId types = b.parameter("token_types", {{model.token_types, Axis::none}, b.hidden()});
+    const TensorId looked_up = b.residual("token_types"), sum = b.residual("token_types");
+    b.emit(OpKind::embedding, "token_types", {segments, types}, {looked_up});
+    b.emit(OpKind::add, "token_types", {y, looked_up}, {sum});
+    y = sum;
+  }
+  if (model.embedding_norm) y = b.norm("embedding_norm", y, {b.hidden()});
   if (model.dropout > 0) {
     const TensorId dropped = b.residual("embedding_dropout");
     const TensorId mask = b.tensor("embedding_dropout", Category::activation, Dtype::uint8, {b.batch(), b.sequence(), b.hidden()});
@@ -379,10 +417,25 @@ void build_patch_merging(Piece& piece, const Model& model, const KernelChoices& 
   b.finish();
 }
 
+// BERT's next-sentence classifier on the first token (Devlin et al. 2018, section 3.1).
+void build_pooler(Builder& b, TensorId x) {
+  const Dim one{1, Axis::none}, classes{2, Axis::none};
+  const TensorId first = b.activation("pooler", {b.batch(), one, b.hidden()});
+  b.emit(OpKind::pool, "pooler", {x}, {first});
+  const TensorId transformed = b.linear("pooler", first, {b.hidden()}, {b.hidden()}, true);
+  const TensorId activated = b.activation("pooler", {b.batch(), one, b.hidden()});
+  b.emit(OpKind::activation, "pooler", {transformed}, {activated}).function = ActivationFunction::gelu;
+  const TensorId logits = b.linear("next_sentence", activated, {b.hidden()}, {classes}, true);
+  const TensorId targets = b.tensor("next_sentence", Category::activation, Dtype::int64, {b.batch(), one});
+  const TensorId statistics = b.tensor("next_sentence", Category::activation, Dtype::fp32, {{3, Axis::none}, b.batch(), one});
+  b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
+}
+
 void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
   Builder b(model, kernels, sizes, piece);
   const TensorId x = piece.input = b.residual("input");
   const bool vision = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
+  if (model.pooler) build_pooler(b, x);
   TensorId y = model.post_norm ? x : b.norm("final_norm", x, {b.hidden()});
   Dim length = b.sequence(), rows = b.batch();
   if (vision) {  // one vector per image: the class token, or the mean over patches
@@ -393,7 +446,7 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
     y = pooled;
   }
   if (model.kind == ModelKind::encoder) {  // BERT's masked-language-model head
-    y = b.linear("head_transform", y, {b.hidden()}, {b.hidden()}, true);
+    y = b.linear("head_transform", y, {b.hidden()}, {b.hidden()}, model.linear_bias);
     const TensorId activated = b.residual("head_activation");
     b.emit(OpKind::activation, "head_activation", {y}, {activated}).function = ActivationFunction::gelu;
     y = b.norm("head_norm", activated, {b.hidden()});
@@ -402,7 +455,8 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   const Dim vocab{outputs, vision ? Axis::none : Axis::vocab};
   const TensorId table = b.parameter("head", {vocab, b.hidden()});
   const TensorId logits = b.activation("logits", {rows, length, vocab});
-  b.emit(OpKind::linear, "logits", {y, table}, {logits}).transposed_weight = true;
+  const TensorId bias = model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
+  b.emit(OpKind::linear, "logits", {y, table, bias}, {logits}).transposed_weight = true;
   // The loss is computed in fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are kept).
   TensorId exact = logits;
   if (kernels.activation != Dtype::fp32) {
@@ -449,12 +503,29 @@ void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoice
     s.groups = model.stage_heads[stage];
     s.head_dim = s.hidden / s.groups;
     s.ffn = 4 * s.hidden;
-    build_layer(next_piece(*out.pieces, used, "layer"), model, kernels, s, Role::encoder);
+    build_layer(next_piece(*out.pieces, used, "layer"), model, kernels, s, Role::encoder, 0);
     out.runs.push_back({static_cast<std::uint16_t>(used - 1), model.stage_layers[stage]});
   }
   s.key_sequence = std::max<std::int64_t>(1, s.batch / micro_batch);  // windows per image, for the pooling
   build_head(next_piece(*out.pieces, used, "head"), model, kernels, s);
   out.runs.push_back({static_cast<std::uint16_t>(used - 1), 1});
+}
+
+// The layers as runs: all alike, or windowed ones with every n-th attending to all (Gemma 3, arXiv 2503.19786).
+template <class Build>
+void add_layers(const Model& model, Build build, std::vector<Run>& runs) {
+  const std::int64_t period = model.sliding_window > 0 ? model.full_attention_period : 0;
+  const std::uint16_t usual = build(model.sliding_window);
+  if (period == 0) {
+    runs.push_back({usual, model.layers});
+    return;
+  }
+  const std::uint16_t full = build(0);
+  for (std::int64_t done = 0; done < model.layers; done += period) {
+    const std::int64_t windowed = std::min(period - 1, model.layers - done);
+    if (windowed > 0) runs.push_back({usual, windowed});
+    if (done + windowed < model.layers) runs.push_back({full, 1});
+  }
 }
 
 // Forward FLOPs of the matrix products of a piece. Attention is apart: with the mask halved, and in full.
@@ -506,12 +577,15 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
       }
     });
     const Role role = model.kind == ModelKind::decoder ? Role::decoder : Role::encoder;
-    add("layer", model.layers, [&](Piece& p) { build_layer(p, model, kernels, s, role); });
+    add_layers(model, [&](std::int64_t window) {
+      build_layer(next_piece(*out.pieces, used, "layer"), model, kernels, s, role, window);
+      return static_cast<std::uint16_t>(used - 1);
+    }, out.runs);
     LayerSizes last = s;
     if (model.kind == ModelKind::encoder_decoder) {
       last = layer_sizes(model, micro_batch, decoder_sequence_length(model, workload), length);
       add("decoder_layer", model.decoder_layers,
-          [&](Piece& p) { build_layer(p, model, kernels, last, Role::decoder_with_memory); });
+          [&](Piece& p) { build_layer(p, model, kernels, last, Role::decoder_with_memory, 0); });
     }
     last.key_sequence = 1;
     add("head", 1, [&](Piece& p) { build_head(p, model, kernels, last); });

@@ -143,9 +143,11 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       }
       s_.accounts[waiting_for(cause)] += start - compute;
       if (!node.counted) s_.accounts[node.account] += seconds;
-      if (slowdown_ > 0) {
+      if (slowdown_ > 0 && !node.moves) {
         const double extra = overlap_seconds<Record>(start, seconds);
-        s_.accounts[node.account] += extra;
+        if (extra > 0)
+          for (std::size_t a = 0; a < node.kernel_seconds.size(); ++a)
+            s_.accounts[a] += extra * node.kernel_seconds[a] / node.seconds;
         seconds += extra;
       }
       end = start + seconds;
@@ -226,13 +228,17 @@ std::int64_t LineClock::steady_periods(std::int64_t most) const {
 }
 
 void LineClock::walk(const LineItem& item, std::int64_t base) {
-  const std::int64_t count = item.count, period = item.code->period;
+  const std::int64_t count = item.count;
   // The last instances differ: they start other pieces ahead, or nothing, and end the norm.
   const std::int64_t margin = std::max<std::int64_t>(ahead_, 1);
+  // Instances after which the state may repeat: buckets fill; and streams that wait for each other across instances
+  // may take turns (the cyclicity of a max-plus system), so longer periods are tried when one shows no steady advance.
+  std::int64_t multiple = 1, period = item.code->period;
+  constexpr int kPatience = 4;  // periods of one length
   std::int64_t at = 0;
-  int known = 0;  // periods in a row whose state is in x0, x1, x2
+  int known = 0;  // periods in a row, of which the state after the last three is in x0, x1, x2
   while (at < count) {
-    if (!jump_ || count - at - margin < (4 - known) * period) {
+    if (!jump_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
       instance<false>(item, at++, base);
       continue;
     }
@@ -242,12 +248,14 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
     std::swap(x1_, x2_);
     snapshot(base + at, x2_);
     if (++known >= 3) {
-      known = 3;
       const std::int64_t periods = steady_periods((count - at - margin) / period);
       if (periods > 0) {
         for (std::size_t i = 0; i < x2_.size(); ++i) x2_[i] += static_cast<double>(periods) * (x2_[i] - x1_[i]);
         at += periods * period;
         restore(base + at, x2_);
+        known = 0;
+      } else if (known > kPatience) {
+        period = ++multiple * item.code->period;
         known = 0;
       }
     }

@@ -16,7 +16,7 @@
 //  - every e: it runs in the last of each e instances of a run, and in the run's last for the rest.
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
-//  - A kernel is slowed by `overlap_slowdown` while a collective that was issued before it runs on another stream.
+//  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
 // The line ends with its kernels, its output, and all streams but the asynchronous ones (is_asynchronous).
 #pragma once
 
@@ -61,8 +61,10 @@ struct ClockNode {
   bool waits_for_compute = false;
   bool once = false;            // in the last instance only that has such nodes
   bool moves = false;           // a collective: slows kernels beside it
-  Account account = kMatmul;    // of kernels that are not in BlockCode::busy
+  Account account = kMatmul;    // of what is not in BlockCode::busy
   bool counted = false;         // its seconds are in BlockCode::busy
+  // Seconds by account of the kernels it merges: by which a slow-down is booked.
+  std::array<double, kHostIssue> kernel_seconds{};
 };
 
 struct BlockCode {
@@ -89,7 +91,6 @@ struct BlockCode {
 struct CompileContext {
   const OpCostModel* costs = nullptr;
   const Runtime* runtime = nullptr;
-  double overlap_slowdown = 0;
   std::span<const TensorId> root;  // of each tensor: the storage it lives in (MemoryScratch::root)
 };
 

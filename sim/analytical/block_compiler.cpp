@@ -101,7 +101,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     const bool issued = op.stream != Stream::host && op.stream != Stream::storage && !context.runtime->cuda_graphs;
     const double host = issued ? issue : 0;
     const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
-    const bool plain = kernel && op.count == 1 && op.every == 1 && context.overlap_slowdown == 0;
+    const bool plain = kernel && op.count == 1 && op.every == 1;
     const Account account = account_of(op, kind);
     if (kernel && op.every == 1) code.busy[static_cast<std::size_t>(op.when)][account] += cost.seconds;
 
@@ -137,6 +137,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       code.nodes.push_back(node);
       open = &code.nodes.back();
     }
+    if (account < kHostIssue) code.nodes.back().kernel_seconds[account] += cost.seconds;
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
   }

@@ -17,20 +17,22 @@ class StagePeakSearch {
         peak_counts_{peak_in_flight, peak_awaiting},
         in_flight_(counts.data()),
         awaiting_(counts.data() + chunks_),
-        change_(counts.data() + 2 * chunks_) {}
+        before_(counts.data() + 2 * chunks_) {}
 
   void run(const StageOrder& order) {
     section(order.prologue);
     if (order.repeats > 0) {
       // What is held at the start of a repeat changes by the same counts each time, so bytes are linear in the repeat:
       // the peak is in the first or the last.
-      std::copy_n(in_flight_, 2 * chunks_, change_);
+      std::copy_n(in_flight_, 2 * chunks_, before_);
+      const double held_before = held_;
       section(order.body);
-      for (std::size_t i = 0; i < 2 * chunks_; ++i) {
-        const std::int64_t once = in_flight_[i] - change_[i];
-        if (order.repeats > 1) in_flight_[i] += once * (static_cast<std::int64_t>(order.repeats) - 2);
+      if (order.repeats > 1) {
+        const std::int64_t more = static_cast<std::int64_t>(order.repeats) - 2;
+        for (std::size_t i = 0; i < 2 * chunks_; ++i) in_flight_[i] += (in_flight_[i] - before_[i]) * more;
+        held_ += (held_ - held_before) * static_cast<double>(more);
+        section(order.body);
       }
-      if (order.repeats > 1) section(order.body);
     }
     section(order.epilogue);
   }
@@ -47,17 +49,22 @@ class StagePeakSearch {
     }
   }
 
+  // What the slot changes once it is done (a forward: once it starts), `times` over.
   void skip(const Slot& slot, std::int64_t times) {
+    const ChunkBytes& b = bytes_[slot.chunk];
     switch (slot.kind) {
       case SlotKind::forward:
         in_flight_[slot.chunk] += times;
+        held_ += static_cast<double>(times) * b.saved;
         break;
       case SlotKind::backward:
         in_flight_[slot.chunk] -= times;
         if (split_) awaiting_[slot.chunk] += times;
+        held_ += static_cast<double>(times) * ((split_ ? b.kept : 0) - b.saved);
         break;
       case SlotKind::weight_gradient:
         awaiting_[slot.chunk] -= times;
+        held_ -= static_cast<double>(times) * b.kept;
         break;
     }
   }
@@ -65,14 +72,10 @@ class StagePeakSearch {
   void pass(const Segment& segment) {
     for (const Slot& slot : segment.pattern()) {
       if (slot.kind == SlotKind::forward) skip(slot, 1);
-      double held = bytes_[slot.chunk].transient[static_cast<std::size_t>(slot.kind)];
-      for (std::size_t c = 0; c < chunks_; ++c)
-        held +=
-            static_cast<double>(in_flight_[c]) * bytes_[c].saved + static_cast<double>(awaiting_[c]) * bytes_[c].kept;
-      if (held > peak_.bytes) {
-        peak_ = {.bytes = held, .slot = slot.kind, .chunk = slot.chunk};
-        std::copy_n(in_flight_, chunks_, peak_counts_[0]);
-        std::copy_n(awaiting_, chunks_, peak_counts_[1]);
+      const double bytes = held_ + bytes_[slot.chunk].transient[static_cast<std::size_t>(slot.kind)];
+      if (bytes > peak_.bytes) {
+        peak_ = {.bytes = bytes, .slot = slot.kind, .chunk = slot.chunk};
+        for (std::size_t c = 0; c < chunks_; ++c) peak_counts_[0][c] = in_flight_[c], peak_counts_[1][c] = awaiting_[c];
       }
       if (slot.kind != SlotKind::forward) skip(slot, 1);
     }
@@ -83,7 +86,8 @@ class StagePeakSearch {
   const ChunkBytes* bytes_;
   StagePeak& peak_;
   std::int64_t* peak_counts_[2];
-  std::int64_t *in_flight_, *awaiting_, *change_;
+  std::int64_t *in_flight_, *awaiting_, *before_;  // awaiting_ lies behind in_flight_
+  double held_ = 0;
 };
 
 }  // namespace

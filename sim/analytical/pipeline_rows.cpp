@@ -29,20 +29,21 @@ class PeriodFinder {
  public:
   // Compares with two earlier states: one taken every 1, 2, 4, ... looks (finds short periods early), one every
   // `stages` looks (finds the period of a schedule that is bound by the round trip of its `stages` micro-batches).
-  PeriodFinder(std::vector<double>& near, std::vector<double>& far, Index stages)
-      : near_(near), far_(far), far_looks_(stages) {}
+  PeriodFinder(std::vector<double>& near, std::vector<double>& far, Index stages) : near_{near}, far_{far, 0, stages} {}
 
   // The state is the two arrays one after the other. True when it repeats the state `looks()` looks ago.
   bool look(const double* a, Index na, const double* b, Index nb) {
     ++now_;
-    if (now_ == 0) {
-      take(near_, a, na, b, nb), take(far_, a, na, b, nb);
-      return false;
+    for (Snapshot* then : {&near_, &far_}) {
+      if (now_ == 0) {
+        take(*then, now_, a, na, b, nb);
+      } else if (repeats(*then, a, na, b, nb)) {
+        looks_ = now_ - then->at;
+        return true;
+      }
     }
-    if (equals(near_, a, na, b, nb)) return looks_ = now_ - near_at_, true;
-    if (equals(far_, a, na, b, nb)) return looks_ = now_ - far_at_, true;
-    if (now_ - near_at_ == near_looks_) take(near_, a, na, b, nb), near_at_ = now_, near_looks_ *= 2;
-    if (now_ - far_at_ == far_looks_) take(far_, a, na, b, nb), far_at_ = now_;
+    if (now_ - near_.at == near_.looks) take(near_, now_, a, na, b, nb), near_.looks *= 2;
+    if (now_ - far_.at == far_.looks) take(far_, now_, a, na, b, nb);
     return false;
   }
   Index looks() const { return looks_; }
@@ -51,23 +52,31 @@ class PeriodFinder {
  private:
   static constexpr double kTolerance = 1e-11;
 
-  static void take(std::vector<double>& into, const double* a, Index na, const double* b, Index nb) {
-    into.assign(a, a + na);
-    into.insert(into.end(), b, b + nb);
+  struct Snapshot {
+    std::vector<double>& state;
+    Index at = 0, looks = 1;    // taken at this look, kept for so many
+    Index differs[2] = {0, 0};  // where it last differed: likely to differ again near by
+  };
+
+  static void take(Snapshot& into, Index now, const double* a, Index na, const double* b, Index nb) {
+    into.at = now;
+    into.state.assign(a, a + na);
+    into.state.insert(into.state.end(), b, b + nb);
   }
-  bool equals(const std::vector<double>& then, const double* a, Index na, const double* b, Index nb) {
-    const double lambda = a[0] - then[0], tolerance = kTolerance * lambda;
-    for (Index i = 0; i < na; ++i)
-      if (!(std::abs(a[i] - then[i] - lambda) <= tolerance)) return false;
-    for (Index i = 0; i < nb; ++i)
-      if (!(std::abs(b[i] - then[na + i] - lambda) <= tolerance)) return false;
-    lambda_ = lambda;
-    return true;
+  static bool differs(const double* now, const double* then, Index n, double lambda, Index& where) {
+    Index i = where > 0 ? where - 1 : 0;
+    for (Index k = 0; k < n; ++k, i = i + 1 == n ? 0 : i + 1)
+      if (!(std::abs(now[i] - then[i] - lambda) <= kTolerance * lambda)) return where = i, true;
+    return false;
+  }
+  bool repeats(Snapshot& then, const double* a, Index na, const double* b, Index nb) {
+    lambda_ = a[0] - then.state[0];
+    return !differs(a, then.state.data(), na, lambda_, then.differs[0]) &&
+           !differs(b, then.state.data() + na, nb, lambda_, then.differs[1]);
   }
 
-  std::vector<double>&near_, &far_;
-  Index now_ = -1, near_at_ = 0, far_at_ = 0, near_looks_ = 1, far_looks_ = 1;
-  Index looks_ = 0;
+  Snapshot near_, far_;
+  Index now_ = -1, looks_ = 0;
   double lambda_ = 0;
 };
 
@@ -383,8 +392,9 @@ struct RingRows {
   Index p = 0, v = 0, n = 0, offset = 0;  // n = m v; shrinks when rows are skipped
   Index last = 0;                         // n - 1 as it was at the start
   double* own = nullptr;
-  double *below = nullptr, *above = nullptr;       // hop from the previous stage on the ring, from the next
-  double *forward = nullptr, *backward = nullptr;  // [chunk * p + u]
+  double *below = nullptr, *above = nullptr;               // hop from the previous stage on the ring, from the next
+  double *forward = nullptr, *backward = nullptr;          // [chunk * p + u]
+  double *forward_now = nullptr, *backward_now = nullptr;  // [u], of the chunks of the row at hand
   // What the first and the last micro-batch take more than the usual one, [chunk * p + u].
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
   double* forward_tokens = nullptr;     // [k]
@@ -431,52 +441,49 @@ template <bool kEdge>
 inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_begin, Index t_end) {
   const Index p = r.p, v = r.v, n = r.n, period = p * v;
   Place f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // of stage 0's forward, of the last stage's backward
+  for (Index u = 0; u < p; ++u) {
+    r.forward_now[u] = r.forward[(u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u];
+    r.backward_now[u] = r.backward[(v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u];
+  }
   for (Index t = t_begin; t < t_end; ++t, f.next(p, v), b.next(p, v)) {
     // Forward k = f0 + u and backward k = b0 - u of this row.
     const Index f0 = t - p + 1, b0 = t - r.offset + p - 1;
     // What goes round the ring to its next chunk.
     if (f.run > 0 && t < n) r.forward_tokens[t] = r.forward_tokens[t - p];
     if (b.run > 0 && b0 >= 0 && b0 < n) r.backward_tokens[r.last - b0] = r.backward_tokens[r.last - b0 + p];
-    // Where the row passes from one chunk to another.
-    const Index f_cut = p - 1 - f.place, b_cut = b.place + 1;
-    const Index f_low = f.run_before(v) * p, f_high = f.run * p;
-    const Index b_low = (v - 1 - b.run) * p, b_high = (v - 1 - b.run_before(v)) * p;
+    // In each row one stage comes to a new chunk in each direction: it has the first place of a run.
+    const Index first_f = p - 1 - f.place, first_b = b.place;
+    const Index f_row = f.run * p, b_row = (v - 1 - b.run) * p;
+    r.forward_now[first_f] = r.forward[f_row + first_f];
+    r.backward_now[first_b] = r.backward[b_row + first_b];
     if (!kEdge) {
-      const Index cuts[4] = {0, std::min(f_cut, b_cut), std::max(f_cut, b_cut), p};
-      for (int i = 0; i < 3; ++i) {
-        const Index u = cuts[i];
-        if (u < cuts[i + 1])
-          run_pairs(cuts[i + 1] - u, r.own + u, r.forward_tokens + (f0 + u), r.below + u,
-                    r.forward + (u < f_cut ? f_low : f_high) + u, r.backward_tokens + (r.last - b0 + u), r.above + u,
-                    r.backward + (u < b_cut ? b_low : b_high) + u);
-      }
+      run_pairs(p, r.own, r.forward_tokens + f0, r.below, r.forward_now, r.backward_tokens + (r.last - b0), r.above,
+                r.backward_now);
       continue;
     }
-    const auto slots = [&r](Index begin, Index end, double* tokens, Index first, const double* hop,
+    const auto add = [&r](Index u, double& token, double more) { token += more, r.own[u] += more; };
+    const auto slots = [&r](Index begin, Index end, double* tokens, Index at, const double* hop,
                             const double* seconds) {
       if (begin < end)
-        run_slots<false>(end - begin, r.own + begin, tokens + (first + begin), hop + begin, seconds + begin, nullptr);
+        run_slots<false>(end - begin, r.own + begin, tokens + (at + begin), hop + begin, seconds + begin, nullptr);
     };
-    const auto add = [&r](Index u, double& token, double more) { token += more, r.own[u] += more; };
-    const Index f_begin = std::max<Index>(0, -f0), f_end = std::min(p, n - f0);
-    slots(f_begin, std::min(f_cut, f_end), r.forward_tokens, f0, r.below, r.forward + f_low);
-    slots(std::max(f_begin, f_cut), f_end, r.forward_tokens, f0, r.below, r.forward + f_high);
-    // In each row one stage has the first place of a run, and one the last.
-    const Index first_f = p - 1 - f.place, last_f = first_f == 0 ? p - 1 : first_f - 1;
+    // Another stage has the last place of a run, of the run before unless that stage is the row's first.
+    slots(std::max<Index>(0, -f0), std::min(p, n - f0), r.forward_tokens, f0, r.below, r.forward_now);
+    const Index last_f = first_f == 0 ? p - 1 : first_f - 1;
+    const Index last_f_row = first_f == 0 ? f_row : f.run_before(v) * p;
     if (const Index k = f0 + first_f; k >= 0 && k < period)
-      add(first_f, r.forward_tokens[k], r.first_forward[f_high + first_f]);
+      add(first_f, r.forward_tokens[k], r.first_forward[f_row + first_f]);
     if (const Index k = f0 + last_f; k >= n - period && k < n)
-      add(last_f, r.forward_tokens[k], r.last_forward[(last_f < f_cut ? f_low : f_high) + last_f]);
+      add(last_f, r.forward_tokens[k], r.last_forward[last_f_row + last_f]);
     if (t < p) r.first_forward_end[p - 1 - t] = r.forward_tokens[0];
 
-    const Index b_begin = std::max<Index>(0, b0 - n + 1), b_end = std::min(p, b0 + 1);
-    slots(b_begin, std::min(b_cut, b_end), r.backward_tokens, r.last - b0, r.above, r.backward + b_low);
-    slots(std::max(b_begin, b_cut), b_end, r.backward_tokens, r.last - b0, r.above, r.backward + b_high);
-    const Index first_b = b.place, last_b = b.place + 1 == p ? 0 : b.place + 1;
+    slots(std::max<Index>(0, b0 - n + 1), std::min(p, b0 + 1), r.backward_tokens, r.last - b0, r.above, r.backward_now);
+    const Index last_b = first_b == p - 1 ? 0 : first_b + 1;
+    const Index last_b_row = first_b == p - 1 ? b_row : (v - 1 - b.run_before(v)) * p;
     if (const Index k = b0 - first_b; k >= 0 && k < period)
-      add(first_b, r.backward_tokens[r.last - k], r.first_backward[b_low + first_b]);
+      add(first_b, r.backward_tokens[r.last - k], r.first_backward[b_row + first_b]);
     if (const Index k = b0 - last_b; k >= n - period && k < n)
-      add(last_b, r.backward_tokens[r.last - k], r.last_backward[(last_b < b_cut ? b_low : b_high) + last_b]);
+      add(last_b, r.backward_tokens[r.last - k], r.last_backward[last_b_row + last_b]);
   }
 }
 
@@ -539,8 +546,10 @@ class Interleaved {
     rows_.offset = 2 * (p_ - 1) + (v_ - 1) * p_;
     // Forward n-1 of stage s is in row n-1+s, its backward 0 in row offset-s.
     if (forwards_first) rows_.offset = std::max(rows_.offset, rows_.n - 1 + 2 * (p_ - 1));
-    Arena arena(storage_.values, (4 + 6 * v_) * p_);
-    for (double** array : {&rows_.own, &rows_.below, &rows_.above, &rows_.first_forward_end}) *array = arena.take(p_);
+    Arena arena(storage_.values, (6 + 6 * v_) * p_);
+    for (double** array :
+         {&rows_.own, &rows_.below, &rows_.above, &rows_.first_forward_end, &rows_.forward_now, &rows_.backward_now})
+      *array = arena.take(p_);
     for (double** array : {&rows_.forward, &rows_.backward, &rows_.first_forward, &rows_.last_forward,
                            &rows_.first_backward, &rows_.last_backward})
       *array = arena.take(v_ * p_);
@@ -604,7 +613,8 @@ bool is_single_chunk(const StageOrder& order, Index s, Index m, Index lead, bool
       const Kinds k = kinds_of(segment);
       const Index n = segment.repeats;
       if (!k.valid || (k.w && !split)) return false;
-      if ((k.f && k.f->micro_batch != f) || (k.b && k.b->micro_batch != b) || (k.w && k.w->micro_batch != w)) return false;
+      if ((k.f && k.f->micro_batch != f) || (k.b && k.b->micro_batch != b) || (k.w && k.w->micro_batch != w))
+        return false;
       if (k.b) {
         if (k.f ? f != lead + b : f != m || lead + 1 + b < m) return false;
         if (k.w ? b - w != s : split && b + n > s) return false;

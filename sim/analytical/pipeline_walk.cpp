@@ -119,13 +119,11 @@ class PlainWalk {
   template <class Record>
   void run(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out, Record& record) {
     const std::size_t p = schedule.stages.size();
-    schedule_ = &schedule;
-    costs_ = &costs;
-    geometry_.build(schedule, costs.hop_seconds);
     micro_batches_ = static_cast<std::size_t>(schedule.micro_batches);
-    for (auto& ends : end_) ends.clear();
-    for (int kind = 0; kind < (schedule.split_backward ? 3 : 2); ++kind)
-      end_[kind].assign(schedule.position.size() * micro_batches_, kNotYet);
+    chunks_ = static_cast<std::size_t>(schedule.chunks);
+    split_ = schedule.split_backward;
+    blocking_ = schedule.blocking_transfers;
+    build_sites(schedule, costs);
     out.stages.assign(p, {});
     cursors_.clear();
     for (std::size_t s = 0; s < p; ++s) cursors_.emplace_back(schedule.order(s));
@@ -135,7 +133,7 @@ class PlainWalk {
     for (std::size_t s = p; s-- > 0;) ready_.push_back(static_cast<std::int32_t>(s));
 
     while (!ready_.empty()) {
-      const std::size_t stage = ready_.back();
+      const std::size_t stage = static_cast<std::size_t>(ready_.back());
       ready_.pop_back();
       waiting_[stage] = 0;
       advance(stage, out.stages[stage], record);
@@ -149,98 +147,110 @@ class PlainWalk {
   }
 
  private:
-  // What a slot needs from elsewhere, and whom it feeds; -1: none.
-  struct Links {
-    std::size_t position = 0;
-    std::int32_t from = -1, to = -1;
+  // One kind of slot of one chunk: what it needs from elsewhere and whom it feeds; -1: none.
+  struct Site {
+    double* end = nullptr;           // [micro-batch]: end of the slot, or kNotYet
+    const double* before = nullptr;  // of the kind that comes before it on its stage; null for forwards
+    const double* input = nullptr;   // of the slot it depends on
+    double first = 0, usual = 0, last = 0;
     double from_hop = 0, to_hop = 0;
-    const double* input = nullptr;  // end of the slot it depends on
+    std::int32_t from = -1, to = -1;  // other stages only
   };
 
-  std::size_t cell(std::size_t position, const Slot& slot) const {
-    return position * micro_batches_ + slot.micro_batch;
+  void build_sites(const Schedule& schedule, const PipelineCosts& costs) {
+    const std::size_t p = schedule.stages.size(), positions = schedule.position.size(), m = micro_batches_;
+    geometry_.build(schedule, costs.hop_seconds);
+    const std::size_t kinds = split_ ? 3 : 2;
+    ends_.assign(kinds * positions * m, kNotYet);
+    const auto ends = [&](std::size_t kind, std::size_t q) { return ends_.data() + (kind * positions + q) * m; };
+    sites_.assign(p * chunks_ * kSlotKinds, {});
+    for (std::size_t s = 0; s < p; ++s)
+      for (std::size_t c = 0; c < chunks_; ++c) {
+        const std::size_t q = static_cast<std::size_t>(schedule.position_of(s, c));
+        const ChunkSeconds& seconds = costs.seconds[static_cast<std::size_t>(costs.stage_class[s]) * chunks_ + c];
+        for (std::size_t kind = 0; kind < kinds; ++kind) {
+          Site& site = sites_[(s * chunks_ + c) * kSlotKinds + kind];
+          site.end = ends(kind, q);
+          if (kind > 0) site.before = ends(kind - 1, q);
+          const std::int64_t count = schedule.micro_batches;
+          site.first = seconds_of(seconds[kind], 0, count);
+          site.usual = seconds[kind].usual;
+          site.last = seconds_of(seconds[kind], count - 1, count);
+          // A forward comes from below and goes up, a backward the other way.
+          if (kind == 2) continue;
+          const auto link = [&](bool exists, std::size_t other, std::size_t boundary, std::int32_t& stage,
+                                double& hop) {
+            if (!exists || geometry_.stage_at[other] == static_cast<std::int32_t>(s)) return;
+            stage = geometry_.stage_at[other];
+            hop = geometry_.hop_before[boundary];
+          };
+          const bool up = kind == 0, below = q > 0, above = q + 1 < positions;
+          if (up ? below : above) site.input = ends(kind, up ? q - 1 : q + 1);
+          link(below, q - 1, q, up ? site.from : site.to, up ? site.from_hop : site.to_hop);
+          link(above, q + 1, q + 1, up ? site.to : site.from, up ? site.to_hop : site.from_hop);
+        }
+      }
   }
 
-  Links links(std::size_t stage, const Slot& slot) const {
-    const std::size_t positions = schedule_->position.size();
-    Links l;
-    l.position = static_cast<std::size_t>(schedule_->position_of(stage, slot.chunk));
-    const std::size_t q = l.position;
-    const bool below = q > 0, above = q + 1 < positions;
-    if (slot.kind == SlotKind::forward) {
-      if (below)
-        l.from = geometry_.stage_at[q - 1], l.from_hop = geometry_.hop_before[q], l.input = &end_[0][cell(q - 1, slot)];
-      if (above) l.to = geometry_.stage_at[q + 1], l.to_hop = geometry_.hop_before[q + 1];
-    } else if (slot.kind == SlotKind::backward) {
-      if (above)
-        l.from = geometry_.stage_at[q + 1], l.from_hop = geometry_.hop_before[q + 1],
-        l.input = &end_[1][cell(q + 1, slot)];
-      if (below) l.to = geometry_.stage_at[q - 1], l.to_hop = geometry_.hop_before[q];
-    }
-    return l;
+  const Site* site(std::size_t stage, const Slot& slot) const {
+    return &sites_[(stage * chunks_ + slot.chunk) * kSlotKinds + static_cast<std::size_t>(slot.kind)];
   }
 
-  void check(std::size_t stage, const Slot& slot, const Cursor& cursor) const {
-    const auto fail = [&](const char* why) {
-      throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
-    };
-    if (slot.micro_batch >= micro_batches_ || slot.chunk >= schedule_->chunks) fail(" does not exist");
-    if (slot.kind == SlotKind::weight_gradient && !schedule_->split_backward)
-      fail(" in a schedule whose backwards are whole");
-    const std::size_t at = cell(static_cast<std::size_t>(schedule_->position_of(stage, slot.chunk)), slot);
-    const int kind = static_cast<int>(slot.kind);
-    if (end_[kind][at] != kNotYet) fail(" runs twice");
+  // Why the slot cannot run at this place of the order; null if it can.
+  const char* fault(std::size_t stage, const Slot& slot) const {
+    if (slot.micro_batch >= micro_batches_ || slot.chunk >= chunks_) return " does not exist";
+    const Site* at = site(stage, slot);
+    if (at->end == nullptr) return " in a schedule whose backwards are whole";
+    if (at->end[slot.micro_batch] != kNotYet) return " runs twice";
     // What it needs of its own stage comes earlier in the order, or never.
-    if (kind > 0 && end_[kind - 1][at] == kNotYet)
-      fail(kind == 1 ? " comes before its forward" : " comes before its backward");
+    if (at->before != nullptr && at->before[slot.micro_batch] == kNotYet)
+      return slot.kind == SlotKind::backward ? " comes before its forward" : " comes before its backward";
+    return nullptr;
   }
 
   template <class Record>
   void advance(std::size_t stage, StageClock& clock, Record& record) {
     Cursor& cursor = cursors_[stage];
-    const bool blocking = schedule_->blocking_transfers;
     double now = now_[stage];
     while (!cursor.done()) {
       const Slot slot = cursor.slot();
-      check(stage, slot, cursor);
-      const Links l = links(stage, slot);
-      const bool remote = l.input != nullptr && l.from != static_cast<std::int32_t>(stage);
+      if (const char* why = fault(stage, slot))
+        throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
+      const Site& at = *site(stage, slot);
       double begin = now;
-      if (l.input != nullptr) {
-        if (*l.input == kNotYet) {
+      if (at.input != nullptr) {
+        const double input = at.input[slot.micro_batch];
+        if (input == kNotYet) {
           waiting_[stage] = 1;
           break;
         }
-        if (!remote) {
-          begin = std::max(now, *l.input);
-        } else if (blocking) {
-          begin = std::max(now, *l.input) + l.from_hop;
-          clock.transfer_seconds += l.from_hop;
+        if (blocking_ && at.from >= 0) {
+          begin = std::max(now, input) + at.from_hop;
+          clock.transfer_seconds += at.from_hop;
         } else {
-          begin = std::max(now, *l.input + l.from_hop);
+          begin = std::max(now, input + at.from_hop);
         }
-        if (remote) record.transfer(l.from, stage, *l.input, begin);
+        if (at.from >= 0) record.transfer(at.from, stage, input, begin);
       }
-      const std::size_t row = static_cast<std::size_t>(costs_->stage_class[stage]) * schedule_->chunks + slot.chunk;
-      const int kind = static_cast<int>(slot.kind);
-      const double seconds = seconds_of(costs_->seconds[row][kind], slot.micro_batch, schedule_->micro_batches);
+      const double seconds = slot.micro_batch == 0                    ? at.first
+                             : slot.micro_batch + 1 == micro_batches_ ? at.last
+                                                                      : at.usual;
       const double end = begin + seconds;
       record.slot(stage, slot, begin, end);
       if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing can precede a forward
       if (slot.kind == SlotKind::backward) clock.last_backward_end = end;
       clock.busy_seconds += seconds;
-      end_[kind][cell(l.position, slot)] = end;
+      at.end[slot.micro_batch] = end;
       now = end;
       cursor.next();
-      if (l.to >= 0 && l.to != static_cast<std::int32_t>(stage)) {
-        if (blocking && !receives_from(stage, cursor, l.to)) {
-          now += l.to_hop;
-          clock.transfer_seconds += l.to_hop;
-        }
-        if (waiting_[l.to]) {
-          waiting_[l.to] = 0;
-          ready_.push_back(l.to);
-        }
+      if (at.to < 0) continue;
+      if (blocking_ && !receives_from(stage, cursor, at.to)) {
+        now += at.to_hop;
+        clock.transfer_seconds += at.to_hop;
+      }
+      if (waiting_[at.to]) {
+        waiting_[at.to] = 0;
+        ready_.push_back(at.to);
       }
     }
     now_[stage] = now;
@@ -249,15 +259,14 @@ class PlainWalk {
   bool receives_from(std::size_t stage, const Cursor& next, std::int32_t other) const {
     if (next.done()) return false;
     const Slot slot = next.slot();
-    if (slot.chunk >= schedule_->chunks) return false;
-    return links(stage, slot).from == other;
+    return slot.chunk < chunks_ && site(stage, slot)->from == other;
   }
 
-  const Schedule* schedule_ = nullptr;
-  const PipelineCosts* costs_ = nullptr;
+  std::size_t micro_batches_ = 0, chunks_ = 0;
+  bool split_ = false, blocking_ = false;
   Geometry geometry_;
-  std::size_t micro_batches_ = 0;
-  std::array<std::vector<double>, kSlotKinds> end_;  // [position * micro_batches + micro_batch]
+  std::vector<Site> sites_;   // [(stage * chunks + chunk) * kSlotKinds + kind]
+  std::vector<double> ends_;  // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
   std::vector<double> now_;
   std::vector<char> waiting_;

@@ -104,7 +104,7 @@ class CollectiveModel {
 
   // `bytes` is nccl-tests' size: the full buffer (for all_gather the gathered, for reduce_scatter the unreduced one,
   // for all_to_all what a rank sends to all ranks, itself included); for ring_shift, send and receive the message.
-  // Pure; ~50 ns. A group of one rank, and no bytes, cost nothing. An algorithm or protocol that is not legal for this
+  // Pure; ~100 ns. A group of one rank, and no bytes, cost nothing. An algorithm or protocol that is not legal for this
   // op and group is treated as automatic; the result says what ran. All like groups are taken to run at once.
   // Throws InputError when the cluster states no rate for a level that the group spans, or `kind` does not communicate.
   CollectiveCost cost(OpKind kind, double bytes, const GroupSpan& span,

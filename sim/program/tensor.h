@@ -68,8 +68,8 @@ struct Tensor {
   // Belongs to another piece of the same stage (a tied embedding table): adds no memory here.
   bool shared = false;
   // A view of another tensor (a slice of a flat buffer, one of a fused QKV's parts, a reshape): it adds no bytes, and
-  // the storage lives until its last view is used. Slices begin at index `alias_begin`, of the flat buffer or along
-  // the group_qkv dimension.
+  // the storage lives until its last view is used. A slice begins at `alias_begin`: an element of a flat buffer, or
+  // an index along the dimension that is sliced (group_qkv, sequence).
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
 

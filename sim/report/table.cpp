@@ -38,7 +38,9 @@ void heading(std::string& out, std::string_view text, TableStyle style) {
 }
 
 void line(std::string& out, std::string_view label, std::string_view value, std::string_view remark = {}) {
-  out += fmt::format("  {}{}{}{}\n", left(label, kLabelColumns), right(value, kValueColumns), remark.empty() ? "" : "  ", remark);
+  out += fmt::format("  {}{}{}{}", left(label, kLabelColumns), right(value, kValueColumns), remark.empty() ? "" : "  ", remark);
+  out.erase(out.find_last_not_of(' ') + 1);
+  out += '\n';
 }
 
 std::string stage_words(const StageReport& stage, std::size_t classes) {
@@ -152,7 +154,9 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
 namespace {
 
 void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b, std::string_view change) {
-  out += fmt::format("  {}{}  {}  {}\n", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns), change);
+  out += fmt::format("  {}{}  {}  {}", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns), change);
+  out.erase(out.find_last_not_of(' ') + 1);
+  out += '\n';
 }
 
 std::string relative(double a, double b) {

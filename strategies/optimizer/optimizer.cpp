@@ -26,7 +26,17 @@ TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, st
   return piece.add(t);
 }
 
-void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
+// An op over a whole flat buffer, once a step.
+Op over_buffer(OpKind kind, const char* name) {
+  Op op;
+  op.kind = kind;
+  op.name = name;
+  op.phase = Phase::update;
+  op.every = kAllInstances;
+  return op;
+}
+
+void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool scaled_loss) {
   std::int64_t elements = 0;
   Dtype storage = Dtype::fp32;
   for (const ParameterGradient& p : piece.parameters) {
@@ -50,6 +60,13 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
     begin += parameter.elements();
   }
 
+  if (scaled_loss) {  // dynamic loss scaling: gradients are divided by the scale and searched for overflows
+    Op unscale = over_buffer(OpKind::cast, "unscale");
+    unscale.reads[0] = piece.flat_gradients;
+    unscale.writes[0] = piece.flat_gradients;
+    piece.update.ops.push_back(unscale);
+  }
+
   if (options.clip_gradients) {
     Tensor scalar;
     scalar.name = "gradient_norm";
@@ -57,13 +74,9 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
     scalar.dtype = Dtype::fp32;
     scalar.rank = 1;
     const TensorId local = piece.add(scalar), global = piece.add(scalar);
-    Op norm;
-    norm.kind = OpKind::gradient_norm;
-    norm.phase = Phase::update;
-    norm.name = "gradient_norm";
+    Op norm = over_buffer(OpKind::gradient_norm, "gradient_norm");
     norm.reads[0] = piece.flat_gradients;
     norm.writes[0] = local;
-    norm.every = kAllInstances;
     piece.update.ops.push_back(norm);
     // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its axes where it shards.
     Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Stream::tensor_communication,
@@ -73,9 +86,8 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
     piece.update.ops.push_back(reduce);
   }
 
-  Op update;
-  update.phase = Phase::update;
-  update.every = kAllInstances;
+  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
+  Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
   update.accumulate = true;  // states are read and written
   update.reads[0] = piece.flat_gradients;
   std::size_t w = 0;
@@ -83,13 +95,15 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype) {
   if (options.master_parameters && storage != Dtype::fp32)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
-  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
-  update.kind = adam ? OpKind::adam : OpKind::sgd;
-  update.name = adam ? "adam" : "sgd";
   if (adam || options.rule == Rule::sgd_momentum)
     update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
   piece.update.ops.push_back(update);
+
+  // The next step accumulates into cleared gradients.
+  Op clear = over_buffer(OpKind::zero_fill, "zero_gradients");
+  clear.writes[0] = piece.flat_gradients;
+  piece.update.ops.push_back(clear);
 }
 
 }  // namespace
@@ -101,7 +115,8 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
-  for (Piece& piece : program.pieces) lay_out(piece, scenario.plan.optimizer, scenario.plan.precision.gradient());
+  for (Piece& piece : program.pieces) 
+    lay_out(piece, scenario.plan.optimizer, scenario.plan.precision.gradient(), scenario.plan.precision.mix == precision::Mix::fp16);
 }
 
 }  // namespace orrery::optimizer

@@ -85,7 +85,8 @@ void tie_embeddings(const Scenario& scenario, Program& program, std::uint16_t em
       }
   Piece& piece = program.pieces[head];
   for (const ParameterGradient& p : piece.parameters) {
-    if (piece.tensors[p.parameter].find(Axis::vocab) != 0) continue;
+    const Tensor& table = piece.tensors[p.parameter];
+    if (table.find(Axis::vocab) != 0 || table.rank != 2) continue;
     if (embedding_stage == head_stage) {
       piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
     } else {

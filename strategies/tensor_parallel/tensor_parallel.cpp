@@ -1,5 +1,6 @@
 #include "strategies/tensor_parallel/tensor_parallel.h"
 
+#include <array>
 #include <string>
 
 #include "sim/base/error.h"
@@ -7,6 +8,9 @@
 
 namespace orrery::tensor_parallel {
 namespace {
+
+// Transformer Engine's default number of splits of an overlapped product (num_splits of its userbuffers pipeline).
+constexpr int kOverlapChunks = 4;
 
 constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
 
@@ -132,6 +136,57 @@ class Partition {
     out_.push_back(add);
   }
 
+  // One of kOverlapChunks parts of a tensor along the sequence.
+  TensorId chunk(TensorId id, int index) {
+    Tensor part = piece_.tensors[id];
+    const int d = part.find(Axis::sequence);
+    part.alias_of = id;
+    part.alias_begin = index * (part.sizes[d] / kOverlapChunks);
+    part.sizes[d] /= kOverlapChunks;
+    return add_tensor(part, layout(id));
+  }
+
+  // A product and the collective before or behind it in chunks: while one part is computed the next one travels.
+  // False when the product has neither, or its collective has already run.
+  bool overlap(const Op& op) {
+    const TensorId x = op.reads[0], y = op.writes[0];
+    if (layout(x) == sequence_sharded && gathered_[x] == kNoTensor && !contracts_divided(op)) {
+      Tensor gathered = piece_.tensors[x];
+      gathered.alias_of = kNoTensor;
+      gathered.category = Category::communication_buffer;
+      gathered.sizes[gathered.find(Axis::sequence)] *= degree_;
+      const TensorId w = add_tensor(gathered, replicated);
+      gathered_[x] = w;
+      std::array<TensorId, kOverlapChunks> parts{};
+      for (int i = 0; i < kOverlapChunks; ++i) {
+        parts[static_cast<std::size_t>(i)] = chunk(w, i);
+        out_.push_back(collective(OpKind::all_gather, chunk(x, i), parts[static_cast<std::size_t>(i)], op));
+      }
+      for (int i = 0; i < kOverlapChunks; ++i) {
+        Op part = op;
+        part.reads[0] = parts[static_cast<std::size_t>(i)];
+        part.writes[0] = chunk(y, i);
+        out_.push_back(part);
+      }
+      return true;
+    }
+    if (contracts_divided(op) && layout(y) == sequence_sharded && !deferred_to_sum(y) && op.reads[2] == kNoTensor) {
+      for (int i = 0; i < kOverlapChunks; ++i) {
+        const TensorId result = chunk(y, i);
+        Tensor partial = piece_.tensors[result];
+        partial.alias_of = kNoTensor;
+        partial.sizes[partial.find(Axis::sequence)] *= degree_;
+        Op part = op;
+        part.reads[0] = chunk(x, i);
+        part.writes[0] = add_tensor(partial, replicated);
+        out_.push_back(part);
+        out_.push_back(collective(OpKind::reduce_scatter, part.writes[0], result, op));
+      }
+      return true;
+    }
+    return false;
+  }
+
   // Two partial sums that meet in an addition (parallel attention and MLP blocks) are added first and reduced once.
   bool deferred_to_sum(TensorId id) const {
     for (const Op& op : block_->ops) {
@@ -170,9 +225,10 @@ class Partition {
       case OpKind::linear:
       case OpKind::linear_input_gradient: {
         const bool divided_weight = layout(op.reads[1]) == divided;
-        if (divided_weight) op.reads[0] = whole(op.reads[0], op);
         // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
         if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
+        if (options_.overlap && divided_weight && overlap(op)) return;
+        if (divided_weight) op.reads[0] = whole(op.reads[0], op);
         if (contracts_divided(op)) {
           emit_partial(op);
         } else {
@@ -303,14 +359,21 @@ void check(const Scenario& scenario) {
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
+  const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
   if (options.sequence_parallel) {
     if (model.kind == ModelKind::vit || model.kind == ModelKind::swin)
       throw InputError({"", "/plan/sequence_parallel"}, "true", "false for a vision model, whose patches do not divide evenly");
-    const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
     if (length % (t * scenario.plan.context.degree) != 0)
       throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(length) + " tokens",
                        "a sequence length that tensor_parallel x context_parallel = " +
                            std::to_string(t * scenario.plan.context.degree) + " divides");
+  }
+  if (options.overlap) {
+    if (!options.sequence_parallel)
+      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true", "false without sequence_parallel, whose gathers and scatters overlap");
+    if (length % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
+      throw InputError({"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(length) + " tokens",
+                       "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
   }
 }
 

@@ -96,7 +96,7 @@ class Clockwork {
     MemoryScratch scratch;
     piece_memory(piece, 1, 1, scratch);
     codes.emplace_back();
-    BlockCompiler().compile(piece, kind, {&costs, &runtime, overlap_slowdown, scratch.root}, codes.back());
+    BlockCompiler().compile(piece, kind, {&costs, &runtime, scratch.root}, codes.back());
     return codes.back();
   }
   LineResult run(const std::vector<LineItem>& line, WhenSet when = kUsual, bool drain = false, bool jump = true) {

@@ -127,7 +127,7 @@ TEST(Simulate, ReadsStandardInputAndComments) {
 }
 
 TEST(Simulate, GivesTheStepTimeOfWhatDoesNotFit) {
-  const auto result = Workplace().orrery("simulate llama-3-70b-512-h100 --set plan.micro_batch_size=16 --set plan.recompute=none --json -");
+  const auto result = Workplace().orrery("simulate llama-3-70b-512-h100 --set plan.micro_batch_size=4 --set plan.tensor_parallel=2 --set plan.zero_stage=0 --set workload.global_batch_size=2048 --json -");
   ASSERT_EQ(result.code, 0) << result.err;
   const json report = json::parse(result.out);
   EXPECT_FALSE(report["memory"]["fits"].get<bool>());

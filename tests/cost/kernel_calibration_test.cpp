@@ -140,7 +140,11 @@ TEST_P(EveryCalibration, StatesTheMemoryResidualThatItHas) {
     const double n = p["shape"][2], k = p["shape"][3];
     ratios.push_back(model.memory_seconds(2 * (k + n * k + n)) / p["seconds"].get<double>());
   }
-  if (ratios.size() < 5) GTEST_SKIP() << "the curve is another device's";
+  if (ratios.size() < 5) {  // the A100 of the other board
+    EXPECT_THAT(calibration.memory_source, HasSubstr("(of A100-SXM4-80GB)"));
+    EXPECT_EQ(calibration.memory_efficiency, find_calibration(find_device("A100-SXM4-80GB")).memory_efficiency);
+    return;
+  }
   expect_equal(calibration.memory_residual, residual_of(ratios), "memory");
 }
 

@@ -55,6 +55,25 @@ TEST(SequenceParallel, MovesAsMuchAsTensorParallelDoes) {
                    communicated(b.forward, b, OpKind::all_gather) + communicated(b.forward, b, OpKind::reduce_scatter));
 }
 
+TEST(TensorParallel, OverlapSplitsProductsAndTheirCollectivesAndMovesNoMore) {
+  Scenario s = megatron_22b();
+  s.plan.tensor.sequence_parallel = true;
+  Program plain, split;
+  lower(s, plain);
+  s.plan.tensor.overlap = true;
+  lower(s, split);
+  const Piece &a = piece_named(plain, "layer"), &b = piece_named(split, "layer");
+  EXPECT_EQ(count_ops(b.forward, OpKind::all_gather), 4 * count_ops(a.forward, OpKind::all_gather));
+  for (const auto block : {&Piece::forward, &Piece::backward}) {
+    for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter})
+      EXPECT_DOUBLE_EQ(communicated(a.*block, a, kind), communicated(b.*block, b, kind));
+    double whole = 0, parts = 0;
+    for (const Op& op : (a.*block).ops) whole += flops(op, a.tensors);
+    for (const Op& op : (b.*block).ops) parts += flops(op, b.tensors);
+    EXPECT_DOUBLE_EQ(whole, parts);
+  }
+}
+
 TEST(TensorParallel, ParallelBlocksReduceOnce) {
   Scenario s = scenario_of("palm-540b", "dgx-h100", 8);
   s.workload = {2048, 0, 64};

@@ -1,0 +1,333 @@
+// Does a step add up, and does it move the way it must? Real plans of a small model, and programs made by hand.
+#include "sim/analytical/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "sim/cost/calibration.h"
+#include "sim/cost/collective_calibration.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+#include "tests/analytical/handmade.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+Json document(const Json& plan, int nodes = 4) {
+  return {{"model", "llama-2-7b"},
+          {"cluster", {{"node", "dgx-a100"}, {"nodes", nodes}}},
+          {"workload", {{"sequence_length", 2048}, {"global_batch_size", 64}}},
+          {"plan", plan}};
+}
+
+class Evaluated {
+ public:
+  explicit Evaluated(const Json& doc, const AnalyticalOptions& options = {}) : scenario(read_scenario(doc, {"test", {}})) {
+    lower(scenario, program);
+    kernels = find_calibration(scenario.cluster.device);
+    run(options);
+  }
+  void run(const AnalyticalOptions& options = {}) {
+    collectives = find_collective_calibration(scenario.cluster);
+    AnalyticalEngine engine(scenario.cluster, kernels, collectives);
+    engine.evaluate(program, Dtype::bf16, options, report);
+    walked = engine.instances_walked();
+  }
+  const StageReport& bounding() const { return report.stages[static_cast<std::size_t>(report.bounding_stage)]; }
+
+  Scenario scenario;
+  Program program;
+  Calibration kernels;
+  CollectiveCalibration collectives;
+  Report report;
+  std::int64_t walked = 0;
+};
+
+// Every mechanism of the plans, alone and together.
+const std::vector<Json> kPlans{
+    {{"tensor_parallel", 1}},
+    {{"tensor_parallel", 8}, {"sequence_parallel", true}},
+    {{"pipeline_parallel", 4}, {"micro_batch_size", 2}},
+    {{"pipeline_parallel", 4}, {"overlap_p2p_communication", false}},
+    {{"pipeline_parallel", 4}, {"pipeline_schedule", "gpipe"}, {"recompute", "full"}},
+    {{"pipeline_parallel", 4}, {"pipeline_schedule", "interleaved"}, {"virtual_pipeline", 4}, {"tensor_parallel", 2}},
+    {{"pipeline_parallel", 4}, {"pipeline_schedule", "zb-h1"}},
+    {{"zero_stage", 1}, {"tensor_parallel", 4}},
+    {{"zero_stage", 1}, {"overlap_grad_reduce", false}, {"overlap_param_gather", false}},
+    {{"zero_stage", 2}, {"framework", "deepspeed"}},
+    {{"zero_stage", 3}, {"framework", "fsdp"}},
+    {{"zero_stage", 3}, {"framework", "fsdp-compiled"}, {"zero_shard_degree", 8}, {"prefetch", 2}},
+    {{"zero_stage", 3}, {"reshard_after_forward", false}, {"framework", "fsdp"}},
+    {{"context_parallel", 4}, {"tensor_parallel", 2}},
+    {{"optimizer_offload", true}, {"zero_stage", 1}},
+    {{"flash_attention", false}, {"recompute", "selective"}, {"tensor_parallel", 8}, {"sequence_parallel", true}},
+    {{"cuda_graphs", true}},
+};
+
+TEST(Step, TermsOfEveryStageAddUpToTheStep) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    const Evaluated e(document(plan));
+    ASSERT_GT(e.report.step_seconds, 0);
+    for (const StageReport& stage : e.report.stages) {
+      EXPECT_NEAR(stage.time.total() / e.report.step_seconds, 1, 1e-12);
+      EXPECT_NEAR(stage.busy_seconds + stage.time.bubble, e.report.step_seconds, 1e-12 * e.report.step_seconds);
+      EXPECT_GE(stage.time.bubble, -1e-12 * e.report.step_seconds);
+      EXPECT_GE(stage.time.bubble, e.bounding().time.bubble - 1e-12 * e.report.step_seconds);
+      for (double seconds : stage.time.exposed) EXPECT_GE(seconds, 0);
+    }
+    EXPECT_GE(e.report.step_seconds, e.report.pipeline_seconds);
+    EXPECT_GT(e.report.mfu, 0.01);
+    EXPECT_LT(e.report.hfu, 1);
+    EXPECT_GE(e.report.hfu, e.report.mfu);
+  }
+}
+
+TEST(Step, OpsInTheTableAddUpToTheComputeOfTheBoundingStage) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    Evaluated e(document(plan));
+    e.kernels.overlap_slowdown = 0;  // else kernels take longer in the step than the table says
+    e.run({.ops = true});
+    double kernels = 0;
+    for (const OpReport& op : e.report.ops)
+      if (op.stream == Stream::compute && op.bound.find("ring") == std::string::npos && op.bound.find("NVLS") == std::string::npos &&
+          op.bound.find("tree") == std::string::npos && op.bound.find("hierarchical") == std::string::npos)
+        kernels += op.seconds * op.times_per_step;
+    const TimeBreakdown& t = e.bounding().time;
+    EXPECT_NEAR(kernels, t.matmul + t.attention + t.memory_bound + t.recompute + t.optimizer, 1e-9 * kernels);
+  }
+}
+
+TEST(Step, ATraceConservesMemory) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    const Evaluated e(document(plan), {.timeline = true});
+    std::map<std::int32_t, std::vector<const MemorySample*>> by_stage;
+    for (const MemorySample& sample : e.report.timeline.memory) by_stage[sample.stage].push_back(&sample);
+    ASSERT_EQ(by_stage.size(), e.program.stages.size());
+    double fullest = 0;
+    for (const auto& [stage, samples] : by_stage) {
+      for (std::size_t c = 0; c < kCategories; ++c)  // all that was taken is given back
+        EXPECT_NEAR(samples.front()->bytes[c], samples.back()->bytes[c], 1) << "stage " << stage;
+      double time = 0;
+      for (const MemorySample* sample : samples) {
+        EXPECT_GE(sample->seconds, time - 1e-9);
+        time = sample->seconds;
+        for (double bytes : sample->bytes) EXPECT_GE(bytes, -1);
+        fullest = std::max(fullest, device_bytes(sample->bytes));
+      }
+    }
+    const MemoryBreakdown& m = e.report.stages[static_cast<std::size_t>(e.report.memory_stage)].memory;
+    EXPECT_NEAR(fullest, m.peak_bytes - m.framework_bytes - m.fragmentation_bytes, 1e-9 * fullest);
+    EXPECT_NEAR(device_bytes(m.bytes) + m.framework_bytes + m.fragmentation_bytes, m.peak_bytes, 1);
+    EXPECT_EQ(e.report.memory_fits, e.report.memory_peak_bytes <= e.report.memory_capacity_bytes);
+  }
+}
+
+TEST(Step, ATraceHasEverySlotWithinTheStep) {
+  const Evaluated e(document({{"pipeline_parallel", 4}, {"pipeline_schedule", "zb-h1"}}), {.timeline = true});
+  std::size_t slots = 0;
+  std::map<std::pair<std::int32_t, Stream>, double> busy_until;
+  for (const Interval& i : e.report.timeline.intervals) {
+    slots += i.kind < kSlotKinds;
+    EXPECT_LE(i.end_seconds, e.report.step_seconds * (1 + 1e-12));
+    double& until = busy_until[{i.stage, i.stream}];
+    EXPECT_GE(i.begin_seconds, until - 1e-9);
+    until = i.end_seconds;
+  }
+  EXPECT_EQ(slots, 3u * 4u * static_cast<std::size_t>(e.program.schedule.micro_batches));
+  for (const Arrow& a : e.report.timeline.arrows) EXPECT_LE(a.from_seconds, a.to_seconds);
+}
+
+TEST(Step, MoreBandwidthIsNeverSlower) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    Evaluated e(document(plan));
+    const double before = e.report.step_seconds;
+    const Cluster cluster = e.scenario.cluster;
+    const auto faster = [&](auto&& change) {
+      e.scenario.cluster = cluster;
+      change(e.scenario.cluster);
+      e.run();
+      EXPECT_LE(e.report.step_seconds, before * (1 + 1e-12));
+    };
+    faster([](Cluster& c) { c.node.intra_bytes_per_second *= 2; });
+    faster([](Cluster& c) { c.node.nic_bytes_per_second *= 2; });
+    faster([](Cluster& c) { c.device.memory_bytes_per_second *= 2; });
+    faster([](Cluster& c) { c.node.host_memory_bytes_per_second *= 2; });
+    faster([](Cluster& c) { c.node.pcie_bytes_per_second *= 2, c.device.pcie_bytes_per_second *= 2; });
+  }
+}
+
+TEST(Step, TheSameInputGivesTheSameBits) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    const Evaluated a(document(plan)), b(document(plan));
+    EXPECT_EQ(a.report.step_seconds, b.report.step_seconds);
+    EXPECT_EQ(a.report.memory_peak_bytes, b.report.memory_peak_bytes);
+  }
+}
+
+TEST(Step, AnEngineRemembersNothingOfOtherPrograms) {
+  std::vector<double> fresh, used;
+  for (const Json& plan : kPlans) fresh.push_back(Evaluated(document(plan)).report.step_seconds);
+  const Evaluated first(document(kPlans[0]));
+  AnalyticalEngine engine(first.scenario.cluster, first.kernels, first.collectives);
+  Program program;
+  Report report;
+  for (const Json& plan : kPlans) {
+    lower(read_scenario(document(plan), {"test", {}}), program);
+    engine.evaluate(program, Dtype::bf16, {.timeline = true, .ops = true}, report);
+    engine.evaluate(program, Dtype::bf16, {}, report);
+    used.push_back(report.step_seconds);
+    EXPECT_TRUE(report.ops.empty() && report.timeline.intervals.empty());
+  }
+  EXPECT_EQ(fresh, used);
+}
+
+TEST(Cost, DoesNotGrowWithLayersOrReplicas) {
+  const auto walked = [](int layers, int nodes) {
+    Json doc = document({{"zero_stage", 3}, {"framework", "fsdp"}, {"prefetch", 1}}, nodes);
+    doc["model"] = {{"preset", "llama-2-7b"}, {"layers", layers}};
+    doc["workload"]["global_batch_size"] = 16 * nodes;
+    return Evaluated(doc).walked;
+  };
+  const std::int64_t instances = walked(32, 4);
+  EXPECT_EQ(walked(320, 4), instances);
+  EXPECT_LE(walked(32, 400), instances);
+  EXPECT_LT(instances, 60);
+}
+
+TEST(Step, LayersBehindEachOtherCostWhatTheyCostOneByOne) {
+  // The same chunk as one run of 12 and as runs of 5, 1 and 6.
+  Evaluated whole(document({{"tensor_parallel", 8}})), parts(document({{"tensor_parallel", 8}}));
+  auto& runs = parts.program.stages[0][0].runs;
+  ASSERT_EQ(runs.size(), 3u);
+  const orrery::Run layers = runs[1];
+  runs.erase(runs.begin() + 1);
+  runs.insert(runs.begin() + 1, {orrery::Run{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
+  for (auto* e : {&whole, &parts})
+    for (Piece& piece : e->program.pieces) piece.update.ops.clear();  // once a run, so they would differ
+  whole.run();
+  parts.run();
+  EXPECT_NEAR(whole.report.step_seconds, parts.report.step_seconds, 1e-12 * whole.report.step_seconds);
+  EXPECT_EQ(whole.report.memory_peak_bytes, parts.report.memory_peak_bytes);
+}
+
+// Renames axes everywhere: in the mesh's order and degrees, and in the ops' groups.
+void swap_axes(Program& program, MeshAxis a, MeshAxis b) {
+  std::swap(program.mesh.size(a), program.mesh.size(b));
+  for (MeshAxis& axis : program.mesh.order) axis = axis == a ? b : axis == b ? a : axis;
+  const auto swapped = [&](MeshAxes axes) {
+    MeshAxes result;
+    for (int i = 0; i < kMeshAxes; ++i) {
+      const auto axis = static_cast<MeshAxis>(i);
+      if (axes.contains(axis)) result = result | MeshAxes(axis == a ? b : axis == b ? a : axis);
+    }
+    return result;
+  };
+  for (Piece& piece : program.pieces)
+    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+      for (Op& op : block->ops) op.axes = swapped(op.axes);
+}
+
+TEST(Step, ARenamingOfAxesChangesNothing) {
+  Evaluated e(document({{"tensor_parallel", 4}, {"zero_stage", 3}, {"zero_shard_degree", 2}}));
+  const double before = e.report.step_seconds;
+  for (const auto& [a, b] : {std::pair{MeshAxis::tp, MeshAxis::ep}, {MeshAxis::dp_shard, MeshAxis::dp_replicate}}) {
+    swap_axes(e.program, a, b);
+    e.run();
+    EXPECT_EQ(e.report.step_seconds, before);
+  }
+}
+
+// One stage of `layers` kernels of a second each way, by hand.
+Program handmade_program(const Piece& piece, std::int64_t layers, std::int64_t micro_batches) {
+  Program p;
+  p.pieces.push_back(piece);
+  p.stages = {{Chunk{{{0, layers}}}}};
+  p.schedule.micro_batches = micro_batches;
+  p.schedule.position = {0};
+  const auto n = static_cast<std::uint32_t>(micro_batches);
+  p.schedule.segments = {{{{{SlotKind::forward, 0, 0}, {SlotKind::backward, 0, 0}}}, 2, n}};
+  p.schedule.stages = {{0, 1, 1, 1, 0, 0}};
+  p.runtime.allocator_granularity_bytes = 1;
+  p.model.flops_per_step = 1;
+  p.model.tokens_per_step = 24;
+  return p;
+}
+
+Report evaluate(const SlowCluster& world, const Program& program) {
+  AnalyticalEngine engine(world.cluster, world.kernels, world.collectives);
+  Report report;
+  engine.evaluate(program, Dtype::bf16, {}, report);
+  return report;
+}
+
+TEST(HandmadeStep, IsItsSlotsTheDrainAndTheUpdate) {
+  Handmade h;
+  h.kernel(h.piece.forward, 1);
+  const TensorId g = h.kernel(h.piece.backward, 2).writes[0];
+  h.copy(h.piece.backward, Stream::data_communication, 5, {g}).when = When::last_micro_batch;
+  h.kernel(h.piece.update, 3);
+  const Report r = evaluate(SlowCluster(), handmade_program(h.piece, 4, 6));
+  // Slots 6 x 4 x 3. In the last backward gradients are there at 2, 4, 6, 8; the copies end at 7, 12, 17, 22: 14 later.
+  EXPECT_DOUBLE_EQ(r.pipeline_seconds, 72);
+  EXPECT_DOUBLE_EQ(r.step_seconds, 72 + 14 + 12);
+  const TimeBreakdown& t = r.stages[0].time;
+  EXPECT_DOUBLE_EQ(t.memory_bound, 72);
+  EXPECT_DOUBLE_EQ(t.exposed[static_cast<std::size_t>(Stream::data_communication)], 14);
+  EXPECT_DOUBLE_EQ(t.optimizer, 12);
+  EXPECT_DOUBLE_EQ(t.bubble, 0);
+  EXPECT_DOUBLE_EQ(r.tokens_per_second, 24.0 / 98);
+}
+
+TEST(HandmadeStep, ReductionsOfEveryMicroBatchPileUp) {
+  Handmade h;
+  h.kernel(h.piece.forward, 1);
+  const TensorId g = h.kernel(h.piece.backward, 1).writes[0];
+  h.copy(h.piece.backward, Stream::data_communication, 3, {g});
+  // Slots 0-1-2, ...: gradients at 2, 4, 6, 8; reductions 2-5, 5-8, 8-11, 11-14; slots end at 8.
+  const Report r = evaluate(SlowCluster(), handmade_program(h.piece, 1, 4));
+  EXPECT_DOUBLE_EQ(r.step_seconds, 14);
+  EXPECT_DOUBLE_EQ(r.stages[0].time.exposed[static_cast<std::size_t>(Stream::data_communication)], 6);
+}
+
+TEST(HandmadeStep, PeakMemoryIsWhatIsInFlightAtItsWorst) {
+  Handmade h;
+  const TensorId a = h.kernel(h.piece.forward, 100).writes[0];
+  const TensorId weights = h.tensor(1000, Category::parameter, true);
+  h.kernel(h.piece.forward, 7, {weights});
+  h.kernel(h.piece.backward, 1, {a});
+  Program p = handmade_program(h.piece, 3, 2);
+  p.runtime.context_bytes = 10000;
+  p.runtime.allocator_fragmentation = 0.5;
+  const Report r = evaluate(SlowCluster(), p);
+  const MemoryBreakdown& m = r.stages[0].memory;
+  EXPECT_DOUBLE_EQ(m.bytes[static_cast<std::size_t>(Category::parameter)], 3000);
+  EXPECT_DOUBLE_EQ(m.bytes[static_cast<std::size_t>(Category::activation)], 307);  // the third forward
+  EXPECT_DOUBLE_EQ(m.fragmentation_bytes, 153.5);
+  EXPECT_DOUBLE_EQ(m.peak_bytes, 3000 + 307 + 153.5 + 10000);
+}
+
+TEST(HandmadeStep, AHostKernelNeedsAHostMemoryRate) {
+  Handmade h;
+  h.kernel(h.piece.forward, 1);
+  h.copy(h.piece.update, Stream::host, 1);
+  SlowCluster world;
+  world.cluster.node.host_memory_bytes_per_second = 0;
+  try {
+    evaluate(world, handmade_program(h.piece, 1, 1));
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().pointer, "/cluster/node/host_memory_bytes_per_second");
+  }
+}
+
+}  // namespace
+}  // namespace orrery
