@@ -87,7 +87,8 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
     file.open(input);
     if (!file || file.peek() == std::ifstream::traits_type::eof()) {
       const char* reason = file ? "the file is empty" : std::strerror(errno);
-      if (!file || file.bad()) throw InputError({name, ""}, fmt::format("nothing ({})", reason), "a readable file of JSON lines");
+      if (!file || file.bad())
+        throw InputError({name, ""}, fmt::format("nothing ({})", reason), "a readable file of JSON lines");
       file.clear();
     }
   }

@@ -12,8 +12,8 @@ namespace orrery {
 // The report with the version; `ops` keeps the list of ops.
 nlohmann::ordered_json result_json(const Report& report, bool ops);
 
-// Each line of `input` ("-": standard input) is a scenario; `output` gets its result, or {"error": {...}}, on the line of
-// the same number. Relative paths in a scenario start from the folder of `input`.
+// Each line of `input` ("-": standard input) is a scenario; `output` gets its result, or {"error": {...}}, on the line
+// of the same number. Relative paths in a scenario start from the folder of `input`.
 void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output, bool ops);
 
 }  // namespace orrery

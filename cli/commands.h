@@ -1,5 +1,5 @@
-// The subcommands of `orrery`. Each function adds one, with its options and what it does; what a subcommand finds wrong it
-// throws (InputError), and main turns it into one line and an exit code.
+// The subcommands of `orrery`. Each function adds one, with its options and what it does; what a subcommand finds wrong
+// it throws (InputError), and main turns it into one line and an exit code.
 #pragma once
 
 namespace CLI {

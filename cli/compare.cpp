@@ -37,7 +37,8 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
 }
 
 std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets) {
-  std::string text = std::string(letter) + ": " + title_of(side.simulation.scenario).front() + " (" + side.source.file + ")";
+  std::string text =
+      std::string(letter) + ": " + title_of(side.simulation.scenario).front() + " (" + side.source.file + ")";
   for (const std::string& set : own_sets) text += ", " + set;
   return text;
 }
@@ -56,9 +57,9 @@ void compare(const Arguments& arguments) {
     outputs.add(arguments.json, json.dump(2) + "\n");
   }
   if (arguments.json != "-")
-    outputs.add("-", comparison_table(report_a, report_b,
-                                      {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
-                                      {.colour = colour_wanted()}));
+    outputs.add("-",
+                comparison_table(report_a, report_b, {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
+                                 {.colour = colour_wanted()}));
   outputs.commit();
 }
 
@@ -66,7 +67,8 @@ void compare(const Arguments& arguments) {
 
 void add_compare(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
+  CLI::App* command =
+      app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
   command->footer(kExamples);
   command->add_option("A", arguments->a, "A scenario (as for simulate)")->required();
   command->add_option("B", arguments->b, "Another; A again when left out");
@@ -76,7 +78,8 @@ void add_compare(CLI::App& app) {
   sets("--set", arguments->sets, "Override a field of both");
   sets("--set-a", arguments->sets_a, "Override a field of A");
   sets("--set-b", arguments->sets_b, "Override a field of B");
-  command->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
+  command
+      ->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
       ->type_name("FILE");
   command->callback([arguments] { compare(*arguments); });
 }

@@ -27,7 +27,8 @@ struct OpInPlace {
 // Ops of one block may share a name (a product's two gradients): told apart by what they move, then by their order.
 const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& op, const Piece& piece) {
   const double moved = bytes(op, piece.tensors) / op.count;
-  const auto same = std::find_if(candidates.begin(), candidates.end(), [&](const OpReport* r) { return r->bytes == moved; });
+  const auto same =
+      std::find_if(candidates.begin(), candidates.end(), [&](const OpReport* r) { return r->bytes == moved; });
   const auto chosen = same != candidates.end() ? same : candidates.begin();
   const OpReport* report = *chosen;
   if (candidates.size() > 1) candidates.erase(chosen);
@@ -55,15 +56,16 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
 }
 
 void append_op_head(std::string& text) {
-  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "a step", "share", "TFLOP/s",
-                      "bound by");
+  text += fmt::format("  {:<44}{:>11}{:>10}{:>12}{:>9}{:>12}  {}\n", "op", "once", "times", "a step", "share",
+                      "TFLOP/s", "bound by");
 }
 
 void append_op(std::string& text, const OpReport& op, double step_seconds) {
   const double total = op.seconds * op.times_per_step;
   const std::string rate = op.flops > 0 && op.seconds > 0 ? fmt::format("{:.1f}", op.flops / op.seconds * 1e-12) : "";
-  text += fmt::format("  {:<44}{:>11}{:>10.6g}{:>12}{:>9}{:>12}  {}\n", op.name, seconds_text(op.seconds), op.times_per_step,
-                      seconds_text(total), step_seconds > 0 ? percent_text(total / step_seconds) : "", rate, op.bound);
+  text += fmt::format("  {:<44}{:>11}{:>10.6g}{:>12}{:>9}{:>12}  {}\n", op.name, seconds_text(op.seconds),
+                      op.times_per_step, seconds_text(total),
+                      step_seconds > 0 ? percent_text(total / step_seconds) : "", rate, op.bound);
 }
 
 std::string indented(const std::string& text) {
@@ -95,8 +97,9 @@ std::string explain_ops(const std::vector<OpInPlace>& ops, const Simulation& sim
     append_op(text, *place.report, simulation.report.step_seconds);
     text += indented(formula(place, simulation));
   }
-  return text + fmt::format("\nkernels: {}\ncollectives in a node: {}\ncollectives between nodes: {}\n", simulation.kernels->source,
-                            simulation.collectives->intra_source, simulation.collectives->inter_source);
+  return text + fmt::format("\nkernels: {}\ncollectives in a node: {}\ncollectives between nodes: {}\n",
+                            simulation.kernels->source, simulation.collectives->intra_source,
+                            simulation.collectives->inter_source);
 }
 
 // ---- terms
@@ -134,8 +137,9 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
                                  percent_text(report.step_seconds > 0 ? term.seconds / report.step_seconds : 0));
   const auto definition = std::find_if(std::begin(kDefinitions), std::end(kDefinitions),
                                        [&](const TermText& t) { return term.name == t.name; });
-  text += definition != std::end(kDefinitions) ? definition->definition
-                                               : "the compute stream waits for what runs on this stream; the rest is hidden under compute";
+  text += definition != std::end(kDefinitions)
+              ? definition->definition
+              : "the compute stream waits for what runs on this stream; the rest is hidden under compute";
   text += '\n';
   const Program& program = *simulation.program;
   if (term.name == "bubble") {
@@ -145,7 +149,8 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
         "for comparison, with equal stages and free transfers (Narayanan et al. 2021, section 2.2): "
         "(p - 1) / (v m) = {:.4f} of the compute time\n",
         program.schedule.micro_batches, stages, program.schedule.chunks,
-        static_cast<double>(stages - 1) / static_cast<double>(program.schedule.chunks * program.schedule.micro_batches));
+        static_cast<double>(stages - 1) /
+            static_cast<double>(program.schedule.chunks * program.schedule.micro_batches));
   }
   if (term.name == "host_issue")
     text += fmt::format("{} per kernel in the forward, {} in the backward{}\n",
@@ -163,11 +168,13 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
 }
 
 std::string explain_step(const Report& report) {
-  std::string text = fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
-                                 seconds_text(report.step_seconds));
+  std::string text =
+      fmt::format("step time: {}, the sum of what the compute stream of the bounding stage does and waits for\n",
+                  seconds_text(report.step_seconds));
   if (report.stages.empty()) return text;
   for (const Term& term : terms_of(report.stages[static_cast<std::size_t>(report.bounding_stage)].time))
-    if (term.seconds != 0) text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.seconds), term.name);
+    if (term.seconds != 0)
+      text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.seconds), term.name);
   return text;
 }
 
@@ -179,18 +186,19 @@ std::string explain_mfu(const Simulation& simulation) {
       "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} TFLOP/s)\n"
       "{}\nattention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
       "peak of {}: {}\n",
-      percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12, flop_convention(),
-      work.flops_per_step_full_attention, percent_text(r.mfu_full_attention), simulation.scenario.cluster.device.name,
-      simulation.scenario.cluster.device.source);
+      percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12,
+      flop_convention(), work.flops_per_step_full_attention, percent_text(r.mfu_full_attention),
+      simulation.scenario.cluster.device.name, simulation.scenario.cluster.device.source);
 }
 
 std::string explain_memory(const Report& r) {
-  std::string text = fmt::format("memory: {} of {} at the peak, on the fullest stage\n", bytes_text(r.memory_peak_bytes),
-                                 bytes_text(r.memory_capacity_bytes));
+  std::string text = fmt::format("memory: {} of {} at the peak, on the fullest stage\n",
+                                 bytes_text(r.memory_peak_bytes), bytes_text(r.memory_capacity_bytes));
   if (r.stages.empty()) return text;
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
-  text += fmt::format("stage {}, {:.4g} micro-batches in flight; every tensor lives from its first definition to its last use\n",
-                      stage.stage, stage.in_flight_micro_batches);
+  text += fmt::format(
+      "stage {}, {:.4g} micro-batches in flight; every tensor lives from its first definition to its last use\n",
+      stage.stage, stage.in_flight_micro_batches);
   for (const MemoryTerm& term : terms_of(stage.memory))
     if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
   return text;
@@ -211,7 +219,8 @@ std::string explain(const std::string& name, const Simulation& simulation) {
   std::vector<std::string> known{"step", "mfu", "memory"};
   const Report& report = simulation.report;
   const TimeBreakdown none;
-  for (const Term& term : terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
+  for (const Term& term :
+       terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
     if (term.name == name) return explain_term(term, ops, simulation);
     known.push_back(term.name);
   }
@@ -219,8 +228,8 @@ std::string explain(const std::string& name, const Simulation& simulation) {
     known.push_back(place.name);
     known.emplace_back(place.op->name);
   }
-  throw InputError({"--explain", ""}, describe(name), "an op (see --ops) or a term: step, mfu, memory, matmul, bubble, ...",
-                   nearest_name(name, known));
+  throw InputError({"--explain", ""}, describe(name),
+                   "an op (see --ops) or a term: step, mfu, memory, matmul, bubble, ...", nearest_name(name, known));
 }
 
 std::string op_table(const Simulation& simulation) {

@@ -27,8 +27,9 @@ std::vector<Row> models() {
   std::vector<Row> rows;
   for (const std::string& name : model_names()) {
     const Model model = read_model(name, {});
-    rows.push_back({name, fmt::format("{} parameters, {} layers, hidden {}", rate_text(static_cast<double>(parameters(model))),
-                                      model.layers + model.decoder_layers, model.hidden)});
+    rows.push_back(
+        {name, fmt::format("{} parameters, {} layers, hidden {}", rate_text(static_cast<double>(parameters(model))),
+                           model.layers + model.decoder_layers, model.hidden)});
   }
   return rows;
 }
@@ -37,9 +38,9 @@ std::vector<Row> devices() {
   std::vector<Row> rows;
   for (const std::string& name : device_names()) {
     const Device device = find_device(name);
-    rows.push_back({name, fmt::format("{} {}: {:.0f} TFLOP/s bf16, {} at {:.0f} GB/s", device.vendor, device.architecture,
-                                      device.peak(Dtype::bf16) * 1e-12, bytes_text(device.memory_bytes),
-                                      device.memory_bytes_per_second * 1e-9)});
+    rows.push_back({name, fmt::format("{} {}: {:.0f} TFLOP/s bf16, {} at {:.0f} GB/s", device.vendor,
+                                      device.architecture, device.peak(Dtype::bf16) * 1e-12,
+                                      bytes_text(device.memory_bytes), device.memory_bytes_per_second * 1e-9)});
   }
   return rows;
 }
@@ -60,8 +61,9 @@ std::vector<Row> fabrics() {
   std::vector<Row> rows;
   for (const std::string& name : fabric_names()) {
     const Fabric fabric = find_fabric(name);
-    rows.push_back({name, fmt::format("{}, oversubscription {:g}", kFabricKindNames[static_cast<std::size_t>(fabric.kind)],
-                                      fabric.oversubscription)});
+    rows.push_back(
+        {name, fmt::format("{}, oversubscription {:g}", kFabricKindNames[static_cast<std::size_t>(fabric.kind)],
+                           fabric.oversubscription)});
   }
   return rows;
 }
@@ -78,14 +80,16 @@ std::vector<Row> clusters() {
 std::vector<Row> strategies() {
   std::vector<Row> rows;
   for (const Strategy& strategy : all_strategies())
-    rows.push_back({std::string(strategy.name), std::string(strategy.summary) +
-                                                    (strategy.paper == "-" ? "" : fmt::format(" ({})", strategy.paper))});
+    rows.push_back(
+        {std::string(strategy.name),
+         std::string(strategy.summary) + (strategy.paper == "-" ? "" : fmt::format(" ({})", strategy.paper))});
   return rows;
 }
 
 std::vector<Row> scenarios() {
   std::vector<Row> rows;
-  for (const BundledScenario& scenario : bundled_scenarios()) rows.push_back({scenario.name, std::string(scenario.path)});
+  for (const BundledScenario& scenario : bundled_scenarios())
+    rows.push_back({scenario.name, std::string(scenario.path)});
   return rows;
 }
 
@@ -93,8 +97,9 @@ struct Listing {
   const char* name;
   std::vector<Row> (*rows)();
 };
-constexpr Listing kListings[] = {{"models", models},   {"clusters", clusters},     {"nodes", nodes},        {"devices", devices},
-                                 {"fabrics", fabrics}, {"strategies", strategies}, {"scenarios", scenarios}};
+constexpr Listing kListings[] = {{"models", models},      {"clusters", clusters}, {"nodes", nodes},
+                                 {"devices", devices},    {"fabrics", fabrics},   {"strategies", strategies},
+                                 {"scenarios", scenarios}};
 
 std::string text_of(const std::vector<Row>& rows, bool json) {
   if (json) {

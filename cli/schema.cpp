@@ -11,7 +11,9 @@ namespace orrery {
 
 void add_schema(CLI::App& app) {
   CLI::App* command = app.add_subcommand("schema", "Print the JSON Schema of scenarios");
-  command->footer("Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a scenario");
+  command->footer(
+      "Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a "
+      "scenario");
   command->callback([] { print(scenario_schema().dump(2) + "\n"); });
 }
 

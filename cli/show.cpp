@@ -43,7 +43,8 @@ Json find(const std::string& name) {
   look("device", [&] { return Json(to_json(find_device(name))); });
   look("fabric", [&] { return Json(to_json(find_fabric(name))); });
   for (const Strategy& strategy : all_strategies())
-    if (strategy.name == name) found["strategy"] = {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
+    if (strategy.name == name)
+      found["strategy"] = {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
   for (const BundledScenario& scenario : bundled_scenarios())
     if (scenario.name == name) {
       found["scenario"] = parse_json(scenario.text, std::string(scenario.path));
@@ -94,7 +95,8 @@ void add_show(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("show", "Show a preset with all its figures and their sources");
   command->footer("Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json");
-  command->add_option("NAME", arguments->name, "A model, cluster, node, device, fabric, strategy or bundled scenario")->required();
+  command->add_option("NAME", arguments->name, "A model, cluster, node, device, fabric, strategy or bundled scenario")
+      ->required();
   command->add_flag("--json", arguments->json, "As a JSON object by kind");
   command->callback([arguments] {
     const Json found = find(arguments->name);

@@ -82,10 +82,14 @@ void simulate(const Arguments& arguments) {
 
 void add_simulate(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("simulate", "Predict one training step: time, throughput, memory, and what bounds it");
+  CLI::App* command =
+      app.add_subcommand("simulate", "Predict one training step: time, throughput, memory, and what bounds it");
   command->footer(kExamples);
-  command->add_option("SCENARIO", arguments->scenario, "A bundled scenario's name, a JSON file, or - for standard input");
-  command->add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
+  command->add_option("SCENARIO", arguments->scenario,
+                      "A bundled scenario's name, a JSON file, or - for standard input");
+  command
+      ->add_option("--set", arguments->sets,
+                   "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
   const auto file = [&](const char* name, std::string& path, const char* text) {
@@ -96,7 +100,8 @@ void add_simulate(CLI::App& app) {
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
-  command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")->type_name("OP|TERM");
+  command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
+      ->type_name("OP|TERM");
   command->add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
   command->add_option("--engine", arguments->engine, "How the program is timed")->check(CLI::IsMember({"analytical"}));
   command->callback([arguments] { simulate(*arguments); });

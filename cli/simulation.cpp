@@ -17,10 +17,14 @@ namespace {
 // The dtype whose peak MFU is a share of.
 Dtype mfu_dtype(precision::Mix mix) {
   switch (mix) {
-    case precision::Mix::bf16: return Dtype::bf16;
-    case precision::Mix::fp16: return Dtype::fp16;
-    case precision::Mix::fp32: return Dtype::fp32;
-    case precision::Mix::fp8: return Dtype::fp8;
+    case precision::Mix::bf16:
+      return Dtype::bf16;
+    case precision::Mix::fp16:
+      return Dtype::fp16;
+    case precision::Mix::fp32:
+      return Dtype::fp32;
+    case precision::Mix::fp8:
+      return Dtype::fp8;
   }
   return Dtype::bf16;
 }
@@ -35,8 +39,12 @@ class FieldTexts final : public FieldVisitor {
 
  protected:
   void add(const char* name, const std::string& value) { fields.push_back({fmt::format("{} {}", name, value), value}); }
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override { add(name, std::to_string(value)); }
-  void number(const char* name, double& value, NumberRange, const char*) override { add(name, fmt::format("{}", value)); }
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    add(name, std::to_string(value));
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    add(name, fmt::format("{}", value));
+  }
   void boolean(const char* name, bool& value, const char*) override {
     fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false"});
   }
@@ -68,7 +76,8 @@ struct Simulator::Rep {
 Simulator::Simulator() : rep_(std::make_unique<Rep>()) {}
 Simulator::~Simulator() = default;
 
-Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source, const AnalyticalOptions& options) {
+Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source,
+                               const AnalyticalOptions& options) {
   Simulation result;
   result.scenario = rep_->reader.read(document, source);
   const Cluster& cluster = result.scenario.cluster;
@@ -91,15 +100,19 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
 
 std::vector<std::string> title_of(const Scenario& scenario) {
   const Cluster& cluster = scenario.cluster;
-  const auto named = [](const std::string& name, const char* otherwise) { return name.empty() ? otherwise : name.c_str(); };
+  const auto named = [](const std::string& name, const char* otherwise) {
+    return name.empty() ? otherwise : name.c_str();
+  };
   std::vector<std::string> lines;
   lines.push_back(fmt::format("{} on {} x {} ({} x {})", named(scenario.model.name, "an unnamed model"), cluster.nodes,
                               named(cluster.node.name, "an unnamed node"), cluster.devices(),
                               named(cluster.device.name, "an unnamed device")));
   const Model& model = scenario.model;
   const bool images = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
-  const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
-  lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}", scenario.workload.global_batch_size,
+  const std::int64_t length =
+      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+  lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
+                              scenario.workload.global_batch_size,
                               images ? "images" : fmt::format("sequences of {} tokens", length),
                               data_parallel_degree(scenario), micro_batches(scenario)));
   const auto usual = texts_of(Plan{});

@@ -101,10 +101,12 @@ Part open_part(const Json& value, const char* key, const std::string& file, bool
                    nearest_name(text, names_of(scenarios)));
 }
 
-// The object that a name or a path at `pointer` stands for, so that one of its fields can differ; any other string as is.
+// The object that a name or a path at `pointer` stands for, so that one of its fields can differ; any other string as
+// is.
 Json opened_up(const Json& name, const std::string& pointer, const std::string& file) {
   if (pointer == "/workload" || pointer == "/plan") return open_part(name, pointer.c_str() + 1, file, false).json;
-  if (pointer == "/cluster/node" || pointer == "/cluster/device" || pointer == "/cluster/fabric") return {{"base", name}};
+  if (pointer == "/cluster/node" || pointer == "/cluster/device" || pointer == "/cluster/fabric")
+    return {{"base", name}};
   if (pointer != "/model" && pointer != "/cluster") return name;
   Json opened = open_part(name, pointer.c_str() + 1, file, true).json;
   if (!opened.is_string()) return opened;
@@ -152,7 +154,8 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
       at = &(*at)[std::stoul(key)];
     } else {
       if (at->is_null()) *at = Json::object();
-      if (!at->is_object()) throw InputError({where.file, pointer}, describe(*at), fmt::format("an object to set \"{}\" in", key));
+      if (!at->is_object())
+        throw InputError({where.file, pointer}, describe(*at), fmt::format("an object to set \"{}\" in", key));
       at = &(*at)[key];
     }
     pointer = pointer_to(pointer, key);
@@ -160,7 +163,8 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
   *at = parse_value(assignment.value);
 }
 
-Json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets, ScenarioSource& source) {
+Json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
+                            ScenarioSource& source) {
   const auto scenarios = bundled_scenarios();
   Json document;
   if (const BundledScenario* bundled = find_bundled(scenarios, name_or_path)) {
@@ -169,7 +173,8 @@ Json load_scenario_document(const std::string& name_or_path, const std::vector<s
   } else {
     std::error_code ignored;
     if (name_or_path != "-" && !is_path(name_or_path) && !std::filesystem::exists(name_or_path, ignored))
-      throw InputError({}, describe(Json(name_or_path)), "a scenario's file, or the name of a bundled one (orrery list scenarios)",
+      throw InputError({}, describe(Json(name_or_path)),
+                       "a scenario's file, or the name of a bundled one (orrery list scenarios)",
                        nearest_name(name_or_path, names_of(scenarios)));
     source = {name_or_path == "-" ? "<stdin>" : name_or_path, sets};
     document = parse_json_file(name_or_path);
@@ -191,8 +196,8 @@ namespace {
 
 // The value that `read` makes of a part, from `cache` when the same part was read before.
 template <class Value, class Read>
-const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& json, const char* key, const std::string& file,
-                    Read read) {
+const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& json, const char* key,
+                    const std::string& file, Read read) {
   const std::string text = std::filesystem::path(file).parent_path().string() + '\n' + json.dump();
   const auto found = cache.find(text);
   if (found != cache.end()) return found->second;
@@ -219,8 +224,9 @@ Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source
     Scenario scenario;
     scenario.model = cached(cache_->models, *model, "model", source.file,
                             [](const Json& json, const InputError::Where& where) { return read_model(json, where); });
-    scenario.cluster = cached(cache_->clusters, *cluster, "cluster", source.file,
-                              [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
+    scenario.cluster =
+        cached(cache_->clusters, *cluster, "cluster", source.file,
+               [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
     scenario.workload = read_fields<Workload>(open_part(*workload, "workload", source.file, /*keep_names=*/false));
     if (plan != nullptr) scenario.plan = read_fields<Plan>(open_part(*plan, "plan", source.file, /*keep_names=*/false));
     return scenario;
@@ -231,7 +237,9 @@ Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source
   }
 }
 
-Scenario read_scenario(const Json& document, const ScenarioSource& source) { return ScenarioReader().read(document, source); }
+Scenario read_scenario(const Json& document, const ScenarioSource& source) {
+  return ScenarioReader().read(document, source);
+}
 
 std::vector<BundledScenario> bundled_scenarios() {
   constexpr std::string_view kLead = "example";

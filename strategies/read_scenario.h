@@ -4,8 +4,9 @@
 //     "workload": { "sequence_length": 8192, "global_batch_size": 512 },
 //     "plan": { "tensor_parallel": 8, "pipeline_parallel": 4 } }
 //
-// Each part is written inline, or is a string: the path of a JSON file when it ends in .json or contains a '/' (relative
-// to the scenario's file), else the name of a preset. A workload or plan has the presets of the bundled scenarios.
+// Each part is written inline, or is a string: the path of a JSON file when it ends in .json or contains a '/'
+// (relative to the scenario's file), else the name of a preset. A workload or plan has the presets of the bundled
+// scenarios.
 #pragma once
 
 #include <memory>
@@ -33,7 +34,8 @@ struct ScenarioSource {
 // created; a part that is a preset's name or a file is opened up first. `file` is the document's, for relative paths.
 void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
 
-// The document of a bundled scenario's name, a path, or "-" (standard input), with `sets` applied in order. Fills `source`.
+// The document of a bundled scenario's name, a path, or "-" (standard input), with `sets` applied in order. Fills
+// `source`.
 nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
                                       ScenarioSource& source);
 

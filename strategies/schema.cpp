@@ -35,8 +35,12 @@ class Properties final : public FieldVisitor {
     if (range.most != std::numeric_limits<double>::max()) type["maximum"] = range.most;
     add(name, std::move(type), doc, value);
   }
-  void boolean(const char* name, bool& value, const char* doc) override { add(name, {{"type", "boolean"}}, doc, value); }
-  void text(const char* name, std::string& value, const char* doc) override { add(name, {{"type", "string"}}, doc, value); }
+  void boolean(const char* name, bool& value, const char* doc) override {
+    add(name, {{"type", "boolean"}}, doc, value);
+  }
+  void text(const char* name, std::string& value, const char* doc) override {
+    add(name, {{"type", "string"}}, doc, value);
+  }
   void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) override {
     add(name, {{"type", "array"}, {"items", integer_type(range)}}, doc, value);
   }
@@ -77,7 +81,9 @@ void add_documentation(Json& properties) {
 
 Json object(const char* description, Json properties, std::vector<std::string> required = {}) {
   add_documentation(properties);
-  Json json{{"description", description}, {"type", "object"}, {"properties", std::move(properties)},
+  Json json{{"description", description},
+            {"type", "object"},
+            {"properties", std::move(properties)},
             {"additionalProperties", false}};
   if (!required.empty()) json["required"] = std::move(required);
   return json;
@@ -91,7 +97,8 @@ Json name(const char* description, const std::vector<std::string>& names) {
 Json either(Json first, Json second) { return {{"anyOf", Json::array({std::move(first), std::move(second)})}}; }
 
 Json with_base(Json properties, const char* what, const std::vector<std::string>& names) {
-  properties["base"] = name((std::string("preset of the ") + what + " whose fields are taken where absent here").c_str(), names);
+  properties["base"] =
+      name((std::string("preset of the ") + what + " whose fields are taken where absent here").c_str(), names);
   return properties;
 }
 
@@ -112,9 +119,11 @@ Json cluster_schema(const Json& own_properties) {
   properties["device"] = reference("device");
   properties["node"] = reference("node");
   properties["fabric"] = reference("fabric");
-  properties["topology_file"] = Json{{"description", "output of `nvidia-smi topo -m` on such a node"}, {"type", "string"}};
-  return either(name("a preset, or the path of a JSON file", cluster_names()),
-                object("nodes of a kind, joined by a fabric", with_base(std::move(properties), "cluster", cluster_names())));
+  properties["topology_file"] =
+      Json{{"description", "output of `nvidia-smi topo -m` on such a node"}, {"type", "string"}};
+  return either(
+      name("a preset, or the path of a JSON file", cluster_names()),
+      object("nodes of a kind, joined by a fabric", with_base(std::move(properties), "cluster", cluster_names())));
 }
 
 Json definitions() {
@@ -136,8 +145,9 @@ Json definitions() {
                           object("an accelerator", with_base(std::move(device), "device", device_names())));
   json["node"] = either(name("a preset", node_names()),
                         object("a host with its devices", with_base(std::move(node), "node", node_names())));
-  json["fabric"] = either(name("a preset", fabric_names()),
-                          object("how nodes are joined", with_base(properties_of<Fabric>(false), "fabric", fabric_names())));
+  json["fabric"] =
+      either(name("a preset", fabric_names()),
+             object("how nodes are joined", with_base(properties_of<Fabric>(false), "fabric", fabric_names())));
   json["workload"] = either(elsewhere, object("what is fed to the model each step", properties_of<Workload>(true)));
   json["plan"] = either(elsewhere, object("how the work is laid over the devices", properties_of<Plan>(true)));
   return json;

@@ -8,7 +8,7 @@ namespace orrery {
 namespace {
 
 constexpr auto kCompute = static_cast<std::size_t>(Stream::compute);
-constexpr int kHost = kStreams;  // as the cause of a wait
+constexpr int kHost = kStreams;      // as the cause of a wait
 constexpr double kRounding = 1e-14;  // relative to the time since the line's start
 
 constexpr Account waiting_for(int cause) {
@@ -263,8 +263,8 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   }
 }
 
-void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain, LineResult& result,
-                    bool jump) {
+void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain,
+                    LineResult& result, bool jump) {
   line_ = line;
   when_ = when;
   slowdown_ = overlap_slowdown;

@@ -7,7 +7,8 @@
 // equal layers.
 //
 // Rules of one op, in the order of issue:
-//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host and
+//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host
+//  and
 //    device start a line together.
 //  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
 //    compute and unless free_running, the kernels issued before it have finished.
@@ -57,12 +58,12 @@ struct ClockNode {
   std::uint16_t op = 0;  // the first op's index
   std::uint16_t every = 1, count = 1, prefetch = 0;
   Stream stream = Stream::compute;
-  WhenSet when = kUsual;        // runs if the line's set contains it
+  WhenSet when = kUsual;  // runs if the line's set contains it
   bool waits_for_compute = false;
-  bool once = false;            // in the last instance only that has such nodes
-  bool moves = false;           // a collective: slows kernels beside it
-  Account account = kMatmul;    // of what is not in BlockCode::busy
-  bool counted = false;         // its seconds are in BlockCode::busy
+  bool once = false;          // in the last instance only that has such nodes
+  bool moves = false;         // a collective: slows kernels beside it
+  Account account = kMatmul;  // of what is not in BlockCode::busy
+  bool counted = false;       // its seconds are in BlockCode::busy
   // Seconds by account of the kernels it merges: by which a slow-down is booked.
   std::array<double, kHostIssue> kernel_seconds{};
 };
@@ -72,19 +73,18 @@ struct BlockCode {
   static constexpr std::uint16_t kEntry = 0xfffe;  // as a dependency: the block's input, from the previous instance
 
   std::vector<ClockNode> nodes;
-  std::vector<std::uint16_t> deps;        // nodes of this block, or kEntry
-  std::vector<std::uint16_t> prefetched;  // nodes with prefetch > 0
-  std::vector<OpCost> costs;              // by op of the block
-  double graph_host_seconds = 0;          // issue of the whole block as one graph
-  std::array<Accounts, 3> busy{};         // kernel seconds of an instance, by When
+  std::vector<std::uint16_t> deps;                         // nodes of this block, or kEntry
+  std::vector<std::uint16_t> prefetched;                   // nodes with prefetch > 0
+  std::vector<OpCost> costs;                               // by op of the block
+  double graph_host_seconds = 0;                           // issue of the whole block as one graph
+  std::array<Accounts, 3> busy{};                          // kernel seconds of an instance, by When
   std::uint16_t exit_compute = kNone, exit_other = kNone;  // the nodes that finish the block's output
-  WhenSet conditions = 0;                 // of its ops: which micro-batches differ
-  bool once = false;                      // has ops that run once for all instances of the line
-  std::int64_t period = 1;                // least common multiple of `every`
+  WhenSet conditions = 0;                                  // of its ops: which micro-batches differ
+  bool once = false;                                       // has ops that run once for all instances of the line
+  std::int64_t period = 1;                                 // least common multiple of `every`
   const Piece* piece = nullptr;
   std::span<const Op> ops;
   const OpCostModel* model = nullptr;
-
 };
 
 // What a block is compiled with.
@@ -100,8 +100,8 @@ inline constexpr int kBlockKinds = 5;
 // Compiles blocks; keeps its working storage between calls.
 class BlockCompiler {
  public:
-  // `norm` and `update` are the two parts of a piece's update block: up to the exchange of the gradient norm, and after.
-  // `piece` must outlive the code.
+  // `norm` and `update` are the two parts of a piece's update block: up to the exchange of the gradient norm, and
+  // after. `piece` must outlive the code.
   void compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code);
 
  private:
@@ -129,8 +129,8 @@ struct LineItem {
 
 struct LineResult {
   double seconds = 0;
-  Accounts accounts{};                      // add up to `seconds`
-  std::array<double, kStreams> stream_end{};  // of asynchronous streams, from the line's start; 0: idle
+  Accounts accounts{};                         // add up to `seconds`
+  std::array<double, kStreams> stream_end{};   // of asynchronous streams, from the line's start; 0: idle
   std::array<double, kStreams> stream_work{};  // seconds of work on every stream
 };
 

@@ -132,7 +132,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       for (auto l = first_link; l != next; ++l)
         code.deps.push_back(l->from == BlockCode::kEntry ? BlockCode::kEntry : node_of_[l->from]);
       node.deps = static_cast<std::uint16_t>(code.deps.size() - node.first_dep);
-      if (op.every > 1 && op.every != kAllInstances) code.period = std::min<std::int64_t>(std::lcm(code.period, op.every), 1 << 20);
+      if (op.every > 1 && op.every != kAllInstances)
+        code.period = std::min<std::int64_t>(std::lcm(code.period, op.every), 1 << 20);
       if (node.prefetch > 0) code.prefetched.push_back(static_cast<std::uint16_t>(code.nodes.size()));
       code.nodes.push_back(node);
       open = &code.nodes.back();

@@ -39,11 +39,13 @@ void add(TimeBreakdown& to, const Accounts& from) {
 
 }  // namespace
 
-AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives)
+AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels,
+                                   const CollectiveCalibration& collectives)
     : rep_(std::make_unique<Rep>(cluster, kernels, collectives)) {}
 AnalyticalEngine::~AnalyticalEngine() = default;
 
-void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report) {
+void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options,
+                                Report& report) {
   Rep& r = *rep_;
   r.prepare_pieces(program);
   r.find_classes(program);
@@ -86,7 +88,8 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     const Piece& piece = program.pieces[p];
     data.memory = piece_memory(piece, program.runtime.allocator_granularity_bytes, data.most_instances, scratch);
     const CompileContext context{&costs, &program.runtime, scratch.root};
-    for (std::size_t k = 0; k < kBlockKinds; ++k) compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
+    for (std::size_t k = 0; k < kBlockKinds; ++k)
+      compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
     data.recompute_flops = 0;
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
@@ -119,15 +122,16 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain,
-                                       LineResult& result) {
+void AnalyticalEngine::Rep::clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when,
+                                       bool drain, LineResult& result) {
   line.clear();
   for (const Run& run : runs) line.push_back({&pieces[run.piece].block(kind), run.count});
   if (reversed) std::reverse(line.begin(), line.end());
   clock.run(line, when, kernels.overlap_slowdown, drain, result);
 }
 
-void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines_of) {
+void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk,
+                                        std::array<SlotLines, kSlotKinds>& lines_of) {
   for (std::size_t k = 0; k < kSlotKinds; ++k) {
     SlotLines& l = lines_of[k];
     if (k == index(SlotKind::weight_gradient) && !program.schedule.split_backward) {
@@ -145,7 +149,8 @@ void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chu
     for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
     clock_line(chunk.runs, kind, reversed, kUsual, false, l.usual);
     l.first = l.last = l.usual;
-    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(chunk.runs, kind, reversed, kFirst, false, l.first);
+    if ((conditions & bit(When::first_micro_batch)) != 0)
+      clock_line(chunk.runs, kind, reversed, kFirst, false, l.first);
     if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(chunk.runs, kind, reversed, kLast, false, l.last);
   }
 }
@@ -168,7 +173,8 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
 // Work on asynchronous streams is served in order: a slot's ends `stream_end` after the slot began, or later by what
 // was left of the slots before. Slots are taken back to back, without the bubbles between them, so that the tail is
 // never taken for shorter than it is.
-void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks) {
+void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
+                                      const std::array<SlotLines, kSlotKinds>* chunks) {
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
@@ -233,6 +239,26 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c, con
   }
 }
 
+// What the first micro-batch's forward adds, the gathering of updated parameters, needs no input: a stage gathers while
+// the pipeline fills. Only what outlasts the wait for the first input stays in the slot.
+void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  constexpr std::size_t kForward = index(SlotKind::forward);
+  bool any = false;
+  for (const auto& l : lines) any |= l[kForward].first.seconds > l[kForward].usual.seconds;
+  if (!any) return;
+  at_position.resize(program.schedule.position.size());
+  for (std::size_t i = 0; i < at_position.size(); ++i)
+    at_position[static_cast<std::size_t>(program.schedule.position[i])] = static_cast<std::uint32_t>(i);
+  double wait = 0;  // until the first input can have come through the positions before
+  for (const std::uint32_t at : at_position) {
+    const std::size_t stage = at / chunks, c = static_cast<std::size_t>(stage_class[stage]);
+    SlotLines& l = lines[c * chunks + at % chunks][kForward];
+    if (classes[c].first_stage == static_cast<std::int32_t>(stage) && wait >= l.first.seconds - l.usual.seconds) l.first = l.usual;
+    wait += l.first.seconds;
+  }
+}
+
 void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto n = static_cast<double>(program.schedule.micro_batches);
@@ -240,12 +266,15 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   seconds.resize(classes.size() * chunks);
   memory.resize(classes.size() * chunks);
   chunk_bytes.resize(classes.size() * chunks);
+  for (std::size_t i = 0; i < classes.size(); ++i)
+    for (std::size_t k = 0; k < chunks; ++k)
+      clock_chunk(program, program.stages[static_cast<std::size_t>(classes[i].first_stage)][k], lines[i * chunks + k]);
+  gather_while_waiting(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
     for (std::size_t k = 0; k < chunks; ++k) {
       auto& l = lines[i * chunks + k];
-      clock_chunk(program, stage[k], l);
       for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
         seconds[i * chunks + k][kind] = {l[kind].first.seconds, l[kind].usual.seconds, l[kind].last.seconds};
         if (n == 1) {
@@ -330,7 +359,8 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
   bounding_stage = 0;
   for (std::size_t s = 0; s < stages; ++s) {
     ends[s].bubble += step_seconds - ends[s].end;
-    if (ends[s].bubble < ends[static_cast<std::size_t>(bounding_stage)].bubble) bounding_stage = static_cast<std::int32_t>(s);
+    if (ends[s].bubble < ends[static_cast<std::size_t>(bounding_stage)].bubble)
+      bounding_stage = static_cast<std::int32_t>(s);
   }
 }
 
@@ -349,7 +379,8 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
     stage.time = {};
     add(stage.time, c.slots);
     stage.time.exposed[static_cast<std::size_t>(c.tail_stream)] += c.tail_seconds;
-    stage.time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] += pipeline.stages[s].transfer_seconds + ends[s].tied;
+    stage.time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] +=
+        pipeline.stages[s].transfer_seconds + ends[s].tied;
     add(stage.time, c.norm.accounts);
     add(stage.time, c.update.accounts);
     stage.time.bubble = ends[s].bubble;
@@ -379,18 +410,17 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   for (int s = 1; s < static_cast<int>(Stream::device_to_host); ++s)
     report.exposed_communication_seconds += time.exposed[static_cast<std::size_t>(s)];
 
-  static constexpr std::array<const char*, kStreams> kExposedWords{
-      "compute",
-      "exposed tensor-parallel communication",
-      "exposed context-parallel communication",
-      "exposed expert-parallel communication",
-      "exposed gradient reduction",
-      "exposed parameter gathering",
-      "exposed pipeline transfers",
-      "exposed copies to the host",
-      "exposed copies to the device",
-      "exposed host kernels",
-      "exposed storage transfers"};
+  static constexpr std::array<const char*, kStreams> kExposedWords{"compute",
+                                                                   "exposed tensor-parallel communication",
+                                                                   "exposed context-parallel communication",
+                                                                   "exposed expert-parallel communication",
+                                                                   "exposed gradient reduction",
+                                                                   "exposed parameter gathering",
+                                                                   "exposed pipeline transfers",
+                                                                   "exposed copies to the host",
+                                                                   "exposed copies to the device",
+                                                                   "exposed host kernels",
+                                                                   "exposed storage transfers"};
   double largest = -1;
   const auto consider = [&](double term, const char* words) {
     if (term <= largest) return;
@@ -407,8 +437,8 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   for (std::size_t s = 1; s < kStreams; ++s) consider(time.exposed[s], kExposedWords[s]);
 
   if (!kernels.measured)
-    report.notes.push_back("kernel efficiencies of " + cluster.device.name + " are borrowed from " + kernels.borrowed_from +
-                           ": none were measured on it");
+    report.notes.push_back("kernel efficiencies of " + cluster.device.name + " are borrowed from " +
+                           kernels.borrowed_from + ": none were measured on it");
   if (!kernels.attention_borrowed_from.empty())
     report.notes.push_back("attention efficiencies of " + cluster.device.name + " are borrowed from " +
                            kernels.attention_borrowed_from);

@@ -2,12 +2,13 @@
 // latency-bandwidth models, streams by list scheduling of one instance of each block, stages by walking the schedule
 // until it repeats. Cost does not grow with the data-parallel replicas, nor with equal layers.
 //
-// The step: the pipeline's slots (sim/analytical/block_clock.h gives their seconds, pipeline_walk.h their order); what is
-// left on asynchronous streams (gradient reduction); the tied embedding's exchange between the first and last stage;
+// The step: the pipeline's slots (sim/analytical/block_clock.h gives their seconds, pipeline_walk.h their order); what
+// is left on asynchronous streams (gradient reduction); the tied embedding's exchange between the first and last stage;
 // the gradient norm, at which all stages meet; the update. It ends when the slowest stage ends.
 //
 // Conventions of the report:
-//  - The bounding stage is the one that waits least for others; every stage's terms add up to step_seconds. busy_seconds
+//  - The bounding stage is the one that waits least for others; every stage's terms add up to step_seconds.
+//  busy_seconds
 //    is all but the bubble.
 //  - hfu counts the model's FLOPs (as mfu) plus those of matmuls and attention of Phase::recompute. What a fused
 //    attention backward recomputes inside is not counted.

@@ -34,9 +34,9 @@ CategoryBytes sum(CategoryBytes a, const CategoryBytes& b) { return a += b; }
 
 }  // namespace
 
-// The transient of a slot on top of all that its micro-batch saves in the chunk: a forward has saved the instances up to
-// the one that runs; a backward and a weight gradient have freed those behind it. Along a run what is held changes by
-// the same amounts from instance to instance, so its ends are the candidates.
+// The transient of a slot on top of all that its micro-batch saves in the chunk: a forward has saved the instances up
+// to the one that runs; a backward and a weight gradient have freed those behind it. Along a run what is held changes
+// by the same amounts from instance to instance, so its ends are the candidates.
 ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
   ChunkMemory m;
   CategoryBytes side{}, kept_behind{};
@@ -60,7 +60,8 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
     CategoryBytes behind = kept_behind;
     for (std::size_t i = 0; i < behind.size(); ++i) behind[i] -= n * p.saved_weight_gradient[i];
     backward.consider(sum(sum(through, behind), p.backward_transient));
-    backward.consider(sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient * (n - 1))), p.backward_transient));
+    backward.consider(
+        sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient * (n - 1))), p.backward_transient));
     weight_gradient.consider(sum(kept_through, p.weight_gradient_transient));
     saved = through;
     kept = kept_through;
@@ -116,8 +117,8 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
     const double slots = peaks.stages[s].bytes, update = device_bytes(c.update_transient);
     const double resident = device_bytes(c.resident);
     // Stages of a class differ in what is in flight; the fullest speaks for it.
-    if (stage.memory.peak_bytes > 0 && resident + std::max(slots, update) + framework <= stage.memory.peak_bytes -
-                                                                                            stage.memory.fragmentation_bytes)
+    if (stage.memory.peak_bytes > 0 &&
+        resident + std::max(slots, update) + framework <= stage.memory.peak_bytes - stage.memory.fragmentation_bytes)
       continue;
     MemoryBreakdown& m = stage.memory;
     const CategoryBytes above = slots >= update ? bytes_at_peak(program, s) : c.update_transient;

@@ -38,12 +38,12 @@ struct ChunkMemory {
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
   LineResult norm, update;
-  bool synchronises = false;          // the gradient norm is one of all stages
+  bool synchronises = false;            // the gradient norm is one of all stages
   std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
   double tail_seconds = 0;
   Stream tail_stream = Stream::compute;
-  Accounts slots{};  // all micro-batches
-  double recompute_flops = 0;         // of a step
+  Accounts slots{};            // all micro-batches
+  double recompute_flops = 0;  // of a step
   CategoryBytes resident{}, update_transient{};
 };
 
@@ -62,6 +62,7 @@ struct AnalyticalEngine::Rep {
   // The steps of evaluate(), in order.
   void prepare_pieces(const Program& program);
   void find_classes(const Program& program);
+  void gather_while_waiting(const Program& program);
   void clock_slots(const Program& program);
   void walk_pipeline(const Program& program);
   void finish_stages(const Program& program);
@@ -71,7 +72,8 @@ struct AnalyticalEngine::Rep {
   void fill_ops(const Program& program, Report& report) const;
   void fill_timeline(const Program& program, Report& report);
 
-  void clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain, LineResult& result);
+  void clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain,
+                  LineResult& result);
   void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
@@ -91,7 +93,8 @@ struct AnalyticalEngine::Rep {
   std::vector<PieceData> pieces;
   std::vector<LineItem> line;
 
-  std::vector<std::int32_t> stage_class;  // [stage]
+  std::vector<std::int32_t> stage_class;
+  std::vector<std::uint32_t> at_position;  // [stage]
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [class * chunks + chunk][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk

@@ -10,7 +10,8 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update", "update"};
+constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update",
+                                                           "update"};
 constexpr std::uint8_t kUpdateInterval = 3;  // Interval::kind beyond SlotKind
 
 std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
@@ -21,8 +22,8 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   }
   if (is_attention(op.kind)) {
     const AttentionShape a = attention_shape(op, tensors);
-    return fmt::format("batch={} heads={} queries={} keys={} head_dim={} {}", a.batch, a.heads, a.queries, a.keys, a.head_dim,
-                       name_of(op.compute_dtype));
+    return fmt::format("batch={} heads={} queries={} keys={} head_dim={} {}", a.batch, a.heads, a.queries, a.keys,
+                       a.head_dim, name_of(op.compute_dtype));
   }
   return fmt::format("{:.0f} bytes", bytes(op, tensors));
 }
@@ -61,7 +62,8 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
       for (std::size_t i = 0; i < code.ops.size(); ++i) {
         const Op& op = code.ops[i];
         if (code.costs[i].absent) continue;
-        const bool once = std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& node) { return node.op == i && node.once; });
+        const bool once = std::any_of(code.nodes.begin(), code.nodes.end(),
+                                      [&](const ClockNode& node) { return node.op == i && node.once; });
         const double lines_per_step = update || op.when != When::every_micro_batch ? 1 : n;
         const std::size_t first_row = report.ops.size();
         const auto note = [&](Executions e, double lines_of_run) {
@@ -95,9 +97,9 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         for (std::size_t row = first_row; row < report.ops.size(); ++row)
           unmeasured.share_of_step += report.ops[row].seconds * report.ops[row].times_per_step / step_seconds;
         report.unmeasured_share += unmeasured.share_of_step;
-        const auto same = std::find_if(report.unmeasured.begin(), report.unmeasured.end(), [&](const UnmeasuredShape& u) {
-          return u.op == unmeasured.op && u.shape == unmeasured.shape;
-        });
+        const auto same = std::find_if(
+            report.unmeasured.begin(), report.unmeasured.end(),
+            [&](const UnmeasuredShape& u) { return u.op == unmeasured.op && u.shape == unmeasured.shape; });
         if (same == report.unmeasured.end()) {
           report.unmeasured.push_back(std::move(unmeasured));
         } else {
@@ -106,8 +108,9 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
       }
     }
   }
-  std::stable_sort(report.unmeasured.begin(), report.unmeasured.end(),
-                   [](const UnmeasuredShape& a, const UnmeasuredShape& b) { return a.share_of_step > b.share_of_step; });
+  std::stable_sort(
+      report.unmeasured.begin(), report.unmeasured.end(),
+      [](const UnmeasuredShape& a, const UnmeasuredShape& b) { return a.share_of_step > b.share_of_step; });
 }
 
 void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report) {

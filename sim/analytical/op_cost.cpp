@@ -41,8 +41,9 @@ OpCostModel::Rate OpCostModel::rate(const Op& op) const {
   const Node& node = cluster_.node;
   const auto share = [&](double of_node) { return of_node / static_cast<double>(node.devices); };
   if (op.stream == Stream::storage) {
-    return op.kind == OpKind::copy_to_device ? Rate{share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"}
-                                             : Rate{share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
+    return op.kind == OpKind::copy_to_device
+               ? Rate{share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"}
+               : Rate{share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
   }
   if (op.stream == Stream::host)
     return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
@@ -66,9 +67,9 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   } else if (is_copy(op.kind) || op.stream == Stream::host || op.stream == Stream::storage) {
     const Rate r = rate(op);
     if (!(r.bytes_per_second > 0)) {
-      throw InputError({.file = {}, .pointer = std::string("/cluster") + r.pointer}, "no value",
-                       std::string("a rate above 0 for \"") + op.name + "\", which runs on the stream " +
-                           name_of(op.stream));
+      throw InputError(
+          {.file = {}, .pointer = std::string("/cluster") + r.pointer}, "no value",
+          std::string("a rate above 0 for \"") + op.name + "\", which runs on the stream " + name_of(op.stream));
     }
     cost.seconds = bytes(op, tensors) * static_cast<double>(instances) / r.bytes_per_second;
     cost.last_seconds = cost.seconds / op.count;
@@ -87,12 +88,14 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
 }
 
 double OpCostModel::transfer_seconds(double bytes, std::int64_t from_stage) const {
-  const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp), per_node = cluster_.node.devices;
+  const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp),
+                     per_node = cluster_.node.devices;
   if (stages == 1 || bytes == 0) return 0;
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
   const bool leaves_node = from / per_node != to / per_node;
   const std::int64_t distance = std::abs(to - from);
-  return collectives_.transfer_seconds(bytes, leaves_node ? std::max(distance, per_node) : distance, std::min(stride, per_node));
+  return collectives_.transfer_seconds(bytes, leaves_node ? std::max(distance, per_node) : distance,
+                                       std::min(stride, per_node));
 }
 
 double OpCostModel::ends_all_reduce_seconds(double bytes) const {
@@ -112,7 +115,8 @@ std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, st
   if (op.kind == OpKind::send || op.kind == OpKind::receive) return "pipeline transfer";
   if (is_communication(op.kind)) {
     const CollectiveCost c = collective(op, tensors, instances);
-    return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " + protocol_name(c.protocol);
+    return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " +
+           protocol_name(c.protocol);
   }
   if (op.stream == Stream::storage) return "NVMe";
   if (op.stream == Stream::host) return "host memory";

@@ -31,8 +31,9 @@ class OpCostModel {
   void set_mesh(const Mesh& mesh);
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
-  // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies run at the PCIe rate of the device, host kernels at the device's share of
-  // the host's memory rate, storage at its share of the NVMe rate. Throws InputError when the cluster lacks a rate.
+  // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies run at the PCIe rate of
+  // the device, host kernels at the device's share of the host's memory rate, storage at its share of the NVMe rate.
+  // Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   // A boundary tensor from a pipeline stage to the next, or from the last to the first. As many leave a node at once as

@@ -31,8 +31,8 @@ using ChunkSeconds = std::array<SlotSeconds, kSlotKinds>;  // by SlotKind
 struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
   std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]
-  std::span<const double> hop_seconds;        // [stage]: between it and the next; the last one: from the last to the
-                                              // first stage (interleaved). Same in both directions.
+  std::span<const double> hop_seconds;        // [stage]: between it and the next, same in both directions; the last
+                                              // one: from the last stage to the first (interleaved, p > 2)
 };
 
 struct StageClock {
@@ -55,9 +55,10 @@ struct PipelineClock {
 // Throws std::logic_error, naming stage and slot, when the schedule cannot be run: a slot waits for one that comes
 // after it, does not exist, or has run before; consecutive positions on stages that are not neighbours.
 //
-// Exact: equal to walking every slot up to rounding. Cost: for the single-chunk and the interleaved schedules, whose
-// slots form rows that do not depend on each other, a row is a vector operation, and rows that repeat are skipped:
-// p=64, m=512 takes about 10 us. Other orders, and blocking transfers with split backwards: ~5 ns a slot.
+// Exact: equal to walking every slot up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
+// interleaved schedule form rows of slots that do not depend on each other; a row is a vector operation, and rows that
+// repeat are skipped. 1F1B with p=64, m=512: 11 us, 25 us where nothing repeats; p=8, m=64: 1 us. GPipe is solved in
+// closed form. Other orders (zb-v), and blocking transfers in any but 1F1B's: slot by slot, 15 ns each.
 // Keeps its storage from call to call. Not thread-safe.
 class PipelineWalker {
  public:

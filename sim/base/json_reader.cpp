@@ -50,7 +50,8 @@ class CountingIterator {
   const char** reached_;
 };
 
-// The library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']'; expected ...".
+// The library's "[...] parse error at line 1, column 2: syntax error while parsing value - unexpected ']'; expected
+// ...".
 InputError syntax_error(const Json::parse_error& error, std::string_view text, const std::string& file) {
   std::string_view message = error.what();
   for (const std::string_view lead : {"] ", "column ", ": ", " - "})
@@ -79,8 +80,8 @@ Json parse_json(std::string_view text, const std::string& file) {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!open_objects.back().insert(key).second) {
         const auto offset = static_cast<std::size_t>(reached - text.data()) - 1;
-        throw InputError({file, ""}, fmt::format("the key {} a second time at {}", describe(parsed),
-                                                 line_and_column(text, offset)),
+        throw InputError({file, ""},
+                         fmt::format("the key {} a second time at {}", describe(parsed), line_and_column(text, offset)),
                          "each key once");
       }
     }
@@ -106,7 +107,8 @@ Json parse_json_file(const std::string& path) {
   std::string text;
   if (file) {
     std::array<char, 1 << 16> buffer;
-    while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get())) text.append(buffer.data(), got);
+    while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get()))
+      text.append(buffer.data(), got);
   }
   if (!file || std::ferror(file.get()))
     throw InputError({name, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable JSON file");
@@ -137,9 +139,7 @@ void JsonReader::finish() const {
   }
 }
 
-InputError::Where JsonReader::at(std::string_view key) const {
-  return {where_.file, pointer_to(where_.pointer, key)};
-}
+InputError::Where JsonReader::at(std::string_view key) const { return {where_.file, pointer_to(where_.pointer, key)}; }
 
 void JsonReader::fail(std::string_view key, std::string expected, std::string nearest) const {
   const auto value = object_.find(std::string(key));
@@ -150,7 +150,8 @@ void JsonReader::fail(std::string_view key, std::string expected, std::string ne
 namespace {
 
 std::string phrase(IntegerRange range) {
-  if (range.most == std::numeric_limits<std::int64_t>::max()) return fmt::format("an integer of at least {}", range.least);
+  if (range.most == std::numeric_limits<std::int64_t>::max())
+    return fmt::format("an integer of at least {}", range.least);
   return fmt::format("an integer from {} to {}", range.least, range.most);
 }
 

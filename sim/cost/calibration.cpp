@@ -335,13 +335,14 @@ Calibration read_calibration(const Json& json, const Where& where) {
     JsonReader by_dtype(*shapes, reader.at("measured_shapes"));
     for (const Dtype dtype : kMatrixDtypes)
       if (const Json* rows = by_dtype.take(name_of(dtype)))
-        for (const auto& row : read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
+        for (const auto& row :
+             read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
           calibration.measured_shapes.push_back({dtype, row[0], row[1], row[2]});
     by_dtype.finish();
   }
   if (const Json* shapes = reader.take("measured_attention"))
-    for (const auto& row : read_rows(*shapes, reader.at("measured_attention"), 2,
-                                     "a shape [sequence, head_dim] of positive integers"))
+    for (const auto& row :
+         read_rows(*shapes, reader.at("measured_attention"), 2, "a shape [sequence, head_dim] of positive integers"))
       calibration.measured_attention.push_back({row[0], row[1]});
   reader.finish();
   return calibration;

@@ -245,7 +245,8 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
     text += fmt::format(
         "  = fixed {} + max(compute {}, memory {}) + {} of the shorter\n"
         "  compute: waves of tiles over {} multiprocessors, {} of the {:.4g} FLOP/s peak for endless shapes,\n"
-        "    {:.0f} steps of k before and after each tile, operand cost {:.3g} rows; this shape reaches {} of the peak\n",
+        "    {:.0f} steps of k before and after each tile, operand cost {:.3g} rows; this shape reaches {} of the "
+        "peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory), percent(curve.overlap_loss),
         device_.multiprocessors, percent(curve.efficiency), peak, curve.half_k, curve.operand_cost,
         percent(total.flops / (total.seconds * peak)));
@@ -269,7 +270,8 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
                         total.flops, total.bytes);
     text += fmt::format(
         "  = fixed {} + max(compute {}, memory {})\n"
-        "  compute: {} of the {:.4g} FLOP/s peak for endless shapes, half of it at {:.0f} keys and at head_dim {:.0f},\n"
+        "  compute: {} of the {:.4g} FLOP/s peak for endless shapes, half of it at {:.0f} keys and at head_dim "
+        "{:.0f},\n"
         "    last wave {:.2f} of a tile; this shape reaches {} of the peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory),
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,

@@ -42,10 +42,10 @@ struct MatmulTile {
 // with t(k) = 2 tm tn k (1 + operand_cost (1/tm + 1/tn)) / (efficiency * peak / multiprocessors),
 // slowed by the power limit towards sustained_efficiency as it grows past sustained_seconds.
 struct MatmulCurve {
-  double efficiency = 1;      // of the peak, for an endless inner loop over endless tiles
-  double half_k = 0;          // prologue and epilogue of a tile, in steps of k
-  double operand_cost = 0;    // loading a tile's operands, in rows of a tile
-  double split_k = 0;         // reducing over split inner dimensions, in steps of k
+  double efficiency = 1;            // of the peak, for an endless inner loop over endless tiles
+  double half_k = 0;                // prologue and epilogue of a tile, in steps of k
+  double operand_cost = 0;          // loading a tile's operands, in rows of a tile
+  double split_k = 0;               // reducing over split inner dimensions, in steps of k
   double sustained_efficiency = 0;  // 0: as efficiency
   double sustained_seconds = 0;     // compute time at which half the slow-down has come
   double memory_efficiency = 1;     // of the memory rate
@@ -62,11 +62,11 @@ struct MatmulCurve {
 // compute = flops per (query, key) pair * (pairs + queries * half_sequence + last_wave * multiprocessors * 128 * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
 struct AttentionCurve {
-  std::string name;    // generation of the kernel: "flash_attention_2", "cudnn"
+  std::string name;  // generation of the kernel: "flash_attention_2", "cudnn"
   std::string source;
   double forward_efficiency = 1, backward_efficiency = 1;  // of the matrix peak
-  double half_sequence = 0;  // keys at which half of it is reached
-  double half_head_dim = 0;  // head_dim at which half of it is reached
+  double half_sequence = 0;                                // keys at which half of it is reached
+  double half_head_dim = 0;                                // head_dim at which half of it is reached
   // Tiles of 128 queries over all keys for whose time the multiprocessors idle at the end, on average.
   double forward_last_wave = 0, backward_last_wave = 0;
   double fixed_seconds = 0;  // on the device, per kernel
@@ -84,7 +84,7 @@ struct MeasuredAttention {
 // Efficiency curves of one device type, fitted on measured kernels of that type alone. Every number is in the file
 // with its source and residual; see results/calibration/README.md for how each was obtained.
 struct Calibration {
-  std::string name;    // "A100-SXM4-80GB"
+  std::string name;  // "A100-SXM4-80GB"
   std::string source;
   std::string date;
   std::string note;

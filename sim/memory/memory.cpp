@@ -22,13 +22,15 @@ class Walk {
         instances_(instances),
         blocks_{&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update},
         root_(scratch.root),
-        storages_(scratch.storages) {
+        storages_(scratch.storages),
+        entering_(scratch.entering) {
     find_roots(granularity);
     for (int b = 0; b < kBlocks; ++b) record_accesses(b);
   }
 
   PieceMemory run() {
     PieceMemory memory;
+    for (auto& ids : entering_) ids.clear();
     for (std::size_t i = 0; i < storages_.size(); ++i)
       if (root_[i] == i) classify(static_cast<TensorId>(i), memory);
     memory.forward_transient = transient(kForward, memory.saved);
@@ -39,170 +41,142 @@ class Walk {
   }
 
  private:
+  static constexpr std::uint8_t bit(int block) { return static_cast<std::uint8_t>(1u << block); }
   Category category(TensorId id) const { return piece_.tensors[id].category; }
-  Storage& storage(TensorId id) { return storages_[root_[id]]; }
 
   void find_roots(double granularity) {
     const auto& tensors = piece_.tensors;
     root_.resize(tensors.size());
-    storages_.assign(tensors.size(), Storage{});
+    storages_.resize(tensors.size());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       auto id = static_cast<TensorId>(i);
       while (tensors[id].alias_of != kNoTensor) id = tensors[id].alias_of;
       root_[i] = id;
-      Storage& s = storages_[i];
-      s.first.fill(-1);
-      s.last.fill(-1);
+      if (id != i) continue;
       const auto bytes = static_cast<double>(tensors[i].bytes());
-      s.bytes = granularity > 0 ? std::ceil(bytes / granularity) * granularity : bytes;
+      storages_[i] = Storage{};
+      storages_[i].bytes = granularity > 0 ? std::ceil(bytes / granularity) * granularity : bytes;
     }
   }
 
-  void access(int block, int position, const Op& op, TensorId id, bool write) {
-    Storage& s = storage(id);
-    const auto b = static_cast<std::size_t>(block);
+  void access(int block, std::uint16_t position, const Op& op, TensorId id, bool write) {
+    const TensorId root = root_[id];
+    Storage& s = storages_[root];
     const bool always = op.when == When::every_micro_batch;
-    const bool untouched = std::all_of(s.first.begin(), s.first.end(), [](std::int32_t f) { return f < 0; });
-    if (untouched && write && !always) s.conditional = true;
-    if (s.first[b] < 0) {
-      s.first[b] = position;
-      const bool whole = always || !is_persistent(category(root_[id]));
-      if (write && whole && (!op.accumulate || untouched)) s.defined = static_cast<std::uint8_t>(s.defined | (1u << b));
+    if ((s.touched & bit(block)) == 0) {
+      if (s.touched == 0 && write && !always) s.conditional = true;
+      const bool whole = always || !is_persistent(category(root));
+      if (write && whole && (!op.accumulate || s.touched == 0)) s.defined |= bit(block);
+      s.touched |= bit(block);
     }
-    s.last[b] = position;
+    s.last[static_cast<std::size_t>(block)] = position;
     s.read |= !write;
     s.unconditional |= always;
   }
 
   void record_accesses(int block) {
     const auto& ops = blocks_[static_cast<std::size_t>(block)]->ops;
-    for (int p = 0; p < static_cast<int>(ops.size()); ++p) {
-      const Op& op = ops[static_cast<std::size_t>(p)];
+    for (std::size_t p = 0; p < ops.size(); ++p) {
+      const Op& op = ops[p];
       for (TensorId id : op.reads)
-        if (id != kNoTensor) access(block, p, op, id, false);
+        if (id != kNoTensor) access(block, static_cast<std::uint16_t>(p), op, id, false);
       for (TensorId id : op.writes)
-        if (id != kNoTensor) access(block, p, op, id, true);
+        if (id != kNoTensor) access(block, static_cast<std::uint16_t>(p), op, id, true);
     }
+  }
+
+  bool is(TensorId root, TensorId boundary) const { return boundary != kNoTensor && root_[boundary] == root; }
+
+  bool is_resident(TensorId id, const Storage& s) const {
+    const Category c = category(id);
+    if (piece_.tensors[id].resident) return true;
+    if (is_persistent(c)) {
+      const bool flat = (c == Category::parameter && piece_.flat_parameters != kNoTensor) ||
+                        (c == Category::gradient && piece_.flat_gradients != kNoTensor);
+      return (!s.read && !flat) || (s.touched & ~s.defined) != 0;
+    }
+    const bool in_step = (s.touched & (bit(kForward) | bit(kBackward) | bit(kWeightGradient))) != 0;
+    const bool updated = (s.touched & bit(kUpdate)) != 0;
+    const std::uint8_t first = s.touched & static_cast<std::uint8_t>(-s.touched);
+    const bool written_first = (s.defined & first) != 0;
+    return (in_step && updated) || (s.conditional && s.unconditional) || (c == Category::host_copy && !written_first);
   }
 
   void classify(TensorId id, PieceMemory& memory) {
     Storage& s = storages_[id];
-    const auto touched = [&](int b) { return s.first[static_cast<std::size_t>(b)] >= 0; };
-    const auto defined = [&](int b) { return (s.defined >> b & 1u) != 0; };
-    const bool in_step = touched(kForward) || touched(kBackward) || touched(kWeightGradient);
-    const Tensor& tensor = piece_.tensors[id];
-    s.skip = tensor.shared || is(id, piece_.side_input) || is(id, piece_.side_input_gradient);
-    if (s.skip) {
-      if (is(id, piece_.side_input) && touched(kBackward)) memory.saved_side_input[index(category(id))] += s.bytes;
+    const auto c = index(category(id));
+    const auto touches = [&](int block) { return (s.touched & bit(block)) != 0; };
+    const auto enters = [&](int block) { return (s.touched & ~s.defined & bit(block)) != 0; };
+    if (piece_.tensors[id].shared || is(id, piece_.side_input) || is(id, piece_.side_input_gradient)) {
+      if (is(id, piece_.side_input) && touches(kBackward)) memory.saved_side_input[c] += s.bytes;
       return;
     }
-    if (tensor.resident) {
-      s.resident = true;
-    } else if (is_persistent(category(id))) {
-      const bool flat = (category(id) == Category::parameter && piece_.flat_parameters != kNoTensor) ||
-                        (category(id) == Category::gradient && piece_.flat_gradients != kNoTensor);
-      s.resident = !s.read && !flat;
-      for (int b = 0; b < kBlocks; ++b) s.resident |= touched(b) && !defined(b);
-    } else {
-      if (!in_step && !touched(kUpdate)) {
-        s.resident = category(id) == Category::host_copy;
-      } else {
-        int first = 0;
-        while (!touched(first)) ++first;
-        s.resident = (in_step && touched(kUpdate)) || (s.conditional && s.unconditional) ||
-                     (category(id) == Category::host_copy && !defined(first));
-      }
-      if (!s.resident) {
-        const bool into_backward = touched(kBackward) && !defined(kBackward);
-        const bool into_weight = touched(kWeightGradient) && !defined(kWeightGradient);
-        const bool backward_defines = touched(kBackward) && defined(kBackward);
-        s.saved = touched(kForward) && (into_backward || (into_weight && !backward_defines));
-        s.saved_weight_gradient = into_weight;
-      }
+    if (is_resident(id, s)) {
+      memory.resident[c] += s.bytes;
+      return;
     }
-    const auto c = index(category(id));
-    if (s.resident) memory.resident[c] += s.bytes;
-    if (s.saved) memory.saved[c] += s.bytes;
-    if (s.saved_weight_gradient) memory.saved_weight_gradient[c] += s.bytes;
-  }
-
-  bool counts(TensorId id) { return !storage(id).resident && !storage(id).skip; }
-
-  bool is(TensorId root, TensorId boundary) const { return boundary != kNoTensor && root_[boundary] == root; }
-
-  // Whether the storage is alive before the first op of the block.
-  bool alive_at_start(int block, TensorId id) const {
-    const Storage& s = storages_[id];
-    const auto b = static_cast<std::size_t>(block);
-    if (s.resident || s.skip) return false;
-    const bool enters = s.first[b] >= 0 && (s.defined >> block & 1) == 0;
-    if (block == kBackward) return enters || (s.saved && (s.defined >> block & 1) == 0);
-    return enters;
-  }
-  bool alive_at_end(int block, TensorId id) const {
-    const Storage& s = storages_[id];
-    switch (block) {
-      case kForward:
-        return s.saved || is(id, piece_.output);
-      case kBackward:
-        return s.saved_weight_gradient || is(id, piece_.input_gradient);
-      default:
-        return false;
-    }
+    s.comes_and_goes = true;
+    const bool for_weights = enters(kWeightGradient);
+    const bool redefined = touches(kBackward) && !enters(kBackward);
+    const bool saved = touches(kForward) && (enters(kBackward) || (for_weights && !redefined));
+    if (saved) memory.saved[c] += s.bytes;
+    if (for_weights) memory.saved_weight_gradient[c] += s.bytes;
+    if (saved || is(id, piece_.output)) s.outlives |= bit(kForward);
+    if (for_weights || is(id, piece_.input_gradient)) s.outlives |= bit(kBackward);
+    for (int block = 0; block < kBlocks; ++block)
+      if (enters(block) || (block == kBackward && saved)) entering_[static_cast<std::size_t>(block)].push_back(id);
   }
 
   CategoryBytes transient(int block, const CategoryBytes& saved) {
     const auto& ops = blocks_[static_cast<std::size_t>(block)]->ops;
     if (ops.empty()) return {};
-    CategoryBytes now{};
+    CategoryBytes now{}, ahead{};
     for (std::size_t i = 0; i < now.size(); ++i) now[i] -= saved[i];
     double device = -device_bytes(saved);
-    const auto change = [&](TensorId id, double sign) {
-      const double bytes = sign * storages_[id].bytes;
+    const auto change = [&](TensorId id, double bytes) {
       now[index(category(id))] += bytes;
       if (category(id) != Category::host_copy) device += bytes;
     };
-    for (std::size_t i = 0; i < storages_.size(); ++i) {
-      storages_[i].alive = root_[i] == i && alive_at_start(block, static_cast<TensorId>(i));
-      if (storages_[i].alive) change(static_cast<TensorId>(i), 1);
+    for (Storage& s : storages_) s.alive = false;
+    for (TensorId id : entering_[static_cast<std::size_t>(block)]) {
+      storages_[id].alive = true;
+      change(id, storages_[id].bytes);
     }
-    CategoryBytes worst = now, ahead{};
+    CategoryBytes worst = now;
     double worst_device = device;
-    for (int p = 0; p < static_cast<int>(ops.size()); ++p) {
-      const Op& op = ops[static_cast<std::size_t>(p)];
-      const auto each = [&](auto&& visit) {
-        for (TensorId id : op.reads)
-          if (id != kNoTensor && counts(id)) visit(root_[id]);
-        for (TensorId id : op.writes)
-          if (id != kNoTensor && counts(id)) visit(root_[id]);
+    std::array<TensorId, 10> used;  // storages of the op, each once
+    for (std::size_t p = 0; p < ops.size(); ++p) {
+      const Op& op = ops[p];
+      std::size_t n = 0;
+      const auto use = [&](TensorId id) {
+        if (id == kNoTensor) return;
+        const TensorId root = root_[id];
+        if (!storages_[root].comes_and_goes) return;
+        if (std::find(used.begin(), used.begin() + n, root) != used.begin() + n) return;
+        used[n++] = root;
+        if (storages_[root].alive) return;
+        storages_[root].alive = true;
+        change(root, storages_[root].bytes);
       };
-      each([&](TensorId id) {
-        if (storages_[id].alive) return;
-        storages_[id].alive = 1;
-        change(id, 1);
-      });
+      for (TensorId id : op.reads) use(id);
+      const std::size_t first_written = n;
+      for (TensorId id : op.writes) use(id);
       if (device > worst_device) worst = now, worst_device = device;
-      each([&](TensorId id) {
-        Storage& s = storages_[id];
-        if (!s.alive || s.last[static_cast<std::size_t>(block)] != p || alive_at_end(block, id)) return;
-        s.alive = 0;
-        change(id, -1);
-      });
+      for (std::size_t i = 0; i < n; ++i) {
+        Storage& s = storages_[used[i]];
+        if (s.last[static_cast<std::size_t>(block)] != p || (s.outlives & bit(block)) != 0) continue;
+        s.alive = false;
+        change(used[i], -s.bytes);
+      }
       // Buffers of other instances of the piece that are alive meanwhile: gathered ahead, or waiting for their bucket.
-      const auto others = [&](std::int64_t n) { return static_cast<double>(std::min(n, instances_ - 1)); };
-      if (op.prefetch > 0) {
-        for (TensorId id : op.writes)
-          if (id != kNoTensor && counts(id)) ahead[index(category(root_[id]))] += others(op.prefetch) * storages_[root_[id]].bytes;
-      }
-      if (op.every > 1 && block != kUpdate) {
-        std::array<TensorId, 10> seen;
-        auto end = seen.begin();
-        each([&](TensorId id) {
-          if (std::find(seen.begin(), end, id) != end) return;
-          *end++ = id;
-          ahead[index(category(id))] += others(op.every - 1) * storages_[id].bytes;
-        });
-      }
+      const auto others = [&](std::int64_t instances) {
+        return static_cast<double>(std::min(instances, instances_ - 1));
+      };
+      const auto hold = [&](std::size_t first, double instances) {
+        for (std::size_t i = first; i < n; ++i) ahead[index(category(used[i]))] += instances * storages_[used[i]].bytes;
+      };
+      if (op.prefetch > 0) hold(first_written, others(op.prefetch));
+      if (op.every > 1 && block != kUpdate) hold(0, others(op.every - 1));
     }
     worst += ahead;
     return worst;
@@ -213,6 +187,7 @@ class Walk {
   std::array<const Block*, kBlocks> blocks_;
   std::vector<TensorId>& root_;
   std::vector<Storage>& storages_;
+  std::array<std::vector<TensorId>, 4>& entering_;
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 //  - Tensors flagged resident: all step long. Flagged shared: nothing here.
 //  - Unflagged parameters and optimizer states are resident unless every block that touches them first defines them
 //    anew in every micro-batch (a gathered ZeRO-3 parameter): then they come and go with the block. Gradients likewise,
-//    where accumulating into a gradient that no earlier block touched defines it. A piece without flat buffers keeps the
-//    gradients that nothing reads.
+//    where accumulating into a gradient that no earlier block touched defines it. A piece without flat buffers keeps
+//    the gradients that nothing reads.
 //  - Activations, communication buffers, workspace and host copies are saved when the forward defines and the backward
 //    uses them without defining them anew, else they come and go. Used by the update as well as by another block, or
 //    written only in some micro-batches but read in all: resident. Host copies that nothing writes first: resident.
@@ -30,8 +30,8 @@ double device_bytes(const CategoryBytes& bytes);  // all but host copies
 
 struct PieceMemory {
   CategoryBytes resident{};  // parameters, gradients, optimizer state: all step long
-  CategoryBytes saved{};     // defined by forward, last used by backward (or weight_gradient): per micro-batch in flight
-  CategoryBytes saved_side_input{};  // the side input, if the backward reads it: once for all instances of a chunk
+  CategoryBytes saved{};  // defined by forward, last used by backward (or weight_gradient): per micro-batch in flight
+  CategoryBytes saved_side_input{};       // the side input, if the backward reads it: once for all instances of a chunk
   CategoryBytes saved_weight_gradient{};  // of `saved` plus the output gradients: held until weight_gradient has run
   // Above what is saved, at the worst instant inside the block (the sum of categories at that one instant). A category
   // may be negative: the backward frees saved tensors before that instant, the forward has yet to define them.
@@ -40,19 +40,22 @@ struct PieceMemory {
 
 // Storage of piece_memory(), kept between calls so that a search does not allocate.
 struct MemoryScratch {
+  // Of each tensor that is not a view. Sets of blocks are bits: forward 1, backward 2, weight_gradient 4, update 8.
   struct Storage {
     double bytes = 0;
-    std::array<std::int32_t, 4> first{}, last{};  // op of each block; -1: not touched
-    std::uint8_t defined = 0;                     // bit b: the first access in block b is a full definition
-    std::uint8_t alive = 0;                       // while a block is walked
+    std::array<std::uint16_t, 4> last{};  // op of each block that touches it last
+    std::uint8_t touched = 0;
+    std::uint8_t defined = 0;     // the first access in the block is a full definition
+    std::uint8_t outlives = 0;    // alive at the end of the block
+    bool comes_and_goes = false;  // neither resident nor another piece's
+    bool alive = false;           // while a block is walked
     bool read = false;
-    bool skip = false;           // another piece's, or the side input: not counted
     bool conditional = false;    // first written only in some micro-batches
     bool unconditional = false;  // touched in every micro-batch
-    bool resident = false, saved = false, saved_weight_gradient = false;
   };
   std::vector<TensorId> root;
   std::vector<Storage> storages;
+  std::array<std::vector<TensorId>, 4> entering;  // alive at the beginning of each block
 };
 
 // `granularity`: each storage is rounded up to a multiple (the allocator's). `instances`: in the piece's longest run;

@@ -22,8 +22,12 @@ std::string quoted(const std::string& text) {
 std::vector<Column> columns(const std::string& scenario, const Report& r) {
   std::vector<Column> row;
   // Shortest text that reads back as the same number.
-  const auto number = [&](std::string name, double value) { row.push_back({std::move(name), fmt::format("{}", value)}); };
-  const auto text = [&](std::string name, const std::string& value) { row.push_back({std::move(name), quoted(value)}); };
+  const auto number = [&](std::string name, double value) {
+    row.push_back({std::move(name), fmt::format("{}", value)});
+  };
+  const auto text = [&](std::string name, const std::string& value) {
+    row.push_back({std::move(name), quoted(value)});
+  };
   text("scenario", scenario);
   text("engine", r.engine);
   number("devices", static_cast<double>(r.devices));

@@ -7,7 +7,7 @@
 
 namespace orrery {
 
-std::string csv_header();                                              // ends with a newline; first column: "scenario"
+std::string csv_header();  // ends with a newline; first column: "scenario"
 std::string csv_row(const std::string& scenario, const Report& report);  // ends with a newline
 
 }  // namespace orrery

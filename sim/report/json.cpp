@@ -45,9 +45,9 @@ Json stage_json(const StageReport& stage) {
 }
 
 Json op_json(const OpReport& op) {
-  return {{"name", op.name},   {"stream", name_of(op.stream)},
+  return {{"name", op.name},       {"stream", name_of(op.stream)},
           {"seconds", op.seconds}, {"times_per_step", op.times_per_step},
-          {"flops", op.flops}, {"bytes", op.bytes},
+          {"flops", op.flops},     {"bytes", op.bytes},
           {"bound", op.bound}};
 }
 

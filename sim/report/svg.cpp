@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "sim/report/format.h"
 
@@ -13,8 +14,8 @@ namespace {
 
 // The picture's layout, in pixels.
 constexpr double kWidth = 1200, kLeft = 64, kRight = 16, kTop = 58, kRow = 30, kGap = 5, kBelow = 58;
-constexpr double kDigitWidth = 6.2;   // of the numbers' font
-constexpr double kThinnest = 0.05;    // boxes narrower than this would vanish: drawn this wide
+constexpr double kDigitWidth = 6.2;  // of the numbers' font
+constexpr double kThinnest = 0.05;   // boxes narrower than this would vanish: drawn this wide
 constexpr int kTicks = 8;
 
 struct Kind {
@@ -32,11 +33,20 @@ std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -63,11 +73,15 @@ double tick_step(double span) {
 
 void axis(std::string& out, double span, double scale, double bottom) {
   const double step = tick_step(span);
+  const auto [unit, per_second] = span >= 1      ? std::pair("s", 1.0)
+                                  : span >= 1e-3 ? std::pair("ms", 1e3)
+                                                 : std::pair("us", 1e6);
   for (int i = 0; i * step <= span * (1 + 1e-9); ++i) {
     const double x = kLeft + i * step * scale;
-    out += fmt::format("<line x1=\"{0:.2f}\" y1=\"{1}\" x2=\"{0:.2f}\" y2=\"{2}\" stroke=\"#e4e4e4\"/>\n", x, kTop - 4, bottom);
-    out += fmt::format("<text x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\" fill=\"#666\">{}</text>\n", x, bottom + 16,
-                       seconds_text(i * step));
+    out += fmt::format("<line x1=\"{0:.2f}\" y1=\"{1}\" x2=\"{0:.2f}\" y2=\"{2}\" stroke=\"#e4e4e4\"/>\n", x, kTop - 4,
+                       bottom);
+    out += fmt::format("<text x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\" fill=\"#666\">{:g} {}</text>\n", x,
+                       bottom + 16, i * step * per_second, unit);
   }
 }
 
@@ -118,13 +132,13 @@ std::string report_svg(const Report& report, std::string_view title) {
     const double y = kTop + kRow * interval.stage;
     const double width = std::max(kThinnest, (interval.end_seconds - interval.begin_seconds) * scale);
     const double shade = chunks > 1 ? static_cast<double>(interval.chunk) / (chunks - 1) : 0.5;
-    out += fmt::format("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"{}/>\n", x, y, width,
-                       kRow - kGap, mixed(kind.light, kind.dark, shade),
+    out += fmt::format("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"{}/>\n", x, y,
+                       width, kRow - kGap, mixed(kind.light, kind.dark, shade),
                        width >= 2 ? " stroke=\"#ffffff\" stroke-width=\"0.6\"" : "");
     const std::string number = interval.kind < 3 ? std::to_string(interval.micro_batch) : "";
     if (!number.empty() && width >= kDigitWidth * static_cast<double>(number.size()) + 2)
-      out += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"#1b1b1b\">{}</text>\n", x + width / 2,
-                         y + (kRow - kGap) / 2 + 4, number);
+      out += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" text-anchor=\"middle\" fill=\"#1b1b1b\">{}</text>\n",
+                         x + width / 2, y + (kRow - kGap) / 2 + 4, number);
   }
   legend(out, kinds, bottom + 42);
   return out + "</svg>\n";

@@ -23,12 +23,24 @@ std::string paint(std::string_view text, Paint paint, TableStyle style) {
   if (!style.colour || text.empty()) return std::string(text);
   const char* code = "";
   switch (paint) {
-    case Paint::bold: code = "1"; break;
-    case Paint::dim: code = "2"; break;
-    case Paint::good: code = "32"; break;
-    case Paint::bad: code = "1;31"; break;
-    case Paint::time: code = "34"; break;
-    case Paint::memory: code = "35"; break;
+    case Paint::bold:
+      code = "1";
+      break;
+    case Paint::dim:
+      code = "2";
+      break;
+    case Paint::good:
+      code = "32";
+      break;
+    case Paint::bad:
+      code = "1;31";
+      break;
+    case Paint::time:
+      code = "34";
+      break;
+    case Paint::memory:
+      code = "35";
+      break;
   }
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
@@ -38,7 +50,8 @@ void heading(std::string& out, std::string_view text, TableStyle style) {
 }
 
 void line(std::string& out, std::string_view label, std::string_view value, std::string_view remark = {}) {
-  out += fmt::format("  {}{}{}{}", left(label, kLabelColumns), right(value, kValueColumns), remark.empty() ? "" : "  ", remark);
+  out += fmt::format("  {}{}{}{}", left(label, kLabelColumns), right(value, kValueColumns), remark.empty() ? "" : "  ",
+                     remark);
   out.erase(out.find_last_not_of(' ') + 1);
   out += '\n';
 }
@@ -58,11 +71,13 @@ void headline(std::string& out, const Report& r, TableStyle style) {
   line(out, "model TFLOP/s per device", fmt::format("{:.1f}", r.model_flops_per_second_per_device * 1e-12));
   line(out, "MFU", percent_text(r.mfu), remark("causal attention counted as the lower triangle, no recomputation"));
   if (r.mfu_full_attention != r.mfu)
-    line(out, "MFU, full attention", percent_text(r.mfu_full_attention), remark("attention counted without the causal mask"));
+    line(out, "MFU, full attention", percent_text(r.mfu_full_attention),
+         remark("attention counted without the causal mask"));
   line(out, "HFU", percent_text(r.hfu), remark("what the devices execute, recomputation included"));
   line(out, "pipeline bubble", percent_text(r.bubble_fraction), remark("of the step"));
   line(out, "exposed communication", seconds_text(r.exposed_communication_seconds),
-       remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step" : ""));
+       remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step"
+                                 : ""));
   line(out, "bound by", "", r.bound_by);
 }
 
@@ -89,13 +104,16 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
     const double share = r.memory_capacity_bytes > 0 ? term.bytes / r.memory_capacity_bytes : 0;
     const bool on_device = term.name != name_of(Category::host_copy);
     line(out, term.label, bytes_text(term.bytes),
-         on_device ? fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)) : "");
+         on_device ? fmt::format("{}  {}", right(percent_text(share), 8),
+                                 paint(bar(share, kBarColumns), Paint::memory, style))
+                   : "");
   }
   const double margin = r.memory_capacity_bytes - r.memory_peak_bytes;
-  const std::string verdict = r.memory_fits
-                                  ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
-                                  : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
-  line(out, "peak", bytes_text(r.memory_peak_bytes), fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes), verdict));
+  const std::string verdict =
+      r.memory_fits ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
+                    : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
+  line(out, "peak", bytes_text(r.memory_peak_bytes),
+       fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes), verdict));
 }
 
 void stage_table(std::string& out, const Report& r, TableStyle style) {
@@ -118,8 +136,10 @@ void stage_table(std::string& out, const Report& r, TableStyle style) {
 
 void remarks(std::string& out, const Report& r, TableStyle style) {
   if (!r.unmeasured.empty()) {
-    heading(out, fmt::format("Kernel shapes without a measured efficiency nearby ({} of the step)",
-                             percent_text(r.unmeasured_share)), style);
+    heading(out,
+            fmt::format("Kernel shapes without a measured efficiency nearby ({} of the step)",
+                        percent_text(r.unmeasured_share)),
+            style);
     std::size_t listed = 0;
     double rest = 0;
     for (const UnmeasuredShape& shape : r.unmeasured) {
@@ -141,7 +161,8 @@ void remarks(std::string& out, const Report& r, TableStyle style) {
 
 std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style) {
   std::string out;
-  for (std::size_t i = 0; i < title.size(); ++i) out += paint(title[i], i == 0 ? Paint::bold : Paint::dim, style) + '\n';
+  for (std::size_t i = 0; i < title.size(); ++i)
+    out += paint(title[i], i == 0 ? Paint::bold : Paint::dim, style) + '\n';
   if (!title.empty()) out += '\n';
   headline(out, report, style);
   time_terms(out, report, style);
@@ -153,8 +174,10 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
 
 namespace {
 
-void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b, std::string_view change) {
-  out += fmt::format("  {}{}  {}  {}", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns), change);
+void compared(std::string& out, std::string_view label, std::string_view a, std::string_view b,
+              std::string_view change) {
+  out += fmt::format("  {}{}  {}  {}", left(label, kLabelColumns), right(a, kValueColumns), right(b, kValueColumns),
+                     change);
   out.erase(out.find_last_not_of(' ') + 1);
   out += '\n';
 }
@@ -166,13 +189,16 @@ std::string relative(double a, double b) {
 
 }  // namespace
 
-std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style) {
+std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title,
+                             TableStyle style) {
   std::string out;
   for (const std::string& text : title) out += paint(text, Paint::bold, style) + '\n';
   if (!title.empty()) out += '\n';
   compared(out, "", "A", "B", "   change");
-  compared(out, "step time", seconds_text(a.step_seconds), seconds_text(b.step_seconds), relative(a.step_seconds, b.step_seconds));
-  compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device), rate_text(b.tokens_per_second_per_device),
+  compared(out, "step time", seconds_text(a.step_seconds), seconds_text(b.step_seconds),
+           relative(a.step_seconds, b.step_seconds));
+  compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device),
+           rate_text(b.tokens_per_second_per_device),
            relative(a.tokens_per_second_per_device, b.tokens_per_second_per_device));
   compared(out, "model TFLOP/s per device", fmt::format("{:.1f}", a.model_flops_per_second_per_device * 1e-12),
            fmt::format("{:.1f}", b.model_flops_per_second_per_device * 1e-12),

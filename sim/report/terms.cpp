@@ -15,7 +15,8 @@ constexpr std::array<const char*, kStreams> kStreamLabels{"compute",
                                                           "host kernels",
                                                           "storage"};
 constexpr std::array<const char*, kCategories> kCategoryLabels{
-    "parameters", "gradients", "optimizer states", "activations", "communication buffers", "workspace", "in host memory"};
+    "parameters", "gradients",     "optimizer states", "activations", "communication buffers",
+    "workspace",  "in host memory"};
 
 }  // namespace
 

@@ -19,8 +19,8 @@ struct Term {
 std::vector<Term> terms_of(const TimeBreakdown& time);
 
 struct MemoryTerm {
-  std::string name;  // "optimizer_state"
-  std::string label; // "optimizer states"
+  std::string name;   // "optimizer_state"
+  std::string label;  // "optimizer states"
   double bytes = 0;
 };
 // All parts of memory.peak_bytes in a fixed order, then host copies, which are no part of it.

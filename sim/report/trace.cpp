@@ -47,9 +47,10 @@ std::string slice_event(const Interval& interval, Slice slice) {
   if (kind_of(interval) != kUpdate)
     args += fmt::format(R"(,"micro_batch":{},"chunk":{})", interval.micro_batch, interval.chunk);
   return fmt::format(R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
-                     json_text(interval_name(interval)), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream),
-                     interval.stage, thread_of(interval.stream), microseconds(slice.begin),
-                     microseconds(slice.end - slice.begin), args);
+                     json_text(interval_name(interval)),
+                     compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), interval.stage,
+                     thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin),
+                     args);
 }
 
 std::string flow_event(char phase, std::size_t id, std::int32_t stage, Nanoseconds at) {
@@ -72,21 +73,24 @@ std::string counter_event(const MemorySample& sample) {
 std::vector<std::string> metadata(const std::map<std::int32_t, std::set<Stream>>& tracks) {
   std::vector<std::string> events;
   for (const auto& [stage, streams] : tracks) {
-    events.push_back(fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":"stage {0}"}}}})", stage));
     events.push_back(
-        fmt::format(R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", stage));
+        fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":"stage {0}"}}}})", stage));
+    events.push_back(fmt::format(
+        R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", stage));
     for (const Stream stream : streams) {
-      events.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})", stage,
-                                   thread_of(stream), name_of(stream)));
-      events.push_back(fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
-                                   stage, thread_of(stream), thread_of(stream)));
+      events.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                                   stage, thread_of(stream), name_of(stream)));
+      events.push_back(
+          fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", stage,
+                      thread_of(stream), thread_of(stream)));
     }
   }
   return events;
 }
 
 // Arrows tie slices together: each end is moved to an instant inside the slice that sent or that waited for it.
-void add_flows(const Timeline& timeline, std::map<std::int32_t, std::vector<Slice>>& compute, std::vector<Event>& events) {
+void add_flows(const Timeline& timeline, std::map<std::int32_t, std::vector<Slice>>& compute,
+               std::vector<Event>& events) {
   for (auto& [stage, slices] : compute)
     std::sort(slices.begin(), slices.end(), [](Slice a, Slice b) { return a.begin < b.begin; });
   for (std::size_t id = 0; id < timeline.arrows.size(); ++id) {
@@ -95,7 +99,8 @@ void add_flows(const Timeline& timeline, std::map<std::int32_t, std::vector<Slic
     const auto& receivers = compute[arrow.to_stage];
     const Nanoseconds sent = nanoseconds(arrow.from_seconds), arrived = nanoseconds(arrow.to_seconds);
     const auto after = std::partition_point(senders.begin(), senders.end(), [&](Slice s) { return s.begin < sent; });
-    const auto receiver = std::partition_point(receivers.begin(), receivers.end(), [&](Slice s) { return s.begin < arrived; });
+    const auto receiver =
+        std::partition_point(receivers.begin(), receivers.end(), [&](Slice s) { return s.begin < arrived; });
     if (after == senders.begin() || receiver == receivers.end()) continue;  // to or from outside the timeline
     const Slice sender = *std::prev(after);
     const Nanoseconds inside = std::max(sender.begin, std::min(sent, sender.end - 1));
@@ -132,8 +137,9 @@ std::string report_trace(const Report& report) {
   add_flows(report.timeline, compute, events);
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.at < b.at; });
 
-  std::string out = fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}}},"traceEvents":[)",
-                                json_text(report.engine), report.step_seconds);
+  std::string out =
+      fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}}},"traceEvents":[)",
+                  json_text(report.engine), report.step_seconds);
   const char* separator = "\n";
   const auto append = [&](const std::string& text) {
     out += separator;

@@ -160,8 +160,8 @@ class Shard {
     Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_axes,
                           parameter_shard_, id);
     op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
-    op.free_running = true;
     op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(l_.options.prefetch, 60000));
+    op.free_running = op.prefetch > 0;
     block.ops.insert(block.ops.begin(), op);
     return id;
   }

@@ -90,7 +90,7 @@ void one_f_one_b(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_
   order.add({{B, 0, m - warm_up}}, warm_up);
 }
 
-// Qi et al. 2024 (Zero Bubble), section 2.3: 1F1B's order of F and B; stage s runs the weight gradient of a
+// Qi et al. 2024 (Zero Bubble), section 2.1: 1F1B's order of F and B; stage s runs the weight gradient of a
 // micro-batch s backwards late, so that every stage holds at most p micro-batches.
 void zb_h1(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
   const std::int64_t warm_up = std::min(p - 1 - stage, m);
@@ -104,7 +104,7 @@ void zb_h1(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stag
   order.add({{W, 0, m - delay}}, delay);
 }
 
-// Qi et al. 2024 (Zero Bubble), section 6 and figure 6, for F = B = W: 2 chunks per stage, the second running back up
+// Qi et al. 2024 (Zero Bubble), section 6, for F = B = W: 2 chunks per stage, the second running back up
 // the stages. A stage always runs B of a chunk with its W and alternates between the chunks; in the drain W waits.
 void zb_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
   const std::int64_t s = stage, up = p - stage;      // `up`: this stage and those after it

@@ -1,5 +1,5 @@
-// Is the clock of a block right? Timelines worked out by hand, one rule each; then runs that jump against runs that walk
-// every instance.
+// Is the clock of a block right? Timelines worked out by hand, one rule each; then runs that jump against runs that
+// walk every instance.
 #include "tests/analytical/handmade.h"
 
 namespace orrery {
@@ -8,10 +8,10 @@ namespace {
 TEST(BlockClock, KernelsOverlapWithACollectiveUntilOneReadsIt) {
   Handmade h;
   Block& block = h.piece.forward;
-  const TensorId a = h.kernel(block, 3).writes[0];                                           // 0-3
-  const TensorId c = h.copy(block, Stream::tensor_communication, 2, {a}).writes[0];          // 3-5
-  h.kernel(block, 1);                                                                        // 3-4
-  h.kernel(block, 1, {c});                                                                   // 5-6
+  const TensorId a = h.kernel(block, 3).writes[0];                                   // 0-3
+  const TensorId c = h.copy(block, Stream::tensor_communication, 2, {a}).writes[0];  // 3-5
+  h.kernel(block, 1);                                                                // 3-4
+  h.kernel(block, 1, {c});                                                           // 5-6
   Clockwork w;
   const LineResult r = w.run(h.piece);
   EXPECT_DOUBLE_EQ(r.seconds, 6);
@@ -40,7 +40,7 @@ TEST(BlockClock, AFreeRunningCollectiveStillWaitsForItsData) {
   Handmade h;
   Block& block = h.piece.forward;
   const TensorId a = h.kernel(block, 2).writes[0];
-  h.kernel(block, 3);  // 2-5, not waited for
+  h.kernel(block, 3);                                               // 2-5, not waited for
   Op& copy = h.copy(block, Stream::context_communication, 4, {a});  // 2-6
   copy.free_running = true;
   const TensorId c = copy.writes[0];
@@ -52,8 +52,8 @@ TEST(BlockClock, AFreeRunningCollectiveStillWaitsForItsData) {
 TEST(BlockClock, OpsOfOneStreamRunInOrder) {
   Handmade h;
   Block& block = h.piece.forward;
-  h.copy(block, Stream::context_communication, 5);                                    // 0-5
-  const TensorId c = h.copy(block, Stream::context_communication, 1).writes[0];       // 5-6
+  h.copy(block, Stream::context_communication, 5);                               // 0-5
+  const TensorId c = h.copy(block, Stream::context_communication, 1).writes[0];  // 5-6
   h.kernel(block, 1, {c});
   Clockwork w;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 7);
@@ -283,8 +283,9 @@ TEST(BlockClock, KernelsAreSlowedBesideACollective) {
   Clockwork w;
   w.mesh.size(MeshAxis::dp_shard) = 8;
   w.set_mesh(w.mesh);
-  const double gather =
-      CollectiveModel(w.world.cluster, w.world.collectives).cost(OpKind::all_gather, 1 << 30, span_of(w.mesh, MeshAxis::dp_shard, 8)).seconds;
+  const double gather = CollectiveModel(w.world.cluster, w.world.collectives)
+                            .cost(OpKind::all_gather, 1 << 30, span_of(w.mesh, MeshAxis::dp_shard, 8))
+                            .seconds;
   ASSERT_LT(gather, 1);
   w.overlap_slowdown = 0.5;
   // While the gather runs, the kernel does 1/1.5 of its work.
@@ -322,8 +323,9 @@ TEST(BlockClock, TheNormPrecedesTheUpdateAndIsExchangedOnce) {
   Clockwork w;
   w.mesh.size(MeshAxis::tp) = 2;
   w.set_mesh(w.mesh);
-  const double exchange =
-      CollectiveModel(w.world.cluster, w.world.collectives).cost(OpKind::all_reduce, 1, span_of(w.mesh, MeshAxis::tp, 8)).seconds;
+  const double exchange = CollectiveModel(w.world.cluster, w.world.collectives)
+                              .cost(OpKind::all_reduce, 1, span_of(w.mesh, MeshAxis::tp, 8))
+                              .seconds;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::norm), 4}}).seconds, 4 + exchange);
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 4}}).seconds, 40);
 }
@@ -377,14 +379,16 @@ TEST(BlockClock, ARunThatJumpsEqualsOneThatWalksEveryInstance) {
     const Handmade layer = scrambled(seed), other = scrambled(seed + 1000);
     Clockwork w;
     w.runtime.host_seconds_per_op = 0.37 * (seed % 17);  // from never to always late
-    const std::vector<LineItem> line{{&w.compile(other.piece), 1}, {&w.compile(layer.piece), 126}, {&w.compile(other.piece), 2}};
+    const std::vector<LineItem> line{
+        {&w.compile(other.piece), 1}, {&w.compile(layer.piece), 126}, {&w.compile(other.piece), 2}};
     const LineResult walked = w.run(line, kUsual, false, false);
     const std::int64_t before = w.clock.walked();
     const LineResult jumped = w.run(line);
     instances_walked += w.clock.walked() - before;
     EXPECT_NEAR(jumped.seconds / walked.seconds, 1, 1e-12);
     EXPECT_NEAR(total(jumped) / jumped.seconds, 1, 1e-12);
-    for (std::size_t a = 0; a < kAccounts; ++a) EXPECT_NEAR(jumped.accounts[a], walked.accounts[a], 1e-12 * walked.seconds) << a;
+    for (std::size_t a = 0; a < kAccounts; ++a)
+      EXPECT_NEAR(jumped.accounts[a], walked.accounts[a], 1e-12 * walked.seconds) << a;
     for (std::size_t s = 0; s < kStreams; ++s) {
       EXPECT_NEAR(jumped.stream_end[s], walked.stream_end[s], 1e-12 * walked.seconds) << s;
       EXPECT_NEAR(jumped.stream_work[s], walked.stream_work[s], 1e-12 * walked.seconds) << s;

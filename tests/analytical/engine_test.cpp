@@ -26,7 +26,8 @@ Json document(const Json& plan, int nodes = 4) {
 
 class Evaluated {
  public:
-  explicit Evaluated(const Json& doc, const AnalyticalOptions& options = {}) : scenario(read_scenario(doc, {"test", {}})) {
+  explicit Evaluated(const Json& doc, const AnalyticalOptions& options = {})
+      : scenario(read_scenario(doc, {"test", {}})) {
     lower(scenario, program);
     kernels = find_calibration(scenario.cluster.device);
     run(options);
@@ -95,8 +96,9 @@ TEST(Step, OpsInTheTableAddUpToTheComputeOfTheBoundingStage) {
     e.run({.ops = true});
     double kernels = 0;
     for (const OpReport& op : e.report.ops)
-      if (op.stream == Stream::compute && op.bound.find("ring") == std::string::npos && op.bound.find("NVLS") == std::string::npos &&
-          op.bound.find("tree") == std::string::npos && op.bound.find("hierarchical") == std::string::npos)
+      if (op.stream == Stream::compute && op.bound.find("ring") == std::string::npos &&
+          op.bound.find("NVLS") == std::string::npos && op.bound.find("tree") == std::string::npos &&
+          op.bound.find("hierarchical") == std::string::npos)
         kernels += op.seconds * op.times_per_step;
     const TimeBreakdown& t = e.bounding().time;
     EXPECT_NEAR(kernels, t.matmul + t.attention + t.memory_bound + t.recompute + t.optimizer, 1e-9 * kernels);

@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <nlohmann/json.hpp>
 
 #include "sim/analytical/block_clock.h"
 #include "sim/cost/collective_calibration.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/memory/memory.h"
-
-#include <nlohmann/json.hpp>
 
 namespace orrery {
 
@@ -50,7 +49,8 @@ struct Handmade {
   Op& kernel(Block& block, std::int64_t seconds, std::initializer_list<TensorId> reads = {}) {
     return emit(block, OpKind::zero_fill, Stream::compute, seconds, reads);
   }
-  // A copy of `seconds` on any stream: what it writes has `seconds` bytes, as has a tensor of its own that it reads first.
+  // A copy of `seconds` on any stream: what it writes has `seconds` bytes, as has a tensor of its own that it reads
+  // first.
   Op& copy(Block& block, Stream stream, std::int64_t seconds, std::initializer_list<TensorId> reads = {}) {
     const TensorId payload = tensor(seconds);
     Op& op = emit(block, OpKind::copy_to_host, stream, seconds, {});
@@ -117,7 +117,9 @@ class Clockwork {
   std::deque<BlockCode> codes;
 };
 
-inline double exposed(const LineResult& r, Stream stream) { return r.accounts[kExposed + static_cast<std::size_t>(stream)]; }
+inline double exposed(const LineResult& r, Stream stream) {
+  return r.accounts[kExposed + static_cast<std::size_t>(stream)];
+}
 inline double total(const LineResult& r) {
   double sum = 0;
   for (double a : r.accounts) sum += a;

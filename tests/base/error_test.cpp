@@ -23,8 +23,16 @@ TEST(InputErrorText, TakesTheFileOfTheEnclosingDocumentOnlyWhenItHasNone) {
 }
 
 TEST(NearestName, IsWhatWasMeant) {
-  const std::vector<std::string> keys{"tensor_parallel", "pipeline_parallel", "context_parallel", "zero_stage",
-                                      "micro_batch_size", "llama-3-70b", "h100-sxm-80gb", "1f1b", "bf16", "fp8"};
+  const std::vector<std::string> keys{"tensor_parallel",
+                                      "pipeline_parallel",
+                                      "context_parallel",
+                                      "zero_stage",
+                                      "micro_batch_size",
+                                      "llama-3-70b",
+                                      "h100-sxm-80gb",
+                                      "1f1b",
+                                      "bf16",
+                                      "fp8"};
   EXPECT_EQ(nearest_name("tensor_paralell", keys), "tensor_parallel");
   EXPECT_EQ(nearest_name("TENSOR-PARALLEL", keys), "tensor_parallel");
   EXPECT_EQ(nearest_name("zero-stge", keys), "zero_stage");

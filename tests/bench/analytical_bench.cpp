@@ -97,7 +97,9 @@ void BM_LowerAndEvaluateMegatron1T(benchmark::State& state) { Variations(megatro
 void BM_EvaluateMegatron1T(benchmark::State& state) { Variations(megatron_1t(), 6).evaluate(state); }
 void BM_EvaluateLlama405B(benchmark::State& state) { Variations(llama_405b(), 64).evaluate(state); }
 void BM_EvaluateLlama70BFsdp(benchmark::State& state) { Variations(llama_70b_fsdp(), 256).evaluate(state); }
-void BM_TimelineOfLlama405B(benchmark::State& state) { Variations(llama_405b(), 64).evaluate(state, {.timeline = true}); }
+void BM_TimelineOfLlama405B(benchmark::State& state) {
+  Variations(llama_405b(), 64).evaluate(state, {.timeline = true});
+}
 BENCHMARK(BM_LowerAndEvaluateMegatron1T)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_EvaluateMegatron1T)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_EvaluateLlama405B)->Unit(benchmark::kMicrosecond);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "tests/cli/command.h"
 
@@ -31,20 +32,27 @@ struct BadValue {
   const char* pointer;  // RFC 6901; of a value to set, or to remove where `value` is empty
   const char* value;    // JSON
   const char* sentence;
+
+  friend std::ostream& operator<<(std::ostream& out, const BadValue& bad) {
+    return out << bad.pointer << " = " << bad.value;
+  }
 };
 
 const BadValue kBadValues[] = {
     // The document.
-    {"/modle", "1", "scenario.json: /modle: found the unknown key \"modle\", expected a known key (did you mean \"model\"?)"},
+    {"/modle", "1",
+     "scenario.json: /modle: found the unknown key \"modle\", expected a known key (did you mean \"model\"?)"},
     {"/model", "", "/model: found nothing, expected a model"},
     {"/cluster", "", "/cluster: found nothing, expected a cluster"},
     {"/workload", "", "/workload: found nothing, expected what is fed to the model"},
     {"", "[]", "scenario.json: found an empty array, expected an object"},
     {"", "17", "scenario.json: found 17, expected an object"},
     {"/plan", "3", "/plan: found 3, expected an object"},
-    {"/plan", "\"plan\"", "/plan: found \"plan\", expected an object, the path of a JSON file, or the name of a bundled scenario"},
+    {"/plan", "\"plan\"",
+     "/plan: found \"plan\", expected an object, the path of a JSON file, or the name of a bundled scenario"},
     {"/plan", "\"llama-3-70b-512-h10\"", "(did you mean \"llama-3-70b-512-h100\"?)"},
-    {"/plan", "\"plans/none.json\"", "/plan: found \"plans/none.json\", expected the path of a file (there is no plans/none.json)"},
+    {"/plan", "\"plans/none.json\"",
+     "/plan: found \"plans/none.json\", expected the path of a file (there is no plans/none.json)"},
     {"/workload", "[1]", "/workload: found an array of 1, expected an object"},
     // The model.
     {"/model", "\"llama-3-70\"", "/model: found \"llama-3-70\", expected"},
@@ -71,15 +79,19 @@ const BadValue kBadValues[] = {
     // The workload.
     {"/workload/sequence_length", "-1", "/workload/sequence_length: found -1, expected an integer of at least 0"},
     {"/workload/sequence_length", "true", "/workload/sequence_length: found true, expected an integer of at least 0"},
-    {"/workload/sequence_len", "8192", "/workload/sequence_len: found the unknown key \"sequence_len\", expected a known key "
-                                       "(did you mean \"sequence_length\"?)"},
+    {"/workload/sequence_len", "8192",
+     "/workload/sequence_len: found the unknown key \"sequence_len\", expected a known key "
+     "(did you mean \"sequence_length\"?)"},
     {"/workload/global_batch_size", "0", "/workload/global_batch_size: found 0, expected an integer of at least 1"},
-    {"/workload/global_batch_size", "null", "/workload/global_batch_size: found null, expected an integer of at least 1"},
+    {"/workload/global_batch_size", "null",
+     "/workload/global_batch_size: found null, expected an integer of at least 1"},
     {"/workload/global_batch_size", "511", "/workload/global_batch_size: found 511, expected a multiple of 16"},
-    {"/workload/global_batch_size", "1e30", "/workload/global_batch_size: found 1e+30, expected an integer of at least 1"},
+    {"/workload/global_batch_size", "1e30",
+     "/workload/global_batch_size: found 1e+30, expected an integer of at least 1"},
     // The plan, field by field.
-    {"/plan/tensor_paralel", "8", "/plan/tensor_paralel: found the unknown key \"tensor_paralel\", expected a known key "
-                                  "(did you mean \"tensor_parallel\"?)"},
+    {"/plan/tensor_paralel", "8",
+     "/plan/tensor_paralel: found the unknown key \"tensor_paralel\", expected a known key "
+     "(did you mean \"tensor_parallel\"?)"},
     {"/plan/tp", "8", "(did you mean \"tensor_parallel\"?)"},
     {"/plan/tensor_parallel", "0", "/plan/tensor_parallel: found 0, expected an integer of at least 1"},
     {"/plan/tensor_parallel", "-8", "/plan/tensor_parallel: found -8, expected an integer of at least 1"},
@@ -90,11 +102,13 @@ const BadValue kBadValues[] = {
     {"/plan/sequence_parallel", "\"yes\"", "/plan/sequence_parallel: found \"yes\", expected true or false"},
     {"/plan/pipeline_parallel", "0", "/plan/pipeline_parallel: found 0, expected an integer of at least 1"},
     {"/plan/virtual_pipeline", "0", "/plan/virtual_pipeline: found 0, expected an integer of at least 1"},
-    {"/plan/pipeline_schedule", "\"1b1f\"", "/plan/pipeline_schedule: found \"1b1f\", expected one of \"gpipe\", \"1f1b\""},
+    {"/plan/pipeline_schedule", "\"1b1f\"",
+     "/plan/pipeline_schedule: found \"1b1f\", expected one of \"gpipe\", \"1f1b\""},
     {"/plan/pipeline_schedule", "\"1F1B\"", "(did you mean \"1f1b\"?)"},
     {"/plan/pipeline_schedule", "7", "/plan/pipeline_schedule: found 7, expected one of"},
     {"/plan/pipeline_stage_layers", "80", "/plan/pipeline_stage_layers: found 80, expected an array of integers"},
-    {"/plan/pipeline_stage_layers", "[4, -4]", "/plan/pipeline_stage_layers/1: found -4, expected an integer of at least 0"},
+    {"/plan/pipeline_stage_layers", "[4, -4]",
+     "/plan/pipeline_stage_layers/1: found -4, expected an integer of at least 0"},
     {"/plan/context_parallel", "0", "/plan/context_parallel: found 0, expected an integer of at least 1"},
     {"/plan/context_parallel_balance", "\"zig\"", "/plan/context_parallel_balance: found \"zig\", expected one of"},
     {"/plan/data_parallel", "-1", "/plan/data_parallel: found -1, expected an integer of at least 0"},
@@ -102,8 +116,9 @@ const BadValue kBadValues[] = {
     {"/plan/zero_stage", "-1", "/plan/zero_stage: found -1, expected an integer from 0 to 3"},
     {"/plan/zero_stage", "true", "/plan/zero_stage: found true, expected an integer from 0 to 3"},
     {"/plan/micro_batch_size", "0", "/plan/micro_batch_size: found 0, expected an integer of at least 1"},
-    {"/plan/recompute", "\"selectiv\"", "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\" "
-                                        "(did you mean \"selective\"?)"},
+    {"/plan/recompute", "\"selectiv\"",
+     "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\" "
+     "(did you mean \"selective\"?)"},
     {"/plan/recompute", "true", "/plan/recompute: found true, expected one of"},
     {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer of at least 1"},
     {"/plan/recompute_layers", "-2", "/plan/recompute_layers: found -2, expected an integer of at least -1"},
@@ -114,17 +129,21 @@ const BadValue kBadValues[] = {
     {"/plan/bucket_bytes", "-1", "/plan/bucket_bytes: found -1, expected an integer of at least 0"},
     // The plan against the model and the cluster.
     {"/plan/tensor_parallel", "3", "/plan/tensor_parallel: found "},
-    {"/plan/tensor_parallel", "1024", "/plan/tensor_parallel: found 4096, expected tensor_parallel x context_parallel x "
-                                      "pipeline_parallel of at most the cluster's 512 devices"},
-    {"/plan/tensor_parallel", "128", "/plan/tensor_parallel: found 128, expected a divisor of the model's 64 attention heads"},
+    {"/plan/tensor_parallel", "1024",
+     "/plan/tensor_parallel: found 4096, expected tensor_parallel x context_parallel x "
+     "pipeline_parallel of at most the cluster's 512 devices"},
+    {"/plan/tensor_parallel", "128",
+     "/plan/tensor_parallel: found 128, expected a divisor of the model's 64 attention heads"},
     {"/plan/data_parallel", "17", "/plan/data_parallel: found 17, expected at most 16"},
     {"/plan/pipeline_parallel", "1024", "expected tensor_parallel x context_parallel x pipeline_parallel of at most"},
     {"/plan/virtual_pipeline", "1000", "/plan/"},
     {"/plan/pipeline_stage_layers", "[80]", "/plan/pipeline_stage_layers"},
-    {"/workload/global_batch_size", "96", "/workload/global_batch_size: found 6 micro-batches, expected a multiple of the 4"},
+    {"/workload/global_batch_size", "96",
+     "/workload/global_batch_size: found 6 micro-batches, expected a multiple of the 4"},
     {"/plan/context_parallel", "3", "/plan/"},
     {"/workload/sequence_length", "8191", "/plan/sequence_parallel: found sequences of 8191 tokens"},
-    {"/plan/zero_shard_degree", "3", "/plan/zero_shard_degree: found 3, expected a divisor of the data-parallel degree 16"},
+    {"/plan/zero_shard_degree", "3",
+     "/plan/zero_shard_degree: found 3, expected a divisor of the data-parallel degree 16"},
     {"/plan/recompute_every", "2", "/plan/recompute_every: found 2, expected 1 unless recompute is \"full\""},
 };
 
@@ -141,7 +160,8 @@ TEST_P(BadScenario, IsRefusedInOneSentence) {
   }
   const Workplace place;
   place.write("scenario.json", scenario.dump());
-  const auto result = place.orrery("simulate scenario.json --json out.json --csv out.csv --trace out.trace --svg out.svg");
+  const auto result =
+      place.orrery("simulate scenario.json --json out.json --csv out.csv --trace out.trace --svg out.svg");
   expect_refused(place, result, {"scenario.json"}, bad.sentence);
 }
 
@@ -153,6 +173,8 @@ INSTANTIATE_TEST_SUITE_P(Table, BadScenario, testing::ValuesIn(kBadValues),
 struct BadCommand {
   const char* arguments;
   const char* sentence;
+
+  friend std::ostream& operator<<(std::ostream& out, const BadCommand& bad) { return out << bad.arguments; }
 };
 
 const BadCommand kBadCommands[] = {
@@ -189,9 +211,11 @@ const BadCommand kBadCommands[] = {
     {"simulate example.json --set modle=gpt", "--set modle=gpt: /modle: found the unknown key \"modle\""},
     {"simulate example.json --json /nonexistent/out.json", "/nonexistent/out.json: found that it cannot be written"},
     {"simulate example.json --json . ", "cannot be written"},
-    {"simulate example.json --json out.json --csv /nonexistent/out.csv", "/nonexistent/out.csv: found that it cannot be written"},
+    {"simulate example.json --json out.json --csv /nonexistent/out.csv",
+     "/nonexistent/out.csv: found that it cannot be written"},
     {"simulate example.json --json - --csv -", "at most one on standard output"},
-    {"simulate example.json --explain layer.forward.fc9 --json out.json", "--explain: found \"layer.forward.fc9\", expected an op"},
+    {"simulate example.json --explain layer.forward.fc9 --json out.json",
+     "--explain: found \"layer.forward.fc9\", expected an op"},
     {"simulate example.json --explain bubbel", "(did you mean \"bubble\"?)"},
     {"simulate --batch none.jsonl", "none.jsonl: found nothing (No such file or directory)"},
     {"simulate example.json --batch lines.jsonl", "found a scenario beside --batch"},
@@ -207,7 +231,8 @@ const BadCommand kBadCommands[] = {
     {"show llama-3-70", "found \"llama-3-70\", expected a name that `orrery list` prints"},
     {"show dgx-h10", "(did you mean \"dgx-h100\"?)"},
     // A plan that the device cannot run.
-    {"simulate example.json --set cluster.node=dgx-a100 --set plan.precision=fp8", "--set plan.precision=fp8: /plan/precision: found \"fp8\""},
+    {"simulate example.json --set cluster.node=dgx-a100 --set plan.precision=fp8",
+     "--set plan.precision=fp8: /plan/precision: found \"fp8\""},
     // Numbers whose products leave 64 bits.
     {"simulate example.json --set plan.tensor_parallel=4611686018427387904", "/plan/tensor_parallel: found "},
     {"simulate example.json --set plan.micro_batch_size=9223372036854775807", "found "},

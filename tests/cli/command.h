@@ -23,11 +23,16 @@ class Workplace {
   // `arguments` as in a shell, run in the folder. `input` is its standard input.
   CommandResult orrery(const std::string& arguments, const std::string& input = {}) const;
 
+  // The exit code of python3 with these arguments; what it printed is in ".stdout" and ".stderr".
+  int python(const std::string& arguments) const;
+
   void write(const std::string& name, const std::string& text) const;
   std::string read(const std::string& name) const;
   std::set<std::string> files() const;  // without what this class itself keeps there
 
  private:
+  int run(const std::string& command) const;
+
   std::filesystem::path folder_;
 };
 

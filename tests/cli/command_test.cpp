@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
-#include <atomic>
-#include <cstdio>
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+
+#include "tests/report/trace_format.h"
 
 namespace orrery {
 namespace {
@@ -30,12 +32,22 @@ Workplace::Workplace() {
 
 Workplace::~Workplace() { fs::remove_all(folder_); }
 
+int Workplace::run(const std::string& command) const {
+  const std::string line =
+      "cd '" + folder_.string() + "' && " + command + " <" + kInput + " >" + kOutput + " 2>" + kErrors;
+  const int status = std::system(line.c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 CommandResult Workplace::orrery(const std::string& arguments, const std::string& input) const {
   write(kInput, input);
-  const std::string command = "cd '" + folder_.string() + "' && '" ORRERY_COMMAND "' " + arguments + " <" + kInput + " >" +
-                              kOutput + " 2>" + kErrors;
-  const int status = std::system(command.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read(kOutput), read(kErrors)};
+  const int code = run("'" ORRERY_COMMAND "' " + arguments);
+  return {code, read(kOutput), read(kErrors)};
+}
+
+int Workplace::python(const std::string& arguments) const {
+  write(kInput, "");
+  return run("python3 " + arguments);
 }
 
 void Workplace::write(const std::string& name, const std::string& text) const {
@@ -83,8 +95,9 @@ TEST(Simulate, PrintsATableOfTheHeadline) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, IsEmpty());
   EXPECT_THAT(result.out, StartsWith("llama-3-70b on 64 x "));
-  for (const char* word : {"step time", "tokens/s per device", "model TFLOP/s per device", "MFU", "HFU", "pipeline bubble",
-                           "exposed communication", "bound by", "matrix products", "optimizer states", "peak"})
+  for (const char* word :
+       {"step time", "tokens/s per device", "model TFLOP/s per device", "MFU", "HFU", "pipeline bubble",
+        "exposed communication", "bound by", "matrix products", "optimizer states", "peak"})
     EXPECT_THAT(result.out, HasSubstr(word));
   EXPECT_THAT(result.out, Not(HasSubstr("\x1b"))) << "colour is for terminals";
 }
@@ -101,7 +114,8 @@ TEST(Simulate, JsonHasThePublicKeysAndTheyAgree) {
   EXPECT_TRUE(report.at("version").is_string());
   const json& memory = report.at("memory");
   EXPECT_GT(memory.at("capacity_bytes").get<double>(), 60e9);
-  EXPECT_EQ(memory.at("fits").get<bool>(), memory.at("peak_bytes").get<double>() <= memory.at("capacity_bytes").get<double>());
+  EXPECT_EQ(memory.at("fits").get<bool>(),
+            memory.at("peak_bytes").get<double>() <= memory.at("capacity_bytes").get<double>());
   EXPECT_FALSE(report.contains("ops"));
 
   const double step = report["step_seconds"];
@@ -127,7 +141,9 @@ TEST(Simulate, ReadsStandardInputAndComments) {
 }
 
 TEST(Simulate, GivesTheStepTimeOfWhatDoesNotFit) {
-  const auto result = Workplace().orrery("simulate llama-3-70b-512-h100 --set plan.micro_batch_size=4 --set plan.tensor_parallel=2 --set plan.zero_stage=0 --set workload.global_batch_size=2048 --json -");
+  const auto result = Workplace().orrery(
+      "simulate llama-3-70b-512-h100 --set plan.micro_batch_size=4 --set plan.tensor_parallel=2 --set "
+      "plan.zero_stage=0 --set workload.global_batch_size=2048 --json -");
   ASSERT_EQ(result.code, 0) << result.err;
   const json report = json::parse(result.out);
   EXPECT_FALSE(report["memory"]["fits"].get<bool>());
@@ -136,13 +152,35 @@ TEST(Simulate, GivesTheStepTimeOfWhatDoesNotFit) {
 
 TEST(Simulate, WritesEveryFormatInOneRun) {
   Workplace place;
-  const auto result = place.orrery("simulate llama-3-70b-512-h100 --json r.json --csv r.csv --trace t.json --svg s.svg");
+  const auto result =
+      place.orrery("simulate llama-3-70b-512-h100 --json r.json --csv r.csv --trace t.json --svg s.svg");
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(place.files(), ElementsAre("r.csv", "r.json", "s.svg", "t.json"));
   EXPECT_THAT(result.out, HasSubstr("step time"));
   EXPECT_THAT(place.read("r.csv"), StartsWith("scenario,engine,devices,step_seconds,"));
   EXPECT_THAT(place.read("s.svg"), AllOf(StartsWith("<svg"), HasSubstr("stage 3"), HasSubstr("</svg>")));
-  EXPECT_NO_THROW(json::parse(place.read("t.json")));
+}
+
+TEST(Simulate, TracesFollowTheFormatForEverySchedule) {
+  Workplace place;
+  for (const char* sets :
+       {"", "--set plan.virtual_pipeline=1 --set plan.pipeline_schedule=1f1b",
+        "--set plan.virtual_pipeline=1 --set plan.pipeline_schedule=zb-h1 --set plan.zero_stage=3",
+        "--set plan.pipeline_parallel=1 --set plan.virtual_pipeline=1 --set plan.pipeline_schedule=gpipe"}) {
+    SCOPED_TRACE(sets);
+    const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --trace t.json ") + sets);
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json trace = json::parse(place.read("t.json"));
+    expect_trace_format(trace);
+    const auto& events = trace["traceEvents"];
+    const auto count = [&](const char* phase) {
+      return std::count_if(events.begin(), events.end(), [&](const json& e) { return e["ph"] == phase; });
+    };
+    EXPECT_GT(count("X"), 0);
+    EXPECT_GT(count("C"), 0);
+    EXPECT_EQ(count("s") > 0, std::string(sets).find("pipeline_parallel=1 ") == std::string::npos)
+        << "messages between stages";
+  }
 }
 
 TEST(Simulate, SetOverridesWhatTheScenarioSays) {
@@ -246,7 +284,8 @@ TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
   place.write("a.json", example_scenario());
   const auto table = place.orrery("compare a.json --set-b plan.tensor_parallel=4");
   ASSERT_EQ(table.code, 0) << table.err;
-  EXPECT_THAT(table.out, AllOf(HasSubstr("step time"), HasSubstr("plan.tensor_parallel=4"), HasSubstr("matrix products")));
+  EXPECT_THAT(table.out,
+              AllOf(HasSubstr("step time"), HasSubstr("plan.tensor_parallel=4"), HasSubstr("matrix products")));
 
   const auto result = place.orrery("compare a.json llama-3-70b-512-h100 --set-a plan.tensor_parallel=4 --json -");
   ASSERT_EQ(result.code, 0) << result.err;
@@ -266,9 +305,13 @@ TEST(Compare, OfAScenarioWithItselfIsNoDifference) {
 
 TEST(List, KnowsEveryKindAndShowKnowsEveryName) {
   Workplace place;
-  const std::map<std::string, std::string> members{{"models", "llama-3-70b"}, {"nodes", "dgx-h100"},
-                                                   {"devices", "H100-SXM5-80GB"}, {"fabrics", ""}, {"clusters", ""},
-                                                   {"strategies", "tensor_parallel"}, {"scenarios", "llama-3-70b-512-h100"}};
+  const std::map<std::string, std::string> members{{"models", "llama-3-70b"},
+                                                   {"nodes", "dgx-h100"},
+                                                   {"devices", "H100-SXM5-80GB"},
+                                                   {"fabrics", ""},
+                                                   {"clusters", ""},
+                                                   {"strategies", "tensor_parallel"},
+                                                   {"scenarios", "llama-3-70b-512-h100"}};
   for (const auto& [kind, member] : members) {
     const auto text = place.orrery("list " + kind);
     EXPECT_EQ(text.code, 0) << text.err;
@@ -281,7 +324,8 @@ TEST(List, KnowsEveryKindAndShowKnowsEveryName) {
       const std::string name = row.at("name");
       const auto shown = place.orrery("show '" + name + "' --json");
       ASSERT_EQ(shown.code, 0) << shown.err;
-      EXPECT_TRUE(json::parse(shown.out).contains(kind == "strategies" ? "strategy" : kind.substr(0, kind.size() - 1))) << name;
+      EXPECT_TRUE(json::parse(shown.out).contains(kind == "strategies" ? "strategy" : kind.substr(0, kind.size() - 1)))
+          << name;
       EXPECT_EQ(place.orrery("show '" + name + "'").code, 0);
     }
   }

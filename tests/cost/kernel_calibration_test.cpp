@@ -1,6 +1,4 @@
 // Are the calibrations what they say they are, and are bad ones refused?
-#include "sim/cost/calibration.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +11,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -112,8 +111,9 @@ TEST_P(EveryCalibration, StatesTheAttentionResidualsThatItHas) {
     std::vector<double> ratios;
     for (const Json& p : published()["points"]) {
       if (p["device"] != GetParam() || p["op"] != "attention" || p["kernel"] != curve.name) continue;
-      AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3], p["shape"][3],
-                       p["shape"][4], p["shape"][5], p["causal"],   0};
+      AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2],
+                       p["shape"][3], p["shape"][3], p["shape"][4],
+                       p["shape"][5], p["causal"],   0};
       const double d = real(s.head_dim), dv = real(s.value_head_dim), h = real(s.heads), kv = real(s.kv_heads);
       const double rows = real(s.batch * s.queries);
       const double pairs = rows * h * real(s.keys) * (s.causal ? 0.5 : 1);
@@ -176,7 +176,8 @@ TEST_P(EveryCalibration, NamesItsSourceAndShapes) {
 
 std::string device_test_name(const ::testing::TestParamInfo<std::string>& device) {
   std::string name = device.param;
-  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Devices, EveryCalibration, ::testing::ValuesIn(calibrated_devices()), device_test_name);
@@ -235,7 +236,8 @@ TEST(AttentionKernels, CanBeChosenByGeneration) {
   EXPECT_EQ(h100.attention.name, "flash_attention_2");
 }
 
-// --- Files that must be refused ---------------------------------------------------------------------------------------
+// --- Files that must be refused
+// ---------------------------------------------------------------------------------------
 
 Json valid() {
   return Json::parse(R"({

@@ -284,7 +284,8 @@ TEST_P(EveryDevice, AWindowCostsNoMoreThanTheWholeSequence) {
   AttentionShape windowed = attention(8192, true);
   windowed.window = 1024;
   const double pairs = 2.0 * 16 * 8192 * 1024;
-  const double seconds = model.attention_seconds(windowed, Dtype::bf16, false, 4 * pairs * 128, attention_bytes(windowed));
+  const double seconds =
+      model.attention_seconds(windowed, Dtype::bf16, false, 4 * pairs * 128, attention_bytes(windowed));
   EXPECT_LT(seconds, seconds_of(model, attention(8192, true)));
 }
 
@@ -297,7 +298,8 @@ TEST_P(EveryDevice, MemoryBoundKernelsStreamAtTheirShareOfTheRate) {
 
 std::string preset_test_name(const ::testing::TestParamInfo<std::string>& preset) {
   std::string name = preset.param;
-  std::replace_if(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Presets, EveryDevice, ::testing::ValuesIn(device_names()), preset_test_name);

@@ -1,7 +1,7 @@
 // Does memory follow from first definition and last use? Small handmade pieces, counted by hand.
-#include "sim/memory/memory.h"
-
 #include <gtest/gtest.h>
+
+#include "sim/memory/memory.h"
 
 namespace orrery {
 namespace {
@@ -28,7 +28,8 @@ struct Maker {
     t.resident = false;
     return piece.add(t);
   }
-  Op& op(Block& block, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes, OpKind kind = OpKind::cast) {
+  Op& op(Block& block, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes,
+         OpKind kind = OpKind::cast) {
     Op o;
     o.kind = kind;
     std::copy(reads.begin(), reads.end(), o.reads.begin());
@@ -42,7 +43,8 @@ double of(const CategoryBytes& bytes, Category category) { return bytes[static_c
 
 TEST(PieceMemory, SavesWhatTheForwardDefinesAndTheBackwardUses) {
   Maker m;
-  const TensorId x = m.piece.input = m.tensor(10), kept = m.tensor(20), gone = m.tensor(40), y = m.piece.output = m.tensor(80);
+  const TensorId x = m.piece.input = m.tensor(10), kept = m.tensor(20), gone = m.tensor(40),
+                 y = m.piece.output = m.tensor(80);
   m.op(m.piece.forward, {x}, {kept});
   m.op(m.piece.forward, {kept}, {gone});
   m.op(m.piece.forward, {gone}, {y});
@@ -192,7 +194,8 @@ TEST(PieceMemory, SplitBackwardsHoldWhatTheirWeightGradientsNeed) {
 
 TEST(PieceMemory, HostCopiesDoNotFillTheDevice) {
   Maker m;
-  const TensorId states = m.resident(100, Category::host_copy), offloaded = m.tensor(30, Category::host_copy), a = m.tensor(30);
+  const TensorId states = m.resident(100, Category::host_copy), offloaded = m.tensor(30, Category::host_copy),
+                 a = m.tensor(30);
   m.op(m.piece.forward, {}, {a});
   m.op(m.piece.forward, {a}, {offloaded}, OpKind::copy_to_host);
   m.op(m.piece.backward, {offloaded}, {m.tensor(30)}, OpKind::copy_to_device);

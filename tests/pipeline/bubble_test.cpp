@@ -50,7 +50,7 @@ TEST(Bubble, OfZbH1HidesWeightGradients) {
 
 // Qi et al. 2024, section 6: no bubble when F = B = W. No stage idles between its first and its last slot, so each is
 // busy for 6 m unit slots in a row; what remains is the shear of the first stage's forwards down the pipeline, which
-// the paper's measure (the largest span of a stage, section 2.3) does not count.
+// the paper's measure (the largest span of a stage) does not count.
 TEST(Bubble, OfZbVIsZeroWhenForwardBackwardAndWeightGradientAreEqual) {
   for (std::int64_t p = 1; p <= 12; ++p)
     for (std::int64_t m = 2 * p; m <= 4 * p + 3; ++m) {

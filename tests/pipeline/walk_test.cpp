@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "sim/analytical/pipeline_rows.h"
 #include "tests/pipeline/pipeline_cases.h"
 
 namespace orrery::pipeline_parallel {
@@ -89,6 +90,79 @@ TEST(Walk, IsExactOverThousandsOfMicroBatches) {
         walker.walk_plain(schedule, costs.view(), plain);
         expect_equal(fast, plain);
       }
+}
+
+// Otherwise the two tests above would compare the plain walk with itself.
+TEST(Walk, TakesTheFastWayWhereItClaimsTo) {
+  RowStorage storage;
+  PipelineClock clock;
+  for (const ScheduleKind kind : kAllKinds)
+    for (const bool blocking : {false, true})
+      for (std::int64_t p = 1; p <= 8; ++p)
+        for (std::int64_t m = 1; m <= 40; ++m) {
+          if (schedule_limit(kind, p, chunks_of(kind, 3), m)) continue;
+          Schedule schedule = schedule_of(kind, p, m, 3);
+          schedule.blocking_transfers = blocking;
+          // One stage or one micro-batch: GPipe and 1F1B are the same.
+          const bool same_as_1f1b = kind == ScheduleKind::gpipe && m == 1;
+          const bool fast = blocking ? kind == ScheduleKind::one_f_one_b || same_as_1f1b : kind != ScheduleKind::zb_v;
+          EXPECT_EQ(walk_rows(schedule, uniform_costs(schedule, 1, 2, 1).view(), storage, clock), fast)
+              << name_of(kind) << " p=" << p << " m=" << m << " blocking " << blocking;
+        }
+}
+
+// The fast way must not mistake an order for one it knows: schedules with one fault run alike, or fail, both ways.
+TEST(Walk, IsExactOnOrdersThatAreNearlyThoseOfThePapers) {
+  Random random(4);
+  PipelineWalker walker;
+  std::int64_t ran = 0, refused = 0;
+  for (int trial = 0; trial < 6000; ++trial) {
+    const ScheduleKind kind = kAllKinds[pick(random, 5)];
+    const std::int64_t p = 2 + pick(random, 4), m = p * (1 + pick(random, 4)), v = chunks_of(kind, 2);
+    Schedule schedule;
+    build_schedule(kind, p, v, m, schedule);
+    Segment& segment = schedule.segments[pick(random, std::ssize(schedule.segments))];
+    Slot& slot = segment.slots[pick(random, segment.size)];
+    switch (pick(random, 6)) {
+      case 0:
+        ++slot.micro_batch;
+        break;
+      case 1:
+        slot.micro_batch -= slot.micro_batch > 0;
+        break;
+      case 2:
+        slot.kind = static_cast<SlotKind>(pick(random, 3));
+        break;
+      case 3:
+        ++segment.repeats;
+        break;
+      case 4:
+        std::swap(segment, schedule.segments[pick(random, std::ssize(schedule.segments))]);
+        break;
+      case 5:
+        std::swap(slot, segment.slots[pick(random, segment.size)]);
+        break;
+    }
+    const Costs costs = random_costs(random, p, v);
+    PipelineClock fast, plain;
+    std::string fast_error, plain_error;
+    try {
+      walker.walk(schedule, costs.view(), fast);
+    } catch (const std::logic_error& error) {
+      fast_error = error.what();
+    }
+    try {
+      walker.walk_plain(schedule, costs.view(), plain);
+    } catch (const std::logic_error& error) {
+      plain_error = error.what();
+    }
+    ASSERT_EQ(fast_error, plain_error) << name_of(kind);
+    ++(plain_error.empty() ? ran : refused);
+    if (plain_error.empty()) expect_equal(fast, plain);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(ran, 500);
+  EXPECT_GT(refused, 500);
 }
 
 TEST(Walk, TimelineRecordsEverySlotInOrderAndEveryTransfer) {

@@ -97,7 +97,9 @@ TEST(TensorParallel, SplitsTheVocabularyOfEmbeddingAndLoss) {
   EXPECT_EQ(count_ops(head.forward, OpKind::all_reduce), 1);   // the loss's statistics
   EXPECT_EQ(count_ops(head.backward, OpKind::all_reduce), 1);  // the hidden states' gradient
   for (const Op& op : head.forward.ops)
-    if (op.kind == OpKind::all_reduce) EXPECT_EQ(op.count, 3);
+    if (op.kind == OpKind::all_reduce) {
+      EXPECT_EQ(op.count, 3);
+    }
 }
 
 TEST(ContextParallel, RingPassesKeysOnceForwardAndKeysAndGradientsBackward) {
@@ -165,13 +167,17 @@ TEST(DataParallel, BucketsHoldSeveralSmallLayersOrPartsOfALargeOne) {
   Program p;
   lower(s, p);
   for (const Op& op : piece_named(p, "layer").backward.ops)
-    if (op.name == std::string_view("gradients.all_reduce")) EXPECT_GT(op.every, 1);  // 7 million parameters of 40
+    if (op.name == std::string_view("gradients.all_reduce")) {
+      EXPECT_GT(op.every, 1);  // 7 million parameters of 40
+    }
   s = scenario_of("gpt3-175b", "dgx-a100", 8);
   s.workload = {2048, 0, 64};
   s.plan.data.bucket_bytes = 100'000'000;
   lower(s, p);
   for (const Op& op : piece_named(p, "layer").backward.ops)
-    if (op.name == std::string_view("gradients.all_reduce")) EXPECT_EQ(op.count, 72);  // 1.812e9 parameters x 4 bytes
+    if (op.name == std::string_view("gradients.all_reduce")) {
+      EXPECT_EQ(op.count, 72);  // 1.812e9 parameters x 4 bytes
+    }
 }
 
 TEST(Pipeline, TiedEmbeddingsAreSummedBetweenTheEnds) {

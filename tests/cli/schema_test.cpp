@@ -1,0 +1,96 @@
+// Is the JSON Schema what the reader accepts, and is the checked-in copy up to date?
+#include "strategies/schema.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "sim/base/json_reader.h"
+#include "strategies/read_scenario.h"
+#include "tests/cli/command.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+
+TEST(Schema, CheckedInCopyIsTheGeneratedOne) {
+  std::ostringstream copy;
+  copy << std::ifstream(ORRERY_SOURCE_DIR "/strategies/scenario.schema.json").rdbuf();
+  EXPECT_EQ(copy.str(), scenario_schema().dump(2) + "\n")
+      << "write it anew: orrery schema > strategies/scenario.schema.json";
+  EXPECT_EQ(Workplace().orrery("schema").out, copy.str());
+}
+
+TEST(Schema, KnowsEveryFieldOfThePlanWithItsDefault) {
+  const auto schema = scenario_schema();
+  const auto& plan = schema["$defs"]["plan"]["anyOf"][1]["properties"];
+  for (const char* field : {"tensor_parallel", "pipeline_schedule", "zero_stage", "recompute", "precision",
+                            "micro_batch_size", "context_parallel", "flash_attention", "virtual_pipeline"}) {
+    ASSERT_TRUE(plan.contains(field)) << field;
+    EXPECT_TRUE(plan[field].contains("default")) << field;
+    EXPECT_FALSE(plan[field]["description"].get<std::string>().empty()) << field;
+  }
+  EXPECT_EQ(plan["zero_stage"]["maximum"], 3);
+  EXPECT_EQ(plan["pipeline_schedule"]["enum"][0], "gpipe");
+}
+
+// Scenarios that are wrong in themselves (not only against their model and cluster): the schema must refuse them too.
+std::vector<json> wrong_scenarios() {
+  const json good = json::parse(example_scenario());
+  const std::pair<const char*, json> changes[] = {
+      {"/plan/tensor_paralel", 8},    {"/plan/tensor_parallel", 0},
+      {"/plan/tensor_parallel", "8"}, {"/plan/zero_stage", 4},
+      {"/plan/recompute", "some"},    {"/plan/sequence_parallel", 1},
+      {"/workload/sequence", 1},      {"/workload", 3},
+      {"/cluster/nodes", 0},          {"/cluster/node/devices", 1.5},
+      {"/models", "llama-3-8b"},      {"/model", json{{"layres", 3}}},
+      {"/cluster/fabric", true},      {"/plan/pipeline_stage_layers", json{1, -1}}};
+  std::vector<json> wrong;
+  for (const auto& [pointer, value] : changes) {
+    json scenario = good;
+    if (std::string_view(pointer).starts_with("/cluster/node/"))
+      scenario["cluster"]["node"] = json{{"base", "dgx-h100"}};
+    scenario[json::json_pointer(pointer)] = value;
+    wrong.push_back(std::move(scenario));
+  }
+  wrong.push_back(good);
+  wrong.back().erase("cluster");
+  return wrong;
+}
+
+TEST(Schema, AcceptsAndRefusesWhatTheReaderDoes) {
+  const Workplace place;
+  place.write("schema.json", scenario_schema().dump());
+  std::string valid, invalid;
+  std::size_t number = 0;
+  const auto add = [&](std::string& list, const json& scenario) {
+    const std::string name = "scenario" + std::to_string(number++) + ".json";
+    place.write(name, scenario.dump());
+    list += " " + name;
+  };
+  for (const BundledScenario& scenario : bundled_scenarios())
+    add(valid, parse_json(scenario.text, std::string(scenario.path)));
+  json written_out = json::parse(example_scenario());
+  written_out["model"] = json{{"preset", "llama-3-8b"}, {"layers", 16}};
+  written_out["cluster"]["node"] = json{{"base", "dgx-h100"}, {"nics", 4}};
+  written_out["note"] = "a remark";
+  add(valid, written_out);
+  for (const json& scenario : wrong_scenarios()) {
+    EXPECT_THROW(read_scenario(scenario, {"scenario.json", {}}), InputError) << scenario;
+    add(invalid, scenario);
+  }
+  const int code = place.python(std::string(ORRERY_SOURCE_DIR) + "/tests/cli/validate_schema.py schema.json" + valid +
+                                " --" + invalid);
+  if (code == 77 || code == 127) GTEST_SKIP() << "python3 with the package jsonschema is not here";
+  EXPECT_EQ(code, 0) << place.read(".stdout") << place.read(".stderr");
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,116 @@
+// Does the prediction move the right way when one thing changes?
+#include "tests/simulation/support.h"
+
+namespace orrery {
+namespace {
+
+TEST(Metamorphic, FasterHardwareIsNeverSlower) {
+  const Scenario base = gpt3_175b();
+  const double before = simulate(base).step_seconds;
+  const auto with = [&](auto change) {
+    Scenario s = base;
+    change(s.cluster);
+    return simulate(s).step_seconds;
+  };
+  EXPECT_LT(with([](Cluster& c) { c.node.intra_bytes_per_second *= 2; }), before);
+  EXPECT_LT(with([](Cluster& c) { c.node.nic_bytes_per_second *= 2; }), before);
+  EXPECT_LT(with([](Cluster& c) { c.device.memory_bytes_per_second *= 2; }), before);
+  EXPECT_LT(with([](Cluster& c) {
+              for (double& peak : c.device.peak_flops_per_second) peak *= 2;
+            }),
+            before);
+}
+
+TEST(Metamorphic, MoreWorkIsNeverFaster) {
+  Scenario s = gpt3_175b();
+  double last = simulate(s).step_seconds;
+  for (std::int64_t batch : {1540, 1544, 1600, 2048, 3072}) {
+    s.workload.global_batch_size = batch;
+    const double now = simulate(s).step_seconds;
+    EXPECT_GT(now, last) << batch;
+    last = now;
+  }
+}
+
+// A further micro-batch costs at least what the stage computes for it.
+TEST(Metamorphic, ASecondMicroBatchIsNotFree) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 1};
+  s.plan.tensor.degree = 8;
+  const Report one = simulate(s);
+  s.workload.global_batch_size = 2;
+  const Report two = simulate(s);
+  const TimeBreakdown& t = one.stages[0].time;
+  EXPECT_GE(two.step_seconds - one.step_seconds, t.matmul + t.attention);
+}
+
+TEST(Metamorphic, RecomputationTradesTimeForMemory) {
+  Scenario s = gpt3_175b();
+  s.plan.framework.flash_attention = false;
+  using activation_recompute::Mode;
+  std::vector<Report> reports;
+  for (Mode mode : {Mode::none, Mode::selective, Mode::full}) {
+    s.plan.recompute.mode = mode;
+    reports.push_back(simulate(s));
+  }
+  EXPECT_LT(reports[0].step_seconds, reports[1].step_seconds);
+  EXPECT_LT(reports[1].step_seconds, reports[2].step_seconds);
+  EXPECT_GT(reports[0].memory_peak_bytes, reports[1].memory_peak_bytes);
+  EXPECT_GT(reports[1].memory_peak_bytes, reports[2].memory_peak_bytes);
+  EXPECT_DOUBLE_EQ(reports[0].hfu, reports[0].mfu);
+  EXPECT_GT(reports[2].hfu, reports[2].mfu * 1.25);
+}
+
+TEST(Metamorphic, ShardingStatesSavesMemory) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 2);
+  s.workload = {1024, 0, 64};
+  double last = 1e18;
+  for (int stage = 0; stage <= 3; ++stage) {
+    s.plan.data.zero_stage = stage;
+    const double now = simulate(s).memory_peak_bytes;
+    EXPECT_LT(now, last) << stage;
+    last = now;
+  }
+}
+
+TEST(Metamorphic, OverlapNeverSlowsTheStepWhereKernelsDoNotInterfere) {
+  Scenario s = gpt3_175b();
+  s.cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 48}}, {});
+  for (bool* flag : {&s.plan.data.overlap_gradients, &s.plan.data.overlap_parameters, &s.plan.pipeline.overlap_transfers}) {
+    *flag = true;
+    const double with = simulate(s, false).step_seconds;
+    *flag = false;
+    EXPECT_GE(simulate(s, false).step_seconds, with * (1 - 1e-12));
+    *flag = true;
+  }
+}
+
+TEST(Metamorphic, TheSameInputGivesTheSameBits) {
+  const Report a = simulate(gpt3_175b()), b = simulate(gpt3_175b());
+  EXPECT_EQ(a.step_seconds, b.step_seconds);
+  EXPECT_EQ(a.memory_peak_bytes, b.memory_peak_bytes);
+}
+
+// Replicas change the gradient reduction only; equal work per replica keeps compute as it is.
+TEST(Metamorphic, ReplicasDoNotChangeCompute) {
+  Scenario s = gpt3_175b();
+  const Report few = simulate(s);
+  s.cluster.nodes *= 4;
+  s.workload.global_batch_size *= 4;
+  const Report many = simulate(s);
+  EXPECT_DOUBLE_EQ(few.stages[0].time.matmul, many.stages[0].time.matmul);
+  EXPECT_GE(many.step_seconds, few.step_seconds);
+  EXPECT_LT(many.step_seconds, few.step_seconds * 1.1);
+}
+
+TEST(Metamorphic, ReportedRatesFollowFromTheStep) {
+  const Scenario s = gpt3_175b();
+  const Report r = simulate(s);
+  EXPECT_DOUBLE_EQ(r.tokens_per_second, 1536.0 * 2048 / r.step_seconds);
+  EXPECT_DOUBLE_EQ(r.tokens_per_second_per_device, r.tokens_per_second / 384);
+  EXPECT_DOUBLE_EQ(r.mfu, r.model_flops_per_second_per_device / 312e12);
+  EXPECT_GT(r.mfu_full_attention, r.mfu);
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,118 @@
+// Does every bundled model run on every bundled cluster, and every plan on a model, with sane numbers?
+#include <cmath>
+
+#include "sim/hardware/presets.h"
+#include "tests/simulation/support.h"
+
+namespace orrery {
+namespace {
+
+void expect_sane(const Report& r, const std::string& what) {
+  for (double x : {r.step_seconds, r.tokens_per_second, r.mfu, r.hfu, r.memory_peak_bytes, r.model_flops_per_second_per_device}) {
+    ASSERT_TRUE(std::isfinite(x)) << what;
+    ASSERT_GT(x, 0) << what;
+  }
+  ASSERT_LT(r.mfu, 1) << what;
+  ASSERT_LE(r.mfu, r.hfu * (1 + 1e-12)) << what;
+  for (const StageReport& stage : r.stages) {
+    ASSERT_NEAR(stage.time.total() / r.step_seconds, 1, 1e-9) << what;
+    double bytes = stage.memory.framework_bytes + stage.memory.fragmentation_bytes;
+    for (int c = 0; c < kCategories; ++c)
+      if (static_cast<Category>(c) != Category::host_copy) bytes += stage.memory.bytes[static_cast<std::size_t>(c)];
+    ASSERT_NEAR(bytes / stage.memory.peak_bytes, 1, 1e-9) << what;
+  }
+}
+
+Scenario data_parallel_only(const Model& model, const Cluster& cluster) {
+  Scenario s;
+  s.model = model;
+  s.cluster = cluster;
+  s.workload.sequence_length = model.vision() ? 0 : std::min<std::int64_t>(model.max_positions > 0 ? model.max_positions : 2048, 2048);
+  s.workload.global_batch_size = cluster.devices();
+  s.plan.precision.mix = cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::bf16)] > 0 ? precision::Mix::bf16
+                                                                                                        : precision::Mix::fp16;
+  return s;
+}
+
+// Two nodes of a kind, one where it has no network. Boxes that take any device get the first that fits.
+Cluster cluster_of(const std::string& node) {
+  std::vector<std::string> devices = device_names();
+  devices.insert(devices.begin(), "");
+  for (int nodes : {2, 1})
+    for (const std::string& device : devices) {
+      nlohmann::json json = {{"node", node}, {"nodes", nodes}};
+      if (!device.empty()) json["device"] = device;
+      try {
+        return read_cluster(json, {});
+      } catch (const InputError&) {
+      }
+    }
+  return {};
+}
+
+TEST(Sweep, EveryModelRunsOnEveryCluster) {
+  std::vector<Cluster> clusters;
+  for (const std::string& name : cluster_names()) clusters.push_back(find_cluster(name));
+  for (const std::string& name : node_names()) {
+    clusters.push_back(cluster_of(name));
+    ASSERT_GT(clusters.back().device.memory_bytes, 0) << name;
+  }
+  for (const std::string& model_name : model_names()) {
+    const Model model = read_model(model_name, {});
+    for (const Cluster& cluster : clusters) {
+      const std::string what = model_name + " on " + cluster.name + " " + cluster.node.name;
+      try {
+        expect_sane(simulate(data_parallel_only(model, cluster)), what);
+      } catch (const std::exception& e) {
+        FAIL() << what << ": " << e.what();
+      }
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// The product of the strategies' choices on one small model: nothing throws but refused combinations.
+TEST(Sweep, PlansComposeFreely) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 8);
+  s.workload = {2048, 0, 256};
+  int runs = 0;
+  for (std::int64_t t : {1, 2, 4})
+    for (bool sp : {false, true})
+      for (std::int64_t c : {1, 2})
+        for (std::int64_t p : {1, 4})
+          for (int schedule = 0; schedule < 5; ++schedule)
+            for (int zero = 0; zero <= 3; ++zero)
+              for (int recompute = 0; recompute < 3; ++recompute)
+                for (bool flash : {true, false})
+                  for (auto mix : {precision::Mix::bf16, precision::Mix::fp8})
+                    for (bool offload : {false, true}) {
+                      if ((c > 1 && !flash) || (p == 1 && schedule != 1)) continue;
+                      s.plan = {};
+                      s.plan.tensor.degree = t;
+                      s.plan.tensor.sequence_parallel = sp;
+                      s.plan.tensor.overlap = sp && t > 1;
+                      s.plan.context.degree = c;
+                      s.plan.pipeline.degree = p;
+                      s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
+                      s.plan.pipeline.virtual_stages = s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 3 : 1;
+                      s.plan.data.zero_stage = zero;
+                      s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
+                      s.plan.framework.flash_attention = flash;
+                      s.plan.precision.mix = mix;
+                      s.plan.offload.optimizer = offload;
+                      const std::string what = "t" + std::to_string(t) + " c" + std::to_string(c) + " p" + std::to_string(p) + " schedule " +
+                                               std::to_string(schedule) + " zero " + std::to_string(zero) + " recompute " +
+                                               std::to_string(recompute);
+                      try {
+                        expect_sane(simulate(s), what);
+                      } catch (const std::exception& e) {
+                        FAIL() << what << ": " << e.what();
+                      }
+                      if (HasFatalFailure()) return;
+                      ++runs;
+                    }
+  EXPECT_GT(runs, 4000);
+}
+
+}  // namespace
+}  // namespace orrery
