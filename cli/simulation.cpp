@@ -69,7 +69,7 @@ std::vector<FieldTexts::Field> texts_of(Options options) {
 struct Simulator::Rep {
   ScenarioReader reader;
   Program program;
-  std::unordered_map<std::string, Calibration> kernels;  // by device name
+  std::unordered_map<std::string, Calibration> kernels;  // by what find_calibration goes by
   CollectiveCalibration collectives;
 };
 
@@ -83,9 +83,10 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
   const Cluster& cluster = result.scenario.cluster;
   try {
     lower(result.scenario, rep_->program);
-    auto kernels = rep_->kernels.find(cluster.device.name);
-    if (kernels == rep_->kernels.end())
-      kernels = rep_->kernels.emplace(cluster.device.name, find_calibration(cluster.device)).first;
+    const Device& device = cluster.device;
+    const std::string key = fmt::format("{}\n{}\n{}", device.name, device.architecture, device.vendor);
+    auto kernels = rep_->kernels.find(key);
+    if (kernels == rep_->kernels.end()) kernels = rep_->kernels.emplace(key, find_calibration(device)).first;
     rep_->collectives = find_collective_calibration(cluster);
     AnalyticalEngine engine(cluster, kernels->second, rep_->collectives);
     engine.evaluate(rep_->program, mfu_dtype(result.scenario.plan.precision.mix), options, result.report);

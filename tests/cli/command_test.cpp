@@ -129,6 +129,17 @@ TEST(Simulate, JsonHasThePublicKeysAndTheyAgree) {
   EXPECT_NEAR(parts, memory["peak_bytes"].get<double>(), 1e-6 * parts);
 }
 
+TEST(Simulate, RunsEveryBundledScenario) {
+  const Workplace place;
+  const json scenarios = json::parse(place.orrery("list scenarios --json").out);
+  ASSERT_FALSE(scenarios.empty());
+  for (const json& scenario : scenarios) {
+    const std::string name = scenario["name"];
+    const auto result = place.orrery("simulate " + name);
+    EXPECT_EQ(result.code, 0) << name << ": " << result.err;
+  }
+}
+
 TEST(Simulate, IsDeterministic) {
   Workplace place;
   EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out,
