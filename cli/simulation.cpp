@@ -9,25 +9,11 @@
 
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
+#include "strategies/framework/framework.h"
 #include "strategies/lower.h"
 
 namespace orrery {
 namespace {
-
-// The dtype whose peak MFU is a share of.
-Dtype mfu_dtype(precision::Mix mix) {
-  switch (mix) {
-    case precision::Mix::bf16:
-      return Dtype::bf16;
-    case precision::Mix::fp16:
-      return Dtype::fp16;
-    case precision::Mix::fp32:
-      return Dtype::fp32;
-    case precision::Mix::fp8:
-      return Dtype::fp8;
-  }
-  return Dtype::bf16;
-}
 
 // "name value" of every field.
 class FieldTexts final : public FieldVisitor {
@@ -84,12 +70,16 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
   try {
     lower(result.scenario, rep_->program);
     const Device& device = cluster.device;
-    const std::string key = fmt::format("{}\n{}\n{}", device.name, device.architecture, device.vendor);
+    const std::string_view attention = framework::attention_kernel(result.scenario.plan);
+    const std::string key = fmt::format("{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention);
     auto kernels = rep_->kernels.find(key);
-    if (kernels == rep_->kernels.end()) kernels = rep_->kernels.emplace(key, find_calibration(device)).first;
+    if (kernels == rep_->kernels.end()) {
+      kernels = rep_->kernels.emplace(key, find_calibration(device)).first;
+      if (!attention.empty()) use_attention_kernel(kernels->second, attention);
+    }
     rep_->collectives = find_collective_calibration(cluster);
     AnalyticalEngine engine(cluster, kernels->second, rep_->collectives);
-    engine.evaluate(rep_->program, mfu_dtype(result.scenario.plan.precision.mix), options, result.report);
+    engine.evaluate(rep_->program, result.scenario.plan.precision.compute(), options, result.report);
     result.program = &rep_->program;
     result.kernels = &kernels->second;
     result.collectives = &rep_->collectives;

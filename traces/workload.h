@@ -13,9 +13,10 @@ struct Workload {
   std::int64_t global_batch_size = 1;        // sequences (or images) per optimizer step
 
   void visit_fields(FieldVisitor& v) {
-    v.field("sequence_length", sequence_length, at_least(0), "tokens per sequence; 0 takes the model's own length");
-    v.field("decoder_sequence_length", decoder_sequence_length, at_least(0), "encoder-decoder models: tokens of the target");
-    v.field("global_batch_size", global_batch_size, at_least(1), "sequences per optimizer step, over all data-parallel ranks");
+    constexpr std::int64_t kMost = std::int64_t{1} << 32;
+    v.field("sequence_length", sequence_length, IntegerRange{0, kMost}, "tokens per sequence; 0 takes the model's own length");
+    v.field("decoder_sequence_length", decoder_sequence_length, IntegerRange{0, kMost}, "encoder-decoder models: tokens of the target");
+    v.field("global_batch_size", global_batch_size, IntegerRange{1, kMost}, "sequences per optimizer step, over all data-parallel ranks");
   }
 };
 

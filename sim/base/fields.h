@@ -26,6 +26,8 @@ struct NumberRange {
   bool exclude_least = false;
 };
 inline IntegerRange at_least(std::int64_t least) { return {.least = least}; }
+// Degrees and sizes of parts of a job: far beyond any cluster, and small enough that their products do not overflow.
+inline IntegerRange degree(std::int64_t least = 1) { return {.least = least, .most = std::int64_t{1} << 20}; }
 inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
 
 class FieldVisitor {

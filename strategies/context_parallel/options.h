@@ -14,7 +14,7 @@ struct Options {
   Balance balance = Balance::zigzag;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("context_parallel", degree, at_least(1), "ranks that share each sequence; attention runs as a ring");
+    v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence; attention runs as a ring");
     v.field("context_parallel_balance", balance, kBalanceNames,
             "how positions are dealt to ranks: contiguous, or zigzag (equal causal work, as Megatron-LM)");
   }

@@ -15,17 +15,17 @@ struct Options {
   std::int64_t bucket_bytes = 0;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("data_parallel", degree, at_least(0), "replicas; 0: what remains of the devices");
+    v.field("data_parallel", degree, orrery::degree(0), "replicas; 0: what remains of the devices");
     v.field("zero_stage", zero_stage, IntegerRange{0, 3},
             "what is sharded over data-parallel ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters (FSDP)");
-    v.field("zero_shard_degree", shard_degree, at_least(0),
+    v.field("zero_shard_degree", shard_degree, orrery::degree(0),
             "ranks in a shard group, replicated over the others (HSDP); 0: all data-parallel ranks");
     v.field("overlap_grad_reduce", overlap_gradients, "reduce gradients bucket by bucket while the backward still runs");
     v.field("overlap_param_gather", overlap_parameters,
             "gather updated parameters layer by layer under the next forward (zero_stage 1 and 2)");
     v.field("reshard_after_forward", reshard_after_forward,
             "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward");
-    v.field("prefetch", prefetch, at_least(0), "zero_stage 3: layers whose parameters are gathered ahead");
+    v.field("prefetch", prefetch, orrery::degree(0), "zero_stage 3: layers whose parameters are gathered ahead");
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default");
   }
 };

@@ -11,6 +11,7 @@ namespace {
 
 struct StackPreset {
   bool fused_kernels = true;
+  std::string attention_kernel;
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
 };
@@ -23,6 +24,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     const nlohmann::json& j = document.at(std::string(kStackNames[i]));
     StackPreset& s = stacks[i];
     s.fused_kernels = j.at("fused_kernels");
+    s.attention_kernel = j.at("attention_kernel");
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
     s.runtime.host_seconds_per_backward_op = j.at("host_seconds_per_backward_op");
     s.runtime.context_bytes = j.at("context_bytes");
@@ -55,6 +57,8 @@ KernelChoices kernel_choices(const Scenario& scenario) {
   k.vocab_multiple = (is_megatron(plan.framework.stack) ? 128 : 1) * plan.tensor.degree;
   return k;
 }
+
+std::string_view attention_kernel(const Plan& plan) { return preset(plan).attention_kernel; }
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);

@@ -2,6 +2,8 @@
 // large its gradient buckets are. Numbers and sources: strategies/framework/stacks.json.
 #pragma once
 
+#include <string_view>
+
 #include "models/layers.h"
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
@@ -9,6 +11,8 @@
 namespace orrery::framework {
 
 KernelChoices kernel_choices(const Scenario& scenario);
+// The generation of fused attention kernels, by its name in the calibration files; empty: the device's default.
+std::string_view attention_kernel(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

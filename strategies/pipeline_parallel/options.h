@@ -20,8 +20,8 @@ struct Options {
   bool overlap_transfers = true;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("pipeline_parallel", degree, at_least(1), "stages");
-    v.field("virtual_pipeline", virtual_stages, at_least(1), "model chunks per stage (interleaved schedule)");
+    v.field("pipeline_parallel", degree, orrery::degree(), "stages");
+    v.field("virtual_pipeline", virtual_stages, orrery::degree(), "model chunks per stage (interleaved schedule)");
     v.field("pipeline_schedule", schedule, kScheduleNames, "order of forward and backward passes on each stage");
     v.field("pipeline_stage_layers", stage_layers, at_least(0),
             "layers of each chunk in model order, for uneven splits; empty: as even as the layers allow");

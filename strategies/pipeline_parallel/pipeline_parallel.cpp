@@ -99,7 +99,10 @@ void tie_embeddings(const Scenario& scenario, Program& program, std::uint16_t em
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.pipeline;
-  const auto fail = [](const Limit& limit) { throw InputError({"", std::string("/plan/") + limit.field}, limit.found, limit.expected); };
+  const auto fail = [](const Limit& limit) {
+    const char* part = std::string_view(limit.field) == "global_batch_size" ? "/workload/" : "/plan/";
+    throw InputError({"", part + std::string(limit.field)}, limit.found, limit.expected);
+  };
   if (const auto limit = options_limit(options, total_layers(scenario.model))) fail(*limit);
   if (const auto limit = schedule_limit(effective_schedule(options), options.degree, chunks_per_stage(options), micro_batches(scenario)))
     fail(*limit);

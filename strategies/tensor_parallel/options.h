@@ -10,7 +10,7 @@ struct Options {
   bool overlap = false;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("tensor_parallel", degree, at_least(1), "ranks that share each layer's matrices (Megatron-LM)");
+    v.field("tensor_parallel", degree, orrery::degree(), "ranks that share each layer's matrices (Megatron-LM)");
     v.field("sequence_parallel", sequence_parallel,
             "shard norms, dropouts and the residual stream along the sequence over the tensor-parallel ranks");
     v.field("tensor_parallel_overlap", overlap,

@@ -3,6 +3,7 @@
 #include "sim/analytical/engine.h"
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
+#include "strategies/framework/framework.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -11,6 +12,7 @@ inline Report simulate(const Scenario& scenario, bool interference = true) {
   Program program;
   lower(scenario, program);
   Calibration kernels = find_calibration(scenario.cluster.device);
+  use_attention_kernel(kernels, framework::attention_kernel(scenario.plan));
   if (!interference) kernels.overlap_slowdown = 0;
   const CollectiveCalibration collectives = find_collective_calibration(scenario.cluster);
   AnalyticalEngine engine(scenario.cluster, kernels, collectives);
