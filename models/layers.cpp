@@ -70,6 +70,12 @@ class Builder {
     return norm(name, x, width, weight, bias);
   }
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias) {
+    // PyTorch has a kernel for LayerNorm; RMSNorm is composed of element-wise ones, in fp32 (the models' reference code).
+    if (casts_around() && model_.norm == NormKind::rmsnorm)
+      return cast(name, norm_kernel(name, cast(name, x, Dtype::fp32), width, weight, bias), kernels_.activation);
+    return norm_kernel(name, x, width, weight, bias);
+  }
+  TensorId norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias) {
     Tensor out = piece_.tensors[x];
     out.name = name;
     out.alias_of = kNoTensor;
@@ -82,6 +88,18 @@ class Builder {
     statistics.axes[statistics.rank] = Axis::none;
     ++statistics.rank;
     emit(OpKind::norm, name, {x, weight, bias}, {y, piece_.add(statistics)}).scalar = 1e-5f;
+    return y;
+  }
+
+  // Without fused kernels, what is computed in fp32 is cast up and down by kernels of its own.
+  bool casts_around() const { return !kernels_.fused_kernels && kernels_.activation != Dtype::fp32; }
+  TensorId cast(const char* name, TensorId x, Dtype dtype) {
+    Tensor t = piece_.tensors[x];
+    t.name = name;
+    t.dtype = dtype;
+    t.alias_of = kNoTensor;
+    const TensorId y = piece_.add(t);
+    emit(OpKind::cast, name, {x}, {y});
     return y;
   }
 
@@ -205,11 +223,7 @@ class Builder {
                                                           : parameter("qk_norm", {{2, Axis::none}, dim});
       qkv = norm("qk_norm", qkv, {dim}, weight, kNoTensor);
     }
-    if (model_.positions == Positions::rotary) {
-      const TensorId rotated = activation("rotary", {batch(), sequence(), groups, fused, dim});
-      emit(OpKind::rotary, "rotary", {qkv}, {rotated});
-      qkv = rotated;
-    }
+    if (model_.positions == Positions::rotary) qkv = rotate(qkv);
     TensorId context;
     if (kernels_.flash_attention && !model_.relative_projection) {
       context = attend(qkv, kNoTensor, causal, s_.head_dim);
@@ -244,10 +258,17 @@ class Builder {
     const Dim rank{model_.kv_lora_rank, Axis::none};
     const TensorId content = view("kv_latent", latent, 0, {batch(), sequence(), rank});
     const TensorId kv = linear("kv", content, {rank}, {groups, one, kv_dim}, false);
-    const TensorId rotated = activation("rotary", {batch(), sequence(), groups, one, query_dim});
-    emit(OpKind::rotary, "rotary", {q}, {rotated});
-    const TensorId context = attend(rotated, kv, causal, model_.value_head_dim);
+    const TensorId context = attend(rotate(q), kv, causal, model_.value_head_dim);
     return linear("attention_output", context, {groups, one, {model_.value_head_dim, Axis::head_dim}}, {hidden()}, false, bias);
+  }
+
+  TensorId rotate(TensorId x) {
+    if (casts_around()) x = cast("rotary", x, Dtype::fp32);
+    Tensor t = piece_.tensors[x];
+    t.name = "rotary";
+    const TensorId y = piece_.add(t);
+    emit(OpKind::rotary, "rotary", {x}, {y});
+    return casts_around() ? cast("rotary", y, kernels_.activation) : y;
   }
 
   // Attention from the decoder's stream to the encoder's output.
@@ -530,7 +551,7 @@ void add_layers(const Model& model, Build build, std::vector<Run>& runs) {
 
 // Forward FLOPs of the matrix products of a piece. Attention is apart: with the mask halved, and in full.
 struct ForwardFlops {
-  double linear = 0, attention_masked = 0, attention_full = 0;
+  double linear = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
 };
 
 ForwardFlops forward_flops(const Piece& piece) {
@@ -541,9 +562,11 @@ ForwardFlops forward_flops(const Piece& piece) {
     } else if (op.kind == OpKind::batched_matmul) {
       const double full = flops(op, piece.tensors);
       f.attention_full += full;
+      f.attention_executed += full;
       f.attention_masked += op.causal ? full / 2 : full;
     } else if (op.kind == OpKind::attention) {
       f.attention_masked += flops(op, piece.tensors);
+      f.attention_executed += flops(op, piece.tensors);
       op.causal = false;
       f.attention_full += flops(op, piece.tensors);
     }
@@ -602,10 +625,12 @@ ModelWork model_work(const Model& model, const Workload& workload, std::int64_t 
     total.linear += n * f.linear;
     total.attention_masked += n * f.attention_masked;
     total.attention_full += n * f.attention_full;
+    total.attention_executed += n * f.attention_executed;
   }
   // The backward computes two products for each of the forward's (Narayanan et al. 2021, appendix).
   const double micro_batches = static_cast<double>(workload.global_batch_size) / static_cast<double>(micro_batch);
   work.flops_per_step = 3 * micro_batches * (total.linear + total.attention_masked);
+  work.executed_flops_per_step = 3 * micro_batches * (total.linear + total.attention_executed);
   work.flops_per_step_full_attention = 3 * micro_batches * (total.linear + total.attention_full);
   work.sequences_per_step = static_cast<double>(workload.global_batch_size);
   const std::int64_t length =

@@ -6,6 +6,20 @@
 
 namespace orrery {
 
+namespace {
+
+// A group is named by the axes along which it really has several ranks.
+void name_groups_by_spanning_axes(Program& program) {
+  std::uint8_t spanning = 0;
+  for (int a = 0; a < kMeshAxes; ++a)
+    if (program.mesh.degree[static_cast<std::size_t>(a)] > 1) spanning |= MeshAxes(static_cast<MeshAxis>(a)).bits();
+  for (Piece& piece : program.pieces)
+    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+      for (Op& op : block->ops) op.axes = MeshAxes::from_bits(op.axes.bits() & spanning);
+}
+
+}  // namespace
+
 void lower(const Scenario& scenario, Program& program) {
   check(scenario);
   program.clear();
@@ -19,6 +33,7 @@ void lower(const Scenario& scenario, Program& program) {
   program.stages[0].resize(1);
   program.stages[0][0].runs = std::move(built.runs);
   for (const Strategy& strategy : all_strategies()) strategy.rewrite(scenario, program);
+  name_groups_by_spanning_axes(program);
 }
 
 }  // namespace orrery

@@ -13,19 +13,18 @@ std::int64_t model_parallel_ranks(const Plan& plan) { return plan.tensor.degree 
 // The mesh must fit the cluster; without a data-parallel degree it must fill it.
 void check_mesh(const Scenario& scenario) {
   const std::int64_t inner = model_parallel_ranks(scenario.plan), devices = scenario.cluster.devices();
-  const auto fail = [](const char* field, std::int64_t found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, std::to_string(found), expected);
-  };
-  if (inner > devices)
-    fail("tensor_parallel", inner, "tensor_parallel x context_parallel x pipeline_parallel of at most the cluster's " +
-                                       std::to_string(devices) + " devices");
-  if (scenario.plan.data.degree == 0) {
+  const Plan& plan = scenario.plan;
+  const std::string product = std::to_string(plan.tensor.degree) + " x " + std::to_string(plan.context.degree) + " x " +
+                              std::to_string(plan.pipeline.degree) + " = " + std::to_string(inner) +
+                              " for tensor_parallel x context_parallel x pipeline_parallel";
+  const std::string available = "the cluster's " + std::to_string(devices) + " devices";
+  if (inner > devices) throw InputError({"", "/plan/tensor_parallel"}, product, "at most " + available);
+  if (plan.data.degree == 0) {
     if (devices % inner != 0)
-      fail("tensor_parallel", inner, "tensor_parallel x context_parallel x pipeline_parallel to divide the cluster's " +
-                                         std::to_string(devices) + " devices (or give data_parallel)");
-  } else if (inner * scenario.plan.data.degree > devices) {
-    fail("data_parallel", scenario.plan.data.degree,
-         "at most " + std::to_string(devices / inner) + ": the cluster has " + std::to_string(devices) + " devices");
+      throw InputError({"", "/plan/tensor_parallel"}, product, "a divisor of " + available + " (or give data_parallel)");
+  } else if (inner * plan.data.degree > devices) {
+    throw InputError({"", "/plan/data_parallel"}, std::to_string(plan.data.degree),
+                     "at most " + std::to_string(devices / inner) + ": more would not fit " + available);
   }
 }
 

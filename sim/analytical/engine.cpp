@@ -326,7 +326,9 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
   for (std::size_t s = 0; s < stages; ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     ends[s].reduced = pipeline.stages[s].finish + c.tail_seconds;
-    ends[s].bubble = pipeline.stages[s].finish - pipeline.stages[s].busy_seconds - pipeline.stages[s].transfer_seconds;
+    const StageClock& clock_of = pipeline.stages[s];
+    // Clamped: what is left of an always busy stage is rounding.
+    ends[s].bubble = std::max(0.0, clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds);
   }
   tied_seconds = 0;
   if (program.tied_embedding_bytes > 0 && stages > 1) {
@@ -404,7 +406,7 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   double recomputed = 0;
   for (const StageClass& c : classes) recomputed += c.stages * c.recompute_flops;
   recomputed *= devices / static_cast<double>(stages);  // ranks of a stage do the same
-  report.hfu = (model.flops_per_step + recomputed) / step_seconds / devices / peak;
+  report.hfu = (model.executed_flops_per_step + recomputed) / step_seconds / devices / peak;
   report.bubble_fraction = time.bubble / step_seconds;
   report.exposed_communication_seconds = 0;
   for (int s = 1; s < static_cast<int>(Stream::device_to_host); ++s)

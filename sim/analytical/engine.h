@@ -10,7 +10,7 @@
 //  - The bounding stage is the one that waits least for others; every stage's terms add up to step_seconds.
 //  busy_seconds
 //    is all but the bubble.
-//  - hfu counts the model's FLOPs (as mfu) plus those of matmuls and attention of Phase::recompute. What a fused
+//  - hfu counts the FLOPs of the kernels that run (stored scores unmasked) plus those of matmuls and attention of Phase::recompute. What a fused
 //    attention backward recomputes inside is not counted.
 //  - in_flight_micro_batches counts chunks: a micro-batch in flight in two chunks of a stage counts two.
 #pragma once

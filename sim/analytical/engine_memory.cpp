@@ -1,7 +1,10 @@
 // Memory of a step: chunks from pieces, stages from what is in flight.
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cstdio>
 #include <limits>
+#include <string>
 
 #include "sim/analytical/engine_rep.h"
 
@@ -9,6 +12,12 @@ namespace orrery {
 namespace {
 
 constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
+
+std::string gibibytes(double bytes) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f GiB", bytes / static_cast<double>(1 << 30));
+  return text.data();
+}
 
 // Keeps the fullest of several instants.
 class Fullest {
@@ -138,6 +147,18 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
   }
   report.memory_capacity_bytes = cluster.device.memory_bytes;
   report.memory_fits = report.memory_peak_bytes <= report.memory_capacity_bytes;
+
+  // A node's devices share its host memory; the stage with the largest host copies may fill a whole node.
+  double host_bytes = 0;
+  for (const StageReport& stage : report.stages)
+    host_bytes = std::max(host_bytes, stage.memory.bytes[static_cast<std::size_t>(Category::host_copy)]);
+  host_bytes *= static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
+  const double host_capacity = cluster.node.host_memory_bytes;
+  if (host_capacity > 0 && host_bytes > host_capacity) {
+    report.memory_fits = false;
+    report.notes.push_back("does not fit in host memory: a node's devices keep " + gibibytes(host_bytes) + " there, it has " +
+                           gibibytes(host_capacity));
+  }
 }
 
 }  // namespace orrery

@@ -49,8 +49,8 @@ enum class OpKind : std::uint8_t {
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar
-  adam,           // reads gradient; updates parameter, master, exp_avg, exp_avg_sq
-  sgd,            // reads gradient; updates parameter, master [, momentum]
+  adam,           // reads gradient and states; writes parameter [, master], exp_avg, exp_avg_sq
+  sgd,            // reads gradient and states; writes parameter [, master] [, momentum]
 
   // Communication over the group `axes`. Bytes follow from the tensors: see sim/program/work.h.
   all_reduce,      // reads x; writes x'

@@ -25,6 +25,7 @@ struct Chunk {
 struct ModelWork {
   double flops_per_step = 0;                  // forward and backward of the model, no recomputation; causal halved
   double flops_per_step_full_attention = 0;   // the same, attention counted without the causal mask (PaLM appendix B)
+  double executed_flops_per_step = 0;           // of the kernels that run: stored scores are computed unmasked
   double tokens_per_step = 0;                 // positions of the global batch (decoder side for encoder-decoders)
   double sequences_per_step = 0;
   double parameters = 0;

@@ -17,7 +17,11 @@ double attended_pairs(const AttentionShape& s) {
   double pairs = q * k;
   // Queries align with the last keys, so query i sees k - q + i + 1 keys; the dense half-square is the field's usual count.
   if (s.causal) pairs = q * (k - q) + q * q / 2;
-  if (s.window > 0) pairs = std::min(pairs, q * static_cast<double>(s.window));
+  if (s.window > 0) {
+    const double w = static_cast<double>(s.window);
+    // A causal window is still filling up during the first w positions.
+    pairs = std::min(pairs, s.causal && q == k && w < q ? q * w - w * w / 2 : q * w);
+  }
   return pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
 }
 

@@ -69,8 +69,8 @@ class Ring {
 
   // The keys of step i that this rank's queries see. Step 0 is the causal square on the diagonal. Later steps: without
   // a mask, all; zigzag, half of the square on every rank; contiguous, the last rank sees all and the ring waits for it.
-  TensorId visible_keys(TensorId keys, int step, bool causal) {
-    if (step == 0 || !causal || balance_ == Balance::contiguous) return keys;
+  TensorId visible_keys(TensorId keys, int step, const Op& whole) {
+    if (step == 0 || !whole.causal || whole.window > 0 || balance_ == Balance::contiguous) return keys;
     Tensor half = piece_.tensors[keys];
     half.sizes[1] = std::max<std::int64_t>(1, half.sizes[1] / 2);
     half.alias_of = keys;
@@ -78,19 +78,42 @@ class Ring {
     return piece_.add(half);
   }
 
+  // Keys per query, on average, that a sliding window of w leaves of the block i places back, with n positions a rank:
+  // the integral over t in [0, n) of clamp(w - (i - 1) n - t, 0, n), divided by n. 0: the window ends before the block.
+  static std::int64_t keys_in_window(std::int64_t window, std::int64_t n, int step) {
+    const double a = static_cast<double>(window) - static_cast<double>(step - 1) * static_cast<double>(n), m = static_cast<double>(n);
+    if (a <= 0) return 0;
+    const double pairs = a <= m ? a * a / 2 : a <= 2 * m ? m * m - (2 * m - a) * (2 * m - a) / 2 : m * m;
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(pairs / m));
+  }
+
+  // Ring steps with anything to see.
+  int steps(const Op& whole, TensorId keys) const {
+    int n = 1;
+    while (n < steps_ && (whole.window == 0 || keys_in_window(whole.window, piece_.tensors[keys].sizes[1], n) > 0)) ++n;
+    return n;
+  }
+
+  Op step_of(const Op& whole, TensorId keys, int step) const {
+    Op op = whole;
+    op.causal = whole.causal && step == 0;
+    if (whole.window > 0 && step > 0) op.window = keys_in_window(whole.window, piece_.tensors[keys].sizes[1], step);
+    return op;
+  }
+
   void forward(const Op& whole) {
     const auto [q, local] = split(whole.reads[0], whole.reads[1]);
     TensorId keys = local, context = kNoTensor, lse = kNoTensor;
-    for (int i = 0; i < steps_; ++i) {
-      const bool last = i + 1 == steps_;
+    const int steps = this->steps(whole, local);
+    for (int i = 0; i < steps; ++i) {
+      const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
       const bool only = i == 0 && last;
       const TensorId part = only ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
       const TensorId part_lse = only ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-      Op op = whole;
-      op.causal = whole.causal && i == 0;
-      op.reads = {q, visible_keys(keys, i, whole.causal), kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+      Op op = step_of(whole, keys, i);
+      op.reads = {q, visible_keys(keys, i, whole), kNoTensor, kNoTensor, kNoTensor, kNoTensor};
       op.writes = {part, part_lse, kNoTensor, kNoTensor};
       out_.push_back(op);
       if (i == 0) {
@@ -118,16 +141,16 @@ class Ring {
     const auto [q, local] = split(whole.reads[3], whole.reads[4]);
     const auto [dq, dlocal] = split(whole.writes[0], whole.writes[1]);
     TensorId keys = local, dquery = kNoTensor, travelling = kNoTensor;
-    for (int i = 0; i < steps_; ++i) {
-      const bool last = i + 1 == steps_;
+    const int steps = this->steps(whole, local);
+    for (int i = 0; i < steps; ++i) {
+      const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
       const TensorId part_q = i == 0 && last ? dq : clone_tensor(piece_, dq);
       const TensorId part_k = ring_buffer(local);
-      Op op = whole;
-      op.causal = whole.causal && i == 0;
+      Op op = step_of(whole, keys, i);
       op.reads[3] = q;
-      op.reads[4] = visible_keys(keys, i, whole.causal);
+      op.reads[4] = visible_keys(keys, i, whole);
       op.writes = {part_q, part_k, kNoTensor, kNoTensor};
       out_.push_back(op);
       dquery = i == 0 ? part_q : sum(dquery, part_q, last ? dq : clone_tensor(piece_, dq), whole);

@@ -1,6 +1,7 @@
 #include "strategies/data_parallel/data_parallel.h"
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -96,9 +97,9 @@ class Shard {
     const TensorId gradient_shard = piece_.add(gradient);
 
     for (Op& op : piece_.update.ops) {
-      for (auto* ids : {&op.reads[0], &op.writes[0]}) {
-        if (*ids == piece_.flat_parameters) *ids = parameter_shard;
-        if (*ids == piece_.flat_gradients) *ids = gradient_shard;
+      for (auto ids : {std::span<TensorId>(op.reads), std::span<TensorId>(op.writes)}) {
+        std::replace(ids.begin(), ids.end(), piece_.flat_parameters, parameter_shard);
+        std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
       }
       if (op.kind == OpKind::all_reduce && std::string_view(op.name) == "gradient_norm.all_reduce")
         op.axes = op.axes | l_.shard_axes;  // each rank now knows the norm of its shard only

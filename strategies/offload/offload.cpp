@@ -50,6 +50,7 @@ void move_to_host(Piece& piece) {
   step.name = "cpu_adam";
   step.every = 1;  // layer by layer, so that copies and the CPU work side by side
   step.reads[0] = host_gradients;
+  replace_reads(step, parameters, host_parameters);
   step.writes[0] = host_parameters;
   Op up = copy(OpKind::copy_to_device, "parameters.to_device", Stream::host_to_device, host_parameters, parameters);
 

@@ -88,7 +88,6 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool sc
 
   const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
   Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
-  update.accumulate = true;  // states are read and written
   update.reads[0] = piece.flat_gradients;
   std::size_t w = 0;
   update.writes[w++] = piece.flat_parameters;
@@ -98,6 +97,9 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool sc
   if (adam || options.rule == Rule::sgd_momentum)
     update.writes[w++] = flat(piece, "first_moment", Category::optimizer_state, moments, elements);
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
+  // States are read and written; so is the parameter itself where no master copy stands for it.
+  for (std::size_t i = 0, r = 1; i < w; ++i)
+    if (i > 0 || !(options.master_parameters && storage != Dtype::fp32)) update.reads[r++] = update.writes[i];
   piece.update.ops.push_back(update);
 
   // The next step accumulates into cleared gradients.

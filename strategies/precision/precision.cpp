@@ -20,6 +20,7 @@ class Quantiser {
         if (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient) {
           op.compute_dtype = Dtype::fp8;
           op.reads[0] = quantise(op.reads[0], op);
+          op.reads[1] = quantise_weight(op.reads[1]);
         } else if (op.kind == OpKind::linear_weight_gradient) {
           op.compute_dtype = Dtype::fp8;
           op.reads[0] = quantise(op.reads[0], op);
@@ -32,6 +33,27 @@ class Quantiser {
   }
 
  private:
+  // Weights are quantised once a step and kept for its micro-batches (Transformer Engine's is_first_microbatch).
+  TensorId quantise_weight(TensorId id) {
+    if (quantised_[id] != kNoTensor) return quantised_[id];
+    Tensor t = piece_.tensors[id];
+    t.alias_of = kNoTensor;
+    t.dtype = Dtype::fp8;
+    t.category = Category::workspace;
+    t.resident = true;
+    const TensorId q = piece_.add(t);
+    quantised_.resize(piece_.tensors.size(), kNoTensor);
+    quantised_[id] = q;
+    Op op;
+    op.kind = OpKind::cast;
+    op.when = When::first_micro_batch;
+    op.name = "quantise_weight";
+    op.reads[0] = id;
+    op.writes[0] = q;
+    out_.push_back(op);
+    return q;
+  }
+
   // The forward's quantised input serves the weight gradient too: it is what is kept for the backward.
   TensorId quantise(TensorId id, const Op& cause) {
     if (quantised_[id] != kNoTensor) return quantised_[id];

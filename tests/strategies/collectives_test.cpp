@@ -139,6 +139,37 @@ TEST(ContextParallel, ZigzagSharesCausalWorkEquallyContiguousDoesNot) {
   EXPECT_DOUBLE_EQ(attention_flops(contiguous), attention_flops(zigzag) * 15 / 8);
 }
 
+// Every query sees `window` keys, but for those at the start of the sequence; ring steps beyond the window fall away.
+TEST(ContextParallel, SlidingWindowsKeepTheirWorkAndSkipFarSteps) {
+  Scenario s = scenario_of("mistral-7b", "dgx-h100", 1);
+  s.workload = {32768, 0, 1};
+  s.plan.context.degree = 8;
+  Program p;
+  lower(s, p);
+  const Piece& layer = piece_named(p, "layer");
+  EXPECT_EQ(count_ops(layer.forward, OpKind::attention), 2);  // 4,096 positions a rank, a window of 4,096
+  EXPECT_EQ(count_ops(layer.forward, OpKind::ring_shift), 1);
+  double pairs = 0;
+  for (const Op& op : layer.forward.ops)
+    if (op.kind == OpKind::attention) pairs += flops(op, layer.tensors) / (4.0 * 128 * 32);
+  EXPECT_NEAR(pairs / (4096.0 * 4096), 1, 1e-3);
+}
+
+TEST(Precision, Fp8WeightsAreQuantisedOnceAStep) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 64};
+  s.plan.precision.mix = precision::Mix::fp8;
+  Program p;
+  lower(s, p);
+  int weights = 0;
+  for (const Op& op : piece_named(p, "layer").forward.ops)
+    if (op.name == std::string_view("quantise_weight")) {
+      ++weights;
+      EXPECT_EQ(op.when, When::first_micro_batch);
+    }
+  EXPECT_EQ(weights, 4);
+}
+
 // ZeRO paper, section 7: stages 0-2 move 2P per step, stage 3 moves 3P.
 TEST(DataParallel, MovesTheVolumesOfTheZeroPaper) {
   Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
