@@ -295,8 +295,17 @@ class Builder {
     const TensorId inner = model_.gated()
                                ? linear("fc1", x, {hidden()}, {gate, ffn}, model_.linear_bias, &inner_bias)
                                : linear("fc1", x, {hidden()}, {ffn}, model_.linear_bias, &inner_bias);
-    const TensorId activated = activation("activation", {batch(), sequence(), ffn});
-    emit(OpKind::activation, "activation", {inner, inner_bias}, {activated}).function = model_.activation;
+    TensorId activated = activation("activation", {batch(), sequence(), ffn});
+    if (model_.gated() && !kernels_.fused_kernels) {
+      const TensorId opened = view("gate", inner, 0, {batch(), sequence(), ffn});
+      const TensorId up = view("gate", inner, 1, {batch(), sequence(), ffn});
+      emit(OpKind::activation, "activation", {opened}, {activated}).function = model_.activation;
+      const TensorId product = activation("gate", {batch(), sequence(), ffn});
+      emit(OpKind::multiply, "gate", {activated, up}, {product});
+      activated = product;
+    } else {
+      emit(OpKind::activation, "activation", {inner, inner_bias}, {activated}).function = model_.activation;
+    }
     return linear("fc2", activated, {ffn}, {hidden()}, model_.linear_bias, bias);
   }
 

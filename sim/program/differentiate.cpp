@@ -225,6 +225,16 @@ class Differentiator {
         contribute(op.reads[0], dy);
         bias_gradient(op, op.reads[2], dy);
         break;
+      case OpKind::multiply:
+        for (const int side : {0, 1}) {
+          const TensorId d = target(op.reads[side]);
+          Op& g = emit_like(op, OpKind::multiply, Phase::input_gradient);
+          g.reads[0] = dy;
+          g.reads[1] = op.reads[1 - side];
+          g.writes[0] = d;
+          contribute(op.reads[side], d);
+        }
+        break;
       case OpKind::embedding: {
         const TensorId dt = target(op.reads[1]);
         Op& g = emit_like(op, OpKind::embedding_backward, Phase::weight_gradient);

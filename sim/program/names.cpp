@@ -49,6 +49,7 @@ const char* name_of(OpKind kind) {
                                     "dropout_backward",
                                     "dropout_add",
                                     "add",
+                                    "multiply",
                                     "bias_gradient",
                                     "embedding",
                                     "embedding_backward",

@@ -29,12 +29,14 @@ enum class OpKind : std::uint8_t {
   norm_backward,         // reads dy, x, weight, statistics; writes dx, dweight [, dbias]
   rotary,                // reads qkv; writes qkv
   rotary_backward,       // reads dqkv; writes dqkv
-  activation,            // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn])
+  activation,            // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
+                         // gate alone where the product is an op of its own)
   activation_backward,   // reads dy, x [, bias]; writes dx
   dropout,               // reads x; writes y, mask
   dropout_backward,      // reads dy, mask; writes dx
   dropout_add,           // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
   add,                   // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
+  multiply,              // reads a, b; writes y
   bias_gradient,         // reads dy; writes dbias
   embedding,             // reads ids, table; writes y
   embedding_backward,    // reads ids, dy; writes dtable

@@ -94,6 +94,24 @@ TEST(ActivationMemory, FlashAttentionKeepsRowStatisticsOnly) {
   EXPECT_DOUBLE_EQ(saved_bytes(running_layer(p)), d.s * d.b * d.h / 8 * 34 + statistics_bytes(d, 8) + 4 * d.b * d.a / 8 * d.s);
 }
 
+// Eager stacks compose RMSNorm, rotary positions and SwiGLU of several kernels; what the model computes stays the same.
+TEST(EagerKernels, AreMoreButComputeTheSameProducts) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 8};
+  Program eager, compiled;
+  s.plan.framework.stack = framework::Stack::fsdp;
+  lower(s, eager);
+  s.plan.framework.stack = framework::Stack::fsdp_compiled;
+  lower(s, compiled);
+  const Piece &a = piece_named(eager, "layer"), &b = piece_named(compiled, "layer");
+  EXPECT_DOUBLE_EQ(executed_flops(a.forward, a), executed_flops(b.forward, b));
+  EXPECT_DOUBLE_EQ(executed_flops(a.backward, a), executed_flops(b.backward, b));
+  EXPECT_EQ(count_ops(a.forward, OpKind::multiply), 1);
+  EXPECT_EQ(count_ops(a.backward, OpKind::multiply), 2);
+  EXPECT_EQ(count_ops(a.forward, OpKind::cast), 6);  // around two norms and the rotation
+  EXPECT_EQ(count_ops(b.forward, OpKind::cast), 0);
+}
+
 TEST(ActivationMemory, FullRecomputeOfGroupsKeepsOneInputEach) {
   Scenario s = megatron_22b();
   s.plan.recompute.mode = activation_recompute::Mode::full;
