@@ -23,15 +23,13 @@ void name_groups_by_spanning_axes(Program& program) {
 void lower(const Scenario& scenario, Program& program) {
   check(scenario);
   program.clear();
-  ModelPieces built{&program.pieces, {}, false};
+  ModelPieces built{&program.pieces, std::move(program.line), false};
   const std::int64_t micro_batch = scenario.plan.batch.micro_batch_size;
   build_pieces(scenario.model, scenario.workload, micro_batch, framework::kernel_choices(scenario), built);
   program.model = model_work(scenario.model, scenario.workload, micro_batch, built);
 
-  // One device, one stage, one chunk; the strategies take it from there.
-  program.stages.resize(1);
-  program.stages[0].resize(1);
-  program.stages[0][0].runs = std::move(built.runs);
+  // One device and one line of runs; the strategies take it from there.
+  program.line = std::move(built.runs);
   for (const Strategy& strategy : all_strategies()) strategy.rewrite(scenario, program);
   name_groups_by_spanning_axes(program);
 }

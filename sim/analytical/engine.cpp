@@ -10,11 +10,11 @@ namespace {
 constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
 constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
 
+bool same_runs(const Chunk& x, const Chunk& y) {
+  return std::equal(x.runs.begin(), x.runs.end(), y.runs.begin(), y.runs.end(),
+                    [](const Run& r, const Run& s) { return r.piece == s.piece && r.count == s.count; });
+}
 bool same_chunks(const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
-  const auto same_runs = [](const Chunk& x, const Chunk& y) {
-    return std::equal(x.runs.begin(), x.runs.end(), y.runs.begin(), y.runs.end(),
-                      [](const Run& r, const Run& s) { return r.piece == s.piece && r.count == s.count; });
-  };
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_runs);
 }
 
@@ -178,21 +178,28 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
-  bool usual = false, any = false;
-  for (std::int64_t chunk = 0; chunk < schedule.chunks; ++chunk)
-    for (const SlotLines& l : chunks[chunk])
-      for (std::size_t s = 0; s < kStreams; ++s) {
+  bool usual = false;
+  std::array<std::size_t, kStreams> used{};  // streams with such work
+  std::size_t streams = 0;
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    bool any = false;
+    for (std::int64_t chunk = 0; chunk < schedule.chunks; ++chunk)
+      for (const SlotLines& l : chunks[chunk]) {
         usual |= l.usual.stream_end[s] > 0;
         any |= l.first.stream_end[s] > 0 || l.usual.stream_end[s] > 0 || l.last.stream_end[s] > 0;
       }
-  if (!any) return;
+    if (any) used[streams++] = s;
+  }
+  if (streams == 0) return;
 
   double time = 0;
   std::array<double, kStreams> end{};
   const auto pass = [&](const Slot& slot) {
     const LineResult& l = line_of(chunks[slot.chunk][index(slot.kind)], slot.micro_batch, n);
-    for (std::size_t s = 0; s < kStreams; ++s)
-      if (l.stream_end[s] > 0) end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
+    if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
+      for (std::size_t i = 0; i < streams; ++i)
+        if (const std::size_t s = used[i]; l.stream_end[s] > 0)
+          end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
     time += l.seconds;
   };
   const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
@@ -266,9 +273,17 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   seconds.resize(classes.size() * chunks);
   memory.resize(classes.size() * chunks);
   chunk_bytes.resize(classes.size() * chunks);
-  for (std::size_t i = 0; i < classes.size(); ++i)
-    for (std::size_t k = 0; k < chunks; ++k)
-      clock_chunk(program, program.stages[static_cast<std::size_t>(classes[i].first_stage)][k], lines[i * chunks + k]);
+  const auto chunk_at = [&](std::size_t at) -> const Chunk& {
+    return program.stages[static_cast<std::size_t>(classes[at / chunks].first_stage)][at % chunks];
+  };
+  for (std::size_t at = 0; at < lines.size(); ++at) {
+    std::size_t like = 0;  // equal chunks take equal times: a virtual pipeline has many
+    while (like < at && !same_runs(chunk_at(like), chunk_at(at))) ++like;
+    if (like < at)
+      lines[at] = lines[like];
+    else
+      clock_chunk(program, chunk_at(at), lines[at]);
+  }
   gather_while_waiting(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
@@ -308,10 +323,14 @@ void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
   hops.resize(stages);
   // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border.
   const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
+  const std::int64_t step = stride % per_node;
+  std::int64_t in_node = 0;  // place of the stage's first rank in its node
   double within = -1, across = -1;
   for (std::size_t s = 0; s + 1 < stages; ++s) {
-    const auto at = static_cast<std::int64_t>(s) * stride;
-    double& known = at / per_node == (at + stride) / per_node ? within : across;
+    in_node += step;
+    const bool next_node = stride >= per_node || in_node >= per_node;
+    if (in_node >= per_node) in_node -= per_node;
+    double& known = next_node ? across : within;
     if (known < 0) known = costs.transfer_seconds(program.boundary_bytes, static_cast<std::int64_t>(s));
     hops[s] = known;
   }

@@ -92,7 +92,8 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             for (const Run& run : chunk.runs)
               if (run.piece == p) for_executions(op.every, run.count, [&](Executions e) { note(e, lines_per_step); });
         }
-        if (code.costs[i].near_measured || report.ops.size() == first_row) continue;
+        const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
+        if (!kernel || costs.kernels().near_measured(op, piece.tensors) || report.ops.size() == first_row) continue;
         UnmeasuredShape unmeasured{fmt::format("{}.{}", piece.name, op.name), shape_of(op, piece.tensors), 0};
         for (std::size_t row = first_row; row < report.ops.size(); ++row)
           unmeasured.share_of_step += report.ops[row].seconds * report.ops[row].times_per_step / step_seconds;

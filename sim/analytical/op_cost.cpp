@@ -24,6 +24,7 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
 void OpCostModel::set_mesh(const Mesh& mesh) {
   mesh_ = mesh;
   for (GroupSpan& span : spans_) span.ranks = 0;
+  collectives_met_.clear();
 }
 
 const GroupSpan& OpCostModel::span(MeshAxes axes) const {
@@ -34,7 +35,13 @@ const GroupSpan& OpCostModel::span(MeshAxes axes) const {
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
-  return collectives_.cost(op.kind, payload, span(op.axes));
+  for (const Collective& met : collectives_met_)
+    if (met.kind == op.kind && met.axes == op.axes && met.bytes == payload) return met.cost;
+  constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
+  if (collectives_met_.size() == kMostMet) collectives_met_.clear();
+  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op.axes));
+  collectives_met_.push_back({op.kind, op.axes, payload, cost});
+  return cost;
 }
 
 OpCostModel::Rate OpCostModel::rate(const Op& op) const {
@@ -82,7 +89,6 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
     cost.last_seconds = cost.seconds / op.count;
     cost.flops = kernel.flops * static_cast<double>(instances);
-    cost.near_measured = kernel.near_measured;
   }
   return cost;
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
@@ -18,10 +19,9 @@ struct OpCost {
   double last_seconds = 0;  // of the last of the `count` launches
   double flops = 0;         // matmuls and attention
   bool absent = false;      // a collective over a group of one: not issued
-  bool near_measured = true;
 };
 
-// Not thread-safe: remembers the spans of the groups it has met.
+// Not thread-safe: remembers the groups and collectives it has met on a mesh.
 class OpCostModel {
  public:
   // Keeps references; both must outlive the model.
@@ -53,6 +53,12 @@ class OpCostModel {
   };
   Rate rate(const Op& op) const;
   const GroupSpan& span(MeshAxes axes) const;
+  struct Collective {  // its cost depends on nothing else
+    OpKind kind;
+    MeshAxes axes;
+    double bytes;
+    CollectiveCost cost;
+  };
   CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   const Cluster& cluster_;
@@ -61,6 +67,7 @@ class OpCostModel {
   CollectiveModel collectives_;
   Mesh mesh_;
   mutable std::array<GroupSpan, 1 << kMeshAxes> spans_;  // by MeshAxes::bits; ranks 0: not needed so far
+  mutable std::vector<Collective> collectives_met_;      // on this mesh: a layer repeats the same few
 };
 
 }  // namespace orrery

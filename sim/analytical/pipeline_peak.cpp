@@ -41,31 +41,33 @@ class StagePeakSearch {
   void section(std::span<const Segment> segments) {
     for (const Segment& segment : segments) {
       if (segment.repeats == 0) continue;
-      // The same argument, one level down.
+      // The same argument, one level down: in the last repeat if each leaves more behind, else in the first.
+      const double held_before = held_;
       pass(segment);
       if (segment.repeats == 1) continue;
-      for (const Slot& slot : segment.pattern()) skip(slot, static_cast<std::int64_t>(segment.repeats) - 2);
-      pass(segment);
+      const bool grows = held_ > held_before;
+      const std::int64_t skipped = static_cast<std::int64_t>(segment.repeats) - (grows ? 2 : 1);
+      for (const Slot& slot : segment.pattern()) skip(slot, skipped);
+      if (grows) pass(segment);
     }
   }
 
   // What the slot changes once it is done (a forward: once it starts), `times` over.
   void skip(const Slot& slot, std::int64_t times) {
     const ChunkBytes& b = bytes_[slot.chunk];
-    switch (slot.kind) {
-      case SlotKind::forward:
-        in_flight_[slot.chunk] += times;
-        held_ += static_cast<double>(times) * b.saved;
-        break;
-      case SlotKind::backward:
-        in_flight_[slot.chunk] -= times;
-        if (split_) awaiting_[slot.chunk] += times;
-        held_ += static_cast<double>(times) * ((split_ ? b.kept : 0) - b.saved);
-        break;
-      case SlotKind::weight_gradient:
-        awaiting_[slot.chunk] -= times;
-        held_ -= static_cast<double>(times) * b.kept;
-        break;
+    if (slot.kind == SlotKind::forward) {
+      in_flight_[slot.chunk] += times;
+      held_ += static_cast<double>(times) * b.saved;
+    } else if (!split_) {
+      in_flight_[slot.chunk] -= times;
+      held_ -= static_cast<double>(times) * b.saved;
+    } else if (slot.kind == SlotKind::backward) {
+      in_flight_[slot.chunk] -= times;
+      awaiting_[slot.chunk] += times;
+      held_ += static_cast<double>(times) * (b.kept - b.saved);
+    } else {
+      awaiting_[slot.chunk] -= times;
+      held_ -= static_cast<double>(times) * b.kept;
     }
   }
 

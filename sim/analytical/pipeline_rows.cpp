@@ -55,7 +55,8 @@ class PeriodFinder {
   struct Snapshot {
     std::vector<double>& state;
     Index at = 0, looks = 1;    // taken at this look, kept for so many
-    Index differs[2] = {0, 0};  // where it last differed: likely to differ again near by
+    Index differs[2] = {0, 0};  // where each array last differed: likely to differ again near by
+    bool second = false;        // it was the second array
   };
 
   static void take(Snapshot& into, Index now, const double* a, Index na, const double* b, Index nb) {
@@ -71,8 +72,11 @@ class PeriodFinder {
   }
   bool repeats(Snapshot& then, const double* a, Index na, const double* b, Index nb) {
     lambda_ = a[0] - then.state[0];
-    return !differs(a, then.state.data(), na, lambda_, then.differs[0]) &&
-           !differs(b, then.state.data() + na, nb, lambda_, then.differs[1]);
+    const auto first_differs = [&] { return differs(a, then.state.data(), na, lambda_, then.differs[0]); };
+    const auto second_differs = [&] { return differs(b, then.state.data() + na, nb, lambda_, then.differs[1]); };
+    if (then.second ? second_differs() : first_differs()) return false;
+    if (then.second ? first_differs() : second_differs()) return then.second = !then.second, false;
+    return true;
   }
 
   Snapshot near_, far_;
@@ -163,7 +167,8 @@ inline __attribute__((always_inline)) void run_slots(Index count, double* __rest
 // Each needs only what its neighbour left in row t - 1.
 struct Half {  // the stages s = 2u + parity
   Index count = 0;
-  double* own = nullptr;  // when the stage is free
+  double* own = nullptr;   // when the stage is free; kNever before the first stage and behind the last
+  double* next = nullptr;  // the same one row later, in a pair of rows
   double *forward = nullptr, *backward = nullptr;
   double *below = nullptr, *above = nullptr;                   // hop from the stage below, above
   double *after_forward = nullptr, *after_backward = nullptr;  // occupied after the slot: sends, weight gradients
@@ -181,6 +186,7 @@ struct ParityRows {
   double *weight_gradient = nullptr, *first_weight_gradient = nullptr;
   double last_weight_gradient = 0;                                    // more, of stage 0
   const double* hop = nullptr;                                        // [stage]
+  bool after() const { return split || blocking; }                    // stages are occupied after a slot
   double *first_forward_end = nullptr, *last_backward_end = nullptr;  // [stage], filled
 };
 
@@ -213,8 +219,11 @@ inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Ind
     const Index q = t & 1;
     const Half &f = rows.half[q], &b = rows.half[1 - q];
     const Index up = (t - q) >> 1, down = (t - 2 * p + 2 - q) >> 1;  // the micro-batch at u is up - u, down + u
-    const Index f_begin = std::max<Index>(0, up - m + 1), f_count = std::min(f.count, up + 1) - f_begin;
-    const Index b_begin = std::max<Index>(0, -down), b_count = std::min(b.count, m - down) - b_begin;
+    // Stages that have a slot in the row: all of them but at the edges.
+    const Index f_begin = kEdge ? std::max<Index>(0, up - m + 1) : 0;
+    const Index b_begin = kEdge ? std::max<Index>(0, -down) : 0;
+    const Index f_count = (kEdge ? std::min(f.count, up + 1) : f.count) - f_begin;
+    const Index b_count = (kEdge ? std::min(b.count, m - down) : b.count) - b_begin;
     if (f_count > 0)
       run_slots<kAfter>(f_count, f.own + f_begin, rows.forward_tokens + (rows.last - up + f_begin), f.below + f_begin,
                         f.forward + f_begin, f.after_forward + f_begin);
@@ -241,11 +250,34 @@ inline __attribute__((always_inline)) void run_parity_rows(ParityRows& rows, Ind
   }
 }
 
+// Half a row of usual slots without extras. Tokens need not be kept: a slot's input is its neighbour's end in the row
+// before.
+inline __attribute__((always_inline)) void run_row(Index count, const double* __restrict free,
+                                                   const double* __restrict input, const double* __restrict hop,
+                                                   const double* __restrict seconds, double* __restrict end) {
+  for (Index u = 0; u < count; ++u) {
+    const double arrived = input[u] + hop[u];
+    end[u] = (arrived > free[u] ? arrived : free[u]) + seconds[u];
+  }
+}
+
+// An even row (forwards of the even stages, backwards of the odd ones) and the odd one behind it, many times.
+ORRERY_VECTOR_CLONES void run_row_pairs(const ParityRows& rows, Index pairs) {
+  const Half &even = rows.half[0], &odd = rows.half[1];
+  const Index n = even.count;  // odd stages may be one fewer
+  for (Index i = 0; i < pairs; ++i) {
+    run_row(n, even.own, odd.own - 1, even.below, even.forward, even.next);
+    run_row(n, odd.own, even.own + 1, odd.above, odd.backward, odd.next);
+    run_row(n, odd.next, even.next, odd.below, odd.forward, odd.own);
+    run_row(n, even.next, odd.next, even.above, even.backward, even.own);
+  }
+}
+
 ORRERY_VECTOR_CLONES void run_rows(ParityRows& rows, Index t_begin, Index t_end, bool edge) {
-  if (rows.split || rows.blocking)
-    edge ? run_parity_rows<true, true>(rows, t_begin, t_end) : run_parity_rows<true, false>(rows, t_begin, t_end);
+  if (!rows.after())
+    run_parity_rows<false, true>(rows, t_begin, t_end);
   else
-    edge ? run_parity_rows<false, true>(rows, t_begin, t_end) : run_parity_rows<false, false>(rows, t_begin, t_end);
+    edge ? run_parity_rows<true, true>(rows, t_begin, t_end) : run_parity_rows<true, false>(rows, t_begin, t_end);
 }
 
 class SingleChunk {
@@ -283,10 +315,16 @@ class SingleChunk {
     double skipped = 0;
     Index t = std::min(steady_begin, end());
     run_rows(rows_, 0, t, true);
+    const auto run_usual = [&](Index until) {
+      if (rows_.after())
+        run_rows(rows_, t, until, false);
+      else
+        run_row_pairs(rows_, (until - t) / 2);
+      t = until;
+    };
     PeriodFinder period(storage_.snapshot, storage_.far_snapshot, p_);
     while (t + 2 <= steady_end()) {
-      run_rows(rows_, t, t + 2, false);
-      t += 2;
+      run_usual(t + 2);
       // A micro-batch's end at its latest stage is that stage's `own` up to a constant, so `own` is the whole state.
       if (period.look(rows_.half[0].own, rows_.half[0].count, rows_.half[1].own, rows_.half[1].count)) {
         const Index times = std::max<Index>(0, (steady_end() - t) / (2 * period.looks()));
@@ -295,7 +333,8 @@ class SingleChunk {
         break;
       }
     }
-    if (t < steady_end()) run_rows(rows_, t, steady_end(), false), t = steady_end();
+    if (t < steady_end()) run_usual(steady_end());
+    if (t > steady_begin && !rows_.after()) place_tokens(t);
     run_rows(rows_, t, end(), true);
     for (Index s = 0; s < p_; ++s) {
       StageClock& clock = out_.stages[s];
@@ -316,6 +355,17 @@ class SingleChunk {
   // What micro-batch i takes more than the usual one.
   double more(const SlotSeconds& d, Index i) const { return seconds_of(d, i, m_) - d.usual; }
 
+  // Pairs of rows leave no tokens behind: puts what row t, an even one, reads where the other rows look for it.
+  void place_tokens(Index t) {
+    const Half &even = rows_.half[0], &odd = rows_.half[1];
+    double* forward = rows_.forward_tokens + (rows_.last - t / 2);
+    double* backward = rows_.backward_tokens + (t / 2 - p_ + 1);
+    for (Index u = 1; u < even.count; ++u) {
+      forward[u] = odd.own[u - 1];
+      backward[u - 1] = even.own[u];
+    }
+  }
+
   void prepare() {
     rows_.p = p_;
     rows_.m = m_;
@@ -324,13 +374,16 @@ class SingleChunk {
     rows_.last = m_ - 1;
     rows_.hop = costs_.hop_seconds.data();
     const Index n = (p_ + 1) / 2;
-    Arena arena(storage_.values, 14 * n + 8 * p_);
+    Arena arena(storage_.values, 16 * n + 4 + 8 * p_);
     for (Index q = 0; q < 2; ++q) {
       Half& half = rows_.half[q];
       half.count = (p_ - q + 1) / 2;
-      for (double** array : {&half.own, &half.forward, &half.backward, &half.below, &half.above, &half.after_forward,
+      for (double** array : {&half.next, &half.forward, &half.backward, &half.below, &half.above, &half.after_forward,
                              &half.after_backward})
         *array = arena.take(n);
+      half.own = arena.take(n + 2) + 1;
+      half.own[-1] = half.own[n] = kNever;
+      if (half.count < n) half.own[half.count] = half.below[half.count] = half.above[half.count] = kNever;
     }
     for (double** array :
          {&rows_.first_forward, &rows_.last_forward, &rows_.first_backward, &rows_.last_backward,

@@ -186,6 +186,11 @@ bool KernelModel::near_measured(const AttentionShape& shape) const {
                      });
 }
 
+bool KernelModel::near_measured(const Op& op, std::span<const Tensor> tensors) const {
+  if (is_matmul(op.kind)) return near_measured(gemm_shape(op, tensors), op.compute_dtype);
+  return !is_attention(op.kind) || near_measured(attention_shape(op, tensors));
+}
+
 KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) const {
   KernelCost result;
   result.bytes = bytes(op, tensors);
@@ -200,14 +205,12 @@ KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) cons
     times = matmul_times(curve, shape, result.bytes);
     overlap_loss = curve.overlap_loss;
     fixed = curve.fixed_seconds;
-    result.near_measured = near_measured(shape, op.compute_dtype);
   } else if (is_attention(op.kind)) {
     const AttentionShape shape = attention_shape(op, tensors);
     result.flops = flops(op, tensors);
     times = attention_times(shape, attention_dtype(op, tensors), op.kind == OpKind::attention_backward, result.flops,
                             result.bytes);
     fixed = calibration_.attention.fixed_seconds;
-    result.near_measured = near_measured(shape);
   }
   const double longer = std::max(times.compute, times.memory);
   result.seconds = fixed + longer + overlap_loss * std::min(times.compute, times.memory);
@@ -293,7 +296,7 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
     text += fmt::format("  calibration: borrowed from {}, {}: {}\n", calibration_.borrowed_from, calibration_.date,
                         calibration_.note);
   }
-  if (!total.near_measured) text += "  no measured kernel lies within a factor 2 of each dimension\n";
+  if (!near_measured(op, tensors)) text += "  no measured kernel lies within a factor 2 of each dimension\n";
   return text;
 }
 

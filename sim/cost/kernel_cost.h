@@ -110,7 +110,6 @@ struct KernelCost {
   double flops = 0;
   double bytes = 0;
   enum class Bound : std::uint8_t { compute, memory, fixed } bound = Bound::memory;
-  bool near_measured = true;  // false: no measured efficiency lies within a factor 2 of each dimension
 };
 
 class KernelModel {
@@ -125,6 +124,8 @@ class KernelModel {
   double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
   double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
   double memory_seconds(double bytes) const { return kernel_fixed_seconds_ + bytes * seconds_per_byte_; }
+  // Whether a measured efficiency lies within a factor 2 of each dimension; always of kernels without a curve.
+  bool near_measured(const Op& op, std::span<const Tensor> tensors) const;
   bool near_measured(const GemmShape& shape, Dtype dtype) const;
   bool near_measured(const AttentionShape& shape) const;
 

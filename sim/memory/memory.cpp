@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace orrery {
 namespace {
@@ -23,7 +24,9 @@ class Walk {
         blocks_{&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update},
         root_(scratch.root),
         storages_(scratch.storages),
-        entering_(scratch.entering) {
+        entering_(scratch.entering),
+        starts_(scratch.starts),
+        ends_(scratch.ends) {
     find_roots(granularity);
     for (int b = 0; b < kBlocks; ++b) record_accesses(b);
   }
@@ -68,6 +71,7 @@ class Walk {
       const bool whole = always || !is_persistent(category(root));
       if (write && whole && (!op.accumulate || s.touched == 0)) s.defined |= bit(block);
       s.touched |= bit(block);
+      s.first[static_cast<std::size_t>(block)] = position;
     }
     s.last[static_cast<std::size_t>(block)] = position;
     s.read |= !write;
@@ -124,7 +128,10 @@ class Walk {
     if (saved || is(id, piece_.output)) s.outlives |= bit(kForward);
     if (for_weights || is(id, piece_.input_gradient)) s.outlives |= bit(kBackward);
     for (int block = 0; block < kBlocks; ++block)
-      if (enters(block) || (block == kBackward && saved)) entering_[static_cast<std::size_t>(block)].push_back(id);
+      if (enters(block) || (block == kBackward && saved)) {
+        entering_[static_cast<std::size_t>(block)].push_back(id);
+        s.enters |= bit(block);
+      }
   }
 
   CategoryBytes transient(int block, const CategoryBytes& saved) {
@@ -137,49 +144,52 @@ class Walk {
       now[index(category(id))] += bytes;
       if (category(id) != Category::host_copy) device += bytes;
     };
-    for (Storage& s : storages_) s.alive = false;
-    for (TensorId id : entering_[static_cast<std::size_t>(block)]) {
-      storages_[id].alive = true;
-      change(id, storages_[id].bytes);
-    }
+    list_lives(block, ops.size());
+    for (TensorId id : entering_[static_cast<std::size_t>(block)]) change(id, storages_[id].bytes);
     CategoryBytes worst = now;
     double worst_device = device;
-    std::array<TensorId, 10> used;  // storages of the op, each once
     for (std::size_t p = 0; p < ops.size(); ++p) {
-      const Op& op = ops[p];
-      std::size_t n = 0;
-      const auto use = [&](TensorId id) {
-        if (id == kNoTensor) return;
-        const TensorId root = root_[id];
-        if (!storages_[root].comes_and_goes) return;
-        if (std::find(used.begin(), used.begin() + n, root) != used.begin() + n) return;
-        used[n++] = root;
-        if (storages_[root].alive) return;
-        storages_[root].alive = true;
-        change(root, storages_[root].bytes);
-      };
-      for (TensorId id : op.reads) use(id);
-      const std::size_t first_written = n;
-      for (TensorId id : op.writes) use(id);
+      for (TensorId id = starts_[p]; id != kNoTensor; id = storages_[id].next_start) change(id, storages_[id].bytes);
       if (device > worst_device) worst = now, worst_device = device;
-      for (std::size_t i = 0; i < n; ++i) {
-        Storage& s = storages_[used[i]];
-        if (s.last[static_cast<std::size_t>(block)] != p || (s.outlives & bit(block)) != 0) continue;
-        s.alive = false;
-        change(used[i], -s.bytes);
-      }
-      // Buffers of other instances of the piece that are alive meanwhile: gathered ahead, or waiting for their bucket.
-      const auto others = [&](std::int64_t instances) {
-        return static_cast<double>(std::min(instances, instances_ - 1));
-      };
-      const auto hold = [&](std::size_t first, double instances) {
-        for (std::size_t i = first; i < n; ++i) ahead[index(category(used[i]))] += instances * storages_[used[i]].bytes;
-      };
-      if (op.prefetch > 0) hold(first_written, others(op.prefetch));
-      if (op.every > 1 && block != kUpdate) hold(0, others(op.every - 1));
+      for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
+      const Op& op = ops[p];
+      if (op.prefetch > 0) hold_for_others(op, false, op.prefetch, ahead);
+      if (op.every > 1 && block != kUpdate) hold_for_others(op, true, op.every - 1, ahead);
     }
     worst += ahead;
     return worst;
+  }
+
+  // Of each op, whose life in the block begins and ends with it; what enters the block alive has begun before.
+  void list_lives(int block, std::size_t ops) {
+    const auto b = static_cast<std::size_t>(block);
+    starts_.assign(ops, kNoTensor);
+    ends_.assign(ops, kNoTensor);
+    for (std::size_t i = 0; i < storages_.size(); ++i) {
+      if (root_[i] != i) continue;
+      Storage& s = storages_[i];
+      if (!s.comes_and_goes || (s.touched & bit(block)) == 0) continue;
+      const auto id = static_cast<TensorId>(i);
+      if ((s.enters & bit(block)) == 0) s.next_start = std::exchange(starts_[s.first[b]], id);
+      if ((s.outlives & bit(block)) == 0) s.next_end = std::exchange(ends_[s.last[b]], id);
+    }
+  }
+
+  // Buffers of other instances of the piece that are alive meanwhile: gathered ahead, or waiting for their bucket.
+  void hold_for_others(const Op& op, bool reads, std::int64_t instances, CategoryBytes& ahead) const {
+    const auto others = static_cast<double>(std::min(instances, instances_ - 1));
+    std::array<TensorId, 10> used;  // storages of the op, each once
+    std::size_t n = 0;
+    const auto hold = [&](TensorId id, bool counts) {
+      if (id == kNoTensor) return;
+      const TensorId root = root_[id];
+      if (!storages_[root].comes_and_goes) return;
+      if (std::find(used.begin(), used.begin() + n, root) != used.begin() + n) return;
+      used[n++] = root;
+      if (counts) ahead[index(category(root))] += others * storages_[root].bytes;
+    };
+    for (TensorId id : op.reads) hold(id, reads);
+    for (TensorId id : op.writes) hold(id, true);
   }
 
   const Piece& piece_;
@@ -188,6 +198,7 @@ class Walk {
   std::vector<TensorId>& root_;
   std::vector<Storage>& storages_;
   std::array<std::vector<TensorId>, 4>& entering_;
+  std::vector<TensorId>&starts_, &ends_;
 };
 
 }  // namespace

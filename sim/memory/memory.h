@@ -43,12 +43,13 @@ struct MemoryScratch {
   // Of each tensor that is not a view. Sets of blocks are bits: forward 1, backward 2, weight_gradient 4, update 8.
   struct Storage {
     double bytes = 0;
-    std::array<std::uint16_t, 4> last{};  // op of each block that touches it last
+    std::array<std::uint16_t, 4> first{}, last{};  // op of each block that touches it first, last
+    TensorId next_start = kNoTensor, next_end = kNoTensor;  // in the lists below
     std::uint8_t touched = 0;
     std::uint8_t defined = 0;     // the first access in the block is a full definition
+    std::uint8_t enters = 0;      // alive at the beginning of the block
     std::uint8_t outlives = 0;    // alive at the end of the block
     bool comes_and_goes = false;  // neither resident nor another piece's
-    bool alive = false;           // while a block is walked
     bool read = false;
     bool conditional = false;    // first written only in some micro-batches
     bool unconditional = false;  // touched in every micro-batch
@@ -56,6 +57,7 @@ struct MemoryScratch {
   std::vector<TensorId> root;
   std::vector<Storage> storages;
   std::array<std::vector<TensorId>, 4> entering;  // alive at the beginning of each block
+  std::vector<TensorId> starts, ends;             // by op of a block: the first storage whose life begins, ends there
 };
 
 // `granularity`: each storage is rounded up to a multiple (the allocator's). `instances`: in the piece's longest run;

@@ -3,7 +3,7 @@
 namespace orrery {
 
 void Program::clear() {
-  // Pieces and stages keep their storage; whoever fills them clears each and sets the counts.
+  // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
   mesh = Mesh{};
   boundary_bytes = tied_embedding_bytes = 0;
   runtime = Runtime{};

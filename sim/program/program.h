@@ -46,6 +46,7 @@ struct Runtime {
 struct Program {
   Mesh mesh;
   std::vector<Piece> pieces;
+  std::vector<Run> line;                   // the model in order, before it is dealt to stages
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 

@@ -40,16 +40,6 @@ Slot StageOrder::at(std::size_t index) const {
   return slot_in(epilogue, index - once * repeats, 0);
 }
 
-StageOrder Schedule::order(std::size_t stage) const {
-  const StageSegments& at = stages[stage];
-  const Segment* first = segments.data();
-  return {.prologue = {first + at.begin, first + at.body},
-          .body = {first + at.body, first + at.epilogue},
-          .epilogue = {first + at.epilogue, first + at.end},
-          .repeats = at.repeats,
-          .advance = at.advance};
-}
-
 void Schedule::clear() {
   micro_batches = 1;
   chunks = 1;

@@ -77,7 +77,15 @@ struct Schedule {
   std::vector<Segment> segments;
   std::vector<std::int64_t> position;  // [stage * chunks + chunk]
 
-  StageOrder order(std::size_t stage) const;
+  StageOrder order(std::size_t stage) const {
+    const StageSegments& at = stages[stage];
+    const Segment* first = segments.data();
+    return {.prologue = {first + at.begin, first + at.body},
+            .body = {first + at.body, first + at.epilogue},
+            .epilogue = {first + at.epilogue, first + at.end},
+            .repeats = at.repeats,
+            .advance = at.advance};
+  }
   std::int64_t position_of(std::size_t stage, std::size_t chunk) const { return position[stage * chunks + chunk]; }
 
   // Keeps the storage.

@@ -1,5 +1,6 @@
 #include "strategies/activation_recompute/activation_recompute.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -17,7 +18,6 @@ bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.out
 template <class Chosen>
 void recompute(Piece& piece, Chosen chosen) {
   std::vector<TensorId> copy(piece.tensors.size(), kNoTensor);
-  std::vector<Op> backward;
   const std::size_t originals = piece.tensors.size();
   for (const Op& op : piece.forward.ops) {
     if (!chosen(op)) continue;
@@ -33,19 +33,18 @@ void recompute(Piece& piece, Chosen chosen) {
     copy[id] = piece.add(view);
   }
   const auto renamed = [&](TensorId id) { return id == kNoTensor || copy[id] == kNoTensor ? id : copy[id]; };
-  for (Op op : piece.forward.ops) {
-    if (!chosen(op)) continue;
-    for (TensorId& id : op.reads) id = renamed(id);
-    for (TensorId& id : op.writes) id = renamed(id);
-    op.phase = Phase::recompute;
-    backward.push_back(op);
-  }
-  for (Op op : piece.backward.ops) {
+  for (Op& op : piece.backward.ops)
     if (chosen(op))
       for (TensorId& id : op.reads) id = renamed(id);
-    backward.push_back(op);
+  const auto repeated = std::count_if(piece.forward.ops.begin(), piece.forward.ops.end(), chosen);
+  auto place = piece.backward.ops.insert(piece.backward.ops.begin(), static_cast<std::size_t>(repeated), Op{});
+  for (const Op& op : piece.forward.ops) {
+    if (!chosen(op)) continue;
+    Op& again = *place++ = op;
+    for (TensorId& id : again.reads) id = renamed(id);
+    for (TensorId& id : again.writes) id = renamed(id);
+    again.phase = Phase::recompute;
   }
-  piece.backward.ops.swap(backward);
 }
 
 // The ops between the QKV projection and the output projection, forward or backward.
@@ -103,7 +102,7 @@ void concatenate(Piece& piece, std::int64_t copies) {
   piece.input_gradient = names.front()[one.input_gradient];
 }
 
-const auto everything = [](const Op&) { return true; };
+constexpr auto everything = [](const Op&) { return true; };
 
 }  // namespace
 
@@ -132,13 +131,21 @@ void rewrite(const Scenario& scenario, Program& program) {
     return;
   }
 
-  // Full: which runs of each chunk stay as they are, which are recomputed, singly or `every` at a time.
+  // Full, each layer from its own input: no stage runs the piece as it was.
+  if (options.every == 1 && options.layers < 0) {
+    for (Piece& piece : program.pieces)
+      if (is_layer(piece)) recompute(piece, everything);
+    return;
+  }
+
+  // Which runs of each chunk stay as they are, which are recomputed, singly or `every` at a time.
   struct Variant {
     std::uint16_t of = 0;
     std::int64_t copies = 1;
     std::uint16_t piece = 0;
   };
   std::vector<Variant> variants;
+  std::vector<Run> runs;
   const std::size_t plain = program.pieces.size();
   const auto recomputed = [&](std::uint16_t of, std::int64_t copies) {
     for (const Variant& v : variants)
@@ -152,7 +159,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   };
   for (auto& stage : program.stages) {
     for (Chunk& chunk : stage) {
-      std::vector<Run> runs;
+      runs.clear();
       std::int64_t left = options.layers < 0 ? std::numeric_limits<std::int64_t>::max() : options.layers;
       for (const Run& run : chunk.runs) {
         if (run.piece >= plain || !is_layer(program.pieces[run.piece])) {
@@ -166,7 +173,7 @@ void rewrite(const Scenario& scenario, Program& program) {
         if (repeated > 0 && repeated % group != 0) runs.push_back({recomputed(run.piece, repeated % group), 1});
         if (run.count > repeated) runs.push_back({run.piece, run.count - repeated});
       }
-      chunk.runs = std::move(runs);
+      chunk.runs = runs;
     }
   }
 }

@@ -20,18 +20,19 @@ std::int64_t total_layers(const Model& model) {
 // head) goes with the layer behind it, the head with the last layer.
 class Dealer {
  public:
-  Dealer(const std::vector<Piece>& pieces, std::vector<Run> line) : pieces_(pieces), line_(std::move(line)) {}
+  Dealer(const std::vector<Piece>& pieces, const std::vector<Run>& line) : pieces_(pieces), line_(line) {}
 
   void take(std::int64_t layers, bool first, bool last, Chunk& out) {
     out.runs.clear();
     if (first) take_ends(out);
     while (layers > 0 && next_ < line_.size()) {
       take_ends(out);
-      const std::int64_t n = std::min(layers, line_[next_].count);
-      out.runs.push_back({line_[next_].piece, n});
+      const Run& run = line_[next_];
+      const std::int64_t n = std::min(layers, run.count - taken_);
+      out.runs.push_back({run.piece, n});
       layers -= n;
-      line_[next_].count -= n;
-      if (line_[next_].count == 0) ++next_;
+      taken_ += n;
+      if (taken_ == run.count) ++next_, taken_ = 0;
     }
     if (last) take_ends(out);
   }
@@ -46,8 +47,9 @@ class Dealer {
   }
 
   const std::vector<Piece>& pieces_;
-  std::vector<Run> line_;
+  const std::vector<Run>& line_;
   std::size_t next_ = 0;
+  std::int64_t taken_ = 0;  // layers of the next run
 };
 
 void split_weight_gradients(Piece& piece) {
@@ -115,10 +117,9 @@ void rewrite(const Scenario& scenario, Program& program) {
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
 
-  std::vector<Run> line = std::move(program.stages[0][0].runs);
-  const std::uint16_t embedding = line.front().piece, head = line.back().piece;
+  const std::uint16_t embedding = program.line.front().piece, head = program.line.back().piece;
   const std::vector<std::int64_t> layers = split_layers(total_layers(scenario.model), options);
-  Dealer dealer(program.pieces, std::move(line));
+  Dealer dealer(program.pieces, program.line);
   program.stages.resize(static_cast<std::size_t>(stages));
   for (auto& stage : program.stages) stage.resize(static_cast<std::size_t>(chunks));
   std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));

@@ -328,8 +328,8 @@ TEST(NearMeasured, ReachesTheCost) {
   const Calibration calibration = find_calibration(device);
   const KernelModel model(device, calibration);
   const Linear usual = linear(8192, 12288, 12288), odd = linear(8192, 37, 12288);
-  EXPECT_TRUE(model.cost(usual.op, usual.tensors).near_measured);
-  EXPECT_FALSE(model.cost(odd.op, odd.tensors).near_measured);
+  EXPECT_TRUE(model.near_measured(usual.op, usual.tensors));
+  EXPECT_FALSE(model.near_measured(odd.op, odd.tensors));
   EXPECT_TRUE(model.near_measured(attention(4096)));
   EXPECT_FALSE(model.near_measured(attention(64)));
 }
