@@ -81,13 +81,19 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const Cluster& cluster = simulation.scenario.cluster;
   const Op& op = *place.op;
   const auto& tensors = place.piece->tensors;
+  // What one launch covers: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
+  const double covered = place.report->bytes;
   if (op.kind == OpKind::send || op.kind == OpKind::receive || is_copy(op.kind) || op.stream == Stream::host ||
       op.stream == Stream::storage)
-    return fmt::format("{} moved, bound by {}", bytes_text(bytes(op, tensors)), place.report->bound);
+    return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(op.kind, bytes(op, tensors), span_of(simulation.program->mesh, op.axes, cluster.node.devices));
-  return KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
+        .explain(op.kind, covered, span_of(simulation.program->mesh, op.axes, cluster.node.devices));
+  std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
+  const double once = bytes(op, tensors);
+  if (covered > once)
+    text = fmt::format("one launch for {:.0f} instances of the piece, {}; of a single one:\n", covered / once, bytes_text(covered)) + text;
+  return text;
 }
 
 std::string explain_ops(const std::vector<OpInPlace>& ops, const Simulation& simulation) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
@@ -80,6 +81,8 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
     rep_->collectives = find_collective_calibration(cluster);
     AnalyticalEngine engine(cluster, kernels->second, rep_->collectives);
     engine.evaluate(rep_->program, result.scenario.plan.precision.compute(), options, result.report);
+    if (!std::isfinite(result.report.step_seconds))
+      throw InputError({"", ""}, "rates or sizes so extreme that the step never ends", "those of real hardware");
     result.program = &rep_->program;
     result.kernels = &kernels->second;
     result.collectives = &rep_->collectives;

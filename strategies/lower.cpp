@@ -15,7 +15,11 @@ void name_groups_by_spanning_axes(Program& program) {
     if (program.mesh.degree[static_cast<std::size_t>(a)] > 1) spanning |= MeshAxes(static_cast<MeshAxis>(a)).bits();
   for (Piece& piece : program.pieces)
     for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
-      for (Op& op : block->ops) op.axes = MeshAxes::from_bits(op.axes.bits() & spanning);
+      for (Op& op : block->ops) {
+        op.axes = MeshAxes::from_bits(op.axes.bits() & spanning);
+        // The gradient norm's reduction spans many axes; without tensor parallelism it runs where gradients are reduced.
+        if (op.stream == Stream::tensor_communication && !op.axes.contains(MeshAxis::tp)) op.stream = Stream::data_communication;
+      }
 }
 
 }  // namespace

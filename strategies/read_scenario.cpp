@@ -109,7 +109,11 @@ Json opened_up(const Json& name, const std::string& pointer, const std::string& 
     return {{"base", name}};
   if (pointer != "/model" && pointer != "/cluster") return name;
   Json opened = open_part(name, pointer.c_str() + 1, file, true).json;
-  if (!opened.is_string()) return opened;
+  if (!opened.is_string()) {
+    // A Hugging Face config in Orrery's own words, so that --set names the same fields for every model.
+    const bool imported = pointer == "/model" && (opened.contains("model_type") || opened.contains("architectures"));
+    return imported ? to_json(read_model(opened, {file, pointer})) : opened;
+  }
   if (pointer == "/model") return {{"preset", std::move(opened)}};
   try {
     find_cluster(opened.get_ref<const std::string&>());

@@ -16,7 +16,8 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("recompute", mode, kModeNames,
-            "what the backward recomputes: nothing, the attention core (selective), or each layer from its input (full)");
+            "what the backward recomputes: nothing, the attention core (selective), or each layer from its input (full); "
+            "flash_attention repeats the core inside its kernel, selective then adds nothing");
     v.field("recompute_every", every, degree(), "full: keep the input of every n-th layer only (Megatron's uniform method)");
     v.field("recompute_layers", layers, degree(-1),
             "full: recompute only this many layers of each stage's chunk (Megatron's block method); -1: all");

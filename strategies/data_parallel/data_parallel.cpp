@@ -49,8 +49,8 @@ class Shard {
     // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward waits.
     if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) op.stream = Stream::compute;
     if (l_.options.overlap_gradients || l_.options.zero_stage >= 2) {
-      if (l_.bucket_bytes == 0) {
-        // One collective per piece: FSDP's wrapped unit.
+      if (l_.bucket_bytes == 0 || (l_.options.zero_stage >= 2 && bytes < l_.bucket_bytes)) {
+        // One collective per piece: FSDP's wrapped unit. Sharded gradients never wait whole for a bucket to fill.
       } else if (bytes >= l_.bucket_bytes) {
         op.count = static_cast<std::uint16_t>(std::clamp(bytes / l_.bucket_bytes + 0.5, 1.0, 60000.0));
       } else {

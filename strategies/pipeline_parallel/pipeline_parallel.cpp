@@ -71,6 +71,23 @@ void split_weight_gradients(Piece& piece) {
   std::reverse(piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end());
   std::reverse(rest.begin(), rest.end());
   piece.backward.ops.swap(rest);
+
+  // What both halves need gathered is gathered twice rather than held from one to the other, which would cost a
+  // micro-batch in flight its whole sequence.
+  std::vector<Op> regathered;
+  for (const Op& gather : piece.backward.ops) {
+    if (gather.kind != OpKind::all_gather) continue;
+    const bool read_later = std::any_of(piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end(), [&](const Op& op) {
+      return std::find(op.reads.begin(), op.reads.end(), gather.writes[0]) != op.reads.end();
+    });
+    if (!read_later) continue;
+    Op again = gather;
+    again.phase = Phase::weight_gradient;
+    again.writes[0] = clone_tensor(piece, gather.writes[0]);
+    for (Op& op : piece.weight_gradient.ops) replace_reads(op, gather.writes[0], again.writes[0]);
+    regathered.push_back(again);
+  }
+  piece.weight_gradient.ops.insert(piece.weight_gradient.ops.begin(), regathered.begin(), regathered.end());
 }
 
 // The output head reuses the embedding's table. On one stage it is the same memory; otherwise both stages hold it and

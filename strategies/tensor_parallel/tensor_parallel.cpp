@@ -299,11 +299,11 @@ class Partition {
     if (replicated_elements_ == 0) return;
     Tensor t;
     t.name = "replicated_gradients";
-    t.category = Category::gradient;
+    // Packed into a buffer of its own: the gradients it sums may be sharded by then.
+    t.category = Category::communication_buffer;
     t.dtype = piece_.tensors[replicated_first_].dtype;
     t.rank = 1;
     t.sizes[0] = replicated_elements_;
-    t.alias_of = replicated_first_;
     const TensorId id = add_tensor(t, replicated);
     Op op = communication(OpKind::all_reduce, "replicated_gradients.all_reduce", Stream::tensor_communication, MeshAxis::tp, id, id);
     op.phase = Phase::update;

@@ -73,6 +73,45 @@ TEST(Metamorphic, ShardingStatesSavesMemory) {
   }
 }
 
+// Norm weights' gradients are summed over tensor-parallel ranks; that must not keep the whole gradients alive.
+TEST(Metamorphic, ShardingGradientsSavesMemoryWithSequenceParallelismToo) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 8);
+  s.workload = {8192, 0, 64};
+  s.plan.tensor.degree = 2;
+  s.plan.tensor.sequence_parallel = true;
+  double last = 1e18;
+  for (int stage = 1; stage <= 3; ++stage) {
+    s.plan.data.zero_stage = stage;
+    const Report r = simulate(s);
+    const double gradients = r.stages[0].memory.bytes[static_cast<std::size_t>(Category::gradient)];
+    EXPECT_LT(gradients, last * (stage == 2 ? 0.5 : 1.001)) << stage;
+    last = gradients;
+  }
+}
+
+TEST(Metamorphic, ShardedMemoryDoesNotGrowWithTheCluster) {
+  Scenario s = scenario_of("llama-3-70b", "dgx-h100", 64);
+  s.plan.data.zero_stage = 3;
+  s.plan.recompute.mode = activation_recompute::Mode::full;
+  double last = 1e18;
+  for (std::int64_t nodes : {64, 512, 2048}) {
+    s.cluster.nodes = nodes;
+    s.workload = {8192, 0, nodes * 8};
+    const double now = simulate(s).memory_peak_bytes;
+    EXPECT_LE(now, last) << nodes;
+    last = now;
+  }
+}
+
+// Qi et al. 2023 (arXiv 2401.10241): ZB-H1 needs no more activation memory than 1F1B. Here the output gradients that
+// wait for their weight gradients come on top.
+TEST(Metamorphic, ZeroBubbleHoldsLittleMoreThanOneForwardOneBackward) {
+  Scenario s = gpt3_175b();
+  const double plain = simulate(s).memory_peak_bytes;
+  s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::zb_h1;
+  EXPECT_LT(simulate(s).memory_peak_bytes, plain * 1.1);
+}
+
 TEST(Metamorphic, OverlapNeverSlowsTheStepWhereKernelsDoNotInterfere) {
   Scenario s = gpt3_175b();
   s.cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 48}}, {});
