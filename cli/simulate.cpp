@@ -1,4 +1,5 @@
 // orrery simulate: one scenario, or a batch of them.
+#include <algorithm>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -46,12 +47,17 @@ void simulate_one(const Arguments& arguments) {
 
   Outputs outputs;
   bool table = true;
+  std::vector<std::string> written{arguments.scenario};  // never over the scenario itself
   const auto output = [&](const std::string& path, auto&& text) {
     if (path.empty()) return;
     if (path == "-") {
-      if (!table) throw InputError({"", ""}, "\"-\" for several outputs", "at most one on standard output");
+      if (!table || !arguments.explain.empty())
+        throw InputError({"", ""}, "\"-\" for several outputs", "at most one on standard output");
       table = false;
+    } else if (std::find(written.begin(), written.end(), path) != written.end()) {
+      throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
     }
+    written.push_back(path);
     outputs.add(path, text());
   };
   output(arguments.json, [&] { return result_json(report, arguments.ops).dump(2) + "\n"; });
