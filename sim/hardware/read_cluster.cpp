@@ -126,7 +126,12 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   Device named;  // by the node
   if (node != nullptr) cluster.node = read_node(*node, reader.at("node"), &named);
   if (device != nullptr) {
-    cluster.device = read_device(*device, reader.at("device"));
+    // Single fields given beside a node change the device that the node holds.
+    Json described = *device;
+    const std::string& held = base != nullptr && node == nullptr ? cluster.device.name : named.name;
+    if (described.is_object() && !described.contains("base") && !described.contains("name") && !held.empty())
+      described["base"] = held;
+    cluster.device = read_device(described, reader.at("device"));
   } else if (!named.name.empty()) {
     cluster.device = named;
   } else if (base == nullptr) {

@@ -11,6 +11,12 @@
 namespace orrery {
 namespace {
 
+TEST(ReadCluster, FieldsBesideANodeChangeTheDeviceItHolds) {
+  const Cluster cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 2}, {"device", {{"memory_bytes", 1e11}}}}, {});
+  EXPECT_EQ(cluster.device.memory_bytes, 1e11);
+  EXPECT_EQ(cluster.device.memory_bytes_per_second, find_device("H100-SXM5-80GB").memory_bytes_per_second);
+}
+
 using ::testing::HasSubstr;
 
 Cluster read(std::string_view json) { return read_cluster(parse_json(json, "s.json"), {"s.json", "/cluster"}); }
