@@ -9,6 +9,9 @@
 
 namespace orrery {
 
+// Takes the residual stream and hands it on: a layer, not an end of the model.
+inline bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
+
 inline void replace_reads(Op& op, TensorId from, TensorId to) { std::replace(op.reads.begin(), op.reads.end(), from, to); }
 
 // A copy of tensor `id` that owns its memory.

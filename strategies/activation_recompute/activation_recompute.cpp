@@ -11,8 +11,6 @@
 namespace orrery::activation_recompute {
 namespace {
 
-bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
-
 // Prepends to the backward a copy of the forward ops that `chosen` picks, on fresh tensors, and lets the backward of the
 // chosen ops read those. What only they needed is then no longer kept; what they handed on is (as torch.utils.checkpoint).
 template <class Chosen>

@@ -43,7 +43,7 @@ class Dealer {
   }
   bool is_layer(const Run& run) const {
     const Piece& piece = pieces_[run.piece];
-    return piece.input != kNoTensor && piece.output != kNoTensor && std::string_view(piece.name) != "patch_merging";
+    return orrery::is_layer(piece) && std::string_view(piece.name) != "patch_merging";
   }
 
   const std::vector<Piece>& pieces_;
@@ -152,7 +152,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.boundary_bytes = 0;
   if (stages * chunks > 1)
     for (const Piece& piece : program.pieces)
-      if (piece.input != kNoTensor && piece.output != kNoTensor) {
+      if (is_layer(piece)) {
         double bytes = static_cast<double>(piece.tensors[piece.output].bytes());
         if (piece.side_input != kNoTensor) bytes += static_cast<double>(piece.tensors[piece.side_input].bytes());
         program.boundary_bytes = std::max(program.boundary_bytes, bytes);

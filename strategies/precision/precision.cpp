@@ -6,8 +6,6 @@
 namespace orrery::precision {
 namespace {
 
-bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
-
 // Quantises what the products of a block read: activations and output gradients at each use, once.
 class Quantiser {
  public:

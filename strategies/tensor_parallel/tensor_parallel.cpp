@@ -85,14 +85,19 @@ class Partition {
     return op;
   }
 
+  // A tensor like `id` that owns its memory and, where `id` is a shard of the sequence, has the whole of it.
+  TensorId add_whole(TensorId id, Category category) {
+    Tensor whole = piece_.tensors[id];
+    whole.alias_of = kNoTensor;
+    whole.category = category;
+    if (layout(id) == sequence_sharded) whole.sizes[whole.find(Axis::sequence)] *= degree_;
+    return add_tensor(whole, replicated);
+  }
+
   // The whole sequence of a sharded tensor; gathered once per block.
   TensorId gather(TensorId id, const Op& cause) {
     if (gathered_[id] != kNoTensor) return gathered_[id];
-    Tensor whole = piece_.tensors[id];
-    whole.alias_of = kNoTensor;
-    whole.category = Category::communication_buffer;
-    whole.sizes[whole.find(Axis::sequence)] *= degree_;
-    const TensorId w = add_tensor(whole, replicated);
+    const TensorId w = add_whole(id, Category::communication_buffer);
     gathered_[id] = w;
     out_.push_back(collective(OpKind::all_gather, id, w, cause));
     return w;
@@ -103,14 +108,10 @@ class Partition {
   // Emits `op`, whose first output is a partial sum over the tensor-parallel ranks, and the reduction behind it.
   void emit_partial(Op op) {
     const TensorId result = op.writes[0];
-    Tensor partial = piece_.tensors[result];
-    partial.alias_of = kNoTensor;
-    const bool scatter = layout(result) == sequence_sharded;
-    if (scatter) partial.sizes[partial.find(Axis::sequence)] *= degree_;
     // A row-parallel bias is added once, after the reduction.
     TensorId bias = kNoTensor;
     if (op.kind == OpKind::linear) std::swap(bias, op.reads[2]);
-    const TensorId p = add_tensor(partial, replicated);
+    const TensorId p = add_whole(result, piece_.tensors[result].category);
     op.writes[0] = p;
     out_.push_back(op);
     if (deferred_to_sum(result)) {
@@ -151,12 +152,7 @@ class Partition {
   bool overlap(const Op& op) {
     const TensorId x = op.reads[0], y = op.writes[0];
     if (layout(x) == sequence_sharded && gathered_[x] == kNoTensor && !contracts_divided(op)) {
-      Tensor gathered = piece_.tensors[x];
-      gathered.alias_of = kNoTensor;
-      gathered.category = Category::communication_buffer;
-      gathered.sizes[gathered.find(Axis::sequence)] *= degree_;
-      const TensorId w = add_tensor(gathered, replicated);
-      gathered_[x] = w;
+      const TensorId w = gathered_[x] = add_whole(x, Category::communication_buffer);
       std::array<TensorId, kOverlapChunks> parts{};
       for (int i = 0; i < kOverlapChunks; ++i) {
         parts[static_cast<std::size_t>(i)] = chunk(w, i);
@@ -173,12 +169,9 @@ class Partition {
     if (contracts_divided(op) && layout(y) == sequence_sharded && !deferred_to_sum(y) && op.reads[2] == kNoTensor) {
       for (int i = 0; i < kOverlapChunks; ++i) {
         const TensorId result = chunk(y, i);
-        Tensor partial = piece_.tensors[result];
-        partial.alias_of = kNoTensor;
-        partial.sizes[partial.find(Axis::sequence)] *= degree_;
         Op part = op;
         part.reads[0] = chunk(x, i);
-        part.writes[0] = add_tensor(partial, replicated);
+        part.writes[0] = add_whole(result, piece_.tensors[result].category);
         out_.push_back(part);
         out_.push_back(collective(OpKind::reduce_scatter, part.writes[0], result, op));
       }
