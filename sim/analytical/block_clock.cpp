@@ -23,6 +23,16 @@ std::int64_t covered(const ClockNode& node, std::int64_t at, std::int64_t count)
 
 }  // namespace
 
+void add(TimeBreakdown& to, const Accounts& from) {
+  to.matmul += from[kMatmul];
+  to.attention += from[kAttention];
+  to.memory_bound += from[kMemoryBound];
+  to.recompute += from[kRecompute];
+  to.optimizer += from[kOptimizer];
+  to.host_issue += from[kHostIssue];
+  for (std::size_t s = 0; s < kStreams; ++s) to.exposed[s] += from[kExposed + s];
+}
+
 const BlockCode& LineClock::code_of(std::int64_t index) const {
   std::size_t i = 0;
   while (index >= line_[i].count) index -= line_[i++].count;

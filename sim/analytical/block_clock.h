@@ -28,6 +28,7 @@
 
 #include "sim/analytical/op_cost.h"
 #include "sim/program/program.h"
+#include "sim/report/report.h"
 
 namespace orrery {
 
@@ -35,6 +36,7 @@ namespace orrery {
 enum Account : std::uint8_t { kMatmul, kAttention, kMemoryBound, kRecompute, kOptimizer, kHostIssue, kExposed };
 inline constexpr int kAccounts = kExposed + kStreams;
 using Accounts = std::array<double, kAccounts>;
+void add(TimeBreakdown& to, const Accounts& from);
 
 // What such a stream still has to do when a line ends carries into the next and finally delays the update.
 constexpr bool is_asynchronous(Stream s) { return s == Stream::data_communication || s >= Stream::device_to_host; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/report/summary.h"
 
 namespace orrery {
 namespace {
@@ -27,22 +28,14 @@ void add(Accounts& to, const Accounts& from, double times) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += times * from[i];
 }
 
-void add(TimeBreakdown& to, const Accounts& from) {
-  to.matmul += from[kMatmul];
-  to.attention += from[kAttention];
-  to.memory_bound += from[kMemoryBound];
-  to.recompute += from[kRecompute];
-  to.optimizer += from[kOptimizer];
-  to.host_issue += from[kHostIssue];
-  for (std::size_t s = 0; s < kStreams; ++s) to.exposed[s] += from[kExposed + s];
-}
-
 }  // namespace
 
 AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels,
                                    const CollectiveCalibration& collectives)
     : rep_(std::make_unique<Rep>(cluster, kernels, collectives)) {}
 AnalyticalEngine::~AnalyticalEngine() = default;
+
+std::span<const std::int32_t> AnalyticalEngine::stage_classes() const { return rep_->stage_class; }
 
 void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options,
                                 Report& report) {
@@ -351,7 +344,7 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
   }
   tied_seconds = 0;
   if (program.tied_embedding_bytes > 0 && stages > 1) {
-    tied_seconds = costs.ends_all_reduce_seconds(program.tied_embedding_bytes);
+    tied_seconds = costs.ends_all_reduce(program.tied_embedding_bytes).seconds;
     const double begin = std::max(ends.front().reduced, ends.back().reduced);
     for (StageEnd* e : {&ends.front(), &ends.back()}) {
       e->bubble += begin - e->reduced;
@@ -408,7 +401,6 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
     stage.busy_seconds = step_seconds - ends[s].bubble;
   }
   report.bounding_stage = stage_class[static_cast<std::size_t>(bounding_stage)];
-  const TimeBreakdown& time = report.stages[static_cast<std::size_t>(report.bounding_stage)].time;
 
   report.step_seconds = step_seconds;
   report.pipeline_seconds = pipeline.makespan;
@@ -426,37 +418,7 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   for (const StageClass& c : classes) recomputed += c.stages * c.recompute_flops;
   recomputed *= devices / static_cast<double>(stages);  // ranks of a stage do the same
   report.hfu = (model.executed_flops_per_step + recomputed) / step_seconds / devices / peak;
-  report.bubble_fraction = time.bubble / step_seconds;
-  report.exposed_communication_seconds = 0;
-  for (int s = 1; s < static_cast<int>(Stream::device_to_host); ++s)
-    report.exposed_communication_seconds += time.exposed[static_cast<std::size_t>(s)];
-
-  static constexpr std::array<const char*, kStreams> kExposedWords{"compute",
-                                                                   "exposed tensor-parallel communication",
-                                                                   "exposed context-parallel communication",
-                                                                   "exposed expert-parallel communication",
-                                                                   "exposed gradient reduction",
-                                                                   "exposed parameter gathering",
-                                                                   "exposed pipeline transfers",
-                                                                   "exposed copies to the host",
-                                                                   "exposed copies to the device",
-                                                                   "exposed host kernels",
-                                                                   "exposed storage transfers"};
-  double largest = -1;
-  const auto consider = [&](double term, const char* words) {
-    if (term <= largest) return;
-    largest = term;
-    report.bound_by = words;
-  };
-  consider(time.matmul, "matrix products");
-  consider(time.attention, "attention");
-  consider(time.memory_bound, "memory-bound kernels");
-  consider(time.recompute, "recomputation");
-  consider(time.host_issue, "the host's launches");
-  consider(time.bubble, "pipeline bubble");
-  consider(time.optimizer, "optimizer");
-  for (std::size_t s = 1; s < kStreams; ++s) consider(time.exposed[s], kExposedWords[s]);
-
+  summarise_bounding_stage(report);
   if (!kernels.measured)
     report.notes.push_back("kernel efficiencies of " + cluster.device.name + " are borrowed from " +
                            kernels.borrowed_from + ": none were measured on it");

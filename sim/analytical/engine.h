@@ -16,6 +16,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
@@ -41,6 +42,9 @@ class AnalyticalEngine {
   // REQUIRES: program.mesh.ranks() <= cluster.devices(). Throws InputError when the program needs a rate that the
   // cluster lacks (copies without PCIe, host kernels without a host memory rate).
   void evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report);
+
+  // Of the last program: which Report::stages each pipeline stage belongs to.
+  std::span<const std::int32_t> stage_classes() const;
 
   // Instances of blocks walked so far: for tests and benchmarks of the promise that equal layers cost nothing.
   std::int64_t instances_walked() const;

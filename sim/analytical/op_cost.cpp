@@ -93,28 +93,28 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   return cost;
 }
 
-double OpCostModel::transfer_seconds(double bytes, std::int64_t from_stage) const {
+CollectiveCost OpCostModel::transfer(double bytes, std::int64_t from_stage) const {
   const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp),
                      per_node = cluster_.node.devices;
-  if (stages == 1 || bytes == 0) return 0;
+  if (stages == 1 || bytes == 0) return {};
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
   const bool leaves_node = from / per_node != to / per_node;
   const std::int64_t distance = std::abs(to - from);
-  return collectives_.transfer_seconds(bytes, leaves_node ? std::max(distance, per_node) : distance,
+  return collectives_.transfer(bytes, leaves_node ? std::max(distance, per_node) : distance,
                                        std::min(stride, per_node));
 }
 
-double OpCostModel::ends_all_reduce_seconds(double bytes) const {
+CollectiveCost OpCostModel::ends_all_reduce(double bytes) const {
   const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
   const std::int64_t distance = stride * (mesh_.size(MeshAxis::pp) - 1);
-  if (distance == 0) return 0;
+  if (distance == 0) return {};
   GroupSpan span;
   span.ranks = 2;
   span.stride = distance;
   span.ranks_per_node = distance < per_node ? 2 : 1;
   span.nodes = 2 / span.ranks_per_node;
   span.groups_sharing_nics = std::min(stride, per_node);
-  return collectives_.cost(OpKind::all_reduce, bytes, span).seconds;
+  return collectives_.cost(OpKind::all_reduce, bytes, span);
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

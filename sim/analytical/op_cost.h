@@ -36,11 +36,14 @@ class OpCostModel {
   // Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
+  // A collective op (not send, receive): one of its `count` launches.
+  CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
   // A boundary tensor from a pipeline stage to the next, or from the last to the first. As many leave a node at once as
   // its ranks of one stage.
-  double transfer_seconds(double bytes, std::int64_t from_stage) const;
+  CollectiveCost transfer(double bytes, std::int64_t from_stage) const;
+  double transfer_seconds(double bytes, std::int64_t from_stage) const { return transfer(bytes, from_stage).seconds; }
   // A once-a-step all-reduce between the first and the last pipeline stage.
-  double ends_all_reduce_seconds(double bytes) const;
+  CollectiveCost ends_all_reduce(double bytes) const;
 
   // What bounds the op, in words, for OpReport.
   std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
@@ -59,7 +62,6 @@ class OpCostModel {
     double bytes;
     CollectiveCost cost;
   };
-  CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   const Cluster& cluster_;
   const Calibration& calibration_;

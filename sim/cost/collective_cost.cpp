@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <vector>
 
 #include "sim/base/error.h"
+#include "sim/cost/halving_doubling.h"
 
 namespace orrery {
 namespace {
@@ -53,7 +56,8 @@ const char* name_of_protocol(Protocol p) {
 }  // namespace
 
 const char* name_of(CollectiveAlgorithm algorithm) {
-  constexpr std::array names{"automatic", "ring", "tree", "hierarchical", "nvls", "direct"};
+  constexpr std::array names{"automatic",          "ring",  "tree", "hierarchical", "nvls", "halving_doubling",
+                             "bidirectional_ring", "direct"};
   return names[static_cast<std::size_t>(algorithm)];
 }
 
@@ -74,6 +78,7 @@ struct CollectiveModel::Candidate {
   Protocol protocol = Protocol::simple;
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;  // bandwidth terms
+  double nic_seconds = 0;                       // inter_seconds if nothing narrowed the group beyond the leaf switches
   double intra_bytes = 0, inter_bytes = 0;
   bool in_sequence = false;  // the two bandwidth terms add up instead of overlapping
   double seconds() const {
@@ -172,6 +177,21 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) co
   return crossing;
 }
 
+CollectiveModel::Crossing CollectiveModel::exchange_crossing(std::int64_t apart) const {
+  if (fabric_.kind != FabricKind::torus || fabric_.dimensions.empty())
+    return crossing_of({.ranks = 2, .ranks_per_node = 1, .nodes = 2, .stride = apart * node_.devices});
+  // All exchanges of a block cross the one link in its middle, one of two for each dimension.
+  std::int64_t below = 1;
+  for (const std::int64_t d : fabric_.dimensions) {
+    if (apart < below * d) break;
+    below *= d;
+  }
+  Crossing crossing;
+  crossing.ring = 2 * as_double(static_cast<std::int64_t>(fabric_.dimensions.size())) *
+                  as_double(std::max<std::int64_t>(1, apart / below));
+  return crossing;
+}
+
 CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
   Group g;
   g.n = span.ranks;
@@ -226,11 +246,13 @@ struct CollectiveModel::Formulas {
 
   // Simple also waits for the receiver's credit: the network is crossed a second time (tuning.cc adds NIC latency
   // twice).
-  double wire_of(Protocol p) const { return p == Protocol::simple ? 2 * wire : wire; }
+  static double crossed(double one_way, Protocol p) { return p == Protocol::simple ? 2 * one_way : one_way; }
+  double wire_of(Protocol p) const { return crossed(wire, p); }
   double filled(double seconds, double half_bytes) const { return seconds * bytes / (bytes + half_bytes); }
-  double ring_step(Protocol p) const {
+  double ring_step(Protocol p) const { return ring_step(p, wire); }
+  double ring_step(Protocol p, double one_way) const {
     const InterCalibration& c = m.inter_;
-    return c.ring_step_seconds[index_of(p)] + wire_of(p) +
+    return c.ring_step_seconds[index_of(p)] + crossed(one_way, p) +
            (p == Protocol::simple ? filled(c.ring_fill_seconds, c.ring_fill_bytes) : 0);
   }
   double tree_step(Protocol p) const {
@@ -250,7 +272,7 @@ struct CollectiveModel::Formulas {
   Candidate ring(OpKind kind, Protocol p) const {
     const IntraCalibration& c = m.intra_;
     const std::size_t i = index_of(p);
-    const bool chain = kind == OpKind::broadcast;
+    const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
     const double rounds = kind == OpKind::all_reduce ? 2 : 1;
     const double steps = rounds * (n - 1), out_steps = rounds * (nodes - 1);
     // Bytes over each edge, and within the node also the copy of the first step.
@@ -261,12 +283,90 @@ struct CollectiveModel::Formulas {
     Candidate x{.algorithm = Algorithm::ring, .protocol = p};
     x.latency_seconds = c.base_seconds[i] + (steps - out_steps) * c.step_seconds[i];
     x.intra_seconds = edge_and_copy * inside / (g.ring_rate * intra_share(c.protocol_share[i], p));
-    x.intra_bytes = chain ? bytes * (n - nodes) / n : edge * inside;
+    // A chain is a ring without the edge that ends in the first rank (reduce: that starts there).
+    const double edges = chain ? (n - 1) / n : 1;
+    x.intra_bytes = edges * edge * inside;
     if (across) {
       x.latency_seconds += stack(p) + out_steps * ring_step(p);
       x.inter_seconds = edge / (ring_nic * inter_share(c.protocol_share[i], p));
-      x.inter_bytes = chain ? bytes * (nodes - 1) / nodes : edge;
+      x.nic_seconds = x.inter_seconds / g.crossing.ring;
+      x.inter_bytes = edges * edge;
     }
+    return x;
+  }
+
+  // Links are full duplex: a ring fills one direction of a port out and one in, and so do two halves.
+  Candidate bidirectional_ring(OpKind kind, Protocol p) const {
+    Candidate x = ring(kind, p);
+    x.algorithm = Algorithm::bidirectional_ring;
+    return x;
+  }
+
+  // Each step waits for the one before, so that the times of the levels add up. Where some partners are in the node and
+  // some are not, the slower count.
+  Candidate halving_doubling(OpKind kind, Protocol p) const {
+    const IntraCalibration& c = m.intra_;
+    const std::size_t i = index_of(p);
+    const HalvingDoubling exchange(kind, g.n);
+    Candidate x{.algorithm = Algorithm::halving_doubling, .protocol = p, .in_sequence = true};
+    x.latency_seconds = c.base_seconds[i] + (across ? stack(p) : 0);
+    const double nic_share = m.inter_.ring_share * inter_share(c.protocol_share[i], p);
+    const std::int64_t nodes_apart = std::max<std::int64_t>(1, g.stride / m.node_.devices);
+    // All do alike if everything is a power of two: then the first rank stands for all.
+    const bool alike = exchange.extra() == 0 && std::has_single_bit(static_cast<std::uint64_t>(g.r));
+    std::vector<double> leaving(alike ? 1 : static_cast<std::size_t>((g.n - 1) / g.r + 1));
+    double slowest_inside = 0, largest_outside = 0, inside = 0, outside = 0;
+    std::int64_t farthest = 0;
+    const auto send = [&](std::int64_t from, std::int64_t to, double share) {
+      const std::int64_t distance = std::abs(to / g.r - from / g.r);
+      const double sent = share * bytes;
+      if (distance == 0) {
+        const Link link = m.link_of(2, std::abs(to - from) * g.stride);
+        const double rate = link.bytes_per_second * (link.over_bridge ? c.host_bridge_share : c.ring_share);
+        const double reached = rate * c.protocol_share[i];
+        slowest_inside = std::max(slowest_inside, sent / (p == Protocol::ll ? std::min(reached, g.ll_rate) : reached));
+        inside += alike ? sent * n : sent;
+      } else {
+        const double together = alike ? sent * r : sent;
+        leaving[static_cast<std::size_t>(from / g.r)] += together;
+        largest_outside = std::max(largest_outside, sent);
+        outside += alike ? together * nodes : together;
+        farthest = std::max(farthest, distance);
+      }
+    };
+    const auto end_step = [&] {
+      if (farthest == 0) {
+        x.latency_seconds += c.step_seconds[i];
+      } else {
+        const Crossing crossing = m.exchange_crossing(farthest * nodes_apart);
+        x.latency_seconds += ring_step(p, m.extra_latency_seconds_ + crossing.latency_seconds);
+        const double nic = std::max(*std::max_element(leaving.begin(), leaving.end()) / g.nic_rate,
+                                    largest_outside / g.one_rank_nic_rate) /
+                           nic_share;
+        if (nic * crossing.ring >= slowest_inside) {
+          x.nic_seconds += nic;
+          x.inter_seconds += nic * crossing.ring;
+          slowest_inside = 0;
+        }
+        std::fill(leaving.begin(), leaving.end(), 0);
+      }
+      x.intra_seconds += slowest_inside;
+      slowest_inside = largest_outside = 0;
+      farthest = 0;
+    };
+    const std::int64_t extra = exchange.extra();
+    for (std::int64_t v = 0; v < extra; ++v) send(2 * v, 2 * v + 1, exchange.share_in());
+    if (extra > 0) end_step();
+    for (int step = 0; step < exchange.steps(); ++step) {
+      for (std::int64_t v = 0; v < (alike ? 1 : exchange.participants()); ++v)
+        send(exchange.rank_of(v), exchange.rank_of(v ^ (std::int64_t{1} << exchange.bit(step))),
+             exchange.share(step, v));
+      end_step();
+    }
+    for (std::int64_t v = 0; v < extra; ++v) send(2 * v + 1, 2 * v, exchange.share_out());
+    if (extra > 0) end_step();
+    x.intra_bytes = inside / n;
+    x.inter_bytes = outside / nodes;
     return x;
   }
 
@@ -285,6 +385,7 @@ struct CollectiveModel::Formulas {
     x.intra_seconds =
         rounds * (r - 1 + c.local_steps) / r * bytes / (g.ring_rate * intra_share(c.protocol_share[i], p));
     x.inter_seconds = x.inter_bytes / (ring_nic * inter_share(c.protocol_share[i], p));
+    x.nic_seconds = x.inter_seconds / g.crossing.ring;
     return x;
   }
 
@@ -303,6 +404,7 @@ struct CollectiveModel::Formulas {
       x.latency_seconds += stack(p) + 2 * as_double(tree_depth(g.nodes)) * tree_step(p);
       x.inter_seconds =
           busiest_node(g.nodes) * bytes / (tree_nic * inter_share(c.protocol_share[i], p) * c.tree_share[i]);
+      x.nic_seconds = x.inter_seconds / g.crossing.tree;
       x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
     }
     return x;
@@ -319,8 +421,9 @@ struct CollectiveModel::Formulas {
       x.latency_seconds += stack(Protocol::simple) + 2 * as_double(tree_depth(g.nodes)) * tree_step(Protocol::simple);
       x.intra_seconds /= c.nvls_network_share;
       const double channel_nic = m.rank_nic_bytes_per_second_ * as_double(c.nvls_channels);
-      x.inter_seconds = bytes * std::max(busiest_node(g.nodes) / tree_nic,
-                                         busiest_channel(g.nodes) / (channel_nic * m.inter_.tree_share));
+      const double one_tree = busiest_channel(g.nodes) / (channel_nic * m.inter_.tree_share);
+      x.inter_seconds = bytes * std::max(busiest_node(g.nodes) / tree_nic, one_tree);
+      x.nic_seconds = bytes * std::max(busiest_node(g.nodes) / (tree_nic * g.crossing.tree), one_tree);
       x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
     }
     return x;
@@ -343,6 +446,7 @@ struct CollectiveModel::Formulas {
       x.inter_bytes = r * (n - r) / n * bytes;
       x.inter_seconds = x.inter_bytes * g.crossing.all_to_all /
                         (g.nic_rate * m.inter_.all_to_all_share * inter_share(c.protocol_share[i], p));
+      x.nic_seconds = x.inter_seconds / g.crossing.all_to_all;
     }
     return x;
   }
@@ -365,12 +469,13 @@ CollectiveModel::Candidate CollectiveModel::message(double bytes, const Group& g
     x.latency_seconds += f.stack(p) + f.ring_step(p);
     x.inter_seconds = bytes * g.crossing.ring /
                       (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
+    x.nic_seconds = x.inter_seconds / g.crossing.ring;
     x.inter_bytes = bytes;
   }
   return x;
 }
 
-// Calls visit(candidate) for each legal pair: all of those that NCCL considers, and hierarchical if wanted.
+// Calls visit(candidate) for each legal pair: all of those that NCCL considers, and what else is wanted.
 template <class Visit>
 void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group& g, Algorithm wanted,
                                          Visit&& visit) const {
@@ -383,14 +488,19 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
     case OpKind::broadcast:
+    case OpKind::reduce: {
+      const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
       for (const Protocol p : kProtocols) {
         if (p == Protocol::ll128 && !f.ll128_legal()) continue;
         visit(f.ring(kind, p));
         // Within a node a tree is a chain and never faster than the ring.
         if (kind == OpKind::all_reduce && (f.across || wanted == Algorithm::tree)) visit(f.tree(p));
-        if (in_phases && kind != OpKind::broadcast) visit(f.hierarchical(kind, p));
+        if (in_phases && !chain) visit(f.hierarchical(kind, p));
+        if (wanted == Algorithm::bidirectional_ring) visit(f.bidirectional_ring(kind, p));
+        if (wanted == Algorithm::halving_doubling && !chain) visit(f.halving_doubling(kind, p));
       }
       return;
+    }
     case OpKind::all_to_all:
       for (const Protocol p : {Protocol::simple, Protocol::ll}) {
         visit(f.all_to_all(p, false));
@@ -432,11 +542,46 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
   cost.algorithm = best.algorithm;
   cost.protocol = best.protocol;
   cost.inter_bound = best.inter_seconds > best.intra_seconds;
+  cost.latency_seconds = best.latency_seconds;
+  cost.intra_seconds = best.intra_seconds;
+  cost.inter_seconds = best.nic_seconds;
+  cost.in_sequence = best.in_sequence;
+  split_latency(kind, bytes, g, cost);
   return cost;
 }
 
-double CollectiveModel::transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const {
-  if (!(bytes > 0) || distance == 0) return 0;
+void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, CollectiveCost& cost) const {
+  const Formulas f{*this, g, bytes};
+  const std::size_t i = index_of(cost.protocol);
+  const double network = f.across ? f.stack(cost.protocol) : 0;
+  cost.base_seconds = intra_.base_seconds[i] + network;
+  cost.intra_step_seconds = intra_.step_seconds[i];
+  cost.inter_step_seconds = f.across ? f.ring_step(cost.protocol) : 0;
+  switch (cost.algorithm) {
+    case Algorithm::hierarchical:
+      if (kind == OpKind::all_to_all) break;
+      cost.base_seconds += (kind == OpKind::all_reduce ? 2 : 1) * intra_.base_seconds[i];
+      return;
+    case Algorithm::tree:
+      cost.inter_step_seconds = f.across ? f.tree_step(cost.protocol) : 0;
+      return;
+    case Algorithm::nvls:
+      cost.inter_step_seconds = f.across ? f.tree_step(cost.protocol) : 0;
+      cost.intra_step_seconds = 0;
+      cost.base_seconds = cost.latency_seconds - 2 * as_double(tree_depth(g.nodes)) * cost.inter_step_seconds;
+      return;
+    case Algorithm::direct:
+      break;
+    default:
+      return;
+  }
+  // Messages of one round: no chain of steps.
+  cost.base_seconds = cost.latency_seconds;
+  cost.intra_step_seconds = cost.inter_step_seconds = 0;
+}
+
+CollectiveCost CollectiveModel::transfer(double bytes, std::int64_t distance, std::int64_t concurrent) const {
+  if (!(bytes > 0) || distance == 0) return {};
   GroupSpan span{.ranks = 2, .stride = distance};
   if (distance >= node_.devices) {
     span.nodes = 2;
@@ -444,7 +589,7 @@ double CollectiveModel::transfer_seconds(double bytes, std::int64_t distance, st
   } else {
     span.ranks_per_node = 2;
   }
-  return cost(OpKind::send, bytes, span).seconds;
+  return cost(OpKind::send, bytes, span);
 }
 
 std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan& span) const {

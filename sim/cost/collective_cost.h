@@ -19,10 +19,12 @@ namespace orrery {
 enum class CollectiveAlgorithm : std::uint8_t {
   automatic,
   ring,
-  tree,          // double binary tree over the nodes, chains within them; all-reduce
-  hierarchical,  // within the node, then rails across nodes, then within the node, one after the other
-  nvls,          // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
-  direct,        // each pair by itself; all-to-all, sends
+  tree,                // double binary tree over the nodes, chains within them; all-reduce
+  hierarchical,        // within the node, then rails across nodes, then within the node, one after the other
+  nvls,                // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
+  halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
+  bidirectional_ring,  // half of the bytes each way round; only when asked for
+  direct,              // each pair by itself; all-to-all, sends
 };
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
 const char* name_of(CollectiveAlgorithm algorithm);
@@ -95,6 +97,15 @@ struct CollectiveCost {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   CollectiveProtocol protocol = CollectiveProtocol::simple;
   bool inter_bound = false;  // the NICs, not the scale-up fabric, bound the bandwidth term
+
+  // What `seconds` is made of: latency_seconds + max(intra_seconds, inter_seconds), or + both if in_sequence. Except
+  // that inter_seconds is that of NICs and leaf switches alone: `seconds` also counts what narrows the group beyond
+  // them.
+  double latency_seconds = 0;
+  double intra_seconds = 0, inter_seconds = 0;
+  bool in_sequence = false;
+  // latency_seconds, split for a run step by step: once, and per message within the node and between nodes.
+  double base_seconds = 0, intra_step_seconds = 0, inter_step_seconds = 0;
 };
 
 class CollectiveModel {
@@ -106,6 +117,7 @@ class CollectiveModel {
   // for all_to_all what a rank sends to all ranks, itself included); for ring_shift, send and receive the message.
   // Pure; ~100 ns. A group of one rank, and no bytes, cost nothing. An algorithm or protocol that is not legal for this
   // op and group is treated as automatic; the result says what ran. All like groups are taken to run at once.
+  // halving_doubling over nodes or ranks that are no powers of two counts rank by rank: ~10 ns x ranks x log2(ranks).
   // Throws InputError when the cluster states no rate for a level that the group spans, or `kind` does not communicate.
   CollectiveCost cost(OpKind kind, double bytes, const GroupSpan& span,
                       CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
@@ -113,7 +125,10 @@ class CollectiveModel {
 
   // One message between two ranks `distance` apart in rank order, of which `concurrent` leave the node at a time.
   // It leaves the node iff distance >= devices per node.
-  double transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const;
+  CollectiveCost transfer(double bytes, std::int64_t distance, std::int64_t concurrent) const;
+  double transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const {
+    return transfer(bytes, distance, concurrent).seconds;
+  }
 
   // The formula of cost() with its numbers and sources, and the other pairs that were considered.
   std::string explain(OpKind kind, double bytes, const GroupSpan& span) const;
@@ -129,6 +144,8 @@ class CollectiveModel {
     double latency_seconds = 0;  // one way
   };
   Crossing crossing_of(const GroupSpan& span) const;
+  // The same when each node of a block of 2 x `apart` exchanges with that `apart` nodes away.
+  Crossing exchange_crossing(std::int64_t apart) const;
   Group group_of(const GroupSpan& span) const;
 
   // Within the node, before any share: bytes per second of each rank, for rings over `ranks` devices `stride` apart.
@@ -140,6 +157,7 @@ class CollectiveModel {
   Link link_of(std::int64_t ranks, std::int64_t stride) const;
   double all_to_all_intra_seconds(double bytes, const Group& group) const;
   Candidate message(double bytes, const Group& group, CollectiveProtocol protocol) const;
+  void split_latency(OpKind kind, double bytes, const Group& group, CollectiveCost& cost) const;
 
   template <class Visit>
   void for_each_candidate(OpKind kind, double bytes, const Group& group, CollectiveAlgorithm wanted,

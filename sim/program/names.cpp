@@ -68,6 +68,7 @@ const char* name_of(OpKind kind) {
                                     "reduce_scatter",
                                     "all_to_all",
                                     "broadcast",
+                                    "reduce",
                                     "ring_shift",
                                     "send",
                                     "receive",

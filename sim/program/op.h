@@ -59,7 +59,8 @@ enum class OpKind : std::uint8_t {
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
   all_to_all,      // reads x; writes x'
-  broadcast,
+  broadcast,       // from the group's first rank
+  reduce,          // to the group's first rank
   ring_shift,  // send to the next, receive from the previous rank of the group; reads x, writes x'
   send,        // to the neighbouring pipeline stage
   receive,

@@ -80,8 +80,9 @@ GroupSpan rail(std::int64_t nodes) {
   return {.ranks = nodes, .ranks_per_node = 1, .nodes = nodes, .groups_sharing_nics = 8, .stride = 8};
 }
 
-constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all,
-                             OpKind::broadcast,  OpKind::ring_shift, OpKind::send,           OpKind::receive};
+constexpr OpKind kKinds[] = {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
+                             OpKind::all_to_all, OpKind::broadcast,  OpKind::reduce,
+                             OpKind::ring_shift, OpKind::send,       OpKind::receive};
 
 std::vector<GroupSpan> usual_spans() {
   return {in_node(2),     in_node(4),       in_node(8), whole_nodes(2), whole_nodes(3),
@@ -209,6 +210,50 @@ TEST(CollectiveBytes, AllToAllSendsToEachPeerAlike) {
   EXPECT_DOUBLE_EQ(by_node.intra_bytes, 7.0 / 8 * s);
 }
 
+// One edge after another of each channel's ring, which starts at the root and enters and leaves node a over the NIC of
+// the channel's rank: rank i of channel c's ring is c + i mod r of node i / r.
+TEST(CollectiveBytes, BroadcastAndReduceGoAlongTheRingsButForOneEdge) {
+  const CollectiveModel m = model_of(dgx_h100(4));
+  const double s = 96 * kMiB;
+  for (const std::int64_t nodes : {2, 3, 4}) {
+    const std::int64_t n = nodes * 8;
+    double inside = 0, outside = 0;
+    for (std::int64_t channel = 0; channel < 8; ++channel) {
+      const std::int64_t root = (8 - channel) % 8;  // its place in the ring
+      for (std::int64_t i = 0; i < n; ++i)
+        if ((i + 1) % n != root) (i % 8 == 7 ? outside : inside) += s / 8;
+    }
+    for (const OpKind kind : {OpKind::broadcast, OpKind::reduce}) {
+      const CollectiveCost c = m.cost(kind, s, whole_nodes(nodes));
+      EXPECT_NEAR(c.intra_bytes, inside / static_cast<double>(n), 1e-6 * s);
+      EXPECT_NEAR(c.inter_bytes, outside / static_cast<double>(nodes), 1e-6 * s);
+    }
+  }
+}
+
+TEST(CollectiveBytes, HalvingAndDoublingSendsTheLargeHalvesInTheNode) {
+  const CollectiveModel m = model_of(dgx_a100(8));
+  const double s = 256 * kMiB;
+  const auto cost = [&](OpKind kind, const GroupSpan& span) {
+    const CollectiveCost c = m.cost(kind, s, span, Algorithm::halving_doubling);
+    EXPECT_EQ(c.algorithm, Algorithm::halving_doubling);
+    return c;
+  };
+  for (const std::int64_t nodes : {1, 2, 4, 8}) {
+    // Half, a quarter, an eighth among eight ranks; then halves of the eighth, from eight ranks of a node.
+    const double inside = 0.5 + 0.25 + 0.125, outside = nodes == 1 ? 0 : nodes == 2 ? 0.5 : nodes == 4 ? 0.75 : 0.875;
+    EXPECT_DOUBLE_EQ(cost(OpKind::all_gather, whole_nodes(nodes)).intra_bytes, inside * s);
+    EXPECT_DOUBLE_EQ(cost(OpKind::reduce_scatter, whole_nodes(nodes)).inter_bytes, outside * s);
+    EXPECT_DOUBLE_EQ(cost(OpKind::all_reduce, whole_nodes(nodes)).intra_bytes, 2 * inside * s);
+    EXPECT_DOUBLE_EQ(cost(OpKind::all_reduce, whole_nodes(nodes)).inter_bytes, 2 * outside * s);
+  }
+  // Three ranks: the first hands its buffer to the second and gets the result; those two exchange halves twice.
+  EXPECT_DOUBLE_EQ(cost(OpKind::all_reduce, rail(3)).inter_bytes, (1 + 4 * 0.5 + 1) / 3 * s);
+  // Its shard, and all but its shard; the second has two of the three shards then, which is what it sends the third.
+  EXPECT_DOUBLE_EQ(cost(OpKind::all_gather, rail(3)).inter_bytes, (1.0 / 3 + 2.0 / 3 + 1.0 / 3 + 2.0 / 3) / 3 * s);
+  EXPECT_DOUBLE_EQ(cost(OpKind::reduce_scatter, rail(3)).inter_bytes, cost(OpKind::all_gather, rail(3)).inter_bytes);
+}
+
 TEST(CollectiveBytes, BusBandwidthIsThatOfNcclTests) {
   const CollectiveModel m = model_of(dgx_h100(4));
   const double s = 128 * kMiB;
@@ -221,6 +266,7 @@ TEST(CollectiveBytes, BusBandwidthIsThatOfNcclTests) {
   bus(OpKind::reduce_scatter, 31.0 / 32);
   bus(OpKind::all_to_all, 31.0 / 32);
   bus(OpKind::broadcast, 1);
+  bus(OpKind::reduce, 1);
   bus(OpKind::ring_shift, 1);
 }
 
@@ -296,6 +342,39 @@ TEST(CollectiveCost, MoreNodesAreNeverFaster) {
         before = seconds;
       }
     }
+}
+
+TEST(CollectiveCost, IsTheSumOfItsTerms) {
+  Cluster narrow = dgx_a100(64);
+  narrow.fabric.kind = FabricKind::fat_tree;
+  narrow.fabric.nodes_per_leaf = 4;
+  Cluster full = narrow;
+  narrow.fabric.oversubscription = 8;
+  const CollectiveModel m = model_of(full), n = model_of(narrow);
+  // Every fourth node: all edges leave the leaf.
+  const GroupSpan apart{.ranks = 16, .ranks_per_node = 1, .nodes = 16, .groups_sharing_nics = 8, .stride = 32};
+  int narrowed = 0;
+  for (const GroupSpan& span : {in_node(8), whole_nodes(2), whole_nodes(64), whole_nodes(6), rail(16), apart})
+    for (const OpKind kind : kKinds)
+      for (const Algorithm a : {Algorithm::automatic, Algorithm::tree, Algorithm::hierarchical,
+                                Algorithm::halving_doubling, Algorithm::bidirectional_ring})
+        for (const double bytes : {1e3, 1e6, 1e9}) {
+          const CollectiveCost c = m.cost(kind, bytes, span, a, Protocol::simple);
+          const double terms =
+              c.in_sequence ? c.intra_seconds + c.inter_seconds : std::max(c.intra_seconds, c.inter_seconds);
+          EXPECT_NEAR(c.seconds, c.latency_seconds + terms, 1e-12 * c.seconds) << name_of(kind) << name_of(c.algorithm);
+          EXPECT_EQ(c.in_sequence,
+                    c.algorithm == Algorithm::hierarchical || c.algorithm == Algorithm::halving_doubling);
+          EXPECT_EQ(c.inter_seconds > 0, span.nodes > 1);
+          // The terms are those of NICs and leaf switches, whatever lies beyond.
+          const CollectiveCost beyond = n.cost(kind, bytes, span, c.algorithm, c.protocol);
+          ASSERT_EQ(beyond.algorithm, c.algorithm);
+          EXPECT_NEAR(beyond.inter_seconds, c.inter_seconds, 1e-12 * c.inter_seconds);
+          EXPECT_EQ(beyond.intra_seconds, c.intra_seconds);
+          EXPECT_EQ(beyond.latency_seconds, c.latency_seconds);
+          narrowed += beyond.seconds > 1.5 * c.seconds;
+        }
+  EXPECT_GT(narrowed, 20);
 }
 
 // --- Rates
@@ -401,6 +480,64 @@ TEST(CollectiveRates, OversubscriptionHalvesWhatCrossesTheLeaves) {
               2 * 48.0 / 63, 0.01);
 }
 
+TEST(CollectiveRates, HalvingAndDoublingFillsTheLinksStepByStep) {
+  const auto seconds = [](const Cluster& cluster, OpKind kind, const GroupSpan& span) {
+    const CollectiveCost c = model_of(cluster).cost(kind, 1e12, span, Algorithm::halving_doubling, Protocol::simple);
+    EXPECT_EQ(c.algorithm, Algorithm::halving_doubling);
+    return c.seconds;
+  };
+  const Cluster a100 = dgx_a100(64);
+  const CollectiveCalibration c = find_collective_calibration(a100);
+  const double link = 300e9 * c.intra.ring_share, nics = 8 * 25e9 * c.inter.ring_share;
+  const auto expect = [](double value, double expected) { EXPECT_NEAR(value, expected, 1e-3 * expected); };
+  expect(seconds(a100, OpKind::all_gather, in_node(8)), 7.0 / 8 * 1e12 / link);
+  expect(seconds(a100, OpKind::all_reduce, whole_nodes(4)), 2 * (7.0 / 8 / link + 3.0 / 4 / nics) * 1e12);
+  expect(seconds(a100, OpKind::all_reduce, rail(16)), 2 * 15.0 / 16 * 1e12 / (nics / 8));
+  // Two extra ranks among six: their buffers first, then halves and quarters of four, and the result back.
+  expect(seconds(a100, OpKind::all_reduce, rail(6)), (1 + 2 * 3.0 / 4 + 1) * 1e12 / (nics / 8));
+
+  // On a mesh two partners have one link of seven; a ring is laid over all.
+  const CollectiveModel mesh = model_of(mi300x());
+  expect(seconds(mi300x(), OpKind::all_gather, in_node(8)),
+         7.0 / 8 * 1e12 / (64e9 * find_collective_calibration(mi300x()).intra.ring_share));
+  EXPECT_LT(mesh.cost(OpKind::all_gather, 1e12, in_node(8), Algorithm::ring).seconds,
+            0.2 * seconds(mi300x(), OpKind::all_gather, in_node(8)));
+  // Partners under one PCIe switch have its links; farther ones share the switch's up-link with all others.
+  const Cluster pcie = pcie_tree(4);
+  const CollectiveCalibration p = find_collective_calibration(pcie);
+  expect(seconds(pcie, OpKind::all_gather, in_node(8)),
+         (0.75 / p.intra.ring_share + 0.125 * 4 / p.intra.host_bridge_share) * 1e12 / 31.5e9);
+
+  // Of 64 nodes, leaves of 16: the last two halvings, 1/32 and 1/64, cross.
+  Cluster full = dgx_a100(64);
+  full.fabric.kind = FabricKind::fat_tree;
+  full.fabric.nodes_per_leaf = 16;
+  Cluster half = full;
+  half.fabric.oversubscription = 2;
+  expect(seconds(half, OpKind::all_gather, rail(64)) / seconds(full, OpKind::all_gather, rail(64)), 66.0 / 63);
+  // A torus of one dimension: the exchanges over d hops share the middle link of 2d nodes, half of a node's rate.
+  Cluster torus = dgx_a100(16);
+  torus.node.devices = torus.node.nics = 1;
+  torus.fabric.kind = FabricKind::torus;
+  torus.fabric.dimensions = {16};
+  const double node_rate = 25e9 * find_collective_calibration(torus).inter.ring_share;
+  expect(seconds(torus, OpKind::all_gather, {.ranks = 16, .nodes = 16}),
+         2 * (1 / 2.0 + 2 / 4.0 + 4 / 8.0 + 8 / 16.0) * 1e12 / node_rate);
+}
+
+TEST(CollectiveRates, TwoWaysRoundAreNoFasterThanOneOverFullDuplexLinks) {
+  for (const Cluster& cluster : {dgx_h100(16), mi300x(), pcie_tree(2)})
+    for (const GroupSpan& span : {in_node(8), whole_nodes(std::max<std::int64_t>(1, cluster.nodes))})
+      for (const OpKind kind : {OpKind::all_reduce, OpKind::all_gather, OpKind::broadcast, OpKind::reduce}) {
+        const CollectiveModel m = model_of(cluster);
+        const CollectiveCost both = m.cost(kind, 1e8, span, Algorithm::bidirectional_ring);
+        const CollectiveCost one = m.cost(kind, 1e8, span, Algorithm::ring);
+        EXPECT_EQ(both.algorithm, Algorithm::bidirectional_ring);
+        EXPECT_EQ(both.seconds, one.seconds);
+        EXPECT_EQ(both.inter_bytes, one.inter_bytes);
+      }
+}
+
 TEST(CollectiveRates, RailsKeepAlignedTrafficFromTheSpine) {
   // Without NVLink inside the node, an all-to-all on a rail-optimised fabric meets at the spine even within a pod.
   Cluster c = pcie_tree(2);
@@ -462,6 +599,30 @@ TEST(CollectiveCost, TheNetworksLatencyCountsPerStep) {
   EXPECT_NEAR(tree.seconds - model_of(near).cost(OpKind::all_reduce, 1024, span).seconds, 12e-3, 1e-4);
 }
 
+TEST(CollectiveCost, HalvingAndDoublingTakesALogarithmOfTheSteps) {
+  Cluster near = dgx_a100(64), far = dgx_a100(64);
+  far.fabric.latency_seconds += 1e-3;
+  const auto network_steps = [&](OpKind kind, const GroupSpan& span) {
+    const auto seconds = [&](const Cluster& c) {
+      return model_of(c).cost(kind, 1024, span, Algorithm::halving_doubling, Protocol::ll).seconds;
+    };
+    return (seconds(far) - seconds(near)) / 1e-3;
+  };
+  EXPECT_NEAR(network_steps(OpKind::all_gather, rail(64)), 6, 1e-3);
+  EXPECT_NEAR(network_steps(OpKind::all_reduce, rail(64)), 12, 1e-3);
+  // Partners one, two and four ranks away are in the node.
+  EXPECT_NEAR(network_steps(OpKind::all_reduce, whole_nodes(64)), 12, 1e-3);
+  EXPECT_NEAR(network_steps(OpKind::reduce_scatter, whole_nodes(2)), 1, 1e-3);
+  // Folding in what is more than a power of two takes two more.
+  EXPECT_NEAR(network_steps(OpKind::all_reduce, rail(63)), 10 + 2, 1e-3);
+  // Nodes of three: of four ranks' exchanges those with the neighbour cross once, those beyond it always.
+  EXPECT_NEAR(network_steps(OpKind::all_gather, {.ranks = 6, .ranks_per_node = 3, .nodes = 2}), 1 + 2 + 1, 1e-3);
+  // Within the node a step costs what a ring's does.
+  const IntraCalibration c = find_collective_calibration(near).intra;
+  EXPECT_NEAR(model_of(near).cost(OpKind::all_reduce, 8, in_node(8), Algorithm::halving_doubling, Protocol::ll).seconds,
+              c.base_seconds[2] + 6 * c.step_seconds[2], 1e-9);
+}
+
 // --- Choice
 // -----------------------------------------------------------------------------------------------------------
 
@@ -492,13 +653,14 @@ TEST(CollectiveChoice, LL128OnlyOverNvlink) {
   EXPECT_FALSE(uses_ll128(efa, whole_nodes(2)));
 }
 
-TEST(CollectiveChoice, AutomaticIsTheFastestLegalPairButNotHierarchical) {
+TEST(CollectiveChoice, AutomaticIsTheFastestLegalPairOfThoseThatNcclHas) {
   for (const Cluster& cluster : {dgx_h100(128), dgx_a100(128)}) {
     const CollectiveModel m = model_of(cluster);
     for (const GroupSpan& span : usual_spans())
       for (double bytes = 256; bytes < 1e10; bytes *= 7) {
         const CollectiveCost best = m.cost(OpKind::all_reduce, bytes, span);
-        EXPECT_NE(best.algorithm, Algorithm::hierarchical);
+        for (const Algorithm a : {Algorithm::hierarchical, Algorithm::halving_doubling, Algorithm::bidirectional_ring})
+          EXPECT_NE(best.algorithm, a);
         for (const Algorithm a : {Algorithm::ring, Algorithm::tree, Algorithm::nvls})
           for (const Protocol p : {Protocol::simple, Protocol::ll128, Protocol::ll}) {
             const CollectiveCost wanted = m.cost(OpKind::all_reduce, bytes, span, a, p);
@@ -509,12 +671,24 @@ TEST(CollectiveChoice, AutomaticIsTheFastestLegalPairButNotHierarchical) {
   }
 }
 
+TEST(CollectiveChoice, EveryAlgorithmHasItsName) {
+  constexpr const char* names[] = {"automatic",          "ring",  "tree", "hierarchical", "nvls", "halving_doubling",
+                                   "bidirectional_ring", "direct"};
+  constexpr Algorithm algorithms[] = {Algorithm::automatic,          Algorithm::ring,  Algorithm::tree,
+                                      Algorithm::hierarchical,       Algorithm::nvls,  Algorithm::halving_doubling,
+                                      Algorithm::bidirectional_ring, Algorithm::direct};
+  for (std::size_t i = 0; i < std::size(names); ++i) EXPECT_STREQ(name_of(algorithms[i]), names[i]);
+}
+
 TEST(CollectiveChoice, WhatIsNotLegalFallsBackAndSaysSo) {
   const CollectiveModel a100 = model_of(dgx_a100(2));
   EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::nvls).algorithm, Algorithm::ring);
   EXPECT_EQ(a100.cost(OpKind::all_gather, 1e9, whole_nodes(2), Algorithm::tree).algorithm, Algorithm::ring);
   EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::hierarchical).algorithm, Algorithm::ring);
   EXPECT_EQ(a100.cost(OpKind::all_reduce, 1e9, in_node(8), Algorithm::tree).algorithm, Algorithm::tree);
+  EXPECT_EQ(a100.cost(OpKind::reduce, 1e9, whole_nodes(2), Algorithm::hierarchical).algorithm, Algorithm::ring);
+  EXPECT_EQ(a100.cost(OpKind::broadcast, 1e9, in_node(8), Algorithm::halving_doubling).algorithm, Algorithm::ring);
+  EXPECT_EQ(a100.cost(OpKind::all_to_all, 1e9, in_node(8), Algorithm::bidirectional_ring).algorithm, Algorithm::direct);
 }
 
 // --- Point to point
