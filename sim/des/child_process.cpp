@@ -1,0 +1,74 @@
+#include "sim/des/child_process.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+
+namespace orrery {
+namespace {
+
+constexpr char kReturned = 'r', kThrew = 't';
+int to_parent = -1;  // in the child
+
+void write_all(int file, const std::string& text) {
+  std::size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t n = write(file, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return;  // the parent is gone
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+}  // namespace
+
+void return_from_child(const std::string& result) {
+  write_all(to_parent, kReturned + result);
+  _exit(0);  // no destructors: SimGrid's would end its actors one by one
+}
+
+std::string run_in_child(const std::function<std::string()>& work) {
+  std::array<int, 2> ends{};
+  if (pipe(ends.data()) != 0)
+    throw std::runtime_error(fmt::format("no pipe for the simulation: {}", std::strerror(errno)));
+  std::fflush(nullptr);  // or the child prints what is buffered once more
+  const pid_t child = fork();
+  if (child < 0) throw std::runtime_error(fmt::format("no process for the simulation: {}", std::strerror(errno)));
+  if (child == 0) {
+    close(ends[0]);
+    to_parent = ends[1];
+    try {
+      return_from_child(work());
+    } catch (const std::exception& error) {
+      write_all(to_parent, std::string(1, kThrew) + error.what());
+    }
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string result;
+  std::array<char, 1 << 16> buffer{};
+  for (;;) {
+    const ssize_t n = read(ends[0], buffer.data(), buffer.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    result.append(buffer.data(), static_cast<std::size_t>(n));
+  }
+  close(ends[0]);
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status))
+    throw std::runtime_error(
+        fmt::format("the simulation was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))));
+  if (result.empty()) throw std::runtime_error("the simulation ended without a result");
+  if (result.front() == kThrew) throw std::runtime_error(result.substr(1));
+  return result.substr(1);
+}
+
+}  // namespace orrery

@@ -1,0 +1,605 @@
+#include "sim/des/collective_flows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <unordered_map>
+
+#include "sim/base/error.h"
+#include "sim/cost/halving_doubling.h"
+
+namespace orrery {
+
+void FlowGraph::clear() {
+  edges.clear();
+  after.clear();
+  phases = 1;
+}
+
+namespace {
+
+using Algorithm = CollectiveAlgorithm;
+using Member = std::int32_t;
+using Index = std::int32_t;
+constexpr Index kNone = -1;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+Index wrap(Index i, Index n) { return ((i % n) + n) % n; }
+
+// Members by node.
+class Nodes {
+ public:
+  explicit Nodes(const GroupMembers& group) : node_of_(group.devices.size()) {
+    if (group.devices_per_node < 1)
+      throw InputError({}, std::to_string(group.devices_per_node) + " devices per node", "at least 1");
+    if (group.devices.size() > at(std::numeric_limits<Member>::max()))
+      throw InputError({}, std::to_string(group.devices.size()) + " members", "a group that 32 bits can number");
+    std::unordered_map<std::int64_t, Index> seen;
+    std::vector<Index> size;
+    std::int64_t before = -1;
+    for (std::size_t i = 0; i < node_of_.size(); ++i) {
+      const std::int64_t node = group.devices[i] / group.devices_per_node;
+      // Members of a node usually follow each other.
+      node_of_[i] = i > 0 && node == before ? node_of_[i - 1]
+                                            : seen.try_emplace(node, static_cast<Index>(size.size())).first->second;
+      before = node;
+      if (at(node_of_[i]) == size.size()) size.push_back(0);
+      ++size[at(node_of_[i])];
+    }
+    first_.assign(size.size() + 1, 0);
+    for (std::size_t a = 0; a < size.size(); ++a) first_[a + 1] = first_[a] + size[a];
+    smallest_ = size.empty() ? 0 : *std::min_element(size.begin(), size.end());
+    members_.resize(node_of_.size());
+    position_.resize(node_of_.size());
+    std::vector<Index> filled(size.size(), 0);
+    for (std::size_t i = 0; i < node_of_.size(); ++i) {
+      const std::size_t a = at(node_of_[i]);
+      position_[i] = filled[a]++;
+      members_[at(first_[a] + position_[i])] = static_cast<Member>(i);
+    }
+  }
+
+  Index members() const { return static_cast<Index>(members_.size()); }
+  Index count() const { return static_cast<Index>(first_.size()) - 1; }
+  Index size(Index node) const { return first_[at(node) + 1] - first_[at(node)]; }
+  Index smallest() const { return smallest_; }
+  Index node_of(Member m) const { return node_of_[at(m)]; }
+  Index position(Member m) const { return position_[at(m)]; }  // among the members of its node
+  std::span<const Member> of(Index node) const {
+    return std::span(members_).subspan(at(first_[at(node)]), at(size(node)));
+  }
+
+ private:
+  std::vector<Index> node_of_, position_, first_;
+  std::vector<Member> members_;
+  Index smallest_ = 0;
+};
+
+// 0, 1, -1, 2, -2, ...: modulo an even m its first m terms have differences that are all unlike, so that the m
+// rotations of this path pass from each number to each other exactly once (Williams 1949). Modulo an odd m the
+// rotations of the path and of its mirror image do so twice.
+Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
+
+// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), kNone for node 0.
+Index tree_parent(Index nodes, Index node) {
+  if (node == 0) return kNone;
+  const Index bit = node & -node;
+  const Index up = (node ^ bit) | (bit << 1);
+  return up < nodes ? up : node ^ bit;
+}
+// In the second tree, where the leaves of the first are inside: its mirror image, or for odd counts the first one
+// shifted by one node (ncclGetDtree).
+Index twin_parent(Index nodes, Index node) {
+  const bool mirror = nodes % 2 == 0;
+  const Index parent = tree_parent(nodes, mirror ? nodes - 1 - node : wrap(node - 1, nodes));
+  if (parent == kNone) return kNone;
+  return mirror ? nodes - 1 - parent : wrap(parent + 1, nodes);
+}
+
+class Builder {
+ public:
+  Builder(const GroupMembers& group, const FlowOptions& options, FlowGraph& graph)
+      : nodes_(group), options_(options), mesh_(group.full_mesh), both_ways_(group.both_directions), graph_(graph) {
+    if (options.chunks < 1) throw InputError({}, std::to_string(options.chunks) + " chunks", "at least 1");
+    if (options.channels < 0) throw InputError({}, std::to_string(options.channels) + " channels", "0 or more");
+    graph_.clear();
+  }
+
+  const Nodes& nodes() const { return nodes_; }
+
+  void rings(OpKind kind, bool both_ways) {
+    both_ways_ |= both_ways;
+    if (nodes_.count() == 1) {
+      rings_in_node(kind, 0);
+      return;
+    }
+    const Index count = channels(mesh_ && nodes_.smallest() % 2 == 1);
+    reserve(std::int64_t{nodes_.members()} * count * (both_ways_ ? 2 : 1));
+    for (Index c = 0; c < count; ++c)
+      for (int way = 0; way < (both_ways_ ? 2 : 1); ++way) ring_across(kind, c, count, way == 1);
+  }
+
+  void trees() {
+    const bool odd_mesh = mesh_ && nodes_.smallest() % 2 == 1;
+    const Index count = channels(false), trees = nodes_.count() > 1 || odd_mesh ? 2 : 1;
+    reserve(2 * std::int64_t{nodes_.members()} * count * trees);
+    std::vector<Index> parent(at(nodes_.members()));
+    std::vector<FlowEnd> ends(parent.size());
+    for (Member m = 0; m < nodes_.members(); ++m) ends[at(m)] = {m};
+    for (Index c = 0; c < count; ++c)
+      for (int t = 0; t < trees; ++t) {
+        // Each node's chain hangs below the member whose NIC the channel uses.
+        for (Index a = 0; a < nodes_.count(); ++a) {
+          chain_of(a, c, count, odd_mesh && t == 1);
+          for (std::size_t j = 1; j < chain_.size(); ++j) parent[at(chain_[j])] = chain_[j - 1];
+          const Index up = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
+          parent[at(chain_[0])] = up == kNone ? kNone : nodes_.of(up)[at(entry(c, count))];
+        }
+        add_tree(parent, ends, {}, 1.0 / (count * trees));
+      }
+  }
+
+  void nvls() {
+    // Every member gives all it has to the switch, which reduces a shard for each head and passes the results on.
+    const Index heads = nodes_.smallest(), members = nodes_.members();
+    const double whole = 1.0 / options_.chunks, shard = whole / heads;
+    reserve(2 * std::int64_t{members} + std::int64_t{nodes_.count()} * heads * (nodes_.count() > 1 ? 6 : 2));
+    std::vector<Index> reduced(at(nodes_.count()) * at(heads));  // to the head; by head, then node
+    std::vector<Index> results(reduced.size());                  // from the head
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      const Index first_after = afters();
+      for (const Member m : nodes_.of(a)) wait_for(add({m}, {m, true}, whole, options_.chunks));
+      for (Index h = 0; h < heads; ++h) {
+        const Member head = nodes_.of(a)[at(h)];
+        reduced[at(h * nodes_.count() + a)] =
+            add({head, true}, {head}, shard, options_.chunks, 0, first_after, nodes_.size(a));
+      }
+    }
+    std::vector<Index> parent(at(nodes_.count()));
+    std::vector<FlowEnd> ends(parent.size());
+    const int trees = nodes_.count() > 1 ? 2 : 1;
+    for (Index h = 0; h < heads; ++h) {
+      const std::span<const Index> seeds = std::span(reduced).subspan(at(h * nodes_.count()), at(nodes_.count()));
+      Tree tree[2];
+      for (int t = 0; t < trees; ++t) {
+        for (Index a = 0; a < nodes_.count(); ++a) {
+          parent[at(a)] = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
+          ends[at(a)] = {nodes_.of(a)[at(h)]};
+        }
+        tree[t] = add_tree(parent, ends, seeds, 1.0 / (heads * trees));
+      }
+      for (Index a = 0; a < nodes_.count(); ++a) {
+        const Index first_after = afters();
+        for (int t = 0; t < trees; ++t) wait_for_total(tree[t], a);
+        const Member head = ends[at(a)].member;
+        results[at(h * nodes_.count() + a)] =
+            add({head}, {head, true}, shard, options_.chunks, 0, first_after, afters() - first_after);
+      }
+    }
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      const Index first_after = afters();
+      for (Index h = 0; h < heads; ++h) wait_for(results[at(h * nodes_.count() + a)]);
+      for (const Member m : nodes_.of(a)) add({m, true}, {m}, whole, options_.chunks, 0, first_after, heads);
+    }
+  }
+
+  void hierarchical(OpKind kind) {
+    const auto within = [&](OpKind part) {
+      begin_phase();
+      for (Index a = 0; a < nodes_.count(); ++a) rings_in_node(part, a);
+    };
+    if (kind != OpKind::all_gather) within(OpKind::reduce_scatter);
+    begin_phase();
+    if (nodes_.count() > 1)
+      for (int way = 0; way < (both_ways_ ? 2 : 1); ++way) rails(kind, way == 1);
+    if (kind != OpKind::reduce_scatter) within(OpKind::all_gather);
+  }
+
+  void hierarchical_all_to_all() {
+    // What goes to position j of other nodes leaves over the NIC of position j here, modulo the node's members.
+    const double part = 1.0 / nodes_.members();
+    Index largest = 0;
+    for (Index a = 0; a < nodes_.count(); ++a) largest = std::max(largest, nodes_.size(a));
+    std::vector<Index> nodes_with(at(largest), 0);  // that position
+    for (Member m = 0; m < nodes_.members(); ++m) ++nodes_with[at(nodes_.position(m))];
+    reserve(pairs_in_nodes() + std::int64_t{nodes_.members()} * (nodes_.count() - 1));
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      const std::span<const Member> here = nodes_.of(a);
+      const Index r = nodes_.size(a);
+      for (Index x = 0; x < r; ++x) {
+        std::int64_t destinations = 1;  // the member itself
+        for (Index j = x; j < largest; j += r) destinations += nodes_with[at(j)] - (j < r ? 1 : 0);
+        for (const Member m : here)
+          if (m != here[at(x)]) add({m}, {here[at(x)]}, part * static_cast<double>(destinations));
+      }
+    }
+    begin_phase();
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      const std::span<const Member> here = nodes_.of(a);
+      for (Index away = 1; away < nodes_.count(); ++away) {
+        const Index b = wrap(a + away, nodes_.count());
+        for (Index j = 0; j < nodes_.size(b); ++j)
+          add({here[at(j % nodes_.size(a))]}, {nodes_.of(b)[at(j)]}, part * nodes_.size(a));
+      }
+    }
+  }
+
+  void halving_doubling(OpKind kind) {
+    const HalvingDoubling exchange(kind, nodes_.members());
+    const auto count = static_cast<Index>(exchange.participants()), extra = static_cast<Index>(exchange.extra());
+    reserve(std::int64_t{count} * exchange.steps() + 2 * extra);
+    const auto member = [&](Index v) { return FlowEnd{static_cast<Member>(exchange.rank_of(v))}; };
+    for (Index v = 0; v < extra; ++v) add({2 * v}, member(v), exchange.share_in());
+    // Both halves of a participant's exchange end before its next starts (sendrecv): what reached it in a step says
+    // nothing of what its partner sent it the step before.
+    Index before = 0, partner = 0;  // first edge of the step before; the bit that differs there
+    const auto wait_for_exchange = [&](Index v) {
+      wait_for(before + (v ^ partner));
+      wait_for(before + v);
+    };
+    for (int step = 0; step < exchange.steps(); ++step) {
+      begin_phase();
+      const auto base = static_cast<Index>(graph_.edges.size());
+      const Index mask = Index{1} << exchange.bit(step);
+      for (Index v = 0; v < count; ++v) {
+        const Index first_after = afters();
+        if (step > 0)
+          wait_for_exchange(v);
+        else if (v < extra)
+          wait_for(v);
+        add(member(v), member(v ^ mask), exchange.share(step, v), 1, 0, first_after, afters() - first_after);
+      }
+      before = base;
+      partner = mask;
+    }
+    begin_phase();
+    for (Index v = 0; v < extra; ++v) {
+      const Index first_after = afters();
+      wait_for_exchange(v);
+      add(member(v), {2 * v}, exchange.share_out(), 1, 0, first_after, afters() - first_after);
+    }
+  }
+
+  // bytes_of(i, j): from member i to member j; node_bytes_of(i, b): to all members of node b.
+  template <class BytesOf, class NodeBytesOf>
+  void pairs(BytesOf&& bytes_of, NodeBytesOf&& node_bytes_of) {
+    const Index n = nodes_.members();
+    const bool by_node = options_.by_node && nodes_.count() > 1;
+    reserve(by_node ? pairs_in_nodes() + std::int64_t{n} * (nodes_.count() - 1) : std::int64_t{n} * (n - 1));
+    for (Member i = 0; i < n; ++i) {
+      const Index a = nodes_.node_of(i);
+      // Starting after oneself, so that no member is everybody's first.
+      if (!by_node) {
+        for (Index away = 1; away < n; ++away) {
+          const Member j = i + away < n ? i + away : i + away - n;
+          add_pair(i, j, bytes_of(i, j));
+        }
+        continue;
+      }
+      for (const Member j : nodes_.of(a))
+        if (j != i) add_pair(i, j, bytes_of(i, j));
+      for (Index away = 1; away < nodes_.count(); ++away) {
+        const Index b = wrap(a + away, nodes_.count());
+        add_pair(i, nodes_.of(b)[at((nodes_.position(i) + away) % nodes_.size(b))], node_bytes_of(i, b));
+      }
+    }
+  }
+
+  void message(Member from, Member to) { add({from}, {to}, 1); }
+
+  void finish() { graph_.phases = graph_.edges.empty() ? 1 : graph_.edges.back().phase + 1; }
+
+ private:
+  struct Tree {
+    Index up = 0;    // first edge towards the root; those away from it follow
+    Index root = 0;  // vertex
+    Index count = 0;
+    Index root_after = 0, root_afters = 0;
+    Index up_of(Index v) const { return up + v - (v > root ? 1 : 0); }
+    Index down_of(Index v) const { return up_of(v) + count - 1; }
+  };
+
+  void reserve(std::int64_t edges) {
+    if (edges > std::numeric_limits<Index>::max())
+      throw InputError({}, "a collective of " + std::to_string(edges) + " edges",
+                       "fewer than 2^31: a smaller group, or one flow to each node instead of each member");
+    graph_.edges.reserve(at(edges));
+  }
+  std::int64_t pairs_in_nodes() const {
+    std::int64_t pairs = 0;
+    for (Index a = 0; a < nodes_.count(); ++a) pairs += std::int64_t{nodes_.size(a)} * (nodes_.size(a) - 1);
+    return pairs;
+  }
+
+  Index afters() const { return static_cast<Index>(graph_.after.size()); }
+  void wait_for(Index edge) { graph_.after.push_back(edge); }
+  Index add(FlowEnd from, FlowEnd to, double bytes, Index messages = 1, Index lag = 0, Index first_after = 0,
+            Index after_count = 0) {
+    graph_.edges.push_back({.from = from,
+                            .to = to,
+                            .bytes = bytes,
+                            .messages = messages,
+                            .lag = lag,
+                            .first_after = first_after,
+                            .afters = after_count,
+                            .phase = phase_});
+    return static_cast<Index>(graph_.edges.size()) - 1;
+  }
+  void add_pair(Member from, Member to, double bytes) {
+    if (bytes == 0) return;
+    const Index e = add({from}, {to}, bytes);
+    graph_.edges[at(e)].scale_up_first = options_.rail_aligned && nodes_.node_of(from) != nodes_.node_of(to);
+  }
+  // A phase without edges does not count.
+  void begin_phase() {
+    if (!graph_.edges.empty() && graph_.edges.back().phase == phase_) ++phase_;
+  }
+
+  Index channels(bool twice) const {
+    if (options_.channels > 0) return options_.channels;
+    return nodes_.smallest() * (twice && nodes_.smallest() > 1 ? 2 : 1);
+  }
+  // Where a channel enters and leaves a node, by position: the same on all nodes, so that it stays on one rail.
+  Index entry(Index channel, Index count) const {
+    return static_cast<Index>(std::int64_t{channel} * nodes_.smallest() / count);
+  }
+  // The members of a node in the order of a channel, from the one whose NIC it uses, into chain_. On a mesh the chains
+  // of all channels pass all links alike.
+  void chain_of(Index node, Index channel, Index count, bool reversed) {
+    const std::span<const Member> here = nodes_.of(node);
+    const Index r = nodes_.size(node), first = entry(channel, count);
+    chain_.resize(here.size());
+    for (Index j = 0; j < r; ++j) {
+      const Index step = mesh_ ? zigzag(j) : j;
+      chain_[at(j)] = here[at(wrap(first + (reversed ? -step : step), r))];
+    }
+  }
+
+  void rings_in_node(OpKind kind, Index node) {
+    const std::span<const Member> here = nodes_.of(node);
+    const Index n = nodes_.size(node);
+    if (n == 1) return;
+    if (!mesh_ || n == 2) {
+      const int ways = both_ways_ ? 2 : 1;
+      for (int way = 0; way < ways; ++way) {
+        order_.assign(here.begin(), here.end());
+        if (way == 1) std::reverse(order_.begin(), order_.end());
+        add_ring(kind, 1.0 / ways, order_, order_);
+      }
+      return;
+    }
+    // Rings that pass every link of the mesh alike, both ways: Walecki's construction, the paths of zigzag() over all
+    // members but the last, closed by the last. No n - 1 rings do so for n = 4 and 6 (Tillson 1980); for even n these
+    // are 2 (n - 1) rings, each link in two of them.
+    const Index q = n - 1, families = q % 2 == 1 ? 2 : 1;
+    for (Index family = 0; family < families; ++family)
+      for (Index c = 0; c < q; ++c) {
+        order_.assign(1, here[at(q)]);
+        for (Index j = 0; j < q; ++j) order_.push_back(here[at(wrap(c + (family == 0 ? zigzag(j) : -zigzag(j)), q))]);
+        add_ring(kind, 1.0 / (families * q), order_, order_);
+      }
+  }
+
+  void ring_across(OpKind kind, Index channel, Index count, bool backwards) {
+    order_.clear();
+    senders_.clear();
+    const bool mirrored = mesh_ && nodes_.smallest() % 2 == 1 && count == 2 * nodes_.smallest() && channel % 2 == 1;
+    for (Index i = 0; i < nodes_.count(); ++i) {
+      chain_of(backwards ? nodes_.count() - 1 - i : i, channel, count, backwards != mirrored);
+      order_.insert(order_.end(), chain_.begin(), chain_.end());
+      senders_.insert(senders_.end(), chain_.begin(), chain_.end());
+      senders_.back() = chain_.front();
+    }
+    add_ring(kind, 1.0 / (both_ways_ ? 2 * count : count), order_, senders_);
+  }
+
+  // `share` of the op's bytes along a ring. What `order[i]` passes on, the device of `senders[i]` sends.
+  void add_ring(OpKind kind, double share, std::span<const Member> order, std::span<const Member> senders) {
+    const auto n = static_cast<Index>(order.size());
+    const auto base = static_cast<Index>(graph_.edges.size());
+    const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
+    if (chain) {
+      // The ring without the edge that ends in member 0, or for reduce that starts there.
+      auto first = static_cast<Index>(std::find(order.begin(), order.end(), 0) - order.begin());
+      if (kind == OpKind::reduce) ++first;
+      for (Index i = 0; i < n - 1; ++i) {
+        const Index here = wrap(first + i, n);
+        const Index first_after = afters();
+        if (i > 0) wait_for(base + i - 1);
+        add({senders[at(here)]}, {order[at(wrap(here + 1, n))]}, share / options_.chunks, options_.chunks, 0,
+            first_after, i > 0);
+      }
+      return;
+    }
+    const Index steps = kind == OpKind::all_reduce ? 2 * (n - 1) : n - 1;
+    for (Index i = 0; i < n; ++i) {
+      const Index next = i + 1 < n ? i + 1 : 0;
+      const Index first_after = afters();
+      wait_for(base + (i > 0 ? i : n) - 1);
+      add({senders[at(i)]}, {order[at(next)]}, share / n, steps, -1, first_after, 1);
+    }
+  }
+
+  // Up to the root of a tree and down again. A vertex waits for its children and, where there are any, its seed (an
+  // edge).
+  Tree add_tree(std::span<const Index> parent, std::span<const FlowEnd> ends, std::span<const Index> seeds,
+                double share) {
+    const auto count = static_cast<Index>(parent.size());
+    Tree tree{.up = static_cast<Index>(graph_.edges.size()), .count = count};
+    offset_.assign(at(count) + 1, 0);
+    for (Index v = 0; v < count; ++v) {
+      if (parent[at(v)] == kNone)
+        tree.root = v;
+      else
+        ++offset_[at(parent[at(v)]) + 1];
+      if (!seeds.empty()) ++offset_[at(v) + 1];
+    }
+    offset_[0] = afters();
+    for (Index v = 0; v < count; ++v) offset_[at(v) + 1] += offset_[at(v)];
+    graph_.after.resize(at(offset_[at(count)]));
+    filled_.assign(offset_.begin(), offset_.end());
+    for (Index v = 0; v < count; ++v) {
+      if (parent[at(v)] != kNone) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
+      if (!seeds.empty()) graph_.after[at(filled_[at(v)]++)] = seeds[at(v)];
+    }
+    tree.root_after = offset_[at(tree.root)];
+    tree.root_afters = offset_[at(tree.root) + 1] - tree.root_after;
+
+    const double bytes = share / options_.chunks;
+    for (Index v = 0; v < count; ++v)
+      if (v != tree.root)
+        add(ends[at(v)], ends[at(parent[at(v)])], bytes, options_.chunks, 0, offset_[at(v)],
+            offset_[at(v) + 1] - offset_[at(v)]);
+    for (Index v = 0; v < count; ++v) {
+      if (v == tree.root) continue;
+      const Index up = parent[at(v)];
+      Index first_after = tree.root_after, after_count = tree.root_afters;
+      if (up != tree.root) {
+        first_after = afters();
+        after_count = 1;
+        wait_for(tree.down_of(up));
+      }
+      add(ends[at(up)], ends[at(v)], bytes, options_.chunks, 0, first_after, after_count);
+    }
+    return tree;
+  }
+  // Appends what brings the sum over the tree to vertex v.
+  void wait_for_total(const Tree& tree, Index v) {
+    if (v != tree.root) {
+      wait_for(tree.down_of(v));
+      return;
+    }
+    for (Index i = 0; i < tree.root_afters; ++i) wait_for(graph_.after[at(tree.root_after + i)]);
+  }
+
+  // Rings across the nodes, one for each position; where nodes have unequally many members, each stands for its equal
+  // share of the node's bytes, and sends to those of the next node whose shares meet its own.
+  void rails(OpKind kind, bool backwards) {
+    const Index count = nodes_.count();
+    const double way = both_ways_ ? 0.5 : 1, members = nodes_.members();
+    const Index steps = kind == OpKind::all_reduce ? 2 * (count - 1) : count - 1;
+    const auto base = static_cast<Index>(graph_.edges.size());
+    std::vector<Index> first_into(at(nodes_.members())), count_into(at(nodes_.members()), 0);
+    for (Index i = 0; i < count; ++i) {
+      const Index a = backwards ? count - 1 - i : i, b = wrap(backwards ? a - 1 : a + 1, count);
+      const std::int64_t here = nodes_.size(a), there = nodes_.size(b);
+      // A gathered node does not get its own part back, and a reduced part ends with its owner.
+      const double total = kind == OpKind::all_reduce   ? static_cast<double>(steps) / count
+                           : kind == OpKind::all_gather ? 1 - static_cast<double>(there) / members
+                                                        : 1 - static_cast<double>(here) / members;
+      for (std::int64_t x = 0, y = 0, done = 0; x < here && y < there;) {
+        const std::int64_t until = std::min((x + 1) * there, (y + 1) * here);
+        const double overlap = static_cast<double>(until - done) / static_cast<double>(here * there);
+        const Member to = nodes_.of(b)[at(y)];
+        const Index e = add({nodes_.of(a)[at(x)]}, {to}, way * total * overlap / steps, steps, -1);
+        if (count_into[at(to)]++ == 0) first_into[at(to)] = e;
+        done = until;
+        if (until == (x + 1) * there) ++x;
+        if (until == (y + 1) * here) ++y;
+      }
+    }
+    for (Index e = base; e < static_cast<Index>(graph_.edges.size()); ++e) {
+      const Member from = graph_.edges[at(e)].from.member;
+      graph_.edges[at(e)].first_after = afters();
+      graph_.edges[at(e)].afters = count_into[at(from)];
+      for (Index i = 0; i < count_into[at(from)]; ++i) wait_for(first_into[at(from)] + i);
+    }
+  }
+
+  const Nodes nodes_;
+  const FlowOptions options_;
+  const bool mesh_;
+  bool both_ways_;
+  FlowGraph& graph_;
+  std::uint8_t phase_ = 0;
+  std::vector<Member> order_, senders_, chain_;  // scratch
+  std::vector<Index> offset_, filled_;
+};
+
+[[noreturn]] void refuse(OpKind kind, Algorithm algorithm, const char* expected) {
+  throw InputError({}, std::string(name_of(algorithm)) + " for " + name_of(kind), expected);
+}
+
+}  // namespace
+
+void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
+                      const FlowOptions& options, FlowGraph& graph) {
+  Builder b(members, options, graph);
+  const bool alone = members.devices.size() < 2;
+  const bool ring = algorithm == Algorithm::ring || algorithm == Algorithm::bidirectional_ring;
+  const bool both_ways = algorithm == Algorithm::bidirectional_ring;
+  switch (kind) {
+    case OpKind::all_reduce:
+      if (!ring && algorithm != Algorithm::tree && algorithm != Algorithm::hierarchical &&
+          algorithm != Algorithm::nvls && algorithm != Algorithm::halving_doubling)
+        refuse(kind, algorithm, "ring, bidirectional_ring, tree, hierarchical, nvls or halving_doubling");
+      break;
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+      if (!ring && algorithm != Algorithm::hierarchical && algorithm != Algorithm::halving_doubling)
+        refuse(kind, algorithm, "ring, bidirectional_ring, hierarchical or halving_doubling");
+      break;
+    case OpKind::broadcast:
+    case OpKind::reduce:
+      if (!ring) refuse(kind, algorithm, "ring or bidirectional_ring");
+      break;
+    case OpKind::all_to_all:
+      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical)
+        refuse(kind, algorithm, "direct or hierarchical");
+      break;
+    case OpKind::ring_shift:
+    case OpKind::send:
+    case OpKind::receive:
+      if (algorithm != Algorithm::direct) refuse(kind, algorithm, "direct");
+      break;
+    default:
+      throw InputError({}, name_of(kind), "a communication op");
+  }
+  if (alone) return;
+  if (ring) {
+    b.rings(kind, both_ways);
+  } else if (algorithm == Algorithm::tree) {
+    b.trees();
+  } else if (algorithm == Algorithm::nvls) {
+    b.nvls();
+  } else if (algorithm == Algorithm::halving_doubling) {
+    b.halving_doubling(kind);
+  } else if (kind == OpKind::all_to_all) {
+    const double part = 1.0 / static_cast<double>(members.devices.size());
+    if (algorithm == Algorithm::hierarchical)
+      b.hierarchical_all_to_all();
+    else
+      b.pairs([part](Member, Member) { return part; },
+              [&, part](Member, Index node) { return part * b.nodes().size(node); });
+  } else if (algorithm == Algorithm::hierarchical) {
+    b.hierarchical(kind);
+  } else if (kind == OpKind::ring_shift) {
+    const Index n = b.nodes().members();
+    for (Member m = 0; m < n; ++m) b.message(m, m + 1 < n ? m + 1 : 0);
+  } else {
+    b.message(0, 1);
+  }
+  b.finish();
+}
+
+void all_to_all_v_flows(std::span<const double> bytes, const GroupMembers& members, const FlowOptions& options,
+                        FlowGraph& graph) {
+  Builder b(members, options, graph);
+  const std::size_t n = members.devices.size();
+  if (bytes.size() != n * n)
+    throw InputError({}, std::to_string(bytes.size()) + " sizes of messages",
+                     std::to_string(n * n) + ", one for each two of " + std::to_string(n) + " members");
+  for (const double x : bytes)
+    if (!(x >= 0) || !std::isfinite(x))
+      throw InputError({}, std::to_string(x) + " bytes", "a finite number, 0 or more");
+  const auto bytes_of = [&](Member i, Member j) { return bytes[at(i) * n + at(j)]; };
+  b.pairs(bytes_of, [&](Member i, Index node) {
+    double sum = 0;
+    for (const Member j : b.nodes().of(node)) sum += bytes_of(i, j);
+    return sum;
+  });
+  b.finish();
+}
+
+}  // namespace orrery

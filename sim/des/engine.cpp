@@ -1,0 +1,99 @@
+#include "sim/des/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "sim/analytical/engine.h"
+#include "sim/base/error.h"
+#include "sim/des/child_process.h"
+#include "sim/des/results.h"
+#include "sim/des/simulation.h"
+
+namespace orrery {
+namespace {
+
+void check_placements(const Cluster& cluster, std::span<const DiscreteEventJob> jobs) {
+  std::map<std::int64_t, std::size_t> taken;  // device -> job
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    const std::int64_t ranks = jobs[j].program->mesh.ranks();
+    const std::int64_t last = jobs[j].placement.device(ranks - 1, cluster.node.devices);
+    if (last >= cluster.devices())
+      throw InputError(
+          {.file = {}, .pointer = jobs.size() > 1 ? fmt::format("/jobs/{}", j) : ""},
+          fmt::format("{} ranks from node {} on, up to device {}", ranks, jobs[j].placement.first_node, last),
+          fmt::format("a placement within the cluster's {} devices", cluster.devices()));
+    if (jobs.size() == 1) continue;
+    for (std::int64_t r = 0; r < ranks; ++r) {
+      const std::int64_t device = jobs[j].placement.device(r, cluster.node.devices);
+      const auto [at, is_new] = taken.try_emplace(device, j);
+      if (!is_new)
+        throw InputError({.file = {}, .pointer = fmt::format("/jobs/{}", j)},
+                         fmt::format("device {}, which \"{}\" has", device, jobs[at->second].name),
+                         "devices of its own");
+    }
+  }
+}
+
+}  // namespace
+
+void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
+                        std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
+                        const DiscreteEventOptions& options, std::span<Report> reports) {
+  check_placements(cluster, jobs);
+  // Memory, the table of ops, and the step without contention.
+  std::vector<std::vector<std::int32_t>> stage_classes;
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    AnalyticalEngine engine(cluster, *jobs[j].kernels, collectives);
+    engine.evaluate(*jobs[j].program, jobs[j].mfu_dtype, {.timeline = options.timeline, .ops = options.ops},
+                    reports[j]);
+    stage_classes.emplace_back(engine.stage_classes().begin(), engine.stage_classes().end());
+  }
+
+  RunPlan plan(cluster, options);
+  for (const DiscreteEventJob& job : jobs) plan.add_job(job, collectives);
+  plan.add_perturbations(perturbations);
+  plan.fold();
+  const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
+  if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
+
+  const Results results(plan, outcome);
+  for (std::size_t j = 0; j < jobs.size(); ++j) results.fill(j, stage_classes[j], reports[j]);
+}
+
+CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
+                             const CollectiveRequest& request, std::span<const Perturbation> perturbations,
+                             const DiscreteEventOptions& options) {
+  CollectiveRun run;
+  const std::int64_t ranks = request.mesh.ranks();
+  if (ranks > cluster.devices())
+    throw InputError({}, fmt::format("{} ranks", ranks),
+                     fmt::format("at most the cluster's {} devices", cluster.devices()));
+  const CollectiveCost cost =
+      CollectiveModel(cluster, collectives)
+          .cost(request.kind, request.bytes, span_of(request.mesh, request.axes, cluster.node.devices),
+                request.algorithm, request.protocol);
+  run.algorithm = cost.algorithm;
+  run.protocol = cost.protocol;
+  if (!(cost.seconds > 0)) return run;
+
+  RunPlan plan(cluster, options);
+  const std::int32_t job = plan.traffic.add_job(request.mesh, {});
+  const std::uint32_t exchange =
+      plan.add_exchange(plan.traffic.groups(job, request.axes), request.kind, request.bytes, cost);
+  plan.add_perturbations(perturbations);
+  plan.fold();
+  const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));
+  if (!outcome.stalled.empty()) throw StalledError("the collective does not end: " + outcome.stalled);
+
+  run.seconds = outcome.seconds;
+  run.bus_bytes_per_second = cost.bus_bytes_per_second * cost.seconds / outcome.seconds;
+  run.flows = plan.traffic.total_flows();
+  run.flow_classes = static_cast<std::int64_t>(plan.traffic.flow_classes().size());
+  run.messages = static_cast<std::int64_t>(outcome.flows.size());
+  run.link_kinds = Results(plan, outcome).link_kinds(outcome.seconds);
+  return run;
+}
+
+}  // namespace orrery

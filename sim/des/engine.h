@@ -1,0 +1,91 @@
+// The discrete-event engine: puts a clock on Programs by running them on SimGrid. Kernels cost what the analytical
+// engine says; collectives become the flows of their algorithm over the links of the cluster, and share them max-min
+// fairly with everything else that is under way. Whatever contends, is slow, breaks or comes late shows in the step.
+//
+// Folding. Ranks, groups, flows and links that no perturbation, placement or schedule tells apart are simulated once:
+// the coarsest equitable partition, found by colour refinement (sim/des/fold.h), so the folded run is the unfolded one.
+//
+// Network model. SimGrid's CM02 without TCP window, cross traffic and latency-dependent shares: plain max-min.
+// Latencies are the collectives' calibrated ones and pass before the first byte. A flow that reaches a share e of its
+// link's rate when alone (sim/cost/collective_cost.h) occupies 1/e bytes of the link for each of its own, so that
+// protocols compete as they do alone.
+//
+// Fidelity. steady_flow: an edge's messages are one flow of their joint size. step_exact: every message by itself, each
+// with its calibrated step latency; for groups of up to a few hundred ranks.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/cost/collective_cost.h"
+#include "sim/cost/kernel_cost.h"
+#include "sim/des/topology.h"
+#include "sim/hardware/cluster.h"
+#include "sim/hardware/perturbation.h"
+#include "sim/program/program.h"
+#include "sim/report/report.h"
+
+namespace orrery {
+
+enum class Fidelity : std::uint8_t { steady_flow, step_exact };
+inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "step-exact"};
+
+struct DiscreteEventOptions {
+  Fidelity fidelity = Fidelity::steady_flow;
+  Routing routing = Routing::automatic;
+  bool fold = true;       // false simulates every rank and link, as a check
+  bool timeline = false;  // fill Report::timeline
+  bool ops = false;       // fill Report::ops and ::unmeasured
+};
+
+// One training job on the cluster. References must outlive the call.
+struct DiscreteEventJob {
+  std::string name;
+  const Program* program = nullptr;
+  Dtype mfu_dtype = Dtype::bf16;
+  const Calibration* kernels = nullptr;
+  Placement placement;
+};
+
+// Runs one step of each job, all starting at once, in a process of its own (SimGrid allows one simulation a process).
+// `reports`: one for each job.
+// Throws InputError: a placement beyond the cluster, jobs on the same device, perturbations that name nothing, rates
+// that the cluster lacks. Throws StalledError when the step cannot end: programs that wait for each other, or a link or
+// node that failed.
+void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
+                        std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
+                        const DiscreteEventOptions& options, std::span<Report> reports);
+
+// The step does not end. what() says when nothing moved any more, and which ranks wait in which op for which group.
+class StalledError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One collective by itself, all groups of `axes` of a mesh at once, as nccl-tests times it.
+struct CollectiveRun {
+  double seconds = 0;
+  double bus_bytes_per_second = 0;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
+  CollectiveProtocol protocol = CollectiveProtocol::simple;
+  std::int64_t flows = 0, flow_classes = 0, messages = 0;
+  std::vector<LinkReport> link_kinds;
+};
+struct CollectiveRequest {
+  OpKind kind = OpKind::all_reduce;
+  double bytes = 0;
+  Mesh mesh;  // of the ranks that take part; tp for nccl-tests' single group
+  MeshAxes axes = MeshAxis::tp;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
+  CollectiveProtocol protocol = CollectiveProtocol::automatic;
+};
+CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
+                             const CollectiveRequest& request, std::span<const Perturbation> perturbations,
+                             const DiscreteEventOptions& options);
+
+}  // namespace orrery

@@ -1,0 +1,44 @@
+// The folded cluster as a SimGrid platform. Internal to sim/des; pulls in SimGrid.
+#pragma once
+
+#include <cstdint>
+#include <simgrid/s4u.hpp>
+#include <vector>
+
+#include "sim/des/traffic.h"
+
+namespace orrery {
+
+namespace sg4 = simgrid::s4u;
+
+// Plain max-min: no TCP window, no acknowledgements' traffic, no shares by latency (all links have none). Call first.
+void configure_simgrid();
+
+inline double now() { return sg4::Engine::get_clock(); }
+
+// A link for each class of links that can bind, a host for each class of flows. A flow's route holds each of its links
+// as often as the flows of its class pass it.
+class Network {
+ public:
+  explicit Network(const Traffic& traffic);
+
+  sg4::Host* clock() const { return clock_; }
+  sg4::Host* host(std::uint32_t flow_class) const { return hosts_[flow_class]; }
+  sg4::Link* link(std::uint32_t link_class) const { return links_[link_class]; }
+  double rate(std::uint32_t link_class) const { return rates_[link_class]; }
+  // A flow over no link at all takes no time.
+  bool unbound(std::uint32_t flow_class) const { return unbound_[flow_class] != 0; }
+  // In bytes that the flow occupies on its links.
+  sg4::CommPtr start(std::uint32_t flow_class, double wire_bytes) const;
+  // A flow that never ends, of at most that rate.
+  sg4::CommPtr start_background(std::uint32_t flow_class, double bytes_per_second) const;
+
+ private:
+  std::vector<sg4::Link*> links_;
+  std::vector<double> rates_;
+  std::vector<sg4::Host*> hosts_;
+  std::vector<char> unbound_;
+  sg4::Host *clock_ = nullptr, *sink_ = nullptr;
+};
+
+}  // namespace orrery

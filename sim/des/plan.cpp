@@ -1,0 +1,231 @@
+#include "sim/des/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <random>
+
+#include "sim/base/error.h"
+#include "sim/memory/memory.h"
+#include "sim/program/work.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update",
+                                                           "update"};
+
+// `count` of `from`, without repetition, the same for the same seed on every platform (partial Fisher-Yates).
+template <class T>
+void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
+  if (count <= 0 || count >= static_cast<std::int64_t>(from.size())) return;
+  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
+    std::swap(from[i], from[i + static_cast<std::size_t>(random() % (from.size() - i))]);
+  from.resize(static_cast<std::size_t>(count));
+  std::sort(from.begin(), from.end());
+}
+
+}  // namespace
+
+std::string OpName::text() const {
+  return fmt::format("{}{}{}{}{}", piece, *piece ? "." : "", block, *block ? "." : "", op);
+}
+
+RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
+    : cluster(cluster_),
+      options(options_),
+      topology(cluster_, options_.routing),
+      traffic(topology, cluster_, options_.fidelity == Fidelity::step_exact) {}
+
+std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
+                                    bool storage, bool reversed) {
+  Exchange x;
+  x.communicator = communicator;
+  x.kind = kind;
+  x.bytes = bytes;
+  x.cost = cost;
+  x.pattern = kNoPattern;
+  if (std::max(cost.intra_seconds, cost.inter_seconds) < kUnfelt * cost.latency_seconds) {
+    exchanges.push_back(x);
+    return static_cast<std::uint32_t>(exchanges.size() - 1);
+  }
+  x.pattern = traffic.pattern({.communicator = communicator,
+                               .kind = kind,
+                               .algorithm = cost.algorithm,
+                               .storage = storage,
+                               .reversed = reversed});
+  exchanges.push_back(x);
+  return static_cast<std::uint32_t>(exchanges.size() - 1);
+}
+
+void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibration& collectives) {
+  jobs.emplace_back();
+  JobPlan& job = jobs.back();
+  const Program& program = *request.program;
+  const std::int32_t id = traffic.add_job(program.mesh, request.placement);
+  job.name = request.name;
+  job.program = &program;
+  job.placement = request.placement;
+  job.overlap_slowdown = request.kernels->overlap_slowdown;
+  job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
+  job.costs->set_mesh(program.mesh);
+
+  std::vector<std::int64_t> most(program.pieces.size(), 0);
+  for (const auto& stage : program.stages)
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs) most[run.piece] = std::max(most[run.piece], run.count);
+
+  MemoryScratch scratch;
+  BlockCompiler compiler;
+  job.codes.resize(program.pieces.size());
+  for (std::size_t p = 0; p < program.pieces.size(); ++p) {
+    if (most[p] == 0) continue;
+    const Piece& piece = program.pieces[p];
+    piece_memory(piece, program.runtime.allocator_granularity_bytes, most[p], scratch);
+    const CompileContext context{job.costs.get(), &program.runtime, scratch.root};
+    for (std::size_t k = 0; k < kBlockKinds; ++k) {
+      BlockCode& code = job.codes[p][k];
+      compiler.compile(piece, static_cast<BlockKind>(k), context, code);
+      if (static_cast<BlockKind>(k) == BlockKind::norm)
+        for (const Op& op : code.ops) job.synchronises |= op.kind == OpKind::gradient_norm;
+      for (const ClockNode& node : code.nodes) {
+        job.op_of[&node] = static_cast<std::uint32_t>(job.ops.size());
+        job.ops.push_back({piece.name, kBlockNames[k], code.ops[node.op].name});
+      }
+    }
+  }
+
+  // Exchanges, for each number of instances that an op is run for.
+  const auto add = [&](std::size_t p, const BlockCode& code, const ClockNode& node, std::int64_t instances) {
+    if (instances == 0 || job.exchange_of.contains({&node, instances})) return;
+    const Op& op = code.ops[node.op];
+    const Piece& piece = program.pieces[p];
+    const double payload = bytes(op, piece.tensors) * static_cast<double>(instances) / op.count;
+    if (!(payload > 0)) return;
+    std::uint32_t x = kNoExchange;
+    if (is_communication(op.kind)) {
+      if (op.kind == OpKind::send || op.kind == OpKind::receive)
+        throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
+      x = add_exchange(traffic.groups(id, op.axes), op.kind, payload,
+                       job.costs->collective(op, piece.tensors, instances));
+    } else if (is_copy(op.kind)) {
+      CollectiveCost cost;
+      const OpCost copy = job.costs->cost(op, piece.tensors, instances);
+      cost.seconds = cost.intra_seconds = copy.last_seconds;
+      cost.intra_bytes = payload;
+      x = add_exchange(traffic.singles(id), op.kind, payload, cost, op.stream == Stream::storage);
+    } else {
+      return;
+    }
+    job.exchange_of[{&node, instances}] = x;
+  };
+  for (const auto& stage : program.stages)
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs)
+        for (const BlockCode& code : job.codes[run.piece])
+          for (const ClockNode& node : code.nodes) {
+            if (node.once) {  // a scalar of all instances
+              add(run.piece, code, node, 1);
+              continue;
+            }
+            if (run.count >= node.every) add(run.piece, code, node, node.every);
+            add(run.piece, code, node, run.count % node.every);
+          }
+
+  // Between stages.
+  const Schedule& schedule = program.schedule;
+  const auto chunks = static_cast<std::size_t>(schedule.chunks);
+  job.stage_at.assign(schedule.position.size(), 0);
+  for (std::size_t i = 0; i < schedule.position.size(); ++i)
+    job.stage_at[static_cast<std::size_t>(schedule.position[i])] = static_cast<std::int32_t>(i / chunks);
+  job.forward.assign(job.stage_at.size(), kNoExchange);
+  job.backward = job.forward;
+  for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q) {
+    const std::int32_t from = job.stage_at[q], to = job.stage_at[q + 1];
+    if (from == to || !(program.boundary_bytes > 0)) continue;
+    const std::int32_t last = static_cast<std::int32_t>(program.stages.size()) - 1;
+    const std::int32_t border = from == last && to == 0 ? last : std::min(from, to);
+    const CollectiveCost cost = job.costs->transfer(program.boundary_bytes, border);
+    const std::int32_t pairs = traffic.pairs(id, from, to);
+    job.forward[q] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost);
+    job.backward[q + 1] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost, false, true);
+  }
+  if (program.tied_embedding_bytes > 0 && program.stages.size() > 1)
+    job.tied =
+        add_exchange(traffic.pairs(id, 0, static_cast<std::int64_t>(program.stages.size()) - 1), OpKind::all_reduce,
+                     program.tied_embedding_bytes, job.costs->ends_all_reduce(program.tied_embedding_bytes));
+}
+
+void RunPlan::add_perturbations(std::span<const Perturbation> all) {
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Perturbation& p = all[i];
+    const auto at = [&](const char* field) {
+      return InputError::Where{.file = {}, .pointer = fmt::format("/perturbations/{}/{}", i, field)};
+    };
+    ResolvedPerturbation r;
+    r.perturbation = p;
+    std::vector<std::int64_t> devices = p.devices;
+    std::vector<char> hit(static_cast<std::size_t>(cluster.devices()), 0);
+    if (p.kind == PerturbationKind::failing_node) {
+      std::vector<std::int64_t> nodes = p.nodes;
+      if (nodes.empty())
+        for (std::int64_t n = 0; n < cluster.nodes; ++n) nodes.push_back(n);
+      for (const std::int64_t n : nodes)
+        if (n >= cluster.nodes)
+          throw InputError(at("nodes"), std::to_string(n), fmt::format("a node below {}", cluster.nodes));
+      choose(nodes, p.count, p.seed);
+      for (const std::int64_t n : nodes) {
+        for (std::int64_t d = 0; d < cluster.node.devices; ++d) devices.push_back(n * cluster.node.devices + d);
+        for (const LinkId l : topology.find(fmt::format("node{}.*", n))) r.links.push_back(l);
+      }
+    } else if (p.kind == PerturbationKind::slow_device || p.kind == PerturbationKind::jitter) {
+      if (devices.empty())
+        for (std::int64_t d = 0; d < cluster.devices(); ++d) devices.push_back(d);
+      for (const std::int64_t d : devices)
+        if (d >= cluster.devices())
+          throw InputError(at("devices"), std::to_string(d), fmt::format("a device below {}", cluster.devices()));
+      if (p.kind == PerturbationKind::slow_device) choose(devices, p.count, p.seed);
+    } else {
+      r.links = topology.find(p.link);
+      if (r.links.empty())
+        throw InputError(
+            at("link"), fmt::format("\"{}\", which names no link", p.link),
+            fmt::format("a link of the cluster, such as \"{}\" (orrery show links)", topology.nearest_name(p.link)));
+      choose(r.links, p.count, p.seed);
+    }
+    if (p.kind == PerturbationKind::slow_link && p.factor > 1)
+      throw InputError(at("factor"), fmt::format("{}", p.factor), "at most 1: the part of the rate that remains");
+
+    for (const std::int64_t d : devices) hit[static_cast<std::size_t>(d)] = 1;
+    for (std::size_t j = 0; j < jobs.size(); ++j)
+      for (std::int64_t rank = 0; rank < jobs[j].program->mesh.ranks(); ++rank)
+        if (hit[static_cast<std::size_t>(jobs[j].placement.device(rank, cluster.node.devices))])
+          r.ranks.emplace_back(static_cast<std::int32_t>(j), rank);
+    for (const auto& [j, rank] : r.ranks) {
+      traffic.mark_rank(j, rank, i + 1);
+      // Every device draws its own jitter: nothing is alike any more.
+      if (p.kind == PerturbationKind::jitter) traffic.mark_rank(j, rank, static_cast<std::uint64_t>(rank) + 1);
+    }
+    for (const LinkId l : r.links) {
+      traffic.mark_link(l, i + 1);
+      if (p.kind == PerturbationKind::background_traffic) r.background.push_back(traffic.add_background(l));
+    }
+    perturbations.push_back(std::move(r));
+  }
+}
+
+void RunPlan::fold() {
+  traffic.fold(options.fold);
+  for (Exchange& x : exchanges) {
+    if (x.pattern == kNoPattern) continue;
+    // A collective alone takes its calibrated time; where its flows are already slower than that, they stay so.
+    const double inside = traffic.seconds_per_byte_inside(x.pattern),
+                 outside = traffic.seconds_per_byte_outside(x.pattern);
+    x.wire_inside = x.wire_outside = x.bytes;
+    if (inside > 0) x.wire_inside = std::max(x.bytes, x.cost.intra_seconds / inside);
+    if (outside > 0) x.wire_outside = std::max(x.bytes, x.cost.inter_seconds / outside);
+  }
+}
+
+}  // namespace orrery

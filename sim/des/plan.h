@@ -1,0 +1,87 @@
+// What a run needs beside the folded traffic, worked out before SimGrid starts: each job's compiled blocks, and for
+// everything that moves bytes its pattern, latency and share of the links. Internal to sim/des.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/analytical/block_clock.h"
+#include "sim/analytical/op_cost.h"
+#include "sim/des/engine.h"
+#include "sim/des/traffic.h"
+
+namespace orrery {
+
+// One use of a pattern with so many bytes.
+struct Exchange {
+  std::int32_t pattern = 0, communicator = 0;  // kNoPattern: unfelt
+  OpKind kind = OpKind::all_reduce;
+  double bytes = 0;
+  CollectiveCost cost;  // alone, as the analytical engine has it
+  // Filled once the traffic is folded. Bytes on the links for each of a flow's share, protocol overheads included.
+  double wire_inside = 0, wire_outside = 0;
+};
+// An exchange whose bytes take less than this part of its latency (a gradient norm's scalar) takes its time but no
+// links: it cannot be felt by others, and would tell apart ranks that are alike in everything else.
+inline constexpr double kUnfelt = 1e-3;
+inline constexpr std::int32_t kNoPattern = -2;
+inline constexpr std::uint32_t kNoExchange = 0xffffffff;
+
+// An op of the report: where its time is booked by name.
+struct OpName {
+  const char* piece = "";
+  const char* block = "";
+  const char* op = "";
+  std::string text() const;
+};
+
+struct JobPlan {
+  std::string name;
+  const Program* program = nullptr;
+  Placement placement;
+  std::unique_ptr<OpCostModel> costs;
+  double overlap_slowdown = 0;
+  std::vector<std::array<BlockCode, kBlockKinds>> codes;  // [piece]
+  // Exchanges of a node of a block when it covers so many instances.
+  std::map<std::pair<const ClockNode*, std::int64_t>, std::uint32_t> exchange_of;
+  std::map<const ClockNode*, std::uint32_t> op_of;  // into `ops`
+  std::vector<OpName> ops;
+  // By position of the chunk that sends: to position + 1 forwards, to position - 1 backwards; kNoExchange on one stage.
+  std::vector<std::uint32_t> forward, backward;
+  std::uint32_t tied = kNoExchange;
+  bool synchronises = false;           // all stages meet at the gradient norm
+  std::vector<std::int32_t> stage_at;  // [position]
+};
+
+struct ResolvedPerturbation {
+  Perturbation perturbation;
+  std::vector<LinkId> links;
+  std::vector<std::pair<std::int32_t, std::int64_t>> ranks;  // job, rank
+  std::vector<std::int32_t> background;                      // numbers in the traffic, one for each link
+};
+
+struct RunPlan {
+  RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_);
+
+  const Cluster& cluster;
+  DiscreteEventOptions options;
+  Topology topology;
+  Traffic traffic;
+  std::vector<JobPlan> jobs;
+  std::vector<Exchange> exchanges;
+  std::vector<ResolvedPerturbation> perturbations;
+
+  void add_job(const DiscreteEventJob& job, const CollectiveCalibration& collectives);
+  std::uint32_t add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
+                             bool storage = false, bool reversed = false);
+  // Throws InputError when one names nothing. `pointer`: of the array in the document.
+  void add_perturbations(std::span<const Perturbation> perturbations);
+  void fold();
+};
+
+}  // namespace orrery

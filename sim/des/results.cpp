@@ -1,0 +1,355 @@
+#include "sim/des/results.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "sim/report/summary.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::size_t kListed = 32;         // rows of any list in a report
+constexpr std::uint8_t kOtherInterval = 3;  // Interval::kind beyond SlotKind
+
+double least(double a, double b) { return a < b ? a : b; }
+
+}  // namespace
+
+Results::Results(const RunPlan& plan, const Outcome& outcome) : plan_(plan), outcome_(outcome) {
+  bytes_.assign(plan.traffic.link_classes().size(), 0);
+  wire_bytes_ = bytes_;
+  const auto flows = plan.traffic.flow_classes();
+  std::vector<std::pair<double, double>> of_flow(flows.size());
+  for (const FlowRecord& r : outcome.flows) {
+    of_flow[r.flow_class].first += r.bytes;
+    of_flow[r.flow_class].second += r.wire_bytes;
+  }
+  for (std::size_t f = 0; f < flows.size(); ++f)
+    for (const LinkLoad& load : flows[f].loads) {
+      bytes_[load.link_class] += load.flows * of_flow[f].first;
+      wire_bytes_[load.link_class] += load.flows * of_flow[f].second;
+    }
+}
+
+std::string Results::who(std::uint32_t rank_class) const {
+  const RankClass& c = plan_.traffic.rank_classes()[rank_class];
+  const JobPlan& job = plan_.jobs[static_cast<std::size_t>(c.job)];
+  std::string text = job.program->stages.size() > 1 ? fmt::format("stage {}", c.stage) : "every rank";
+  const std::int64_t of_stage = job.program->mesh.ranks() / static_cast<std::int64_t>(job.program->stages.size());
+  if (c.ranks == of_stage) return text;
+  if (c.ranks == 1) return fmt::format("{}rank {}", job.program->stages.size() > 1 ? text + ", " : "", c.first_rank);
+  return fmt::format("{}{} ranks like {}", job.program->stages.size() > 1 ? text + ", " : "", c.ranks, c.first_rank);
+}
+
+std::string Results::what(std::uint32_t rank_class, std::uint32_t name) const {
+  if (name == kTransferName) return "transfer between stages";
+  const RankClass& c = plan_.traffic.rank_classes()[rank_class];
+  return plan_.jobs[static_cast<std::size_t>(c.job)].ops[name].text();
+}
+
+bool Results::carries(std::uint32_t flow_class, std::uint32_t link_class, double& flows) const {
+  for (const LinkLoad& load : plan_.traffic.flow_classes()[flow_class].loads)
+    if (load.link_class == link_class) {
+      flows = load.flows;
+      return true;
+    }
+  return false;
+}
+
+LinkReport Results::link_report(std::uint32_t link_class, double step_seconds) const {
+  const LinkClass& c = plan_.traffic.link_classes()[link_class];
+  LinkReport link;
+  link.name = plan_.topology.name(c.first);
+  link.links = c.links;
+  link.bytes_per_second = c.bytes_per_second;
+  link.bytes = link.busiest_bytes = bytes_[link_class];
+  if (!(step_seconds > 0)) return link;
+  link.utilisation = wire_bytes_[link_class] / c.bytes_per_second / step_seconds;
+  link.over_time.assign(kLinkBins, 0);
+  std::vector<std::pair<double, double>> busy;
+  const double bin = step_seconds / static_cast<double>(kLinkBins);
+  double flows = 0;
+  for (const FlowRecord& r : outcome_.flows) {
+    if (!carries(r.flow_class, link_class, flows)) continue;
+    busy.emplace_back(r.begin, r.end);
+    const double duration = r.end - r.begin;
+    if (!(duration > 0)) continue;
+    // A flow's bytes are spread evenly over its life.
+    const double share = flows * r.wire_bytes / duration / c.bytes_per_second / bin;
+    const auto first = static_cast<std::size_t>(least(r.begin / bin, static_cast<double>(kLinkBins - 1)));
+    for (std::size_t b = first; b < kLinkBins && static_cast<double>(b) * bin < r.end; ++b) {
+      const double from = std::max(r.begin, static_cast<double>(b) * bin);
+      link.over_time[b] += std::max(0.0, least(r.end, static_cast<double>(b + 1) * bin) - from) * share;
+    }
+  }
+  std::sort(busy.begin(), busy.end());
+  double until = 0;
+  for (const auto& [begin, end] : busy) {
+    link.busy_seconds += std::max(0.0, end - std::max(begin, until));
+    until = std::max(until, end);
+  }
+  return link;
+}
+
+std::vector<LinkReport> Results::link_kinds(double step_seconds) const {
+  const auto classes = plan_.traffic.link_classes();
+  std::vector<LinkReport> kinds;
+  for (int k = 0; k < kLinkKinds; ++k) {
+    std::uint32_t busiest = 0;
+    std::int64_t links = 0;
+    double total = 0, most = -1;
+    for (std::uint32_t c = 0; c < classes.size(); ++c) {
+      if (classes[c].kind != static_cast<LinkKind>(k) || !(bytes_[c] > 0)) continue;
+      links += classes[c].links;
+      total += bytes_[c] * static_cast<double>(classes[c].links);
+      const double load = wire_bytes_[c] / classes[c].bytes_per_second;
+      if (load <= most) continue;
+      most = load;
+      busiest = c;
+    }
+    if (links == 0) continue;
+    LinkReport report = link_report(busiest, step_seconds);
+    report.name = name_of(static_cast<LinkKind>(k));
+    report.links = links;
+    report.bytes = total / static_cast<double>(links);
+    kinds.push_back(std::move(report));
+  }
+  return kinds;
+}
+
+std::vector<LinkReport> Results::busiest_links(double step_seconds) const {
+  const auto classes = plan_.traffic.link_classes();
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t c = 0; c < classes.size(); ++c)
+    if (bytes_[c] > 0) order.push_back(c);
+  const auto load = [&](std::uint32_t c) { return wire_bytes_[c] / classes[c].bytes_per_second; };
+  std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return load(a) > load(b); });
+  constexpr std::size_t kMost = 10;
+  if (order.size() > kMost) order.resize(kMost);
+  std::vector<LinkReport> links;
+  for (const std::uint32_t c : order) links.push_back(link_report(c, step_seconds));
+  return links;
+}
+
+void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const {
+  const auto classes = plan_.traffic.rank_classes();
+  double step = 0, pipeline = 0;
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+    step = std::max(step, outcome_.classes[c].end);
+    pipeline = std::max(pipeline, outcome_.classes[c].slots_end);
+  }
+  const double ratio = report.step_seconds / step;
+  report.step_seconds = step;
+  report.pipeline_seconds = pipeline;
+  for (double* rate : {&report.tokens_per_second, &report.tokens_per_second_per_device, &report.sequences_per_second,
+                       &report.model_flops_per_second_per_device, &report.mfu, &report.mfu_full_attention, &report.hfu})
+    *rate *= ratio;
+
+  // Of each class of stages, the ranks that wait least for others.
+  std::vector<double> bubble(report.stages.size(), -1);
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+    const auto s = static_cast<std::size_t>(stage_classes[static_cast<std::size_t>(classes[c].stage)]);
+    const ClassOutcome& out = outcome_.classes[c];
+    TimeBreakdown time;
+    add(time, out.accounts);
+    time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] += out.transfers;
+    const double idle = std::max(0.0, step - time.total());
+    if (bubble[s] >= 0 && bubble[s] <= idle) continue;
+    bubble[s] = idle;
+    time.bubble = idle;
+    report.stages[s].time = time;
+    report.stages[s].busy_seconds = step - idle;
+  }
+  report.bounding_stage = std::min_element(bubble.begin(), bubble.end()) - bubble.begin();
+  summarise_bounding_stage(report);
+}
+
+void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteEventReport& d) const {
+  const auto classes = plan_.traffic.rank_classes();
+  const auto& events = outcome_.events;
+  std::uint32_t at = EventRecord::kNoCause;
+  double last = -1;
+  for (std::size_t c = 0; c < classes.size(); ++c)
+    if (static_cast<std::size_t>(classes[c].job) == job && outcome_.classes[c].end > last) {
+      last = outcome_.classes[c].end;
+      at = outcome_.classes[c].last_event;
+    }
+  std::map<std::pair<std::string, std::string>, CriticalPathPart> parts;
+  const auto book = [&](std::string who_, std::string what_, double seconds) {
+    if (!(seconds > 0)) return;
+    CriticalPathPart& part = parts[{who_, what_}];
+    part.who = std::move(who_);
+    part.what = std::move(what_);
+    part.times += 1;
+    part.seconds += seconds;
+  };
+  // Names are made once for each class and op.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::pair<double, double>> ops;  // seconds, times
+  double until = step_seconds;
+  bool host = false;
+  std::uint32_t later = at;
+  while (at != EventRecord::kNoCause) {
+    const EventRecord& e = events[at];
+    if (e.kind != EventRecord::slot) {
+      if (until > e.end) book(who(events[later].rank_class), host ? "host issue" : "other waits", until - e.end);
+      const double end = least(until, e.end);
+      if (end > e.begin) {
+        auto& op = ops[{e.rank_class, e.kind == EventRecord::op ? e.name : kTransferName}];
+        op.first += end - e.begin;
+        op.second += 1;
+        until = e.begin;
+      }
+      host = e.waited_for_host;
+      later = at;
+    }
+    at = e.cause < at ? e.cause : EventRecord::kNoCause;  // causes were recorded before
+  }
+  if (until > 0 && later != EventRecord::kNoCause)
+    book(who(events[later].rank_class), host ? "host issue" : "before the first event", until);
+  for (const auto& [key, op] : ops) {
+    CriticalPathPart& part = parts[{who(key.first), what(key.first, key.second)}];
+    part.who = who(key.first);
+    part.what = what(key.first, key.second);
+    part.seconds += op.first;
+    part.times += op.second;
+  }
+  for (auto& [key, part] : parts) d.critical_path.push_back(std::move(part));
+  std::stable_sort(d.critical_path.begin(), d.critical_path.end(),
+                   [](const CriticalPathPart& a, const CriticalPathPart& b) { return a.seconds > b.seconds; });
+}
+
+void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEventReport& d) const {
+  const auto classes = plan_.traffic.rank_classes();
+  std::vector<const ExchangeRecord*> slow;
+  const auto lost = [&](const ExchangeRecord& r) {
+    return r.seconds - r.times * plan_.exchanges[r.exchange].cost.seconds;
+  };
+  constexpr double kNegligible = 1e-4;  // of the step
+  for (const ExchangeRecord& r : outcome_.exchanges)
+    if (static_cast<std::size_t>(classes[r.rank_class].job) == job && lost(r) > kNegligible * step_seconds)
+      slow.push_back(&r);
+  std::stable_sort(slow.begin(), slow.end(), [&](const auto* a, const auto* b) { return lost(*a) > lost(*b); });
+  if (slow.size() > kListed) slow.resize(kListed);
+  for (const ExchangeRecord* r : slow) {
+    const Exchange& x = plan_.exchanges[r->exchange];
+    ContentionReport row;
+    row.who = who(r->rank_class);
+    row.op = what(r->rank_class, r->name);
+    row.times_per_step = r->times;
+    row.seconds = r->seconds;
+    row.seconds_alone = r->times * x.cost.seconds;
+    // The busiest link on its way while it took longest.
+    std::map<std::uint32_t, double> busy;
+    const std::uint32_t group = plan_.traffic.group_class(x.communicator, classes[r->rank_class].first_rank);
+    for (const std::uint32_t f : plan_.traffic.flows(x.pattern, group))
+      for (const LinkLoad& load : plan_.traffic.flow_classes()[f].loads) busy[load.link_class];
+    for (const FlowRecord& flow : outcome_.flows) {
+      const double overlap = least(flow.end, r->longest_end) - std::max(flow.begin, r->longest_begin);
+      if (!(overlap > 0)) continue;
+      for (const LinkLoad& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
+        if (const auto at = busy.find(load.link_class); at != busy.end())
+          at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) /
+                        plan_.traffic.link_classes()[load.link_class].bytes_per_second;
+    }
+    double most = 0;
+    for (const auto& [link, seconds] : busy)
+      if (seconds > most) {
+        most = seconds;
+        row.link = plan_.topology.name(plan_.traffic.link_classes()[link].first);
+      }
+    d.contention.push_back(std::move(row));
+  }
+}
+
+void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
+  const auto classes = plan_.traffic.rank_classes();
+  std::vector<const WaitRecord*> waits;
+  for (const WaitRecord& w : outcome_.waits)
+    if (static_cast<std::size_t>(classes[w.rank_class].job) == job) waits.push_back(&w);
+  std::stable_sort(waits.begin(), waits.end(), [](const auto* a, const auto* b) { return a->seconds > b->seconds; });
+  if (waits.size() > kListed) waits.resize(kListed);
+  for (const WaitRecord* w : waits)
+    d.waits.push_back({who(w->rank_class), who(w->for_class), what(w->rank_class, w->name), w->times, w->seconds});
+}
+
+void Results::fill_timeline(std::size_t job, std::span<const std::int32_t>, Report& report) const {
+  const auto classes = plan_.traffic.rank_classes();
+  const JobPlan& plan = plan_.jobs[job];
+  const std::size_t stages = plan.program->stages.size();
+  // The first rank of a stage speaks for it.
+  std::vector<std::uint32_t> speaker(stages, EventRecord::kNoCause);
+  for (std::uint32_t c = 0; c < classes.size(); ++c) {
+    if (static_cast<std::size_t>(classes[c].job) != job) continue;
+    std::uint32_t& s = speaker[static_cast<std::size_t>(classes[c].stage)];
+    if (s == EventRecord::kNoCause || classes[c].first_rank < classes[s].first_rank) s = c;
+  }
+  Timeline timeline;
+  std::vector<std::vector<double>> moments(stages);  // of slots: begin, end, ...
+  for (const EventRecord& e : outcome_.events) {
+    const auto stage = static_cast<std::size_t>(classes[e.rank_class].stage);
+    if (speaker[stage] != e.rank_class) continue;
+    const auto s = static_cast<std::int32_t>(stage);
+    const auto stream = static_cast<Stream>(e.stream);
+    switch (e.kind) {
+      case EventRecord::slot:
+        timeline.intervals.push_back({s, Stream::compute, e.slot_kind, e.chunk, e.name, e.begin, e.end,
+                                      name_of(static_cast<SlotKind>(e.slot_kind))});
+        moments[stage].push_back(e.begin);
+        moments[stage].push_back(e.end);
+        break;
+      case EventRecord::op:
+        if (stream != Stream::compute || e.begin >= outcome_.classes[e.rank_class].slots_end)
+          timeline.intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, plan.ops[e.name].op});
+        break;
+      case EventRecord::transfer:
+        timeline.arrows.push_back({s, static_cast<std::int32_t>(classes[e.name].stage), e.begin, e.end});
+        break;
+      case EventRecord::tied:
+        timeline.intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, "tied_embedding.all_reduce"});
+        break;
+    }
+  }
+  // Memory changes with the slots: the same samples, at their new times.
+  std::vector<std::size_t> seen(stages, 0);
+  for (MemorySample sample : report.timeline.memory) {
+    const auto stage = static_cast<std::size_t>(sample.stage);
+    const std::size_t k = seen[stage]++;
+    if (k > 0 && k <= moments[stage].size())
+      sample.seconds = moments[stage][k - 1];
+    else if (k == moments[stage].size() + 1)
+      sample.seconds = outcome_.classes[speaker[stage]].slots_end;
+    else if (k > 0)
+      sample.seconds = outcome_.classes[speaker[stage]].end;
+    timeline.memory.push_back(sample);
+  }
+  report.timeline = std::move(timeline);
+}
+
+void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const {
+  DiscreteEventReport d;
+  d.fidelity = kFidelityNames[static_cast<std::size_t>(plan_.options.fidelity)];
+  d.network_model = "SimGrid 3.32 CM02 without TCP window, cross traffic or shares by latency: max-min fair";
+  d.ranks = plan_.traffic.ranks();
+  d.rank_classes = static_cast<std::int64_t>(plan_.traffic.rank_classes().size());
+  d.flows = plan_.traffic.total_flows();
+  d.flow_classes = static_cast<std::int64_t>(plan_.traffic.flow_classes().size());
+  d.links = plan_.traffic.links_used();
+  d.link_classes = static_cast<std::int64_t>(plan_.traffic.link_classes().size());
+  d.events = outcome_.activities;
+  d.uncontended_step_seconds = report.step_seconds;
+  report.engine = "des";
+  fill_terms(job, stage_classes, report);
+  d.link_kinds = link_kinds(report.step_seconds);
+  d.busiest_links = busiest_links(report.step_seconds);
+  fill_contention(job, report.step_seconds, d);
+  fill_critical_path(job, report.step_seconds, d);
+  fill_waits(job, d);
+  if (plan_.options.timeline) fill_timeline(job, stage_classes, report);
+  report.discrete_event = std::move(d);
+}
+
+}  // namespace orrery

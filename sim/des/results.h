@@ -1,0 +1,39 @@
+// From what a run recorded to the report. Internal to sim/des.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "sim/des/simulation.h"
+
+namespace orrery {
+
+class Results {
+ public:
+  // Keeps references.
+  Results(const RunPlan& plan, const Outcome& outcome);
+
+  // Overwrites the times of an analytical report of the same job. `stage_classes`: see AnalyticalEngine.
+  void fill(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
+  std::vector<LinkReport> link_kinds(double step_seconds) const;
+
+ private:
+  std::string who(std::uint32_t rank_class) const;
+  std::string what(std::uint32_t rank_class, std::uint32_t name) const;
+  void fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
+  void fill_critical_path(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
+  void fill_contention(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
+  void fill_waits(std::size_t job, DiscreteEventReport& d) const;
+  void fill_timeline(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
+  std::vector<LinkReport> busiest_links(double step_seconds) const;
+  LinkReport link_report(std::uint32_t link_class, double step_seconds) const;
+  bool carries(std::uint32_t flow_class, std::uint32_t link_class, double& flows) const;
+
+  const RunPlan& plan_;
+  const Outcome& outcome_;
+  std::vector<double> bytes_, wire_bytes_;  // over each link of a class
+};
+
+}  // namespace orrery

@@ -1,0 +1,215 @@
+// A run in progress: rank classes, their streams and what they wait for. Internal to sim/des; pulls in SimGrid. Its
+// parts: simulation.cpp (set-up, perturbations, stalls), run_schedule.cpp (slots and lines), run_streams.cpp (ops of a
+// stream), run_exchange.cpp (communication).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "sim/des/network.h"
+#include "sim/des/simulation.h"
+
+namespace orrery {
+
+inline constexpr auto kComputeStream = static_cast<std::size_t>(Stream::compute);
+inline constexpr int kHostCause = kStreams;   // as the cause of a wait
+inline constexpr int kController = kStreams;  // as a waiter: the compute stream's actor
+
+// An actor that others can wake.
+struct Self {
+  sg4::SemaphorePtr semaphore = sg4::Semaphore::create(0);
+  bool blocked = false;
+
+  // May return early: wait in a loop on what is wanted.
+  void block() {
+    blocked = true;
+    semaphore->acquire();
+    blocked = false;
+  }
+  // The same for so many seconds at the most.
+  void block_for(double seconds) {
+    blocked = true;
+    semaphore->acquire_timeout(seconds);
+    blocked = false;
+  }
+  void wake() {
+    if (!blocked) return;
+    blocked = false;
+    semaphore->release();
+  }
+};
+
+struct Work {
+  const ClockNode* node = nullptr;
+  const BlockCode* code = nullptr;
+  Work* instance = nullptr;                            // the first node of the same instance of the block
+  Work *compute_before = nullptr, *trigger = nullptr;  // to be done; to have started
+  Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
+  double seconds = 0, last_seconds = 0;
+  double issued = -1, host_end = -1;  // by the host; -1: whenever
+  std::uint32_t exchange = kNoExchange;
+  std::uint32_t event = EventRecord::kNoCause;
+  std::uint16_t waiters = 0;  // streams' bits
+  std::uint16_t parts_done = 0;
+  bool started = false, done = false;
+};
+
+struct Line {
+  std::vector<Work> works;
+  Work gate;              // the line's input
+  std::int64_t left = 0;  // on streams other than compute
+};
+
+struct ClassRun;
+
+struct StreamRun : Self {
+  std::deque<std::pair<Work*, Line*>> queue;
+  std::int64_t pending = 0;
+  bool drain_awaited = false;
+  bool has_actor = false;
+  std::uint32_t last_event = EventRecord::kNoCause;
+  const Work* current = nullptr;
+};
+
+struct Arrival {
+  bool there = false;
+  std::uint32_t cause = EventRecord::kNoCause;
+};
+
+struct Message {
+  std::uint32_t exchange = 0, to = 0;
+  SlotKind kind = SlotKind::forward;
+  std::uint16_t chunk = 0;
+  std::uint32_t micro_batch = 0, cause = 0;
+};
+struct Sender : Self {
+  std::deque<Message> queue;
+  bool has_actor = false;
+};
+
+struct Meeting {
+  std::vector<std::pair<std::uint32_t, double>> arrived;  // class, when
+  std::vector<Self*> waiting;
+  std::uint32_t cause = EventRecord::kNoCause;
+  std::uint32_t exchange = 0;
+  double begin = 0;
+  bool done = false;
+  std::size_t left = 0;
+};
+
+struct ClassRun : Self {
+  std::uint32_t id = 0;
+  std::int32_t job = 0;
+  std::size_t stage = 0;
+  std::int64_t first_rank = 0;
+  const JobPlan* plan = nullptr;
+  std::array<StreamRun, kStreams> streams;
+  std::array<Sender, 2> senders;               // forwards, backwards
+  std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind: [chunk * micro_batches + micro_batch]
+  std::vector<std::unique_ptr<Line>> lines;    // reused
+  std::uint32_t gate_event = EventRecord::kNoCause;
+  double rate = 1;      // of kernels
+  int collectives = 0;  // under way beside the kernels
+  bool in_kernel = false;
+  bool finished = false;
+  std::vector<std::mt19937_64> jitter;  // by perturbation that has it
+  std::vector<const Perturbation*> jitter_of;
+  ClassOutcome out;
+  std::string waits_for;  // in words, while the controller waits for another stage
+};
+
+class Simulation {
+ public:
+  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan.traffic) { prepare(); }
+
+  Outcome run_steps();
+  Outcome run_exchange(std::uint32_t exchange);
+
+ private:
+  const Traffic& traffic() const { return plan_.traffic; }
+  void prepare();
+  void perturb();
+  [[noreturn]] void stall(const std::string& why);
+  std::string who_waits() const;
+  std::string words(const ClassRun& c) const;
+
+  // The schedule.
+  void control(ClassRun& c);
+  void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain, bool input_to_come,
+                const std::function<void()>& wait_for_input);
+  void drain(ClassRun& c, bool all, bool account);
+  bool await_input(ClassRun& c, const Slot& slot, std::size_t position);
+  void post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
+  bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
+
+  // Streams.
+  void enqueue(ClassRun& c, Line& line, Work& w);
+  void serve(ClassRun& c, std::size_t stream);
+  void send(ClassRun& c, std::size_t direction);
+  void perform(ClassRun& c, std::size_t stream, Work& w);
+  void await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  void kernel(ClassRun& c, double seconds);
+  void interrupt(ClassRun& c);
+  void finish(ClassRun& c, Work& w);
+  Self& waiter(ClassRun& c, int stream) {
+    return stream == kController || stream == static_cast<int>(kComputeStream)
+               ? static_cast<Self&>(c)
+               : c.streams[static_cast<std::size_t>(stream)];
+  }
+
+  // Communication. `cause` in: what let this class come; out: what let the exchange begin. Returns its begin.
+  double exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
+                  bool moves, std::uint32_t& cause);
+  void flows(const Exchange& x, std::uint32_t group_class);
+  void flows_exactly(const Exchange& x, std::uint32_t group_class);
+  void wait(const sg4::CommPtr& comm, std::uint32_t flow_class);
+  std::uint32_t group_of(const ClassRun& c, std::int32_t communicator) {
+    return traffic().group_class(communicator, c.first_rank);
+  }
+  void sleep_until(double time) {
+    if (time <= now()) return;
+    ++out_.activities;
+    sg4::this_actor::sleep_until(time);
+  }
+  void sleep(double seconds) {
+    if (!(seconds > 0)) return;
+    ++out_.activities;
+    sg4::this_actor::sleep_for(seconds);
+  }
+  std::uint32_t record(const EventRecord& e) {
+    out_.events.push_back(e);
+    return static_cast<std::uint32_t>(out_.events.size() - 1);
+  }
+
+  const RunPlan& plan_;
+  Network network_;
+  std::vector<std::unique_ptr<ClassRun>> classes_;
+  std::map<std::pair<std::uint32_t, std::size_t>, std::deque<Meeting>> meetings_;     // group class, stream
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::size_t>, std::size_t> met_;  // class, group class, stream
+  std::map<std::pair<std::uint32_t, std::size_t>, std::size_t> first_meeting_;
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> exchange_rows_;
+  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> wait_rows_;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> group_cache_;
+  struct Barrier {
+    std::size_t expected = 0, arrived = 0;
+    std::vector<Self*> waiting;
+    std::uint32_t last_event = EventRecord::kNoCause;
+    bool open = false;
+  };
+  std::vector<Barrier> barriers_;                       // by job
+  std::vector<std::vector<std::vector<Slot>>> orders_;  // [job][stage]
+  std::string failed_;                                  // a link or node that failed, and when
+  Outcome out_;
+};
+
+}  // namespace orrery

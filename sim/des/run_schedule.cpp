@@ -1,0 +1,394 @@
+// How a rank class walks its schedule.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sim/des/run.h"
+
+namespace orrery {
+namespace {
+
+// Instances of a run that the op covers when instance `at` of `count` is reached; 0: it does not run there.
+std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
+  if ((at + 1) % node.every == 0) return node.every;
+  return at == count - 1 ? count % node.every : 0;
+}
+
+}  // namespace
+
+// The rules are those of sim/analytical/block_clock.h.
+void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain_all,
+                          bool input_to_come, const std::function<void()>& wait_for_input) {
+  Line* line = nullptr;
+  for (const auto& l : c.lines)
+    if (l->left == 0) line = l.get();
+  if (line == nullptr) {
+    c.lines.push_back(std::make_unique<Line>());
+    line = c.lines.back().get();
+  }
+  std::size_t works = 0;
+  std::int64_t length = 0, once_at = -1, ahead = 0;
+  for (const LineItem& item : items) {
+    works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
+    length += item.count;
+    if (item.code->once) once_at = length - 1;
+    for (const std::uint16_t k : item.code->prefetched)
+      ahead = std::max(ahead, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
+  }
+  ahead = std::min(ahead, length);
+  line->works.assign(works, {});
+  line->gate = {};
+  line->gate.done = !input_to_come;
+  line->gate.event = c.gate_event;
+
+  // Where each instance's works begin, for those that are issued ahead.
+  struct Instance {
+    const LineItem* item;
+    std::int64_t at;
+    Work* works;
+  };
+  std::vector<Instance> instances;
+  instances.reserve(static_cast<std::size_t>(length));
+  Work* next = line->works.data();
+  for (const LineItem& item : items)
+    for (std::int64_t at = 0; at < item.count; ++at) {
+      instances.push_back({&item, at, next});
+      for (const ClockNode& node : item.code->nodes) {
+        next->node = &node;
+        next->code = item.code;
+        next->instance = instances.back().works;
+        ++next;
+      }
+    }
+
+  const double origin = now();
+  double host = 0;
+  const auto prepare = [&](Work& w, std::int64_t covered) {
+    const ClockNode& node = *w.node;
+    w.seconds = node.seconds;
+    w.last_seconds = node.last_seconds;
+    if (node.every > 1 && covered != node.every) {
+      const OpCost cost = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered);
+      w.seconds = cost.seconds;
+      w.last_seconds = cost.last_seconds;
+    }
+    const auto x = c.plan->exchange_of.find({w.node, covered});
+    if (x != c.plan->exchange_of.end()) w.exchange = x->second;
+  };
+  const auto issue_prefetched = [&](std::int64_t target, int least, int most, Work* trigger) {
+    const Instance& instance = instances[static_cast<std::size_t>(target)];
+    for (const std::uint16_t k : instance.item->code->prefetched) {
+      Work& w = instance.works[k];
+      if (w.node->prefetch < least || w.node->prefetch > most) continue;
+      if ((w.node->when & when) == 0) {
+        w.done = true;
+        continue;
+      }
+      prepare(w, 1);
+      w.trigger = input_to_come ? nullptr : trigger;  // nothing to wait for while the pipeline fills
+      host += w.node->host;
+      enqueue(c, *line, w);
+    }
+  };
+  const auto issue_ahead = [&](std::int64_t index, Work* trigger) {
+    for (std::int64_t target = index + 1; target <= std::min(index + ahead, length - 1); ++target)
+      issue_prefetched(target, static_cast<int>(target - index), static_cast<int>(target - index), trigger);
+  };
+  for (std::int64_t target = 0; target < ahead; ++target)
+    issue_prefetched(target, static_cast<int>(target) + 1, 0xffff, nullptr);
+
+  Work *entry = &line->gate, *other_entry = nullptr, *last_compute = nullptr;
+  for (std::int64_t index = 0; index < length; ++index) {
+    const auto& [item, at, first] = instances[static_cast<std::size_t>(index)];
+    const BlockCode& code = *item->code;
+    bool began = false;
+    host += code.graph_host_seconds;
+    for (std::size_t k = 0; k < code.nodes.size(); ++k) {
+      const ClockNode& node = code.nodes[k];
+      if (node.prefetch > 0) continue;
+      Work& w = first[k];
+      const std::int64_t covered = node.every > 1 ? instances_covered(node, at, item->count) : 1;
+      if ((node.when & when) == 0 || (node.once && index != once_at) || covered == 0) {
+        w.done = w.started = true;
+        continue;
+      }
+      prepare(w, node.once ? 1 : covered);
+      if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = origin + host + node.host_first;
+      if (node.host > node.host_first) w.host_end = origin + host + node.host_bound;
+      if (node.waits_for_compute) w.compute_before = last_compute != nullptr ? last_compute : &line->gate;
+      w.entry = entry;
+      w.other_entry = other_entry;
+      host += node.host;
+      enqueue(c, *line, w);
+      if (node.stream != Stream::compute) continue;
+      last_compute = &w;
+      if (began) continue;
+      began = true;
+      issue_ahead(index, &w);
+    }
+    if (!began) issue_ahead(index, last_compute);
+    if (code.exit_compute != BlockCode::kNone || code.exit_other != BlockCode::kNone) {
+      entry = code.exit_compute != BlockCode::kNone ? &first[code.exit_compute] : nullptr;
+      other_entry = code.exit_other != BlockCode::kNone ? &first[code.exit_other] : nullptr;
+    }
+  }
+
+  if (input_to_come) {
+    wait_for_input();
+    line->gate.event = c.gate_event;
+    finish(c, line->gate);
+  }
+  StreamRun& compute = c.streams[kComputeStream];
+  compute.last_event = c.gate_event;
+  while (!compute.queue.empty()) {
+    Work* w = compute.queue.front().first;
+    compute.queue.pop_front();
+    perform(c, kComputeStream, *w);
+  }
+  c.gate_event = compute.last_event;
+  drain(c, drain_all, true);
+  // Its output, should an asynchronous stream make it.
+  for (Work* w : {entry, other_entry}) {
+    if (w == nullptr || w->done) continue;
+    const double since = now();
+    while (!w->done) {
+      w->waiters |= static_cast<std::uint16_t>(1u << kController);
+      c.block();
+    }
+    c.out.accounts[kExposed + static_cast<std::size_t>(w->node->stream)] += now() - since;
+    c.gate_event = w->event;
+  }
+}
+
+// Waits for the streams' work; `all`: the asynchronous ones too.
+void Simulation::drain(ClassRun& c, bool all, bool account) {
+  for (;;) {
+    const double since = now();
+    std::size_t last = kStreams;
+    for (std::size_t s = 1; s < kStreams; ++s) {
+      if (!all && is_asynchronous(static_cast<Stream>(s))) continue;
+      while (c.streams[s].pending > 0) {
+        c.streams[s].drain_awaited = true;
+        c.block();
+        last = s;
+      }
+      c.streams[s].drain_awaited = false;
+    }
+    if (last == kStreams) return;
+    if (account) c.out.accounts[kExposed + last] += now() - since;
+    c.gate_event = c.streams[last].last_event;
+  }
+}
+
+bool Simulation::receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const {
+  const JobPlan& plan = *c.plan;
+  const auto q = static_cast<std::size_t>(plan.program->schedule.position_of(c.stage, slot.chunk));
+  if (slot.kind == SlotKind::weight_gradient) return false;
+  if (slot.kind == SlotKind::forward ? q == 0 : q + 1 == plan.stage_at.size()) return false;
+  from_stage = plan.stage_at[slot.kind == SlotKind::forward ? q - 1 : q + 1];
+  return from_stage != static_cast<std::int32_t>(c.stage);
+}
+
+// Waits until the slot's input is there. True if it came from another stage.
+bool Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+  std::int32_t from_stage = 0;
+  if (!receives(c, slot, from_stage)) return false;
+  const JobPlan& plan = *c.plan;
+  const Schedule& schedule = plan.program->schedule;
+  const bool forward = slot.kind == SlotKind::forward;
+  Arrival& input =
+      c.inputs[forward ? 0 : 1][slot.chunk * static_cast<std::size_t>(schedule.micro_batches) + slot.micro_batch];
+  const double since = now();
+  if (!input.there) {
+    c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
+                              forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
+    while (!input.there) c.block();
+    c.waits_for.clear();
+    c.gate_event = input.cause;
+  }
+  c.out.bubble += now() - since;
+  if (schedule.blocking_transfers) {
+    const std::uint32_t x = forward ? plan.forward[position - 1] : plan.backward[position + 1];
+    if (x != kNoExchange) {
+      const double begin = now();
+      std::uint32_t cause = c.gate_event;
+      exchange(c, c, x, kComputeStream, kTransferName, false, false, cause);
+      c.out.transfers += now() - begin;
+      const std::int64_t sender =
+          c.first_rank + (from_stage - static_cast<std::int64_t>(c.stage)) * plan.program->mesh.stride(MeshAxis::pp);
+      c.gate_event = record({.begin = begin,
+                             .end = now(),
+                             .cause = cause,
+                             .rank_class = traffic().rank_class(c.job, sender),
+                             .name = c.id,
+                             .chunk = slot.chunk,
+                             .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
+                             .kind = EventRecord::transfer});
+    }
+  }
+  return true;
+}
+
+void Simulation::send(ClassRun& c, std::size_t direction) {
+  Sender& sender = c.senders[direction];
+  for (;;) {
+    while (sender.queue.empty()) sender.block();
+    const Message m = sender.queue.front();
+    sender.queue.pop_front();
+    std::uint32_t cause = m.cause;
+    const double begin = exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
+                                  kTransferName, false, false, cause);
+    ClassRun& to = *classes_[m.to];
+    const auto micro_batches = static_cast<std::size_t>(to.plan->program->schedule.micro_batches);
+    Arrival& input = to.inputs[direction][m.chunk * micro_batches + m.micro_batch];
+    input.cause = record({.begin = begin,
+                          .end = now(),
+                          .cause = cause,
+                          .rank_class = c.id,
+                          .name = m.to,
+                          .chunk = m.chunk,
+                          .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
+                          .kind = EventRecord::transfer});
+    input.there = true;
+    to.wake();
+  }
+}
+
+void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
+  if (slot.kind == SlotKind::weight_gradient) return;
+  const JobPlan& plan = *c.plan;
+  const Schedule& schedule = plan.program->schedule;
+  const bool forward = slot.kind == SlotKind::forward;
+  if (forward ? position + 1 == plan.stage_at.size() : position == 0) return;
+  const std::size_t to_position = forward ? position + 1 : position - 1;
+  const std::int32_t to_stage = plan.stage_at[to_position];
+  if (to_stage == static_cast<std::int32_t>(c.stage)) return;
+  const std::size_t direction = forward ? 0 : 1;
+  const std::uint32_t x = forward ? plan.forward[position] : plan.backward[position];
+  // The chunk of the receiving stage at that position.
+  std::uint16_t chunk = 0;
+  while (schedule.position_of(static_cast<std::size_t>(to_stage), chunk) != static_cast<std::int64_t>(to_position))
+    ++chunk;
+  // The rank at the same place of the other stage.
+  const std::int64_t to_rank =
+      c.first_rank + (to_stage - static_cast<std::int64_t>(c.stage)) * plan.program->mesh.stride(MeshAxis::pp);
+  ClassRun& to = *classes_[traffic().rank_class(c.job, to_rank)];
+  const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
+  Arrival& input = to.inputs[direction][chunk * micro_batches + slot.micro_batch];
+  if (x == kNoExchange || schedule.blocking_transfers) {
+    input.there = true;
+    input.cause = c.gate_event;
+    to.wake();
+    if (x == kNoExchange) return;
+    // The stream sends, unless its next slot receives from the same stage: both directions are one exchange
+    // (Megatron-LM's send_forward_recv_backward).
+    std::int32_t from_stage = -1;
+    if (next != nullptr && receives(c, *next, from_stage) && from_stage == to_stage) return;
+    const double seconds = plan_.exchanges[x].cost.seconds;
+    c.out.transfers += seconds;
+    sleep(seconds);
+    return;
+  }
+  Sender& sender = c.senders[direction];
+  sender.queue.push_back({x, to.id, slot.kind, chunk, slot.micro_batch, c.gate_event});
+  if (!sender.has_actor) {
+    sender.has_actor = true;
+    sg4::Actor::create("sender", network_.clock(), [this, &c, direction] { send(c, direction); })->daemonize();
+  } else {
+    sender.wake();
+  }
+}
+
+void Simulation::control(ClassRun& c) {
+  const JobPlan& plan = *c.plan;
+  const Program& program = *plan.program;
+  const Schedule& schedule = program.schedule;
+  const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
+  const auto& chunks = program.stages[c.stage];
+  std::vector<LineItem> items;
+  const auto items_of = [&](const Chunk& chunk, BlockKind kind) {
+    for (const Run& run : chunk.runs)
+      items.push_back({&plan.codes[run.piece][static_cast<std::size_t>(kind)], run.count});
+  };
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const Slot& slot = order[i];
+    const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
+    items.clear();
+    items_of(chunks[slot.chunk], static_cast<BlockKind>(slot.kind));
+    if (slot.kind != SlotKind::forward) std::reverse(items.begin(), items.end());
+    WhenSet when = kUsual;
+    if (schedule.micro_batches == 1)
+      when = kOnly;
+    else if (slot.micro_batch == 0)
+      when = kFirst;
+    else if (slot.micro_batch + 1 == schedule.micro_batches)
+      when = kLast;
+    // The first forward's gathering of parameters needs no input: it runs while the pipeline fills.
+    std::int32_t from_stage = 0;
+    const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);
+    double begin = 0;
+    if (!early) await_input(c, slot, position);
+    begin = now();
+    run_line(c, items, when, false, early, [&] {
+      await_input(c, slot, position);
+      begin = now();
+    });
+    c.gate_event = record({.begin = begin,
+                           .end = now(),
+                           .cause = c.gate_event,
+                           .rank_class = c.id,
+                           .name = slot.micro_batch,
+                           .chunk = slot.chunk,
+                           .stream = 0,
+                           .kind = EventRecord::slot,
+                           .slot_kind = static_cast<std::uint8_t>(slot.kind)});
+    if (slot.kind == SlotKind::backward) c.out.pipeline_end = now();
+    post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1] : nullptr);
+  }
+  c.out.slots_end = now();
+  drain(c, true, true);
+
+  if (plan.tied != kNoExchange && (c.stage == 0 || c.stage + 1 == program.stages.size())) {
+    const double since = now();
+    std::uint32_t cause = c.gate_event;
+    const double begin = exchange(c, c, plan.tied, kComputeStream, kTransferName, true, false, cause);
+    c.out.bubble += begin - since;
+    c.out.transfers += now() - begin;
+    c.gate_event = record({.begin = begin,
+                           .end = now(),
+                           .cause = cause,
+                           .rank_class = c.id,
+                           .name = c.id,
+                           .chunk = 0,
+                           .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
+                           .kind = EventRecord::tied});
+  }
+  const auto whole_stage = [&](BlockKind kind) {
+    items.clear();
+    for (const Chunk& chunk : chunks) items_of(chunk, kind);
+    run_line(c, items, kOnly, true, false, [] {});
+  };
+  whole_stage(BlockKind::norm);
+  if (plan.synchronises) {
+    Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
+    const double since = now();
+    if (++barrier.arrived == barrier.expected) {
+      barrier.open = true;
+      barrier.last_event = c.gate_event;
+      for (Self* s : barrier.waiting) s->wake();
+    } else {
+      barrier.waiting.push_back(&c);
+      c.waits_for = "the gradient norm of all stages";
+      while (!barrier.open) c.block();
+      c.waits_for.clear();
+      if (now() > since) c.gate_event = barrier.last_event;
+    }
+    c.out.bubble += now() - since;
+  }
+  whole_stage(BlockKind::update);
+  c.out.end = now();
+  c.out.last_event = c.gate_event;
+  c.finished = true;
+}
+
+}  // namespace orrery

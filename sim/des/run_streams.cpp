@@ -1,0 +1,214 @@
+// How a stream works off its ops.
+#include <cmath>
+#include <random>
+
+#include "sim/des/run.h"
+
+namespace orrery {
+
+void Simulation::enqueue(ClassRun& c, Line& line, Work& w) {
+  const auto stream = static_cast<std::size_t>(w.node->stream);
+  StreamRun& s = c.streams[stream];
+  s.queue.emplace_back(&w, &line);
+  if (stream == kComputeStream) return;
+  ++s.pending;
+  ++line.left;
+  if (!s.has_actor) {
+    s.has_actor = true;
+    sg4::Actor::create("stream", network_.clock(), [this, &c, stream] { serve(c, stream); })->daemonize();
+  } else {
+    s.wake();
+  }
+}
+
+void Simulation::serve(ClassRun& c, std::size_t stream) {
+  StreamRun& s = c.streams[stream];
+  for (;;) {
+    while (s.queue.empty()) s.block();
+    const auto [w, line] = s.queue.front();
+    s.queue.pop_front();
+    perform(c, stream, *w);
+    --line->left;
+    if (--s.pending == 0 && s.drain_awaited) c.wake();
+  }
+}
+
+void Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+  Self& self = waiter(c, static_cast<int>(stream));
+  const auto bit_of_stream = static_cast<std::uint16_t>(1u << stream);
+  const auto until = [&](Work& other, auto&& holds) {
+    if (holds()) return;
+    while (!holds()) {
+      other.waiters |= bit_of_stream;
+      self.block();
+    }
+    cause = other.node != nullptr ? static_cast<int>(other.node->stream) : static_cast<int>(kComputeStream);
+    cause_event = other.event;
+  };
+  const auto until_done = [&](Work* other) {
+    if (other != nullptr) until(*other, [other] { return other->done; });
+  };
+  if (w.trigger != nullptr) until(*w.trigger, [&] { return w.trigger->started; });
+  if (w.compute_before != nullptr) until_done(w.compute_before);
+  if (w.node->prefetch == 0) {
+    for (std::size_t d = w.node->first_dep; d < w.node->first_dep + w.node->deps; ++d) {
+      const std::uint16_t from = w.code->deps[d];
+      if (from == BlockCode::kEntry) {
+        until_done(w.entry);
+        until_done(w.other_entry);
+        continue;
+      }
+      Work& producer = w.instance[from];
+      if (w.node->count > 1 && producer.node->count == w.node->count)
+        until(producer, [&] { return producer.parts_done > 0 || producer.done; });
+      else
+        until_done(&producer);
+    }
+  }
+  if (w.issued > now()) {
+    sleep_until(w.issued);
+    cause = kHostCause;
+  }
+}
+
+void Simulation::interrupt(ClassRun& c) {
+  if (!c.in_kernel) return;
+  c.in_kernel = false;
+  c.wake();
+}
+
+// Runs on the class's own actor. Slower while collectives run beside it.
+void Simulation::kernel(ClassRun& c, double seconds) {
+  for (std::size_t i = 0; i < c.jitter.size(); ++i) {
+    const Perturbation& p = *c.jitter_of[i];
+    if (now() < p.from_seconds || (p.until_seconds > 0 && now() >= p.until_seconds)) continue;
+    const double cv = p.coefficient_of_variation;
+    switch (p.distribution) {
+      case JitterDistribution::lognormal: {
+        const double variance = std::log1p(cv * cv);
+        seconds *= std::lognormal_distribution<double>(-variance / 2, std::sqrt(variance))(c.jitter[i]);
+        break;
+      }
+      case JitterDistribution::gamma:
+        seconds *= std::gamma_distribution<double>(1 / (cv * cv), cv * cv)(c.jitter[i]);
+        break;
+      case JitterDistribution::uniform:
+        seconds *=
+            std::uniform_real_distribution<double>(1 - std::sqrt(3.0) * cv, 1 + std::sqrt(3.0) * cv)(c.jitter[i]);
+        break;
+    }
+  }
+  double left = seconds;
+  const double slowdown = c.plan->overlap_slowdown;
+  while (left > 0) {
+    const double rate = c.rate / (c.collectives > 0 ? 1 + slowdown : 1);
+    const double begin = now(), end = begin + left / rate;
+    ++out_.activities;
+    c.in_kernel = true;
+    c.block_for(left / rate);
+    const bool interrupted = !c.in_kernel;
+    c.in_kernel = false;
+    if (!interrupted && now() >= end - 1e-12 * end) break;
+    left -= (now() - begin) * rate;
+  }
+}
+
+void Simulation::finish(ClassRun& c, Work& w) {
+  w.done = true;
+  if (w.waiters == 0) return;
+  const std::uint16_t waiting = w.waiters;
+  w.waiters = 0;
+  for (int s = 0; s <= kStreams; ++s)
+    if ((waiting >> s & 1) != 0) waiter(c, s).wake();
+}
+
+void Simulation::perform(ClassRun& c, std::size_t stream, Work& w) {
+  StreamRun& s = c.streams[stream];
+  const ClockNode& node = *w.node;
+  const bool on_compute = stream == kComputeStream;
+  const double free = now();
+  int cause = static_cast<int>(stream);
+  std::uint32_t cause_event = s.last_event;
+  s.current = &w;
+  await(c, stream, w, cause, cause_event);
+  double begin = now();
+  const auto account = [&](int by) {
+    return by == kHostCause ? static_cast<std::size_t>(kHostIssue) : static_cast<std::size_t>(kExposed + by);
+  };
+  if (on_compute) c.out.accounts[account(cause)] += begin - free;
+  w.started = true;
+  if (w.waiters != 0) {  // triggered by the start
+    const std::uint16_t waiting = w.waiters;
+    w.waiters = 0;
+    for (int i = 0; i <= kStreams; ++i)
+      if ((waiting >> i & 1) != 0) waiter(c, i).wake();
+  }
+
+  // Whom it follows part by part.
+  Work* leader = nullptr;
+  if (node.count > 1)
+    for (std::size_t d = node.first_dep; d < node.first_dep + node.deps; ++d)
+      if (const std::uint16_t from = w.code->deps[d];
+          from != BlockCode::kEntry && w.instance[from].node->count == node.count)
+        leader = &w.instance[from];
+  const bool is_kernel = w.exchange == kNoExchange;
+  double busy = 0;
+  for (std::uint16_t part = 0; part < node.count; ++part) {
+    if (leader != nullptr && part > 0 && !leader->done && leader->parts_done <= part) {
+      const double waiting_since = now();
+      Self& self = waiter(c, static_cast<int>(stream));
+      while (!leader->done && leader->parts_done <= part) {
+        leader->waiters |= static_cast<std::uint16_t>(1u << stream);
+        self.block();
+      }
+      if (on_compute) c.out.accounts[account(static_cast<int>(leader->node->stream))] += now() - waiting_since;
+    }
+    const double part_begin = now();
+    if (is_kernel) {
+      const double seconds = w.seconds / node.count;
+      if (on_compute)
+        kernel(c, seconds);
+      else
+        sleep(seconds);
+    } else {
+      const double started = exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream,
+                                      c.plan->op_of.at(w.node), true, node.moves && !on_compute, cause_event);
+      if (part == 0) begin = started;
+    }
+    busy += now() - part_begin;
+    if (node.count > 1) {
+      ++w.parts_done;
+      const std::uint16_t waiting = w.waiters;
+      w.waiters = 0;
+      for (int i = 0; i <= kStreams; ++i)
+        if ((waiting >> i & 1) != 0) waiter(c, i).wake();
+    }
+  }
+  if (on_compute) {
+    if (!is_kernel || node.seconds <= 0) {
+      c.out.accounts[node.account] += busy;
+    } else {
+      for (std::size_t a = 0; a < node.kernel_seconds.size(); ++a)
+        c.out.accounts[a] += busy * node.kernel_seconds[a] / node.seconds;
+    }
+    if (w.host_end > now()) {
+      c.out.accounts[kHostIssue] += w.host_end - now();
+      sleep_until(w.host_end);
+    }
+  }
+  w.event = record({.begin = begin,
+                    .end = now(),
+                    .cause = cause_event,
+                    .rank_class = c.id,
+                    .name = c.plan->op_of.at(w.node),
+                    .chunk = 0,
+                    .stream = static_cast<std::uint8_t>(stream),
+                    .kind = EventRecord::op,
+                    .slot_kind = 0,
+                    .waited_for_host = cause == kHostCause});
+  s.last_event = w.event;
+  s.current = nullptr;
+  finish(c, w);
+}
+
+}  // namespace orrery

@@ -1,0 +1,189 @@
+// All that several jobs may send over a cluster, folded: which ranks, groups, flows and links behave alike, and how
+// the flows of one class load the links of another. Internal to sim/des.
+//
+// A communicator is a set of groups of one job that communicate at once (all tensor-parallel groups, all pairs of
+// neighbouring stages); a pattern is one kind of collective with one algorithm over a communicator. Patterns are in
+// shares of the op's bytes, so each is laid over the links once, whatever its sizes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "sim/des/collective_flows.h"
+#include "sim/des/fold.h"
+#include "sim/des/topology.h"
+#include "sim/hardware/perturbation.h"
+#include "sim/program/mesh.h"
+
+namespace orrery {
+
+struct PatternKind {
+  std::int32_t communicator = 0;
+  OpKind kind = OpKind::all_reduce;
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
+  bool storage = false;   // copies: beyond host memory
+  bool reversed = false;  // members in reverse order: backwards through the pipeline
+  bool operator==(const PatternKind&) const = default;
+};
+
+// Classes, all numbered 0, 1, ...
+struct RankClass {
+  std::int32_t job = 0;
+  std::int64_t stage = 0;
+  std::int64_t first_rank = 0, ranks = 0;
+};
+struct LinkClass {
+  LinkId first = 0;
+  LinkKind kind = LinkKind::scale_up;
+  std::int64_t links = 0;
+  double bytes_per_second = 0;  // of each, undisturbed
+  // Can never bound a flow: others on the way of everything that passes are narrower together. Not simulated.
+  bool never_binds = false;
+};
+struct LinkLoad {
+  std::uint32_t link_class = 0;
+  double flows = 0;  // of the flow class over each link of the link class
+};
+struct FlowClass {
+  std::int32_t pattern = 0;  // or kBackground
+  std::int64_t flows = 0;
+  double share = 0;  // of the op's bytes: of the whole flow (steady), of each message (exact)
+  std::int32_t messages = 1;
+  std::int32_t lag = 0;
+  std::vector<std::uint32_t> after;  // flow classes (exact)
+  std::uint8_t phase = 0;
+  bool leaves_node = false;
+  std::vector<LinkLoad> loads;  // all links on the way
+};
+struct GroupClass {
+  std::int32_t communicator = 0;
+  std::int64_t groups = 0;
+  std::vector<std::uint32_t> members;  // rank classes, each once, ascending
+};
+
+class Traffic {
+ public:
+  static constexpr std::int32_t kBackground = -1;
+
+  // `exact`: keeps each edge's messages and their order apart. Keeps references.
+  Traffic(const Topology& topology, const Cluster& cluster, bool exact);
+
+  std::int32_t add_job(const Mesh& mesh, const Placement& placement);
+  // Communicators; found again when asked for again.
+  std::int32_t groups(std::int32_t job, MeshAxes axes);
+  // Ranks at the same place of two pipeline stages.
+  std::int32_t pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage);
+  // Every rank by itself, for copies between its memories.
+  std::int32_t singles(std::int32_t job);
+  std::int32_t pattern(const PatternKind& kind);
+
+  // What tells a rank, or a link, apart from others. `least_factor`: of the link's rate, ever.
+  void mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark);
+  void mark_link(LinkId link, std::uint64_t mark);
+  // A flow over one link that competes with the rest; returns its number among such flows.
+  std::int32_t add_background(LinkId link);
+
+  // Lays all patterns over the links and folds, or numbers everything apart. Call once, after all of the above.
+  void fold(bool enabled);
+
+  // After fold().
+  std::span<const RankClass> rank_classes() const { return rank_classes_; }
+  std::span<const GroupClass> group_classes() const { return group_classes_; }
+  std::span<const FlowClass> flow_classes() const { return flow_classes_; }
+  std::span<const LinkClass> link_classes() const { return link_classes_; }
+  std::uint32_t rank_class(std::int32_t job, std::int64_t rank) const;
+  std::uint32_t link_class(LinkId link) const;
+  std::uint32_t group_class(std::int32_t communicator, std::int64_t rank) const;
+  // Flow classes of a pattern in a group class.
+  std::span<const std::uint32_t> flows(std::int32_t pattern, std::uint32_t group_class) const;
+  std::uint32_t background_flow(std::int32_t number) const {
+    return background_class_[static_cast<std::size_t>(number)];
+  }
+  // Seconds per byte of the op when all groups of the pattern run alone and at links' full rates, phases one after
+  // the other: of the flows inside the nodes over all their links; of those between nodes over what belongs to the
+  // nodes (NICs, PCIe; not the switches beyond).
+  double seconds_per_byte_inside(std::int32_t pattern) const {
+    return patterns_[static_cast<std::size_t>(pattern)].inside;
+  }
+  double seconds_per_byte_outside(std::int32_t pattern) const {
+    return patterns_[static_cast<std::size_t>(pattern)].outside;
+  }
+
+  std::int64_t ranks() const;
+  std::int64_t total_flows() const { return total_flows_; }
+  std::int64_t links_used() const { return links_used_; }
+
+ private:
+  struct Job {
+    Mesh mesh;
+    Placement placement;
+    std::int64_t first_vertex = 0, stages = 1, stage_stride = 1;
+    std::vector<std::uint64_t> marks;
+  };
+  struct Communicator {
+    std::int32_t job = 0;
+    int how = 0;  // 0 axes, 1 pairs, 2 singles
+    MeshAxes axes;
+    std::int64_t from_stage = 0, to_stage = 0;
+    bool operator==(const Communicator&) const = default;
+  };
+  struct Groups {  // of a communicator
+    std::size_t first_vertex = 0;
+    std::int64_t count = 0, size = 1;
+    std::vector<std::int64_t> members;   // ranks, [group * size + i]
+    std::vector<std::int32_t> group_of;  // by rank; -1: none
+  };
+  struct Pattern {
+    PatternKind kind;
+    double inside = 0, outside = 0;
+  };
+  struct Flow {
+    std::int32_t pattern = 0;
+    std::uint32_t group_vertex = 0;
+    std::uint32_t way = 0, links = 0;  // into ways_
+    double share = 0;
+    std::int32_t messages = 1, lag = 0;
+    std::uint32_t first_after = 0;  // into afters_ (exact)
+    std::uint16_t afters = 0;
+    std::uint8_t phase = 0;
+    bool leaves_node = false;
+  };
+
+  void enumerate(const Communicator& communicator, Groups& groups) const;
+  void lay_pattern(std::int32_t pattern);
+  void lay_copies(std::int32_t pattern);
+  void find_links_that_never_bind();
+  void find_classes(bool enabled);
+  void measure_patterns();
+
+  const Topology& topology_;
+  const Cluster& cluster_;
+  bool exact_ = false;
+  std::vector<Job> jobs_;
+  std::vector<Communicator> communicators_;
+  std::vector<Groups> groups_;
+  std::vector<Pattern> patterns_;
+  std::vector<std::pair<LinkId, std::uint64_t>> link_marks_;
+  std::vector<LinkId> background_;
+
+  std::vector<Flow> flows_;
+  std::vector<LinkId> ways_;
+  std::vector<std::uint32_t> afters_;
+  std::vector<char> never_binds_;  // by link
+  std::vector<char> marked_;
+
+  std::vector<RankClass> rank_classes_;
+  std::vector<GroupClass> group_classes_;
+  std::vector<FlowClass> flow_classes_;
+  std::vector<LinkClass> link_classes_;
+  std::vector<std::uint32_t> class_of_rank_, class_of_group_, class_of_link_;
+  std::vector<std::uint32_t> background_class_;
+  std::map<std::pair<std::int32_t, std::uint32_t>, std::vector<std::uint32_t>> flows_of_;
+  std::int64_t total_flows_ = 0, links_used_ = 0;
+};
+
+}  // namespace orrery
