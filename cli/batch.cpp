@@ -11,7 +11,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
-#include "cli/simulation.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -79,7 +78,25 @@ Json result_json(const Report& report, bool ops) {
   return json;
 }
 
-void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output, bool ops) {
+Json jobs_json(const std::vector<JobResult>& jobs, bool ops) {
+  Json list = Json::array();
+  for (const JobResult& result : jobs) {
+    Json together = report_json(result.together);
+    if (!ops) together.erase("ops");
+    list.push_back({{"name", result.job.name},
+                    {"nodes", result.job.scenario.cluster.nodes},
+                    {"first_node", result.job.placement.first_node},
+                    {"node_stride", result.job.placement.node_stride},
+                    {"slowdown", result.slowdown()},
+                    {"alone_seconds", result.alone_seconds},
+                    {"most_shared_link", result.most_shared_link},
+                    {"together", std::move(together)}});
+  }
+  return {{"jobs", std::move(list)}, {"version", ORRERY_VERSION}};
+}
+
+void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
+               SimulationOptions options, bool ops) {
   const bool standard_input = input == "-";
   const std::string name = standard_input ? "<stdin>" : input;
   std::ifstream file;
@@ -95,6 +112,8 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
   Progress progress(!standard_input && ::isatty(STDERR_FILENO) != 0 ? count_lines(file) : 0);
   std::istream& lines = standard_input ? std::cin : file;
   OutputStream results(output);
+  options.timeline = false;
+  options.ops = true;
   Simulator simulator;
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -103,9 +122,13 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
     try {
       nlohmann::json document = parse_json(line, source.file);
       for (const std::string& set : sets) apply_set(document, set, source.file);
-      result = result_json(simulator.evaluate(document, source, {.timeline = false, .ops = true}).report, ops);
+      result = options.engine == Engine::des && has_jobs(document)
+                   ? jobs_json(simulator.evaluate_jobs(document, source, options), ops)
+                   : result_json(simulator.evaluate(document, source, options).report, ops);
     } catch (const InputError& error) {
       result = error_json(error);
+    } catch (const StalledError& error) {
+      result = {{"error", {{"message", error.what()}, {"file", source.file}, {"stalled", true}}}};
     }
     results.write(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     progress.advance();

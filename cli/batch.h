@@ -5,15 +5,20 @@
 #include <string>
 #include <vector>
 
+#include "cli/simulation.h"
 #include "sim/report/report.h"
 
 namespace orrery {
 
 // The report with the version; `ops` keeps the list of ops.
 nlohmann::ordered_json result_json(const Report& report, bool ops);
+// {"jobs": [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}], "version": ...}
+nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 
-// Each line of `input` ("-": standard input) is a scenario; `output` gets its result, or {"error": {...}}, on the line
-// of the same number. Relative paths in a scenario start from the folder of `input`.
-void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output, bool ops);
+// Each line of `input` ("-": standard input) is a scenario, or with the discrete-event engine jobs; `output` gets its
+// result, or {"error": {...}}, on the line of the same number. Relative paths in a scenario start from the folder of
+// `input`.
+void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
+               SimulationOptions options, bool ops);
 
 }  // namespace orrery

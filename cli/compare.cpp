@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/output.h"
 #include "cli/simulation.h"
 #include "sim/report/json.h"
@@ -16,23 +17,26 @@ struct Arguments {
   std::string a, b;
   std::vector<std::string> sets, sets_a, sets_b;
   std::string json;
+  EngineArguments engine;
 };
 
 constexpr const char* kExamples = R"(Examples:
   orrery compare a.json b.json
   orrery compare scenario.json --set-b plan.tensor_parallel=4        one scenario with and without a change
-  orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -)";
+  orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -
+  orrery compare straggler --engine des --set-a perturbations=[]     what a slow device costs)";
 
 struct Side {
   ScenarioSource source;
   Simulation simulation;
 };
 
-Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets) {
+Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets,
+              const SimulationOptions& options) {
   sets.insert(sets.end(), own_sets.begin(), own_sets.end());
   Side side;
   const nlohmann::json document = load_scenario_document(scenario, sets, side.source);
-  side.simulation = Simulator().evaluate(document, side.source, {});
+  side.simulation = Simulator().evaluate(document, side.source, options);
   return side;
 }
 
@@ -46,8 +50,9 @@ std::string label(const char* letter, const Side& side, const std::vector<std::s
 void compare(const Arguments& arguments) {
   if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
-  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a);
-  const Side b = evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b);
+  const SimulationOptions options = arguments.engine.options();
+  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a, options);
+  const Side b = evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b, options);
   const Report& report_a = a.simulation.report;
   const Report& report_b = b.simulation.report;
   Outputs outputs;
@@ -81,6 +86,7 @@ void add_compare(CLI::App& app) {
   command
       ->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
       ->type_name("FILE");
+  arguments->engine.add_to(*command, /*both=*/false);
   command->callback([arguments] { compare(*arguments); });
 }
 

@@ -1,4 +1,5 @@
-// orrery: one subcommand a file. Exit codes: 0 done, 2 what was given cannot be used, 1 anything else.
+// orrery: one subcommand a file. Exit codes: 0 done, 2 what was given cannot be used, 1 anything else, such as a step
+// that does not end.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "sim/base/error.h"
+#include "sim/des/engine.h"
 
 namespace {
 
@@ -17,11 +19,13 @@ constexpr const char* kExamples = R"(Examples:
   orrery simulate llama-3-70b-512-h100
   orrery simulate scenario.json --set plan.tensor_parallel=4 --set cluster.nodes=8
   orrery simulate scenario.json --json - --trace step.json --svg schedule.svg
+  orrery simulate straggler --engine des
   orrery compare scenario.json --set-b plan.virtual_pipeline=1 --set-b plan.pipeline_schedule=1f1b
   orrery list models
   orrery show dgx-h100
 
-Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 an internal error.)";
+Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the step does not end (a
+perturbation stops it), or an internal error.)";
 
 int fail(int code, std::string message) {
   for (char& c : message)
@@ -69,6 +73,9 @@ int main(int argc, char** argv) {
     return fail(2, error.what() + suggestion(app, argc, argv));
   } catch (const orrery::InputError& error) {
     return fail(2, error.what());
+  } catch (const orrery::StalledError& error) {  // may list the waiting ranks line by line
+    fmt::print(stderr, "orrery: error: {}\n", error.what());
+    return 1;
   } catch (const std::exception& error) {
     return fail(1, fmt::format("internal: {}", error.what()));
   }

@@ -1,4 +1,4 @@
-// orrery show: one preset with all its figures and where they come from.
+// orrery show: one preset with all its figures and where they come from; or the links of a cluster.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/show_links.h"
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
@@ -88,16 +89,35 @@ void append_fields(std::string& text, const Json& object, std::size_t indent) {
 
 void add_show(CLI::App& app) {
   struct Arguments {
-    std::string name;
+    std::string name, of, pattern, routing = std::string(kRoutingNames.front());
     bool json = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("show", "Show a preset with all its figures and their sources");
-  command->footer("Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json");
-  command->add_option("NAME", arguments->name, "A model, cluster, node, device, fabric, strategy or bundled scenario")
+  CLI::App* command =
+      app.add_subcommand("show", "Show a preset with all its figures and their sources, or a cluster's links");
+  command->footer(
+      "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
+      "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
+      "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
+  command
+      ->add_option("NAME", arguments->name,
+                   "A model, cluster, node, device, fabric, strategy or bundled scenario; or \"links\"")
       ->required();
-  command->add_flag("--json", arguments->json, "As a JSON object by kind");
+  command->add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
+  command->add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
+  command->add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
+      ->check(CLI::IsMember(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end())));
+  command->add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
   command->callback([arguments] {
+    if (arguments->name == "links") {
+      if (arguments->of.empty())
+        throw InputError({}, "nothing after links", "a cluster, node or scenario, or the file of one");
+      const auto routing = std::find(kRoutingNames.begin(), kRoutingNames.end(), arguments->routing);
+      return print(links_text(arguments->of, arguments->pattern, static_cast<Routing>(routing - kRoutingNames.begin()),
+                              arguments->json));
+    }
+    if (!arguments->of.empty())
+      throw InputError({}, describe(arguments->of), "one name to show (only links are those of something)");
     const Json found = find(arguments->name);
     if (found.empty())
       throw InputError({}, describe(arguments->name), "a name that `orrery list` prints",

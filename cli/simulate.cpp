@@ -1,17 +1,21 @@
 // orrery simulate: one scenario, or a batch of them.
-#include <algorithm>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/batch.h"
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/explain.h"
 #include "cli/output.h"
 #include "cli/simulation.h"
 #include "sim/report/csv.h"
+#include "sim/report/format.h"
 #include "sim/report/json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
@@ -24,8 +28,8 @@ struct Arguments {
   std::string scenario;
   std::vector<std::string> sets;
   std::string json, csv, trace, svg, explain, batch;
-  std::string engine = "analytical";
-  bool ops = false;
+  EngineArguments engine;
+  bool ops = false, verbose = false;
 };
 
 constexpr const char* kExamples = R"(Examples:
@@ -35,53 +39,151 @@ constexpr const char* kExamples = R"(Examples:
   orrery simulate scenario.json --trace step.json             open in ui.perfetto.dev
   orrery simulate scenario.json --svg schedule.svg            a picture of the pipeline's schedule
   orrery simulate scenario.json --explain layer.forward.fc1   one op's formula with its numbers
-  orrery simulate --batch scenarios.jsonl                     a scenario a line in, a result a line out)";
+  orrery simulate --batch scenarios.jsonl                     a scenario a line in, a result a line out
+  orrery simulate straggler --engine des                      event by event: contention, slow parts, failures
+  orrery simulate two-jobs-one-spine --engine des             jobs that share a cluster)";
 
-void simulate_one(const Arguments& arguments) {
-  ScenarioSource source;
-  const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
+// The outputs asked for: none over another or over the scenario, and at most one of them on standard output.
+class Wanted {
+ public:
+  explicit Wanted(const Arguments& arguments)
+      : standard_output_taken_(!arguments.explain.empty()), written_{arguments.scenario} {}
+
+  template <class Text>
+  void add(const std::string& path, Text text) {
+    if (path.empty()) return;
+    if (path == "-") {
+      if (standard_output_taken_)
+        throw InputError({"", ""}, "\"-\" for several outputs", "at most one on standard output");
+      standard_output_taken_ = true;
+    } else if (std::find(written_.begin(), written_.end(), path) != written_.end()) {
+      throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
+    }
+    written_.push_back(path);
+    outputs_.add(path, text());
+  }
+  bool standard_output_taken() const { return standard_output_taken_; }
+  void print(const std::string& text) { outputs_.add("-", text); }
+  void commit() { outputs_.commit(); }
+
+ private:
+  bool standard_output_taken_;
+  std::vector<std::string> written_;
+  Outputs outputs_;
+};
+
+nlohmann::ordered_json both_json(const Report& analytical, const Report& des, bool ops) {
+  nlohmann::ordered_json compared = comparison_json(analytical, des);
+  for (const char* side : {"a", "b"})
+    if (!ops) compared[side].erase("ops");
+  return {{"analytical", std::move(compared["a"])},
+          {"des", std::move(compared["b"])},
+          {"change", std::move(compared["change"])},
+          {"version", ORRERY_VERSION}};
+}
+
+// `analytical`: to be set beside the simulation, which is then the discrete-event engine's; or nullptr.
+std::string text_of(const Simulation& simulation, const Report* analytical, const Arguments& arguments) {
+  const TableStyle style{.colour = colour_wanted()};
+  const std::vector<std::string> title = title_of(simulation.scenario);
+  std::string text = analytical == nullptr ? report_table(simulation.report, title, style)
+                                           : comparison_table(*analytical, simulation.report, title, style,
+                                                              {.a = "analytical", .b = "des"}) +
+                                                 discrete_event_table(simulation.report, style);
+  if (arguments.ops) text += "\n" + op_table(simulation);
+  return text;
+}
+
+void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
+  SimulationOptions options = arguments.engine.options();
+  options.ops = true;
   Simulator simulator;
-  const AnalyticalOptions options{.timeline = !arguments.trace.empty() || !arguments.svg.empty(), .ops = true};
+  std::optional<Report> analytical;
+  if (arguments.engine.both())
+    analytical = simulator.evaluate(document, source, {.engine = Engine::analytical, .ops = true}).report;
+  options.timeline = !arguments.trace.empty() || !arguments.svg.empty();
   const Simulation simulation = simulator.evaluate(document, source, options);
   const Report& report = simulation.report;
 
-  Outputs outputs;
-  bool table = true;
-  std::vector<std::string> written{arguments.scenario};  // never over the scenario itself
-  const auto output = [&](const std::string& path, auto&& text) {
-    if (path.empty()) return;
-    if (path == "-") {
-      if (!table || !arguments.explain.empty())
-        throw InputError({"", ""}, "\"-\" for several outputs", "at most one on standard output");
-      table = false;
-    } else if (std::find(written.begin(), written.end(), path) != written.end()) {
-      throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
-    }
-    written.push_back(path);
-    outputs.add(path, text());
-  };
-  output(arguments.json, [&] { return result_json(report, arguments.ops).dump(2) + "\n"; });
-  output(arguments.csv, [&] { return csv_header() + csv_row(source.file, report); });
-  output(arguments.trace, [&] { return report_trace(report); });
-  output(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
+  Wanted wanted(arguments);
+  wanted.add(arguments.json, [&] {
+    return (analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops)).dump(2) +
+           "\n";
+  });
+  wanted.add(arguments.csv, [&] {
+    return csv_header() + (analytical ? csv_row(source.file, *analytical) : "") + csv_row(source.file, report);
+  });
+  wanted.add(arguments.trace, [&] { return report_trace(report); });
+  wanted.add(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
   if (!arguments.explain.empty()) {
-    outputs.add("-", explain(arguments.explain, simulation));
-  } else if (table) {
-    std::string text = report_table(report, title_of(simulation.scenario), {.colour = colour_wanted()});
-    if (arguments.ops) text += "\n" + op_table(simulation);
-    outputs.add("-", text);
+    wanted.print(explain(arguments.explain, simulation));
+  } else if (!wanted.standard_output_taken()) {
+    wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments));
   }
-  outputs.commit();
+  wanted.commit();
+}
+
+std::string jobs_table(const std::vector<JobResult>& jobs, const Arguments& arguments) {
+  constexpr std::array<Column, 6> kColumns{
+      {{"job", false}, {"nodes"}, {"step alone"}, {"step together"}, {"slowdown"}, {"link most shared", false}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const JobResult& result : jobs)
+    rows.push_back({result.job.name, std::to_string(result.job.scenario.cluster.nodes),
+                    seconds_text(result.alone_seconds), seconds_text(result.together.step_seconds),
+                    fmt::format("{:.3f}", result.slowdown()),
+                    result.most_shared_link.empty() ? "-" : result.most_shared_link});
+  std::string text = grid(kColumns, rows);
+  if (!arguments.verbose) return text;
+  const TableStyle style{.colour = colour_wanted()};
+  for (const JobResult& result : jobs) {
+    std::vector<std::string> title = title_of(result.job.scenario);
+    title.front() = result.job.name + ": " + title.front();
+    text += "\n" + report_table(result.together, title, style);
+  }
+  return text;
+}
+
+void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
+  if (arguments.engine.engine != "des")
+    throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
+                     "--engine des: the analytical engine knows one job at a time");
+  if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
+  if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
+  SimulationOptions options = arguments.engine.options();
+  options.ops = true;
+  options.timeline = !arguments.trace.empty();
+  const std::vector<JobResult> jobs = Simulator().evaluate_jobs(document, source, options);
+
+  Wanted wanted(arguments);
+  wanted.add(arguments.json, [&] { return jobs_json(jobs, arguments.ops).dump(2) + "\n"; });
+  wanted.add(arguments.csv, [&] {
+    std::string text = csv_header();
+    for (const JobResult& result : jobs) text += csv_row(source.file + "#" + result.job.name, result.together);
+    return text;
+  });
+  wanted.add(arguments.trace, [&] {
+    std::vector<TracedJob> traced;
+    for (const JobResult& result : jobs) traced.push_back({result.job.name, &result.together});
+    return jobs_trace(traced);
+  });
+  if (!wanted.standard_output_taken()) wanted.print(jobs_table(jobs, arguments));
+  wanted.commit();
 }
 
 void simulate(const Arguments& arguments) {
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
-  if (arguments.batch.empty()) return simulate_one(arguments);
+  if (arguments.batch.empty()) {
+    ScenarioSource source;
+    const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
+    return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
+  }
   if (!arguments.csv.empty() || !arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json alone: a result a line");
-  run_batch(arguments.batch, arguments.sets, arguments.json.empty() ? "-" : arguments.json, arguments.ops);
+  if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
+  run_batch(arguments.batch, arguments.sets, arguments.json.empty() ? "-" : arguments.json, arguments.engine.options(),
+            arguments.ops);
 }
 
 }  // namespace
@@ -109,7 +211,8 @@ void add_simulate(CLI::App& app) {
   command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
       ->type_name("OP|TERM");
   command->add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
-  command->add_option("--engine", arguments->engine, "How the program is timed")->check(CLI::IsMember({"analytical"}));
+  command->add_flag("--verbose", arguments->verbose, "Jobs: the whole report of each");
+  arguments->engine.add_to(*command, /*both=*/true);
   command->callback([arguments] { simulate(*arguments); });
 }
 

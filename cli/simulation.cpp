@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <utility>
 
+#include "sim/analytical/engine.h"
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
 #include "strategies/framework/framework.h"
@@ -58,38 +60,133 @@ struct Simulator::Rep {
   Program program;
   std::unordered_map<std::string, Calibration> kernels;  // by what find_calibration goes by
   CollectiveCalibration collectives;
+
+  const Calibration& kernels_of(const Scenario& scenario);
 };
+
+const Calibration& Simulator::Rep::kernels_of(const Scenario& scenario) {
+  const Device& device = scenario.cluster.device;
+  const std::string_view attention = framework::attention_kernel(scenario.plan);
+  const std::string key = fmt::format("{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention);
+  auto found = kernels.find(key);
+  if (found == kernels.end()) {
+    found = kernels.emplace(key, find_calibration(device)).first;
+    if (!attention.empty()) use_attention_kernel(found->second, attention);
+  }
+  return found->second;
+}
 
 Simulator::Simulator() : rep_(std::make_unique<Rep>()) {}
 Simulator::~Simulator() = default;
 
+namespace {
+
+constexpr const char* kPerturbationsIgnored =
+    "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
+
+void check_ends(const Report& report) {
+  if (!std::isfinite(report.step_seconds))
+    throw InputError({"", ""}, "rates or sizes so extreme that the step never ends", "those of real hardware");
+}
+
+DiscreteEventOptions discrete_event_options(const SimulationOptions& options) {
+  return {.fidelity = options.fidelity, .routing = options.routing, .timeline = options.timeline, .ops = options.ops};
+}
+
+// Time lost to contention, by link.
+std::map<std::string, double> seconds_lost(const Report& report) {
+  std::map<std::string, double> lost;
+  if (report.discrete_event)
+    for (const ContentionReport& c : report.discrete_event->contention) lost[c.link] += c.seconds - c.seconds_alone;
+  return lost;
+}
+
+std::string most_shared_link(const Report& alone, const Report& together) {
+  const auto before = seconds_lost(alone);
+  std::string link;
+  double most = 0;
+  for (const auto& [name, seconds] : seconds_lost(together)) {
+    const auto found = before.find(name);
+    const double more = seconds - (found == before.end() ? 0 : found->second);
+    if (more <= most) continue;
+    most = more;
+    link = name;
+  }
+  return link;
+}
+
+}  // namespace
+
 Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source,
-                               const AnalyticalOptions& options) {
+                               const SimulationOptions& options) {
   Simulation result;
   result.scenario = rep_->reader.read(document, source);
-  const Cluster& cluster = result.scenario.cluster;
+  const Scenario& scenario = result.scenario;
   try {
-    lower(result.scenario, rep_->program);
-    const Device& device = cluster.device;
-    const std::string_view attention = framework::attention_kernel(result.scenario.plan);
-    const std::string key = fmt::format("{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention);
-    auto kernels = rep_->kernels.find(key);
-    if (kernels == rep_->kernels.end()) {
-      kernels = rep_->kernels.emplace(key, find_calibration(device)).first;
-      if (!attention.empty()) use_attention_kernel(kernels->second, attention);
-    }
-    rep_->collectives = find_collective_calibration(cluster);
-    AnalyticalEngine engine(cluster, kernels->second, rep_->collectives);
-    engine.evaluate(rep_->program, result.scenario.plan.precision.compute(), options, result.report);
-    if (!std::isfinite(result.report.step_seconds))
-      throw InputError({"", ""}, "rates or sizes so extreme that the step never ends", "those of real hardware");
+    lower(scenario, rep_->program);
     result.program = &rep_->program;
-    result.kernels = &kernels->second;
+    result.kernels = &rep_->kernels_of(scenario);
+    rep_->collectives = find_collective_calibration(scenario.cluster);
     result.collectives = &rep_->collectives;
+    const Dtype dtype = scenario.plan.precision.compute();
+    if (options.engine == Engine::des) {
+      const DiscreteEventJob job{
+          .name = "", .program = result.program, .mfu_dtype = dtype, .kernels = result.kernels, .placement = {}};
+      run_discrete_event(scenario.cluster, rep_->collectives, {&job, 1}, scenario.perturbations,
+                         discrete_event_options(options), {&result.report, 1});
+    } else {
+      AnalyticalEngine engine(scenario.cluster, *result.kernels, rep_->collectives);
+      engine.evaluate(rep_->program, dtype, {.timeline = options.timeline, .ops = options.ops}, result.report);
+      if (!scenario.perturbations.empty()) result.report.notes.emplace_back(kPerturbationsIgnored);
+    }
+    check_ends(result.report);
   } catch (const InputError& error) {
     throw source.blame(error);
   }
   return result;
+}
+
+std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
+                                                const SimulationOptions& options) {
+  JobsDocument read = rep_->reader.read_jobs(document, source);
+  std::vector<Program> programs(read.jobs.size());
+  std::vector<DiscreteEventJob> jobs;
+  for (std::size_t i = 0; i < read.jobs.size(); ++i) {
+    const Job& job = read.jobs[i];
+    try {
+      lower(job.scenario, programs[i]);
+    } catch (const InputError& error) {
+      throw source.blame(job.in_document(error));
+    }
+    jobs.push_back({.name = job.name,
+                    .program = &programs[i],
+                    .mfu_dtype = job.scenario.plan.precision.compute(),
+                    .kernels = &rep_->kernels_of(job.scenario),
+                    .placement = job.placement});
+  }
+  try {
+    rep_->collectives = find_collective_calibration(read.cluster);
+    const DiscreteEventOptions together = discrete_event_options(options);
+    std::vector<Report> reports(jobs.size());
+    run_discrete_event(read.cluster, rep_->collectives, jobs, read.perturbations, together, reports);
+    DiscreteEventOptions alone = together;
+    alone.timeline = alone.ops = false;
+    std::vector<JobResult> results;
+    for (std::size_t i = 0; i < jobs.size(); ++i) {
+      check_ends(reports[i]);
+      Report by_itself = reports[i];
+      if (jobs.size() > 1) {
+        by_itself = {};
+        run_discrete_event(read.cluster, rep_->collectives, {&jobs[i], 1}, read.perturbations, alone, {&by_itself, 1});
+        check_ends(by_itself);
+      }
+      std::string link = most_shared_link(by_itself, reports[i]);
+      results.push_back({std::move(read.jobs[i]), std::move(reports[i]), by_itself.step_seconds, std::move(link)});
+    }
+    return results;
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
 }
 
 std::vector<std::string> title_of(const Scenario& scenario) {

@@ -6,14 +6,24 @@
 #include <string>
 #include <vector>
 
-#include "sim/analytical/engine.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
+#include "sim/des/engine.h"
 #include "sim/program/program.h"
 #include "sim/report/report.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery {
+
+enum class Engine : std::uint8_t { analytical, des };
+
+struct SimulationOptions {
+  Engine engine = Engine::analytical;
+  Fidelity fidelity = Fidelity::steady_flow;  // this and routing: of des
+  Routing routing = Routing::automatic;
+  bool timeline = false;  // fill Report::timeline
+  bool ops = false;       // fill Report::ops and ::unmeasured
+};
 
 // A scenario with what became of it. Everything but `report` stays valid until the next evaluate() of its Simulator.
 struct Simulation {
@@ -24,14 +34,28 @@ struct Simulation {
   const CollectiveCalibration* collectives = nullptr;
 };
 
+// Jobs that share a cluster, all at once, and what each takes when it has the cluster to itself: on the same nodes,
+// with the same perturbations.
+struct JobResult {
+  Job job;
+  Report together;
+  double alone_seconds = 0;
+  std::string most_shared_link;  // on which it loses more time than alone; "" where nowhere
+
+  double slowdown() const { return together.step_seconds / alone_seconds; }
+};
+
 // Keeps what costs time to make between scenarios: parsed presets, calibrations, the program's storage.
 class Simulator {
  public:
   Simulator();
   ~Simulator();
 
-  // Throws InputError with the file filled in.
-  Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const AnalyticalOptions& options);
+  // Both throw InputError with the file filled in, and StalledError.
+  Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);
+  // Always the discrete-event engine. REQUIRES: has_jobs(document).
+  std::vector<JobResult> evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
+                                       const SimulationOptions& options);
 
  private:
   struct Rep;

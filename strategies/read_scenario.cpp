@@ -12,6 +12,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/hardware/read_cluster.h"
+#include "strategies/perturbations/read_perturbations.h"
 
 namespace orrery {
 namespace {
@@ -78,12 +79,12 @@ struct Part {
   InputError::Where where;
 };
 
-Part open_part(const Json& value, const char* key, const std::string& file, bool keep_names) {
-  const InputError::Where where{file, std::string("/") + key};
+// `key`: what the part is ("plan"); `where`: where it stands, which in jobs is deeper.
+Part open_part(const Json& value, const char* key, const InputError::Where& where, bool keep_names) {
   if (!value.is_string()) return {value, where};
   const auto& text = value.get_ref<const std::string&>();
   if (is_path(text)) {
-    const std::string path = path_beside(text, file);
+    const std::string path = path_beside(text, where.file);
     try {
       return {parse_json_file(path), {path, ""}};
     } catch (const InputError& error) {
@@ -95,20 +96,31 @@ Part open_part(const Json& value, const char* key, const std::string& file, bool
   const auto scenarios = bundled_scenarios();
   if (const BundledScenario* bundled = find_bundled(scenarios, text)) {
     const Json document = parse_json(bundled->text, std::string(bundled->path));
-    return {document.value(key, Json::object()), {std::string(bundled->path), where.pointer}};
+    if (has_jobs(document) || (!document.contains(key) && std::string_view(key) != "plan"))
+      throw InputError(where, describe(value), fmt::format("a bundled scenario that has a {}", key));
+    return {document.value(key, Json::object()), {std::string(bundled->path), std::string("/") + key}};
   }
   throw InputError(where, describe(value), "an object, the path of a JSON file, or the name of a bundled scenario",
                    nearest_name(text, names_of(scenarios)));
 }
 
-// The object that a name or a path at `pointer` stands for, so that one of its fields can differ; any other string as
-// is.
-Json opened_up(const Json& name, const std::string& pointer, const std::string& file) {
-  if (pointer == "/workload" || pointer == "/plan") return open_part(name, pointer.c_str() + 1, file, false).json;
+// "/plan" of "/jobs/0/plan": a job's parts are opened as a scenario's.
+std::string within_job(const std::string& pointer) {
+  constexpr std::string_view kJobs = "/jobs/";
+  if (!pointer.starts_with(kJobs)) return pointer;
+  const auto end = pointer.find('/', kJobs.size());
+  return end == std::string::npos ? pointer : pointer.substr(end);
+}
+
+// The value that a name or a path at `at` stands for, so that one of its fields can differ; any other string as is.
+Json opened_up(const Json& name, const std::string& at, const std::string& file) {
+  const std::string pointer = within_job(at);
+  if (pointer == "/workload" || pointer == "/plan" || pointer == "/perturbations")
+    return open_part(name, pointer.c_str() + 1, {file, at}, false).json;
   if (pointer == "/cluster/node" || pointer == "/cluster/device" || pointer == "/cluster/fabric")
     return {{"base", name}};
   if (pointer != "/model" && pointer != "/cluster") return name;
-  Json opened = open_part(name, pointer.c_str() + 1, file, true).json;
+  Json opened = open_part(name, pointer.c_str() + 1, {file, at}, true).json;
   if (!opened.is_string()) {
     // A Hugging Face config in Orrery's own words, so that --set names the same fields for every model.
     const bool imported = pointer == "/model" && (opened.contains("model_type") || opened.contains("architectures"));
@@ -201,44 +213,180 @@ namespace {
 // The value that `read` makes of a part, from `cache` when the same part was read before.
 template <class Value, class Read>
 const Value& cached(std::unordered_map<std::string, Value>& cache, const Json& json, const char* key,
-                    const std::string& file, Read read) {
-  const std::string text = std::filesystem::path(file).parent_path().string() + '\n' + json.dump();
+                    const InputError::Where& where, Read read) {
+  const std::string text = std::filesystem::path(where.file).parent_path().string() + '\n' + json.dump();
   const auto found = cache.find(text);
   if (found != cache.end()) return found->second;
-  Part part = open_part(json, key, file, /*keep_names=*/true);
+  Part part = open_part(json, key, where, /*keep_names=*/true);
   if (part.json.is_object() && part.json.contains("topology_file") && part.json["topology_file"].is_string())
     part.json["topology_file"] = path_beside(part.json["topology_file"].get<std::string>(), part.where.file);
   return cache.emplace(text, read(part.json, part.where)).first->second;
 }
 
-}  // namespace
-
-Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source) {
+// What `read` returns; its errors name the file or the --set at fault.
+template <class Read>
+auto blaming(const ScenarioSource& source, Read read) {
   try {
-    JsonReader reader(document, {source.file, ""});
-    const Json* model = reader.take("model");
-    const Json* cluster = reader.take("cluster");
-    const Json* workload = reader.take("workload");
-    const Json* plan = reader.take("plan");
-    reader.finish();
-    if (model == nullptr) reader.fail("model", "a model: a preset's name, a file, or an object");
-    if (cluster == nullptr) reader.fail("cluster", "a cluster: a preset's name, a file, or an object");
-    if (workload == nullptr) reader.fail("workload", "what is fed to the model each step: an object or a file");
-
-    Scenario scenario;
-    scenario.model = cached(cache_->models, *model, "model", source.file,
-                            [](const Json& json, const InputError::Where& where) { return read_model(json, where); });
-    scenario.cluster =
-        cached(cache_->clusters, *cluster, "cluster", source.file,
-               [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
-    scenario.workload = read_fields<Workload>(open_part(*workload, "workload", source.file, /*keep_names=*/false));
-    if (plan != nullptr) scenario.plan = read_fields<Plan>(open_part(*plan, "plan", source.file, /*keep_names=*/false));
-    return scenario;
+    return read();
   } catch (const InputError& error) {
     throw source.blame(error);
   } catch (const Json::exception& error) {  // dump() of text that is no UTF-8: only --set can bring it
     throw source.blame(InputError({source.file, ""}, error.what(), "text in UTF-8"));
   }
+}
+
+std::vector<Perturbation> take_perturbations(JsonReader& reader, const std::string& file, const Cluster& cluster) {
+  const Json* json = reader.take("perturbations");
+  if (json == nullptr) return {};
+  const Part part = open_part(*json, "perturbations", {file, "/perturbations"}, /*keep_names=*/false);
+  return read_perturbations(part.json, part.where, cluster);
+}
+
+// REQUIRES: the placement's numbers are those of a cluster's nodes, or it overflows.
+std::int64_t last_node(const Job& job) {
+  return job.placement.first_node + (job.scenario.cluster.nodes - 1) * job.placement.node_stride;
+}
+
+std::string nodes_text(const Job& job) {
+  const std::int64_t nodes = job.scenario.cluster.nodes;
+  std::string text = fmt::format("{} node{} from {} on", nodes, nodes == 1 ? "" : "s", job.placement.first_node);
+  if (nodes > 1 && job.placement.node_stride > 1) text += fmt::format(", {} apart", job.placement.node_stride);
+  return text;
+}
+
+bool has_node(const Job& job, std::int64_t node) {
+  const std::int64_t after_first = node - job.placement.first_node;
+  return after_first >= 0 && node <= last_node(job) && after_first % job.placement.node_stride == 0;
+}
+
+// A node that both have, or -1.
+std::int64_t common_node(const Job& a, const Job& b) {
+  if (last_node(a) < b.placement.first_node || last_node(b) < a.placement.first_node) return -1;
+  const Job& fewer = a.scenario.cluster.nodes < b.scenario.cluster.nodes ? a : b;
+  const Job& more = &fewer == &a ? b : a;
+  for (std::int64_t i = 0; i < fewer.scenario.cluster.nodes; ++i) {
+    const std::int64_t node = fewer.placement.first_node + i * fewer.placement.node_stride;
+    if (has_node(more, node)) return node;
+  }
+  return -1;
+}
+
+void check_placements(const std::vector<Job>& jobs, const Cluster& cluster, const std::string& file) {
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const Job& job = jobs[i];
+    const bool several = job.scenario.cluster.nodes > 1;
+    if (job.placement.first_node >= cluster.nodes ||
+        (several && (job.placement.node_stride >= cluster.nodes || last_node(job) >= cluster.nodes)))
+      throw InputError({file, job.pointer + "/nodes"}, nodes_text(job),
+                       fmt::format("nodes of the cluster, 0 to {}", cluster.nodes - 1));
+    for (std::size_t j = 0; j < i; ++j) {
+      if (jobs[j].name == job.name)
+        throw InputError({file, job.pointer + "/name"}, describe(Json(job.name)) + " a second time",
+                         "a name of its own for each job");
+      const std::int64_t node = common_node(jobs[j], job);
+      if (node >= 0)
+        throw InputError({file, job.pointer + "/first_node"}, nodes_text(job),
+                         fmt::format("other nodes than those of job \"{}\": it has node {} ({})", jobs[j].name, node,
+                                     nodes_text(jobs[j])));
+    }
+  }
+}
+
+}  // namespace
+
+bool has_jobs(const Json& document) { return document.is_object() && document.contains("jobs"); }
+
+InputError Job::in_document(const InputError& error) const {
+  const InputError::Where& where = error.where();
+  if (!where.file.empty() || begins_with_pointer(where.pointer, "/cluster")) return error;
+  return InputError({"", pointer + where.pointer}, error.found(), error.expected(), error.nearest());
+}
+
+Cluster ScenarioReader::take_cluster(JsonReader& reader, const std::string& file) {
+  const Json* cluster = reader.take("cluster");
+  if (cluster == nullptr) reader.fail("cluster", "a cluster: a preset's name, a file, or an object");
+  return cached(cache_->clusters, *cluster, "cluster", {file, "/cluster"},
+                [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
+}
+
+void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Scenario& scenario) {
+  const Json* model = reader.take("model");
+  const Json* workload = reader.take("workload");
+  const Json* plan = reader.take("plan");
+  if (model == nullptr) reader.fail("model", "a model: a preset's name, a file, or an object");
+  if (workload == nullptr) reader.fail("workload", "what is fed to the model each step: an object or a file");
+  const auto where = [&](const char* key) { return InputError::Where{file, reader.at(key).pointer}; };
+  scenario.model = cached(cache_->models, *model, "model", where("model"),
+                          [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
+  scenario.workload = read_fields<Workload>(open_part(*workload, "workload", where("workload"), /*keep_names=*/false));
+  if (plan != nullptr) scenario.plan = read_fields<Plan>(open_part(*plan, "plan", where("plan"), /*keep_names=*/false));
+}
+
+Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source) {
+  return blaming(source, [&] {
+    if (has_jobs(document))
+      throw InputError({source.file, "/jobs"}, describe(document["jobs"]),
+                       "one model, workload and plan: jobs that share a cluster are for simulate --engine des");
+    JsonReader reader(document, {source.file, ""});
+    for (const char* key : {"model", "cluster", "workload", "plan", "perturbations"}) reader.take(key);
+    reader.finish();  // a mistyped key before what is missing for it
+    Scenario scenario;
+    take_parts(reader, source.file, scenario);
+    scenario.cluster = take_cluster(reader, source.file);
+    scenario.perturbations = take_perturbations(reader, source.file, scenario.cluster);
+    return scenario;
+  });
+}
+
+Job ScenarioReader::read_job(const Json& json, const InputError::Where& where, const Cluster& cluster) {
+  JsonReader reader(json, where);
+  Job job;
+  job.pointer = where.pointer;
+  job.scenario.cluster = cluster;
+  job.scenario.cluster.name.clear();
+  for (const char* key : {"model", "workload", "plan", "nodes"}) reader.take(key);
+  reader.field("name", job.name, "what reports call it");
+  job.placement.visit_fields(reader);
+  reader.finish();
+  if (!reader.has("nodes")) reader.fail("nodes", "how many of the cluster's nodes the job has");
+  if (job.name.empty()) reader.fail("name", "a name for the job");
+  reader.field("nodes", job.scenario.cluster.nodes, IntegerRange{.least = 1, .most = cluster.nodes}, "");
+  take_parts(reader, where.file, job.scenario);
+  return job;
+}
+
+JobsDocument ScenarioReader::read_jobs(const Json& document, const ScenarioSource& source) {
+  JobsDocument result;
+  if (!has_jobs(document)) {
+    Job& job = result.jobs.emplace_back();
+    job.scenario = read(document, source);
+    result.cluster = job.scenario.cluster;
+    result.perturbations = std::exchange(job.scenario.perturbations, {});
+    return result;
+  }
+  return blaming(source, [&] {
+    JsonReader reader(document, {source.file, ""});
+    for (const char* key : {"model", "workload", "plan"})
+      if (document.contains(key)) reader.fail(key, "nothing beside \"jobs\": each job has its own");
+    const Json& jobs = *reader.take("jobs");
+    reader.take("cluster");
+    reader.take("perturbations");
+    reader.finish();
+    if (!jobs.is_array() || jobs.empty()) reader.fail("jobs", "an array of jobs");
+    result.cluster = take_cluster(reader, source.file);
+    for (std::size_t i = 0; i < jobs.size(); ++i)
+      result.jobs.push_back(read_job(jobs[i], {source.file, fmt::format("/jobs/{}", i)}, result.cluster));
+    check_placements(result.jobs, result.cluster, source.file);
+    result.perturbations = take_perturbations(reader, source.file, result.cluster);
+    return result;
+  });
+}
+
+Cluster ScenarioReader::read_cluster_of(const Json& document, const ScenarioSource& source) {
+  return blaming(source, [&] {
+    JsonReader reader(document, {source.file, ""});
+    return take_cluster(reader, source.file);
+  });
 }
 
 Scenario read_scenario(const Json& document, const ScenarioSource& source) {

@@ -6,7 +6,14 @@
 //
 // Each part is written inline, or is a string: the path of a JSON file when it ends in .json or contains a '/'
 // (relative to the scenario's file), else the name of a preset. A workload or plan has the presets of the bundled
-// scenarios.
+// scenarios. "perturbations" is a list (strategies/perturbations/read_perturbations.h).
+//
+// Several jobs on one cluster have "jobs" instead of "model", "workload" and "plan":
+//
+//   { "cluster": { "node": "dgx-h100", "nodes": 8 },
+//     "jobs": [ { "name": "a", "model": ..., "workload": ..., "plan": ..., "nodes": 4, "node_stride": 2 },
+//               { "name": "b", "model": ..., "workload": ..., "plan": ..., "nodes": 4, "node_stride": 2,
+//                 "first_node": 1 } ] }
 #pragma once
 
 #include <memory>
@@ -20,6 +27,8 @@
 #include "strategies/scenario.h"
 
 namespace orrery {
+
+class JsonReader;
 
 // Where a document came from: what messages name.
 struct ScenarioSource {
@@ -39,24 +48,49 @@ void apply_set(nlohmann::json& document, const std::string& argument, const std:
 nlohmann::json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,
                                       ScenarioSource& source);
 
+// One of the jobs that share a cluster.
+struct Job {
+  std::string name;   // a plain scenario's is empty
+  Scenario scenario;  // its cluster: as many nodes as the job has, all else as in the whole; no perturbations
+  Placement placement;
+  std::string pointer;  // where it stands in the document: "/jobs/0"; "" for a plain scenario
+
+  // An error about `scenario` (pointer "/plan/...") as one about the document ("/jobs/0/plan/...").
+  InputError in_document(const InputError& error) const;
+};
+struct JobsDocument {
+  Cluster cluster;  // the whole
+  std::vector<Job> jobs;
+  std::vector<Perturbation> perturbations;
+};
+bool has_jobs(const nlohmann::json& document);
+
 // Reads many documents; models and clusters that were read before are copied, not parsed again. Not thread-safe.
 class ScenarioReader {
  public:
   ScenarioReader();
   ~ScenarioReader();
 
-  // Throws InputError, its file already filled in. Does not check that the parts fit together: check(scenario) does.
+  // All throw InputError, its file already filled in. None checks that the parts fit together: check(scenario) does.
   Scenario read(const nlohmann::json& document, const ScenarioSource& source);
+  // Placements lie within the cluster and share no node. A plain scenario is one job on its whole cluster.
+  JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
+  // The "cluster" of a scenario or of jobs; the rest is not read.
+  Cluster read_cluster_of(const nlohmann::json& document, const ScenarioSource& source);
 
  private:
   struct Cache;
   std::unique_ptr<Cache> cache_;
+
+  Cluster take_cluster(JsonReader& reader, const std::string& file);
+  void take_parts(JsonReader& reader, const std::string& file, Scenario& scenario);
+  Job read_job(const nlohmann::json& json, const InputError::Where& where, const Cluster& cluster);
 };
 
 // The same for a single document.
 Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& source);
 
-// Scenarios that come with Orrery: strategies/*/example-<name>.json.
+// Scenarios that come with Orrery: strategies/*/example-<name>.json; some hold jobs.
 struct BundledScenario {
   std::string name;
   std::string_view path;  // in the repository

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "models/model.h"
 #include "sim/hardware/cluster.h"
+#include "sim/hardware/perturbation.h"
 #include "strategies/plan.h"
 #include "traces/workload.h"
 
@@ -15,6 +17,7 @@ struct Scenario {
   Cluster cluster;
   Workload workload;
   Plan plan;
+  std::vector<Perturbation> perturbations;  // of the discrete-event engine; no part of the Program
 };
 
 // Data-parallel degree: the plan's, or what remains of the devices.

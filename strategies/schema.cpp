@@ -8,7 +8,9 @@
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/cluster.h"
+#include "sim/hardware/perturbation.h"
 #include "sim/hardware/presets.h"
+#include "strategies/perturbations/read_perturbations.h"
 #include "strategies/plan.h"
 #include "strategies/read_scenario.h"
 #include "traces/workload.h"
@@ -126,6 +128,45 @@ Json cluster_schema(const Json& own_properties) {
       object("nodes of a kind, joined by a fabric", with_base(std::move(properties), "cluster", cluster_names())));
 }
 
+// One alternative a kind: the fields that it has, and those that it needs.
+Json perturbation_schema() {
+  const Json all = properties_of<Perturbation>(true);
+  Json alternatives = Json::array();
+  for (std::size_t kind = 0; kind < kPerturbationKindNames.size(); ++kind) {
+    const PerturbationFields fields = fields_of(static_cast<PerturbationKind>(kind));
+    Json properties;
+    properties["kind"] = Json{{"const", kPerturbationKindNames[kind]}};
+    for (const auto& item : all.items())
+      if (fields.has(item.key())) properties[item.key()] = item.value();
+    std::vector<std::string> required{"kind"};
+    for (const std::string_view needed : fields.needed) {
+      required.emplace_back(needed);
+      properties[std::string(needed)].erase("default");
+    }
+    Json alternative = object("what goes wrong on the cluster during the step", std::move(properties), required);
+    for (const std::string_view target : fields.targets) alternative["anyOf"].push_back({{"required", {target}}});
+    alternatives.push_back(std::move(alternative));
+  }
+  return {{"anyOf", std::move(alternatives)}};
+}
+
+Json perturbations_schema(const Json& elsewhere) {
+  return either(elsewhere, {{"description", "what goes wrong on the cluster, for the discrete-event engine"},
+                            {"type", "array"},
+                            {"items", reference("perturbation")}});
+}
+
+Json job_schema() {
+  Json properties;
+  properties["name"] = Json{{"description", "what reports call it"}, {"type", "string"}, {"minLength", 1}};
+  properties["nodes"] =
+      Json{{"description", "how many of the cluster's nodes the job has"}, {"type", "integer"}, {"minimum", 1}};
+  properties.update(properties_of<Placement>(true));
+  for (const char* part : {"model", "workload", "plan"}) properties[part] = reference(part);
+  return object("one of the jobs that share the cluster", std::move(properties),
+                {"name", "nodes", "model", "workload"});
+}
+
 Json definitions() {
   Json device = properties_of<Device>(false);
   device["usual_nodes"] = Json{{"description", "node presets that such devices are usually found in"},
@@ -150,6 +191,9 @@ Json definitions() {
              object("how nodes are joined", with_base(properties_of<Fabric>(false), "fabric", fabric_names())));
   json["workload"] = either(elsewhere, object("what is fed to the model each step", properties_of<Workload>(true)));
   json["plan"] = either(elsewhere, object("how the work is laid over the devices", properties_of<Plan>(true)));
+  json["perturbation"] = perturbation_schema();
+  json["perturbations"] = perturbations_schema(elsewhere);
+  json["job"] = job_schema();
   return json;
 }
 
@@ -161,9 +205,20 @@ Json scenario_schema() {
   properties["cluster"] = reference("cluster");
   properties["workload"] = reference("workload");
   properties["plan"] = reference("plan");
+  properties["perturbations"] = reference("perturbations");
+  properties["jobs"] =
+      Json{{"description", "several jobs on the cluster, instead of model, workload and plan (simulate --engine des)"},
+           {"type", "array"},
+           {"items", reference("job")},
+           {"minItems", 1}};
+  const auto required = [](const char* key) { return Json{{"required", {key}}}; };
   Json json{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "Orrery scenario"}};
-  json.update(object("What is trained, where, on which input, and how it is laid out", std::move(properties),
-                     {"model", "cluster", "workload"}));
+  json.update(
+      object("What is trained, where, on which input, and how it is laid out", std::move(properties), {"cluster"}));
+  const Json one{{"required", {"model", "workload"}}, {"not", required("jobs")}};
+  const Json several{{"required", {"jobs"}},
+                     {"not", {{"anyOf", Json::array({required("model"), required("workload"), required("plan")})}}}};
+  json["oneOf"] = Json::array({one, several});
   json["$defs"] = definitions();
   return json;
 }

@@ -64,6 +64,35 @@ std::string right(std::string_view text, std::size_t columns) {
   return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
 }
 
+std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths;
+  for (std::size_t c = 0; c < columns.size(); ++c) {
+    widths.push_back(columns_of(columns[c].heading));
+    if (c + 1 < columns.size())
+      for (const auto& row : rows) widths[c] = std::max(widths[c], columns_of(row[c]));
+  }
+  std::string text;
+  const auto append = [&](std::size_t c, std::string_view cell) {
+    text += "  ";
+    if (columns[c].right) {
+      text += right(cell, widths[c]);
+    } else {
+      text += c + 1 < columns.size() ? left(cell, widths[c]) : cell;
+    }
+  };
+  const auto end_line = [&] {
+    text.erase(text.find_last_not_of(' ') + 1);
+    text += '\n';
+  };
+  for (std::size_t c = 0; c < columns.size(); ++c) append(c, columns[c].heading);
+  end_line();
+  for (const auto& row : rows) {
+    for (std::size_t c = 0; c < columns.size(); ++c) append(c, row[c]);
+    end_line();
+  }
+  return text;
+}
+
 std::string bar(double share, int columns) {
   constexpr std::array eighths{"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
   const double length = std::clamp(share, 0.0, 1.0) * columns * 8;

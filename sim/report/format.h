@@ -1,8 +1,10 @@
 // Quantities for people: three to four significant digits and a unit.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace orrery {
 
@@ -14,6 +16,14 @@ std::string percent_text(double share);    // "41.7 %"
 // Pads with spaces to `columns`; counts UTF-8 characters, not bytes.
 std::string left(std::string_view text, std::size_t columns);
 std::string right(std::string_view text, std::size_t columns);
+
+struct Column {
+  std::string_view heading;
+  bool right = true;  // aligned
+};
+// Rows under their headings, two spaces in, each column as wide as its widest cell. Cells of the last column may hold
+// what has no width (colours). Ends with a newline.
+std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 
 // A horizontal bar of `share` x `columns`, in eighths of a character.
 std::string bar(double share, int columns);

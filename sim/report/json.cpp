@@ -51,6 +51,50 @@ Json op_json(const OpReport& op) {
           {"bound", op.bound}};
 }
 
+Json link_json(const LinkReport& link) {
+  return {{"name", link.name},
+          {"links", link.links},
+          {"bytes_per_second", link.bytes_per_second},
+          {"bytes", link.bytes},
+          {"busiest_bytes", link.busiest_bytes},
+          {"busy_seconds", link.busy_seconds},
+          {"utilisation", link.utilisation},
+          {"over_time", link.over_time}};
+}
+
+Json discrete_event_json(const DiscreteEventReport& d) {
+  Json json{{"fidelity", d.fidelity}, {"network_model", d.network_model},
+            {"ranks", d.ranks},       {"rank_classes", d.rank_classes},
+            {"flows", d.flows},       {"flow_classes", d.flow_classes},
+            {"links", d.links},       {"link_classes", d.link_classes},
+            {"events", d.events},     {"uncontended_step_seconds", d.uncontended_step_seconds}};
+  const auto list = [&json](const char* key, const auto& items, auto item_json) {
+    json[key] = Json::array();
+    for (const auto& item : items) json[key].push_back(item_json(item));
+  };
+  list("link_kinds", d.link_kinds, link_json);
+  list("busiest_links", d.busiest_links, link_json);
+  list("contention", d.contention, [](const ContentionReport& c) -> Json {
+    return {{"who", c.who},
+            {"op", c.op},
+            {"link", c.link},
+            {"times_per_step", c.times_per_step},
+            {"seconds_alone", c.seconds_alone},
+            {"seconds", c.seconds}};
+  });
+  list("critical_path", d.critical_path, [](const CriticalPathPart& part) -> Json {
+    return {{"who", part.who}, {"what", part.what}, {"times", part.times}, {"seconds", part.seconds}};
+  });
+  list("waits", d.waits, [](const WaitReport& wait) -> Json {
+    return {{"who", wait.who},
+            {"for_whom", wait.for_whom},
+            {"op", wait.op},
+            {"times", wait.times},
+            {"seconds", wait.seconds}};
+  });
+  return json;
+}
+
 }  // namespace
 
 Json report_json(const Report& r) {
@@ -82,6 +126,7 @@ Json report_json(const Report& r) {
   for (const UnmeasuredShape& shape : r.unmeasured)
     json["unmeasured"].push_back({{"op", shape.op}, {"shape", shape.shape}, {"share_of_step", shape.share_of_step}});
   json["notes"] = r.notes;
+  if (r.discrete_event) json["discrete_event"] = discrete_event_json(*r.discrete_event);
   if (!r.ops.empty()) {
     json["ops"] = Json::array();
     for (const OpReport& op : r.ops) json["ops"].push_back(op_json(op));

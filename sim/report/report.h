@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -84,8 +85,50 @@ struct Timeline {
   std::vector<MemorySample> memory;
 };
 
+// What the discrete-event engine says beyond the step's terms. "who" names ranks that do the same at the same time:
+// "stage 3", "stage 3 with device 17".
+struct LinkReport {  // links of one kind, or a single one
+  std::string name;        // "nic", "node3.nic2.out"
+  std::int64_t links = 1;
+  double bytes_per_second = 0;  // of each, undisturbed
+  double bytes = 0;             // carried in the step, mean over the links
+  double busiest_bytes = 0;     // by one of them
+  double busy_seconds = 0;      // of the busiest: time during which it carried anything
+  double utilisation = 0;       // of the busiest: mean over the step, share of its rate, protocol overheads included
+  std::vector<double> over_time;  // of the busiest: the same in equal parts of the step (kLinkBins)
+};
+inline constexpr std::size_t kLinkBins = 100;
+struct ContentionReport {  // collectives that took longer than alone on the fabric
+  std::string who, op;     // "stage 0", "layer.backward.gradients.reduce_scatter"
+  std::string link;        // the busiest on their way meanwhile
+  double times_per_step = 0;
+  double seconds_alone = 0, seconds = 0;  // of all of them
+};
+struct CriticalPathPart {  // of the chain of events that ends with the step
+  std::string who, what;   // "stage 3", "layer.forward.fc1" or "waits for the pipeline"
+  double times = 0, seconds = 0;
+};
+struct WaitReport {  // ranks that arrive early at an exchange and wait for others
+  std::string who, for_whom, op;
+  double times = 0, seconds = 0;
+};
+struct DiscreteEventReport {
+  std::string fidelity;        // "steady-flow" or "step-exact"
+  std::string network_model;   // in words
+  std::int64_t ranks = 0, rank_classes = 0;  // folded
+  std::int64_t flows = 0, flow_classes = 0;
+  std::int64_t links = 0, link_classes = 0;
+  std::int64_t events = 0;     // kernels, waits and flows simulated
+  double uncontended_step_seconds = 0;     // the analytical engine's
+  std::vector<LinkReport> link_kinds;      // all that carry anything, by kind
+  std::vector<LinkReport> busiest_links;   // single links, busiest first; the first of links that are alike
+  std::vector<ContentionReport> contention;  // most time lost first
+  std::vector<CriticalPathPart> critical_path;  // longest first; adds up to the step
+  std::vector<WaitReport> waits;           // longest first
+};
+
 struct Report {
-  std::string engine;  // "analytical"
+  std::string engine;  // "analytical", "des"
   double step_seconds = 0;
   double pipeline_seconds = 0;      // first forward to last backward
   double tokens_per_second = 0;
@@ -110,6 +153,8 @@ struct Report {
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
   std::vector<std::string> notes;   // assumptions: borrowed calibration, ...
+
+  std::optional<DiscreteEventReport> discrete_event;  // of that engine only
 
   // Filled on request only.
   std::vector<OpReport> ops;

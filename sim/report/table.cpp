@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
@@ -16,6 +18,10 @@ constexpr std::size_t kLabelColumns = 42;
 constexpr std::size_t kValueColumns = 12;
 // Kernel shapes listed; the rest is summed up.
 constexpr std::size_t kShapesListed = 8;
+// Two engines add the same seconds in different orders: what differs by less than this share of a step is the same.
+constexpr double kRounding = 1e-9;
+// Rows of each table of the discrete-event engine.
+constexpr std::size_t kRowsListed = 8;
 
 enum class Paint { bold, dim, good, bad, time, memory };
 
@@ -157,6 +163,91 @@ void remarks(std::string& out, const Report& r, TableStyle style) {
   }
 }
 
+// ---- the discrete-event engine
+
+// A heading and the first of `items` as rows; then how many more there are, and their seconds.
+template <class Item, class Row, class Seconds>
+void section(std::string& out, std::string_view title, std::span<const Column> columns, const std::vector<Item>& items,
+             TableStyle style, Row row, Seconds seconds) {
+  if (items.empty()) return;
+  heading(out, title, style);
+  std::vector<std::vector<std::string>> rows;
+  double rest = 0;
+  for (const Item& item : items) {
+    if (rows.size() < kRowsListed) {
+      rows.push_back(row(item));
+    } else {
+      rest += seconds(item);
+    }
+  }
+  out += grid(columns, rows);
+  if (items.size() <= kRowsListed) return;
+  out += fmt::format("  {} more{}\n", items.size() - kRowsListed,
+                     rest > 0 ? fmt::format(", {} together", seconds_text(rest)) : "");
+}
+
+std::string times_text(double times) { return fmt::format("{:.6g}", times); }
+
+void simulated(std::string& out, const Report& r, const DiscreteEventReport& d, TableStyle style) {
+  heading(out, "Discrete-event simulation", style);
+  line(out, "simulated", d.fidelity,
+       fmt::format("{} ranks as {}, {} flows as {}, {} links as {}; {} events", d.ranks, d.rank_classes, d.flows,
+                   d.flow_classes, d.links, d.link_classes, d.events));
+  if (d.uncontended_step_seconds > 0)
+    line(out, "analytical engine's step", seconds_text(d.uncontended_step_seconds),
+         fmt::format("simulated {:+.1f} %", (r.step_seconds / d.uncontended_step_seconds - 1) * 100));
+}
+
+void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle style) {
+  constexpr std::array<Column, 5> kColumns{{{"link", false}, {"alike"}, {"rate"}, {"carried"}, {"    used", false}}};
+  section(
+      out, "Busiest links", kColumns, d.busiest_links, style,
+      [&](const LinkReport& link) -> std::vector<std::string> {
+        return {link.name, std::to_string(link.links), rate_text(link.bytes_per_second) + "B/s",
+                bytes_text(link.busiest_bytes),
+                fmt::format("{}  {}", right(percent_text(link.utilisation), 8),
+                            paint(bar(link.utilisation, kBarColumns), Paint::time, style))};
+      },
+      [](const LinkReport&) { return 0.0; });
+}
+
+void contention(std::string& out, const DiscreteEventReport& d, TableStyle style) {
+  constexpr std::array<Column, 6> kColumns{
+      {{"who", false}, {"op", false}, {"link", false}, {"alone"}, {"took"}, {"lost"}}};
+  const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
+  section(
+      out, "Time lost to contention", kColumns, d.contention, style,
+      [&](const ContentionReport& c) -> std::vector<std::string> {
+        return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
+      },
+      lost);
+}
+
+void critical_path(std::string& out, const Report& r, const DiscreteEventReport& d, TableStyle style) {
+  constexpr std::array<Column, 5> kColumns{
+      {{"who", false}, {"what", false}, {"times"}, {"seconds"}, {"   share", false}}};
+  section(
+      out, "Critical path", kColumns, d.critical_path, style,
+      [&](const CriticalPathPart& part) -> std::vector<std::string> {
+        const double share = r.step_seconds > 0 ? part.seconds / r.step_seconds : 0;
+        return {
+            part.who, part.what, times_text(part.times), seconds_text(part.seconds),
+            fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::time, style))};
+      },
+      [](const CriticalPathPart& part) { return part.seconds; });
+}
+
+void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
+  constexpr std::array<Column, 5> kColumns{
+      {{"who", false}, {"for whom", false}, {"at", false}, {"times"}, {"seconds"}}};
+  section(
+      out, "Who waited for whom", kColumns, d.waits, style,
+      [](const WaitReport& wait) -> std::vector<std::string> {
+        return {wait.who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
+      },
+      [](const WaitReport& wait) { return wait.seconds; });
+}
+
 }  // namespace
 
 std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style) {
@@ -168,7 +259,20 @@ std::string report_table(const Report& report, const std::vector<std::string>& t
   time_terms(out, report, style);
   memory_terms(out, report, style);
   stage_table(out, report, style);
+  out += discrete_event_table(report, style);
   remarks(out, report, style);
+  return out;
+}
+
+std::string discrete_event_table(const Report& report, TableStyle style) {
+  std::string out;
+  if (!report.discrete_event) return out;
+  const DiscreteEventReport& d = *report.discrete_event;
+  simulated(out, report, d, style);
+  busiest_links(out, d, style);
+  contention(out, d, style);
+  critical_path(out, report, d, style);
+  waits(out, d, style);
   return out;
 }
 
@@ -189,12 +293,12 @@ std::string relative(double a, double b) {
 
 }  // namespace
 
-std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title,
-                             TableStyle style) {
+std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style,
+                             const ComparisonNames& names) {
   std::string out;
   for (const std::string& text : title) out += paint(text, Paint::bold, style) + '\n';
   if (!title.empty()) out += '\n';
-  compared(out, "", "A", "B", "   change");
+  compared(out, "", names.a, names.b, "   change");
   compared(out, "step time", seconds_text(a.step_seconds), seconds_text(b.step_seconds),
            relative(a.step_seconds, b.step_seconds));
   compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device),
@@ -207,7 +311,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   compared(out, "peak memory", bytes_text(a.memory_peak_bytes), bytes_text(b.memory_peak_bytes),
            relative(a.memory_peak_bytes, b.memory_peak_bytes));
   compared(out, "fits", a.memory_fits ? "yes" : "no", b.memory_fits ? "yes" : "no", "");
-  compared(out, "bound by", "", "", fmt::format("A: {}; B: {}", a.bound_by, b.bound_by));
+  compared(out, "bound by", "", "", fmt::format("{}: {}; {}: {}", names.a, a.bound_by, names.b, b.bound_by));
   if (a.stages.empty() || b.stages.empty()) return out;
 
   struct Difference {
@@ -218,8 +322,12 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   std::vector<Difference> differences;
   const auto terms_a = terms_of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
   const auto terms_b = terms_of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time);
-  for (std::size_t i = 0; i < terms_a.size(); ++i)
-    if (terms_a[i].seconds != 0 || terms_b[i].seconds != 0) differences.push_back({terms_a[i], terms_b[i].seconds});
+  const double negligible = kRounding * std::max(a.step_seconds, b.step_seconds);
+  for (std::size_t i = 0; i < terms_a.size(); ++i) {
+    const double seconds_a = terms_a[i].seconds, seconds_b = terms_b[i].seconds;
+    if (std::max(std::fabs(seconds_a), std::fabs(seconds_b)) <= negligible) continue;
+    differences.push_back({terms_a[i], std::fabs(seconds_b - seconds_a) <= negligible ? seconds_a : seconds_b});
+  }
   std::stable_sort(differences.begin(), differences.end(), [](const Difference& x, const Difference& y) {
     return std::fabs(x.change()) > std::fabs(y.change());
   });

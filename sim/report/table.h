@@ -16,6 +16,14 @@ struct TableStyle {
 std::string report_table(const Report& report, const std::vector<std::string>& title, TableStyle style);
 
 // Two reports side by side and which terms make the difference.
-std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style);
+struct ComparisonNames {
+  std::string a = "A", b = "B";
+};
+std::string comparison_table(const Report& a, const Report& b, const std::vector<std::string>& title, TableStyle style,
+                             const ComparisonNames& names = {});
+
+// What only the discrete-event engine says, which report_table has too: links, contention, critical path, waits.
+// Empty without it.
+std::string discrete_event_table(const Report& report, TableStyle style);
 
 }  // namespace orrery

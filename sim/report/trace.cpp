@@ -30,6 +30,20 @@ std::string json_text(std::string_view text) {
 
 int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewers treat thread 0 in special ways
 
+// Where a job's processes stand in the file.
+struct Processes {
+  std::string_view job;     // its name; empty: the only one
+  std::int32_t first = 0;   // stage 0
+  std::int32_t stages = 0;  // the process after them holds the links
+
+  std::int32_t stage(std::int32_t s) const { return first + s; }
+  std::int32_t links() const { return first + stages; }
+  std::int32_t end() const { return first + stages + 1; }
+  std::string name(std::string_view process) const {
+    return json_text(job.empty() ? std::string(process) : fmt::format("{}: {}", job, process));
+  }
+};
+
 // One line of the file, to be sorted by time.
 struct Event {
   Nanoseconds at = 0;
@@ -40,25 +54,24 @@ struct Slice {
   Nanoseconds begin = 0, end = 0;
 };
 
-std::string slice_event(const Interval& interval, Slice slice) {
+std::string slice_event(const Interval& interval, Slice slice, std::int32_t process) {
   const bool compute = interval.stream == Stream::compute;
   std::string args = fmt::format(R"("kind":"{}","seconds":{})", kKindNames[kind_of(interval)],
                                  interval.end_seconds - interval.begin_seconds);
   if (kind_of(interval) != kUpdate)
     args += fmt::format(R"(,"micro_batch":{},"chunk":{})", interval.micro_batch, interval.chunk);
-  return fmt::format(R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
-                     json_text(interval_name(interval)),
-                     compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), interval.stage,
-                     thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin),
-                     args);
+  return fmt::format(
+      R"({{"ph":"X","name":{},"cat":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{{}}}}})",
+      json_text(interval_name(interval)), compute ? kKindNames[kind_of(interval)] : name_of(interval.stream), process,
+      thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin), args);
 }
 
-std::string flow_event(char phase, std::size_t id, std::int32_t stage, Nanoseconds at) {
+std::string flow_event(char phase, std::size_t id, std::int32_t process, Nanoseconds at) {
   return fmt::format(R"({{"ph":"{}","name":"message","cat":"message","id":{},"pid":{},"tid":{},"ts":{}{}}})", phase, id,
-                     stage, thread_of(Stream::compute), microseconds(at), phase == 'f' ? R"(,"bp":"e")" : "");
+                     process, thread_of(Stream::compute), microseconds(at), phase == 'f' ? R"(,"bp":"e")" : "");
 }
 
-std::string counter_event(const MemorySample& sample) {
+std::string memory_event(const MemorySample& sample, std::int32_t process) {
   std::string args;
   for (int c = 0; c < kCategories; ++c) {
     const auto category = static_cast<Category>(c);
@@ -66,35 +79,54 @@ std::string counter_event(const MemorySample& sample) {
     args += fmt::format(R"({}"{}":{:.0f})", args.empty() ? "" : ",", name_of(category),
                         sample.bytes[static_cast<std::size_t>(c)]);
   }
-  return fmt::format(R"({{"ph":"C","name":"memory bytes","pid":{},"tid":0,"ts":{},"args":{{{}}}}})", sample.stage,
+  return fmt::format(R"({{"ph":"C","name":"memory bytes","pid":{},"tid":0,"ts":{},"args":{{{}}}}})", process,
                      microseconds(nanoseconds(sample.seconds)), args);
 }
 
-std::vector<std::string> metadata(const std::map<std::int32_t, std::set<Stream>>& tracks) {
-  std::vector<std::string> events;
-  for (const auto& [stage, streams] : tracks) {
-    events.push_back(
-        fmt::format(R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":"stage {0}"}}}})", stage));
-    events.push_back(fmt::format(
-        R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", stage));
-    for (const Stream stream : streams) {
-      events.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
-                                   stage, thread_of(stream), name_of(stream)));
+// Utilisation as steps: a sample where each bin begins, and nothing after the last.
+void add_links(const Report& report, const Processes& processes, std::vector<Event>& events) {
+  if (!report.discrete_event) return;
+  for (const LinkReport& kind : report.discrete_event->link_kinds) {
+    const std::size_t bins = kind.over_time.size();
+    for (std::size_t bin = 0; bins > 0 && bin <= bins; ++bin) {
+      const Nanoseconds at = nanoseconds(report.step_seconds * static_cast<double>(bin) / static_cast<double>(bins));
+      const double percent = bin < bins ? kind.over_time[bin] * 100 : 0;
       events.push_back(
-          fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", stage,
-                      thread_of(stream), thread_of(stream)));
+          {at, fmt::format(R"({{"ph":"C","name":{},"pid":{},"tid":0,"ts":{},"args":{{"busiest":{:.4g}}}}})",
+                           json_text(kind.name + " utilisation %"), processes.links(), microseconds(at), percent)});
     }
   }
-  return events;
+}
+
+void add_process(std::int32_t process, const std::string& name, std::vector<std::string>& metadata) {
+  metadata.push_back(
+      fmt::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", process, name));
+  metadata.push_back(fmt::format(
+      R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", process));
+}
+
+void add_tracks(const std::map<std::int32_t, std::set<Stream>>& tracks, const Processes& processes,
+                std::vector<std::string>& metadata) {
+  for (const auto& [stage, streams] : tracks) {
+    const std::int32_t process = processes.stage(stage);
+    add_process(process, processes.name(fmt::format("stage {}", stage)), metadata);
+    for (const Stream stream : streams) {
+      metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                                     process, thread_of(stream), name_of(stream)));
+      metadata.push_back(
+          fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
+                      process, thread_of(stream), thread_of(stream)));
+    }
+  }
 }
 
 // Arrows tie slices together: each end is moved to an instant inside the slice that sent or that waited for it.
-void add_flows(const Timeline& timeline, std::map<std::int32_t, std::vector<Slice>>& compute,
-               std::vector<Event>& events) {
+// Their numbers start after `id`, which moves on.
+void add_flows(const Timeline& timeline, const Processes& processes,
+               std::map<std::int32_t, std::vector<Slice>>& compute, std::size_t& id, std::vector<Event>& events) {
   for (auto& [stage, slices] : compute)
     std::sort(slices.begin(), slices.end(), [](Slice a, Slice b) { return a.begin < b.begin; });
-  for (std::size_t id = 0; id < timeline.arrows.size(); ++id) {
-    const Arrow& arrow = timeline.arrows[id];
+  for (const Arrow& arrow : timeline.arrows) {
     const auto& senders = compute[arrow.from_stage];
     const auto& receivers = compute[arrow.to_stage];
     const Nanoseconds sent = nanoseconds(arrow.from_seconds), arrived = nanoseconds(arrow.to_seconds);
@@ -104,9 +136,41 @@ void add_flows(const Timeline& timeline, std::map<std::int32_t, std::vector<Slic
     if (after == senders.begin() || receiver == receivers.end()) continue;  // to or from outside the timeline
     const Slice sender = *std::prev(after);
     const Nanoseconds inside = std::max(sender.begin, std::min(sent, sender.end - 1));
-    events.push_back({inside, flow_event('s', id + 1, arrow.from_stage, inside)});
-    events.push_back({receiver->begin, flow_event('f', id + 1, arrow.to_stage, receiver->begin)});
+    ++id;
+    events.push_back({inside, flow_event('s', id, processes.stage(arrow.from_stage), inside)});
+    events.push_back({receiver->begin, flow_event('f', id, processes.stage(arrow.to_stage), receiver->begin)});
   }
+}
+
+std::int32_t stages_of(const Timeline& timeline) {
+  std::int32_t stages = 0;
+  for (const Interval& interval : timeline.intervals) stages = std::max(stages, interval.stage + 1);
+  for (const MemorySample& sample : timeline.memory) stages = std::max(stages, sample.stage + 1);
+  return stages;
+}
+
+void add_job(const Report& report, const Processes& processes, std::size_t& flow, std::vector<std::string>& metadata,
+             std::vector<Event>& events) {
+  std::map<std::int32_t, std::set<Stream>> tracks;
+  std::map<std::int32_t, std::vector<Slice>> compute;
+  const Timeline& timeline = report.timeline;
+  events.reserve(events.size() + timeline.intervals.size() + 2 * timeline.arrows.size() + timeline.memory.size());
+  for (const Interval& interval : timeline.intervals) {
+    const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
+    if (slice.end <= slice.begin) continue;  // nothing to see
+    tracks[interval.stage].insert(interval.stream);
+    if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
+    events.push_back({slice.begin, slice_event(interval, slice, processes.stage(interval.stage))});
+  }
+  for (const MemorySample& sample : timeline.memory) {
+    tracks[sample.stage];
+    events.push_back({nanoseconds(sample.seconds), memory_event(sample, processes.stage(sample.stage))});
+  }
+  add_flows(timeline, processes, compute, flow, events);
+  const std::size_t before = events.size();
+  add_links(report, processes, events);
+  add_tracks(tracks, processes, metadata);
+  if (events.size() > before) add_process(processes.links(), processes.name("links"), metadata);
 }
 
 }  // namespace
@@ -119,34 +183,34 @@ std::string interval_name(const Interval& interval) {
 }
 
 std::string report_trace(const Report& report) {
-  std::map<std::int32_t, std::set<Stream>> tracks;
-  std::map<std::int32_t, std::vector<Slice>> compute;
+  const TracedJob job{"", &report};
+  return jobs_trace({&job, 1});
+}
+
+std::string jobs_trace(std::span<const TracedJob> jobs) {
+  std::vector<std::string> metadata;
   std::vector<Event> events;
-  events.reserve(report.timeline.intervals.size() + 2 * report.timeline.arrows.size() + report.timeline.memory.size());
-  for (const Interval& interval : report.timeline.intervals) {
-    const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
-    if (slice.end <= slice.begin) continue;  // nothing to see
-    tracks[interval.stage].insert(interval.stream);
-    if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
-    events.push_back({slice.begin, slice_event(interval, slice)});
+  std::int32_t first = 0;
+  std::size_t flow = 0;
+  double seconds = 0;
+  for (const TracedJob& job : jobs) {
+    const Processes processes{job.name, first, stages_of(job.report->timeline)};
+    first = processes.end();
+    add_job(*job.report, processes, flow, metadata, events);
+    seconds = std::max(seconds, job.report->step_seconds);
   }
-  for (const MemorySample& sample : report.timeline.memory) {
-    tracks[sample.stage];
-    events.push_back({nanoseconds(sample.seconds), counter_event(sample)});
-  }
-  add_flows(report.timeline, compute, events);
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.at < b.at; });
 
   std::string out =
       fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}}},"traceEvents":[)",
-                  json_text(report.engine), report.step_seconds);
+                  json_text(jobs.empty() ? "" : jobs.front().report->engine), seconds);
   const char* separator = "\n";
   const auto append = [&](const std::string& text) {
     out += separator;
     out += text;
     separator = ",\n";
   };
-  for (const std::string& text : metadata(tracks)) append(text);
+  for (const std::string& text : metadata) append(text);
   for (const Event& event : events) append(event.text);
   return out + "\n]}\n";
 }

@@ -1,10 +1,14 @@
 // A report's timeline in the Chrome trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
-// One process per pipeline stage, one thread per stream, complete events "F 3" / "B 3" / "W 3" (forward, backward,
-// weight gradient of micro-batch 3), flow arrows for messages, a counter of memory by category.
-// Format: "Trace Event Format", Google, 2016 (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
+// One process per pipeline stage (of each job), one thread per stream, complete events "F 3" / "B 3" / "W 3" (forward,
+// backward, weight gradient of micro-batch 3), flow arrows for messages, a counter of memory by category. From the
+// discrete-event engine also a process "links" with a counter for each kind of link: how much of its rate the busiest
+// one uses. Format: "Trace Event Format", Google, 2016
+// (docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU).
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "sim/report/report.h"
 
@@ -15,5 +19,12 @@ std::string interval_name(const Interval& interval);
 
 // REQUIRES: the report was made with its timeline. Timestamps are in microseconds, sorted.
 std::string report_trace(const Report& report);
+
+// Jobs that ran at the same time, in one file: the processes of each carry its name.
+struct TracedJob {
+  std::string_view name;
+  const Report* report = nullptr;
+};
+std::string jobs_trace(std::span<const TracedJob> jobs);
 
 }  // namespace orrery

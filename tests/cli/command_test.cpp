@@ -135,7 +135,8 @@ TEST(Simulate, RunsEveryBundledScenario) {
   ASSERT_FALSE(scenarios.empty());
   for (const json& scenario : scenarios) {
     const std::string name = scenario["name"];
-    const auto result = place.orrery("simulate " + name);
+    const json document = json::parse(place.orrery("show " + name + " --json").out)["scenario"];
+    const auto result = place.orrery("simulate " + name + (document.contains("jobs") ? " --engine des" : ""));
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
   }
 }
@@ -346,6 +347,44 @@ TEST(Show, NamesTheSourceOfTheFigures) {
   Workplace place;
   EXPECT_THAT(place.orrery("show dgx-h100").out, AllOf(HasSubstr("source"), HasSubstr("nic_bytes_per_second")));
   EXPECT_THAT(place.orrery("show llama-3-70b").out, AllOf(HasSubstr("source"), HasSubstr("parameters")));
+}
+
+TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
+  const Workplace place;
+  const std::string note = "perturbations are left out";
+  EXPECT_THAT(place.orrery("simulate straggler").out, HasSubstr(note));
+  EXPECT_THAT(place.orrery("simulate straggler --set perturbations=[]").out, Not(HasSubstr(note)));
+  EXPECT_THAT(json::parse(place.orrery("simulate straggler --json -").out).at("notes").dump(), HasSubstr(note));
+}
+
+TEST(Show, ListsLinksByKindAndByName) {
+  Workplace place;
+  place.write("scenario.json", example_scenario());
+  place.write("cluster.json", json::parse(example_scenario())["cluster"].dump());
+  const auto kinds = place.orrery("show links scenario.json");
+  ASSERT_EQ(kinds.code, 0) << kinds.err;
+  EXPECT_THAT(kinds.out, AllOf(HasSubstr("scale_up"), HasSubstr("nic"), HasSubstr("node0.nic0.out")));
+  EXPECT_EQ(place.orrery("show links cluster.json").out, kinds.out);
+  // 64 nodes of 8 NICs, both directions of each.
+  std::int64_t nics = 0;
+  for (const json& kind : json::parse(place.orrery("show links scenario.json --json").out))
+    if (kind.at("kind") == "nic") nics = kind.at("links");
+  EXPECT_EQ(nics, 64 * 8 * 2);
+
+  const auto matching = place.orrery("show links scenario.json 'node3.nic*' --json");
+  ASSERT_EQ(matching.code, 0) << matching.err;
+  const json links = json::parse(matching.out);
+  EXPECT_EQ(links.size(), 16u);
+  for (const json& link : links) {
+    EXPECT_THAT(link.at("name").get<std::string>(), StartsWith("node3.nic"));
+    EXPECT_EQ(link.at("bytes_per_second").get<double>(), 50e9);
+  }
+  EXPECT_EQ(json::parse(place.orrery("show links scenario.json node3.nic2 --json").out).size(), 2u);
+  for (const char* of : {"eos", "dgx-h100", "straggler", "two-jobs-one-spine"})
+    EXPECT_EQ(place.orrery(std::string("show links ") + of).code, 0) << of;
+  // Sprayed up-links act as one.
+  EXPECT_LT(place.orrery("show links two-jobs-one-spine 'leaf*' --routing sprayed").out.size(),
+            place.orrery("show links two-jobs-one-spine 'leaf*' --routing per_flow").out.size());
 }
 
 TEST(Help, IsThereForEveryCommandWithExamples) {

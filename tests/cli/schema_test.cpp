@@ -62,6 +62,43 @@ std::vector<json> wrong_scenarios() {
   }
   wrong.push_back(good);
   wrong.back().erase("cluster");
+  for (const char* perturbation :
+       {R"({"devices": [0], "factor": 0.5})", R"({"kind": "slow", "devices": [0], "factor": 0.5})",
+        R"({"kind": "slow_device", "devices": [0]})", R"({"kind": "slow_device", "factor": 0.5})",
+        R"({"kind": "slow_device", "devices": [0], "factor": 0})",
+        R"({"kind": "slow_device", "devices": [0], "factor": 0.5, "link": "node0.nic0"})",
+        R"({"kind": "slow_link", "factor": 0.5})", R"({"kind": "failing_node"})",
+        R"({"kind": "background_traffic", "link": "node0.nic0"})", R"({"kind": "jitter"})",
+        R"({"kind": "jitter", "coefficient_of_variation": 0.1, "distribution": "normal"})"}) {
+    wrong.push_back(good);
+    wrong.back()["perturbations"] = json::array({json::parse(perturbation)});
+  }
+  wrong.push_back(good);
+  wrong.back()["perturbations"] = json::object();
+  return wrong;
+}
+
+json two_jobs() {
+  json job = json::parse(example_scenario());
+  json document{{"cluster", job["cluster"]}};
+  job.erase("cluster");
+  job["nodes"] = 32;
+  for (const char* name : {"a", "b"}) {
+    job["name"] = name;
+    document["jobs"].push_back(job);
+    job["first_node"] = 32;
+  }
+  return document;
+}
+
+std::vector<json> wrong_jobs() {
+  std::vector<json> wrong(6, two_jobs());
+  wrong[0]["model"] = "llama-3-8b";
+  wrong[1]["plan"] = json::object();
+  wrong[2].erase("cluster");
+  wrong[3]["jobs"] = json::array();
+  wrong[4]["jobs"][1].erase("nodes");
+  wrong[5]["jobs"][1]["node_stride"] = 0;
   return wrong;
 }
 
@@ -82,9 +119,25 @@ TEST(Schema, AcceptsAndRefusesWhatTheReaderDoes) {
   written_out["cluster"]["node"] = json{{"base", "dgx-h100"}, {"nics", 4}};
   written_out["note"] = "a remark";
   add(valid, written_out);
+  json perturbed = json::parse(example_scenario());
+  perturbed["perturbations"] = json::parse(R"([
+    {"kind": "slow_device", "count": 2, "seed": 7, "factor": 0.5},
+    {"kind": "slow_link", "link": "node*.nic0", "factor": 0.25, "from_seconds": 1, "until_seconds": 2},
+    {"kind": "failing_link", "link": "node1.nic3.out", "from_seconds": 0.5},
+    {"kind": "failing_node", "nodes": [2], "note": "gone"},
+    {"kind": "background_traffic", "link": "leaf0.spine1.up", "bytes_per_second": 1e10},
+    {"kind": "jitter", "distribution": "gamma", "coefficient_of_variation": 0.1}])");
+  EXPECT_EQ(read_scenario(perturbed, {"scenario.json", {}}).perturbations.size(), 6u);
+  add(valid, perturbed);
+  EXPECT_EQ(ScenarioReader().read_jobs(two_jobs(), {"scenario.json", {}}).jobs.size(), 2u);
+  add(valid, two_jobs());
   for (const json& scenario : wrong_scenarios()) {
     EXPECT_THROW(read_scenario(scenario, {"scenario.json", {}}), InputError) << scenario;
     add(invalid, scenario);
+  }
+  for (const json& document : wrong_jobs()) {
+    EXPECT_THROW(ScenarioReader().read_jobs(document, {"scenario.json", {}}), InputError) << document;
+    add(invalid, document);
   }
   const int code = place.python(std::string(ORRERY_SOURCE_DIR) + "/tests/cli/validate_schema.py schema.json" + valid +
                                 " --" + invalid);

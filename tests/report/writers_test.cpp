@@ -73,6 +73,31 @@ Report example_report() {
   return report;
 }
 
+Report discrete_event_report() {
+  Report report = example_report();
+  report.engine = "des";
+  DiscreteEventReport& d = report.discrete_event.emplace();
+  d.fidelity = "steady-flow";
+  d.network_model = "max-min";
+  d.ranks = 16;
+  d.rank_classes = 3;
+  d.flows = 1024;
+  d.flow_classes = 12;
+  d.links = 99;
+  d.link_classes = 7;
+  d.events = 4321;
+  d.uncontended_step_seconds = report.step_seconds / 1.25;
+  d.link_kinds = {{"nic", 16, 50e9, 1e9, 2e9, 0.25, 0.5, {0.25, 1, 0.75, 0}}, {"scale_up", 16, 450e9, 0, 0, 0, 0, {}}};
+  for (int i = 0; i < 10; ++i)
+    d.busiest_links.push_back({"node" + std::to_string(i) + ".nic0.out", 8, 50e9, 1e9, 2e9, 0.25, 0.5, {}});
+  for (int i = 0; i < 9; ++i)
+    d.contention.push_back({"stage 0", "op" + std::to_string(i), "leaf0.spine1.up", 4, 0.5, 0.75});
+  d.critical_path = {{"stage 1 with device 9", "layer.forward.fc1", 32, report.step_seconds * 0.75},
+                     {"stage 0", "waits for the pipeline", 1, report.step_seconds * 0.25}};
+  d.waits = {{"stage 0", "stage 1 with device 9", "gradients.reduce_scatter", 2, 0.125}};
+  return report;
+}
+
 std::set<std::string> names(const json& events, const char* phase) {
   std::set<std::string> result;
   for (const json& event : events)
@@ -95,6 +120,81 @@ TEST(Trace, NamesSlotsByKindAndMicroBatch) {
 }
 
 TEST(Trace, OfAnEmptyTimelineIsValid) { EXPECT_NO_THROW(json::parse(report_trace(Report{}))); }
+
+TEST(Trace, CountsUtilisationOfEachKindOfLinkInEqualParts) {
+  const Report report = discrete_event_report();
+  const json trace = json::parse(report_trace(report));
+  expect_trace_format(trace);
+  std::vector<double> at, percent;
+  for (const json& event : trace["traceEvents"]) {
+    if (event["ph"] != "C" || event["name"] != "nic utilisation %") continue;
+    EXPECT_EQ(event["pid"], 2) << "a process after the stages";
+    at.push_back(event["ts"].get<double>() * 1e-6);
+    percent.push_back(event["args"]["busiest"]);
+  }
+  EXPECT_THAT(percent, testing::ElementsAre(25, 100, 75, 0, 0)) << "and nothing after the step";
+  ASSERT_EQ(at.size(), 5u);
+  for (std::size_t i = 0; i < at.size(); ++i)
+    EXPECT_NEAR(at[i], report.step_seconds * static_cast<double>(i) / 4, 1e-8);
+  EXPECT_FALSE(names(trace["traceEvents"], "C").contains("scale_up utilisation %")) << "nothing is known of it";
+}
+
+TEST(Trace, OfJobsHoldsTheProcessesOfEach) {
+  const Report a = discrete_event_report(), b = example_report();
+  const TracedJob jobs[] = {{"a", &a}, {"job \"b\"", &b}};
+  const json trace = json::parse(jobs_trace(jobs));
+  expect_trace_format(trace);
+  std::set<std::string> processes;
+  std::set<int> slices, named;
+  for (const json& event : trace["traceEvents"]) {
+    if (event["ph"] == "X") slices.insert(event["pid"].get<int>());
+    if (event["name"] != "process_name") continue;
+    EXPECT_TRUE(named.insert(event["pid"].get<int>()).second) << "one process a name";
+    processes.insert(event["args"]["name"].get<std::string>());
+  }
+  EXPECT_EQ(processes, (std::set<std::string>{"a: stage 0", "a: stage 1", "a: links", "job \"b\": stage 0",
+                                              "job \"b\": stage 1"}));
+  EXPECT_EQ(slices.size(), 4u);
+  const auto& events = trace["traceEvents"];
+  EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const json& e) { return e["ph"] == "s"; }), 8);
+}
+
+// As the discrete-event engine emits them: slots on the compute stream, each with collectives beside it.
+Report long_report(std::uint32_t micro_batches) {
+  Report report = example_report();
+  report.timeline = {};
+  constexpr double kSlot = 1e-3;
+  for (std::int32_t stage = 0; stage < 4; ++stage)
+    for (std::uint32_t m = 0; m < micro_batches; ++m) {
+      const double begin = m * kSlot;
+      report.timeline.intervals.push_back(slot(stage, SlotKind::forward, m, begin, begin + kSlot));
+      report.timeline.intervals.push_back({stage, Stream::tensor_communication,
+                                           static_cast<std::uint8_t>(SlotKind::forward), 0, m, begin + kSlot / 4,
+                                           begin + kSlot / 2, "fc2.all_reduce"});
+      report.timeline.intervals.push_back(
+          {stage, Stream::data_communication, 3, 0, 0, begin, begin + kSlot, "gradients.reduce_scatter"});
+    }
+  report.step_seconds = micro_batches * kSlot;
+  return report;
+}
+
+TEST(Trace, HoldsThousandsOfIntervalsOnAllStreams) {
+  constexpr std::uint32_t kMicroBatches = 1000;
+  const json trace = json::parse(report_trace(long_report(kMicroBatches)));
+  expect_trace_format(trace);
+  const auto& events = trace["traceEvents"];
+  EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const json& e) { return e["ph"] == "X"; }),
+            4 * 3 * kMicroBatches);
+  EXPECT_THAT(names(events, "X"),
+              testing::IsSupersetOf({"F 0", "F 999", "fc2.all_reduce", "gradients.reduce_scatter"}));
+}
+
+TEST(Svg, DrawsSlotsOfTheComputeStreamOnly) {
+  const std::string svg = report_svg(long_report(500), "title");
+  std::size_t boxes = 0;
+  for (std::size_t at = 0; (at = svg.find("<rect", at)) != std::string::npos; ++at) ++boxes;
+  EXPECT_EQ(boxes, 1 + 4 * 500 + 1u) << "background, slots, one key of the legend";
+}
 
 TEST(Svg, ShowsEverySlotOnItsStageWithinThePicture) {
   const std::string svg = report_svg(example_report(), "a < b & c");
@@ -150,6 +250,53 @@ TEST(Table, OfOneStageHasNoTableOfStages) {
   report.stages.resize(1);
   report.memory_stage = 0;
   EXPECT_THAT(report_table(report, {}, {}), AllOf(Not(HasSubstr("Stages")), HasSubstr("every device")));
+}
+
+TEST(Table, SaysWhatOnlyTheDiscreteEventEngineKnows) {
+  const std::string table = report_table(discrete_event_report(), {}, {});
+  EXPECT_THAT(table,
+              AllOf(HasSubstr("16 ranks as 3, 1024 flows as 12, 99 links as 7; 4321 events"),
+                    HasSubstr("simulated +25.0 %"), HasSubstr("node7.nic0.out"), Not(HasSubstr("node8.nic0.out")),
+                    HasSubstr("  2 more\n"), HasSubstr("  1 more, 250.0 ms together\n")));
+  EXPECT_THAT(table, AllOf(HasSubstr("Critical path"), HasSubstr("75.0 %"), HasSubstr("waits for the pipeline"),
+                           HasSubstr("Who waited for whom"), HasSubstr("125.0 ms")));
+  EXPECT_EQ(discrete_event_table(example_report(), {}), "");
+  EXPECT_THAT(report_table(example_report(), {}, {}), Not(HasSubstr("Busiest links")));
+  Report quiet = discrete_event_report();
+  quiet.discrete_event->contention.clear();
+  quiet.discrete_event->waits.clear();
+  EXPECT_THAT(report_table(quiet, {}, {}), AllOf(Not(HasSubstr("contention")), Not(HasSubstr("waited"))));
+}
+
+TEST(ReportJson, HoldsWhatOnlyTheDiscreteEventEngineKnows) {
+  const Report report = discrete_event_report();
+  const auto parsed = json::parse(report_json(report).dump()).at("discrete_event");
+  EXPECT_EQ(parsed["fidelity"], "steady-flow");
+  EXPECT_EQ(parsed["rank_classes"], 3);
+  EXPECT_EQ(parsed["link_kinds"][0]["over_time"], json({0.25, 1, 0.75, 0}));
+  EXPECT_EQ(parsed["link_kinds"][0]["bytes_per_second"], 50e9);
+  EXPECT_EQ(parsed["busiest_links"].size(), 10u);
+  EXPECT_EQ(parsed["contention"][0]["seconds_alone"], 0.5);
+  EXPECT_EQ(parsed["waits"][0]["for_whom"], "stage 1 with device 9");
+  double path = 0;
+  for (const json& part : parsed["critical_path"]) path += part["seconds"].get<double>();
+  EXPECT_DOUBLE_EQ(path, report.step_seconds);
+  EXPECT_FALSE(report_json(example_report()).contains("discrete_event"));
+}
+
+TEST(Grid, IsAsWideAsItsWidestCells) {
+  const Column columns[] = {{"name", false}, {"n"}, {"rest", false}};
+  EXPECT_EQ(grid(columns, {{"a", "12", "x y"}, {"longer \u00b5", "3", ""}}),
+            "  name       n  rest\n"
+            "  a         12  x y\n"
+            "  longer \u00b5   3\n");
+}
+
+TEST(Comparison, NamesItsSides) {
+  const std::string table =
+      comparison_table(example_report(), example_report(), {}, {}, {.a = "analytical", .b = "des"});
+  EXPECT_THAT(table, AllOf(HasSubstr("  analytical           des     change\n"),
+                           HasSubstr("analytical: matrix products; des: matrix products")));
 }
 
 TEST(Comparison, PutsTheLargestDifferenceFirst) {

@@ -1,0 +1,65 @@
+// One collective by itself, as nccl-tests times it, by either engine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "cli/simulation.h"
+#include "sim/cost/collective_cost.h"
+#include "sim/des/engine.h"
+#include "sim/hardware/cluster.h"
+#include "sim/program/op.h"
+
+namespace orrery {
+
+// nccl-tests' programs. send_recv: every rank sends to the next and receives from the one before.
+struct CollectiveKind {
+  std::string_view name;
+  OpKind op;
+};
+inline constexpr std::array<CollectiveKind, 7> kCollectiveKinds{{{"all_reduce", OpKind::all_reduce},
+                                                                 {"all_gather", OpKind::all_gather},
+                                                                 {"reduce_scatter", OpKind::reduce_scatter},
+                                                                 {"all_to_all", OpKind::all_to_all},
+                                                                 {"broadcast", OpKind::broadcast},
+                                                                 {"reduce", OpKind::reduce},
+                                                                 {"send_recv", OpKind::ring_shift}}};
+
+inline constexpr int kEngines = 2;
+inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical", "des"};
+// Which engines are asked for, by Engine.
+using Engines = std::array<bool, kEngines>;
+
+struct CollectivePrediction {
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
+  CollectiveProtocol protocol = CollectiveProtocol::simple;
+  std::array<double, kEngines> seconds{};  // 0: not asked for
+  std::array<double, kEngines> bus_bytes_per_second{};
+  std::optional<CollectiveRun> run;  // the discrete-event engine's
+};
+
+// A group on a cluster that does nothing else: the first `ranks` of the first `ranks_per_node` devices of each node.
+// A node of which only a part takes part keeps the NICs nearest to those devices.
+class CollectivePredictor {
+ public:
+  // Throws InputError unless 1 <= ranks_per_node <= the node's devices and 2 <= ranks <= what that leaves.
+  CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
+                      const DiscreteEventOptions& options);
+
+  // Throws InputError when an engine refuses; run_collective and CollectiveModel::cost say when.
+  CollectivePrediction predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
+                               const Engines& engines) const;
+
+  const CollectiveCalibration& calibration() const { return calibration_; }
+
+ private:
+  Cluster cluster_;
+  CollectiveCalibration calibration_;
+  CollectiveModel model_;
+  Mesh mesh_;
+  DiscreteEventOptions options_;
+};
+
+}  // namespace orrery

@@ -1,0 +1,27 @@
+// The options that choose how a program is timed: --engine, --fidelity, --routing.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "cli/simulation.h"
+
+namespace CLI {
+class App;
+}
+
+namespace orrery {
+
+struct EngineArguments {
+  std::string engine = "analytical";
+  std::string fidelity, routing;  // empty: not given
+
+  // `both`: whether the command can show two engines side by side.
+  void add_to(CLI::App& command, bool both);
+
+  bool both() const { return engine == "both"; }
+  // Of `both` those of the discrete-event engine. Throws InputError when its options stand without it.
+  SimulationOptions options() const;
+};
+
+}  // namespace orrery

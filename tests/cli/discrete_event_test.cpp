@@ -1,0 +1,276 @@
+// Does the command show what the discrete-event engine finds: perturbations, jobs, contention, failures?
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "tests/cli/command.h"
+#include "tests/report/trace_format.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+json report_of(const Workplace& place, const std::string& arguments) {
+  const auto result = place.orrery("simulate " + arguments + " --json -");
+  EXPECT_EQ(result.code, 0) << arguments << ": " << result.err;
+  return result.code == 0 ? json::parse(result.out) : json();
+}
+
+double step(const json& report) { return report.at("step_seconds").get<double>(); }
+
+TEST(DiscreteEvent, ReportHasThePublicKeysAndTheyAgree) {
+  const Workplace place;
+  const json report = report_of(place, "straggler --engine des");
+  EXPECT_EQ(report.at("engine"), "des");
+  EXPECT_TRUE(report.at("version").is_string());
+  EXPECT_FALSE(report.contains("ops"));
+  double total = 0;
+  for (const auto& [term, seconds] : report.at("time").items()) total += seconds.get<double>();
+  EXPECT_NEAR(total, step(report), 1e-6 * step(report));
+
+  const json& found = report.at("discrete_event");
+  EXPECT_EQ(found.at("fidelity"), "steady-flow");
+  EXPECT_EQ(found.at("ranks"), 32);
+  EXPECT_LE(found.at("rank_classes").get<int>(), 32);
+  EXPECT_GT(found.at("events").get<int>(), 0);
+  double path = 0;
+  for (const json& part : found.at("critical_path")) path += part.at("seconds").get<double>();
+  EXPECT_NEAR(path, step(report), 1e-6 * step(report));
+  bool network = false;
+  for (const json& kind : found.at("link_kinds")) {
+    network = network || kind.at("name") == "nic";
+    const json& over_time = kind.at("over_time");
+    ASSERT_EQ(over_time.size(), 100u);
+    double mean = 0;
+    for (const json& share : over_time) mean += share.get<double>() / 100;
+    EXPECT_NEAR(mean, kind.at("utilisation").get<double>(), 1e-6 + 1e-3 * mean) << kind.at("name");
+  }
+  EXPECT_TRUE(network) << "four nodes exchange gradients";
+}
+
+TEST(DiscreteEvent, WithoutPerturbationsStartsFromTheAnalyticalStep) {
+  const Workplace place;
+  const json analytical = report_of(place, "straggler --set perturbations=[]");
+  const json des = report_of(place, "straggler --set perturbations=[] --engine des");
+  EXPECT_DOUBLE_EQ(des["discrete_event"]["uncontended_step_seconds"].get<double>(), step(analytical));
+  EXPECT_THAT(des.at("notes").dump(), Not(HasSubstr("perturbations")));
+  EXPECT_THAT(report_of(place, "straggler --engine des").at("notes").dump(), Not(HasSubstr("left out")));
+}
+
+TEST(DiscreteEvent, EveryoneWaitsForTheStraggler) {
+  const Workplace place;
+  const double usual = step(report_of(place, "straggler --engine des --set perturbations=[]"));
+  const json slow = report_of(place, "straggler --engine des");
+  EXPECT_GT(step(slow), 1.2 * usual) << "nearly all of the step is kernels, at 0.8 of their rate";
+  EXPECT_LT(step(slow), 1.26 * usual);
+  const json& found = slow["discrete_event"];
+  EXPECT_THAT(found.at("critical_path").at(0).at("who").get<std::string>(), HasSubstr("13"));
+  ASSERT_FALSE(found.at("waits").empty());
+  EXPECT_THAT(found["waits"][0].at("for_whom").get<std::string>(), HasSubstr("13"));
+  const auto table = place.orrery("simulate straggler --engine des");
+  EXPECT_THAT(table.out, AllOf(StartsWith("llama-3-8b on 4 x "), HasSubstr("Discrete-event simulation"),
+                               HasSubstr("Busiest links"), HasSubstr("Critical path"), HasSubstr("Who waited for whom"),
+                               Not(HasSubstr("\x1b"))));
+}
+
+TEST(DiscreteEvent, ASlowNicCostsTimeThatContentionNames) {
+  const Workplace place;
+  const double usual = step(report_of(place, "slow-nic --engine des --set perturbations=[]"));
+  const json slow = report_of(place, "slow-nic --engine des");
+  EXPECT_GT(step(slow), usual);
+  ASSERT_FALSE(slow["discrete_event"].at("contention").empty());
+  for (const json& row : slow["discrete_event"]["contention"]) {
+    EXPECT_GT(row.at("seconds").get<double>(), row.at("seconds_alone").get<double>());
+    EXPECT_THAT(row.at("link").get<std::string>(), HasSubstr(".nic"));
+  }
+}
+
+TEST(DiscreteEvent, IsDeterministic) {
+  const Workplace place;
+  const std::string jitter =
+      "simulate straggler --engine des --json - --set "
+      "'perturbations=[{\"kind\":\"jitter\",\"coefficient_of_variation\":0.05,\"seed\":3}]'";
+  const auto first = place.orrery(jitter);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(place.orrery(jitter).out, first.out);
+  EXPECT_NE(place.orrery(jitter + " --set perturbations.0.seed=4").out, first.out);
+}
+
+TEST(DiscreteEvent, FidelityAndRoutingAreChosenByName) {
+  const Workplace place;
+  const std::string small =
+      "slow-nic --engine des --set model.layers=2 --set cluster.nodes=2 --set workload.global_batch_size=16";
+  const json exact = report_of(place, small + " --fidelity step-exact --routing sprayed");
+  EXPECT_EQ(exact["discrete_event"]["fidelity"], "step-exact");
+  EXPECT_GT(exact["discrete_event"]["events"].get<double>(),
+            report_of(place, small)["discrete_event"]["events"].get<double>());
+}
+
+TEST(DiscreteEvent, AStepThatCannotEndIsAnErrorOfItsOwn) {
+  const Workplace place;
+  const auto result = place.orrery(
+      "simulate straggler --engine des --json out.json --trace t.json --set "
+      "'perturbations=[{\"kind\":\"failing_node\",\"nodes\":[2],\"from_seconds\":0.5}]'");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, StartsWith("orrery: error: the step does not end"));
+  EXPECT_THAT(result.err, Not(HasSubstr("internal")));
+  EXPECT_THAT(place.files(), IsEmpty());
+}
+
+TEST(DiscreteEvent, APerturbationOfNoLinkIsRefusedWithItsPlace) {
+  const Workplace place;
+  const auto result = place.orrery("simulate slow-nic --engine des --set perturbations.0.link=node1.nick3");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--set perturbations.0.link=node1.nick3: /perturbations/0/link: found"));
+}
+
+TEST(DiscreteEvent, BothEnginesStandSideBySide) {
+  Workplace place;
+  const auto table = place.orrery("simulate slow-nic --engine both");
+  ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("analytical           des"), HasSubstr("What makes the difference"),
+                               HasSubstr("Discrete-event simulation"), HasSubstr("Busiest links")));
+  const json both = report_of(place, "slow-nic --engine both");
+  EXPECT_EQ(both.at("analytical"), [&] {
+    json alone = report_of(place, "slow-nic");
+    alone.erase("version");
+    return alone;
+  }());
+  EXPECT_EQ(both.at("des").at("engine"), "des");
+  EXPECT_NEAR(both.at("change").at("step_seconds").get<double>(), step(both["des"]) - step(both["analytical"]), 1e-12);
+  EXPECT_FALSE(both["des"].contains("ops"));
+
+  ASSERT_EQ(place.orrery("simulate slow-nic --engine both --csv r.csv --trace t.json --svg s.svg").code, 0);
+  std::istringstream rows(place.read("r.csv"));
+  std::string header, analytical, des;
+  std::getline(rows, header);
+  std::getline(rows, analytical);
+  std::getline(rows, des);
+  EXPECT_THAT(analytical, HasSubstr(",analytical,"));
+  EXPECT_THAT(des, HasSubstr(",des,"));
+}
+
+TEST(DiscreteEvent, TracesFollowTheFormatAndCountUtilisation) {
+  Workplace place;
+  for (const char* scenario : {"slow-nic", "llama-3-70b-512-h100"}) {
+    SCOPED_TRACE(scenario);
+    const auto result = place.orrery(std::string("simulate --engine des --trace t.json --svg s.svg ") + scenario);
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json trace = json::parse(place.read("t.json"));
+    expect_trace_format(trace);
+    std::set<std::string> counters, slices;
+    for (const json& event : trace["traceEvents"]) {
+      if (event["ph"] == "C") counters.insert(event["name"]);
+      if (event["ph"] == "X") slices.insert(event["name"]);
+    }
+    EXPECT_TRUE(counters.contains("nic utilisation %"));
+    EXPECT_TRUE(counters.contains("memory bytes"));
+    EXPECT_TRUE(slices.contains("F 0")) << "slots";
+    EXPECT_TRUE(std::any_of(slices.begin(), slices.end(), [](const std::string& s) {
+      return s.find("gradients.reduce_scatter") != s.npos;
+    })) << "collectives";
+    EXPECT_THAT(place.read("s.svg"), AllOf(StartsWith("<svg"), HasSubstr(">forward<"), HasSubstr("</svg>")));
+  }
+}
+
+TEST(DiscreteEvent, ComparesAScenarioWithItsUndisturbedSelf) {
+  const Workplace place;
+  const auto result = place.orrery("compare straggler --engine des --set-a perturbations=[] --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json difference = json::parse(result.out);
+  EXPECT_EQ(difference["a"]["engine"], "des");
+  EXPECT_GT(difference["change"]["step_seconds"].get<double>(), 0);
+}
+
+TEST(DiscreteEvent, ExplainsOpsAndListsThem) {
+  const Workplace place;
+  const auto explained = place.orrery("simulate slow-nic --engine des --explain layer.forward.fc1");
+  ASSERT_EQ(explained.code, 0) << explained.err;
+  EXPECT_THAT(explained.out, HasSubstr("layer.forward.fc1"));
+  EXPECT_FALSE(report_of(place, "slow-nic --engine des --ops").at("ops").empty());
+}
+
+TEST(Jobs, SlowEachOtherDownOnTheLinkTheyShare) {
+  Workplace place;
+  const json result = report_of(place, "two-jobs-one-spine --engine des");
+  const json& jobs = result.at("jobs");
+  ASSERT_EQ(jobs.size(), 2u);
+  for (const json& job : jobs) {
+    const double slowdown = job.at("slowdown"), alone = job.at("alone_seconds");
+    EXPECT_GT(slowdown, 1.05) << job.at("name");
+    EXPECT_NEAR(step(job.at("together")), slowdown * alone, 1e-9 * alone);
+    EXPECT_THAT(job.at("most_shared_link").get<std::string>(), StartsWith("leaf"));
+    EXPECT_EQ(job.at("together").at("engine"), "des");
+  }
+  EXPECT_EQ(jobs[1].at("first_node"), 1);
+
+  const auto table = place.orrery("simulate two-jobs-one-spine --engine des");
+  EXPECT_THAT(table.out, AllOf(HasSubstr("slowdown"), HasSubstr("replicas"), HasSubstr("zero-3"),
+                               HasSubstr("leaf0.spine0"), Not(HasSubstr("Critical path"))));
+  EXPECT_THAT(place.orrery("simulate two-jobs-one-spine --engine des --verbose").out,
+              AllOf(HasSubstr("replicas: gpt2-1.5b on 4 x "), HasSubstr("Critical path")));
+}
+
+TEST(Jobs, ThatShareNoLinkLeaveEachOtherAlone) {
+  const Workplace place;
+  // Nodes 0 to 3 are one leaf, 4 to 7 the other.
+  const json result = report_of(place,
+                                "two-jobs-one-spine --engine des --set jobs.0.node_stride=1 --set "
+                                "jobs.1.node_stride=1 --set jobs.1.first_node=4");
+  for (const json& job : result.at("jobs")) {
+    EXPECT_NEAR(job.at("slowdown").get<double>(), 1, 1e-9);
+    EXPECT_EQ(job.at("most_shared_link"), "");
+  }
+}
+
+TEST(Jobs, WriteOneTraceAndARowEach) {
+  Workplace place;
+  const auto result = place.orrery("simulate two-jobs-one-spine --engine des --trace t.json --csv r.csv --json r.json");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(place.files(), ElementsAre("r.csv", "r.json", "t.json"));
+  const json trace = json::parse(place.read("t.json"));
+  expect_trace_format(trace);
+  std::set<std::string> processes;
+  for (const json& event : trace["traceEvents"])
+    if (event["name"] == "process_name") processes.insert(event["args"]["name"]);
+  EXPECT_THAT(processes, testing::IsSupersetOf({"replicas: stage 0", "replicas: links", "zero-3: stage 0"}));
+  const std::string rows = place.read("r.csv");
+  EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 3);
+  EXPECT_THAT(rows, AllOf(HasSubstr("#replicas,des,32,"), HasSubstr("#zero-3,des,32,")));
+}
+
+TEST(Batch, OfTheDiscreteEventEngineTakesScenariosAndJobs) {
+  Workplace place;
+  json plain = json::parse(place.orrery("show straggler --json").out)["scenario"];
+  json jobs = json::parse(place.orrery("show two-jobs-one-spine --json").out)["scenario"];
+  plain.erase("path");
+  jobs.erase("path");
+  json stalled = plain, bad = plain;
+  stalled["perturbations"] = json::parse(R"([{"kind": "failing_link", "link": "node1.nic*"}])");
+  bad["perturbations"][0]["factor"] = 2;
+  place.write("batch.jsonl", plain.dump() + "\n" + jobs.dump() + "\n" + stalled.dump() + "\n" + bad.dump() + "\n");
+  const auto result = place.orrery("simulate --batch batch.jsonl --engine des");
+  ASSERT_EQ(result.code, 0) << result.err;
+  std::istringstream lines(result.out);
+  std::vector<json> results;
+  for (std::string line; std::getline(lines, line);) results.push_back(json::parse(line));
+  ASSERT_EQ(results.size(), 4u);
+  EXPECT_EQ(results[0].at("step_seconds"), report_of(place, "straggler --engine des").at("step_seconds"));
+  EXPECT_EQ(results[1].at("jobs").size(), 2u);
+  EXPECT_EQ(results[2].at("error").at("stalled"), true);
+  EXPECT_EQ(results[3].at("error").at("pointer"), "/perturbations/0/factor");
+}
+
+}  // namespace
+}  // namespace orrery
