@@ -62,7 +62,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
 std::int64_t AnalyticalEngine::instances_walked() const { return rep_->clock.walked(); }
 
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
-  costs.set_mesh(program.mesh);
+  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol);
   if (pieces.size() < program.pieces.size()) pieces.resize(program.pieces.size());
   for (PieceData& data : pieces) {
     data.used = false;

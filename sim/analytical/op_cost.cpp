@@ -21,8 +21,10 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
   set_mesh(Mesh{});
 }
 
-void OpCostModel::set_mesh(const Mesh& mesh) {
+void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol) {
   mesh_ = mesh;
+  algorithm_ = algorithm;
+  protocol_ = protocol;
   for (GroupSpan& span : spans_) span.ranks = 0;
   collectives_met_.clear();
 }
@@ -39,7 +41,7 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
     if (met.kind == op.kind && met.axes == op.axes && met.bytes == payload) return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
-  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op.axes));
+  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op.axes), algorithm_, protocol_);
   collectives_met_.push_back({op.kind, op.axes, payload, cost});
   return cost;
 }
@@ -114,7 +116,7 @@ CollectiveCost OpCostModel::ends_all_reduce(double bytes) const {
   span.ranks_per_node = distance < per_node ? 2 : 1;
   span.nodes = 2 / span.ranks_per_node;
   span.groups_sharing_nics = std::min(stride, per_node);
-  return collectives_.cost(OpKind::all_reduce, bytes, span);
+  return collectives_.cost(OpKind::all_reduce, bytes, span, algorithm_, protocol_);
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

@@ -27,8 +27,10 @@ class OpCostModel {
   // Keeps references; both must outlive the model.
   OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
 
-  // Call once before the ops of a program with another mesh.
-  void set_mesh(const Mesh& mesh);
+  // Call once before the ops of a program with another mesh. The algorithm and protocol are of all its collectives that
+  // have them.
+  void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
+                CollectiveProtocol protocol = CollectiveProtocol::automatic);
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies run at the PCIe rate of
@@ -68,6 +70,8 @@ class OpCostModel {
   KernelModel kernels_;
   CollectiveModel collectives_;
   Mesh mesh_;
+  CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
+  CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
   mutable std::array<GroupSpan, 1 << kMeshAxes> spans_;  // by MeshAxes::bits; ranks 0: not needed so far
   mutable std::vector<Collective> collectives_met_;      // on this mesh: a layer repeats the same few
 };

@@ -55,12 +55,6 @@ const char* name_of_protocol(Protocol p) {
 
 }  // namespace
 
-const char* name_of(CollectiveAlgorithm algorithm) {
-  constexpr std::array names{"automatic",          "ring",  "tree", "hierarchical", "nvls", "halving_doubling",
-                             "bidirectional_ring", "direct"};
-  return names[static_cast<std::size_t>(algorithm)];
-}
-
 struct CollectiveModel::Group {
   std::int64_t n = 1;  // ranks
   std::int64_t r = 1;  // per node

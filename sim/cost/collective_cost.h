@@ -12,22 +12,10 @@
 #include <string>
 
 #include "sim/hardware/cluster.h"
+#include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
 
 namespace orrery {
-
-enum class CollectiveAlgorithm : std::uint8_t {
-  automatic,
-  ring,
-  tree,                // double binary tree over the nodes, chains within them; all-reduce
-  hierarchical,        // within the node, then rails across nodes, then within the node, one after the other
-  nvls,                // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
-  halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
-  bidirectional_ring,  // half of the bytes each way round; only when asked for
-  direct,              // each pair by itself; all-to-all, sends
-};
-enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
-const char* name_of(CollectiveAlgorithm algorithm);
 
 // Seconds or shares per protocol: [simple, ll128, ll].
 using ByProtocol = std::array<double, 3>;

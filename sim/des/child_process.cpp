@@ -1,6 +1,7 @@
 #include "sim/des/child_process.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +16,7 @@ namespace {
 
 constexpr char kReturned = 'r', kThrew = 't';
 int to_parent = -1;  // in the child
+double last_peak_bytes = 0;
 
 void write_all(int file, const std::string& text) {
   std::size_t done = 0;
@@ -27,6 +29,8 @@ void write_all(int file, const std::string& text) {
 }
 
 }  // namespace
+
+double last_child_peak_bytes() { return last_peak_bytes; }
 
 void return_from_child(const std::string& result) {
   write_all(to_parent, kReturned + result);
@@ -61,8 +65,10 @@ std::string run_in_child(const std::function<std::string()>& work) {
   }
   close(ends[0]);
   int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  rusage used{};
+  while (wait4(child, &status, 0, &used) < 0 && errno == EINTR) {
   }
+  last_peak_bytes = static_cast<double>(used.ru_maxrss) * 1024;
   if (WIFSIGNALED(status))
     throw std::runtime_error(
         fmt::format("the simulation was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))));

@@ -58,7 +58,9 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
   if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
 
-  const Results results(plan, outcome);
+  double seconds = 0;
+  for (const ClassOutcome& c : outcome.classes) seconds = std::max(seconds, c.end);
+  const Results results(plan, outcome, seconds);
   for (std::size_t j = 0; j < jobs.size(); ++j) results.fill(j, stage_classes[j], reports[j]);
 }
 
@@ -92,7 +94,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   run.flows = plan.traffic.total_flows();
   run.flow_classes = static_cast<std::int64_t>(plan.traffic.flow_classes().size());
   run.messages = static_cast<std::int64_t>(outcome.flows.size());
-  run.link_kinds = Results(plan, outcome).link_kinds(outcome.seconds);
+  run.link_kinds = Results(plan, outcome, outcome.seconds).link_kinds(outcome.seconds);
   return run;
 }
 

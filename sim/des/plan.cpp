@@ -69,7 +69,7 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.placement = request.placement;
   job.overlap_slowdown = request.kernels->overlap_slowdown;
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
-  job.costs->set_mesh(program.mesh);
+  job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol);
 
   std::vector<std::int64_t> most(program.pieces.size(), 0);
   for (const auto& stage : program.stages)

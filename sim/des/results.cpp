@@ -17,7 +17,7 @@ double least(double a, double b) { return a < b ? a : b; }
 
 }  // namespace
 
-Results::Results(const RunPlan& plan, const Outcome& outcome) : plan_(plan), outcome_(outcome) {
+Results::Results(const RunPlan& plan, const Outcome& outcome, double seconds) : plan_(plan), outcome_(outcome) {
   bytes_.assign(plan.traffic.link_classes().size(), 0);
   wire_bytes_ = bytes_;
   const auto flows = plan.traffic.flow_classes();
@@ -31,6 +31,19 @@ Results::Results(const RunPlan& plan, const Outcome& outcome) : plan_(plan), out
       bytes_[load.link_class] += load.flows * of_flow[f].first;
       wire_bytes_[load.link_class] += load.flows * of_flow[f].second;
     }
+  for (const LinkClass& c : plan.traffic.link_classes()) rates_.push_back(c.bytes_per_second);
+  for (const ResolvedPerturbation& r : plan.perturbations) {
+    const Perturbation& p = r.perturbation;
+    if (p.kind != PerturbationKind::slow_link || !(seconds > 0)) continue;
+    const double until = p.until_seconds > 0 ? least(p.until_seconds, seconds) : seconds;
+    const double share = std::max(0.0, until - p.from_seconds) / seconds;
+    std::vector<std::uint32_t> slow;
+    for (const LinkId l : r.links)
+      if (const std::uint32_t c = plan.traffic.link_class(l); c < rates_.size()) slow.push_back(c);
+    std::sort(slow.begin(), slow.end());
+    slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
+    for (const std::uint32_t c : slow) rates_[c] *= 1 - share * (1 - p.factor);
+  }
 }
 
 std::string Results::who(std::uint32_t rank_class) const {
@@ -66,7 +79,7 @@ LinkReport Results::link_report(std::uint32_t link_class, double step_seconds) c
   link.bytes_per_second = c.bytes_per_second;
   link.bytes = link.busiest_bytes = bytes_[link_class];
   if (!(step_seconds > 0)) return link;
-  link.utilisation = wire_bytes_[link_class] / c.bytes_per_second / step_seconds;
+  link.utilisation = wire_bytes_[link_class] / rates_[link_class] / step_seconds;
   link.over_time.assign(kLinkBins, 0);
   std::vector<std::pair<double, double>> busy;
   const double bin = step_seconds / static_cast<double>(kLinkBins);
@@ -77,7 +90,7 @@ LinkReport Results::link_report(std::uint32_t link_class, double step_seconds) c
     const double duration = r.end - r.begin;
     if (!(duration > 0)) continue;
     // A flow's bytes are spread evenly over its life.
-    const double share = flows * r.wire_bytes / duration / c.bytes_per_second / bin;
+    const double share = flows * r.wire_bytes / duration / rates_[link_class] / bin;
     const auto first = static_cast<std::size_t>(least(r.begin / bin, static_cast<double>(kLinkBins - 1)));
     for (std::size_t b = first; b < kLinkBins && static_cast<double>(b) * bin < r.end; ++b) {
       const double from = std::max(r.begin, static_cast<double>(b) * bin);
@@ -104,7 +117,7 @@ std::vector<LinkReport> Results::link_kinds(double step_seconds) const {
       if (classes[c].kind != static_cast<LinkKind>(k) || !(bytes_[c] > 0)) continue;
       links += classes[c].links;
       total += bytes_[c] * static_cast<double>(classes[c].links);
-      const double load = wire_bytes_[c] / classes[c].bytes_per_second;
+      const double load = wire_bytes_[c] / rates_[c];
       if (load <= most) continue;
       most = load;
       busiest = c;
@@ -124,7 +137,7 @@ std::vector<LinkReport> Results::busiest_links(double step_seconds) const {
   std::vector<std::uint32_t> order;
   for (std::uint32_t c = 0; c < classes.size(); ++c)
     if (bytes_[c] > 0) order.push_back(c);
-  const auto load = [&](std::uint32_t c) { return wire_bytes_[c] / classes[c].bytes_per_second; };
+  const auto load = [&](std::uint32_t c) { return wire_bytes_[c] / rates_[c]; };
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return load(a) > load(b); });
   constexpr std::size_t kMost = 10;
   if (order.size() > kMost) order.resize(kMost);
@@ -252,8 +265,7 @@ void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEven
       if (!(overlap > 0)) continue;
       for (const LinkLoad& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
         if (const auto at = busy.find(load.link_class); at != busy.end())
-          at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) /
-                        plan_.traffic.link_classes()[load.link_class].bytes_per_second;
+          at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) / rates_[load.link_class];
     }
     double most = 0;
     for (const auto& [link, seconds] : busy)

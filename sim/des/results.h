@@ -12,8 +12,8 @@ namespace orrery {
 
 class Results {
  public:
-  // Keeps references.
-  Results(const RunPlan& plan, const Outcome& outcome);
+  // Keeps references. `seconds`: the run's.
+  Results(const RunPlan& plan, const Outcome& outcome, double seconds);
 
   // Overwrites the times of an analytical report of the same job. `stage_classes`: see AnalyticalEngine.
   void fill(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
@@ -34,6 +34,7 @@ class Results {
   const RunPlan& plan_;
   const Outcome& outcome_;
   std::vector<double> bytes_, wire_bytes_;  // over each link of a class
+  std::vector<double> rates_;               // of each, mean over the run: slow links carry less
 };
 
 }  // namespace orrery

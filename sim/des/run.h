@@ -58,13 +58,15 @@ struct Work {
   double seconds = 0, last_seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: whenever
   std::uint32_t exchange = kNoExchange;
-  std::uint32_t event = EventRecord::kNoCause;
-  std::uint16_t waiters = 0;  // streams' bits
+  std::uint32_t event = EventRecord::kNoCause;  // once done
+  std::uint32_t cause = EventRecord::kNoCause;  // once started: the event that let it
+  std::uint16_t waiters = 0;                    // streams' bits
   std::uint16_t parts_done = 0;
   bool started = false, done = false;
 };
 
 struct Line {
+  double begin = 0;
   std::vector<Work> works;
   Work gate;              // the line's input
   std::int64_t left = 0;  // on streams other than compute
@@ -78,6 +80,7 @@ struct StreamRun : Self {
   bool drain_awaited = false;
   bool has_actor = false;
   std::uint32_t last_event = EventRecord::kNoCause;
+  double last_end = 0;
   const Work* current = nullptr;
 };
 
@@ -156,7 +159,7 @@ class Simulation {
   void enqueue(ClassRun& c, Line& line, Work& w);
   void serve(ClassRun& c, std::size_t stream);
   void send(ClassRun& c, std::size_t direction);
-  void perform(ClassRun& c, std::size_t stream, Work& w);
+  void perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
   void await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
   void kernel(ClassRun& c, double seconds);
   void interrupt(ClassRun& c);

@@ -39,7 +39,8 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   line->works.assign(works, {});
   line->gate = {};
   line->gate.done = !input_to_come;
-  line->gate.event = c.gate_event;
+  line->gate.event = line->gate.cause = c.gate_event;
+  line->begin = now();
 
   // Where each instance's works begin, for those that are issued ahead.
   struct Instance {
@@ -143,7 +144,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   while (!compute.queue.empty()) {
     Work* w = compute.queue.front().first;
     compute.queue.pop_front();
-    perform(c, kComputeStream, *w);
+    perform(c, kComputeStream, *w, *line);
   }
   c.gate_event = compute.last_event;
   drain(c, drain_all, true);

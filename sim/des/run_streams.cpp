@@ -27,7 +27,7 @@ void Simulation::serve(ClassRun& c, std::size_t stream) {
     while (s.queue.empty()) s.block();
     const auto [w, line] = s.queue.front();
     s.queue.pop_front();
-    perform(c, stream, *w);
+    perform(c, stream, *w, *line);
     --line->left;
     if (--s.pending == 0 && s.drain_awaited) c.wake();
   }
@@ -43,7 +43,7 @@ void Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std
       self.block();
     }
     cause = other.node != nullptr ? static_cast<int>(other.node->stream) : static_cast<int>(kComputeStream);
-    cause_event = other.event;
+    cause_event = other.done ? other.event : other.cause;
   };
   const auto until_done = [&](Work* other) {
     if (other != nullptr) until(*other, [other] { return other->done; });
@@ -122,13 +122,14 @@ void Simulation::finish(ClassRun& c, Work& w) {
     if ((waiting >> s & 1) != 0) waiter(c, s).wake();
 }
 
-void Simulation::perform(ClassRun& c, std::size_t stream, Work& w) {
+void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;
   const double free = now();
   int cause = static_cast<int>(stream);
-  std::uint32_t cause_event = s.last_event;
+  // What came last: the stream's work before, or the line's start.
+  std::uint32_t cause_event = on_compute || s.last_end >= line.begin ? s.last_event : line.gate.cause;
   s.current = &w;
   await(c, stream, w, cause, cause_event);
   double begin = now();
@@ -137,6 +138,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w) {
   };
   if (on_compute) c.out.accounts[account(cause)] += begin - free;
   w.started = true;
+  w.cause = cause_event;
   if (w.waiters != 0) {  // triggered by the start
     const std::uint16_t waiting = w.waiters;
     w.waiters = 0;
@@ -207,6 +209,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w) {
                     .slot_kind = 0,
                     .waited_for_host = cause == kHostCause});
   s.last_event = w.event;
+  s.last_end = now();
   s.current = nullptr;
   finish(c, w);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sim/program/collective_algorithm.h"
 #include "sim/program/mesh.h"
 #include "sim/program/piece.h"
 #include "sim/program/schedule.h"
@@ -41,6 +42,9 @@ struct Runtime {
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
   double allocator_granularity_bytes = 512;  // every tensor is rounded up to this
   double allocator_fragmentation = 0;        // share of the activations lost to fragmentation
+  // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
+  CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
+  CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
 };
 
 struct Program {

@@ -71,6 +71,8 @@ void check(const Scenario&) {}
 void rewrite(const Scenario& scenario, Program& program) {
   program.runtime = preset(scenario.plan).runtime;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
+  program.runtime.collective_algorithm = scenario.plan.framework.collective_algorithm;
+  program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }
 
 }  // namespace orrery::framework

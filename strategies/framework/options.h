@@ -3,6 +3,7 @@
 #include <array>
 
 #include "sim/base/fields.h"
+#include "sim/program/collective_algorithm.h"
 
 namespace orrery::framework {
 
@@ -15,11 +16,16 @@ struct Options {
   Stack stack = Stack::megatron_core;
   bool flash_attention = true;
   bool cuda_graphs = false;
+  CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
+  CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
 
   void visit_fields(FieldVisitor& v) {
     v.field("framework", stack, kStackNames, "training stack: fused kernels, host issue rate, memory overheads");
     v.field("flash_attention", flash_attention, "fused attention that never stores the score matrix");
     v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
+    v.field("collective_algorithm", collective_algorithm, kCollectiveAlgorithmNames,
+            "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
+    v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
   }
 };
 

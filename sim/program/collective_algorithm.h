@@ -1,0 +1,28 @@
+// How a collective is carried out: NCCL's words (NCCL_ALGO, NCCL_PROTO), and two more algorithms.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace orrery {
+
+enum class CollectiveAlgorithm : std::uint8_t {
+  automatic,
+  ring,
+  tree,                // double binary tree over the nodes, chains within them; all-reduce
+  hierarchical,        // within the node, then rails across nodes, then within the node, one after the other
+  nvls,                // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
+  halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
+  bidirectional_ring,  // half of the bytes each way round; only when asked for
+  direct,              // each pair by itself; all-to-all, sends
+};
+inline constexpr std::array<std::string_view, 8> kCollectiveAlgorithmNames{
+    "automatic", "ring", "tree", "hierarchical", "nvls", "halving_doubling", "bidirectional_ring", "direct"};
+
+enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
+inline constexpr std::array<std::string_view, 4> kCollectiveProtocolNames{"automatic", "simple", "ll128", "ll"};
+
+inline const char* name_of(CollectiveAlgorithm a) { return kCollectiveAlgorithmNames[static_cast<std::size_t>(a)].data(); }
+
+}  // namespace orrery
