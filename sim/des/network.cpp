@@ -31,21 +31,22 @@ class FlowZone final : public sgk::routing::NetZoneImpl {
 
 void configure_simgrid() {
   int argc = 2;
-  static char name[] = "orrery", quiet[] = "--log=root.thres:critical";
+  static char name[] = "orrery", quiet[] = "--log=root.app:file:/dev/null";
   char* arguments[] = {name, quiet, nullptr};
   char** argv = arguments;
   static sg4::Engine engine(&argc, argv);
   sg4::Engine::set_config("network/model:CM02");
   sg4::Engine::set_config("network/TCP-gamma:0");
   sg4::Engine::set_config("network/crosstraffic:0");
-  sg4::Engine::set_config("maxmin/precision:1e-12");
+  sg4::Engine::set_config("maxmin/precision:1e-9");
   sg4::Engine::set_config("surf/precision:1e-13");
   sg4::Engine::set_config("contexts/factory:raw");
   sg4::Engine::set_config("contexts/stack-size:128");
   sg4::Engine::set_config("contexts/guard-size:0");
 }
 
-Network::Network(const Traffic& traffic) {
+Network::Network(const RunPlan& plan) {
+  const Traffic& traffic = plan.traffic;
   auto* zone = new FlowZone("cluster");  // SimGrid's
   sg4::NetZone* root = zone->get_iface();
   const auto links = traffic.link_classes();
@@ -79,6 +80,24 @@ Network::Network(const Traffic& traffic) {
     unbound_[f] = route.empty();
   }
   root->seal();
+
+  std::vector<std::uint32_t> users(links.size(), 0);
+  for (const FlowClass& flow : flows)
+    for (const LinkLoad& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
+  for (const ResolvedPerturbation& r : plan.perturbations)
+    for (const LinkId l : r.links)
+      if (const std::uint32_t c = traffic.link_class(l); c < links.size()) users[c] += 2;
+  alone_.assign(flows.size(), 0);
+  for (std::size_t f = 0; f < flows.size(); ++f) {
+    bool alone = true;
+    double seconds = 0;
+    for (const LinkLoad& load : flows[f].loads) {
+      if (links_[load.link_class] == nullptr) continue;
+      alone = alone && users[load.link_class] == 1;
+      seconds = std::max(seconds, 1 / links[load.link_class].bytes_per_second);
+    }
+    if (alone) alone_[f] = seconds;
+  }
 }
 
 sg4::CommPtr Network::start(std::uint32_t flow_class, double wire_bytes) const {

@@ -5,7 +5,7 @@
 #include <simgrid/s4u.hpp>
 #include <vector>
 
-#include "sim/des/traffic.h"
+#include "sim/des/plan.h"
 
 namespace orrery {
 
@@ -20,12 +20,14 @@ inline double now() { return sg4::Engine::get_clock(); }
 // as often as the flows of its class pass it.
 class Network {
  public:
-  explicit Network(const Traffic& traffic);
+  explicit Network(const RunPlan& plan);
 
   sg4::Host* clock() const { return clock_; }
   sg4::Host* host(std::uint32_t flow_class) const { return hosts_[flow_class]; }
   sg4::Link* link(std::uint32_t link_class) const { return links_[link_class]; }
   double rate(std::uint32_t link_class) const { return rates_[link_class]; }
+  // Of a flow that has its links to itself, whatever else happens, and that nothing disturbs; 0: of no such flow.
+  double seconds_per_byte_alone(std::uint32_t flow_class) const { return alone_[flow_class]; }
   // A flow over no link at all takes no time.
   bool unbound(std::uint32_t flow_class) const { return unbound_[flow_class] != 0; }
   // In bytes that the flow occupies on its links.
@@ -36,6 +38,7 @@ class Network {
  private:
   std::vector<sg4::Link*> links_;
   std::vector<double> rates_;
+  std::vector<double> alone_;
   std::vector<sg4::Host*> hosts_;
   std::vector<char> unbound_;
   sg4::Host *clock_ = nullptr, *sink_ = nullptr;

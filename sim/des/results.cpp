@@ -62,53 +62,56 @@ std::string Results::what(std::uint32_t rank_class, std::uint32_t name) const {
   return plan_.jobs[static_cast<std::size_t>(c.job)].ops[name].text();
 }
 
-bool Results::carries(std::uint32_t flow_class, std::uint32_t link_class, double& flows) const {
-  for (const LinkLoad& load : plan_.traffic.flow_classes()[flow_class].loads)
-    if (load.link_class == link_class) {
-      flows = load.flows;
-      return true;
-    }
-  return false;
-}
-
-LinkReport Results::link_report(std::uint32_t link_class, double step_seconds) const {
-  const LinkClass& c = plan_.traffic.link_classes()[link_class];
-  LinkReport link;
-  link.name = plan_.topology.name(c.first);
-  link.links = c.links;
-  link.bytes_per_second = c.bytes_per_second;
-  link.bytes = link.busiest_bytes = bytes_[link_class];
-  if (!(step_seconds > 0)) return link;
-  link.utilisation = wire_bytes_[link_class] / rates_[link_class] / step_seconds;
-  link.over_time.assign(kLinkBins, 0);
-  std::vector<std::pair<double, double>> busy;
+std::vector<LinkReport> Results::link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const {
+  const auto classes = plan_.traffic.link_classes();
+  std::vector<LinkReport> links;
+  constexpr std::size_t kNone = ~std::size_t{0};
+  std::vector<std::size_t> place(classes.size(), kNone);
+  for (const std::uint32_t c : link_classes) {
+    place[c] = links.size();
+    LinkReport link;
+    link.name = plan_.topology.name(classes[c].first);
+    link.links = classes[c].links;
+    link.bytes_per_second = classes[c].bytes_per_second;
+    link.bytes = link.busiest_bytes = bytes_[c];
+    if (step_seconds > 0) link.utilisation = wire_bytes_[c] / rates_[c] / step_seconds;
+    link.over_time.assign(kLinkBins, 0);
+    links.push_back(std::move(link));
+  }
+  if (!(step_seconds > 0)) return links;
+  std::vector<std::vector<std::pair<double, double>>> busy(links.size());
   const double bin = step_seconds / static_cast<double>(kLinkBins);
-  double flows = 0;
-  for (const FlowRecord& r : outcome_.flows) {
-    if (!carries(r.flow_class, link_class, flows)) continue;
-    busy.emplace_back(r.begin, r.end);
-    const double duration = r.end - r.begin;
-    if (!(duration > 0)) continue;
-    // A flow's bytes are spread evenly over its life.
-    const double share = flows * r.wire_bytes / duration / rates_[link_class] / bin;
-    const auto first = static_cast<std::size_t>(least(r.begin / bin, static_cast<double>(kLinkBins - 1)));
-    for (std::size_t b = first; b < kLinkBins && static_cast<double>(b) * bin < r.end; ++b) {
-      const double from = std::max(r.begin, static_cast<double>(b) * bin);
-      link.over_time[b] += std::max(0.0, least(r.end, static_cast<double>(b + 1) * bin) - from) * share;
+  for (const FlowRecord& r : outcome_.flows)
+    for (const LinkLoad& load : plan_.traffic.flow_classes()[r.flow_class].loads) {
+      if (place[load.link_class] == kNone) continue;
+      LinkReport& link = links[place[load.link_class]];
+      busy[place[load.link_class]].emplace_back(r.begin, r.end);
+      const double duration = r.end - r.begin;
+      if (!(duration > 0)) continue;
+      // A flow's bytes are spread evenly over its life.
+      const double share = load.flows * r.wire_bytes / duration / rates_[load.link_class] / bin;
+      const auto first = static_cast<std::size_t>(least(r.begin / bin, static_cast<double>(kLinkBins - 1)));
+      for (std::size_t b = first; b < kLinkBins && static_cast<double>(b) * bin < r.end; ++b) {
+        const double from = std::max(r.begin, static_cast<double>(b) * bin);
+        link.over_time[b] += std::max(0.0, least(r.end, static_cast<double>(b + 1) * bin) - from) * share;
+      }
+    }
+  for (std::size_t i = 0; i < links.size(); ++i) {
+    std::sort(busy[i].begin(), busy[i].end());
+    double until = 0;
+    for (const auto& [begin, end] : busy[i]) {
+      links[i].busy_seconds += std::max(0.0, end - std::max(begin, until));
+      until = std::max(until, end);
     }
   }
-  std::sort(busy.begin(), busy.end());
-  double until = 0;
-  for (const auto& [begin, end] : busy) {
-    link.busy_seconds += std::max(0.0, end - std::max(begin, until));
-    until = std::max(until, end);
-  }
-  return link;
+  return links;
 }
 
 std::vector<LinkReport> Results::link_kinds(double step_seconds) const {
   const auto classes = plan_.traffic.link_classes();
-  std::vector<LinkReport> kinds;
+  std::vector<std::uint32_t> busiest_of;
+  std::vector<std::int64_t> count;
+  std::vector<double> mean;
   for (int k = 0; k < kLinkKinds; ++k) {
     std::uint32_t busiest = 0;
     std::int64_t links = 0;
@@ -123,11 +126,15 @@ std::vector<LinkReport> Results::link_kinds(double step_seconds) const {
       busiest = c;
     }
     if (links == 0) continue;
-    LinkReport report = link_report(busiest, step_seconds);
-    report.name = name_of(static_cast<LinkKind>(k));
-    report.links = links;
-    report.bytes = total / static_cast<double>(links);
-    kinds.push_back(std::move(report));
+    busiest_of.push_back(busiest);
+    count.push_back(links);
+    mean.push_back(total / static_cast<double>(links));
+  }
+  std::vector<LinkReport> kinds = link_reports(busiest_of, step_seconds);
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    kinds[i].name = name_of(classes[busiest_of[i]].kind);
+    kinds[i].links = count[i];
+    kinds[i].bytes = mean[i];
   }
   return kinds;
 }
@@ -139,11 +146,9 @@ std::vector<LinkReport> Results::busiest_links(double step_seconds) const {
     if (bytes_[c] > 0) order.push_back(c);
   const auto load = [&](std::uint32_t c) { return wire_bytes_[c] / rates_[c]; };
   std::stable_sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return load(a) > load(b); });
-  constexpr std::size_t kMost = 10;
+  constexpr std::size_t kMost = 64;
   if (order.size() > kMost) order.resize(kMost);
-  std::vector<LinkReport> links;
-  for (const std::uint32_t c : order) links.push_back(link_report(c, step_seconds));
-  return links;
+  return link_reports(order, step_seconds);
 }
 
 void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const {

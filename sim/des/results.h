@@ -28,8 +28,7 @@ class Results {
   void fill_waits(std::size_t job, DiscreteEventReport& d) const;
   void fill_timeline(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
   std::vector<LinkReport> busiest_links(double step_seconds) const;
-  LinkReport link_report(std::uint32_t link_class, double step_seconds) const;
-  bool carries(std::uint32_t flow_class, std::uint32_t link_class, double& flows) const;
+  std::vector<LinkReport> link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const;
 
   const RunPlan& plan_;
   const Outcome& outcome_;

@@ -133,7 +133,7 @@ struct ClassRun : Self {
 
 class Simulation {
  public:
-  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan.traffic) { prepare(); }
+  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan) { prepare(); }
 
   Outcome run_steps();
   Outcome run_exchange(std::uint32_t exchange);

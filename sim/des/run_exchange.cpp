@@ -2,17 +2,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sim/des/run.h"
 
 namespace orrery {
 
-void Simulation::wait(const sg4::CommPtr& comm, std::uint32_t) {
+void Simulation::wait(const sg4::CommPtr& comm, std::uint32_t flow_class) {
   try {
     comm->wait();
   } catch (const simgrid::NetworkFailureException&) {
-    stall(fmt::format("{}, and traffic of the step is lost:{}",
-                      failed_.empty() ? std::string("a link failed") : failed_, who_waits()));
+    const std::int32_t pattern = traffic().flow_classes()[flow_class].pattern;
+    const auto x = std::find_if(plan_.exchanges.begin(), plan_.exchanges.end(),
+                                [&](const Exchange& e) { return e.pattern == pattern; });
+    stall(fmt::format("{}, with the traffic of {} over it{}", failed_,
+                      x == plan_.exchanges.end() ? "a flow" : name_of(x->kind), who_waits()));
   }
 }
 
@@ -57,12 +61,11 @@ void Simulation::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   };
   const auto all = traffic().flow_classes();
   const auto own = traffic().flows(x.pattern, group_class);
-  std::map<std::uint32_t, Edge> edges;
+  if (own.empty()) return;
+  const std::uint32_t first = own.front();  // ascending
+  std::vector<Edge> edges(own.back() - first + 1);
   int phases = 1;
-  for (const std::uint32_t f : own) {
-    edges[f];
-    phases = std::max(phases, all[f].phase + 1);
-  }
+  for (const std::uint32_t f : own) phases = std::max(phases, all[f].phase + 1);
   sleep(x.cost.base_seconds);
   for (int phase = 0; phase < phases; ++phase) {
     double last = now();
@@ -74,34 +77,42 @@ void Simulation::flows_exactly(const Exchange& x, std::uint32_t group_class) {
       sg4::Actor::create("edge", network_.host(f), [&, f] {
         Self self;
         const FlowClass& flow = all[f];
-        Edge& edge = edges[f];
+        Edge& edge = edges[f - first];
         const double bytes = flow.share * (flow.leaves_node ? x.wire_outside : x.wire_inside);
         const double latency = flow.leaves_node ? x.cost.inter_step_seconds : x.cost.intra_step_seconds;
+        // An edge that has its links to itself keeps a clock of its own, which may be ahead of the simulation's:
+        // nothing that happens meanwhile can change when its messages arrive.
+        const double alone = network_.seconds_per_byte_alone(f) * bytes;
+        double left = now();
         edge.arrivals.reserve(static_cast<std::size_t>(flow.messages));
         for (std::int32_t k = 0; k < flow.messages; ++k) {
-          double ready = 0;
+          double begin = left;
           for (const std::uint32_t a : flow.after) {
             const std::int32_t needed = k + flow.lag;
             if (needed < 0 || needed >= all[a].messages) continue;
-            Edge& before = edges[a];
+            Edge& before = edges[a - first];
             while (static_cast<std::int32_t>(before.arrivals.size()) <= needed) {
               before.waiting.push_back(&self);
               self.block();
             }
-            ready = std::max(ready, before.arrivals[static_cast<std::size_t>(needed)]);
+            begin = std::max(begin, before.arrivals[static_cast<std::size_t>(needed)]);
           }
-          sleep_until(ready);
-          const double begin = now();
-          if (!network_.unbound(f)) {
-            ++out_.activities;
-            wait(network_.start(f, bytes), f);
-            out_.flows.push_back({begin, now(), flow.share * x.bytes, bytes, f});
+          if (alone > 0) {
+            left = begin + alone;
+          } else {
+            sleep_until(begin);
+            if (!network_.unbound(f)) {
+              ++out_.activities;
+              wait(network_.start(f, bytes), f);
+            }
+            left = now();
           }
-          edge.arrivals.push_back(now() + latency);
-          for (Self* s : edge.waiting) s->wake();
-          edge.waiting.clear();
+          if (!network_.unbound(f)) out_.flows.push_back({begin, left, flow.share * x.bytes, bytes, f});
+          edge.arrivals.push_back(left + latency);
+          // Others may line up for the next message while these are woken.
+          for (Self* s : std::exchange(edge.waiting, {})) s->wake();
         }
-        last = std::max(last, edge.arrivals.empty() ? 0.0 : edge.arrivals.back());
+        if (!edge.arrivals.empty()) last = std::max(last, edge.arrivals.back());
         if (--running == 0) caller.wake();
       });
     }
