@@ -79,14 +79,32 @@ Network::Network(const RunPlan& plan) {
                      links_[load.link_class]->get_impl());
     unbound_[f] = route.empty();
   }
+  // A link of its own bounds the rate of background traffic: SimGrid ignores Comm::set_rate between hosts.
+  for (const ResolvedPerturbation& r : plan.perturbations)
+    for (const std::int32_t b : r.background) {
+      const std::uint32_t f = traffic.background_flow(b);
+      auto& route = zone->routes[hosts_[f]->get_netpoint()->id()];
+      const std::string name = fmt::format("background{}", f);
+      if (sg4::Link::by_name_or_null(name) != nullptr) continue;
+      route.push_back(root->create_link(name, r.perturbation.bytes_per_second * kUnitsPerByte)->seal()->get_impl());
+    }
   root->seal();
 
   std::vector<std::uint32_t> users(links.size(), 0);
   for (const FlowClass& flow : flows)
     for (const LinkLoad& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
+  std::vector<char> slowed(links.size(), 0);
   for (const ResolvedPerturbation& r : plan.perturbations)
     for (const LinkId l : r.links)
-      if (const std::uint32_t c = traffic.link_class(l); c < links.size()) users[c] += 2;
+      if (const std::uint32_t c = traffic.link_class(l); c < links.size()) {
+        users[c] += 2;
+        if (r.perturbation.kind == PerturbationKind::slow_link) slowed[c] = 1;
+      }
+  factors_.assign(links.size(), 1);
+  may_slow_.resize(flows.size());
+  for (std::size_t f = 0; f < flows.size(); ++f)
+    for (const LinkLoad& load : flows[f].loads)
+      if (slowed[load.link_class] != 0 && links_[load.link_class] != nullptr) may_slow_[f].push_back(load.link_class);
   alone_.assign(flows.size(), 0);
   for (std::size_t f = 0; f < flows.size(); ++f) {
     bool alone = true;
@@ -100,20 +118,34 @@ Network::Network(const RunPlan& plan) {
   }
 }
 
+void Network::slow(std::uint32_t link_class, double factor) {
+  factors_[link_class] *= factor;
+  links_[link_class]->set_bandwidth(rates_[link_class] * factors_[link_class]);
+}
+
+// SimGrid bounds a flow for its whole life by the rates that its links have when it starts: a link that is slow for a
+// while must not look so at that instant.
+void Network::start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const {
+  for (const std::uint32_t l : may_slow_[flow_class])
+    if (factors_[l] != 1) links_[l]->set_bandwidth(rates_[l]);
+  comm->start();
+  for (const std::uint32_t l : may_slow_[flow_class])
+    if (factors_[l] != 1) links_[l]->set_bandwidth(rates_[l] * factors_[l]);
+}
+
 sg4::CommPtr Network::start(std::uint32_t flow_class, double wire_bytes) const {
   sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[flow_class], sink_);
   comm->set_payload_size(
       std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::llround(wire_bytes * kUnitsPerByte))));
-  comm->start();
+  start_at_full_rate(comm, flow_class);
   return comm;
 }
 
-sg4::CommPtr Network::start_background(std::uint32_t flow_class, double bytes_per_second) const {
+sg4::CommPtr Network::start_background(std::uint32_t flow_class) const {
   sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[flow_class], sink_);
-  comm->set_rate(bytes_per_second * kUnitsPerByte);
   constexpr std::uint64_t kEndless = std::uint64_t{1} << 62;
   comm->set_payload_size(kEndless);
-  comm->start();
+  start_at_full_rate(comm, flow_class);
   return comm;
 }
 

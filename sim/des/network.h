@@ -24,21 +24,26 @@ class Network {
 
   sg4::Host* clock() const { return clock_; }
   sg4::Host* host(std::uint32_t flow_class) const { return hosts_[flow_class]; }
+  // Null if the class never binds.
   sg4::Link* link(std::uint32_t link_class) const { return links_[link_class]; }
-  double rate(std::uint32_t link_class) const { return rates_[link_class]; }
+  // From now on the link carries `factor` of what it does.
+  void slow(std::uint32_t link_class, double factor);
   // Of a flow that has its links to itself, whatever else happens, and that nothing disturbs; 0: of no such flow.
   double seconds_per_byte_alone(std::uint32_t flow_class) const { return alone_[flow_class]; }
   // A flow over no link at all takes no time.
   bool unbound(std::uint32_t flow_class) const { return unbound_[flow_class] != 0; }
   // In bytes that the flow occupies on its links.
   sg4::CommPtr start(std::uint32_t flow_class, double wire_bytes) const;
-  // A flow that never ends, of at most that rate.
-  sg4::CommPtr start_background(std::uint32_t flow_class, double bytes_per_second) const;
+  // A background flow, which never ends.
+  sg4::CommPtr start_background(std::uint32_t flow_class) const;
 
  private:
   std::vector<sg4::Link*> links_;
   std::vector<double> rates_;
   std::vector<double> alone_;
+  std::vector<double> factors_;                       // of links
+  std::vector<std::vector<std::uint32_t>> may_slow_;  // of a flow class's links, those that perturbations slow
+  void start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const;
   std::vector<sg4::Host*> hosts_;
   std::vector<char> unbound_;
   sg4::Host *clock_ = nullptr, *sink_ = nullptr;

@@ -219,12 +219,12 @@ void RunPlan::fold() {
   traffic.fold(options.fold);
   for (Exchange& x : exchanges) {
     if (x.pattern == kNoPattern) continue;
-    // A collective alone takes its calibrated time; where its flows are already slower than that, they stay so.
-    const double inside = traffic.seconds_per_byte_inside(x.pattern),
-                 outside = traffic.seconds_per_byte_outside(x.pattern);
-    x.wire_inside = x.wire_outside = x.bytes;
-    if (inside > 0) x.wire_inside = std::max(x.bytes, x.cost.intra_seconds / inside);
-    if (outside > 0) x.wire_outside = std::max(x.bytes, x.cost.inter_seconds / outside);
+    // A collective alone takes its calibrated time, but no link carries more than its rate.
+    const auto wire = [&](const Traffic::Alone& alone, double seconds) {
+      return alone.fair > 0 ? std::max(seconds, alone.busiest * x.bytes) / alone.fair : x.bytes;
+    };
+    x.wire_inside = wire(traffic.alone_inside(x.pattern), x.cost.intra_seconds);
+    x.wire_outside = wire(traffic.alone_outside(x.pattern), x.cost.inter_seconds);
   }
 }
 

@@ -72,7 +72,7 @@ std::vector<LinkReport> Results::link_reports(std::span<const std::uint32_t> lin
     LinkReport link;
     link.name = plan_.topology.name(classes[c].first);
     link.links = classes[c].links;
-    link.bytes_per_second = classes[c].bytes_per_second;
+    link.bytes_per_second = rates_[c];
     link.bytes = link.busiest_bytes = bytes_[c];
     if (step_seconds > 0) link.utilisation = wire_bytes_[c] / rates_[c] / step_seconds;
     link.over_time.assign(kLinkBins, 0);

@@ -114,15 +114,12 @@ void Simulation::perturb() {
       switch (p.kind) {
         case PerturbationKind::slow_device:
           for (ClassRun* c : hit) {
-            interrupt(*c);
             c->rate = begin ? c->rate * p.factor : c->rate / p.factor;
+            interrupt(*c);  // others run meanwhile: the rate must stand
           }
           break;
         case PerturbationKind::slow_link:
-          for (const std::uint32_t l : links) {
-            sg4::Link* link = network_.link(l);
-            link->set_bandwidth(begin ? link->get_bandwidth() * p.factor : link->get_bandwidth() / p.factor);
-          }
+          for (const std::uint32_t l : links) network_.slow(l, begin ? p.factor : 1 / p.factor);
           break;
         case PerturbationKind::failing_link:
         case PerturbationKind::failing_node:
@@ -149,11 +146,10 @@ void Simulation::perturb() {
       for (const std::uint32_t f : flow_classes)
         sg4::Actor::create("background", network_.clock(), [this, &p, f] {
           sleep(p.from_seconds);
-          const sg4::CommPtr comm = network_.start_background(f, p.bytes_per_second);
-          if (p.until_seconds > 0)
-            comm->wait_until(p.until_seconds);
-          else
-            comm->wait();
+          const sg4::CommPtr comm = network_.start_background(f);
+          if (p.until_seconds == 0) comm->wait();
+          sleep_until(p.until_seconds);
+          comm->cancel();
         })->daemonize();
       continue;
     }

@@ -103,13 +103,15 @@ class Traffic {
   std::uint32_t background_flow(std::int32_t number) const {
     return background_class_[static_cast<std::size_t>(number)];
   }
-  // Seconds per byte of the op when all groups of the pattern run alone and at links' full rates, phases one after
-  // the other: of the flows inside the nodes over all their links; of those between nodes over what belongs to the
-  // nodes (NICs, PCIe; not the switches beyond).
-  double seconds_per_byte_inside(std::int32_t pattern) const {
-    return patterns_[static_cast<std::size_t>(pattern)].inside;
-  }
-  double seconds_per_byte_outside(std::int32_t pattern) const {
+  // Seconds per byte of the op when all groups of the pattern run alone and at links' full rates, phases one after the
+  // other: of the flows inside the nodes over all their links; of those between nodes over what belongs to the nodes
+  // (NICs, PCIe; not the switches beyond).
+  struct Alone {
+    double fair = 0;     // all flows start at once and share max-min fairly
+    double busiest = 0;  // the busiest link never idles: nothing can be faster
+  };
+  const Alone& alone_inside(std::int32_t pattern) const { return patterns_[static_cast<std::size_t>(pattern)].inside; }
+  const Alone& alone_outside(std::int32_t pattern) const {
     return patterns_[static_cast<std::size_t>(pattern)].outside;
   }
 
@@ -139,7 +141,7 @@ class Traffic {
   };
   struct Pattern {
     PatternKind kind;
-    double inside = 0, outside = 0;
+    Alone inside, outside;
   };
   struct Flow {
     std::int32_t pattern = 0;
@@ -159,6 +161,9 @@ class Traffic {
   void find_links_that_never_bind();
   void find_classes(bool enabled);
   void measure_patterns();
+  // Of these flow classes with their links to themselves; only links of which `counts` holds are taken to bind.
+  template <class Counts>
+  Alone measure_alone(const std::vector<std::uint32_t>& flow_classes, Counts&& counts) const;
 
   const Topology& topology_;
   const Cluster& cluster_;

@@ -90,7 +90,7 @@ struct Timeline {
 struct LinkReport {  // links of one kind, or a single one
   std::string name;        // "nic", "node3.nic2.out"
   std::int64_t links = 1;
-  double bytes_per_second = 0;  // of each, undisturbed
+  double bytes_per_second = 0;  // of each; of a slow one what it carries in the mean
   double bytes = 0;             // carried in the step, mean over the links
   double busiest_bytes = 0;     // by one of them
   double busy_seconds = 0;      // of the busiest: time during which it carried anything

@@ -1,0 +1,593 @@
+// Does the discrete-event engine keep the analytical engine's clock where nothing contends, does the step change by
+// what a perturbation takes, and does it say so when the step cannot end?
+#include "sim/des/engine.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <functional>
+
+#include "sim/report/json.h"
+#include "strategies/read_scenario.h"
+#include "tests/des/support.h"
+
+namespace orrery {
+namespace {
+
+using pipeline_parallel::ScheduleKind;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr double kRounding = 1e-9;  // relative
+
+// --- Agreement with the analytical engine
+
+void expect_terms_add_up(const Report& r, const std::string& what) {
+  for (const StageReport& stage : r.stages) {
+    EXPECT_NEAR(stage.time.total() / r.step_seconds, 1, kRounding) << what;
+    EXPECT_NEAR((stage.busy_seconds + stage.time.bubble) / r.step_seconds, 1, kRounding) << what;
+  }
+  double path = 0;
+  for (const CriticalPathPart& part : r.discrete_event->critical_path) {
+    EXPECT_GT(part.seconds, 0) << what << " " << part.what;
+    path += part.seconds;
+  }
+  EXPECT_NEAR(path / r.step_seconds, 1, 1e-6) << what;
+}
+
+Scenario bundled(const std::string& name) {
+  ScenarioSource source;
+  return read_scenario(load_scenario_document(name, {}, source), source);
+}
+
+TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
+  int compared = 0;
+  for (const BundledScenario& b : bundled_scenarios()) {
+    ScenarioSource source;
+    const nlohmann::json document = load_scenario_document(b.name, {}, source);
+    if (has_jobs(document)) continue;
+    Scenario s = read_scenario(document, source);
+    s.perturbations.clear();
+    const Report analytical = simulate(s), des = simulate_des(s);
+    EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.02) << b.name;
+    EXPECT_DOUBLE_EQ(des.discrete_event->uncontended_step_seconds, analytical.step_seconds) << b.name;
+    EXPECT_NEAR(des.mfu * des.step_seconds / (analytical.mfu * analytical.step_seconds), 1, kRounding) << b.name;
+    EXPECT_EQ(des.memory_peak_bytes, analytical.memory_peak_bytes) << b.name;
+    expect_terms_add_up(des, b.name);
+    ++compared;
+  }
+  EXPECT_GE(compared, 10);
+}
+
+struct Variant {
+  const char* name;
+  std::function<void(Scenario&)> change;
+};
+const std::vector<Variant>& variants() {
+  static const std::vector<Variant> all{
+      {"tensor parallel", [](Scenario& s) { s.plan.tensor.degree = 8; }},
+      {"sequence parallel",
+       [](Scenario& s) {
+         s.plan.tensor.degree = 8;
+         s.plan.tensor.sequence_parallel = true;
+       }},
+      {"tensor-parallel overlap",
+       [](Scenario& s) {
+         s.plan.tensor.degree = 4;
+         s.plan.tensor.sequence_parallel = s.plan.tensor.overlap = true;
+       }},
+      {"context-parallel ring", [](Scenario& s) { s.plan.context.degree = 4; }},
+      {"ZeRO 1", [](Scenario& s) { s.plan.data.zero_stage = 1; }},
+      {"ZeRO 2", [](Scenario& s) { s.plan.data.zero_stage = 2; }},
+      {"ZeRO 3", [](Scenario& s) { s.plan.data.zero_stage = 3; }},
+      {"hybrid sharding",
+       [](Scenario& s) {
+         s.plan.data.zero_stage = 3;
+         s.plan.data.shard_degree = 8;
+       }},
+      {"ZeRO 1 without overlap",
+       [](Scenario& s) {
+         s.plan.data.zero_stage = 1;
+         s.plan.data.overlap_gradients = s.plan.data.overlap_parameters = false;
+       }},
+      {"offload",
+       [](Scenario& s) {
+         s.plan.offload.optimizer = true;
+         s.plan.data.zero_stage = 1;
+       }},
+      {"GPipe",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 4;
+         s.plan.pipeline.schedule = ScheduleKind::gpipe;
+       }},
+      {"1F1B", [](Scenario& s) { s.plan.pipeline.degree = 4; }},
+      {"1F1B with blocking transfers",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 4;
+         s.plan.pipeline.overlap_transfers = false;
+       }},
+      {"interleaved",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 4;
+         s.plan.pipeline.virtual_stages = 2;
+         s.plan.pipeline.schedule = ScheduleKind::interleaved;
+       }},
+      {"ZB-H1",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 4;
+         s.plan.pipeline.schedule = ScheduleKind::zb_h1;
+       }},
+      {"ZB-V",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 4;
+         s.plan.pipeline.schedule = ScheduleKind::zb_v;
+       }},
+      {"full recomputation", [](Scenario& s) { s.plan.recompute.mode = activation_recompute::Mode::full; }},
+      {"CUDA graphs", [](Scenario& s) { s.plan.framework.cuda_graphs = true; }},
+      {"tensor, pipeline, ZeRO 1",
+       [](Scenario& s) {
+         s.plan.tensor.degree = 4;
+         s.plan.tensor.sequence_parallel = true;
+         s.plan.pipeline.degree = 2;
+         s.plan.data.zero_stage = 1;
+       }},
+      {"tensor, context, pipeline, interleaved",
+       [](Scenario& s) {
+         s.plan.tensor.degree = 2;
+         s.plan.context.degree = 2;
+         s.plan.pipeline.degree = 2;
+         s.plan.pipeline.virtual_stages = 4;
+         s.plan.pipeline.schedule = ScheduleKind::interleaved;
+       }},
+  };
+  return all;
+}
+
+TEST(Agreement, PlansOfEveryKind) {
+  for (const Variant& v : variants()) {
+    Scenario s = scenario_of("llama-3-8b", "dgx-h100", 4);
+    s.workload = {8192, 0, 128};
+    v.change(s);
+    const Report analytical = simulate(s), des = simulate_des(s);
+    EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.02) << v.name;
+    expect_terms_add_up(des, v.name);
+  }
+}
+
+// Links without end and collectives of latency alone: nothing can contend, and both engines keep the same clock. The
+// host issues at once: it would work ahead while a stage waits for its first input, which the analytical engine leaves
+// out.
+struct Uncontended {
+  Report analytical, des;
+};
+Uncontended run_uncontended(Scenario s) {
+  constexpr double kEndless = 1e18;
+  s.cluster.node.intra_bytes_per_second = s.cluster.node.nic_bytes_per_second = kEndless;
+  s.cluster.node.pcie_bytes_per_second = kEndless;
+  s.cluster.node.host_memory_bytes_per_second = 1e3 * kEndless;  // which all devices share
+  s.cluster.fabric.kind = FabricKind::single_switch;
+  s.cluster.fabric.latency_seconds = s.cluster.fabric.hop_latency_seconds = 0;
+  Program program;
+  lower(s, program);
+  program.runtime.host_seconds_per_op = program.runtime.host_seconds_per_backward_op = 0;
+  Calibration kernels = find_calibration(s.cluster.device);
+  kernels.overlap_slowdown = 0;
+  CollectiveCalibration collectives = ideal_collectives();
+  collectives.intra.base_seconds = collectives.intra.all_to_all_base_seconds = {300e-6, 300e-6, 300e-6};
+  collectives.intra.send_base_seconds = {200e-6, 200e-6, 200e-6};
+  const Dtype dtype = s.plan.precision.compute();
+  Uncontended both;
+  AnalyticalEngine(s.cluster, kernels, collectives).evaluate(program, dtype, {}, both.analytical);
+  const DiscreteEventJob job{.name = "", .program = &program, .mfu_dtype = dtype, .kernels = &kernels, .placement = {}};
+  run_discrete_event(s.cluster, collectives, {&job, 1}, {}, {}, {&both.des, 1});
+  return both;
+}
+
+TEST(Agreement, BothClocksAreOneWhereNothingContends) {
+  for (const Variant& v : variants())
+    for (const std::int64_t micro_batches : {1, 2, 8})
+      for (const std::int64_t zero : {0, 1, 2, 3}) {
+        Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 4);
+        s.model.layers = 8;
+        v.change(s);
+        if (s.plan.pipeline.schedule == ScheduleKind::interleaved && micro_batches < 8) continue;  // not laid out
+        s.plan.data.zero_stage = zero;
+        if (zero < 3) s.plan.data.shard_degree = 0;
+        s.workload = {2048, 0, data_parallel_degree(s) * micro_batches};
+        // What a pipeline gathers and reduces beside its slots the analytical engine only bounds.
+        if (s.plan.pipeline.degree > 1) {
+          if (zero == 3) continue;
+          s.plan.data.overlap_gradients = s.plan.data.overlap_parameters = false;
+        }
+        const std::string what = fmt::format("{}, {} micro-batches, ZeRO {}", v.name, micro_batches, zero);
+        const auto [analytical, des] = run_uncontended(s);
+        EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, kRounding) << what;
+        ASSERT_EQ(des.stages.size(), analytical.stages.size()) << what;
+        for (std::size_t i = 0; i < des.stages.size(); ++i) {
+          EXPECT_NEAR(des.stages[i].time.matmul / analytical.stages[i].time.matmul, 1, kRounding) << what;
+          EXPECT_NEAR(des.stages[i].time.optimizer, analytical.stages[i].time.optimizer,
+                      kRounding * analytical.step_seconds)
+              << what;
+        }
+      }
+}
+
+// Where the engines differ on real links, collectives have shared them.
+TEST(Agreement, WhatIsLostIsContention) {
+  Scenario s = scenario_of("gpt3-13b", "dgx-a100", 4);
+  s.workload = {2048, 0, 64};
+  s.plan.tensor.degree = 8;
+  s.plan.data.zero_stage = 3;  // gathers and reduces whole layers in every micro-batch over the same NICs
+  const Report des = simulate_des(s);
+  const double lost = des.step_seconds - des.discrete_event->uncontended_step_seconds;
+  EXPECT_GT(lost, 0.5 * des.discrete_event->uncontended_step_seconds);
+  double found = 0, gathering_and_reducing = 0;
+  for (const ContentionReport& row : des.discrete_event->contention) {
+    found += row.seconds - row.seconds_alone;
+    if (row.op.starts_with("layer.")) gathering_and_reducing += row.seconds_alone;
+  }
+  EXPECT_LE(lost, found * (1 + 1e-3));
+  EXPECT_GE(des.step_seconds, 0.99 * gathering_and_reducing) << "on a NIC they take the sum of their times";
+}
+
+// --- Slow devices
+
+// A kernel of ten seconds and a ring of two over two nodes.
+HandmadeProgram kernel_and_ring(std::int64_t kernel_seconds = 10, Stream stream = Stream::tensor_communication) {
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}}));
+  p.pieces[0].kernel(p.pieces[0].piece.forward, kernel_seconds);
+  p.collective(0, OpKind::all_gather, stream, MeshAxis::dp_shard, 2 * 2 * kNicRate, "ring");
+  p.finish();
+  return p;
+}
+
+TEST(SlowDevice, TheOthersWaitForIt) {
+  const Cluster c = ideal_cluster(2);
+  const HandmadeProgram p = kernel_and_ring();
+  EXPECT_NEAR(run_program(c, p.program).step_seconds, 10 + 2, 1e-8);
+  for (const double factor : {0.9, 0.5, 0.2}) {
+    const Report r = run_program(c, p.program, {slow_device(1, factor)});
+    EXPECT_NEAR(r.step_seconds, 10 / factor + 2, 1e-8);
+    const auto& waits = r.discrete_event->waits;
+    ASSERT_EQ(waits.size(), 1u);
+    EXPECT_THAT(waits[0].who, HasSubstr("rank 0"));
+    EXPECT_THAT(waits[0].for_whom, HasSubstr("rank 1"));
+    EXPECT_THAT(waits[0].op, HasSubstr("ring"));
+    EXPECT_EQ(waits[0].times, 1);
+    EXPECT_NEAR(waits[0].seconds, 10 / factor - 10, 1e-8);
+    // The chain that ends the step: the slow kernel, then the ring.
+    const auto& path = r.discrete_event->critical_path;
+    ASSERT_EQ(path.size(), 2u);
+    EXPECT_THAT(path[0].who, HasSubstr("rank 1"));
+    EXPECT_NEAR(path[0].seconds, 10 / factor, 1e-8);
+    EXPECT_NEAR(path[1].seconds, 2, 1e-8);
+  }
+}
+
+TEST(SlowDevice, OnlyWhileItLasts) {
+  const Cluster c = ideal_cluster(2);
+  const HandmadeProgram p = kernel_and_ring();
+  const auto took = [&](const std::vector<Perturbation>& all) { return run_program(c, p.program, all).step_seconds; };
+  EXPECT_NEAR(took({slow_device(0, 0.5, 2, 5)}), 10 + 1.5 + 2, 1e-8);
+  EXPECT_NEAR(took({slow_device(0, 0.5, 0, 4)}), 10 + 2 + 2, 1e-8);
+  EXPECT_NEAR(took({slow_device(0, 0.5, 4)}), 4 + 12 + 2, 1e-8);
+  EXPECT_NEAR(took({slow_device(0, 0.5, 11)}), 12, 1e-8);
+  EXPECT_NEAR(took({slow_device(0, 0.5, 2, 6), slow_device(0, 0.5, 4, 8)}), 10 + (1 + 1.5 + 1) + 2, 1e-8);
+  EXPECT_NEAR(took({slow_device(0, 0.5, 0, 4), slow_device(1, 0.25, 0, 4)}), 10 + 3 + 2, 1e-8);
+}
+
+TEST(SlowDevice, OneDeviceAloneIsSlowerByItsFactor) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 1);
+  s.cluster.node.devices = 1;
+  s.workload = {2048, 0, 8};
+  s.plan.framework.cuda_graphs = true;
+  const double usual = simulate_des(s).step_seconds;
+  s.perturbations = {slow_device(0, 0.5)};
+  EXPECT_NEAR(simulate_des(s).step_seconds / (2 * usual), 1, 1e-3) << "the host's launches alone stay";
+}
+
+// Compute-bound replicas: all of the step but its exposed communication is kernels.
+TEST(SlowDevice, ACompoundStepGrowsByItsKernels) {
+  Scenario s = bundled("straggler");
+  const double factor = s.perturbations.at(0).factor;
+  Scenario usual = s;
+  usual.perturbations.clear();
+  const Report before = simulate_des(usual, {}, false), after = simulate_des(s, {}, false);
+  const double kernels = before.step_seconds - before.exposed_communication_seconds;
+  EXPECT_NEAR(after.step_seconds / (before.step_seconds + (1 / factor - 1) * kernels), 1, 0.01);
+  ASSERT_FALSE(after.discrete_event->waits.empty());
+  EXPECT_THAT(after.discrete_event->waits[0].for_whom, HasSubstr("13"));
+  EXPECT_EQ(after.discrete_event->rank_classes, 2);
+}
+
+TEST(SlowDevice, KernelsBesideCollectivesAreSlowed) {
+  // overlap_slowdown 0.25: while the ring runs, kernels take 1.25 of their time.
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}}));
+  p.collective(0, OpKind::all_gather, Stream::data_communication, MeshAxis::dp_shard, 2 * 5 * kNicRate, "ring");
+  p.pieces[0].kernel(p.pieces[0].piece.forward, 10);
+  p.finish();
+  Calibration kernels = SlowCluster().kernels;
+  kernels.overlap_slowdown = 0.25;
+  Cluster c = ideal_cluster(2);
+  c.device.memory_bytes_per_second = 1;
+  const CollectiveCalibration collectives = ideal_collectives();
+  const DiscreteEventJob job{
+      .name = "", .program = &p.program, .mfu_dtype = Dtype::bf16, .kernels = &kernels, .placement = {}};
+  Report r;
+  run_discrete_event(c, collectives, {&job, 1}, {}, {}, {&r, 1});
+  EXPECT_NEAR(r.step_seconds, 5 + (10 - 5 / 1.25), 1e-8);
+}
+
+// --- Jitter
+
+// A forward of one kernel of a second in each of many micro-batches.
+HandmadeProgram many_kernels(std::int64_t micro_batches) {
+  HandmadeProgram p{Mesh{}};
+  p.pieces[0].kernel(p.pieces[0].piece.forward, 1);
+  pipeline_parallel::build_schedule(ScheduleKind::one_f_one_b, 1, 1, micro_batches, p.program.schedule);
+  p.finish();
+  return p;
+}
+
+TEST(Jitter, TimesHaveTheMeanAndTheVariationAskedFor) {
+  constexpr int kKernels = 2000;
+  const HandmadeProgram p = many_kernels(kKernels);
+  for (const JitterDistribution distribution :
+       {JitterDistribution::lognormal, JitterDistribution::gamma, JitterDistribution::uniform})
+    for (const double cv : {0.05, 0.3}) {
+      const Report r = run_program(ideal_cluster(1), p.program, {jitter(cv, 5, distribution)}, {.timeline = true});
+      double sum = 0, squares = 0;
+      int kernels = 0;
+      for (const Interval& i : r.timeline.intervals) {
+        if (i.kind != static_cast<std::uint8_t>(SlotKind::forward)) continue;
+        const double seconds = i.end_seconds - i.begin_seconds;
+        sum += seconds;
+        squares += (seconds - 1) * (seconds - 1);
+        ++kernels;
+      }
+      ASSERT_EQ(kernels, kKernels);
+      const double of_the_mean = cv / std::sqrt(kKernels);  // its standard deviation
+      EXPECT_NEAR(sum / kKernels, 1, 4 * of_the_mean);
+      EXPECT_NEAR(std::sqrt(squares / kKernels) / cv, 1, 0.15);
+      EXPECT_NEAR(r.step_seconds, sum, 1e-6);
+    }
+}
+
+TEST(Jitter, TheSameSeedGivesTheSameBitsAndAnotherDoesNot) {
+  Scenario s = bundled("straggler");
+  s.model.layers = 4;
+  s.workload.global_batch_size = 64;
+  const auto step = [&](double cv, std::int64_t seed) {
+    s.perturbations = {jitter(cv, seed)};
+    return simulate_des(s).step_seconds;
+  };
+  s.perturbations.clear();
+  const double usual = simulate_des(s).step_seconds;
+  EXPECT_EQ(step(0.1, 3), step(0.1, 3));
+  EXPECT_NE(step(0.1, 3), step(0.1, 4));
+  // Everybody waits for the slowest of 32.
+  EXPECT_GT(step(0.1, 3), usual);
+  EXPECT_GT(step(0.3, 3), step(0.1, 3));
+  s.perturbations = {jitter(0.1, 3)};
+  EXPECT_EQ(simulate_des(s).discrete_event->rank_classes, 32) << "each draws its own";
+}
+
+TEST(Jitter, OnlyOfTheDevicesNamed) {
+  const Cluster c = ideal_cluster(2);
+  const HandmadeProgram p = kernel_and_ring();
+  int later = 0;
+  for (const std::int64_t seed : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    Perturbation one = jitter(0.2, seed);
+    one.devices = {1};
+    const double step = run_program(c, p.program, {one}).step_seconds;
+    EXPECT_GE(step, 12 * (1 - kRounding)) << "the other one takes its ten seconds";
+    later += step > 12 * (1 + kRounding);
+  }
+  EXPECT_GT(later, 0);
+  EXPECT_LT(later, 8);
+}
+
+// --- Jobs
+
+TEST(Jobs, WithoutCommonLinksTheyRunAsAlone) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 2);
+  s.model.layers = 4;
+  s.workload = {2048, 0, 32};
+  s.plan.data.zero_stage = 3;
+  Scenario other = s;
+  other.plan.tensor.degree = 2;
+  other.plan.data.zero_stage = 1;
+  Cluster all = s.cluster;
+  all.nodes = 4;
+  const double alone = simulate_des(s).step_seconds, other_alone = simulate_des(other).step_seconds;
+  const auto together = simulate_jobs(all, {{s, {0, 1}}, {other, {2, 1}}});
+  EXPECT_NEAR(together[0].step_seconds / alone, 1, 1e-12);
+  EXPECT_NEAR(together[1].step_seconds / other_alone, 1, 1e-12);
+  for (const Report& r : together) expect_terms_add_up(r, "a job");
+  // On alternating nodes too: NICs and leaves block nothing.
+  const auto apart = simulate_jobs(all, {{s, {0, 2}}, {other, {1, 2}}});
+  EXPECT_NEAR(apart[0].step_seconds / alone, 1, 1e-12);
+  EXPECT_NEAR(apart[1].step_seconds / other_alone, 1, 1e-12);
+}
+
+TEST(Jobs, ThatShareAnOversubscribedSpineAreSlower) {
+  ScenarioSource source;
+  const nlohmann::json json = load_scenario_document("two-jobs-one-spine", {}, source);
+  const JobsDocument document = ScenarioReader().read_jobs(json, source);
+  std::vector<std::pair<Scenario, Placement>> jobs;
+  for (const Job& job : document.jobs) jobs.emplace_back(job.scenario, job.placement);
+  const auto together = simulate_jobs(document.cluster, jobs);
+  for (std::size_t j = 0; j < jobs.size(); ++j) {
+    const Report alone = simulate_jobs(document.cluster, {jobs[j]}).front();
+    EXPECT_GT(together[j].step_seconds, 1.001 * alone.step_seconds) << j;
+    bool over_a_leaf = false;
+    for (const ContentionReport& row : together[j].discrete_event->contention)
+      over_a_leaf |= row.link.starts_with("leaf");
+    EXPECT_TRUE(over_a_leaf) << j;
+    expect_terms_add_up(together[j], "a job");
+  }
+}
+
+// --- Steps that do not end
+
+template <class Act>
+std::string why_stalled(Act&& act) {
+  try {
+    act();
+  } catch (const StalledError& e) {
+    return e.what();
+  }
+  return "it ended";
+}
+
+// Two stages of a rank each, whose forwards issue a collective over both.
+HandmadeProgram two_stages(Stream stream, std::vector<std::pair<OpKind, double>> first,
+                           std::vector<std::pair<OpKind, double>> second) {
+  HandmadeProgram p(mesh_of({{MeshAxis::pp, 2}}));
+  for (const auto& [kind, bytes] : first) p.collective(0, kind, stream, MeshAxis::pp, bytes, "of_the_first");
+  for (const auto& [kind, bytes] : second) p.collective(1, kind, stream, MeshAxis::pp, bytes, "of_the_second");
+  p.finish();
+  return p;
+}
+
+TEST(Stalled, StagesThatIssueCollectivesInAnotherOrder) {
+  const Cluster c = ideal_cluster(2);
+  const std::pair gather{OpKind::all_gather, 1e9}, scatter{OpKind::reduce_scatter, 1e9};
+  EXPECT_EQ(why_stalled([&] {
+              run_program(c, two_stages(Stream::data_communication, {gather, scatter}, {gather, scatter}).program);
+            }),
+            "it ended");
+  EXPECT_THAT(why_stalled([&] {
+                run_program(c, two_stages(Stream::data_communication, {gather, scatter}, {scatter, gather}).program);
+              }),
+              AllOf(HasSubstr("stage 0"), HasSubstr("stage 1"), HasSubstr("rank 0"), HasSubstr("rank 1"),
+                    HasSubstr("all_gather"), HasSubstr("reduce_scatter")));
+}
+
+TEST(Stalled, StagesThatDisagreeOnTheSize) {
+  const auto why = why_stalled([&] {
+    run_program(
+        ideal_cluster(2),
+        two_stages(Stream::data_communication, {{OpKind::all_reduce, 1e9}}, {{OpKind::all_reduce, 2e9}}).program);
+  });
+  EXPECT_THAT(why, AllOf(HasSubstr("stage 0"), HasSubstr("stage 1"), HasSubstr("all_reduce of 1e+09 bytes"),
+                         HasSubstr("all_reduce of 2e+09 bytes")));
+}
+
+// The second stage's forward, and so its collective, waits for the first's, which waits for the collective.
+TEST(Stalled, StagesThatWaitForEachOther) {
+  const std::pair gather{OpKind::all_gather, 1e9};
+  const auto why = why_stalled(
+      [&] { run_program(ideal_cluster(2), two_stages(Stream::tensor_communication, {gather}, {gather}).program); });
+  EXPECT_THAT(why, AllOf(HasSubstr("stage 0, rank 0 waits"), HasSubstr("piece.forward.of_the_first"),
+                         HasSubstr("all_gather of 1e+09 bytes"), HasSubstr("for stage 1, rank 1")));
+  EXPECT_THAT(why, HasSubstr("stage 1, rank 1 waits for the activations of micro-batch 0 from stage 0"));
+}
+
+TEST(Stalled, OneStageWithoutTheCollective) {
+  const auto why = why_stalled([&] {
+    run_program(ideal_cluster(2), two_stages(Stream::data_communication, {{OpKind::all_gather, 1e9}}, {}).program);
+  });
+  EXPECT_THAT(why, AllOf(HasSubstr("stage 0, rank 0 waits"), HasSubstr("of_the_first"), HasSubstr("stage 1, rank 1")));
+}
+
+TEST(Stalled, ALinkThatFailsUnderTraffic) {
+  const Cluster c = ideal_cluster(3);  // the third node is idle
+  const HandmadeProgram p = kernel_and_ring();
+  for (const Fidelity fidelity : {Fidelity::steady_flow, Fidelity::step_exact}) {
+    const auto why = [&](const Perturbation& failure) {
+      return why_stalled([&] { run_program(c, p.program, {failure}, {.fidelity = fidelity}); });
+    };
+    for (const double when : {0.0, 3.0, 11.0})
+      EXPECT_THAT(why(failing_link("node1.nic0.out", when)), HasSubstr("node1.nic0.out failed")) << when;
+    EXPECT_EQ(why(failing_link("node1.nic0.out", 13)), "it ended");
+    EXPECT_EQ(why(failing_link("node2.nic0", 1)), "it ended");
+  }
+}
+
+TEST(Stalled, ALinkThatWouldNeverBindFailsAllTheSame) {
+  const Cluster c = ideal_fat_tree(FabricKind::fat_tree, 2, 1, 1, 1);
+  const HandmadeProgram p = kernel_and_ring();
+  EXPECT_THAT(why_stalled([&] { run_program(c, p.program, {failing_link("leaf0.*.up", 11)}); }),
+              HasSubstr("leaf0.spine0.up failed"));
+  EXPECT_THAT(why_stalled([&] {
+                run_collective(c, ideal_collectives(), over_all(c, OpKind::all_gather),
+                               std::vector{failing_link("leaf1.*.up", 1e-3)}, {});
+              }),
+              HasSubstr("leaf1.spine0.up failed"));
+}
+
+TEST(Stalled, ANodeThatFailsUnderARank) {
+  const Cluster c = ideal_cluster(3);
+  const HandmadeProgram p = kernel_and_ring();
+  for (const double when : {0.0, 3.0, 11.0})
+    EXPECT_THAT(why_stalled([&] { run_program(c, p.program, {failing_node(1, when)}); }),
+                AllOf(HasSubstr("node"), HasSubstr("rank 1"), HasSubstr("failed at")))
+        << when;
+  EXPECT_EQ(why_stalled([&] { run_program(c, p.program, {failing_node(2, 1)}); }), "it ended");
+  EXPECT_EQ(why_stalled([&] { run_program(c, p.program, {failing_node(1, 13)}); }), "it ended");
+}
+
+// --- Bad input
+
+template <class Act>
+std::string complaint(Act&& act) {
+  try {
+    act();
+  } catch (const InputError& e) {
+    return e.where().pointer + ": " + e.what();
+  }
+  return "nothing thrown";
+}
+
+TEST(BadInput, PlacementsBeyondTheClusterOrOnEachOther) {
+  const Cluster c = ideal_cluster(4);
+  const HandmadeProgram p = kernel_and_ring();
+  const auto with = [&](const std::vector<PlacedProgram>& placed) {
+    return complaint([&] { run_programs(c, placed); });
+  };
+  EXPECT_EQ(with({{&p.program, {2, 1}}}), "nothing thrown");
+  EXPECT_THAT(with({{&p.program, {3, 1}}}), HasSubstr("4 devices"));
+  EXPECT_THAT(with({{&p.program, {0, 4}}}), HasSubstr("4 devices"));
+  EXPECT_EQ(with({{&p.program, {0, 2}}, {&p.program, {1, 2}}}), "nothing thrown");
+  EXPECT_THAT(with({{&p.program, {0, 1}}, {&p.program, {3, 1}}}), HasSubstr("/jobs/1"));
+  EXPECT_THAT(with({{&p.program, {0, 2}}, {&p.program, {1, 1}}}), AllOf(HasSubstr("/jobs/1"), HasSubstr("job 0")));
+  EXPECT_THAT(complaint([&] { seconds(c, over_all(ideal_cluster(5), OpKind::all_gather)); }), HasSubstr("5 ranks"));
+}
+
+TEST(BadInput, PerturbationsThatNameNothing) {
+  const Cluster c = ideal_cluster(2);
+  const HandmadeProgram p = kernel_and_ring();
+  const auto with = [&](const Perturbation& second) {
+    return complaint([&] { run_program(c, p.program, {slow_device(0, 0.9), second}); });
+  };
+  EXPECT_THAT(with(slow_link("node0.nick0.out", 0.5)),
+              AllOf(HasSubstr("/perturbations/1/link"), HasSubstr("node0.nic0.out")));
+  EXPECT_THAT(with(failing_link("node7.*")), HasSubstr("/perturbations/1/link"));
+  EXPECT_THAT(with(background("leaf0.up", 1e9)), HasSubstr("/perturbations/1/link"));
+  EXPECT_THAT(with(slow_device(2, 0.5)), HasSubstr("/perturbations/1/devices"));
+  EXPECT_THAT(with(failing_node(2)), HasSubstr("/perturbations/1/nodes"));
+  EXPECT_THAT(with(slow_link("node0.nic0.out", 1.5)), HasSubstr("/perturbations/1/factor"));
+}
+
+// --- Determinism
+
+TEST(Determinism, TheSameInputGivesTheSameReport) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 4);
+  s.model.layers = 4;
+  s.workload = {2048, 0, 64};
+  s.plan.tensor.degree = 2;
+  s.plan.pipeline.degree = 2;
+  s.plan.data.zero_stage = 1;
+  s.perturbations = {slow_link("node*.nic*", 0.5), slow_device(3, 0.8), jitter(0.05, 1)};
+  s.perturbations[0].count = 2;
+  const DiscreteEventOptions options{.timeline = true, .ops = true};
+  const Report first = simulate_des(s, options), second = simulate_des(s, options);
+  EXPECT_EQ(report_json(first).dump(), report_json(second).dump());
+  ASSERT_EQ(first.timeline.intervals.size(), second.timeline.intervals.size());
+  for (std::size_t i = 0; i < first.timeline.intervals.size(); ++i)
+    EXPECT_EQ(first.timeline.intervals[i].end_seconds, second.timeline.intervals[i].end_seconds);
+}
+
+}  // namespace
+}  // namespace orrery
