@@ -12,6 +12,7 @@ void add_simulate(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_list(CLI::App& app);
 void add_show(CLI::App& app);
+void add_collective(CLI::App& app);
 void add_schema(CLI::App& app);
 
 }  // namespace orrery

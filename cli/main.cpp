@@ -62,6 +62,7 @@ int main(int argc, char** argv) {
   app.footer(kExamples);
   orrery::add_simulate(app);
   orrery::add_compare(app);
+  orrery::add_collective(app);
   orrery::add_list(app);
   orrery::add_show(app);
   orrery::add_schema(app);

@@ -4,42 +4,18 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "cli/cluster_argument.h"
+#include "sim/base/error.h"
 #include "sim/base/json_reader.h"
-#include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
-#include "strategies/read_scenario.h"
 
 namespace orrery {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-Cluster cluster_of(const std::string& name) {
-  const auto scenarios = bundled_scenarios();
-  const bool bundled =
-      std::any_of(scenarios.begin(), scenarios.end(), [&](const BundledScenario& s) { return s.name == name; });
-  std::error_code ignored;
-  if (bundled || name == "-" || name.ends_with(".json") || std::filesystem::exists(name, ignored)) {
-    ScenarioSource source;
-    const nlohmann::json document = load_scenario_document(name, {}, source);
-    if (document.is_object() && document.contains("cluster")) return ScenarioReader().read_cluster_of(document, source);
-    return read_cluster(document, {source.file, ""});
-  }
-  std::vector<std::string> names = cluster_names();
-  const auto nodes = node_names();
-  names.insert(names.end(), nodes.begin(), nodes.end());
-  for (const BundledScenario& scenario : scenarios) names.push_back(scenario.name);
-  try {
-    return read_cluster(name, {});
-  } catch (const InputError& error) {
-    if (!error.where().file.empty() || !error.where().pointer.empty()) throw;
-    throw InputError({}, describe(name), "a cluster, node or scenario, or the file of one", nearest_name(name, names));
-  }
-}
 
 struct KindOfLink {
   LinkKind kind{};
@@ -111,7 +87,7 @@ std::string matching_text(const Topology& topology, const std::string& pattern, 
 }  // namespace
 
 std::string links_text(const std::string& of, const std::string& pattern, Routing routing, bool json) {
-  const Topology topology(cluster_of(of), routing);
+  const Topology topology(read_cluster_argument(of), routing);
   return pattern.empty() ? kinds_text(topology, json) : matching_text(topology, pattern, json);
 }
 

@@ -81,12 +81,12 @@ def candidates(kind, size, n, nodes, system, node, net, in_switch):
     def allowed(protocol):
         return protocol != "ll128" or (node["ll128"] and (nodes == 1 or net["ll128"]))
 
-    if kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+    if kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"):
         steps = 2 * (n - 1) if kind == "all_reduce" else n - 1
         across = 0 if nodes == 1 else 2 * (nodes - 1) if kind == "all_reduce" else nodes - 1
-        local = 0 if kind == "broadcast" else node["local_steps"]
-        moved = size if kind == "broadcast" else steps / n * size
-        stretched = size if kind == "broadcast" else (steps + local) / n * size
+        local = 0 if kind in ("broadcast", "reduce") else node["local_steps"]
+        moved = size if kind in ("broadcast", "reduce") else steps / n * size
+        stretched = size if kind in ("broadcast", "reduce") else (steps + local) / n * size
         inside = 1 if nodes == 1 else (r - 1) / r
         for p in PROTOCOLS:
             if not allowed(p):

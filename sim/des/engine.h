@@ -38,6 +38,7 @@ inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
   Routing routing = Routing::automatic;
+  std::int64_t chunks = 0;  // step-exact: that chains and trees pass on one by one; 0: by the size, as NCCL's channels
   bool fold = true;       // false simulates every rank and link, as a check
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "sim/base/error.h"
@@ -14,6 +15,12 @@ namespace {
 
 constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update",
                                                            "update"};
+
+// What a channel of NCCL's Simple protocol passes on at a time: NCCL_BUFFSIZE (4 MiB) over NCCL_STEPS (8). A channel a
+// device of the node.
+constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
+// Beyond this a pipeline's fill is nothing next to its flow.
+constexpr double kMostChunks = 128;
 
 // `count` of `from`, without repetition, the same for the same seed on every platform (partial Fisher-Yates).
 template <class T>
@@ -50,11 +57,17 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
     exchanges.push_back(x);
     return static_cast<std::uint32_t>(exchanges.size() - 1);
   }
-  x.pattern = traffic.pattern({.communicator = communicator,
-                               .kind = kind,
-                               .algorithm = cost.algorithm,
-                               .storage = storage,
-                               .reversed = reversed});
+  PatternKind pattern{.communicator = communicator,
+                      .kind = kind,
+                      .algorithm = cost.algorithm,
+                      .storage = storage,
+                      .reversed = reversed};
+  if (options.fidelity == Fidelity::step_exact) {
+    const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
+    pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)
+                                        : static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
+  }
+  x.pattern = traffic.pattern(pattern);
   exchanges.push_back(x);
   return static_cast<std::uint32_t>(exchanges.size() - 1);
 }

@@ -178,6 +178,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   const std::int64_t per_node = cluster_.node.devices;
   const bool switched = cluster_.node.intra == IntraFabric::nvswitch;
   FlowOptions options;
+  if (kind.chunks > 0) options.chunks = kind.chunks;
   options.rail_aligned =
       kind.kind == OpKind::all_to_all && switched && cluster_.fabric.kind == FabricKind::rail_fat_tree;
   options.by_node = !exact_ && kind.kind == OpKind::all_to_all && groups.size > kMostSinglePartners;

@@ -27,6 +27,7 @@ struct PatternKind {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   bool storage = false;   // copies: beyond host memory
   bool reversed = false;  // members in reverse order: backwards through the pipeline
+  std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
   bool operator==(const PatternKind&) const = default;
 };
 

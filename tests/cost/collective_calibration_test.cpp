@@ -57,7 +57,8 @@ double predicted_seconds(const CollectiveModel& model, const Json& curve, double
                       : algorithm == "nvls" ? CollectiveAlgorithm::nvls
                                             : CollectiveAlgorithm::automatic;
   for (const OpKind op :
-       {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all, OpKind::broadcast})
+       {OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_to_all, OpKind::broadcast,
+        OpKind::reduce})
     if (kind == name_of(op)) return model.cost(op, bytes, span, wanted).seconds;
   ADD_FAILURE() << "unknown collective " << kind;
   return 0;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Rewrites what README.md shows behind its commands with what they print now; the test beside this file holds them to it.
+Also results/published/collectives_errors.md, which tests/cli/collective_test.cpp checks.
 
 Usage: tests/readme/refresh.py build/default/orrery [build/default/test_validation]
 The second program prints the table of measured and predicted steps. Lines "..." in the README elide output: a block that
@@ -36,3 +37,4 @@ if len(sys.argv) > 2:
     table = re.search(r"(\| model and recomputation .*?\n)(?!\|)", printed, flags=re.S).group(1)
     text = re.sub(r"@@KORTHIKANTI@@\n|\| model and recomputation .*?\n(?!\|)", lambda _: table, text, flags=re.S)
 readme.write_text(text)
+output("orrery collective --measured --markdown results/published/collectives_errors.md")

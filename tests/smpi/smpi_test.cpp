@@ -180,7 +180,7 @@ std::vector<Times> times(const Cluster& cluster, const Groups& groups, OpKind ki
                                                 .axes = groups.axes,
                                                 .algorithm = algorithm,
                                                 .protocol = CollectiveProtocol::simple},
-                                               {}, {.fidelity = fidelity});
+                                               {}, {.fidelity = fidelity, .chunks = FlowOptions{}.chunks});
       EXPECT_EQ(run.algorithm, algorithm);
       (fidelity == Fidelity::step_exact ? t.exact : t.steady) = run.seconds;
     }

@@ -1,0 +1,403 @@
+// orrery collective: nccl-tests in prediction, or beside measured curves.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/cluster_argument.h"
+#include "cli/collective_prediction.h"
+#include "cli/commands.h"
+#include "cli/engine_options.h"
+#include "cli/measured_collectives.h"
+#include "cli/measured_tables.h"
+#include "cli/output.h"
+#include "sim/base/json_reader.h"
+#include "sim/hardware/read_cluster.h"
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::string kind;
+  std::string cluster, node, device;
+  std::optional<std::int64_t> nodes, ranks, ranks_per_node;
+  std::string least_bytes = "8", most_bytes = "8G";
+  std::int64_t step_factor = 2;
+  std::string algorithm{kProtocolNames.front()}, protocol{kProtocolNames.front()};
+  bool measured = false;
+  std::string filter;
+  EngineArguments engine;
+  std::string json, csv, markdown;
+};
+
+constexpr const char* kExamples = R"(Examples:
+  orrery collective all_reduce --cluster dgx-h100             nccl-tests' all_reduce_perf on one node
+  orrery collective all_to_all --node dgx-h100 --nodes 16 -b 1M -e 1G -f 4
+  orrery collective all_gather --cluster eos --ranks-per-node 1 --ranks 32
+  orrery collective all_reduce --cluster dgx-a100 --algorithm ring --protocol ll128
+  orrery collective --measured                                every published curve beside its predictions
+  orrery collective all_to_all --measured h200 --csv -        every point of some of them)";
+
+// "8", "1K", "64M", "8G": whole bytes, in powers of 1024, as nccl-tests reads them.
+double parse_bytes(const std::string& text, const char* option) {
+  constexpr std::string_view kUnits = "KMGT";
+  constexpr double kUnit = 1024;
+  constexpr double kMost = 1125899906842624.0;  // 1 PiB; sums of such counts are exact
+  const auto fail = [&] { throw InputError({option, ""}, describe(text), "a size from 1 to 1024T: 8, 1K, 64M, 8G"); };
+  std::size_t end = 0;
+  double bytes = 0;
+  for (; end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0; ++end)
+    bytes = bytes * 10 + (text[end] - '0');
+  if (end == 0) fail();
+  if (end < text.size()) {
+    const auto unit = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text[end]))));
+    if (unit == std::string_view::npos || end + 1 < text.size()) fail();
+    bytes *= std::pow(kUnit, static_cast<double>(unit + 1));
+  }
+  if (!(bytes >= 1 && bytes <= kMost)) fail();
+  return bytes;
+}
+
+std::vector<double> sizes_of(const Arguments& arguments) {
+  const double least = parse_bytes(arguments.least_bytes, "--minbytes");
+  const double most = parse_bytes(arguments.most_bytes, "--maxbytes");
+  if (most < least)
+    throw InputError({"--maxbytes", ""}, describe(arguments.most_bytes),
+                     fmt::format("at least --minbytes, {}", arguments.least_bytes));
+  if (arguments.step_factor < 2)
+    throw InputError({"--stepfactor", ""}, fmt::format("{}", arguments.step_factor), "2 or more");
+  std::vector<double> sizes;
+  for (double bytes = least; bytes <= most; bytes *= static_cast<double>(arguments.step_factor)) sizes.push_back(bytes);
+  return sizes;
+}
+
+Cluster cluster_of(const Arguments& arguments) {
+  const bool made_up = !arguments.node.empty() || !arguments.device.empty();
+  if (arguments.cluster.empty() && !made_up)
+    throw InputError({}, "no cluster", "--cluster, --node or --device (orrery collective --help)");
+  if (!arguments.cluster.empty()) {
+    if (made_up || arguments.nodes)
+      throw InputError({"--cluster", ""}, "--node, --nodes or --device beside it", "--cluster alone, or those");
+    return read_cluster_argument(arguments.cluster);
+  }
+  nlohmann::json json = nlohmann::json::object();
+  if (!arguments.node.empty()) json["node"] = arguments.node;
+  if (!arguments.device.empty()) json["device"] = arguments.device;
+  if (arguments.nodes) json["nodes"] = *arguments.nodes;
+  try {
+    return read_cluster(json, {});
+  } catch (const InputError& error) {  // "/node" came from --node
+    const std::string& pointer = error.where().pointer;
+    if (!pointer.starts_with("/")) throw;
+    throw InputError({"--" + pointer.substr(1), error.where().file}, error.found(), error.expected(), error.nearest());
+  }
+}
+
+Engines engines_of(const Arguments& arguments) {
+  Engines engines{};
+  for (std::size_t e = 0; e < kEngines; ++e)
+    engines[e] = arguments.engine.both() || arguments.engine.engine == kEngineNames[e];
+  return engines;
+}
+
+DiscreteEventOptions des_of(const Arguments& arguments) {
+  const SimulationOptions options = arguments.engine.options();
+  return {.fidelity = options.fidelity, .routing = options.routing};
+}
+
+std::vector<std::string> algorithm_names() {
+  std::vector<std::string> names;
+  for (int a = 0; a <= static_cast<int>(CollectiveAlgorithm::direct); ++a)
+    names.emplace_back(name_of(static_cast<CollectiveAlgorithm>(a)));
+  return names;
+}
+// REQUIRES: `name` is one of `names`.
+template <class Enum, class Names>
+Enum chosen(const std::string& name, const Names& names) {
+  return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin());
+}
+
+struct Row {
+  double bytes = 0;
+  CollectivePrediction predicted;
+};
+
+struct Prediction {
+  const Arguments& arguments;
+  Engines engines;
+  Cluster cluster;
+  std::int64_t ranks_per_node = 1, ranks = 1;
+  DiscreteEventOptions des;
+  CollectiveCalibration calibration;
+  std::vector<Row> rows;
+};
+
+Prediction predict(const Arguments& arguments) {
+  Prediction p{.arguments = arguments,
+               .engines = engines_of(arguments),
+               .cluster = cluster_of(arguments),
+               .des = des_of(arguments),
+               .calibration = {},
+               .rows = {}};
+  p.ranks_per_node = arguments.ranks_per_node.value_or(p.cluster.node.devices);
+  p.ranks = arguments.ranks.value_or(p.cluster.nodes * p.ranks_per_node);
+  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des);
+  p.calibration = predictor.calibration();
+  const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
+                                 [&](const CollectiveKind& k) { return k.name == arguments.kind; });
+  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, algorithm_names());
+  const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kProtocolNames);
+  const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
+    throw InputError(
+        {option, ""}, describe(wanted),
+        fmt::format("one that NCCL has for {} of {} ranks on this cluster, such as {}", arguments.kind, p.ranks, ran));
+  };
+  for (const double bytes : sizes_of(arguments)) {
+    Row& row = p.rows.emplace_back(Row{bytes, predictor.predict(kind->op, bytes, algorithm, protocol, p.engines)});
+    if (algorithm != CollectiveAlgorithm::automatic && row.predicted.algorithm != algorithm)
+      refuse("--algorithm", arguments.algorithm, name_of(row.predicted.algorithm));
+    if (protocol != CollectiveProtocol::automatic && row.predicted.protocol != protocol)
+      refuse("--protocol", arguments.protocol, name_of(row.predicted.protocol));
+  }
+  return p;
+}
+
+std::string difference_text(const Row& row) {
+  constexpr double kPercent = 100, kShownAsZero = 0.005;
+  const double percent = kPercent * (row.predicted.seconds[1] / row.predicted.seconds[0] - 1);
+  return fmt::format("{:.2f} %", std::abs(percent) < kShownAsZero ? 0.0 : percent);
+}
+
+std::string table_of(const Prediction& p) {
+  constexpr double kMicro = 1e6, kGiga = 1e-9;
+  const Cluster& c = p.cluster;
+  std::string text = fmt::format("{}, {} ranks: {} node{} x {} {}", p.arguments.kind, p.ranks, c.nodes,
+                                 c.nodes == 1 ? "" : "s", p.ranks_per_node, c.device.name);
+  if (p.ranks_per_node < c.node.devices) text += fmt::format(" of {}", c.node.devices);
+  if (c.nodes > 1) text += ", " + c.fabric.name;
+  text += fmt::format("\nRates as measured on {}", p.calibration.intra_class);
+  if (c.nodes > 1) text += " and " + p.calibration.inter_class;
+  if (!p.calibration.note.empty()) text += " (" + p.calibration.note + ")";
+  text += "; bandwidths in GB/s\n\n";
+
+  std::vector<std::string> headings{"bytes", "algorithm", "protocol"};
+  for (std::size_t e = 0; e < kEngines; ++e)
+    if (p.engines[e])
+      for (const char* what : {"us", "algbw", "busbw"}) headings.push_back(fmt::format("{} {}", kEngineNames[e], what));
+  if (p.arguments.engine.both()) headings.emplace_back("difference");
+  std::vector<Column> columns;
+  for (const std::string& heading : headings) columns.push_back({heading, columns.empty() || columns.size() > 2});
+  std::vector<std::vector<std::string>> rows;
+  for (const Row& row : p.rows) {
+    std::vector<std::string>& cells = rows.emplace_back();
+    cells = {fmt::format("{:.0f}", row.bytes), name_of(row.predicted.algorithm),
+             std::string(name_of(row.predicted.protocol))};
+    for (std::size_t e = 0; e < kEngines; ++e) {
+      if (!p.engines[e]) continue;
+      const double seconds = row.predicted.seconds[e];
+      cells.push_back(fmt::format("{:.2f}", seconds * kMicro));
+      cells.push_back(fmt::format("{:.2f}", row.bytes / seconds * kGiga));
+      cells.push_back(fmt::format("{:.2f}", row.predicted.bus_bytes_per_second[e] * kGiga));
+    }
+    if (p.arguments.engine.both()) cells.push_back(difference_text(row));
+  }
+  return text + grid(columns, rows);
+}
+
+std::string csv_of(const Prediction& p) {
+  std::string text = "collective,ranks,nodes,bytes,algorithm,protocol";
+  for (std::size_t e = 0; e < kEngines; ++e)
+    if (p.engines[e])
+      text += fmt::format(",{0}_seconds,{0}_algorithm_bytes_per_second,{0}_bus_bytes_per_second", kEngineNames[e]);
+  text += '\n';
+  for (const Row& row : p.rows) {
+    text += fmt::format("{},{},{},{},{},{}", p.arguments.kind, p.ranks, p.cluster.nodes, row.bytes,
+                        name_of(row.predicted.algorithm), name_of(row.predicted.protocol));
+    for (std::size_t e = 0; e < kEngines; ++e)
+      if (p.engines[e])
+        text += fmt::format(",{},{},{}", row.predicted.seconds[e], row.bytes / row.predicted.seconds[e],
+                            row.predicted.bus_bytes_per_second[e]);
+    text += '\n';
+  }
+  return text;
+}
+
+Json json_of(const Prediction& p) {
+  Json points = Json::array();
+  for (const Row& row : p.rows) {
+    Json& point = points.emplace_back(Json{{"bytes", row.bytes},
+                                           {"algorithm", name_of(row.predicted.algorithm)},
+                                           {"protocol", name_of(row.predicted.protocol)}});
+    for (std::size_t e = 0; e < kEngines; ++e) {
+      if (!p.engines[e]) continue;
+      Json& engine = point[std::string(kEngineNames[e])];
+      engine = {{"seconds", row.predicted.seconds[e]},
+                {"algorithm_bytes_per_second", row.bytes / row.predicted.seconds[e]},
+                {"bus_bytes_per_second", row.predicted.bus_bytes_per_second[e]}};
+      if (e != static_cast<std::size_t>(Engine::des)) continue;
+      const CollectiveRun& run = *row.predicted.run;
+      engine["flows"] = run.flows;
+      engine["flow_classes"] = run.flow_classes;
+      Json& kinds = engine["link_kinds"] = Json::array();
+      for (const LinkReport& kind : run.link_kinds)
+        kinds.push_back({{"name", kind.name}, {"utilisation", kind.utilisation}});
+    }
+  }
+  Json json = {{"collective", p.arguments.kind},
+               {"ranks", p.ranks},
+               {"nodes", p.cluster.nodes},
+               {"ranks_per_node", p.ranks_per_node},
+               {"device", p.cluster.device.name},
+               {"node", p.cluster.node.name},
+               {"fabric", p.cluster.fabric.name},
+               {"node_class", p.calibration.intra_class},
+               {"network_class", p.calibration.inter_class},
+               {"note", p.calibration.note}};
+  if (p.engines[static_cast<std::size_t>(Engine::des)]) {
+    json["fidelity"] = kFidelityNames[static_cast<std::size_t>(p.des.fidelity)];
+    json["routing"] = kRoutingNames[static_cast<std::size_t>(p.des.routing)];
+  }
+  json["points"] = std::move(points);
+  json["version"] = ORRERY_VERSION;
+  return json;
+}
+
+// Says on a terminal how far it is; the line is gone afterwards.
+class Progress {
+ public:
+  ~Progress() {
+    if (printed_) fmt::print(stderr, "\r\x1b[K");
+  }
+  void show(std::size_t done, std::size_t total, const std::string& id) {
+    if (!shown_) return;
+    fmt::print(stderr, "\r\x1b[K{} of {} curves: {}", done, total, id);
+    printed_ = true;
+  }
+
+ private:
+  bool shown_ = ::isatty(STDERR_FILENO) != 0, printed_ = false;
+};
+
+void check_outputs(const Arguments& arguments) {
+  std::vector<std::string> paths;
+  for (const std::string* path : {&arguments.json, &arguments.csv, &arguments.markdown}) {
+    if (path->empty()) continue;
+    if (std::find(paths.begin(), paths.end(), *path) != paths.end())
+      throw InputError({*path, ""}, "one file for several purposes", "a file of its own for each output");
+    paths.push_back(*path);
+  }
+}
+
+bool on_standard_output(const Arguments& arguments) {
+  return arguments.json == "-" || arguments.csv == "-" || arguments.markdown == "-";
+}
+
+void compare_with_measured(const Arguments& arguments) {
+  MeasuredOptions options{.filter = arguments.filter,
+                          .kind = arguments.kind,
+                          .engines = engines_of(arguments),
+                          .des = des_of(arguments),
+                          .progress = {}};
+  MeasuredCollectives measured;
+  {
+    Progress progress;
+    options.progress = [&](std::size_t done, std::size_t total, const std::string& id) {
+      progress.show(done, total, id);
+    };
+    measured = predict_measured(options);
+  }
+  Outputs outputs;
+  if (!arguments.json.empty()) outputs.add(arguments.json, measured_json(measured, options.engines).dump(2) + "\n");
+  if (!arguments.csv.empty()) outputs.add(arguments.csv, measured_csv(measured, options.engines));
+  if (!arguments.markdown.empty()) outputs.add(arguments.markdown, measured_markdown(measured, options.engines));
+  if (!on_standard_output(arguments)) outputs.add("-", measured_table(measured, options.engines));
+  outputs.commit();
+}
+
+void collective(const Arguments& arguments) {
+  check_outputs(arguments);
+  if (arguments.measured) return compare_with_measured(arguments);
+  if (arguments.kind.empty()) throw InputError({}, "no collective", "KIND or --measured (orrery collective --help)");
+  if (!arguments.markdown.empty())
+    throw InputError({"--markdown", ""}, "no --measured beside it", "--measured, or --json or --csv");
+  const Prediction prediction = predict(arguments);
+  Outputs outputs;
+  if (!arguments.json.empty()) outputs.add(arguments.json, json_of(prediction).dump(2) + "\n");
+  if (!arguments.csv.empty()) outputs.add(arguments.csv, csv_of(prediction));
+  if (!on_standard_output(arguments)) outputs.add("-", table_of(prediction));
+  outputs.commit();
+}
+
+}  // namespace
+
+void add_collective(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  arguments->engine.engine = "both";
+  CLI::App* command =
+      app.add_subcommand("collective", "Predict a collective by itself, as nccl-tests times it, or measured ones");
+  command->footer(kExamples);
+  std::vector<std::string> kinds;
+  for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
+  command->add_option("KIND", arguments->kind, "The collective; --measured: of these alone")
+      ->check(CLI::IsMember(kinds));
+  std::vector<CLI::Option*> of_kind;  // say nothing of measured curves
+  const auto text = [&](const char* names, std::string& value, const char* what) {
+    return of_kind.emplace_back(command->add_option(names, value, what));
+  };
+  const auto count = [&](const char* names, auto& value, const char* what) {
+    return of_kind.emplace_back(command->add_option(names, value, what)->type_name("N"));
+  };
+  text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one");
+  text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric");
+  text("--device", arguments->device, "A device, in its usual node or in --node");
+  count("--nodes", arguments->nodes, "Number of nodes; 1 when left out");
+  count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
+  count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
+  text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G")
+      ->type_name("SIZE")
+      ->capture_default_str();
+  text("-e,--maxbytes", arguments->most_bytes, "Largest size")->type_name("SIZE")->capture_default_str();
+  count("-f,--stepfactor", arguments->step_factor, "From each size to the next")->capture_default_str();
+  text("--algorithm", arguments->algorithm, "Instead of the fastest, as NCCL_ALGO")
+      ->transform(CLI::IsMember(algorithm_names(), CLI::ignore_case));
+  text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
+      ->transform(
+          CLI::IsMember(std::vector<std::string>(kProtocolNames.begin(), kProtocolNames.end()), CLI::ignore_case));
+  command
+      ->add_option_function<std::string>(
+          "--measured",
+          [arguments](const std::string& filter) {
+            arguments->measured = true;
+            arguments->filter = filter;
+          },
+          "Predict published measurements: all, or those whose name, source, system, network or collective says so")
+      ->expected(0, 1)
+      ->type_name("FILTER");
+  const auto file = [&](const char* name, std::string& path, const char* what) {
+    return command->add_option(name, path, what)->type_name("FILE");
+  };
+  file("--json", arguments->json, "Write all points as JSON; - for standard output");
+  file("--csv", arguments->csv, "Write all points as CSV, a row each");
+  file("--markdown", arguments->markdown, "Write the tables of --measured as Markdown");
+  arguments->engine.add_to(*command, /*both=*/true);
+  command->callback([arguments, of_kind] {
+    for (const CLI::Option* option : of_kind)
+      if (arguments->measured && option->count() > 0)
+        throw InputError({option->get_name(), ""}, "--measured beside it",
+                         "nothing that a measured curve has of its own: cluster, ranks, sizes, algorithm");
+    collective(*arguments);
+  });
+}
+
+}  // namespace orrery

@@ -1,0 +1,252 @@
+#include "cli/measured_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kPercent = 100;
+
+struct Table {
+  std::vector<std::string> headings;
+  std::vector<bool> right;
+  std::vector<std::vector<std::string>> rows;
+
+  void column(std::string heading, bool is_right = true) {
+    headings.push_back(std::move(heading));
+    right.push_back(is_right);
+  }
+  void error_columns(const Engines& engines) {
+    for (const char* sizes : {"", ", all"})
+      for (std::size_t e = 0; e < kEngines; ++e)
+        if (engines[e]) column(fmt::format("{}{}", kEngineNames[e], sizes));
+  }
+
+  std::string text() const {
+    std::vector<Column> columns;
+    for (std::size_t c = 0; c < headings.size(); ++c) columns.push_back({headings[c], right[c]});
+    return grid(columns, rows);
+  }
+  std::string markdown() const {
+    std::string text;
+    const auto line = [&](const std::vector<std::string>& cells) {
+      for (const std::string& cell : cells) text += "| " + cell + " ";
+      text += "|\n";
+    };
+    line(headings);
+    for (const bool is_right : right) text += is_right ? "|---:" : "|---";
+    text += "|\n";
+    for (const auto& row : rows) line(row);
+    return text;
+  }
+};
+
+// "4.9 (-1.2)": the median error and the bias, in percent.
+std::string error_cell(const PredictionError& error) {
+  if (error.points == 0) return "-";
+  double bias = kPercent * error.bias;
+  constexpr double kShownAsZero = 0.05;
+  if (std::abs(bias) < kShownAsZero) bias = 0;  // not "-0.0"
+  return fmt::format("{:.1f} ({:+.1f})", kPercent * error.median, bias);
+}
+
+Table curve_table(const MeasuredCollectives& measured, const Engines& engines) {
+  Table table;
+  table.column("curve", false);
+  table.column("system", false);
+  table.column("collective", false);
+  table.column("nodes x devices");
+  table.column("points");
+  table.error_columns(engines);
+  for (const MeasuredCurve& curve : measured.curves) {
+    std::vector<std::string>& row = table.rows.emplace_back();
+    const bool forced = curve.algorithm != name_of(CollectiveAlgorithm::automatic);
+    row = {curve.id + (curve.not_fitted.empty() ? "" : " *"), curve.system,
+           curve.kind + (forced ? ", " + curve.algorithm : ""),
+           fmt::format("{} x {}", curve.nodes, curve.ranks / curve.nodes), std::to_string(curve.points.size())};
+    for (const double least : {kLargeBytes, 0.0})
+      for (std::size_t e = 0; e < kEngines; ++e)
+        if (engines[e])
+          row.push_back(curve.unpredicted.empty() ? error_cell(error_over(curve.points, e, least)) : "not predicted");
+  }
+  return table;
+}
+
+Table summary_table(std::span<const ErrorSummary> summaries, const Engines& engines) {
+  Table table;
+  table.column("", false);
+  table.column("links", false);
+  table.column("curves");
+  table.column("points");
+  table.error_columns(engines);
+  for (std::size_t e = 0; e < kEngines; ++e)
+    if (engines[e]) table.column(fmt::format("{}, by curve", kEngineNames[e]));
+  for (const ErrorSummary& summary : summaries) {
+    std::vector<std::string>& row = table.rows.emplace_back();
+    const std::size_t points = std::max(summary.large[0].points, summary.large[1].points);
+    row = {summary.level, summary.name, std::to_string(summary.curves), std::to_string(points)};
+    for (const auto* errors : {&summary.large, &summary.all})
+      for (std::size_t e = 0; e < kEngines; ++e)
+        if (engines[e]) row.push_back(error_cell((*errors)[e]));
+    for (std::size_t e = 0; e < kEngines; ++e)
+      if (engines[e]) row.push_back(points == 0 ? "-" : fmt::format("{:.1f}", kPercent * summary.median_curve[e]));
+  }
+  return table;
+}
+
+constexpr const char* kLegend =
+    "Median of |predicted / measured - 1| over points from 1 MiB on (\"all\": of all sizes) in percent, in brackets "
+    "the "
+    "median of predicted / measured - 1. By curve: median over curves of each one's own, from 1 MiB on.";
+
+// Whatever is not as the others: a line each.
+std::vector<std::string> remarks(const MeasuredCollectives& measured) {
+  std::vector<std::string> lines;
+  std::vector<std::pair<std::string, std::string>> not_fitted;  // why, and which
+  for (const MeasuredCurve& curve : measured.curves) {
+    if (!curve.unpredicted.empty()) lines.push_back(fmt::format("Not predicted: {}: {}", curve.id, curve.unpredicted));
+    if (curve.not_fitted.empty()) continue;
+    const auto same = std::find_if(not_fitted.begin(), not_fitted.end(),
+                                   [&](const auto& reason) { return reason.first == curve.not_fitted; });
+    if (same == not_fitted.end())
+      not_fitted.emplace_back(curve.not_fitted, curve.id);
+    else
+      same->second += ", " + curve.id;
+  }
+  for (const auto& [why, which] : not_fitted)
+    lines.push_back(fmt::format("* Not used by the calibration: {}: {}", which, why));
+  for (const LeftOutCurve& curve : measured.left_out)
+    lines.push_back(fmt::format("Published, no points kept: {}: {}", curve.id, curve.why));
+  return lines;
+}
+
+Json json_of(const PredictionError& error) {
+  return {{"points", error.points}, {"median_error", error.median}, {"bias", error.bias}};
+}
+
+}  // namespace
+
+std::string measured_table(const MeasuredCollectives& measured, const Engines& engines) {
+  std::string text = curve_table(measured, engines).text();
+  text += "\n" + summary_table(summaries_of(measured.curves, engines), engines).text();
+  text += fmt::format("\n{}\n", kLegend);
+  for (const std::string& line : remarks(measured)) text += line + "\n";
+  return text;
+}
+
+std::string measured_markdown(const MeasuredCollectives& measured, const Engines& engines) {
+  std::string text = fmt::format(
+      "# Measured collectives and their predictions\n\nWritten by `orrery collective --measured --markdown FILE` from "
+      "`results/published/collectives.json`, which has the sources. {}\n\nThe calibration was fitted on these curves, "
+      "except where a * says otherwise: these are residuals, not forecasts. Both engines take their rates from it and "
+      "differ where flows contend.\n\n",
+      kLegend);
+  text += summary_table(summaries_of(measured.curves, engines), engines).markdown();
+  text += "\n" + curve_table(measured, engines).markdown();
+  const std::vector<std::string> lines = remarks(measured);
+  if (!lines.empty()) text += "\n";
+  for (const std::string& line : lines) text += "- " + line + "\n";
+  return text;
+}
+
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return quoted + '"';
+}
+
+std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines) {
+  std::string text =
+      "curve,source,system,device,network,links,class,collective,forced_algorithm,ranks,nodes,fitted,unpredicted,bytes,"
+      "measured_seconds,algorithm,protocol";
+  for (std::size_t e = 0; e < kEngines; ++e)
+    if (engines[e]) text += fmt::format(",{0}_seconds,{0}_error", kEngineNames[e]);
+  text += '\n';
+  for (const MeasuredCurve& curve : measured.curves) {
+    std::string head;
+    for (const std::string* cell : {&curve.id, &curve.source, &curve.system, &curve.gpu, &curve.network, &curve.links,
+                                    &curve.calibration_class, &curve.kind, &curve.algorithm})
+      head += csv_cell(*cell) + ',';
+    const bool predicted = curve.unpredicted.empty();
+    head += fmt::format("{},{},{},{}", curve.ranks, curve.nodes, curve.not_fitted.empty(), csv_cell(curve.unpredicted));
+    for (const MeasuredPoint& point : curve.points) {
+      text += fmt::format("{},{},{},{},{}", head, point.bytes, point.measured_seconds,
+                          predicted ? name_of(point.predicted.algorithm) : "",
+                          predicted ? name_of(point.predicted.protocol) : std::string_view{});
+      for (std::size_t e = 0; e < kEngines; ++e) {
+        if (!engines[e]) continue;
+        text += predicted ? fmt::format(",{},{}", point.predicted.seconds[e], point.error(e)) : ",,";
+      }
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+Json measured_json(const MeasuredCollectives& measured, const Engines& engines) {
+  const auto by_engine = [&](auto value) {
+    Json json = Json::object();
+    for (std::size_t e = 0; e < kEngines; ++e)
+      if (engines[e]) json[std::string(kEngineNames[e])] = value(e);
+    return json;
+  };
+  Json summary = Json::array();
+  for (const ErrorSummary& s : summaries_of(measured.curves, engines))
+    summary.push_back({{"level", s.level},
+                       {"links", s.name},
+                       {"curves", s.curves},
+                       {"from_1_mib", by_engine([&](std::size_t e) { return json_of(s.large[e]); })},
+                       {"all_sizes", by_engine([&](std::size_t e) { return json_of(s.all[e]); })},
+                       {"median_curve", by_engine([&](std::size_t e) { return Json(s.median_curve[e]); })}});
+  Json curves = Json::array();
+  for (const MeasuredCurve& c : measured.curves) {
+    Json points = Json::array();
+    for (const MeasuredPoint& p : c.points) {
+      Json point = {{"bytes", p.bytes}, {"measured_seconds", p.measured_seconds}};
+      if (c.unpredicted.empty()) {
+        point["algorithm"] = name_of(p.predicted.algorithm);
+        point["protocol"] = name_of(p.predicted.protocol);
+        point.update(by_engine([&](std::size_t e) { return Json(p.predicted.seconds[e]); }));
+      }
+      points.push_back(std::move(point));
+    }
+    Json& curve = curves.emplace_back(Json{{"id", c.id},
+                                           {"source", c.source},
+                                           {"method", c.method},
+                                           {"system", c.system},
+                                           {"device", c.gpu},
+                                           {"network", c.network},
+                                           {"links", c.links},
+                                           {"class", c.calibration_class},
+                                           {"collective", c.kind},
+                                           {"forced_algorithm", c.algorithm},
+                                           {"ranks", c.ranks},
+                                           {"nodes", c.nodes},
+                                           {"not_fitted", c.not_fitted},
+                                           {"unpredicted", c.unpredicted}});
+    if (c.unpredicted.empty()) {
+      curve["from_1_mib"] = by_engine([&](std::size_t e) { return json_of(error_over(c.points, e, kLargeBytes)); });
+      curve["all_sizes"] = by_engine([&](std::size_t e) { return json_of(error_over(c.points, e, 0)); });
+    }
+    curve["points"] = std::move(points);
+  }
+  Json left_out = Json::array();
+  for (const LeftOutCurve& c : measured.left_out) left_out.push_back({{"id", c.id}, {"why", c.why}});
+  return {{"summary", std::move(summary)},
+          {"curves", std::move(curves)},
+          {"left_out", std::move(left_out)},
+          {"version", ORRERY_VERSION}};
+}
+
+}  // namespace orrery

@@ -1,0 +1,20 @@
+// What `orrery collective --measured` shows: a row a curve and a row a class of links, or every point.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "cli/measured_collectives.h"
+
+namespace orrery {
+
+// All end with a newline. Errors are in percent.
+std::string measured_table(const MeasuredCollectives& measured, const Engines& engines);
+std::string measured_markdown(const MeasuredCollectives& measured, const Engines& engines);
+std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines);  // a row a point
+nlohmann::ordered_json measured_json(const MeasuredCollectives& measured, const Engines& engines);
+
+// A cell as RFC 4180 has it.
+std::string csv_cell(const std::string& text);
+
+}  // namespace orrery
