@@ -15,13 +15,12 @@ constexpr Account waiting_for(int cause) {
   return cause == kHost ? kHostIssue : static_cast<Account>(kExposed + cause);
 }
 
-// Instances of a run that the op covers when instance `at` of `count` is reached; 0: it does not run there.
-std::int64_t covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
+}  // namespace
+
+std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
   if ((at + 1) % node.every == 0) return node.every;
   return at == count - 1 ? count % node.every : 0;
 }
-
-}  // namespace
 
 void add(TimeBreakdown& to, const Accounts& from) {
   to.matmul += from[kMatmul];
@@ -104,7 +103,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
     if (node.every > 1) {
-      const std::int64_t instances = covered(node, at, item.count);
+      const std::int64_t instances = instances_covered(node, at, item.count);
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);

@@ -70,6 +70,9 @@ struct ClockNode {
   std::array<double, kHostIssue> kernel_seconds{};
 };
 
+// Instances of a run that the op covers when instance `at` of `count` is reached; 0: it does not run there.
+std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count);
+
 struct BlockCode {
   static constexpr std::uint16_t kNone = 0xffff;
   static constexpr std::uint16_t kEntry = 0xfffe;  // as a dependency: the block's input, from the previous instance

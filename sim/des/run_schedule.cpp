@@ -6,16 +6,6 @@
 #include "sim/des/run.h"
 
 namespace orrery {
-namespace {
-
-// Instances of a run that the op covers when instance `at` of `count` is reached; 0: it does not run there.
-std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
-  if ((at + 1) % node.every == 0) return node.every;
-  return at == count - 1 ? count % node.every : 0;
-}
-
-}  // namespace
-
 // The rules are those of sim/analytical/block_clock.h.
 void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain_all,
                           bool input_to_come, const std::function<void()>& wait_for_input) {
