@@ -160,7 +160,18 @@ class Traffic {
   void lay_pattern(std::int32_t pattern);
   void lay_copies(std::int32_t pattern);
   void find_links_that_never_bind();
+  // traffic_fold.cpp
+  struct Folding;
   void find_classes(bool enabled);
+  void colour_ranks_and_groups(Folding& folding);
+  void colour_flows(Folding& folding);
+  void colour_links(Folding& folding);
+  void connect_flows(Folding& folding);
+  void number_ranks_and_groups(Folding& folding);
+  void number_flows(Folding& folding);
+  void number_links(Folding& folding);
+  void count_loads(Folding& folding);
+  // traffic_alone.cpp
   void measure_patterns();
   // Of these flow classes with their links to themselves; only links of which `counts` holds are taken to bind.
   template <class Counts>

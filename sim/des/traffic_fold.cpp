@@ -1,0 +1,345 @@
+// Which ranks, groups, flows and links behave alike.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "sim/des/traffic.h"
+
+namespace orrery {
+namespace {
+
+using Colour = ColourRefinement::Colour;
+using Vertex = ColourRefinement::Vertex;
+
+constexpr Vertex kNoVertex = std::numeric_limits<Vertex>::max();
+constexpr LinkId kNoLink = -1;
+constexpr std::uint32_t kUnseen = std::numeric_limits<std::uint32_t>::max();
+// Kinds of vertices, so that no two of different kind share a colour.
+enum Salt : std::uint64_t {
+  kRankSalt = 1,
+  kGroupSalt,
+  kFlowSalt,
+  kReadySalt,
+  kArrivedSalt,
+  kLinkSalt,
+  kBackgroundSalt
+};
+
+}  // namespace
+
+// Vertices: ranks, groups, flows, background flows, links that can bind.
+struct Traffic::Folding {
+  ColourRefinement graph;
+  std::size_t first_flow = 0, first_background = 0;
+  std::vector<LinkId> used;            // that carry anything, ascending
+  std::vector<std::uint32_t> place;    // of a link in `used`
+  std::vector<Vertex> vertex_of_link;  // kNoVertex: carries nothing
+  std::vector<Colour> link_colour;     // of `used`, before refinement
+  std::vector<std::uint32_t> classes;  // by vertex
+  std::vector<std::uint32_t> number;   // of a class among those of its kind
+  std::vector<std::uint32_t> class_of_flow;
+
+  // The vertex's class among those of its kind, of which there are `next` so far, and whether it is new.
+  std::pair<std::uint32_t, bool> numbered(std::size_t vertex, std::size_t next) {
+    std::uint32_t& n = number[classes[vertex]];
+    const bool is_new = n == kUnseen;
+    if (is_new) n = static_cast<std::uint32_t>(next);
+    return {n, is_new};
+  }
+};
+
+// A link cannot bound any flow if, before it or behind it, everything that passes it goes through other links that are
+// together no wider: the way to the spine of a fabric that is not oversubscribed. Links left out must not vouch for
+// others.
+void Traffic::find_links_that_never_bind() {
+  std::vector<std::uint32_t> first(static_cast<std::size_t>(topology_.links()) + 1, 0);
+  for (const LinkId l : ways_) ++first[static_cast<std::size_t>(l) + 1];
+  std::partial_sum(first.begin(), first.end(), first.begin());
+  std::vector<std::uint32_t> over(ways_.size()), next(first.begin(), first.end() - 1);
+  for (std::uint32_t f = 0; f < flows_.size(); ++f)
+    for (std::uint32_t i = 0; i < flows_[f].links; ++i)
+      over[next[static_cast<std::size_t>(ways_[flows_[f].way + i])]++] = f;
+
+  std::vector<LinkId> order;
+  for (LinkId l = 0; l < topology_.links(); ++l)
+    if (first[static_cast<std::size_t>(l)] < first[static_cast<std::size_t>(l) + 1]) order.push_back(l);
+  std::vector<double> rate(static_cast<std::size_t>(topology_.links()), 0);
+  for (const LinkId l : order) rate[static_cast<std::size_t>(l)] = topology_.bytes_per_second(l);
+  // The widest first and, of equals, those far from the devices: what remains is then alike for flows that go far and
+  // flows that do not.
+  std::stable_sort(order.begin(), order.end(), [&](LinkId a, LinkId b) {
+    const double rate_a = rate[static_cast<std::size_t>(a)], rate_b = rate[static_cast<std::size_t>(b)];
+    return rate_a != rate_b ? rate_a > rate_b : topology_.kind(a) > topology_.kind(b);
+  });
+  std::vector<LinkId> guards;
+  for (const LinkId link : order) {
+    const auto l = static_cast<std::size_t>(link);
+    if (marked_[l]) continue;
+    for (const bool behind : {false, true}) {
+      guards.clear();
+      bool all = true;
+      for (std::uint32_t at = first[l]; at < first[l + 1] && all; ++at) {
+        const Flow& flow = flows_[over[at]];
+        const LinkId* way = ways_.data() + flow.way;
+        const auto here = static_cast<std::uint32_t>(std::find(way, way + flow.links, link) - way);
+        LinkId narrowest = kNoLink;
+        for (std::uint32_t i = behind ? here + 1 : 0; i < (behind ? flow.links : here); ++i) {
+          if (never_binds_[static_cast<std::size_t>(way[i])]) continue;
+          if (narrowest == kNoLink ||
+              rate[static_cast<std::size_t>(way[i])] < rate[static_cast<std::size_t>(narrowest)])
+            narrowest = way[i];
+        }
+        all = narrowest != kNoLink;
+        guards.push_back(narrowest);
+      }
+      if (!all) continue;
+      std::sort(guards.begin(), guards.end());
+      guards.erase(std::unique(guards.begin(), guards.end()), guards.end());
+      double together = 0;
+      for (const LinkId g : guards) together += rate[static_cast<std::size_t>(g)];
+      constexpr double kRounding = 1e-9;
+      if (together <= rate[l] * (1 + kRounding)) {
+        never_binds_[l] = 1;
+        break;
+      }
+    }
+  }
+}
+
+void Traffic::colour_ranks_and_groups(Folding& folding) {
+  for (std::size_t j = 0; j < jobs_.size(); ++j)
+    for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
+      const std::int64_t stage = r / jobs_[j].stage_stride % jobs_[j].stages;
+      Colour colour =
+          mix_colour(mix_colour(kRankSalt, static_cast<std::uint64_t>(j)), static_cast<std::uint64_t>(stage));
+      folding.graph.add_vertex(mix_colour(colour, jobs_[j].marks[static_cast<std::size_t>(r)]));
+    }
+  for (std::size_t c = 0; c < groups_.size(); ++c)
+    for (std::int64_t g = 0; g < groups_[c].count; ++g) {
+      const Vertex v = folding.graph.add_vertex(mix_colour(kGroupSalt, static_cast<std::uint64_t>(c)));
+      const std::int64_t base = jobs_[static_cast<std::size_t>(communicators_[c].job)].first_vertex;
+      for (std::int64_t i = 0; i < groups_[c].size; ++i)
+        folding.graph.add_edge(
+            v, static_cast<Vertex>(base + groups_[c].members[static_cast<std::size_t>(g * groups_[c].size + i)]));
+    }
+}
+
+void Traffic::colour_flows(Folding& folding) {
+  folding.first_flow = folding.graph.vertices();
+  for (const Flow& f : flows_) {
+    Colour colour = mix_colour(kFlowSalt, static_cast<std::uint64_t>(f.pattern));
+    colour = mix_colour(colour, f.share);
+    colour = mix_colour(colour, static_cast<std::uint64_t>(f.messages) << 32 ^ static_cast<std::uint32_t>(f.lag));
+    colour = mix_colour(colour, static_cast<std::uint64_t>(f.phase) * 2 + f.leaves_node);
+    folding.graph.add_edge(folding.graph.add_vertex(colour), f.group_vertex);
+  }
+  folding.first_background = folding.graph.vertices();
+  for (const LinkId l : background_) {
+    Colour colour = kBackgroundSalt;
+    for (const auto& [link, mark] : link_marks_)
+      if (link == l) colour = mix_colour(colour, mark);
+    folding.graph.add_vertex(colour);
+  }
+}
+
+void Traffic::colour_links(Folding& folding) {
+  // Links that carry anything; those that never bind take no part and are classed afterwards.
+  folding.vertex_of_link.assign(static_cast<std::size_t>(topology_.links()), kNoVertex);
+  const auto use = [&](LinkId l) {
+    Vertex& v = folding.vertex_of_link[static_cast<std::size_t>(l)];
+    if (v != kNoVertex) return;
+    v = 0;
+    folding.used.push_back(l);
+  };
+  for (const LinkId l : ways_) use(l);
+  for (const LinkId l : background_) use(l);
+  std::sort(folding.used.begin(), folding.used.end());
+  links_used_ = static_cast<std::int64_t>(folding.used.size());
+  folding.link_colour.resize(folding.used.size());
+  folding.place.assign(static_cast<std::size_t>(topology_.links()), 0);
+  for (std::size_t u = 0; u < folding.used.size(); ++u) {
+    const LinkId l = folding.used[u];
+    folding.link_colour[u] =
+        mix_colour(mix_colour(kLinkSalt, static_cast<std::uint64_t>(topology_.kind(l))), topology_.bytes_per_second(l));
+    folding.place[static_cast<std::size_t>(folding.used[u])] = static_cast<std::uint32_t>(u);
+  }
+  for (const auto& [link, mark] : link_marks_)
+    if (folding.vertex_of_link[static_cast<std::size_t>(link)] != kNoVertex) {
+      Colour& colour = folding.link_colour[folding.place[static_cast<std::size_t>(link)]];
+      colour = mix_colour(colour, mark);
+    }
+  for (std::size_t u = 0; u < folding.used.size(); ++u)
+    if (!never_binds_[static_cast<std::size_t>(folding.used[u])])
+      folding.vertex_of_link[static_cast<std::size_t>(folding.used[u])] =
+          folding.graph.add_vertex(folding.link_colour[u]);
+}
+
+void Traffic::connect_flows(Folding& folding) {
+  for (std::size_t f = 0; f < flows_.size(); ++f) {
+    const auto v = static_cast<Vertex>(folding.first_flow + f);
+    for (std::uint32_t i = 0; i < flows_[f].links; ++i) {
+      const LinkId l = ways_[flows_[f].way + i];
+      if (!never_binds_[static_cast<std::size_t>(l)])
+        folding.graph.add_edge(v, folding.vertex_of_link[static_cast<std::size_t>(l)]);
+    }
+    if (flows_[f].afters == 0) continue;
+    // Who waits for whom is directed: two unlike vertices between them tell the ends apart.
+    const Vertex ready = folding.graph.add_vertex(kReadySalt), arrived = folding.graph.add_vertex(kArrivedSalt);
+    folding.graph.add_edge(ready, v);
+    folding.graph.add_edge(ready, arrived);
+    for (std::uint32_t a = 0; a < flows_[f].afters; ++a)
+      folding.graph.add_edge(arrived, static_cast<Vertex>(folding.first_flow + afters_[flows_[f].first_after + a]));
+  }
+  for (std::size_t b = 0; b < background_.size(); ++b)
+    folding.graph.add_edge(static_cast<Vertex>(folding.first_background + b),
+                           folding.vertex_of_link[static_cast<std::size_t>(background_[b])]);
+}
+
+void Traffic::number_ranks_and_groups(Folding& folding) {
+  const auto all_ranks = static_cast<std::size_t>(ranks());
+  class_of_rank_.resize(all_ranks);
+  for (std::size_t j = 0; j < jobs_.size(); ++j)
+    for (std::int64_t r = 0; r < jobs_[j].mesh.ranks(); ++r) {
+      const std::size_t v = static_cast<std::size_t>(jobs_[j].first_vertex + r);
+      const auto [n, is_new] = folding.numbered(v, rank_classes_.size());
+      if (is_new)
+        rank_classes_.push_back({static_cast<std::int32_t>(j), r / jobs_[j].stage_stride % jobs_[j].stages, r, 0});
+      ++rank_classes_[n].ranks;
+      class_of_rank_[v] = n;
+    }
+  class_of_group_.resize(folding.first_flow - all_ranks);
+  for (std::size_t c = 0; c < groups_.size(); ++c) {
+    const std::int64_t base = jobs_[static_cast<std::size_t>(communicators_[c].job)].first_vertex;
+    for (std::int64_t g = 0; g < groups_[c].count; ++g) {
+      const std::size_t v = groups_[c].first_vertex + static_cast<std::size_t>(g);
+      const auto [n, is_new] = folding.numbered(v, group_classes_.size());
+      if (is_new) {
+        GroupClass group;
+        group.communicator = static_cast<std::int32_t>(c);
+        for (std::int64_t i = 0; i < groups_[c].size; ++i)
+          group.members.push_back(class_of_rank_[static_cast<std::size_t>(
+              base + groups_[c].members[static_cast<std::size_t>(g * groups_[c].size + i)])]);
+        std::sort(group.members.begin(), group.members.end());
+        group.members.erase(std::unique(group.members.begin(), group.members.end()), group.members.end());
+        group_classes_.push_back(std::move(group));
+      }
+      ++group_classes_[n].groups;
+      class_of_group_[v - all_ranks] = n;
+    }
+  }
+}
+
+void Traffic::number_flows(Folding& folding) {
+  const auto all_ranks = static_cast<std::size_t>(ranks());
+  folding.class_of_flow.resize(flows_.size());
+  for (std::size_t f = 0; f < flows_.size(); ++f) {
+    const auto [n, is_new] = folding.numbered(folding.first_flow + f, flow_classes_.size());
+    if (is_new) {
+      const Flow& flow = flows_[f];
+      FlowClass c;
+      c.pattern = flow.pattern;
+      c.share = flow.share;
+      c.messages = flow.messages;
+      c.lag = flow.lag;
+      c.phase = flow.phase;
+      c.leaves_node = flow.leaves_node;
+      flow_classes_.push_back(std::move(c));
+      flows_of_[{flow.pattern, class_of_group_[flow.group_vertex - all_ranks]}].push_back(n);
+    }
+    ++flow_classes_[n].flows;
+    folding.class_of_flow[f] = n;
+  }
+  {
+    std::vector<char> done(flow_classes_.size(), 0);
+    for (std::size_t f = 0; f < flows_.size(); ++f) {
+      FlowClass& c = flow_classes_[folding.class_of_flow[f]];
+      if (done[folding.class_of_flow[f]]) continue;
+      done[folding.class_of_flow[f]] = 1;
+      for (std::uint32_t a = 0; a < flows_[f].afters; ++a)
+        c.after.push_back(folding.class_of_flow[afters_[flows_[f].first_after + a]]);
+      std::sort(c.after.begin(), c.after.end());
+      c.after.erase(std::unique(c.after.begin(), c.after.end()), c.after.end());
+    }
+  }
+  for (std::size_t b = 0; b < background_.size(); ++b) {
+    const auto [n, is_new] = folding.numbered(folding.first_background + b, flow_classes_.size());
+    if (is_new) {
+      flow_classes_.emplace_back();
+      flow_classes_.back().pattern = kBackground;
+    }
+    ++flow_classes_[n].flows;
+    background_class_.push_back(n);
+  }
+}
+
+void Traffic::number_links(Folding& folding) {
+  // Links: those that never bind are alike if equally many flows of each class pass them.
+  std::vector<Colour> final_colour(folding.used.size());
+  for (std::size_t u = 0; u < folding.used.size(); ++u)
+    final_colour[u] = never_binds_[static_cast<std::size_t>(folding.used[u])] ? folding.link_colour[u] : 0;
+  for (std::size_t f = 0; f < flows_.size(); ++f)
+    for (std::uint32_t i = 0; i < flows_[f].links; ++i) {
+      const LinkId l = ways_[flows_[f].way + i];
+      if (never_binds_[static_cast<std::size_t>(l)])
+        final_colour[folding.place[static_cast<std::size_t>(l)]] +=
+            scatter_colour(mix_colour(kFlowSalt, static_cast<std::uint64_t>(folding.class_of_flow[f])));
+    }
+  for (std::size_t u = 0; u < folding.used.size(); ++u)
+    if (!never_binds_[static_cast<std::size_t>(folding.used[u])])
+      final_colour[u] = mix_colour(
+          kLinkSalt, static_cast<std::uint64_t>(
+                         folding.classes[folding.vertex_of_link[static_cast<std::size_t>(folding.used[u])]]));
+  const std::vector<std::uint32_t> link_numbers = classes_of(final_colour);
+  class_of_link_.assign(static_cast<std::size_t>(topology_.links()), kUnseen);
+  for (std::size_t u = 0; u < folding.used.size(); ++u) {
+    const std::uint32_t n = link_numbers[u];
+    if (n == link_classes_.size())
+      link_classes_.push_back({.first = folding.used[u],
+                               .kind = topology_.kind(folding.used[u]),
+                               .links = 0,
+                               .bytes_per_second = topology_.bytes_per_second(folding.used[u]),
+                               .never_binds = never_binds_[static_cast<std::size_t>(folding.used[u])] != 0});
+    ++link_classes_[n].links;
+    class_of_link_[static_cast<std::size_t>(folding.used[u])] = n;
+  }
+}
+
+void Traffic::count_loads(Folding& folding) {
+  // Loads, counted on the first link of each class.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> over;  // flow class, link class
+  const auto count = [&](std::uint32_t flow_class, LinkId l) {
+    const std::uint32_t c = class_of_link_[static_cast<std::size_t>(l)];
+    if (link_classes_[c].first == l) over.emplace_back(flow_class, c);
+  };
+  for (std::size_t f = 0; f < flows_.size(); ++f)
+    for (std::uint32_t i = 0; i < flows_[f].links; ++i) count(folding.class_of_flow[f], ways_[flows_[f].way + i]);
+  for (std::size_t b = 0; b < background_.size(); ++b) count(background_class_[b], background_[b]);
+  std::sort(over.begin(), over.end());
+  for (std::size_t i = 0; i < over.size();) {
+    std::size_t j = i;
+    while (j < over.size() && over[j] == over[i]) ++j;
+    flow_classes_[over[i].first].loads.push_back({over[i].second, static_cast<double>(j - i)});
+    i = j;
+  }
+}
+
+void Traffic::find_classes(bool enabled) {
+  Folding folding;
+  colour_ranks_and_groups(folding);
+  colour_flows(folding);
+  colour_links(folding);
+  connect_flows(folding);
+  if (enabled) {
+    folding.classes = folding.graph.refine();
+  } else {
+    folding.classes.resize(folding.graph.vertices());
+    std::iota(folding.classes.begin(), folding.classes.end(), 0u);
+  }
+  folding.number.assign(folding.graph.vertices(), kUnseen);
+  number_ranks_and_groups(folding);
+  number_flows(folding);
+  number_links(folding);
+  count_loads(folding);
+}
+
+}  // namespace orrery
