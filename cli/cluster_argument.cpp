@@ -12,7 +12,7 @@
 
 namespace orrery {
 
-Cluster read_cluster_argument(const std::string& of) {
+Cluster read_cluster_argument(const std::string& of, bool* perturbed) {
   const auto scenarios = bundled_scenarios();
   const bool bundled =
       std::any_of(scenarios.begin(), scenarios.end(), [&](const BundledScenario& s) { return s.name == of; });
@@ -20,6 +20,7 @@ Cluster read_cluster_argument(const std::string& of) {
   if (bundled || of == "-" || of.ends_with(".json") || std::filesystem::exists(of, ignored)) {
     ScenarioSource source;
     const nlohmann::json document = load_scenario_document(of, {}, source);
+    if (perturbed != nullptr && document.is_object()) *perturbed = document.contains("perturbations");
     if (document.is_object() && document.contains("cluster")) return ScenarioReader().read_cluster_of(document, source);
     return read_cluster(document, {source.file, ""});
   }

@@ -89,7 +89,10 @@ Cluster cluster_of(const Arguments& arguments) {
   if (!arguments.cluster.empty()) {
     if (made_up || arguments.nodes)
       throw InputError({"--cluster", ""}, "--node, --nodes or --device beside it", "--cluster alone, or those");
-    return read_cluster_argument(arguments.cluster);
+    bool perturbed = false;
+    Cluster cluster = read_cluster_argument(arguments.cluster, &perturbed);
+    if (perturbed) fmt::print(stderr, "orrery: the perturbations of {} are left out\n", arguments.cluster);
+    return cluster;
   }
   nlohmann::json json = nlohmann::json::object();
   if (!arguments.node.empty()) json["node"] = arguments.node;

@@ -1,12 +1,14 @@
 #include "sim/des/child_process.h"
 
 #include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -45,6 +47,7 @@ std::string run_in_child(const std::function<std::string()>& work) {
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error(fmt::format("no process for the simulation: {}", std::strerror(errno)));
   if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked for the result is gone
     close(ends[0]);
     to_parent = ends[1];
     try {

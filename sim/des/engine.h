@@ -3,7 +3,8 @@
 // fairly with everything else that is under way. Whatever contends, is slow, breaks or comes late shows in the step.
 //
 // Folding. Ranks, groups, flows and links that no perturbation, placement or schedule tells apart are simulated once:
-// the coarsest equitable partition, found by colour refinement (sim/des/fold.h), so the folded run is the unfolded one.
+// the coarsest equitable partition, found by colour refinement (sim/des/fold.h), so the folded run takes the time of
+// the unfolded one (to rounding).
 //
 // Network model. SimGrid's CM02 without TCP window, cross traffic and latency-dependent shares: plain max-min.
 // Latencies are the collectives' calibrated ones and pass before the first byte. A flow that reaches a share e of its
@@ -38,8 +39,9 @@ inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
   Routing routing = Routing::automatic;
-  std::int64_t chunks = 0;  // step-exact: that chains and trees pass on one by one; 0: by the size, as NCCL's channels
-  bool fold = true;       // false simulates every rank and link, as a check
+  std::int64_t chunks =
+      0;             // step-exact: that chains and trees pass on one by one; 0: slices of NCCL's (512 KiB a channel)
+  bool fold = true;  // false simulates every rank and link, as a check
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured
 };

@@ -36,7 +36,9 @@ void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
 }  // namespace
 
 std::string OpName::text() const {
-  return fmt::format("{}{}{}{}{}", piece, *piece ? "." : "", block, *block ? "." : "", op);
+  const std::string_view first = op, end = last;
+  return fmt::format("{}{}{}{}{}{}{}", piece, *piece ? "." : "", block, *block ? "." : "", first,
+                     first == end ? "" : " .. ", first == end ? "" : end);
 }
 
 RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
@@ -104,7 +106,22 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
         for (const Op& op : code.ops) job.synchronises |= op.kind == OpKind::gradient_norm;
       for (const ClockNode& node : code.nodes) {
         job.op_of[&node] = static_cast<std::uint32_t>(job.ops.size());
-        job.ops.push_back({piece.name, kBlockNames[k], code.ops[node.op].name});
+        OpName name{
+            .piece = piece.name, .block = kBlockNames[k], .op = code.ops[node.op].name, .last = code.ops[node.op].name};
+        if (node.stream == Stream::compute && node.counted) {
+          // Kernels behind it that begin no node of their own belong to it.
+          const auto begins_node = [&](std::size_t op) {
+            return std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& n) { return n.op == op; });
+          };
+          name.kernels.push_back(code.costs[node.op].seconds);
+          for (std::size_t i = node.op + 1u; i < code.ops.size(); ++i) {
+            if (code.ops[i].stream != Stream::compute || code.costs[i].absent) continue;
+            if (begins_node(i)) break;
+            name.kernels.push_back(code.costs[i].seconds);
+            name.last = code.ops[i].name;
+          }
+        }
+        job.ops.push_back(std::move(name));
       }
     }
   }
@@ -188,6 +205,7 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
         if (n >= cluster.nodes)
           throw InputError(at("nodes"), std::to_string(n), fmt::format("a node below {}", cluster.nodes));
       choose(nodes, p.count, p.seed);
+      r.first_node = nodes.front();
       for (const std::int64_t n : nodes) {
         for (std::int64_t d = 0; d < cluster.node.devices; ++d) devices.push_back(n * cluster.node.devices + d);
         for (const LinkId l : topology.find(fmt::format("node{}.*", n))) r.links.push_back(l);
@@ -202,9 +220,8 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     } else {
       r.links = topology.find(p.link);
       if (r.links.empty())
-        throw InputError(
-            at("link"), fmt::format("\"{}\", which names no link", p.link),
-            fmt::format("a link of the cluster, such as \"{}\" (orrery show links)", topology.nearest_name(p.link)));
+        throw InputError(at("link"), fmt::format("\"{}\", which names no link", p.link),
+                         "a link of the cluster under this routing (orrery show links)", topology.nearest_name(p.link));
       choose(r.links, p.count, p.seed);
     }
     if (p.kind == PerturbationKind::slow_link && p.factor > 1)

@@ -37,6 +37,8 @@ struct OpName {
   const char* piece = "";
   const char* block = "";
   const char* op = "";
+  const char* last = "";             // of the kernels that a node merges; op itself if it is alone
+  std::vector<double> kernels = {};  // seconds of each
   std::string text() const;
 };
 
@@ -63,6 +65,7 @@ struct ResolvedPerturbation {
   std::vector<LinkId> links;
   std::vector<std::pair<std::int32_t, std::int64_t>> ranks;  // job, rank
   std::vector<std::int32_t> background;                      // numbers in the traffic, one for each link
+  std::int64_t first_node = 0;                               // of those that fail
 };
 
 struct RunPlan {

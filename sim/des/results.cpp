@@ -180,6 +180,7 @@ void Results::fill_terms(std::size_t job, std::span<const std::int32_t> stage_cl
     bubble[s] = idle;
     time.bubble = idle;
     report.stages[s].time = time;
+    report.stages[s].who = who(static_cast<std::uint32_t>(c));
     report.stages[s].busy_seconds = step - idle;
   }
   report.bounding_stage = std::min_element(bubble.begin(), bubble.end()) - bubble.begin();
@@ -257,6 +258,15 @@ void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEven
     ContentionReport row;
     row.who = who(r->rank_class);
     row.op = what(r->rank_class, r->name);
+    const auto same = std::find_if(d.contention.begin(), d.contention.end(), [&](const ContentionReport& other) {
+      return other.who == row.who && other.op == row.op;
+    });
+    if (same != d.contention.end()) {  // in other sizes
+      same->times_per_step += r->times;
+      same->seconds += r->seconds;
+      same->seconds_alone += r->times * x.cost.seconds;
+      continue;
+    }
     row.times_per_step = r->times;
     row.seconds = r->seconds;
     row.seconds_alone = r->times * x.cost.seconds;
@@ -289,8 +299,18 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
     if (static_cast<std::size_t>(classes[w.rank_class].job) == job) waits.push_back(&w);
   std::stable_sort(waits.begin(), waits.end(), [](const auto* a, const auto* b) { return a->seconds > b->seconds; });
   if (waits.size() > kListed) waits.resize(kListed);
-  for (const WaitRecord* w : waits)
-    d.waits.push_back({who(w->rank_class), who(w->for_class), what(w->rank_class, w->name), w->times, w->seconds});
+  for (const WaitRecord* w : waits) {
+    WaitReport row{who(w->rank_class), who(w->for_class), what(w->rank_class, w->name), w->times, w->seconds};
+    const auto same = std::find_if(d.waits.begin(), d.waits.end(), [&](const WaitReport& other) {
+      return other.who == row.who && other.for_whom == row.for_whom && other.op == row.op;
+    });
+    if (same == d.waits.end()) {
+      d.waits.push_back(std::move(row));
+    } else {
+      same->times += row.times;
+      same->seconds += row.seconds;
+    }
+  }
 }
 
 void Results::fill_timeline(std::size_t job, std::span<const std::int32_t>, Report& report) const {
@@ -365,6 +385,17 @@ void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes,
   fill_contention(job, report.step_seconds, d);
   fill_critical_path(job, report.step_seconds, d);
   fill_waits(job, d);
+  for (std::size_t i = 0; i < plan_.perturbations.size(); ++i) {
+    const ResolvedPerturbation& r = plan_.perturbations[i];
+    const bool touches = !r.ranks.empty() || std::any_of(r.links.begin(), r.links.end(), [&](LinkId l) {
+      return plan_.traffic.link_class(l) < bytes_.size();
+    });
+    if (!touches)
+      report.notes.push_back(fmt::format("perturbation {} ({}) touches nothing that the step uses", i,
+                                         kPerturbationKindNames[static_cast<std::size_t>(r.perturbation.kind)]));
+    else if (r.perturbation.from_seconds >= report.step_seconds)
+      report.notes.push_back(fmt::format("perturbation {} begins after the step has ended", i));
+  }
   if (plan_.options.timeline) fill_timeline(job, stage_classes, report);
   report.discrete_event = std::move(d);
 }

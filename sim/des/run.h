@@ -161,7 +161,9 @@ class Simulation {
   void send(ClassRun& c, std::size_t direction);
   void perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
   void await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
-  void kernel(ClassRun& c, double seconds);
+  // `kernels`: seconds of those it is made of, for jitter; none: of itself.
+  void kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
+  double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
   void interrupt(ClassRun& c);
   void finish(ClassRun& c, Work& w);
   Self& waiter(ClassRun& c, int stream) {

@@ -77,28 +77,37 @@ void Simulation::interrupt(ClassRun& c) {
   c.wake();
 }
 
-// Runs on the class's own actor. Slower while collectives run beside it.
-void Simulation::kernel(ClassRun& c, double seconds) {
+double Simulation::jittered(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   for (std::size_t i = 0; i < c.jitter.size(); ++i) {
     const Perturbation& p = *c.jitter_of[i];
     if (now() < p.from_seconds || (p.until_seconds > 0 && now() >= p.until_seconds)) continue;
     const double cv = p.coefficient_of_variation;
-    switch (p.distribution) {
-      case JitterDistribution::lognormal: {
-        const double variance = std::log1p(cv * cv);
-        seconds *= std::lognormal_distribution<double>(-variance / 2, std::sqrt(variance))(c.jitter[i]);
-        break;
+    const auto draw = [&] {
+      switch (p.distribution) {
+        case JitterDistribution::lognormal: {
+          const double variance = std::log1p(cv * cv);
+          return std::lognormal_distribution<double>(-variance / 2, std::sqrt(variance))(c.jitter[i]);
+        }
+        case JitterDistribution::gamma:
+          return std::gamma_distribution<double>(1 / (cv * cv), cv * cv)(c.jitter[i]);
+        case JitterDistribution::uniform:
+          break;
       }
-      case JitterDistribution::gamma:
-        seconds *= std::gamma_distribution<double>(1 / (cv * cv), cv * cv)(c.jitter[i]);
-        break;
-      case JitterDistribution::uniform:
-        seconds *=
-            std::uniform_real_distribution<double>(1 - std::sqrt(3.0) * cv, 1 + std::sqrt(3.0) * cv)(c.jitter[i]);
-        break;
+      return std::uniform_real_distribution<double>(1 - std::sqrt(3.0) * cv, 1 + std::sqrt(3.0) * cv)(c.jitter[i]);
+    };
+    double total = 0, drawn = 0;
+    for (const double kernel : kernels) {
+      total += kernel;
+      drawn += kernel * draw();
     }
+    seconds *= total > 0 ? drawn / total : draw();
   }
-  double left = seconds;
+  return seconds;
+}
+
+// Runs on the class's own actor. Slower while collectives run beside it.
+void Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+  double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
     const double rate = c.rate / (c.collectives > 0 ? 1 + slowdown : 1);
@@ -169,7 +178,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
     if (is_kernel) {
       const double seconds = w.seconds / node.count;
       if (on_compute)
-        kernel(c, seconds);
+        kernel(c, seconds, c.plan->ops[c.plan->op_of.at(w.node)].kernels);
       else
         sleep(seconds);
     } else {

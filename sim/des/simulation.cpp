@@ -97,8 +97,11 @@ void Simulation::perturb() {
     }
     if (p.kind == PerturbationKind::jitter) {
       for (ClassRun* c : hit) {
-        c->jitter.emplace_back(static_cast<std::uint64_t>(p.seed) * 0x9e3779b97f4a7c15ull +
-                               static_cast<std::uint64_t>(c->first_rank));
+        // Of the device and of the perturbation: like jobs, and like perturbations, draw apart.
+        const auto device =
+            static_cast<std::uint64_t>(c->plan->placement.device(c->first_rank, plan_.cluster.node.devices));
+        const auto which = static_cast<std::uint64_t>(&r - plan_.perturbations.data());
+        c->jitter.emplace_back(mix_colour(mix_colour(static_cast<std::uint64_t>(p.seed), device), which));
         c->jitter_of.push_back(&p);
       }
       continue;
@@ -125,12 +128,11 @@ void Simulation::perturb() {
         case PerturbationKind::failing_node:
           if (!begin) break;
           failed_ = p.kind == PerturbationKind::failing_node
-                        ? fmt::format("a node failed at {:.6g} s ({})", now(),
-                                      hit.empty() ? "no rank runs on it" : words(*hit.front()))
+                        ? fmt::format("node {} failed at {:.6g} s", r.first_node, now())
                         : fmt::format("{} failed at {:.6g} s", plan_.topology.name(r.links.front()), now());
           if (p.kind == PerturbationKind::failing_node)
             for (ClassRun* c : hit)
-              if (!c->finished) stall(failed_ + ": the step is lost");
+              if (!c->finished) stall(fmt::format("{} with {}", failed_, words(*c)));
           for (const std::uint32_t l : links) network_.link(l)->turn_off();
           break;
         default:

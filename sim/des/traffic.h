@@ -25,8 +25,8 @@ struct PatternKind {
   std::int32_t communicator = 0;
   OpKind kind = OpKind::all_reduce;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
-  bool storage = false;   // copies: beyond host memory
-  bool reversed = false;  // members in reverse order: backwards through the pipeline
+  bool storage = false;     // copies: beyond host memory
+  bool reversed = false;    // members in reverse order: backwards through the pipeline
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
   bool operator==(const PatternKind&) const = default;
 };
@@ -82,7 +82,7 @@ class Traffic {
   std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
 
-  // What tells a rank, or a link, apart from others. `least_factor`: of the link's rate, ever.
+  // What tells a rank, or a link, apart from others.
   void mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark);
   void mark_link(LinkId link, std::uint64_t mark);
   // A flow over one link that competes with the rest; returns its number among such flows.

@@ -39,6 +39,7 @@ struct StageReport {
   double in_flight_micro_batches = 0;  // at the memory peak
   TimeBreakdown time;
   MemoryBreakdown memory;
+  std::string who;  // discrete-event: the ranks of the class that wait least, whose times these are; else empty
 };
 
 // Kernels without a measured efficiency nearby.
@@ -98,17 +99,17 @@ struct LinkReport {  // links of one kind, or a single one
   std::vector<double> over_time;  // of the busiest: the same in equal parts of the step (kLinkBins)
 };
 inline constexpr std::size_t kLinkBins = 100;
-struct ContentionReport {  // collectives that took longer than alone on the fabric
+struct ContentionReport {  // collectives that took longer than alone on undisturbed links; several run at once
   std::string who, op;     // "stage 0", "layer.backward.gradients.reduce_scatter"
   std::string link;        // the busiest on their way meanwhile
   double times_per_step = 0;
   double seconds_alone = 0, seconds = 0;  // of all of them
 };
-struct CriticalPathPart {  // of the chain of events that ends with the step
-  std::string who, what;   // "stage 3", "layer.forward.fc1" or "waits for the pipeline"
+struct CriticalPathPart {  // of the chain of events that ends with the step; kernels that follow each other are one
+  std::string who, what;   // "stage 3", "layer.forward.input_norm .. qkv", "host issue"
   double times = 0, seconds = 0;
 };
-struct WaitReport {  // ranks that arrive early at an exchange and wait for others
+struct WaitReport {  // ranks that arrive early at an exchange and wait for others; many at once
   std::string who, for_whom, op;
   double times = 0, seconds = 0;
 };

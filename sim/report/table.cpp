@@ -90,7 +90,9 @@ void headline(std::string& out, const Report& r, TableStyle style) {
 void time_terms(std::string& out, const Report& r, TableStyle style) {
   if (r.stages.empty()) return;
   const StageReport& stage = r.stages[static_cast<std::size_t>(r.bounding_stage)];
-  heading(out, fmt::format("Time of one step ({})", stage_words(stage, r.stages.size())), style);
+  heading(out,
+          fmt::format("Time of one step ({})", stage.who.empty() ? stage_words(stage, r.stages.size()) : stage.who),
+          style);
   const double total = stage.time.total();
   for (const Term& term : terms_of(stage.time)) {
     if (term.seconds == 0) continue;
@@ -216,7 +218,8 @@ void contention(std::string& out, const DiscreteEventReport& d, TableStyle style
       {{"who", false}, {"op", false}, {"link", false}, {"alone"}, {"took"}, {"lost"}}};
   const auto lost = [](const ContentionReport& c) { return c.seconds - c.seconds_alone; };
   section(
-      out, "Time lost to contention", kColumns, d.contention, style,
+      out, "Collectives slower than alone on undisturbed links (several at once: no sum)", kColumns, d.contention,
+      style,
       [&](const ContentionReport& c) -> std::vector<std::string> {
         return {c.who, c.op, c.link, seconds_text(c.seconds_alone), seconds_text(c.seconds), seconds_text(lost(c))};
       },
@@ -241,7 +244,7 @@ void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
   constexpr std::array<Column, 5> kColumns{
       {{"who", false}, {"for whom", false}, {"at", false}, {"times"}, {"seconds"}}};
   section(
-      out, "Who waited for whom", kColumns, d.waits, style,
+      out, "Who waited for whom (many at once: no sum)", kColumns, d.waits, style,
       [](const WaitReport& wait) -> std::vector<std::string> {
         return {wait.who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
       },

@@ -18,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 using Names = std::span<const std::string_view>;
 
+constexpr double kLeastFactor = 1e-6, kMostVariation = 10;
 constexpr std::array<std::string_view, 1> kFactor{"factor"};
 constexpr std::array<std::string_view, 1> kLink{"link"};
 constexpr std::array<std::string_view, 2> kLinkAndFactor{"link", "factor"};
@@ -86,6 +87,8 @@ void check_values(const JsonReader& reader, const Json& json, const Perturbation
   if (json.contains("seed") && p.count == 0 && p.kind != PerturbationKind::jitter)
     reader.fail("seed", "none without \"count\": nothing is drawn at random");
   if (p.factor > 1) reader.fail("factor", "at most 1: the share of the usual rate that remains");
+  if (p.factor < kLeastFactor)
+    reader.fail("factor", "at least 1e-6; what carries nothing fails (failing_link, failing_node)");
   if (p.until_seconds > 0 && p.until_seconds <= p.from_seconds)
     reader.fail("until_seconds",
                 fmt::format("more than the {} of from_seconds, or 0: to the step's end", p.from_seconds));
@@ -93,6 +96,8 @@ void check_values(const JsonReader& reader, const Json& json, const Perturbation
     reader.fail("bytes_per_second", fmt::format("more than 0, as \"{}\" is traffic", name));
   if (p.kind == PerturbationKind::jitter) {
     if (p.coefficient_of_variation <= 0) reader.fail("coefficient_of_variation", "more than 0: how much times vary");
+    if (p.coefficient_of_variation > kMostVariation)
+      reader.fail("coefficient_of_variation", "at most 10: beyond, no sample of a step shows the mean");
     // Uniform on [1 - w, 1 + w] has the standard deviation w / sqrt(3); w > 1 would make times negative.
     if (p.distribution == JitterDistribution::uniform && p.coefficient_of_variation > std::numbers::inv_sqrt3)
       reader.fail(
