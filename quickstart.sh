@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libsimgrid-dev)
+build_packages=(g++ cmake ninja-build nlohmann-json3-dev libfmt-dev libcli11-dev libsimgrid-dev libeigen3-dev)
 test_packages=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-jsonschema)
 
 usage() {

@@ -148,10 +148,11 @@ void Simulation::perturb() {
       for (const std::uint32_t f : flow_classes)
         sg4::Actor::create("background", network_.clock(), [this, &p, f] {
           sleep(p.from_seconds);
-          const sg4::CommPtr comm = network_.start_background(f);
-          if (p.until_seconds == 0) comm->wait();
+          // Never freed: SimGrid complains of an activity that is dropped under way, as it is when the run ends first.
+          const auto* comm = new sg4::CommPtr(network_.start_background(f));
+          if (p.until_seconds == 0) (*comm)->wait();
           sleep_until(p.until_seconds);
-          comm->cancel();
+          (*comm)->cancel();
         })->daemonize();
       continue;
     }

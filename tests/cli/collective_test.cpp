@@ -263,7 +263,6 @@ TEST(Collective, BadInputIsOneSentence) {
       {"--measured --cluster eos", "--cluster: found --measured beside it"},
       {"--measured -b 1M", "--minbytes: found --measured beside it"},
       {"--measured h20-2n", "--measured: found \"h20-2n\", expected part of the name"},
-      {"reduce --measured", "of a measured reduce"},
   };
   const auto files = place.files();
   for (const BadArguments& bad : cases) {

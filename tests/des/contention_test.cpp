@@ -206,12 +206,25 @@ TEST(SlowLink, ATimeWindowCostsWhatDoesNotPassInIt) {
       kRingSeconds + 0.5 * 3 * kMs);  // the ring ends with its slower edge
 }
 
-TEST(SlowLink, OnlyTheCountChosenIsSlow) {
-  const Cluster c = ideal_cluster(4);
-  const CollectiveRequest ring = over_all(c, OpKind::all_gather);
-  Perturbation one = slow_link("node*.nic0.out", 0.5);
-  one.count = 1;
-  EXPECT_SAME(seconds(c, ring, {one}), 2 * kRingSeconds);
+// One NIC of eight, of which the ring uses four.
+TEST(SlowLink, OnlyAsManyAsToldAndAnyOfThoseNamed) {
+  const Cluster c = ideal_cluster(8);
+  const CollectiveRequest ring = over_all(ideal_cluster(4), OpKind::all_gather);
+  int slower = 0;
+  for (const std::int64_t seed : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}) {
+    Perturbation one = slow_link("node*.nic0.out", 0.5);
+    one.count = 1;
+    one.seed = seed;
+    const double took = seconds(c, ring, {one});
+    EXPECT_EQ(took, seconds(c, ring, {one})) << "the same seed picks the same one";
+    slower += took > 1.5 * kRingSeconds;
+    EXPECT_SAME(took, (took > 1.5 * kRingSeconds ? 2 : 1) * kRingSeconds);
+  }
+  EXPECT_GT(slower, 0);
+  EXPECT_LT(slower, 12);
+  Perturbation all = slow_link("node*.nic0.out", 0.5);
+  all.count = 8;
+  EXPECT_SAME(seconds(c, ring, {all}), 2 * kRingSeconds);
 }
 
 // --- Background traffic
@@ -240,6 +253,16 @@ TEST(BackgroundTraffic, LastsAsLongAsItIsTold) {
   EXPECT_SAME(took(0, 9 * kMs), kRingSeconds + 0.5 * 9 * kMs);
   EXPECT_SAME(took(3 * kMs, 0), 3 * kMs + 2 * (kRingSeconds - 3 * kMs));
   EXPECT_SAME(took(16 * kMs, 0), kRingSeconds);
+}
+
+// SimGrid would complain of a flow that is left behind.
+TEST(BackgroundTraffic, ThatOutlastsTheRunEndsWithItQuietly) {
+  const Cluster c = ideal_cluster(4);
+  testing::internal::CaptureStderr();
+  for (const double until : {0.0, 1.0})
+    EXPECT_SAME(seconds(c, over_all(c, OpKind::all_gather), {background("node1.nic0.out", 0.25 * kNicRate, 0, until)}),
+                kRingSeconds / 0.75);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 
 // --- Host memory
@@ -356,15 +379,24 @@ TEST(Bytes, HierarchicalPhasesFollowEachOther) {
   }
 }
 
-// The report's bins are the same bytes again.
+// The report's bins are the same bytes again, where they were sent: over NICs in the middle phase of three.
 TEST(Bytes, LinksOverTimeAddUpToTheirBytes) {
-  const Cluster c = ideal_cluster(4);
-  const CollectiveRun r = run(c, over_all(c, OpKind::all_gather), {slow_link("node1.nic0.out", 0.5, 0, 10 * kMs)});
+  const Cluster c = ideal_cluster(4, 4, 4);
+  const CollectiveRun r = run(c, over_all(c, OpKind::all_reduce, Algorithm::hierarchical));
+  for (const LinkReport& link : r.link_kinds) {
+    double mean = 0;
+    for (const double share : link.over_time) mean += share / static_cast<double>(kLinkBins);
+    EXPECT_SAME(mean * r.seconds * link.bytes_per_second, link.busiest_bytes) << link.name;
+    EXPECT_SAME(link.utilisation, mean) << link.name;
+    EXPECT_SAME(link.busy_seconds, mean * r.seconds) << "at its full rate";
+  }
   const LinkReport nic = links_of(r.link_kinds, "nic");
-  double mean = 0;
-  for (const double share : nic.over_time) mean += share / static_cast<double>(kLinkBins);
-  EXPECT_SAME(mean * r.seconds * nic.bytes_per_second, nic.busiest_bytes);
-  EXPECT_SAME(nic.utilisation, mean);
+  EXPECT_EQ(nic.over_time.front(), 0);
+  EXPECT_EQ(nic.over_time.back(), 0);
+  EXPECT_SAME(nic.over_time[kLinkBins / 2], 1.0);
+  // Of what a slow link still carries.
+  const CollectiveRun slow = run(c, over_all(c, OpKind::all_gather), {slow_link("node1.nic0.out", 0.5)});
+  EXPECT_SAME(links_of(slow.link_kinds, "nic").utilisation, 1.0);
 }
 
 }  // namespace

@@ -106,6 +106,12 @@ const std::vector<Variant>& variants() {
          s.plan.pipeline.degree = 4;
          s.plan.pipeline.overlap_transfers = false;
        }},
+      {"uneven stages with blocking transfers",
+       [](Scenario& s) {
+         s.plan.pipeline.degree = 2;
+         s.plan.pipeline.stage_layers = {s.model.layers * 3 / 4, s.model.layers / 4};
+         s.plan.pipeline.overlap_transfers = false;
+       }},
       {"interleaved",
        [](Scenario& s) {
          s.plan.pipeline.degree = 4;
@@ -185,8 +191,8 @@ Uncontended run_uncontended(Scenario s) {
 
 TEST(Agreement, BothClocksAreOneWhereNothingContends) {
   for (const Variant& v : variants())
-    for (const std::int64_t micro_batches : {1, 2, 8})
-      for (const std::int64_t zero : {0, 1, 2, 3}) {
+    for (const std::int64_t micro_batches : {1, 8})
+      for (const std::int64_t zero : {0, 2, 3}) {
         Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 4);
         s.model.layers = 8;
         v.change(s);
@@ -210,6 +216,41 @@ TEST(Agreement, BothClocksAreOneWhereNothingContends) {
               << what;
         }
       }
+}
+
+// A layer is gathered when the one before it starts, not all of them at once.
+TEST(Agreement, ParametersAreGatheredOneLayerAhead) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.model.layers = 6;
+  s.workload = {8192, 0, 8};
+  s.plan.data.zero_stage = 3;
+  const Report r = simulate_des(s, {.timeline = true});
+  double forward_end = 0;
+  for (const Interval& i : r.timeline.intervals)
+    if (i.stream == Stream::compute && i.kind == static_cast<std::uint8_t>(SlotKind::forward))
+      forward_end = i.end_seconds;
+  std::vector<const Interval*> gathers;
+  for (const Interval& i : r.timeline.intervals)
+    if (i.stream == Stream::parameter_communication && i.begin_seconds < forward_end) gathers.push_back(&i);
+  ASSERT_EQ(gathers.size(), 6u + 2) << "the layers, embedding and head";
+  for (std::size_t i = 3; i + 1 < gathers.size(); ++i)  // between layers
+    EXPECT_GT(gathers[i]->begin_seconds, gathers[i - 1]->end_seconds) << "their kernels take longer";
+}
+
+// All stages meet at the gradient norm: the second one's long update waits for the first one's backward.
+TEST(Agreement, UpdatesWaitForTheNormOfAllStages) {
+  HandmadeProgram p(mesh_of({{MeshAxis::pp, 2}}));
+  for (const std::size_t stage : {0, 1}) {
+    Handmade& piece = p.pieces[stage];
+    piece.kernel(piece.piece.forward, 1);
+    piece.kernel(piece.piece.backward, stage == 0 ? 5 : 1);
+    Op& norm = piece.kernel(piece.piece.update, 1);
+    norm.kind = OpKind::gradient_norm;
+    norm.phase = Phase::update;
+    piece.kernel(piece.piece.update, stage == 0 ? 2 : 10).phase = Phase::update;
+  }
+  // Forwards 1 + 1, backwards 1 + 5, the first stage's norm, the second one's update.
+  EXPECT_NEAR(run_program(ideal_cluster(2), p.finish()).step_seconds, 2 + 6 + 1 + 10, 1e-8);
 }
 
 // Where the engines differ on real links, collectives have shared them.
@@ -372,6 +413,15 @@ TEST(Jitter, TheSameSeedGivesTheSameBitsAndAnotherDoesNot) {
   EXPECT_EQ(simulate_des(s).discrete_event->rank_classes, 32) << "each draws its own";
 }
 
+TEST(Jitter, EachDeviceDrawsItsOwn) {
+  const HandmadeProgram p = kernel_and_ring();
+  for (const std::int64_t seed : {1, 2, 3}) {
+    const Report r = run_program(ideal_cluster(2), p.program, {jitter(0.2, seed)});
+    ASSERT_EQ(r.discrete_event->waits.size(), 1u) << "one of the two is earlier";
+    EXPECT_GT(r.discrete_event->waits[0].seconds, 0);
+  }
+}
+
 TEST(Jitter, OnlyOfTheDevicesNamed) {
   const Cluster c = ideal_cluster(2);
   const HandmadeProgram p = kernel_and_ring();
@@ -526,6 +576,11 @@ TEST(Stalled, ANodeThatFailsUnderARank) {
         << when;
   EXPECT_EQ(why_stalled([&] { run_program(c, p.program, {failing_node(2, 1)}); }), "it ended");
   EXPECT_EQ(why_stalled([&] { run_program(c, p.program, {failing_node(1, 13)}); }), "it ended");
+  // Also where no link would miss it.
+  HandmadeProgram kernel{Mesh{}};
+  kernel.pieces[0].kernel(kernel.pieces[0].piece.forward, 10);
+  EXPECT_THAT(why_stalled([&] { run_program(c, kernel.finish(), {failing_node(0, 3)}); }), HasSubstr("failed at 3 s"));
+  EXPECT_EQ(why_stalled([&] { run_program(c, kernel.program, {failing_node(1, 3)}); }), "it ended");
 }
 
 // --- Bad input

@@ -1,0 +1,277 @@
+// Attention (Vaswani et al. 2017, arXiv 1706.03762, eq. 1), head by head with the scores of a head in memory; the
+// backward is FlashAttention's (Dao et al. 2022, arXiv 2205.14135, algorithm 4), which recomputes them from
+// log-sum-exps.
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "realrun/cpu/kernel_call.h"
+
+namespace orrery::cpu {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Rows = Eigen::Map<Matrix, 0, Eigen::OuterStride<>>;
+
+constexpr float kMasked = -std::numeric_limits<float>::infinity();
+
+// Which keys a query sees.
+class Mask {
+ public:
+  // The keys of a fused QKV are at the queries' positions.
+  Mask(const KernelCall& call, std::int64_t queries, std::int64_t keys, bool fused)
+      : query_positions_(call.context.query_positions),
+        key_positions_(fused ? call.context.query_positions : call.context.key_positions),
+        shift_(keys - queries),
+        causal_(call.op.causal),
+        window_(call.op.window) {
+    if (all()) return;
+    const auto fits = [](std::span<const std::int64_t> positions, std::int64_t n) {
+      return positions.empty() || static_cast<std::int64_t>(positions.size()) == n;
+    };
+    call.require(fits(query_positions_, queries) && fits(key_positions_, keys),
+                 "there is not a position for every query or key");
+  }
+
+  bool all() const { return !causal_ && window_ == 0; }
+  bool sees(std::int64_t query, std::int64_t key) const {
+    const std::int64_t q =
+        query_positions_.empty() ? query + shift_ : query_positions_[static_cast<std::size_t>(query)];
+    const std::int64_t k = key_positions_.empty() ? key : key_positions_[static_cast<std::size_t>(key)];
+    if (causal_) return k <= q && (window_ == 0 || k > q - window_);
+    // Around the query, as many positions as the window has.
+    return window_ == 0 || (k - q >= -(window_ - 1) / 2 && k - q <= window_ / 2);
+  }
+
+ private:
+  std::span<const std::int64_t> query_positions_, key_positions_;
+  std::int64_t shift_;
+  bool causal_;
+  std::int64_t window_;
+};
+
+// [batch, sequence, groups, parts, dim], of which one part of one group of one sequence is a matrix [sequence, dim].
+struct HeadsTensor {
+  const Buffer& buffer;
+  std::int64_t size(int d) const { return buffer.tensor->sizes[d]; }
+  // The first `sequence` positions.
+  Rows head(std::int64_t b, std::int64_t group, std::int64_t part, std::int64_t sequence) const {
+    const std::int64_t row = size(2) * size(3) * size(4);
+    return {buffer.data + b * size(1) * row + (group * size(3) + part) * size(4), sequence, size(4),
+            Eigen::OuterStride<>(row)};
+  }
+};
+
+struct Shape {
+  std::int64_t batch, queries, keys, groups, heads;
+  bool fused;
+  std::int64_t key_part, value_part;  // where keys and values are in their tensor
+  double scale;
+};
+
+Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const Buffer& context, const Buffer& lse) {
+  for (const Buffer* b : {&q, &context, kv})
+    if (b != nullptr)
+      call.require(b->tensor->rank == 5, "queries, keys and contexts are [batch, sequence, groups, heads, head_dim]");
+  Shape s{};
+  s.fused = kv == nullptr;
+  const auto& sizes = q.tensor->sizes;
+  s.batch = sizes[0];
+  s.queries = sizes[1];
+  s.groups = sizes[2];
+  s.heads = sizes[3] - (s.fused ? 2 : 0);
+  const auto& key_sizes = s.fused ? sizes : kv->tensor->sizes;
+  s.keys = key_sizes[1];
+  s.key_part = s.fused ? s.heads : 0;
+  s.value_part = s.key_part + 1;
+  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
+                   key_sizes[3] == s.value_part + 1 && key_sizes[4] == sizes[4],
+               "keys and values do not fit the queries");
+  const auto& c = context.tensor->sizes;
+  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && c[4] == sizes[4],
+               "the context does not fit the queries");
+  call.require(lse.elements() == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
+  s.scale =
+      call.context.attention_scale != 0 ? call.context.attention_scale : 1 / std::sqrt(static_cast<double>(sizes[4]));
+  return s;
+}
+
+void masked_scores(const Mask& mask, const Rows& q, const Rows& k, double scale, Matrix& scores) {
+  scores.noalias() = q * k.transpose();
+  scores *= static_cast<float>(scale);
+  if (mask.all()) return;
+  for (Eigen::Index i = 0; i < scores.rows(); ++i)
+    for (Eigen::Index j = 0; j < scores.cols(); ++j)
+      if (!mask.sees(i, j)) scores(i, j) = kMasked;
+}
+
+// In place; returns log(sum(exp)). A row of nothing but masked scores becomes zeros.
+double softmax_row(float* row, std::int64_t n) {
+  const float maximum = *std::max_element(row, row + n);
+  if (maximum == kMasked) {
+    std::fill_n(row, n, 0.0f);
+    return kMasked;
+  }
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) sum += std::exp(static_cast<double>(row[i]) - maximum);
+  for (std::int64_t i = 0; i < n; ++i)
+    row[i] = static_cast<float>(std::exp(static_cast<double>(row[i]) - maximum) / sum);
+  return maximum + std::log(sum);
+}
+
+template <class Visit>
+void for_each_head(const Shape& s, Visit visit) {
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t g = 0; g < s.groups; ++g)
+      for (std::int64_t h = 0; h < s.heads; ++h) visit(b, g, h, ((b * s.groups + g) * s.heads + h) * s.queries);
+}
+
+// Rotates the pairs (i, i + d/2) of each query and key by position x base^(-2i/d): Su et al. 2021, eq. 15, with the
+// pairs of GPT-NeoX and Llama. Of a fused QKV the values pass.
+void rotate(const KernelCall& call, double direction) {
+  const Buffer &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  const Tensor& t = *x.tensor;
+  const int sequence = t.find(Axis::sequence), fused = t.find(Axis::group_qkv);
+  call.require(sequence >= 0 && t.rank == 5 && sequence == 1,
+               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
+  const std::int64_t dim = t.sizes[4], half = dim / 2, heads = t.sizes[3], length = t.sizes[1];
+  call.require(dim % 2 == 0, "rotary embeddings rotate pairs");
+  const std::span<const std::int64_t> positions = call.context.query_positions;
+  call.require(positions.empty() || static_cast<std::int64_t>(positions.size()) == length,
+               "there is not a position for every token");
+  for (std::int64_t v = 0; v < t.elements() / dim; ++v) {
+    const float* in = x.data + v * dim;
+    float* out = y.data + v * dim;
+    if (fused >= 0 && v % heads == heads - 1) {
+      if (in != out) std::copy(in, in + dim, out);
+      continue;
+    }
+    const std::int64_t token = v / (heads * t.sizes[2]) % length;
+    const auto position = static_cast<double>(positions.empty() ? token : positions[static_cast<std::size_t>(token)]);
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double exponent = -2 * static_cast<double>(i) / static_cast<double>(dim);
+      const double angle = direction * position * std::pow(call.context.rotary_base, exponent);
+      const double cosine = std::cos(angle), sine = std::sin(angle), a = in[i], b = in[i + half];
+      out[i] = static_cast<float>(a * cosine - b * sine);
+      out[i + half] = static_cast<float>(b * cosine + a * sine);
+    }
+  }
+}
+
+}  // namespace
+
+void attention(const KernelCall& call) {
+  const Buffer* const kv_buffer = call.has_read(1) ? &call.read(1) : nullptr;
+  const Buffer& lse = call.write(1);
+  const Shape s = shape_of(call, call.read(0), kv_buffer, call.write(0), lse);
+  const Mask mask(call, s.queries, s.keys, s.fused);
+  const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
+  Matrix scores;
+  for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
+    masked_scores(mask, q.head(b, g, h, s.queries), kv.head(b, g, s.key_part, s.keys), s.scale, scores);
+    for (std::int64_t i = 0; i < s.queries; ++i)
+      lse.data[row + i] = static_cast<float>(softmax_row(scores.data() + i * s.keys, s.keys));
+    context.head(b, g, h, s.queries).noalias() = scores * kv.head(b, g, s.value_part, s.keys);
+  });
+}
+
+void attention_backward(const KernelCall& call) {
+  const Buffer* const kv_buffer = call.has_read(4) ? &call.read(4) : nullptr;
+  const Buffer& lse = call.read(2);
+  const Shape s = shape_of(call, call.read(3), kv_buffer, call.read(1), lse);
+  call.require_same_elements(call.read(0), call.read(1));
+  call.require_same_elements(call.read(3), call.write(0));
+  const Buffer& key_gradient = s.fused ? call.write(0) : call.write(1);
+  if (!s.fused) {
+    // A ring step may see only the first of a rank's keys: the others' gradient is zero.
+    const auto &d = key_gradient.tensor->sizes, &k = kv_buffer->tensor->sizes;
+    call.require(
+        key_gradient.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
+        "the gradient of the keys does not fit the keys");
+  }
+  std::ranges::fill(key_gradient.span(), 0.0f);
+  const Mask mask(call, s.queries, s.keys, s.fused);
+  const HeadsTensor q{call.read(3)}, kv{s.fused ? call.read(3) : *kv_buffer}, context{call.read(1)},
+      dcontext{call.read(0)};
+  const HeadsTensor dq{call.write(0)}, dkv{key_gradient};
+  Matrix p, ds;
+  for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
+    const Rows queries = q.head(b, g, h, s.queries), keys = kv.head(b, g, s.key_part, s.keys);
+    const Rows d_out = dcontext.head(b, g, h, s.queries), out = context.head(b, g, h, s.queries);
+    masked_scores(mask, queries, keys, s.scale, p);
+    for (std::int64_t i = 0; i < s.queries; ++i)
+      for (std::int64_t j = 0; j < s.keys; ++j)
+        p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - lse.data[row + i]);
+    dkv.head(b, g, s.value_part, s.keys).noalias() += p.transpose() * d_out;
+    ds.noalias() = d_out * kv.head(b, g, s.value_part, s.keys).transpose();
+    for (std::int64_t i = 0; i < s.queries; ++i) {
+      const float delta = d_out.row(i).dot(out.row(i));
+      for (std::int64_t j = 0; j < s.keys; ++j) ds(i, j) = p(i, j) * (ds(i, j) - delta) * static_cast<float>(s.scale);
+    }
+    dq.head(b, g, h, s.queries).noalias() = ds * keys;
+    dkv.head(b, g, s.key_part, s.keys).noalias() += ds.transpose() * queries;
+  });
+}
+
+// Two contexts over different keys become that over all: each counts by the share of its keys in the sum of
+// exponentials (Milakov & Gimelshein 2018, arXiv 1805.02867; Liu et al. 2023, arXiv 2310.01889).
+void merge_attention(const KernelCall& call) {
+  const Buffer &context = call.write(0), &lse = call.write(1);
+  call.require(context.tensor->rank == 5, "a context is [batch, sequence, groups, heads, head_dim]");
+  for (const std::size_t i : {0, 2}) call.require_same_elements(call.read(i), context);
+  for (const std::size_t i : {1, 3}) call.require_same_elements(call.read(i), lse);
+  const auto& c = context.tensor->sizes;
+  call.require(lse.elements() == c[0] * c[1] * c[2] * c[3], "the log-sum-exps do not fit the context");
+  const std::int64_t heads = c[2] * c[3], width = c[4];
+  for (std::int64_t v = 0; v < context.elements() / width; ++v) {
+    // Contexts run over [batch, sequence, heads], log-sum-exps over [batch, heads, sequence].
+    const std::int64_t head = v % heads, position = v / heads % c[1], b = v / (heads * c[1]);
+    const std::int64_t at = (b * heads + head) * c[1] + position;
+    const double first = call.read(1).data[at], second = call.read(3).data[at], larger = std::max(first, second);
+    const bool nothing = larger == static_cast<double>(kMasked);
+    const double w1 = nothing ? 0 : std::exp(first - larger), w2 = nothing ? 0 : std::exp(second - larger);
+    for (std::int64_t i = v * width; i < (v + 1) * width; ++i)
+      context.data[i] =
+          nothing ? 0 : static_cast<float>((w1 * call.read(0).data[i] + w2 * call.read(2).data[i]) / (w1 + w2));
+    lse.data[at] = static_cast<float>(nothing ? larger : larger + std::log(w1 + w2));
+  }
+}
+
+void softmax(const KernelCall& call) {
+  const Buffer &scores = call.read(0), &y = call.write(0);
+  call.require_same_elements(scores, y);
+  const Tensor& t = *scores.tensor;
+  call.require(t.rank >= 2, "scores are [.., queries, keys]");
+  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
+  const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
+  const Mask mask(call, queries, keys, false);
+  for (std::int64_t r = 0; r < t.elements() / keys; ++r) {
+    float* const row = y.data + r * keys;
+    for (std::int64_t k = 0; k < keys; ++k)
+      row[k] = mask.sees(r % queries, k) ? static_cast<float>(call.context.attention_scale * scores.data[r * keys + k])
+                                         : kMasked;
+    softmax_row(row, keys);
+  }
+}
+
+// ds = scale p (dp - sum(dp p)); what is masked has p = 0.
+void softmax_backward(const KernelCall& call) {
+  const Buffer &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
+  call.require_same_elements(dp, p);
+  call.require_same_elements(dp, ds);
+  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
+  const std::int64_t keys = last_size(p);
+  for (std::int64_t r = 0; r < p.elements(); r += keys) {
+    double sum = 0;
+    for (std::int64_t i = r; i < r + keys; ++i) sum += static_cast<double>(dp.data[i]) * p.data[i];
+    for (std::int64_t i = r; i < r + keys; ++i)
+      ds.data[i] = static_cast<float>(call.context.attention_scale * p.data[i] * (dp.data[i] - sum));
+  }
+}
+
+void rotary(const KernelCall& call) { rotate(call, 1); }
+void rotary_backward(const KernelCall& call) { rotate(call, -1); }
+
+}  // namespace orrery::cpu

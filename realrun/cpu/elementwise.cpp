@@ -1,0 +1,215 @@
+// Kernels that work element by element.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include "realrun/cpu/kernel_call.h"
+#include "realrun/cpu/philox.h"
+
+namespace orrery::cpu {
+namespace {
+
+struct ValueAndSlope {
+  double value, slope;
+};
+
+// x Phi(x): Hendrycks & Gimpel 2016 (arXiv 1606.08415), section 2, exactly.
+ValueAndSlope gelu(double x) {
+  const double cdf = 0.5 * std::erfc(-x / std::numbers::sqrt2);
+  const double density = std::exp(-x * x / 2) * std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+  return {x * cdf, cdf + x * density};
+}
+
+// x sigmoid(steepness x): the sigmoid approximation of gelu (section 2 of the same), and SiLU at steepness 1.
+ValueAndSlope sigmoid_linear(double x, double steepness) {
+  const double s = 1 / (1 + std::exp(-steepness * x));
+  return {x * s, s + steepness * x * s * (1 - s)};
+}
+
+// Of a gated kind: the gate's function (Shazeer 2020, arXiv 2002.05202, eq. 6).
+ValueAndSlope evaluate(ActivationFunction function, double x) {
+  constexpr double kQuickGelu = 1.702;  // the approximation's constant, section 2
+  switch (function) {
+    case ActivationFunction::gelu:
+    case ActivationFunction::geglu:
+      return gelu(x);
+    case ActivationFunction::swiglu:
+      return sigmoid_linear(x, 1);
+    case ActivationFunction::quick_gelu:
+      return sigmoid_linear(x, kQuickGelu);
+    case ActivationFunction::relu:
+      return {std::max(x, 0.0), x > 0 ? 1.0 : 0.0};
+    case ActivationFunction::relu2:
+      return {x > 0 ? x * x : 0, 2 * std::max(x, 0.0)};  // Primer: So et al. 2021
+  }
+  throw std::logic_error("activation: unknown function");
+}
+
+// [.., 2, ffn]: gate, then what it multiplies. Each half of a row is `width` long; the gate alone has one half.
+struct ActivationShape {
+  std::int64_t rows, width;
+  bool gated;
+};
+ActivationShape activation_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
+  const std::int64_t width = last_size(x);
+  const bool gated = x.elements() == 2 * y.elements();
+  call.require(gated || x.elements() == y.elements(), "input and output do not fit");
+  if (gated) {
+    const bool can_gate =
+        call.op.function == ActivationFunction::swiglu || call.op.function == ActivationFunction::geglu;
+    call.require(can_gate && x.tensor->rank >= 2 && x.tensor->sizes[x.tensor->rank - 2] == 2,
+                 "input is not [.., 2, ffn]");
+  }
+  return {y.elements() / width, width, gated};
+}
+
+// Where an element of a part lies in the whole tensor.
+class WholeIndex {
+ public:
+  WholeIndex(const Tensor& part, const KernelContext& context) : part_(part), context_(context) {
+    const int sequence = part.find(Axis::sequence);
+    if (sequence >= 0 && static_cast<std::int64_t>(context.query_positions.size()) == part.sizes[sequence])
+      by_position_ = sequence;
+  }
+  std::uint64_t operator()(std::int64_t element) const {
+    std::int64_t index = 0, stride = 1;
+    for (int d = part_.rank - 1; d >= 0; --d) {
+      const std::int64_t i = element % part_.sizes[d];
+      element /= part_.sizes[d];
+      index += stride *
+               (d == by_position_ ? context_.query_positions[static_cast<std::size_t>(i)] : context_.part_begin[d] + i);
+      stride *= context_.whole_sizes[d] > 0 ? context_.whole_sizes[d] : part_.sizes[d];
+    }
+    return static_cast<std::uint64_t>(index);
+  }
+
+ private:
+  const Tensor& part_;
+  const KernelContext& context_;
+  int by_position_ = -1;
+};
+
+// Inverted dropout: what is kept is scaled up, so that the expectation stays (Srivastava et al. 2014, section 10).
+double kept_scale(const KernelCall& call) {
+  const double p = call.op.scalar;
+  call.require(p >= 0 && p < 1, "a dropout probability is in [0, 1)");
+  return 1 / (1 - p);
+}
+
+bool kept(const KernelCall& call, const WholeIndex& index, std::int64_t element) {
+  return uniform(call.context.seed, call.context.dropout_stream, index(element)) >= static_cast<double>(call.op.scalar);
+}
+
+}  // namespace
+
+void activation(const KernelCall& call) {
+  const Buffer &x = call.read(0), &y = call.write(0);
+  const auto [rows, width, gated] = activation_shape(call, x, y);
+  const std::int64_t halves = gated ? 2 : 1;
+  if (call.has_read(1)) call.require_repeats(call.read(1), x);
+  const auto input = [&](std::int64_t i) {
+    return static_cast<double>(x.data[i]) + (call.has_read(1) ? call.read(1).data[i % call.read(1).elements()] : 0);
+  };
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < width; ++c) {
+      const std::int64_t at = r * halves * width + c;
+      const double value = evaluate(call.op.function, input(at)).value;
+      y.data[r * width + c] = static_cast<float>(gated ? value * input(at + width) : value);
+    }
+}
+
+void activation_backward(const KernelCall& call) {
+  const Buffer &dy = call.read(0), &x = call.read(1), &dx = call.write(0);
+  const auto [rows, width, gated] = activation_shape(call, x, dy);
+  call.require_same_elements(x, dx);
+  const std::int64_t halves = gated ? 2 : 1;
+  if (call.has_read(2)) call.require_repeats(call.read(2), x);
+  const auto input = [&](std::int64_t i) {
+    return static_cast<double>(x.data[i]) + (call.has_read(2) ? call.read(2).data[i % call.read(2).elements()] : 0);
+  };
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < width; ++c) {
+      const std::int64_t at = r * halves * width + c;
+      const auto [value, slope] = evaluate(call.op.function, input(at));
+      const double d = dy.data[r * width + c];
+      const double up = gated ? input(at + width) : 1;
+      dx.data[at] = static_cast<float>(d * slope * up);
+      if (gated) dx.data[at + width] = static_cast<float>(d * value);
+    }
+}
+
+void dropout(const KernelCall& call) {
+  const Buffer &x = call.read(0), &y = call.write(0), &mask = call.write(1);
+  call.require_same_elements(x, y);
+  call.require_same_elements(y, mask);
+  const double scale = kept_scale(call);
+  const WholeIndex index(*y.tensor, call.context);
+  for (std::int64_t i = 0; i < y.elements(); ++i) {
+    const bool keep = kept(call, index, i);
+    mask.data[i] = keep ? 1 : 0;
+    y.data[i] = keep ? static_cast<float>(scale * x.data[i]) : 0;
+  }
+}
+
+void dropout_backward(const KernelCall& call) {
+  const Buffer &dy = call.read(0), &mask = call.read(1), &dx = call.write(0);
+  call.require_same_elements(dy, mask);
+  call.require_same_elements(dy, dx);
+  const double scale = kept_scale(call);
+  for (std::int64_t i = 0; i < dx.elements(); ++i)
+    dx.data[i] = mask.data[i] != 0 ? static_cast<float>(scale * dy.data[i]) : 0;
+}
+
+void dropout_add(const KernelCall& call) {
+  const Buffer &x = call.read(0), &residual = call.read(1), &y = call.write(0), &mask = call.write(1);
+  for (const Buffer* other : {&residual, &y, &mask}) call.require_same_elements(x, *other);
+  if (call.has_read(2)) call.require_repeats(call.read(2), x);
+  const double scale = kept_scale(call);
+  const WholeIndex index(*y.tensor, call.context);
+  for (std::int64_t i = 0; i < y.elements(); ++i) {
+    const bool keep = kept(call, index, i);
+    double value = x.data[i];
+    if (call.has_read(2)) value += call.read(2).data[i % call.read(2).elements()];
+    mask.data[i] = keep ? 1 : 0;
+    y.data[i] = keep ? static_cast<float>(residual.data[i] + scale * value) : residual.data[i];
+  }
+}
+
+void add(const KernelCall& call) {
+  const Buffer &a = call.read(0), &y = call.write(0);
+  call.require_same_elements(a, y);
+  if (call.has_read(1)) call.require_same_elements(call.read(1), y);
+  if (call.has_read(2)) call.require_repeats(call.read(2), y);
+  for (std::int64_t i = 0; i < y.elements(); ++i) {
+    float sum = a.data[i];
+    if (call.has_read(1)) sum += call.read(1).data[i];
+    if (call.has_read(2)) sum += call.read(2).data[i % call.read(2).elements()];
+    y.data[i] = sum;
+  }
+}
+
+void multiply(const KernelCall& call) {
+  const Buffer &a = call.read(0), &b = call.read(1), &y = call.write(0);
+  call.require_same_elements(a, y);
+  call.require_same_elements(b, y);
+  for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = a.data[i] * b.data[i];
+}
+
+void bias_gradient(const KernelCall& call) {
+  const Buffer &dy = call.read(0), &db = call.write(0);
+  call.require_repeats(db, dy);
+  std::vector<double> sums(static_cast<std::size_t>(db.elements()));
+  for (std::int64_t i = 0; i < dy.elements(); ++i) sums[static_cast<std::size_t>(i % db.elements())] += dy.data[i];
+  std::ranges::transform(sums, db.data, [](double sum) { return static_cast<float>(sum); });
+}
+
+// Between dtypes the numbers stay: what bf16 does to them is run_kernel's option.
+void cast(const KernelCall& call) {
+  call.require_same_elements(call.read(0), call.write(0));
+  if (call.read(0).data != call.write(0).data) std::ranges::copy(call.read(0).span(), call.write(0).data);
+}
+
+void zero_fill(const KernelCall& call) { std::ranges::fill(call.write(0).span(), 0.0f); }
+
+}  // namespace orrery::cpu

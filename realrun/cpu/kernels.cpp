@@ -1,0 +1,136 @@
+#include "realrun/cpu/kernels.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "realrun/cpu/kernel_call.h"
+
+namespace orrery::cpu {
+namespace {
+
+void dispatch(const KernelCall& call) {
+  switch (call.op.kind) {
+    case OpKind::linear:
+      return linear(call);
+    case OpKind::linear_input_gradient:
+      return linear_input_gradient(call);
+    case OpKind::linear_weight_gradient:
+      return linear_weight_gradient(call);
+    case OpKind::batched_matmul:
+      return batched_matmul(call);
+    case OpKind::attention:
+      return attention(call);
+    case OpKind::attention_backward:
+      return attention_backward(call);
+    case OpKind::softmax:
+      return softmax(call);
+    case OpKind::softmax_backward:
+      return softmax_backward(call);
+    case OpKind::norm:
+      return norm(call);
+    case OpKind::norm_backward:
+      return norm_backward(call);
+    case OpKind::rotary:
+      return rotary(call);
+    case OpKind::rotary_backward:
+      return rotary_backward(call);
+    case OpKind::activation:
+      return activation(call);
+    case OpKind::activation_backward:
+      return activation_backward(call);
+    case OpKind::dropout:
+      return dropout(call);
+    case OpKind::dropout_backward:
+      return dropout_backward(call);
+    case OpKind::dropout_add:
+      return dropout_add(call);
+    case OpKind::add:
+      return add(call);
+    case OpKind::multiply:
+      return multiply(call);
+    case OpKind::bias_gradient:
+      return bias_gradient(call);
+    case OpKind::embedding:
+      return embedding(call);
+    case OpKind::embedding_backward:
+      return embedding_backward(call);
+    case OpKind::cross_entropy:
+      return cross_entropy(call);
+    case OpKind::cross_entropy_backward:
+      return cross_entropy_backward(call);
+    case OpKind::pool:
+      return pool(call);
+    case OpKind::pool_backward:
+      return pool_backward(call);
+    case OpKind::cast:
+      return cast(call);
+    case OpKind::zero_fill:
+      return zero_fill(call);
+    case OpKind::merge_attention:
+      return merge_attention(call);
+    case OpKind::gradient_norm:
+      return gradient_norm(call);
+    case OpKind::adam:
+      return adam(call);
+    case OpKind::sgd:
+      return sgd(call);
+    case OpKind::all_reduce:
+    case OpKind::all_gather:
+    case OpKind::reduce_scatter:
+    case OpKind::all_to_all:
+    case OpKind::broadcast:
+    case OpKind::reduce:
+    case OpKind::ring_shift:
+    case OpKind::send:
+    case OpKind::receive:
+    case OpKind::copy_to_host:
+    case OpKind::copy_to_device:
+      break;
+  }
+  call.fail("moves data between ranks or memories, and is no kernel");
+}
+
+// Computes into memory of its own, then adds.
+void accumulate(const KernelCall& call) {
+  call.require(!is_optimizer(call.op.kind), "an optimizer cannot accumulate");
+  const std::size_t first = call.op.kind == OpKind::norm_backward ? 1 : 0;
+  std::vector<Buffer> results(call.writes.begin(), call.writes.end());
+  std::vector<std::vector<float>> storage(results.size());
+  for (std::size_t i = first; i < results.size(); ++i) {
+    if (results[i].data == nullptr) continue;
+    storage[i].resize(static_cast<std::size_t>(results[i].elements()));
+    results[i].data = storage[i].data();
+  }
+  dispatch({call.op, call.reads, results, call.context});
+  for (std::size_t i = first; i < results.size(); ++i)
+    for (std::size_t e = 0; e < storage[i].size(); ++e) call.writes[i].data[e] += storage[i][e];
+}
+
+// To the nearest bf16, ties to even; a NaN stays one, though its payload may be in the lower half.
+float rounded_to_bf16(float x) {
+  if (std::isnan(x)) return x;
+  constexpr int kDropped = 16;  // bits of the mantissa that bf16 does not have
+  constexpr std::uint32_t kBelowHalf = (1u << (kDropped - 1)) - 1;
+  const auto bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint32_t rounded = (bits + kBelowHalf + ((bits >> kDropped) & 1)) >> kDropped << kDropped;
+  return std::bit_cast<float>(rounded);
+}
+
+}  // namespace
+
+void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
+                const KernelContext& context) {
+  const KernelCall call{op, reads, writes, context};
+  if (op.accumulate) {
+    accumulate(call);
+  } else {
+    dispatch(call);
+  }
+  if (!context.round_to_bf16) return;
+  for (const Buffer& b : writes)
+    if (b.data != nullptr && b.tensor->dtype == Dtype::bf16) std::ranges::transform(b.span(), b.data, rounded_to_bf16);
+}
+
+}  // namespace orrery::cpu

@@ -1,0 +1,294 @@
+#include "realrun/cpu/layout.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string_view>
+
+#include "sim/base/error.h"
+
+namespace orrery::cpu {
+namespace {
+
+std::int64_t coordinate(const Mesh& mesh, std::size_t rank, MeshAxis axis) {
+  return static_cast<std::int64_t>(rank) / mesh.stride(axis) % mesh.size(axis);
+}
+
+bool same_axis(Axis a, Axis b) {
+  const auto plain = [](Axis x) { return x == Axis::key_sequence ? Axis::sequence : x; };
+  return plain(a) == plain(b);
+}
+
+bool is_shard(const Tensor& t) {
+  const std::string_view name = t.name;
+  return name == "parameter_shard" || name == "gradient_shard";
+}
+
+// For each dimension of a view, the base's; the base's dimension that is cut or dropped.
+struct Match {
+  std::array<int, Tensor::kMaxRank> base{};
+  int cut = -1;
+};
+
+Match match(const Tensor& view, const Tensor& base) {
+  Match m;
+  m.base.fill(-1);
+  std::array<bool, Tensor::kMaxRank> taken{};
+  const auto take = [&](int v, int b) {
+    m.base[static_cast<std::size_t>(v)] = b;
+    taken[static_cast<std::size_t>(b)] = true;
+  };
+  const auto pass = [&](auto fits) {
+    for (int v = 0; v < view.rank; ++v)
+      for (int b = 0; b < base.rank && m.base[static_cast<std::size_t>(v)] < 0; ++b)
+        if (!taken[static_cast<std::size_t>(b)] && fits(v, b)) take(v, b);
+  };
+  pass([&](int v, int b) { return view.axes[v] != Axis::none && same_axis(view.axes[v], base.axes[b]); });
+  pass([&](int v, int b) { return view.axes[v] == base.axes[b] && view.sizes[v] == base.sizes[b]; });
+  pass([&](int v, int b) { return view.axes[v] == base.axes[b]; });
+  pass([](int, int) { return true; });
+  for (int v = 0; v < view.rank; ++v) {
+    const int b = m.base[static_cast<std::size_t>(v)];
+    if (b < 0) throw std::logic_error(std::string("view \"") + view.name + "\" has a dimension that its base lacks");
+    if (view.sizes[v] == base.sizes[b]) continue;
+    if (m.cut >= 0 || view.sizes[v] > base.sizes[b])
+      throw std::logic_error(std::string("view \"") + view.name + "\" does not fit its base \"" + base.name + "\"");
+    m.cut = b;
+  }
+  for (int b = 0; b < base.rank; ++b)
+    if (!taken[static_cast<std::size_t>(b)] && base.sizes[b] > 1) {
+      if (m.cut >= 0) throw std::logic_error(std::string("view \"") + view.name + "\" cuts two dimensions of its base");
+      m.cut = b;
+    }
+  return m;
+}
+
+class Viewer {
+ public:
+  Viewer(const Piece& piece, const Position& position)
+      : piece_(piece), position_(position), positions_(position.positions(position.cp)) {}
+
+  std::vector<View> run() {
+    views_.resize(piece_.tensors.size());
+    for (std::size_t id = 0; id < views_.size(); ++id) find(static_cast<TensorId>(id));
+    return std::move(views_);
+  }
+
+ private:
+  const View& find(TensorId id) {
+    View& view = views_[id];
+    if (view.root != kNoTensor) return view;
+    const Tensor& t = piece_.tensors[id];
+    if (t.alias_of == kNoTensor) {
+      view.root = id;
+      return view;
+    }
+    const View& base = find(t.alias_of);
+    const Tensor& of = piece_.tensors[t.alias_of];
+    view.root = base.root;
+    const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient);
+    if (flat || is_shard(t)) {  // slices of a flat buffer; a shard begins where the rank's part does
+      view.offset = base.offset + (is_shard(t) ? position_.shard * t.sizes[0] : t.alias_begin);
+      return view;
+    }
+    const std::int64_t n = t.elements();
+    std::vector<std::int64_t> index(static_cast<std::size_t>(n));
+    const Match m = match(t, of);
+    for (std::int64_t e = 0; e < n; ++e) index[static_cast<std::size_t>(e)] = base.at(element(e, t, of, m));
+    bool dense = true;
+    for (std::int64_t e = 0; e < n; ++e) dense = dense && index[static_cast<std::size_t>(e)] == index[0] + e;
+    if (dense) {
+      view.offset = index[0];
+    } else {
+      view.index = std::move(index);
+    }
+    return view;
+  }
+
+  // The base's element of the view's element e.
+  std::int64_t element(std::int64_t e, const Tensor& view, const Tensor& base, const Match& m) const {
+    std::array<std::int64_t, Tensor::kMaxRank> at{};
+    for (int v = view.rank; v-- > 0;) {
+      const int b = m.base[static_cast<std::size_t>(v)];
+      std::int64_t i = e % view.sizes[v];
+      e /= view.sizes[v];
+      const bool rows_of_positions = view.axes[v] == Axis::sequence && base.axes[b] == Axis::none;
+      if (rows_of_positions) {
+        i = positions_.at(static_cast<std::size_t>(i));
+      } else if (b == m.cut) {
+        i = cut(i, view, v, base, b);
+      }
+      at[static_cast<std::size_t>(b)] = i;
+    }
+    if (m.cut >= 0 && std::find(m.base.begin(), m.base.begin() + view.rank, m.cut) == m.base.begin() + view.rank)
+      at[static_cast<std::size_t>(m.cut)] = view.alias_begin;
+    std::int64_t linear = 0;
+    for (int b = 0; b < base.rank; ++b) {
+      if (at[static_cast<std::size_t>(b)] >= base.sizes[b])
+        throw std::logic_error(std::string("view \"") + view.name + "\" reaches beyond its base \"" + base.name + "\"");
+      linear = linear * base.sizes[b] + at[static_cast<std::size_t>(b)];
+    }
+    return linear;
+  }
+
+  std::int64_t cut(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b) const {
+    std::int64_t begin = view.alias_begin;
+    if (base.axes[b] == Axis::group_qkv && begin >= position_.group_heads)  // query heads divided within their group
+      begin -= position_.group_heads - (base.sizes[b] - 2);
+    if (base.axes[b] != Axis::sequence) return begin + i;
+    // Chunks of a sequence (tensor_parallel_overlap) were cut before context parallelism divided it. A chunk of what is
+    // whole, next to chunks of its shards, is the same chunk of each shard.
+    begin /= position_.cp_degree;
+    const std::int64_t local = position_.sequence / position_.cp_degree, t = position_.tp_degree;
+    if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0) {
+      const std::int64_t part = view.sizes[v] / t;
+      return i / part * (local / t) + begin / t + i % part;
+    }
+    return begin + i;
+  }
+
+  const Piece& piece_;
+  const Position& position_;
+  const std::vector<std::int64_t> positions_;
+  std::vector<View> views_;
+};
+
+// splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators")
+std::uint64_t mix(std::uint64_t z) {
+  z += 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const std::uint64_t bits = mix(mix(mix(seed) ^ stream) ^ index);
+  return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+}
+
+std::vector<std::size_t> Position::group(MeshAxes axes) const {
+  std::vector<std::size_t> members;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(mesh->ranks()); ++r) {
+    bool same = true;
+    for (int a = 0; a < kMeshAxes; ++a) {
+      const auto axis = static_cast<MeshAxis>(a);
+      same = same && (axes.contains(axis) || coordinate(*mesh, r, axis) == coordinate(*mesh, rank, axis));
+    }
+    if (same) members.push_back(r);
+  }
+  return members;
+}
+
+std::vector<std::int64_t> Position::positions(std::int64_t cp_rank) const {
+  std::vector<std::int64_t> list;
+  const std::int64_t parts = zigzag ? 2 * cp_degree : cp_degree, part = sequence / parts;
+  const auto append = [&](std::int64_t index) {
+    for (std::int64_t i = 0; i < part; ++i) list.push_back(index * part + i);
+  };
+  append(cp_rank);
+  if (zigzag) append(parts - 1 - cp_rank);
+  return list;
+}
+
+Position position_of(std::size_t rank, const Scenario& scenario, const Program& program, std::int64_t sequence) {
+  const Mesh& mesh = program.mesh;
+  Position p;
+  p.rank = rank;
+  p.mesh = &mesh;
+  p.tp = coordinate(mesh, rank, MeshAxis::tp), p.tp_degree = mesh.size(MeshAxis::tp);
+  p.cp = coordinate(mesh, rank, MeshAxis::cp), p.cp_degree = mesh.size(MeshAxis::cp);
+  p.pp = coordinate(mesh, rank, MeshAxis::pp);
+  p.replica = coordinate(mesh, rank, MeshAxis::dp_replicate) * mesh.size(MeshAxis::dp_shard) +
+              coordinate(mesh, rank, MeshAxis::dp_shard);
+  p.sequence = sequence;
+  p.zigzag = p.cp_degree > 1 && scenario.plan.context.balance == context_parallel::Balance::zigzag &&
+             scenario.model.kind == ModelKind::decoder;
+  p.group_heads = scenario.model.heads / scenario.model.effective_kv_heads();
+  const std::vector<std::size_t> shards = p.group(MeshAxis::dp_shard | MeshAxis::cp);
+  p.shard = std::find(shards.begin(), shards.end(), rank) - shards.begin();
+  return p;
+}
+
+std::vector<View> views_of(const Piece& piece, const Position& position) { return Viewer(piece, position).run(); }
+
+std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied) {
+  std::vector<WholeParameter> all;
+  std::int64_t layer = 0, table = -1;
+  for (const Run& run : one_rank.stages[0][0].runs) {
+    const Piece& piece = one_rank.pieces[run.piece];
+    for (std::int64_t i = 0; i < run.count; ++i) {
+      const bool is_layer = piece.input != kNoTensor && piece.output != kNoTensor;
+      for (const ParameterGradient& p : piece.parameters) {
+        WholeParameter w;
+        w.tensor = piece.tensors[p.parameter];
+        w.name = std::string(piece.name) + (is_layer ? " " + std::to_string(layer) : "") + " " + w.tensor.name;
+        w.initial = InitialValue::shift;
+        TensorId quantised = kNoTensor;
+        for (const Op& op : piece.forward.ops) {
+          if (op.kind == OpKind::cast && op.reads[0] == p.parameter) quantised = op.writes[0];
+          if (op.reads[1] == kNoTensor || (op.reads[1] != p.parameter && op.reads[1] != quantised)) continue;
+          if (op.kind == OpKind::norm) w.initial = InitialValue::scale;
+          if (op.kind == OpKind::embedding) w.initial = InitialValue::table;
+          if (op.kind == OpKind::linear) {
+            w.initial = InitialValue::matrix;
+            const Tensor& x = piece.tensors[op.reads[0]];
+            std::int64_t k = 1;
+            for (int d = 0; d < op.inner_dims; ++d) k *= x.sizes[x.rank - 1 - d];
+            w.deviation = 1 / std::sqrt(static_cast<double>(k));
+          }
+        }
+        if (w.tensor.rank == 2 && w.initial == InitialValue::shift) w.initial = InitialValue::table;  // positions
+        w.values_of = static_cast<std::int64_t>(all.size());
+        if (w.tensor.rank == 2 && w.tensor.axes[0] == Axis::vocab) {
+          if (table < 0) {
+            table = w.values_of;
+          } else if (tied) {
+            w.values_of = table;
+          }
+        }
+        all.push_back(std::move(w));
+      }
+      layer += is_layer;
+    }
+  }
+  return all;
+}
+
+std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
+  std::vector<std::int64_t> map(static_cast<std::size_t>(local.elements()));
+  const int groups = whole.find(Axis::groups);
+  // Ranks that share a key/value group (fewer groups than ranks).
+  const std::int64_t sharing = groups < 0 ? 1 : std::max<std::int64_t>(1, position.tp_degree / whole.sizes[groups]);
+  const std::int64_t part = position.tp % sharing;
+  for (std::size_t e = 0; e < map.size(); ++e) {
+    auto rest = static_cast<std::int64_t>(e);
+    std::int64_t stride = 1, at = 0;
+    for (int d = local.rank; d-- > 0;) {
+      std::int64_t i = rest % local.sizes[d];
+      rest /= local.sizes[d];
+      const std::int64_t size = local.sizes[d], full = whole.sizes[d];
+      const Axis axis = local.axes[d];
+      if (axis == Axis::group_qkv && size != full) {  // a part of the query heads; the key and the value whole
+        i = i < size - 2 ? part * (size - 2) + i : full - (size - i);
+      } else if (axis == Axis::group_heads && size != full) {
+        i += part * size;
+      } else if (axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab) {
+        const std::int64_t shared_by = axis == Axis::groups ? sharing : 1, parts = position.tp_degree / shared_by;
+        if (size * parts != full)
+          throw InputError(
+              {"", "/plan/tensor_parallel"},
+              std::string("\"") + local.name + "\" with " + std::to_string(size * parts) + " rows over all ranks",
+              std::to_string(full) + ", as on one rank: a vocabulary whose padding does not depend on tensor_parallel");
+        i += position.tp / shared_by * size;
+      }
+      at += i * stride;
+      stride *= full;
+    }
+    map[e] = at;
+  }
+  return map;
+}
+
+}  // namespace orrery::cpu

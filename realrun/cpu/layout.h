@@ -1,0 +1,60 @@
+// Where the elements of a rank's tensors are: in which storage, and which element of the whole model each one is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/program/program.h"
+#include "strategies/scenario.h"
+
+namespace orrery::cpu {
+
+// Of one rank: its coordinates, and what follows from them.
+struct Position {
+  std::size_t rank = 0;
+  const Mesh* mesh = nullptr;
+  std::int64_t tp = 0, tp_degree = 1, cp = 0, cp_degree = 1, pp = 0;
+  std::int64_t replica = 0;   // data-parallel: which part of the global batch
+  std::int64_t shard = 0;     // place in the ZeRO group
+  std::int64_t sequence = 0;  // of the whole model
+  bool zigzag = false;
+  std::int64_t group_heads = 1;  // query heads per group of the whole model
+
+  // The other ranks that differ along `axes` only, and this one; ascending.
+  std::vector<std::size_t> group(MeshAxes axes) const;
+  // Positions in the whole sequence of what context-parallel rank `cp_rank` holds.
+  std::vector<std::int64_t> positions(std::int64_t cp_rank) const;
+};
+Position position_of(std::size_t rank, const Scenario& scenario, const Program& program, std::int64_t sequence);
+
+// Element e of a tensor is element offset + e of the storage of `root`, or index[e] where it is not dense.
+struct View {
+  TensorId root = kNoTensor;
+  std::int64_t offset = 0;
+  std::vector<std::int64_t> index;
+  bool dense() const { return index.empty(); }
+  std::int64_t at(std::int64_t e) const { return dense() ? offset + e : index[static_cast<std::size_t>(e)]; }
+};
+// Of every tensor of a piece on a rank. Throws std::logic_error for a view that does not fit its base.
+std::vector<View> views_of(const Piece& piece, const Position& position);
+
+// One parameter of the whole model.
+enum class InitialValue : std::uint8_t { scale, shift, matrix, table };
+struct WholeParameter {
+  std::string name;
+  Tensor tensor;
+  InitialValue initial = InitialValue::matrix;
+  double deviation = 0;
+  std::int64_t values_of = 0;  // the parameter whose values it has: itself, or the table it is tied to
+};
+std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied);
+
+// Of each local element of a parameter, the element of the whole one. Throws InputError where the layouts do not match
+// (a vocabulary padded to another size).
+std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);
+
+// A number in [-1, 1) from a counter.
+double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index);
+
+}  // namespace orrery::cpu

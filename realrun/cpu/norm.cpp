@@ -1,0 +1,128 @@
+// LayerNorm (Ba et al. 2016, arXiv 1607.06450, eq. 4) and RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467, eq. 4).
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "realrun/cpu/kernel_call.h"
+
+namespace orrery::cpu {
+namespace {
+
+// Which part of x is normalised by which weights. x is a list of vectors of `length`; of each the first `width`
+// elements are normalised, the others pass (the rotary key behind DeepSeek's latent). Of a fused QKV the queries and
+// the key are normalised head by head, the value passes.
+struct NormShape {
+  std::int64_t vectors, length, width;
+  std::int64_t groups = 1, parts = 1;  // fused QKV: parts of a group; 1 otherwise
+  std::int64_t weight_rows = 1;        // 1; 2 for queries and key; one for each query head and key of every group
+  bool centred = false;                // LayerNorm
+
+  // The weights of a vector, as a row of the weight tensor; -1: the vector passes.
+  std::int64_t weight_row(std::int64_t vector) const {
+    if (parts == 1) return 0;
+    const std::int64_t part = vector % parts, group = vector / parts % groups;
+    if (part == parts - 1) return -1;
+    if (weight_rows == 2) return part == parts - 2 ? 1 : 0;
+    return group * (parts - 1) + part;
+  }
+};
+
+NormShape norm_shape(const KernelCall& call, const Buffer& x, const Buffer& weight, const Buffer& statistics) {
+  NormShape s;
+  s.length = last_size(x);
+  s.vectors = x.elements() / s.length;
+  s.width = last_size(weight);
+  s.weight_rows = weight.elements() / s.width;
+  call.require(s.width <= s.length, "the weight is wider than what it normalises");
+  const std::int64_t per_vector = last_size(statistics);
+  call.require((per_vector == 1 || per_vector == 2) && statistics.elements() == s.vectors * per_vector,
+               "statistics do not fit");
+  s.centred = per_vector == 2;
+  if (const int d = x.tensor->find(Axis::group_qkv); d >= 1 && weight.tensor->rank > 1) {
+    call.require(d == x.tensor->rank - 2, "a fused QKV is [.., groups, group_qkv, head_dim]");
+    s.parts = x.tensor->sizes[d];
+    s.groups = x.tensor->sizes[d - 1];
+    call.require(weight.tensor->rank == 2 ? s.weight_rows == 2 : s.weight_rows == s.groups * (s.parts - 1),
+                 "the weight has neither a row for queries and keys nor one for every head");
+  } else {
+    call.require(s.weight_rows == 1, "the weight is not a vector");
+  }
+  return s;
+}
+
+}  // namespace
+
+void norm(const KernelCall& call) {
+  const Buffer &x = call.read(0), &weight = call.read(1), &y = call.write(0), &statistics = call.write(1);
+  const NormShape s = norm_shape(call, x, weight, statistics);
+  call.require_same_elements(x, y);
+  if (call.has_read(2)) call.require_same_elements(weight, call.read(2));
+  for (std::int64_t v = 0; v < s.vectors; ++v) {
+    const float* in = x.data + v * s.length;
+    float* out = y.data + v * s.length;
+    float* const stored = statistics.data + v * (s.centred ? 2 : 1);
+    const std::int64_t row = s.weight_row(v);
+    if (row < 0) {
+      std::copy(in, in + s.length, out);
+      std::fill(stored, stored + (s.centred ? 2 : 1), 0.0f);
+      continue;
+    }
+    const auto n = static_cast<double>(s.width);
+    double mean = 0, square = 0;
+    if (s.centred) {
+      for (std::int64_t i = 0; i < s.width; ++i) mean += in[i];
+      mean /= n;
+    }
+    for (std::int64_t i = 0; i < s.width; ++i) square += (in[i] - mean) * (in[i] - mean);
+    const double reciprocal = 1 / std::sqrt(square / n + static_cast<double>(call.op.scalar));
+    for (std::int64_t i = 0; i < s.width; ++i) {
+      const double bias = call.has_read(2) ? call.read(2).data[row * s.width + i] : 0;
+      out[i] = static_cast<float>((in[i] - mean) * reciprocal * weight.data[row * s.width + i] + bias);
+    }
+    std::copy(in + s.width, in + s.length, out + s.width);
+    if (s.centred) stored[0] = static_cast<float>(mean);
+    stored[s.centred ? 1 : 0] = static_cast<float>(reciprocal);
+  }
+}
+
+// With z = (x - mean) r and g = dy weight:  dx = r (g - mean(g) - z mean(g z)), the second term for LayerNorm only.
+void norm_backward(const KernelCall& call) {
+  const Buffer &dy = call.read(0), &x = call.read(1), &weight = call.read(2), &statistics = call.read(3),
+               &dx = call.write(0);
+  const NormShape s = norm_shape(call, x, weight, statistics);
+  call.require_same_elements(x, dy);
+  call.require_same_elements(x, dx);
+  for (const std::size_t i : {1, 2})
+    if (call.has_write(i)) call.require_same_elements(weight, call.write(i));
+  std::vector<double> dweight(static_cast<std::size_t>(weight.elements())), dbias(dweight.size());
+  for (std::int64_t v = 0; v < s.vectors; ++v) {
+    const float* in = x.data + v * s.length;
+    const float* gradient = dy.data + v * s.length;
+    float* out = dx.data + v * s.length;
+    const std::int64_t row = s.weight_row(v);
+    if (row < 0) {
+      std::copy(gradient, gradient + s.length, out);
+      continue;
+    }
+    const float* stored = statistics.data + v * (s.centred ? 2 : 1);
+    const double mean = s.centred ? stored[0] : 0, reciprocal = stored[s.centred ? 1 : 0];
+    const auto z = [&](std::int64_t i) { return (in[i] - mean) * reciprocal; };
+    const auto g = [&](std::int64_t i) { return static_cast<double>(gradient[i]) * weight.data[row * s.width + i]; };
+    double mean_g = 0, mean_gz = 0;
+    for (std::int64_t i = 0; i < s.width; ++i) {
+      const auto w = static_cast<std::size_t>(row * s.width + i);
+      dweight[w] += gradient[i] * z(i);
+      dbias[w] += gradient[i];
+      if (s.centred) mean_g += g(i) / static_cast<double>(s.width);
+      mean_gz += g(i) * z(i) / static_cast<double>(s.width);
+    }
+    for (std::int64_t i = 0; i < s.width; ++i)
+      out[i] = static_cast<float>(reciprocal * (g(i) - mean_g - z(i) * mean_gz));
+    std::copy(gradient + s.width, gradient + s.length, out + s.width);
+  }
+  const auto to_float = [](double value) { return static_cast<float>(value); };
+  if (call.has_write(1)) std::ranges::transform(dweight, call.write(1).data, to_float);
+  if (call.has_write(2)) std::ranges::transform(dbias, call.write(2).data, to_float);
+}
+
+}  // namespace orrery::cpu

@@ -1,0 +1,35 @@
+// Philox4x32-10, the counter-based generator of Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3",
+// section 3.3: what PyTorch's dropout draws from. Any element's draw is computed without those before it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace orrery::cpu {
+
+using PhiloxWords = std::array<std::uint32_t, 4>;
+
+inline PhiloxWords philox(PhiloxWords counter, std::array<std::uint32_t, 2> key) {
+  // The paper's multipliers and Weyl increments (table 2 and section 3.3; the golden ratio and sqrt(3) - 1).
+  constexpr std::uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
+  constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
+  constexpr int kRounds = 10, kWordBits = 32;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::uint64_t a = kMultiplier0 * counter[0], b = kMultiplier1 * counter[2];
+    counter = {static_cast<std::uint32_t>(b >> kWordBits) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
+               static_cast<std::uint32_t>(a >> kWordBits) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
+    key[0] += kWeyl0;
+    key[1] += kWeyl1;
+  }
+  return counter;
+}
+
+// In [0, 1): draw `index` of a stream.
+inline double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
+  const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
+  const PhiloxWords words = philox({low(index), high(index), low(stream), high(stream)}, {low(seed), high(seed)});
+  return words[0] * 0x1p-32;
+}
+
+}  // namespace orrery::cpu

@@ -1,0 +1,127 @@
+// Matrix products.
+#include <Eigen/Dense>
+#include <algorithm>
+
+#include "realrun/cpu/kernel_call.h"
+
+namespace orrery::cpu {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using View = Eigen::Map<Matrix>;
+
+// A weight as a matrix: [k, n], or transposed [n, k].
+struct Weight {
+  std::int64_t k = 1, n = 1;
+};
+
+Weight weight_shape(const KernelCall& call, const Tensor& w) {
+  const int inner = call.op.inner_dims;
+  call.require(inner >= 1 && inner <= w.rank, "inner_dims does not fit the weight");
+  Weight shape;
+  for (int d = 0; d < w.rank; ++d) {
+    const bool is_k = call.op.transposed_weight ? d >= w.rank - inner : d < inner;
+    (is_k ? shape.k : shape.n) *= w.sizes[d];
+  }
+  return shape;
+}
+
+std::int64_t rows(const KernelCall& call, const Buffer& b, std::int64_t columns) {
+  call.require(columns > 0 && b.elements() % columns == 0,
+               "a tensor's trailing dimensions are not those of the weight");
+  return b.elements() / columns;
+}
+
+}  // namespace
+
+void linear(const KernelCall& call) {
+  const Buffer &x = call.read(0), &w = call.read(1), &y = call.write(0);
+  const auto [k, n] = weight_shape(call, *w.tensor);
+  const std::int64_t tokens = rows(call, x, k);
+  call.require(rows(call, y, n) == tokens, "input and output differ in tokens");
+  View result(y.data, tokens, n);
+  if (call.op.transposed_weight) {
+    result.noalias() = View(x.data, tokens, k) * View(w.data, n, k).transpose();
+  } else {
+    result.noalias() = View(x.data, tokens, k) * View(w.data, k, n);
+  }
+  if (!call.has_read(2)) return;
+  call.require(call.read(2).elements() == n, "the bias is not as wide as the output");
+  result.rowwise() += Eigen::Map<Eigen::RowVectorXf>(call.read(2).data, n);
+}
+
+void linear_input_gradient(const KernelCall& call) {
+  const Buffer &dy = call.read(0), &w = call.read(1), &dx = call.write(0);
+  const auto [k, n] = weight_shape(call, *w.tensor);
+  const std::int64_t tokens = rows(call, dy, n);
+  call.require(rows(call, dx, k) == tokens, "gradients of input and output differ in tokens");
+  View result(dx.data, tokens, k);
+  if (call.op.transposed_weight) {
+    result.noalias() = View(dy.data, tokens, n) * View(w.data, n, k);
+  } else {
+    result.noalias() = View(dy.data, tokens, n) * View(w.data, k, n).transpose();
+  }
+}
+
+void linear_weight_gradient(const KernelCall& call) {
+  const Buffer &x = call.read(0), &dy = call.read(1), &dw = call.write(0);
+  const auto [k, n] = weight_shape(call, *dw.tensor);
+  const std::int64_t tokens = rows(call, x, k);
+  call.require(rows(call, dy, n) == tokens, "input and output gradient differ in tokens");
+  if (call.op.transposed_weight) {
+    View(dw.data, n, k).noalias() = View(dy.data, tokens, n).transpose() * View(x.data, tokens, k);
+  } else {
+    View(dw.data, k, n).noalias() = View(x.data, tokens, k).transpose() * View(dy.data, tokens, n);
+  }
+}
+
+// A batch dimension of size 1 repeats where it is read (grouped queries share a key) and is a sum where it is written
+// (the gradient of that key).
+void batched_matmul(const KernelCall& call) {
+  const Buffer &a = call.read(0), &b = call.read(1), &c = call.write(0);
+  const int rank = a.tensor->rank, batch_dims = rank - 2;
+  call.require(rank >= 2 && b.tensor->rank == rank && c.tensor->rank == rank, "operands differ in rank");
+  std::array<std::int64_t, Tensor::kMaxRank> sizes{};
+  std::int64_t products = 1;
+  for (int d = 0; d < batch_dims; ++d) {
+    sizes[d] = std::max({a.tensor->sizes[d], b.tensor->sizes[d], c.tensor->sizes[d]});
+    for (const Buffer* operand : {&a, &b, &c})
+      call.require(operand->tensor->sizes[d] == sizes[d] || operand->tensor->sizes[d] == 1,
+                   "batch dimensions do not fit");
+    call.require(std::max(a.tensor->sizes[d], b.tensor->sizes[d]) == sizes[d],
+                 "the result repeats along a batch dimension");
+    products *= sizes[d];
+  }
+  const auto size = [&](const Buffer& operand, int from_last) { return operand.tensor->sizes[rank - from_last]; };
+  const std::int64_t m = size(c, 2), n = size(c, 1), k = call.op.transpose_a ? size(a, 2) : size(a, 1);
+  call.require((call.op.transpose_a ? size(a, 1) : size(a, 2)) == m &&
+                   (call.op.transpose_b ? size(b, 2) : size(b, 1)) == n &&
+                   (call.op.transpose_b ? size(b, 1) : size(b, 2)) == k,
+               "matrices do not fit");
+  // Which matrix of an operand belongs to a product.
+  const auto matrix = [&](const Buffer& operand, std::int64_t product) {
+    std::int64_t index = 0, stride = 1;
+    for (int d = batch_dims - 1; d >= 0; --d) {
+      if (operand.tensor->sizes[d] > 1) index += product % sizes[d] * stride;
+      stride *= operand.tensor->sizes[d];
+      product /= sizes[d];
+    }
+    return View(operand.data + index * size(operand, 2) * size(operand, 1), size(operand, 2), size(operand, 1));
+  };
+  std::ranges::fill(c.span(), 0.0f);
+  for (std::int64_t p = 0; p < products; ++p) {
+    const View left = matrix(a, p), right = matrix(b, p);
+    View result = matrix(c, p);
+    if (call.op.transpose_a && call.op.transpose_b) {
+      result.noalias() += left.transpose() * right.transpose();
+    } else if (call.op.transpose_a) {
+      result.noalias() += left.transpose() * right;
+    } else if (call.op.transpose_b) {
+      result.noalias() += left * right.transpose();
+    } else {
+      result.noalias() += left * right;
+    }
+  }
+}
+
+}  // namespace orrery::cpu

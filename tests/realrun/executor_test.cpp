@@ -1,0 +1,389 @@
+// Programs that run: a layout computes what one rank computes, and one rank computes the derivative of its loss.
+#include "realrun/executor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "sim/base/error.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+// A GPT of four layers in fp32; 16 devices. `patch` is laid over it (RFC 7396).
+Scenario tiny(const std::string& patch = "{}") {
+  json document = json::parse(R"({
+    "model": {"layers": 4, "hidden": 32, "heads": 4, "vocab": 512, "max_positions": 16, "dropout": 0},
+    "cluster": {"node": "dgx-h100", "nodes": 2},
+    "workload": {"sequence_length": 16, "global_batch_size": 8},
+    "plan": {"precision": "fp32", "data_parallel": 1}})");
+  document.merge_patch(json::parse(patch));
+  return read_scenario(document, {});
+}
+
+constexpr const char* kLlama =
+    R"({"model": {"activation": "swiglu", "ffn": 64, "kv_heads": 2, "positions": "rotary", "norm": "rmsnorm",
+  "tied_embeddings": false, "linear_bias": false, "qk_norm": true}})";
+
+ExecutionOptions seeded(std::uint64_t seed, std::int64_t steps = 2) {
+  ExecutionOptions options;
+  options.seed = seed;
+  options.steps = steps;
+  // Above the rounding of gradients that are zero (of a key's bias): Adam would make steps of full length of it.
+  options.epsilon = 1e-4;
+  return options;
+}
+
+// Largest over the tensors of |a - b| / |a|, in the Euclidean norm.
+double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor>& b) {
+  EXPECT_EQ(a.size(), b.size());
+  double worst = 0;
+  for (std::size_t t = 0; t < std::min(a.size(), b.size()); ++t) {
+    EXPECT_EQ(a[t].sizes, b[t].sizes) << a[t].name;
+    double norm = 0, difference = 0;
+    for (std::size_t e = 0; e < std::min(a[t].values.size(), b[t].values.size()); ++e) {
+      const double x = a[t].values[e], y = b[t].values[e];
+      norm += x * x;
+      difference += (x - y) * (x - y);
+    }
+    EXPECT_GT(norm, 0) << a[t].name;
+    const double relative = std::sqrt(difference / norm);
+    if (!(relative <= worst)) worst = relative;  // NaN too
+  }
+  return worst;
+}
+
+void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& options) {
+  constexpr double kTolerance = 2e-5;
+  const Execution one = execute(on_one_rank(scenario), options), many = execute(scenario, options);
+  for (std::size_t s = 0; s < one.losses.size(); ++s) {
+    EXPECT_NEAR(many.losses[s], one.losses[s], kTolerance) << "step " << s;
+    EXPECT_NEAR(many.gradient_norms[s], one.gradient_norms[s], kTolerance * one.gradient_norms[s]) << "step " << s;
+  }
+  EXPECT_LT(distance(one.gradients, many.gradients), kTolerance);
+  EXPECT_LT(distance(one.parameters, many.parameters), kTolerance);
+  EXPECT_LT(many.gradient_disagreement, kTolerance);
+  EXPECT_LT(many.parameter_disagreement, kTolerance);
+}
+
+// ---- one rank ---------------------------------------------------------------------------------------------------
+
+// Central differences of the loss at the element of each parameter that matters most.
+void expect_derivative(const Scenario& scenario) {
+  ExecutionOptions options = seeded(3, 1);
+  const Execution at = execute(scenario, options);
+  constexpr double kStep = 4e-3;
+  Program program;
+  lower(scenario, program);
+  std::size_t ordinal = 0;
+  std::vector<std::size_t> ordinals;  // of the tensors of the result: all but a tied head's table
+  for (const Run& run : program.line)
+    for (std::int64_t i = 0; i < run.count; ++i)
+      for (const ParameterGradient& p : program.pieces[run.piece].parameters) {
+        if (!program.pieces[run.piece].tensors[p.parameter].shared) ordinals.push_back(ordinal);
+        ++ordinal;
+      }
+  ASSERT_EQ(ordinals.size(), at.gradients.size());
+  for (std::size_t t = 0; t < at.gradients.size(); ++t) {
+    const WholeTensor& g = at.gradients[t];
+    const auto most =
+        std::max_element(g.values.begin(), g.values.end(), [](float a, float b) { return std::abs(a) < std::abs(b); });
+    const double slope = *most;
+    options.nudged_parameter = static_cast<std::int64_t>(ordinals[t]);
+    options.nudged_element = most - g.values.begin();
+    options.nudge = kStep;
+    const double above = execute(scenario, options).losses[0];
+    options.nudge = -kStep;
+    const double below = execute(scenario, options).losses[0];
+    EXPECT_NEAR((above - below) / (2 * kStep), slope, 0.005 * std::abs(slope) + 1e-4) << g.name;
+  }
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLoss) {
+  expect_derivative(tiny(R"({"model": {"layers": 2, "vocab": 64, "max_positions": 8},
+                             "workload": {"sequence_length": 8, "global_batch_size": 2}, "plan": {"framework": "fsdp"}})"));
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossWithDropoutAndStoredScores) {
+  expect_derivative(tiny(R"({"model": {"layers": 2, "vocab": 64, "max_positions": 8, "dropout": 0.2},
+                             "workload": {"sequence_length": 8, "global_batch_size": 2}, "plan": {"flash_attention": false}})"));
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfALlama) {
+  json patch = json::parse(kLlama);
+  patch.merge_patch(json::parse(
+      R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
+  expect_derivative(tiny(patch.dump()));
+}
+
+// Uniform logits would cost log(vocab); random ones cost more, and a step down the gradient less than before.
+TEST(OneRank, TrainingLowersTheLoss) {
+  const Execution run = execute(tiny(), seeded(1, 4));
+  for (std::size_t s = 1; s < run.losses.size(); ++s) EXPECT_LT(run.losses[s], run.losses[s - 1]);
+}
+
+TEST(OneRank, MicroBatchesAddUpToTheBatch) {
+  const Execution one = execute(tiny(R"({"plan": {"micro_batch_size": 8}})"), seeded(1)),
+                  many = execute(tiny(), seeded(1));
+  EXPECT_NEAR(one.losses[1], many.losses[1], 1e-5);
+  EXPECT_LT(distance(one.gradients, many.gradients), 1e-5);
+}
+
+TEST(OneRank, ClippingScalesTheGradientsToTheGivenNorm) {
+  ExecutionOptions options = seeded(1, 1);
+  const Scenario sgd = tiny(R"({"plan": {"optimizer": "sgd"}})");
+  options.learning_rate = 1;
+  const Execution free = execute(sgd, options);
+  options.maximum_gradient_norm = free.gradient_norms[0] / 2;
+  const Execution clipped = execute(sgd, options);
+  options.learning_rate = 0;
+  const Execution start = execute(sgd, options);
+  for (std::size_t t = 0; t < start.parameters.size(); ++t)
+    for (std::size_t e = 0; e < start.parameters[t].values.size(); e += 7) {
+      const double moved =
+          static_cast<double>(free.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]);
+      EXPECT_NEAR(
+          static_cast<double>(clipped.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]),
+          moved / 2, 1e-6);
+    }
+}
+
+// In fp32 arithmetic the dtypes of the tensors change nothing.
+TEST(OneRank, PrecisionIsAMatterOfStorage) {
+  const Execution fp32 = execute(tiny(), seeded(1));
+  for (const char* mix : {"bf16", "fp16", "fp8"})
+    EXPECT_LT(distance(fp32.gradients,
+                       execute(tiny(R"({"plan": {"precision": ")" + std::string(mix) + "\"}}"), seeded(1)).gradients),
+              1e-6)
+        << mix;
+}
+
+// ---- layouts ----------------------------------------------------------------------------------------------------
+
+struct Layout {
+  const char* name;
+  const char* plan;
+  const char* model = "{}";
+  std::int64_t steps = 2;
+};
+void PrintTo(const Layout& layout, std::ostream* out) { *out << layout.plan; }
+
+Scenario scenario_of(const Layout& layout) {
+  json patch = json::parse(layout.model);
+  if (!patch.contains("model")) patch = {{"model", patch}};
+  patch["plan"] = json::parse(layout.plan);
+  return tiny(patch.dump());
+}
+
+class Layouts : public testing::TestWithParam<Layout> {};
+TEST_P(Layouts, ComputeTheNumbersOfOneRank) {
+  expect_same_numbers(scenario_of(GetParam()), seeded(1, GetParam().steps));
+}
+
+constexpr const char* kEncoder = R"({"kind": "encoder", "token_types": 2, "pooler": false})";
+constexpr const char* kDropout = R"({"dropout": 0.1})";
+
+const Layout kLayouts[] = {
+    {"Replicas", R"({"data_parallel": 2})"},
+    {"ReplicasOneBucketAPiece", R"({"data_parallel": 2, "bucket_bytes": 20000})"},
+    {"ReplicasSmallBuckets", R"({"data_parallel": 4, "bucket_bytes": 120000})"},
+    {"ReplicasReducedAtTheEnd", R"({"data_parallel": 2, "overlap_grad_reduce": false})"},
+    // One step: the update of ZeRO-1 clears the gradients of its shard, not all that the next step accumulates into.
+    {"Zero1", R"({"data_parallel": 2, "zero_stage": 1})", "{}", 1},
+    {"Zero1NoOverlap",
+     R"({"data_parallel": 4, "zero_stage": 1, "overlap_grad_reduce": false, "overlap_param_gather": false})", "{}", 1},
+    {"Zero2", R"({"data_parallel": 2, "zero_stage": 2})"},
+    {"Zero2OddShards", R"({"data_parallel": 8, "zero_stage": 2, "overlap_param_gather": false})",
+     R"({"hidden": 36, "ffn": 50})"},
+    {"Zero3", R"({"data_parallel": 4, "zero_stage": 3})"},
+    {"Zero3Kept", R"({"data_parallel": 4, "zero_stage": 3, "reshard_after_forward": false})"},
+    {"Zero3Hybrid", R"({"data_parallel": 4, "zero_stage": 3, "zero_shard_degree": 2})"},
+    {"Zero3FsdpLlama", R"({"data_parallel": 4, "zero_stage": 3, "framework": "fsdp"})", kLlama},
+    {"Momentum", R"({"data_parallel": 2, "zero_stage": 3, "optimizer": "sgd_momentum"})"},
+
+    {"Tensor2", R"({"tensor_parallel": 2})"},
+    {"Tensor4", R"({"tensor_parallel": 4})"},
+    {"Tensor4Sequence", R"({"tensor_parallel": 4, "sequence_parallel": true})"},
+    {"Tensor2SequenceOverlap", R"({"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true})"},
+    {"Tensor2StoredScores", R"({"tensor_parallel": 2, "flash_attention": false, "sequence_parallel": true})", kDropout},
+    {"Tensor2Llama", R"({"tensor_parallel": 2, "sequence_parallel": true})", kLlama},
+    {"Tensor2LlamaUnfused", R"({"tensor_parallel": 2, "framework": "deepspeed", "flash_attention": false})", kLlama},
+    {"Tensor2ParallelBlock", R"({"tensor_parallel": 2, "sequence_parallel": true})", R"({"parallel_block": true})"},
+    {"Tensor2Encoder", R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2})", kEncoder},
+    {"Tensor4Pooler", R"({"tensor_parallel": 4})",
+     R"({"kind": "encoder", "token_types": 2, "pooler": true, "head_bias": true})"},
+    {"Tensor2Dropout", R"({"tensor_parallel": 2, "sequence_parallel": true})", kDropout},
+    {"Tensor2Fp8", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 2, "precision": "fp8"})"},
+
+    {"Pipeline2", R"({"pipeline_parallel": 2})"},
+    {"Pipeline4Untied", R"({"pipeline_parallel": 4})", R"({"tied_embeddings": false})"},
+    {"Pipeline4Gpipe", R"({"pipeline_parallel": 4, "pipeline_schedule": "gpipe"})"},
+    {"PipelineInterleaved", R"({"pipeline_parallel": 2, "virtual_pipeline": 2})"},
+    {"PipelineZbH1", R"({"pipeline_parallel": 4, "pipeline_schedule": "zb-h1"})"},
+    {"PipelineZbV", R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v"})"},
+    {"PipelineUneven", R"({"pipeline_parallel": 2, "pipeline_stage_layers": [1, 3]})"},
+    {"PipelineTiedZero2", R"({"pipeline_parallel": 2, "data_parallel": 4, "zero_stage": 2})"},
+
+    {"RecomputeFull", R"({"recompute": "full"})", kDropout},
+    {"RecomputeEvery3", R"({"recompute": "full", "recompute_every": 3, "flash_attention": false})", kDropout},
+    {"RecomputeSomeLayers", R"({"recompute": "full", "recompute_layers": 1, "pipeline_parallel": 2})", kDropout},
+    {"RecomputeSelective", R"({"recompute": "selective", "flash_attention": false})", kDropout},
+    {"RecomputeSequence",
+     R"({"recompute": "full", "tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 3})"},
+
+    {"Context2", R"({"context_parallel": 2})"},
+    {"Context4Contiguous", R"({"context_parallel": 4, "context_parallel_balance": "contiguous"})"},
+    {"Context4Zero3", R"({"context_parallel": 4, "data_parallel": 2, "zero_stage": 3})", kDropout},
+    {"Context4Llama", R"({"context_parallel": 4, "recompute": "full"})", kLlama},
+    {"Context2Encoder", R"({"context_parallel": 2})", kEncoder},
+    {"Context4Window", R"({"context_parallel": 4, "context_parallel_balance": "contiguous"})",
+     R"({"sliding_window": 3})"},
+    {"Context2SequenceOverlap",
+     R"({"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true})"},
+
+    {"Hybrid", R"({"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2})"},
+    {"HybridSequenceZero3",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3})"},
+    {"HybridZbH1Zero2",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2,
+         "pipeline_schedule": "zb-h1"})"},
+    {"HybridZbVRecompute",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3,
+         "pipeline_schedule": "zb-v", "recompute": "full"})",
+     kDropout},
+    {"HybridContextInterleaved",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "context_parallel": 2, "zero_stage": 2,
+         "virtual_pipeline": 2})"},
+    {"HybridFourAxes",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "context_parallel": 2, "data_parallel": 2,
+         "zero_stage": 3, "zero_shard_degree": 1, "precision": "bf16"})",
+     kLlama},
+    {"OffloadZero3", R"({"data_parallel": 2, "zero_stage": 3, "optimizer_offload": true})",
+     R"({"tied_embeddings": false})"},
+};
+INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST(Layouts, ComputeTheNumbersOfOneRankForOtherSeeds) {
+  for (const std::uint64_t seed : {2, 3, 5})
+    expect_same_numbers(
+        tiny(R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2,
+                                          "zero_stage": 2}})"),
+        seeded(seed));
+}
+
+TEST(Layouts, ClipAtTheSameNorm) {
+  ExecutionOptions options = seeded(1);
+  options.maximum_gradient_norm = 0.5;
+  expect_same_numbers(
+      tiny(R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2,
+                                        "zero_stage": 3}})"),
+      options);
+}
+
+// Threads meet in any order, sums run in the order of the ranks.
+TEST(Layouts, GiveTheSameBitsEveryTime) {
+  const Scenario scenario =
+      tiny(R"({"plan": {"tensor_parallel": 2, "context_parallel": 2, "data_parallel": 2, "zero_stage": 2}})");
+  const Execution a = execute(scenario, seeded(1)), b = execute(scenario, seeded(1));
+  for (std::size_t t = 0; t < a.parameters.size(); ++t) EXPECT_EQ(a.parameters[t].values, b.parameters[t].values);
+}
+
+// ---- wrong Programs are found -----------------------------------------------------------------------------------
+
+Program lowered(const Scenario& scenario) {
+  Program program;
+  lower(scenario, program);
+  return program;
+}
+
+void remove(Program& program, std::string_view name) {
+  for (Piece& piece : program.pieces)
+    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+      std::erase_if(block->ops, [&](const Op& op) { return name == op.name; });
+}
+
+TEST(WrongPrograms, AMissingGradientReductionShowsAsDisagreeingReplicas) {
+  const Scenario scenario = tiny(R"({"plan": {"data_parallel": 2}})");
+  Program program = lowered(scenario);
+  remove(program, "gradients.all_reduce");
+  EXPECT_GT(execute(scenario, program, seeded(1, 1)).gradient_disagreement, 0.1);
+}
+
+TEST(WrongPrograms, AMissingReductionOfReplicatedGradientsShowsAsDisagreeingRanks) {
+  const Scenario scenario = tiny(R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true}})");
+  Program program = lowered(scenario);
+  remove(program, "replicated_gradients.all_reduce");
+  EXPECT_GT(execute(scenario, program, seeded(1, 1)).gradient_disagreement, 0.1);
+}
+
+std::string failure(const Scenario& scenario, const Program& program, const ExecutionOptions& options = {}) {
+  try {
+    execute(scenario, program, options);
+  } catch (const ExecutionError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(WrongPrograms, AMissingCollectiveLeavesItsResultUnwritten) {
+  const Scenario scenario = tiny(R"({"plan": {"tensor_parallel": 2}})");
+  Program program = lowered(scenario);
+  remove(program, "tensor.all_reduce");
+  EXPECT_THAT(failure(scenario, program), HasSubstr("is read before it is written"));
+}
+
+// Half of a buffer that nobody wrote is no number.
+TEST(WrongPrograms, APartlyWrittenBufferIsFound) {
+  const Scenario scenario = tiny(R"({"plan": {"flash_attention": false}})");
+  Program program = lowered(scenario);
+  for (Piece& piece : program.pieces)  // the gradients of the values are a view of those of the fused projection
+    std::erase_if(piece.backward.ops, [&](const Op& op) {
+      return op.kind == OpKind::batched_matmul && op.writes[0] != kNoTensor &&
+             std::string_view(piece.tensors[op.writes[0]].name) == "value";
+    });
+  EXPECT_THAT(failure(scenario, program), HasSubstr("NaN"));
+}
+
+TEST(WrongPrograms, ADeadlockSaysWhoWaitsForWhat) {
+  const Scenario scenario = tiny(R"({"plan": {"pipeline_parallel": 2}})");
+  Program program = lowered(scenario);
+  const auto& first = program.schedule.stages[0];
+  for (std::size_t s = first.begin; s < first.end;
+       ++s)  // the first stage waits for gradients before it has sent anything
+    for (Slot& slot : program.schedule.segments[s].slots) slot.kind = SlotKind::backward;
+  ExecutionOptions options;
+  options.watchdog_seconds = 0.2;
+  const std::string message = failure(scenario, program, options);
+  EXPECT_THAT(message, HasSubstr("waits for the"));
+  EXPECT_THAT(message, HasSubstr("of position"));
+}
+
+TEST(WrongPrograms, ADeadRankEndsTheRunWithItsOwnError) {
+  const Scenario scenario = tiny(R"({"plan": {"pipeline_parallel": 2, "tensor_parallel": 2}})");
+  Program program = lowered(scenario);
+  for (Piece& piece : program.pieces)
+    if (piece.output == kNoTensor)
+      std::erase_if(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::norm; });
+  EXPECT_THAT(failure(scenario, program), HasSubstr("is read before it is written"));
+}
+
+TEST(WrongPrograms, WhatIsNotRunYetIsRefused) {
+  EXPECT_THROW(execute(tiny(R"({"model": {"kind": "encoder_decoder"}})")), InputError);
+  EXPECT_THROW(execute(tiny(R"({"model": {"vocab": 100}, "plan": {"tensor_parallel": 2}})")),
+               InputError);  // padded to 128, 256
+}
+
+}  // namespace
+}  // namespace orrery

@@ -1,0 +1,978 @@
+#include "realrun/cpu/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <numeric>
+
+#include "realrun/cpu/philox.h"
+#include "tests/realrun/kernel_harness.h"
+
+namespace orrery::cpu {
+namespace {
+
+using enum OpKind;
+
+constexpr double kFp32 = 2e-5;  // of sums of some tens of products of normal numbers
+
+Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
+Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
+Tensor absent() { return {}; }
+
+Op op_of(OpKind kind) {
+  Op op;
+  op.kind = kind;
+  op.name = "test";
+  return op;
+}
+
+// One call on given operands; results are poisoned before.
+struct Operand {
+  Tensor tensor;
+  Values values;
+};
+Operand random_operand(std::initializer_list<Dim> dims, std::uint32_t seed) {
+  const Tensor t = shaped(dims);
+  return {t, random_values(t.elements(), seed)};
+}
+std::vector<Values> call(const Op& op, std::vector<Operand> reads, const std::vector<Tensor>& results,
+                         const KernelContext& context = {}) {
+  std::vector<Values> values;
+  std::vector<Buffer> in, out;
+  for (const Tensor& t : results)
+    values.emplace_back(static_cast<std::size_t>(t.elements()), std::numeric_limits<float>::quiet_NaN());
+  for (Operand& r : reads) in.push_back({r.values.empty() ? nullptr : r.values.data(), &r.tensor});
+  for (std::size_t i = 0; i < results.size(); ++i) out.push_back({values[i].data(), &results[i]});
+  run_kernel(op, in, out, context);
+  return values;
+}
+
+void expect_equal(const Values& actual, const std::vector<double>& expected, double tolerance = kFp32) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i)
+    ASSERT_NEAR(actual[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << i;
+}
+
+// --- Products
+
+TEST(LinearKernel, IsTheSumOverInnerDimensions) {
+  Op op = op_of(linear);
+  op.inner_dims = 2;
+  const Operand x = random_operand({{2}, {3}, {4}, {5}}, 1), w = random_operand({{4}, {5}, {2}, {7}}, 2),
+                bias = random_operand({{2}, {7}}, 3);
+  const Values y = call(op, {x, w, bias}, {plain({{2}, {3}, {2}, {7}})})[0];
+  std::vector<double> expected;
+  for (int t = 0; t < 6; ++t)
+    for (int n = 0; n < 14; ++n) {
+      double sum = bias.values[n];
+      for (int k = 0; k < 20; ++k) sum += static_cast<double>(x.values[t * 20 + k]) * w.values[k * 14 + n];
+      expected.push_back(sum);
+    }
+  expect_equal(y, expected);
+}
+
+TEST(LinearKernel, ATransposedWeightHasItsRowsPerOutput) {
+  Op op = op_of(linear);
+  op.transposed_weight = true;
+  const Operand x = random_operand({{3}, {5}}, 1), w = random_operand({{7}, {5}}, 2);
+  const Values y = call(op, {x, w}, {plain({{3}, {7}})})[0];
+  std::vector<double> expected;
+  for (int t = 0; t < 3; ++t)
+    for (int n = 0; n < 7; ++n)
+      expected.push_back(std::inner_product(&x.values[t * 5], &x.values[t * 5] + 5, &w.values[n * 5], 0.0));
+  expect_equal(y, expected);
+}
+
+TEST(LinearKernel, DerivativesAreSlopes) {
+  Op op = op_of(linear);
+  op.inner_dims = 2;
+  expect_derivative(
+      machine_of(op, {parameter({{2}, {3}, {4}, {5}}), parameter({{4}, {5}, {2}, {3}}), parameter({{2}, {3}})},
+                 {plain({{2}, {3}, {2}, {3}})}));
+  op.inner_dims = 1;
+  op.transposed_weight = true;
+  expect_derivative(
+      machine_of(op, {parameter({{2}, {3}, {5}}), parameter({{7}, {5}}), parameter({{7}})}, {plain({{2}, {3}, {7}})}));
+}
+
+TEST(LinearKernel, WeightGradientsAddUpOverMicroBatches) {
+  Op op = op_of(linear_weight_gradient);
+  const Operand x = random_operand({{3}, {5}}, 1), dy = random_operand({{3}, {7}}, 2);
+  const Values once = call(op, {x, dy}, {plain({{5}, {7}})})[0];
+  op.accumulate = true;
+  Operand dw = random_operand({{5}, {7}}, 3);
+  const Values before = dw.values;
+  Operand x2 = x, dy2 = dy;
+  const std::array<Buffer, 2> reads{Buffer{x2.values.data(), &x2.tensor}, Buffer{dy2.values.data(), &dy2.tensor}};
+  const std::array<Buffer, 1> writes{Buffer{dw.values.data(), &dw.tensor}};
+  run_kernel(op, reads, writes, {});
+  for (std::size_t i = 0; i < once.size(); ++i) EXPECT_FLOAT_EQ(dw.values[i], before[i] + once[i]);
+}
+
+TEST(BatchedMatmulKernel, SharesKeysAmongGroupedQueries) {
+  for (const bool ta : {false, true})
+    for (const bool tb : {false, true}) {
+      Op op = op_of(batched_matmul);
+      op.transpose_a = ta;
+      op.transpose_b = tb;
+      const int m = 3, n = 4, k = 5;
+      const Operand a = random_operand({{2}, {3}, {ta ? k : m}, {ta ? m : k}}, 1),
+                    b = random_operand({{2}, {1}, {tb ? n : k}, {tb ? k : n}}, 2);
+      const Values c = call(op, {a, b}, {plain({{2}, {3}, {m}, {n}})})[0];
+      std::vector<double> expected;
+      for (int p = 0; p < 6; ++p)
+        for (int i = 0; i < m; ++i)
+          for (int j = 0; j < n; ++j) {
+            double sum = 0;
+            for (int l = 0; l < k; ++l)
+              sum += static_cast<double>(a.values[p * m * k + (ta ? l * m + i : i * k + l)]) *
+                     b.values[p / 3 * n * k + (tb ? j * k + l : l * n + j)];
+            expected.push_back(sum);
+          }
+      expect_equal(c, expected);
+    }
+}
+
+TEST(BatchedMatmulKernel, DerivativesAreSlopes) {
+  Op op = op_of(batched_matmul);
+  const Tensor q = parameter({{2}, {3}, {4}, {5}, {6}}), k = parameter({{2}, {3}, {1}, {7}, {6}}),
+               v = parameter({{2}, {3}, {1}, {6}, {7}});
+  const Tensor relative = parameter({{1}, {3}, {4}, {7}, {6}}), scores = plain({{2}, {3}, {4}, {5}, {7}});
+  expect_derivative(machine_of(op, {q, v}, {scores}));
+  op.transpose_b = true;
+  expect_derivative(machine_of(op, {q, k}, {scores}));
+  expect_derivative(machine_of(op, {q, relative}, {scores}));
+}
+
+// --- Attention
+
+struct Heads {
+  std::int64_t batch = 2, queries = 6, keys = 6, groups = 2, heads = 3, dim = 4;
+  std::int64_t rows() const { return batch * queries * groups * heads; }
+  Tensor fused() const {
+    return parameter({{batch, Axis::batch},
+                      {queries, Axis::sequence},
+                      {groups, Axis::groups},
+                      {heads + 2, Axis::group_qkv},
+                      {dim, Axis::head_dim}});
+  }
+  Tensor q() const {
+    return parameter({{batch, Axis::batch},
+                      {queries, Axis::sequence},
+                      {groups, Axis::groups},
+                      {heads, Axis::group_heads},
+                      {dim, Axis::head_dim}});
+  }
+  Tensor kv() const {
+    return parameter(
+        {{batch, Axis::batch}, {keys, Axis::sequence}, {groups, Axis::groups}, {2, Axis::none}, {dim, Axis::head_dim}});
+  }
+  Tensor context() const {
+    Tensor t = q();
+    t.category = Category::activation;
+    return t;
+  }
+  Tensor lse() const {
+    return plain({{batch, Axis::batch}, {groups, Axis::groups}, {heads, Axis::group_heads}, {queries, Axis::sequence}});
+  }
+};
+
+using Visible = std::function<bool(std::int64_t query, std::int64_t key)>;
+
+// Equation 1 in double, one score at a time. A row that sees nothing is zero, with a log-sum-exp of -infinity.
+struct NaiveAttention {
+  std::vector<double> context, lse;
+};
+NaiveAttention naive_attention(const Heads& s, const Values& q, const Values& kv, const Visible& visible) {
+  NaiveAttention out;
+  out.context.resize(static_cast<std::size_t>(s.rows() * s.dim));
+  out.lse.resize(static_cast<std::size_t>(s.rows()));
+  for (int b = 0; b < s.batch; ++b)
+    for (int g = 0; g < s.groups; ++g)
+      for (int h = 0; h < s.heads; ++h)
+        for (int i = 0; i < s.queries; ++i) {
+          const std::int64_t query = ((b * s.queries + i) * s.groups + g) * s.heads + h;
+          const auto key = [&](std::int64_t j, int part) { return ((b * s.keys + j) * s.groups + g) * 2 + part; };
+          double sum = 0;
+          for (int j = 0; j < s.keys; ++j) {
+            if (!visible(i, j)) continue;
+            double score = 0;
+            for (int d = 0; d < s.dim; ++d)
+              score += static_cast<double>(q[query * s.dim + d]) * kv[key(j, 0) * s.dim + d];
+            const double weight = std::exp(score / std::sqrt(static_cast<double>(s.dim)));
+            sum += weight;
+            for (int d = 0; d < s.dim; ++d) out.context[query * s.dim + d] += weight * kv[key(j, 1) * s.dim + d];
+          }
+          for (int d = 0; d < s.dim && sum > 0; ++d) out.context[query * s.dim + d] /= sum;
+          out.lse[((b * s.groups + g) * s.heads + h) * s.queries + i] = std::log(sum);
+        }
+  return out;
+}
+
+// Queries, keys and values as one fused tensor.
+Values fuse(const Heads& s, const Values& q, const Values& kv) {
+  Values fused;
+  for (int token = 0; token < s.batch * s.queries * s.groups; ++token) {
+    fused.insert(fused.end(), &q[token * s.heads * s.dim], &q[token * s.heads * s.dim] + s.heads * s.dim);
+    fused.insert(fused.end(), &kv[token * 2 * s.dim], &kv[token * 2 * s.dim] + 2 * s.dim);
+  }
+  return fused;
+}
+
+void expect_lse(const Values& actual, const std::vector<double>& expected) {
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    if (std::isinf(expected[i])) {
+      EXPECT_EQ(actual[i], -std::numeric_limits<float>::infinity());
+    } else {
+      EXPECT_NEAR(actual[i], expected[i], 1e-5);
+    }
+  }
+}
+
+TEST(AttentionKernel, IsTheSoftmaxAverageUnderEveryMask) {
+  for (const std::int64_t keys : {6, 9})
+    for (const bool causal : {false, true})
+      for (const std::int64_t window : {0, 1, 2, 3}) {
+        Heads s;
+        s.keys = keys;
+        Op op = op_of(attention);
+        op.causal = causal;
+        op.window = window;
+        const Values q = random_values(s.q().elements(), 1), kv = random_values(s.kv().elements(), 2);
+        const auto expected = naive_attention(s, q, kv, [&](std::int64_t i, std::int64_t j) {
+          const std::int64_t behind = i + keys - s.queries - j;  // queries are the last positions
+          if (causal) return behind >= 0 && (window == 0 || behind < window);
+          const std::array<std::int64_t, 4> most_behind{keys, 0, 0, 1}, most_ahead{keys, 0, 1, 1};
+          return behind <= most_behind[window] && -behind <= most_ahead[window];
+        });
+        const auto split = call(op, {{s.q(), q}, {s.kv(), kv}}, {s.context(), s.lse()});
+        expect_equal(split[0], expected.context);
+        expect_lse(split[1], expected.lse);
+        if (keys != s.queries) continue;
+        const auto fused = call(op, {{s.fused(), fuse(s, q, kv)}}, {s.context(), s.lse()});
+        expect_equal(fused[0], expected.context);
+        expect_lse(fused[1], expected.lse);
+      }
+}
+
+TEST(AttentionKernel, DerivativesAreSlopesFusedAndSplit) {
+  for (const bool causal : {false, true})
+    for (const std::int64_t window : {0, 3}) {
+      Heads s;
+      Op op = op_of(attention);
+      op.causal = causal;
+      op.window = window;
+      expect_derivative(machine_of(op, {s.fused()}, {s.context(), s.lse()}));
+      s.keys = 8;
+      expect_derivative(machine_of(op, {s.q(), s.kv()}, {s.context(), s.lse()}));
+    }
+}
+
+TEST(AttentionKernel, ComparesPositionsInTheWholeSequence) {
+  // Zigzag: this rank has the first and the last of four parts, and looks at the second and third.
+  Heads s;
+  s.queries = s.keys = 4;
+  const std::array<std::int64_t, 4> queries{0, 1, 6, 7}, keys{2, 3, 4, 5};
+  KernelContext context;
+  context.query_positions = queries;
+  context.key_positions = keys;
+  Op op = op_of(attention);
+  op.causal = true;
+  const Values q = random_values(s.q().elements(), 1), kv = random_values(s.kv().elements(), 2);
+  const auto expected =
+      naive_attention(s, q, kv, [&](std::int64_t i, std::int64_t j) { return keys[j] <= queries[i]; });
+  const auto actual = call(op, {{s.q(), q}, {s.kv(), kv}}, {s.context(), s.lse()}, context);
+  expect_equal(actual[0], expected.context);
+  expect_lse(actual[1], expected.lse);
+  EXPECT_EQ(actual[0][0], 0);  // the first query sees no key
+}
+
+// Keys in two halves with a causal mask by position: the first queries see none of the second half.
+struct Halves {
+  Heads whole, half;
+  std::array<std::int64_t, 6> queries{0, 1, 2, 3, 4, 5};
+  std::array<std::array<std::int64_t, 3>, 2> keys{{{0, 1, 2}, {3, 4, 5}}};
+  Values q, kv;
+  std::array<Values, 2> kv_half;
+  Op op = op_of(attention);
+
+  Halves() {
+    whole.batch = half.batch = 1;
+    half.keys = 3;
+    q = random_values(whole.q().elements(), 1);
+    kv = random_values(whole.kv().elements(), 2);
+    kv_half[0].assign(kv.begin(), kv.begin() + kv.size() / 2);
+    kv_half[1].assign(kv.begin() + kv.size() / 2, kv.end());
+    op.causal = true;
+  }
+  KernelContext context(std::size_t part) const {
+    KernelContext c;
+    c.query_positions = queries;
+    c.key_positions = keys[part];
+    return c;
+  }
+};
+
+TEST(MergeAttentionKernel, TwoHalvesOfTheKeysAreAttentionOverAll) {
+  const Halves h;
+  const auto all = call(h.op, {{h.whole.q(), h.q}, {h.whole.kv(), h.kv}}, {h.whole.context(), h.whole.lse()});
+  std::vector<Operand> parts;
+  for (const std::size_t i : {0, 1}) {
+    const auto part =
+        call(h.op, {{h.half.q(), h.q}, {h.half.kv(), h.kv_half[i]}}, {h.half.context(), h.half.lse()}, h.context(i));
+    parts.push_back({h.half.context(), part[0]});
+    parts.push_back({h.half.lse(), part[1]});
+  }
+  const auto merged = call(op_of(merge_attention), parts, {h.whole.context(), h.whole.lse()});
+  expect_equal(merged[0], {all[0].begin(), all[0].end()});
+  expect_equal(merged[1], {all[1].begin(), all[1].end()});
+}
+
+TEST(MergeAttentionKernel, NothingAndNothingIsNothing) {
+  const Heads s;
+  const Operand context{s.context(), Values(s.rows() * s.dim, 0)},
+      lse{s.lse(), Values(s.rows(), -std::numeric_limits<float>::infinity())};
+  const auto merged = call(op_of(merge_attention), {context, lse, context, lse}, {s.context(), s.lse()});
+  EXPECT_EQ(merged[0], context.values);
+  EXPECT_EQ(merged[1], lse.values);
+}
+
+TEST(AttentionKernel, BackwardOverTwoHalvesOfTheKeysSumsToTheWhole) {
+  const Halves h;
+  const auto out = call(h.op, {{h.whole.q(), h.q}, {h.whole.kv(), h.kv}}, {h.whole.context(), h.whole.lse()});
+  const Operand d{h.whole.context(), random_values(h.whole.context().elements(), 3)},
+      context{h.whole.context(), out[0]}, lse{h.whole.lse(), out[1]};
+  Op op = h.op;
+  op.kind = attention_backward;
+  const auto all = call(op, {d, context, lse, {h.whole.q(), h.q}, {h.whole.kv(), h.kv}}, {h.whole.q(), h.whole.kv()});
+  const auto first = call(op, {d, context, lse, {h.half.q(), h.q}, {h.half.kv(), h.kv_half[0]}},
+                          {h.half.q(), h.half.kv()}, h.context(0));
+  const auto second = call(op, {d, context, lse, {h.half.q(), h.q}, {h.half.kv(), h.kv_half[1]}},
+                           {h.half.q(), h.half.kv()}, h.context(1));
+  std::vector<double> dq(h.q.size()), dkv(first[1].begin(), first[1].end());
+  for (std::size_t i = 0; i < dq.size(); ++i) dq[i] = static_cast<double>(first[0][i]) + second[0][i];
+  dkv.insert(dkv.end(), second[1].begin(), second[1].end());
+  expect_equal(all[0], dq);
+  expect_equal(all[1], dkv);
+  // A step that sees the first keys only has no gradient for the others.
+  const auto partial = call(op, {d, context, lse, {h.half.q(), h.q}, {h.half.kv(), h.kv_half[0]}},
+                            {h.whole.q(), h.whole.kv()}, h.context(0));
+  std::vector<double> padded(first[1].begin(), first[1].end());
+  padded.resize(h.kv.size());
+  expect_equal(partial[1], padded);
+}
+
+TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
+  Heads s;
+  s.groups = s.heads = 1;  // [batch, sequence, 1, 1, dim] is [batch, 1, 1, sequence, dim]
+  Operand q = random_operand({{2}, {1}, {1}, {6}, {4}}, 1), k = random_operand({{2}, {1}, {1}, {6}, {4}}, 2),
+          v = random_operand({{2}, {1}, {1}, {6}, {4}}, 3);
+  Op product = op_of(batched_matmul), normalise = op_of(softmax);
+  product.transpose_b = true;
+  normalise.causal = true;
+  KernelContext context;
+  context.attention_scale = 0.5;
+  const Tensor scores = plain({{2}, {1}, {1}, {6}, {6}});
+  const Values raw = call(product, {q, k}, {scores})[0];
+  const Values probabilities = call(normalise, {{scores, raw}}, {scores}, context)[0];
+  product.transpose_b = false;
+  const Values rows = call(product, {{scores, probabilities}, v}, {q.tensor})[0];
+  Values kv;
+  for (int t = 0; t < 12; ++t) {
+    kv.insert(kv.end(), &k.values[t * 4], &k.values[t * 4] + 4);
+    kv.insert(kv.end(), &v.values[t * 4], &v.values[t * 4] + 4);
+  }
+  expect_equal(rows, naive_attention(s, q.values, kv, [](std::int64_t i, std::int64_t j) { return j <= i; }).context);
+}
+
+TEST(SoftmaxKernel, DerivativesAreSlopes) {
+  for (const bool causal : {false, true}) {
+    Op op = op_of(softmax);
+    op.causal = causal;
+    Machine m = machine_of(op, {parameter({{2}, {3}, {4}, {5}})}, {plain({{2}, {3}, {4}, {5}})});
+    m.context.attention_scale = 0.7;
+    expect_derivative(m);
+  }
+}
+
+TEST(SoftmaxKernel, WithoutAScaleThrows) {
+  const Operand x = random_operand({{3}, {4}}, 1);
+  EXPECT_THROW(call(op_of(softmax), {x}, {x.tensor}), std::logic_error);
+}
+
+TEST(RotaryKernel, RotatesQueriesAndKeysAndLeavesValues) {
+  const Heads s;
+  const Operand x{s.fused(), random_values(s.fused().elements(), 1)};
+  const Values y = call(op_of(rotary), {x}, {s.fused()})[0];
+  const Values back = call(op_of(rotary_backward), {{s.fused(), y}}, {s.fused()})[0];
+  expect_equal(back, {x.values.begin(), x.values.end()});
+  bool moved = false;
+  for (std::int64_t v = 0; v < s.fused().elements() / s.dim; ++v) {
+    const float *a = &x.values[v * s.dim], *b = &y[v * s.dim];
+    EXPECT_NEAR(std::inner_product(a, a + s.dim, a, 0.0), std::inner_product(b, b + s.dim, b, 0.0), 1e-5);
+    if (v % (s.heads + 2) == s.heads + 1) {
+      EXPECT_TRUE(std::equal(a, a + s.dim, b)) << "values pass";
+    }
+    moved = moved || !std::equal(a, a + s.dim, b);
+  }
+  EXPECT_TRUE(moved);
+}
+
+TEST(RotaryKernel, ScoresDependOnDistanceAlone) {
+  const Tensor t =
+      plain({{1, Axis::batch}, {2, Axis::sequence}, {1, Axis::groups}, {1, Axis::group_heads}, {8, Axis::head_dim}});
+  const Operand x{t, random_values(16, 1)};
+  const auto score = [&](std::int64_t first, std::int64_t second) {
+    const std::array<std::int64_t, 2> positions{first, second};
+    KernelContext context;
+    context.query_positions = positions;
+    const Values y = call(op_of(rotary), {x}, {t}, context)[0];
+    return std::inner_product(y.begin(), y.begin() + 8, y.begin() + 8, 0.0);
+  };
+  EXPECT_NEAR(score(0, 3), score(17, 20), 1e-5);
+  EXPECT_GT(std::abs(score(0, 3) - score(0, 4)), 1e-3);
+}
+
+TEST(RotaryKernel, TurnsTheFirstPairByItsPositionInRadians) {
+  const Tensor t =
+      plain({{1, Axis::batch}, {1, Axis::sequence}, {1, Axis::groups}, {1, Axis::group_heads}, {4, Axis::head_dim}});
+  const std::array<std::int64_t, 1> positions{2};
+  KernelContext context;
+  context.query_positions = positions;
+  const Values y = call(op_of(rotary), {{t, {1, 0, 0, 1}}}, {t}, context)[0];
+  // Pairs (0, 2) and (1, 3), the second at 10000^(-1/2) of the speed.
+  expect_equal(y, {std::cos(2.0), -std::sin(0.02), std::sin(2.0), std::cos(0.02)});
+}
+
+TEST(RotaryKernel, DerivativesAreSlopes) {
+  const Heads s;
+  expect_derivative(machine_of(op_of(rotary), {s.fused()}, {s.fused()}));
+  expect_derivative(machine_of(op_of(rotary), {s.q()}, {s.q()}));
+}
+
+// --- Norms
+
+std::vector<double> naive_norm(const Values& x, std::int64_t width, const Values& weight, const Values& bias,
+                               bool centred, double epsilon) {
+  std::vector<double> y;
+  for (std::size_t begin = 0; begin < x.size(); begin += width) {
+    double mean = 0, square = 0;
+    for (int i = 0; i < width; ++i) {
+      mean += centred ? x[begin + i] / static_cast<double>(width) : 0;
+      square += static_cast<double>(x[begin + i]) * x[begin + i] / static_cast<double>(width);
+    }
+    for (int i = 0; i < width; ++i)
+      y.push_back((x[begin + i] - mean) / std::sqrt(square - mean * mean + epsilon) * weight[i] +
+                  (bias.empty() ? 0 : bias[i]));
+  }
+  return y;
+}
+
+TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
+  Op op = op_of(norm);
+  op.scalar = 1e-2f;
+  const Operand x = random_operand({{2}, {3}, {8}}, 1), weight = random_operand({{8}}, 2),
+                bias = random_operand({{8}}, 3);
+  expect_equal(call(op, {x, weight, bias}, {x.tensor, plain({{2}, {3}, {2}})})[0],
+               naive_norm(x.values, 8, weight.values, bias.values, true, 1e-2));
+  expect_equal(call(op, {x, weight}, {x.tensor, plain({{2}, {3}, {1}})})[0],
+               naive_norm(x.values, 8, weight.values, {}, false, 1e-2));
+}
+
+TEST(NormKernel, OfAFusedQkvLeavesValues) {
+  Op op = op_of(norm);
+  op.scalar = 1e-5f;
+  const Heads s;
+  const Operand x{s.fused(), random_values(s.fused().elements(), 1)}, weight = random_operand({{2}, {4}}, 2);
+  const Tensor statistics = plain({{2}, {6}, {2}, {5}, {1}});
+  const Values y = call(op, {x, weight}, {s.fused(), statistics})[0];
+  const Values query_weight(weight.values.begin(), weight.values.begin() + 4),
+      key_weight(weight.values.begin() + 4, weight.values.end());
+  const auto as_query = naive_norm(x.values, 4, query_weight, {}, false, 1e-5),
+             as_key = naive_norm(x.values, 4, key_weight, {}, false, 1e-5);
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const std::size_t part = i / 4 % 5;
+    EXPECT_NEAR(y[i], part == 4 ? x.values[i] : part == 3 ? as_key[i] : as_query[i], 1e-5);
+  }
+}
+
+TEST(NormKernel, OfAFusedQkvMayHaveAWeightForEveryHead) {
+  Op op = op_of(norm);
+  const Heads s;
+  const Operand x{s.fused(), random_values(s.fused().elements(), 1)}, weight = random_operand({{2}, {4}, {4}}, 2);
+  const Values y = call(op, {x, weight}, {s.fused(), plain({{2}, {6}, {2}, {5}, {1}})})[0];
+  for (int v = 0; v < s.fused().elements() / 4; ++v) {
+    const int part = v % 5, group = v / 5 % 2;
+    if (part == 4) continue;
+    const Values head(&x.values[v * 4], &x.values[v * 4] + 4),
+        w(&weight.values[(group * 4 + part) * 4], &weight.values[(group * 4 + part) * 4] + 4);
+    expect_equal({&y[v * 4], &y[v * 4] + 4}, naive_norm(head, 4, w, {}, false, 0));
+  }
+}
+
+TEST(NormKernel, BehindALatentLeavesTheRotaryKey) {
+  Op op = op_of(norm);
+  const Operand x = random_operand({{2}, {3}, {8}}, 1), weight = random_operand({{6}}, 2);
+  const Values y = call(op, {x, weight}, {x.tensor, plain({{2}, {3}, {1}})})[0];
+  for (int v = 0; v < 6; ++v) {
+    const Values latent(&x.values[v * 8], &x.values[v * 8] + 6);
+    expect_equal({&y[v * 8], &y[v * 8] + 6}, naive_norm(latent, 6, weight.values, {}, false, 0));
+    EXPECT_EQ(y[v * 8 + 6], x.values[v * 8 + 6]);
+    EXPECT_EQ(y[v * 8 + 7], x.values[v * 8 + 7]);
+  }
+}
+
+TEST(NormKernel, DerivativesAreSlopes) {
+  Op op = op_of(norm);
+  op.scalar = 1e-2f;
+  const Tensor x = parameter({{2}, {3}, {8}}), weight = parameter({{8}});
+  expect_derivative(machine_of(op, {x, weight, weight}, {plain({{2}, {3}, {8}}), plain({{2}, {3}, {2}})}));
+  expect_derivative(machine_of(op, {x, weight}, {plain({{2}, {3}, {8}}), plain({{2}, {3}, {1}})}));
+  expect_derivative(machine_of(op, {x, parameter({{6}})}, {plain({{2}, {3}, {8}}), plain({{2}, {3}, {1}})}));
+  const Heads s;
+  const Tensor per_head = parameter({{2, Axis::groups}, {4, Axis::group_heads}, {4, Axis::head_dim}}),
+               per_kind = parameter({{2}, {4}});
+  for (const Tensor& w : {per_head, per_kind})
+    expect_derivative(machine_of(op, {s.fused(), w}, {s.fused(), plain({{2}, {6}, {2}, {5}, {1}})}));
+}
+
+TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
+  Op op = op_of(norm_backward);
+  op.accumulate = true;
+  const Tensor wide = plain({{3}, {4}}), weight = plain({{4}}), statistics = plain({{3}, {1}});
+  Values dy = random_values(12, 1), x = random_values(12, 2), w = random_values(4, 3), r{1, 1, 1}, dx(12, NAN),
+         dw(4, 100);
+  const std::array<Buffer, 4> reads{Buffer{dy.data(), &wide}, Buffer{x.data(), &wide}, Buffer{w.data(), &weight},
+                                    Buffer{r.data(), &statistics}};
+  const std::array<Buffer, 2> writes{Buffer{dx.data(), &wide}, Buffer{dw.data(), &weight}};
+  run_kernel(op, reads, writes, {});
+  for (const float d : dx) EXPECT_FALSE(std::isnan(d));
+  for (int i = 0; i < 4; ++i)
+    EXPECT_NEAR(dw[i], 100 + dy[i] * x[i] + dy[4 + i] * x[4 + i] + dy[8 + i] * x[8 + i], 1e-4);
+}
+
+// --- Element by element
+
+TEST(ActivationKernel, TakesTheTextbookValues) {
+  const auto at = [](ActivationFunction f, float x) {
+    Op op = op_of(activation);
+    op.function = f;
+    return call(op, {{plain({{1}}), {x}}}, {plain({{1}})})[0][0];
+  };
+  // x Phi(x) with Phi(1) = 0.8413447, Phi(-2) = 0.0227501; sigmoid(1) = 0.7310586, sigmoid(1.702) = 0.8457958.
+  EXPECT_NEAR(at(ActivationFunction::gelu, 1), 0.8413447, 1e-6);
+  EXPECT_NEAR(at(ActivationFunction::gelu, -2), -0.0455003, 1e-6);
+  EXPECT_NEAR(at(ActivationFunction::geglu, 1), 0.8413447, 1e-6);
+  EXPECT_NEAR(at(ActivationFunction::swiglu, 1), 0.7310586, 1e-6);
+  EXPECT_NEAR(at(ActivationFunction::quick_gelu, 1), 0.8457958, 1e-6);
+  EXPECT_EQ(at(ActivationFunction::relu, -3), 0);
+  EXPECT_EQ(at(ActivationFunction::relu, 3), 3);
+  EXPECT_EQ(at(ActivationFunction::relu2, -3), 0);
+  EXPECT_EQ(at(ActivationFunction::relu2, 3), 9);
+}
+
+TEST(ActivationKernel, AGateMultipliesTheSecondHalf) {
+  Op op = op_of(activation);
+  op.function = ActivationFunction::swiglu;
+  const Operand x = random_operand({{3}, {2}, {4}}, 1), bias = random_operand({{2}, {4}}, 2);
+  const Values y = call(op, {x, bias}, {plain({{3}, {4}})})[0];
+  std::vector<double> expected;
+  for (int t = 0; t < 3; ++t)
+    for (int i = 0; i < 4; ++i) {
+      const double gate = x.values[t * 8 + i] + bias.values[i], up = x.values[t * 8 + 4 + i] + bias.values[4 + i];
+      expected.push_back(gate / (1 + std::exp(-gate)) * up);
+    }
+  expect_equal(y, expected);
+}
+
+TEST(ActivationKernel, DerivativesAreSlopes) {
+  using enum ActivationFunction;
+  for (const ActivationFunction f : {gelu, relu, swiglu, geglu, quick_gelu, relu2}) {
+    Op op = op_of(activation);
+    op.function = f;
+    // A kink within a step of the differences costs accuracy.
+    const double tolerance = f == relu ? 2e-2 : 3e-3;
+    expect_derivative(
+        machine_of(op, {parameter({{4}, {5}}), parameter({{5}})}, {plain({{4}, {5}})}), [](Machine&) {}, tolerance);
+    if (f == swiglu || f == geglu)
+      expect_derivative(machine_of(op, {parameter({{3}, {2}, {5}}), parameter({{2}, {5}})}, {plain({{3}, {5}})}));
+  }
+}
+
+TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
+  Op op = op_of(dropout);
+  op.scalar = 0.3f;
+  const std::int64_t n = 20000;
+  const Tensor t = plain({{n}});
+  const auto out = call(op, {{t, Values(n, 1)}}, {t, t});
+  const double share = std::accumulate(out[1].begin(), out[1].end(), 0.0) / static_cast<double>(n);
+  EXPECT_NEAR(share, 0.7, 5 * std::sqrt(0.3 * 0.7 / static_cast<double>(n)));
+  for (std::size_t i = 0; i < out[0].size(); ++i) EXPECT_FLOAT_EQ(out[0][i], out[1][i] / 0.7f);
+}
+
+TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
+  Op op = op_of(dropout);
+  op.scalar = 0.5f;
+  const Tensor t = plain({{64}});
+  const auto mask = [&](std::uint64_t seed, std::uint64_t stream) {
+    KernelContext context;
+    context.seed = seed;
+    context.dropout_stream = stream;
+    return call(op, {{t, Values(64, 1)}}, {t, t}, context)[1];
+  };
+  EXPECT_EQ(mask(1, 1), mask(1, 1));
+  EXPECT_NE(mask(1, 1), mask(1, 2));
+  EXPECT_NE(mask(1, 1), mask(2, 1));
+}
+
+TEST(DropoutKernel, DrawsForAPartWhatItDrawsForTheWhole) {
+  Op op = op_of(dropout);
+  op.scalar = 0.5f;
+  const Tensor whole = plain({{2, Axis::batch}, {8, Axis::sequence}, {6, Axis::hidden}});
+  const Tensor part = plain({{1, Axis::batch}, {4, Axis::sequence}, {3, Axis::hidden}});
+  const Values all = call(op, {{whole, Values(96, 1)}}, {whole, whole})[1];
+  const std::array<std::int64_t, 4> zigzag{2, 3, 6, 7};
+  for (const bool by_position : {false, true}) {
+    KernelContext context;
+    context.part_begin = {1, 4, 3};
+    context.whole_sizes = {2, 8, 6};
+    if (by_position) context.query_positions = zigzag;
+    const Values mask = call(op, {{part, Values(12, 1)}}, {part, part}, context)[1];
+    for (int s = 0; s < 4; ++s)
+      for (int h = 0; h < 3; ++h) EXPECT_EQ(mask[s * 3 + h], all[(8 + (by_position ? zigzag[s] : 4 + s)) * 6 + 3 + h]);
+  }
+}
+
+TEST(DropoutKernel, PhiloxGivesThePublishedWords) {
+  // Random123's known answers (kat_vectors) for philox4x32 of 10 rounds.
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
+            (PhiloxWords{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(DropoutKernel, DerivativesAreSlopes) {
+  const Tensor x = parameter({{2}, {5}, {6}}), y = plain({{2}, {5}, {6}});
+  Op op = op_of(dropout);
+  op.scalar = 0.4f;
+  expect_derivative(machine_of(op, {x}, {y, y}));
+  op.kind = dropout_add;
+  expect_derivative(machine_of(op, {x, x, parameter({{6}})}, {y, y}));
+}
+
+TEST(DropoutAddKernel, AddsToTheResidualWhatIsKept) {
+  Op op = op_of(dropout_add);
+  op.scalar = 0.25f;
+  const Operand x = random_operand({{4}, {6}}, 1), residual = random_operand({{4}, {6}}, 2),
+                bias = random_operand({{6}}, 3);
+  const auto out = call(op, {x, residual, bias}, {x.tensor, x.tensor});
+  std::vector<double> expected;
+  for (int i = 0; i < 24; ++i)
+    expected.push_back(residual.values[i] + out[1][i] * (x.values[i] + bias.values[i % 6]) / 0.75);
+  expect_equal(out[0], expected);
+}
+
+TEST(AddKernel, RepeatsABiasAndRowsOfPositions) {
+  const Operand a = random_operand({{2}, {3}, {4}}, 1), b = random_operand({{2}, {3}, {4}}, 2),
+                positions = random_operand({{3}, {4}}, 3);
+  const Values y = call(op_of(add), {a, b, positions}, {a.tensor})[0],
+               rows_only = call(op_of(add), {a, {absent(), {}}, positions}, {a.tensor})[0];
+  for (int i = 0; i < 24; ++i) {
+    EXPECT_NEAR(y[i], a.values[i] + b.values[i] + positions.values[i % 12], 1e-6);
+    EXPECT_NEAR(rows_only[i], a.values[i] + positions.values[i % 12], 1e-6);
+  }
+}
+
+TEST(AddKernel, DerivativesAreSlopes) {
+  const Tensor x = parameter({{2}, {3}, {4}});
+  expect_derivative(machine_of(op_of(add), {x, x, parameter({{4}})}, {plain({{2}, {3}, {4}})}));
+  expect_derivative(machine_of(op_of(add), {x, absent(), parameter({{3}, {4}})}, {plain({{2}, {3}, {4}})}));
+}
+
+TEST(MultiplyKernel, DerivativesAreSlopes) {
+  const Tensor x = parameter({{2}, {3}});
+  expect_derivative(machine_of(op_of(multiply), {x, x}, {plain({{2}, {3}})}));
+  EXPECT_EQ(call(op_of(multiply), {{x, {1, 2, 3, 4, 5, 6}}, {x, {2, 2, 2, 3, 3, 3}}}, {x})[0],
+            (Values{2, 4, 6, 12, 15, 18}));
+}
+
+TEST(CastKernel, RoundsToBf16OnRequest) {
+  Tensor narrow = plain({{5}});
+  narrow.dtype = Dtype::bf16;
+  // bf16 has 8 significant bits: 1 + 2^-8 is a tie and goes to the even 1, 1 + 3 2^-8 to 1 + 2^-6.
+  const Operand x{plain({{5}}), {1 + 0x1p-8f, 1 + 3 * 0x1p-8f, 1 + 0x1.1p-8f, -1 - 0x1.1p-8f, 3}};
+  KernelContext context;
+  EXPECT_EQ(call(op_of(cast), {x}, {narrow}, context)[0], x.values);
+  context.round_to_bf16 = true;
+  EXPECT_EQ(call(op_of(cast), {x}, {narrow}, context)[0], (Values{1, 1 + 0x1p-6f, 1 + 0x1p-7f, -1 - 0x1p-7f, 3}));
+  EXPECT_EQ(call(op_of(cast), {x}, {x.tensor}, context)[0], x.values) << "fp32 stays";
+}
+
+TEST(CastKernel, DerivativesAreSlopes) {
+  expect_derivative(machine_of(op_of(cast), {parameter({{2}, {3}})}, {plain({{2}, {3}})}));
+}
+
+TEST(ZeroFillKernel, ClearsEvenNaN) { EXPECT_EQ(call(op_of(zero_fill), {}, {plain({{3}})})[0], Values(3, 0)); }
+
+// --- Tokens
+
+TEST(EmbeddingKernel, LooksUpRowsAndLeavesOtherRanksTheirs) {
+  const Operand ids{plain({{1}, {3}}), {2, 0, 5}}, table = [] {
+    Operand t{plain({{4, Axis::vocab}, {2, Axis::hidden}}), {0, 1, 10, 11, 20, 21, 30, 31}};
+    return t;
+  }();
+  const Tensor y = plain({{1}, {3}, {2}});
+  EXPECT_EQ(call(op_of(embedding), {ids, table}, {y})[0], (Values{20, 21, 0, 1, 0, 0}));
+  KernelContext context;
+  context.first_vocabulary_row = 2;
+  EXPECT_EQ(call(op_of(embedding), {ids, table}, {y}, context)[0], (Values{0, 1, 0, 0, 30, 31}));
+  Operand segments = table;
+  segments.tensor.axes[0] = Axis::none;
+  EXPECT_THROW(call(op_of(embedding), {ids, segments}, {y}), std::logic_error);
+}
+
+TEST(EmbeddingKernel, DerivativesAreSlopes) {
+  const Machine m =
+      machine_of(op_of(embedding), {plain({{2}, {3}}), parameter({{4, Axis::vocab}, {5}})}, {plain({{2}, {3}, {5}})});
+  expect_derivative(m, [](Machine& x) { x.values(0) = {0, 3, 3, 1, 0, 3}; });  // rows seen twice, and never
+}
+
+TEST(CrossEntropyKernel, IsLogSoftmaxOfTheTarget) {
+  const Operand logits = random_operand({{2}, {3}, {7, Axis::vocab}}, 1),
+                targets{plain({{2}, {3}}), {0, 6, 3, 2, 2, 5}};
+  const Values s = call(op_of(cross_entropy), {logits, targets}, {plain({{3}, {2}, {3}})})[0];
+  for (int t = 0; t < 6; ++t) {
+    double sum = 0;
+    for (int c = 0; c < 7; ++c) sum += std::exp(static_cast<double>(logits.values[t * 7 + c]));
+    const double log_softmax = std::log(std::exp(logits.values[t * 7 + static_cast<int>(targets.values[t])]) / sum);
+    EXPECT_NEAR(s[t] + std::log(s[6 + t]) - s[12 + t], -log_softmax, 1e-5);
+  }
+}
+
+TEST(CrossEntropyKernel, LargeLogitsDoNotOverflow) {
+  const Values s = call(op_of(cross_entropy), {{plain({{1}, {2, Axis::vocab}}), {1000, 999}}, {plain({{1}}), {1}}},
+                        {plain({{3}, {1}})})[0];
+  EXPECT_NEAR(s[0] + std::log(s[1]) - s[2], std::log(1 + std::exp(1.0)), 1e-4);
+}
+
+TEST(CrossEntropyKernel, TwoHalvesOfTheVocabularyCombineToTheWhole) {
+  const Operand logits = random_operand({{4}, {6, Axis::vocab}}, 1), targets{plain({{4}}), {0, 5, 3, 2}};
+  const Tensor statistics = plain({{3}, {4}});
+  const Values whole = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
+  const Values gradient =
+      call(op_of(cross_entropy_backward), {logits, targets, {statistics, whole}}, {logits.tensor})[0];
+  std::array<Operand, 2> parts;
+  std::array<Values, 2> local;
+  std::array<KernelContext, 2> contexts;
+  for (int r = 0; r < 2; ++r) {
+    parts[r].tensor = plain({{4}, {3, Axis::vocab}});
+    for (int t = 0; t < 4; ++t)
+      parts[r].values.insert(parts[r].values.end(), &logits.values[t * 6 + r * 3], &logits.values[t * 6 + r * 3] + 3);
+    contexts[r].first_vocabulary_row = 3 * r;
+    local[r] = call(op_of(cross_entropy), {parts[r], targets}, {statistics}, contexts[r])[0];
+  }
+  Values combined(12);
+  for (int t = 0; t < 4; ++t) {
+    combined[t] = std::max(local[0][t], local[1][t]);
+    for (int r = 0; r < 2; ++r) {
+      combined[4 + t] += local[r][4 + t] * std::exp(local[r][t] - combined[t]);
+      combined[8 + t] += local[r][8 + t];
+    }
+  }
+  expect_equal(combined, {whole.begin(), whole.end()});
+  for (int r = 0; r < 2; ++r) {
+    const Values d = call(op_of(cross_entropy_backward), {parts[r], targets, {statistics, combined}}, {parts[r].tensor},
+                          contexts[r])[0];
+    for (int t = 0; t < 4; ++t)
+      for (int c = 0; c < 3; ++c) EXPECT_NEAR(d[t * 3 + c], gradient[t * 6 + r * 3 + c], 1e-6);
+  }
+}
+
+TEST(CrossEntropyKernel, DerivativesAreSlopes) {
+  const Machine m = machine_of(op_of(cross_entropy), {parameter({{2}, {3}, {7, Axis::vocab}}), plain({{2}, {3}})},
+                               {plain({{3}, {2}, {3}})});
+  expect_derivative(m, [](Machine& x) { x.values(1) = {0, 6, 3, 2, 2, 5}; });
+}
+
+TEST(CrossEntropyKernel, TheLossGradientScales) {
+  const Operand logits = random_operand({{2}, {3, Axis::vocab}}, 1), targets{plain({{2}}), {0, 2}};
+  const Tensor statistics = plain({{3}, {2}});
+  const Values s = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
+  KernelContext context;
+  const Values one =
+      call(op_of(cross_entropy_backward), {logits, targets, {statistics, s}}, {logits.tensor}, context)[0];
+  context.loss_gradient = 0.5;
+  const Values half =
+      call(op_of(cross_entropy_backward), {logits, targets, {statistics, s}}, {logits.tensor}, context)[0];
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_FLOAT_EQ(half[i], one[i] / 2);
+}
+
+TEST(PoolKernel, TakesTheFirstTokenOrTheMean) {
+  const Operand x{plain({{2}, {3}, {2}}), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
+  const Tensor y = plain({{2}, {1}, {2}});
+  EXPECT_EQ(call(op_of(pool), {x}, {y})[0], (Values{1, 2, 7, 8}));
+  KernelContext context;
+  context.pool_mean = true;
+  EXPECT_EQ(call(op_of(pool), {x}, {y}, context)[0], (Values{3, 4, 9, 10}));
+  EXPECT_EQ(call(op_of(pool), {x}, {plain({{1}, {1}, {2}})})[0], (Values{6, 7})) << "over the windows of an image";
+}
+
+TEST(PoolKernel, MergesNeighboursAcrossWindows) {
+  // One image of 6x6 patches in 2x2 windows of 3x3; merged: 3x3 patches in one window.
+  KernelContext context;
+  context.images = 1;
+  Operand x{plain({{4}, {9}, {1}}), Values(36)};
+  for (int row = 0; row < 6; ++row)
+    for (int column = 0; column < 6; ++column)
+      x.values[(row / 3 * 2 + column / 3) * 9 + row % 3 * 3 + column % 3] = static_cast<float>(10 * row + column);
+  const Values y = call(op_of(pool), {x}, {plain({{1}, {9}, {4}})}, context)[0];
+  for (int row = 0; row < 3; ++row)
+    for (int column = 0; column < 3; ++column)
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(y[(row * 3 + column) * 4 + i], 10 * (2 * row + i % 2) + 2 * column + i / 2);
+  EXPECT_THROW(call(op_of(pool), {x}, {plain({{1}, {9}, {4}})}), std::logic_error) << "without the number of images";
+}
+
+TEST(PoolKernel, DerivativesAreSlopes) {
+  const Tensor x = parameter({{8}, {9}, {2}});
+  for (const bool mean : {false, true}) {
+    Machine m = machine_of(op_of(pool), {x}, {plain({{8}, {1}, {2}})});
+    m.context.pool_mean = mean;
+    expect_derivative(m);
+  }
+  expect_derivative(machine_of(op_of(pool), {x}, {plain({{2}, {1}, {2}})}));
+  Machine merging = machine_of(op_of(pool), {x}, {plain({{2}, {9}, {8}})});
+  merging.context.images = 2;
+  expect_derivative(merging);
+}
+
+// --- Optimizers
+
+TEST(GradientNormKernel, IsTheSumOfSquares) {
+  EXPECT_EQ(call(op_of(gradient_norm), {{plain({{3}}), {1, -2, 3}}}, {plain({{1}})})[0][0], 14);
+}
+
+// Buffers that live over several steps, updated in place.
+class Training {
+ public:
+  Training(Op op, std::vector<std::size_t> reads, std::vector<std::size_t> writes)
+      : op_(op), reads_(std::move(reads)), writes_(std::move(writes)) {}
+  void step(const KernelContext& context) {
+    std::vector<Buffer> in, out;
+    for (const std::size_t i : reads_) in.push_back({&state[i], &scalar_});
+    for (const std::size_t i : writes_) out.push_back({&state[i], i == 1 ? &narrow_ : &scalar_});
+    run_kernel(op_, in, out, context);
+  }
+  // Gradient, parameter, master, moments.
+  std::array<float, 5> state{0, 0.7f, 0.7f, 0, 0};
+
+ private:
+  Op op_;
+  std::vector<std::size_t> reads_, writes_;
+  Tensor scalar_ = plain({{1}}), narrow_ = shaped({{1}}, Category::parameter, Dtype::bf16);
+};
+
+TEST(AdamKernel, FollowsTheFormulaOverSteps) {
+  for (const bool decoupled : {true, false})
+    for (const bool master : {true, false}) {
+      Training t(op_of(adam), master ? std::vector<std::size_t>{0, 2, 3, 4} : std::vector<std::size_t>{0, 1, 3, 4},
+                 master ? std::vector<std::size_t>{1, 2, 3, 4} : std::vector<std::size_t>{1, 3, 4});
+      KernelContext c;
+      c.learning_rate = 0.01;
+      c.weight_decay = 0.1;
+      c.epsilon = 0.01;
+      c.gradient_scale = 0.5;
+      c.decoupled_weight_decay = decoupled;
+      double w = 0.7f, m = 0, v = 0;
+      for (int step = 1; step <= 5; ++step) {
+        const double given = std::sin(step);
+        t.state[0] = static_cast<float>(given);
+        c.step = step;
+        t.step(c);
+        const double g = given / 2 + (decoupled ? 0 : 0.1 * w);
+        if (decoupled) w *= 1 - 0.01 * 0.1;
+        m = 0.9 * m + 0.1 * g;
+        v = 0.999 * v + 0.001 * g * g;
+        w -= 0.01 * (m / (1 - std::pow(0.9, step))) / (std::sqrt(v / (1 - std::pow(0.999, step))) + 0.01);
+        EXPECT_NEAR(t.state[1], w, 1e-6);
+        if (master) {
+          EXPECT_NEAR(t.state[2], w, 1e-6);
+        }
+        EXPECT_NEAR(t.state[3], m, 1e-6);
+        EXPECT_NEAR(t.state[4], v, 1e-6);
+      }
+    }
+}
+
+TEST(AdamKernel, AMasterCopyKeepsWhatBf16Loses) {
+  Training t(op_of(adam), {0, 2, 3, 4}, {1, 2, 3, 4});
+  KernelContext c;
+  c.round_to_bf16 = true;
+  c.learning_rate = 1e-4;  // below bf16's spacing of 2^-8 at 0.7
+  for (c.step = 1; c.step <= 20; ++c.step) {
+    t.state[0] = 1;
+    t.step(c);
+  }
+  EXPECT_NEAR(t.state[2], 0.7 - 20 * 1e-4, 1e-5);
+  EXPECT_EQ(t.state[1] * 256, std::round(t.state[1] * 256));
+}
+
+TEST(SgdKernel, FollowsTheFormulaOverSteps) {
+  for (const bool momentum : {true, false})
+    for (const bool master : {true, false}) {
+      std::vector<std::size_t> reads{0, master ? 2u : 1u}, writes{1};
+      if (master) writes.push_back(2);
+      if (momentum) {
+        reads.push_back(3);
+        writes.push_back(3);
+      }
+      Training t(op_of(sgd), reads, writes);
+      KernelContext c;
+      c.learning_rate = 0.1;
+      c.weight_decay = 0.01;
+      double w = 0.7f, v = 0;
+      for (int step = 1; step <= 5; ++step) {
+        t.state[0] = static_cast<float>(std::cos(step));
+        t.step(c);
+        v = (momentum ? 0.9 : 0) * v + std::cos(step) + 0.01 * w;
+        w -= 0.1 * v;
+        EXPECT_NEAR(t.state[1], w, 1e-6) << momentum << master;
+        if (master) {
+          EXPECT_NEAR(t.state[2], w, 1e-6);
+        }
+      }
+    }
+}
+
+// --- What cannot be run
+
+TEST(Kernels, WhatMovesDataIsNoKernel) {
+  const Operand x = random_operand({{4}}, 1);
+  for (int kind = 0; kind < kOpKinds; ++kind) {
+    const auto k = static_cast<OpKind>(kind);
+    if (is_communication(k) || is_copy(k)) {
+      EXPECT_THROW(call(op_of(k), {x}, {x.tensor}), std::logic_error) << name_of(k);
+    }
+  }
+  EXPECT_THROW(call(op_of(static_cast<OpKind>(kOpKinds)), {x}, {x.tensor}), std::logic_error);
+}
+
+TEST(Kernels, MissingOperandsAreRefused) {
+  // Each with neither operands nor results: none may pass as a kernel that does nothing.
+  for (int kind = 0; kind < kOpKinds; ++kind)
+    EXPECT_THROW(call(op_of(static_cast<OpKind>(kind)), {}, {}), std::logic_error)
+        << name_of(static_cast<OpKind>(kind));
+}
+
+TEST(Kernels, ShapesThatDoNotFitAreRefused) {
+  const Operand x = random_operand({{3}, {5}}, 1), w = random_operand({{4}, {2}}, 2), y = random_operand({{3}, {2}}, 3);
+  EXPECT_THROW(call(op_of(linear), {x, w}, {y.tensor}), std::logic_error);
+  EXPECT_THROW(call(op_of(add), {x, y}, {x.tensor}), std::logic_error);
+  EXPECT_THROW(call(op_of(norm), {x, random_operand({{6}}, 4)}, {x.tensor, plain({{3}, {1}})}), std::logic_error);
+  // Latent attention: keys narrower than queries.
+  const Operand q = random_operand({{1}, {3}, {2}, {1}, {6}}, 1), kv = random_operand({{1}, {3}, {2}, {1}, {8}}, 2);
+  EXPECT_THROW(call(op_of(attention), {q, kv}, {plain({{1}, {3}, {2}, {1}, {4}}), plain({{1}, {2}, {1}, {3}})}),
+               std::logic_error);
+}
+
+}  // namespace
+}  // namespace orrery::cpu
