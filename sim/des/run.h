@@ -86,6 +86,8 @@ struct StreamRun : Self {
 
 struct Arrival {
   bool there = false;
+  bool received = false;   // blocking transfers: and moved
+  Self* sender = nullptr;  // that waits for it to have moved
   std::uint32_t cause = EventRecord::kNoCause;
 };
 
@@ -128,7 +130,8 @@ struct ClassRun : Self {
   std::vector<std::mt19937_64> jitter;  // by perturbation that has it
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
-  std::string waits_for;  // in words, while the controller waits for another stage
+  const Arrival* awaited = nullptr;  // the input that the controller waits for
+  std::string waits_for;             // in words, while the controller waits for another stage
 };
 
 class Simulation {

@@ -97,6 +97,8 @@ class Shard {
     const TensorId gradient_shard = piece_.add(gradient);
 
     for (Op& op : piece_.update.ops) {
+      // Every micro-batch adds to the whole buffer: all of it starts from zero.
+      if (op.kind == OpKind::zero_fill && l_.options.zero_stage < 2) continue;
       for (auto ids : {std::span<TensorId>(op.reads), std::span<TensorId>(op.writes)}) {
         std::replace(ids.begin(), ids.end(), piece_.flat_parameters, parameter_shard);
         std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
