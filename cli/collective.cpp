@@ -18,6 +18,7 @@
 #include "cli/engine_options.h"
 #include "cli/measured_collectives.h"
 #include "cli/measured_tables.h"
+#include "cli/names.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"
@@ -34,7 +35,7 @@ struct Arguments {
   std::optional<std::int64_t> nodes, ranks, ranks_per_node;
   std::string least_bytes = "8", most_bytes = "8G";
   std::int64_t step_factor = 2;
-  std::string algorithm{kProtocolNames.front()}, protocol{kProtocolNames.front()};
+  std::string algorithm{kCollectiveAlgorithmNames.front()}, protocol{kCollectiveProtocolNames.front()};
   bool measured = false;
   std::string filter;
   EngineArguments engine;
@@ -119,18 +120,6 @@ DiscreteEventOptions des_of(const Arguments& arguments) {
   return {.fidelity = options.fidelity, .routing = options.routing};
 }
 
-std::vector<std::string> algorithm_names() {
-  std::vector<std::string> names;
-  for (int a = 0; a <= static_cast<int>(CollectiveAlgorithm::direct); ++a)
-    names.emplace_back(name_of(static_cast<CollectiveAlgorithm>(a)));
-  return names;
-}
-// REQUIRES: `name` is one of `names`.
-template <class Enum, class Names>
-Enum chosen(const std::string& name, const Names& names) {
-  return static_cast<Enum>(std::find(names.begin(), names.end(), name) - names.begin());
-}
-
 struct Row {
   double bytes = 0;
   CollectivePrediction predicted;
@@ -159,8 +148,8 @@ Prediction predict(const Arguments& arguments) {
   p.calibration = predictor.calibration();
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == arguments.kind; });
-  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, algorithm_names());
-  const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kProtocolNames);
+  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kCollectiveAlgorithmNames);
+  const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kCollectiveProtocolNames);
   const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
     throw InputError(
         {option, ""}, describe(wanted),
@@ -373,10 +362,9 @@ void add_collective(CLI::App& app) {
   text("-e,--maxbytes", arguments->most_bytes, "Largest size")->type_name("SIZE")->capture_default_str();
   count("-f,--stepfactor", arguments->step_factor, "From each size to the next")->capture_default_str();
   text("--algorithm", arguments->algorithm, "Instead of the fastest, as NCCL_ALGO")
-      ->transform(CLI::IsMember(algorithm_names(), CLI::ignore_case));
+      ->transform(CLI::IsMember(texts(kCollectiveAlgorithmNames), CLI::ignore_case));
   text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
-      ->transform(
-          CLI::IsMember(std::vector<std::string>(kProtocolNames.begin(), kProtocolNames.end()), CLI::ignore_case));
+      ->transform(CLI::IsMember(texts(kCollectiveProtocolNames), CLI::ignore_case));
   command
       ->add_option_function<std::string>(
           "--measured",

@@ -27,13 +27,6 @@ inline constexpr std::array<CollectiveKind, 7> kCollectiveKinds{{{"all_reduce", 
                                                                  {"reduce", OpKind::reduce},
                                                                  {"send_recv", OpKind::ring_shift}}};
 
-inline constexpr std::array<std::string_view, 4> kProtocolNames{"automatic", "simple", "ll128", "ll"};
-inline std::string_view name_of(CollectiveProtocol protocol) {
-  return kProtocolNames[static_cast<std::size_t>(protocol)];
-}
-
-inline constexpr int kEngines = 2;
-inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical", "des"};
 // Which engines are asked for, by Engine.
 using Engines = std::array<bool, kEngines>;
 

@@ -1,29 +1,15 @@
 #include "cli/engine_options.h"
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <span>
 #include <vector>
 
+#include "cli/names.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {
-namespace {
-
-std::vector<std::string> texts(std::span<const std::string_view> names) { return {names.begin(), names.end()}; }
-
-// REQUIRES: `name` is empty or one of `names`.
-template <class Enum>
-Enum chosen(const std::string& name, std::span<const std::string_view> names) {
-  const auto at = std::find(names.begin(), names.end(), name);
-  return at == names.end() ? Enum{} : static_cast<Enum>(at - names.begin());
-}
-
-}  // namespace
-
 void EngineArguments::add_to(CLI::App& command, bool both) {
-  std::vector<std::string> engines{"analytical", "des"};
+  std::vector<std::string> engines = texts(kEngineNames);
   if (both) engines.emplace_back("both");
   command
       .add_option("--engine", engine,

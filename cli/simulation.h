@@ -1,9 +1,11 @@
 // Evaluates scenarios: reading, lowering, calibrations, engine, report.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "sim/cost/collective_cost.h"
@@ -16,6 +18,8 @@
 namespace orrery {
 
 enum class Engine : std::uint8_t { analytical, des };
+inline constexpr int kEngines = 2;
+inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical", "des"};
 
 struct SimulationOptions {
   Engine engine = Engine::analytical;

@@ -17,6 +17,11 @@ constexpr Account waiting_for(int cause) {
 
 }  // namespace
 
+const char* name_of(BlockKind kind) {
+  constexpr std::array<const char*, kBlockKinds> names{"forward", "backward", "weight_gradient", "update", "update"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
 std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
   if ((at + 1) % node.every == 0) return node.every;
   return at == count - 1 ? count % node.every : 0;

@@ -101,6 +101,8 @@ struct CompileContext {
 
 enum class BlockKind : std::uint8_t { forward, backward, weight_gradient, norm, update };
 inline constexpr int kBlockKinds = 5;
+// As ops of the report are named: the norm is a part of the update.
+const char* name_of(BlockKind kind);
 
 // Compiles blocks; keeps its working storage between calls.
 class BlockCompiler {

@@ -10,8 +10,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update",
-                                                           "update"};
 constexpr std::uint8_t kUpdateInterval = 3;  // Interval::kind beyond SlotKind
 
 std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
@@ -76,7 +74,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             return;
           }
           OpReport row;
-          row.name = fmt::format("{}.{}.{}", piece.name, kBlockNames[k], op.name);
+          row.name = fmt::format("{}.{}.{}", piece.name, name_of(static_cast<BlockKind>(k)), op.name);
           row.stream = op.stream;
           row.seconds = cost.last_seconds;
           row.times_per_step = times;

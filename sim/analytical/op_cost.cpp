@@ -7,15 +7,6 @@
 #include "sim/program/work.h"
 
 namespace orrery {
-namespace {
-
-const char* protocol_name(CollectiveProtocol p) {
-  constexpr std::array<const char*, 4> names{"automatic", "Simple", "LL128", "LL"};
-  return names[static_cast<std::size_t>(p)];
-}
-
-}  // namespace
-
 OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives)
     : cluster_(cluster), calibration_(kernels), kernels_(cluster.device, kernels), collectives_(cluster, collectives) {
   set_mesh(Mesh{});
@@ -124,7 +115,7 @@ std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, st
   if (is_communication(op.kind)) {
     const CollectiveCost c = collective(op, tensors, instances);
     return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " +
-           protocol_name(c.protocol);
+           nccl_name_of(c.protocol);
   }
   if (op.stream == Stream::storage) return "NVMe";
   if (op.stream == Stream::host) return "host memory";

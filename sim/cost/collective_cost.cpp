@@ -48,11 +48,6 @@ double bus_factor(OpKind kind, std::int64_t ranks) {
   }
 }
 
-const char* name_of_protocol(Protocol p) {
-  constexpr std::array names{"automatic", "Simple", "LL128", "LL"};
-  return names[static_cast<std::size_t>(p)];
-}
-
 }  // namespace
 
 struct CollectiveModel::Group {
@@ -594,14 +589,14 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
   for_each_candidate(kind, bytes, g, Algorithm::automatic, [&](const Candidate& c) {
     if (c.algorithm != chosen.algorithm || c.protocol != chosen.protocol) {
       others += fmt::format("{}{} {} {:.4g} us", others.empty() ? "" : ", ", orrery::name_of(c.algorithm),
-                            name_of_protocol(c.protocol), c.seconds() * 1e6);
+                            nccl_name_of(c.protocol), c.seconds() * 1e6);
       return;
     }
     text = fmt::format(
         "{} of {:.6g} bytes over {} ranks ({} node{}, {} per node), {} {}: {:.4g} us = latency {:.4g} us + max("
         "{:.4g} us in the node, {:.4g} us over NICs)",
         name_of(kind), bytes, g.n, g.nodes, g.nodes == 1 ? "" : "s", g.r, orrery::name_of(c.algorithm),
-        name_of_protocol(c.protocol), c.seconds() * 1e6, c.latency_seconds * 1e6, c.intra_seconds * 1e6,
+        nccl_name_of(c.protocol), c.seconds() * 1e6, c.latency_seconds * 1e6, c.intra_seconds * 1e6,
         c.inter_seconds * 1e6);
     if (c.intra_seconds > 0)
       text += fmt::format("; in the node {:.6g} bytes per rank at {:.4g} GB/s of {:.4g}", c.intra_bytes,

@@ -96,7 +96,8 @@ Network::Network(const RunPlan& plan) {
   std::vector<char> slowed(links.size(), 0);
   for (const ResolvedPerturbation& r : plan.perturbations)
     for (const LinkId l : r.links)
-      if (const std::uint32_t c = traffic.link_class(l); c < links.size()) {
+      if (traffic.uses(l)) {
+        const std::uint32_t c = traffic.link_class(l);
         users[c] += 2;
         if (r.perturbation.kind == PerturbationKind::slow_link) slowed[c] = 1;
       }

@@ -13,9 +13,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<const char*, kBlockKinds> kBlockNames{"forward", "backward", "weight_gradient", "update",
-                                                           "update"};
-
 // What a channel of NCCL's Simple protocol passes on at a time: NCCL_BUFFSIZE (4 MiB) over NCCL_STEPS (8). A channel a
 // device of the node.
 constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
@@ -50,26 +47,24 @@ RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
 std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
                                     bool storage, bool reversed) {
   Exchange x;
+  x.pattern = kNoPattern;
   x.communicator = communicator;
   x.kind = kind;
   x.bytes = bytes;
   x.cost = cost;
-  x.pattern = kNoPattern;
-  if (std::max(cost.intra_seconds, cost.inter_seconds) < kUnfelt * cost.latency_seconds) {
-    exchanges.push_back(x);
-    return static_cast<std::uint32_t>(exchanges.size() - 1);
+  if (std::max(cost.intra_seconds, cost.inter_seconds) >= kUnfelt * cost.latency_seconds) {
+    PatternKind pattern{.communicator = communicator,
+                        .kind = kind,
+                        .algorithm = cost.algorithm,
+                        .storage = storage,
+                        .reversed = reversed};
+    if (options.fidelity == Fidelity::step_exact) {
+      const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
+      pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)
+                                          : static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
+    }
+    x.pattern = traffic.pattern(pattern);
   }
-  PatternKind pattern{.communicator = communicator,
-                      .kind = kind,
-                      .algorithm = cost.algorithm,
-                      .storage = storage,
-                      .reversed = reversed};
-  if (options.fidelity == Fidelity::step_exact) {
-    const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
-    pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)
-                                        : static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
-  }
-  x.pattern = traffic.pattern(pattern);
   exchanges.push_back(x);
   return static_cast<std::uint32_t>(exchanges.size() - 1);
 }
@@ -85,7 +80,13 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.overlap_slowdown = request.kernels->overlap_slowdown;
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
   job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol);
+  compile_blocks(job);
+  add_block_exchanges(id, job);
+  add_stage_exchanges(id, job);
+}
 
+void RunPlan::compile_blocks(JobPlan& job) {
+  const Program& program = *job.program;
   std::vector<std::int64_t> most(program.pieces.size(), 0);
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
@@ -106,8 +107,10 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
         for (const Op& op : code.ops) job.synchronises |= op.kind == OpKind::gradient_norm;
       for (const ClockNode& node : code.nodes) {
         job.op_of[&node] = static_cast<std::uint32_t>(job.ops.size());
-        OpName name{
-            .piece = piece.name, .block = kBlockNames[k], .op = code.ops[node.op].name, .last = code.ops[node.op].name};
+        OpName name{.piece = piece.name,
+                    .block = name_of(static_cast<BlockKind>(k)),
+                    .op = code.ops[node.op].name,
+                    .last = code.ops[node.op].name};
         if (node.stream == Stream::compute && node.counted) {
           // Kernels behind it that begin no node of their own belong to it.
           const auto begins_node = [&](std::size_t op) {
@@ -125,8 +128,11 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
       }
     }
   }
+}
 
-  // Exchanges, for each number of instances that an op is run for.
+// One for each number of instances that an op is run for.
+void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
+  const Program& program = *job.program;
   const auto add = [&](std::size_t p, const BlockCode& code, const ClockNode& node, std::int64_t instances) {
     if (instances == 0 || job.exchange_of.contains({&node, instances})) return;
     const Op& op = code.ops[node.op];
@@ -162,8 +168,10 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
             if (run.count >= node.every) add(run.piece, code, node, node.every);
             add(run.piece, code, node, run.count % node.every);
           }
+}
 
-  // Between stages.
+void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
+  const Program& program = *job.program;
   const Schedule& schedule = program.schedule;
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   job.stage_at.assign(schedule.position.size(), 0);
@@ -196,7 +204,6 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     ResolvedPerturbation r;
     r.perturbation = p;
     std::vector<std::int64_t> devices = p.devices;
-    std::vector<char> hit(static_cast<std::size_t>(cluster.devices()), 0);
     if (p.kind == PerturbationKind::failing_node) {
       std::vector<std::int64_t> nodes = p.nodes;
       if (nodes.empty())
@@ -227,11 +234,14 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     if (p.kind == PerturbationKind::slow_link && p.factor > 1)
       throw InputError(at("factor"), fmt::format("{}", p.factor), "at most 1: the part of the rate that remains");
 
-    for (const std::int64_t d : devices) hit[static_cast<std::size_t>(d)] = 1;
-    for (std::size_t j = 0; j < jobs.size(); ++j)
-      for (std::int64_t rank = 0; rank < jobs[j].program->mesh.ranks(); ++rank)
-        if (hit[static_cast<std::size_t>(jobs[j].placement.device(rank, cluster.node.devices))])
-          r.ranks.emplace_back(static_cast<std::int32_t>(j), rank);
+    if (!devices.empty()) {
+      std::vector<char> hit(static_cast<std::size_t>(cluster.devices()), 0);
+      for (const std::int64_t d : devices) hit[static_cast<std::size_t>(d)] = 1;
+      for (std::size_t j = 0; j < jobs.size(); ++j)
+        for (std::int64_t rank = 0; rank < jobs[j].program->mesh.ranks(); ++rank)
+          if (hit[static_cast<std::size_t>(jobs[j].placement.device(rank, cluster.node.devices))])
+            r.ranks.emplace_back(static_cast<std::int32_t>(j), rank);
+    }
     for (const auto& [j, rank] : r.ranks) {
       traffic.mark_rank(j, rank, i + 1);
       // Every device draws its own jitter: nothing is alike any more.

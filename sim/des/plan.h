@@ -82,9 +82,14 @@ struct RunPlan {
   void add_job(const DiscreteEventJob& job, const CollectiveCalibration& collectives);
   std::uint32_t add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
                              bool storage = false, bool reversed = false);
-  // Throws InputError when one names nothing. `pointer`: of the array in the document.
+  // Throws InputError when one names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();
+
+ private:
+  void compile_blocks(JobPlan& job);
+  void add_block_exchanges(std::int32_t id, JobPlan& job);
+  void add_stage_exchanges(std::int32_t id, JobPlan& job);  // between pipeline stages
 };
 
 }  // namespace orrery

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "sim/report/summary.h"
 
@@ -39,7 +40,7 @@ Results::Results(const RunPlan& plan, const Outcome& outcome, double seconds) : 
     const double share = std::max(0.0, until - p.from_seconds) / seconds;
     std::vector<std::uint32_t> slow;
     for (const LinkId l : r.links)
-      if (const std::uint32_t c = plan.traffic.link_class(l); c < rates_.size()) slow.push_back(c);
+      if (plan.traffic.uses(l)) slow.push_back(plan.traffic.link_class(l));
     std::sort(slow.begin(), slow.end());
     slow.erase(std::unique(slow.begin(), slow.end()), slow.end());
     for (const std::uint32_t c : slow) rates_[c] *= 1 - share * (1 - p.factor);
@@ -241,79 +242,83 @@ void Results::fill_critical_path(std::size_t job, double step_seconds, DiscreteE
                    [](const CriticalPathPart& a, const CriticalPathPart& b) { return a.seconds > b.seconds; });
 }
 
+std::string Results::busiest_link_of(const ExchangeRecord& r) const {
+  const Exchange& x = plan_.exchanges[r.exchange];
+  std::map<std::uint32_t, double> busy;
+  const std::uint32_t group =
+      plan_.traffic.group_class(x.communicator, plan_.traffic.rank_classes()[r.rank_class].first_rank);
+  for (const std::uint32_t f : plan_.traffic.flows(x.pattern, group))
+    for (const LinkLoad& load : plan_.traffic.flow_classes()[f].loads) busy[load.link_class];
+  for (const FlowRecord& flow : outcome_.flows) {
+    const double overlap = least(flow.end, r.longest_end) - std::max(flow.begin, r.longest_begin);
+    if (!(overlap > 0)) continue;
+    for (const LinkLoad& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
+      if (const auto at = busy.find(load.link_class); at != busy.end())
+        at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) / rates_[load.link_class];
+  }
+  std::string name;
+  double most = 0;
+  for (const auto& [link, seconds] : busy)
+    if (seconds > most) {
+      most = seconds;
+      name = plan_.topology.name(plan_.traffic.link_classes()[link].first);
+    }
+  return name;
+}
+
 void Results::fill_contention(std::size_t job, double step_seconds, DiscreteEventReport& d) const {
   const auto classes = plan_.traffic.rank_classes();
-  std::vector<const ExchangeRecord*> slow;
-  const auto lost = [&](const ExchangeRecord& r) {
-    return r.seconds - r.times * plan_.exchanges[r.exchange].cost.seconds;
+  struct Row {
+    ContentionReport report;
+    const ExchangeRecord* slowest = nullptr;
+    double most_lost = 0;
   };
-  constexpr double kNegligible = 1e-4;  // of the step
-  for (const ExchangeRecord& r : outcome_.exchanges)
-    if (static_cast<std::size_t>(classes[r.rank_class].job) == job && lost(r) > kNegligible * step_seconds)
-      slow.push_back(&r);
-  std::stable_sort(slow.begin(), slow.end(), [&](const auto* a, const auto* b) { return lost(*a) > lost(*b); });
-  if (slow.size() > kListed) slow.resize(kListed);
-  for (const ExchangeRecord* r : slow) {
-    const Exchange& x = plan_.exchanges[r->exchange];
-    ContentionReport row;
-    row.who = who(r->rank_class);
-    row.op = what(r->rank_class, r->name);
-    const auto same = std::find_if(d.contention.begin(), d.contention.end(), [&](const ContentionReport& other) {
-      return other.who == row.who && other.op == row.op;
-    });
-    if (same != d.contention.end()) {  // in other sizes
-      same->times_per_step += r->times;
-      same->seconds += r->seconds;
-      same->seconds_alone += r->times * x.cost.seconds;
-      continue;
-    }
-    row.times_per_step = r->times;
-    row.seconds = r->seconds;
-    row.seconds_alone = r->times * x.cost.seconds;
-    // The busiest link on its way while it took longest.
-    std::map<std::uint32_t, double> busy;
-    const std::uint32_t group = plan_.traffic.group_class(x.communicator, classes[r->rank_class].first_rank);
-    for (const std::uint32_t f : plan_.traffic.flows(x.pattern, group))
-      for (const LinkLoad& load : plan_.traffic.flow_classes()[f].loads) busy[load.link_class];
-    for (const FlowRecord& flow : outcome_.flows) {
-      const double overlap = least(flow.end, r->longest_end) - std::max(flow.begin, r->longest_begin);
-      if (!(overlap > 0)) continue;
-      for (const LinkLoad& load : plan_.traffic.flow_classes()[flow.flow_class].loads)
-        if (const auto at = busy.find(load.link_class); at != busy.end())
-          at->second += load.flows * flow.wire_bytes * overlap / (flow.end - flow.begin) / rates_[load.link_class];
-    }
-    double most = 0;
-    for (const auto& [link, seconds] : busy)
-      if (seconds > most) {
-        most = seconds;
-        row.link = plan_.topology.name(plan_.traffic.link_classes()[link].first);
-      }
-    d.contention.push_back(std::move(row));
+  constexpr double kNegligible = 1e-4;                      // of the step
+  std::map<std::pair<std::string, std::string>, Row> rows;  // by who and op: it may run in several sizes
+  for (const ExchangeRecord& r : outcome_.exchanges) {
+    if (static_cast<std::size_t>(classes[r.rank_class].job) != job) continue;
+    const double alone = r.times * plan_.exchanges[r.exchange].cost.seconds, lost = r.seconds - alone;
+    if (lost <= kNegligible * step_seconds) continue;
+    const std::pair key{who(r.rank_class), what(r.rank_class, r.name)};
+    Row& row = rows[key];
+    row.report.who = key.first;
+    row.report.op = key.second;
+    row.report.times_per_step += r.times;
+    row.report.seconds += r.seconds;
+    row.report.seconds_alone += alone;
+    if (lost <= row.most_lost) continue;
+    row.most_lost = lost;
+    row.slowest = &r;
+  }
+  std::vector<Row> ordered;
+  for (auto& [key, row] : rows) ordered.push_back(std::move(row));
+  const auto lost = [](const Row& row) { return row.report.seconds - row.report.seconds_alone; };
+  std::stable_sort(ordered.begin(), ordered.end(), [&](const Row& a, const Row& b) { return lost(a) > lost(b); });
+  if (ordered.size() > kListed) ordered.resize(kListed);
+  for (Row& row : ordered) {
+    row.report.link = busiest_link_of(*row.slowest);
+    d.contention.push_back(std::move(row.report));
   }
 }
 
 void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
   const auto classes = plan_.traffic.rank_classes();
-  std::vector<const WaitRecord*> waits;
-  for (const WaitRecord& w : outcome_.waits)
-    if (static_cast<std::size_t>(classes[w.rank_class].job) == job) waits.push_back(&w);
-  std::stable_sort(waits.begin(), waits.end(), [](const auto* a, const auto* b) { return a->seconds > b->seconds; });
-  if (waits.size() > kListed) waits.resize(kListed);
-  for (const WaitRecord* w : waits) {
-    WaitReport row{who(w->rank_class), who(w->for_class), what(w->rank_class, w->name), w->times, w->seconds};
-    const auto same = std::find_if(d.waits.begin(), d.waits.end(), [&](const WaitReport& other) {
-      return other.who == row.who && other.for_whom == row.for_whom && other.op == row.op;
-    });
-    if (same == d.waits.end()) {
-      d.waits.push_back(std::move(row));
-    } else {
-      same->times += row.times;
-      same->seconds += row.seconds;
-    }
+  std::map<std::tuple<std::string, std::string, std::string>, WaitReport> rows;
+  for (const WaitRecord& w : outcome_.waits) {
+    if (static_cast<std::size_t>(classes[w.rank_class].job) != job) continue;
+    const std::tuple key{who(w.rank_class), who(w.for_class), what(w.rank_class, w.name)};
+    WaitReport& row = rows[key];
+    std::tie(row.who, row.for_whom, row.op) = key;
+    row.times += w.times;
+    row.seconds += w.seconds;
   }
+  for (auto& [key, row] : rows) d.waits.push_back(std::move(row));
+  std::stable_sort(d.waits.begin(), d.waits.end(),
+                   [](const WaitReport& a, const WaitReport& b) { return a.seconds > b.seconds; });
+  if (d.waits.size() > kListed) d.waits.resize(kListed);
 }
 
-void Results::fill_timeline(std::size_t job, std::span<const std::int32_t>, Report& report) const {
+void Results::fill_timeline(std::size_t job, Report& report) const {
   const auto classes = plan_.traffic.rank_classes();
   const JobPlan& plan = plan_.jobs[job];
   const std::size_t stages = plan.program->stages.size();
@@ -387,16 +392,15 @@ void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes,
   fill_waits(job, d);
   for (std::size_t i = 0; i < plan_.perturbations.size(); ++i) {
     const ResolvedPerturbation& r = plan_.perturbations[i];
-    const bool touches = !r.ranks.empty() || std::any_of(r.links.begin(), r.links.end(), [&](LinkId l) {
-      return plan_.traffic.link_class(l) < bytes_.size();
-    });
+    const bool touches = !r.ranks.empty() ||
+                         std::any_of(r.links.begin(), r.links.end(), [&](LinkId l) { return plan_.traffic.uses(l); });
     if (!touches)
       report.notes.push_back(fmt::format("perturbation {} ({}) touches nothing that the step uses", i,
                                          kPerturbationKindNames[static_cast<std::size_t>(r.perturbation.kind)]));
     else if (r.perturbation.from_seconds >= report.step_seconds)
       report.notes.push_back(fmt::format("perturbation {} begins after the step has ended", i));
   }
-  if (plan_.options.timeline) fill_timeline(job, stage_classes, report);
+  if (plan_.options.timeline) fill_timeline(job, report);
   report.discrete_event = std::move(d);
 }
 

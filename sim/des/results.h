@@ -25,8 +25,10 @@ class Results {
   void fill_terms(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
   void fill_critical_path(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
   void fill_contention(std::size_t job, double step_seconds, DiscreteEventReport& d) const;
+  // On its way, while it took longest.
+  std::string busiest_link_of(const ExchangeRecord& r) const;
   void fill_waits(std::size_t job, DiscreteEventReport& d) const;
-  void fill_timeline(std::size_t job, std::span<const std::int32_t> stage_classes, Report& report) const;
+  void fill_timeline(std::size_t job, Report& report) const;
   std::vector<LinkReport> busiest_links(double step_seconds) const;
   std::vector<LinkReport> link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const;
 

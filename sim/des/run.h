@@ -55,7 +55,7 @@ struct Work {
   Work* instance = nullptr;                            // the first node of the same instance of the block
   Work *compute_before = nullptr, *trigger = nullptr;  // to be done; to have started
   Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
-  double seconds = 0, last_seconds = 0;
+  double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: whenever
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // once done
@@ -93,7 +93,6 @@ struct Arrival {
 
 struct Message {
   std::uint32_t exchange = 0, to = 0;
-  SlotKind kind = SlotKind::forward;
   std::uint16_t chunk = 0;
   std::uint32_t micro_batch = 0, cause = 0;
 };
@@ -120,7 +119,7 @@ struct ClassRun : Self {
   const JobPlan* plan = nullptr;
   std::array<StreamRun, kStreams> streams;
   std::array<Sender, 2> senders;               // forwards, backwards
-  std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind: [chunk * micro_batches + micro_batch]
+  std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of(): [chunk * micro_batches + micro_batch]
   std::vector<std::unique_ptr<Line>> lines;    // reused
   std::uint32_t gate_event = EventRecord::kNoCause;
   double rate = 1;      // of kernels
@@ -153,10 +152,16 @@ class Simulation {
   void control(ClassRun& c);
   void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain, bool input_to_come,
                 const std::function<void()>& wait_for_input);
-  void drain(ClassRun& c, bool all, bool account);
-  bool await_input(ClassRun& c, const Slot& slot, std::size_t position);
+  void drain(ClassRun& c, bool all);
+  void await_input(ClassRun& c, const Slot& slot, std::size_t position);
   void post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
+  // The ranks at the same place of another stage.
+  ClassRun& counterpart(const ClassRun& c, std::int32_t stage);
+  Arrival& input_of(ClassRun& c, std::size_t direction, std::uint16_t chunk, std::uint32_t micro_batch) {
+    const auto micro_batches = static_cast<std::size_t>(c.plan->program->schedule.micro_batches);
+    return c.inputs[direction][chunk * micro_batches + micro_batch];
+  }
 
   // Streams.
   void enqueue(ClassRun& c, Line& line, Work& w);
@@ -169,6 +174,7 @@ class Simulation {
   double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
   void interrupt(ClassRun& c);
   void finish(ClassRun& c, Work& w);
+  void wake_waiters(ClassRun& c, Work& w);
   Self& waiter(ClassRun& c, int stream) {
     return stream == kController || stream == static_cast<int>(kComputeStream)
                ? static_cast<Self&>(c)
@@ -180,10 +186,9 @@ class Simulation {
                   bool moves, std::uint32_t& cause);
   void flows(const Exchange& x, std::uint32_t group_class);
   void flows_exactly(const Exchange& x, std::uint32_t group_class);
+  // What an exchange of one group class takes, by the run's fidelity.
+  void transmit(const Exchange& x, std::uint32_t group_class);
   void wait(const sg4::CommPtr& comm, std::uint32_t flow_class);
-  std::uint32_t group_of(const ClassRun& c, std::int32_t communicator) {
-    return traffic().group_class(communicator, c.first_rank);
-  }
   void sleep_until(double time) {
     if (time <= now()) return;
     ++out_.activities;
@@ -207,7 +212,6 @@ class Simulation {
   std::map<std::pair<std::uint32_t, std::size_t>, std::size_t> first_meeting_;
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> exchange_rows_;
   std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> wait_rows_;
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> group_cache_;
   struct Barrier {
     std::size_t expected = 0, arrived = 0;
     std::vector<Self*> waiting;

@@ -121,17 +121,19 @@ void Simulation::flows_exactly(const Exchange& x, std::uint32_t group_class) {
   }
 }
 
+void Simulation::transmit(const Exchange& x, std::uint32_t group_class) {
+  if (x.pattern == kNoPattern)
+    sleep(x.cost.seconds);
+  else if (plan_.options.fidelity == Fidelity::step_exact)
+    flows_exactly(x, group_class);
+  else
+    flows(x, group_class);
+}
+
 double Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
                             bool meet, bool moves, std::uint32_t& cause) {
   const Exchange& x = plan_.exchanges[id];
-  std::uint32_t group = 0;
-  if (const auto known = group_cache_.find({c.id, static_cast<std::uint32_t>(x.communicator)});
-      known != group_cache_.end()) {
-    group = known->second;
-  } else {
-    group = group_of(c, x.communicator);
-    group_cache_[{c.id, static_cast<std::uint32_t>(x.communicator)}] = group;
-  }
+  const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);
   const auto& members = traffic().group_classes()[group].members;
   const auto note = [&](std::uint32_t rank_class, double begin, double end) {
     const auto [row, is_new] = exchange_rows_.try_emplace({rank_class, id, name}, out_.exchanges.size());
@@ -150,12 +152,7 @@ double Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size
         ClassRun& other = *classes_[m];
         if (other.collectives++ == 0) interrupt(other);
       }
-    if (x.pattern == kNoPattern)
-      sleep(x.cost.seconds);
-    else if (plan_.options.fidelity == Fidelity::step_exact)
-      flows_exactly(x, group);
-    else
-      flows(x, group);
+    transmit(x, group);
     if (moves)
       for (const std::uint32_t m : members) {
         ClassRun& other = *classes_[m];

@@ -6,6 +6,7 @@
 #include "sim/des/run.h"
 
 namespace orrery {
+
 // The rules are those of sim/analytical/block_clock.h.
 void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain_all,
                           bool input_to_come, const std::function<void()>& wait_for_input) {
@@ -57,11 +58,8 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   const auto prepare = [&](Work& w, std::int64_t covered) {
     const ClockNode& node = *w.node;
     w.seconds = node.seconds;
-    w.last_seconds = node.last_seconds;
     if (node.every > 1 && covered != node.every) {
-      const OpCost cost = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered);
-      w.seconds = cost.seconds;
-      w.last_seconds = cost.last_seconds;
+      w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
     }
     const auto x = c.plan->exchange_of.find({w.node, covered});
     if (x != c.plan->exchange_of.end()) w.exchange = x->second;
@@ -138,7 +136,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
     perform(c, kComputeStream, *w, *line);
   }
   c.gate_event = compute.last_event;
-  drain(c, drain_all, true);
+  drain(c, drain_all);
   // Its output, should an asynchronous stream make it.
   for (Work* w : {entry, other_entry}) {
     if (w == nullptr || w->done) continue;
@@ -153,7 +151,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
 }
 
 // Waits for the streams' work; `all`: the asynchronous ones too.
-void Simulation::drain(ClassRun& c, bool all, bool account) {
+void Simulation::drain(ClassRun& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -167,7 +165,7 @@ void Simulation::drain(ClassRun& c, bool all, bool account) {
       c.streams[s].drain_awaited = false;
     }
     if (last == kStreams) return;
-    if (account) c.out.accounts[kExposed + last] += now() - since;
+    c.out.accounts[kExposed + last] += now() - since;
     c.gate_event = c.streams[last].last_event;
   }
 }
@@ -181,16 +179,20 @@ bool Simulation::receives(const ClassRun& c, const Slot& slot, std::int32_t& fro
   return from_stage != static_cast<std::int32_t>(c.stage);
 }
 
-// Waits until the slot's input is there. True if it came from another stage.
-bool Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+ClassRun& Simulation::counterpart(const ClassRun& c, std::int32_t stage) {
+  const std::int64_t stages_away = stage - static_cast<std::int64_t>(c.stage);
+  const std::int64_t rank = c.first_rank + stages_away * c.plan->program->mesh.stride(MeshAxis::pp);
+  return *classes_[traffic().rank_class(c.job, rank)];
+}
+
+// Waits until the slot's input is there.
+void Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
-  if (!receives(c, slot, from_stage)) return false;
+  if (!receives(c, slot, from_stage)) return;
   const JobPlan& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
-  Arrival& input =
-      c.inputs[forward ? 0 : 1][slot.chunk * static_cast<std::size_t>(schedule.micro_batches) + slot.micro_batch];
-  const double since = now();
+  Arrival& input = input_of(c, forward ? 0 : 1, slot.chunk, slot.micro_batch);
   if (!input.there) {
     c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
                               forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
@@ -200,7 +202,6 @@ bool Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position
     c.waits_for.clear();
     c.gate_event = input.cause;
   }
-  c.out.bubble += now() - since;
   if (schedule.blocking_transfers) {
     const std::uint32_t x = forward ? plan.forward[position - 1] : plan.backward[position + 1];
     if (x != kNoExchange) {
@@ -210,19 +211,16 @@ bool Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position
       c.out.transfers += now() - begin;
       input.received = true;
       if (input.sender != nullptr) input.sender->wake();
-      const std::int64_t sender =
-          c.first_rank + (from_stage - static_cast<std::int64_t>(c.stage)) * plan.program->mesh.stride(MeshAxis::pp);
       c.gate_event = record({.begin = begin,
                              .end = now(),
                              .cause = cause,
-                             .rank_class = traffic().rank_class(c.job, sender),
+                             .rank_class = counterpart(c, from_stage).id,
                              .name = c.id,
                              .chunk = slot.chunk,
                              .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
                              .kind = EventRecord::transfer});
     }
   }
-  return true;
 }
 
 void Simulation::send(ClassRun& c, std::size_t direction) {
@@ -235,8 +233,7 @@ void Simulation::send(ClassRun& c, std::size_t direction) {
     const double begin = exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
                                   kTransferName, false, false, cause);
     ClassRun& to = *classes_[m.to];
-    const auto micro_batches = static_cast<std::size_t>(to.plan->program->schedule.micro_batches);
-    Arrival& input = to.inputs[direction][m.chunk * micro_batches + m.micro_batch];
+    Arrival& input = input_of(to, direction, m.chunk, m.micro_batch);
     input.cause = record({.begin = begin,
                           .end = now(),
                           .cause = cause,
@@ -265,12 +262,8 @@ void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position
   std::uint16_t chunk = 0;
   while (schedule.position_of(static_cast<std::size_t>(to_stage), chunk) != static_cast<std::int64_t>(to_position))
     ++chunk;
-  // The rank at the same place of the other stage.
-  const std::int64_t to_rank =
-      c.first_rank + (to_stage - static_cast<std::int64_t>(c.stage)) * plan.program->mesh.stride(MeshAxis::pp);
-  ClassRun& to = *classes_[traffic().rank_class(c.job, to_rank)];
-  const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
-  Arrival& input = to.inputs[direction][chunk * micro_batches + slot.micro_batch];
+  ClassRun& to = counterpart(c, to_stage);
+  Arrival& input = input_of(to, direction, chunk, slot.micro_batch);
   if (x == kNoExchange || schedule.blocking_transfers) {
     const bool at_once = to.awaited == &input;
     input.there = true;
@@ -293,7 +286,7 @@ void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position
     return;
   }
   Sender& sender = c.senders[direction];
-  sender.queue.push_back({x, to.id, slot.kind, chunk, slot.micro_batch, c.gate_event});
+  sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event});
   if (!sender.has_actor) {
     sender.has_actor = true;
     sg4::Actor::create("sender", network_.clock(), [this, &c, direction] { send(c, direction); })->daemonize();
@@ -345,17 +338,14 @@ void Simulation::control(ClassRun& c) {
                            .stream = 0,
                            .kind = EventRecord::slot,
                            .slot_kind = static_cast<std::uint8_t>(slot.kind)});
-    if (slot.kind == SlotKind::backward) c.out.pipeline_end = now();
     post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1] : nullptr);
   }
   c.out.slots_end = now();
-  drain(c, true, true);
+  drain(c, true);
 
   if (plan.tied != kNoExchange && (c.stage == 0 || c.stage + 1 == program.stages.size())) {
-    const double since = now();
     std::uint32_t cause = c.gate_event;
     const double begin = exchange(c, c, plan.tied, kComputeStream, kTransferName, true, false, cause);
-    c.out.bubble += begin - since;
     c.out.transfers += now() - begin;
     c.gate_event = record({.begin = begin,
                            .end = now(),
@@ -386,7 +376,6 @@ void Simulation::control(ClassRun& c) {
       c.waits_for.clear();
       if (now() > since) c.gate_event = barrier.last_event;
     }
-    c.out.bubble += now() - since;
   }
   whole_stage(BlockKind::update);
   c.out.end = now();

@@ -122,19 +122,24 @@ void Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>& 
   }
 }
 
-void Simulation::finish(ClassRun& c, Work& w) {
-  w.done = true;
-  if (w.waiters == 0) return;
+// Each looks for itself whether what it waits for has come.
+void Simulation::wake_waiters(ClassRun& c, Work& w) {
   const std::uint16_t waiting = w.waiters;
   w.waiters = 0;
-  for (int s = 0; s <= kStreams; ++s)
+  for (int s = 0; waiting >> s != 0; ++s)
     if ((waiting >> s & 1) != 0) waiter(c, s).wake();
+}
+
+void Simulation::finish(ClassRun& c, Work& w) {
+  w.done = true;
+  wake_waiters(c, w);
 }
 
 void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;
+  const std::uint32_t name = c.plan->op_of.at(w.node);
   const double free = now();
   int cause = static_cast<int>(stream);
   // What came last: the stream's work before, or the line's start.
@@ -148,12 +153,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
   if (on_compute) c.out.accounts[account(cause)] += begin - free;
   w.started = true;
   w.cause = cause_event;
-  if (w.waiters != 0) {  // triggered by the start
-    const std::uint16_t waiting = w.waiters;
-    w.waiters = 0;
-    for (int i = 0; i <= kStreams; ++i)
-      if ((waiting >> i & 1) != 0) waiter(c, i).wake();
-  }
+  wake_waiters(c, w);  // triggered by the start
 
   // Whom it follows part by part.
   Work* leader = nullptr;
@@ -178,21 +178,18 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
     if (is_kernel) {
       const double seconds = w.seconds / node.count;
       if (on_compute)
-        kernel(c, seconds, c.plan->ops[c.plan->op_of.at(w.node)].kernels);
+        kernel(c, seconds, c.plan->ops[name].kernels);
       else
         sleep(seconds);
     } else {
-      const double started = exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream,
-                                      c.plan->op_of.at(w.node), true, node.moves && !on_compute, cause_event);
+      const double started = exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
+                                      node.moves && !on_compute, cause_event);
       if (part == 0) begin = started;
     }
     busy += now() - part_begin;
     if (node.count > 1) {
       ++w.parts_done;
-      const std::uint16_t waiting = w.waiters;
-      w.waiters = 0;
-      for (int i = 0; i <= kStreams; ++i)
-        if ((waiting >> i & 1) != 0) waiter(c, i).wake();
+      wake_waiters(c, w);
     }
   }
   if (on_compute) {
@@ -211,7 +208,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
                     .end = now(),
                     .cause = cause_event,
                     .rank_class = c.id,
-                    .name = c.plan->op_of.at(w.node),
+                    .name = name,
                     .chunk = 0,
                     .stream = static_cast<std::uint8_t>(stream),
                     .kind = EventRecord::op,

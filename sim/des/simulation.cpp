@@ -108,10 +108,9 @@ void Simulation::perturb() {
     }
     std::vector<std::uint32_t> links;
     for (const LinkId l : r.links) {
+      if (!traffic().uses(l)) continue;
       const std::uint32_t c = traffic().link_class(l);
-      constexpr std::uint32_t kUnused = 0xffffffff;
-      if (c != kUnused && network_.link(c) != nullptr && std::find(links.begin(), links.end(), c) == links.end())
-        links.push_back(c);
+      if (network_.link(c) != nullptr && std::find(links.begin(), links.end(), c) == links.end()) links.push_back(c);
     }
     const auto apply = [this, &p, hit, links, &r](bool begin) {
       switch (p.kind) {
@@ -188,12 +187,7 @@ Outcome Simulation::run_exchange(std::uint32_t id) {
   for (std::uint32_t g = 0; g < groups.size(); ++g)
     if (groups[g].communicator == x.communicator)
       sg4::Actor::create("group", network_.clock(), [this, &x, &end, g] {
-        if (x.pattern == kNoPattern)
-          sleep(x.cost.seconds);
-        else if (plan_.options.fidelity == Fidelity::step_exact)
-          flows_exactly(x, g);
-        else
-          flows(x, g);
+        transmit(x, g);
         end = std::max(end, now());
       });
   perturb();

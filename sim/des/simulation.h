@@ -17,11 +17,9 @@ namespace orrery {
 
 struct ClassOutcome {
   Accounts accounts{};
-  double bubble = 0;        // waiting for other stages
-  double transfers = 0;     // the stream is occupied by sends and receives
-  double slots_end = 0;     // the last slot's end
-  double pipeline_end = 0;  // the last backward's end
-  double end = 0;           // parameters are updated
+  double transfers = 0;  // the stream is occupied by sends and receives
+  double slots_end = 0;  // the last slot's end
+  double end = 0;        // parameters are updated
   std::uint32_t last_event = 0;
 };
 struct FlowRecord {

@@ -69,14 +69,16 @@ std::int32_t find_or_add(std::vector<T>& all, const T& wanted) {
 }  // namespace
 
 std::int32_t Traffic::groups(std::int32_t job, MeshAxes axes) {
-  return find_or_add(communicators_, Communicator{.job = job, .how = 0, .axes = axes});
+  return find_or_add(communicators_, Communicator{.job = job, .axes = axes});
 }
 std::int32_t Traffic::pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage) {
-  return find_or_add(communicators_,
-                     Communicator{.job = job, .how = 1, .axes = {}, .from_stage = from_stage, .to_stage = to_stage});
+  return find_or_add(
+      communicators_,
+      Communicator{
+          .job = job, .kind = Communicator::Kind::pairs, .axes = {}, .from_stage = from_stage, .to_stage = to_stage});
 }
 std::int32_t Traffic::singles(std::int32_t job) {
-  return find_or_add(communicators_, Communicator{.job = job, .how = 2, .axes = {}});
+  return find_or_add(communicators_, Communicator{.job = job, .kind = Communicator::Kind::singles, .axes = {}});
 }
 
 std::int32_t Traffic::pattern(const PatternKind& kind) {
@@ -107,8 +109,8 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   groups.group_of.assign(static_cast<std::size_t>(ranks), kNone);
   std::vector<std::int64_t> offsets{0};
   const auto is_first = [&](std::int64_t rank) {
-    if (c.how == 2) return true;
-    if (c.how == 1) return rank / job.stage_stride % job.stages == c.from_stage;
+    if (c.kind == Communicator::Kind::singles) return true;
+    if (c.kind == Communicator::Kind::pairs) return rank / job.stage_stride % job.stages == c.from_stage;
     std::int64_t stride = 1;
     for (const MeshAxis axis : mesh.order) {
       if (c.axes.contains(axis) && rank / stride % mesh.size(axis) != 0) return false;
@@ -116,14 +118,14 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
     }
     return true;
   };
-  if (c.how == 0) {
+  if (c.kind == Communicator::Kind::axes) {
     for (const MeshAxis axis : mesh.order) {
       if (!c.axes.contains(axis)) continue;
       const std::size_t inner = offsets.size();
       for (std::int64_t i = 1; i < mesh.size(axis); ++i)
         for (std::size_t j = 0; j < inner; ++j) offsets.push_back(offsets[j] + i * mesh.stride(axis));
     }
-  } else if (c.how == 1) {
+  } else if (c.kind == Communicator::Kind::pairs) {
     offsets.push_back((c.to_stage - c.from_stage) * job.stage_stride);
   }
   groups.size = static_cast<std::int64_t>(offsets.size());
@@ -242,6 +244,7 @@ void Traffic::fold(bool enabled) {
 std::uint32_t Traffic::rank_class(std::int32_t job, std::int64_t rank) const {
   return class_of_rank_[static_cast<std::size_t>(jobs_[static_cast<std::size_t>(job)].first_vertex + rank)];
 }
+bool Traffic::uses(LinkId link) const { return link_class(link) < link_classes_.size(); }
 std::uint32_t Traffic::link_class(LinkId link) const { return class_of_link_[static_cast<std::size_t>(link)]; }
 std::uint32_t Traffic::group_class(std::int32_t communicator, std::int64_t rank) const {
   const Groups& groups = groups_[static_cast<std::size_t>(communicator)];

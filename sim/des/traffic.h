@@ -97,7 +97,8 @@ class Traffic {
   std::span<const FlowClass> flow_classes() const { return flow_classes_; }
   std::span<const LinkClass> link_classes() const { return link_classes_; }
   std::uint32_t rank_class(std::int32_t job, std::int64_t rank) const;
-  std::uint32_t link_class(LinkId link) const;
+  bool uses(LinkId link) const;                 // whether anything goes over it
+  std::uint32_t link_class(LinkId link) const;  // REQUIRES: uses(link)
   std::uint32_t group_class(std::int32_t communicator, std::int64_t rank) const;
   // Flow classes of a pattern in a group class.
   std::span<const std::uint32_t> flows(std::int32_t pattern, std::uint32_t group_class) const;
@@ -128,8 +129,9 @@ class Traffic {
     std::vector<std::uint64_t> marks;
   };
   struct Communicator {
+    enum class Kind : std::uint8_t { axes, pairs, singles };
     std::int32_t job = 0;
-    int how = 0;  // 0 axes, 1 pairs, 2 singles
+    Kind kind = Kind::axes;
     MeshAxes axes;
     std::int64_t from_stage = 0, to_stage = 0;
     bool operator==(const Communicator&) const = default;

@@ -23,6 +23,15 @@ inline constexpr std::array<std::string_view, 8> kCollectiveAlgorithmNames{
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
 inline constexpr std::array<std::string_view, 4> kCollectiveProtocolNames{"automatic", "simple", "ll128", "ll"};
 
-inline const char* name_of(CollectiveAlgorithm a) { return kCollectiveAlgorithmNames[static_cast<std::size_t>(a)].data(); }
+inline constexpr std::array<const char*, 4> kNcclProtocolNames{"automatic", "Simple", "LL128",
+                                                               "LL"};  // NCCL's spelling
+
+inline const char* name_of(CollectiveAlgorithm a) {
+  return kCollectiveAlgorithmNames[static_cast<std::size_t>(a)].data();
+}
+inline const char* name_of(CollectiveProtocol p) {
+  return kCollectiveProtocolNames[static_cast<std::size_t>(p)].data();
+}
+inline const char* nccl_name_of(CollectiveProtocol p) { return kNcclProtocolNames[static_cast<std::size_t>(p)]; }
 
 }  // namespace orrery

@@ -260,6 +260,7 @@ TEST(Collective, BadInputIsOneSentence) {
       {"all_reduce --node dgx-h100 --json - --csv -", "one file for several purposes"},
       {"all_reduce --node dgx-h100 --markdown -", "--markdown: found no --measured beside it"},
       {"all_reduce --node dgx-h100 --algorythm ring", "(did you mean \"--algorithm\"?)"},
+      {"reduce --measured h200", "of a measured reduce"},
       {"--measured --cluster eos", "--cluster: found --measured beside it"},
       {"--measured -b 1M", "--minbytes: found --measured beside it"},
       {"--measured h20-2n", "--measured: found \"h20-2n\", expected part of the name"},

@@ -16,6 +16,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/collective_calibration.h"
+#include "tests/cost/dgx.h"
 
 namespace orrery {
 namespace {
@@ -306,23 +307,6 @@ TEST(CollectiveFlows, EdgesAreWellFormed) {
 
 // --- Against the analytical formulas
 // ----------------------------------------------------------------------------------
-
-Cluster dgx_h100(std::int64_t nodes) {
-  Cluster c;
-  c.device.architecture = "Hopper";
-  c.device.pcie_bytes_per_second = 63e9;
-  c.node.devices = 8;
-  c.node.intra = IntraFabric::nvswitch;
-  c.node.intra_bytes_per_second = 450e9;
-  c.node.in_switch_reduction = true;
-  c.node.nics = 8;
-  c.node.nic_bytes_per_second = 50e9;
-  c.nodes = nodes;
-  c.fabric.name = "ib-ndr-rail";
-  c.fabric.kind = FabricKind::rail_fat_tree;
-  c.fabric.latency_seconds = 1e-6;
-  return c;
-}
 
 TEST(CollectiveFlows, PortsAndNicsCarryTheBytesOfTheAnalyticalModel) {
   constexpr double kBytes = 1e9;

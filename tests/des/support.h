@@ -221,19 +221,14 @@ inline Report run_program(const Cluster& cluster, const Program& program,
 // With its perturbations, on its cluster's calibrations.
 inline Report simulate_des(const Scenario& scenario, const DiscreteEventOptions& options = {},
                            bool interference = true) {
-  Program program;
-  lower(scenario, program);
-  Calibration kernels = find_calibration(scenario.cluster.device);
-  use_attention_kernel(kernels, framework::attention_kernel(scenario.plan));
-  if (!interference) kernels.overlap_slowdown = 0;
-  const CollectiveCalibration collectives = find_collective_calibration(scenario.cluster);
+  const Prepared p = prepare(scenario, interference);
   const DiscreteEventJob job{.name = "",
-                             .program = &program,
+                             .program = &p.program,
                              .mfu_dtype = scenario.plan.precision.compute(),
-                             .kernels = &kernels,
+                             .kernels = &p.kernels,
                              .placement = {}};
   Report report;
-  run_discrete_event(scenario.cluster, collectives, {&job, 1}, scenario.perturbations, options, {&report, 1});
+  run_discrete_event(scenario.cluster, p.collectives, {&job, 1}, scenario.perturbations, options, {&report, 1});
   return report;
 }
 

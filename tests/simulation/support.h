@@ -8,16 +8,27 @@
 
 namespace orrery {
 
-inline Report simulate(const Scenario& scenario, bool interference = true) {
+// A scenario lowered, and its cluster's calibrations.
+struct Prepared {
   Program program;
-  lower(scenario, program);
-  Calibration kernels = find_calibration(scenario.cluster.device);
-  use_attention_kernel(kernels, framework::attention_kernel(scenario.plan));
-  if (!interference) kernels.overlap_slowdown = 0;
-  const CollectiveCalibration collectives = find_collective_calibration(scenario.cluster);
-  AnalyticalEngine engine(scenario.cluster, kernels, collectives);
+  Calibration kernels;
+  CollectiveCalibration collectives;
+};
+inline Prepared prepare(const Scenario& scenario, bool interference = true) {
+  Prepared p{.program = {},
+             .kernels = find_calibration(scenario.cluster.device),
+             .collectives = find_collective_calibration(scenario.cluster)};
+  lower(scenario, p.program);
+  use_attention_kernel(p.kernels, framework::attention_kernel(scenario.plan));
+  if (!interference) p.kernels.overlap_slowdown = 0;
+  return p;
+}
+
+inline Report simulate(const Scenario& scenario, bool interference = true) {
+  const Prepared p = prepare(scenario, interference);
+  AnalyticalEngine engine(scenario.cluster, p.kernels, p.collectives);
   Report report;
-  engine.evaluate(program, scenario.plan.precision.compute(), {}, report);
+  engine.evaluate(p.program, scenario.plan.precision.compute(), {}, report);
   return report;
 }
 
