@@ -1,0 +1,57 @@
+// What a kernel of a Program is given, on whatever backend it runs: operands in memory, and what their tensors do not
+// say.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery {
+
+// A tensor of one rank in a backend's memory: dense, row-major in its own sizes, in the backend's stored form of its
+// dtype. Absent: data is nullptr.
+struct Operand {
+  void* data = nullptr;
+  const Tensor* tensor = nullptr;
+};
+
+// What kernels need beyond their tensors.
+struct KernelContext {
+  // Dropout draws from a counter-based generator (cpu/philox.h), so that ranks which hold parts of one tensor draw what
+  // one rank would: element i of the whole tensor is kept iff uniform(seed, dropout_stream, i) >= p. The caller gives
+  // every dropout of a run (layer, op, micro-batch, step) a stream of its own. A part begins at `part_begin` of a whole
+  // of `whole_sizes` (0: as long as the part); along the sequence, query_positions come first where there are as many.
+  std::uint64_t seed = 0, dropout_stream = 0;
+  std::array<std::int64_t, Tensor::kMaxRank> part_begin{}, whole_sizes{};
+
+  bool round_to_bf16 = false;  // fp32 storage: what is written to tensors of bf16, to the nearest, ties to even
+
+  // Optimizers. Gradients are multiplied by `gradient_scale` first (clipping; the inverse of a loss scale).
+  std::int64_t step = 1;  // from 1
+  double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
+  double gradient_scale = 1;
+  bool decoupled_weight_decay = true;  // AdamW; false: Adam with L2 regularisation
+
+  // Attention under sequence or context parallelism: positions of this rank's queries and keys in the whole sequence (a
+  // causal mask or a window compares them; rotary embeddings take the queries'). Empty: 0, 1, ...; queries align with
+  // the last keys. The keys of a fused QKV are at the queries' positions. A query may see no key: its context is 0, its
+  // log-sum-exp -infinity. Host memory.
+  std::span<const std::int64_t> query_positions, key_positions;
+  // Factor on the scores. 0: 1/sqrt(head_dim); softmax, which cannot see head_dim, throws then.
+  double attention_scale = 0;
+  double rotary_base = 10000;  // theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2
+
+  // First row of the vocabulary that this rank holds (embedding, cross entropy: tensors with Axis::vocab); ids outside
+  // contribute nothing. Ids outside other tables are an error (CPU) or contribute nothing (CUDA).
+  std::int64_t first_vocabulary_row = 0;
+  double loss_gradient = 1;  // of the loss by the loss of a token: 1 / tokens where the loss is their mean
+
+  std::int64_t images = 0;  // of the micro-batch; patch merging must know them to find neighbours across windows
+  // Which vector stands for a sequence where shapes leave it open: the mean of its tokens (Swin), or the first one.
+  bool pool_mean = false;
+};
+
+}  // namespace orrery
