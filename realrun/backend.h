@@ -2,8 +2,8 @@
 // benchmarks speak to this interface alone.
 //
 // Work is issued to streams (sim/program/op.h) and runs in their order; between streams only events order. A CPU does
-// everything at once, in the caller's thread, so its events are past when they are recorded. One backend a rank, used by
-// one thread at a time.
+// everything at once, in the caller's thread, so its events are past when they are recorded. One backend a rank, used
+// by one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +26,9 @@ class DeviceError : public std::runtime_error {
 };
 
 struct BackendFacts {
-  std::string kind;        // "cpu", "cuda"
-  std::string device;      // "NVIDIA H200", "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz"
-  std::string software;    // versions of what its kernels are made of: "CUDA 13.0, driver 580.65, cuBLAS 13.0.2"
+  std::string kind;             // "cpu", "cuda"
+  std::string device;           // "NVIDIA H200", "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz"
+  std::string software;         // versions of what its kernels are made of: "CUDA 13.0, driver 580.65, cuBLAS 13.0.2"
   std::int64_t processors = 0;  // multiprocessors, or hardware threads
   double memory_bytes = 0;      // in all
 };
@@ -56,7 +56,7 @@ class Backend {
 
   // Uninitialised, aligned to 256 bytes; to be used by `stream` first. Throws DeviceError when memory is short.
   virtual void* allocate(std::int64_t elements, Dtype dtype, MemoryPlace place, Stream stream) = 0;
-  // No work that uses it may be pending: done() of an event behind the last use.
+  // Ordered behind the work issued to the compute stream so far; other streams must be done() with it.
   virtual void release(void* memory) noexcept = 0;
 
   virtual void fill(Stream stream, const Slice& to, float value) = 0;  // integers: NaN becomes the largest value
@@ -64,8 +64,7 @@ class Backend {
   virtual void gather(Stream stream, const Slice& from, void* to) = 0;                   // `to` is dense
   virtual void scatter(Stream stream, const void* from, const Slice& to, bool add) = 0;  // `from` is dense
   // to[i] = the sum of parts[..][i] in fp32, in the order of the parts. `to` may be one of them.
-  virtual void sum(Stream stream, std::span<const void* const> parts, void* to, std::int64_t elements,
-                   Dtype dtype) = 0;
+  virtual void sum(Stream stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype) = 0;
   // Cross-entropy statistics of a divided vocabulary (maximum, sum of exponentials relative to it, target's logit:
   // [3, tokens] each, fp32) into those of the whole.
   virtual void merge_statistics(Stream stream, std::span<const void* const> parts, void* to, std::int64_t tokens) = 0;
@@ -77,8 +76,9 @@ class Backend {
   virtual bool has_nan(const Slice& slice) = 0;
 
   // One op, any but communication and copies, on op.stream (Stream::host: on the CPU, operands in host memory).
-  // Contract of operands and context: realrun/cpu/kernels.h. op.accumulate adds to what is written; honoured for
-  // linear_weight_gradient, norm_backward (weight and bias), bias_gradient and embedding_backward, an error elsewhere.
+  // Contract of operands and context: run_kernel (realrun/cpu/kernels.h). op.accumulate adds to what is written;
+  // honoured for linear_weight_gradient, norm_backward (weight and bias), bias_gradient and embedding_backward, an
+  // error elsewhere.
   virtual void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                    const KernelContext& context) = 0;
 

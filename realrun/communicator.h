@@ -26,7 +26,7 @@ class ExecutionError : public std::runtime_error {
 
 using Members = std::vector<std::size_t>;
 
-struct MessageTag {  // which boundary a message between stages crosses
+struct MessageTag {           // which boundary a message between stages crosses
   std::int64_t position = 0;  // of the receiving chunk
   std::int64_t micro_batch = 0;
   bool backward = false;
@@ -59,7 +59,8 @@ class Communicator {
   virtual std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
                                                          std::vector<double> values) = 0;
 
-  // Between stages. send() returns when `data` may be written again.
+  // Between stages, never to oneself. send() does not wait for the receiver, and returns when work issued to `stream`
+  // later may write `data` again.
   virtual void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
                     Dtype dtype) = 0;
   virtual void receive(std::size_t from, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,

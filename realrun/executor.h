@@ -1,6 +1,6 @@
-// Runs a lowered Program: one training step after another, all ranks in one process (a thread each), in fp32, on the
-// kernels of realrun/cpu/kernels.h. The same Program that the engines time; what comes out is put together into the
-// layout of one rank, so that every layout of one scenario can be compared with every other.
+// Runs a lowered Program: one training step after another, on the ranks' backends. The same Program that the engines
+// time; what comes out is put together into the layout of one rank, so that every layout of one scenario can be
+// compared with every other; and it is measured, in the form of a prediction (measured_report.h).
 //
 // What the Program leaves open, and how it is taken here:
 //  - The loss is the mean of the cross entropy over all positions of the global batch. Its gradient is scaled by that
@@ -20,34 +20,39 @@
 //  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <stdexcept>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "realrun/backend.h"
+#include "realrun/communicator.h"
 #include "sim/program/program.h"
+#include "sim/report/report.h"
 #include "strategies/scenario.h"
 
 namespace orrery {
-
-// A rank failed, or waited in vain: says which rank, where in the Program, and for whom it waits.
-class ExecutionError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
 
 struct ExecutionOptions {
   std::uint64_t seed = 1;  // of parameters and inputs: a function of (seed, parameter, element), whatever the layout
   std::int64_t steps = 1;  // the same batch each step
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
   double maximum_gradient_norm = 0;  // 0: gradients are not clipped
-  bool round_to_bf16 = false;
+  bool round_to_bf16 = false;        // fp32 storage: tensors of bf16 hold what bf16 can
   // Storage that nothing has written holds NaN; an op that writes NaN ends the run, naming the op.
   bool find_undefined = true;
   double watchdog_seconds = 20;  // for one wait on other ranks
   // Added to one element of one parameter before the first step: for finite differences. -1: none.
   std::int64_t nudged_parameter = -1, nudged_element = 0;
   double nudge = 0;
+  bool keep_tensors = true;  // gradients and parameters come out
+  // Times and memory come out. The first half of the steps gives the step time, the second half, which carries marks
+  // around every op, gives the rest. Before them, warm-up steps.
+  bool measure = false;
+  std::int64_t warmup_steps = 0;
+  std::function<void(std::int64_t step)> after_step;  // on every rank's thread
 };
 
 // A tensor as one rank would hold it, row-major.
@@ -55,6 +60,37 @@ struct WholeTensor {
   std::string name;  // "layer 1 qkv"
   std::vector<std::int64_t> sizes;
   std::vector<float> values;
+};
+
+// One op of one block, on one rank.
+struct MeasuredOp {
+  std::uint16_t piece = 0, op = 0;
+  std::uint8_t block = 0;  // forward, backward, weight gradient, update
+  double times_per_step = 0;
+  std::vector<double> seconds;  // of one call, by step: the mean over the step's calls
+};
+
+// A gathered part of a parameter or of its gradient.
+struct HeldPart {
+  std::size_t parameter = 0;
+  std::vector<std::int64_t> element;  // of the whole parameter
+  std::vector<float> gradient, value;
+};
+
+// What one rank has to say after its run.
+struct RankResult {
+  std::size_t rank = 0;
+  std::int64_t stage = 0;
+  std::vector<double> losses, gradient_norms;  // by step, warm-up included; the losses are this rank's share
+  std::vector<HeldPart> parts;                 // if kept
+  // If measured:
+  std::vector<double> step_seconds;         // of the measured steps without marks
+  std::vector<double> marked_step_seconds;  // of those with
+  std::vector<MeasuredOp> ops;
+  TimeBreakdown time;               // mean over the marked steps, scaled to nothing
+  std::vector<Interval> intervals;  // of the last step
+  std::array<double, kCategories> bytes_at_peak{};
+  double peak_bytes = 0;  // of the device; tensors alone, in their own dtypes
 };
 
 struct Execution {
@@ -70,11 +106,26 @@ struct Execution {
 // The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
 
-// Lowers and runs `scenario`. Throws InputError for what it cannot run (encoder-decoders, dropout, padded vocabularies
-// that differ from one rank's), ExecutionError for failures on the way.
+// Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (encoder-decoders, padded
+// vocabularies that differ from one rank's), ExecutionError for failures on the way.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
-
 // The same for a Program that the caller has lowered from `scenario` (and may have changed).
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options);
+
+// The steps of it, for ranks that are not threads of this process or not on a CPU.
+//
+// A backend for each rank. Called in the rank's thread.
+using BackendFactory = std::function<std::unique_ptr<Backend>(std::size_t rank)>;
+std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
+                                      const BackendFactory& backend);
+// This process's rank alone. Failures are told to the communicator and thrown.
+RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
+                        Backend& backend, Communicator& communicator);
+// Results of all ranks, in any order, in the layout of one rank.
+Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks);
+
+// As numbers, to be sent to another process.
+std::vector<double> to_numbers(const RankResult& result);
+RankResult rank_result_from(const std::vector<double>& numbers);
 
 }  // namespace orrery

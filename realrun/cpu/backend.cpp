@@ -143,8 +143,7 @@ class CpuBackend final : public Backend {
   bool has_nan(const Slice& slice) override {
     const float* base = data(slice.base);
     const auto is_nan = [](float x) { return std::isnan(x); };
-    if (slice.index == nullptr)
-      return std::any_of(base + slice.offset, base + slice.offset + slice.elements, is_nan);
+    if (slice.index == nullptr) return std::any_of(base + slice.offset, base + slice.offset + slice.elements, is_nan);
     return std::any_of(slice.index->begin(), slice.index->end(), [&](std::int64_t e) { return is_nan(base[e]); });
   }
 

@@ -8,7 +8,7 @@
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
 
-namespace orrery::cpu {
+namespace orrery::realrun {
 
 // Of one rank: its coordinates, and what follows from them.
 struct Position {
@@ -50,6 +50,8 @@ struct WholeParameter {
 };
 std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied);
 
+// Whether a rank holds all of a parameter, in the same order.
+bool is_whole(const Tensor& local, const Tensor& whole);
 // Of each local element of a parameter, the element of the whole one. Throws InputError where the layouts do not match
 // (a vocabulary padded to another size).
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);
@@ -57,4 +59,4 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
 // A number in [-1, 1) from a counter.
 double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index);
 
-}  // namespace orrery::cpu
+}  // namespace orrery::realrun

@@ -1,4 +1,4 @@
-#include "realrun/cpu/layout.h"
+#include "realrun/layout.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "sim/base/error.h"
 
-namespace orrery::cpu {
+namespace orrery::realrun {
 namespace {
 
 std::int64_t coordinate(const Mesh& mesh, std::size_t rank, MeshAxis axis) {
@@ -63,6 +63,12 @@ Match match(const Tensor& view, const Tensor& base) {
   return m;
 }
 
+// A reshape: nothing is cut, no dimensions change places.
+bool keeps_order(const Match& m, const Tensor& view) {
+  if (m.cut >= 0) return false;
+  return std::is_sorted(m.base.begin(), m.base.begin() + view.rank);
+}
+
 class Viewer {
  public:
   Viewer(const Piece& piece, const Position& position)
@@ -92,8 +98,12 @@ class Viewer {
       return view;
     }
     const std::int64_t n = t.elements();
-    std::vector<std::int64_t> index(static_cast<std::size_t>(n));
     const Match m = match(t, of);
+    if (base.dense() && keeps_order(m, t)) {
+      view.offset = base.offset;
+      return view;
+    }
+    std::vector<std::int64_t> index(static_cast<std::size_t>(n));
     for (std::int64_t e = 0; e < n; ++e) index[static_cast<std::size_t>(e)] = base.at(element(e, t, of, m));
     bool dense = true;
     for (std::int64_t e = 0; e < n; ++e) dense = dense && index[static_cast<std::size_t>(e)] == index[0] + e;
@@ -256,6 +266,10 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
   return all;
 }
 
+bool is_whole(const Tensor& local, const Tensor& whole) {
+  return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
+}
+
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
   std::vector<std::int64_t> map(static_cast<std::size_t>(local.elements()));
   const int groups = whole.find(Axis::groups);
@@ -291,4 +305,4 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
   return map;
 }
 
-}  // namespace orrery::cpu
+}  // namespace orrery::realrun

@@ -1,0 +1,264 @@
+#include "realrun/executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <thread>
+
+#include "realrun/in_process.h"
+#include "realrun/rank.h"
+#include "sim/base/error.h"
+#include "strategies/lower.h"
+
+namespace orrery {
+namespace {
+
+using realrun::Rank;
+using realrun::WholeParameter;
+
+void check_runnable(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
+    throw InputError({"", "/model/kind"}, "a model with images or two stacks",
+                     "a decoder or an encoder: others are not run yet");
+  if (model.attention == AttentionKind::latent)
+    throw InputError({"", "/model/attention"}, "\"latent\"",
+                     "\"multi_head\": the Program of latent attention leaves out its rotary key");
+  if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
+  if (model.pooler &&
+      (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))
+    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
+                     "false: only one rank would hold the first token");
+}
+
+// Puts the ranks' parts into the layout of one rank.
+class Assembly {
+ public:
+  explicit Assembly(const std::vector<WholeParameter>& parameters) {
+    for (const WholeParameter& p : parameters) {
+      whole_.push_back({p.name, {p.tensor.sizes.begin(), p.tensor.sizes.begin() + p.tensor.rank}, {}});
+      const auto n = static_cast<std::size_t>(p.tensor.elements());
+      known_.emplace_back(n, false);
+      least_.emplace_back(n, 0.0f);
+      most_.emplace_back(n, 0.0f);
+      whole_.back().values.assign(n, 0.0f);
+    }
+  }
+  void add(std::size_t parameter, const std::vector<std::int64_t>& element, const std::vector<float>& values) {
+    for (std::size_t i = 0; i < element.size(); ++i) {
+      const auto e = static_cast<std::size_t>(element[i]);
+      if (!known_[parameter][e]) {
+        whole_[parameter].values[e] = least_[parameter][e] = most_[parameter][e] = values[i];
+        known_[parameter][e] = true;
+      } else {
+        least_[parameter][e] = std::min(least_[parameter][e], values[i]);
+        most_[parameter][e] = std::max(most_[parameter][e], values[i]);
+      }
+    }
+  }
+  std::vector<WholeTensor> take(const std::vector<WholeParameter>& parameters, double& disagreement) {
+    std::vector<WholeTensor> tensors;
+    for (std::size_t p = 0; p < whole_.size(); ++p) {
+      if (parameters[p].values_of != static_cast<std::int64_t>(p)) continue;
+      if (std::find(known_[p].begin(), known_[p].end(), false) != known_[p].end())
+        throw ExecutionError("no rank holds all of \"" + whole_[p].name + "\"");
+      double largest = 0, difference = 0;
+      for (std::size_t e = 0; e < known_[p].size(); ++e) {
+        largest = std::max(largest, std::abs(static_cast<double>(whole_[p].values[e])));
+        difference = std::max(difference, static_cast<double>(most_[p][e]) - static_cast<double>(least_[p][e]));
+      }
+      if (difference > 0) disagreement = std::max(disagreement, largest > 0 ? difference / largest : 1);
+      tensors.push_back(std::move(whole_[p]));
+    }
+    return tensors;
+  }
+
+ private:
+  std::vector<WholeTensor> whole_;
+  std::vector<std::vector<bool>> known_;
+  std::vector<std::vector<float>> least_, most_;
+};
+
+}  // namespace
+
+Scenario on_one_rank(const Scenario& scenario) {
+  Scenario one = scenario;
+  one.plan.tensor = {};
+  one.plan.context = {};
+  one.plan.pipeline = {};
+  one.plan.data = {};
+  one.plan.data.degree = 1;
+  one.plan.recompute = {};
+  one.plan.offload = {};
+  return one;
+}
+
+namespace {
+
+// What all ranks of a run agree on.
+struct Whole {
+  explicit Whole(const Scenario& scenario) {
+    check_runnable(scenario);
+    Program one;
+    lower(on_one_rank(scenario), one);
+    parameters = realrun::whole_parameters(one, scenario.model.tied_embeddings && scenario.model.vocab > 0);
+    const Piece& first = one.pieces[one.line.front().piece];
+    sequence = first.tensors[first.output].sizes[1];
+  }
+  std::vector<WholeParameter> parameters;
+  std::int64_t sequence = 0;
+};
+
+RankResult run_rank(const realrun::RunSetup& setup, Backend& backend, Communicator& communicator) {
+  try {
+    return Rank(setup, backend, communicator).run();
+  } catch (...) {
+    communicator.fail(std::current_exception());
+    throw;
+  }
+}
+
+}  // namespace
+
+Execution execute(const Scenario& scenario, const ExecutionOptions& options) {
+  Program program;
+  lower(scenario, program);
+  return execute(scenario, program, options);
+}
+
+Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {
+  return assemble(scenario, execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); }));
+}
+
+std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
+                                      const BackendFactory& factory) {
+  const Whole whole(scenario);
+  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequence};
+  const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
+  InProcessRanks shared(ranks, options.watchdog_seconds);
+  std::vector<RankResult> results(ranks);
+  std::vector<std::unique_ptr<Backend>> backends(ranks);  // outlive what other ranks still read
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t r = 0; r < ranks; ++r)
+      threads.emplace_back([&, r] {
+        try {
+          backends[r] = factory(r);
+          const std::unique_ptr<Communicator> communicator = shared.communicator(r, *backends[r]);
+          results[r] = run_rank(setup, *backends[r], *communicator);
+        } catch (...) {
+          shared.fail(std::current_exception());
+        }
+      });
+  }
+  shared.rethrow();
+  return results;
+}
+
+RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
+                        Backend& backend, Communicator& communicator) {
+  const Whole whole(scenario);
+  const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
+  if (communicator.ranks() != ranks)
+    throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
+                     std::to_string(communicator.ranks()) + ", as many as were started");
+  return run_rank({scenario, program, options, whole.parameters, whole.sequence}, backend, communicator);
+}
+
+Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks) {
+  Execution result;
+  if (ranks.empty()) return result;
+  result.losses.assign(ranks.front().losses.size(), 0);
+  for (const RankResult& rank : ranks)
+    for (std::size_t s = 0; s < result.losses.size(); ++s) result.losses[s] += rank.losses.at(s);
+  result.gradient_norms = ranks.front().gradient_norms;
+  const bool kept = std::any_of(ranks.begin(), ranks.end(), [](const RankResult& r) { return !r.parts.empty(); });
+  if (!kept) return result;
+  const Whole whole(scenario);
+  Assembly gradients(whole.parameters), values(whole.parameters);
+  std::vector<const RankResult*> ordered;
+  for (const RankResult& rank : ranks) ordered.push_back(&rank);
+  std::sort(ordered.begin(), ordered.end(), [](const auto* a, const auto* b) { return a->rank < b->rank; });
+  for (const RankResult* rank : ordered)
+    for (const HeldPart& part : rank->parts) {
+      gradients.add(part.parameter, part.element, part.gradient);
+      values.add(part.parameter, part.element, part.value);
+    }
+  result.gradients = gradients.take(whole.parameters, result.gradient_disagreement);
+  result.parameters = values.take(whole.parameters, result.parameter_disagreement);
+  return result;
+}
+
+namespace {
+
+// Counts, then values; both ways by the same function.
+template <class Archive>
+void visit(Archive& archive, RankResult& r) {
+  archive.number(r.rank);
+  archive.number(r.stage);
+  archive.list(r.losses, [&](double& x) { archive.number(x); });
+  archive.list(r.gradient_norms, [&](double& x) { archive.number(x); });
+  archive.list(r.parts, [&](HeldPart& part) {
+    archive.number(part.parameter);
+    archive.list(part.element, [&](std::int64_t& x) { archive.number(x); });
+    archive.list(part.gradient, [&](float& x) { archive.number(x); });
+    archive.list(part.value, [&](float& x) { archive.number(x); });
+  });
+  archive.list(r.step_seconds, [&](double& x) { archive.number(x); });
+  archive.list(r.marked_step_seconds, [&](double& x) { archive.number(x); });
+  archive.list(r.ops, [&](MeasuredOp& op) {
+    archive.number(op.piece), archive.number(op.op), archive.number(op.block), archive.number(op.times_per_step);
+    archive.list(op.seconds, [&](double& x) { archive.number(x); });
+  });
+  TimeBreakdown& t = r.time;
+  for (double* term : {&t.matmul, &t.attention, &t.memory_bound, &t.recompute, &t.host_issue, &t.bubble, &t.optimizer})
+    archive.number(*term);
+  for (double& x : t.exposed) archive.number(x);
+  for (double& x : r.bytes_at_peak) archive.number(x);
+  archive.number(r.peak_bytes);
+}
+
+struct Writer {
+  std::vector<double> numbers;
+  template <class T>
+  void number(T& x) {
+    numbers.push_back(static_cast<double>(x));
+  }
+  template <class T, class Visit>
+  void list(std::vector<T>& items, Visit visit_item) {
+    numbers.push_back(static_cast<double>(items.size()));
+    for (T& item : items) visit_item(item);
+  }
+};
+
+struct Reader {
+  const std::vector<double>& numbers;
+  std::size_t at = 0;
+  template <class T>
+  void number(T& x) {
+    x = static_cast<T>(numbers.at(at++));
+  }
+  template <class T, class Visit>
+  void list(std::vector<T>& items, Visit visit_item) {
+    items.resize(static_cast<std::size_t>(numbers.at(at++)));
+    for (T& item : items) visit_item(item);
+  }
+};
+
+}  // namespace
+
+std::vector<double> to_numbers(const RankResult& result) {
+  Writer writer;
+  RankResult copy = result;
+  visit(writer, copy);
+  return std::move(writer.numbers);
+}
+
+RankResult rank_result_from(const std::vector<double>& numbers) {
+  RankResult result;
+  Reader reader{numbers};
+  visit(reader, result);
+  return result;
+}
+
+}  // namespace orrery

@@ -1,0 +1,307 @@
+#include "realrun/in_process.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace orrery {
+namespace {
+
+// Of a rank that stops because another one failed.
+class Stopped : public ExecutionError {
+ public:
+  Stopped() : ExecutionError("stopped: another rank failed") {}
+};
+
+std::string list(const Members& ranks) {
+  std::string text = "{";
+  for (std::size_t r : ranks) text += (text.size() > 1 ? ", " : "") + std::to_string(r);
+  return text + "}";
+}
+
+// What a rank shows the others when they meet.
+struct Shown {
+  const void* data = nullptr;
+  std::vector<double> values;
+};
+using AllShown = std::shared_ptr<const std::vector<Shown>>;
+
+struct Message {
+  void* data = nullptr;
+  std::size_t from = 0;
+};
+
+}  // namespace
+
+struct InProcessRanks::Rep {
+  Rep(std::size_t ranks, double watchdog_seconds) : patience(watchdog_seconds), places(ranks), returned(ranks) {}
+
+  struct Meeting {
+    std::string what;
+    std::vector<bool> arrived;
+    std::size_t missing = 0;
+    std::vector<Shown> shown;
+  };
+  struct Place {
+    const char *block = "start", *op = "";
+    std::int64_t micro_batch = -1;
+  };
+
+  std::string place(std::size_t rank) const {
+    const Place& p = places[rank];
+    return "rank " + std::to_string(rank) + " (" + p.block + " of micro-batch " + std::to_string(p.micro_batch) +
+           ", op \"" + p.op + "\")";
+  }
+  template <class Ready, class Describe>
+  void wait(std::unique_lock<std::mutex>& lock, Ready ready, Describe describe) {
+    const bool in_time = changed.wait_for(lock, patience, [&] { return failure != nullptr || ready(); });
+    if (failure != nullptr) throw Stopped();
+    if (!in_time) throw ExecutionError(describe());
+  }
+
+  AllShown meet(std::size_t rank, const Members& members, const std::string& what, Shown own) {
+    std::unique_lock lock(mutex);
+    if (failure != nullptr) throw Stopped();
+    std::shared_ptr<Meeting>& open = meetings[members];
+    if (open == nullptr) {
+      open = std::make_shared<Meeting>();
+      open->what = what;
+      open->arrived.assign(members.size(), false);
+      open->shown.resize(members.size());
+      open->missing = members.size();
+    }
+    const std::shared_ptr<Meeting> meeting = open;
+    if (meeting->what != what)
+      throw ExecutionError(place(rank) + " comes to \"" + what + "\" of ranks " + list(members) +
+                           ", where others wait in \"" + meeting->what + "\"");
+    const auto index = static_cast<std::size_t>(std::find(members.begin(), members.end(), rank) - members.begin());
+    meeting->shown.at(index) = std::move(own);
+    meeting->arrived[index] = true;
+    if (--meeting->missing == 0) {
+      meetings.erase(members);
+      changed.notify_all();
+    } else {
+      wait(
+          lock, [&] { return meeting->missing == 0; },
+          [&] {
+            std::string text = place(rank) + " waits in \"" + what + "\" of ranks " + list(members) + " for";
+            for (std::size_t i = 0; i < members.size(); ++i)
+              if (!meeting->arrived[i]) text += " " + place(members[i]);
+            return text;
+          });
+    }
+    return {meeting, &meeting->shown};
+  }
+
+  void fail(std::exception_ptr first) {
+    const std::lock_guard lock(mutex);
+    if (failure == nullptr) failure = std::move(first);
+    changed.notify_all();
+  }
+
+  std::chrono::duration<double> patience;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::map<Members, std::shared_ptr<Meeting>> meetings;
+  std::map<std::pair<std::size_t, MessageTag>, Message> messages;  // by receiver
+  std::vector<Place> places;
+  std::vector<std::vector<void*>> returned;  // buffers that receivers are done with, by the sender that owns them
+  std::exception_ptr failure;
+};
+
+namespace {
+
+class InProcessCommunicator final : public Communicator {
+ public:
+  InProcessCommunicator(std::size_t rank, InProcessRanks::Rep& shared, Backend& backend)
+      : rank_(rank), shared_(shared), backend_(backend) {}
+  ~InProcessCommunicator() override { release_returned(); }
+
+  std::size_t rank() const override { return rank_; }
+  std::size_t ranks() const override { return shared_.places.size(); }
+  void at(const char* block, const char* op, std::int64_t micro_batch) override {
+    const std::lock_guard lock(shared_.mutex);
+    shared_.places[rank_] = {block, op, micro_batch};
+  }
+
+  // Every rank sums its part of the elements, then takes the others' sums: the reduce-scatter and the all-gather that
+  // all-reduces are made of.
+  void all_reduce(const Members& members, const std::string& what, Stream stream, void* data, std::int64_t elements,
+                  Dtype dtype) override {
+    if (members.size() == 1) return;
+    const auto n = static_cast<std::int64_t>(members.size());
+    const std::int64_t part = (elements + n - 1) / n, own = index_in(members);
+    const auto begin = [&](std::int64_t i) { return std::min(i * part, elements); };
+    const auto size = [&](std::int64_t i) { return std::min((i + 1) * part, elements) - begin(i); };
+    const AllShown all = show(members, what, stream, data);
+    const Scratch sum(backend_, part, dtype, stream);
+    sum_of(*all, stream, begin(own), sum.data, size(own), dtype);
+    const AllShown sums = show(members, what, stream, sum.data);  // from here on nobody reads the inputs
+    for (std::int64_t i = 0; i < n; ++i)
+      backend_.copy(stream, at_element(data, begin(i), dtype), (*sums)[static_cast<std::size_t>(i)].data,
+                    size(i) * backend_.stored_bytes(dtype));
+    show(members, what, stream, nullptr);  // from here on nobody reads the sums
+  }
+
+  void all_gather(const Members& members, const std::string& what, Stream stream, const void* part, void* whole,
+                  std::int64_t part_elements, Dtype dtype) override {
+    const AllShown all = show(members, what, stream, part);
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      void* to = at_element(whole, static_cast<std::int64_t>(i) * part_elements, dtype);
+      if (to != (*all)[i].data) backend_.copy(stream, to, (*all)[i].data, part_elements * backend_.stored_bytes(dtype));
+    }
+    show(members, what, stream, nullptr);
+  }
+
+  void reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole, void* part,
+                      std::int64_t part_elements, Dtype dtype) override {
+    const AllShown all = show(members, what, stream, whole);
+    const Scratch sum(backend_, part_elements, dtype, stream);  // `part` may be one that others still read
+    sum_of(*all, stream, index_in(members) * part_elements, sum.data, part_elements, dtype);
+    show(members, what, stream, nullptr);
+    backend_.copy(stream, part, sum.data, part_elements * backend_.stored_bytes(dtype));
+    backend_.synchronize(stream);
+  }
+
+  void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
+                  std::int64_t part_elements, Dtype dtype) override {
+    const AllShown all = show(members, what, stream, from);
+    for (std::size_t i = 0; i < members.size(); ++i)
+      backend_.copy(stream, at_element(to, static_cast<std::int64_t>(i) * part_elements, dtype),
+                    at_element((*all)[i].data, index_in(members) * part_elements, dtype),
+                    part_elements * backend_.stored_bytes(dtype));
+    show(members, what, stream, nullptr);
+  }
+
+  void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
+               std::int64_t elements, Dtype dtype, std::size_t, std::size_t from_member) override {
+    const AllShown all = show(members, what, stream, from);
+    backend_.copy(stream, to, all->at(from_member).data, elements * backend_.stored_bytes(dtype));
+    show(members, what, stream, nullptr);
+  }
+
+  std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
+                                                 std::vector<double> values) override {
+    const AllShown all = shared_.meet(rank_, members, what, {nullptr, std::move(values)});
+    std::vector<std::vector<double>> result;
+    for (const Shown& shown : *all) result.push_back(shown.values);
+    return result;
+  }
+
+  void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
+            Dtype dtype) override {
+    release_returned();
+    void* copy = backend_.allocate(elements, dtype, MemoryPlace::device, stream);
+    backend_.copy(stream, copy, data, elements * backend_.stored_bytes(dtype));
+    backend_.synchronize(stream);
+    const std::lock_guard lock(shared_.mutex);
+    if (!shared_.messages.try_emplace({to, tag}, Message{copy, rank_}).second)
+      throw ExecutionError("micro-batch " + std::to_string(tag.micro_batch) + " is sent to position " +
+                           std::to_string(tag.position) + " twice");
+    shared_.changed.notify_all();
+  }
+
+  void receive(std::size_t, const MessageTag& tag, Stream stream, void* data, std::int64_t elements,
+               Dtype dtype) override {
+    Message message;
+    {
+      std::unique_lock lock(shared_.mutex);
+      if (shared_.failure != nullptr) throw Stopped();
+      const std::pair key(rank_, tag);
+      shared_.wait(
+          lock, [&] { return shared_.messages.contains(key); },
+          [&] {
+            std::string text = shared_.place(rank_) + " waits for the " + (tag.backward ? "output gradient" : "input") +
+                               " of position " + std::to_string(tag.position) + ", micro-batch " +
+                               std::to_string(tag.micro_batch) + ", from the stage of position " +
+                               std::to_string(tag.backward ? tag.position + 1 : tag.position - 1) + ". Meanwhile:";
+            for (std::size_t r = 0; r < shared_.places.size(); ++r)
+              if (r != rank_) text += " " + shared_.place(r);
+            return text;
+          });
+      message = shared_.messages.extract(key).mapped();
+    }
+    backend_.copy(stream, data, message.data, elements * backend_.stored_bytes(dtype));
+    backend_.synchronize(stream);
+    const std::lock_guard lock(shared_.mutex);
+    shared_.returned[message.from].push_back(message.data);
+  }
+
+  void fail(std::exception_ptr failure) override { shared_.fail(std::move(failure)); }
+
+  void finish() override {
+    Members all(ranks());
+    for (std::size_t r = 0; r < all.size(); ++r) all[r] = r;
+    shared_.meet(rank_, all, "the end", {});
+    const std::lock_guard lock(shared_.mutex);
+    if (!shared_.messages.empty())
+      throw ExecutionError(std::to_string(shared_.messages.size()) + " messages between stages were never received");
+  }
+
+ private:
+  struct Scratch {
+    Scratch(Backend& b, std::int64_t elements, Dtype dtype, Stream stream)
+        : backend(b), data(b.allocate(elements, dtype, MemoryPlace::device, stream)) {}
+    ~Scratch() { backend.release(data); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    Backend& backend;
+    void* data;
+  };
+
+  std::int64_t index_in(const Members& members) const {
+    return std::find(members.begin(), members.end(), rank_) - members.begin();
+  }
+  void* at_element(void* data, std::int64_t element, Dtype dtype) const {
+    return static_cast<std::byte*>(data) + element * backend_.stored_bytes(dtype);
+  }
+  const void* at_element(const void* data, std::int64_t element, Dtype dtype) const {
+    return static_cast<const std::byte*>(data) + element * backend_.stored_bytes(dtype);
+  }
+  // Meets the others once everything issued to `stream` is done.
+  AllShown show(const Members& members, const std::string& what, Stream stream, const void* data) {
+    backend_.synchronize(stream);
+    return shared_.meet(rank_, members, what, {data, {}});
+  }
+  void sum_of(const std::vector<Shown>& all, Stream stream, std::int64_t begin, void* to, std::int64_t elements,
+              Dtype dtype) {
+    std::vector<const void*> parts;
+    for (const Shown& shown : all) parts.push_back(at_element(shown.data, begin, dtype));
+    backend_.sum(stream, parts, to, elements, dtype);
+  }
+  void release_returned() {
+    std::vector<void*> mine;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      mine.swap(shared_.returned[rank_]);
+    }
+    for (void* memory : mine) backend_.release(memory);
+  }
+
+  std::size_t rank_;
+  InProcessRanks::Rep& shared_;
+  Backend& backend_;
+};
+
+}  // namespace
+
+InProcessRanks::InProcessRanks(std::size_t ranks, double watchdog_seconds)
+    : rep_(std::make_unique<Rep>(ranks, watchdog_seconds)) {}
+InProcessRanks::~InProcessRanks() = default;
+
+std::unique_ptr<Communicator> InProcessRanks::communicator(std::size_t rank, Backend& backend) {
+  return std::make_unique<InProcessCommunicator>(rank, *rep_, backend);
+}
+
+void InProcessRanks::fail(std::exception_ptr failure) { rep_->fail(std::move(failure)); }
+
+void InProcessRanks::rethrow() const {
+  const std::lock_guard lock(rep_->mutex);
+  if (rep_->failure != nullptr) std::rethrow_exception(rep_->failure);
+}
+
+}  // namespace orrery

@@ -1,0 +1,443 @@
+// A rank's steps: the schedule's slots, the blocks of its pieces, the update.
+#include "realrun/rank.h"
+
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace orrery::realrun {
+namespace {
+
+bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
+constexpr Stream kStages = Stream::pipeline_communication;
+
+}  // namespace
+
+RankResult Rank::run() {
+  const ExecutionOptions& options = setup_.options;
+  Members all(communicator_.ranks());
+  for (std::size_t r = 0; r < all.size(); ++r) all[r] = r;
+  for (step_ = 0; step_ < options.warmup_steps + options.steps; ++step_) {
+    const std::int64_t measured = step_ - options.warmup_steps;
+    if (options.measure && measured == 0) memory_.forget_peak();
+    // Marks around every op would slow the steps whose time counts.
+    measuring_ = options.measure && measured >= options.steps / 2;
+    if (options.measure) {
+      backend_.synchronize();
+      backend_.forget_marks();
+      communicator_.gather_values(all, "the start of a step", {});
+    }
+    const Backend::Mark begin = options.measure ? backend_.mark(Stream::compute) : 0;
+    step();
+    if (options.measure && measured >= 0) {
+      for (int s = 1; s < kStreams; ++s) {  // the step ends when all streams have
+        const auto stream = static_cast<Stream>(s);
+        backend_.wait(Stream::compute, backend_.record(stream));
+      }
+      const Backend::Mark end = backend_.mark(Stream::compute);
+      backend_.synchronize();
+      measure_step(begin, end);
+    }
+    gather_losses();
+    if (options.after_step) options.after_step(step_);
+  }
+  result_.rank = position_.rank;
+  result_.stage = position_.pp;
+  result_.peak_bytes = memory_.peak_bytes();
+  result_.bytes_at_peak = memory_.at_peak();
+  if (options.keep_tensors) result_.parts = held();
+  backend_.synchronize();
+  communicator_.finish();
+  return std::move(result_);
+}
+
+void Rank::step() {
+  program_.schedule.order(static_cast<std::size_t>(position_.pp)).for_each([&](Slot slot) {
+    RankChunk& chunk = chunks_.at(slot.chunk);
+    const auto m = static_cast<std::int64_t>(slot.micro_batch);
+    switch (slot.kind) {
+      case SlotKind::forward:
+        forward(chunk, m);
+        break;
+      case SlotKind::backward:
+        backward(chunk, m);
+        break;
+      case SlotKind::weight_gradient:
+        weight_gradient(chunk, m);
+        break;
+    }
+  });
+  for_each_instance([&](Instance& instance) { instance.micro.clear(); });
+  update();
+}
+
+// ---- blocks -----------------------------------------------------------------------------------------------------
+
+void Rank::run_block(int block, Instance& instance, bool last_of_run, std::int64_t micro_batch) {
+  const std::vector<Op>& ops = (instance.plan->piece->*kBlocks[static_cast<std::size_t>(block)]).ops;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
+    const bool skipped = (op.when == When::first_micro_batch && micro_batch != 0) ||
+                         (op.when == When::last_micro_batch && micro_batch + 1 != program_.schedule.micro_batches);
+    if (skipped || op.every == 1) {
+      if (!skipped) execute(op, instance, micro_batch, block);
+      end_lives(block, i, instance, micro_batch);
+      continue;
+    }
+    auto bucket = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.op == &op; });
+    if (bucket == waiting_.end()) bucket = waiting_.insert(waiting_.end(), Waiting{&op, block, {}});
+    bucket->instances.push_back(&instance);
+    if (!last_of_run && bucket->instances.size() < op.every) continue;
+    const std::vector<Instance*> covered = std::move(bucket->instances);
+    waiting_.erase(bucket);
+    for (Instance* each : covered) {
+      execute(op, *each, micro_batch, block);
+      end_lives(block, i, *each, micro_batch);
+    }
+  }
+}
+
+void Rank::end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch) {
+  const auto set = instance.micro.find(micro_batch);
+  if (set == instance.micro.end() || set->second.empty()) return;
+  for (const TensorId id : instance.plan->ends[static_cast<std::size_t>(block)][op]) {
+    // The head reads the table that the embedding has gathered, and adds to its gradient.
+    if (&instance == embedding_ && (id == instance.plan->views[table_].root ||
+                                    (table_gradient_ != kNoTensor && id == instance.plan->views[table_gradient_].root)))
+      continue;
+    set->second[id].reset();
+  }
+}
+
+void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const ResidualStream& stream) {
+  const PiecePlan& plan = *instance.plan;
+  const View& view = plan.views[id];
+  const Tensor& t = plan.piece->tensors[id];
+  if (stream.elements != t.elements())
+    throw ExecutionError(std::string("piece \"") + plan.piece->name + "\" takes " + std::to_string(t.elements()) +
+                         " elements, its neighbour hands on " + std::to_string(stream.elements));
+  const bool same = view.dense() && view.offset == 0 && plan.capacity[view.root] == stream.elements &&
+                    !plan.lasting[view.root] && t.dtype == stream.dtype;
+  if (same) {
+    StorageSet& set = instance.micro[micro_batch];
+    if (set.empty()) set.resize(plan.piece->tensors.size());
+    set[view.root] = stream.storage;
+    return;
+  }
+  if (t.dtype != stream.dtype) throw std::logic_error("neighbouring pieces differ in their dtype");
+  const Slice to = slice(instance, id, micro_batch, true, Stream::compute);
+  order_.wait(Stream::compute, stream.storage->written);
+  backend_.scatter(Stream::compute, stream.storage->data, to, false);
+  const Use use = order_.issued(Stream::compute);
+  stream.storage->note_read(use);
+  storage(instance, id, micro_batch, true, Stream::compute).note_written(use);
+}
+
+Rank::ResidualStream Rank::hand_on(Instance& instance, TensorId id, std::int64_t micro_batch) {
+  const PiecePlan& plan = *instance.plan;
+  const View& view = plan.views[id];
+  const Tensor& t = plan.piece->tensors[id];
+  ResidualStream stream{storage_pointer(instance, id, micro_batch, false, Stream::compute), t.elements(), t.dtype};
+  if (!view.dense() || view.offset != 0 || stream.storage->elements != t.elements()) {
+    const StoragePtr copy =
+        std::make_shared<Storage>(memory_, t.elements(), t.dtype, Category::activation, Stream::compute);
+    order_.wait(Stream::compute, stream.storage->written);
+    backend_.gather(Stream::compute, slice(instance, id, micro_batch, false, Stream::compute), copy->data);
+    const Use use = order_.issued(Stream::compute);
+    stream.storage->note_read(use);
+    copy->note_written(use);
+    stream.storage = copy;
+  }
+  const bool ends = id == plan.piece->output ? plan.output_ends : plan.input_gradient_ends;
+  if (ends) instance.micro[micro_batch][view.root].reset();
+  return stream;
+}
+
+std::size_t Rank::rank_at(std::int64_t position) const {
+  for (std::size_t s = 0; s < program_.stages.size(); ++s)
+    for (std::size_t c = 0; c < chunks_.size(); ++c)
+      if (program_.schedule.position_of(s, c) == position) return position_.group(MeshAxis::pp).at(s);
+  throw std::logic_error("no stage holds position " + std::to_string(position));
+}
+
+Rank::ResidualStream Rank::receive(std::int64_t position, std::int64_t micro_batch, bool backward,
+                                   const Tensor& tensor) {
+  const MessageTag tag{position, micro_batch, backward};
+  const std::size_t from = rank_at(backward ? position + 1 : position - 1);
+  if (from == position_.rank) {
+    auto node = own_messages_.extract(tag);
+    if (node.empty()) throw ExecutionError("a stage waits for what it has to send itself");
+    return std::move(node.mapped());
+  }
+  const std::int64_t n = tensor.elements();
+  ResidualStream stream{std::make_shared<Storage>(memory_, n, tensor.dtype, Category::activation, kStages), n,
+                        tensor.dtype};
+  Issue issue{.stream = kStages, .micro_batch = micro_batch, .between_stages = true, .receives = true};
+  if (measuring_) issue.begin = backend_.mark(kStages);
+  communicator_.at("receive", backward ? "output gradient" : "input", micro_batch);
+  communicator_.receive(from, tag, kStages, stream.storage->data, n, tensor.dtype);
+  if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
+  stream.storage->note_written(order_.issued(kStages));
+  return stream;
+}
+
+void Rank::send(std::int64_t position, std::int64_t micro_batch, bool backward, ResidualStream& stream) {
+  const MessageTag tag{position, micro_batch, backward};
+  const std::size_t to = rank_at(position);
+  if (to == position_.rank) {
+    own_messages_.emplace(tag, std::move(stream));
+    return;
+  }
+  order_.wait(kStages, stream.storage->written);
+  Issue issue{.stream = kStages, .micro_batch = micro_batch, .between_stages = true};
+  if (measuring_) issue.begin = backend_.mark(kStages);
+  communicator_.at("send", backward ? "input gradient" : "output", micro_batch);
+  communicator_.send(to, tag, kStages, stream.storage->data, stream.elements, stream.dtype);
+  if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
+  stream.storage->note_read(order_.issued(kStages));
+}
+
+void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
+  ResidualStream stream;
+  if (chunk.position > 0) {
+    const Piece& first = *chunk.runs.front().instances.front().plan->piece;
+    stream = receive(chunk.position, micro_batch, false, first.tensors[first.input]);
+  }
+  for (RankRun& run : chunk.runs)
+    for (Instance& instance : run.instances) {
+      const Piece& piece = *instance.plan->piece;
+      if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, stream);
+      stream.storage.reset();
+      run_block(0, instance, &instance == &run.instances.back(), micro_batch);
+      if (piece.output != kNoTensor) stream = hand_on(instance, piece.output, micro_batch);
+    }
+  const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
+  if (chunk.position < last) send(chunk.position + 1, micro_batch, false, stream);
+}
+
+void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
+  ResidualStream stream;
+  const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
+  if (chunk.position < last) {
+    const Piece& piece = *chunk.runs.back().instances.back().plan->piece;
+    stream = receive(chunk.position, micro_batch, true, piece.tensors[piece.output_gradient]);
+  }
+  for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
+    for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance) {
+      const Piece& piece = *instance->plan->piece;
+      if (piece.output_gradient != kNoTensor) hand_in(*instance, piece.output_gradient, micro_batch, stream);
+      stream.storage.reset();
+      run_block(1, *instance, &*instance == &run->instances.front(), micro_batch);
+      if (piece.input_gradient != kNoTensor) stream = hand_on(*instance, piece.input_gradient, micro_batch);
+    }
+  if (chunk.position > 0) send(chunk.position - 1, micro_batch, true, stream);
+  if (!program_.schedule.split_backward) release(chunk, micro_batch);
+}
+
+void Rank::weight_gradient(RankChunk& chunk, std::int64_t micro_batch) {
+  for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
+    for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance)
+      run_block(2, *instance, &*instance == &run->instances.front(), micro_batch);
+  release(chunk, micro_batch);
+}
+
+void Rank::release(RankChunk& chunk, std::int64_t micro_batch) {
+  for (RankRun& run : chunk.runs)
+    for (Instance& instance : run.instances) instance.micro.erase(micro_batch);
+}
+
+// ---- update -----------------------------------------------------------------------------------------------------
+
+void Rank::update() {
+  // Up to the gradient norm; what the norm needs; what follows it.
+  const auto norm_begin = [](const std::vector<Op>& ops) {
+    const auto it = std::find_if(
+        ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::gradient_norm || is_optimizer(op.kind); });
+    return static_cast<std::size_t>(it - ops.begin());
+  };
+  const auto run_ops = [&](auto selects) {
+    for (RankChunk& chunk : chunks_)
+      for (RankRun& run : chunk.runs) {
+        const auto& ops = run.instances.front().plan->piece->update.ops;
+        const std::size_t split = norm_begin(ops);
+        for (std::size_t i = 0; i < ops.size(); ++i)
+          if (selects(i < split, ops[i]))
+            for (Instance& instance : run.instances) execute(ops[i], instance, -1, 3);
+      }
+  };
+  const auto of_norm = [](const Op& op) {
+    return op.kind == OpKind::gradient_norm || is_named(op, "gradient_norm.all_reduce");
+  };
+  run_ops([](bool before, const Op&) { return before; });
+  sum_tied_gradients();
+  squared_norm_ = 0;
+  clip_ = 1;
+  run_ops([](bool, const Op& op) { return op.kind == OpKind::gradient_norm; });
+  reduce_gradient_norm();
+  if (setup_.options.keep_tensors)
+    for_each_instance([&](Instance& instance) {
+      const TensorId id = instance.plan->held_gradients;
+      if (id == kNoTensor) return;
+      instance.captured_gradients.resize(static_cast<std::size_t>(instance.plan->piece->tensors[id].elements()));
+      backend_.synchronize();
+      backend_.read(slice(instance, id, -1, false, Stream::compute), instance.captured_gradients);
+    });
+  run_ops([&](bool before, const Op& op) { return !before && !of_norm(op); });
+  for_each_instance([](Instance& instance) { instance.micro.clear(); });
+}
+
+// The table's gradients of the first and the last stage.
+void Rank::sum_tied_gradients() {
+  if (program_.tied_embedding_bytes == 0) return;
+  Instance* owner = nullptr;
+  std::int64_t begin = 0, elements = 0;  // of the table in the flat gradients
+  for_each_instance([&](Instance& instance) {
+    std::int64_t at = 0;
+    for (const ParameterGradient& p : instance.plan->piece->parameters) {
+      const Tensor& t = instance.plan->piece->tensors[p.parameter];
+      if (t.shared) continue;
+      if (is_vocabulary_table(t)) owner = &instance, begin = at, elements = t.elements();
+      at += t.elements();
+    }
+  });
+  if (setup_.scenario.plan.data.zero_stage >= 1) return sum_tied_shards(owner, begin, elements);
+  if (owner == nullptr) return;
+  const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
+  Members both{rank_at(0), rank_at(last)};
+  std::sort(both.begin(), both.end());
+  Slice gradients = slice(*owner, owner->plan->held_gradients, -1, false, kStages);
+  Storage& s = storage(*owner, owner->plan->held_gradients, -1, false, kStages);
+  if (gradients.index != nullptr) throw std::logic_error("flat gradients are not flat");
+  order_.wait(kStages, s.written);
+  Issue issue{.stream = kStages, .micro_batch = -1, .between_stages = true};
+  if (measuring_) issue.begin = backend_.mark(kStages);
+  communicator_.all_reduce(both, "tied embedding", kStages, element(s.data, gradients.offset + begin, s.dtype),
+                           elements, s.dtype);
+  if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
+  s.note_written(order_.issued(kStages));
+}
+
+// Shards: the table's places in the flat buffers of the two stages differ, and with them who holds what. Everyone shows
+// what it holds and adds what the other stage has of its own part.
+void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t elements) {
+  std::vector<double> mine;
+  std::int64_t first = 0, last = 0;
+  std::vector<float> values;
+  if (owner != nullptr) {
+    const PiecePlan& plan = *owner->plan;
+    const std::int64_t held = plan.piece->tensors[plan.held_gradients].elements();
+    first = std::clamp<std::int64_t>(plan.shard_begin - begin, 0, elements);
+    last = std::clamp<std::int64_t>(plan.shard_begin + held - begin, 0, elements);
+    values.resize(static_cast<std::size_t>(held));
+    backend_.synchronize();
+    backend_.read(slice(*owner, plan.held_gradients, -1, false, Stream::compute), values);
+    mine.push_back(static_cast<double>(first));
+    for (std::int64_t e = first; e < last; ++e)
+      mine.push_back(static_cast<double>(values[static_cast<std::size_t>(begin + e - plan.shard_begin)]));
+  }
+  const MeshAxes axes = MeshAxis::pp | MeshAxis::dp_shard | MeshAxis::dp_replicate | MeshAxis::cp;
+  const Members members = position_.group(axes);
+  const auto all = communicator_.gather_values(members, "tied embedding", std::move(mine));
+  if (owner == nullptr || first == last) return;
+  const PiecePlan& plan = *owner->plan;
+  std::vector<bool> added(static_cast<std::size_t>(last - first), false);
+  for (std::size_t m = 0; m < members.size(); ++m) {
+    const Position other = position_of(members[m], setup_.scenario, program_, setup_.sequence);
+    if (other.pp == position_.pp || all[m].empty()) continue;
+    // Not yet reduced over replicas, or reduced: the same replica's is the right one where each holds all.
+    const bool whole = last - first == elements;
+    if (whole && (other.shard != position_.shard || other.replica != position_.replica)) continue;
+    const auto from = static_cast<std::int64_t>(all[m][0]);
+    for (std::size_t i = 1; i < all[m].size(); ++i) {
+      const std::int64_t e = from + static_cast<std::int64_t>(i) - 1;
+      if (e < first || e >= last || added[static_cast<std::size_t>(e - first)]) continue;
+      added[static_cast<std::size_t>(e - first)] = true;
+      values[static_cast<std::size_t>(begin + e - plan.shard_begin)] += static_cast<float>(all[m][i]);
+    }
+  }
+  if (std::find(added.begin(), added.end(), false) != added.end())
+    throw ExecutionError("the other stage lacks a part of the tied table");
+  backend_.write(slice(*owner, plan.held_gradients, -1, false, Stream::compute), values);
+}
+
+void Rank::reduce_gradient_norm() {
+  MeshAxes axes;
+  bool has = false;
+  for_each_instance([&](Instance& instance) {
+    for (const Op& op : instance.plan->piece->update.ops)
+      if (is_named(op, "gradient_norm.all_reduce")) axes = op.axes, has = true;
+  });
+  for (const StoragePtr& part : norm_parts_) {
+    float square = 0;
+    backend_.read({part->data, part->dtype, 0, 1, nullptr}, {&square, 1});
+    squared_norm_ += static_cast<double>(square);
+  }
+  norm_parts_.clear();
+  double sum = squared_norm_;
+  if (has) {
+    Issue issue{.stream = Stream::data_communication, .micro_batch = -1, .reduces_norm = true};
+    if (measuring_) issue.begin = backend_.mark(issue.stream);
+    communicator_.at("update", "gradient_norm.all_reduce", -1);
+    const auto all = communicator_.gather_values(position_.group(axes), "gradient_norm.all_reduce", {squared_norm_});
+    if (measuring_) issue.end = backend_.mark(issue.stream), issues_.push_back(issue);
+    sum = 0;
+    for (const std::vector<double>& each : all) sum += each.at(0);
+  }
+  const double norm = std::sqrt(sum);
+  result_.gradient_norms.push_back(norm);
+  const double most = setup_.options.maximum_gradient_norm;
+  if (most > 0 && norm > most) clip_ = most / norm;
+}
+
+void Rank::gather_losses() {
+  double loss = 0;
+  for (const auto& [storage, tensor] : loss_statistics_) {
+    const auto n = static_cast<std::size_t>(storage->elements) / 3;
+    std::vector<float> statistics(3 * n);
+    backend_.synchronize();
+    backend_.read({storage->data, storage->dtype, 0, storage->elements, nullptr}, statistics);
+    double sum = 0;
+    for (std::size_t t = 0; t < n; ++t)
+      sum += static_cast<double>(statistics[t]) + std::log(static_cast<double>(statistics[n + t])) -
+             static_cast<double>(statistics[2 * n + t]);
+    loss += sum / tokens(tensor);
+  }
+  loss_statistics_.clear();
+  result_.losses.push_back(loss);
+}
+
+// ---- what comes out ---------------------------------------------------------------------------------------------
+
+std::vector<HeldPart> Rank::held() {
+  std::vector<HeldPart> parts;
+  backend_.synchronize();
+  for_each_instance([&](Instance& instance) {
+    const PiecePlan& plan = *instance.plan;
+    if (plan.held_parameters == kNoTensor) return;
+    const std::int64_t held = plan.piece->tensors[plan.held_parameters].elements();
+    std::vector<float> values(static_cast<std::size_t>(held));
+    backend_.read(slice(instance, plan.held_parameters, -1, false, Stream::compute), values);
+    std::int64_t begin = 0;
+    std::size_t ordinal = instance.first_parameter;
+    for (const ParameterGradient& p : plan.piece->parameters) {
+      const std::size_t own = ordinal++;
+      const Tensor& local = plan.piece->tensors[p.parameter];
+      if (local.shared) continue;
+      HeldPart part;
+      part.parameter = static_cast<std::size_t>(setup_.parameters[own].values_of);
+      const std::vector<std::int64_t> element = whole_elements(local, setup_.parameters[own].tensor, position_);
+      for (std::int64_t e = 0; e < local.elements(); ++e) {
+        const std::int64_t at = begin + e - plan.shard_begin;
+        if (at < 0 || at >= held) continue;
+        part.element.push_back(element[static_cast<std::size_t>(e)]);
+        part.gradient.push_back(instance.captured_gradients[static_cast<std::size_t>(at)]);
+        part.value.push_back(values[static_cast<std::size_t>(at)]);
+      }
+      begin += local.elements();
+      parts.push_back(std::move(part));
+    }
+  });
+  return parts;
+}
+
+}  // namespace orrery::realrun

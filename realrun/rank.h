@@ -1,0 +1,215 @@
+// One rank of a Program that runs: its tensors, its blocks, its part in collectives. Internal to the executor.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "realrun/backend.h"
+#include "realrun/communicator.h"
+#include "realrun/executor.h"
+#include "realrun/layout.h"
+#include "realrun/storage.h"
+
+namespace orrery::realrun {
+
+using StorageSet = std::vector<StoragePtr>;  // by tensor
+
+inline constexpr std::array<Block Piece::*, 4> kBlocks{&Piece::forward, &Piece::backward, &Piece::weight_gradient,
+                                                       &Piece::update};
+inline bool is_named(const Op& op, std::string_view name) { return name == op.name; }
+constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
+inline bool is_divided(const Tensor& t) {
+  return std::any_of(t.axes.begin(), t.axes.begin() + t.rank, [](Axis axis) { return is_divided(axis); });
+}
+
+// What does not differ from one instance of a piece to the next.
+struct PiecePlan {
+  const Piece* piece = nullptr;
+  std::vector<View> views;
+  std::vector<std::int64_t> capacity;  // of each storage: shards may reach beyond the buffer they divide
+  std::vector<bool> lasting;           // lives for the whole run, not for a micro-batch
+  std::vector<bool> input;             // ids, targets: given from outside
+  std::array<std::vector<std::vector<TensorId>>, 3> ends;  // by block and op: storages that nothing uses after it
+  bool output_ends = false, input_gradient_ends = false;   // once they have been handed on
+  std::vector<std::int64_t> partial_gradients;  // for replicated_gradients.all_reduce: elements of the held gradients
+  TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
+  std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
+};
+
+// Elements of an instance's held gradients that this rank counts in the gradient norm.
+struct CountedGradients {
+  bool known = false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  // first, one past the last
+  std::vector<std::int64_t> scattered;                        // that lie apart
+};
+
+struct Instance {
+  const PiecePlan* plan = nullptr;
+  std::size_t first_parameter = 0;  // in the model
+  StorageSet lasting;
+  std::map<std::int64_t, StorageSet> micro;
+  CountedGradients counted;
+  std::vector<float> captured_gradients;
+};
+
+struct RankRun {
+  std::vector<Instance> instances;  // of equal pieces, in order
+};
+struct RankChunk {
+  std::int64_t position = 0;
+  std::vector<RankRun> runs;
+};
+
+struct RunSetup {
+  const Scenario& scenario;
+  const Program& program;
+  const ExecutionOptions& options;
+  const std::vector<WholeParameter>& parameters;
+  std::int64_t sequence = 0;
+};
+
+class Rank {
+ public:
+  Rank(const RunSetup& setup, Backend& backend, Communicator& communicator);
+
+  RankResult run();
+
+ private:
+  struct Place {
+    Instance* instance = nullptr;
+    TensorId id = kNoTensor;
+  };
+  struct Waiting {  // for a bucket to fill
+    const Op* op;
+    int block;
+    std::vector<Instance*> instances;
+  };
+  // The op that runs: where its time is noted.
+  struct Issue {
+    std::uint16_t piece = 0;
+    std::uint8_t block = 0;
+    std::uint16_t op = 0;
+    Stream stream = Stream::compute;
+    Backend::Mark begin = 0, end = 0;
+    std::uint64_t waited_for = 0;  // set of streams that it waited for
+    std::int64_t micro_batch = -1;
+    bool between_stages = false;  // no op: a message from or to the neighbouring stage
+    bool receives = false;        // such a message comes in
+    bool reduces_norm = false;    // no op of a block: the gradient norm of all pieces
+  };
+  struct ResidualStream {  // what pieces hand on
+    StoragePtr storage;
+    std::int64_t elements = 0;
+    Dtype dtype = Dtype::fp32;
+  };
+
+  struct Target {
+    void* data = nullptr;
+    Slice slice;
+    StoragePtr copy;
+  };
+
+  void plan_piece(const Piece& piece, PiecePlan& plan);
+  void find_ends(PiecePlan& plan) const;
+  void find_partial_gradients(PiecePlan& plan) const;
+  void build_chunks();
+  void initialise(Instance& instance);
+
+  void step();
+  void forward(RankChunk& chunk, std::int64_t micro_batch);
+  void backward(RankChunk& chunk, std::int64_t micro_batch);
+  void weight_gradient(RankChunk& chunk, std::int64_t micro_batch);
+  void release(RankChunk& chunk, std::int64_t micro_batch);
+  void run_block(int block, Instance& instance, bool last_of_run, std::int64_t micro_batch);
+  void end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch);
+  void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const ResidualStream& stream);
+  ResidualStream hand_on(Instance& instance, TensorId id, std::int64_t micro_batch);
+  ResidualStream receive(std::int64_t position, std::int64_t micro_batch, bool backward, const Tensor& tensor);
+  void send(std::int64_t position, std::int64_t micro_batch, bool backward, ResidualStream& stream);
+  std::size_t rank_at(std::int64_t position) const;
+  void update();
+  void sum_tied_gradients();
+  void sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t elements);
+  void reduce_gradient_norm();
+  void gather_losses();
+
+  void execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block);
+  void wait_for_operands(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void note_uses(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void kernel(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void gradient_norm(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void find_counted(Instance& instance) const;
+  void communicate(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void copy_between_memories(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void all_gather(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void reduce_replicated_gradients(const Op& op, Instance& instance);
+  double tokens(const Tensor& targets) const;
+  void note_loss(Instance& instance, TensorId statistics, std::int64_t micro_batch);
+
+  Place resolve(Instance& instance, TensorId id);
+  Storage& storage(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
+  StoragePtr& storage_pointer(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
+  void fill_input(const Tensor& tensor, std::int64_t micro_batch, Storage& storage) const;
+  // The tensor's part of its storage.
+  Slice slice(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
+  // The tensor dense in memory: where it is, or gathered into `scratch`.
+  void* dense(Instance& instance, TensorId id, std::int64_t micro_batch, Stream stream, StoragePtr& scratch);
+  Target target(Instance& instance, TensorId id, std::int64_t micro_batch, Stream stream);
+  void put(const Target& target, Stream stream);
+  StoragePtr scratch(std::int64_t elements, Dtype dtype, Stream stream);
+  void* element(void* base, std::int64_t at, Dtype dtype) const;
+  const std::vector<std::int64_t>& part_index(const Tensor& whole, int dim, std::int64_t begin, std::int64_t size);
+  bool adds(const Op& op, const Instance& instance, TensorId id) const;
+  std::vector<std::int64_t> sequence_positions(const Tensor& tensor) const;
+  void place_dropout(const Op& op, const Instance& instance, std::int64_t micro_batch, KernelContext& context) const;
+  std::string describe(const Op& op, const Instance& instance) const;
+  std::string meeting(const Op& op) const;
+
+  void measure_step(Backend::Mark begin, Backend::Mark end);
+  std::vector<HeldPart> held();
+
+  template <class Visit>
+  void for_each_instance(Visit visit) {
+    for (RankChunk& chunk : chunks_)
+      for (RankRun& run : chunk.runs)
+        for (Instance& instance : run.instances) visit(instance);
+  }
+
+  const RunSetup& setup_;
+  const Program& program_;
+  Backend& backend_;
+  Communicator& communicator_;
+  StreamOrder order_;
+  MemoryLedger memory_;
+  const Position position_;
+  std::vector<PiecePlan> plans_;
+  std::vector<RankChunk> chunks_;
+  std::vector<Waiting> waiting_;
+  std::vector<std::int64_t> own_positions_;
+  std::map<std::array<std::int64_t, 5>, std::vector<std::int64_t>> part_indices_;
+  std::map<MessageTag, ResidualStream> own_messages_;  // between chunks of this stage
+  // Rows of a table of positions whose view is not dense.
+  std::map<std::pair<const std::vector<std::int64_t>*, std::int64_t>, std::vector<std::int64_t>> row_indices_;
+  Instance* embedding_ = nullptr;                      // of this stage
+  TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
+  bool ring_causal_ = false;
+  std::int64_t ring_window_ = 0;
+  std::int64_t step_ = 0;
+  double squared_norm_ = 0, clip_ = 1;
+  std::vector<StoragePtr> norm_parts_;
+  std::vector<std::pair<StoragePtr, Tensor>> loss_statistics_;  // of this step's micro-batches
+  std::vector<Issue> issues_;                                   // of this step
+  std::uint64_t waited_for_ = 0;
+  bool measuring_ = false;
+  RankResult result_;
+};
+
+}  // namespace orrery::realrun

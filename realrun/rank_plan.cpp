@@ -1,0 +1,457 @@
+// What a rank holds: storages, views, parameters, inputs.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "realrun/rank.h"
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::realrun {
+namespace {
+
+bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
+
+}  // namespace
+
+Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
+    : setup_(setup),
+      program_(setup.program),
+      backend_(backend),
+      communicator_(communicator),
+      order_(backend),
+      memory_(backend, order_),
+      position_(position_of(communicator.rank(), setup.scenario, setup.program, setup.sequence)),
+      own_positions_(position_.positions(position_.cp)) {
+  plans_.resize(program_.pieces.size());
+  for (std::size_t p = 0; p < plans_.size(); ++p) plan_piece(program_.pieces[p], plans_[p]);
+  build_chunks();
+}
+
+void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
+  plan.piece = &piece;
+  plan.views = views_of(piece, position_);
+  const std::size_t n = piece.tensors.size();
+  plan.capacity.assign(n, 0);
+  std::vector<bool> written(n), in_update(n), in_step(n), conditional(n);
+  for (std::size_t id = 0; id < n; ++id) {
+    const View& v = plan.views[id];
+    const std::int64_t elements = piece.tensors[id].elements();
+    const std::int64_t end = v.dense() ? v.offset + elements : *std::max_element(v.index.begin(), v.index.end()) + 1;
+    plan.capacity[v.root] = std::max(plan.capacity[v.root], end);
+  }
+  for (Block Piece::*block : kBlocks)
+    for (const Op& op : (piece.*block).ops) {
+      const auto touch = [&](TensorId id, bool write) {
+        if (id == kNoTensor) return;
+        const TensorId root = plan.views[id].root;
+        if (write && !written[root] && op.when != When::every_micro_batch) conditional[root] = true;
+        if (write) written[root] = true;
+        (block == &Piece::update ? in_update : in_step)[root] = true;
+      };
+      for (TensorId id : op.reads) touch(id, false);
+      for (TensorId id : op.writes) touch(id, true);
+    }
+  plan.lasting.assign(n, false);
+  plan.input.assign(n, false);
+  const auto root = [&](TensorId id) { return id == kNoTensor ? kNoTensor : plan.views[id].root; };
+  for (std::size_t id = 0; id < n; ++id) {
+    const Tensor& t = piece.tensors[id];
+    if (t.alias_of != kNoTensor) continue;
+    plan.lasting[id] =
+        t.resident || in_update[id] || conditional[id] || (t.category == Category::parameter && !written[id]);
+    const bool given = root(piece.input) == id || root(piece.output_gradient) == id;
+    plan.input[id] =
+        !plan.lasting[id] && !written[id] && !given && t.category == Category::activation && t.dtype == Dtype::int64;
+  }
+  plan.held_parameters = piece.flat_parameters;
+  plan.held_gradients = piece.flat_gradients;
+  for (std::size_t id = 0; id < n; ++id) {
+    const std::string_view name = piece.tensors[id].name;
+    if (name == "parameter_shard") plan.held_parameters = static_cast<TensorId>(id);
+    if (name == "gradient_shard") plan.held_gradients = static_cast<TensorId>(id);
+  }
+  for (const ParameterGradient& p : piece.parameters)
+    if (!piece.tensors[p.parameter].shared) plan.flat_elements += piece.tensors[p.parameter].elements();
+  if (plan.held_parameters != kNoTensor &&
+      std::string_view(piece.tensors[plan.held_parameters].name) == "parameter_shard")
+    plan.shard_begin = position_.shard * piece.tensors[plan.held_parameters].sizes[0];
+  find_partial_gradients(plan);
+  find_ends(plan);
+}
+
+// A storage ends with its last use in a block if no later block touches it, or the next that does defines it anew in
+// whole. What pieces hand on ends when it has been handed on.
+void Rank::find_ends(PiecePlan& plan) const {
+  const Piece& piece = *plan.piece;
+  const std::size_t n = piece.tensors.size();
+  struct Touch {
+    bool any = false, defines = false;
+    std::size_t last = 0;
+  };
+  std::array<std::vector<Touch>, 3> touches;  // of forward, backward, weight_gradient; the update ends all
+  for (std::size_t b = 0; b < touches.size(); ++b) {
+    touches[b].resize(n);
+    const std::vector<Op>& ops = (piece.*kBlocks[b]).ops;
+    plan.ends[b].resize(ops.size());
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const auto touch = [&](TensorId id, bool write) {
+        if (id == kNoTensor || piece.tensors[id].shared) return;
+        const TensorId root = plan.views[id].root;
+        Touch& t = touches[b][root];
+        const bool whole = piece.tensors[id].elements() == piece.tensors[root].elements();
+        if (!t.any)
+          t.defines = write && whole && ops[i].when == When::every_micro_batch &&
+                      piece.tensors[root].category != Category::gradient;
+        t.any = true;
+        t.last = i;
+      };
+      for (TensorId id : ops[i].reads) touch(id, false);
+      for (TensorId id : ops[i].writes) touch(id, true);
+    }
+  }
+  const auto root = [&](TensorId id) { return id == kNoTensor ? kNoTensor : plan.views[id].root; };
+  for (std::size_t id = 0; id < n; ++id) {
+    if (plan.views[id].root != id || plan.lasting[id] || piece.tensors[id].shared) continue;
+    for (std::size_t b = 0; b < touches.size(); ++b) {
+      if (!touches[b][id].any) continue;
+      std::size_t next = b + 1;
+      while (next < touches.size() && !touches[next][id].any) ++next;
+      if (next < touches.size() && !touches[next][id].defines) continue;
+      const bool handed_on = (b == 0 && root(piece.output) == id) || (b == 1 && root(piece.input_gradient) == id);
+      if (handed_on) {
+        (b == 0 ? plan.output_ends : plan.input_gradient_ends) = true;
+      } else {
+        plan.ends[b][touches[b][id].last].push_back(static_cast<TensorId>(id));
+      }
+    }
+  }
+}
+
+// The rule of replicated_gradients.all_reduce: whole parameters, computed from a part of the tokens or of the heads.
+void Rank::find_partial_gradients(PiecePlan& plan) const {
+  const Piece& piece = *plan.piece;
+  const auto packed = std::find_if(piece.update.ops.begin(), piece.update.ops.end(),
+                                   [](const Op& op) { return is_named(op, "replicated_gradients.all_reduce"); });
+  if (packed == piece.update.ops.end()) return;
+  std::vector<TensorId> found;
+  const auto in_part = [&](TensorId id) {
+    const Tensor& t = piece.tensors[id];
+    const int d = t.find(Axis::sequence);
+    return is_divided(t) || (d >= 0 && t.sizes[d] * position_.tp_degree * position_.cp_degree == position_.sequence);
+  };
+  const auto note = [&](TensorId gradient, TensorId source) {
+    if (gradient == kNoTensor || is_divided(piece.tensors[gradient]) || !in_part(source)) return;
+    found.push_back(gradient);
+  };
+  for (const Block* block : {&piece.backward, &piece.weight_gradient})
+    for (const Op& op : block->ops) {
+      if (op.kind == OpKind::norm_backward) note(op.writes[1], op.reads[0]), note(op.writes[2], op.reads[0]);
+      if (op.kind == OpKind::bias_gradient) note(op.writes[0], op.reads[0]);
+      if (op.kind == OpKind::linear_weight_gradient) note(op.writes[0], op.reads[1]);
+    }
+  std::int64_t elements = 0;
+  for (TensorId id : found) {
+    const bool rows = piece.tensors[id].find(Axis::sequence) >= 0;  // packed before context parallelism divided them
+    elements += piece.tensors[id].elements() * (rows ? position_.cp_degree : 1);
+  }
+  if (elements != piece.tensors[packed->reads[0]].elements())
+    throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +
+                         std::to_string(piece.tensors[packed->reads[0]].elements()) + " replicated gradients, but " +
+                         std::to_string(elements) + " are partial sums");
+  // The packed buffer stands for these parts of the flat gradients, as far as this rank holds them.
+  const View& held = plan.views[plan.held_gradients];
+  const std::int64_t size = piece.tensors[plan.held_gradients].elements();
+  std::int64_t begin = 0;
+  for (const ParameterGradient& p : piece.parameters) {
+    if (piece.tensors[p.parameter].shared) continue;
+    const std::int64_t n = piece.tensors[p.parameter].elements();
+    const bool partial = std::any_of(found.begin(), found.end(), [&](TensorId id) {
+      return id == p.gradient || piece.tensors[id].alias_of == p.gradient;  // rows of a table of positions
+    });
+    for (std::int64_t e = begin - plan.shard_begin; partial && e < begin + n - plan.shard_begin; ++e)
+      if (e >= 0 && e < size) plan.partial_gradients.push_back(held.at(e));
+    begin += n;
+  }
+}
+
+void Rank::build_chunks() {
+  const auto stage = static_cast<std::size_t>(position_.pp);
+  // Parameters of the model before each chunk, in the order of the chunks' positions.
+  std::vector<std::size_t> before(program_.schedule.position.size() + 1, 0);
+  const std::size_t chunks = program_.stages[stage].size();
+  for (std::size_t s = 0; s < program_.stages.size(); ++s)
+    for (std::size_t c = 0; c < chunks; ++c) {
+      std::size_t n = 0;
+      for (const Run& run : program_.stages[s][c].runs)
+        n += static_cast<std::size_t>(run.count) * program_.pieces[run.piece].parameters.size();
+      before[static_cast<std::size_t>(program_.schedule.position_of(s, c)) + 1] = n;
+    }
+  for (std::size_t q = 1; q < before.size(); ++q) before[q] += before[q - 1];
+  if (before.back() != setup_.parameters.size())
+    throw ExecutionError("the stages hold " + std::to_string(before.back()) + " parameters, the model has " +
+                         std::to_string(setup_.parameters.size()));
+  chunks_.resize(chunks);
+  for (std::size_t c = 0; c < chunks; ++c) {
+    chunks_[c].position = program_.schedule.position_of(stage, c);
+    std::size_t parameter = before[static_cast<std::size_t>(chunks_[c].position)];
+    for (const Run& run : program_.stages[stage][c].runs) {
+      chunks_[c].runs.emplace_back();
+      auto& instances = chunks_[c].runs.back().instances;
+      instances.resize(static_cast<std::size_t>(run.count));
+      for (Instance& instance : instances) {
+        instance.plan = &plans_[run.piece];
+        instance.first_parameter = parameter;
+        parameter += instance.plan->piece->parameters.size();
+        instance.lasting.resize(instance.plan->piece->tensors.size());
+      }
+    }
+  }
+  for_each_instance([&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (piece.input == kNoTensor)
+      for (const Op& op : piece.forward.ops)
+        if (op.kind == OpKind::embedding && is_vocabulary_table(piece.tensors[op.reads[1]])) {
+          embedding_ = &instance;
+          table_ = op.reads[1];
+        }
+    if (embedding_ == &instance)
+      for (const ParameterGradient& p : piece.parameters)
+        if (is_vocabulary_table(piece.tensors[p.parameter])) table_gradient_ = p.gradient;
+  });
+  for_each_instance([&](Instance& instance) { initialise(instance); });
+}
+
+// Parameters by their place in the whole model; a master copy has the parameters' values, moments and gradients are
+// zero.
+void Rank::initialise(Instance& instance) {
+  const PiecePlan& plan = *instance.plan;
+  const Piece& piece = *plan.piece;
+  std::vector<float> flat(static_cast<std::size_t>(plan.flat_elements), 0.0f);
+  std::size_t begin = 0, ordinal = instance.first_parameter;
+  for (const ParameterGradient& p : piece.parameters) {
+    const std::size_t own = ordinal++;
+    const Tensor& local = piece.tensors[p.parameter];
+    if (local.shared) continue;
+    const WholeParameter& whole = setup_.parameters[static_cast<std::size_t>(setup_.parameters[own].values_of)];
+    const Tensor& shape = setup_.parameters[own].tensor;
+    const auto n = static_cast<std::size_t>(local.elements());
+    const std::vector<std::int64_t> element =
+        is_whole(local, shape) ? std::vector<std::int64_t>{} : whole_elements(local, shape, position_);
+    for (std::size_t e = 0; e < n; ++e) {
+      const std::int64_t at = element.empty() ? static_cast<std::int64_t>(e) : element[e];
+      const double u = counter_uniform(setup_.options.seed, static_cast<std::uint64_t>(whole.values_of),
+                                       static_cast<std::uint64_t>(at));
+      constexpr double kUniform = 1.7320508075688772;  // deviation 1
+      constexpr double kSmall = 0.2, kTable = 0.5;     // far enough from zero and one to show in every gradient
+      double value = 0;
+      switch (whole.initial) {
+        case InitialValue::scale:
+          value = 1 + kSmall * u;
+          break;
+        case InitialValue::shift:
+          value = kSmall * u;
+          break;
+        case InitialValue::table:
+          value = kTable * u;
+          break;
+        case InitialValue::matrix:
+          value = kUniform * whole.deviation * u;
+          break;
+      }
+      if (setup_.options.nudged_parameter == whole.values_of && setup_.options.nudged_element == at)
+        value += setup_.options.nudge;
+      flat[begin + e] = static_cast<float>(value);
+    }
+    begin += n;
+  }
+  if (plan.held_parameters == kNoTensor) return;
+  for (std::size_t id = 0; id < piece.tensors.size(); ++id) {
+    const Tensor& t = piece.tensors[id];
+    if (!plan.lasting[id] || t.alias_of != kNoTensor || t.rank != 1) continue;
+    const bool parameters = id == plan.views[plan.held_parameters].root;
+    const std::string_view name = t.name;
+    const bool master = name == "master_parameters" || name == "host_parameters";
+    if (!parameters && !master && t.category != Category::optimizer_state && t.category != Category::gradient &&
+        name != "first_moment" && name != "second_moment")
+      continue;
+    const std::int64_t capacity = plan.capacity[id];
+    const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute);
+    instance.lasting[id] = s;
+    backend_.fill(Stream::compute, {s->data, t.dtype, 0, capacity, nullptr}, 0);
+    s->note_written(order_.issued(Stream::compute));
+    if (!parameters && !master) continue;
+    // A shard with storage of its own begins in the middle of the flat buffer.
+    const bool whole = parameters && t.elements() == plan.flat_elements;
+    const std::int64_t from = whole ? 0 : plan.shard_begin;
+    const std::int64_t n = std::min(capacity, plan.flat_elements - from);
+    if (n > 0)
+      backend_.write({s->data, t.dtype, 0, n, nullptr},
+                     std::span(flat).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(n)));
+  }
+}
+
+std::string Rank::describe(const Op& op, const Instance& instance) const {
+  return std::string(name_of(op.kind)) + " \"" + op.name + "\" (" + name_of(op.phase) + ") of piece \"" +
+         instance.plan->piece->name + "\" at " +
+         setup_.parameters[std::min(instance.first_parameter, setup_.parameters.size() - 1)].name;
+}
+
+Rank::Place Rank::resolve(Instance& instance, TensorId id) {
+  const Piece& piece = *instance.plan->piece;
+  if (!piece.tensors[id].shared) return {&instance, id};
+  if (embedding_ == nullptr) throw ExecutionError("a shared table without its embedding on the same stage");
+  return {embedding_, piece.tensors[id].category == Category::gradient ? table_gradient_ : table_};
+}
+
+StoragePtr& Rank::storage_pointer(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes,
+                                  Stream stream) {
+  const PiecePlan& plan = *instance.plan;
+  const TensorId root = plan.views[id].root;
+  StorageSet& set = plan.lasting[root] ? instance.lasting : instance.micro[micro_batch];
+  if (set.empty()) set.resize(plan.piece->tensors.size());
+  StoragePtr& s = set[root];
+  if (s != nullptr) return s;
+  const Tensor& t = plan.piece->tensors[root];
+  if (!writes && !plan.input[root])
+    throw ExecutionError(std::string("tensor \"") + t.name + "\" of piece \"" + plan.piece->name +
+                         "\" is read before it is written");
+  s = std::make_shared<Storage>(memory_, plan.capacity[root], t.dtype, t.category, stream);
+  if (plan.input[root]) {
+    fill_input(t, micro_batch, *s);
+  } else if (t.category == Category::gradient || setup_.options.find_undefined) {
+    const float nothing = t.category == Category::gradient ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    backend_.fill(stream, {s->data, t.dtype, 0, plan.capacity[root], nullptr}, nothing);
+    s->note_written(order_.issued(stream));
+  }
+  return s;
+}
+
+Storage& Rank::storage(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream) {
+  return *storage_pointer(instance, id, micro_batch, writes, stream);
+}
+
+// Inputs by sequence of the global batch and position in it.
+void Rank::fill_input(const Tensor& t, std::int64_t micro_batch, Storage& s) const {
+  constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // streams apart from the parameters'
+  const std::string_view name = t.name;
+  const bool targets = name == "targets", ids = name == "ids", segments = name == "token_types",
+             next = name == "next_sentence";
+  if (!targets && !ids && !segments && !next)
+    throw std::logic_error(std::string("nobody knows the input \"") + t.name + "\"");
+  const std::int64_t kinds = segments ? setup_.scenario.model.token_types : next ? 2 : setup_.scenario.model.vocab;
+  const std::uint64_t stream = kInputs + (targets ? 1u : ids ? 0u : segments ? 2u : 3u);
+  const bool positions = t.find(Axis::sequence) >= 0;
+  const std::int64_t sequences = setup_.scenario.plan.batch.micro_batch_size;
+  const std::int64_t first = (position_.replica * program_.schedule.micro_batches + micro_batch) * sequences;
+  const std::int64_t width = t.sizes[1];
+  std::vector<float> values(static_cast<std::size_t>(t.elements()));
+  for (std::int64_t e = 0; e < t.elements(); ++e) {
+    const std::int64_t at = positions ? own_positions_[static_cast<std::size_t>(e % width)] : e % width;
+    const double u = counter_uniform(setup_.options.seed, stream,
+                                     static_cast<std::uint64_t>((first + e / width) * setup_.sequence + at));
+    values[static_cast<std::size_t>(e)] =
+        static_cast<float>(std::min(kinds - 1, static_cast<std::int64_t>((u + 1) / 2 * static_cast<double>(kinds))));
+  }
+  backend_.write({s.data, s.dtype, 0, t.elements(), nullptr}, values);
+}
+
+Slice Rank::slice(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream) {
+  const Place place = resolve(instance, id);
+  const PiecePlan& plan = *place.instance->plan;
+  const View& view = plan.views[place.id];
+  Storage& s = storage(*place.instance, place.id, micro_batch, writes, stream);
+  return {s.data, s.dtype, view.offset, plan.piece->tensors[place.id].elements(), view.dense() ? nullptr : &view.index};
+}
+
+StoragePtr Rank::scratch(std::int64_t elements, Dtype dtype, Stream stream) {
+  return std::make_shared<Storage>(memory_, elements, dtype, Category::workspace, stream);
+}
+
+void* Rank::element(void* base, std::int64_t at, Dtype dtype) const {
+  return static_cast<std::byte*>(base) + at * backend_.stored_bytes(dtype);
+}
+
+void* Rank::dense(Instance& instance, TensorId id, std::int64_t micro_batch, Stream stream, StoragePtr& held) {
+  const Slice s = slice(instance, id, micro_batch, false, stream);
+  if (s.index == nullptr) return element(s.base, s.offset, s.dtype);
+  held = scratch(s.elements, s.dtype, stream);
+  backend_.gather(stream, s, held->data);
+  held->note_written(order_.issued(stream));
+  return held->data;
+}
+
+// Elements of a part of a tensor along one dimension. A flat buffer's last part may reach beyond it: it has fewer.
+const std::vector<std::int64_t>& Rank::part_index(const Tensor& whole, int dim, std::int64_t begin, std::int64_t size) {
+  std::int64_t inner = 1, outer = 1;
+  for (int d = dim + 1; d < whole.rank; ++d) inner *= whole.sizes[d];
+  for (int d = 0; d < dim; ++d) outer *= whole.sizes[d];
+  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, begin, size});
+  if (!fresh) return found->second;
+  const std::int64_t inside = std::clamp<std::int64_t>(whole.sizes[dim] - begin, 0, size);
+  for (std::int64_t o = 0; o < outer; ++o)
+    for (std::int64_t i = 0; i < inside * inner; ++i)
+      found->second.push_back((o * whole.sizes[dim] + begin) * inner + i);
+  return found->second;
+}
+
+bool Rank::adds(const Op& op, const Instance& instance, TensorId id) const {
+  const TensorId root = instance.plan->views[id].root;  // a view of a gradient may be called otherwise
+  return op.phase != Phase::update && instance.plan->piece->tensors[root].category == Category::gradient;
+}
+
+// Positions of a tensor that runs along the sequence: of this context rank, or (sequence parallelism) its part of them.
+std::vector<std::int64_t> Rank::sequence_positions(const Tensor& t) const {
+  const int d = t.find(Axis::sequence);
+  if (d < 0) return {};
+  const auto size = static_cast<std::size_t>(t.sizes[d]);
+  if (size == own_positions_.size()) return own_positions_;
+  if (size * static_cast<std::size_t>(position_.tp_degree) != own_positions_.size()) return {};
+  const auto begin = own_positions_.begin() + static_cast<std::ptrdiff_t>(size) * position_.tp;
+  return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+}
+
+// An op's place in the model is that of the first parameter of its layer; a piece of several layers repeats its ops.
+void Rank::place_dropout(const Op& op, const Instance& instance, std::int64_t micro_batch,
+                         KernelContext& context) const {
+  const Piece& piece = *instance.plan->piece;
+  std::int64_t repeats = 0, before = 0;
+  for (const Block* block : {&piece.forward, &piece.backward}) {
+    if (&op < block->ops.data() || &op >= block->ops.data() + block->ops.size()) continue;
+    for (const Op& other : block->ops) {
+      if (other.kind != op.kind || !is_named(other, op.name)) continue;
+      before += &other < &op;
+      ++repeats;
+    }
+  }
+  const std::size_t layer = instance.first_parameter + static_cast<std::size_t>(before) * piece.parameters.size() /
+                                                           static_cast<std::size_t>(repeats);
+  std::uint64_t hash = layer;
+  const auto append = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };  // FNV-1a
+  for (const char* c = op.name; *c != 0; ++c) append(static_cast<std::uint64_t>(*c));
+  append(static_cast<std::uint64_t>(position_.replica * program_.schedule.micro_batches + micro_batch));
+  append(static_cast<std::uint64_t>(step_));
+  context.dropout_stream = hash;
+  const Tensor& y = piece.tensors[op.writes[0]];
+  const std::int64_t groups = setup_.scenario.model.heads / position_.group_heads;
+  const std::int64_t sharing = std::max<std::int64_t>(1, position_.tp_degree / groups);
+  for (int d = 0; d < y.rank; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    context.whole_sizes[i] = y.sizes[d];
+    if (y.axes[d] == Axis::sequence) context.whole_sizes[i] = setup_.sequence;
+    if (y.axes[d] == Axis::groups) {
+      context.whole_sizes[i] = groups;
+      context.part_begin[i] = position_.tp / sharing * y.sizes[d];
+    } else if (y.axes[d] == Axis::group_heads) {
+      context.whole_sizes[i] = position_.group_heads;
+      context.part_begin[i] = position_.tp % sharing * y.sizes[d];
+    } else if (is_divided(y.axes[d])) {
+      context.whole_sizes[i] = y.sizes[d] * position_.tp_degree;
+      context.part_begin[i] = position_.tp * y.sizes[d];
+    }
+  }
+}
+
+}  // namespace orrery::realrun

@@ -1,0 +1,96 @@
+// Memory of a rank's tensors: counted by category, freed when the work that uses it is done, ordered between streams.
+// Internal to the executor.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "realrun/backend.h"
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery::realrun {
+
+// Work that has been issued to a stream, up to and with its `serial`-th op.
+struct Use {
+  Stream stream = Stream::compute;
+  std::uint64_t serial = 0;
+  Backend::Event event = 0;
+  bool recorded = false;
+};
+
+// Events between streams. Those of communication and copies are recorded op by op, so that waiting for one collective
+// does not mean waiting for the next; those of compute when somebody waits, as kernels are many.
+class StreamOrder {
+ public:
+  explicit StreamOrder(Backend& backend) : backend_(backend) {}
+
+  Use issued(Stream stream);  // an op has just been issued to it
+  void wait(Stream waiting, Use& use);
+  // All that has been issued to the compute stream.
+  void wait_for_compute(Stream waiting);
+  Backend::Event event_behind(Use& use);
+
+ private:
+  struct State {
+    std::uint64_t issued = 0, recorded = 0;
+    Backend::Event event = 0;
+  };
+  Backend& backend_;
+  std::array<State, kStreams> states_{};
+};
+
+class MemoryLedger;
+
+// Memory of a tensor that is no view.
+struct Storage {
+  Storage(MemoryLedger& ledger, std::int64_t elements, Dtype dtype, Category category, Stream stream);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  MemoryLedger& ledger;
+  void* data = nullptr;
+  std::int64_t elements = 0;
+  Dtype dtype = Dtype::fp32;
+  Category category = Category::activation;
+  // Context parallelism: the rank whose keys (or gradients of keys) these are. -1: its own.
+  std::int64_t owner = -1;
+  Use written;
+  std::vector<Use> read;  // since then; the last of each stream
+  void note_read(const Use& use);
+  void note_written(const Use& use);
+};
+using StoragePtr = std::shared_ptr<Storage>;
+
+// Bytes in the tensors' own dtypes, whatever the backend stores.
+class MemoryLedger {
+ public:
+  MemoryLedger(Backend& backend, StreamOrder& order) : backend_(backend), order_(order) {}
+  ~MemoryLedger();
+  MemoryLedger(const MemoryLedger&) = delete;
+  MemoryLedger& operator=(const MemoryLedger&) = delete;
+
+  const std::array<double, kCategories>& at_peak() const { return at_peak_; }
+  double peak_bytes() const { return peak_bytes_; }  // all but host copies
+  void forget_peak();
+
+ private:
+  friend struct Storage;
+  struct Retired {
+    void* data;
+    std::vector<Backend::Event> events;
+  };
+  void* allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream);
+  void retire(Storage& storage);
+  void collect();
+
+  Backend& backend_;
+  StreamOrder& order_;
+  std::array<double, kCategories> now_{}, at_peak_{};
+  double now_bytes_ = 0, peak_bytes_ = 0;
+  std::vector<Retired> retired_;
+};
+
+}  // namespace orrery::realrun
