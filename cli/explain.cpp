@@ -88,7 +88,10 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(op.kind, covered, span_of(simulation.program->mesh, op.axes, cluster.node.devices));
+        .explain(op.kind, covered,
+                 span_of(op.neighbours > 0 ? cut_innermost(simulation.program->mesh, op.neighbours)
+                                           : simulation.program->mesh,
+                         op.axes, cluster.node.devices));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)

@@ -142,13 +142,9 @@ class Viewer {
   }
 
   std::int64_t cut(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b) const {
-    std::int64_t begin = view.alias_begin;
-    if (base.axes[b] == Axis::group_qkv && begin >= position_.group_heads)  // query heads divided within their group
-      begin -= position_.group_heads - (base.sizes[b] - 2);
+    const std::int64_t begin = view.alias_begin;
     if (base.axes[b] != Axis::sequence) return begin + i;
-    // Chunks of a sequence (tensor_parallel_overlap) were cut before context parallelism divided it. A chunk of what is
-    // whole, next to chunks of its shards, is the same chunk of each shard.
-    begin /= position_.cp_degree;
+    // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard.
     const std::int64_t local = position_.sequence / position_.cp_degree, t = position_.tp_degree;
     if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0) {
       const std::int64_t part = view.sizes[v] / t;
@@ -191,6 +187,14 @@ std::vector<std::size_t> Position::group(MeshAxes axes) const {
   return members;
 }
 
+std::vector<std::size_t> Position::group(const Op& op) const {
+  if (op.neighbours == 0) return group(op.axes);
+  const Mesh smaller = cut_innermost(*mesh, op.neighbours);
+  Position cut = *this;
+  cut.mesh = &smaller;
+  return cut.group(op.axes);
+}
+
 std::vector<std::int64_t> Position::positions(std::int64_t cp_rank) const {
   std::vector<std::int64_t> list;
   const std::int64_t parts = zigzag ? 2 * cp_degree : cp_degree, part = sequence / parts;
@@ -215,7 +219,8 @@ Position position_of(std::size_t rank, const Scenario& scenario, const Program& 
   p.sequence = sequence;
   p.zigzag = p.cp_degree > 1 && scenario.plan.context.balance == context_parallel::Balance::zigzag &&
              scenario.model.kind == ModelKind::decoder;
-  p.group_heads = scenario.model.heads / scenario.model.effective_kv_heads();
+  p.groups = scenario.model.effective_kv_heads();
+  p.group_heads = scenario.model.heads / p.groups;
   const std::vector<std::size_t> shards = p.group(MeshAxis::dp_shard | MeshAxis::cp);
   p.shard = std::find(shards.begin(), shards.end(), rank) - shards.begin();
   return p;
@@ -270,6 +275,14 @@ bool is_whole(const Tensor& local, const Tensor& whole) {
   return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
 }
 
+bool is_shared_between_ranks(const Tensor& local, const Position& position, std::int64_t e) {
+  if (position.sharing() == 1 || local.find(Axis::groups) < 0) return false;
+  for (int d = local.rank; d-- > 0; e /= local.sizes[d])
+    if (local.axes[d] == Axis::group_qkv || local.axes[d] == Axis::group_heads)
+      return e % local.sizes[d] >= position.group_heads / position.sharing();
+  return true;
+}
+
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
   std::vector<std::int64_t> map(static_cast<std::size_t>(local.elements()));
   const int groups = whole.find(Axis::groups);
@@ -284,10 +297,10 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
       rest /= local.sizes[d];
       const std::int64_t size = local.sizes[d], full = whole.sizes[d];
       const Axis axis = local.axes[d];
-      if (axis == Axis::group_qkv && size != full) {  // a part of the query heads; the key and the value whole
-        i = i < size - 2 ? part * (size - 2) + i : full - (size - i);
-      } else if (axis == Axis::group_heads && size != full) {
-        i += part * size;
+      if ((axis == Axis::group_qkv || axis == Axis::group_heads) && size != full) {
+        // A part of the query heads; the key and the value whole.
+        const std::int64_t heads = position.group_heads / sharing;
+        i = i < heads ? part * heads + i : full - (size - i);
       } else if (axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab) {
         const std::int64_t shared_by = axis == Axis::groups ? sharing : 1, parts = position.tp_degree / shared_by;
         if (size * parts != full)

@@ -1,6 +1,7 @@
 // Where the elements of a rank's tensors are: in which storage, and which element of the whole model each one is.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,10 +20,14 @@ struct Position {
   std::int64_t shard = 0;     // place in the ZeRO group
   std::int64_t sequence = 0;  // of the whole model
   bool zigzag = false;
-  std::int64_t group_heads = 1;  // query heads per group of the whole model
+  std::int64_t groups = 1, group_heads = 1;  // key/value groups of the whole model, and query heads of each
 
   // The other ranks that differ along `axes` only, and this one; ascending.
   std::vector<std::size_t> group(MeshAxes axes) const;
+  // Of a collective: those, or this rank's neighbours among them.
+  std::vector<std::size_t> group(const Op& op) const;
+  // Tensor-parallel ranks that share a key/value group: 1, or more where there are fewer groups than ranks.
+  std::int64_t sharing() const { return std::max<std::int64_t>(1, tp_degree / groups); }
   // Positions in the whole sequence of what context-parallel rank `cp_rank` holds.
   std::vector<std::int64_t> positions(std::int64_t cp_rank) const;
 };
@@ -55,6 +60,9 @@ bool is_whole(const Tensor& local, const Tensor& whole);
 // Of each local element of a parameter, the element of the whole one. Throws InputError where the layouts do not match
 // (a vocabulary padded to another size).
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);
+
+// Is element e of a parameter of a key or a value that several ranks hold (their query heads are divided)?
+bool is_shared_between_ranks(const Tensor& local, const Position& position, std::int64_t e);
 
 // A number in [-1, 1) from a counter.
 double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index);

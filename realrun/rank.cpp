@@ -39,7 +39,7 @@ RankResult Rank::run() {
       measure_step(begin, end);
     }
     gather_losses();
-    if (options.after_step) options.after_step(step_);
+    if (options.after_step) options.after_step(position_.rank, step_);
   }
   result_.rank = position_.rank;
   result_.stage = position_.pp;
@@ -251,8 +251,9 @@ void Rank::release(RankChunk& chunk, std::int64_t micro_batch) {
 void Rank::update() {
   // Up to the gradient norm; what the norm needs; what follows it.
   const auto norm_begin = [](const std::vector<Op>& ops) {
-    const auto it = std::find_if(
-        ops.begin(), ops.end(), [](const Op& op) { return op.kind == OpKind::gradient_norm || is_optimizer(op.kind); });
+    const auto it = std::find_if(ops.begin(), ops.end(), [](const Op& op) {
+      return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || is_copy(op.kind);
+    });
     return static_cast<std::size_t>(it - ops.begin());
   };
   const auto run_ops = [&](auto selects) {

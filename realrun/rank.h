@@ -27,6 +27,13 @@ inline bool is_divided(const Tensor& t) {
   return std::any_of(t.axes.begin(), t.axes.begin() + t.rank, [](Axis axis) { return is_divided(axis); });
 }
 
+// Sums gradients packed into a buffer that no op fills: whole parameters that tensor-parallel ranks computed from a
+// part of the tokens or of the heads, or the keys and values that several ranks hold.
+inline bool is_packed_reduction(const Op& op) {
+  const std::string_view name = op.name;
+  return name == "replicated_gradients.all_reduce" || name == "key_value_gradients.all_reduce";
+}
+
 // What does not differ from one instance of a piece to the next.
 struct PiecePlan {
   const Piece* piece = nullptr;
@@ -36,7 +43,8 @@ struct PiecePlan {
   std::vector<bool> input;             // ids, targets: given from outside
   std::array<std::vector<std::vector<TensorId>>, 3> ends;  // by block and op: storages that nothing uses after it
   bool output_ends = false, input_gradient_ends = false;   // once they have been handed on
-  std::vector<std::int64_t> partial_gradients;  // for replicated_gradients.all_reduce: elements of the held gradients
+  // Of a packed reduction, by its op of the update: elements of the held gradients that the buffer stands for.
+  std::map<const Op*, std::vector<std::int64_t>> packed;
   TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
   std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
 };
@@ -150,7 +158,7 @@ class Rank {
   void all_gather(const Op& op, Instance& instance, std::int64_t micro_batch);
   void reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_batch);
   void ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch);
-  void reduce_replicated_gradients(const Op& op, Instance& instance);
+  void reduce_packed_gradients(const Op& op, Instance& instance);
   double tokens(const Tensor& targets) const;
   void note_loss(Instance& instance, TensorId statistics, std::int64_t micro_batch);
 

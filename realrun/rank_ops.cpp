@@ -81,7 +81,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
   if (!setup_.options.find_undefined) return;
   for (TensorId id : op.writes) {
     if (id == kNoTensor || is_named(op, "gradient_norm.all_reduce") || op.kind == OpKind::gradient_norm) continue;
-    if (is_named(op, "replicated_gradients.all_reduce")) continue;
+    if (is_packed_reduction(op)) continue;
     if (backend_.has_nan(slice(instance, id, micro_batch, false, op.stream)))
       throw ExecutionError(describe(op, instance) + " wrote NaN into \"" + instance.plan->piece->tensors[id].name +
                            "\": rank " + std::to_string(position_.rank) + ", micro-batch " +
@@ -91,7 +91,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
 
 // Data from other streams; and what torch.distributed does: communication waits for the kernels issued before it.
 void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  if (is_named(op, "gradient_norm.all_reduce") || is_named(op, "replicated_gradients.all_reduce")) return;
+  if (is_named(op, "gradient_norm.all_reduce") || is_packed_reduction(op)) return;
   const auto wait = [&](Use& use) {
     if (use.serial == 0 || use.stream == op.stream) return;
     order_.wait(op.stream, use);
@@ -113,7 +113,7 @@ void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micr
 void Rank::note_uses(const Op& op, Instance& instance, std::int64_t micro_batch) {
   if (is_named(op, "gradient_norm.all_reduce")) return;
   const Use use = order_.issued(op.stream);
-  if (is_named(op, "replicated_gradients.all_reduce")) {
+  if (is_packed_reduction(op)) {
     storage(instance, instance.plan->held_gradients, -1, false, op.stream).note_written(use);
     return;
   }
@@ -306,9 +306,7 @@ void Rank::find_counted(Instance& instance) const {
     const bool replicated = t.elements() == whole.tensor.elements();
     const bool elsewhere = whole.values_of != static_cast<std::int64_t>(own) || (replicated && position_.tp > 0);
     // Of ranks that share keys and values, the first counts them.
-    const int fused = t.find(Axis::group_qkv), groups = t.find(Axis::groups);
-    const bool shares = fused >= 0 && groups >= 0 && whole.tensor.sizes[groups] < position_.tp_degree &&
-                        position_.tp % (position_.tp_degree / whole.tensor.sizes[groups]) != 0;
+    const bool shares = position_.tp % position_.sharing() != 0 && t.find(Axis::groups) >= 0;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
     if (!elsewhere && first < last && !shares) {
@@ -318,10 +316,8 @@ void Rank::find_counted(Instance& instance) const {
         counted.ranges.emplace_back(first, last);
       }
     } else if (!elsewhere && first < last) {
-      std::int64_t inner = 1;
-      for (int d = fused + 1; d < t.rank; ++d) inner *= t.sizes[d];
       for (std::int64_t e = first; e < last; ++e)
-        if ((e - begin) / inner % t.sizes[fused] < t.sizes[fused] - 2)
+        if (!is_shared_between_ranks(t, position_, e - begin))
           counted.scattered.push_back(plan.views[plan.held_gradients].at(e));
     }
     begin += t.elements();
@@ -400,7 +396,7 @@ void Rank::copy_between_memories(const Op& op, Instance& instance, std::int64_t 
 
 void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batch) {
   if (is_named(op, "gradient_norm.all_reduce")) return;  // once for all pieces: reduce_gradient_norm
-  if (is_named(op, "replicated_gradients.all_reduce")) return reduce_replicated_gradients(op, instance);
+  if (is_packed_reduction(op)) return reduce_packed_gradients(op, instance);
   switch (op.kind) {
     case OpKind::all_reduce:
       return all_reduce(op, instance, micro_batch);
@@ -528,16 +524,17 @@ void Rank::ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch
   if (gathered != nullptr) gathered->note_read(order_.issued(op.stream));
 }
 
-void Rank::reduce_replicated_gradients(const Op& op, Instance& instance) {
+void Rank::reduce_packed_gradients(const Op& op, Instance& instance) {
   const PiecePlan& plan = *instance.plan;
   Storage& s = storage(instance, plan.held_gradients, -1, false, op.stream);
   order_.wait(op.stream, s.written);
   order_.wait_for_compute(op.stream);
-  const auto n = static_cast<std::int64_t>(plan.partial_gradients.size());
+  const std::vector<std::int64_t>& elements = plan.packed.at(&op);
+  const auto n = static_cast<std::int64_t>(elements.size());
   const StoragePtr packed = scratch(n, s.dtype, op.stream);
-  const Slice parts{s.data, s.dtype, 0, n, &plan.partial_gradients};
+  const Slice parts{s.data, s.dtype, 0, n, &elements};
   backend_.gather(op.stream, parts, packed->data);
-  communicator_.all_reduce(position_.group(op.axes), meeting(op), op.stream, packed->data, n, s.dtype);
+  communicator_.all_reduce(position_.group(op), meeting(op), op.stream, packed->data, n, s.dtype);
   backend_.scatter(op.stream, packed->data, parts, false);
   packed->note_read(order_.issued(op.stream));
 }

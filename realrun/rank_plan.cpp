@@ -133,9 +133,6 @@ void Rank::find_ends(PiecePlan& plan) const {
 // The rule of replicated_gradients.all_reduce: whole parameters, computed from a part of the tokens or of the heads.
 void Rank::find_partial_gradients(PiecePlan& plan) const {
   const Piece& piece = *plan.piece;
-  const auto packed = std::find_if(piece.update.ops.begin(), piece.update.ops.end(),
-                                   [](const Op& op) { return is_named(op, "replicated_gradients.all_reduce"); });
-  if (packed == piece.update.ops.end()) return;
   std::vector<TensorId> found;
   const auto in_part = [&](TensorId id) {
     const Tensor& t = piece.tensors[id];
@@ -152,28 +149,47 @@ void Rank::find_partial_gradients(PiecePlan& plan) const {
       if (op.kind == OpKind::bias_gradient) note(op.writes[0], op.reads[0]);
       if (op.kind == OpKind::linear_weight_gradient) note(op.writes[0], op.reads[1]);
     }
-  std::int64_t elements = 0;
-  for (TensorId id : found) {
-    const bool rows = piece.tensors[id].find(Axis::sequence) >= 0;  // packed before context parallelism divided them
-    elements += piece.tensors[id].elements() * (rows ? position_.cp_degree : 1);
-  }
-  if (elements != piece.tensors[packed->reads[0]].elements())
-    throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +
-                         std::to_string(piece.tensors[packed->reads[0]].elements()) + " replicated gradients, but " +
-                         std::to_string(elements) + " are partial sums");
-  // The packed buffer stands for these parts of the flat gradients, as far as this rank holds them.
-  const View& held = plan.views[plan.held_gradients];
-  const std::int64_t size = piece.tensors[plan.held_gradients].elements();
-  std::int64_t begin = 0;
-  for (const ParameterGradient& p : piece.parameters) {
-    if (piece.tensors[p.parameter].shared) continue;
-    const std::int64_t n = piece.tensors[p.parameter].elements();
-    const bool partial = std::any_of(found.begin(), found.end(), [&](TensorId id) {
-      return id == p.gradient || piece.tensors[id].alias_of == p.gradient;  // rows of a table of positions
-    });
-    for (std::int64_t e = begin - plan.shard_begin; partial && e < begin + n - plan.shard_begin; ++e)
-      if (e >= 0 && e < size) plan.partial_gradients.push_back(held.at(e));
-    begin += n;
+  const auto of_gradient = [&](TensorId gradient) {
+    return [&piece, gradient](TensorId id) {
+      return id == gradient || piece.tensors[id].alias_of == gradient;  // rows of a table of positions
+    };
+  };
+  for (const Op& op : piece.update.ops) {
+    if (!is_packed_reduction(op)) continue;
+    const bool keys = is_named(op, "key_value_gradients.all_reduce");
+    // A piece of several layers has such an op for each of them.
+    std::size_t layers = 0, layer = 0, place = 0;
+    for (const Op& other : piece.update.ops) {
+      if (!is_named(other, op.name)) continue;
+      layer += &other < &op;
+      ++layers;
+    }
+    std::vector<std::int64_t>& packed = plan.packed[&op];
+    const View& held = plan.views[plan.held_gradients];
+    const std::int64_t size = piece.tensors[plan.held_gradients].elements();
+    std::int64_t begin = 0, elements = 0;
+    for (const ParameterGradient& p : piece.parameters) {
+      const Tensor& t = piece.tensors[p.parameter];
+      const bool of_layer = place++ * layers / piece.parameters.size() == layer;
+      if (t.shared) continue;
+      const auto partial = std::find_if(found.begin(), found.end(), of_gradient(p.gradient));
+      for (std::int64_t e = 0; of_layer && e < t.elements(); ++e) {
+        if (keys ? !is_shared_between_ranks(t, position_, e) : partial == found.end()) continue;
+        ++elements;
+        const std::int64_t at = begin + e - plan.shard_begin;
+        if (at >= 0 && at < size) packed.push_back(held.at(at));
+      }
+      if (of_layer && !keys && partial != found.end() && *partial != p.gradient) {
+        // Packed as many rows as the sequence has, of a table that may have more.
+        elements -= t.elements();
+        elements += piece.tensors[*partial].elements() * position_.cp_degree;
+      }
+      begin += t.elements();
+    }
+    if (elements != piece.tensors[op.reads[0]].elements())
+      throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +
+                           std::to_string(piece.tensors[op.reads[0]].elements()) + " gradients for " + op.name +
+                           ", but " + std::to_string(elements) + " are partial sums");
   }
 }
 

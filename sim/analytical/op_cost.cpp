@@ -20,20 +20,22 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
   collectives_met_.clear();
 }
 
-const GroupSpan& OpCostModel::span(MeshAxes axes) const {
-  GroupSpan& span = spans_[axes.bits()];
-  if (span.ranks == 0) span = span_of(mesh_, axes, cluster_.node.devices);
+GroupSpan OpCostModel::span(const Op& op) const {
+  if (op.neighbours > 0) return span_of(cut_innermost(mesh_, op.neighbours), op.axes, cluster_.node.devices);
+  GroupSpan& span = spans_[op.axes.bits()];
+  if (span.ranks == 0) span = span_of(mesh_, op.axes, cluster_.node.devices);
   return span;
 }
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   for (const Collective& met : collectives_met_)
-    if (met.kind == op.kind && met.axes == op.axes && met.bytes == payload) return met.cost;
+    if (met.kind == op.kind && met.axes == op.axes && met.neighbours == op.neighbours && met.bytes == payload)
+      return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
-  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op.axes), algorithm_, protocol_);
-  collectives_met_.push_back({op.kind, op.axes, payload, cost});
+  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op), algorithm_, protocol_);
+  collectives_met_.push_back({op.kind, op.axes, op.neighbours, payload, cost});
   return cost;
 }
 
@@ -78,7 +80,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds = kernel.seconds;
     if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
       cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
-                                      : kernels_.memory_seconds(kernel.bytes * static_cast<double>(instances));
+                                      : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
     cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
     cost.last_seconds = cost.seconds / op.count;
     cost.flops = kernel.flops * static_cast<double>(instances);

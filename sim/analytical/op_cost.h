@@ -57,10 +57,11 @@ class OpCostModel {
     const char* pointer = "";  // of the rate in a cluster document
   };
   Rate rate(const Op& op) const;
-  const GroupSpan& span(MeshAxes axes) const;
+  GroupSpan span(const Op& op) const;
   struct Collective {  // its cost depends on nothing else
     OpKind kind;
     MeshAxes axes;
+    std::uint16_t neighbours;
     double bytes;
     CollectiveCost cost;
   };

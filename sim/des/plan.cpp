@@ -143,7 +143,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (is_communication(op.kind)) {
       if (op.kind == OpKind::send || op.kind == OpKind::receive)
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
-      x = add_exchange(traffic.groups(id, op.axes), op.kind, payload,
+      x = add_exchange(traffic.groups(id, op.axes, op.neighbours), op.kind, payload,
                        job.costs->collective(op, piece.tensors, instances));
     } else if (is_copy(op.kind)) {
       CollectiveCost cost;

@@ -68,8 +68,8 @@ std::int32_t find_or_add(std::vector<T>& all, const T& wanted) {
 }
 }  // namespace
 
-std::int32_t Traffic::groups(std::int32_t job, MeshAxes axes) {
-  return find_or_add(communicators_, Communicator{.job = job, .axes = axes});
+std::int32_t Traffic::groups(std::int32_t job, MeshAxes axes, std::int64_t neighbours) {
+  return find_or_add(communicators_, Communicator{.job = job, .axes = axes, .neighbours = neighbours});
 }
 std::int32_t Traffic::pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage) {
   return find_or_add(
@@ -104,7 +104,7 @@ std::int32_t Traffic::add_background(LinkId link) {
 
 void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   const Job& job = jobs_[static_cast<std::size_t>(c.job)];
-  const Mesh& mesh = job.mesh;
+  const Mesh mesh = c.neighbours > 0 ? cut_innermost(job.mesh, c.neighbours) : job.mesh;
   const std::int64_t ranks = mesh.ranks();
   groups.group_of.assign(static_cast<std::size_t>(ranks), kNone);
   std::vector<std::int64_t> offsets{0};

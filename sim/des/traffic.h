@@ -74,8 +74,8 @@ class Traffic {
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
   std::int32_t add_job(const Mesh& mesh, const Placement& placement);
-  // Communicators; found again when asked for again.
-  std::int32_t groups(std::int32_t job, MeshAxes axes);
+  // Communicators; found again when asked for again. `neighbours`: Op::neighbours.
+  std::int32_t groups(std::int32_t job, MeshAxes axes, std::int64_t neighbours = 0);
   // Ranks at the same place of two pipeline stages.
   std::int32_t pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage);
   // Every rank by itself, for copies between its memories.
@@ -133,6 +133,7 @@ class Traffic {
     std::int32_t job = 0;
     Kind kind = Kind::axes;
     MeshAxes axes;
+    std::int64_t neighbours = 0;  // Op::neighbours
     std::int64_t from_stage = 0, to_stage = 0;
     bool operator==(const Communicator&) const = default;
   };

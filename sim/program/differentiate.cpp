@@ -85,6 +85,8 @@ class Differentiator {
     if (gradient_[base] == kNoTensor) gradient_[base] = like(base);
     Tensor t = piece_.tensors[id];
     t.alias_of = gradient_[base];
+    t.dtype = piece_.tensors[gradient_[base]].dtype;
+    t.category = piece_.tensors[gradient_[base]].category;
     return add_tensor(t);
   }
 
@@ -128,6 +130,7 @@ class Differentiator {
     Op& op = emit_like(forward, OpKind::bias_gradient, Phase::weight_gradient);
     op.reads[0] = dy;
     op.writes[0] = db;
+    op.accumulate = true;
     contribute(bias, db);
   }
 
@@ -195,6 +198,7 @@ class Differentiator {
         Op& g = emit_like(op, OpKind::norm_backward, Phase::input_gradient);
         g.reads = {dy, op.reads[0], op.reads[1], op.writes[1], kNoTensor, kNoTensor};
         g.writes = {dx, dw, db, kNoTensor};
+        g.accumulate = true;
         contribute(op.reads[0], dx);
         contribute(op.reads[1], dw);
         contribute(op.reads[2], db);
@@ -241,6 +245,7 @@ class Differentiator {
         g.reads[0] = op.reads[0];
         g.reads[1] = dy;
         g.writes[0] = dt;
+        g.accumulate = true;
         contribute(op.reads[1], dt);
         break;
       }

@@ -24,4 +24,11 @@ std::int64_t Mesh::group_size(MeshAxes axes) const {
   return n;
 }
 
+Mesh cut_innermost(const Mesh& mesh, std::int64_t neighbours) {
+  Mesh cut = mesh;
+  cut.size(mesh.order[1]) *= mesh.size(mesh.order[0]) / neighbours;
+  cut.size(mesh.order[0]) = neighbours;
+  return cut;
+}
+
 }  // namespace orrery

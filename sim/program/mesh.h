@@ -47,4 +47,8 @@ struct Mesh {
   std::int64_t group_size(MeshAxes axes) const;  // product of the degrees of `axes`
 };
 
+// The same ranks with the innermost axis cut into groups of `neighbours`: what it loses is the next axis's.
+// REQUIRES: `neighbours` divides the innermost degree; the axis behind it belongs to no group that is asked for.
+Mesh cut_innermost(const Mesh& mesh, std::int64_t neighbours);
+
 }  // namespace orrery

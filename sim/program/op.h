@@ -26,7 +26,7 @@ enum class OpKind : std::uint8_t {
 
   // Memory-bound kernels: time follows from the bytes of the tensors read and written.
   norm,                  // reads x, weight [, bias]; writes y, statistics
-  norm_backward,         // reads dy, x, weight, statistics; writes dx, dweight [, dbias]
+  norm_backward,         // reads dy, x, weight, statistics; writes dx, dweight [, dbias] (the latter accumulated)
   rotary,                // reads qkv; writes qkv
   rotary_backward,       // reads dqkv; writes dqkv
   activation,            // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
@@ -37,9 +37,9 @@ enum class OpKind : std::uint8_t {
   dropout_add,           // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
   add,                   // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
   multiply,              // reads a, b; writes y
-  bias_gradient,         // reads dy; writes dbias
+  bias_gradient,         // reads dy; writes dbias (accumulated)
   embedding,             // reads ids, table; writes y
-  embedding_backward,    // reads ids, dy; writes dtable
+  embedding_backward,    // reads ids, dy; writes dtable (accumulated)
   cross_entropy,         // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
                          // exponentials and the target's logit, from which the loss follows
   cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
@@ -123,7 +123,7 @@ struct Op {
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
   bool transpose_b = false;
-  bool accumulate = false;        // adds into what it writes (reads it too)
+  bool accumulate = false;        // adds into what it writes (reads it too); norm_backward: not into dx
   Dtype compute_dtype = Dtype::bf16;  // of the tensor cores: fp8 inputs may differ from the tensors' storage
 
   // Attention.
@@ -135,6 +135,7 @@ struct Op {
 
   // Communication.
   MeshAxes axes;
+  std::uint16_t neighbours = 0;  // groups of this many consecutive ranks along the innermost axis; 0: of all
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.

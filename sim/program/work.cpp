@@ -106,8 +106,11 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
   double total = 0;
   for (TensorId id : op.reads)
     if (id != kNoTensor) total += size(id);
-  for (TensorId id : op.writes)
-    if (id != kNoTensor) total += size(id) * (op.accumulate ? 2 : 1);
+  for (std::size_t i = 0; i < op.writes.size(); ++i) {
+    if (op.writes[i] == kNoTensor) continue;
+    const bool added = op.accumulate && !(op.kind == OpKind::norm_backward && i == 0);
+    total += size(op.writes[i]) * (added ? 2 : 1);
+  }
   if (op.kind == OpKind::embedding || op.kind == OpKind::embedding_backward) {
     // Only the rows that are looked up move, not the table: as many as the output has.
     const bool forward = op.kind == OpKind::embedding;

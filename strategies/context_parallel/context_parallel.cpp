@@ -10,12 +10,18 @@ namespace {
 
 class Ring {
  public:
-  Ring(const Options& options, Piece& piece) : steps_(options.degree), balance_(options.balance), piece_(piece) {}
+  Ring(const Options& options, Piece& piece) : ranks_(options.degree), balance_(options.balance), piece_(piece) {}
 
   void run() {
+    // A part of the sequence (a chunk of an overlapped product) begins at a part of this rank's positions.
+    for (Tensor& t : piece_.tensors) {
+      const int d = t.find(Axis::sequence),
+                of = t.alias_of == kNoTensor ? -1 : piece_.tensors[t.alias_of].find(Axis::sequence);
+      if (d >= 0 && of >= 0 && t.sizes[d] != piece_.tensors[t.alias_of].sizes[of]) t.alias_begin /= ranks_;
+    }
     for (Tensor& t : piece_.tensors)
       for (int d = 0; d < t.rank; ++d)
-        if (t.axes[d] == Axis::sequence) t.sizes[d] /= steps_;
+        if (t.axes[d] == Axis::sequence) t.sizes[d] /= ranks_;
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
   }
@@ -69,7 +75,7 @@ class Ring {
 
   // The keys of step i that this rank's queries see. Step 0 is the causal square on the diagonal. Later steps: without
   // a mask, all; zigzag, half of the square on every rank; contiguous, the last rank sees all and the ring waits for it.
-  TensorId visible_keys(TensorId keys, int step, const Op& whole) {
+  TensorId visible_keys(TensorId keys, std::int64_t step, const Op& whole) {
     if (step == 0 || !whole.causal || whole.window > 0 || balance_ == Balance::contiguous) return keys;
     Tensor half = piece_.tensors[keys];
     half.sizes[1] = std::max<std::int64_t>(1, half.sizes[1] / 2);
@@ -78,85 +84,128 @@ class Ring {
     return piece_.add(half);
   }
 
-  // Keys per query, on average, that a sliding window of w leaves of the block i places back, with n positions a rank:
-  // the integral over t in [0, n) of clamp(w - (i - 1) n - t, 0, n), divided by n. 0: the window ends before the block.
-  static std::int64_t keys_in_window(std::int64_t window, std::int64_t n, int step) {
-    const double a = static_cast<double>(window) - static_cast<double>(step - 1) * static_cast<double>(n), m = static_cast<double>(n);
-    if (a <= 0) return 0;
-    const double pairs = a <= m ? a * a / 2 : a <= 2 * m ? m * m - (2 * m - a) * (2 * m - a) / 2 : m * m;
-    return std::max<std::int64_t>(1, static_cast<std::int64_t>(pairs / m));
+  // Pairs (query, key) that a window leaves of two chunks of m positions, the queries' `apart` chunks behind the keys'
+  // (before them if negative, which only an unmasked window sees): those with query - key in [-after, before].
+  static std::int64_t pairs_in_window(std::int64_t before, std::int64_t after, std::int64_t m, std::int64_t apart) {
+    // Of all offsets t - x of places t, x in [0, m): how many are z at the most?
+    const auto up_to = [m](std::int64_t z) {
+      if (z <= -m) return std::int64_t{0};
+      if (z >= m - 1) return m * m;
+      return z < 0 ? (m + z) * (m + z + 1) / 2 : m * m - (m - 1 - z) * (m - z) / 2;
+    };
+    return up_to(before - apart * m) - up_to(-after - apart * m - 1);
   }
 
-  // Ring steps with anything to see.
-  int steps(const Op& whole, TensorId keys) const {
-    int n = 1;
-    while (n < steps_ && (whole.window == 0 || keys_in_window(whole.window, piece_.tensors[keys].sizes[1], n) > 0)) ++n;
+  // Pairs that the window leaves in step `step` on the rank that sees the most of them: the ring waits for it.
+  std::int64_t pairs_in_step(const Op& whole, std::int64_t positions, std::int64_t step) const {
+    const bool zigzag = balance_ == Balance::zigzag && whole.causal;
+    const std::int64_t m = zigzag ? positions / 2 : positions;
+    const std::int64_t before = whole.causal ? whole.window - 1 : (whole.window - 1) / 2;
+    const std::int64_t after = whole.causal ? 0 : whole.window / 2;
+    std::int64_t most = 0;
+    for (std::int64_t rank = 0; rank < ranks_; ++rank) {
+      const std::int64_t owner = (rank - step + ranks_) % ranks_;  // of the keys
+      std::int64_t pairs = 0;
+      for (const bool second_query : {false, true})
+        for (const bool second_key : {false, true}) {
+          if (!zigzag && (second_query || second_key)) continue;
+          const std::int64_t q = second_query ? 2 * ranks_ - 1 - rank : rank,
+                             k = second_key ? 2 * ranks_ - 1 - owner : owner;
+          pairs += pairs_in_window(before, after, m, q - k);
+        }
+      most = std::max(most, pairs);
+    }
+    return most;
+  }
+
+  // Whether any rank has anything to see in a step.
+  bool attends(const Op& whole, std::int64_t positions, std::int64_t step) const {
+    return step == 0 || whole.window == 0 || pairs_in_step(whole, positions, step) > 0;
+  }
+
+  // Steps up to the last one with anything to see. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in
+  // either direction, so that even a short window needs the ring's last step.
+  std::int64_t steps(const Op& whole, TensorId keys) const {
+    std::int64_t n = ranks_;
+    while (!attends(whole, piece_.tensors[keys].sizes[1], n - 1)) --n;
     return n;
   }
 
-  Op step_of(const Op& whole, TensorId keys, int step) const {
+  Op step_of(const Op& whole, TensorId keys, std::int64_t step) const {
     Op op = whole;
     op.causal = whole.causal && step == 0;
-    if (whole.window > 0 && step > 0) op.window = keys_in_window(whole.window, piece_.tensors[keys].sizes[1], step);
+    if (whole.window > 0 && step > 0) {  // as many keys a query, on average
+      const std::int64_t positions = piece_.tensors[keys].sizes[1];
+      op.window = std::max<std::int64_t>(1, (pairs_in_step(whole, positions, step) + positions / 2) / positions);
+    }
     return op;
   }
 
   void forward(const Op& whole) {
     const auto [q, local] = split(whole.reads[0], whole.reads[1]);
+    const std::int64_t positions = piece_.tensors[local].sizes[1];
     TensorId keys = local, context = kNoTensor, lse = kNoTensor;
-    const int steps = this->steps(whole, local);
-    for (int i = 0; i < steps; ++i) {
+    const std::int64_t steps = this->steps(whole, local);
+    for (std::int64_t i = 0; i < steps; ++i) {
       const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
-      const bool only = i == 0 && last;
-      const TensorId part = only ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
-      const TensorId part_lse = only ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-      Op op = step_of(whole, keys, i);
-      op.reads = {q, visible_keys(keys, i, whole), kNoTensor, kNoTensor, kNoTensor, kNoTensor};
-      op.writes = {part, part_lse, kNoTensor, kNoTensor};
-      out_.push_back(op);
-      if (i == 0) {
-        context = part;
-        lse = part_lse;
-      } else {
-        const TensorId merged = last ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
-        const TensorId merged_lse = last ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-        Op merge;
-        merge.kind = OpKind::merge_attention;
-        merge.phase = whole.phase;
-        merge.name = "ring.merge";
-        merge.reads = {context, lse, part, part_lse, kNoTensor, kNoTensor};
-        merge.writes = {merged, merged_lse, kNoTensor, kNoTensor};
-        out_.push_back(merge);
-        context = merged;
-        lse = merged_lse;
+      if (attends(whole, positions, i)) {
+        const bool only = i == 0 && last;
+        const TensorId part = only ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
+        const TensorId part_lse = only ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
+        Op op = step_of(whole, keys, i);
+        op.reads = {q, visible_keys(keys, i, whole), kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+        op.writes = {part, part_lse, kNoTensor, kNoTensor};
+        out_.push_back(op);
+        if (i == 0) {
+          context = part;
+          lse = part_lse;
+        } else {
+          const TensorId merged = last ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
+          const TensorId merged_lse = last ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
+          Op merge;
+          merge.kind = OpKind::merge_attention;
+          merge.phase = whole.phase;
+          merge.name = "ring.merge";
+          merge.reads = {context, lse, part, part_lse, kNoTensor, kNoTensor};
+          merge.writes = {merged, merged_lse, kNoTensor, kNoTensor};
+          out_.push_back(merge);
+          context = merged;
+          lse = merged_lse;
+        }
       }
       keys = next;
     }
   }
 
-  // Keys go round once more; their gradients travel with them and come home after the last step.
+  // Keys go round once more; their gradients travel with them and come home after the last step, straight to their
+  // owner where the ring ends early.
   void backward(const Op& whole) {
     const auto [q, local] = split(whole.reads[3], whole.reads[4]);
     const auto [dq, dlocal] = split(whole.writes[0], whole.writes[1]);
+    const std::int64_t positions = piece_.tensors[local].sizes[1];
     TensorId keys = local, dquery = kNoTensor, travelling = kNoTensor;
-    const int steps = this->steps(whole, local);
-    for (int i = 0; i < steps; ++i) {
+    const std::int64_t steps = this->steps(whole, local);
+    for (std::int64_t i = 0; i < steps; ++i) {
       const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
-      const TensorId part_q = i == 0 && last ? dq : clone_tensor(piece_, dq);
-      const TensorId part_k = ring_buffer(local);
-      Op op = step_of(whole, keys, i);
-      op.reads[3] = q;
-      op.reads[4] = visible_keys(keys, i, whole);
-      op.writes = {part_q, part_k, kNoTensor, kNoTensor};
-      out_.push_back(op);
-      dquery = i == 0 ? part_q : sum(dquery, part_q, last ? dq : clone_tensor(piece_, dq), whole);
-      const TensorId gradient = i == 0 ? part_k : sum(travelling, part_k, ring_buffer(local), whole);
+      if (attends(whole, positions, i)) {
+        const bool only = i == 0 && last;
+        const TensorId part_q = only ? dq : clone_tensor(piece_, dq);
+        const TensorId part_k = only ? dlocal : ring_buffer(local);
+        Op op = step_of(whole, keys, i);
+        op.reads[3] = q;
+        op.reads[4] = visible_keys(keys, i, whole);
+        op.writes = {part_q, part_k, kNoTensor, kNoTensor};
+        out_.push_back(op);
+        dquery = i == 0 ? part_q : sum(dquery, part_q, last ? dq : clone_tensor(piece_, dq), whole);
+        travelling = i == 0 ? part_k : sum(travelling, part_k, ring_buffer(local), whole);
+      }
+      if (steps == 1) break;  // nobody else's keys were looked at
       const TensorId arrived = last ? dlocal : ring_buffer(local);
-      shift("ring.key_gradients", gradient, arrived, whole);
+      shift("ring.key_gradients", travelling, arrived, whole);
       travelling = arrived;
       keys = next;
     }
@@ -174,7 +223,7 @@ class Ring {
     return result;
   }
 
-  const std::int64_t steps_;
+  const std::int64_t ranks_;
   const Balance balance_;
   Piece& piece_;
   std::vector<Op> out_;

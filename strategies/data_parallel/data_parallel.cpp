@@ -26,7 +26,8 @@ class Shard {
   void run() {
     if (piece_.flat_parameters == kNoTensor) return;
     if (l_.options.zero_stage == 0) {
-      reduce_replicated(piece_.flat_gradients, When::last_micro_batch, l_.shard_axes | l_.replicate_axes);
+      reduce_replicated(piece_.flat_gradients, piece_.flat_gradients, When::last_micro_batch,
+                        l_.shard_axes | l_.replicate_axes);
       return;
     }
     const TensorId whole_parameters = piece_.flat_parameters, whole_gradients = piece_.flat_gradients;
@@ -68,9 +69,11 @@ class Shard {
     }
   }
 
-  void reduce_replicated(TensorId gradients, When when, MeshAxes axes) {
-    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, axes, gradients, gradients),
-             static_cast<double>(piece_.tensors[gradients].bytes()), when);
+  // `whole`: whose bytes fill the buckets.
+  void reduce_replicated(TensorId gradients, TensorId whole, When when, MeshAxes axes) {
+    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, axes, gradients,
+                           gradients),
+             static_cast<double>(piece_.tensors[whole].bytes()), when);
   }
 
   // Optimizer states, and whatever else the stage shards, become this rank's part.
@@ -120,10 +123,12 @@ class Shard {
 
   void scatter_gradients(TensorId whole) {
     const When when = l_.options.zero_stage == 1 ? When::last_micro_batch : When::every_micro_batch;
-    bucketed(communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_axes, whole,
-                           gradient_shard_),
-             static_cast<double>(piece_.tensors[whole].bytes()), when);
-    if (l_.replicas > 1) reduce_replicated(gradient_shard_, When::last_micro_batch, l_.replicate_axes);
+    Op op = communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_axes,
+                          whole, gradient_shard_);
+    op.accumulate = when == When::every_micro_batch;  // the shard outlives the whole gradient
+    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), when);
+    // The scattered shards of a bucket, and no bucket before it is scattered.
+    if (l_.replicas > 1) reduce_replicated(gradient_shard_, whole, When::last_micro_batch, l_.replicate_axes);
   }
 
   // Stages 1 and 2: the updated shards are gathered under the next step's first forward, or right after the update.

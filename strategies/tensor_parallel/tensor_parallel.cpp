@@ -16,14 +16,16 @@ constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Ax
 
 class Partition {
  public:
-  Partition(const Options& options, Piece& piece, std::vector<Op>& scratch)
-      : options_(options), degree_(options.degree), piece_(piece), out_(scratch) {}
+  // `group_heads`: query heads of a key/value group.
+  Partition(const Options& options, std::int64_t group_heads, Piece& piece, std::vector<Op>& scratch)
+      : options_(options), degree_(options.degree), group_heads_(group_heads), piece_(piece), out_(scratch) {}
 
   void run() {
     shard_tensors();
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
-    reduce_replicated_gradients();
+    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, 0);
+    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, ranks_per_group_);
   }
 
  private:
@@ -58,14 +60,28 @@ class Partition {
   }
 
   // Fewer key/value groups than ranks: every rank keeps one group whole and a part of its query heads; keys and
-  // values are replicated over the degree / groups ranks that share a group.
-  void shard_heads_within_groups(Tensor& t, int groups_dim) const {
-    const std::int64_t ranks_per_group = degree_ / t.sizes[groups_dim];
+  // values are replicated over the degree / groups ranks that share a group. Each computes their gradients from its own
+  // query heads; the parameters' are summed once a step.
+  void shard_heads_within_groups(Tensor& t, int groups_dim) {
+    ranks_per_group_ = degree_ / t.sizes[groups_dim];
     t.sizes[groups_dim] = 1;
+    const std::int64_t heads = group_heads_ / ranks_per_group_;
+    bool has_heads = false;
+    std::int64_t shared = t.elements();  // of it, what all ranks of the group hold
     for (int d = 0; d < t.rank; ++d) {
-      if (t.axes[d] == Axis::group_heads && t.sizes[d] > 1) t.sizes[d] /= ranks_per_group;
-      if (t.axes[d] == Axis::group_qkv) t.sizes[d] = (t.sizes[d] - 2) / ranks_per_group + 2;
+      const bool of_group =
+          t.axes[d] == Axis::group_qkv || (t.axes[d] == Axis::group_heads && t.sizes[d] >= group_heads_);
+      if (!of_group) continue;
+      has_heads = true;
+      const std::int64_t keys = t.sizes[d] - group_heads_;  // behind the query heads: none, the key, or key and value
+      t.sizes[d] = heads + keys;
+      shared = t.elements() / t.sizes[d] * keys;
     }
+    if (t.category == Category::parameter && t.alias_of == kNoTensor) shared_elements_ += shared;
+    // A view of the key or the value, which now come after fewer heads.
+    if (t.alias_of != kNoTensor && !has_heads && t.alias_begin >= group_heads_ &&
+        piece_.tensors[t.alias_of].find(Axis::group_qkv) >= 0)
+      t.alias_begin -= group_heads_ - heads;
   }
 
   Layout layout(TensorId id) const { return id == kNoTensor ? replicated : static_cast<Layout>(layout_[id]); }
@@ -285,22 +301,23 @@ class Partition {
   void note_replicated(TensorId gradient, TensorId source) {
     if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
     replicated_elements_ += piece_.tensors[gradient].elements();
-    replicated_first_ = gradient;
   }
 
-  void reduce_replicated_gradients() {
-    if (replicated_elements_ == 0) return;
+  // Once a step, over all ranks or groups of neighbours. Packed into a buffer of its own: the gradients it sums may be
+  // sharded by then.
+  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, std::int64_t neighbours) {
+    if (elements == 0) return;
     Tensor t;
-    t.name = "replicated_gradients";
-    // Packed into a buffer of its own: the gradients it sums may be sharded by then.
+    t.name = name;
     t.category = Category::communication_buffer;
-    t.dtype = piece_.tensors[replicated_first_].dtype;
+    t.dtype = piece_.tensors[piece_.parameters.front().gradient].dtype;
     t.rank = 1;
-    t.sizes[0] = replicated_elements_;
+    t.sizes[0] = elements;
     const TensorId id = add_tensor(t, replicated);
-    Op op = communication(OpKind::all_reduce, "replicated_gradients.all_reduce", Stream::tensor_communication, MeshAxis::tp, id, id);
+    Op op = communication(OpKind::all_reduce, op_name, Stream::tensor_communication, MeshAxis::tp, id, id);
     op.phase = Phase::update;
     op.every = kAllInstances;
+    if (neighbours < degree_) op.neighbours = static_cast<std::uint16_t>(neighbours);
     piece_.update.ops.push_back(op);
   }
 
@@ -321,7 +338,7 @@ class Partition {
   };
 
   const Options& options_;
-  const std::int64_t degree_;
+  const std::int64_t degree_, group_heads_;
   Piece& piece_;
   std::vector<Op>& out_;
   const Block* block_ = nullptr;
@@ -329,9 +346,13 @@ class Partition {
   std::vector<TensorId> gathered_;
   std::vector<Partial> partial_of_;
   std::vector<Replacement> replaced_;
-  std::int64_t replicated_elements_ = 0;
-  TensorId replicated_first_ = kNoTensor;
+  std::int64_t replicated_elements_ = 0, shared_elements_ = 0;
+  std::int64_t ranks_per_group_ = 0;
 };
+
+std::int64_t key_value_groups(const Model& model) {
+  return model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
+}
 
 }  // namespace
 
@@ -348,7 +369,7 @@ void check(const Scenario& scenario) {
   };
   check_heads(model.heads);
   for (std::int64_t heads : model.stage_heads) check_heads(heads);
-  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
+  const std::int64_t groups = key_value_groups(model);
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
@@ -375,7 +396,8 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.mesh.size(MeshAxis::tp) = options.degree;
   if (options.degree == 1) return;
   std::vector<Op> scratch;
-  for (Piece& piece : program.pieces) Partition(options, piece, scratch).run();
+  const std::int64_t group_heads = scenario.model.heads / key_value_groups(scenario.model);
+  for (Piece& piece : program.pieces) Partition(options, group_heads, piece, scratch).run();
 }
 
 }  // namespace orrery::tensor_parallel

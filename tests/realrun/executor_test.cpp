@@ -8,12 +8,14 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 
 #include "sim/base/error.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
+#include "strategies/schema.h"
 
 namespace orrery {
 namespace {
@@ -270,9 +272,156 @@ const Layout kLayouts[] = {
      kLlama},
     {"OffloadZero3", R"({"data_parallel": 2, "zero_stage": 3, "optimizer_offload": true})",
      R"({"tied_embeddings": false})"},
+    {"OffloadOneRank", R"({"optimizer_offload": true})"},
+    {"OffloadReplicasInBuckets", R"({"data_parallel": 2, "optimizer_offload": true, "bucket_bytes": 120000})"},
+    {"OffloadReplicasReducedAtTheEnd",
+     R"({"data_parallel": 2, "optimizer_offload": true, "overlap_grad_reduce": false})"},
+    {"OffloadZero1", R"({"data_parallel": 2, "zero_stage": 1, "optimizer_offload": true, "bucket_bytes": 120000})"},
+    {"OffloadZero1Hybrid",
+     R"({"data_parallel": 4, "zero_stage": 1, "zero_shard_degree": 2, "optimizer_offload": true, "bucket_bytes": 120000})"},
+    {"OffloadZero2", R"({"data_parallel": 2, "zero_stage": 2, "optimizer_offload": true})"},
+    {"OffloadUnclipped",
+     R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "optimizer_offload": true,
+         "clip_gradients": false})"},
+    {"OffloadTensorSequence", R"({"tensor_parallel": 2, "sequence_parallel": true, "optimizer_offload": true})"},
+    {"OffloadTensorSequenceZero2",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 2, "optimizer_offload": true})"},
+    {"OffloadTiedPipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "optimizer_offload": true})"},
+    {"OffloadTiedPipelineUnclipped",
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "clip_gradients": false})"},
+    {"OffloadZbH1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "optimizer_offload": true})"},
+    {"OffloadScaledLoss", R"({"data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "precision": "fp16"})"},
+
+    {"Tensor4SharedKeys", R"({"tensor_parallel": 4})", kLlama},
+    {"Tensor4SharedKeysSequence", R"({"tensor_parallel": 4, "sequence_parallel": true})", kLlama},
+    {"Tensor4OneKey", R"({"tensor_parallel": 4, "data_parallel": 2})", R"({"kv_heads": 1})"},
+    {"Tensor4SharedKeysStoredScores", R"({"tensor_parallel": 4, "flash_attention": false})", R"({"kv_heads": 2})"},
+    {"Tensor4SharedKeysNormedAcrossHeads", R"({"tensor_parallel": 4})",
+     R"({"kv_heads": 2, "heads": 8, "qk_norm": true, "qk_norm_across_heads": true})"},
+    {"Tensor4SharedKeysZero3",
+     R"({"tensor_parallel": 4, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 3, "recompute": "full"})",
+     kLlama},
+    {"Tensor4SharedKeysZbH1",
+     R"({"tensor_parallel": 4, "pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "zero_stage": 1})",
+     kLlama},
+    {"Tensor4SharedKeysContext", R"({"tensor_parallel": 4, "context_parallel": 2})", R"({"kv_heads": 2})"},
+    {"Tensor4SharedKeysOffload", R"({"tensor_parallel": 4, "optimizer_offload": true})", kLlama},
+
+    {"Context4ZigzagWindow", R"({"context_parallel": 4})", R"({"sliding_window": 3})"},
+    {"Context4ZigzagLongWindow", R"({"context_parallel": 4})", R"({"sliding_window": 6})"},
+    {"Context8ZigzagShortWindow", R"({"context_parallel": 8})", R"({"sliding_window": 2})"},
+    {"Context2ZigzagWindow", R"({"context_parallel": 2, "data_parallel": 2})", R"({"sliding_window": 5})"},
+    {"Context4OwnKeyOnly", R"({"context_parallel": 4})", R"({"sliding_window": 1})"},
+    {"Context4WindowEncoder", R"({"context_parallel": 4})",
+     R"({"kind": "encoder", "token_types": 2, "pooler": false, "sliding_window": 4})"},
+    {"Context4WindowsAndFullLayers", R"({"context_parallel": 4, "recompute": "full"})",
+     R"({"sliding_window": 3, "full_attention_period": 2})"},
+
+    {"MicroBatchesOfTwo", R"({"data_parallel": 2, "tensor_parallel": 2, "micro_batch_size": 2})"},
+    {"Zero1Hybrid", R"({"data_parallel": 4, "zero_stage": 1, "zero_shard_degree": 2, "bucket_bytes": 120000})"},
+    {"Zero2HybridNoOverlap",
+     R"({"data_parallel": 4, "zero_stage": 2, "zero_shard_degree": 2, "overlap_grad_reduce": false})"},
+    {"Zero3NoOverlap", R"({"data_parallel": 2, "zero_stage": 3, "overlap_grad_reduce": false, "prefetch": 0})"},
+    {"Zero3FarPrefetch", R"({"data_parallel": 2, "zero_stage": 3, "prefetch": 3, "micro_batch_size": 2})"},
+    {"Unclipped", R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "clip_gradients": false})"},
+    {"Adam", R"({"data_parallel": 2, "zero_stage": 2, "optimizer": "adam"})"},
+    {"Sgd", R"({"tensor_parallel": 2, "pipeline_parallel": 2, "optimizer": "sgd"})"},
+    {"MomentsInFewerBits", R"({"data_parallel": 2, "zero_stage": 1, "precision": "bf16", "optimizer_dtype": "fp8"})"},
+    {"NoMasterParameters",
+     R"({"data_parallel": 2, "zero_stage": 3, "precision": "bf16", "master_parameters": false, "gradient_dtype": "bf16"})"},
+    {"ScaledLoss", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 1, "precision": "fp16",
+         "gradient_dtype": "fp16", "optimizer_dtype": "fp16"})"},
+    {"Fp8ZbH1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "precision": "fp8", "optimizer_dtype": "bf16"})"},
+
+    {"PipelineReplicas", R"({"pipeline_parallel": 2, "data_parallel": 2, "bucket_bytes": 120000})"},
+    {"PipelineGpipeZero1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "gpipe", "data_parallel": 2, "zero_stage": 1})"},
+    {"PipelineInterleavedByName",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "interleaved", "virtual_pipeline": 2, "data_parallel": 2,
+         "zero_stage": 3})"},
+    {"PipelineZbH1Recompute",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "recompute": "full", "data_parallel": 2})", kDropout},
+    {"PipelineZbVReplicas", R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "data_parallel": 2})"},
+    {"PipelineZbVSequence",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "tensor_parallel": 2, "sequence_parallel": true,
+         "context_parallel": 2})"},
+    {"PipelineEndsCount",
+     R"({"pipeline_parallel": 2, "account_for_embedding": true, "account_for_loss": true, "pipeline_schedule": "1f1b",
+         "overlap_p2p_communication": false})"},
+
+    {"RecomputeSelectiveTensor", R"({"recompute": "selective", "flash_attention": false, "tensor_parallel": 2})",
+     kDropout},
+    {"RecomputeSelectiveFused", R"({"recompute": "selective", "data_parallel": 2})"},
+    {"RecomputeEvery2Tensor",
+     R"({"recompute": "full", "recompute_every": 2, "tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2,
+         "zero_stage": 2})",
+     kDropout},
+    {"RecomputeEvery2SharedKeys", R"({"recompute": "full", "recompute_every": 2, "tensor_parallel": 4})", kLlama},
+    {"RecomputeInterleaved",
+     R"({"recompute": "full", "recompute_layers": 1, "pipeline_parallel": 2, "virtual_pipeline": 2})"},
+    {"RecomputeOverlap",
+     R"({"recompute": "full", "tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true})"},
+
+    {"ContextPipelineZero1", R"({"context_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1})"},
+    {"ContextContiguousTensor",
+     R"({"context_parallel": 2, "context_parallel_balance": "contiguous", "tensor_parallel": 2, "sequence_parallel": true})",
+     kLlama},
+    {"ContextOffload",
+     R"({"context_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "optimizer_offload": true})"},
+
+    {"StackMegatron2021", R"({"framework": "megatron-2021", "tensor_parallel": 2, "data_parallel": 2})", kDropout},
+    {"StackMegatronCore", R"({"framework": "megatron-core", "tensor_parallel": 2, "precision": "bf16"})"},
+    {"StackDeepSpeed", R"({"framework": "deepspeed", "data_parallel": 2, "zero_stage": 2, "precision": "bf16"})",
+     kDropout},
+    {"StackFsdpCompiled", R"({"framework": "fsdp-compiled", "data_parallel": 2, "zero_stage": 3, "precision": "bf16"})",
+     kLlama},
+    {"StackOrrery", R"({"framework": "orrery", "tensor_parallel": 2, "data_parallel": 2, "bucket_bytes": 120000})"},
+    {"HowCollectivesAndKernelsAreLaunched",
+     R"({"data_parallel": 2, "cuda_graphs": true, "collective_algorithm": "tree", "collective_protocol": "ll128"})"},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// Every field of the plan has a case that sets it, and every value of the fields that name one. Of algorithms and
+// protocols of collectives, which change no number, one will do.
+TEST(Layouts, TheCasesCoverThePlan) {
+  std::map<std::string, std::set<std::string>> met{{"precision", {"\"fp32\""}}};  // tiny()'s
+  for (const Layout& layout : kLayouts) {
+    const json plan = json::parse(layout.plan);
+    for (const auto& [field, value] : plan.items()) met[field].insert(value.dump());
+  }
+  const nlohmann::ordered_json schema = scenario_schema();
+  nlohmann::ordered_json plan;
+  for (const auto& form : schema.at("$defs").at("plan").at("anyOf"))  // a file's name, or the plan itself
+    if (form.contains("properties")) plan = form.at("properties");
+  std::size_t fields = 0;
+  for (const auto& [field, rule] : plan.items()) {
+    if (!rule.contains("default")) continue;  // comments
+    ++fields;
+    EXPECT_TRUE(met.contains(field)) << field;
+    if (!rule.contains("enum") || field.starts_with("collective_")) continue;
+    for (const auto& value : rule.at("enum"))
+      EXPECT_TRUE(value == rule.at("default") || met[field].contains(value.dump())) << field << " " << value;
+  }
+  EXPECT_GT(fields, 30u);
+  for (const int stage : {1, 2, 3}) EXPECT_TRUE(met["zero_stage"].contains(std::to_string(stage)));
+}
+
+TEST(Layouts, DecayWeightsAsOneRankDoes) {
+  for (const char* rule : {"adamw", "adam", "sgd_momentum"}) {
+    ExecutionOptions options = seeded(1);
+    options.weight_decay = 0.1;
+    const std::string plan = R"("optimizer": ")" + std::string(rule) + "\"";
+    expect_same_numbers(tiny(R"({"plan": {"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 3, )" + plan + "}}"),
+                        options);
+    const Execution decayed = execute(tiny("{\"plan\": {" + plan + "}}"), options);
+    options.weight_decay = 0;
+    EXPECT_GT(distance(decayed.parameters, execute(tiny("{\"plan\": {" + plan + "}}"), options).parameters), 1e-5)
+        << rule;
+  }
+}
 
 TEST(Layouts, ComputeTheNumbersOfOneRankForOtherSeeds) {
   for (const std::uint64_t seed : {2, 3, 5})

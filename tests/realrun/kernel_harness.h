@@ -57,7 +57,8 @@ class Machine {
   // Sums into gradients begin at zero, as after zero_fill.
   void backward() {
     for (const Op& op : piece.backward.ops)
-      if (op.accumulate) std::ranges::fill(values(op.writes[0]), 0.0f);
+      for (TensorId id : op.writes)
+        if (op.accumulate && id != kNoTensor) std::ranges::fill(values(id), 0.0f);
     run(piece.backward);
   }
 

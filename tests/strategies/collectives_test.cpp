@@ -88,6 +88,42 @@ TEST(TensorParallel, ParallelBlocksReduceOnce) {
   EXPECT_EQ(tensor_reductions(piece_named(p, "layer").backward), 1);
 }
 
+// The ranks of a key/value group hold its key and value whole and compute their gradients from a part of its queries.
+TEST(TensorParallel, RanksThatShareKeysSumTheirGradientsOnceAStep) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 2);
+  s.workload = {8192, 0, 8};
+  Program p;
+  const auto reduction = [&](std::int64_t degree) -> const Op* {
+    s.plan.tensor.degree = degree;
+    lower(s, p);
+    for (const Op& op : piece_named(p, "layer").update.ops)
+      if (op.name == std::string_view("key_value_gradients.all_reduce")) return &op;
+    return nullptr;
+  };
+  EXPECT_EQ(reduction(8), nullptr);  // a group each
+  const Op* op = reduction(16);
+  ASSERT_NE(op, nullptr);
+  EXPECT_EQ(op->neighbours, 2);
+  EXPECT_EQ(op->axes, MeshAxes(MeshAxis::tp));
+  EXPECT_DOUBLE_EQ(bytes(*op, piece_named(p, "layer").tensors), 4096.0 * 2 * 128 * 4);  // fp32 gradients
+  s.model.kv_heads = 1;
+  op = reduction(16);
+  ASSERT_NE(op, nullptr);
+  EXPECT_EQ(op->neighbours, 0);  // one group: all ranks
+}
+
+TEST(Mesh, ACutInnermostAxisLeavesEveryRankInItsPlace) {
+  Mesh mesh;
+  mesh.size(MeshAxis::tp) = 8;
+  mesh.size(MeshAxis::cp) = 2;
+  mesh.size(MeshAxis::pp) = 4;
+  const Mesh cut = cut_innermost(mesh, 2);
+  EXPECT_EQ(cut.ranks(), mesh.ranks());
+  EXPECT_EQ(cut.group_size(MeshAxis::tp), 2);
+  EXPECT_EQ(cut.stride(MeshAxis::tp), 1);
+  EXPECT_EQ(cut.stride(MeshAxis::pp), mesh.stride(MeshAxis::pp));
+}
+
 TEST(TensorParallel, SplitsTheVocabularyOfEmbeddingAndLoss) {
   Scenario s = megatron_22b();
   Program p;
@@ -139,20 +175,58 @@ TEST(ContextParallel, ZigzagSharesCausalWorkEquallyContiguousDoesNot) {
   EXPECT_DOUBLE_EQ(attention_flops(contiguous), attention_flops(zigzag) * 15 / 8);
 }
 
-// Every query sees `window` keys, but for those at the start of the sequence; ring steps beyond the window fall away.
-TEST(ContextParallel, SlidingWindowsKeepTheirWorkAndSkipFarSteps) {
+// Mistral 7B: a window of 4,096 positions over a sequence of 32,768 on eight ranks.
+Program windowed(context_parallel::Balance balance) {
   Scenario s = scenario_of("mistral-7b", "dgx-h100", 1);
   s.workload = {32768, 0, 1};
   s.plan.context.degree = 8;
+  s.plan.context.balance = balance;
   Program p;
   lower(s, p);
+  return p;
+}
+double attended_pairs(const Program& p) { return attention_flops(p) / (4.0 * 128 * 32); }
+
+// Every query sees `window` keys, but for those at the start of the sequence; ring steps beyond the window fall away.
+TEST(ContextParallel, SlidingWindowsKeepTheirWorkAndSkipFarSteps) {
+  const Program p = windowed(context_parallel::Balance::contiguous);
   const Piece& layer = piece_named(p, "layer");
-  EXPECT_EQ(count_ops(layer.forward, OpKind::attention), 2);  // 4,096 positions a rank, a window of 4,096
+  EXPECT_EQ(count_ops(layer.forward, OpKind::attention), 2);  // 4,096 positions a rank
   EXPECT_EQ(count_ops(layer.forward, OpKind::ring_shift), 1);
-  double pairs = 0;
-  for (const Op& op : layer.forward.ops)
-    if (op.kind == OpKind::attention) pairs += flops(op, layer.tensors) / (4.0 * 128 * 32);
-  EXPECT_NEAR(pairs / (4096.0 * 4096), 1, 1e-3);
+  EXPECT_EQ(count_ops(layer.backward, OpKind::ring_shift), 1 + 2);  // keys; gradients, the last time to their owner
+  EXPECT_NEAR(attended_pairs(p) / (4096.0 * 4096), 1, 1e-3);
+}
+
+// Chunks of 2,048 positions: a query sees its own chunk and the two before it. These lie one and two ranks back for a
+// rank's first chunk, one and two ranks ahead for its second.
+TEST(ContextParallel, AZigzagDealNeedsTheWholeRingForAnyWindow) {
+  const Program p = windowed(context_parallel::Balance::zigzag);
+  const Piece& layer = piece_named(p, "layer");
+  EXPECT_EQ(count_ops(layer.forward, OpKind::attention), 5);  // steps 0, 1, 2, 6, 7
+  EXPECT_EQ(count_ops(layer.forward, OpKind::ring_shift), 7);
+  EXPECT_EQ(count_ops(layer.backward, OpKind::attention_backward), 5);
+  EXPECT_EQ(count_ops(layer.backward, OpKind::ring_shift), 7 + 8);
+
+  // In each step the ring waits for the rank that sees the most: pairs by counting them.
+  constexpr std::int64_t kRanks = 8, kWindow = 4096, kChunk = 2048;
+  double expected = 0;
+  for (std::int64_t step = 0; step < kRanks; ++step) {
+    double most = 0;
+    for (std::int64_t rank = 0; rank < kRanks; ++rank) {
+      const std::int64_t owner = (rank - step + kRanks) % kRanks;
+      double pairs = 0;
+      for (const std::int64_t q : {rank, 2 * kRanks - 1 - rank})
+        for (std::int64_t query = q * kChunk; query < (q + 1) * kChunk; ++query)
+          for (const std::int64_t k : {owner, 2 * kRanks - 1 - owner}) {
+            const std::int64_t first = std::max(query - kWindow + 1, k * kChunk),
+                               last = std::min(query, (k + 1) * kChunk - 1);
+            pairs += static_cast<double>(std::max<std::int64_t>(0, last - first + 1));
+          }
+      most = std::max(most, pairs);
+    }
+    expected += most;
+  }
+  EXPECT_NEAR(attended_pairs(p) / expected, 1, 1e-3);
 }
 
 TEST(Precision, Fp8WeightsAreQuantisedOnceAStep) {
@@ -209,6 +283,90 @@ TEST(DataParallel, BucketsHoldSeveralSmallLayersOrPartsOfALargeOne) {
     if (op.name == std::string_view("gradients.all_reduce")) {
       EXPECT_EQ(op.count, 72);  // 1.812e9 parameters x 4 bytes
     }
+}
+
+// With replicas of a shard group, what is reduced over the replicas has been scattered: the same buckets.
+TEST(DataParallel, ReplicasReduceTheBucketsThatShardGroupsScatter) {
+  Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  s.plan.data.zero_stage = 1;
+  s.plan.data.shard_degree = 2;
+  Program p;
+  lower(s, p);
+  std::uint16_t scattered = 0, reduced = 0;
+  for (const Op& op : piece_named(p, "layer").backward.ops) {
+    if (op.name == std::string_view("gradients.reduce_scatter")) scattered = op.every;
+    if (op.name == std::string_view("gradients.all_reduce")) reduced = op.every;
+  }
+  EXPECT_GT(scattered, 1);
+  EXPECT_EQ(reduced, scattered);
+}
+
+// Where the copy stands, and whether anything that changes the gradients comes after it.
+struct CopyDown {
+  bool in_backward = false;
+  std::uint16_t every = 1;
+  int changes_after = 0;
+};
+CopyDown copy_down(const Piece& piece) {
+  CopyDown copy;
+  bool found = false;
+  for (const Block* block : {&piece.backward, &piece.weight_gradient, &piece.update})
+    for (const Op& op : block->ops) {
+      if (is_optimizer(op.kind)) break;
+      const std::string_view name = op.name;
+      if (name == "gradients.to_host") {
+        EXPECT_FALSE(found);
+        found = true;
+        copy.in_backward = block != &piece.update;
+        copy.every = op.every;
+      } else if (found && is_communication(op.kind) && name != "gradient_norm.all_reduce") {
+        ++copy.changes_after;
+      } else if (found && name == "unscale" && op.stream != Stream::host) {
+        ++copy.changes_after;
+      }
+    }
+  EXPECT_TRUE(found) << piece.name;
+  return copy;
+}
+
+// Ren et al. 2021, section 4.1: gradients are copied as the backward produces them, once they are reduced.
+TEST(Offload, CopiesGradientsBehindTheirLastReduction) {
+  Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  s.plan.offload.optimizer = true;
+  s.plan.precision.mix = precision::Mix::fp16;
+  Program p;
+  for (int stage = 0; stage <= 3; ++stage) {
+    s.plan.data.zero_stage = stage;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    EXPECT_TRUE(copy_down(layer).in_backward) << stage;
+    EXPECT_EQ(copy_down(layer).changes_after, 0) << stage;
+    for (const Op& op : layer.backward.ops)
+      if (op.stream == Stream::data_communication) {
+        EXPECT_EQ(copy_down(layer).every, op.every) << stage;
+      }
+  }
+}
+
+// Norms' gradients of sequence-parallel ranks, keys' of ranks that share them, tables' of the pipeline's ends: summed
+// after the backward, and copied then.
+TEST(Offload, CopiesInTheUpdateWhatIsSummedThere) {
+  Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  s.plan.offload.optimizer = true;
+  Program p;
+  s.plan.pipeline.degree = 2;
+  lower(s, p);
+  EXPECT_TRUE(copy_down(piece_named(p, "layer")).in_backward);
+  EXPECT_FALSE(copy_down(piece_named(p, "embedding")).in_backward);
+  EXPECT_FALSE(copy_down(piece_named(p, "head")).in_backward);
+  s.plan.tensor.degree = 2;
+  s.plan.tensor.sequence_parallel = true;
+  lower(s, p);
+  EXPECT_FALSE(copy_down(piece_named(p, "layer")).in_backward);
+  EXPECT_EQ(copy_down(piece_named(p, "layer")).changes_after, 0);
 }
 
 TEST(Pipeline, TiedEmbeddingsAreSummedBetweenTheEnds) {
