@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
@@ -96,7 +97,7 @@ Json jobs_json(const std::vector<JobResult>& jobs, bool ops) {
 }
 
 void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
-               SimulationOptions options, bool ops) {
+               SimulationOptions options, bool ops, UserCalibration user) {
   const bool standard_input = input == "-";
   const std::string name = standard_input ? "<stdin>" : input;
   std::ifstream file;
@@ -114,7 +115,7 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
   OutputStream results(output);
   options.timeline = false;
   options.ops = true;
-  Simulator simulator;
+  Simulator simulator(std::move(user));
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     const ScenarioSource source{fmt::format("{}:{}", name, ++number), sets};

@@ -19,6 +19,6 @@ nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 // result, or {"error": {...}}, on the line of the same number. Relative paths in a scenario start from the folder of
 // `input`.
 void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
-               SimulationOptions options, bool ops);
+               SimulationOptions options, bool ops, UserCalibration user);
 
 }  // namespace orrery

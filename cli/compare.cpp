@@ -1,4 +1,4 @@
-// orrery compare: two scenarios side by side, and which terms make the difference.
+// orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/simulation.h"
 #include "sim/report/json.h"
+#include "sim/report/read_json.h"
 #include "sim/report/table.h"
 
 namespace orrery {
@@ -15,34 +16,40 @@ namespace {
 
 struct Arguments {
   std::string a, b;
-  std::vector<std::string> sets, sets_a, sets_b;
+  std::vector<std::string> sets, sets_a, sets_b, calibrations;
   std::string json;
   EngineArguments engine;
 };
 
 constexpr const char* kExamples = R"(Examples:
   orrery compare a.json b.json
+  orrery compare measured.json small-gpt                             a report that `run` or `simulate` wrote, and a scenario
   orrery compare scenario.json --set-b plan.tensor_parallel=4        one scenario with and without a change
   orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -
   orrery compare straggler --engine des --set-a perturbations=[]     what a slow device costs)";
 
 struct Side {
-  ScenarioSource source;
-  Simulation simulation;
+  std::string title;  // with the file
+  Report report;
 };
 
 Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets,
-              const SimulationOptions& options) {
+              const SimulationOptions& options, const UserCalibration& user) {
   sets.insert(sets.end(), own_sets.begin(), own_sets.end());
-  Side side;
-  const nlohmann::json document = load_scenario_document(scenario, sets, side.source);
-  side.simulation = Simulator().evaluate(document, side.source, options);
-  return side;
+  ScenarioSource source;
+  const nlohmann::json document = load_scenario_document(scenario, sets, source);
+  if (is_report(document)) {
+    if (!sets.empty()) throw InputError({source.file, ""}, "a report, and --set", "a scenario: a report's run is over");
+    Report report = read_report(document, {source.file, ""});
+    return {report.engine == "measured" ? "a measured run (" + source.file + ")" : "a prediction (" + source.file + ")",
+            std::move(report)};
+  }
+  Simulation simulation = Simulator(user).evaluate(document, source, options);
+  return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report)};
 }
 
 std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets) {
-  std::string text =
-      std::string(letter) + ": " + title_of(side.simulation.scenario).front() + " (" + side.source.file + ")";
+  std::string text = std::string(letter) + ": " + side.title;
   for (const std::string& set : own_sets) text += ", " + set;
   return text;
 }
@@ -51,10 +58,11 @@ void compare(const Arguments& arguments) {
   if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
   const SimulationOptions options = arguments.engine.options();
-  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a, options);
-  const Side b = evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b, options);
-  const Report& report_a = a.simulation.report;
-  const Report& report_b = b.simulation.report;
+  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a, options, user);
+  const Side b =
+      evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b, options, user);
+  const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
   if (!arguments.json.empty()) {
     nlohmann::ordered_json json = comparison_json(report_a, report_b);
@@ -75,7 +83,7 @@ void add_compare(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
   command->footer(kExamples);
-  command->add_option("A", arguments->a, "A scenario (as for simulate)")->required();
+  command->add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON")->required();
   command->add_option("B", arguments->b, "Another; A again when left out");
   const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
     command->add_option(name, values, text)->allow_extra_args(false)->type_name("KEY=VALUE");
@@ -85,6 +93,11 @@ void add_compare(CLI::App& app) {
   sets("--set-b", arguments->sets_b, "Override a field of B");
   command
       ->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
+      ->type_name("FILE");
+  command
+      ->add_option("--calibration", arguments->calibrations,
+                   "What `orrery calibrate` has measured, for both, in place of the bundled calibration")
+      ->allow_extra_args(false)
       ->type_name("FILE");
   arguments->engine.add_to(*command, /*both=*/false);
   command->callback([arguments] { compare(*arguments); });

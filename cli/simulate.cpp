@@ -26,7 +26,7 @@ namespace {
 
 struct Arguments {
   std::string scenario;
-  std::vector<std::string> sets;
+  std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch;
   EngineArguments engine;
   bool ops = false, verbose = false;
@@ -97,7 +97,7 @@ std::string text_of(const Simulation& simulation, const Report* analytical, cons
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
-  Simulator simulator;
+  Simulator simulator(read_user_calibration(arguments.calibrations));
   std::optional<Report> analytical;
   if (arguments.engine.both())
     analytical = simulator.evaluate(document, source, {.engine = Engine::analytical, .ops = true}).report;
@@ -152,7 +152,8 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   options.timeline = !arguments.trace.empty();
-  const std::vector<JobResult> jobs = Simulator().evaluate_jobs(document, source, options);
+  const std::vector<JobResult> jobs =
+      Simulator(read_user_calibration(arguments.calibrations)).evaluate_jobs(document, source, options);
 
   Wanted wanted(arguments);
   wanted.add(arguments.json, [&] { return jobs_json(jobs, arguments.ops).dump(2) + "\n"; });
@@ -183,7 +184,7 @@ void simulate(const Arguments& arguments) {
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json alone: a result a line");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   run_batch(arguments.batch, arguments.sets, arguments.json.empty() ? "-" : arguments.json, arguments.engine.options(),
-            arguments.ops);
+            arguments.ops, read_user_calibration(arguments.calibrations));
 }
 
 }  // namespace
@@ -208,6 +209,12 @@ void add_simulate(CLI::App& app) {
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
+  command
+      ->add_option(
+          "--calibration", arguments->calibrations,
+          "What `orrery calibrate` has measured, in place of the bundled calibration (several: kernels, collectives)")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
   command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
       ->type_name("OP|TERM");
   command->add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");

@@ -1,7 +1,6 @@
 #include "cli/simulation.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <cmath>
 #include <map>
@@ -16,67 +15,40 @@
 #include "strategies/lower.h"
 
 namespace orrery {
-namespace {
-
-// "name value" of every field.
-class FieldTexts final : public FieldVisitor {
- public:
-  struct Field {
-    std::string text, value;
-  };
-  std::vector<Field> fields;
-
- protected:
-  void add(const char* name, const std::string& value) { fields.push_back({fmt::format("{} {}", name, value), value}); }
-  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
-    add(name, std::to_string(value));
-  }
-  void number(const char* name, double& value, NumberRange, const char*) override {
-    add(name, fmt::format("{}", value));
-  }
-  void boolean(const char* name, bool& value, const char*) override {
-    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false"});
-  }
-  void text(const char* name, std::string& value, const char*) override { add(name, value); }
-  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
-    add(name, fmt::format("{}", fmt::join(value, "+")));
-  }
-  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
-    add(name, std::string(names[index]));
-  }
-};
-
-template <class Options>
-std::vector<FieldTexts::Field> texts_of(Options options) {
-  FieldTexts texts;
-  options.visit_fields(texts);
-  return std::move(texts.fields);
-}
-
-}  // namespace
-
 struct Simulator::Rep {
   ScenarioReader reader;
   Program program;
   std::unordered_map<std::string, Calibration> kernels;  // by what find_calibration goes by
   CollectiveCalibration collectives;
+  UserCalibration user;
 
-  const Calibration& kernels_of(const Scenario& scenario);
+  // The calibration of the cluster's device, as the user has it: his own, and of a CPU what is left of a hardware
+  // thread to each of a node's ranks.
+  const Calibration& calibrate(Cluster& cluster, const Plan& plan);
 };
 
-const Calibration& Simulator::Rep::kernels_of(const Scenario& scenario) {
-  const Device& device = scenario.cluster.device;
-  const std::string_view attention = framework::attention_kernel(scenario.plan);
-  const std::string key = fmt::format("{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention);
+const Calibration& Simulator::Rep::calibrate(Cluster& cluster, const Plan& plan) {
+  user.apply(cluster);
+  Device& device = cluster.device;
+  const std::int64_t ranks = cluster.node.devices;
+  const std::string_view attention = framework::attention_kernel(plan);
+  const std::string key =
+      fmt::format("{}\n{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention, ranks);
   auto found = kernels.find(key);
   if (found == kernels.end()) {
-    found = kernels.emplace(key, find_calibration(device)).first;
+    found = kernels.emplace(key, user.kernels ? user.kernels_of(device) : find_calibration(device)).first;
     if (!attention.empty()) use_attention_kernel(found->second, attention);
+    Device ignored;
+    if (const double share = rank_share(found->second, ranks); share < 1) take_share(share, ignored, found->second);
+  }
+  if (const double share = rank_share(found->second, ranks); share < 1) {
+    Calibration ignored;
+    take_share(share, device, ignored);
   }
   return found->second;
 }
 
-Simulator::Simulator() : rep_(std::make_unique<Rep>()) {}
+Simulator::Simulator(UserCalibration user) : rep_(std::make_unique<Rep>()) { rep_->user = std::move(user); }
 Simulator::~Simulator() = default;
 
 namespace {
@@ -121,12 +93,16 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
                                const SimulationOptions& options) {
   Simulation result;
   result.scenario = rep_->reader.read(document, source);
+  try {
+    result.kernels = &rep_->calibrate(result.scenario.cluster, result.scenario.plan);
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
   const Scenario& scenario = result.scenario;
   try {
     lower(scenario, rep_->program);
     result.program = &rep_->program;
-    result.kernels = &rep_->kernels_of(scenario);
-    rep_->collectives = find_collective_calibration(scenario.cluster);
+    rep_->collectives = find_collective_calibration(scenario.cluster, rep_->user.collectives);
     result.collectives = &rep_->collectives;
     const Dtype dtype = scenario.plan.precision.compute();
     if (options.engine == Engine::des) {
@@ -152,7 +128,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
   std::vector<Program> programs(read.jobs.size());
   std::vector<DiscreteEventJob> jobs;
   for (std::size_t i = 0; i < read.jobs.size(); ++i) {
-    const Job& job = read.jobs[i];
+    Job& job = read.jobs[i];
     try {
       lower(job.scenario, programs[i]);
     } catch (const InputError& error) {
@@ -161,11 +137,12 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     jobs.push_back({.name = job.name,
                     .program = &programs[i],
                     .mfu_dtype = job.scenario.plan.precision.compute(),
-                    .kernels = &rep_->kernels_of(job.scenario),
+                    .kernels = &rep_->calibrate(job.scenario.cluster, job.scenario.plan),
                     .placement = job.placement});
   }
   try {
-    rep_->collectives = find_collective_calibration(read.cluster);
+    rep_->calibrate(read.cluster, read.jobs.front().scenario.plan);
+    rep_->collectives = find_collective_calibration(read.cluster, rep_->user.collectives);
     const DiscreteEventOptions together = discrete_event_options(options);
     std::vector<Report> reports(jobs.size());
     run_discrete_event(read.cluster, rep_->collectives, jobs, read.perturbations, together, reports);
@@ -187,36 +164,6 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
   } catch (const InputError& error) {
     throw source.blame(error);
   }
-}
-
-std::vector<std::string> title_of(const Scenario& scenario) {
-  const Cluster& cluster = scenario.cluster;
-  const auto named = [](const std::string& name, const char* otherwise) {
-    return name.empty() ? otherwise : name.c_str();
-  };
-  std::vector<std::string> lines;
-  lines.push_back(fmt::format("{} on {} x {} ({} x {})", named(scenario.model.name, "an unnamed model"), cluster.nodes,
-                              named(cluster.node.name, "an unnamed node"), cluster.devices(),
-                              named(cluster.device.name, "an unnamed device")));
-  const Model& model = scenario.model;
-  const bool images = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
-  const std::int64_t length =
-      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
-  lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
-                              scenario.workload.global_batch_size,
-                              images ? "images" : fmt::format("sequences of {} tokens", length),
-                              data_parallel_degree(scenario), micro_batches(scenario)));
-  const auto usual = texts_of(Plan{});
-  const auto chosen = texts_of(scenario.plan);
-  std::string line;
-  constexpr std::size_t kWidth = 100;
-  for (std::size_t i = 0; i < chosen.size(); ++i) {
-    if (chosen[i].value == usual[i].value) continue;
-    if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
-    line += (line.empty() ? "" : ", ") + chosen[i].text;
-  }
-  if (!line.empty()) lines.push_back(line);
-  return lines;
 }
 
 }  // namespace orrery

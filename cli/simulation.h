@@ -8,8 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/title.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
+#include "sim/cost/user_calibration.h"
 #include "sim/des/engine.h"
 #include "sim/program/program.h"
 #include "sim/report/report.h"
@@ -52,7 +54,8 @@ struct JobResult {
 // Keeps what costs time to make between scenarios: parsed presets, calibrations, the program's storage.
 class Simulator {
  public:
-  Simulator();
+  // `user`: what is measured by the user goes before what is bundled.
+  explicit Simulator(UserCalibration user = {});
   ~Simulator();
 
   // Both throw InputError with the file filled in, and StalledError.
@@ -65,8 +68,5 @@ class Simulator {
   struct Rep;
   std::unique_ptr<Rep> rep_;
 };
-
-// What was simulated, for the head of a table: the parts of the scenario, then the plan where it is not the default.
-std::vector<std::string> title_of(const Scenario& scenario);
 
 }  // namespace orrery

@@ -115,6 +115,8 @@ AttentionCurve read_attention_curve(const std::string& name, const Json& json, c
   curve.backward_efficiency = need_number(reader, "backward_efficiency", kEfficiency);
   reader.field("half_sequence", curve.half_sequence, NumberRange{}, "");
   reader.field("half_head_dim", curve.half_head_dim, NumberRange{}, "");
+  reader.field("backward_half_head_dim", curve.backward_half_head_dim, NumberRange{}, "");
+  reader.field("masked_share", curve.masked_share, kShare, "");
   reader.field("forward_last_wave", curve.forward_last_wave, NumberRange{}, "");
   reader.field("backward_last_wave", curve.backward_last_wave, NumberRange{}, "");
   reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
@@ -169,12 +171,30 @@ void read_attention(const Json& json, const Where& where, Calibration& calibrati
   reader.finish();
 }
 
+void read_memory_kinds(const Json& json, const Where& where, Calibration& calibration) {
+  if (!json.is_object()) throw InputError(where, describe(json), "an object of curves by kind of op");
+  const std::vector<std::string> names = memory_curve_names();
+  for (const auto& [name, value] : json.items()) {
+    const Where at{where.file, pointer_to(where.pointer, name)};
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      throw InputError(at, "unknown key \"" + name + '"', "a kind of memory-bound op", nearest_name(name, names));
+    JsonReader reader(value, at);
+    MemoryCurve& curve = calibration.memory_kinds.emplace_back();
+    curve.name = name;
+    curve.efficiency = need_number(reader, "efficiency", kEfficiency);
+    reader.field("fixed_seconds", curve.fixed_seconds, NumberRange{}, "");
+    curve.residual = read_residual(reader);
+    reader.finish();
+  }
+}
+
 void read_memory(const Json& json, const Where& where, Calibration& calibration) {
   if (const auto lender = borrowed_section(json, where)) {
     calibration.memory_efficiency = lender->memory_efficiency;
     calibration.kernel_fixed_seconds = lender->kernel_fixed_seconds;
     calibration.memory_source = fmt::format("{} (of {})", lender->memory_source, lender->name);
     calibration.memory_residual = lender->memory_residual;
+    calibration.memory_kinds = lender->memory_kinds;
     return;
   }
   JsonReader reader(json, where);
@@ -182,6 +202,7 @@ void read_memory(const Json& json, const Where& where, Calibration& calibration)
   reader.field("fixed_seconds", calibration.kernel_fixed_seconds, NumberRange{}, "");
   reader.field("source", calibration.memory_source, "");
   calibration.memory_residual = read_residual(reader);
+  if (const Json* kinds = reader.take("kinds")) read_memory_kinds(*kinds, reader.at("kinds"), calibration);
   reader.finish();
 }
 
@@ -309,18 +330,23 @@ Calibration read_calibration(const Json& json, const Where& where) {
     r.finish();
   }
 
+  reader.take("device");  // sim/cost/user_calibration.h reads these two
+  reader.take("collectives");
+
   const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
   JsonReader curves(matmul, reader.at("matmul"));
-  const Json* bf16 = curves.take("bf16");
-  if (bf16 == nullptr) curves.fail("bf16", "a matmul curve");
-  MatmulCurve common = read_matmul(*bf16, curves.at("bf16"));
-  calibration.matmul.assign(kDtypes, common);
-  for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::fp8}) {
+  // Types without a curve of their own take over bf16's; of a device that multiplies in fp32 alone, fp32's.
+  const Dtype common = curves.has("bf16") || !curves.has("fp32") ? Dtype::bf16 : Dtype::fp32;
+  const Json* common_json = curves.take(name_of(common));
+  if (common_json == nullptr) curves.fail(name_of(common), "a matmul curve");
+  calibration.matmul.assign(kDtypes, read_matmul(*common_json, curves.at(name_of(common))));
+  for (const Dtype dtype : kMatrixDtypes) {
+    if (dtype == common) continue;
     MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
     if (const Json* own = curves.take(name_of(dtype))) {
       curve = read_matmul(*own, curves.at(name_of(dtype)));
     } else {
-      curve.measured = dtype == Dtype::fp16;  // the same units at the same rate as bf16
+      curve.measured = common == Dtype::bf16 && dtype == Dtype::fp16;  // the same units at the same rate as bf16
     }
   }
   curves.finish();
@@ -330,6 +356,12 @@ Calibration read_calibration(const Json& json, const Where& where) {
   read_attention(need(reader, "attention", "the attention curves"), reader.at("attention"), calibration);
   reader.field("overlap_slowdown", calibration.overlap_slowdown, kShare, "");
   reader.field("overlap_source", calibration.overlap_source, "");
+  if (const Json* host = reader.take("host")) {
+    JsonReader r(*host, reader.at("host"));
+    r.field("processors", calibration.host_processors, at_least(1), "");
+    r.field("busy_share", calibration.busy_share, kEfficiency, "");
+    r.finish();
+  }
 
   if (const Json* shapes = reader.take("measured_shapes")) {
     JsonReader by_dtype(*shapes, reader.at("measured_shapes"));

@@ -239,6 +239,23 @@ const CollectiveClasses& bundled_collective_classes() {
   return classes;
 }
 
+namespace {
+
+// "collectives" of the device's own calibration: those of ranks on one host.
+CollectiveClasses classes_of_device(const Device& device) {
+  const std::string path = fmt::format("results/calibration/{}.json", device.name);
+  for (const EmbeddedFile& file : embedded_files(path)) {
+    constexpr std::string_view kKey = "collectives";
+    if (file.path != path || file.text.find(kKey) == std::string_view::npos) continue;
+    const Json json = parse_json(file.text, path);
+    if (const auto section = json.find(kKey); section != json.end())
+      return read_collective_classes(*section, {path, "/collectives"});
+  }
+  return {};
+}
+
+}  // namespace
+
 CollectiveCalibration find_collective_calibration(const Cluster& cluster, const CollectiveClasses& user) {
   const CollectiveClasses& bundled = bundled_collective_classes();
   const std::string_view fabric = kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)];
@@ -246,6 +263,8 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
 
   const IntraClass* intra = find_named(user.node_classes, cluster, fabric);
   if (intra == nullptr) intra = find_generic(user.node_classes, fabric);
+  const CollectiveClasses own = intra == nullptr ? classes_of_device(cluster.device) : CollectiveClasses{};
+  if (intra == nullptr) intra = find_named(own.node_classes, cluster, fabric);
   if (intra == nullptr) intra = find_named(bundled.node_classes, cluster, fabric);
   if (intra == nullptr) {
     intra = find_generic(bundled.node_classes, fabric);

@@ -41,7 +41,118 @@ Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
   return tensors[op.reads[op.kind == OpKind::attention_backward ? 3 : 0]].dtype;
 }
 
+constexpr std::array<std::string_view, 6> kFunctionNames{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
+
+bool has_read(const Op& op, std::size_t i) { return op.reads[i] != kNoTensor; }
+
+// Whether a bias is among the operands, for the kinds that have a curve for that.
+bool has_bias(const Op& op) {
+  switch (op.kind) {
+    case OpKind::activation:
+      return has_read(op, 1);
+    case OpKind::activation_backward:
+    case OpKind::add:
+    case OpKind::dropout_add:
+    case OpKind::norm:
+      return has_read(op, 2);
+    case OpKind::norm_backward:
+      return op.writes[2] != kNoTensor;
+    default:
+      return false;
+  }
+}
+
+// An op's curve, and those that stand in for it, in this order.
+std::vector<std::string> names_of_curve(const Op& op) {
+  std::vector<std::string> names{name_of(op.kind)};
+  if (op.kind == OpKind::activation || op.kind == OpKind::activation_backward)
+    names.insert(names.begin(), fmt::format("{}.{}", names[0], kFunctionNames[static_cast<std::size_t>(op.function)]));
+  if (has_bias(op)) names.insert(names.begin(), names.front() + "+bias");
+  return names;
+}
+
+const MemoryCurve* find_curve(const Calibration& calibration, const Op& op) {
+  if (calibration.memory_kinds.empty()) return nullptr;
+  for (const std::string& name : names_of_curve(op))
+    for (const MemoryCurve& curve : calibration.memory_kinds)
+      if (curve.name == name) return &curve;
+  return nullptr;
+}
+
+constexpr bool is_memory_bound(OpKind k) {
+  return !is_matmul(k) && !is_attention(k) && !is_communication(k) && !is_copy(k);
+}
+
 }  // namespace
+
+std::size_t KernelModel::memory_slot(const Op& op) {
+  const int bias = has_bias(op) ? 1 : 0, function = 2 * static_cast<int>(op.function);
+  int slot = static_cast<int>(op.kind);
+  switch (op.kind) {
+    case OpKind::activation:
+      slot = kActivationSlots + function + bias;
+      break;
+    case OpKind::activation_backward:
+      slot = kActivationSlots + 2 * kFunctions + function + bias;
+      break;
+    case OpKind::add:
+      if (bias != 0) slot = kBiasSlots;
+      break;
+    case OpKind::dropout_add:
+      if (bias != 0) slot = kBiasSlots + 1;
+      break;
+    case OpKind::norm:
+      if (bias != 0) slot = kBiasSlots + 2;
+      break;
+    case OpKind::norm_backward:
+      if (bias != 0) slot = kBiasSlots + 3;
+      break;
+    default:
+      break;
+  }
+  return static_cast<std::size_t>(slot);
+}
+
+// An op that memory_slot() gives `slot`.
+Op KernelModel::op_of_slot(int slot) {
+  Op op;
+  const auto bias = [&] { op.reads = {0, 0, 0, 0, 0, 0}, op.writes = {0, 0, 0, 0}; };
+  if (slot < kActivationSlots) {
+    op.kind = static_cast<OpKind>(slot);
+  } else if (slot < kBiasSlots) {
+    const int variant = slot - kActivationSlots;
+    op.kind = variant < 2 * kFunctions ? OpKind::activation : OpKind::activation_backward;
+    op.function = static_cast<ActivationFunction>(variant % (2 * kFunctions) / 2);
+    if (variant % 2 == 1) bias();
+  } else {
+    constexpr std::array kinds{OpKind::add, OpKind::dropout_add, OpKind::norm, OpKind::norm_backward};
+    op.kind = kinds[static_cast<std::size_t>(slot - kBiasSlots)];
+    bias();
+  }
+  return op;
+}
+
+std::string memory_curve_name(const Op& op) { return names_of_curve(op).front(); }
+
+std::vector<std::string> memory_curve_names() {
+  std::vector<std::string> names;
+  Op op;
+  for (int kind = 0; kind < kOpKinds; ++kind) {
+    op.kind = static_cast<OpKind>(kind);
+    if (!is_memory_bound(op.kind)) continue;
+    const bool activation = op.kind == OpKind::activation || op.kind == OpKind::activation_backward;
+    for (std::size_t f = 0; f < (activation ? kFunctionNames.size() : 1); ++f) {
+      op.function = static_cast<ActivationFunction>(f);
+      for (const bool all : {true, false}) {
+        op.reads.fill(all ? TensorId{0} : kNoTensor);
+        op.writes.fill(all ? TensorId{0} : kNoTensor);
+        for (const std::string& name : names_of_curve(op))
+          if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      }
+    }
+  }
+  return names;
+}
 
 void KernelModel::NearIndex::build() {
   words = static_cast<int>((shapes.size() + 63) / 64);
@@ -83,6 +194,14 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
   kernel_fixed_seconds_ = calibration.kernel_fixed_seconds;
   const AttentionCurve& attention = calibration.attention;
   idle_tiles_ = {attention.forward_last_wave * multiprocessors_, attention.backward_last_wave * multiprocessors_};
+  half_head_dim_ = {attention.half_head_dim,
+                    attention.backward_half_head_dim < 0 ? attention.half_head_dim : attention.backward_half_head_dim};
+  memory_.fill({seconds_per_byte_, kernel_fixed_seconds_});
+  if (!calibration.memory_kinds.empty())
+    for (int slot = 0; slot < kMemorySlots; ++slot)
+      if (const MemoryCurve* curve = find_curve(calibration, op_of_slot(slot)))
+        memory_[static_cast<std::size_t>(slot)] = {1 / (device.memory_bytes_per_second * curve->efficiency),
+                                                   curve->fixed_seconds};
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
     const auto dtype = static_cast<Dtype>(i);
@@ -162,7 +281,10 @@ KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype d
                                                              std::min(kAttentionRows, queries) *
                                                              static_cast<double>(keys);
   const double seconds_per_flop = attention_seconds_per_flop_[backward ? 1 : 0][matrix_index(dtype)];
-  return {(flops + per_pair * idle_pairs) * seconds_per_flop * (1 + curve.half_head_dim / head_dim),
+  double executed = flops;
+  if (curve.masked_share > 0)
+    executed += curve.masked_share * std::max(0.0, per_pair * rows * static_cast<double>(s.keys) - flops);
+  return {(executed + per_pair * idle_pairs) * seconds_per_flop * (1 + half_head_dim_[backward ? 1 : 0] / head_dim),
           bytes * seconds_per_byte_};
 }
 
@@ -194,8 +316,8 @@ bool KernelModel::near_measured(const Op& op, std::span<const Tensor> tensors) c
 KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) const {
   KernelCost result;
   result.bytes = bytes(op, tensors);
-  double fixed = kernel_fixed_seconds_;
-  Times times{0, result.bytes * seconds_per_byte_};
+  double fixed = 0;
+  Times times;
   double overlap_loss = 0;
   if (is_matmul(op.kind)) {
     const GemmShape shape = gemm_shape(op, tensors);
@@ -211,6 +333,10 @@ KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) cons
     times = attention_times(shape, attention_dtype(op, tensors), op.kind == OpKind::attention_backward, result.flops,
                             result.bytes);
     fixed = calibration_.attention.fixed_seconds;
+  } else {
+    const Memory& curve = memory_[memory_slot(op)];
+    fixed = curve.fixed_seconds;
+    times.memory = result.bytes * curve.seconds_per_byte;
   }
   const double longer = std::max(times.compute, times.memory);
   result.seconds = fixed + longer + overlap_loss * std::min(times.compute, times.memory);
@@ -258,8 +384,8 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
                           percent(curve.sustained_efficiency), micro(curve.sustained_seconds));
     text += fmt::format("  memory: {} of {:.4g} bytes/s\n", percent(curve.memory_efficiency),
                         device_.memory_bytes_per_second);
-    text += fmt::format("  curve: {}{}; {}\n", calibration_.source, curve.measured ? "" : " (taken over from bf16)",
-                        describe(curve.residual));
+    text += fmt::format("  curve: {}{}; {}\n", calibration_.source,
+                        curve.measured ? "" : " (taken over from another type)", describe(curve.residual));
   } else if (is_attention(op.kind)) {
     const AttentionShape s = attention_shape(op, tensors);
     const AttentionCurve& curve = calibration_.attention;
@@ -278,17 +404,24 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
         "    last wave {:.2f} of a tile; this shape reaches {} of the peak\n",
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory),
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
-        curve.half_head_dim, backward ? curve.backward_last_wave : curve.forward_last_wave,
+        half_head_dim_[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
         percent(total.flops / (total.seconds * peak)));
+    if (curve.masked_share > 0)
+      text += fmt::format("    {} of the masked pairs are computed all the same\n", percent(curve.masked_share));
     text += fmt::format("  curve: {}{}, {}; {}\n", curve.name,
                         calibration_.attention_borrowed_from.empty()
                             ? ""
                             : " of " + calibration_.attention_borrowed_from + " (relative to the peak)",
                         curve.source, describe(curve.residual));
   } else {
-    text += fmt::format("  = fixed {} + {:.4g} bytes / ({} of {:.4g} bytes/s)\n", micro(kernel_fixed_seconds_),
-                        total.bytes, percent(calibration_.memory_efficiency), device_.memory_bytes_per_second);
-    text += fmt::format("  curve: {}; {}\n", calibration_.memory_source, describe(calibration_.memory_residual));
+    const MemoryCurve* kind = find_curve(calibration_, op);
+    text += fmt::format("  = fixed {} + {:.4g} bytes / ({} of {:.4g} bytes/s)\n",
+                        micro(kind != nullptr ? kind->fixed_seconds : kernel_fixed_seconds_), total.bytes,
+                        percent(kind != nullptr ? kind->efficiency : calibration_.memory_efficiency),
+                        device_.memory_bytes_per_second);
+    text += fmt::format("  curve: {}{}; {}\n", kind != nullptr ? fmt::format("of the kind {}, ", kind->name) : "",
+                        calibration_.memory_source,
+                        describe(kind != nullptr ? kind->residual : calibration_.memory_residual));
   }
   if (calibration_.measured) {
     text += fmt::format("  calibration: {}, {}\n", calibration_.name, calibration_.date);

@@ -2,7 +2,7 @@
 //
 //   matmul     fixed + max(compute, memory) + overlap_loss * min(compute, memory)
 //   attention  fixed + max(compute, memory)
-//   others     fixed + bytes / (memory rate * efficiency)
+//   others     fixed + bytes / (memory rate * efficiency), with numbers of the kind where it has been measured
 //
 // The curves are relative to the device's peaks, so they carry over to a device that has none of its own.
 #pragma once
@@ -59,7 +59,8 @@ struct MatmulCurve {
   bool measured = true;  // false: taken over from another dtype
 };
 
-// compute = flops per (query, key) pair * (pairs + queries * half_sequence + last_wave * multiprocessors * 128 * keys)
+// compute = flops per (query, key) pair * (pairs + masked_share * masked pairs + queries * half_sequence
+//                                          + last_wave * multiprocessors * 128 * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
 struct AttentionCurve {
   std::string name;  // generation of the kernel: "flash_attention_2", "cudnn"
@@ -67,9 +68,22 @@ struct AttentionCurve {
   double forward_efficiency = 1, backward_efficiency = 1;  // of the matrix peak
   double half_sequence = 0;                                // keys at which half of it is reached
   double half_head_dim = 0;                                // head_dim at which half of it is reached
+  double backward_half_head_dim = -1;                      // the same of the backward; below 0: as the forward
+  double masked_share = 0;  // of the masked pairs that the kernel computes all the same: 0 FlashAttention, 1 all
   // Tiles of 128 queries over all keys for whose time the multiprocessors idle at the end, on average.
   double forward_last_wave = 0, backward_last_wave = 0;
   double fixed_seconds = 0;  // on the device, per kernel
+  Residual residual;
+};
+
+// Of memory-bound kernels of one kind, where they differ from the others: bound by their arithmetic, or by how they
+// reach memory. Some kinds have variants, named by what tells them apart: "norm+bias", "activation.gelu",
+// "activation.gelu+bias". Variants without numbers of their own have those of the name without "+bias", then of the
+// kind.
+struct MemoryCurve {
+  std::string name;
+  double efficiency = 1;  // of the memory rate
+  double fixed_seconds = 0;
   Residual residual;
 };
 
@@ -98,11 +112,21 @@ struct Calibration {
   double kernel_fixed_seconds = 0;                // on the device, per memory-bound kernel
   std::string memory_source;
   Residual memory_residual;
-  double overlap_slowdown = 0;  // share by which kernels slow down while a collective runs beside them
+  std::vector<MemoryCurve> memory_kinds;  // instead of the three above, for the kinds they name
+  double overlap_slowdown = 0;            // share by which kernels slow down while a collective runs beside them
   std::string overlap_source;
+  // Of ranks that are threads or processes on a CPU: hardware threads of the measured host (0: not a CPU), and the
+  // share of its speed that a rank keeps while all of them are busy.
+  std::int64_t host_processors = 0;
+  double busy_share = 1;
   std::vector<MeasuredShape> measured_shapes;
   std::vector<MeasuredAttention> measured_attention;
 };
+
+// The names that a MemoryCurve can have.
+std::vector<std::string> memory_curve_names();
+// That of an op that is no product and no attention, most special first: "activation.gelu+bias".
+std::string memory_curve_name(const Op& op);
 
 // What a kernel's time is made of.
 struct KernelCost {
@@ -124,6 +148,10 @@ class KernelModel {
   double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
   double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
   double memory_seconds(double bytes) const { return kernel_fixed_seconds_ + bytes * seconds_per_byte_; }
+  double memory_seconds(const Op& op, double bytes) const {
+    const Memory& curve = memory_[memory_slot(op)];
+    return curve.fixed_seconds + bytes * curve.seconds_per_byte;
+  }
   // Whether a measured efficiency lies within a factor 2 of each dimension; always of kernels without a curve.
   bool near_measured(const Op& op, std::span<const Tensor> tensors) const;
   bool near_measured(const GemmShape& shape, Dtype dtype) const;
@@ -151,6 +179,17 @@ class KernelModel {
   struct Times {
     double compute = 0, memory = 0;
   };
+  struct Memory {  // of a kind of memory-bound kernels
+    double seconds_per_byte = 0, fixed_seconds = 0;
+  };
+  // A slot for each kind, then for the variants of some.
+  static constexpr int kFunctions = 6;               // ActivationFunction
+  static constexpr int kActivationSlots = kOpKinds;  // [backward][function][bias]
+  static constexpr int kBiasSlots =
+      kActivationSlots + 2 * kFunctions * 2;  // with bias: add, dropout_add, norm, its backward
+  static constexpr int kMemorySlots = kBiasSlots + 4;
+  static std::size_t memory_slot(const Op& op);
+  static Op op_of_slot(int slot);
   // Which of the measured shapes lie within a factor 2 of a size, by dimension and power of 2.
   struct NearIndex {
     static constexpr int kPowers = 40;
@@ -174,6 +213,8 @@ class KernelModel {
   std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors
   double multiprocessors_ = 1, per_multiprocessor_ = 1;
   double seconds_per_byte_ = 0, kernel_fixed_seconds_ = 0;
+  std::array<Memory, kMemorySlots> memory_{};
+  std::array<double, 2> half_head_dim_{};  // [backward]
 };
 
 }  // namespace orrery

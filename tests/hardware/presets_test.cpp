@@ -18,6 +18,9 @@ using ::testing::AllOf;
 using ::testing::Ge;
 using ::testing::Le;
 
+// A hardware thread of a host, measured: far from the figures of GPUs.
+bool is_cpu(const Device& device) { return device.architecture == "CPU"; }
+
 void expect_rate(double value, double least, double most, const std::string& what) {
   EXPECT_TRUE(std::isfinite(value)) << what;
   EXPECT_THAT(value, AllOf(Ge(least), Le(most))) << what;
@@ -40,6 +43,16 @@ TEST(Presets, EveryDeviceHasPlausibleFiguresAndASource) {
     EXPECT_EQ(d.name, name);
     EXPECT_GT(d.source.size(), 10u) << name;
     EXPECT_FALSE(d.vendor.empty() || d.architecture.empty()) << name;
+    ASSERT_FALSE(d.usual_nodes.empty()) << name;
+    for (const std::string& node : d.usual_nodes) EXPECT_NO_THROW(find_node(node)) << name;
+    if (is_cpu(d)) {
+      EXPECT_EQ(d.multiprocessors, 1) << name;
+      expect_rate(d.peak(Dtype::fp32), 1e9, 1e12, name);
+      expect_rate(d.memory_bytes, 1e8, 1e12, name);
+      expect_rate(d.memory_bytes_per_second, 1e9, 1e12, name);
+      expect_rate(d.pcie_bytes_per_second, 1e9, 1e11, name);
+      continue;
+    }
     for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8})
       expect_rate(d.peak(dtype), 1e11, 1e16, name);
     EXPECT_GE(d.peak(Dtype::fp8), d.peak(Dtype::bf16)) << name;
@@ -51,8 +64,6 @@ TEST(Presets, EveryDeviceHasPlausibleFiguresAndASource) {
     expect_rate(d.tdp_watts, 50, 2000, name);
     expect_rate(static_cast<double>(d.multiprocessors), 20, 400, name);
     EXPECT_EQ(d.scale_up_links == 0, d.scale_up_link_bytes_per_second == 0) << name;
-    ASSERT_FALSE(d.usual_nodes.empty()) << name;
-    for (const std::string& node : d.usual_nodes) EXPECT_NO_THROW(find_node(node)) << name;
   }
 }
 
@@ -69,6 +80,14 @@ TEST(Presets, EveryNodeHasPlausibleFiguresAndASource) {
     const Cluster c = read_cluster(json, {});
     EXPECT_EQ(c.nodes, 1);
     node = c.node;
+    if (is_cpu(c.device)) {
+      expect_rate(node.intra_bytes_per_second, 1e9, 1e11, name);
+      expect_rate(node.nic_bytes_per_second, 1e8, 1e11, name);
+      expect_rate(node.host_memory_bytes, 1e9, 4e13, name);
+      expect_rate(node.host_memory_bytes_per_second, 1e9, 1e12, name);
+      expect_rate(node.host_flops_per_second, 1e10, 1e14, name);
+      continue;
+    }
     if (node.devices > 1) expect_rate(node.intra_bytes_per_second, 1e10, 2e12, name);
     expect_rate(node.pair_bytes_per_second, node.intra == IntraFabric::direct_mesh ? 1e10 : 0, 1e12, name);
     expect_rate(node.pcie_bytes_per_second, 1e10, 5e11, name);

@@ -1,0 +1,249 @@
+// orrery calibrate: measures this machine's device and fits the calibration that predictions then go by.
+#include "realrun/calibrate/calibrate.h"
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <ctime>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "cli/calibrate_import.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "realrun/calibrate/write_json.h"
+#include "sim/base/error.h"
+#include "sim/hardware/presets.h"
+
+namespace orrery {
+namespace {
+
+struct Arguments {
+  std::string device = "cpu", output, journal, preset, device_output, budget;
+  bool quick = false, restart = false;
+};
+
+constexpr const char* kExamples = R"(Examples:
+  orrery calibrate                                 one thread of this CPU, about ten minutes
+  orrery calibrate --quick --output mine.json      a minute; rougher
+  orrery calibrate --device cuda --preset H200-SXM5-141GB
+  orrery simulate scenario.json --calibration mine.json
+  orrery run small-gpt --predict --calibration mine.json
+  orrery calibrate import all_reduce.log --cluster dgx-h100 --output nccl.json
+
+What was measured stands in a journal beside the output: a calibration that was interrupted goes on where it was, and
+one that is complete is fitted again without measuring.)";
+
+constexpr double kUsualBudget = 600, kQuickBudget = 60;
+
+// "10min", "90s", "1.5h", "45".
+double seconds_of(const std::string& text) {
+  const auto fail = [&] { throw InputError({"--budget", ""}, '"' + text + '"', "a time: 90s, 10min, 1h"); };
+  double number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !(number > 0) || !std::isfinite(number)) fail();
+  const std::string unit(rest, text.data() + text.size());
+  constexpr std::array<std::pair<const char*, double>, 6> kUnits{
+      {{"", 1}, {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"ms", 1e-3}}};
+  for (const auto& [name, seconds] : kUnits)
+    if (unit == name) return number * seconds;
+  fail();
+  return 0;
+}
+
+std::string time_text(double seconds) {
+  const auto whole = static_cast<std::int64_t>(std::max(0.0, seconds) + 0.5);
+  return fmt::format("{}:{:02}", whole / 60, whole % 60);
+}
+
+// A bar on a terminal, a line every tenth of the way elsewhere.
+class ProgressBar {
+ public:
+  ~ProgressBar() {
+    if (terminal_ && shown_) fmt::print(stderr, "\r\x1b[K");
+  }
+  void show(const CalibrationProgress& p) {
+    const double share =
+        std::max(static_cast<double>(p.done) / static_cast<double>(p.total), p.seconds / p.budget_seconds);
+    // At the pace so far, and not beyond the budget.
+    const double left = std::min(p.budget_seconds - p.seconds, p.seconds * (1 / std::max(share, 1e-9) - 1));
+    if (terminal_) {
+      constexpr std::size_t kWidth = 24;
+      const auto full = std::min(kWidth, static_cast<std::size_t>(share * kWidth));
+      fmt::print(stderr, "\r\x1b[K[{}{}] {} of {} points, {} left  {:.40}", std::string(full, '#'),
+                 std::string(kWidth - full, ' '), p.done, p.total, time_text(left), p.point);
+      shown_ = true;
+      return;
+    }
+    const auto tenth = static_cast<int>(10 * share);
+    if (tenth == last_tenth_) return;
+    last_tenth_ = tenth;
+    fmt::print(stderr, "{} of {} points, {} left\n", p.done, p.total, time_text(left));
+  }
+
+ private:
+  bool terminal_ = isatty(STDERR_FILENO) != 0, shown_ = false;
+  int last_tenth_ = 0;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+extern "C" void note_interrupt(int) { interrupted = 1; }
+
+class InterruptHandler {
+ public:
+  InterruptHandler() : before_(std::signal(SIGINT, note_interrupt)) { interrupted = 0; }
+  ~InterruptHandler() { std::signal(SIGINT, before_); }
+  InterruptHandler(const InterruptHandler&) = delete;
+  InterruptHandler& operator=(const InterruptHandler&) = delete;
+
+ private:
+  void (*before_)(int);
+};
+
+// The preset of a GPU, from the name its driver gives: "NVIDIA H100 80GB HBM3" is an H100.
+std::optional<Device> preset_of(const BackendFacts& facts) {
+  if (facts.kind == "cpu") return std::nullopt;
+  std::vector<std::string> words;
+  for (const std::string& word : CLI::detail::split(facts.device, ' ')) {
+    const bool memory = word.ends_with("GB") || word.starts_with("HBM");
+    if (word != "NVIDIA" && word != "GeForce" && !memory) words.push_back(word);
+  }
+  std::string plain = facts.device;
+  if (plain.starts_with("NVIDIA ")) plain.erase(0, std::string("NVIDIA ").size());
+  for (const std::string& name : {plain, CLI::detail::join(words, "-")}) {
+    try {
+      return find_device(name);
+    } catch (const InputError&) {  // no such preset
+    }
+  }
+  return std::nullopt;
+}
+
+std::string today() { return fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr))); }
+
+std::string device_preset(const Device& device, const std::string& text) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text).at("device");
+  json.erase("name");
+  if (device.architecture == "CPU") json["usual_nodes"] = {"cpu-host"};
+  return written_json({{device.name, std::move(json)}});
+}
+
+std::string report_of(const CalibrateResult& result, const Arguments& arguments) {
+  const CalibrationFit& fit = result.fit;
+  std::string text = fit_table(fit);
+  if (result.measured < result.planned)
+    text += fmt::format("\n{} of {} points measured: the time was up; run again to go on with the rest\n",
+                        result.measured, result.planned);
+  if (fit.device_is_measured)
+    text += fmt::format(
+        "\n{} has no preset: its rates are the highest that its kernels approach, {:.4g} FLOP/s in products and {:.4g} "
+        "bytes/s (caches included)\n",
+        fit.device.name, fit.device.peak(Dtype::fp32), fit.device.memory_bytes_per_second);
+  if (fit.calibration.host_processors > 1)
+    text += fmt::format("with all {} hardware threads busy a rank keeps {:.1f}% of its speed alone\n",
+                        fit.calibration.host_processors, 100 * fit.calibration.busy_share);
+  return text + fmt::format("\nwritten: {}\n", arguments.output);
+}
+
+MakeBackend backends(const std::string& device) {
+  if (device == "cuda") return [] { return make_cuda_backend(); };
+  return [] { return make_cpu_backend(); };
+}
+
+void run(Arguments arguments) {
+  const MakeBackend make_backend = backends(arguments.device);
+  const BackendFacts facts = make_backend()->facts();
+  CalibrateOptions options = options_for(facts);
+  options.preset = arguments.preset.empty() ? preset_of(facts) : find_device(arguments.preset, {"--preset", ""});
+  options.date = today();
+  options.restart = arguments.restart;
+  options.budget_seconds = !arguments.budget.empty() ? seconds_of(arguments.budget)
+                           : arguments.quick         ? kQuickBudget
+                                                     : kUsualBudget;
+  if (arguments.quick) options.passes = 1;
+  const std::string name = options.preset ? options.preset->name : device_name(facts);
+  if (arguments.output.empty()) arguments.output = name + ".json";
+  if (arguments.journal.empty()) {
+    std::string stem = arguments.output == "-" ? name : arguments.output;
+    if (stem.ends_with(".json")) stem.resize(stem.size() - std::string(".json").size());
+    arguments.journal = stem + ".points.jsonl";
+  }
+  options.journal = arguments.journal;
+  for (const std::string* path : {&arguments.journal, &arguments.device_output})
+    if (*path == arguments.output && *path != "-")
+      throw InputError({*path, ""}, "one file for several purposes", "a file of its own for each output");
+
+  // Opened before anything is measured: a path that cannot be written says so now.
+  OutputStream output(arguments.output);
+  std::optional<OutputStream> device_output;
+  if (!arguments.device_output.empty()) device_output.emplace(arguments.device_output);
+
+  CalibrateResult result;
+  {
+    ProgressBar bar;
+    const InterruptHandler handler;
+    options.progress = [&bar](const CalibrationProgress& p) { bar.show(p); };
+    options.interrupted = [] { return interrupted != 0; };
+    result = calibrate(make_backend, options);
+  }
+  if (result.interrupted)
+    throw DeviceError(fmt::format("interrupted: what was measured is in {}, and the same command goes on from there",
+                                  arguments.journal));
+  if (device_output && !result.fit.device_is_measured)
+    throw InputError({"--device-output", ""}, "a device with a preset", "a device whose rates were measured");
+  output.write(result.text);
+  output.commit();
+  if (device_output) {
+    device_output->write(device_preset(result.fit.device, result.text));
+    device_output->commit();
+  }
+  const std::string text = report_of(result, arguments);
+  if (arguments.output == "-") {
+    fmt::print(stderr, "{}", text);
+  } else {
+    print(text);
+  }
+}
+
+}  // namespace
+
+void add_calibrate(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "calibrate", "Measure kernels of this machine, and fit the calibration that predictions go by");
+  command->footer(kExamples);
+  command->require_subcommand(0, 1);
+  command->add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  const auto file = [&](const char* option, std::string& path, const char* text) {
+    command->add_option(option, path, text)->type_name("FILE");
+  };
+  file("--output", arguments->output, "The calibration [DEVICE.json]; - for standard output");
+  file("--journal", arguments->journal, "What was measured, point by point [beside the output: DEVICE.points.jsonl]");
+  command->add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
+      ->type_name("TIME");
+  command->add_flag("--quick", arguments->quick, "Once over the sweep, in a minute");
+  command->add_flag("--restart", arguments->restart, "Measure anew, without the points of an earlier journal");
+  command
+      ->add_option("--preset", arguments->preset,
+                   "The device's preset, whose peaks efficiencies are shares of [found by the device's name]")
+      ->type_name("DEVICE");
+  file("--device-output", arguments->device_output,
+       "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
+  add_calibrate_import(*command);
+  command->callback([command, arguments] {
+    if (command->get_subcommands().empty()) run(*arguments);
+  });
+}
+
+}  // namespace orrery

@@ -1,0 +1,88 @@
+#include "cli/calibrate_import.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/cluster_argument.h"
+#include "cli/output.h"
+#include "realrun/calibrate/collective_fit.h"
+#include "realrun/calibrate/nccl_log.h"
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+struct Arguments {
+  std::vector<std::string> logs;
+  std::string cluster, output = "collectives.json", curves;
+  LogOptions log;
+};
+
+constexpr const char* kExamples = R"(Examples:
+  all_reduce_perf -b 8 -e 8G -f 2 -g 8 >all_reduce.log
+  orrery calibrate import all_reduce.log all_gather.log --cluster dgx-h100 --output nccl.json
+  orrery calibrate import sixteen-nodes.json --cluster my-cluster.json --output nccl.json
+  orrery simulate scenario.json --calibration nccl.json
+
+Logs are what nccl-tests prints, or writes with -J. The cluster is the hardware that they ran on.)";
+
+void import(const Arguments& arguments) {
+  const Cluster cluster = read_cluster_argument(arguments.cluster);
+  std::vector<CollectiveCurve> curves;
+  for (const std::string& log : arguments.logs) curves.push_back(read_nccl_log(log, arguments.log));
+  const std::string method =
+      fmt::format("nccl-tests, {} columns", arguments.log.in_place ? "in-place" : "out-of-place");
+  std::string sources;
+  for (const CollectiveCurve& curve : curves) sources += (sources.empty() ? "" : ", ") + curve.source;
+  const CollectiveFit fit = fit_collectives(cluster, curves, sources);
+
+  if (!arguments.curves.empty() && arguments.curves == arguments.output)
+    throw InputError({arguments.curves, ""}, "one file for several purposes", "a file of its own for each output");
+  std::string fitted;
+  for (const std::string& name : fit.fitted) fitted += (fitted.empty() ? "" : ", ") + name;
+  Outputs outputs;
+  outputs.add(arguments.output,
+              collectives_text(fit, fmt::format("orrery calibrate import: {}; Huber fit in log space of {}; all other "
+                                                "parameters are those of the bundled calibration",
+                                                method, fitted)));
+  if (!arguments.curves.empty()) outputs.add(arguments.curves, curves_text(cluster, curves, method));
+  if (arguments.output != "-" && arguments.curves != "-") {
+    std::string text =
+        fmt::format("{:48} {:>6} {:>16} {:>16}\n", "curve", "points", "bundled: median", "fitted: median");
+    for (const CurveError& e : fit.errors)
+      text += fmt::format("{:48} {:>6} {:>15.1f}% {:>15.1f}%\n", e.id, e.points, 100 * e.before, 100 * e.after);
+    outputs.add("-", text + fmt::format("\nwritten: {}\n", arguments.output));
+  }
+  outputs.commit();
+}
+
+}  // namespace
+
+void add_calibrate_import(CLI::App& calibrate) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = calibrate.add_subcommand("import", "Fit collectives to logs of nccl-tests");
+  command->footer(kExamples);
+  command->add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J")->required();
+  command
+      ->add_option("--cluster", arguments->cluster,
+                   "Where they ran: a cluster, node or scenario, or the JSON file of one")
+      ->required();
+  command->add_option("--collective", arguments->log.collective,
+                      "Where a log does not say: all_reduce, all_gather, ...");
+  command->add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
+  command->add_option("--output", arguments->output, "The calibration; - for standard output")
+      ->type_name("FILE")
+      ->capture_default_str();
+  command
+      ->add_option("--curves", arguments->curves,
+                   "Also write the curves as results/published/collectives.json has them")
+      ->type_name("FILE");
+  command->callback([arguments] { import(*arguments); });
+}
+
+}  // namespace orrery

@@ -1,0 +1,78 @@
+#include "cli/title.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+namespace orrery {
+namespace {
+
+// "name value" of every field.
+class FieldTexts final : public FieldVisitor {
+ public:
+  struct Field {
+    std::string text, value;
+  };
+  std::vector<Field> fields;
+
+ protected:
+  void add(const char* name, const std::string& value) { fields.push_back({fmt::format("{} {}", name, value), value}); }
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    add(name, std::to_string(value));
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    add(name, fmt::format("{}", value));
+  }
+  void boolean(const char* name, bool& value, const char*) override {
+    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false"});
+  }
+  void text(const char* name, std::string& value, const char*) override { add(name, value); }
+  void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
+    add(name, fmt::format("{}", fmt::join(value, "+")));
+  }
+  void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
+    add(name, std::string(names[index]));
+  }
+};
+
+template <class Options>
+std::vector<FieldTexts::Field> texts_of(Options options) {
+  FieldTexts texts;
+  options.visit_fields(texts);
+  return std::move(texts.fields);
+}
+
+}  // namespace
+
+std::vector<std::string> title_of(const Scenario& scenario) {
+  const Cluster& cluster = scenario.cluster;
+  const auto named = [](const std::string& name, const char* otherwise) {
+    return name.empty() ? otherwise : name.c_str();
+  };
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format("{} on {} x {} ({} x {})", named(scenario.model.name, "an unnamed model"), cluster.nodes,
+                              named(cluster.node.name, "an unnamed node"), cluster.devices(),
+                              named(cluster.device.name, "an unnamed device")));
+  const Model& model = scenario.model;
+  const bool images = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
+  const std::int64_t length =
+      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+  lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
+                              scenario.workload.global_batch_size,
+                              images ? "images" : fmt::format("sequences of {} tokens", length),
+                              data_parallel_degree(scenario), micro_batches(scenario)));
+  const auto usual = texts_of(Plan{});
+  const auto chosen = texts_of(scenario.plan);
+  std::string line;
+  constexpr std::size_t kWidth = 100;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    if (chosen[i].value == usual[i].value) continue;
+    if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
+    line += (line.empty() ? "" : ", ") + chosen[i].text;
+  }
+  if (!line.empty()) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace orrery

@@ -1,0 +1,375 @@
+#include "realrun/calibrate/collective_fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "realrun/calibrate/least_squares.h"
+#include "realrun/calibrate/write_json.h"
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kLarge = 1 << 20;  // sizes that bandwidth decides, not latency
+constexpr double kSmallWeight = 0.5;
+constexpr double kPull = 0.01;  // towards the start, of a parameter's logarithm
+
+struct Free {
+  std::string name;
+  double* value;
+  double least, most;
+};
+
+// Bounds as fit_collectives.py has them: shares stay shares, latencies per step stay near the published constants.
+Free free_parameter(const std::string& name, double& value) {
+  double least = value / 20, most = 20 * value;
+  if (name == "ring_share") {
+    least = 0.05, most = 1;
+  } else if (name.find("share") != std::string::npos) {
+    least = value / 2, most = std::min(1.0, 2 * value);
+  } else if (name.find("step_seconds") != std::string::npos || name.find("fill") != std::string::npos) {
+    least = value / 4, most = 4 * value;
+  }
+  return {name, &value, least, most};
+}
+
+double seconds_of(const CollectiveModel& model, const CollectiveCurve& curve, double bytes) {
+  GroupSpan span;
+  span.ranks = curve.ranks;
+  span.nodes = curve.nodes;
+  span.ranks_per_node = curve.ranks / curve.nodes;
+  return model.cost(curve.kind, bytes, span).seconds;
+}
+
+constexpr std::array<const char*, 3> kProtocols{"simple", "ll128", "ll"};
+
+template <class Add>
+void add_protocols(const std::string& name, ByProtocol& values, bool ll128, const Add& add) {
+  for (std::size_t p = 0; p < values.size(); ++p)
+    if (values[p] > 0 && (p != 1 || ll128)) add(name + "." + kProtocols[p], values[p]);
+}
+
+class Fitter {
+ public:
+  Fitter(const Cluster& cluster, const std::vector<CollectiveCurve>& curves)
+      : cluster_(cluster), curves_(curves), calibration(find_collective_calibration(cluster)) {}
+
+  std::vector<double> log_errors(const std::vector<const CollectiveCurve*>& curves, bool weighted) const {
+    const CollectiveModel model(cluster_, calibration);
+    std::vector<double> errors;
+    for (const CollectiveCurve* curve : curves)
+      for (const CollectivePoint& p : curve->points) {
+        const double weight = weighted && p.bytes < kLarge ? kSmallWeight : 1;
+        errors.push_back(weight * std::log(seconds_of(model, *curve, p.bytes) / p.seconds));
+      }
+    return errors;
+  }
+
+  double median_error(const CollectiveCurve& curve, double least_bytes = 0) const {
+    const CollectiveModel model(cluster_, calibration);
+    std::vector<double> errors;
+    for (const CollectivePoint& p : curve.points)
+      if (p.bytes >= least_bytes) errors.push_back(std::fabs(seconds_of(model, curve, p.bytes) / p.seconds - 1));
+    return median(std::move(errors));
+  }
+
+  CollectiveResidual residual(const std::vector<const CollectiveCurve*>& curves) const {
+    const CollectiveModel model(cluster_, calibration);
+    CollectiveResidual r;
+    std::vector<double> all, large;
+    r.curves = static_cast<std::int64_t>(curves.size());
+    for (const CollectiveCurve* curve : curves)
+      for (const CollectivePoint& p : curve->points) {
+        all.push_back(std::fabs(seconds_of(model, *curve, p.bytes) / p.seconds - 1));
+        if (p.bytes >= kLarge) large.push_back(all.back());
+      }
+    r.points = static_cast<std::int64_t>(all.size());
+    r.points_from_1_mib = static_cast<std::int64_t>(large.size());
+    r.median_error = rounded(median(std::move(all)));
+    r.median_error_from_1_mib = rounded(median(std::move(large)));
+    return r;
+  }
+
+  std::vector<const CollectiveCurve*> curves_of(bool across_nodes) const {
+    std::vector<const CollectiveCurve*> chosen;
+    for (const CollectiveCurve& c : curves_)
+      if ((c.nodes > 1) == across_nodes) chosen.push_back(&c);
+    return chosen;
+  }
+
+  void fit(const std::vector<const CollectiveCurve*>& curves, std::vector<Free> free) {
+    std::vector<FitParameter> parameters;
+    std::vector<double> start;
+    for (const Free& f : free) {
+      start.push_back(*f.value);
+      parameters.push_back({f.name, std::clamp(*f.value, f.least, f.most), f.least, f.most});
+    }
+    const auto put = [&](const std::vector<double>& values) {
+      for (std::size_t i = 0; i < free.size(); ++i) *free[i].value = values[i];
+    };
+    const FitResult result = fit_least_squares(parameters, [&](const std::vector<double>& values) {
+      put(values);
+      std::vector<double> errors = log_errors(curves, true);
+      for (std::size_t i = 0; i < values.size(); ++i) errors.push_back(kPull * std::log(values[i] / start[i]));
+      return errors;
+    });
+    std::vector<double> values;
+    for (const double value : result.values) values.push_back(std::stod(fmt::format("{:.4g}", value)));
+    put(values);
+  }
+
+  static double rounded(double x) { return std::stod(fmt::format("{:.4f}", x)); }
+
+ private:
+  static double median(std::vector<double> values) {
+    if (values.empty()) return 0;
+    std::sort(values.begin(), values.end());
+    const std::size_t n = values.size();
+    return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+  }
+
+  const Cluster& cluster_;
+  const std::vector<CollectiveCurve>& curves_;
+
+ public:
+  CollectiveCalibration calibration;
+};
+
+bool has(const std::vector<const CollectiveCurve*>& curves, std::initializer_list<OpKind> kinds) {
+  return std::any_of(curves.begin(), curves.end(), [&](const CollectiveCurve* c) {
+    return std::find(kinds.begin(), kinds.end(), c->kind) != kinds.end();
+  });
+}
+
+constexpr std::initializer_list<OpKind> kRings{OpKind::all_reduce, OpKind::all_gather, OpKind::reduce_scatter,
+                                               OpKind::broadcast, OpKind::reduce};
+
+// Those that the curves say something about.
+std::vector<Free> free_of_node(const Cluster& cluster, const std::vector<const CollectiveCurve*>& curves,
+                               IntraCalibration& c) {
+  std::vector<Free> free;
+  const auto add = [&](const std::string& name, double& value) {
+    if (value > 0) free.push_back(free_parameter(name, value));
+  };
+  if (has(curves, kRings)) {
+    add("ring_share", c.ring_share);
+    if (cluster.node.intra == IntraFabric::pcie || cluster.node.intra == IntraFabric::nvlink_pairs)
+      add("host_bridge_share", c.host_bridge_share);
+    add_protocols("base_seconds", c.base_seconds, c.ll128, add);
+    add_protocols("step_seconds", c.step_seconds, c.ll128, add);
+  }
+  if (has(curves, {OpKind::all_to_all})) {
+    add("all_to_all_share", c.all_to_all_share);
+    add_protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, false, add);
+  }
+  if (has(curves, {OpKind::ring_shift})) {
+    add("send_share", c.send_share);
+    add_protocols("send_base_seconds", c.send_base_seconds, false, add);
+  }
+  if (has(curves, {OpKind::all_reduce}) && cluster.node.in_switch_reduction) {
+    add("nvls_share", c.nvls_share);
+    add("nvls_seconds", c.nvls_seconds);
+    add("nvls_fill_seconds", c.nvls_fill_seconds);
+    add("nvls_fill_bytes", c.nvls_fill_bytes);
+  }
+  return free;
+}
+
+std::vector<Free> free_of_network(const std::vector<const CollectiveCurve*>& curves, InterCalibration& c) {
+  std::vector<Free> free;
+  const auto add = [&](const std::string& name, double& value) {
+    if (value > 0) free.push_back(free_parameter(name, value));
+  };
+  if (has(curves, kRings)) {
+    add("ring_share", c.ring_share);
+    add("ring_fill_seconds", c.ring_fill_seconds);
+    add("ring_fill_bytes", c.ring_fill_bytes);
+    add_protocols("ring_step_seconds", c.ring_step_seconds, c.ll128, add);
+    add("ll_share", c.ll_share);
+  }
+  if (has(curves, {OpKind::all_reduce})) {
+    add("tree_share", c.tree_share);
+    add("tree_fill_seconds", c.tree_fill_seconds);
+    add("tree_fill_bytes", c.tree_fill_bytes);
+    add_protocols("tree_step_seconds", c.tree_step_seconds, c.ll128, add);
+  }
+  if (has(curves, {OpKind::all_to_all})) {
+    add("all_to_all_share", c.all_to_all_share);
+    add_protocols("send_step_seconds", c.send_step_seconds, false, add);
+  }
+  add_protocols("base_seconds", c.base_seconds, c.ll128, add);
+  return free;
+}
+
+Json json_of(const ByProtocol& values, bool all = true) {
+  Json json{{"simple", values[0]}};
+  if (all) json["ll128"] = values[1];
+  json["ll"] = values[2];
+  return json;
+}
+
+Json json_of(const CollectiveResidual& r) {
+  return {{"curves", r.curves},
+          {"points", r.points},
+          {"median_error", r.median_error},
+          {"points_from_1_mib", r.points_from_1_mib},
+          {"median_error_from_1_mib", r.median_error_from_1_mib}};
+}
+
+Json json_of(const IntraCalibration& c) {
+  return {{"ring_share", c.ring_share},
+          {"local_steps", c.local_steps},
+          {"all_to_all_share", c.all_to_all_share},
+          {"send_share", c.send_share},
+          {"host_bridge_share", c.host_bridge_share},
+          {"protocol_share", json_of(c.protocol_share)},
+          {"tree_share", json_of(c.tree_share)},
+          {"ll128", c.ll128},
+          {"ll_bytes_per_second", c.ll_bytes_per_second},
+          {"base_seconds", json_of(c.base_seconds)},
+          {"step_seconds", json_of(c.step_seconds)},
+          {"send_base_seconds", json_of(c.send_base_seconds, false)},
+          {"all_to_all_base_seconds", json_of(c.all_to_all_base_seconds, false)},
+          {"send_step_seconds", c.send_step_seconds},
+          {"nvls_share", c.nvls_share},
+          {"nvls_network_share", c.nvls_network_share},
+          {"nvls_rank_seconds", c.nvls_rank_seconds},
+          {"nvls_least_ranks", c.nvls_least_ranks},
+          {"nvls_seconds", c.nvls_seconds},
+          {"nvls_fill_seconds", c.nvls_fill_seconds},
+          {"nvls_fill_bytes", c.nvls_fill_bytes},
+          {"nvls_channels", c.nvls_channels},
+          {"network_base_seconds", c.network_base_seconds}};
+}
+
+Json json_of(const InterCalibration& c) {
+  return {{"ring_share", c.ring_share},
+          {"tree_share", c.tree_share},
+          {"all_to_all_share", c.all_to_all_share},
+          {"ll128", c.ll128},
+          {"ll_share", c.ll_share},
+          {"base_seconds", json_of(c.base_seconds)},
+          {"ring_step_seconds", json_of(c.ring_step_seconds)},
+          {"tree_step_seconds", json_of(c.tree_step_seconds)},
+          {"send_step_seconds", json_of(c.send_step_seconds, false)},
+          {"ring_fill_seconds", c.ring_fill_seconds},
+          {"ring_fill_bytes", c.ring_fill_bytes},
+          {"tree_fill_seconds", c.tree_fill_seconds},
+          {"tree_fill_bytes", c.tree_fill_bytes},
+          {"included_latency_seconds", c.included_latency_seconds}};
+}
+
+}  // namespace
+
+CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<CollectiveCurve>& curves,
+                              const std::string& source) {
+  for (const CollectiveCurve& curve : curves)
+    if (curve.nodes > cluster.nodes || curve.ranks / curve.nodes > cluster.node.devices)
+      throw InputError({curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
+                       fmt::format("at most the {} nodes of {} devices of the cluster that was given", cluster.nodes,
+                                   cluster.node.devices));
+  Fitter fitter(cluster, curves);
+  CollectiveFit result;
+  for (const CollectiveCurve& curve : curves)
+    result.errors.push_back({curve.id, static_cast<std::int64_t>(curve.points.size()), fitter.median_error(curve), 0});
+
+  if (const auto within = fitter.curves_of(false); !within.empty()) {
+    const std::vector<Free> free = free_of_node(cluster, within, fitter.calibration.intra);
+    fitter.fit(within, free);
+    for (const Free& f : free) result.fitted.push_back("node: " + f.name);
+    result.classes.node_classes.push_back(
+        {.name = fmt::format("{} measured", cluster.device.architecture),
+         .source = source,
+         .architectures = {cluster.device.architecture},
+         .fabrics = {std::string(kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)])},
+         .least_devices = 1,
+         .parameters = fitter.calibration.intra,
+         .residual = fitter.residual(within)});
+  }
+  if (const auto across = fitter.curves_of(true); !across.empty()) {
+    const std::vector<Free> free = free_of_network(across, fitter.calibration.inter);
+    fitter.fit(across, free);
+    for (const Free& f : free) result.fitted.push_back("network: " + f.name);
+    std::string word = cluster.fabric.name;
+    std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+    result.classes.network_classes.push_back({.name = fmt::format("{} measured", cluster.fabric.name),
+                                              .source = source,
+                                              .words = {word},
+                                              .parameters = fitter.calibration.inter,
+                                              .residual = fitter.residual(across)});
+  }
+  for (std::size_t i = 0; i < curves.size(); ++i) result.errors[i].after = fitter.median_error(curves[i]);
+  return result;
+}
+
+nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::string& method) {
+  Json json{{"description", "Rates and latencies of collectives, measured by a user."}, {"method", method}};
+  Json& nodes = json["node_classes"] = Json::array();
+  for (const IntraClass& c : fit.classes.node_classes)
+    nodes.push_back({{"name", c.name},
+                     {"architectures", c.architectures},
+                     {"fabrics", c.fabrics},
+                     {"least_devices", c.least_devices},
+                     {"source", c.source},
+                     {"parameters", json_of(c.parameters)},
+                     {"residual", json_of(c.residual)}});
+  Json& networks = json["network_classes"] = Json::array();
+  for (const InterClass& c : fit.classes.network_classes)
+    networks.push_back({{"name", c.name},
+                        {"words", c.words},
+                        {"source", c.source},
+                        {"parameters", json_of(c.parameters)},
+                        {"residual", json_of(c.residual)}});
+  return json;
+}
+
+std::string collectives_text(const CollectiveFit& fit, const std::string& method) {
+  return written_json(collectives_json(fit, method));
+}
+
+std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurve>& curves, const std::string& method) {
+  const Node& node = cluster.node;
+  const std::string system = node.name.empty() ? "measured" : node.name;
+  Json json{{"description", "Measured time of collectives (nccl-tests and the like)."},
+            {"units", "points: [bytes, microseconds]; systems: bytes per second, one direction"}};
+  json["systems"][system] = {{"gpu", cluster.device.name},
+                             {"architecture", cluster.device.architecture},
+                             {"intra", kIntraFabricNames[static_cast<std::size_t>(node.intra)]},
+                             {"devices_per_node", node.devices},
+                             {"intra_bytes_per_second", node.intra_bytes_per_second},
+                             {"pair_bytes_per_second", node.pair_bytes_per_second},
+                             {"in_switch_reduction", node.in_switch_reduction},
+                             {"pcie_bytes_per_second", node.pcie_bytes_per_second},
+                             {"devices_per_pcie_switch", node.devices_per_pcie_switch},
+                             {"nics", node.nics},
+                             {"nic_bytes_per_second", node.nic_bytes_per_second},
+                             {"fabric", kFabricKindNames[static_cast<std::size_t>(cluster.fabric.kind)]},
+                             {"network", cluster.fabric.name}};
+  Json& list = json["curves"] = Json::array();
+  for (const CollectiveCurve& c : curves) {
+    Json points = Json::array();
+    for (const CollectivePoint& p : c.points)
+      points.push_back({p.bytes, std::stod(fmt::format("{:.6g}", 1e6 * p.seconds))});
+    list.push_back({{"id", c.id},
+                    {"source", c.source},
+                    {"method", method},
+                    {"system", system},
+                    {"collective", c.collective},
+                    {"ranks", c.ranks},
+                    {"nodes", c.nodes},
+                    {"algorithm", "automatic"},
+                    {"dtype", c.dtype},
+                    {"points", std::move(points)}});
+  }
+  return written_json(json);
+}
+
+}  // namespace orrery

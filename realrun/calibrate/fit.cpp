@@ -1,0 +1,598 @@
+#include "realrun/calibrate/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "realrun/calibrate/collective_fit.h"
+#include "realrun/calibrate/least_squares.h"
+#include "realrun/calibrate/write_json.h"
+#include "sim/base/error.h"
+#include "sim/program/work.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<Dtype, 3> kFittedDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16};
+constexpr std::size_t kDtypes = 7;
+constexpr double kNothing = 1e-9;  // a bound that stands for zero, of parameters around 1
+
+struct Measured {
+  const SweepPoint* point;
+  double seconds;
+};
+using Points = std::vector<Measured>;
+
+std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dtype); }
+
+// Lists of tiles to choose from. One processor: a single tile, where partly filled register blocks cost what full ones
+// do. A device of many: those of fit_published.py.
+std::vector<std::vector<MatmulTile>> tile_lists(std::int64_t multiprocessors) {
+  if (multiprocessors == 1) return {{{1, 1}}, {{4, 4}}, {{8, 4}}, {{4, 8}}, {{16, 8}}, {{16, 16}}, {{32, 8}}};
+  return {{{256, 128}, {128, 256}, {256, 64}, {64, 256}, {64, 64}},
+          {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128}, {64, 64}},
+          {{128, 128}, {64, 64}},
+          {{128, 128}}};
+}
+
+class Fitter {
+ public:
+  Fitter(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
+    for (const SweepPoint& p : points)
+      if (const auto found = measured.find(p.id); found != measured.end())
+        groups_[p.group].push_back({&p, found->second.seconds});
+  }
+
+  const Points& group(const std::string& name) const {
+    static const Points none;
+    const auto found = groups_.find(name);
+    return found == groups_.end() ? none : found->second;
+  }
+  const std::map<std::string, Points>& groups() const { return groups_; }
+
+  std::vector<double> log_errors(const Points& points) const {
+    const KernelModel model(device, calibration);
+    std::vector<double> errors;
+    for (const Measured& m : points)
+      errors.push_back(std::log(model.cost(m.point->op, m.point->tensors).seconds / m.seconds));
+    return errors;
+  }
+
+  // Fits what `put` sets from the parameters, first without the held-out points, then to all.
+  CurveFit fit(const std::string& name, const Points& points, const std::vector<FitParameter>& parameters,
+               const std::function<void(const std::vector<double>&)>& put) {
+    Points kept, held_out;
+    for (const Measured& m : points) (m.point->held_out ? held_out : kept).push_back(m);
+    const auto to = [&](const Points& these) {
+      return fit_least_squares(parameters, [&](const std::vector<double>& values) {
+        put(values);
+        return log_errors(these);
+      });
+    };
+    CurveFit curve;
+    curve.name = name;
+    if (!held_out.empty() && kept.size() > parameters.size()) {
+      put(to(kept).values);
+      curve.held_out = residual_of(log_errors(held_out));
+    }
+    const FitResult all = to(points);
+    std::vector<double> rounded = all.values;
+    for (double& value : rounded) value = round(value);
+    put(rounded);
+    curve.residual = residual_of(log_errors(points));
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      curve.parameters.push_back({parameters[i].name, rounded[i], all.factor_95[i]});
+    loss_ = all.loss;
+    return curve;
+  }
+  double loss() const { return loss_; }
+
+  // As the file states it; next to nothing is nothing.
+  static double round(double value) {
+    constexpr double kVanishes = 1e-15;
+    return value <= kVanishes ? 0 : std::stod(fmt::format("{:.4g}", value));
+  }
+
+  Device device;
+  Calibration calibration;
+
+ private:
+  std::map<std::string, Points> groups_;
+  double loss_ = 0;
+};
+
+// The measured device before anything is fitted: rates no kernel reaches, which become those of the fit afterwards.
+double best_rate(const Fitter& fitter, Dtype dtype) {
+  double best = 0;
+  for (const Measured& m : fitter.group(fmt::format("matmul {}", name_of(dtype))))
+    best = std::max(best, flops(m.point->op, m.point->tensors) / m.seconds);
+  return best;
+}
+
+double best_byte_rate(const Fitter& fitter) {
+  double best = 0;
+  for (const auto& [name, points] : fitter.groups())
+    for (const Measured& m : points)
+      if (name.starts_with("memory ")) best = std::max(best, bytes(m.point->op, m.point->tensors) / m.seconds);
+  return best;
+}
+
+// Of the largest copy, which no cache holds.
+double copy_rate(const Fitter& fitter) {
+  double largest = 0, rate = 0;
+  for (const char* kind : {"copy copy_to_device", "copy copy_to_host"})
+    for (const Measured& m : fitter.group(kind)) {
+      const double size = bytes(m.point->op, m.point->tensors);
+      if (size < largest) continue;
+      largest = size;
+      rate = size / m.seconds;
+    }
+  return rate;
+}
+
+std::string vendor_of(const std::string& device) {
+  for (const char* vendor : {"AMD", "Intel", "NVIDIA", "ARM", "Apple", "Ampere"})
+    if (device.find(vendor) != std::string::npos) return vendor;
+  return "unknown";
+}
+
+void describe_measured_device(Fitter& fitter, const BackendFacts& facts) {
+  constexpr double kBeyond = 4;
+  Device& d = fitter.device;
+  d.name = device_name(facts);
+  d.vendor = vendor_of(facts.device);
+  const bool cpu = facts.kind == "cpu";
+  d.architecture = cpu ? "CPU" : d.vendor;
+  d.multiprocessors = cpu ? 1 : facts.processors;
+  d.memory_bytes =
+      cpu ? facts.memory_bytes / static_cast<double>(std::max<std::int64_t>(facts.processors, 1)) : facts.memory_bytes;
+  for (const Dtype dtype : kFittedDtypes) d.peak_flops_per_second[index_of(dtype)] = kBeyond * best_rate(fitter, dtype);
+  d.vector_flops_per_second = d.peak(Dtype::fp32);
+  d.memory_bytes_per_second = kBeyond * best_byte_rate(fitter);
+  d.pcie_bytes_per_second = Fitter::round(copy_rate(fitter));
+}
+
+void fit_matmul(Fitter& fitter, Dtype dtype, CalibrationFit& result) {
+  const std::string name = fmt::format("matmul {}", name_of(dtype));
+  const Points& points = fitter.group(name);
+  const bool one = fitter.device.multiprocessors == 1;
+  std::vector<FitParameter> parameters{{"efficiency", 0.25, 1e-3, 1},
+                                       {"half_k", one ? 8.0 : 200.0, 1e-3, 2000},
+                                       {"memory_efficiency", 0.5, 1e-3, 1},
+                                       {"overlap_loss", 0.5, kNothing, 1},
+                                       {"fixed_seconds", one ? 1e-6 : 3e-6, 1e-9, 1e-4}};
+  if (!one) {
+    parameters.push_back({"operand_cost", 4, kNothing, 200});
+    parameters.push_back({"split_k", 200, 1, 5000});
+    parameters.push_back({"sustained_efficiency", 0.2, 1e-3, 1});
+    parameters.push_back({"sustained_seconds", 1e-3, 1e-5, 0.1});
+  }
+  if (points.size() < parameters.size() + 1) {
+    result.missing.push_back(name);
+    return;
+  }
+  MatmulCurve best;
+  CurveFit best_fit;
+  double least = 0;
+  constexpr double kWorthMoreTiles = 0.98;  // of the loss: a longer list must earn its place
+  for (const auto& tiles : tile_lists(fitter.device.multiprocessors)) {
+    MatmulCurve& curve = fitter.calibration.matmul[index_of(dtype)];
+    curve.tiles = tiles;
+    CurveFit fit = fitter.fit(name, points, parameters, [&](const std::vector<double>& v) {
+      curve.efficiency = v[0], curve.half_k = v[1], curve.memory_efficiency = v[2], curve.overlap_loss = v[3];
+      curve.fixed_seconds = v[4];
+      if (v.size() == 5) return;
+      curve.operand_cost = v[5], curve.split_k = v[6], curve.sustained_efficiency = v[7],
+      curve.sustained_seconds = v[8];
+    });
+    if (!best.tiles.empty() && fitter.loss() > kWorthMoreTiles * least) continue;
+    least = fitter.loss();
+    best = curve;
+    best_fit = std::move(fit);
+  }
+  best.residual = best_fit.residual;
+  best.measured = true;
+  fitter.calibration.matmul[index_of(dtype)] = best;
+  result.curves.push_back(std::move(best_fit));
+}
+
+void fit_attention(Fitter& fitter, Dtype dtype, CalibrationFit& result) {
+  const std::string name = fmt::format("attention {}", name_of(dtype));
+  const Points& points = fitter.group(name);
+  const bool one = fitter.device.multiprocessors == 1;
+  std::vector<FitParameter> parameters{
+      {"forward_efficiency", 0.1, 1e-4, 1},       {"backward_efficiency", 0.1, 1e-4, 1},
+      {"half_sequence", 10, 1e-3, 5000},          {"half_head_dim", 30, 1e-3, 3000},
+      {"backward_half_head_dim", 30, 1e-3, 3000}, {"masked_share", 0.5, kNothing, 1},
+      {"fixed_seconds", 2e-6, 1e-9, 1e-4}};
+  if (!one) {
+    parameters.push_back({"forward_last_wave", 0.5, kNothing, 4});
+    parameters.push_back({"backward_last_wave", 0.5, kNothing, 4});
+  }
+  if (points.size() < parameters.size() + 1) {
+    result.missing.push_back(name);
+    return;
+  }
+  AttentionCurve& curve = fitter.calibration.attention;
+  curve.name = "measured";
+  CurveFit fit = fitter.fit(name, points, parameters, [&](const std::vector<double>& v) {
+    curve.forward_efficiency = v[0], curve.backward_efficiency = v[1], curve.half_sequence = v[2];
+    curve.half_head_dim = v[3], curve.backward_half_head_dim = v[4], curve.masked_share = v[5];
+    curve.fixed_seconds = v[6];
+    if (v.size() > 7) curve.forward_last_wave = v[7], curve.backward_last_wave = v[8];
+  });
+  curve.residual = fit.residual;
+  result.curves.push_back(std::move(fit));
+}
+
+const std::vector<FitParameter>& memory_parameters() {
+  static const std::vector<FitParameter> parameters{{"efficiency", 0.1, 1e-5, 1}, {"fixed_seconds", 1e-6, 1e-9, 1e-3}};
+  return parameters;
+}
+
+// What stands for kinds without numbers of their own: plain streams.
+Points streams_of(const Fitter& fitter) {
+  Points streams;
+  for (const char* kind : {"memory add", "memory multiply", "memory cast"})
+    streams.insert(streams.end(), fitter.group(kind).begin(), fitter.group(kind).end());
+  return streams;
+}
+
+void fit_memory(Fitter& fitter, CalibrationFit& result) {
+  const Points streams = streams_of(fitter);
+  if (streams.size() <= memory_parameters().size())
+    throw InputError({}, fmt::format("{} points of memory-bound kernels", streams.size()),
+                     "more of the sweep: a longer --budget");
+  CurveFit common = fitter.fit("memory", streams, memory_parameters(), [&](const std::vector<double>& v) {
+    fitter.calibration.memory_efficiency = v[0];
+    fitter.calibration.kernel_fixed_seconds = v[1];
+  });
+  fitter.calibration.memory_residual = common.residual;
+  result.curves.push_back(std::move(common));
+
+  std::vector<MemoryCurve> kinds;
+  for (const auto& [group, points] : fitter.groups()) {
+    constexpr std::string_view kPrefix = "memory ";
+    if (!group.starts_with(kPrefix)) continue;
+    if (points.size() <= memory_parameters().size()) {
+      result.missing.push_back(group);
+      continue;
+    }
+    fitter.calibration.memory_kinds = {{.name = group.substr(kPrefix.size()), .residual = {}}};
+    MemoryCurve& curve = fitter.calibration.memory_kinds.front();
+    CurveFit fit = fitter.fit(group, points, memory_parameters(), [&](const std::vector<double>& v) {
+      curve.efficiency = v[0];
+      curve.fixed_seconds = v[1];
+    });
+    curve.residual = fit.residual;
+    kinds.push_back(curve);
+    result.curves.push_back(std::move(fit));
+  }
+  fitter.calibration.memory_kinds = std::move(kinds);
+}
+
+// The rates of a device that was measured, and not described, are the highest that its kernels approach; efficiencies
+// are then shares of them.
+void state_measured_rates(Fitter& fitter) {
+  Device& d = fitter.device;
+  Calibration& c = fitter.calibration;
+  const auto rescale_to = [](double& rate, double highest, const std::vector<double*>& shares) {
+    if (highest <= 0) return;
+    const double stated = std::stod(fmt::format("{:.3g}", 1.005 * highest));  // rounded, and not below
+    for (double* share : shares) *share = std::min(1.0, Fitter::round(*share * rate / stated));
+    rate = stated;
+  };
+  for (const Dtype dtype : kFittedDtypes) {
+    double& peak = d.peak_flops_per_second[index_of(dtype)];
+    if (peak <= 0) continue;
+    MatmulCurve& curve = c.matmul[index_of(dtype)];
+    std::vector<double*> shares{&curve.efficiency, &curve.sustained_efficiency};
+    const bool of_attention = d.peak(Dtype::bf16) == peak;
+    if (of_attention) shares.insert(shares.end(), {&c.attention.forward_efficiency, &c.attention.backward_efficiency});
+    double highest = std::max(curve.efficiency * peak, best_rate(fitter, dtype));
+    if (of_attention)
+      highest = std::max({highest, c.attention.forward_efficiency * peak, c.attention.backward_efficiency * peak});
+    rescale_to(peak, highest, shares);
+  }
+  d.vector_flops_per_second = d.peak(Dtype::fp32);
+  std::vector<double*> shares{&c.memory_efficiency};
+  for (MatmulCurve& curve : c.matmul) shares.push_back(&curve.memory_efficiency);
+  double highest = 0;
+  for (MemoryCurve& curve : c.memory_kinds) {
+    shares.push_back(&curve.efficiency);
+    // Pooling may read one token of a sequence; its bytes are those of all.
+    if (curve.name != name_of(OpKind::pool)) highest = std::max(highest, curve.efficiency * d.memory_bytes_per_second);
+  }
+  highest = std::max(highest, c.memory_efficiency * d.memory_bytes_per_second);
+  for (const MatmulCurve& curve : c.matmul)
+    if (curve.measured) highest = std::max(highest, curve.memory_efficiency * d.memory_bytes_per_second);
+  rescale_to(d.memory_bytes_per_second, highest, shares);
+  if (d.pcie_bytes_per_second <= 0) d.pcie_bytes_per_second = d.memory_bytes_per_second;  // cut off before any copy
+}
+
+// Speed of a rank while all hardware threads are busy, over its speed alone: the geometric mean over the points that
+// were measured both ways; 1 without any.
+double busy_share(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
+  double logs = 0;
+  int both = 0;
+  for (const SweepPoint& p : points) {
+    const auto alone = measured.find(p.id), busy = measured.find(busy_id(p.id));
+    if (alone == measured.end() || busy == measured.end()) continue;
+    logs += std::log(alone->second.seconds / busy->second.seconds);
+    ++both;
+  }
+  return both == 0 ? 1 : std::min(1.0, Fitter::round(std::exp(logs / both)));
+}
+
+// Efficiencies have changed with the rates: parameters and residuals as the file will state them.
+void state_again(Fitter& fitter, CalibrationFit& result) {
+  Calibration& c = fitter.calibration;
+  for (CurveFit& curve : result.curves) {
+    const auto set = [&](const char* name, double value) {
+      for (FittedParameter& p : curve.parameters)
+        if (p.name == name) p.value = value;
+    };
+    if (curve.name == "memory") {
+      const std::vector<MemoryCurve> kinds = std::exchange(c.memory_kinds, {});
+      curve.residual = residual_of(fitter.log_errors(streams_of(fitter)));
+      c.memory_kinds = kinds;
+      set("efficiency", c.memory_efficiency);
+      c.memory_residual = curve.residual;
+      continue;
+    }
+    curve.residual = residual_of(fitter.log_errors(fitter.group(curve.name)));
+    for (const Dtype dtype : kFittedDtypes) {
+      if (curve.name != fmt::format("matmul {}", name_of(dtype))) continue;
+      MatmulCurve& matmul = c.matmul[index_of(dtype)];
+      set("efficiency", matmul.efficiency);
+      set("memory_efficiency", matmul.memory_efficiency);
+      set("sustained_efficiency", matmul.sustained_efficiency);
+      matmul.residual = curve.residual;
+    }
+    if (curve.name.starts_with("attention ")) {
+      set("forward_efficiency", c.attention.forward_efficiency);
+      set("backward_efficiency", c.attention.backward_efficiency);
+      c.attention.residual = curve.residual;
+    }
+    for (MemoryCurve& kind : c.memory_kinds)
+      if (curve.name == "memory " + kind.name) {
+        set("efficiency", kind.efficiency);
+        kind.residual = curve.residual;
+      }
+  }
+}
+
+Json json_of(const Residual& r) {
+  const auto four = [](double x) { return std::stod(fmt::format("{:.4f}", x)); };
+  return {{"points", r.points},
+          {"median", four(r.median)},
+          {"percentile_90", four(r.percentile_90)},
+          {"geometric_std", four(r.geometric_std)},
+          {"bias", four(r.bias)}};
+}
+
+class DeviceFields final : public FieldVisitor {
+ public:
+  Json json = Json::object();
+
+ protected:
+  void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
+    if (value != 0) json[name] = value;
+  }
+  void number(const char* name, double& value, NumberRange, const char*) override {
+    if (value != 0) json[name] = value;
+  }
+  void boolean(const char* name, bool& value, const char*) override {
+    if (value) json[name] = value;
+  }
+  void text(const char* name, std::string& value, const char*) override {
+    if (!value.empty()) json[name] = value;
+  }
+  void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override {}
+  void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override {}
+};
+
+}  // namespace
+
+std::string device_name(const BackendFacts& facts) {
+  std::string name;
+  std::istringstream words(facts.device);
+  for (std::string word; words >> word;) {
+    for (const std::string_view mark : {"(R)", "(TM)", "(r)", "(tm)"})
+      if (const std::size_t at = word.find(mark); at != std::string::npos) word.erase(at, mark.size());
+    if (word.empty() || word == "CPU" || word == "@" || word == "Processor") continue;
+    std::replace(word.begin(), word.end(), '/', '-');
+    name += (name.empty() ? "" : "-") + word;
+  }
+  return name.empty() ? "unknown-device" : name;
+}
+
+std::string busy_id(const std::string& id) { return "busy: " + id; }
+
+Residual residual_of(const std::vector<double>& log_errors) {
+  Residual r;
+  r.points = static_cast<std::int64_t>(log_errors.size());
+  if (log_errors.empty()) return r;
+  std::vector<double> errors;
+  double sum = 0, squares = 0;
+  for (const double e : log_errors) {
+    errors.push_back(std::fabs(std::expm1(e)));
+    sum += e;
+    squares += e * e;
+  }
+  std::sort(errors.begin(), errors.end());
+  const std::size_t n = errors.size();
+  r.median = n % 2 == 1 ? errors[n / 2] : (errors[n / 2 - 1] + errors[n / 2]) / 2;
+  r.percentile_90 = errors[std::min(n - 1, n * 9 / 10)];
+  r.geometric_std = std::expm1(std::sqrt(squares / static_cast<double>(n)));
+  r.bias = std::expm1(sum / static_cast<double>(n));
+  return r;
+}
+
+CalibrationFit fit_calibration(const std::vector<SweepPoint>& points,
+                               const std::map<std::string, Measurement>& measured, const BackendFacts& facts,
+                               const std::optional<Device>& preset) {
+  Fitter fitter(points, measured);
+  CalibrationFit result;
+  result.device_is_measured = !preset.has_value();
+  if (preset) {
+    fitter.device = *preset;
+  } else {
+    describe_measured_device(fitter, facts);
+  }
+  fitter.calibration.name = fitter.device.name;
+  MatmulCurve none;
+  none.tiles = {{1, 1}};
+  none.measured = false;
+  fitter.calibration.matmul.assign(kDtypes, none);
+
+  for (const Dtype dtype : kFittedDtypes)
+    if (!fitter.group(fmt::format("matmul {}", name_of(dtype))).empty()) fit_matmul(fitter, dtype, result);
+  if (result.curves.empty())
+    throw InputError({}, fmt::format("{} measured points", measured.size()),
+                     "more products to fit a curve to: a longer --budget");
+  fit_memory(fitter, result);
+  // One attention curve for all types: bf16's where the device has them.
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32})
+    if (!fitter.group(fmt::format("attention {}", name_of(dtype))).empty()) {
+      fit_attention(fitter, dtype, result);
+      break;
+    }
+  if (result.device_is_measured) {
+    state_measured_rates(fitter);
+    state_again(fitter, result);
+  }
+
+  Calibration& c = fitter.calibration;
+  std::set<std::array<std::int64_t, 2>> sequences;
+  for (const auto& [group, measured_points] : fitter.groups())
+    for (const Measured& m : measured_points) {
+      const Op& op = m.point->op;
+      if (is_matmul(op.kind)) {
+        const GemmShape s = gemm_shape(op, m.point->tensors);
+        c.measured_shapes.push_back({op.compute_dtype, s.m, s.n, s.k});
+      } else if (is_attention(op.kind)) {
+        const AttentionShape s = attention_shape(op, m.point->tensors);
+        sequences.insert({s.keys, s.head_dim});
+      }
+    }
+  for (const auto& [sequence, head_dim] : sequences) c.measured_attention.push_back({sequence, head_dim});
+  c.attention_kernels = {c.attention};
+  if (facts.kind == "cpu") {
+    c.host_processors = std::max<std::int64_t>(facts.processors, 1);
+    c.busy_share = busy_share(points, measured);
+  }
+  result.calibration = std::move(fitter.calibration);
+  result.device = std::move(fitter.device);
+  return result;
+}
+
+std::string calibration_text(const CalibrationFit& fit, const std::string& source, const std::string& date,
+                             const std::string& method) {
+  const Calibration& c = fit.calibration;
+  Json json{{"name", c.name}, {"date", date}, {"source", source}, {"method", method}};
+  if (!c.note.empty()) json["note"] = c.note;
+  if (c.host_processors > 0) json["host"] = {{"processors", c.host_processors}, {"busy_share", c.busy_share}};
+  Json& relative = json["relative_to"] = Json::object();
+  for (const Dtype dtype : kFittedDtypes)
+    if (c.matmul[index_of(dtype)].measured) relative[name_of(dtype)] = fit.device.peak(dtype);
+  relative["memory"] = fit.device.memory_bytes_per_second;
+  relative["multiprocessors"] = fit.device.multiprocessors;
+  if (fit.device_is_measured) {
+    DeviceFields fields;
+    Device device = fit.device;
+    device.source = source;
+    device.visit_fields(fields);
+    json["device"] = std::move(fields.json);
+  }
+  Json& matmul = json["matmul"] = Json::object();
+  for (const Dtype dtype : kFittedDtypes) {
+    const MatmulCurve& m = c.matmul[index_of(dtype)];
+    if (!m.measured) continue;
+    Json tiles = Json::array();
+    for (const MatmulTile& tile : m.tiles) tiles.push_back({tile.m, tile.n});
+    Json& curve = matmul[name_of(dtype)] = {{"tiles", std::move(tiles)},
+                                            {"efficiency", m.efficiency},
+                                            {"half_k", m.half_k},
+                                            {"operand_cost", m.operand_cost},
+                                            {"split_k", m.split_k},
+                                            {"memory_efficiency", m.memory_efficiency},
+                                            {"overlap_loss", m.overlap_loss},
+                                            {"fixed_seconds", m.fixed_seconds},
+                                            {"residual", json_of(m.residual)}};
+    if (m.sustained_efficiency > 0) {
+      curve["sustained_efficiency"] = m.sustained_efficiency;
+      curve["sustained_seconds"] = m.sustained_seconds;
+    }
+  }
+  Json kinds = Json::object();
+  for (const MemoryCurve& kind : c.memory_kinds)
+    kinds[kind.name] = {
+        {"efficiency", kind.efficiency}, {"fixed_seconds", kind.fixed_seconds}, {"residual", json_of(kind.residual)}};
+  json["memory"] = {{"efficiency", c.memory_efficiency},
+                    {"fixed_seconds", c.kernel_fixed_seconds},
+                    {"residual", json_of(c.memory_residual)},
+                    {"kinds", std::move(kinds)}};
+  const AttentionCurve& a = c.attention;
+  if (a.name.empty()) {
+    json["attention"] = {{"borrowed_from", "A100-SXM4-80GB"}};
+  } else {
+    json["attention"] = {{"default", a.name},
+                         {"kernels",
+                          {{a.name,
+                            {{"forward_efficiency", a.forward_efficiency},
+                             {"backward_efficiency", a.backward_efficiency},
+                             {"half_sequence", a.half_sequence},
+                             {"half_head_dim", a.half_head_dim},
+                             {"backward_half_head_dim", a.backward_half_head_dim},
+                             {"masked_share", a.masked_share},
+                             {"forward_last_wave", a.forward_last_wave},
+                             {"backward_last_wave", a.backward_last_wave},
+                             {"fixed_seconds", a.fixed_seconds},
+                             {"source", source},
+                             {"residual", json_of(a.residual)}}}}}};
+  }
+  Json& shapes = json["measured_shapes"] = Json::object();
+  for (const MeasuredShape& s : c.measured_shapes) shapes[name_of(s.dtype)].push_back({s.m, s.n, s.k});
+  if (!c.measured_attention.empty()) {
+    Json& attention = json["measured_attention"] = Json::array();
+    for (const MeasuredAttention& m : c.measured_attention) attention.push_back({m.sequence, m.head_dim});
+  }
+  if (!fit.collectives.node_classes.empty())
+    json["collectives"] = collectives_json({.classes = fit.collectives, .errors = {}, .fitted = {}}, "as above");
+  return written_json(json);
+}
+
+std::string fit_table(const CalibrationFit& fit) {
+  const auto percent = [](double x) { return fmt::format("{:.1f}%", 100 * x); };
+  std::string text = fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  {}\n", "curve", "points", "median", "90th",
+                                 "bias", "held out: median", "parameters (95% interval: value / .. x factor)");
+  for (const CurveFit& curve : fit.curves) {
+    const Residual& r = curve.residual;
+    text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  ", curve.name, r.points, percent(r.median),
+                        percent(r.percentile_90), percent(r.bias),
+                        curve.held_out.points > 0
+                            ? fmt::format("{} of {}", percent(curve.held_out.median), curve.held_out.points)
+                            : "-");
+    std::string parameters;
+    for (const FittedParameter& p : curve.parameters)
+      parameters += fmt::format("{}{} {:.4g}{}", parameters.empty() ? "" : ", ", p.name, p.value,
+                                p.factor_95 > 0 ? fmt::format(" (x {:.2f})", p.factor_95) : "");
+    text += parameters + "\n";
+  }
+  for (const IntraClass& c : fit.collectives.node_classes)
+    text += fmt::format("{:32} {:>6} {:>7}\n", "collectives: " + c.name, c.residual.points,
+                        percent(c.residual.median_error));
+  for (const std::string& name : fit.missing) text += fmt::format("{:32} too few points measured\n", name);
+  return text;
+}
+
+}  // namespace orrery

@@ -1,0 +1,31 @@
+// Collectives between ranks that are threads of this process (realrun/in_process.h), timed as nccl-tests does.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "realrun/backend.h"
+#include "realrun/calibrate/nccl_log.h"
+
+namespace orrery {
+
+struct RankCollective {
+  std::string id;  // "collective all_reduce 2 ranks 4096 B"
+  std::string collective;
+  OpKind kind = OpKind::all_reduce;
+  std::int64_t ranks = 2;
+  double bytes = 0;  // nccl-tests' size
+};
+
+// All-reduce, all-gather, reduce-scatter, all-to-all and exchange of neighbours from 1 KiB to 16 MiB, sizes of each
+// spread over the list.
+std::vector<RankCollective> rank_collectives(std::int64_t ranks);
+
+// Wall time of one, the 10th percentile of repetitions: ranks wait for each other, so processor time would not do.
+double time_rank_collective(const RankCollective& collective,
+                            const std::function<std::unique_ptr<Backend>()>& make_backend);
+
+}  // namespace orrery

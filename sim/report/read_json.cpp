@@ -1,0 +1,139 @@
+#include "sim/report/read_json.h"
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// A member of an object, or an InputError that names it.
+class Member {
+ public:
+  Member(const Json& json, InputError::Where where) : json_(json), where_(std::move(where)) {}
+
+  Member operator[](const std::string& key) const {
+    const InputError::Where at{where_.file, where_.pointer + "/" + key};
+    if (!json_.is_object() || !json_.contains(key)) throw InputError(at, "nothing", "the figure of a report");
+    return {json_.at(key), at};
+  }
+  Member operator[](std::size_t index) const {
+    return {json_.at(index), {where_.file, where_.pointer + "/" + std::to_string(index)}};
+  }
+  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
+  std::size_t size() const {
+    if (!json_.is_array()) throw InputError(where_, json_.dump().substr(0, 40), "a list");
+    return json_.size();
+  }
+  double number() const {
+    if (!json_.is_number()) throw InputError(where_, json_.dump().substr(0, 40), "a number");
+    return json_.get<double>();
+  }
+  std::int64_t integer() const { return static_cast<std::int64_t>(number()); }
+  std::string text() const {
+    if (!json_.is_string()) throw InputError(where_, json_.dump().substr(0, 40), "a text");
+    return json_.get<std::string>();
+  }
+  const InputError::Where& where() const { return where_; }
+
+ private:
+  const Json& json_;
+  InputError::Where where_;
+};
+
+TimeBreakdown time_of(const Member& json) {
+  TimeBreakdown time;
+  time.matmul = json["matmul_seconds"].number();
+  time.attention = json["attention_seconds"].number();
+  time.memory_bound = json["memory_bound_seconds"].number();
+  time.recompute = json["recompute_seconds"].number();
+  time.host_issue = json["host_issue_seconds"].number();
+  time.bubble = json["bubble_seconds"].number();
+  time.optimizer = json["optimizer_seconds"].number();
+  for (int s = 1; s < kStreams; ++s)
+    time.exposed[static_cast<std::size_t>(s)] =
+        json[std::string("exposed_") + name_of(static_cast<Stream>(s)) + "_seconds"].number();
+  return time;
+}
+
+MemoryBreakdown memory_of(const Member& json) {
+  MemoryBreakdown memory;
+  for (int c = 0; c < kCategories; ++c)
+    memory.bytes[static_cast<std::size_t>(c)] =
+        json[std::string(name_of(static_cast<Category>(c))) + "_bytes"].number();
+  memory.framework_bytes = json["framework_bytes"].number();
+  memory.fragmentation_bytes = json["fragmentation_bytes"].number();
+  memory.peak_bytes = json["peak_bytes"].number();
+  return memory;
+}
+
+Stream stream_of(const Member& json) {
+  const std::string name = json.text();
+  for (int s = 0; s < kStreams; ++s)
+    if (name == name_of(static_cast<Stream>(s))) return static_cast<Stream>(s);
+  throw InputError(json.where(), "\"" + name + "\"", "the name of a stream");
+}
+
+}  // namespace
+
+bool is_report(const Json& json) {
+  return json.is_object() && (json.contains("measured") || (json.contains("engine") && json.contains("step_seconds")));
+}
+
+Report read_report(const Json& document, const InputError::Where& where) {
+  const Member whole(document, where);
+  const Member json = whole.has("measured") ? whole["measured"] : whole;
+  Report r;
+  r.engine = json["engine"].text();
+  r.devices = json["devices"].integer();
+  r.step_seconds = json["step_seconds"].number();
+  if (!(r.step_seconds > 0)) throw InputError(json["step_seconds"].where(), "no time", "seconds");
+  r.pipeline_seconds = json["pipeline_seconds"].number();
+  r.tokens_per_second = json["tokens_per_second"].number();
+  r.tokens_per_second_per_device = json["tokens_per_second_per_device"].number();
+  r.sequences_per_second = json["sequences_per_second"].number();
+  r.model_flops_per_second_per_device = json["model_flops_per_second_per_device"].number();
+  r.mfu = json["mfu"].number();
+  r.mfu_full_attention = json["mfu_full_attention"].number();
+  r.hfu = json["hfu"].number();
+  r.bubble_fraction = json["bubble_fraction"].number();
+  r.exposed_communication_seconds = json["exposed_communication_seconds"].number();
+  r.bound_by = json["bound_by"].text();
+  const Member memory = json["memory"], stages = json["stages"];
+  r.memory_peak_bytes = memory["peak_bytes"].number();
+  r.memory_capacity_bytes = memory["capacity_bytes"].number();
+  r.memory_fits = r.memory_peak_bytes <= r.memory_capacity_bytes;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const Member s = stages[i];
+    StageReport stage;
+    stage.stage = s["stage"].integer();
+    stage.stages = s["stages"].integer();
+    stage.busy_seconds = s["busy_seconds"].number();
+    stage.in_flight_micro_batches = s["in_flight_micro_batches"].number();
+    stage.time = time_of(s["time"]);
+    stage.memory = memory_of(s["memory"]);
+    if (json.has("bounding_stage") && stage.stage == json["bounding_stage"].integer())
+      r.bounding_stage = static_cast<std::int64_t>(i);
+    if (memory.has("stage") && stage.stage == memory["stage"].integer()) r.memory_stage = static_cast<std::int64_t>(i);
+    r.stages.push_back(std::move(stage));
+  }
+  if (!json.has("ops")) return r;
+  const Member ops = json["ops"];
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    OpReport op;
+    op.name = ops[i]["name"].text();
+    op.stream = stream_of(ops[i]["stream"]);
+    op.seconds = ops[i]["seconds"].number();
+    op.times_per_step = ops[i]["times_per_step"].number();
+    op.flops = ops[i]["flops"].number();
+    op.bytes = ops[i]["bytes"].number();
+    op.bound = ops[i]["bound"].text();
+    r.ops.push_back(std::move(op));
+  }
+  return r;
+}
+
+}  // namespace orrery

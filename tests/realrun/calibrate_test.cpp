@@ -1,0 +1,451 @@
+// Does a calibration find what it measures, keep what it measured, and refuse what it cannot use?
+#include "realrun/calibrate/calibrate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "realrun/calibrate/collective_fit.h"
+#include "realrun/calibrate/journal.h"
+#include "realrun/calibrate/least_squares.h"
+#include "realrun/calibrate/nccl_log.h"
+#include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+#include "sim/cost/calibration.h"
+#include "sim/cost/user_calibration.h"
+#include "sim/hardware/presets.h"
+#include "sim/hardware/read_cluster.h"
+
+namespace orrery {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Ge;
+using ::testing::HasSubstr;
+using ::testing::Le;
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (std::filesystem::path(testing::TempDir()) / "orrery_calibrate_XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+// --- The sweep
+
+TEST(Sweep, HasEachPointOnceAndEveryKindOfCurve) {
+  std::set<std::string> ids, groups;
+  for (const SweepPoint& p : sweep(cpu_sweep())) {
+    EXPECT_TRUE(ids.insert(p.id).second) << p.id;
+    groups.insert(p.group);
+    for (const Tensor& t : p.tensors) EXPECT_GT(t.elements(), 0) << p.id;
+    EXPECT_EQ(p.fills.size(), p.tensors.size());
+  }
+  EXPECT_GE(ids.size(), 600u);
+  for (const char* group : {"matmul fp32", "attention fp32", "memory norm+bias", "memory norm_backward+bias",
+                            "memory rotary", "memory activation.gelu+bias", "memory dropout_add", "memory adam",
+                            "memory cross_entropy", "memory embedding_backward", "copy copy_to_host"})
+    EXPECT_THAT(groups, Contains(group));
+}
+
+TEST(Sweep, AnyBeginningCoversEveryGroup) {
+  const std::vector<SweepPoint> points = sweep(cpu_sweep());
+  std::map<std::string, int> all, early;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    ++all[points[i].group];
+    if (i < points.size() / 2) ++early[points[i].group];
+  }
+  for (const auto& [group, count] : all) EXPECT_NEAR(early[group], 0.5 * count, 1.5) << group;
+}
+
+TEST(Sweep, HoldsShapesOutEvenly) {
+  int products = 0, held_out = 0;
+  for (const SweepPoint& p : sweep(cpu_sweep())) {
+    if (p.group != "matmul fp32") continue;
+    ++products;
+    held_out += p.held_out ? 1 : 0;
+  }
+  EXPECT_EQ(held_out, products / 5);
+}
+
+TEST(Meter, TimesEveryKindOfPointOnTheCpu) {
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  Meter meter(*backend, 1e5);
+  std::set<std::string> met;
+  SweepOptions small = cpu_sweep();
+  small.most_tokens = small.most_sequence = 64, small.most_hidden = 64, small.most_vocabulary = 256;
+  small.products = 6, small.attentions = 4, small.of_a_kind = 2;
+  for (const SweepPoint& p : sweep(small)) {
+    if (!met.insert(p.group).second || p.group.starts_with("copy")) continue;
+    const Measurement m = meter.measure(p, 0);
+    EXPECT_GT(m.seconds, 0) << p.id;
+    EXPECT_GE(m.repetitions, 5) << p.id;
+  }
+  EXPECT_GE(met.size(), 40u);
+}
+
+// --- The fit
+
+TEST(LeastSquares, FindsParametersThroughOutliers) {
+  const std::vector<double> x{1, 2, 4, 8, 16, 32, 64, 128};
+  std::vector<double> y;
+  for (const double v : x) y.push_back(3 + 0.5 * v);
+  y[3] *= 2;  // another process had the core
+  const FitResult fit = fit_least_squares({{"fixed", 1, 1e-3, 1e3}, {"slope", 1, 1e-3, 1e3}}, [&](const auto& p) {
+    std::vector<double> errors;
+    for (std::size_t i = 0; i < x.size(); ++i) errors.push_back(std::log((p[0] + p[1] * x[i]) / y[i]));
+    return errors;
+  });
+  EXPECT_NEAR(fit.values[0], 3, 0.3);
+  EXPECT_NEAR(fit.values[1], 0.5, 0.03);
+  EXPECT_GT(fit.factor_95[0], 1);
+}
+
+TEST(LeastSquares, SaysWhichParametersThePointsLeaveOpen) {
+  const FitResult fit = fit_least_squares({{"used", 1, 1e-3, 1e3}, {"unused", 1, 1e-3, 1e3}},
+                                          [](const auto& p) { return std::vector<double>(5, std::log(p[0] / 7)); });
+  EXPECT_NEAR(fit.values[0], 7, 1e-6);
+  EXPECT_EQ(fit.factor_95[1], 0);
+}
+
+// A CPU that costs exactly what the formulas say.
+struct Ideal {
+  Device device;
+  Calibration calibration;
+  std::map<std::string, Measurement> measured;
+  std::vector<SweepPoint> points = sweep(cpu_sweep());
+
+  Ideal() {
+    device.name = "ideal";
+    device.peak_flops_per_second[0] = 40e9;
+    device.vector_flops_per_second = 40e9;
+    device.memory_bytes_per_second = 20e9;
+    device.multiprocessors = 1;
+    MatmulCurve matmul;
+    matmul.tiles = {{1, 1}};
+    matmul.efficiency = 0.8;
+    matmul.half_k = 12;
+    matmul.memory_efficiency = 0.3;
+    matmul.overlap_loss = 0.9;
+    matmul.fixed_seconds = 1e-6;
+    calibration.matmul.assign(7, matmul);
+    calibration.memory_efficiency = 0.5;
+    calibration.kernel_fixed_seconds = 2e-7;
+    calibration.memory_kinds = {{"rotary", 0.02, 3e-7, {}}, {"activation.gelu", 0.01, 1e-7, {}}};
+    AttentionCurve& a = calibration.attention;
+    a.forward_efficiency = 0.5, a.backward_efficiency = 0.4, a.half_sequence = 10, a.half_head_dim = 100;
+    a.backward_half_head_dim = 20, a.masked_share = 1, a.fixed_seconds = 2e-6;
+    const KernelModel model(device, calibration);
+    for (const SweepPoint& p : points)
+      if (!p.group.starts_with("copy"))
+        measured[p.id] = {
+            .seconds = model.cost(p.op, p.tensors).seconds, .spread = 0, .issue_seconds = 0, .repetitions = 5};
+  }
+};
+
+TEST(CalibrationFit, MeetsAnIdealDeviceOnShapesItHasNotSeen) {
+  const Ideal ideal;
+  const BackendFacts facts{"cpu", "An Ideal CPU @ 3GHz", "software", 4, 1e9};
+  const CalibrationFit fit = fit_calibration(ideal.points, ideal.measured, facts, std::nullopt);
+  EXPECT_EQ(fit.device.name, "An-Ideal-3GHz");
+  EXPECT_TRUE(fit.device_is_measured);
+  for (const CurveFit& curve : fit.curves) {
+    EXPECT_LT(curve.residual.median, 0.02) << curve.name;
+    if (curve.name != "memory") {
+      EXPECT_LT(curve.held_out.median, 0.02) << curve.name;
+    }
+  }
+  const KernelModel model(fit.device, fit.calibration);
+  for (const SweepPoint& p : ideal.points) {
+    if (p.group.starts_with("copy") || p.group == "memory pool") continue;
+    const double seconds = model.cost(p.op, p.tensors).seconds;
+    EXPECT_THAT(seconds / ideal.measured.at(p.id).seconds, AllOf(Ge(0.9), Le(1.1))) << p.id;
+  }
+}
+
+TEST(CalibrationFit, WritesAFileThatReadsBackAsWhatWasFitted) {
+  const Ideal ideal;
+  const BackendFacts facts{"cpu", "Ideal", "software", 4, 1e9};
+  const CalibrationFit fit = fit_calibration(ideal.points, ideal.measured, facts, std::nullopt);
+  const std::string text = calibration_text(fit, "a test", "2026-11-22", "synthetic");
+  const UserCalibration user = read_user_calibration(parse_json(text, "ideal.json"), {"ideal.json", ""});
+  ASSERT_TRUE(user.kernels && user.device);
+  EXPECT_EQ(user.kernels->date, "2026-11-22");
+  EXPECT_EQ(user.kernels->host_processors, 4);
+  const KernelModel fitted(fit.device, fit.calibration), read(*user.device, *user.kernels);
+  for (const SweepPoint& p : ideal.points)
+    if (!p.group.starts_with("copy")) {
+      EXPECT_DOUBLE_EQ(fitted.cost(p.op, p.tensors).seconds, read.cost(p.op, p.tensors).seconds) << p.id;
+    }
+}
+
+TEST(CalibrationFit, FitsACutOffSweepAndSaysWhatIsMissing) {
+  Ideal ideal;
+  const std::size_t kept = ideal.points.size() / 4;
+  for (std::size_t i = kept; i < ideal.points.size(); ++i) ideal.measured.erase(ideal.points[i].id);
+  const BackendFacts facts{"cpu", "Ideal", "software", 1, 1e9};
+  const CalibrationFit fit = fit_calibration(ideal.points, ideal.measured, facts, std::nullopt);
+  EXPECT_FALSE(fit.calibration.matmul.empty());
+  EXPECT_THAT(fit_table(fit), HasSubstr("matmul fp32"));
+  ideal.measured.clear();
+  EXPECT_THROW(fit_calibration(ideal.points, ideal.measured, facts, std::nullopt), InputError);
+}
+
+TEST(CalibrationFit, KnowsWhatBusyRanksKeep) {
+  Ideal ideal;
+  for (const SweepPoint& p : ideal.points)
+    if (p.group == "matmul fp32") {
+      Measurement busy = ideal.measured.at(p.id);
+      busy.seconds /= 0.6;
+      ideal.measured[busy_id(p.id)] = busy;
+    }
+  const BackendFacts facts{"cpu", "Ideal", "software", 2, 1e9};
+  EXPECT_NEAR(fit_calibration(ideal.points, ideal.measured, facts, std::nullopt).calibration.busy_share, 0.6, 1e-4);
+}
+
+// --- What is checked in
+
+TEST(CheckedInCpuCalibration, StatesTheResidualsThatItsPointsHave) {
+  const std::string folder = ORRERY_SOURCE_DIR "/results/calibration/";
+  int journals = 0;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) {
+    constexpr std::string_view kSuffix = ".points.jsonl";
+    std::string name = file.path().filename().string();
+    if (!name.ends_with(kSuffix)) continue;
+    name.resize(name.size() - kSuffix.size());
+    SCOPED_TRACE(name);
+    ++journals;
+    const JournalContents journal = read_journal(file.path().string());
+    const Device device = find_device(name);
+    const Calibration calibration = find_calibration(device);
+    ASSERT_TRUE(calibration.measured);
+    const KernelModel model(device, calibration);
+    std::map<std::string, std::vector<double>> errors;
+    for (const SweepPoint& p : sweep(cpu_sweep()))
+      if (const auto found = journal.points.find(p.id); found != journal.points.end())
+        errors[p.group].push_back(std::log(model.cost(p.op, p.tensors).seconds / found->second.seconds));
+    const auto expect = [&](const std::string& group, const Residual& stated) {
+      const Residual found = residual_of(errors[group]);
+      EXPECT_EQ(found.points, stated.points) << group;
+      EXPECT_NEAR(found.median, stated.median, 1e-4) << group;
+      EXPECT_NEAR(found.bias, stated.bias, 1e-4) << group;
+    };
+    expect("matmul fp32", calibration.matmul[0].residual);
+    expect("attention fp32", calibration.attention.residual);
+    ASSERT_GE(calibration.memory_kinds.size(), 40u);
+    for (const MemoryCurve& kind : calibration.memory_kinds) expect("memory " + kind.name, kind.residual);
+  }
+  EXPECT_GE(journals, 1);
+}
+
+// --- The journal
+
+const JournalHeader kHeader{"cpu", "a CPU", "a compiler", "2026-11-22"};
+
+TEST(Journal, GoesOnWhereItWasAndKeepsTheFastest) {
+  const Folder folder;
+  const std::string path = folder / "points.jsonl";
+  {
+    Journal journal(path, kHeader);
+    journal.add("one", {.seconds = 2, .spread = 0, .issue_seconds = 0, .repetitions = 5});
+  }
+  JournalHeader tomorrow = kHeader;
+  tomorrow.date = "2026-11-23";
+  Journal journal(path, tomorrow);
+  EXPECT_EQ(journal.header().date, "2026-11-22");
+  journal.add("one", {.seconds = 3, .spread = 0, .issue_seconds = 0, .repetitions = 5});
+  journal.add("one", {.seconds = 1, .spread = 0, .issue_seconds = 0, .repetitions = 5});
+  EXPECT_EQ(read_journal(path).points.at("one").seconds, 1);
+  EXPECT_EQ(read_journal(path).points.at("one").repetitions, 15);
+}
+
+TEST(Journal, LosesNoMoreThanTheLineThatWasCutOff) {
+  const Folder folder;
+  const std::string path = folder / "points.jsonl";
+  { Journal(path, kHeader).add("one", {.seconds = 2, .spread = 0, .issue_seconds = 0, .repetitions = 5}); }
+  { std::ofstream(path, std::ios::app) << "{\"id\": \"two\", \"sec"; }
+  { Journal(path, kHeader).add("three", {.seconds = 4, .spread = 0, .issue_seconds = 0, .repetitions = 5}); }
+  const JournalContents contents = read_journal(path);
+  EXPECT_EQ(contents.points.size(), 2u);
+  EXPECT_EQ(contents.points.count("three"), 1u);
+}
+
+TEST(Journal, OfAnotherMachineIsRefusedAndLeftAlone) {
+  const Folder folder;
+  const std::string path = folder / "points.jsonl";
+  { Journal(path, kHeader).add("one", {.seconds = 2, .spread = 0, .issue_seconds = 0, .repetitions = 5}); }
+  const std::string before = text_of(path);
+  JournalHeader other = kHeader;
+  other.device = "another CPU";
+  EXPECT_THROW(Journal(path, other), InputError);
+  { std::ofstream(folder / "notes.txt") << "hello\n"; }
+  EXPECT_THROW(Journal(folder / "notes.txt", kHeader), InputError);
+  EXPECT_EQ(text_of(folder / "notes.txt"), "hello\n");
+  EXPECT_THROW(Journal(folder / "nowhere/points.jsonl", kHeader), InputError);
+  EXPECT_EQ(text_of(path), before);
+}
+
+TEST(Calibrate, ACompleteJournalIsFittedWithoutMeasuring) {
+  const Folder folder;
+  const Ideal ideal;
+  CalibrateOptions options = options_for(make_cpu_backend()->facts());
+  const BackendFacts facts = make_cpu_backend()->facts();
+  options.journal = folder / "points.jsonl";
+  options.date = "2026-11-22";
+  options.passes = 1;
+  {
+    Journal journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
+    for (const auto& [id, m] : ideal.measured) journal.add(id, m);
+  }
+  options.budget_seconds = 1e-9;  // nothing is measured: copies are not in the journal, and stay out
+  const std::string before = text_of(options.journal);
+  const CalibrateResult result = calibrate([] { return make_cpu_backend(); }, options);
+  EXPECT_EQ(text_of(options.journal), before);
+  EXPECT_EQ(result.measured, ideal.measured.size());
+  EXPECT_NO_THROW(parse_json(result.text, "calibration"));
+}
+
+// --- Logs of nccl-tests
+
+constexpr const char* kLog = R"(# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus 4 minBytes 1024 maxBytes 67108864 step: 256(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid   6899 on     host-a device  0 [0000:04:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   6899 on     host-a device  1 [0000:05:00] NVIDIA H100 80GB HBM3
+#  Rank  2 Group  0 Pid   6899 on     host-a device  2 [0000:0b:00] NVIDIA H100 80GB HBM3
+#  Rank  3 Group  0 Pid   6899 on     host-a device  3 [0000:0c:00] NVIDIA H100 80GB HBM3
+host-a:6899 [0] NCCL INFO NET/Plugin: none
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024           256     float     sum      -1    20.00    0.05    0.08      0    19.00    0.05    0.08      0
+      262144         65536     float     sum      -1    25.00   10.49   15.73      0    24.00   10.92   16.38    N/A
+    67108864      16777216     float     sum      -1   400.00  167.77  251.66      0   390.00  172.07  258.11      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 90.2
+)";
+
+TEST(NcclLog, ReadsBothColumnsAndTheHeader) {
+  const CollectiveCurve curve = parse_nccl_log(kLog, "my.log", {});
+  EXPECT_EQ(curve.collective, "all_reduce");
+  EXPECT_EQ(curve.ranks, 4);
+  EXPECT_EQ(curve.nodes, 1);
+  EXPECT_EQ(curve.device, "NVIDIA H100 80GB HBM3");
+  EXPECT_EQ(curve.dtype, "float");
+  ASSERT_EQ(curve.points.size(), 3u);
+  EXPECT_EQ(curve.points[1].bytes, 262144);
+  EXPECT_NEAR(curve.points[1].seconds, 25e-6, 1e-12);
+  EXPECT_NEAR(parse_nccl_log(kLog, "my.log", {.in_place = true, .collective = {}}).points[2].seconds, 390e-6, 1e-12);
+  EXPECT_EQ(parse_nccl_log(kLog, "my.log", {.in_place = false, .collective = "reduce_scatter"}).kind,
+            OpKind::reduce_scatter);
+}
+
+TEST(NcclLog, ReadsWhatMinusJWrites) {
+  const char* json = R"({"version":1,"args":["./build/alltoall_perf","-g","2"],"nccl_version":22807,
+    "config":{"nthreads":1,"ngpus":2,"devices":[{"rank":0,"hostname":"a","device_info":"NVIDIA A100"},
+      {"rank":2,"hostname":"b","device_info":"NVIDIA A100"}]},
+    "results":[{"size":1024,"count":128,"type":"float","redop":"none","root":"    -1",
+      "out_of_place":{"time":30.5,"alg_bw":0.03,"bus_bw":0.02,"nwrong":0.0},
+      "in_place":{"time":31.5,"alg_bw":0.03,"bus_bw":0.02,"nwrong":null}}]})";
+  const CollectiveCurve curve = parse_nccl_log(json, "log.json", {});
+  EXPECT_EQ(curve.collective, "all_to_all");
+  EXPECT_EQ(curve.ranks, 4);
+  EXPECT_EQ(curve.nodes, 2);
+  ASSERT_EQ(curve.points.size(), 1u);
+  EXPECT_NEAR(curve.points[0].seconds, 30.5e-6, 1e-12);
+}
+
+std::string replaced(std::string text, const std::string& what, const std::string& with) {
+  const std::size_t at = text.find(what);
+  if (at == std::string::npos) throw std::logic_error(what);
+  return text.replace(at, what.size(), with);
+}
+
+void expect_refused(const std::string& log, const std::string& file_and_line, const char* says) {
+  try {
+    parse_nccl_log(log, "my.log", {});
+    FAIL() << "was accepted: " << says;
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().file, file_and_line);
+    EXPECT_THAT(std::string(error.what()), HasSubstr(says));
+  }
+}
+
+TEST(NcclLog, MalformedLogsAreRefusedAtTheirLine) {
+  expect_refused("hello\n", "my.log", "no log");
+  expect_refused(replaced(kLog, "    25.00   10.49", "    fast   10.49"), "my.log:16", "fast");
+  expect_refused(replaced(kLog, "10.49   15.73      0    24.00   10.92   16.38    N/A", ""), "my.log:16", "cut off");
+  expect_refused(replaced(kLog, "15.73      0", "15.73      7"), "my.log:16", "wrong");
+  expect_refused(std::string(kLog).substr(0, std::string(kLog).find("# Out of")), "my.log:17", "whole");
+  expect_refused(replaced(replaced(kLog, "# Collective test starting: all_reduce_perf", "#"), "#       size", "#"),
+                 "my.log:15", "header");
+  std::string one_rank = kLog;
+  for (const char* rank : {"#  Rank  1", "#  Rank  2", "#  Rank  3"}) one_rank = replaced(one_rank, rank, "#  X");
+  expect_refused(one_rank, "my.log", "2 ranks");
+  expect_refused(replaced(kLog, "# Collective test starting: all_reduce_perf", "#"), "my.log", "--collective");
+  expect_refused("{\"version\": 1}", "my.log", "-J");
+}
+
+TEST(CollectiveFit, MeetsCurvesOfTheModelItselfWithOtherParameters) {
+  const Cluster cluster = read_cluster(nlohmann::json("dgx-h100"), {});
+  CollectiveCalibration other = find_collective_calibration(cluster);
+  other.intra.ring_share *= 0.8;
+  for (double& seconds : other.intra.base_seconds) seconds *= 2;
+  const CollectiveModel model(cluster, other);
+  CollectiveCurve curve{.id = "mine",
+                        .source = "mine.log",
+                        .collective = "all_gather",
+                        .kind = OpKind::all_gather,
+                        .ranks = 8,
+                        .nodes = 1,
+                        .device = {},
+                        .dtype = "float",
+                        .points = {}};
+  GroupSpan span;
+  span.ranks = span.ranks_per_node = 8;
+  for (double bytes = 1024; bytes < 5e9; bytes *= 2)
+    curve.points.push_back({bytes, model.cost(curve.kind, bytes, span).seconds, 0});
+  const CollectiveFit fit = fit_collectives(cluster, {curve}, "a test");
+  ASSERT_EQ(fit.errors.size(), 1u);
+  EXPECT_GT(fit.errors[0].before, 0.1);
+  EXPECT_LT(fit.errors[0].after, 0.02);
+
+  const std::string text = collectives_text(fit, "test");
+  const UserCalibration user = read_user_calibration(parse_json(text, "nccl.json"), {"nccl.json", ""});
+  const CollectiveCalibration used = find_collective_calibration(cluster, user.collectives);
+  EXPECT_EQ(used.intra_source, "a test");
+  EXPECT_NEAR(used.intra.ring_share / other.intra.ring_share, 1, 0.05);
+  const auto curves = parse_json(curves_text(cluster, {curve}, "test"), "curves.json");
+  EXPECT_EQ(curves["curves"][0]["points"].size(), curve.points.size());
+
+  CollectiveCurve larger = curve;
+  larger.ranks = 16;
+  EXPECT_THROW(fit_collectives(cluster, {larger}, "a test"), InputError);
+}
+
+}  // namespace
+}  // namespace orrery
