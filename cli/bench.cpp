@@ -1,0 +1,257 @@
+// orrery bench: runs the kernels, compares runs, keeps them.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <regex>
+
+#include "cli/bench_commit.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "realrun/bench/compare.h"
+#include "realrun/bench/history.h"
+#include "realrun/bench/run_file.h"
+#include "realrun/bench/suite.h"
+#include "sim/base/error.h"
+#include "sim/report/format.h"
+
+namespace orrery {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  orrery bench --output before.json                       every kernel on this CPU, two to three minutes
+  orrery bench --filter '^(linear|attention)/' --device cuda --output kernels.json
+  orrery bench compare before.json after.json --junit bench.xml --markdown bench.md
+  orrery bench --history kernels.db                       keep the run
+  orrery bench import before.json --history kernels.db    keep one that was made elsewhere
+  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg)";
+
+constexpr const char* kCompareExamples = R"(Examples:
+  orrery bench compare before.json after.json
+  orrery bench compare before.json after.json --threshold 3% --filter '^attention/' --markdown -
+
+Exit codes: 0 nothing is slower; 1 something is (or fails now); 2 the files cannot be used.)";
+
+// ---- run
+
+struct RunArguments {
+  bench::SuiteOptions suite;
+  std::string device = "cpu";
+  std::string output, history;
+  bool list = false;
+};
+
+std::string listing(const std::vector<bench::SuiteEntry>& entries) {
+  const std::vector<Column> columns{{"benchmark", false}, {"bytes"}, {"FLOPs"}};
+  std::vector<std::vector<std::string>> rows;
+  for (const bench::SuiteEntry& entry : entries)
+    rows.push_back(
+        {entry.name, entry.bytes > 0 ? bytes_text(entry.bytes) : "-", entry.flops > 0 ? rate_text(entry.flops) : "-"});
+  return grid(columns, rows);
+}
+
+void run(RunArguments& arguments) {
+  bench::SuiteOptions& options = arguments.suite;
+  options.device = arguments.device == "cuda" ? bench::DeviceKind::cuda : bench::DeviceKind::cpu;
+  const std::vector<bench::SuiteEntry> entries = bench::suite_entries(options);
+  if (arguments.list) {
+    print(listing(entries));
+    return;
+  }
+  // What cannot be written is said now, not after minutes.
+  if (!arguments.output.empty() && arguments.output != "-") Outputs().add(arguments.output, "");
+  std::optional<bench::History> history;
+  if (!arguments.history.empty()) history.emplace(arguments.history, bench::History::Mode::write);
+
+  options.progress = ::isatty(STDERR_FILENO) != 0;
+  options.facts = {{"orrery_version", ORRERY_VERSION}};
+  if (*build_commit() != '\0') options.facts.emplace_back("git_commit", build_commit());
+  const std::string document = bench::run_suite(options);
+  const bench::BenchmarkRun result = bench::parse_run(document, arguments.output);
+  Outputs outputs;
+  if (!arguments.output.empty()) outputs.add(arguments.output, document);
+  if (arguments.output != "-") outputs.add("-", bench::run_text(result));
+  if (history) history->add(result);
+  outputs.commit();
+}
+
+// ---- compare
+
+struct CompareArguments {
+  std::string baseline, candidate, filter, threshold = "5%";
+  bench::CompareOptions options;
+  std::string markdown, junit, json, csv;
+};
+
+// "5%" or "0.05".
+double parse_share(const std::string& text, const char* option) {
+  constexpr double kPercent = 100;
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const bool percent = error == std::errc() && std::string_view(rest, end) == "%";
+  if (error != std::errc() || !(percent || rest == end) || !(value >= 0) || !std::isfinite(value))
+    throw InputError({option, ""}, '"' + text + '"', "a share: 5% or 0.05");
+  return percent ? value / kPercent : value;
+}
+
+void keep(bench::BenchmarkRun& run, const std::string& filter) {
+  if (filter.empty()) return;
+  std::regex expression;
+  try {
+    expression = std::regex(filter);
+  } catch (const std::regex_error&) {
+    throw InputError({"--filter", ""}, '"' + filter + '"', "a regular expression");
+  }
+  std::erase_if(run.series, [&](const bench::Series& s) { return !std::regex_search(s.name, expression); });
+}
+
+void compare_files(CompareArguments& arguments) {
+  if (arguments.baseline == "-" && arguments.candidate == "-")
+    throw InputError({"<stdin>", ""}, "both runs on standard input", "one of them in a file");
+  arguments.options.threshold = parse_share(arguments.threshold, "--threshold");
+  bench::BenchmarkRun baseline = bench::read_run(arguments.baseline), candidate = bench::read_run(arguments.candidate);
+  keep(baseline, arguments.filter);
+  keep(candidate, arguments.filter);
+  if (baseline.series.empty() && candidate.series.empty())
+    throw InputError({arguments.filter.empty() ? arguments.baseline : "--filter", ""},
+                     arguments.filter.empty() ? "no benchmark" : '"' + arguments.filter + '"',
+                     arguments.filter.empty() ? "a run with benchmarks" : "what a benchmark of the files contains");
+  const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
+  Outputs outputs;
+  bool prints = false;
+  const auto add = [&](const std::string& path, auto make) {
+    if (!path.empty()) outputs.add(path, make(comparison));
+    prints = prints || path == "-";
+  };
+  add(arguments.markdown, bench::comparison_markdown);
+  add(arguments.junit, bench::comparison_junit);
+  add(arguments.json, bench::comparison_json);
+  add(arguments.csv, bench::comparison_csv);
+  if (!prints) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
+  outputs.commit();
+  if (comparison.failed()) throw CLI::RuntimeError(1);
+}
+
+// ---- history
+
+struct HistoryArguments {
+  std::string kernel, history, svg, csv, json;
+};
+
+void show_history(const HistoryArguments& arguments) {
+  const bench::History history(arguments.history, bench::History::Mode::read);
+  const std::vector<bench::HistoryPoint> points = history.points(arguments.kernel);
+  Outputs outputs;
+  bool prints = false;
+  const auto add = [&](const std::string& path, auto make) {
+    if (!path.empty()) outputs.add(path, make(arguments.kernel, points));
+    prints = prints || path == "-";
+  };
+  add(arguments.svg, bench::history_svg);
+  add(arguments.csv, bench::history_csv);
+  add(arguments.json, bench::history_json);
+  if (!prints) outputs.add("-", bench::history_text(arguments.kernel, points));
+  outputs.commit();
+}
+
+struct ImportArguments {
+  std::vector<std::string> files;
+  std::string history;
+};
+
+void import_runs(const ImportArguments& arguments) {
+  std::vector<bench::BenchmarkRun> runs;  // all are read before any is kept
+  for (const std::string& file : arguments.files) {
+    runs.push_back(bench::read_run(file));
+    if (runs.back().series.empty()) throw InputError({file, "/benchmarks"}, "no benchmark", "a run with benchmarks");
+  }
+  bench::History history(arguments.history, bench::History::Mode::write);
+  std::string text;
+  for (const bench::BenchmarkRun& run : runs)
+    text += fmt::format("{}: {}\n", run.file, history.add(run) ? "added" : "is there already");
+  print(text + fmt::format("{} runs in {}\n", history.runs(), arguments.history));
+}
+
+// ---- the subcommands
+
+void add_file(CLI::App& command, const char* option, std::string& path, const char* text) {
+  command.add_option(option, path, text)->type_name("FILE");
+}
+
+void add_compare_runs(CLI::App& bench) {
+  auto arguments = std::make_shared<CompareArguments>();
+  CLI::App* command = bench.add_subcommand("compare", "Is anything slower than in an earlier run?");
+  command->footer(kCompareExamples);
+  command->add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)")->required();
+  command->add_option("NEW", arguments->candidate, "A later one; - for standard input")->required();
+  command->add_option("--threshold", arguments->threshold, "Smallest change of the median that counts: 5% or 0.05")
+      ->capture_default_str()
+      ->type_name("SHARE");
+  command->add_option("--alpha", arguments->options.alpha, "Chance of a false alarm in a comparison, at the most")
+      ->check(CLI::Range(1e-12, 0.5))
+      ->capture_default_str();
+  command->add_option("--filter", arguments->filter, "Only benchmarks whose name matches")->type_name("REGEX");
+  add_file(*command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
+  add_file(*command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
+  add_file(*command, "--json", arguments->json, "Write verdicts and numbers as JSON");
+  add_file(*command, "--csv", arguments->csv, "Write them as CSV, a row each");
+  command->callback([arguments] { compare_files(*arguments); });
+}
+
+void add_history(CLI::App& bench) {
+  auto arguments = std::make_shared<HistoryArguments>();
+  CLI::App* command = bench.add_subcommand("history", "One benchmark over all kept runs");
+  command->add_option("KERNEL", arguments->kernel, "The benchmark's name")->required();
+  command->add_option("--history", arguments->history, "Where the runs are kept")->required()->type_name("FILE");
+  add_file(*command, "--svg", arguments->svg, "Write a plot; - for standard output");
+  add_file(*command, "--csv", arguments->csv, "Write CSV, a row a run");
+  add_file(*command, "--json", arguments->json, "Write JSON");
+  command->callback([arguments] { show_history(*arguments); });
+}
+
+void add_import(CLI::App& bench) {
+  auto arguments = std::make_shared<ImportArguments>();
+  CLI::App* command =
+      bench.add_subcommand("import", "Keep runs that were made elsewhere; what is there stays as it is");
+  command->add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
+      ->required()
+      ->type_name("FILE");
+  command->add_option("--history", arguments->history, "Where runs are kept")->required()->type_name("FILE");
+  command->callback([arguments] { import_runs(*arguments); });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  auto arguments = std::make_shared<RunArguments>();
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure every kernel and some training steps; compare and keep runs");
+  command->footer(kExamples);
+  command->require_subcommand(0, 1);
+  command->add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches")->type_name("REGEX");
+  command->add_option("--device", arguments->device, "What runs them")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--repetitions", arguments->suite.repetitions, "Of each benchmark, in random order")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
+  command->add_option("--min-time", arguments->suite.min_seconds, "Seconds that a repetition lasts at least")
+      ->check(CLI::Range(1e-6, 1e3))
+      ->capture_default_str();
+  add_file(*command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
+  command->add_option("--history", arguments->history, "Keep the run in this file")->type_name("FILE");
+  command->add_flag("--list", arguments->list, "Say what would run");
+  add_compare_runs(*command);
+  add_history(*command);
+  add_import(*command);
+  command->callback([command, arguments] {
+    if (command->get_subcommands().empty()) run(*arguments);
+  });
+}
+
+}  // namespace orrery

@@ -1,0 +1,9 @@
+#include "cli/bench_commit.h"
+
+#include "orrery_commit.h"  // written by cmake/commit.cmake
+
+namespace orrery {
+
+const char* build_commit() { return ORRERY_COMMIT; }
+
+}  // namespace orrery

@@ -1,0 +1,15 @@
+# Writes ${OUTPUT}: the commit that ${ROOT} is at, and "+" if files differ from it. Left alone where nothing changed, so
+# that nothing is compiled again.
+set(commit "")
+find_program(GIT git)
+if(GIT)
+  execute_process(COMMAND ${GIT} -C ${ROOT} rev-parse HEAD OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE
+                  ERROR_QUIET RESULT_VARIABLE failed)
+  execute_process(COMMAND ${GIT} -C ${ROOT} status --porcelain --untracked-files=no OUTPUT_VARIABLE changes ERROR_QUIET)
+  if(failed)
+    set(commit "")
+  elseif(changes)
+    string(APPEND commit "+")
+  endif()
+endif()
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#define ORRERY_COMMIT \"${commit}\"\n")

@@ -1,0 +1,43 @@
+// What `orrery bench` measures: every kind of kernel that a Program has, and whole training steps.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "realrun/kernel.h"
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+#include "strategies/scenario.h"
+
+namespace orrery::bench {
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+// What a tensor holds before the op runs.
+struct Contents {
+  enum class Kind : std::uint8_t { normal, positive, constant, indices } kind = Kind::normal;
+  double value = 0;  // the constant; indices are whole numbers below it
+};
+
+struct KernelCase {
+  std::string name;  // "kind[/variant]/dtype/sizes"
+  Op op;             // its tensors are indices into `tensors`
+  std::vector<Tensor> tensors;
+  std::vector<Contents> contents;  // by tensor
+  KernelContext context;
+};
+
+// Every kind but communication, at sizes that the device takes milliseconds for. Dtypes: on a CPU fp32, which is what
+// it stores; on a GPU also bf16 and fp16, and fp8 where `fp8` says that it has units for that.
+std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8);
+
+struct StepCase {
+  std::string name;  // "step/tensor_parallel_2"
+  Scenario scenario;
+};
+// On a CPU, ranks are threads: one, and two under tensor, data (ZeRO 1) and pipeline parallelism. On a GPU one rank.
+std::vector<StepCase> step_cases(DeviceKind device);
+
+}  // namespace orrery::bench

@@ -1,0 +1,94 @@
+// Did anything become slower? Two runs of the same benchmarks, one verdict for each.
+//
+// A benchmark has changed when all of these say so, in the same direction:
+//  - a two-sided Mann-Whitney U test on its repetitions, p adjusted by Holm's procedure for the number of benchmarks
+//  that
+//    are compared. Holm rather than Benjamini-Hochberg: a comparison stops a build, so that one false alarm among
+//    hundreds of benchmarks is one too many (the family-wise error is what counts, not a share of false alarms), and it
+//    holds however the tests depend on each other, which they do, as all benchmarks share one machine;
+//  - the ratio of the medians, beyond the threshold. Two runs of one binary differ by more than chance: where the
+//  loader
+//    and the kernel put things moves whole runs by a few percent (Mytkowicz et al. 2009, ASPLOS, "Producing wrong data
+//    without doing anything obviously wrong"), which a test with enough repetitions takes for significant;
+//  - the ratio of the fastest repetitions, beyond it too. What else happens on a machine only ever adds time, and a
+//  slow
+//    phase touches some repetitions, slower code all (Chen & Revels 2016, arXiv 1608.04295). So a change that leaves
+//    the fastest repetition as it was is not seen.
+//
+// The machine is taken out of it by the yardsticks (run_file.h), where a run has them:
+//  - a repetition beside which a yardstick took more than kDisturbance above its first quartile over the run is set
+//  aside.
+//    Which ones says the yardstick, not the benchmark, so the test stays as exact as it was;
+//  - what slows (or quickens) whole runs, such as another clock frequency, is divided out: the ratio of the new run's
+//  first
+//    quartile of a yardstick to the baseline's. Kernels lie between arithmetic and memory, so each gets the benefit of
+//    the doubt: slower counts beyond the larger of the two ratios, faster beyond the smaller; 1 for a yardstick not
+//    measured.
+// The test takes repetitions for independent. They are not where one benchmark's repetitions run back to back, inside
+// one slow phase: `orrery bench` runs the repetitions of all benchmarks in random order.
+#pragma once
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "realrun/bench/run_file.h"
+
+namespace orrery::bench {
+
+enum class Verdict {
+  failed,  // in the new run, not in the baseline
+  regression,
+  improvement,
+  unchanged,
+  too_few_repetitions,  // not even wholly separated repetitions could be significant
+  only_in_baseline,
+  only_in_new,
+};
+const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
+
+inline constexpr double kDisturbance = 0.05;
+
+struct CompareOptions {
+  double threshold = 0.05;  // of the ratio of medians: 0.05 asks for 5% slower, or faster by the same ratio
+  double alpha = 0.01;      // chance of a false alarm in a comparison, at the most
+};
+
+struct Difference {
+  std::string name;
+  Verdict verdict = Verdict::unchanged;
+  std::size_t baseline_repetitions = 0, new_repetitions = 0;  // without those set aside
+  double baseline_seconds = 0, new_seconds = 0;               // medians as measured; 0 where there is none
+  double ratio = 1;                                           // of medians, new by baseline, as measured
+  double fastest_ratio = 1;                                   // of the fastest repetitions
+  double explained = 1;  // by the machine: what of both ratios is not the benchmark's
+  double p = 1, adjusted_p = 1;
+  std::string note;  // why it failed
+};
+
+struct Comparison {
+  std::string baseline_file, new_file, baseline_date, new_date;
+  CompareOptions options;
+  std::vector<Difference> differences;                 // what failed, then slowest first, then what cannot be compared
+  std::array<double, kYardsticks.size()> drift{1, 1};  // of the yardsticks, new by baseline; 1 where not measured
+  std::size_t repetitions = 0, set_aside = 0;          // in both runs, and how many of them were disturbed
+  std::vector<std::string> warnings;                   // facts of the machines that differ, and more
+  std::size_t needed_repetitions = 0;                  // on both sides, for the smallest p to be below alpha
+
+  std::size_t count(Verdict verdict) const;
+  bool failed() const { return count(Verdict::regression) + count(Verdict::failed) > 0; }
+};
+
+// REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
+Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options);
+
+// Worst first, aligned, for a terminal.
+std::string comparison_text(const Comparison& comparison, bool colour);
+std::string comparison_markdown(const Comparison& comparison);
+// JUnit XML (the format of the Jenkins xUnit plug-in, junit-10.xsd): a test case for each benchmark.
+std::string comparison_junit(const Comparison& comparison);
+std::string comparison_json(const Comparison& comparison);
+std::string comparison_csv(const Comparison& comparison);
+
+}  // namespace orrery::bench

@@ -1,0 +1,242 @@
+// The forms of a comparison.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "realrun/bench/compare.h"
+#include "realrun/bench/text.h"
+#include "sim/report/format.h"
+
+namespace orrery::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array kVerdicts{Verdict::failed,     Verdict::regression,          Verdict::improvement,
+                               Verdict::unchanged,  Verdict::too_few_repetitions, Verdict::only_in_baseline,
+                               Verdict::only_in_new};
+
+bool has_ratio(const Difference& d) { return d.baseline_repetitions > 0 && d.new_repetitions > 0; }
+bool was_tested(const Difference& d) { return has_ratio(d) && d.verdict != Verdict::too_few_repetitions; }
+std::string time_cell(double seconds) { return seconds > 0 ? seconds_text(seconds) : "-"; }
+std::string p_cell(double p) { return p < 1e-3 ? fmt::format("{:.0e}", p) : fmt::format("{:.3f}", p); }
+
+// "regression", "failed: out of memory"
+std::string verdict_text(const Difference& d) {
+  return d.note.empty() ? name_of(d.verdict) : fmt::format("{}: {}", name_of(d.verdict), d.note);
+}
+
+std::vector<std::string> cells_of(const Difference& d) {
+  return {d.name,
+          time_cell(d.baseline_seconds),
+          time_cell(d.new_seconds),
+          has_ratio(d) ? change_text(d.ratio) : "-",
+          has_ratio(d) ? change_text(d.fastest_ratio) : "-",
+          was_tested(d) ? p_cell(d.adjusted_p) : "-"};
+}
+
+constexpr std::array<std::string_view, 7> kHeadings{"benchmark", "baseline", "new",    "change",
+                                                    "fastest",   "p",        "verdict"};
+
+// "2 regressions, 1 improvement, 37 unchanged"
+std::string summary(const Comparison& comparison) {
+  std::string text;
+  for (const Verdict verdict : kVerdicts) {
+    const std::size_t n = comparison.count(verdict);
+    if (n == 0) continue;
+    const bool plural = n > 1 && (verdict == Verdict::regression || verdict == Verdict::improvement);
+    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", n, name_of(verdict), plural ? "s" : "");
+  }
+  return text.empty() ? "nothing to compare" : text;
+}
+
+// What a reader of the verdicts must know, a sentence each.
+std::vector<std::string> remarks(const Comparison& c) {
+  std::vector<std::string> lines;
+  for (const std::string& warning : c.warnings) lines.push_back("warning: " + warning);
+  for (std::size_t y = 0; y < kYardsticks.size(); ++y)
+    if (std::max(c.drift[y], 1 / c.drift[y]) - 1 > c.options.threshold / 2)
+      lines.push_back(fmt::format("warning: the machine itself was not as fast as before: {} changed by {}",
+                                  kYardsticks[y], change_text(c.drift[y])));
+  if (c.set_aside > 0)
+    lines.push_back(
+        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, its yardsticks more "
+                    "than {:g} % above their quartile",
+                    c.set_aside, c.repetitions, kPercent * kDisturbance));
+  if (c.count(Verdict::too_few_repetitions) > 0)
+    lines.push_back(
+        fmt::format("too few repetitions: {} on both sides are needed to be sure of anything among so many "
+                    "benchmarks",
+                    c.needed_repetitions));
+  return lines;
+}
+
+std::string rule(const Comparison& c) {
+  return fmt::format("Mann-Whitney U, Holm-adjusted p < {:g}, and median and fastest repetition beyond {:g} %",
+                     c.options.alpha, kPercent * c.options.threshold);
+}
+
+std::string colour_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::failed:
+    case Verdict::regression:
+      return "\x1b[31m";
+    case Verdict::improvement:
+      return "\x1b[32m";
+    default:
+      return {};
+  }
+}
+
+std::string heading(const Comparison& c) {
+  const auto side = [](const std::string& file, const std::string& date) {
+    return date.empty() ? file : fmt::format("{} ({})", file, date);
+  };
+  return fmt::format("{} against {}", side(c.new_file, c.new_date), side(c.baseline_file, c.baseline_date));
+}
+
+}  // namespace
+
+std::string comparison_text(const Comparison& comparison, bool colour) {
+  std::string text = heading(comparison) + "\n" + rule(comparison) + "\n\n";
+  if (!comparison.differences.empty()) {
+    std::vector<Column> columns;
+    for (std::size_t c = 0; c < kHeadings.size(); ++c)
+      columns.push_back({kHeadings[c], c > 0 && c + 1 < kHeadings.size()});
+    std::vector<std::vector<std::string>> rows;
+    for (const Difference& d : comparison.differences) {
+      rows.push_back(cells_of(d));
+      const std::string escape = colour ? colour_of(d.verdict) : "";
+      rows.back().push_back(escape + verdict_text(d) + (escape.empty() ? "" : "\x1b[0m"));
+    }
+    text += grid(columns, rows) + "\n";
+  }
+  for (const std::string& line : remarks(comparison)) text += line + "\n";
+  return text + summary(comparison) + "\n";
+}
+
+std::string comparison_markdown(const Comparison& comparison) {
+  const auto cell = [](std::string text) {  // a pipe would end the cell
+    for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
+    return text;
+  };
+  std::string text = fmt::format("**{}**: {}\n\n{}\n\n", summary(comparison), heading(comparison), rule(comparison));
+  const auto line = [&](const auto& cells) {
+    for (const auto& c : cells) text += "| " + cell(std::string(c)) + " ";
+    text += "|\n";
+  };
+  if (!comparison.differences.empty()) {
+    line(kHeadings);
+    for (std::size_t c = 0; c < kHeadings.size(); ++c) text += c > 0 && c + 1 < kHeadings.size() ? "|---:" : "|---";
+    text += "|\n";
+    for (const Difference& d : comparison.differences) {
+      std::vector<std::string> cells = cells_of(d);
+      const bool loud = d.verdict == Verdict::regression || d.verdict == Verdict::failed;
+      cells.push_back(loud ? "**" + verdict_text(d) + "**" : verdict_text(d));
+      line(cells);
+    }
+  }
+  const std::vector<std::string> lines = remarks(comparison);
+  if (!lines.empty()) text += "\n";
+  for (const std::string& remark : lines) text += "- " + remark + "\n";
+  return text;
+}
+
+std::string comparison_junit(const Comparison& comparison) {
+  const std::size_t failures = comparison.count(Verdict::regression), errors = comparison.count(Verdict::failed);
+  const auto is_skipped = [](const Difference& d) { return !was_tested(d) && d.verdict != Verdict::failed; };
+  const auto skipped = std::count_if(comparison.differences.begin(), comparison.differences.end(), is_skipped);
+  const std::string counts =
+      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.differences.size(), failures, errors);
+  std::string text = fmt::format(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {0}>\n"
+      "<testsuite name=\"orrery bench compare\" {0} skipped=\"{1}\">\n",
+      counts, skipped);
+  for (const Difference& d : comparison.differences) {
+    text += fmt::format("  <testcase classname=\"{}\" name=\"{}\" time=\"{:.9f}\"",
+                        xml_text(d.name.substr(0, d.name.find('/'))), xml_text(d.name), d.new_seconds);
+    const std::string what = xml_text(
+        has_ratio(d) ? fmt::format("{}: {} -> {} ({}; fastest {}; p {})", verdict_text(d),
+                                   time_cell(d.baseline_seconds), time_cell(d.new_seconds), change_text(d.ratio),
+                                   change_text(d.fastest_ratio), was_tested(d) ? p_cell(d.adjusted_p) : "-")
+                     : verdict_text(d));
+    if (d.verdict == Verdict::regression) {
+      text += fmt::format(">\n    <failure type=\"regression\" message=\"{0}\">{0}</failure>\n  </testcase>\n", what);
+    } else if (d.verdict == Verdict::failed) {
+      text += fmt::format(">\n    <error type=\"failed\" message=\"{0}\">{0}</error>\n  </testcase>\n", what);
+    } else if (is_skipped(d)) {
+      text += fmt::format(">\n    <skipped message=\"{}\"/>\n  </testcase>\n", what);
+    } else {
+      text += "/>\n";
+    }
+  }
+  const std::vector<std::string> lines = remarks(comparison);
+  if (!lines.empty()) {
+    text += "  <system-out>";
+    for (const std::string& line : lines) text += xml_text(line) + "\n";
+    text += "</system-out>\n";
+  }
+  return text + "</testsuite>\n</testsuites>\n";
+}
+
+std::string comparison_json(const Comparison& comparison) {
+  const auto entry = [](const Difference& d) {
+    Json json{
+        {"name", d.name}, {"baseline_repetitions", d.baseline_repetitions}, {"new_repetitions", d.new_repetitions}};
+    if (d.baseline_repetitions > 0) json["baseline_median_seconds"] = d.baseline_seconds;
+    if (d.new_repetitions > 0) json["new_median_seconds"] = d.new_seconds;
+    if (has_ratio(d)) {
+      json["ratio_of_medians"] = d.ratio;
+      json["ratio_of_fastest"] = d.fastest_ratio;
+    }
+    return json;
+  };
+  Json json{{"baseline", comparison.baseline_file},
+            {"new", comparison.new_file},
+            {"threshold", comparison.options.threshold},
+            {"alpha", comparison.options.alpha}};
+  for (const Verdict verdict : kVerdicts) json["verdicts"][name_of(verdict)] = comparison.count(verdict);
+  json["warnings"] = comparison.warnings;
+  json["needed_repetitions"] = comparison.needed_repetitions;
+  json["repetitions"] = comparison.repetitions;
+  json["set_aside"] = comparison.set_aside;
+  for (std::size_t y = 0; y < kYardsticks.size(); ++y) json["drift"][std::string(kYardsticks[y])] = comparison.drift[y];
+  json["benchmarks"] = Json::array();
+  for (const Difference& d : comparison.differences) {
+    Json& line = json["benchmarks"].emplace_back(entry(d));
+    line["verdict"] = name_of(d.verdict);
+    if (was_tested(d)) {
+      line["explained_by_the_machine"] = d.explained;
+      line["p"] = d.p;
+      line["adjusted_p"] = d.adjusted_p;
+    }
+    if (!d.note.empty()) line["note"] = d.note;
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string comparison_csv(const Comparison& comparison) {
+  std::string text =
+      "benchmark,verdict,baseline_repetitions,new_repetitions,baseline_median_seconds,new_median_seconds,"
+      "ratio_of_medians,ratio_of_fastest,explained_by_the_machine,p,adjusted_p\n";
+  for (const Difference& d : comparison.differences) {
+    text +=
+        fmt::format("{},{},{},{},", csv_text(d.name), name_of(d.verdict), d.baseline_repetitions, d.new_repetitions);
+    if (d.baseline_repetitions > 0) text += fmt::format("{}", d.baseline_seconds);
+    text += ',';
+    if (d.new_repetitions > 0) text += fmt::format("{}", d.new_seconds);
+    text += ',';
+    if (has_ratio(d)) text += fmt::format("{},{}", d.ratio, d.fastest_ratio);
+    if (!has_ratio(d)) text += ',';
+    text += ',';
+    if (was_tested(d)) text += fmt::format("{},{},{}", d.explained, d.p, d.adjusted_p);
+    if (!was_tested(d)) text += ",,";
+    text += '\n';
+  }
+  return text;
+}
+
+}  // namespace orrery::bench

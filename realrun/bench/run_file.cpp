@@ -1,0 +1,147 @@
+#include "realrun/bench/run_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "realrun/bench/text.h"
+#include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+
+namespace orrery::bench {
+namespace {
+
+using nlohmann::json;
+
+// FNV-1a, 64 bits (Fowler, Noll, Vo; RFC 9923).
+std::string fnv1a(const std::string& text) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) {
+    hash ^= static_cast<unsigned char>(c);
+    hash *= 0x100000001b3;
+  }
+  return fmt::format("{:016x}", hash);
+}
+
+class Reader {
+ public:
+  Reader(const json& document, const std::string& file) : document_(document), file_(file) {}
+
+  BenchmarkRun read() {
+    if (!document_.is_object() || !document_.contains("context") || !document_.contains("benchmarks"))
+      fail("", document_, "the JSON of a Google Benchmark run: an object with \"context\" and \"benchmarks\"");
+    const json& context = document_["context"];
+    const json& benchmarks = document_["benchmarks"];
+    if (!context.is_object()) fail("/context", context, "an object");
+    if (!benchmarks.is_array()) fail("/benchmarks", benchmarks, "an array");
+    run_.file = file_;
+    run_.digest = fnv1a(document_.dump());
+    for (const auto& [key, value] : context.items()) {
+      if (value.is_structured()) continue;  // caches, load averages
+      run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+    }
+    if (const std::string* date = run_.fact("date")) run_.date = *date;
+    bool aggregates = false;
+    for (std::size_t i = 0; i < benchmarks.size(); ++i) {
+      at_ = fmt::format("/benchmarks/{}", i);
+      if (!benchmarks[i].is_object()) fail(at_, benchmarks[i], "an object");
+      if (benchmarks[i].value("run_type", json("iteration")) == "aggregate") {
+        aggregates = true;
+        continue;
+      }
+      read_entry(benchmarks[i]);
+    }
+    if (run_.series.empty() && aggregates)
+      fail("/benchmarks", benchmarks,
+           "repetitions (the file has aggregates only: run it without report_aggregates_only)");
+    return std::move(run_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& pointer, const json& found, const std::string& expected) const {
+    throw InputError({file_, pointer}, describe(found), expected);
+  }
+
+  std::string text(const json& entry, const char* key) const {
+    const json value = entry.value(key, json());
+    if (!value.is_string() || value.get_ref<const std::string&>().empty()) fail(at_ + "/" + key, value, "a name");
+    return value;
+  }
+  double number(const json& entry, const char* key) const {
+    const json value = entry.value(key, json());
+    if (!value.is_number() || !(value.get<double>() >= 0)) fail(at_ + "/" + key, value, "a number of at least 0");
+    return value;
+  }
+  double unit(const json& entry) const {
+    const json value = entry.value("time_unit", json());
+    static const std::map<std::string, double> kUnits{{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
+    const auto known = value.is_string() ? kUnits.find(value.get<std::string>()) : kUnits.end();
+    if (known == kUnits.end()) fail(at_ + "/time_unit", value, "\"ns\", \"us\", \"ms\" or \"s\"");
+    return known->second;
+  }
+
+  void read_entry(const json& entry) {
+    const std::string name = text(entry, entry.contains("run_name") ? "run_name" : "name");
+    const auto [place, is_new] = index_.try_emplace(name, run_.series.size());
+    if (is_new) run_.series.emplace_back().name = name;
+    Series& series = run_.series[place->second];
+    const auto says = [&](const char* what) { return name.find(what) != std::string::npos; };
+    series.by_real_time = says("/real_time") || says("/manual_time");
+    if (entry.value("error_occurred", json()) == true) {
+      const json message = entry.value("error_message", json());
+      series.error = message.is_string() ? message.get<std::string>() : "failed";
+      return;
+    }
+    const double seconds = unit(entry);
+    Repetition repetition{number(entry, "real_time") * seconds,
+                          number(entry, "cpu_time") * seconds,
+                          static_cast<std::int64_t>(number(entry, "iterations")),
+                          {}};
+    if (!(series.seconds(repetition) > 0))
+      fail(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition), "a time above 0");
+    for (std::size_t y = 0; y < kYardsticks.size(); ++y)
+      if (entry.contains(kYardsticks[y])) repetition.yardstick_seconds[y] = number(entry, kYardsticks[y].data());
+    series.repetitions.push_back(repetition);
+    if (entry.contains("bytes")) series.bytes = number(entry, "bytes");
+    if (entry.contains("flops")) series.flops = number(entry, "flops");
+    if (entry.contains("percent_of_peak"))
+      series.bound_seconds = number(entry, "percent_of_peak") / kPercent * series.seconds(repetition);
+  }
+
+  const json& document_;
+  const std::string& file_;
+  BenchmarkRun run_;
+  std::map<std::string, std::size_t> index_;
+  std::string at_;
+};
+
+}  // namespace
+
+std::vector<double> Series::seconds() const {
+  std::vector<double> values;
+  for (const Repetition& r : repetitions) values.push_back(seconds(r));
+  return values;
+}
+
+const std::string* BenchmarkRun::fact(std::string_view key) const {
+  const auto at = std::find_if(context.begin(), context.end(), [&](const auto& f) { return f.first == key; });
+  return at == context.end() ? nullptr : &at->second;
+}
+
+const Series* BenchmarkRun::find(std::string_view name) const {
+  const auto at = std::find_if(series.begin(), series.end(), [&](const Series& s) { return s.name == name; });
+  return at == series.end() ? nullptr : &*at;
+}
+
+BenchmarkRun read_run(const std::string& path) {
+  return Reader(parse_json_file(path), path == "-" ? "<stdin>" : path).read();
+}
+
+BenchmarkRun parse_run(const std::string& text, const std::string& file) {
+  return Reader(parse_json(text, file), file).read();
+}
+
+}  // namespace orrery::bench

@@ -1,0 +1,107 @@
+#include "realrun/bench/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numbers>
+#include <numeric>
+#include <utility>
+
+namespace orrery::bench {
+namespace {
+
+// P(U = 0), P(U <= 1), ... for n and m values without ties. With p(n, m, u) for the probability of u, the recurrence
+// (the largest value is one of the n, above all m, or one of the m) is
+//   p(n, m, u) = n/(n+m) p(n-1, m, u-m) + m/(n+m) p(n, m-1, u).
+std::vector<double> distribution(std::size_t n, std::size_t m) {
+  std::vector<std::vector<double>> by_m(m + 1, std::vector<double>{1});  // of n = 0: u is 0
+  for (std::size_t i = 1; i <= n; ++i)
+    for (std::size_t j = 1; j <= m; ++j) {  // by_m[j] is p(i-1, j, .), by_m[j-1] already p(i, j-1, .)
+      std::vector<double> here(i * j + 1);
+      const double of_i = static_cast<double>(i) / static_cast<double>(i + j);
+      for (std::size_t u = 0; u < by_m[j].size(); ++u) here[u + j] += of_i * by_m[j][u];
+      for (std::size_t u = 0; u < by_m[j - 1].size(); ++u) here[u] += (1 - of_i) * by_m[j - 1][u];
+      by_m[j] = std::move(here);
+    }
+  std::vector<double>& result = by_m[m];
+  std::partial_sum(result.begin(), result.end(), result.begin());
+  return std::move(result);
+}
+
+// P(U <= u). Hundreds of benchmarks have the same few numbers of repetitions.
+double lower_tail(std::size_t n, std::size_t m, double u) {
+  thread_local std::map<std::pair<std::size_t, std::size_t>, std::vector<double>> known;
+  std::vector<double>& tails = known[{n, m}];
+  if (tails.empty()) tails = distribution(n, m);
+  return tails[static_cast<std::size_t>(u)];
+}
+
+struct Value {
+  double value;
+  bool of_a;
+};
+
+}  // namespace
+
+double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(values.begin(), values.end());
+  const double position = share * static_cast<double>(values.size() - 1);
+  const auto below = static_cast<std::size_t>(position);
+  const std::size_t above = std::min(below + 1, values.size() - 1);
+  return std::lerp(values[below], values[above], position - static_cast<double>(below));
+}
+
+MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
+  MannWhitney result;
+  if (a.empty() || b.empty()) return result;
+  std::vector<Value> all;
+  for (const double x : a) all.push_back({x, true});
+  for (const double x : b) all.push_back({x, false});
+  std::sort(all.begin(), all.end(), [](const Value& x, const Value& y) { return x.value < y.value; });
+  const auto n = static_cast<double>(a.size()), m = static_cast<double>(b.size()), total = n + m;
+  double ranks_of_a = 0, tied = 0;  // tied: the sum of t^3 - t over groups of t equal values
+  for (std::size_t begin = 0; begin < all.size();) {
+    std::size_t end = begin;
+    while (end < all.size() && all[end].value == all[begin].value) ++end;
+    const auto t = static_cast<double>(end - begin);
+    const double rank = (static_cast<double>(begin + 1) + static_cast<double>(end)) / 2;
+    for (; begin < end; ++begin)
+      if (all[begin].of_a) ranks_of_a += rank;
+    tied += t * t * t - t;
+  }
+  result.u = ranks_of_a - n * (n + 1) / 2;
+  result.exact = tied == 0 && std::max(a.size(), b.size()) <= kExactMost;
+  if (result.exact) {
+    result.p = std::min(1.0, 2 * lower_tail(a.size(), b.size(), std::min(result.u, n * m - result.u)));
+    return result;
+  }
+  const double variance = n * m / 12 * (total + 1 - tied / (total * (total - 1)));
+  if (variance <= 0) return result;  // all values are equal
+  constexpr double kContinuity = 0.5;
+  const double z = (std::abs(result.u - n * m / 2) - kContinuity) / std::sqrt(variance);
+  result.p = std::min(1.0, std::erfc(z / std::numbers::sqrt2));
+  return result;
+}
+
+double smallest_p(std::size_t n, std::size_t m) {
+  double p = 2;
+  for (std::size_t i = 1; i <= n; ++i) p *= static_cast<double>(i) / static_cast<double>(m + i);
+  return std::min(1.0, p);
+}
+
+std::vector<double> holm(std::span<const double> p) {
+  std::vector<std::size_t> order(p.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return p[x] < p[y]; });
+  std::vector<double> adjusted(p.size());
+  double most = 0;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    most = std::max(most, std::min(1.0, static_cast<double>(p.size() - i) * p[order[i]]));
+    adjusted[order[i]] = most;
+  }
+  return adjusted;
+}
+
+}  // namespace orrery::bench

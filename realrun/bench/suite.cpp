@@ -1,0 +1,324 @@
+#include "realrun/bench/suite.h"
+
+#include <benchmark/benchmark.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <sstream>
+
+#include "realrun/backend.h"
+#include "realrun/bench/facts.h"
+#include "realrun/bench/operands.h"
+#include "realrun/bench/statistics.h"
+#include "realrun/bench/text.h"
+#include "realrun/bench/yardstick.h"
+#include "realrun/executor.h"
+#include "sim/base/error.h"
+#include "sim/hardware/presets.h"
+#include "sim/program/work.h"
+#include "sim/report/format.h"
+#include "strategies/lower.h"
+
+namespace orrery::bench {
+namespace {
+
+using benchmark::Counter;
+
+struct LoweredStep {
+  StepCase step;
+  Program program;
+  double ranks = 1;
+};
+
+struct Suite {
+  std::vector<KernelCase> kernels;
+  std::vector<LoweredStep> steps;
+};
+
+void keep_matches(Suite& suite, const std::string& filter) {
+  if (filter.empty()) return;
+  std::vector<std::string> names;
+  for (const KernelCase& c : suite.kernels) names.push_back(c.name);
+  for (const LoweredStep& s : suite.steps) names.push_back(s.step.name);
+  std::regex expression;
+  try {
+    expression = std::regex(filter);
+  } catch (const std::regex_error&) {
+    throw InputError({"--filter", ""}, fmt::format("\"{}\"", filter), "a regular expression");
+  }
+  const auto differs = [&](const std::string& name) { return !std::regex_search(name, expression); };
+  std::erase_if(suite.kernels, [&](const KernelCase& c) { return differs(c.name); });
+  std::erase_if(suite.steps, [&](const LoweredStep& s) { return differs(s.step.name); });
+  if (suite.kernels.empty() && suite.steps.empty())
+    throw InputError({"--filter", ""}, fmt::format("\"{}\"", filter),
+                     "what a benchmark's name contains (orrery bench --list)", nearest_name(filter, names));
+}
+
+Suite suite_of(const SuiteOptions& options, bool fp8) {
+  Suite suite{kernel_cases(options.device, fp8), {}};
+  for (StepCase& step : step_cases(options.device)) {
+    LoweredStep& lowered = suite.steps.emplace_back();
+    lowered.step = std::move(step);
+    lower(lowered.step.scenario, lowered.program);
+    lowered.ranks = static_cast<double>(lowered.program.mesh.ranks());
+  }
+  keep_matches(suite, options.filter);
+  return suite;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// How many of all repetitions are done, on one line that is written over.
+class Progress {
+ public:
+  Progress(bool wanted, std::size_t repetitions) : wanted_(wanted), repetitions_(repetitions) {}
+  ~Progress() {
+    if (wanted_) fmt::print(stderr, "\r\x1b[K");
+  }
+  // Google Benchmark tries numbers of iterations before the first repetition: such a call is shorter than one.
+  void called(const std::string& name, std::int64_t iterations, double seconds, double least_seconds) {
+    std::int64_t& last = iterations_[name];
+    if (last == iterations || seconds >= least_seconds) done_ = std::min(done_ + 1, repetitions_);
+    last = iterations;
+    if (wanted_) fmt::print(stderr, "\r\x1b[K{:5}/{}  {}", done_, repetitions_, name);
+  }
+
+ private:
+  bool wanted_;
+  std::size_t repetitions_, done_ = 0;
+  std::map<std::string, std::int64_t> iterations_;
+};
+
+class Runner {
+ public:
+  Runner(const SuiteOptions& options, std::unique_ptr<Backend> backend, std::size_t benchmarks)
+      : options_(options),
+        on_cpu_(options.device == DeviceKind::cpu),
+        backend_(std::move(backend)),
+        peaks_(peaks_of(*backend_)),
+        progress_(options.progress, benchmarks * static_cast<std::size_t>(options.repetitions)) {}
+
+  Backend& backend() { return *backend_; }
+  const Peaks& peaks() const { return peaks_; }
+
+  void kernel(benchmark::State& state, const KernelCase& c) {
+    const auto begin = std::chrono::steady_clock::now();
+    run_guarded(state, [&] {
+      // Fresh memory for each repetition on a CPU: where it lies is then part of the noise, not of the run.
+      const std::unique_ptr<Backend> own = on_cpu_ ? make_cpu_backend() : nullptr;
+      Backend& backend = on_cpu_ ? *own : *backend_;
+      Operands operands(backend, c);
+      operands.run();  // warms caches, and what a backend chooses or loads when an op is new
+      backend.synchronize();
+      beside_yardsticks(state, /*real_time=*/false,
+                        [&] { on_cpu_ ? time_cpu(state, operands) : time_gpu(state, operands, c.op.stream); });
+    });
+    count(state, bytes(c.op, c.tensors), flops(c.op, c.tensors), bound_of(c));
+    progress_.called(c.name, state.iterations(), seconds_since(begin), options_.min_seconds);
+  }
+
+  void step(benchmark::State& state, const LoweredStep& s) {
+    const auto begin = std::chrono::steady_clock::now();
+    run_guarded(state, [&] {
+      ExecutionOptions options;
+      options.find_undefined = options.keep_tensors = false;
+      options.measure = true;
+      options.warmup_steps = 1;
+      options.steps = 2 * state.max_iterations;  // the first half is timed without marks around ops
+      beside_yardsticks(state, /*real_time=*/true, [&] {
+        while (state.KeepRunningBatch(state.max_iterations)) {
+          const std::vector<RankResult> ranks = execute_ranks(s.step.scenario, s.program, options, [&](std::size_t) {
+            return on_cpu_ ? make_cpu_backend() : make_cuda_backend();
+          });
+          double seconds = 0;  // a step ends with its last rank
+          for (std::size_t i = 0; i < ranks.front().step_seconds.size(); ++i) {
+            double longest = 0;
+            for (const RankResult& rank : ranks) longest = std::max(longest, rank.step_seconds[i]);
+            seconds += longest;
+          }
+          state.SetIterationTime(seconds);
+        }
+      });
+    });
+    const double step_flops = s.program.model.executed_flops_per_step;
+    const double peak = peaks_.flops(on_cpu_ ? Dtype::fp32 : Dtype::bf16) * s.ranks;
+    count(state, 0, step_flops, peak > 0 ? step_flops / peak : 0);
+    progress_.called(s.step.name, state.iterations(), seconds_since(begin), options_.min_seconds);
+  }
+
+ private:
+  template <class Run>
+  static void run_guarded(benchmark::State& state, Run run) {
+    try {
+      run();
+    } catch (const std::exception& error) {
+      state.SkipWithError(error.what());
+    }
+  }
+
+  template <class Run>
+  void beside_yardsticks(benchmark::State& state, bool real_time, Run run) {
+    if (!on_cpu_) {  // a GPU does not slow down with its host
+      run();
+      return;
+    }
+    const auto before = yardsticks_.measure(real_time);
+    run();
+    const auto after = yardsticks_.measure(real_time);
+    for (std::size_t y = 0; y < kYardsticks.size(); ++y)
+      state.counters[std::string(kYardsticks[y])] = std::max(before[y], after[y]);
+  }
+
+  static void time_cpu(benchmark::State& state, Operands& operands) {
+    for ([[maybe_unused]] auto _ : state) operands.run();
+  }
+
+  // Ops back to back, by the device's clock: the host runs ahead and its time to issue an op does not show, unless the
+  // op is shorter.
+  void time_gpu(benchmark::State& state, Operands& operands, Stream stream) {
+    constexpr benchmark::IterationCount kBatch = 16;
+    while (state.KeepRunningBatch(kBatch)) {
+      const Backend::Mark begin = backend_->mark(stream);
+      for (benchmark::IterationCount i = 0; i < kBatch; ++i) operands.run();
+      const Backend::Mark end = backend_->mark(stream);
+      backend_->synchronize();
+      state.SetIterationTime(backend_->seconds(begin, end));
+      backend_->forget_marks();
+    }
+  }
+
+  double bound_of(const KernelCase& c) const {
+    const double moved = bytes(c.op, c.tensors);
+    if (is_copy(c.op.kind)) return peaks_.copy_bytes_per_second > 0 ? moved / peaks_.copy_bytes_per_second : 0;
+    const double peak = peaks_.flops(c.op.compute_dtype);
+    return std::max(peak > 0 ? flops(c.op, c.tensors) / peak : 0,
+                    peaks_.bytes_per_second > 0 ? moved / peaks_.bytes_per_second : 0);
+  }
+
+  static void count(benchmark::State& state, double bytes, double flops, double bound_seconds) {
+    const auto rate = [](double value) { return Counter(value, Counter::kIsIterationInvariantRate); };
+    // No zeros: the library's coefficient of variation would be NaN, which is no JSON.
+    if (bytes > 0) state.counters["bytes"] = bytes;
+    if (flops > 0) state.counters["flops"] = flops;
+    if (bytes > 0) state.counters["bytes_per_second"] = rate(bytes);
+    if (flops > 0) state.counters["flops_per_second"] = rate(flops);
+    if (bound_seconds > 0) state.counters["percent_of_peak"] = rate(kPercent * bound_seconds);
+  }
+
+  const SuiteOptions& options_;
+  const bool on_cpu_;
+  std::unique_ptr<Backend> backend_;
+  Peaks peaks_;
+  Yardsticks yardsticks_;
+  Progress progress_;
+};
+
+void initialize_library(const SuiteOptions& options) {
+  std::vector<std::string> arguments{"orrery bench", fmt::format("--benchmark_min_time={}", options.min_seconds),
+                                     fmt::format("--benchmark_repetitions={}", options.repetitions),
+                                     "--benchmark_enable_random_interleaving=true"};
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  int count = static_cast<int>(arguments.size());
+  benchmark::Initialize(&count, pointers.data());
+}
+
+}  // namespace
+
+std::vector<SuiteEntry> suite_entries(const SuiteOptions& options) {
+  const Suite suite = suite_of(options, options.device == DeviceKind::cuda);
+  std::vector<SuiteEntry> entries;
+  for (const KernelCase& c : suite.kernels) entries.push_back({c.name, bytes(c.op, c.tensors), flops(c.op, c.tensors)});
+  for (const LoweredStep& s : suite.steps) entries.push_back({s.step.name, 0, s.program.model.executed_flops_per_step});
+  return entries;
+}
+
+std::string run_suite(const SuiteOptions& options) {
+  suite_entries(options);  // a filter that does not fit, before a device is touched
+  const bool on_cpu = options.device == DeviceKind::cpu;
+  std::unique_ptr<Backend> backend = on_cpu ? make_cpu_backend() : make_cuda_backend();
+  const BackendFacts device = backend->facts();
+  const std::string preset = on_cpu ? std::string() : preset_named(device.device);
+  const bool fp8 =
+      !preset.empty() && find_device(preset).peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] > 0;
+  const Suite suite = suite_of(options, fp8);
+  Runner runner(options, std::move(backend), suite.kernels.size() + suite.steps.size());
+
+  Facts facts = options.facts;
+  const auto add = [&](const Facts& more) { facts.insert(facts.end(), more.begin(), more.end()); };
+  add(machine_facts(device));
+  const Peaks& peaks = runner.peaks();
+  facts.emplace_back("peak_source", peaks.source);
+  facts.emplace_back("peak_bytes_per_second", fmt::format("{:.6g}", peaks.bytes_per_second));
+  for (const auto& [dtype, rate] : peaks.flops_per_second)
+    if (rate > 0)
+      facts.emplace_back(fmt::format("peak_{}_flops_per_second", name_of(dtype)), fmt::format("{:.6g}", rate));
+  facts.emplace_back("repetition_min_seconds", fmt::format("{:g}", options.min_seconds));
+  if (!on_cpu) add(gpu_state("before_"));
+
+  initialize_library(options);
+  for (const KernelCase& c : suite.kernels) {
+    auto* const registered = benchmark::RegisterBenchmark(
+        c.name.c_str(), [&runner, &c](benchmark::State& state) { runner.kernel(state, c); });
+    if (!on_cpu) registered->UseManualTime();
+  }
+  for (const LoweredStep& s : suite.steps)
+    benchmark::RegisterBenchmark(s.step.name.c_str(), [&runner, &s](benchmark::State& state) {
+      runner.step(state, s);
+    })->UseManualTime();
+  std::ostringstream text, errors;
+  benchmark::JSONReporter reporter;
+  reporter.SetOutputStream(&text);
+  reporter.SetErrorStream(&errors);
+  benchmark::RunSpecifiedBenchmarks(&reporter, ".");
+  benchmark::ClearRegisteredBenchmarks();
+  if (!on_cpu) add(gpu_state("after_"));
+
+  auto document = nlohmann::ordered_json::parse(text.str());
+  // Reported as they end, which is random.
+  auto& entries = document["benchmarks"].get_ref<nlohmann::ordered_json::array_t&>();
+  std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+    return a.value("family_index", 0) < b.value("family_index", 0);
+  });
+  for (const auto& [key, value] : facts) document["context"][key] = value;
+  return document.dump(2) + "\n";
+}
+
+std::string run_text(const BenchmarkRun& run) {
+  constexpr double kLow = 0.25, kHigh = 0.75;
+  const std::vector<Column> columns{{"benchmark", false}, {"median"}, {"spread"}, {"byte/s"}, {"FLOP/s"}, {"of peak"}};
+  std::vector<std::vector<std::string>> rows;
+  bool failed = false;
+  for (const Series& series : run.series) {
+    if (!series.error.empty()) {
+      rows.push_back({series.name, "failed", "", "", "", series.error});
+      failed = true;
+      continue;
+    }
+    const std::vector<double> seconds = series.seconds();
+    const double middle = median(seconds);
+    const double spread = (quantile(seconds, kHigh) - quantile(seconds, kLow)) / middle;
+    const auto rate = [&](double amount) { return amount > 0 ? rate_text(amount / middle) : "-"; };
+    rows.push_back({series.name, seconds_text(middle), percent_text(spread), rate(series.bytes), rate(series.flops),
+                    series.bound_seconds > 0 ? percent_text(series.bound_seconds / middle) : "-"});
+  }
+  std::string text;
+  for (const char* key : {"device", "software"})
+    if (const std::string* value = run.fact(key)) text += fmt::format("{}{}", text.empty() ? "" : ", ", *value);
+  if (!text.empty()) text += "\n";
+  if (const std::string* peak = run.fact("peak_source")) text += "peak: " + *peak + "\n";
+  text += "\n" + grid(columns, rows);
+  if (failed) text += "\nsome benchmarks failed\n";
+  return text;
+}
+
+}  // namespace orrery::bench

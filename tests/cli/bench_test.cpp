@@ -1,0 +1,271 @@
+// orrery bench: compares, keeps and imports runs that the test writes; one short run of the real thing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/cli/command.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+constexpr const char* kMatmul = "linear/fp32/8x8x8";
+constexpr const char* kNorm = "norm/fp32/8x8";
+
+// Ten repetitions of two kernels.
+std::string run_file(double matmul_microseconds, double norm_microseconds,
+                     const std::string& date = "2026-01-02T03:04:05+00:00", const std::string& device = "a CPU") {
+  json run{{"context", {{"date", date}, {"device", device}, {"git_commit", "0123456789abcdef"}, {"num_cpus", 2}}},
+           {"benchmarks", json::array()}};
+  for (const auto& [name, microseconds] :
+       {std::pair(kMatmul, matmul_microseconds), std::pair(kNorm, norm_microseconds)})
+    for (int i = 0; i < 10; ++i)
+      run["benchmarks"].push_back({{"name", name},
+                                   {"run_name", name},
+                                   {"run_type", "iteration"},
+                                   {"repetition_index", i},
+                                   {"iterations", 100},
+                                   {"real_time", 2 * microseconds},
+                                   {"cpu_time", microseconds * (1 + 0.001 * i)},
+                                   {"time_unit", "us"}});
+  return run.dump();
+}
+
+void expect_refused(const Workplace& place, const std::string& arguments, const std::string& sentence) {
+  const std::set<std::string> before = place.files();
+  const CommandResult result = place.orrery(arguments);
+  EXPECT_EQ(result.code, 2) << arguments << "\n" << result.err;
+  EXPECT_THAT(result.out, IsEmpty()) << arguments;
+  EXPECT_THAT(result.err, StartsWith("orrery: error: "));
+  EXPECT_THAT(result.err, HasSubstr(sentence)) << arguments;
+  EXPECT_EQ(place.files(), before) << arguments;
+}
+
+// ---- compare
+
+TEST(BenchCompare, ExitsOneOnARegressionAndSaysWhich) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  place.write("after.json", run_file(112, 10));
+  const CommandResult result = place.orrery("bench compare before.json after.json");
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("+12.0 %"));
+  EXPECT_THAT(result.out, HasSubstr("1 regression, 1 unchanged"));
+  EXPECT_THAT(result.err, IsEmpty());
+}
+
+TEST(BenchCompare, ExitsZeroWhereNothingIsSlower) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  place.write("after.json", run_file(80, 10));
+  EXPECT_EQ(place.orrery("bench compare before.json before.json").code, 0);
+  const CommandResult faster = place.orrery("bench compare before.json after.json");
+  EXPECT_EQ(faster.code, 0);
+  EXPECT_THAT(faster.out, HasSubstr("1 improvement, 1 unchanged"));
+  EXPECT_EQ(place.orrery("bench compare before.json -", run_file(112, 10)).code, 1) << "from standard input";
+}
+
+TEST(BenchCompare, TakesThresholdsAndFilters) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  place.write("after.json", run_file(112, 10));
+  EXPECT_EQ(place.orrery("bench compare before.json after.json --threshold 15%").code, 0);
+  EXPECT_EQ(place.orrery("bench compare before.json after.json --threshold 0.1").code, 1);
+  EXPECT_EQ(place.orrery("bench compare before.json after.json --filter '^norm'").code, 0);
+  EXPECT_EQ(place.orrery("bench compare before.json after.json --alpha 1e-9").code, 0) << "ten repetitions are too few";
+}
+
+TEST(BenchCompare, WritesMarkdownJunitJsonAndCsv) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  place.write("after.json", run_file(112, 10));
+  const CommandResult result =
+      place.orrery("bench compare before.json after.json --markdown o.md --junit o.xml --json o.json --csv o.csv");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(place.read("o.md"), HasSubstr("| linear/fp32/8x8x8 |"));
+  EXPECT_THAT(place.read("o.csv"), HasSubstr("linear/fp32/8x8x8,regression,10,10,"));
+  EXPECT_EQ(json::parse(place.read("o.json"))["verdicts"]["regression"], 1);
+  // The XML as a parser of the standard library reads it.
+  place.write("check.py",
+              "import xml.etree.ElementTree as e\n"
+              "s = e.parse('o.xml').getroot().find('testsuite')\n"
+              "assert (s.get('tests'), s.get('failures')) == ('2', '1')\n"
+              "assert [c.get('name') for c in s if c.find('failure') is not None] == ['linear/fp32/8x8x8']\n");
+  EXPECT_EQ(place.python("check.py"), 0) << place.read(".stderr");
+  EXPECT_THAT(place.orrery("bench compare before.json after.json --markdown -").out, StartsWith("**1 regression"));
+}
+
+TEST(BenchCompare, WarnsOfAnotherDevice) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  place.write("after.json", run_file(100, 10, "2026-01-03T00:00:00+00:00", "another CPU"));
+  const CommandResult result = place.orrery("bench compare before.json after.json");
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, HasSubstr("device was a CPU in the baseline and is another CPU in the new run"));
+}
+
+TEST(BenchCompare, RefusesWhatIsNoRun) {
+  Workplace place;
+  place.write("run.json", run_file(100, 10));
+  place.write("empty.json", "");
+  place.write("scenario.json", example_scenario());
+  place.write("half.json", run_file(100, 10).substr(0, 300));
+  place.write("none.json", R"({"context": {}, "benchmarks": []})");
+  expect_refused(place, "bench compare run.json missing.json", "missing.json: found nothing");
+  expect_refused(place, "bench compare run.json empty.json --json o.json", "empty.json");
+  expect_refused(place, "bench compare run.json half.json --json o.json", "half.json");
+  expect_refused(place, "bench compare scenario.json run.json", "the JSON of a Google Benchmark run");
+  expect_refused(place, "bench compare none.json none.json", "expected a run with benchmarks");
+  expect_refused(place, "bench compare run.json run.json --threshold soon", "expected a share: 5% or 0.05");
+  expect_refused(place, "bench compare run.json run.json --threshold -5%", "expected a share: 5% or 0.05");
+  expect_refused(place, "bench compare run.json run.json --filter '('", "expected a regular expression");
+  expect_refused(place, "bench compare run.json run.json --filter attention", "\"attention\"");
+  expect_refused(place, "bench compare run.json run.json --junit nowhere/o.xml", "nowhere/o.xml");
+  expect_refused(place, "bench compare run.json run.json --json o.json --junit nowhere/o.xml", "nowhere/o.xml");
+  expect_refused(place, "bench compare - -", "both runs on standard input");
+}
+
+// ---- history
+
+TEST(BenchHistory, KeepsRunsInTheOrderOfTheirDatesAndOnlyOnce) {
+  Workplace place;
+  place.write("second.json", run_file(120, 10, "2026-02-01T00:00:00+00:00"));
+  place.write("first.json", run_file(100, 10, "2026-02-01T00:30:00+01:00"));  // by UTC half an hour earlier
+  EXPECT_THAT(place.orrery("bench import second.json first.json --history h.db").out, HasSubstr("2 runs in h.db"));
+  const CommandResult again = place.orrery("bench import first.json --history h.db");
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("is there already"));
+  EXPECT_THAT(again.out, HasSubstr("2 runs in h.db"));
+  EXPECT_EQ(place.files(), (std::set<std::string>{"first.json", "second.json", "h.db"}));
+
+  const CommandResult table = place.orrery(std::string("bench history ") + kMatmul + " --history h.db");
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("+20.0 %"));
+  EXPECT_LT(table.out.find("2026-02-01T00:30:00+01:00"), table.out.find("2026-02-01T00:00:00+00:00"));
+  EXPECT_THAT(table.out, HasSubstr("0123456789ab"));
+}
+
+TEST(BenchHistory, WritesSvgCsvAndJson) {
+  Workplace place;
+  place.write("a.json", run_file(100, 10, "2026-02-01T00:00:00+00:00"));
+  place.write("b.json", run_file(110, 10, "2026-02-02T00:00:00+00:00"));
+  place.write("c.json", run_file(50, 10, "2026-02-03T00:00:00+00:00", "a <faster> CPU"));
+  place.orrery("bench import a.json b.json c.json --history h.db");
+  const CommandResult result =
+      place.orrery(std::string("bench history ") + kMatmul + " --history h.db --svg o.svg --csv o.csv --json o.json");
+  EXPECT_EQ(result.code, 0) << result.err;
+  const json runs = json::parse(place.read("o.json"))["runs"];
+  ASSERT_EQ(runs.size(), 3u);
+  EXPECT_NEAR(runs[0]["median_seconds"], 100e-6 * 1.0045, 1e-12);
+  EXPECT_NEAR(runs[1]["ratio_to_previous"], 1.1, 1e-9);
+  EXPECT_FALSE(runs[2].contains("ratio_to_previous")) << "another device";
+  const std::string csv = place.read("o.csv");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4);
+  place.write("check.py",
+              "import xml.etree.ElementTree as e\n"
+              "s = e.parse('o.svg').getroot()\n"
+              "n = '{http://www.w3.org/2000/svg}'\n"
+              "assert len(s.findall(n + 'polyline')) == 2\n"
+              "assert any('a <faster> CPU' == t.text for t in s.iter(n + 'text'))\n");
+  EXPECT_EQ(place.python("check.py"), 0) << place.read(".stderr");
+}
+
+TEST(BenchHistory, RefusesWhatIsNoHistory) {
+  Workplace place;
+  place.write("run.json", run_file(100, 10));
+  place.write("empty.db", "");
+  place.write("text.db", std::string(4096, 'x'));
+  place.orrery("bench import run.json --history h.db");
+  const std::string before = place.read("h.db");
+  expect_refused(place, "bench history linear/fp32/8x8x9 --history h.db", "(did you mean \"linear/fp32/8x8x8\"?)");
+  expect_refused(place, std::string("bench history ") + kMatmul + " --history missing.db", "missing.db: found nothing");
+  expect_refused(place, std::string("bench history ") + kMatmul + " --history empty.db",
+                 "empty.db: found an empty file");
+  expect_refused(place, std::string("bench history ") + kMatmul + " --history text.db", "text.db");
+  expect_refused(place, std::string("bench history ") + kMatmul + " --history h.db --svg nowhere/o.svg",
+                 "nowhere/o.svg");
+  expect_refused(place, "bench import run.json --history text.db", "text.db");
+  expect_refused(place, "bench import run.json --history nowhere/h.db", "nowhere/h.db");
+  expect_refused(place, "bench import empty.db --history h.db", "empty.db");
+  expect_refused(place, "bench import run.json text.db --history new.db", "text.db");
+  EXPECT_EQ(place.read("h.db"), before);
+  EXPECT_EQ(place.read("text.db"), std::string(4096, 'x'));
+}
+
+TEST(BenchHistory, RefusesAnotherProgramsDatabase) {
+  Workplace place;
+  place.write("run.json", run_file(100, 10));
+  place.write("make.py",
+              "import sqlite3\nc = sqlite3.connect('other.db')\nc.execute('create table t (x)')\nc.commit()\n");
+  if (place.python("make.py") != 0) GTEST_SKIP() << "this Python has no sqlite3";
+  const std::string before = place.read("other.db");
+  expect_refused(place, "bench import run.json --history other.db", "an SQLite file of another program");
+  EXPECT_EQ(place.read("other.db"), before);
+}
+
+// ---- run
+
+TEST(Bench, ListsEveryBenchmarkWithItsWork) {
+  const CommandResult result = Workplace().orrery("bench --list");
+  EXPECT_EQ(result.code, 0) << result.err;
+  for (const char* name : {"linear/fp32/256x512x512", "attention_backward/causal/fp32/", "adam/master/fp32/",
+                           "step/data_parallel_2_zero_1", "copy_to_host/fp32/"})
+    EXPECT_THAT(result.out, HasSubstr(name));
+  EXPECT_THAT(result.out, HasSubstr("134.2 M")) << "2 x 256 x 512 x 512";
+}
+
+TEST(Bench, ARunCanBeComparedAndKept) {
+  Workplace place;
+  const CommandResult run = place.orrery(
+      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --output run.json --history h.db");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("multiply/fp32/"));
+  const json document = json::parse(place.read("run.json"));
+  for (const char* key : {"date", "library_build_type", "device", "orrery_version", "peak_source", "processors"})
+    EXPECT_TRUE(document["context"].contains(key)) << key;
+  std::size_t repetitions = 0, aggregates = 0;
+  for (const json& entry : document["benchmarks"]) {
+    if (entry["run_type"] == "aggregate") {
+      ++aggregates;
+      continue;
+    }
+    ++repetitions;
+    EXPECT_FALSE(entry.contains("error_occurred")) << entry;
+    for (const char* counter : {"percent_of_peak", "yardstick_arithmetic_seconds", "yardstick_memory_seconds"})
+      EXPECT_TRUE(entry[counter].is_number()) << counter;
+    if (!std::string(entry["name"]).starts_with("multiply")) {
+      EXPECT_GT(entry["flops"], 0);
+      continue;
+    }
+    EXPECT_EQ(entry["bytes"], 3 * 4 * 2 * 64 * 512) << "two read, one written";
+    EXPECT_NEAR(entry["bytes_per_second"].get<double>() * entry["cpu_time"].get<double>() * 1e-9, entry["bytes"], 1e-3);
+  }
+  EXPECT_EQ(repetitions, 6u);
+  EXPECT_GT(aggregates, 0u);
+  EXPECT_THAT(place.orrery("bench compare run.json run.json").out, HasSubstr("2 too few repetitions"));
+  EXPECT_THAT(place.orrery("bench import run.json --history h.db").out, HasSubstr("is there already"));
+  EXPECT_EQ(place.orrery("bench history step/one_rank --history h.db").code, 0) << "without its /manual_time";
+}
+
+TEST(Bench, SaysWhatItCannotDoBeforeItRuns) {
+  Workplace place;
+  place.write("text.db", std::string(4096, 'x'));
+  expect_refused(place, "bench --filter '('", "expected a regular expression");
+  expect_refused(place, "bench --filter linaer/fp32/256x512x512", "(did you mean \"linear/fp32/256x512x512\"?)");
+  expect_refused(place, "bench --output nowhere/run.json", "nowhere/run.json");
+  expect_refused(place, "bench --history text.db", "text.db");
+  expect_refused(place, "bench --repetitions 0", "--repetitions");
+  expect_refused(place, "bench --device tpu", "--device");
+  expect_refused(place, "bench compair a.json b.json", "");
+}
+
+}  // namespace
+}  // namespace orrery
