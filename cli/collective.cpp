@@ -33,6 +33,7 @@ struct Arguments {
   std::string kind;
   std::string cluster, node, device;
   std::optional<std::int64_t> nodes, ranks, ranks_per_node;
+  std::int64_t groups = 1;
   std::string least_bytes = "8", most_bytes = "8G";
   std::int64_t step_factor = 2;
   std::string algorithm{kCollectiveAlgorithmNames.front()}, protocol{kCollectiveProtocolNames.front()};
@@ -47,6 +48,7 @@ constexpr const char* kExamples = R"(Examples:
   orrery collective all_to_all --node dgx-h100 --nodes 16 -b 1M -e 1G -f 4
   orrery collective all_gather --cluster eos --ranks-per-node 1 --ranks 32
   orrery collective all_reduce --cluster dgx-a100 --algorithm ring --protocol ll128
+  orrery collective all_reduce --node dgx-h100 --nodes 4 --groups 8     the rings of tensor-parallel 8 at once
   orrery collective --measured                                every published curve beside its predictions
   orrery collective all_to_all --measured h200 --csv -        every point of some of them)";
 
@@ -144,7 +146,7 @@ Prediction predict(const Arguments& arguments) {
                .rows = {}};
   p.ranks_per_node = arguments.ranks_per_node.value_or(p.cluster.node.devices);
   p.ranks = arguments.ranks.value_or(p.cluster.nodes * p.ranks_per_node);
-  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des);
+  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups);
   p.calibration = predictor.calibration();
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == arguments.kind; });
@@ -177,6 +179,7 @@ std::string table_of(const Prediction& p) {
   std::string text = fmt::format("{}, {} ranks: {} node{} x {} {}", p.arguments.kind, p.ranks, c.nodes,
                                  c.nodes == 1 ? "" : "s", p.ranks_per_node, c.device.name);
   if (p.ranks_per_node < c.node.devices) text += fmt::format(" of {}", c.node.devices);
+  if (p.arguments.groups > 1) text += fmt::format(", in {} groups at once", p.arguments.groups);
   if (c.nodes > 1) text += ", " + c.fabric.name;
   text += fmt::format("\nRates as measured on {}", p.calibration.intra_class);
   if (c.nodes > 1) text += " and " + p.calibration.inter_class;
@@ -250,6 +253,7 @@ Json json_of(const Prediction& p) {
                {"ranks", p.ranks},
                {"nodes", p.cluster.nodes},
                {"ranks_per_node", p.ranks_per_node},
+               {"groups", p.arguments.groups},
                {"device", p.cluster.device.name},
                {"node", p.cluster.node.name},
                {"fabric", p.cluster.fabric.name},
@@ -356,6 +360,7 @@ void add_collective(CLI::App& app) {
   count("--nodes", arguments->nodes, "Number of nodes; 1 when left out");
   count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
+  count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn")->capture_default_str();
   text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G")
       ->type_name("SIZE")
       ->capture_default_str();

@@ -29,7 +29,7 @@ Cluster part_of(Cluster cluster, std::int64_t ranks_per_node) {
 }  // namespace
 
 CollectivePredictor::CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
-                                         const DiscreteEventOptions& options)
+                                         const DiscreteEventOptions& options, std::int64_t groups)
     : cluster_(part_of(cluster, ranks_per_node)),
       calibration_(find_collective_calibration(cluster)),
       model_(cluster_, calibration_),
@@ -39,7 +39,11 @@ CollectivePredictor::CollectivePredictor(const Cluster& cluster, std::int64_t ra
     throw InputError({"--ranks", ""}, fmt::format("{}", ranks),
                      most < 2 ? fmt::format("a cluster of at least 2 devices, not of {}", most)
                               : fmt::format("2 to {}, the devices that can take part", most));
-  mesh_.size(MeshAxis::tp) = ranks;
+  if (groups < 1 || ranks % groups != 0 || ranks / groups < 2)
+    throw InputError({"--groups", ""}, fmt::format("{}", groups),
+                     fmt::format("a number that divides the {} ranks into groups of 2 or more", ranks));
+  mesh_.size(MeshAxis::tp) = groups;
+  mesh_.size(MeshAxis::dp_shard) = ranks / groups;
 }
 
 CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm,
@@ -48,7 +52,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
   constexpr auto kDes = static_cast<std::size_t>(Engine::des);
   CollectivePrediction prediction;
   const CollectiveCost cost =
-      model_.cost(kind, bytes, span_of(mesh_, MeshAxis::tp, cluster_.node.devices), algorithm, protocol);
+      model_.cost(kind, bytes, span_of(mesh_, MeshAxis::dp_shard, cluster_.node.devices), algorithm, protocol);
   prediction.algorithm = cost.algorithm;
   prediction.protocol = cost.protocol;
   if (engines[kAnalytical]) {
@@ -60,7 +64,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
                                     {.kind = kind,
                                      .bytes = bytes,
                                      .mesh = mesh_,
-                                     .axes = MeshAxis::tp,
+                                     .axes = MeshAxis::dp_shard,
                                      .algorithm = algorithm,
                                      .protocol = protocol},
                                     {}, options_);

@@ -42,9 +42,11 @@ struct CollectivePrediction {
 // A node of which only a part takes part keeps the NICs nearest to those devices.
 class CollectivePredictor {
  public:
-  // Throws InputError unless 1 <= ranks_per_node <= the node's devices and 2 <= ranks <= what that leaves.
+  // `groups` > 1: rank r is in group r mod groups, and all groups run at once.
+  // Throws InputError unless 1 <= ranks_per_node <= the node's devices, 2 <= ranks <= what that leaves, and the groups
+  // are equally large and of two ranks or more.
   CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
-                      const DiscreteEventOptions& options);
+                      const DiscreteEventOptions& options, std::int64_t groups = 1);
 
   // Throws InputError when an engine refuses; run_collective and CollectiveModel::cost say when.
   CollectivePrediction predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
@@ -56,7 +58,7 @@ class CollectivePredictor {
   Cluster cluster_;
   CollectiveCalibration calibration_;
   CollectiveModel model_;
-  Mesh mesh_;
+  Mesh mesh_;  // groups of dp_shard, as many as tp
   DiscreteEventOptions options_;
 };
 

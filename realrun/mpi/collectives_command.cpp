@@ -1,0 +1,203 @@
+#include "realrun/mpi/collectives_command.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "realrun/mpi/mpi_communicator.h"
+#include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+CollectiveAlgorithm algorithm_of(const CollectiveSweep& sweep) {
+  for (std::size_t i = 1; i < kCollectiveAlgorithmNames.size(); ++i)
+    if (kCollectiveAlgorithmNames[i] == sweep.algorithm) return static_cast<CollectiveAlgorithm>(i);
+  if (sweep.algorithm == kCollectiveAlgorithmNames[0])
+    return sweep.kind == "all_to_all" || sweep.kind == "send_recv" ? CollectiveAlgorithm::direct
+                                                                   : CollectiveAlgorithm::ring;
+  throw InputError({"--algorithm", ""}, describe(sweep.algorithm), "ring, tree, halving_doubling or direct");
+}
+
+// Small whole numbers, whose sums fp32 holds exactly.
+float value_of(std::size_t rank, std::int64_t i) {
+  return static_cast<float>((static_cast<std::int64_t>(rank) * 7 + i) % 101);
+}
+
+class Sweep {
+ public:
+  explicit Sweep(const CollectiveSweep& sweep, const MpiOptions& options)
+      : sweep_(sweep), communicator_(options), all_(communicator_.ranks()) {
+    const std::size_t rank = communicator_.rank(), ranks = communicator_.ranks();
+    for (std::size_t r = 0; r < ranks; ++r) all_[r] = r;
+    const auto groups = static_cast<std::size_t>(std::max<std::int64_t>(0, sweep.groups));
+    if (groups < 1 || ranks % groups != 0)
+      throw InputError({"--groups", ""}, fmt::format("{}", sweep.groups),
+                       fmt::format("a number that divides the {} ranks", ranks));
+    for (std::size_t r = rank % groups; r < ranks; r += groups) members_.push_back(r);
+    own_ = rank / groups;
+  }
+
+  Json point(double bytes) {
+    prepare(bytes);
+    run();
+    check();
+    barrier();
+    Clock::time_point begin = Clock::now();
+    run();
+    const double once = span(begin, Clock::now());
+    const std::int64_t iterations =
+        sweep_.iterations > 0 ? sweep_.iterations
+                              : std::max<std::int64_t>(1, std::llround(sweep_.sample_seconds / std::max(once, 1e-9)));
+    std::vector<double> samples;
+    const double trips = sweep_.kind == "ping_pong" ? 2 : 1;
+    for (std::int64_t s = 0; s < sweep_.samples; ++s) {
+      barrier();
+      begin = Clock::now();
+      for (std::int64_t k = 0; k < iterations; ++k) run();
+      samples.push_back(span(begin, Clock::now()) / static_cast<double>(iterations) / trips);
+    }
+    return {{"bytes", bytes}, {"iterations", iterations}, {"seconds", samples}};
+  }
+
+  MpiCommunicator& communicator() { return communicator_; }
+
+ private:
+  void barrier() { communicator_.gather_values(all_, "barrier", {}); }
+  // From the first rank's beginning to the last one's end. They share a clock.
+  double span(Clock::time_point begin, Clock::time_point end) {
+    const auto seconds = [](Clock::time_point t) {
+      return std::chrono::duration<double>(t.time_since_epoch()).count();
+    };
+    double first = seconds(begin), last = seconds(end);
+    for (const std::vector<double>& v : communicator_.gather_values(all_, "times", {first, last})) {
+      first = std::min(first, v[0]);
+      last = std::max(last, v[1]);
+    }
+    return last - first;
+  }
+
+  void prepare(double bytes) {
+    const auto n = static_cast<std::int64_t>(members_.size());
+    const bool parts = sweep_.kind == "all_gather" || sweep_.kind == "reduce_scatter" || sweep_.kind == "all_to_all";
+    const auto elements = static_cast<std::int64_t>(bytes) / static_cast<std::int64_t>(sizeof(float));
+    each_ = std::max<std::int64_t>(1, parts ? elements / n : elements);
+    const std::int64_t whole = parts ? n * each_ : each_;
+    in_.resize(static_cast<std::size_t>(sweep_.kind == "all_gather" ? each_ : whole));
+    out_.resize(static_cast<std::size_t>(sweep_.kind == "reduce_scatter" ? each_ : whole));
+    for (std::size_t i = 0; i < in_.size(); ++i) in_[i] = value_of(communicator_.rank(), static_cast<std::int64_t>(i));
+    if (sweep_.kind == "all_reduce" || sweep_.kind == "broadcast") out_ = in_;
+  }
+
+  void run() {
+    const std::string what = sweep_.kind;
+    const auto n = members_.size();
+    constexpr Stream kStream = Stream::compute;
+    if (what == "all_reduce")
+      communicator_.all_reduce(members_, what, kStream, out_.data(), each_, Dtype::fp32);
+    else if (what == "all_gather")
+      communicator_.all_gather(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+    else if (what == "reduce_scatter")
+      communicator_.reduce_scatter(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+    else if (what == "all_to_all")
+      communicator_.all_to_all(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+    else if (what == "broadcast")
+      communicator_.broadcast(members_, what, out_.data(), each_);
+    else if (what == "send_recv")
+      communicator_.permute(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32, (own_ + 1) % n,
+                            (own_ + n - 1) % n);
+    else if (what == "ping_pong")
+      ping_pong();
+    else
+      throw InputError({"KIND", ""}, describe(what),
+                       "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv or ping_pong");
+  }
+
+  // Every member with the next: there and back.
+  void ping_pong() {
+    const std::size_t n = members_.size();
+    if (n % 2 != 0) throw InputError({"KIND", ""}, fmt::format("ping_pong of {} ranks", n), "an even number of them");
+    const std::size_t partner = members_[own_ ^ 1];
+    constexpr Stream kStream = Stream::compute;
+    const MessageTag there{}, back{.backward = true};
+    if (own_ % 2 == 0) {
+      communicator_.send(partner, there, kStream, in_.data(), each_, Dtype::fp32);
+      communicator_.receive(partner, back, kStream, out_.data(), each_, Dtype::fp32);
+    } else {
+      communicator_.receive(partner, there, kStream, out_.data(), each_, Dtype::fp32);
+      communicator_.send(partner, back, kStream, in_.data(), each_, Dtype::fp32);
+    }
+  }
+
+  void check() const {
+    const std::size_t n = members_.size();
+    const std::string& kind = sweep_.kind;
+    const auto sum_at = [&](std::int64_t i) {
+      float sum = 0;
+      for (const std::size_t m : members_) sum += value_of(m, i);
+      return sum;
+    };
+    const std::int64_t own = static_cast<std::int64_t>(own_);
+    for (std::size_t e = 0; e < out_.size(); ++e) {
+      const auto i = static_cast<std::int64_t>(e);
+      const std::size_t from = members_[static_cast<std::size_t>(i / each_) % n];
+      const float expected = kind == "all_reduce"       ? sum_at(i)
+                             : kind == "reduce_scatter" ? sum_at(own * each_ + i)
+                             : kind == "all_gather"     ? value_of(from, i % each_)
+                             : kind == "all_to_all"     ? value_of(from, own * each_ + i % each_)
+                             : kind == "broadcast"      ? value_of(members_.front(), i)
+                             : kind == "ping_pong"      ? value_of(members_[own_ ^ 1], i)
+                                                        : value_of(members_[(own_ + n - 1) % n], i);
+      if (out_[e] != expected)
+        throw ExecutionError(fmt::format("rank {}: {} over {} ranks gives {} instead of {} at element {}",
+                                         communicator_.rank(), kind, n, out_[e], expected, e));
+    }
+  }
+
+  const CollectiveSweep& sweep_;
+  MpiCommunicator communicator_;
+  Members all_, members_;
+  std::size_t own_ = 0;
+  std::int64_t each_ = 0;
+  std::vector<float> in_, out_;
+};
+
+}  // namespace
+
+void run_collective_sweep(const CollectiveSweep& sweep) {
+  MpiOptions options;
+  options.algorithm = algorithm_of(sweep);
+  options.watchdog_seconds = sweep.watchdog_seconds;
+  if (sweep.yield_seconds >= 0) options.yield_seconds = sweep.yield_seconds;
+  if (sweep.sleep_seconds >= 0) options.sleep_seconds = sweep.sleep_seconds;
+  if (sweep.message_bytes > 0) options.message_bytes = sweep.message_bytes;
+  if (sweep.step_factor < 2) throw InputError({"--stepfactor", ""}, fmt::format("{}", sweep.step_factor), "2 or more");
+  Sweep runs(sweep, options);
+  try {
+    Json points = Json::array();
+    for (double bytes = sweep.least_bytes; bytes <= sweep.most_bytes; bytes *= static_cast<double>(sweep.step_factor))
+      points.push_back(runs.point(bytes));
+    const std::size_t ranks = runs.communicator().ranks();
+    runs.communicator().finish();
+    if (runs.communicator().rank() != 0) return;
+    const Json json{{"collective", sweep.kind},
+                    {"algorithm", name_of(options.algorithm)},
+                    {"ranks", ranks},
+                    {"groups", sweep.groups},
+                    {"points", points}};
+    fmt::print("{}\n", json.dump());
+  } catch (...) {
+    runs.communicator().fail(std::current_exception());
+  }
+}
+
+}  // namespace orrery

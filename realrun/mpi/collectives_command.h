@@ -1,0 +1,29 @@
+// orrery-rank collective: what nccl-tests does, over the ranks of an MPI job.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace orrery {
+
+struct CollectiveSweep {
+  std::string kind;                     // of kCollectiveKinds (cli/collective_prediction.h): all_reduce, send_recv, ...
+  std::string algorithm = "automatic";  // automatic: direct for all_to_all and send_recv, ring for all else
+  double least_bytes = 65536, most_bytes = 16777216;
+  std::int64_t step_factor = 4;
+  std::int64_t groups = 1;  // rank r is in group r mod groups; all run at once
+  std::int64_t samples = 5;
+  std::int64_t iterations = 0;  // of a sample, back to back; 0: as many as take sample_seconds
+  double sample_seconds = 0.2;
+  double watchdog_seconds = 60;
+  double yield_seconds = -1, sleep_seconds = -1;  // below 0: MpiOptions' own
+  std::int64_t message_bytes = 0;                 // 0: MpiOptions' own
+};
+
+// On every rank. Checks the values of each size, then times it; rank 0 prints one JSON document. A sample is the
+// time from the first rank's beginning, after a barrier, to the last one's end, over the iterations; for that the ranks
+// share one machine's clock. `bytes` are nccl-tests'.
+// Throws InputError, ExecutionError (also for wrong values).
+void run_collective_sweep(const CollectiveSweep& sweep);
+
+}  // namespace orrery

@@ -1,0 +1,93 @@
+// orrery-rank: one rank of a job that mpirun starts.
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+
+#include "realrun/mpi/collectives_command.h"
+#include "realrun/mpi/mpi_communicator.h"
+#include "realrun/mpi/training_command.h"
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  mpirun -n 4 orrery-rank collective all_reduce -b 64K -e 16M
+  mpirun -n 8 orrery-rank collective all_to_all --groups 2
+  mpirun -n 2 orrery-rank run small-gpt --set plan.data_parallel=2 --steps 10)";
+
+void add_collective(CLI::App& app, CollectiveSweep& sweep) {
+  CLI::App* command =
+      app.add_subcommand("collective", "Check and time a collective over all ranks, as nccl-tests does");
+  command
+      ->add_option("KIND", sweep.kind,
+                   "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv, ping_pong")
+      ->required();
+  const auto size = CLI::AsSizeValue(false);
+  command->add_option("-b,--minbytes", sweep.least_bytes, "Smallest size")->transform(size);
+  command->add_option("-e,--maxbytes", sweep.most_bytes, "Largest size")->transform(size);
+  command->add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next")->capture_default_str();
+  command->add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct")->capture_default_str();
+  command->add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
+  command->add_option("--samples", sweep.samples, "Times to measure")->capture_default_str();
+  command->add_option("--iterations", sweep.iterations, "Of a sample, back to back; 0: enough for --sample-seconds");
+  command->add_option("--sample-seconds", sweep.sample_seconds, "Of one sample")->capture_default_str();
+  command->add_option("--watchdog-seconds", sweep.watchdog_seconds, "For one wait")->capture_default_str();
+  command->add_option("--yield-seconds", sweep.yield_seconds, "A wait yields so long before it sleeps");
+  command->add_option("--sleep-seconds", sweep.sleep_seconds, "Between a sleeping wait's looks");
+  command->add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
+  command->callback([&sweep] { run_collective_sweep(sweep); });
+}
+
+void add_run(CLI::App& app, TrainingRun& run) {
+  CLI::App* command = app.add_subcommand("run", "One rank of a scenario's training steps, on this CPU");
+  command->add_option("SCENARIO", run.scenario, "As for orrery simulate")->required();
+  command->add_option("--set", run.sets, "Override a field: plan.tensor_parallel=2")->allow_extra_args(false);
+  command->add_option("--steps", run.steps, "Measured steps")->capture_default_str();
+  command->add_option("--warmup", run.warmup, "Steps before them")->capture_default_str();
+  command->add_option("--seed", run.seed, "Of parameters and inputs")->capture_default_str();
+  command->add_option("--watchdog-seconds", run.watchdog_seconds, "For one wait")->capture_default_str();
+  command->add_flag("--check", run.check, "Compare with the one-rank Program instead of measuring");
+  command->add_flag("--alone", run.alone, "Every rank runs the scenario on one rank by itself, all at the same time");
+  command->callback([&run] { run_training(run); });
+}
+
+int rank_main(int argc, char** argv) {
+  CLI::App app("One rank of a job that mpirun starts");
+  app.footer(kExamples);
+  app.require_subcommand(1);
+  CollectiveSweep sweep;
+  add_collective(app, sweep);
+  TrainingRun run;
+  add_run(app, run);
+  try {
+    const MpiSession session(&argc, &argv);
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      if (rank == 0) return app.exit(error);
+      return error.get_exit_code();
+    } catch (const InputError& error) {  // the same on every rank
+      if (rank == 0) fmt::print(stderr, "orrery-rank: {}\n", error.what());
+      return 2;
+    }
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "orrery-rank: {}\n", error.what());
+    std::fflush(nullptr);
+    int started = 0;
+    MPI_Initialized(&started);
+    if (started != 0) MPI_Abort(MPI_COMM_WORLD, 1);
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace orrery
+
+int main(int argc, char** argv) { return orrery::rank_main(argc, argv); }

@@ -1,0 +1,180 @@
+"""What is measured and predicted: collectives on every topology, groups that contend, training steps."""
+
+import functools
+import json
+import statistics
+from dataclasses import dataclass
+
+import lab
+import predict
+
+# Slow enough that the links, not a core or two for all hosts together, set the time.
+HOST_BITS_PER_SECOND = 50_000_000
+
+KIB, MIB = 1 << 10, 1 << 20
+# (samples, seconds of a sample) by how long one takes.
+SAMPLES, SAMPLE_SECONDS = 5, 0.25
+LARGE, LARGE_SAMPLES = 4 * MIB, 2
+
+
+def single_switch(hosts):
+    return lab.Topology("one switch", hosts, HOST_BITS_PER_SECOND)
+
+
+def two_leaves(hosts, oversubscription):
+    return lab.Topology(f"2 leaves, {oversubscription}:1", hosts, HOST_BITS_PER_SECOND, hosts // 2, oversubscription)
+
+
+def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", samples=SAMPLES, sample_seconds=SAMPLE_SECONDS):
+    found = json.loads(network.mpirun(hosts, [
+        rank, "collective", kind, "-b", size, "-e", size, "--groups", groups, "--algorithm", algorithm, "--samples", samples,
+        "--sample-seconds", sample_seconds]))
+    return found["points"][0]["seconds"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    topology: lab.Topology
+    kind: str
+    bytes: int
+    groups: int = 1
+    algorithm: str = "ring"
+
+    @property
+    def table(self):
+        return "Collectives" if self.groups == 1 else "Groups at once"
+
+    @property
+    def name(self):
+        text = self.kind if self.algorithm in ("ring", "direct") else f"{self.kind}, {self.algorithm}"
+        return text if self.groups == 1 else f"{text}, {self.groups} groups of {self.topology.hosts // self.groups}"
+
+    @property
+    def hosts_used(self):
+        return self.topology.hosts
+
+    @property
+    def id(self):
+        return f"{self.name}, {self.hosts_used} hosts, {self.topology.name}, {self.bytes} bytes"
+
+    def measure(self, network, arguments):
+        large = self.bytes >= LARGE
+        return {"samples": sweep(network, arguments.rank, range(self.topology.hosts), self.kind, self.bytes, self.groups,
+                                 self.algorithm, LARGE_SAMPLES if large else SAMPLES)}
+
+    def predict(self, orrery, _):
+        return predict.collective(orrery, self.topology, self.kind, self.bytes, self.groups, self.algorithm)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A message there and back between two hosts, nobody else sending: half of the time. Acknowledgements have the other
+    direction for themselves."""
+
+    topology: lab.Topology
+    name: str
+    pair: tuple
+    bytes: int
+
+    table = "Links"
+    hosts_used = 2
+
+    @property
+    def id(self):
+        return f"ping-pong, {self.name}, {self.topology.name}, {self.bytes} bytes"
+
+    def measure(self, network, arguments):
+        return {"samples": sweep(network, arguments.rank, self.pair, "ping_pong", self.bytes)}
+
+    def predict(self, orrery, _):
+        # No link on the way is narrower than a host's.
+        return predict.collective(orrery, single_switch(2), "send_recv", self.bytes, 1, "direct")
+
+
+# A GPT of half a million parameters: two megabytes of gradients take some 0.4 s, its computing some hundredths.
+MODEL = {"layers": 4, "hidden": 96, "heads": 4, "vocab": 512, "max_positions": 64, "dropout": 0}
+STEPS, WARMUP = 8, 1
+
+
+@dataclass(frozen=True)
+class Training:
+    topology: lab.Topology
+    name: str
+    sequences: int
+    plan: tuple  # of (field, value)
+
+    table = "Training steps"
+    bytes = 0
+
+    @property
+    def hosts_used(self):
+        return self.topology.hosts
+
+    @property
+    def id(self):
+        return f"step, {self.name}, {self.hosts_used} hosts, {self.topology.name}"
+
+    def scenario(self):
+        # A CPU does one thing after the other, so nothing overlaps but what a stage has sent: the kernel has it.
+        plan = {"precision": "fp32", "micro_batch_size": 1, "overlap_grad_reduce": False, "overlap_param_gather": False,
+                "overlap_p2p_communication": True, **dict(self.plan)}
+        return {"model": MODEL, "cluster": predict.cluster_of(self.topology),
+                "workload": {"sequence_length": MODEL["max_positions"], "global_batch_size": self.sequences}, "plan": plan}
+
+    def measure(self, network, arguments):
+        """The steps; and, as the one thing about computing that the engines are told, how long all hosts take for the
+        scenario of one rank, each by itself, at the same time."""
+        with predict.JsonFile(self.scenario()) as path:
+            def run(*options):
+                return json.loads(network.mpirun(range(self.topology.hosts), [
+                    arguments.rank, "run", path, "--steps", STEPS, "--warmup", WARMUP, *options]))
+            alone = run("--alone")
+            found = run()
+        return {"samples": found["step_samples"], "alone_seconds": statistics.median(alone["step_samples"]),
+                "measured_time": found["time"]}
+
+    def predict(self, orrery, row):
+        return predict.step_seconds(orrery, predict.device_as_fast(orrery, self.scenario(), row["alone_seconds"]))
+
+
+@functools.cache
+def all_cases():
+    found = []
+
+    def add(topology, kind, sizes, groups=1, algorithm=None):
+        for size in sizes:
+            found.append(Collective(topology, kind, size, groups, algorithm or ("direct" if kind == "all_to_all" else "ring")))
+
+    for size in (8, MIB):
+        found.append(Link(single_switch(2), "through one switch", (0, 1), size))
+        found.append(Link(two_leaves(8, 4), "through the spine", (0, 4), size))
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+    for hosts in (2, 4, 8):
+        for kind in kinds:
+            add(single_switch(hosts), kind, (64 * KIB, MIB) if hosts > 2 or kind != "all_reduce" else (64 * KIB, MIB, 16 * MIB))
+        if hosts > 2:
+            add(single_switch(hosts), "all_reduce", (MIB,), algorithm="halving_doubling")
+            add(single_switch(hosts), "all_reduce", (4 * MIB,), algorithm="tree")
+    for oversubscription in (1, 2, 4):
+        topology = two_leaves(8, oversubscription)
+        for kind in ("all_reduce", "all_gather", "all_to_all"):
+            add(topology, kind, (64 * KIB, MIB))
+        add(topology, "all_reduce", (256 * KIB, MIB), groups=4)
+        add(topology, "all_reduce", (MIB,), groups=2)
+        add(topology, "all_to_all", (MIB,), groups=2)
+    for kind in ("all_reduce", "all_to_all"):
+        add(two_leaves(4, 2), kind, (MIB,))
+
+    def train(topology, name, sequences, **plan):
+        found.append(Training(topology, name, sequences, tuple(plan.items())))
+
+    train(single_switch(2), "data parallel 2", 4, data_parallel=2)
+    train(single_switch(4), "data parallel 4", 4, data_parallel=4)
+    for stage in (1, 2, 3):
+        train(single_switch(4), f"ZeRO {stage}, data parallel 4", 4, data_parallel=4, zero_stage=stage)
+    train(single_switch(2), "tensor parallel 2", 2, tensor_parallel=2)
+    train(single_switch(4), "tensor parallel 4", 2, tensor_parallel=4)
+    train(single_switch(2), "pipeline 2, 8 micro-batches", 8, pipeline_parallel=2)
+    for oversubscription in (1, 4):
+        train(two_leaves(8, oversubscription), "tensor parallel 2, data parallel 4", 4, tensor_parallel=2, data_parallel=4)
+    return tuple(found)

@@ -1,0 +1,145 @@
+// Ranks as MPI processes against what each rank can work out by itself; started by mpirun on this host.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "realrun/mpi/schedule.h"
+#include "sim/base/error.h"
+#include "sim/des/collective_flows.h"
+
+namespace orrery {
+namespace {
+
+using ::testing::HasSubstr;
+using Algorithm = CollectiveAlgorithm;
+
+struct Ended {
+  int status = 0;
+  std::string text;
+};
+
+class Mpi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::string(ORRERY_MPIRUN).empty())
+      GTEST_SKIP() << "CMake found no MPI (Debian: libopenmpi-dev openmpi-bin), so ranks as processes were not tested";
+  }
+
+  // Root may run them: containers of tests have no other user. Sanitizers: MPI itself leaks.
+  static Ended mpirun(int ranks, const std::string& arguments) {
+    const std::string command = fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+        "OMPI_MCA_mpi_yield_when_idle=1 ASAN_OPTIONS=detect_leaks=0 timeout 100 '{}' -n {} '{}' {} 2>&1",
+        ORRERY_MPIRUN, ranks, ORRERY_MPI_RANKS, arguments);
+    Ended run;
+    FILE* pipe = popen(command.c_str(), "r");
+    if (pipe == nullptr) return {-1, "popen failed"};
+    std::array<char, 4096> buffer{};
+    while (const std::size_t n = fread(buffer.data(), 1, buffer.size(), pipe)) run.text.append(buffer.data(), n);
+    run.status = pclose(pipe);
+    return run;
+  }
+  static void expect_agreement(int ranks, const std::string& algorithm) {
+    const Ended run = mpirun(ranks, "collectives " + algorithm);
+    EXPECT_EQ(run.status, 0) << ranks << " ranks, " << algorithm << ": " << run.text;
+    EXPECT_THAT(run.text, HasSubstr("all ranks agree"));
+  }
+  static void expect_end(const std::string& what, const std::string& sentence, int ranks = 2) {
+    const Ended run = mpirun(ranks, what);
+    EXPECT_NE(run.status, 0) << run.text;
+    EXPECT_THAT(run.text, HasSubstr(sentence)) << what;
+  }
+};
+
+TEST_F(Mpi, RingsOfAnyLengthGiveWhatEachRankWorksOut) {
+  for (const int ranks : {1, 2, 3, 5, 8}) expect_agreement(ranks, "ring");
+}
+TEST_F(Mpi, TreesDo) {
+  for (const int ranks : {2, 3, 6, 7}) expect_agreement(ranks, "tree");
+}
+TEST_F(Mpi, HalvingAndDoublingDoes) {
+  for (const int ranks : {2, 4, 5, 7}) expect_agreement(ranks, "halving_doubling");
+}
+
+TEST_F(Mpi, RanksThatDivergeFindOut) {
+  expect_end("diverging", "\"activations\" of ranks {0, 1}");
+  expect_end("diverging", "\"gradients\" of ranks {0, 1}");
+  expect_end("diverging_sizes", "\"gradients\" of ranks {0, 1}");
+}
+TEST_F(Mpi, AWaitInVainSaysForWhom) {
+  expect_end("absent",
+             "rank 0 (forward of micro-batch 3, op \"linear\") waits in \"gradients\" of ranks {0, 1} for rank 1");
+  expect_end("no_message", "waits for the output gradient of position 2, micro-batch 5 from rank 1");
+}
+TEST_F(Mpi, MessagesThatDoNotFitAreReported) {
+  expect_end("left_over", "rank 1 has never received a message from rank 0");
+  expect_end("wrong_length", "got 40 bytes of the input of position 2, micro-batch 5 from rank 0");
+}
+TEST_F(Mpi, ARankThatFailsEndsTheOthers) {
+  expect_end("throws", "orrery-rank: rank 1 has had enough", 3);
+  expect_end("killed", "signal 9", 3);
+}
+
+// --- The schedules themselves, without MPI ---------------------------------------------------------------------------
+
+using Edge = std::pair<std::size_t, std::size_t>;
+
+// Bytes by pair of members, as shares of the op's.
+std::map<Edge, double> scheduled(OpKind kind, Algorithm algorithm, std::size_t n) {
+  constexpr std::int64_t kElements = 27720;  // divisible by all that occurs
+  const bool whole = kind == OpKind::all_reduce || kind == OpKind::broadcast;
+  std::map<Edge, double> shares;
+  for (std::size_t i = 0; i < n; ++i)
+    for (const mpi::Transfer& t : mpi::schedule_of(kind, algorithm, n, i, kElements, 1000))
+      if (t.kind == mpi::Transfer::Kind::send)
+        shares[{i, t.member}] +=
+            static_cast<double>(t.elements()) / static_cast<double>(kElements) / (whole ? 1 : static_cast<double>(n));
+  return shares;
+}
+std::map<Edge, double> modelled(OpKind kind, Algorithm algorithm, std::size_t n) {
+  std::vector<std::int64_t> devices(n);
+  for (std::size_t i = 0; i < n; ++i) devices[i] = static_cast<std::int64_t>(i);
+  FlowGraph graph;
+  collective_flows(kind, algorithm, {.devices = devices, .devices_per_node = 1}, {}, graph);
+  std::map<Edge, double> shares;
+  for (const FlowEdge& e : graph.edges)
+    shares[{static_cast<std::size_t>(e.from.member), static_cast<std::size_t>(e.to.member)}] += e.bytes * e.messages;
+  return shares;
+}
+
+TEST(MpiSchedule, SendsBetweenEachTwoRanksWhatTheDiscreteEventEngineDoes) {
+  const std::vector<std::pair<OpKind, Algorithm>> all{{OpKind::all_reduce, Algorithm::ring},
+                                                      {OpKind::all_reduce, Algorithm::tree},
+                                                      {OpKind::all_reduce, Algorithm::halving_doubling},
+                                                      {OpKind::all_gather, Algorithm::ring},
+                                                      {OpKind::all_gather, Algorithm::halving_doubling},
+                                                      {OpKind::reduce_scatter, Algorithm::ring},
+                                                      {OpKind::reduce_scatter, Algorithm::halving_doubling},
+                                                      {OpKind::all_to_all, Algorithm::direct},
+                                                      {OpKind::broadcast, Algorithm::ring}};
+  for (const auto& [kind, algorithm] : all)
+    for (std::size_t n = 2; n <= 9; ++n) {
+      const std::map<Edge, double> mine = scheduled(kind, algorithm, n), theirs = modelled(kind, algorithm, n);
+      ASSERT_EQ(mine.size(), theirs.size()) << name_of(kind) << " " << name_of(algorithm) << " " << n;
+      for (const auto& [edge, share] : theirs) {
+        ASSERT_TRUE(mine.contains(edge)) << name_of(kind) << " " << name_of(algorithm) << " " << n << ": " << edge.first
+                                         << " to " << edge.second;
+        EXPECT_NEAR(mine.at(edge), share, 1e-4) << name_of(kind) << " " << name_of(algorithm) << " " << n;
+      }
+    }
+}
+
+TEST(MpiSchedule, RefusesWhatItHasNot) {
+  EXPECT_THROW(mpi::schedule_of(OpKind::all_to_all, Algorithm::ring, 2, 0, 1, 1), InputError);
+  EXPECT_THROW(mpi::schedule_of(OpKind::all_gather, Algorithm::tree, 2, 0, 1, 1), InputError);
+}
+
+}  // namespace
+}  // namespace orrery
