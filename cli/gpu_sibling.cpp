@@ -1,0 +1,44 @@
+#include "cli/gpu_sibling.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+#include "realrun/backend.h"
+
+namespace orrery {
+namespace {
+
+bool asks_for_cuda(char** argv) {
+  for (char** argument = argv; *argument != nullptr; ++argument) {
+    const std::string_view text = *argument;
+    if (text == "--device=cuda") return true;
+    if (text == "--device" && argument[1] != nullptr && std::string_view(argument[1]) == "cuda") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<std::filesystem::path> gpu_sibling() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error) return std::nullopt;
+  const std::filesystem::path sibling = self.parent_path() / "orrery-gpu";
+  if (sibling == self || access(sibling.c_str(), X_OK) != 0) return std::nullopt;
+  return sibling;
+}
+
+void become_gpu_sibling(char** argv) {
+  if (built_with_cuda() || !asks_for_cuda(argv)) return;
+  const auto sibling = gpu_sibling();
+  if (!sibling) return;
+  execv(sibling->c_str(), argv);
+  throw DeviceError("cannot start " + sibling->string() + ": " + std::strerror(errno));
+}
+
+}  // namespace orrery

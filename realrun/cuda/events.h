@@ -1,0 +1,65 @@
+// Events and times of a backend's streams. Internal to realrun/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "realrun/backend.h"
+
+namespace orrery::cuda {
+
+// An event is a stream and how many events of it came before. Streams run in order: once one is past, all before it
+// are, and their CUDA events serve again. Nobody releases an event, and none is kept for longer than its work.
+class Events {
+ public:
+  ~Events();
+
+  Backend::Event record(Stream stream, cudaStream_t on);
+  void wait(cudaStream_t on, Backend::Event event);
+  bool done(Backend::Event event);
+  // All recorded so far on `stream` is past (it has been synchronised with).
+  void all_done(Stream stream);
+
+  // Between these, events order the capture: done() of one that was recorded inside is true afterwards.
+  void begin_capture() { capturing_ = true; }
+  void end_capture();
+
+ private:
+  struct Pending {
+    cudaEvent_t event = nullptr;
+    bool captured = false;
+  };
+  struct Log {
+    std::uint64_t past = 0;  // events that are no longer held
+    std::deque<Pending> pending;
+  };
+  static std::size_t stream_of(Backend::Event event) { return static_cast<std::size_t>(event >> kNumberBits); }
+  static std::uint64_t number_of(Backend::Event event) { return event & ((std::uint64_t{1} << kNumberBits) - 1); }
+  void retire(Log& log);
+  void retire_front(Log& log);
+
+  static constexpr int kNumberBits = 56;
+  std::array<Log, kStreams> logs_;
+  std::vector<cudaEvent_t> free_;
+  bool capturing_ = false;
+};
+
+// Points in time. CUDA events resolve about half a microsecond.
+class Marks {
+ public:
+  ~Marks();
+
+  Backend::Mark mark(cudaStream_t on);
+  double seconds(Backend::Mark from, Backend::Mark to) const;
+  void forget() { used_ = 0; }
+
+ private:
+  std::vector<cudaEvent_t> events_;
+  std::size_t used_ = 0;
+};
+
+}  // namespace orrery::cuda

@@ -1,0 +1,159 @@
+#include "realrun/cuda/host_kernels.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <stdexcept>
+
+#include "realrun/cpu/kernels.h"
+#include "realrun/cuda/host_numbers.h"
+
+namespace orrery::cuda {
+namespace {
+
+constexpr std::int64_t kBlock =
+    2048;  // elements that are converted and updated while they are in the first-level cache
+
+struct AdamFactors {
+  float gradient_scale, beta1, beta2, l2, kept, step_size, correction2, epsilon;
+};
+
+AdamFactors factors_of(const KernelContext& c) {
+  if (c.step < 1) throw std::logic_error("kernel adam: steps count from 1");
+  const auto step = static_cast<double>(c.step);
+  return {.gradient_scale = static_cast<float>(c.gradient_scale),
+          .beta1 = static_cast<float>(c.beta1),
+          .beta2 = static_cast<float>(c.beta2),
+          .l2 = c.decoupled_weight_decay ? 0.0f : static_cast<float>(c.weight_decay),
+          .kept = c.decoupled_weight_decay ? static_cast<float>(1 - c.learning_rate * c.weight_decay) : 1.0f,
+          .step_size = static_cast<float>(c.learning_rate / (1 - std::pow(c.beta1, step))),
+          .correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(c.beta2, step))),
+          .epsilon = static_cast<float>(c.epsilon)};
+}
+
+// Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2. One loop
+// without branches or calls, for the compiler to vectorise.
+void adam_block(const AdamFactors& f, const float* gradient, float* weight, float* first, float* second,
+                std::int64_t elements) {
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const float g = f.gradient_scale * gradient[i] + f.l2 * weight[i];
+    const float m = f.beta1 * first[i] + (1 - f.beta1) * g;
+    const float v = f.beta2 * second[i] + (1 - f.beta2) * g * g;
+    first[i] = m;
+    second[i] = v;
+    weight[i] = f.kept * weight[i] - f.step_size * m / (std::sqrt(v) * f.correction2 + f.epsilon);
+  }
+}
+
+std::size_t count(std::span<const Operand> operands) {
+  std::size_t n = 0;
+  while (n < operands.size() && operands[n].data != nullptr) ++n;
+  return n;
+}
+
+void* at(const Operand& operand, std::int64_t element) {
+  return static_cast<char*>(operand.data) + element * bytes_of(operand.tensor->dtype);
+}
+
+void adam(std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
+          Workers& workers) {
+  const std::size_t written = count(writes);
+  if (count(reads) != 4 || (written != 3 && written != 4))
+    throw std::logic_error("kernel adam: expected gradient, weights and two moments");
+  const std::int64_t elements = reads[0].tensor->elements();
+  for (std::size_t i = 0; i < 4; ++i)
+    if (reads[i].tensor->elements() != elements || (i < written && writes[i].tensor->elements() != elements))
+      throw std::logic_error("kernel adam: tensors differ in their number of elements");
+  const AdamFactors factors = factors_of(context);
+  workers.divide(elements, kBlock, [&](std::int64_t begin, std::int64_t end) {
+    std::array<std::array<float, kBlock>, 4> block;  // as the reads: gradient, weight, two moments
+    for (std::int64_t e = begin; e < end; e += kBlock) {
+      const std::int64_t size = std::min(kBlock, end - e);
+      for (std::size_t i = 0; i < 4; ++i) to_floats(at(reads[i], e), reads[i].tensor->dtype, block[i].data(), size);
+      adam_block(factors, block[0].data(), block[1].data(), block[2].data(), block[3].data(), size);
+      // The parameter, the master copy where there is one, the moments.
+      for (std::size_t i = 0; i < written; ++i) {
+        const std::size_t from = i == 0 ? 1 : i + 4 - written;
+        from_floats(block[from].data(), at(writes[i], e), writes[i].tensor->dtype, size);
+      }
+    }
+  });
+}
+
+void through_floats(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                    const KernelContext& context) {
+  std::vector<std::vector<float>> values;
+  std::vector<cpu::Buffer> in, out;
+  values.reserve(reads.size() + writes.size());
+  const auto copy = [&](const Operand& operand, bool filled) -> cpu::Buffer {
+    if (operand.data == nullptr) return {};
+    std::vector<float>& v = values.emplace_back(static_cast<std::size_t>(operand.tensor->elements()));
+    if (filled) to_floats(operand.data, operand.tensor->dtype, v.data(), operand.tensor->elements());
+    return {v.data(), operand.tensor};
+  };
+  for (const Operand& operand : reads) in.push_back(copy(operand, true));
+  for (const Operand& operand : writes) out.push_back(copy(operand, op.accumulate));
+  cpu::run_kernel(op, in, out, context);
+  for (std::size_t i = 0; i < writes.size(); ++i)
+    if (writes[i].data != nullptr)
+      from_floats(out[i].data, writes[i].data, writes[i].tensor->dtype, writes[i].tensor->elements());
+}
+
+}  // namespace
+
+Workers::Workers(std::size_t threads) {
+  for (std::size_t t = 0; t < threads; ++t) threads_.emplace_back([this, t] { work(t); });
+}
+
+Workers::~Workers() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  started_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Workers::work(std::size_t thread) {
+  std::uint64_t seen = 0;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    started_.wait(lock, [&] { return ending_ || call_ != seen; });
+    if (ending_) return;
+    seen = call_;
+    lock.unlock();
+    part_(thread);
+    lock.lock();
+    if (--busy_ == 0) finished_.notify_all();
+  }
+}
+
+void Workers::divide(std::int64_t elements, std::int64_t granule,
+                     const std::function<void(std::int64_t, std::int64_t)>& body) {
+  const std::lock_guard one(one_call_);
+  const auto parts = static_cast<std::int64_t>(threads_.size());
+  const std::int64_t granules = (elements + granule - 1) / granule;
+  if (parts <= 1 || granules <= 1) {
+    if (elements > 0) body(0, elements);
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  part_ = [&](std::size_t thread) {
+    const auto t = static_cast<std::int64_t>(thread);
+    const std::int64_t begin = granules * t / parts * granule;
+    const std::int64_t end = std::min(elements, granules * (t + 1) / parts * granule);
+    if (begin < end) body(begin, end);
+  };
+  busy_ = threads_.size();
+  ++call_;
+  started_.notify_all();
+  finished_.wait(lock, [&] { return busy_ == 0; });
+}
+
+void run_on_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                 const KernelContext& context, Workers& workers) {
+  if (op.kind == OpKind::adam) return adam(reads, writes, context, workers);
+  through_floats(op, reads, writes, context);
+}
+
+}  // namespace orrery::cuda

@@ -1,0 +1,45 @@
+// Ops of Stream::host: kernels on the CPU over typed memory, such as the update of an offloaded optimizer (Ren et al.
+// 2021, arXiv 2101.06840, section 5: its CPU Adam). No CUDA.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "realrun/kernel.h"
+#include "sim/program/op.h"
+
+namespace orrery::cuda {
+
+// Threads that divide a range of elements among them.
+class Workers {
+ public:
+  explicit Workers(std::size_t threads);
+  ~Workers();
+
+  // body(begin, end), which must not throw, for parts of [0, elements) that begin at multiples of `granule`; returns
+  // when all are done.
+  void divide(std::int64_t elements, std::int64_t granule, const std::function<void(std::int64_t, std::int64_t)>& body);
+
+ private:
+  void work(std::size_t thread);
+
+  std::mutex mutex_, one_call_;
+  std::condition_variable started_, finished_;
+  std::function<void(std::size_t)> part_;
+  std::uint64_t call_ = 0;
+  std::size_t busy_ = 0;
+  bool ending_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// One op whose operands are in host memory, each in its tensor's dtype. Adam in blocks by all workers; any other kernel
+// through fp32 copies on realrun/cpu/kernels.h. Contract: there.
+void run_on_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                 const KernelContext& context, Workers& workers);
+
+}  // namespace orrery::cuda

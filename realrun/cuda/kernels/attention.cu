@@ -1,0 +1,278 @@
+// Attention: shapes, which kernels run it, and those in fp32 arithmetic for what tensor cores do not take (fp32, odd
+// head_dim, mixed dtypes): a warp a query, or a warp a key.
+#include <cmath>
+
+#include "realrun/cuda/kernels/attention.cuh"
+
+namespace orrery::cuda {
+namespace {
+
+constexpr int kMaxDim = 256;
+constexpr int kPerLane = kMaxDim / kWarp;
+constexpr int kWarps = kThreads / kWarp;
+
+// Lane l has elements l, l + 32, ... of a vector.
+struct Vector {
+  float at[kPerLane];
+
+  __device__ static Vector zero() {
+    Vector v;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) v.at[i] = 0;
+    return v;
+  }
+  __device__ void add(float factor, const Any& from, std::int64_t begin, int dim) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int d = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      if (d < dim) at[i] += factor * load(from, begin + d);
+    }
+  }
+  __device__ void write(const Any& to, std::int64_t begin, int dim, float factor) const {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) {
+      const int d = i * kWarp + static_cast<int>(threadIdx.x) % kWarp;
+      if (d < dim) store(to, begin + d, factor * at[i]);
+    }
+  }
+};
+
+// A vector of this warp in shared memory, as fp32.
+__device__ float* stage(int slot, int slots, const Any& from, std::int64_t begin, int dim) {
+  float* const to =
+      reinterpret_cast<float*>(dynamic_shared()) + (static_cast<int>(threadIdx.x) / kWarp * slots + slot) * dim;
+  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < dim; d += kWarp) to[d] = load(from, begin + d);
+  __syncwarp();
+  return to;
+}
+
+__device__ float dot(const float* staged, const Any& other, std::int64_t begin, int dim) {
+  float sum = 0;
+  for (int d = 0; d < dim; ++d) sum += staged[d] * load(other, begin + d);
+  return sum;
+}
+
+struct Place {
+  std::int64_t b, g, h, i;
+};
+// Of row `number` of [batch, groups, heads, rows].
+__device__ Place place_of(std::int64_t number, std::int64_t groups, std::int64_t heads, std::int64_t rows) {
+  return {number / (rows * heads * groups), number / (rows * heads) % groups, number / rows % heads, number % rows};
+}
+
+__device__ std::int64_t warp_number() { return static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; }
+
+__global__ void attention_rows_kernel(const __grid_constant__ AttentionShape s) {
+  const std::int64_t number = warp_number();
+  if (number >= s.batch * s.groups * s.heads * s.queries) return;
+  const Place p = place_of(number, s.groups, s.heads, s.queries);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const float* const query = stage(0, 1, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
+  const std::int64_t position = s.mask.query(p.i);
+  Vector out = Vector::zero();
+  float maximum = minus_infinity(), sum = 0;
+  for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
+    const std::int64_t j = begin + lane;
+    const bool seen = j < s.keys && (s.mask.all() || s.mask.sees(position, s.mask.key(j)));
+    if (!__any_sync(kAllLanes, seen)) continue;
+    const float score = seen ? s.scale * dot(query, s.k.tensor, s.k.at(p.b, p.g, 0, j), s.dim) : minus_infinity();
+    const float most = larger(maximum, warp_max(score)), base = most == minus_infinity() ? 0 : most;
+    const float factor = expf(maximum - base), weight = expf(score - base);
+    maximum = most;
+    sum = sum * factor + warp_sum(weight);
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) out.at[i] *= factor;
+    for (int k = 0; k < kWarp && begin + k < s.keys; ++k)
+      out.add(__shfl_sync(kAllLanes, weight, k), s.v.tensor, s.v.at(p.b, p.g, 0, begin + k), s.dim);
+  }
+  const bool nothing = maximum == minus_infinity();
+  out.write(s.context.tensor, s.context.at(p.b, p.g, p.h, p.i), s.dim, nothing ? 0 : 1 / sum);
+  if (lane == 0) s.lse[number] = nothing ? maximum : maximum + logf(sum);
+}
+
+__global__ void delta_kernel(const __grid_constant__ AttentionShape s) {
+  const std::int64_t number = warp_number();
+  if (number >= s.batch * s.groups * s.heads * s.queries) return;
+  // Neighbouring warps take neighbouring heads, as they lie in memory.
+  const std::int64_t h = number % s.heads, g = number / s.heads % s.groups,
+                     i = number / (s.heads * s.groups) % s.queries, b = number / (s.heads * s.groups * s.queries);
+  float sum = 0;
+  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < s.dim; d += kWarp)
+    sum +=
+        load(s.d_context.tensor, s.d_context.at(b, g, h, i) + d) * load(s.context.tensor, s.context.at(b, g, h, i) + d);
+  sum = warp_sum(sum);
+  if (threadIdx.x % kWarp == 0) s.delta[s.row(b, g, h) + i] = sum;
+}
+
+// p and ds of one query and key, from staged vectors of one side.
+struct Pair {
+  float p, ds;
+};
+__device__ Pair pair_of(const AttentionShape& s, std::int64_t row, float score, float dp) {
+  const float lse = s.lse[row];
+  const float p = lse == minus_infinity() ? 0 : expf(s.scale * score - lse);
+  return {p, p * (dp - s.delta[row]) * s.scale};
+}
+
+__global__ void attention_backward_queries_kernel(const __grid_constant__ AttentionShape s) {
+  const std::int64_t number = warp_number();
+  if (number >= s.batch * s.groups * s.heads * s.queries) return;
+  const Place p = place_of(number, s.groups, s.heads, s.queries);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const float* const query = stage(0, 2, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
+  const float* const d = stage(1, 2, s.d_context.tensor, s.d_context.at(p.b, p.g, p.h, p.i), s.dim);
+  const std::int64_t position = s.mask.query(p.i);
+  Vector dq = Vector::zero();
+  for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
+    const std::int64_t j = begin + lane;
+    const bool seen = j < s.keys && (s.mask.all() || s.mask.sees(position, s.mask.key(j)));
+    if (!__any_sync(kAllLanes, seen)) continue;
+    float ds = 0;
+    if (seen)
+      ds = pair_of(s, number, dot(query, s.k.tensor, s.k.at(p.b, p.g, 0, j), s.dim),
+                   dot(d, s.v.tensor, s.v.at(p.b, p.g, 0, j), s.dim))
+               .ds;
+    for (int k = 0; k < kWarp && begin + k < s.keys; ++k)
+      dq.add(__shfl_sync(kAllLanes, ds, k), s.k.tensor, s.k.at(p.b, p.g, 0, begin + k), s.dim);
+  }
+  dq.write(s.dq.tensor, s.dq.at(p.b, p.g, p.h, p.i), s.dim, 1);
+}
+
+__global__ void attention_backward_keys_kernel(const __grid_constant__ AttentionShape s) {
+  const std::int64_t number = warp_number();
+  if (number >= s.batch * s.groups * s.keys) return;
+  const Place p = place_of(number, s.groups, 1, s.keys);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const float* const key = stage(0, 2, s.k.tensor, s.k.at(p.b, p.g, 0, p.i), s.dim);
+  const float* const value = stage(1, 2, s.v.tensor, s.v.at(p.b, p.g, 0, p.i), s.dim);
+  const std::int64_t position = s.mask.key(p.i);
+  Vector dk = Vector::zero(), dv = Vector::zero();
+  for (std::int64_t h = 0; h < s.heads; ++h)
+    for (std::int64_t begin = 0; begin < s.queries; begin += kWarp) {
+      const std::int64_t i = begin + lane;
+      const bool seen = i < s.queries && (s.mask.all() || s.mask.sees(s.mask.query(i), position));
+      if (!__any_sync(kAllLanes, seen)) continue;
+      Pair pair{0, 0};
+      if (seen)
+        pair = pair_of(s, s.row(p.b, p.g, h) + i, dot(key, s.q.tensor, s.q.at(p.b, p.g, h, i), s.dim),
+                       dot(value, s.d_context.tensor, s.d_context.at(p.b, p.g, h, i), s.dim));
+      for (int k = 0; k < kWarp && begin + k < s.queries; ++k) {
+        dk.add(__shfl_sync(kAllLanes, pair.ds, k), s.q.tensor, s.q.at(p.b, p.g, h, begin + k), s.dim);
+        dv.add(__shfl_sync(kAllLanes, pair.p, k), s.d_context.tensor, s.d_context.at(p.b, p.g, h, begin + k), s.dim);
+      }
+    }
+  dk.write(s.dk.tensor, s.dk.at(p.b, p.g, 0, p.i), s.dim, 1);
+  dv.write(s.dv.tensor, s.dv.at(p.b, p.g, 0, p.i), s.dim, 1);
+}
+
+Heads heads_of(const Call& call, const Operand& o, std::int64_t part) {
+  const auto& z = o.tensor->sizes;
+  const std::int64_t group = z[3] * z[4], token = z[2] * group;
+  return {call.numbers(o), part * z[4], z[1] * token, token, group, z[4]};
+}
+
+// As realrun/cpu/attention.cpp's: kv is nullptr where q is a fused QKV.
+AttentionShape shape_of(const Call& call, const Operand& q, const Operand* kv, const Operand& context,
+                        const Operand& lse) {
+  for (const Operand* o : {&q, &context, kv})
+    if (o != nullptr)
+      call.require(o->tensor->rank == 5, "queries, keys and contexts are [batch, sequence, groups, heads, head_dim]");
+  AttentionShape s{};
+  const bool fused = kv == nullptr;
+  const auto& sizes = q.tensor->sizes;
+  s.batch = sizes[0];
+  s.queries = sizes[1];
+  s.groups = sizes[2];
+  s.heads = sizes[3] - (fused ? 2 : 0);
+  const auto& key_sizes = fused ? sizes : kv->tensor->sizes;
+  s.keys = key_sizes[1];
+  const std::int64_t key_part = fused ? s.heads : 0;
+  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups && key_sizes[3] == key_part + 2 &&
+                   key_sizes[4] == sizes[4],
+               "keys and values do not fit the queries");
+  const auto& c = context.tensor->sizes;
+  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && c[4] == sizes[4],
+               "the context does not fit the queries");
+  call.require(elements(lse) == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
+  call.require(sizes[4] <= kMaxDim, "a head is wider than 256");
+  s.dim = static_cast<int>(sizes[4]);
+  const double scale =
+      call.context.attention_scale != 0 ? call.context.attention_scale : 1 / std::sqrt(static_cast<double>(sizes[4]));
+  call.require(scale > 0, "the scale is negative");
+  s.scale = static_cast<float>(scale);
+  s.mask = mask_of(call, s.queries, s.keys, fused);
+  s.q = heads_of(call, q, 0);
+  s.k = heads_of(call, fused ? q : *kv, key_part);
+  s.v = heads_of(call, fused ? q : *kv, key_part + 1);
+  s.context = heads_of(call, context, 0);
+  s.lse = call.singles(lse);
+  return s;
+}
+
+dim3 warps_grid(std::int64_t count) { return blocks(divide_up(count, kWarps)); }
+
+}  // namespace
+
+bool fits_tensor_cores(const AttentionShape& s, bool backward) {
+  const Dtype dtype = s.q.tensor.dtype;
+  if ((dtype != Dtype::bf16 && dtype != Dtype::fp16) || s.dim % kChunk != 0) return false;
+  const auto fits = [&](const Heads& h) {
+    constexpr std::uintptr_t kCopyBytes = 16;
+    return h.tensor.dtype == dtype && reinterpret_cast<std::uintptr_t>(h.tensor.data) % kCopyBytes == 0;
+  };
+  bool all = fits(s.q) && fits(s.k) && fits(s.v) && fits(s.context);
+  if (backward) all = all && fits(s.d_context) && fits(s.dq) && fits(s.dk) && fits(s.dv);
+  return all;
+}
+
+void attention(const Call& call) {
+  const Operand* const kv = call.has_read(1) ? &call.read(1) : nullptr;
+  const AttentionShape s = shape_of(call, call.read(0), kv, call.write(0), call.write(1));
+  if (fits_tensor_cores(s, false)) return attention_on_tensor_cores(s, call.launch.stream);
+  ORRERY_LAUNCH(attention_rows_kernel, warps_grid(elements(call.write(1))), kThreads,
+                kWarps * s.dim * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s);
+}
+
+std::int64_t attention_backward_scratch(const Call& call) {
+  return elements(call.read(2)) * static_cast<std::int64_t>(sizeof(float));
+}
+
+void attention_backward(const Call& call) {
+  const bool fused = !call.has_read(4);
+  const Operand* const kv = fused ? nullptr : &call.read(4);
+  const Operand &lse = call.read(2), &dq = call.write(0);
+  AttentionShape s = shape_of(call, call.read(3), kv, call.read(1), lse);
+  call.require_same_elements(call.read(0), call.read(1));
+  call.require_same_elements(call.read(3), dq);
+  const Operand& dkv = fused ? dq : call.write(1);
+  // Of the gradients' tensors the shapes are those of what they are gradients of.
+  const auto like = [](const Operand& o, const Operand& shape, Tensor& room) {
+    room = *shape.tensor;
+    room.dtype = o.tensor->dtype;
+    return Operand{o.data, &room};
+  };
+  Tensor room_q, room_d;
+  s.dq = heads_of(call, like(dq, call.read(3), room_q), 0);
+  s.d_context = heads_of(call, like(call.read(0), call.read(1), room_d), 0);
+  if (!fused) {
+    // A ring step may see only the first of a rank's keys: the others' gradient is zero.
+    const auto &d = dkv.tensor->sizes, &k = kv->tensor->sizes;
+    call.require(dkv.tensor->rank == 5 && d[1] >= k[1] && d[0] == k[0] && d[2] == k[2] && d[3] == k[3] && d[4] == k[4],
+                 "the gradient of the keys does not fit the keys");
+    if (d[1] > k[1]) fill(call.launch.stream, {dkv.data, dkv.tensor->dtype, 0, elements(dkv)}, 0);
+  }
+  const std::int64_t key_part = fused ? s.heads : 0;
+  s.dk = fused ? s.dq : heads_of(call, dkv, 0);
+  s.dk.first = key_part * s.dim;
+  s.dv = s.dk;
+  s.dv.first = (key_part + 1) * s.dim;
+  s.delta = call.scratch<float>(elements(lse));
+  ORRERY_LAUNCH(delta_kernel, warps_grid(elements(lse)), kThreads, 0, call.launch.stream, s);
+  if (fits_tensor_cores(s, true)) return attention_backward_on_tensor_cores(s, call.launch.stream);
+  const std::int64_t shared = 2 * kWarps * s.dim * static_cast<std::int64_t>(sizeof(float));
+  ORRERY_LAUNCH(attention_backward_keys_kernel, warps_grid(s.batch * s.groups * s.keys), kThreads, shared,
+                call.launch.stream, s);
+  ORRERY_LAUNCH(attention_backward_queries_kernel, warps_grid(elements(lse)), kThreads, shared, call.launch.stream, s);
+}
+
+}  // namespace orrery::cuda

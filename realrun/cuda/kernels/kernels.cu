@@ -1,0 +1,107 @@
+// Which function runs an op.
+#include "realrun/cuda/kernels.h"
+#include "realrun/cuda/kernels/call.cuh"
+
+namespace orrery::cuda {
+namespace {
+
+bool can_accumulate(OpKind kind) {
+  return kind == OpKind::norm_backward || kind == OpKind::bias_gradient || kind == OpKind::embedding_backward;
+}
+
+}  // namespace
+
+bool is_kernel(OpKind kind) {
+  return static_cast<int>(kind) < kOpKinds && !is_matmul(kind) && !is_communication(kind) && !is_copy(kind);
+}
+
+std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                           std::int64_t processors) {
+  const KernelContext context;
+  Launch launch;
+  launch.processors = processors;
+  const Call call{op, reads, writes, context, launch};
+  switch (op.kind) {
+    case OpKind::norm_backward:
+      return norm_backward_scratch(call);
+    case OpKind::bias_gradient:
+      return bias_gradient_scratch(call);
+    case OpKind::embedding_backward:
+      return embedding_backward_scratch(call);
+    case OpKind::gradient_norm:
+      return gradient_norm_scratch(call);
+    case OpKind::attention_backward:
+      return attention_backward_scratch(call);
+    default:
+      return 0;
+  }
+}
+
+void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
+                const KernelContext& context, const Launch& launch) {
+  const Call call{op, reads, writes, context, launch};
+  call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is no kernel");
+  call.require(!op.accumulate || can_accumulate(op.kind), "cannot accumulate");
+  switch (op.kind) {
+    case OpKind::attention:
+      return attention(call);
+    case OpKind::attention_backward:
+      return attention_backward(call);
+    case OpKind::softmax:
+      return softmax(call);
+    case OpKind::softmax_backward:
+      return softmax_backward(call);
+    case OpKind::norm:
+      return norm(call);
+    case OpKind::norm_backward:
+      return norm_backward(call);
+    case OpKind::rotary:
+      return rotary(call, 1);
+    case OpKind::rotary_backward:
+      return rotary(call, -1);
+    case OpKind::activation:
+      return activation(call);
+    case OpKind::activation_backward:
+      return activation_backward(call);
+    case OpKind::dropout:
+      return dropout(call);
+    case OpKind::dropout_backward:
+      return dropout_backward(call);
+    case OpKind::dropout_add:
+      return dropout_add(call);
+    case OpKind::add:
+      return add(call);
+    case OpKind::multiply:
+      return multiply(call);
+    case OpKind::bias_gradient:
+      return bias_gradient(call);
+    case OpKind::embedding:
+      return embedding(call);
+    case OpKind::embedding_backward:
+      return embedding_backward(call);
+    case OpKind::cross_entropy:
+      return cross_entropy(call);
+    case OpKind::cross_entropy_backward:
+      return cross_entropy_backward(call);
+    case OpKind::pool:
+      return pool(call);
+    case OpKind::pool_backward:
+      return pool_backward(call);
+    case OpKind::cast:
+      return cast(call);
+    case OpKind::zero_fill:
+      return zero_fill(call);
+    case OpKind::merge_attention:
+      return merge_attention(call);
+    case OpKind::gradient_norm:
+      return gradient_norm(call);
+    case OpKind::adam:
+      return adam(call);
+    case OpKind::sgd:
+      return sgd(call);
+    default:
+      call.fail("is no kernel");
+  }
+}
+
+}  // namespace orrery::cuda

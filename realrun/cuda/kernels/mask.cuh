@@ -1,0 +1,109 @@
+// Which keys a query sees: the contract is realrun/cpu/attention.cpp's.
+#pragma once
+
+#include "realrun/cuda/kernels/call.cuh"
+
+namespace orrery::cuda {
+
+inline constexpr int kNowhere = 0x7fffffff;
+
+// Of positions.
+struct Range {
+  int low, high;
+};
+
+// Positions in [low, high]; no token is at kNowhere.
+struct Interval {
+  int low, high;
+  __device__ bool has(int position) const { return low <= position && position <= high; }
+};
+
+struct Mask {
+  const std::int64_t *query_positions, *key_positions;  // nullptr: in order, queries aligned with the last keys
+  std::int64_t shift, window;
+  bool causal;
+
+  __device__ std::int64_t query(std::int64_t i) const {
+    return query_positions == nullptr ? i + shift : query_positions[i];
+  }
+  __device__ std::int64_t key(std::int64_t j) const { return key_positions == nullptr ? j : key_positions[j]; }
+  __host__ __device__ bool all() const { return !causal && window == 0; }
+  // Of positions.
+  __device__ bool sees(std::int64_t q, std::int64_t k) const {
+    if (causal) return k <= q && (window == 0 || k > q - window);
+    return window == 0 || (k - q >= -(window - 1) / 2 && k - q <= window / 2);
+  }
+  // Positions of the keys that the query at position p sees; or of the queries that see the key at p.
+  __device__ Interval partners(bool of_query, std::int64_t p) const {
+    const auto clamped = [](std::int64_t x) {
+      constexpr std::int64_t kMost = kNowhere - 1;
+      return static_cast<int>(x > kMost ? kMost : x < -kMost ? -kMost : x);
+    };
+    constexpr std::int64_t kFar = std::int64_t{1} << 40;
+    std::int64_t before = kFar, after = kFar;
+    if (causal) {
+      after = 0;
+      if (window != 0) before = window - 1;
+    } else if (window != 0) {
+      before = (window - 1) / 2;
+      after = window / 2;
+    }
+    return {clamped(p - (of_query ? before : after)), clamped(p + (of_query ? after : before))};
+  }
+  // Position of query or key i; of none, kNowhere.
+  __device__ int position(bool of_query, int i, int count) const {
+    if (i >= count) return kNowhere;
+    const std::int64_t* const positions = of_query ? query_positions : key_positions;
+    return positions == nullptr ? i + (of_query ? static_cast<int>(shift) : 0) : static_cast<int>(positions[i]);
+  }
+  // Whether any query of a range may see any key of another; and whether all see all.
+  __device__ bool touches(Range q, Range k) const {
+    const std::int64_t ahead = std::int64_t{k.low} - q.high, behind = std::int64_t{q.low} - k.high;  // at the least
+    if (causal) return ahead <= 0 && (window == 0 || behind < window);
+    return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
+  }
+  __device__ bool covers(Range q, Range k) const {
+    const std::int64_t ahead = std::int64_t{k.high} - q.low, behind = std::int64_t{q.high} - k.low;  // at the most
+    if (causal) return ahead <= 0 && (window == 0 || behind < window);
+    return window == 0 || (behind <= (window - 1) / 2 && ahead <= window / 2);
+  }
+  // Positions of queries (or keys) [begin, end): a warp calls together, every lane gets the range.
+  __device__ Range range(bool of_queries, std::int64_t begin, std::int64_t end) const {
+    const std::int64_t* const positions = of_queries ? query_positions : key_positions;
+    if (positions == nullptr) {
+      const std::int64_t from = begin + (of_queries ? shift : 0);
+      return {static_cast<int>(from), static_cast<int>(from + end - begin - 1)};
+    }
+    Range r{kNowhere, -kNowhere};
+    for (std::int64_t i = begin + threadIdx.x % kWarp; i < end; i += kWarp) {
+      const int p = static_cast<int>(positions[i]);
+      if (p < r.low) r.low = p;
+      if (p > r.high) r.high = p;
+    }
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const int low = __shfl_xor_sync(kAllLanes, r.low, distance), high = __shfl_xor_sync(kAllLanes, r.high, distance);
+      if (low < r.low) r.low = low;
+      if (high > r.high) r.high = high;
+    }
+    return r;
+  }
+};
+
+// The keys of a fused QKV are at the queries' positions.
+inline Mask mask_of(const Call& call, std::int64_t queries, std::int64_t keys, bool fused) {
+  Mask mask{nullptr, nullptr, keys - queries, call.op.window, call.op.causal};
+  if (mask.all()) return mask;
+  const auto place = [&](std::span<const std::int64_t> positions, std::int64_t n, const std::int64_t* device) {
+    if (positions.empty()) return static_cast<const std::int64_t*>(nullptr);
+    call.require(static_cast<std::int64_t>(positions.size()) == n, "there is not a position for every query or key");
+    call.require(device != nullptr, "the positions are not on the device");
+    return device;
+  };
+  const KernelContext& c = call.context;
+  mask.query_positions = place(c.query_positions, queries, call.launch.query_positions);
+  mask.key_positions = fused ? place(c.query_positions, keys, call.launch.query_positions)
+                             : place(c.key_positions, keys, call.launch.key_positions);
+  return mask;
+}
+
+}  // namespace orrery::cuda

@@ -1,0 +1,327 @@
+// What a Backend needs beside ops: fills, copies by index and by strides, conversions, sums.
+#include <cstring>
+#include <numeric>
+
+#include "realrun/cuda/kernels/call.cuh"
+
+namespace orrery::cuda {
+namespace {
+
+__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// Part of an allocation in words of `per_word` elements: as wide as its offsets and runs allow.
+struct Words {
+  void* base;
+  std::int64_t offset, count, run, per_word;
+  const std::int64_t* starts;
+
+  __device__ std::int64_t at(std::int64_t i) const {
+    if (starts == nullptr) return offset + i;
+    return run == 1 ? starts[i] / per_word : starts[i / run] / per_word + i % run;
+  }
+};
+
+template <class Word>
+__global__ void move_kernel(Words s, Word* dense, bool to_slice) {
+  const std::int64_t i = thread_number();
+  if (i >= s.count) return;
+  Word* const at = static_cast<Word*>(s.base) + s.at(i);
+  if (to_slice) {
+    *at = dense[i];
+  } else {
+    dense[i] = *at;
+  }
+}
+
+__global__ void scatter_add_kernel(Words s, Dtype dtype, Any dense) {
+  const std::int64_t i = thread_number();
+  if (i >= s.count) return;
+  const Any to{s.base, dtype};
+  const std::int64_t at = s.at(i);
+  store(to, at, load(to, at) + load(dense, i));
+}
+
+// An element's bits, repeated over 16 bytes.
+__device__ uint4 pattern_of(Dtype dtype, float value) {
+  const bool nan = value != value;
+  std::uint32_t low = 0, high = 0;
+  switch (dtype) {
+    case Dtype::fp32:
+      low = high = __float_as_uint(value);
+      break;
+    case Dtype::bf16:
+      low = high = pack_bf16(value, value);
+      break;
+    case Dtype::fp16:
+      low = high = pack_half(value, value);
+      break;
+    case Dtype::fp8:
+      low = high = pack_e4m3(value, value) * 0x10001u;
+      break;
+    case Dtype::int64: {
+      const std::int64_t whole = nan ? 0x7fffffffffffffff : static_cast<std::int64_t>(value);
+      low = static_cast<std::uint32_t>(whole);
+      high = static_cast<std::uint32_t>(whole >> 32);
+      break;
+    }
+    case Dtype::int32:
+      low = high = nan ? 0x7fffffffu : static_cast<std::uint32_t>(static_cast<std::int32_t>(value));
+      break;
+    case Dtype::uint8:
+      low = high = (nan ? 0xffu : static_cast<std::uint8_t>(value)) * 0x1010101u;
+      break;
+  }
+  return {low, high, low, high};
+}
+
+template <class Word>
+__global__ void fill_kernel(Words s, Dtype dtype, float value) {
+  const std::int64_t i = thread_number();
+  if (i >= s.count) return;
+  const uint4 pattern = pattern_of(dtype, value);
+  Word word;
+  memcpy(&word, &pattern, sizeof word);
+  static_cast<Word*>(s.base)[s.at(i)] = word;
+}
+
+__global__ void find_nan_kernel(Words s, Dtype dtype, std::int32_t* flag) {
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+  bool found = false;
+  for (std::int64_t i = thread_number(); i < s.count; i += step) {
+    const float value = load({s.base, dtype}, s.at(i));
+    found = found || value != value;
+  }
+  if (found) *flag = 1;
+}
+
+template <int kVector>
+__global__ void convert_kernel(std::int64_t elements, Any from, Any to) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  float values[kVector];
+  load_vector<kVector>(from, i, values);
+  store_vector<kVector>(to, i, values);
+}
+
+struct Strides {
+  int rank;
+  std::int64_t count;
+  std::int64_t sizes[Tensor::kMaxRank], from[Tensor::kMaxRank], to[Tensor::kMaxRank];
+};
+
+template <class Word>
+__global__ void copy_strided_kernel(Strides s, const Word* from, Word* to) {
+  std::int64_t i = thread_number();
+  if (i >= s.count) return;
+  std::int64_t source = 0, target = 0;
+  for (int d = s.rank - 1; d >= 0; --d) {
+    const std::int64_t at = i % s.sizes[d];
+    i /= s.sizes[d];
+    source += at * s.from[d];
+    target += at * s.to[d];
+  }
+  to[target] = from[source];
+}
+
+constexpr std::size_t kMaxParts = 256;  // their addresses are parameters of a kernel, of which 4 KiB fit
+struct Parts {
+  int count;
+  const void* data[kMaxParts];
+};
+Parts parts_of(std::span<const void* const> parts) {
+  if (parts.empty() || parts.size() > kMaxParts)
+    throw std::logic_error("CUDA kernels: a sum of " + std::to_string(parts.size()) + " parts; expected 1 to " +
+                           std::to_string(kMaxParts));
+  Parts p{};
+  p.count = static_cast<int>(parts.size());
+  std::copy(parts.begin(), parts.end(), p.data);
+  return p;
+}
+
+template <int kVector>
+__global__ void sum_kernel(std::int64_t elements, Parts parts, Any to) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  float sum[kVector];
+  load_vector<kVector>({const_cast<void*>(parts.data[0]), to.dtype}, i, sum);
+#pragma unroll 4
+  for (int p = 1; p < parts.count; ++p) {
+    float values[kVector];
+    load_vector<kVector>({const_cast<void*>(parts.data[p]), to.dtype}, i, values);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+  }
+  store_vector<kVector>(to, i, sum);
+}
+
+// Each part's sum of exponentials is relative to its own maximum.
+__global__ void merge_statistics_kernel(std::int64_t tokens, Parts parts, float* to) {
+  const std::int64_t t = thread_number();
+  if (t >= tokens) return;
+  const auto part = [&](int p, std::int64_t row) { return static_cast<const float*>(parts.data[p])[row * tokens + t]; };
+  float maximum = minus_infinity(), sum = 0, target = 0;
+  for (int p = 0; p < parts.count; ++p) maximum = larger(maximum, part(p, 0));
+  for (int p = 0; p < parts.count; ++p) {
+    if (part(p, 0) != minus_infinity()) sum += part(p, 1) * expf(part(p, 0) - maximum);
+    target += part(p, 2);
+  }
+  to[t] = maximum;
+  to[tokens + t] = sum;
+  to[2 * tokens + t] = target;
+}
+
+Words words_of(const DeviceSlice& s, std::int64_t per_word) {
+  return {s.base, s.offset / per_word, s.elements / per_word, s.run / per_word, per_word, s.starts};
+}
+
+template <class... T>
+bool aligned(std::int64_t bytes, T... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % static_cast<std::uintptr_t>(bytes) == 0) && ...);
+}
+
+// The widest word, in bytes, by which both sides can be moved; at most 16.
+std::int64_t word_bytes(const DeviceSlice& s, const void* dense) {
+  const std::int64_t element = bytes_of(s.dtype);
+  for (std::int64_t bytes = 16; bytes > element; bytes /= 2) {
+    const std::int64_t n = bytes / element;
+    const bool fits = s.starts == nullptr ? s.offset % n == 0 : s.run % n == 0 && s.alignment % n == 0;
+    if (fits && s.elements % n == 0 && aligned(bytes, s.base, dense)) return bytes;
+  }
+  return element;
+}
+
+template <class Use>
+void with_word(std::int64_t bytes, Use use) {
+  switch (bytes) {
+    case 1:
+      return use(std::uint8_t{});
+    case 2:
+      return use(std::uint16_t{});
+    case 4:
+      return use(std::uint32_t{});
+    case 8:
+      return use(uint2{});
+    default:
+      return use(uint4{});
+  }
+}
+
+dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
+
+void move(CUstream_st* stream, const DeviceSlice& slice, void* dense, bool to_slice) {
+  const std::int64_t bytes = word_bytes(slice, dense);
+  const Words words = words_of(slice, bytes / bytes_of(slice.dtype));
+  with_word(bytes, [&](auto word) {
+    using Word = decltype(word);
+    launch("move_kernel", move_kernel<Word>, grid_for(words.count), kThreads, 0, stream, words,
+           static_cast<Word*>(dense), to_slice);
+  });
+}
+
+}  // namespace
+
+IndexPlan plan_index(std::span<const std::int64_t> index) {
+  IndexPlan plan;
+  if (index.empty()) return plan;
+  // A run may end where the next one begins, so that its length divides the distance between any two breaks.
+  const auto n = static_cast<std::int64_t>(index.size());
+  std::int64_t run = n;
+  for (std::size_t i = 1; i < index.size(); ++i)
+    if (index[i] != index[i - 1] + 1) run = std::gcd(run, static_cast<std::int64_t>(i));
+  plan.run = run;
+  plan.alignment = run;
+  for (std::int64_t i = 0; i < n; i += run) {
+    plan.starts.push_back(index[static_cast<std::size_t>(i)]);
+    plan.alignment = std::gcd(plan.alignment, plan.starts.back());
+  }
+  return plan;
+}
+
+void fill(CUstream_st* stream, const DeviceSlice& to, float value) {
+  const std::int64_t bytes = word_bytes(to, nullptr);
+  const Words words = words_of(to, bytes / bytes_of(to.dtype));
+  with_word(bytes, [&](auto word) {
+    launch("fill_kernel", fill_kernel<decltype(word)>, grid_for(words.count), kThreads, 0, stream, words, to.dtype,
+           value);
+  });
+}
+
+void gather(CUstream_st* stream, const DeviceSlice& from, void* to) { move(stream, from, to, false); }
+
+void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool add) {
+  void* const dense = const_cast<void*>(from);
+  if (!add) return move(stream, to, dense, true);
+  ORRERY_LAUNCH(scatter_add_kernel, grid_for(to.elements), kThreads, 0, stream, words_of(to, 1), to.dtype,
+                Any{dense, to.dtype});
+}
+
+void convert(CUstream_st* stream, const void* from, Dtype from_dtype, void* to, Dtype to_dtype, std::int64_t elements) {
+  if (from_dtype == to_dtype) return gather(stream, {const_cast<void*>(from), from_dtype, 0, elements}, to);
+  const Any in{const_cast<void*>(from), from_dtype}, out{to, to_dtype};
+  if (wide(elements, {in, out})) {
+    ORRERY_LAUNCH(convert_kernel<kWide>, grid_for(elements / kWide), kThreads, 0, stream, elements, in, out);
+  } else {
+    ORRERY_LAUNCH(convert_kernel<1>, grid_for(elements), kThreads, 0, stream, elements, in, out);
+  }
+}
+
+void copy_strided(CUstream_st* stream, const void* from, std::span<const std::int64_t> from_strides, void* to,
+                  std::span<const std::int64_t> to_strides, std::span<const std::int64_t> sizes, Dtype dtype) {
+  if (sizes.size() > Tensor::kMaxRank || sizes.size() != from_strides.size() || sizes.size() != to_strides.size())
+    throw std::logic_error("CUDA kernels: a strided copy has too many dimensions, or not a stride for each");
+  Strides s{};
+  s.rank = static_cast<int>(sizes.size());
+  s.count = 1;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    s.sizes[d] = sizes[d];
+    s.from[d] = from_strides[d];
+    s.to[d] = to_strides[d];
+    s.count *= sizes[d];
+  }
+  // Neighbours of the last dimension by the widest word that all offsets allow.
+  const std::int64_t element = bytes_of(dtype);
+  std::int64_t bytes = element;
+  if (s.rank > 0 && s.from[s.rank - 1] == 1 && s.to[s.rank - 1] == 1) {
+    std::int64_t common = s.sizes[s.rank - 1];
+    for (int d = 0; d + 1 < s.rank; ++d) common = std::gcd(common, std::gcd(s.from[d], s.to[d]));
+    for (bytes = 16; bytes > element; bytes /= 2)
+      if (common % (bytes / element) == 0 && aligned(bytes, from, to)) break;
+    const std::int64_t n = bytes / element;
+    s.count /= n;
+    s.sizes[s.rank - 1] /= n;
+    for (int d = 0; d + 1 < s.rank; ++d) {
+      s.from[d] /= n;
+      s.to[d] /= n;
+    }
+  }
+  with_word(bytes, [&](auto word) {
+    using Word = decltype(word);
+    launch("copy_strided_kernel", copy_strided_kernel<Word>, grid_for(s.count), kThreads, 0, stream, s,
+           static_cast<const Word*>(from), static_cast<Word*>(to));
+  });
+}
+
+void sum(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t elements, Dtype dtype) {
+  const Parts p = parts_of(parts);
+  const Any out{to, dtype};
+  bool is_wide = wide(elements, {out});
+  for (const void* part : parts) is_wide = is_wide && wide(elements, {Any{const_cast<void*>(part), dtype}});
+  if (is_wide) {
+    ORRERY_LAUNCH(sum_kernel<kWide>, grid_for(elements / kWide), kThreads, 0, stream, elements, p, out);
+  } else {
+    ORRERY_LAUNCH(sum_kernel<1>, grid_for(elements), kThreads, 0, stream, elements, p, out);
+  }
+}
+
+void merge_statistics(CUstream_st* stream, std::span<const void* const> parts, void* to, std::int64_t tokens) {
+  ORRERY_LAUNCH(merge_statistics_kernel, grid_for(tokens), kThreads, 0, stream, tokens, parts_of(parts),
+                static_cast<float*>(to));
+}
+
+void find_nan(CUstream_st* stream, const DeviceSlice& slice, std::int32_t* flag) {
+  constexpr std::int64_t kPerThread = 16;
+  ORRERY_LAUNCH(find_nan_kernel, grid_for(divide_up(slice.elements, kPerThread)), kThreads, 0, stream,
+                words_of(slice, 1), slice.dtype, flag);
+}
+
+}  // namespace orrery::cuda

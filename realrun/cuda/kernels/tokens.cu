@@ -1,0 +1,601 @@
+// Kernels that pick by index or go by row: embeddings, the loss, softmax, pooling, rotary embeddings, merging.
+#include <cmath>
+
+#include "realrun/cuda/kernels/call.cuh"
+#include "realrun/cuda/kernels/mask.cuh"
+
+namespace orrery::cuda {
+namespace {
+
+__device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// --- Embeddings
+
+template <int kVector>
+__global__ void embedding_kernel(std::int64_t ids_count, std::int64_t width, std::int64_t rows, std::int64_t first_row,
+                                 Any ids, Any table, Any y) {
+  const std::int64_t per_row = width / kVector, i = thread_number();
+  if (i >= ids_count * per_row) return;
+  const std::int64_t id = i / per_row, column = i % per_row * kVector, row = load_index(ids, id) - first_row;
+  float values[kVector];
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) values[j] = 0;
+  if (row >= 0 && row < rows) load_vector<kVector>(table, row * width + column, values);
+  store_vector<kVector>(y, id * width + column, values);
+}
+
+// The tokens of each row as a list in the order of the tokens, without sorting and without atomics: a block owns
+// kOwned rows, reads all ids tile by tile and links those it owns. head[row] and next[token]: -1 ends a list.
+constexpr int kOwned = 128;
+
+__global__ void link_tokens_kernel(std::int64_t tokens, std::int64_t rows, std::int64_t first_row, Any ids,
+                                   std::int32_t* head, std::int32_t* next) {
+  auto* const tail = reinterpret_cast<std::int32_t*>(dynamic_shared());  // [kOwned]
+  std::int32_t* const begin = tail + kOwned;                             // [kOwned]
+  std::int32_t* const found = begin + kOwned;                            // [kThreads], rows
+  std::int32_t* const found_token = found + kThreads;                    // [kThreads]
+  std::int32_t* const per_warp = found_token + kThreads;                 // [kThreads / kWarp]
+  const std::int64_t owned = static_cast<std::int64_t>(blockIdx.x) * kOwned;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  if (thread < kOwned) tail[thread] = begin[thread] = -1;
+  for (std::int64_t tile = 0; tile < tokens; tile += kThreads) {
+    const std::int64_t token = tile + thread;
+    std::int64_t row = -1;
+    if (token < tokens) {
+      const std::int64_t whole = load_index(ids, token) - first_row;
+      if (whole >= 0 && whole < rows) row = whole - owned;
+    }
+    const bool mine = row >= 0 && row < kOwned;
+    const unsigned votes = __ballot_sync(kAllLanes, mine);
+    if (lane == 0) per_warp[warp] = __popc(votes);
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int w = 0; w < kThreads / kWarp; ++w) {
+      before += w < warp ? per_warp[w] : 0;
+      all += per_warp[w];
+    }
+    if (mine) {
+      const int at = before + __popc(votes & ((1u << lane) - 1));
+      found[at] = static_cast<std::int32_t>(row);
+      found_token[at] = static_cast<std::int32_t>(token);
+    }
+    __syncthreads();
+    if (thread == 0) {
+      for (int i = 0; i < all; ++i) {
+        const std::int32_t r = found[i], t = found_token[i];
+        if (tail[r] < 0) {
+          begin[r] = t;
+        } else {
+          next[tail[r]] = t;
+        }
+        tail[r] = t;
+      }
+    }
+    __syncthreads();
+  }
+  if (thread < kOwned && owned + thread < rows) {
+    head[owned + thread] = begin[thread];
+    if (tail[thread] >= 0) next[tail[thread]] = -1;
+  }
+}
+
+template <int kVector>
+__global__ void embedding_backward_kernel(std::int64_t rows, std::int64_t width, const std::int32_t* head,
+                                          const std::int32_t* next, Any dy, Any dtable, bool accumulate) {
+  const std::int64_t per_row = width / kVector, i = thread_number();
+  if (i >= rows * per_row) return;
+  const std::int64_t row = i / per_row, column = i % per_row * kVector;
+  std::int64_t token = head[row];
+  if (token < 0 && accumulate) return;
+  float sum[kVector];
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) sum[j] = 0;
+  while (token >= 0) {
+    const std::int64_t following = next[token];
+    float values[kVector];
+    load_vector<kVector>(dy, token * width + column, values);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum[j] += values[j];
+    token = following;
+  }
+  if (accumulate) {
+    float before[kVector];
+    load_vector<kVector>(dtable, row * width + column, before);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum[j] += before[j];
+  }
+  store_vector<kVector>(dtable, row * width + column, sum);
+}
+
+// --- Rows of scores and logits
+
+// Maximum and sum of exponentials relative to it, in one pass (Milakov & Gimelshein 2018, arXiv 1805.02867).
+struct Online {
+  float maximum, sum;
+
+  __device__ void add(float x) {
+    if (x <= maximum) {
+      sum += maximum == minus_infinity() ? 0 : expf(x - maximum);
+    } else {
+      sum = (maximum == minus_infinity() ? 0 : sum * expf(maximum - x)) + 1;
+      maximum = x;
+    }
+  }
+  __device__ void merge(float other_maximum, float other_sum) {
+    const float m = larger(maximum, other_maximum);
+    if (m == minus_infinity()) return;
+    sum = sum * expf(maximum - m) + other_sum * expf(other_maximum - m);
+    maximum = m;
+  }
+};
+
+__device__ Online warp_merge(Online o) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    const float maximum = __shfl_xor_sync(kAllLanes, o.maximum, distance),
+                sum = __shfl_xor_sync(kAllLanes, o.sum, distance);
+    // Both lanes add in the same order, so that all end with the same bits.
+    const bool upper = (threadIdx.x & static_cast<unsigned>(distance)) != 0;
+    Online first{upper ? maximum : o.maximum, upper ? sum : o.sum};
+    first.merge(upper ? o.maximum : maximum, upper ? o.sum : sum);
+    o = first;
+  }
+  return o;
+}
+
+// Of all threads of a block; `room` holds two numbers a warp.
+__device__ Online block_merge(Online o, float* room) {
+  o = warp_merge(o);
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) {
+    room[threadIdx.x / kWarp * 2] = o.maximum;
+    room[threadIdx.x / kWarp * 2 + 1] = o.sum;
+  }
+  __syncthreads();
+  Online all{room[0], room[1]};
+  for (unsigned w = 1; w < blockDim.x / kWarp; ++w) all.merge(room[2 * w], room[2 * w + 1]);
+  return all;
+}
+
+constexpr std::int64_t kOnlineBytes = kThreads / kWarp * 2 * sizeof(float);
+
+template <int kVector>
+__global__ void cross_entropy_kernel(std::int64_t tokens, std::int64_t columns, std::int64_t first_column, Any logits,
+                                     Any targets, float* statistics) {
+  const std::int64_t t = blockIdx.x;
+  Online o{minus_infinity(), 0};
+#pragma unroll 2
+  for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x) * kVector; c < columns; c += kThreads * kVector) {
+    float values[kVector];
+    load_vector<kVector>(logits, t * columns + c, values);
+    float most = values[0];
+#pragma unroll
+    for (int j = 1; j < kVector; ++j) most = larger(most, values[j]);
+    // One rescaling a vector; a NaN stays in the sum.
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum += most == minus_infinity() && values[j] == most ? 0 : expf(values[j] - most);
+    o.merge(most, sum);
+  }
+  o = block_merge(o, reinterpret_cast<float*>(dynamic_shared()));
+  if (threadIdx.x != 0) return;
+  const std::int64_t target = load_index(targets, t) - first_column;
+  statistics[t] = o.maximum;
+  statistics[tokens + t] = o.sum;
+  statistics[2 * tokens + t] = target >= 0 && target < columns ? load(logits, t * columns + target) : 0;
+}
+
+template <int kVector>
+__global__ void cross_entropy_backward_kernel(std::int64_t tokens, std::int64_t columns, std::int64_t first_column,
+                                              float loss_gradient, Any logits, Any targets, const float* statistics,
+                                              Any dlogits) {
+  const std::int64_t t = blockIdx.x;
+  const float maximum = statistics[t], factor = 1 / statistics[tokens + t];
+  const std::int64_t target = load_index(targets, t) - first_column;
+#pragma unroll 2
+  for (std::int64_t c = static_cast<std::int64_t>(threadIdx.x) * kVector; c < columns; c += kThreads * kVector) {
+    float values[kVector];
+    load_vector<kVector>(logits, t * columns + c, values);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j)
+      values[j] = loss_gradient * (expf(values[j] - maximum) * factor - (c + j == target ? 1.0f : 0.0f));
+    store_vector<kVector>(dlogits, t * columns + c, values);
+  }
+}
+
+__global__ void softmax_kernel(std::int64_t queries, std::int64_t keys, Mask mask, float scale, Any scores, Any y) {
+  const std::int64_t row = blockIdx.x, query = row % queries;
+  Online o{minus_infinity(), 0};
+  for (std::int64_t k = threadIdx.x; k < keys; k += kThreads)
+    if (mask.all() || mask.sees(mask.query(query), mask.key(k))) o.add(scale * load(scores, row * keys + k));
+  o = block_merge(o, reinterpret_cast<float*>(dynamic_shared()));
+  const float factor = o.maximum == minus_infinity() ? 0 : 1 / o.sum;
+  for (std::int64_t k = threadIdx.x; k < keys; k += kThreads) {
+    const bool seen = factor != 0 && (mask.all() || mask.sees(mask.query(query), mask.key(k)));
+    store(y, row * keys + k, seen ? expf(scale * load(scores, row * keys + k) - o.maximum) * factor : 0);
+  }
+}
+
+template <int kVector>
+__global__ void softmax_backward_kernel(std::int64_t keys, float scale, Any dp, Any p, Any ds) {
+  const std::int64_t base = static_cast<std::int64_t>(blockIdx.x) * keys;
+  float sum = 0;
+  for (std::int64_t k = static_cast<std::int64_t>(threadIdx.x) * kVector; k < keys; k += kThreads * kVector) {
+    const Raw<kVector> raw_d = load_raw<kVector>(dp, base + k), raw = load_raw<kVector>(p, base + k);
+    float d[kVector], probability[kVector];
+    unpack<kVector>(raw_d, dp.dtype, d);
+    unpack<kVector>(raw, p.dtype, probability);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) sum += d[j] * probability[j];
+  }
+  sum = block_sum(sum, reinterpret_cast<float*>(dynamic_shared()));
+  for (std::int64_t k = static_cast<std::int64_t>(threadIdx.x) * kVector; k < keys; k += kThreads * kVector) {
+    const Raw<kVector> raw_d = load_raw<kVector>(dp, base + k), raw = load_raw<kVector>(p, base + k);
+    float d[kVector], probability[kVector];
+    unpack<kVector>(raw_d, dp.dtype, d);
+    unpack<kVector>(raw, p.dtype, probability);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) d[j] = scale * probability[j] * (d[j] - sum);
+    store_vector<kVector>(ds, base + k, d);
+  }
+}
+
+// --- Pooling
+
+// A map of patches kept window by window, and the order of the four that merge: realrun/cpu/tokens.cpp.
+struct PatchMap {
+  std::int64_t windows_per_side, window_side;
+
+  __host__ __device__ std::int64_t side() const { return windows_per_side * window_side; }
+  __host__ __device__ std::int64_t tokens() const { return side() * side(); }
+  __device__ std::int64_t token(std::int64_t row, std::int64_t column) const {
+    const std::int64_t window = row / window_side * windows_per_side + column / window_side;
+    return (window * window_side + row % window_side) * window_side + column % window_side;
+  }
+};
+
+struct Pool {
+  std::int64_t width, pooled, each, images;
+  bool merging, mean;
+  PatchMap from, to;
+};
+
+// A thread for every element of a patch; `large` and `small` are the unmerged and the merged side.
+__global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward) {
+  const std::int64_t i = thread_number();
+  if (i >= s.images * s.from.tokens() * s.width) return;
+  const std::int64_t c = i % s.width, patch = i / s.width, image = patch / s.from.tokens(),
+                     row = patch % s.from.tokens() / s.from.side(), column = patch % s.from.side();
+  const std::int64_t quarter = 2 * (column % 2) + row % 2;
+  const std::int64_t merged = 4 * (image * s.to.tokens() + s.to.token(row / 2, column / 2)) + quarter;
+  const std::int64_t at_small = merged * s.width + c,
+                     at_large = (image * s.from.tokens() + s.from.token(row, column)) * s.width + c;
+  if (forward) {
+    store(small, at_small, load(large, at_large));
+  } else {
+    store(large, at_large, load(small, at_small));
+  }
+}
+
+__global__ void pool_kernel(Pool s, Any x, Any y) {
+  const std::int64_t i = thread_number();
+  if (i >= s.pooled * s.width) return;
+  const std::int64_t p = i / s.width, first = p * s.each * s.width + i % s.width;
+  float sum = load(x, first);
+  if (s.mean) {
+#pragma unroll 4
+    for (std::int64_t e = 1; e < s.each; ++e) sum += load(x, first + e * s.width);
+    sum /= static_cast<float>(s.each);
+  }
+  store(y, i, sum);
+}
+
+__global__ void pool_backward_kernel(Pool s, Any dy, Any dx) {
+  const std::int64_t i = thread_number();
+  if (i >= s.pooled * s.each * s.width) return;
+  const std::int64_t vector = i / s.width, p = vector / s.each, e = vector % s.each;
+  const float d = load(dy, p * s.width + i % s.width);
+  store(dx, i, s.mean ? d / static_cast<float>(s.each) : e == 0 ? d : 0);
+}
+
+// --- Rotary embeddings
+
+constexpr int kMaxHalf = 128;
+struct Rotary {
+  std::int64_t batch, length, vectors, heads, half;  // vectors of a token; heads: of a group
+  bool fused;
+  const std::int64_t* positions;
+  double frequencies[kMaxHalf];
+};
+
+// A block takes a token of each sequence: its sines serve all heads. Angles are reduced in double, so that the
+// thousandth turn is as exact as the first.
+template <int kVector>
+__global__ void rotary_kernel(const __grid_constant__ Rotary s, float direction, Any x, Any y) {
+  auto* const cosines = reinterpret_cast<float*>(dynamic_shared());  // [half]
+  float* const sines = cosines + s.half;
+  const std::int64_t token = blockIdx.x;
+  const auto position = static_cast<double>(s.positions == nullptr ? token : s.positions[token]);
+  for (std::int64_t i = threadIdx.x; i < s.half; i += blockDim.x) {
+    constexpr double kTurn = 6.283185307179586476925;
+    const double angle = position * s.frequencies[i];
+    const auto reduced = static_cast<float>(angle - kTurn * rint(angle / kTurn));
+    cosines[i] = cosf(reduced);
+    sines[i] = direction * sinf(reduced);
+  }
+  __syncthreads();
+  const std::int64_t per_vector = s.half / kVector, per_token = s.vectors * per_vector;
+  for (std::int64_t w = threadIdx.x; w < s.batch * per_token; w += blockDim.x) {
+    const std::int64_t vector = w % per_token / per_vector, i = w % per_vector * kVector;
+    const std::int64_t at = ((w / per_token * s.length + token) * s.vectors + vector) * 2 * s.half + i;
+    const Raw<kVector> raw_a = load_raw<kVector>(x, at), raw_b = load_raw<kVector>(x, at + s.half);
+    float a[kVector], b[kVector];
+    unpack<kVector>(raw_a, x.dtype, a);
+    unpack<kVector>(raw_b, x.dtype, b);
+    if (!(s.fused && vector % s.heads == s.heads - 1)) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        const float cosine = cosines[i + j], sine = sines[i + j], first = a[j];
+        a[j] = first * cosine - b[j] * sine;
+        b[j] = b[j] * cosine + first * sine;
+      }
+    }
+    store_vector<kVector>(y, at, a);
+    store_vector<kVector>(y, at + s.half, b);
+  }
+}
+
+// --- Merging two ring steps
+
+// Contexts run over [batch, sequence, heads], log-sum-exps over [batch, heads, sequence].
+struct Merge {
+  std::int64_t batch, sequence, heads, width;
+};
+
+template <int kVector>
+__global__ void merge_context_kernel(Merge s, Any a, const float* a_lse, Any b, const float* b_lse, Any y) {
+  const std::int64_t per_vector = s.width / kVector, i = thread_number();
+  if (i >= s.batch * s.sequence * s.heads * per_vector) return;
+  const std::int64_t v = i / per_vector, head = v % s.heads, position = v / s.heads % s.sequence,
+                     batch = v / (s.heads * s.sequence), at = (batch * s.heads + head) * s.sequence + position;
+  const float first = a_lse[at], second = b_lse[at], most = larger(first, second);
+  const bool nothing = most == minus_infinity();
+  const float w1 = nothing ? 0 : expf(first - most), w2 = nothing ? 0 : expf(second - most),
+              factor = nothing ? 0 : 1 / (w1 + w2);
+  const Raw<kVector> raw_a = load_raw<kVector>(a, i * kVector), raw_b = load_raw<kVector>(b, i * kVector);
+  float x[kVector], z[kVector];
+  unpack<kVector>(raw_a, a.dtype, x);
+  unpack<kVector>(raw_b, b.dtype, z);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) x[j] = nothing ? 0 : (w1 * x[j] + w2 * z[j]) * factor;
+  store_vector<kVector>(y, i * kVector, x);
+}
+
+// After the contexts, since a log-sum-exp may be written where it was read.
+__global__ void merge_lse_kernel(std::int64_t count, const float* a, const float* b, float* y) {
+  const std::int64_t i = thread_number();
+  if (i >= count) return;
+  const float first = a[i], second = b[i], most = larger(first, second);
+  y[i] = most == minus_infinity() ? most : most + logf(expf(first - most) + expf(second - most));
+}
+
+// --- Shapes
+
+dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
+
+void check_table(const Call& call, const Operand& ids, const Operand& table, const Operand& y) {
+  call.require(table.tensor->rank == 2, "a table is [rows, width]");
+  call.require(elements(y) == elements(ids) * last_size(table), "the output is not a row of the table for each id");
+}
+
+std::int64_t first_row(const Call& call, const Operand& table) {
+  return table.tensor->find(Axis::vocab) >= 0 ? call.context.first_vocabulary_row : 0;
+}
+
+struct LogitShape {
+  std::int64_t tokens, columns;
+};
+LogitShape logit_shape(const Call& call, const Operand& logits, const Operand& targets, const Operand& statistics) {
+  const LogitShape s{elements(targets), last_size(logits)};
+  call.require(elements(logits) == s.tokens * s.columns, "logits are not [tokens.., vocabulary]");
+  call.require(elements(statistics) == 3 * s.tokens, "statistics are not [3, tokens..]");
+  return s;
+}
+
+std::int64_t side_of(const Call& call, std::int64_t square) {
+  const auto side = static_cast<std::int64_t>(std::llround(std::sqrt(static_cast<double>(square))));
+  call.require(side * side == square, "windows are not a square of patches, or not a square of windows");
+  return side;
+}
+
+// `x` and `y` are the large and the small side, forward or backward.
+Pool pool_shape(const Call& call, const Operand& x, const Operand& y) {
+  const Tensor &large = *x.tensor, &small = *y.tensor;
+  call.require(large.rank == 3 && small.rank == 3, "pooling is between [batch, sequence, hidden]");
+  Pool s{};
+  s.width = last_size(x);
+  s.merging = last_size(y) == 4 * s.width;
+  call.require(s.merging ? elements(x) == elements(y) : last_size(y) == s.width, "widths do not fit");
+  if (s.merging) {
+    s.images = call.context.images;
+    call.require(s.images > 0 && large.sizes[0] % s.images == 0, "patch merging needs the number of images");
+    s.from = {side_of(call, large.sizes[0] / s.images), side_of(call, large.sizes[1])};
+    call.require(small.sizes[0] % s.images == 0, "merged windows do not divide among the images");
+    s.to = {side_of(call, small.sizes[0] / s.images), side_of(call, small.sizes[1])};
+    call.require(2 * s.to.side() == s.from.side(), "merging does not halve the side of the patches");
+    return s;
+  }
+  s.pooled = elements(y) / last_size(y);
+  call.require(s.pooled > 0 && elements(x) % (s.pooled * s.width) == 0, "vectors do not divide evenly");
+  s.each = elements(x) / (s.pooled * s.width);
+  // Over several windows there is no first token.
+  s.mean = call.context.pool_mean || large.sizes[0] != small.sizes[0];
+  return s;
+}
+
+}  // namespace
+
+void embedding(const Call& call) {
+  const Operand &ids = call.read(0), &table = call.read(1), &y = call.write(0);
+  check_table(call, ids, table, y);
+  const std::int64_t width = last_size(table), rows = table.tensor->sizes[0], count = elements(ids);
+  const Any index = call.indices(ids), from = call.numbers(table), to = call.numbers(y);
+  const bool is_wide = wide(width, {from, to});
+  const auto issue = [&](auto kernel) {
+    launch("embedding_kernel", kernel, grid_for(elements(y) / (is_wide ? kWide : 1)), kThreads, 0, call.launch.stream,
+           count, width, rows, first_row(call, table), index, from, to);
+  };
+  is_wide ? issue(embedding_kernel<kWide>) : issue(embedding_kernel<1>);
+}
+
+std::int64_t embedding_backward_scratch(const Call& call) {
+  return (elements(call.read(0)) + call.write(0).tensor->sizes[0]) * static_cast<std::int64_t>(sizeof(std::int32_t));
+}
+
+void embedding_backward(const Call& call) {
+  const Operand &ids = call.read(0), &dy = call.read(1), &dtable = call.write(0);
+  check_table(call, ids, dtable, dy);
+  const std::int64_t width = last_size(dtable), rows = dtable.tensor->sizes[0], tokens = elements(ids);
+  const Any index = call.indices(ids), from = call.numbers(dy), to = call.numbers(dtable);
+  call.require(tokens <= std::numeric_limits<std::int32_t>::max(), "there are too many tokens");
+  auto* const head = call.scratch<std::int32_t>(rows + tokens);
+  std::int32_t* const next = head + rows;
+  constexpr std::int64_t kLinkBytes = (2 * kOwned + 2 * kThreads + kThreads / kWarp) * sizeof(std::int32_t);
+  ORRERY_LAUNCH(link_tokens_kernel, blocks(divide_up(rows, kOwned)), kThreads, kLinkBytes, call.launch.stream, tokens,
+                rows, first_row(call, dtable), index, head, next);
+  const bool is_wide = wide(width, {from, to});
+  const auto issue = [&](auto kernel) {
+    launch("embedding_backward_kernel", kernel, grid_for(elements(dtable) / (is_wide ? kWide : 1)), kThreads, 0,
+           call.launch.stream, rows, width, head, next, from, to, call.op.accumulate);
+  };
+  is_wide ? issue(embedding_backward_kernel<kWide>) : issue(embedding_backward_kernel<1>);
+}
+
+void cross_entropy(const Call& call) {
+  const Operand &logits = call.read(0), &targets = call.read(1), &statistics = call.write(0);
+  const auto [tokens, columns] = logit_shape(call, logits, targets, statistics);
+  const Any in = call.numbers(logits), index = call.indices(targets);
+  float* const out = call.singles(statistics);
+  const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
+    launch("cross_entropy_kernel", kernel, blocks(tokens), kThreads, kOnlineBytes, call.launch.stream, tokens, columns,
+           first_row(call, logits), in, index, out);
+  };
+  wide(columns, {in}) ? issue(cross_entropy_kernel<kWide>) : issue(cross_entropy_kernel<1>);
+}
+
+void cross_entropy_backward(const Call& call) {
+  const Operand &logits = call.read(0), &targets = call.read(1), &statistics = call.read(2), &dlogits = call.write(0);
+  const auto [tokens, columns] = logit_shape(call, logits, targets, statistics);
+  call.require_same_elements(logits, dlogits);
+  const Any in = call.numbers(logits), index = call.indices(targets), out = call.numbers(dlogits);
+  const float* const stored = call.singles(statistics);
+  const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
+    launch("cross_entropy_backward_kernel", kernel, blocks(tokens), kThreads, 0, call.launch.stream, tokens, columns,
+           first_row(call, logits), call.context.loss_gradient, in, index, stored, out);
+  };
+  wide(columns, {in, out}) ? issue(cross_entropy_backward_kernel<kWide>) : issue(cross_entropy_backward_kernel<1>);
+}
+
+void softmax(const Call& call) {
+  const Operand &scores = call.read(0), &y = call.write(0);
+  call.require_same_elements(scores, y);
+  const Tensor& t = *scores.tensor;
+  call.require(t.rank >= 2, "scores are [.., queries, keys]");
+  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
+  const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
+  const Mask mask = mask_of(call, queries, keys, false);
+  ORRERY_LAUNCH(softmax_kernel, blocks(t.elements() / keys), kThreads, kOnlineBytes, call.launch.stream, queries, keys,
+                mask, call.context.attention_scale, call.numbers(scores), call.numbers(y));
+}
+
+void softmax_backward(const Call& call) {
+  const Operand &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
+  call.require_same_elements(dp, p);
+  call.require_same_elements(dp, ds);
+  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
+  const std::int64_t keys = last_size(p);
+  const Any d = call.numbers(dp), in = call.numbers(p), out = call.numbers(ds);
+  const auto issue = [&](auto kernel) {
+    launch("softmax_backward_kernel", kernel, blocks(elements(p) / keys), kThreads, kOnlineBytes, call.launch.stream,
+           keys, call.context.attention_scale, d, in, out);
+  };
+  wide(keys, {d, in, out}) ? issue(softmax_backward_kernel<kWide>) : issue(softmax_backward_kernel<1>);
+}
+
+void pool(const Call& call) {
+  const Operand &x = call.read(0), &y = call.write(0);
+  const Pool s = pool_shape(call, x, y);
+  if (s.merging) {
+    ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(x)), kThreads, 0, call.launch.stream, s, call.numbers(x),
+                  call.numbers(y), true);
+  } else {
+    ORRERY_LAUNCH(pool_kernel, grid_for(elements(y)), kThreads, 0, call.launch.stream, s, call.numbers(x),
+                  call.numbers(y));
+  }
+}
+
+void pool_backward(const Call& call) {
+  const Operand &dy = call.read(0), &dx = call.write(0);
+  const Pool s = pool_shape(call, dx, dy);
+  if (s.merging) {
+    ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dx),
+                  call.numbers(dy), false);
+  } else {
+    ORRERY_LAUNCH(pool_backward_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dy),
+                  call.numbers(dx));
+  }
+}
+
+void rotary(const Call& call, double direction) {
+  const Operand &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  const Tensor& t = *x.tensor;
+  call.require(t.find(Axis::sequence) == 1 && t.rank == 5,
+               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
+  Rotary s{};
+  s.batch = t.sizes[0];
+  s.length = t.sizes[1];
+  s.vectors = t.sizes[2] * t.sizes[3];
+  s.heads = t.sizes[3];
+  s.half = t.sizes[4] / 2;
+  s.fused = t.find(Axis::group_qkv) >= 0;
+  call.require(t.sizes[4] % 2 == 0, "rotary embeddings rotate pairs");
+  call.require(s.half <= kMaxHalf, "a head is wider than 256");
+  if (!call.context.query_positions.empty()) {
+    call.require(static_cast<std::int64_t>(call.context.query_positions.size()) == s.length &&
+                     call.launch.query_positions != nullptr,
+                 "there is not a position for every token");
+    s.positions = call.launch.query_positions;
+  }
+  for (std::int64_t i = 0; i < s.half; ++i)
+    s.frequencies[i] =
+        std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(t.sizes[4]));
+  const Any in = call.numbers(x), out = call.numbers(y);
+  const auto issue = [&](auto kernel) {
+    launch("rotary_kernel", kernel, blocks(s.length), kThreads, 2 * s.half * static_cast<std::int64_t>(sizeof(float)),
+           call.launch.stream, s, direction, in, out);
+  };
+  wide(s.half, {in, out}) ? issue(rotary_kernel<kWide>) : issue(rotary_kernel<1>);
+}
+
+void merge_attention(const Call& call) {
+  const Operand &context = call.write(0), &lse = call.write(1);
+  call.require(context.tensor->rank == 5, "a context is [batch, sequence, groups, heads, head_dim]");
+  for (const std::size_t i : {0, 2}) call.require_same_elements(call.read(i), context);
+  for (const std::size_t i : {1, 3}) call.require_same_elements(call.read(i), lse);
+  const auto& c = context.tensor->sizes;
+  const Merge s{c[0], c[1], c[2] * c[3], c[4]};
+  call.require(elements(lse) == s.batch * s.sequence * s.heads, "the log-sum-exps do not fit the context");
+  const Any a = call.numbers(call.read(0)), b = call.numbers(call.read(2)), y = call.numbers(context);
+  const float *const a_lse = call.singles(call.read(1)), *const b_lse = call.singles(call.read(3));
+  const bool is_wide = wide(s.width, {a, b, y});
+  const auto issue = [&](auto kernel) {
+    launch("merge_context_kernel", kernel, grid_for(elements(context) / (is_wide ? kWide : 1)), kThreads, 0,
+           call.launch.stream, s, a, a_lse, b, b_lse, y);
+  };
+  is_wide ? issue(merge_context_kernel<kWide>) : issue(merge_context_kernel<1>);
+  ORRERY_LAUNCH(merge_lse_kernel, grid_for(elements(lse)), kThreads, 0, call.launch.stream, elements(lse), a_lse, b_lse,
+                call.singles(lse));
+}
+
+}  // namespace orrery::cuda

@@ -1,0 +1,81 @@
+// Matrix products by cuBLASLt. For every new product the first candidates of its heuristic are timed on the device, and
+// the fastest is kept for all ranks of the process: the same product then gives the same bits on every rank. Internal
+// to realrun/cuda.
+#pragma once
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "realrun/cuda/matmul_plan.h"
+
+namespace orrery::cuda {
+
+// What was chosen for a product, for reports.
+struct MatmulChoice {
+  std::string product;          // "T N 4096 x 8192 x 1024 bf16 bf16 -> bf16"
+  std::int64_t candidates = 0;  // that were timed; 0: taken without timing, from inside a capture or for lack of memory
+  std::int64_t chosen = 0;      // its place in the heuristic's order
+  double seconds = 0, first_seconds = 0;  // of the chosen, and of the heuristic's first
+};
+
+class Matmul {
+ public:
+  // tf32: fp32 products on the matrix units, with ten bits of mantissa.
+  explicit Matmul(bool tf32);
+  ~Matmul();
+  Matmul(const Matmul&) = delete;
+
+  struct Operands {
+    const void *a = nullptr, *b = nullptr;
+    void* c = nullptr;
+    const void* bias = nullptr;                          // of c's dtype
+    const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: device memory; nullptr: 1
+  };
+  struct Place {
+    cudaStream_t stream = nullptr;
+    void* workspace = nullptr;
+    std::size_t workspace_bytes = 0;
+    bool may_wait = true;  // for timing; false inside a capture
+  };
+  // False: cuBLASLt has no kernel for this. fast_accumulation: of fp8, as for a forward (fewer bits in long sums).
+  bool run(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands,
+           const Place& place);
+
+  static std::vector<MatmulChoice> choices();  // of this process, in the order of their first use
+
+  // What products of this size ask for on Hopper (cuBLAS manual, cublasSetWorkspace: 32 MiB).
+  static constexpr std::size_t kWorkspaceBytes = 32 << 20;
+
+ private:
+  static constexpr std::size_t kKeyLength = 32;
+  using Key = std::array<std::int64_t, kKeyLength>;
+  struct Prepared {
+    cublasLtMatmulDescOpaque_t operation{};
+    cublasLtMatrixLayoutOpaque_t a{}, b{}, c{};
+    cublasLtMatmulAlgo_t algorithm{};
+    bool exists = false, timed = false;
+  };
+  struct Shared;  // of the process: what was chosen
+  static Shared& shared();
+
+  Key key_of(const BlasProduct& product, bool accumulate, bool fast_accumulation, const Operands& operands) const;
+  Prepared describe(const BlasProduct& product, bool fast_accumulation, const Operands& operands) const;
+  void choose(const Key& key, const BlasProduct& product, bool accumulate, const Operands& operands, const Place& place,
+              Prepared& prepared);
+  cublasStatus_t launch(Prepared& prepared, const cublasLtMatmulAlgo_t& algorithm, bool accumulate,
+                        const Operands& operands, void* to, const Place& place);
+
+  bool tf32_;
+  int device_ = 0;
+  cublasLtHandle_t handle_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  std::map<Key, Prepared> prepared_;
+};
+
+}  // namespace orrery::cuda

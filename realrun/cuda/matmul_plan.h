@@ -1,0 +1,68 @@
+// A matrix product of a Program as calls of cublasLtMatmul: host code, so that the mapping is tested where there is no
+// GPU (tests/realrun/cuda_matmul_test.cpp holds it, through an emulator of cuBLASLt's semantics, against the CPU
+// kernels).
+//
+// Programs are row-major and cuBLASLt is column-major: a row-major [r, c] is a column-major c x r. So C = L R is
+// computed as C' = R' L': cuBLASLt's A is the right operand, its B the left one, its m our columns.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "realrun/kernel.h"
+#include "sim/program/op.h"
+#include "sim/program/tensor.h"
+
+namespace orrery::cuda {
+
+// cublasLtMatrixLayout_t: column-major, `batch` matrices at `batch_stride` elements (0: one matrix for all).
+struct BlasMatrix {
+  Dtype dtype = Dtype::bf16;
+  std::int64_t rows = 0, columns = 0, leading = 0;
+  std::int32_t batch = 1;
+  std::int64_t batch_stride = 0;
+
+  bool operator==(const BlasMatrix&) const = default;
+};
+
+// cublasLtMatmulDesc_t and its layouts: c [m x n] = op(a) op(b) [+ bias along m] [+ c].
+struct BlasProduct {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false, transpose_b = false;
+  BlasMatrix a, b, c;
+
+  bool operator==(const BlasProduct&) const = default;
+};
+
+struct BlasLaunch {
+  std::int64_t a_offset = 0, b_offset = 0, c_offset = 0;  // elements
+  bool accumulate = false;                                // beta is 1
+};
+
+struct MatmulPlan {
+  BlasProduct product;
+  std::size_t a_read = 0, b_read = 0;  // which of op.reads is cuBLASLt's A, B
+  bool bias = false;                   // reads[2] is added to every row of the result
+  std::vector<BlasLaunch> launches;    // in this order
+};
+
+// Shapes are those of realrun/cpu/kernels.h; throws std::logic_error for those that do not fit together.
+MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes);
+
+// The dtypes that cublasLtMatmul multiplies with fp32 accumulation (cuBLAS manual, its table of types): two equal
+// ones into themselves or into fp32, fp8 into any wider one.
+bool dtypes_multiply(const BlasProduct& product);
+
+// fp8 tensor cores of Hopper read both operands along k: op(a) transposed, op(b) not, every leading dimension a
+// multiple of 16 (cuBLAS manual, "cublasLtMatmul", fp8). The plan with those operands replaced by dense transposes of
+// their matrices.
+struct Fp8Plan {
+  BlasProduct product;
+  bool copy_a = false, copy_b = false;  // the operand must be transposed first
+};
+// Whether fp8 matrix units take the product's sizes at all.
+bool fp8_sizes_fit(const BlasProduct& product);
+Fp8Plan along_k(const BlasProduct& product);
+
+}  // namespace orrery::cuda

@@ -1,0 +1,49 @@
+// Memory of one rank: of the GPU from the driver's stream-ordered pool, of the host pinned and kept. Internal to
+// realrun/cuda.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+
+#include "realrun/backend.h"
+
+namespace orrery::cuda {
+
+struct MemoryCounters {  // bytes that are allocated, by this rank
+  std::int64_t device = 0, device_peak = 0, host = 0, host_peak = 0;
+};
+
+class Memory {
+ public:
+  explicit Memory(int device);
+  ~Memory();
+  Memory(const Memory&) = delete;
+
+  void* allocate(std::int64_t bytes, MemoryPlace place, cudaStream_t stream);
+  void release(void* memory) noexcept;
+  // Bytes of the allocation that begins at `memory`; 0: not one of ours.
+  std::int64_t bytes_at(const void* memory) const;
+
+  const MemoryCounters& counters() const { return counters_; }
+  void reset_peaks();
+
+ private:
+  struct Block {
+    std::int64_t bytes = 0;
+    MemoryPlace place = MemoryPlace::device;
+  };
+  void* allocate_device(std::int64_t bytes, cudaStream_t stream);
+  void* allocate_host(std::int64_t bytes);
+
+  int device_;
+  cudaMemPool_t pool_ = nullptr;
+  cudaStream_t idle_ = nullptr;  // has no work: what is released here is free at once
+  std::unordered_map<const void*, Block> blocks_;
+  std::multimap<std::int64_t, void*> kept_;  // pinned memory that is free, by size
+  MemoryCounters counters_;
+};
+
+}  // namespace orrery::cuda

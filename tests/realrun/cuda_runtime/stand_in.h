@@ -1,0 +1,27 @@
+// What the stand-in of the CUDA runtime, cuBLASLt and the kernels lets a test see and choose.
+//
+// The stand-in runs realrun/cuda's host code where there is no GPU. "Device" memory is the host's, filled with NaN when
+// it is allocated. A stream is a queue, and nothing in it runs before it must: not until someone synchronises with it,
+// waits for an event of it, or asks often enough. So a copy whose source is written again too early, an operand freed
+// too early or an order that no event asks for shows as a wrong number. cuBLASLt is emulated from its descriptors
+// alone, and refuses what the manual says it refuses; kernels are realrun/cpu's behind the storage of each dtype.
+#pragma once
+
+#include <cstdint>
+
+namespace orrery::cuda_stand_in {
+
+struct Facts {
+  std::int64_t tasks = 0;       // that streams have run
+  std::int64_t products = 0;    // of them, cublasLtMatmul
+  std::int64_t heuristics = 0;  // asked for candidates
+  std::int64_t device_bytes = 0, device_peak = 0;
+};
+Facts facts();
+
+// From now on cudaMallocAsync has so many bytes in all.
+void set_memory(std::int64_t bytes);
+// The driver's and the devices' numbers, as require_device() asks for them.
+void set_driver(int version, int devices);
+
+}  // namespace orrery::cuda_stand_in
