@@ -10,6 +10,9 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/gpu_sibling.h"
+#include "realrun/backend.h"
+#include "realrun/communicator.h"
 #include "sim/base/error.h"
 #include "sim/des/engine.h"
 
@@ -63,13 +66,19 @@ int main(int argc, char** argv) {
   orrery::add_simulate(app);
   orrery::add_compare(app);
   orrery::add_collective(app);
+  orrery::add_run(app);
+  orrery::add_calibrate(app);
+  orrery::add_bench(app);
   orrery::add_list(app);
   orrery::add_show(app);
   orrery::add_schema(app);
   try {
+    orrery::become_gpu_sibling(argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& asked) {  // --help, --version
     return app.exit(asked);
+  } catch (const CLI::RuntimeError& done) {  // nothing failed, but the answer is no
+    return done.get_exit_code();
   } catch (const CLI::ParseError& error) {
     return fail(2, error.what() + suggestion(app, argc, argv));
   } catch (const orrery::InputError& error) {
@@ -77,6 +86,10 @@ int main(int argc, char** argv) {
   } catch (const orrery::StalledError& error) {  // may list the waiting ranks line by line
     fmt::print(stderr, "orrery: error: {}\n", error.what());
     return 1;
+  } catch (const orrery::ExecutionError& error) {
+    return fail(1, error.what());
+  } catch (const orrery::DeviceError& error) {
+    return fail(1, error.what());
   } catch (const std::exception& error) {
     return fail(1, fmt::format("internal: {}", error.what()));
   }

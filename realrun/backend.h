@@ -95,8 +95,9 @@ class Backend {
 };
 
 std::unique_ptr<Backend> make_cpu_backend();
-// Throws DeviceError: built without CUDA, no such GPU, a driver older than the build.
-std::unique_ptr<Backend> make_cuda_backend(int device = 0);
+// Throws DeviceError: built without CUDA, no such GPU, a driver older than the build. tf32: fp32 products on the matrix
+// units with ten bits of mantissa, as device presets with "tf32" time them; off to compare numbers.
+std::unique_ptr<Backend> make_cuda_backend(int device = 0, bool tf32 = true);
 bool built_with_cuda();
 
 }  // namespace orrery

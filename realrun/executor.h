@@ -52,7 +52,7 @@ struct ExecutionOptions {
   // around every op, gives the rest. Before them, warm-up steps.
   bool measure = false;
   std::int64_t warmup_steps = 0;
-  std::function<void(std::int64_t step)> after_step;  // on every rank's thread
+  std::function<void(std::size_t rank, std::int64_t step)> after_step;  // in the rank's thread
 };
 
 // A tensor as one rank would hold it, row-major.

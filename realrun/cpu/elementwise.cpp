@@ -181,12 +181,17 @@ void add(const KernelCall& call) {
   call.require_same_elements(a, y);
   if (call.has_read(1)) call.require_same_elements(call.read(1), y);
   if (call.has_read(2)) call.require_repeats(call.read(2), y);
-  for (std::int64_t i = 0; i < y.elements(); ++i) {
-    float sum = a.data[i];
-    if (call.has_read(1)) sum += call.read(1).data[i];
-    if (call.has_read(2)) sum += call.read(2).data[i % call.read(2).elements()];
-    y.data[i] = sum;
+  const std::int64_t n = y.elements();
+  if (call.has_read(1)) {
+    const float* b = call.read(1).data;
+    for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] + b[i];
+  } else if (y.data != a.data) {
+    std::copy_n(a.data, n, y.data);
   }
+  if (!call.has_read(2)) return;
+  const Buffer& bias = call.read(2);
+  for (std::int64_t row = 0; row < n; row += bias.elements())
+    for (std::int64_t c = 0; c < bias.elements(); ++c) y.data[row + c] += bias.data[c];
 }
 
 void multiply(const KernelCall& call) {
@@ -199,9 +204,15 @@ void multiply(const KernelCall& call) {
 void bias_gradient(const KernelCall& call) {
   const Buffer &dy = call.read(0), &db = call.write(0);
   call.require_repeats(db, dy);
-  std::vector<double> sums(static_cast<std::size_t>(db.elements()));
-  for (std::int64_t i = 0; i < dy.elements(); ++i) sums[static_cast<std::size_t>(i % db.elements())] += dy.data[i];
-  std::ranges::transform(sums, db.data, [](double sum) { return static_cast<float>(sum); });
+  const std::int64_t width = db.elements();
+  std::vector<double> sums(static_cast<std::size_t>(width));
+  for (std::int64_t row = 0; row < dy.elements(); row += width)
+    for (std::int64_t c = 0; c < width; ++c)
+      sums[static_cast<std::size_t>(c)] += static_cast<double>(dy.data[row + c]);
+  for (std::int64_t c = 0; c < width; ++c) {
+    const auto sum = static_cast<float>(sums[static_cast<std::size_t>(c)]);
+    db.data[c] = call.op.accumulate ? db.data[c] + sum : sum;
+  }
 }
 
 // Between dtypes the numbers stay: what bf16 does to them is run_kernel's option.

@@ -92,9 +92,14 @@ void dispatch(const KernelCall& call) {
   call.fail("moves data between ranks or memories, and is no kernel");
 }
 
-// Computes into memory of its own, then adds.
+bool adds_by_itself(OpKind kind) {
+  return kind == OpKind::linear_weight_gradient || kind == OpKind::bias_gradient || kind == OpKind::embedding_backward;
+}
+
+// Where a kernel cannot add by itself: computes into memory of its own, then adds.
 void accumulate(const KernelCall& call) {
   call.require(!is_optimizer(call.op.kind), "an optimizer cannot accumulate");
+  if (adds_by_itself(call.op.kind)) return dispatch(call);
   const std::size_t first = call.op.kind == OpKind::norm_backward ? 1 : 0;
   std::vector<Buffer> results(call.writes.begin(), call.writes.end());
   std::vector<std::vector<float>> storage(results.size());

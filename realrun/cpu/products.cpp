@@ -68,10 +68,11 @@ void linear_weight_gradient(const KernelCall& call) {
   const auto [k, n] = weight_shape(call, *dw.tensor);
   const std::int64_t tokens = rows(call, x, k);
   call.require(rows(call, dy, n) == tokens, "input and output gradient differ in tokens");
+  if (!call.op.accumulate) std::fill_n(dw.data, dw.elements(), 0.0f);
   if (call.op.transposed_weight) {
-    View(dw.data, n, k).noalias() = View(dy.data, tokens, n).transpose() * View(x.data, tokens, k);
+    View(dw.data, n, k).noalias() += View(dy.data, tokens, n).transpose() * View(x.data, tokens, k);
   } else {
-    View(dw.data, k, n).noalias() = View(x.data, tokens, k).transpose() * View(dy.data, tokens, n);
+    View(dw.data, k, n).noalias() += View(x.data, tokens, k).transpose() * View(dy.data, tokens, n);
   }
 }
 

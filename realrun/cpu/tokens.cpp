@@ -109,7 +109,7 @@ void embedding_backward(const KernelCall& call) {
   const Buffer &ids = call.read(0), &dy = call.read(1), &dtable = call.write(0);
   check_table(call, ids, dtable, dy);
   const std::int64_t width = last_size(dtable), rows = dtable.tensor->sizes[0];
-  std::ranges::fill(dtable.span(), 0.0f);
+  if (!call.op.accumulate) std::ranges::fill(dtable.span(), 0.0f);
   for (std::int64_t i = 0; i < ids.elements(); ++i) {
     const std::int64_t row = local_row(call, *dtable.tensor, rows, ids.data[i]);
     if (row < 0) continue;

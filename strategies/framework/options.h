@@ -8,9 +8,9 @@
 namespace orrery::framework {
 
 // A training stack's generation: the kernels it fuses, how fast its host issues them, what memory it holds.
-enum class Stack : std::uint8_t { megatron_core, megatron_2021, deepspeed, fsdp, fsdp_compiled };
-inline constexpr std::array<std::string_view, 5> kStackNames{"megatron-core", "megatron-2021", "deepspeed", "fsdp",
-                                                             "fsdp-compiled"};
+enum class Stack : std::uint8_t { megatron_core, megatron_2021, deepspeed, fsdp, fsdp_compiled, orrery };
+inline constexpr std::array<std::string_view, 6> kStackNames{"megatron-core", "megatron-2021", "deepspeed",
+                                                             "fsdp",          "fsdp-compiled", "orrery"};
 
 struct Options {
   Stack stack = Stack::megatron_core;

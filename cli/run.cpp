@@ -1,0 +1,331 @@
+// orrery run: a scenario's Program executed on this machine, measured, and held against its prediction.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cli/title.h"
+#include "realrun/agreement.h"
+#include "realrun/executor.h"
+#include "realrun/measured_report.h"
+#include "sim/analytical/engine.h"
+#include "sim/base/error.h"
+#include "sim/cost/calibration.h"
+#include "sim/cost/collective_calibration.h"
+#include "sim/cost/user_calibration.h"
+#include "sim/report/csv.h"
+#include "sim/report/format.h"
+#include "sim/report/json.h"
+#include "sim/report/table.h"
+#include "sim/report/trace.h"
+#include "strategies/framework/framework.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+
+namespace orrery {
+namespace {
+
+struct Arguments {
+  std::string scenario;
+  std::vector<std::string> sets, calibrations;
+  std::string device = "cpu";
+  std::string json, csv, trace;
+  std::int64_t steps = 10, warmup = 2;
+  std::uint64_t seed = 1;
+  double tolerance = 0;
+  bool predict = false, check = false, ops = false, emulate_bf16 = false;
+};
+
+constexpr const char* kExamples = R"(Examples:
+  orrery run small-gpt                                        ten steps on this machine, a thread a rank
+  orrery run small-gpt --predict                              measured beside predicted, op by op
+  orrery run small-gpt --predict --set plan.data_parallel=4
+  orrery run small-gpt --check --set plan.tensor_parallel=2   against the same model on one rank
+  orrery run gpt2-124m-h200 --device cuda --predict --calibration h200.json)";
+
+// Numbers of fp32 arithmetic in another order of summation; bf16 carries 8 bits.
+constexpr double kTolerance = 2e-5, kBf16Tolerance = 2e-2;
+// More ranks than this are threads of one process no more.
+constexpr std::int64_t kMostRanks = 64;
+constexpr std::size_t kOpsListed = 25;
+
+// Ranks and steps on the terminal while they run.
+class Progress {
+ public:
+  explicit Progress(std::int64_t steps) : steps_(steps), shown_(isatty(STDERR_FILENO) != 0) {}
+  void step(std::int64_t done) const {
+    if (shown_) fmt::print(stderr, "\rstep {} of {}{}", done + 1, steps_, done + 1 == steps_ ? "\r\x1b[K" : "");
+  }
+
+ private:
+  std::int64_t steps_;
+  bool shown_;
+};
+
+Report predict(const Scenario& scenario, const Program& program, const UserCalibration& user, bool shared) {
+  Cluster cluster = scenario.cluster;
+  user.apply(cluster);
+  Calibration kernels = user.kernels ? user.kernels_of(cluster.device) : find_calibration(cluster.device);
+  if (const std::string_view attention = framework::attention_kernel(scenario.plan); !attention.empty())
+    use_attention_kernel(kernels, attention);
+  const double share = shared ? rank_share(kernels, program.mesh.ranks()) : 1;
+  if (share < 1) take_share(share, cluster.device, kernels);
+  const CollectiveCalibration collectives = find_collective_calibration(cluster, user.collectives);
+  Report report;
+  AnalyticalEngine(cluster, kernels, collectives)
+      .evaluate(program, scenario.plan.precision.compute(), {.timeline = false, .ops = true}, report);
+  if (share < 1)
+    report.notes.push_back(
+        fmt::format("ranks outnumber the processor's threads: each is given {} of one", percent_text(share)));
+  return report;
+}
+
+struct OpPair {
+  std::string name;
+  Stream stream = Stream::compute;
+  double times = 0, measured = 0, predicted = 0;  // seconds of a step
+};
+
+std::vector<OpPair> op_pairs(const Report& measured, const Report* predicted) {
+  std::vector<OpPair> pairs;
+  const auto pair_of = [&](const OpReport& op) -> OpPair& {
+    for (OpPair& pair : pairs)
+      if (pair.name == op.name) return pair;
+    return pairs.emplace_back(OpPair{op.name, op.stream, 0, 0, 0});
+  };
+  for (const OpReport& op : measured.ops) {
+    OpPair& pair = pair_of(op);
+    pair.times += op.times_per_step;
+    pair.measured += op.seconds * op.times_per_step;
+  }
+  if (predicted != nullptr)
+    for (const OpReport& op : predicted->ops) pair_of(op).predicted += op.seconds * op.times_per_step;
+  std::stable_sort(pairs.begin(), pairs.end(), [](const OpPair& a, const OpPair& b) {
+    return std::max(a.measured, a.predicted) > std::max(b.measured, b.predicted);
+  });
+  return pairs;
+}
+
+std::string error_text(double measured, double predicted) {
+  return measured > 0 && predicted > 0 ? fmt::format("{:+.1f} %", (predicted / measured - 1) * 100) : "-";
+}
+
+std::string op_table(const Report& measured, const Report* predicted, bool all) {
+  constexpr std::array<Column, 6> kColumns{
+      {{"op", false}, {"stream", false}, {"times"}, {"measured a step"}, {"predicted a step"}, {"error"}}};
+  const std::vector<OpPair> pairs = op_pairs(measured, predicted);
+  std::vector<std::vector<std::string>> rows;
+  double rest = 0;
+  for (const OpPair& pair : pairs) {
+    if (!all && rows.size() == kOpsListed) {
+      rest += pair.measured;
+      continue;
+    }
+    rows.push_back({pair.name, name_of(pair.stream), fmt::format("{:.6g}", pair.times), seconds_text(pair.measured)});
+    if (predicted != nullptr) {
+      rows.back().push_back(pair.predicted > 0 ? seconds_text(pair.predicted) : "-");
+      rows.back().push_back(error_text(pair.measured, pair.predicted));
+    }
+  }
+  const std::span<const Column> columns(kColumns.data(), predicted != nullptr ? 6 : 4);
+  std::string text = "\nOps of the stage that bounds the step\n" + grid(columns, rows);
+  if (pairs.size() > rows.size())
+    text += fmt::format("  {} more, {} measured (--ops lists all)\n", pairs.size() - rows.size(), seconds_text(rest));
+  return text;
+}
+
+nlohmann::ordered_json agreement_json(const Agreement& a, double tolerance) {
+  return {{"loss", a.loss},
+          {"gradient_norm", a.gradient_norm},
+          {"gradients", a.gradients},
+          {"worst_gradient", a.worst_gradient},
+          {"parameters", a.parameters},
+          {"worst_parameter", a.worst_parameter},
+          {"disagreement_of_ranks", a.disagreement},
+          {"tolerance", tolerance},
+          {"agrees", a.within(tolerance)}};
+}
+
+std::string agreement_text(const Agreement& a, double tolerance) {
+  return fmt::format(
+      "\nAgainst the same model on one rank (relative, tolerance {:g})\n"
+      "  loss {:.2g}, gradient norm {:.2g}, gradients {:.2g} ({}), parameters {:.2g} ({}), ranks among themselves "
+      "{:.2g}: {}\n",
+      tolerance, a.loss, a.gradient_norm, a.gradients, a.worst_gradient, a.parameters, a.worst_parameter,
+      a.disagreement, a.within(tolerance) ? "agrees" : "DIFFERS");
+}
+
+// `exact`: to compare numbers.
+BackendFactory backends(const std::string& device, bool exact) {
+  if (device == "cuda") return [exact](std::size_t) { return make_cuda_backend(0, /*tf32=*/!exact); };
+  return [](std::size_t) { return make_cpu_backend(); };
+}
+
+void run(const Arguments& arguments) {
+  ScenarioSource source;
+  const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
+  if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
+  const Scenario scenario = read_scenario(document, source);
+  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  Program program;
+  try {
+    lower(scenario, program);
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
+  const std::int64_t ranks = program.mesh.ranks();
+  if (ranks > kMostRanks)
+    throw InputError(
+        {source.file, "/plan"}, fmt::format("{} ranks", ranks),
+        fmt::format("at most {}: each is a thread of this process (--set plan.data_parallel=1)", kMostRanks));
+
+  const bool measure = arguments.steps > 0;
+  Progress progress(arguments.warmup + arguments.steps);
+  ExecutionOptions options;
+  options.seed = arguments.seed;
+  options.find_undefined = arguments.check;
+  options.round_to_bf16 = arguments.emulate_bf16;
+  const BackendFactory factory = backends(arguments.device, /*exact=*/false);
+  const BackendFacts facts = factory(0)->facts();
+  std::optional<Agreement> agrees;
+  const bool rounded =
+      arguments.emulate_bf16 || (arguments.device == "cuda" && scenario.plan.precision.compute() != Dtype::fp32);
+  const double tolerance = arguments.tolerance > 0 ? arguments.tolerance : rounded ? kBf16Tolerance : kTolerance;
+  Report measured;
+  double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
+  try {
+    if (arguments.check) {
+      ExecutionOptions checked = options;
+      checked.steps = 2;
+      checked.epsilon = 1e-4;  // above the rounding of gradients that are zero: Adam would make full steps of it
+      ExecutionOptions exact = checked;
+      exact.round_to_bf16 = false;
+      agrees = agreement(
+          execute(on_one_rank(scenario), exact),
+          assemble(scenario, execute_ranks(scenario, program, checked, backends(arguments.device, /*exact=*/true))));
+    }
+    if (measure) {
+      options.measure = true;
+      options.keep_tensors = false;
+      options.find_undefined = false;
+      options.steps = arguments.steps;
+      options.warmup_steps = arguments.warmup;
+      options.after_step = [&progress](std::size_t rank, std::int64_t step) {
+        if (rank == 0) progress.step(step);
+      };
+      const std::vector<RankResult> results = execute_ranks(scenario, program, options, factory);
+      measured = measured_report(scenario, program, results, facts);
+      fastest = fastest_step_seconds(results);
+    }
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
+
+  std::optional<Report> predicted;
+  if (arguments.predict && measure) {
+    predicted = predict(scenario, program, user, arguments.device == "cpu");
+  }
+
+  Outputs outputs;
+  if (!arguments.json.empty()) {
+    nlohmann::ordered_json json;
+    if (predicted) {
+      json = comparison_json(measured, *predicted);
+      json = {{"measured", json["a"]}, {"predicted", json["b"]}, {"change", json["change"]}};
+      json["step_error"] = predicted->step_seconds / measured.step_seconds - 1;
+    } else if (measure) {
+      json = report_json(measured);
+    }
+    if (measure) json["fastest_step_seconds"] = fastest;
+    if (agrees) json["agreement"] = agreement_json(*agrees, tolerance);
+    json["backend"] = {{"kind", facts.kind}, {"device", facts.device}, {"software", facts.software}};
+    json["scenario"] = source.file;
+    json["version"] = ORRERY_VERSION;
+    outputs.add(arguments.json, json.dump(2) + "\n");
+  }
+  if (measure && !arguments.csv.empty()) {
+    std::string text = csv_header() + csv_row(source.file, measured);
+    if (predicted) text += csv_row(source.file, *predicted);
+    outputs.add(arguments.csv, text);
+  }
+  if (measure && !arguments.trace.empty()) outputs.add(arguments.trace, report_trace(measured));
+  const bool text_wanted = arguments.json != "-" && arguments.csv != "-" && arguments.trace != "-";
+  if (text_wanted) {
+    const TableStyle style{.colour = colour_wanted()};
+    std::vector<std::string> title = title_of(scenario);
+    title.push_back(fmt::format("run on {} ({} rank{})", facts.device, ranks, ranks == 1 ? "" : "s"));
+    std::string text;
+    if (predicted) {
+      text = comparison_table(measured, *predicted, title, style, {.a = "measured", .b = "predicted"});
+    } else if (measure) {
+      text = report_table(measured, title, style);
+    }
+    if (measure && (predicted || arguments.ops))
+      text += op_table(measured, predicted ? &*predicted : nullptr, arguments.ops);
+    if (predicted)
+      text += fmt::format("\nstep: measured {} (fastest {}), predicted {} ({})\n", seconds_text(measured.step_seconds),
+                          seconds_text(fastest), seconds_text(predicted->step_seconds),
+                          error_text(measured.step_seconds, predicted->step_seconds));
+    if (agrees) text += agreement_text(*agrees, tolerance);
+    outputs.add("-", text);
+  }
+  outputs.commit();
+  if (agrees && !agrees->within(tolerance))
+    throw ExecutionError(
+        fmt::format("the layout does not compute what one rank computes (gradients differ by {:.2g}, "
+                    "parameters by {:.2g}, tolerance {:g})",
+                    agrees->gradients, agrees->parameters, tolerance));
+}
+
+}  // namespace
+
+void add_run(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "run", "Execute a scenario's training steps on this machine: measured times and memory, beside the prediction");
+  command->footer(kExamples);
+  command->add_option("SCENARIO", arguments->scenario, "As for simulate")->required();
+  command->add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
+      ->allow_extra_args(false)
+      ->type_name("KEY=VALUE");
+  command->add_option("--device", arguments->device, "Where ranks run: cpu (threads) or cuda (all on one GPU)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  command
+      ->add_option("--steps", arguments->steps, "Measured steps: the first half for the step time, the second for ops")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
+      ->capture_default_str();
+  command->add_option("--warmup", arguments->warmup, "Steps before them")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
+      ->capture_default_str();
+  command->add_option("--seed", arguments->seed, "Of parameters and inputs")->capture_default_str();
+  command->add_flag("--predict", arguments->predict, "Predict the same step, and set both side by side");
+  command
+      ->add_option("--calibration", arguments->calibrations,
+                   "A calibration made by `orrery calibrate`, for --predict; may be given several times")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
+  command->add_flag(
+      "--check", arguments->check,
+      "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
+  command->add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]");
+  command->add_flag("--bf16-storage", arguments->emulate_bf16,
+                    "CPU: tensors of bf16 hold what bf16 can; without it all numbers are fp32");
+  command->add_flag("--ops", arguments->ops, "List every op");
+  const auto file = [&](const char* name, std::string& path, const char* text) {
+    command->add_option(name, path, text)->type_name("FILE");
+  };
+  file("--json", arguments->json, "Write the report (with --predict: both) as JSON; - for standard output");
+  file("--csv", arguments->csv, "Write a row of CSV with a header");
+  file("--trace", arguments->trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace orrery

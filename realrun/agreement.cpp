@@ -1,0 +1,51 @@
+#include "realrun/agreement.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace orrery {
+namespace {
+
+void keep_worst(double& worst, double value) {
+  if (!(value <= worst)) worst = value;  // NaN too
+}
+
+double relative(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) throw std::logic_error("executions of different length");
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) keep_worst(worst, std::abs(a[i] - b[i]) / std::max(std::abs(a[i]), 1e-30));
+  return worst;
+}
+
+double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor>& b, std::string& name) {
+  if (a.size() != b.size()) throw std::logic_error("executions of different models");
+  double worst = 0;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    if (a[t].values.size() != b[t].values.size()) throw std::logic_error("executions of different models");
+    double norm = 0, difference = 0;
+    for (std::size_t e = 0; e < a[t].values.size(); ++e) {
+      const double x = a[t].values[e], y = b[t].values[e];
+      norm += x * x;
+      difference += (x - y) * (x - y);
+    }
+    const double before = worst;
+    keep_worst(worst, std::sqrt(difference / norm));
+    if (worst != before) name = a[t].name;
+  }
+  return worst;
+}
+
+}  // namespace
+
+Agreement agreement(const Execution& reference, const Execution& other) {
+  Agreement result;
+  result.loss = relative(reference.losses, other.losses);
+  result.gradient_norm = relative(reference.gradient_norms, other.gradient_norms);
+  result.gradients = distance(reference.gradients, other.gradients, result.worst_gradient);
+  result.parameters = distance(reference.parameters, other.parameters, result.worst_parameter);
+  result.disagreement = std::max(other.gradient_disagreement, other.parameter_disagreement);
+  return result;
+}
+
+}  // namespace orrery

@@ -1,0 +1,25 @@
+// How far two executions of one scenario are from each other: the numeric proof of a layout.
+#pragma once
+
+#include "realrun/executor.h"
+
+namespace orrery {
+
+// Relative to the first, the largest over steps or tensors; NaN where something is not a number.
+struct Agreement {
+  double loss = 0, gradient_norm = 0;
+  double gradients = 0, parameters = 0;  // in the Euclidean norm of each tensor
+  std::string worst_gradient, worst_parameter;
+  double disagreement = 0;  // within the second: between ranks that hold the same element
+
+  bool within(double tolerance) const {
+    for (const double x : {loss, gradient_norm, gradients, parameters, disagreement})
+      if (!(x <= tolerance)) return false;
+    return true;
+  }
+};
+
+// Throws std::logic_error when they are not of one scenario.
+Agreement agreement(const Execution& reference, const Execution& other);
+
+}  // namespace orrery

@@ -1,0 +1,166 @@
+#include "realrun/measured_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "realrun/rank.h"
+#include "sim/program/work.h"
+#include "sim/report/format.h"
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+// Of the slowest rank, step by step.
+std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds) {
+  std::vector<double> steps = ranks.front().*seconds;
+  for (const RankResult& rank : ranks)
+    for (std::size_t s = 0; s < steps.size(); ++s) steps[s] = std::max(steps[s], (rank.*seconds).at(s));
+  return steps;
+}
+
+void scale(TimeBreakdown& time, double factor) {
+  for (double* term : {&time.matmul, &time.attention, &time.memory_bound, &time.recompute, &time.host_issue,
+                       &time.bubble, &time.optimizer})
+    *term *= factor;
+  for (double& exposed : time.exposed) exposed *= factor;
+}
+
+void add(TimeBreakdown& to, const TimeBreakdown& from) {
+  to.matmul += from.matmul, to.attention += from.attention, to.memory_bound += from.memory_bound;
+  to.recompute += from.recompute, to.host_issue += from.host_issue, to.bubble += from.bubble;
+  to.optimizer += from.optimizer;
+  for (std::size_t s = 0; s < to.exposed.size(); ++s) to.exposed[s] += from.exposed[s];
+}
+
+std::vector<OpReport> op_reports(const Program& program, const RankResult& rank) {
+  constexpr std::array<const char*, realrun::kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient",
+                                                                         "update"};
+  std::vector<OpReport> rows;
+  for (const MeasuredOp& measured : rank.ops) {
+    const Piece& piece = program.pieces.at(measured.piece);
+    const Op& op = (piece.*realrun::kBlocks.at(measured.block)).ops.at(measured.op);
+    OpReport row;
+    row.name = fmt::format("{}.{}.{}", piece.name, kBlockNames[measured.block], op.name);
+    row.stream = op.stream;
+    row.seconds = median(measured.seconds);
+    row.times_per_step = measured.times_per_step;
+    row.flops = is_communication(op.kind) || is_copy(op.kind) ? 0 : flops(op, piece.tensors);
+    row.bytes = bytes(op, piece.tensors);
+    row.bound = "measured";
+    // Several ops of a block may share a name: chunks of one product.
+    const auto same = std::find_if(rows.begin(), rows.end(), [&](const OpReport& other) {
+      return other.name == row.name && other.flops == row.flops && other.bytes == row.bytes;
+    });
+    if (same == rows.end()) {
+      rows.push_back(std::move(row));
+    } else {
+      const double times = same->times_per_step + row.times_per_step;
+      same->seconds = (same->seconds * same->times_per_step + row.seconds * row.times_per_step) / times;
+      same->times_per_step = times;
+    }
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const OpReport& a, const OpReport& b) {
+    return a.seconds * a.times_per_step > b.seconds * b.times_per_step;
+  });
+  return rows;
+}
+
+}  // namespace
+
+Report measured_report(const Scenario& scenario, const Program& program, const std::vector<RankResult>& ranks,
+                       const BackendFacts& facts) {
+  Report report;
+  report.engine = "measured";
+  report.devices = static_cast<std::int64_t>(ranks.size());
+  const double devices = static_cast<double>(ranks.size());
+  const std::vector<double> steps = slowest(ranks, &RankResult::step_seconds),
+                            marked = slowest(ranks, &RankResult::marked_step_seconds);
+  report.step_seconds = steps.empty() ? median(marked) : median(steps);
+  const double step = report.step_seconds;
+  const ModelWork& model = program.model;
+  report.tokens_per_second = model.tokens_per_step / step;
+  report.tokens_per_second_per_device = report.tokens_per_second / devices;
+  report.sequences_per_second = model.sequences_per_step / step;
+  report.model_flops_per_second_per_device = model.flops_per_step / step / devices;
+  const double peak = scenario.cluster.device.peak(scenario.plan.precision.compute());
+  if (peak > 0) {
+    report.mfu = report.model_flops_per_second_per_device / peak;
+    report.mfu_full_attention = model.flops_per_step_full_attention / step / devices / peak;
+  }
+
+  std::int64_t stages = 0;
+  for (const RankResult& rank : ranks) stages = std::max(stages, rank.stage + 1);
+  report.stages.resize(static_cast<std::size_t>(stages));
+  for (std::int64_t s = 0; s < stages; ++s) {
+    StageReport& stage = report.stages[static_cast<std::size_t>(s)];
+    stage.stage = s;
+    for (const RankResult& rank : ranks) {
+      if (rank.stage != s) continue;
+      add(stage.time, rank.time);
+      if (rank.peak_bytes < stage.memory.peak_bytes) continue;
+      stage.memory.peak_bytes = rank.peak_bytes;
+      stage.memory.bytes = rank.bytes_at_peak;
+    }
+    const double total = stage.time.total();
+    if (total > 0) scale(stage.time, step / total);
+    stage.busy_seconds = step - stage.time.bubble;
+  }
+  const auto index_of = [&](auto less) {
+    return std::min_element(report.stages.begin(), report.stages.end(), less) - report.stages.begin();
+  };
+  report.bounding_stage =
+      index_of([](const StageReport& a, const StageReport& b) { return a.time.bubble < b.time.bubble; });
+  report.memory_stage =
+      index_of([](const StageReport& a, const StageReport& b) { return a.memory.peak_bytes > b.memory.peak_bytes; });
+  const StageReport& bounding = report.stages[static_cast<std::size_t>(report.bounding_stage)];
+  for (const double exposed : bounding.time.exposed) report.exposed_communication_seconds += exposed;
+  report.bubble_fraction = bounding.time.bubble / step;
+  const std::vector<Term> terms = terms_of(bounding.time);
+  report.bound_by = std::max_element(terms.begin(), terms.end(), [](const Term& a, const Term& b) {
+                      return a.seconds < b.seconds;
+                    })->label;
+  report.memory_peak_bytes = report.stages[static_cast<std::size_t>(report.memory_stage)].memory.peak_bytes;
+  report.memory_capacity_bytes = scenario.cluster.device.memory_bytes;
+  report.memory_fits = true;
+
+  const RankResult* slow = nullptr;
+  for (const RankResult& rank : ranks)
+    if (rank.stage == report.bounding_stage &&
+        (slow == nullptr || median(rank.marked_step_seconds) > median(slow->marked_step_seconds)))
+      slow = &rank;
+  report.ops = op_reports(program, *slow);
+  double executed = 0;
+  for (const OpReport& op : report.ops) executed += op.flops * op.times_per_step;
+  if (peak > 0) report.hfu = executed / step / peak;
+  for (const RankResult& rank : ranks)
+    if (&rank == slow || rank.stage != report.bounding_stage)
+      report.timeline.intervals.insert(report.timeline.intervals.end(), rank.intervals.begin(), rank.intervals.end());
+
+  report.notes.push_back(fmt::format("measured on {} ({}), {} rank{}", facts.device, facts.software, ranks.size(),
+                                     ranks.size() == 1 ? "" : "s"));
+  if (!steps.empty()) {
+    const auto [least, most] = std::minmax_element(steps.begin(), steps.end());
+    report.notes.push_back(fmt::format("steps took {} to {}; with marks around every op, from which the terms are, {}",
+                                       seconds_text(*least), seconds_text(*most), seconds_text(median(marked))));
+  }
+  return report;
+}
+
+double fastest_step_seconds(const std::vector<RankResult>& ranks) {
+  std::vector<double> steps = slowest(ranks, &RankResult::step_seconds);
+  if (steps.empty()) steps = slowest(ranks, &RankResult::marked_step_seconds);
+  return steps.empty() ? 0 : *std::min_element(steps.begin(), steps.end());
+}
+
+}  // namespace orrery
