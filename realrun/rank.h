@@ -206,7 +206,7 @@ class Rank {
   std::map<MessageTag, ResidualStream> own_messages_;  // between chunks of this stage
   // Rows of a table of positions whose view is not dense.
   std::map<std::pair<const std::vector<std::int64_t>*, std::int64_t>, std::vector<std::int64_t>> row_indices_;
-  Instance* embedding_ = nullptr;                      // of this stage
+  Instance* embedding_ = nullptr;  // of this stage
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
   bool ring_causal_ = false;
   std::int64_t ring_window_ = 0;

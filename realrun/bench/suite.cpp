@@ -222,13 +222,14 @@ class Runner {
 };
 
 void initialize_library(const SuiteOptions& options) {
-  std::vector<std::string> arguments{"orrery bench", fmt::format("--benchmark_min_time={}", options.min_seconds),
+  std::vector<std::string> arguments{fmt::format("--benchmark_min_time={}", options.min_seconds),
                                      fmt::format("--benchmark_repetitions={}", options.repetitions),
                                      "--benchmark_enable_random_interleaving=true"};
-  std::vector<char*> pointers;
+  static char program[] = "orrery bench";  // the library keeps its address for the reports
+  std::vector<char*> pointers{program};
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
-  int count = static_cast<int>(arguments.size());
+  int count = static_cast<int>(pointers.size()) - 1;
   benchmark::Initialize(&count, pointers.data());
 }
 

@@ -1,0 +1,17 @@
+// What every main of this folder does with its subcommands: parse, run, turn what is thrown into one line and an exit
+// code (0 done, 2 the input cannot be used, 1 anything else).
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+namespace orrery {
+
+// `parse` calls app.parse, which runs the subcommand. `program` leads error lines.
+int run_command_line(const char* program, const CLI::App& app, int argc, char** argv,
+                     const std::function<void()>& parse);
+
+}  // namespace orrery
