@@ -20,6 +20,10 @@ struct Sample {
   double median = 0, fastest = 0;
 };
 
+// The arithmetic one says which repetitions were disturbed. Memory's pace is not one that most repetitions share: on a
+// shared host it goes up and down by three quarters, and kernels that stay in a cache do not follow.
+constexpr std::size_t kJudgingYardstick = 0;
+
 // What the yardsticks say of a run.
 struct Machine {
   std::array<double, kYardsticks.size()> usual{};  // seconds: the first quartile; 0: not measured
@@ -35,9 +39,8 @@ struct Machine {
     }
   }
   bool disturbed(const Repetition& r) const {
-    for (std::size_t y = 0; y < usual.size(); ++y)
-      if (r.yardstick_seconds[y] > (1 + kDisturbance) * usual[y] && usual[y] > 0) return true;
-    return false;
+    constexpr std::size_t y = kJudgingYardstick;
+    return usual[y] > 0 && r.yardstick_seconds[y] > (1 + kDisturbance) * usual[y];
   }
   Sample sample(const Series& series) const {
     Sample s;
@@ -96,8 +99,8 @@ bool comparable(const Pair& pair) {  // both ran, whether or not often enough
 // `drift` is that of the yardsticks.
 void judge(Pair& pair, std::span<const double> drift) {
   Difference& d = pair.difference;
-  // What is slower than before may be so by the larger, what is faster by the smaller; what lies between has not
-  // changed.
+  // What is slower than before may be so by the larger, what is faster by the smaller; what lies between cannot be told
+  // from the machine.
   const auto [least, most] = std::minmax_element(drift.begin(), drift.end());
   d.explained = std::clamp(d.ratio, *least, *most);
   std::vector<double> corrected = pair.after.seconds;

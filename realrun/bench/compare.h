@@ -2,28 +2,23 @@
 //
 // A benchmark has changed when all of these say so, in the same direction:
 //  - a two-sided Mann-Whitney U test on its repetitions, p adjusted by Holm's procedure for the number of benchmarks
-//  that
-//    are compared. Holm rather than Benjamini-Hochberg: a comparison stops a build, so that one false alarm among
-//    hundreds of benchmarks is one too many (the family-wise error is what counts, not a share of false alarms), and it
-//    holds however the tests depend on each other, which they do, as all benchmarks share one machine;
-//  - the ratio of the medians, beyond the threshold. Two runs of one binary differ by more than chance: where the
-//  loader
-//    and the kernel put things moves whole runs by a few percent (Mytkowicz et al. 2009, ASPLOS, "Producing wrong data
+//    compared. Holm rather than Benjamini-Hochberg: a comparison stops a build, so that one false alarm among hundreds
+//    is one too many, and it holds however the tests depend on each other, which they do on one machine;
+//  - the ratio of the medians, beyond the threshold. Two runs of one binary differ by more than chance: where loader
+//    and kernel put things moves whole runs by a few percent (Mytkowicz et al. 2009, ASPLOS, "Producing wrong data
 //    without doing anything obviously wrong"), which a test with enough repetitions takes for significant;
-//  - the ratio of the fastest repetitions, beyond it too. What else happens on a machine only ever adds time, and a
-//  slow
+//  - the ratio of the fastest repetitions, beyond it too. What else happens on a machine only ever adds time: a slow
 //    phase touches some repetitions, slower code all (Chen & Revels 2016, arXiv 1608.04295). So a change that leaves
 //    the fastest repetition as it was is not seen.
 //
 // The machine is taken out of it by the yardsticks (run_file.h), where a run has them:
-//  - a repetition beside which a yardstick took more than kDisturbance above its first quartile over the run is set
-//  aside.
-//    Which ones says the yardstick, not the benchmark, so the test stays as exact as it was;
-//  - what slows (or quickens) whole runs, such as another clock frequency, is divided out: the ratio of the new run's
-//  first
-//    quartile of a yardstick to the baseline's. Kernels lie between arithmetic and memory, so each gets the benefit of
-//    the doubt: slower counts beyond the larger of the two ratios, faster beyond the smaller; 1 for a yardstick not
-//    measured.
+//  - a repetition beside which the arithmetic one took more than kDisturbance above its first quartile over the run is
+//    set aside. Which ones says the yardstick, not the benchmark, so the test stays as exact as it was;
+//  - what slows (or quickens) whole runs, such as another clock frequency or neighbours at the memory, is divided out:
+//    the ratio of the new run's first quartile of a yardstick to the baseline's. Kernels lie between arithmetic and
+//    memory, so each gets the benefit of the doubt: slower counts beyond the larger of the two ratios, faster beyond
+//    the smaller; 1 for a yardstick not measured. Of two runs of which one had memory half as fast little can be told,
+//    and a warning says so: measure again.
 // The test takes repetitions for independent. They are not where one benchmark's repetitions run back to back, inside
 // one slow phase: `orrery bench` runs the repetitions of all benchmarks in random order.
 #pragma once

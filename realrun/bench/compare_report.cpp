@@ -63,8 +63,8 @@ std::vector<std::string> remarks(const Comparison& c) {
                                   kYardsticks[y], change_text(c.drift[y])));
   if (c.set_aside > 0)
     lines.push_back(
-        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, its yardsticks more "
-                    "than {:g} % above their quartile",
+        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, its arithmetic "
+                    "yardstick more than {:g} % above its quartile",
                     c.set_aside, c.repetitions, kPercent * kDisturbance));
   if (c.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(

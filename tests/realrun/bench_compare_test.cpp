@@ -131,6 +131,7 @@ TEST(Compare, TheMachineExplainsWhatItsYardsticksSay) {
   EXPECT_EQ(verdict_at(1, 1.1, 1.1), Verdict::improvement) << "on a slower one";
   // The benefit of the doubt: a kernel may follow either yardstick.
   EXPECT_EQ(verdict_at(1.1, 1, 1.1), Verdict::unchanged);
+  EXPECT_EQ(verdict_at(1.2, 1, 1.1), Verdict::regression);
   EXPECT_EQ(verdict_at(1.1, 1.1, 1), Verdict::unchanged);
   EXPECT_EQ(verdict_at(1, 0.9, 1), Verdict::unchanged);
   EXPECT_EQ(verdict_at(1.1, 0.9, 1), Verdict::regression);
