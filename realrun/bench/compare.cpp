@@ -20,10 +20,6 @@ struct Sample {
   double median = 0, fastest = 0;
 };
 
-// The arithmetic one says which repetitions were disturbed. Memory's pace is not one that most repetitions share: on a
-// shared host it goes up and down by three quarters, and kernels that stay in a cache do not follow.
-constexpr std::size_t kJudgingYardstick = 0;
-
 // What the yardsticks say of a run.
 struct Machine {
   std::array<double, kYardsticks.size()> usual{};  // seconds: the first quartile; 0: not measured
@@ -39,8 +35,9 @@ struct Machine {
     }
   }
   bool disturbed(const Repetition& r) const {
-    constexpr std::size_t y = kJudgingYardstick;
-    return usual[y] > 0 && r.yardstick_seconds[y] > (1 + kDisturbance) * usual[y];
+    for (std::size_t y = 0; y < usual.size(); ++y)
+      if (usual[y] > 0 && r.yardstick_seconds[y] > (1 + kDisturbance[y]) * usual[y]) return true;
+    return false;
   }
   Sample sample(const Series& series) const {
     Sample s;

@@ -12,8 +12,9 @@
 //    the fastest repetition as it was is not seen.
 //
 // The machine is taken out of it by the yardsticks (run_file.h), where a run has them:
-//  - a repetition beside which the arithmetic one took more than kDisturbance above its first quartile over the run is
-//    set aside. Which ones says the yardstick, not the benchmark, so the test stays as exact as it was;
+//  - a repetition beside which one took more than its kDisturbance above its first quartile over the run is set aside
+//    (memory is restless, and most kernels feel little of it). Which ones says the yardstick, not the benchmark, so the
+//    test stays as exact as it was;
 //  - what slows (or quickens) whole runs, such as another clock frequency or neighbours at the memory, is divided out:
 //    the ratio of the new run's first quartile of a yardstick to the baseline's. Kernels lie between arithmetic and
 //    memory, so each gets the benefit of the doubt: slower counts beyond the larger of the two ratios, faster beyond
@@ -43,7 +44,7 @@ enum class Verdict {
 };
 const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
 
-inline constexpr double kDisturbance = 0.05;
+inline constexpr std::array<double, kYardsticks.size()> kDisturbance{0.05, 0.1};
 
 struct CompareOptions {
   double threshold = 0.05;  // of the ratio of medians: 0.05 asks for 5% slower, or faster by the same ratio

@@ -63,9 +63,9 @@ std::vector<std::string> remarks(const Comparison& c) {
                                   kYardsticks[y], change_text(c.drift[y])));
   if (c.set_aside > 0)
     lines.push_back(
-        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, its arithmetic "
-                    "yardstick more than {:g} % above its quartile",
-                    c.set_aside, c.repetitions, kPercent * kDisturbance));
+        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, a yardstick more "
+                    "than {:g} % (memory: {:g} %) above its quartile",
+                    c.set_aside, c.repetitions, kPercent * kDisturbance[0], kPercent * kDisturbance[1]));
   if (c.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(
         fmt::format("too few repetitions: {} on both sides are needed to be sure of anything among so many "
