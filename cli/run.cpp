@@ -231,6 +231,12 @@ void run(const Arguments& arguments) {
   std::optional<Report> predicted;
   if (arguments.predict && measure) {
     predicted = predict(scenario, program, user, arguments.device == "cpu");
+    // Of the same peak: that of the share of a processor which each rank has.
+    if (predicted->mfu > 0) {
+      const double own_peak = scenario.cluster.device.peak(scenario.plan.precision.compute());
+      const double scale = own_peak * predicted->mfu / predicted->model_flops_per_second_per_device;
+      for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= scale;
+    }
   }
 
   Outputs outputs;

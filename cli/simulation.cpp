@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -15,6 +16,15 @@
 #include "strategies/lower.h"
 
 namespace orrery {
+namespace {
+
+std::int64_t ranks_of(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  return plan.tensor.degree * plan.context.degree * plan.pipeline.degree * data_parallel_degree(scenario);
+}
+
+}  // namespace
+
 struct Simulator::Rep {
   ScenarioReader reader;
   Program program;
@@ -23,14 +33,14 @@ struct Simulator::Rep {
   UserCalibration user;
 
   // The calibration of the cluster's device, as the user has it: his own, and of a CPU what is left of a hardware
-  // thread to each of a node's ranks.
-  const Calibration& calibrate(Cluster& cluster, const Plan& plan);
+  // thread to each of the ranks on a node.
+  const Calibration& calibrate(Cluster& cluster, const Plan& plan, std::int64_t ranks_in_all);
 };
 
-const Calibration& Simulator::Rep::calibrate(Cluster& cluster, const Plan& plan) {
+const Calibration& Simulator::Rep::calibrate(Cluster& cluster, const Plan& plan, std::int64_t ranks_in_all) {
   user.apply(cluster);
   Device& device = cluster.device;
-  const std::int64_t ranks = cluster.node.devices;
+  const std::int64_t ranks = std::min(cluster.node.devices, ranks_in_all);
   const std::string_view attention = framework::attention_kernel(plan);
   const std::string key =
       fmt::format("{}\n{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention, ranks);
@@ -94,7 +104,7 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
   Simulation result;
   result.scenario = rep_->reader.read(document, source);
   try {
-    result.kernels = &rep_->calibrate(result.scenario.cluster, result.scenario.plan);
+    result.kernels = &rep_->calibrate(result.scenario.cluster, result.scenario.plan, ranks_of(result.scenario));
   } catch (const InputError& error) {
     throw source.blame(error);
   }
@@ -137,11 +147,11 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     jobs.push_back({.name = job.name,
                     .program = &programs[i],
                     .mfu_dtype = job.scenario.plan.precision.compute(),
-                    .kernels = &rep_->calibrate(job.scenario.cluster, job.scenario.plan),
+                    .kernels = &rep_->calibrate(job.scenario.cluster, job.scenario.plan, ranks_of(job.scenario)),
                     .placement = job.placement});
   }
   try {
-    rep_->calibrate(read.cluster, read.jobs.front().scenario.plan);
+    rep_->calibrate(read.cluster, read.jobs.front().scenario.plan, ranks_of(read.jobs.front().scenario));
     rep_->collectives = find_collective_calibration(read.cluster, rep_->user.collectives);
     const DiscreteEventOptions together = discrete_event_options(options);
     std::vector<Report> reports(jobs.size());
