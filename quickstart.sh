@@ -31,20 +31,21 @@ install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
 }
 
+# build TARGET OPTION...
 build() {
-  cmake --preset default "$@"
-  cmake --build --preset default --parallel "$(nproc)"
+  cmake --preset default "${@:2}"
+  cmake --build --preset default --parallel "$(nproc)" --target "$1"
 }
 
 case "${1:-}" in
   run)
     install "${build_packages[@]}"
-    build -DORRERY_TESTS=OFF -DORRERY_BENCHMARKS=OFF
+    build orrery -DORRERY_TESTS=OFF -DORRERY_BENCHMARKS=OFF
     build/default/orrery simulate llama-3-70b-512-h100
     ;;
   test)
     install "${build_packages[@]}" "${test_packages[@]}"
-    build -DORRERY_TESTS=ON -DORRERY_BENCHMARKS=ON
+    build all -DORRERY_TESTS=ON -DORRERY_BENCHMARKS=ON
     ctest --preset default --parallel "$(nproc)"
     ;;
   *) usage ;;

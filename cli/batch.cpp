@@ -34,14 +34,11 @@ Json error_json(const InputError& error) {
 // On a terminal, how far a batch has come: not before it has taken a second, and a few times a second from then on.
 class Progress {
  public:
-  explicit Progress(std::size_t total) : total_(total), shown_(::isatty(STDERR_FILENO) != 0) {}
-  ~Progress() {
-    if (printed_) fmt::print(stderr, "\r\x1b[K");
-  }
+  explicit Progress(std::size_t total) : total_(total) {}
 
   void advance() {
     ++done_;
-    if (!shown_) return;
+    if (!line_.on_terminal()) return;
     const auto now = Clock::now();
     if (now < next_) return;
     next_ = now + std::chrono::milliseconds(200);
@@ -50,14 +47,13 @@ class Progress {
     if (total_ > 0)
       left_over = fmt::format(" of {}, {} to go", total_,
                               seconds_text(elapsed / static_cast<double>(done_) * static_cast<double>(total_ - done_)));
-    fmt::print(stderr, "\r\x1b[K{} scenarios{}", done_, left_over);
-    printed_ = true;
+    line_.show(fmt::format("{} scenarios{}", done_, left_over));
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   std::size_t total_, done_ = 0;
-  bool shown_, printed_ = false;
+  ProgressLine line_;
   Clock::time_point start_ = Clock::now();
   Clock::time_point next_ = start_ + std::chrono::seconds(1);
 };

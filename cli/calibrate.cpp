@@ -68,20 +68,16 @@ std::string time_text(double seconds) {
 // A bar on a terminal, a line every tenth of the way elsewhere.
 class ProgressBar {
  public:
-  ~ProgressBar() {
-    if (terminal_ && shown_) fmt::print(stderr, "\r\x1b[K");
-  }
   void show(const CalibrationProgress& p) {
     const double share =
         std::max(static_cast<double>(p.done) / static_cast<double>(p.total), p.seconds / p.budget_seconds);
     // At the pace so far, and not beyond the budget.
     const double left = std::min(p.budget_seconds - p.seconds, p.seconds * (1 / std::max(share, 1e-9) - 1));
-    if (terminal_) {
+    if (line_.on_terminal()) {
       constexpr std::size_t kWidth = 24;
       const auto full = std::min(kWidth, static_cast<std::size_t>(share * kWidth));
-      fmt::print(stderr, "\r\x1b[K[{}{}] {} of {} points, {} left  {:.40}", std::string(full, '#'),
-                 std::string(kWidth - full, ' '), p.done, p.total, time_text(left), p.point);
-      shown_ = true;
+      line_.show(fmt::format("[{}{}] {} of {} points, {} left  {:.40}", std::string(full, '#'),
+                             std::string(kWidth - full, ' '), p.done, p.total, time_text(left), p.point));
       return;
     }
     const auto tenth = static_cast<int>(10 * share);
@@ -91,7 +87,7 @@ class ProgressBar {
   }
 
  private:
-  bool terminal_ = isatty(STDERR_FILENO) != 0, shown_ = false;
+  ProgressLine line_;
   int last_tenth_ = 0;
 };
 

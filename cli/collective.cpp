@@ -1,6 +1,5 @@
 // orrery collective: nccl-tests in prediction, or beside measured curves.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -269,22 +268,6 @@ Json json_of(const Prediction& p) {
   return json;
 }
 
-// Says on a terminal how far it is; the line is gone afterwards.
-class Progress {
- public:
-  ~Progress() {
-    if (printed_) fmt::print(stderr, "\r\x1b[K");
-  }
-  void show(std::size_t done, std::size_t total, const std::string& id) {
-    if (!shown_) return;
-    fmt::print(stderr, "\r\x1b[K{} of {} curves: {}", done, total, id);
-    printed_ = true;
-  }
-
- private:
-  bool shown_ = ::isatty(STDERR_FILENO) != 0, printed_ = false;
-};
-
 void check_outputs(const Arguments& arguments) {
   std::vector<std::string> paths;
   for (const std::string* path : {&arguments.json, &arguments.csv, &arguments.markdown}) {
@@ -307,9 +290,9 @@ void compare_with_measured(const Arguments& arguments) {
                           .progress = {}};
   MeasuredCollectives measured;
   {
-    Progress progress;
+    ProgressLine progress;
     options.progress = [&](std::size_t done, std::size_t total, const std::string& id) {
-      progress.show(done, total, id);
+      progress.show(fmt::format("{} of {} curves: {}", done, total, id));
     };
     measured = predict_measured(options);
   }

@@ -13,6 +13,7 @@ void add_compare(CLI::App& app);
 void add_list(CLI::App& app);
 void add_show(CLI::App& app);
 void add_collective(CLI::App& app);
+void add_validate(CLI::App& app);
 void add_run(CLI::App& app);
 void add_calibrate(CLI::App& app);
 void add_bench(CLI::App& app);

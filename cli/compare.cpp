@@ -6,6 +6,7 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/output.h"
+#include "cli/scenario_argument.h"
 #include "cli/simulation.h"
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
@@ -37,7 +38,7 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
               const SimulationOptions& options, const UserCalibration& user) {
   sets.insert(sets.end(), own_sets.begin(), own_sets.end());
   ScenarioSource source;
-  const nlohmann::json document = load_scenario_document(scenario, sets, source);
+  const nlohmann::json document = scenario_argument(scenario, sets, source);
   if (is_report(document)) {
     if (!sets.empty()) throw InputError({source.file, ""}, "a report, and --set", "a scenario: a report's run is over");
     Report report = read_report(document, {source.file, ""});

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <string>
 #include <string_view>
-#include <system_error>
 
 #include "realrun/backend.h"
+#include "realrun/sibling.h"
 
 namespace orrery {
 namespace {
@@ -24,14 +24,7 @@ bool asks_for_cuda(char** argv) {
 
 }  // namespace
 
-std::optional<std::filesystem::path> gpu_sibling() {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (error) return std::nullopt;
-  const std::filesystem::path sibling = self.parent_path() / "orrery-gpu";
-  if (sibling == self || access(sibling.c_str(), X_OK) != 0) return std::nullopt;
-  return sibling;
-}
+std::optional<std::filesystem::path> gpu_sibling() { return sibling_program("orrery-gpu"); }
 
 void become_gpu_sibling(char** argv) {
   if (built_with_cuda() || !asks_for_cuda(argv)) return;

@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   orrery::add_simulate(app);
   orrery::add_compare(app);
   orrery::add_collective(app);
+  orrery::add_validate(app);
   orrery::add_run(app);
   orrery::add_calibrate(app);
   orrery::add_bench(app);

@@ -11,6 +11,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/base/statistics.h"
 
 namespace orrery {
 namespace {
@@ -23,7 +24,7 @@ constexpr const char* kNvlink = "NVLink";
 constexpr std::int64_t kMostRanksExactly = 512;
 
 const Json& published() {
-  static const Json json = parse_json(embedded_files(kFile).front().text, kFile);
+  static const Json json = parse_embedded(kFile);
   return json;
 }
 
@@ -111,13 +112,6 @@ bool wanted(const MeasuredOptions& options, const MeasuredCurve& curve) {
   return false;
 }
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 ErrorSummary summary_of(std::string level, std::string name, std::span<const MeasuredCurve* const> curves,
                         const Engines& engines) {
   ErrorSummary summary;
@@ -134,7 +128,7 @@ ErrorSummary summary_of(std::string level, std::string name, std::span<const Mea
     for (const MeasuredCurve* c : curves)
       if (const PredictionError error = error_over(c->points, e, kLargeBytes); error.points > 0)
         medians.push_back(error.median);
-    summary.median_curve[e] = median(std::move(medians));
+    if (!medians.empty()) summary.median_curve[e] = median(std::move(medians));
   }
   return summary;
 }
@@ -148,6 +142,7 @@ PredictionError error_over(std::span<const MeasuredPoint> points, std::size_t en
       signed_errors.push_back(point.error(engine));
       errors.push_back(std::abs(signed_errors.back()));
     }
+  if (errors.empty()) return {};
   return {.points = errors.size(), .median = median(std::move(errors)), .bias = median(std::move(signed_errors))};
 }
 

@@ -32,22 +32,14 @@ struct Table {
         if (engines[e]) column(fmt::format("{}{}", kEngineNames[e], sizes));
   }
 
-  std::string text() const {
+  std::string text() const { return grid(columns(), rows); }
+  std::string markdown() const { return markdown_grid(columns(), rows); }
+
+ private:
+  std::vector<Column> columns() const {
     std::vector<Column> columns;
     for (std::size_t c = 0; c < headings.size(); ++c) columns.push_back({headings[c], right[c]});
-    return grid(columns, rows);
-  }
-  std::string markdown() const {
-    std::string text;
-    const auto line = [&](const std::vector<std::string>& cells) {
-      for (const std::string& cell : cells) text += "| " + cell + " ";
-      text += "|\n";
-    };
-    line(headings);
-    for (const bool is_right : right) text += is_right ? "|---:" : "|---";
-    text += "|\n";
-    for (const auto& row : rows) line(row);
-    return text;
+    return columns;
   }
 };
 
@@ -159,13 +151,6 @@ std::string measured_markdown(const MeasuredCollectives& measured, const Engines
   return text;
 }
 
-std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string quoted = "\"";
-  for (const char c : text) quoted += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return quoted + '"';
-}
-
 std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines) {
   std::string text =
       "curve,source,system,device,network,links,class,collective,forced_algorithm,ranks,nodes,fitted,unpredicted,bytes,"
@@ -177,9 +162,9 @@ std::string measured_csv(const MeasuredCollectives& measured, const Engines& eng
     std::string head;
     for (const std::string* cell : {&curve.id, &curve.source, &curve.system, &curve.gpu, &curve.network, &curve.links,
                                     &curve.calibration_class, &curve.kind, &curve.algorithm})
-      head += csv_cell(*cell) + ',';
+      head += csv_text(*cell) + ',';
     const bool predicted = curve.unpredicted.empty();
-    head += fmt::format("{},{},{},{}", curve.ranks, curve.nodes, curve.not_fitted.empty(), csv_cell(curve.unpredicted));
+    head += fmt::format("{},{},{},{}", curve.ranks, curve.nodes, curve.not_fitted.empty(), csv_text(curve.unpredicted));
     for (const MeasuredPoint& point : curve.points) {
       text += fmt::format("{},{},{},{},{}", head, point.bytes, point.measured_seconds,
                           predicted ? name_of(point.predicted.algorithm) : "",

@@ -14,7 +14,4 @@ std::string measured_markdown(const MeasuredCollectives& measured, const Engines
 std::string measured_csv(const MeasuredCollectives& measured, const Engines& engines);  // a row a point
 nlohmann::ordered_json measured_json(const MeasuredCollectives& measured, const Engines& engines);
 
-// A cell as RFC 4180 has it.
-std::string csv_cell(const std::string& text);
-
 }  // namespace orrery

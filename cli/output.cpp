@@ -110,6 +110,18 @@ void print(const std::string& text) {
   if (std::fflush(stdout) != 0) fail_to_write("standard output");
 }
 
+ProgressLine::ProgressLine() : on_terminal_(::isatty(STDERR_FILENO) != 0) {}
+ProgressLine::~ProgressLine() { clear(); }
+void ProgressLine::clear() {
+  if (shown_) std::fputs("\r\033[K", stderr);
+  shown_ = false;
+}
+void ProgressLine::show(const std::string& text) {
+  if (!on_terminal_) return;
+  std::fprintf(stderr, "\r%s\033[K", text.c_str());
+  shown_ = true;
+}
+
 bool colour_wanted() {
   const char* no_color = std::getenv("NO_COLOR");
   return ::isatty(STDOUT_FILENO) != 0 && (no_color == nullptr || *no_color == '\0');

@@ -43,6 +43,23 @@ class OutputStream {
   std::FILE* file_ = nullptr;
 };
 
+// What is under way, on a line of standard error that each show() writes over and the end clears. Nothing where that
+// is no terminal.
+class ProgressLine {
+ public:
+  ProgressLine();
+  ~ProgressLine();
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  bool on_terminal() const { return on_terminal_; }
+  void show(const std::string& text);
+  void clear();
+
+ private:
+  bool on_terminal_, shown_ = false;
+};
+
 // Throws when it cannot be written.
 void print(const std::string& text);
 

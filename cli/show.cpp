@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/show_links.h"
+#include "cli/validation/published.h"
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
@@ -50,6 +51,19 @@ Json find(const std::string& name) {
       found["scenario"] = parse_json(scenario.text, std::string(scenario.path));
       found["scenario"]["path"] = scenario.path;
     }
+  if (const PublishedPoint* point = find_published(name)) {
+    const PublishedSource& source = source_of(*point);
+    Json& measured = found["published measurement"];
+    measured = {
+        {"source", source.source}, {"where", point->where}, {"system", source.system}, {"quality", point->quality}};
+    if (point->has_value()) measured[std::string(name_of(point->quantity))] = point->value;
+    if (!point->published_metric.empty())
+      measured["published"] =
+          fmt::format("{} {} {}", point->published_metric, point->published_value, point->published_unit);
+    if (!point->assumptions.empty()) measured["assumptions"] = point->assumptions;
+    if (!point->not_predicted.empty()) measured["not_predicted"] = point->not_predicted;
+    if (point->scenario != nullptr) measured["scenario"] = *point->scenario;
+  }
   return found;
 }
 
@@ -100,8 +114,9 @@ void add_show(CLI::App& app) {
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
       "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
   command
-      ->add_option("NAME", arguments->name,
-                   "A model, cluster, node, device, fabric, strategy or bundled scenario; or \"links\"")
+      ->add_option(
+          "NAME", arguments->name,
+          "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; or \"links\"")
       ->required();
   command->add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
   command->add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");

@@ -13,7 +13,9 @@
 #include "cli/engine_options.h"
 #include "cli/explain.h"
 #include "cli/output.h"
+#include "cli/scenario_argument.h"
 #include "cli/simulation.h"
+#include "cli/validation/published.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -32,9 +34,12 @@ struct Arguments {
   bool ops = false, verbose = false;
 };
 
+constexpr std::size_t kLabelColumns = 24;
+
 constexpr const char* kExamples = R"(Examples:
   orrery simulate llama-3-70b-512-h100                        a bundled scenario (orrery list scenarios)
   orrery simulate scenario.json --set plan.zero_stage=3       one field changed
+  orrery simulate korth-t5-megatron-1T-full                   a published measurement (orrery validate --points)
   orrery simulate scenario.json --json - | jq .mfu            for programs
   orrery simulate scenario.json --trace step.json             open in ui.perfetto.dev
   orrery simulate scenario.json --svg schedule.svg            a picture of the pipeline's schedule
@@ -94,6 +99,28 @@ std::string text_of(const Simulation& simulation, const Report* analytical, cons
   return text;
 }
 
+// What was measured, where the scenario is that of a published measurement and nothing has been changed.
+std::string measurement_text(const Arguments& arguments, const Report& report) {
+  const PublishedPoint* point = arguments.sets.empty() ? published_argument(arguments.scenario) : nullptr;
+  if (point == nullptr) return "";
+  std::string text = "\nPublished measurement " + point->id + "\n";
+  const auto line = [&](std::string_view label, const std::string& value) {
+    if (!value.empty()) text += fmt::format("  {} {}\n", left(label, kLabelColumns), value);
+  };
+  line("source", source_of(*point).source + (point->where.empty() ? "" : ", " + point->where));
+  if (point->quantity == Quantity::step_seconds)
+    line("step time, measured", fmt::format("{}; predicted {}", seconds_text(point->value),
+                                            signed_percent_text(report.step_seconds / point->value - 1)));
+  else
+    line(name_of(point->quantity),
+         fmt::format("{:.4g} measured; `orrery validate --points` has the prediction", point->value));
+  if (!point->not_fitted.empty()) line("not fitted", point->not_fitted);
+  for (const std::string& assumption : point->assumptions) line("assumed", assumption);
+  line("why it is off", explanation_of(*point));
+  line("", "`orrery validate` predicts it by a calibration that has not seen its source");
+  return text;
+}
+
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
@@ -118,7 +145,8 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   if (!arguments.explain.empty()) {
     wanted.print(explain(arguments.explain, simulation));
   } else if (!wanted.standard_output_taken()) {
-    wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments));
+    wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
+                 measurement_text(arguments, report));
   }
   wanted.commit();
 }
@@ -177,7 +205,7 @@ void simulate(const Arguments& arguments) {
                      "either a scenario or --batch (orrery simulate --help)");
   if (arguments.batch.empty()) {
     ScenarioSource source;
-    const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
+    const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
   if (!arguments.csv.empty() || !arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())

@@ -31,6 +31,7 @@ struct Simulator::Rep {
   std::unordered_map<std::string, Calibration> kernels;  // by what find_calibration goes by
   CollectiveCalibration collectives;
   UserCalibration user;
+  const StepCalibration* steps = &step_calibration();
 
   // The calibration of the cluster's device, as the user has it: his own, and of a CPU what is left of a hardware
   // thread to each of the ranks on a node.
@@ -42,12 +43,14 @@ const Calibration& Simulator::Rep::calibrate(Cluster& cluster, const Plan& plan,
   Device& device = cluster.device;
   const std::int64_t ranks = std::min(cluster.node.devices, ranks_in_all);
   const std::string_view attention = framework::attention_kernel(plan);
+  const std::string stack(framework::stack_name(plan));
   const std::string key =
-      fmt::format("{}\n{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention, ranks);
+      fmt::format("{}\n{}\n{}\n{}\n{}\n{}", device.name, device.architecture, device.vendor, attention, ranks, stack);
   auto found = kernels.find(key);
   if (found == kernels.end()) {
     found = kernels.emplace(key, user.kernels ? user.kernels_of(device) : find_calibration(device)).first;
     if (!attention.empty()) use_attention_kernel(found->second, attention);
+    if (!user.kernels) steps->apply(stack, device, found->second);
     Device ignored;
     if (const double share = rank_share(found->second, ranks); share < 1) take_share(share, ignored, found->second);
   }
@@ -61,10 +64,27 @@ const Calibration& Simulator::Rep::calibrate(Cluster& cluster, const Plan& plan,
 Simulator::Simulator(UserCalibration user) : rep_(std::make_unique<Rep>()) { rep_->user = std::move(user); }
 Simulator::~Simulator() = default;
 
+void Simulator::use(const StepCalibration& steps) {
+  if (rep_->steps == &steps) return;
+  rep_->steps = &steps;
+  rep_->kernels.clear();
+}
+
 namespace {
 
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
+
+std::optional<ExpectedStep> expected_step(const std::string& stack, const Calibration& kernels, const Report& report) {
+  const std::optional<NamedInterval> found = step_interval(stack, kernels.measured);
+  if (!found) return std::nullopt;
+  const StepInterval& i = found->interval;
+  return ExpectedStep{.low_seconds = i.low * report.step_seconds,
+                      .high_seconds = i.high * report.step_seconds,
+                      .comparable = found->comparable,
+                      .points = i.points,
+                      .sources = i.sources};
+}
 
 void check_ends(const Report& report) {
   if (!std::isfinite(report.step_seconds))
@@ -109,10 +129,13 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
     throw source.blame(error);
   }
   const Scenario& scenario = result.scenario;
+  const std::string stack(framework::stack_name(scenario.plan));
   try {
     lower(scenario, rep_->program);
+    rep_->steps->apply(stack, rep_->program.runtime);
     result.program = &rep_->program;
     rep_->collectives = find_collective_calibration(scenario.cluster, rep_->user.collectives);
+    rep_->steps->apply(stack, rep_->collectives);
     result.collectives = &rep_->collectives;
     const Dtype dtype = scenario.plan.precision.compute();
     if (options.engine == Engine::des) {
@@ -126,6 +149,10 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
       if (!scenario.perturbations.empty()) result.report.notes.emplace_back(kPerturbationsIgnored);
     }
     check_ends(result.report);
+    result.report.expected = expected_step(stack, *result.kernels, result.report);
+    if (!result.report.expected && rep_->steps->stacks.contains(stack))
+      result.report.notes.push_back(fmt::format(
+          "too few published steps of the stack {} to say how far off this may be (results/ACCURACY.md)", stack));
   } catch (const InputError& error) {
     throw source.blame(error);
   }
@@ -141,6 +168,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     Job& job = read.jobs[i];
     try {
       lower(job.scenario, programs[i]);
+      rep_->steps->apply(std::string(framework::stack_name(job.scenario.plan)), programs[i].runtime);
     } catch (const InputError& error) {
       throw source.blame(job.in_document(error));
     }
@@ -153,6 +181,8 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
   try {
     rep_->calibrate(read.cluster, read.jobs.front().scenario.plan, ranks_of(read.jobs.front().scenario));
     rep_->collectives = find_collective_calibration(read.cluster, rep_->user.collectives);
+    for (const Job& job : read.jobs)
+      rep_->steps->apply(std::string(framework::stack_name(job.scenario.plan)), rep_->collectives);
     const DiscreteEventOptions together = discrete_event_options(options);
     std::vector<Report> reports(jobs.size());
     run_discrete_event(read.cluster, rep_->collectives, jobs, read.perturbations, together, reports);

@@ -11,6 +11,7 @@
 #include "cli/title.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/des/engine.h"
 #include "sim/program/program.h"
@@ -57,6 +58,9 @@ class Simulator {
   // `user`: what is measured by the user goes before what is bundled.
   explicit Simulator(UserCalibration user = {});
   ~Simulator();
+
+  // In place of what is bundled. `steps` must outlive the simulator.
+  void use(const StepCalibration& steps);
 
   // Both throw InputError with the file filled in, and StalledError.
   Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);

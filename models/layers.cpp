@@ -7,7 +7,9 @@
 namespace orrery {
 namespace {
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // The sizes of one transformer layer: the model's own, or of one Swin stage.
 struct LayerSizes {
@@ -46,7 +48,8 @@ class Builder {
     return id;
   }
 
-  Op& emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes) {
+  Op& emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+           std::initializer_list<TensorId> writes) {
     Op op;
     op.kind = kind;
     op.name = name;
@@ -70,7 +73,8 @@ class Builder {
     return norm(name, x, width, weight, bias);
   }
   TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias) {
-    // PyTorch has a kernel for LayerNorm; RMSNorm is composed of element-wise ones, in fp32 (the models' reference code).
+    // PyTorch has a kernel for LayerNorm; RMSNorm is composed of element-wise ones, in fp32 (the models' reference
+    // code).
     if (casts_around() && model_.norm == NormKind::rmsnorm)
       return cast(name, norm_kernel(name, cast(name, x, Dtype::fp32), width, weight, bias), kernels_.activation);
     return norm_kernel(name, x, width, weight, bias);
@@ -104,8 +108,8 @@ class Builder {
   }
 
   // y = x w (+ bias). `fused_bias` goes to the kernel that consumes y instead; then *bias_out receives it.
-  TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out, bool bias,
-                  TensorId* bias_out = nullptr) {
+  TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
+                  bool bias, TensorId* bias_out = nullptr) {
     Tensor w;
     w.name = name;
     w.category = Category::parameter;
@@ -132,7 +136,8 @@ class Builder {
       ++y.rank;
     }
     const TensorId result = piece_.add(y);
-    emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims = static_cast<std::uint8_t>(in.size());
+    emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims =
+        static_cast<std::uint8_t>(in.size());
     return result;
   }
 
@@ -145,7 +150,8 @@ class Builder {
     }
     const TensorId mask = tensor(name, Category::activation, Dtype::uint8, {batch(), sequence(), hidden()});
     if (kernels_.fused_kernels) {
-      emit(OpKind::dropout_add, name, {x, residual_stream, bias}, {y, mask}).scalar = static_cast<float>(model_.dropout);
+      emit(OpKind::dropout_add, name, {x, residual_stream, bias}, {y, mask}).scalar =
+          static_cast<float>(model_.dropout);
       return y;
     }
     const TensorId dropped = residual(name);
@@ -176,7 +182,8 @@ class Builder {
 
   // The same as products with a stored score matrix.
   TensorId attend_unfused(TensorId q, TensorId k, TensorId v, bool causal) {
-    const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads}, dim{s_.head_dim, Axis::head_dim};
+    const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads},
+        dim{s_.head_dim, Axis::head_dim};
     const Dim keys{s_.key_sequence, Axis::key_sequence};
     const std::initializer_list<Dim> matrix{batch(), groups, heads, sequence(), keys};
     const TensorId scores = activation("attention_scores", matrix);
@@ -184,7 +191,8 @@ class Builder {
     product.transpose_b = true;
     product.causal = causal;
     TensorId biased = scores;
-    if (model_.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with positions
+    if (model_.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with
+                                       // positions
       const TensorId encodings = activation("relative_positions", {{1, Axis::none}, keys, hidden()});
       const TensorId r = linear("relative_key", encodings, {hidden()}, {groups, heads, dim}, false);
       const TensorId rows = view("relative_key", r, 0, {{1, Axis::none}, groups, heads, keys, dim});
@@ -204,7 +212,8 @@ class Builder {
     if (model_.dropout > 0) {
       const TensorId dropped = activation("attention_dropout", matrix);
       const TensorId mask = tensor("attention_dropout", Category::activation, Dtype::uint8, matrix);
-      emit(OpKind::dropout, "attention_dropout", {probabilities}, {dropped, mask}).scalar = static_cast<float>(model_.dropout);
+      emit(OpKind::dropout, "attention_dropout", {probabilities}, {dropped, mask}).scalar =
+          static_cast<float>(model_.dropout);
       probabilities = dropped;
     }
     const TensorId rows = activation("attention_context", {batch(), groups, heads, sequence(), dim});
@@ -215,12 +224,14 @@ class Builder {
   // Self attention from the normalised input to the output projection.
   TensorId self_attention(TensorId x, bool causal, TensorId* bias) {
     if (model_.attention == AttentionKind::latent) return latent_attention(x, causal, bias);
-    const Dim groups{s_.groups, Axis::groups}, fused{s_.group_heads + 2, Axis::group_qkv}, dim{s_.head_dim, Axis::head_dim};
+    const Dim groups{s_.groups, Axis::groups}, fused{s_.group_heads + 2, Axis::group_qkv},
+        dim{s_.head_dim, Axis::head_dim};
     const Dim heads{s_.group_heads, Axis::group_heads};
     TensorId qkv = linear("qkv", x, {hidden()}, {groups, fused, dim}, model_.qkv_bias);
     if (model_.qk_norm) {
-      const TensorId weight = model_.qk_norm_across_heads ? parameter("qk_norm", {groups, {s_.group_heads + 1, Axis::group_heads}, dim})
-                                                          : parameter("qk_norm", {{2, Axis::none}, dim});
+      const TensorId weight = model_.qk_norm_across_heads
+                                  ? parameter("qk_norm", {groups, {s_.group_heads + 1, Axis::group_heads}, dim})
+                                  : parameter("qk_norm", {{2, Axis::none}, dim});
       qkv = norm("qk_norm", qkv, {dim}, weight, kNoTensor);
     }
     if (model_.positions == Positions::rotary) qkv = rotate(qkv);
@@ -254,26 +265,43 @@ class Builder {
     // One projection gives the key/value latent and the shared rotary key.
     const Dim joint{model_.kv_lora_rank + model_.rope_head_dim, Axis::none};
     const TensorId compressed = linear("kv_latent", x, {hidden()}, {joint}, false);
-    const TensorId latent = norm("kv_latent", compressed, {joint}, parameter("kv_latent", {{model_.kv_lora_rank, Axis::none}}), kNoTensor);
+    const TensorId latent =
+        norm("kv_latent", compressed, {joint}, parameter("kv_latent", {{model_.kv_lora_rank, Axis::none}}), kNoTensor);
     const Dim rank{model_.kv_lora_rank, Axis::none};
     const TensorId content = view("kv_latent", latent, 0, {batch(), sequence(), rank});
     const TensorId kv = linear("kv", content, {rank}, {groups, one, kv_dim}, false);
-    const TensorId context = attend(rotate(q), kv, causal, model_.value_head_dim);
-    return linear("attention_output", context, {groups, one, {model_.value_head_dim, Axis::head_dim}}, {hidden()}, false, bias);
+    const TensorId key =
+        view("rotary_key", latent, model_.kv_lora_rank, {batch(), sequence(), {model_.rope_head_dim, Axis::none}});
+    const TensorId context =
+        attend(rotate(q, model_.nope_head_dim), put_in(key, kv, model_.nope_head_dim), causal, model_.value_head_dim);
+    return linear("attention_output", context, {groups, one, {model_.value_head_dim, Axis::head_dim}}, {hidden()},
+                  false, bias);
   }
 
-  TensorId rotate(TensorId x) {
+  // Turns each head from `begin` on.
+  TensorId rotate(TensorId x, std::int64_t begin = 0) {
     if (casts_around()) x = cast("rotary", x, Dtype::fp32);
     Tensor t = piece_.tensors[x];
     t.name = "rotary";
     const TensorId y = piece_.add(t);
-    emit(OpKind::rotary, "rotary", {x}, {y});
+    emit(OpKind::rotary, "rotary", {x}, {y}).rotary_begin = begin;
     return casts_around() ? cast("rotary", y, kernels_.activation) : y;
+  }
+
+  // Turns the key that all heads share, and puts it into the keys of each: one kernel in Megatron-LM, too.
+  TensorId put_in(TensorId key, TensorId kv, std::int64_t begin) {
+    Tensor t = piece_.tensors[kv];
+    t.name = "rotary_key";
+    t.sizes[t.rank - 1] += piece_.tensors[key].sizes[2];
+    const TensorId whole = piece_.add(t);
+    emit(OpKind::rotary, "rotary_key", {kv, key}, {whole}).rotary_begin = begin;
+    return whole;
   }
 
   // Attention from the decoder's stream to the encoder's output.
   TensorId cross_attention(TensorId x, TensorId memory, TensorId* bias) {
-    const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads}, dim{s_.head_dim, Axis::head_dim};
+    const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads},
+        dim{s_.head_dim, Axis::head_dim};
     const Dim keys{s_.key_sequence, Axis::key_sequence}, pair{2, Axis::none}, one{1, Axis::none};
     const TensorId q = linear("cross_query", x, {hidden()}, {groups, heads, dim}, model_.linear_bias);
     const TensorId kv = linear("cross_kv", memory, {hidden()}, {groups, pair, dim}, model_.linear_bias);
@@ -292,9 +320,8 @@ class Builder {
   TensorId mlp(TensorId x, TensorId* bias) {
     const Dim ffn{s_.ffn, Axis::ffn}, gate{2, Axis::none};
     TensorId inner_bias = kNoTensor;
-    const TensorId inner = model_.gated()
-                               ? linear("fc1", x, {hidden()}, {gate, ffn}, model_.linear_bias, &inner_bias)
-                               : linear("fc1", x, {hidden()}, {ffn}, model_.linear_bias, &inner_bias);
+    const TensorId inner = model_.gated() ? linear("fc1", x, {hidden()}, {gate, ffn}, model_.linear_bias, &inner_bias)
+                                          : linear("fc1", x, {hidden()}, {ffn}, model_.linear_bias, &inner_bias);
     TensorId activated = activation("activation", {batch(), sequence(), ffn});
     if (model_.gated() && !kernels_.fused_kernels) {
       const TensorId opened = view("gate", inner, 0, {batch(), sequence(), ffn});
@@ -366,12 +393,15 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
   const auto norm_before = [&](const char* name, TensorId t) {
     return model.input_norm && !model.post_norm ? b.norm(name, t, {b.hidden()}) : t;
   };
-  const auto norm_after = [&](const char* name, TensorId t) { return model.output_norm ? b.norm(name, t, {b.hidden()}) : t; };
+  const auto norm_after = [&](const char* name, TensorId t) {
+    return model.output_norm ? b.norm(name, t, {b.hidden()}) : t;
+  };
 
   const TensorId n1 = norm_before("input_norm", x);
   // With a norm behind, the bias cannot wait for the residual addition.
   TensorId* const deferred = model.output_norm ? nullptr : &bias;
-  const TensorId attended = regroup("window_reverse", b.self_attention(regroup("window_partition", n1), causal, deferred));
+  const TensorId attended =
+      regroup("window_reverse", b.self_attention(regroup("window_partition", n1), causal, deferred));
   TensorId r = b.add_residual("attention_residual", norm_after("attention_output_norm", attended), x, bias);
   if (model.post_norm) r = b.norm("attention_norm", r, {b.hidden()});
 
@@ -397,7 +427,8 @@ void build_embedding(Piece& piece, const Model& model, const KernelChoices& kern
   TensorId y = b.residual("embedding");
   b.emit(OpKind::embedding, "embedding", {ids, table}, {y});
   if (model.positions == Positions::learned) {
-    const TensorId rows = b.parameter("positions", {{model.max_positions + model.extra_positions, Axis::none}, b.hidden()});
+    const TensorId rows =
+        b.parameter("positions", {{model.max_positions + model.extra_positions, Axis::none}, b.hidden()});
     y = b.add_positions(y, rows);
   }
   if (model.token_types > 0) {
@@ -411,7 +442,8 @@ void build_embedding(Piece& piece, const Model& model, const KernelChoices& kern
   if (model.embedding_norm) y = b.norm("embedding_norm", y, {b.hidden()});
   if (model.dropout > 0) {
     const TensorId dropped = b.residual("embedding_dropout");
-    const TensorId mask = b.tensor("embedding_dropout", Category::activation, Dtype::uint8, {b.batch(), b.sequence(), b.hidden()});
+    const TensorId mask =
+        b.tensor("embedding_dropout", Category::activation, Dtype::uint8, {b.batch(), b.sequence(), b.hidden()});
     b.emit(OpKind::dropout, "embedding_dropout", {y}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
     y = dropped;
   }
@@ -457,7 +489,8 @@ void build_pooler(Builder& b, TensorId x) {
   b.emit(OpKind::activation, "pooler", {transformed}, {activated}).function = ActivationFunction::gelu;
   const TensorId logits = b.linear("next_sentence", activated, {b.hidden()}, {classes}, true);
   const TensorId targets = b.tensor("next_sentence", Category::activation, Dtype::int64, {b.batch(), one});
-  const TensorId statistics = b.tensor("next_sentence", Category::activation, Dtype::fp32, {{3, Axis::none}, b.batch(), one});
+  const TensorId statistics =
+      b.tensor("next_sentence", Category::activation, Dtype::fp32, {{3, Axis::none}, b.batch(), one});
   b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
 }
 
@@ -470,7 +503,9 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   Dim length = b.sequence(), rows = b.batch();
   if (vision) {  // one vector per image: the class token, or the mean over patches
     length = {1, Axis::none};
-    rows.size = model.kind == ModelKind::swin ? std::max<std::int64_t>(1, sizes.batch / std::max<std::int64_t>(1, sizes.key_sequence)) : rows.size;
+    rows.size = model.kind == ModelKind::swin
+                    ? std::max<std::int64_t>(1, sizes.batch / std::max<std::int64_t>(1, sizes.key_sequence))
+                    : rows.size;
     const TensorId pooled = b.activation("pool", {rows, length, b.hidden()});
     b.emit(OpKind::pool, "pool", {y}, {pooled});
     y = pooled;
@@ -516,7 +551,8 @@ std::int64_t decoder_sequence_length(const Model& model, const Workload& workloa
   return workload.decoder_sequence_length > 0 ? workload.decoder_sequence_length : sequence_length(model, workload);
 }
 
-void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoices& kernels, std::size_t& used, ModelPieces& out) {
+void build_swin(const Model& model, std::int64_t micro_batch, const KernelChoices& kernels, std::size_t& used,
+                ModelPieces& out) {
   const std::int64_t side = model.image_size / model.patch_size;
   const std::int64_t window = model.window * model.window;
   // Tokens are kept grouped by window: batch runs over images x windows.
@@ -609,10 +645,13 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
       }
     });
     const Role role = model.kind == ModelKind::decoder ? Role::decoder : Role::encoder;
-    add_layers(model, [&](std::int64_t window) {
-      build_layer(next_piece(*out.pieces, used, "layer"), model, kernels, s, role, window);
-      return static_cast<std::uint16_t>(used - 1);
-    }, out.runs);
+    add_layers(
+        model,
+        [&](std::int64_t window) {
+          build_layer(next_piece(*out.pieces, used, "layer"), model, kernels, s, role, window);
+          return static_cast<std::uint16_t>(used - 1);
+        },
+        out.runs);
     LayerSizes last = s;
     if (model.kind == ModelKind::encoder_decoder) {
       last = layer_sizes(model, micro_batch, decoder_sequence_length(model, workload), length);
@@ -642,8 +681,8 @@ ModelWork model_work(const Model& model, const Workload& workload, std::int64_t 
   work.executed_flops_per_step = 3 * micro_batches * (total.linear + total.attention_executed);
   work.flops_per_step_full_attention = 3 * micro_batches * (total.linear + total.attention_full);
   work.sequences_per_step = static_cast<double>(workload.global_batch_size);
-  const std::int64_t length =
-      model.kind == ModelKind::encoder_decoder ? decoder_sequence_length(model, workload) : sequence_length(model, workload);
+  const std::int64_t length = model.kind == ModelKind::encoder_decoder ? decoder_sequence_length(model, workload)
+                                                                       : sequence_length(model, workload);
   work.tokens_per_step = work.sequences_per_step * static_cast<double>(length);
   work.parameters = static_cast<double>(parameters(model));
   return work;

@@ -36,7 +36,16 @@ double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor
   return worst;
 }
 
+constexpr std::int64_t kComparedSteps = 2;
+constexpr double kComparedEpsilon = 1e-4;
+
 }  // namespace
+
+ExecutionOptions options_to_compare(ExecutionOptions options) {
+  options.steps = kComparedSteps;
+  options.epsilon = kComparedEpsilon;
+  return options;
+}
 
 Agreement agreement(const Execution& reference, const Execution& other) {
   Agreement result;

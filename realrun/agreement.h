@@ -19,6 +19,13 @@ struct Agreement {
   }
 };
 
+// Relative errors that are rounding: fp32 arithmetic in another order of summation; bf16, which carries 8 bits.
+inline constexpr double kFp32Tolerance = 2e-5, kBf16Tolerance = 2e-2;
+
+// Options for two runs that are to be compared: two steps, so that the second sees the first's update, and an epsilon
+// above the rounding of gradients that are zero, of which Adam would make full steps.
+ExecutionOptions options_to_compare(ExecutionOptions options);
+
 // Throws std::logic_error when they are not of one scenario.
 Agreement agreement(const Execution& reference, const Execution& other);
 

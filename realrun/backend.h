@@ -31,6 +31,8 @@ struct BackendFacts {
   std::string software;         // versions of what its kernels are made of: "CUDA 13.0, driver 580.65, cuBLAS 13.0.2"
   std::int64_t processors = 0;  // multiprocessors, or hardware threads
   double memory_bytes = 0;      // in all
+  // Streams run beside each other and the caller; false: at once and one after another, in the caller's thread.
+  bool asynchronous_streams = false;
 };
 
 enum class MemoryPlace : std::uint8_t { device, host };  // host: pinned where that matters
@@ -88,7 +90,8 @@ class Backend {
   virtual void synchronize(Stream stream) = 0;
   virtual void synchronize() = 0;  // all streams; throws DeviceError for what failed since
 
-  // Time on a stream. Seconds only after synchronize(); forget_marks() makes all marks so far invalid.
+  // Time on a stream; with asynchronous streams also between two of them, negative where `to` was first. Seconds only
+  // after synchronize(); forget_marks() makes all marks so far invalid.
   virtual Mark mark(Stream stream) = 0;
   virtual double seconds(Mark from, Mark to) = 0;
   virtual void forget_marks() = 0;

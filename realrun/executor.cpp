@@ -16,21 +16,6 @@ namespace {
 using realrun::Rank;
 using realrun::WholeParameter;
 
-void check_runnable(const Scenario& scenario) {
-  const Model& model = scenario.model;
-  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
-    throw InputError({"", "/model/kind"}, "a model with images or two stacks",
-                     "a decoder or an encoder: others are not run yet");
-  if (model.attention == AttentionKind::latent)
-    throw InputError({"", "/model/attention"}, "\"latent\"",
-                     "\"multi_head\": the Program of latent attention leaves out its rotary key");
-  if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
-  if (model.pooler &&
-      (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))
-    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
-                     "false: only one rank would hold the first token");
-}
-
 // Puts the ranks' parts into the layout of one rank.
 class Assembly {
  public:
@@ -80,6 +65,18 @@ class Assembly {
 };
 
 }  // namespace
+
+void check_runnable(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
+    throw InputError({"", "/model/kind"}, "a model with images or two stacks",
+                     "a decoder or an encoder: others are not run yet");
+  if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
+  if (model.pooler &&
+      (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))
+    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
+                     "false: only one rank would hold the first token");
+}
 
 Scenario on_one_rank(const Scenario& scenario) {
   Scenario one = scenario;

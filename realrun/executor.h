@@ -106,6 +106,9 @@ struct Execution {
 // The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
 
+// Throws InputError for models that cannot be run; all that follow do it first.
+void check_runnable(const Scenario& scenario);
+
 // Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (encoder-decoders, padded
 // vocabularies that differ from one rank's), ExecutionError for failures on the way.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});

@@ -6,20 +6,13 @@
 #include <numeric>
 
 #include "realrun/rank.h"
+#include "sim/base/statistics.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
 namespace {
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 // Of the slowest rank, step by step.
 std::vector<double> slowest(const std::vector<RankResult>& ranks, std::vector<double> RankResult::*seconds) {

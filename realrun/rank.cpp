@@ -8,7 +8,6 @@
 namespace orrery::realrun {
 namespace {
 
-bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 constexpr Stream kStages = Stream::pipeline_communication;
 
 }  // namespace

@@ -23,6 +23,14 @@ int divided_dimension(const Tensor& whole, const Tensor& part) {
   return std::max(found, 0);
 }
 
+// Flat buffers are padded to a multiple of the ranks.
+void check_division(const Tensor& part, const Tensor& whole, int dim, std::int64_t ranks) {
+  const std::int64_t parts = part.sizes[dim] * ranks;
+  if (parts < whole.sizes[dim] || (whole.rank > 1 && parts != whole.sizes[dim]))
+    throw std::logic_error(std::to_string(ranks) + " parts of \"" + part.name + "\" do not make \"" + whole.name +
+                           "\"");
+}
+
 bool is_outermost(const Tensor& t, int dim) {
   for (int d = 0; d < dim; ++d)
     if (t.sizes[d] != 1) return false;
@@ -46,6 +54,7 @@ unsigned accumulates(OpKind kind) {
 }  // namespace
 
 void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block) {
+  if (is_named(op, "gradient_norm.sum")) return;  // of parts that reduce_gradient_norm() adds up
   communicator_.at(name_of(op.phase), op.name, micro_batch);
   try {
     Issue issue;
@@ -329,7 +338,9 @@ void Rank::gradient_norm(const Op& op, Instance& instance, std::int64_t micro_ba
   const PiecePlan& plan = *instance.plan;
   if (plan.held_gradients == kNoTensor) return;
   if (!instance.counted.known) find_counted(instance);
-  const Slice all = slice(instance, plan.held_gradients, micro_batch, false, op.stream);
+  // Offloaded gradients are still on the device.
+  const TensorId counted = is_named(op, "gradient_norm.part") ? op.reads[0] : plan.held_gradients;
+  const Slice all = slice(instance, counted, micro_batch, false, op.stream);
   if (all.index != nullptr) throw std::logic_error("flat gradients are not flat");
   const auto square = [&](void* data, std::int64_t elements) {
     Tensor gradients, scalar;
@@ -441,10 +452,7 @@ void Rank::all_gather(const Op& op, Instance& instance, std::int64_t micro_batch
   const Members members = position_.group(op.axes);
   const int dim = divided_dimension(whole, part);
   const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
-  // Flat buffers are padded to a multiple of the ranks.
-  if (size * ranks < whole.sizes[dim] || (whole.rank > 1 && size * ranks != whole.sizes[dim]))
-    throw std::logic_error(std::to_string(ranks) + " parts of \"" + part.name + "\" do not make \"" + whole.name +
-                           "\"");
+  check_division(part, whole, dim, ranks);
   StoragePtr gathered;
   const void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Target to = target(instance, op.writes[0], micro_batch, op.stream);
@@ -472,9 +480,7 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
   const Members members = position_.group(op.axes);
   const int dim = divided_dimension(whole, part);
   const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
-  if (size * ranks < whole.sizes[dim] || (whole.rank > 1 && size * ranks != whole.sizes[dim]))
-    throw std::logic_error(std::to_string(ranks) + " parts of \"" + part.name + "\" do not make \"" + whole.name +
-                           "\"");
+  check_division(part, whole, dim, ranks);
   StoragePtr gathered;
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   StoragePtr ordered;  // part after part

@@ -10,11 +10,6 @@
 #include "sim/program/rewrite.h"
 
 namespace orrery::realrun {
-namespace {
-
-bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
-
-}  // namespace
 
 Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
     : setup_(setup),
@@ -71,7 +66,9 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
   for (std::size_t id = 0; id < n; ++id) {
     const std::string_view name = piece.tensors[id].name;
     if (name == "parameter_shard") plan.held_parameters = static_cast<TensorId>(id);
-    if (name == "gradient_shard") plan.held_gradients = static_cast<TensorId>(id);
+    // Offloaded gradients are held by the host, shard or not.
+    if (name == "gradient_shard" && piece.tensors[piece.flat_gradients].category == Category::gradient)
+      plan.held_gradients = static_cast<TensorId>(id);
   }
   for (const ParameterGradient& p : piece.parameters)
     if (!piece.tensors[p.parameter].shared) plan.flat_elements += piece.tensors[p.parameter].elements();
@@ -186,6 +183,10 @@ void Rank::find_partial_gradients(PiecePlan& plan) const {
       }
       begin += t.elements();
     }
+    // Of shards, each packs what it has of them: the Program counts the mean.
+    const bool sharded = size < plan.flat_elements && setup_.scenario.plan.data.zero_stage >= 2;
+    const std::int64_t shards = sharded ? program_.mesh.group_size(MeshAxis::dp_shard | MeshAxis::cp) : 1;
+    elements = (elements + shards - 1) / shards;
     if (elements != piece.tensors[op.reads[0]].elements())
       throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +
                            std::to_string(piece.tensors[op.reads[0]].elements()) + " gradients for " + op.name +
@@ -291,7 +292,7 @@ void Rank::initialise(Instance& instance) {
     const std::string_view name = t.name;
     const bool master = name == "master_parameters" || name == "host_parameters";
     if (!parameters && !master && t.category != Category::optimizer_state && t.category != Category::gradient &&
-        name != "first_moment" && name != "second_moment")
+        name != "first_moment" && name != "second_moment" && name != "host_gradients")
       continue;
     const std::int64_t capacity = plan.capacity[id];
     const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute);

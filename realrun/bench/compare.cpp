@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "realrun/bench/statistics.h"
+#include "sim/base/statistics.h"
 
 namespace orrery::bench {
 namespace {

@@ -13,6 +13,7 @@
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "sim/base/error.h"
+#include "sim/base/statistics.h"
 
 namespace orrery::bench {
 namespace {

@@ -44,15 +44,6 @@ struct Value {
 
 }  // namespace
 
-double quantile(std::vector<double> values, double share) {
-  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
-  std::sort(values.begin(), values.end());
-  const double position = share * static_cast<double>(values.size() - 1);
-  const auto below = static_cast<std::size_t>(position);
-  const std::size_t above = std::min(below + 1, values.size() - 1);
-  return std::lerp(values[below], values[above], position - static_cast<double>(below));
-}
-
 MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
   MannWhitney result;
   if (a.empty() || b.empty()) return result;

@@ -7,11 +7,6 @@
 
 namespace orrery::bench {
 
-// Of values in any order: linear interpolation between order statistics (type 7 of Hyndman & Fan 1996, The American
-// Statistician 50(4), what R and NumPy do unasked). NaN for none.
-double quantile(std::vector<double> values, double share);
-inline double median(std::vector<double> values) { return quantile(std::move(values), 0.5); }
-
 struct MannWhitney {
   double u = 0;  // pairs (a, b) with a > b; ties count half
   double p = 1;  // two-sided

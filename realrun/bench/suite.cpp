@@ -20,6 +20,7 @@
 #include "realrun/bench/yardstick.h"
 #include "realrun/executor.h"
 #include "sim/base/error.h"
+#include "sim/base/statistics.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"

@@ -8,9 +8,7 @@ namespace orrery::bench {
 
 inline constexpr double kPercent = 100;
 
-std::string change_text(double ratio);        // "+4.8 %"
-std::string xml_text(std::string_view text);  // escaped for XML text and attributes; what XML cannot hold becomes '?'
-std::string csv_text(std::string_view text);  // quoted where RFC 4180 asks for it
+std::string change_text(double ratio);  // "+4.8 %"
 // The name without what Google Benchmark appends about the kind of time.
 std::string_view kernel_name(std::string_view benchmark);
 

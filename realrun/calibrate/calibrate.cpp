@@ -15,6 +15,7 @@
 #include "realrun/calibrate/collective_fit.h"
 #include "realrun/calibrate/journal.h"
 #include "realrun/calibrate/measure.h"
+#include "realrun/calibrate/overlap.h"
 #include "realrun/calibrate/rank_collectives.h"
 #include "sim/hardware/presets.h"
 #include "sim/program/work.h"
@@ -145,9 +146,11 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
       cpu && facts.processors > 1 ? busy_points(points) : std::vector<const SweepPoint*>{};
   const std::vector<RankCollective> collectives =
       busy.empty() ? std::vector<RankCollective>{} : rank_collectives(std::min(facts.processors, kMostCollectiveRanks));
+  const std::vector<OverlapPair> pairs =
+      facts.asynchronous_streams ? overlap_pairs(options.sweep) : std::vector<OverlapPair>{};
   const auto passes = static_cast<std::size_t>(options.passes);
   CalibrationProgress progress{.done = 0,
-                               .total = passes * (points.size() + busy.size() + collectives.size()),
+                               .total = passes * (points.size() + busy.size() + collectives.size() + pairs.size()),
                                .seconds = 0,
                                .budget_seconds = options.budget_seconds,
                                .point = {}};
@@ -161,15 +164,35 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
     progress.point = id;
     if (options.progress) options.progress(progress);
   };
-  const auto measure = [&](const SweepPoint& point, const std::string& id) {
+  const auto point_seconds = [&] {
     const double left = (end - now()) / static_cast<double>(progress.total - progress.done);
+    return std::clamp(left / 2, kLeastPointSeconds, kMostPointSeconds);
+  };
+  const auto measure = [&](const SweepPoint& point, const std::string& id) {
     try {
-      journal.add(id, meter.measure(point, std::clamp(left / 2, kLeastPointSeconds, kMostPointSeconds)));
+      journal.add(id, meter.measure(point, point_seconds()));
     } catch (const DeviceError&) {
       backend->synchronize();  // throws again where it was more than memory
       impossible.insert(id);
     }
     report(id);
+  };
+  bool streams_take_turns = false;
+  const auto measure_overlap = [&](const OverlapPair& pair) {
+    try {
+      if (const auto m = meter.measure_overlap(pair.product, pair.copy, point_seconds())) {
+        journal.add(pair.product_alone, m->product_alone);
+        journal.add(pair.copy_alone, m->copy_alone);
+        journal.add(pair.product_beside, m->product_beside);
+        journal.add(pair.copy_beside, m->copy_beside);
+      } else {
+        streams_take_turns = true;
+      }
+    } catch (const DeviceError&) {
+      backend->synchronize();
+      impossible.insert(pair.copy_beside);
+    }
+    report(pair.copy_beside);
   };
   for (std::size_t pass = 0; pass < passes; ++pass) {
     for (const SweepPoint& point : points) {
@@ -187,6 +210,15 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
       const Companions companions(make_backend, *point, options.footprint_bytes, facts.processors - 1);
       measure(*point, busy_id(point->id));
     }
+    for (const OverlapPair& pair : pairs) {
+      if (pass == 0 && journal.points().count(pair.copy_beside) > 0) {  // the last of the four
+        ++progress.done;
+        continue;
+      }
+      if (impossible.count(pair.copy_beside) > 0) continue;
+      if (stop()) break;
+      measure_overlap(pair);
+    }
     for (const RankCollective& collective : collectives) {
       if (stop()) break;
       const double seconds = time_rank_collective(collective, make_backend);
@@ -198,6 +230,14 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
   result.fit = fit_calibration(points, journal.points(), facts, options.preset);
   const std::string source =
       fmt::format("measured on {} by orrery calibrate --device {} ({})", facts.device, facts.kind, facts.software);
+  result.fit.overlaps = fit_overlaps(pairs, journal.points());
+  if (result.fit.overlaps) {
+    result.fit.overlaps->source = source;
+  } else {
+    result.fit.no_overlaps = pairs.empty()        ? "the backend runs its streams one after another"
+                             : streams_take_turns ? "copies and products took turns"
+                                                  : "the time was up before both directions were measured";
+  }
   if (const std::vector<CollectiveCurve> curves = curves_of(collectives, journal); !curves.empty())
     result.fit.collectives = fit_collectives(host_of(result.fit.device, curves.front().ranks), curves, source).classes;
   result.text = calibration_text(result.fit, source, journal.header().date,

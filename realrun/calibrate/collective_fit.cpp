@@ -12,6 +12,7 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/statistics.h"
 
 namespace orrery {
 namespace {
@@ -78,7 +79,7 @@ class Fitter {
     std::vector<double> errors;
     for (const CollectivePoint& p : curve.points)
       if (p.bytes >= least_bytes) errors.push_back(std::fabs(seconds_of(model, curve, p.bytes) / p.seconds - 1));
-    return median(std::move(errors));
+    return errors.empty() ? 0 : median(std::move(errors));
   }
 
   CollectiveResidual residual(const std::vector<const CollectiveCurve*>& curves) const {
@@ -93,8 +94,8 @@ class Fitter {
       }
     r.points = static_cast<std::int64_t>(all.size());
     r.points_from_1_mib = static_cast<std::int64_t>(large.size());
-    r.median_error = rounded(median(std::move(all)));
-    r.median_error_from_1_mib = rounded(median(std::move(large)));
+    if (!all.empty()) r.median_error = rounded(median(std::move(all)));
+    if (!large.empty()) r.median_error_from_1_mib = rounded(median(std::move(large)));
     return r;
   }
 
@@ -129,13 +130,6 @@ class Fitter {
   static double rounded(double x) { return std::stod(fmt::format("{:.4f}", x)); }
 
  private:
-  static double median(std::vector<double> values) {
-    if (values.empty()) return 0;
-    std::sort(values.begin(), values.end());
-    const std::size_t n = values.size();
-    return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-  }
-
   const Cluster& cluster_;
   const std::vector<CollectiveCurve>& curves_;
 

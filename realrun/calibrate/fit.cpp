@@ -14,6 +14,7 @@
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/statistics.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -430,7 +431,7 @@ Residual residual_of(const std::vector<double>& log_errors) {
   }
   std::sort(errors.begin(), errors.end());
   const std::size_t n = errors.size();
-  r.median = n % 2 == 1 ? errors[n / 2] : (errors[n / 2 - 1] + errors[n / 2]) / 2;
+  r.median = median(errors);
   r.percentile_90 = errors[std::min(n - 1, n * 9 / 10)];
   r.geometric_std = std::expm1(std::sqrt(squares / static_cast<double>(n)));
   r.bias = std::expm1(sum / static_cast<double>(n));
@@ -560,6 +561,19 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
                              {"source", source},
                              {"residual", json_of(a.residual)}}}}}};
   }
+  if (fit.overlaps) {
+    const auto direction = [](const CopyOverlap& o) {
+      return Json{{"product_slowdown", o.product_slowdown},
+                  {"copy_slowdown", o.copy_slowdown},
+                  {"product_residual", json_of(o.product_residual)},
+                  {"copy_residual", json_of(o.copy_residual)}};
+    };
+    json["overlap"] = {{"copy_to_device", direction(fit.overlaps->to_device)},
+                       {"copy_to_host", direction(fit.overlaps->to_host)},
+                       {"source", fit.overlaps->source}};
+  } else if (!fit.no_overlaps.empty()) {
+    json["overlap"] = {{"not_measured", fit.no_overlaps}};
+  }
   Json& shapes = json["measured_shapes"] = Json::object();
   for (const MeasuredShape& s : c.measured_shapes) shapes[name_of(s.dtype)].push_back({s.m, s.n, s.k});
   if (!c.measured_attention.empty()) {
@@ -591,6 +605,19 @@ std::string fit_table(const CalibrationFit& fit) {
   for (const IntraClass& c : fit.collectives.node_classes)
     text += fmt::format("{:32} {:>6} {:>7}\n", "collectives: " + c.name, c.residual.points,
                         percent(c.residual.median_error));
+  const auto overlap = [&](const char* name, double slowdown, const Residual& r) {
+    text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  slowdown {:.4g}\n", name, r.points, percent(r.median),
+                        percent(r.percentile_90), percent(r.bias), "-", slowdown);
+  };
+  if (fit.overlaps) {
+    const auto& [up, down, source] = *fit.overlaps;
+    overlap("product beside copy_to_device", up.product_slowdown, up.product_residual);
+    overlap("copy_to_device beside product", up.copy_slowdown, up.copy_residual);
+    overlap("product beside copy_to_host", down.product_slowdown, down.product_residual);
+    overlap("copy_to_host beside product", down.copy_slowdown, down.copy_residual);
+  } else if (!fit.no_overlaps.empty()) {
+    text += fmt::format("{:32} not measured: {}\n", "copies beside products", fit.no_overlaps);
+  }
   for (const std::string& name : fit.missing) text += fmt::format("{:32} too few points measured\n", name);
   return text;
 }

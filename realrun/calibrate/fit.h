@@ -11,6 +11,7 @@
 #include "realrun/calibrate/measure.h"
 #include "realrun/calibrate/sweep.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/copy_overlap.h"
 #include "sim/cost/kernel_cost.h"
 #include "sim/hardware/cluster.h"
 
@@ -36,6 +37,8 @@ struct CalibrationFit {
   std::vector<CurveFit> curves;
   std::vector<std::string> missing;  // curves for which too few points were measured
   CollectiveClasses collectives;     // between ranks on the same host; may be empty
+  std::optional<CopyOverlaps> overlaps;
+  std::string no_overlaps;  // why there are none; both empty: nobody has looked
 };
 
 // `preset`: the data sheet's peaks, where the device has a preset. Throws InputError when the points are too few for

@@ -23,6 +23,7 @@ RELATIVE_TO = {
     "H100-SXM5-80GB": {"bf16": 989e12, "fp8": 1979e12, "memory": 3350e9, "multiprocessors": 132},
     "H200-SXM5-141GB": {"bf16": 989e12, "fp8": 1979e12, "memory": 4800e9, "multiprocessors": 132},
     "B200-SXM-180GB": {"bf16": 2250e12, "fp8": 4500e12, "memory": 8000e9, "multiprocessors": 148},
+    "B200-SXM-180GB-limited": {"bf16": 2250e12, "fp8": 4500e12, "memory": 8000e9, "multiprocessors": 148},
     "GB200": {"bf16": 2500e12, "fp8": 5000e12, "memory": 8000e9, "multiprocessors": 152},
     "L40S": {"bf16": 362e12, "fp8": 733e12, "memory": 864e9, "multiprocessors": 142},
 }
@@ -35,17 +36,13 @@ TILES = [[256, 128], [128, 256], [256, 64], [64, 256], [64, 64]]
 # Points in the file that a fit leaves out, and why.
 #  - best_of_search: the fastest shape of a long search, not a sample of shapes.
 #  - L40S below its 96 MB of L2: the benchmark repeats a kernel, so that weights stay in the cache; a step's do not.
-#  - B200, SimuMax: large products stay below 1160 TFLOP/s where aiconfigurator, ml-engineering (1745) and, per peak,
-#    Azure's 60 s runs on GB300 (74%) agree on 1550-1750: a machine at a lower power limit.
 CACHE_BYTES = {"L40S": 96e6}
-LEFT_OUT_SOURCES = {"B200-SXM-180GB": "s20"}
 
 
 def usable(p):
     _, m, n, k = p["shape"]
     moved = BYTES[p["dtype"]] * (m * k + n * k) + 2 * m * n
-    return (not p.get("best_of_search") and moved > CACHE_BYTES.get(p["device"], 0)
-            and LEFT_OUT_SOURCES.get(p["device"]) != p["source"])
+    return not p.get("best_of_search") and moved > CACHE_BYTES.get(p["device"], 0)
 
 
 # Not fitted here: kernels beside a collective, against the same kernels alone.
@@ -98,11 +95,12 @@ ATTENTION_CURVES = [  # in the order in which the tables above need them
     ("B200-SXM-180GB", "cudnn"),
 ]
 # All points of the device are large: what shows only in small shapes comes from the same chip on another board.
-SMALL_SHAPES_FROM = {"A100-PCIe-80GB": "A100-SXM4-80GB"}
+SMALL_SHAPES_FROM = {"A100-PCIe-80GB": "A100-SXM4-80GB", "B200-SXM-180GB-limited": "B200-SXM-180GB"}
 # Devices whose attention points are only inference prefill kernels: the curve of another device, relative to the peak.
 ATTENTION_BORROWED = {
     "H200-SXM5-141GB": "H100-SXM5-80GB",
     "GB200": "B200-SXM-180GB",
+    "B200-SXM-180GB-limited": "B200-SXM-180GB",
     "L40S": "A100-SXM4-80GB",
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "realrun/layout.h"
@@ -14,9 +16,14 @@ namespace {
 
 constexpr std::int64_t kMostSets = 16;
 constexpr int kLeastRepetitions = 5, kMostRepetitions = 200;
+constexpr int kMostOverlapRepetitions = 20;  // each is many ops
 // Clocks are read around as many ops as take this long, so that reading them costs nothing against it.
 constexpr double kCpuBatchSeconds = 100e-6, kCudaBatchSeconds = 500e-6;
 constexpr std::int64_t kMostInBatch = 4096;
+// What runs beside something else: so long that both beginnings are one, and long against the clock's resolution.
+constexpr double kOverlapSeconds = 20e-3;
+// Streams that take turns do together what one does alone, to the clock's accuracy, or hardly overlap.
+constexpr double kLeastSpeeds = 1.02, kLeastOverlap = 0.5;  // the latter: of the shorter of the two
 
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -110,15 +117,117 @@ class OperandSet {
   std::vector<void*> memory_;
 };
 
+using OperandSets = std::vector<std::unique_ptr<OperandSet>>;
+
+OperandSets operand_sets(Backend& backend, const SweepPoint& point, double footprint_bytes) {
+  double bytes = 0;
+  for (const Tensor& t : point.tensors) bytes += static_cast<double>(t.elements() * backend.stored_bytes(t.dtype));
+  const auto wanted = static_cast<std::int64_t>(std::ceil(footprint_bytes / std::max(bytes, 1.0)));
+  OperandSets sets;
+  for (std::int64_t i = 0; i < std::clamp<std::int64_t>(wanted, 1, kMostSets); ++i)
+    sets.push_back(std::make_unique<OperandSet>(backend, point));
+  return sets;
+}
+
+// Speed, as a share of that alone, while the other runs: of work that takes `work` alone and took `duration`, of which
+// `overlap` beside the other.
+double speed_beside(double work, double duration, double overlap) { return (work - (duration - overlap)) / overlap; }
+
+// One of two points that run at the same time.
+class Runner {
+ public:
+  Runner(Backend& backend, const SweepPoint& point, double footprint_bytes)
+      : backend_(backend), point_(point), sets_(operand_sets(backend, point, footprint_bytes)) {}
+
+  Stream stream() const { return point_.op.stream; }
+  void issue() { sets_[next_++ % sets_.size()]->run(point_.op); }
+  // For each of so many, by the device's clock.
+  double alone(std::int64_t ops) {
+    const Backend::Mark from = backend_.mark(stream());
+    for (std::int64_t i = 0; i < ops; ++i) issue();
+    const Backend::Mark to = backend_.mark(stream());
+    backend_.synchronize();
+    const double spent = backend_.seconds(from, to) / static_cast<double>(ops);
+    backend_.forget_marks();
+    return spent;
+  }
+
+  std::int64_t count = 1;         // of ops, in kOverlapSeconds
+  std::vector<double> seconds;    // of one, alone
+  std::vector<double> slowdowns;  // times as long beside the other
+
+ private:
+  Backend& backend_;
+  const SweepPoint& point_;
+  OperandSets sets_;
+  std::size_t next_ = 0;
+};
+
+Measurement median_of(std::vector<double> seconds) {
+  std::sort(seconds.begin(), seconds.end());
+  Measurement m;
+  m.seconds = percentile(seconds, 0.5);
+  m.spread = (percentile(seconds, 0.75) - percentile(seconds, 0.25)) / m.seconds;
+  m.repetitions = static_cast<std::int64_t>(seconds.size());
+  return m;
+}
+
 }  // namespace
 
+std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& product, const SweepPoint& copy,
+                                                         double seconds) {
+  Runner products(backend_, product, footprint_bytes_), copies(backend_, copy, footprint_bytes_);
+  for (Runner* runner : {&products, &copies}) {
+    runner->alone(1);  // loads what is loaded once
+    const double estimate = std::max(runner->alone(1), 1e-9);
+    runner->count =
+        std::clamp<std::int64_t>(static_cast<std::int64_t>(std::ceil(kOverlapSeconds / estimate)), 1, kMostInBatch);
+  }
+  const auto together = [&] {
+    const double product_work = products.seconds.back() * static_cast<double>(products.count);
+    const double copy_work = copies.seconds.back() * static_cast<double>(copies.count);
+    const Backend::Mark copy_from = backend_.mark(copies.stream()), from = backend_.mark(products.stream());
+    // Evenly, so that neither stream runs dry while the other is fed.
+    for (std::int64_t i = 0, j = 0; i < products.count || j < copies.count;) {
+      const bool copy_next = j < copies.count && (i == products.count || j * products.count <= i * copies.count);
+      (copy_next ? copies : products).issue();
+      ++(copy_next ? j : i);
+    }
+    const Backend::Mark to = backend_.mark(products.stream()), copy_to = backend_.mark(copies.stream());
+    backend_.synchronize();
+    const double later = backend_.seconds(copy_from, from);
+    const double duration = backend_.seconds(from, to), copy_duration = backend_.seconds(copy_from, copy_to);
+    backend_.forget_marks();
+    const double overlap = std::min(later + duration, copy_duration) - std::max(later, 0.0);
+    if (overlap < kLeastOverlap * std::min(product_work, copy_work)) return;
+    const double speed = speed_beside(product_work, duration, overlap);
+    const double copy_speed = speed_beside(copy_work, copy_duration, overlap);
+    if (speed <= 0 || copy_speed <= 0 || speed + copy_speed < kLeastSpeeds) return;
+    products.slowdowns.push_back(1 / speed);
+    copies.slowdowns.push_back(1 / copy_speed);
+  };
+  const double until = wall_seconds() + seconds;
+  for (int done = 0; done < kMostOverlapRepetitions && (done < kLeastRepetitions || wall_seconds() < until); ++done) {
+    products.seconds.push_back(products.alone(products.count));
+    copies.seconds.push_back(copies.alone(copies.count));
+    together();
+  }
+  if (2 * products.slowdowns.size() < products.seconds.size()) return std::nullopt;
+  const auto beside = [](const Runner& runner, const Measurement& alone) {
+    std::vector<double> all;
+    for (const double times : runner.slowdowns) all.push_back(times * alone.seconds);
+    return median_of(std::move(all));
+  };
+  OverlapMeasurement m;
+  m.product_alone = median_of(products.seconds);
+  m.copy_alone = median_of(copies.seconds);
+  m.product_beside = beside(products, m.product_alone);
+  m.copy_beside = beside(copies, m.copy_alone);
+  return m;
+}
+
 Measurement Meter::measure(const SweepPoint& point, double seconds) {
-  double bytes = 0;
-  for (const Tensor& t : point.tensors) bytes += static_cast<double>(t.elements() * backend_.stored_bytes(t.dtype));
-  const auto wanted = static_cast<std::int64_t>(std::ceil(footprint_bytes_ / std::max(bytes, 1.0)));
-  std::vector<std::unique_ptr<OperandSet>> sets;
-  for (std::int64_t i = 0; i < std::clamp<std::int64_t>(wanted, 1, kMostSets); ++i)
-    sets.push_back(std::make_unique<OperandSet>(backend_, point));
+  const OperandSets sets = operand_sets(backend_, point, footprint_bytes_);
 
   const bool cpu = backend_.facts().kind == "cpu";
   const Stream stream = point.op.stream;

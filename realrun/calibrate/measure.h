@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "realrun/backend.h"
 #include "realrun/calibrate/sweep.h"
@@ -15,6 +16,10 @@ struct Measurement {
   std::int64_t repetitions = 0;
 };
 
+struct OverlapMeasurement {
+  Measurement product_alone, copy_alone, product_beside, copy_beside;
+};
+
 // Ops go round over several sets of operands, together as large as `footprint_bytes` where a few sets reach that: a
 // step touches more memory than caches hold, so a kernel rarely finds its weights there.
 //
@@ -26,6 +31,12 @@ class Meter {
 
   // For about so long, but with at least a few repetitions. Throws DeviceError when memory is short.
   Measurement measure(const SweepPoint& point, double seconds);
+
+  // Two points of different streams, alone and at the same time. Of the time that each takes beside the other, what
+  // lies outside their overlap ran at full speed; so `beside` is the time of one op of which all is overlapped: with
+  // durations D, work W (its time alone) and overlap O, the speed within is (W - (D - O)) / O. Medians over
+  // repetitions. Nothing where the streams took turns instead. Throws as measure(). REQUIRES: asynchronous streams.
+  std::optional<OverlapMeasurement> measure_overlap(const SweepPoint& product, const SweepPoint& copy, double seconds);
 
  private:
   Backend& backend_;

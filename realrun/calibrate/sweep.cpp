@@ -490,11 +490,10 @@ void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
   }
 }
 
-// Copies between the memories of a host and its device, and within the device's own (a STREAM copy).
-void add_copies(const SweepOptions& o, std::vector<SweepPoint>& points) {
-  constexpr std::array<std::int64_t, 7> kKilobytes{4, 64, 1024, 4096, 16384, 65536, 262144};
+// Copies between the memories of a host and its device.
+void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<SweepPoint>& points) {
   for (const bool up : {true, false})
-    for (const std::int64_t size : kKilobytes) {
+    for (const std::int64_t size : kilobytes) {
       Builder b(up ? OpKind::copy_to_device : OpKind::copy_to_host);
       b.op().stream = up ? Stream::host_to_device : Stream::device_to_host;
       const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32), Axis::none}});
@@ -530,7 +529,8 @@ std::vector<SweepPoint> sweep(const SweepOptions& options) {
     add_attention(options, dtype, points);
   }
   add_memory_bound(options, points);
-  add_copies(options, points);
+  constexpr std::array<std::int64_t, 7> kKilobytes{4, 64, 1024, 4096, 16384, 65536, 262144};
+  add_copies(options, kKilobytes, points);
 
   // By how much of its group is measured before a point.
   std::map<std::string, std::int64_t> sizes, numbers;
@@ -548,6 +548,26 @@ std::vector<SweepPoint> sweep(const SweepOptions& options) {
   std::vector<SweepPoint> sorted;
   for (const auto& [key, i] : order) sorted.push_back(std::move(points[i]));
   return sorted;
+}
+
+std::vector<SweepPoint> overlap_products(const SweepOptions& options) {
+  const auto at = [&](OpKind kind, double share) {
+    const std::int64_t tokens = size_between(options.least_tokens, options.most_tokens, share);
+    const std::int64_t hidden = size_between(options.least_hidden, options.most_hidden, share);
+    return product(kind, options.dtypes.front(), tokens, 4 * hidden, hidden, /*bias=*/false, /*transposed=*/false);
+  };
+  // Sizes along the upper half of the sweep's.
+  std::vector<SweepPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
+                                 at(OpKind::linear_weight_gradient, 0.8)};
+  std::erase_if(points, [&](const SweepPoint& p) { return flops_of(p) > options.most_flops; });
+  return points;
+}
+
+std::vector<SweepPoint> overlap_copies(const SweepOptions& options) {
+  constexpr std::array<std::int64_t, 2> kKilobytes{16384, 65536};  // long enough to go at the link's full rate
+  std::vector<SweepPoint> points;
+  add_copies(options, kKilobytes, points);
+  return points;
 }
 
 }  // namespace orrery

@@ -48,4 +48,8 @@ SweepOptions gpu_sweep(std::vector<Dtype> dtypes);
 // In the order to be measured: any beginning of it covers every group, and each group's shapes evenly.
 std::vector<SweepPoint> sweep(const SweepOptions& options);
 
+// What is measured at the same time (overlap.h): large products of the first dtype, large copies of both directions.
+std::vector<SweepPoint> overlap_products(const SweepOptions& options);
+std::vector<SweepPoint> overlap_copies(const SweepOptions& options);
+
 }  // namespace orrery

@@ -51,22 +51,28 @@ class Mask {
   std::int64_t window_;
 };
 
-// [batch, sequence, groups, parts, dim], of which one part of one group of one sequence is a matrix [sequence, dim].
+// [batch, sequence, groups, parts, dim], of which some elements of one group of one sequence are a matrix [sequence,
+// width].
 struct HeadsTensor {
   const Buffer& buffer;
   std::int64_t size(int d) const { return buffer.tensor->sizes[d]; }
-  // The first `sequence` positions.
-  Rows head(std::int64_t b, std::int64_t group, std::int64_t part, std::int64_t sequence) const {
+  // Of the first `sequence` positions, `width` elements from `begin` of the group on.
+  Rows columns(std::int64_t b, std::int64_t group, std::int64_t begin, std::int64_t width,
+               std::int64_t sequence) const {
     const std::int64_t row = size(2) * size(3) * size(4);
-    return {buffer.data + b * size(1) * row + (group * size(3) + part) * size(4), sequence, size(4),
+    return {buffer.data + b * size(1) * row + group * size(3) * size(4) + begin, sequence, width,
             Eigen::OuterStride<>(row)};
+  }
+  Rows head(std::int64_t b, std::int64_t group, std::int64_t part, std::int64_t sequence) const {
+    return columns(b, group, part * size(4), size(4), sequence);
   }
 };
 
 struct Shape {
   std::int64_t batch, queries, keys, groups, heads;
   bool fused;
-  std::int64_t key_part, value_part;  // where keys and values are in their tensor
+  std::int64_t key_width, value_width;  // of queries and keys; of values and contexts
+  std::int64_t key_begin, value_begin;  // where keys and values are in a group
   double scale;
 };
 
@@ -83,13 +89,16 @@ Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const 
   s.heads = sizes[3] - (s.fused ? 2 : 0);
   const auto& key_sizes = s.fused ? sizes : kv->tensor->sizes;
   s.keys = key_sizes[1];
-  s.key_part = s.fused ? s.heads : 0;
-  s.value_part = s.key_part + 1;
-  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
-                   key_sizes[3] == s.value_part + 1 && key_sizes[4] == sizes[4],
-               "keys and values do not fit the queries");
   const auto& c = context.tensor->sizes;
-  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && c[4] == sizes[4],
+  s.key_width = sizes[4];
+  s.value_width = c[4];
+  s.key_begin = s.fused ? s.heads * s.key_width : 0;
+  s.value_begin = s.key_begin + s.key_width;
+  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
+                   key_sizes[3] * key_sizes[4] == s.value_begin + s.value_width &&
+                   (key_sizes[4] == s.key_width || key_sizes[3] == 1),
+               "keys and values do not fit the queries and the context");
+  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads,
                "the context does not fit the queries");
   call.require(lse.elements() == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
   s.scale =
@@ -127,36 +136,108 @@ void for_each_head(const Shape& s, Visit visit) {
       for (std::int64_t h = 0; h < s.heads; ++h) visit(b, g, h, ((b * s.groups + g) * s.heads + h) * s.queries);
 }
 
-// Rotates the pairs (i, i + d/2) of each query and key by position x base^(-2i/d): Su et al. 2021, eq. 15, with the
-// pairs of GPT-NeoX and Llama. Of a fused QKV the values pass.
+// Rotates the pairs (i, i + d/2) of d elements by position x base^(-2i/d): Su et al. 2021, eq. 15, with the pairs of
+// GPT-NeoX and Llama.
+class Rotation {
+ public:
+  Rotation(const KernelCall& call, std::int64_t length, std::int64_t width, double direction)
+      : base_(call.context.rotary_base),
+        direction_(direction),
+        width_(width),
+        positions_(call.context.query_positions) {
+    call.require(width > 0 && width % 2 == 0, "rotary embeddings rotate pairs");
+    call.require(positions_.empty() || static_cast<std::int64_t>(positions_.size()) == length,
+                 "there is not a position for every token");
+  }
+
+  // `add`: to what `out` holds, which must not be `in` then.
+  void turn(std::int64_t token, const float* in, float* out, bool add = false) const {
+    const auto position = static_cast<double>(positions_.empty() ? token : positions_[static_cast<std::size_t>(token)]);
+    const std::int64_t half = width_ / 2;
+    for (std::int64_t i = 0; i < half; ++i) {
+      const double exponent = -2 * static_cast<double>(i) / static_cast<double>(width_);
+      const double angle = direction_ * position * std::pow(base_, exponent);
+      const double cosine = std::cos(angle), sine = std::sin(angle), a = in[i], b = in[i + half];
+      const double first = a * cosine - b * sine, second = b * cosine + a * sine;
+      out[i] = static_cast<float>(add ? out[i] + first : first);
+      out[i + half] = static_cast<float>(add ? out[i + half] + second : second);
+    }
+  }
+
+ private:
+  double base_, direction_;
+  std::int64_t width_;
+  std::span<const std::int64_t> positions_;
+};
+
+void require_heads(const KernelCall& call, const Tensor& t) {
+  call.require(t.rank == 5 && t.find(Axis::sequence) == 1,
+               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
+}
+
+// Each query and key from rotary_begin on. Of a fused QKV the values pass.
 void rotate(const KernelCall& call, double direction) {
   const Buffer &x = call.read(0), &y = call.write(0);
   call.require_same_elements(x, y);
   const Tensor& t = *x.tensor;
-  const int sequence = t.find(Axis::sequence), fused = t.find(Axis::group_qkv);
-  call.require(sequence >= 0 && t.rank == 5 && sequence == 1,
-               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
-  const std::int64_t dim = t.sizes[4], half = dim / 2, heads = t.sizes[3], length = t.sizes[1];
-  call.require(dim % 2 == 0, "rotary embeddings rotate pairs");
-  const std::span<const std::int64_t> positions = call.context.query_positions;
-  call.require(positions.empty() || static_cast<std::int64_t>(positions.size()) == length,
-               "there is not a position for every token");
+  require_heads(call, t);
+  const bool fused = t.find(Axis::group_qkv) >= 0;
+  const std::int64_t dim = t.sizes[4], heads = t.sizes[3], length = t.sizes[1], begin = call.op.rotary_begin;
+  const Rotation rotation(call, length, dim - begin, direction);
   for (std::int64_t v = 0; v < t.elements() / dim; ++v) {
     const float* in = x.data + v * dim;
     float* out = y.data + v * dim;
-    if (fused >= 0 && v % heads == heads - 1) {
-      if (in != out) std::copy(in, in + dim, out);
-      continue;
-    }
-    const std::int64_t token = v / (heads * t.sizes[2]) % length;
-    const auto position = static_cast<double>(positions.empty() ? token : positions[static_cast<std::size_t>(token)]);
-    for (std::int64_t i = 0; i < half; ++i) {
-      const double exponent = -2 * static_cast<double>(i) / static_cast<double>(dim);
-      const double angle = direction * position * std::pow(call.context.rotary_base, exponent);
-      const double cosine = std::cos(angle), sine = std::sin(angle), a = in[i], b = in[i + half];
-      out[i] = static_cast<float>(a * cosine - b * sine);
-      out[i + half] = static_cast<float>(b * cosine + a * sine);
-    }
+    const bool value = fused && v % heads == heads - 1;
+    if (in != out) std::copy(in, in + (value ? dim : begin), out);
+    if (!value) rotation.turn(v / (heads * t.sizes[2]) % length, in + begin, out + begin);
+  }
+}
+
+// What latent attention makes of kv, and the key that all heads share: each head's elements, the key between them.
+struct SharedKey {
+  SharedKey(const KernelCall& call, const Buffer& kv, const Buffer& key, const Buffer& whole)
+      : begin(call.op.rotary_begin) {
+    const Tensor &from = *kv.tensor, &to = *whole.tensor;
+    require_heads(call, from);
+    require_heads(call, to);
+    width = from.sizes[4];
+    key_width = to.sizes[4] - width;
+    length = from.sizes[1];
+    heads = from.sizes[2] * from.sizes[3];
+    tokens = from.sizes[0] * length;
+    call.require(key.elements() == tokens * key_width && last_size(key) == key_width &&
+                     whole.elements() == kv.elements() + heads * key.elements() && begin <= width,
+                 "the shared key does not fit the heads");
+  }
+  std::int64_t begin, width = 0, key_width = 0, length = 0, heads = 0, tokens = 0;
+};
+
+void put_in_shared_key(const KernelCall& call) {
+  const Buffer &kv = call.read(0), &key = call.read(1), &whole = call.write(0);
+  const SharedKey s(call, kv, key, whole);
+  const Rotation rotation(call, s.length, s.key_width, 1);
+  for (std::int64_t v = 0; v < s.tokens * s.heads; ++v) {
+    const float* in = kv.data + v * s.width;
+    float* out = whole.data + v * (s.width + s.key_width);
+    const std::int64_t token = v / s.heads;
+    std::copy(in, in + s.begin, out);
+    rotation.turn(token % s.length, key.data + token * s.key_width, out + s.begin);
+    std::copy(in + s.begin, in + s.width, out + s.begin + s.key_width);
+  }
+}
+
+void put_in_shared_key_backward(const KernelCall& call) {
+  const Buffer &whole = call.read(0), &kv = call.write(0), &key = call.write(1);
+  const SharedKey s(call, kv, key, whole);
+  const Rotation rotation(call, s.length, s.key_width, -1);
+  std::ranges::fill(key.span(), 0.0f);
+  for (std::int64_t v = 0; v < s.tokens * s.heads; ++v) {
+    const float* in = whole.data + v * (s.width + s.key_width);
+    float* out = kv.data + v * s.width;
+    const std::int64_t token = v / s.heads;
+    std::copy(in, in + s.begin, out);
+    rotation.turn(token % s.length, in + s.begin, key.data + token * s.key_width, /*add=*/true);
+    std::copy(in + s.begin + s.key_width, in + s.width + s.key_width, out + s.begin);
   }
 }
 
@@ -170,10 +251,11 @@ void attention(const KernelCall& call) {
   const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
   Matrix scores;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
-    masked_scores(mask, q.head(b, g, h, s.queries), kv.head(b, g, s.key_part, s.keys), s.scale, scores);
+    masked_scores(mask, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale,
+                  scores);
     for (std::int64_t i = 0; i < s.queries; ++i)
       lse.data[row + i] = static_cast<float>(softmax_row(scores.data() + i * s.keys, s.keys));
-    context.head(b, g, h, s.queries).noalias() = scores * kv.head(b, g, s.value_part, s.keys);
+    context.head(b, g, h, s.queries).noalias() = scores * kv.columns(b, g, s.value_begin, s.value_width, s.keys);
   });
 }
 
@@ -198,20 +280,20 @@ void attention_backward(const KernelCall& call) {
   const HeadsTensor dq{call.write(0)}, dkv{key_gradient};
   Matrix p, ds;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
-    const Rows queries = q.head(b, g, h, s.queries), keys = kv.head(b, g, s.key_part, s.keys);
+    const Rows queries = q.head(b, g, h, s.queries), keys = kv.columns(b, g, s.key_begin, s.key_width, s.keys);
     const Rows d_out = dcontext.head(b, g, h, s.queries), out = context.head(b, g, h, s.queries);
     masked_scores(mask, queries, keys, s.scale, p);
     for (std::int64_t i = 0; i < s.queries; ++i)
       for (std::int64_t j = 0; j < s.keys; ++j)
         p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - lse.data[row + i]);
-    dkv.head(b, g, s.value_part, s.keys).noalias() += p.transpose() * d_out;
-    ds.noalias() = d_out * kv.head(b, g, s.value_part, s.keys).transpose();
+    dkv.columns(b, g, s.value_begin, s.value_width, s.keys).noalias() += p.transpose() * d_out;
+    ds.noalias() = d_out * kv.columns(b, g, s.value_begin, s.value_width, s.keys).transpose();
     for (std::int64_t i = 0; i < s.queries; ++i) {
       const float delta = d_out.row(i).dot(out.row(i));
       for (std::int64_t j = 0; j < s.keys; ++j) ds(i, j) = p(i, j) * (ds(i, j) - delta) * static_cast<float>(s.scale);
     }
     dq.head(b, g, h, s.queries).noalias() = ds * keys;
-    dkv.head(b, g, s.key_part, s.keys).noalias() += ds.transpose() * queries;
+    dkv.columns(b, g, s.key_begin, s.key_width, s.keys).noalias() += ds.transpose() * queries;
   });
 }
 
@@ -271,7 +353,9 @@ void softmax_backward(const KernelCall& call) {
   }
 }
 
-void rotary(const KernelCall& call) { rotate(call, 1); }
-void rotary_backward(const KernelCall& call) { rotate(call, -1); }
+void rotary(const KernelCall& call) { call.has_read(1) ? put_in_shared_key(call) : rotate(call, 1); }
+void rotary_backward(const KernelCall& call) {
+  call.has_write(1) ? put_in_shared_key_backward(call) : rotate(call, -1);
+}
 
 }  // namespace orrery::cpu

@@ -34,8 +34,7 @@ struct Buffer {
 // gradient_norm writes the square of the norm, so that ranks can add theirs.
 // Kernels whose outputs have the inputs' shapes, and optimizers, may write where they read; others may not.
 //
-// Throws std::logic_error for kinds that are no kernel and for shapes that do not fit together: also for latent
-// attention, whose Program leaves the shared rotary key out of what attention reads.
+// Throws std::logic_error for kinds that are no kernel and for shapes that do not fit together.
 void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
                 const KernelContext& context);
 

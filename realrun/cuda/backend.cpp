@@ -488,6 +488,7 @@ BackendFacts CudaBackend::facts() const {
                                blas / kMajor, blas % kMajor / kMinor, blas % kMinor);
   facts.processors = state_->processors;
   facts.memory_bytes = static_cast<double>(properties.totalGlobalMem);
+  facts.asynchronous_streams = true;
   return facts;
 }
 

@@ -8,6 +8,7 @@
 
 #include "realrun/mpi/collectives_command.h"
 #include "realrun/mpi/mpi_communicator.h"
+#include "realrun/mpi/rank_watch.h"
 #include "realrun/mpi/training_command.h"
 #include "sim/base/error.h"
 
@@ -51,11 +52,15 @@ void add_run(CLI::App& app, TrainingRun& run) {
   command->add_option("--seed", run.seed, "Of parameters and inputs")->capture_default_str();
   command->add_option("--watchdog-seconds", run.watchdog_seconds, "For one wait")->capture_default_str();
   command->add_flag("--check", run.check, "Compare with the one-rank Program instead of measuring");
+  command->add_flag("--bf16-storage", run.round_to_bf16, "Tensors of bf16 hold what bf16 can");
+  command->add_option("--results", run.results, "Write all ranks' results there, for orrery run, instead of printing")
+      ->type_name("FILE");
   command->add_flag("--alone", run.alone, "Every rank runs the scenario on one rank by itself, all at the same time");
   command->callback([&run] { run_training(run); });
 }
 
-int rank_main(int argc, char** argv) {
+// Its exit code.
+int one_rank(int argc, char** argv) {
   CLI::App app("One rank of a job that mpirun starts");
   app.footer(kExamples);
   app.require_subcommand(1);
@@ -90,4 +95,9 @@ int rank_main(int argc, char** argv) {
 }  // namespace
 }  // namespace orrery
 
-int main(int argc, char** argv) { return orrery::rank_main(argc, argv); }
+int main(int argc, char** argv) {
+  orrery::end_with_launcher();
+  const int code = orrery::one_rank(argc, argv);
+  orrery::tell_launcher_of_end();
+  return code;
+}

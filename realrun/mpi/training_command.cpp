@@ -9,6 +9,7 @@
 #include "realrun/agreement.h"
 #include "realrun/executor.h"
 #include "realrun/measured_report.h"
+#include "realrun/mpi/launch.h"
 #include "realrun/mpi/mpi_communicator.h"
 #include "sim/base/error.h"
 #include "sim/report/json.h"
@@ -19,12 +20,6 @@ namespace orrery {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-// fp32 arithmetic in another order of summation.
-constexpr double kTolerance = 2e-5;
-// Above the rounding of gradients that are zero: Adam would make full steps of it.
-constexpr double kCheckedEpsilon = 1e-4;
-constexpr std::int64_t kCheckedSteps = 2;
 
 // A communicator of one rank, which has nobody to wait for.
 class Alone final : public Communicator {
@@ -81,15 +76,17 @@ void run_rank(const TrainingRun& run, const Scenario& scenario, const Program& p
   ExecutionOptions options;
   options.seed = run.seed;
   options.watchdog_seconds = run.watchdog_seconds;
+  options.round_to_bf16 = run.round_to_bf16;
   if (run.check) {
-    options.steps = kCheckedSteps;
-    options.epsilon = kCheckedEpsilon;
+    options = options_to_compare(options);
   } else {
     options.measure = true;
     options.keep_tensors = false;
     options.find_undefined = false;
     options.steps = run.steps;
     options.warmup_steps = run.warmup;
+    if (!run.results.empty() && communicator.rank() == 0)
+      options.after_step = [](std::size_t, std::int64_t step) { report_step(step); };
   }
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   Members all(communicator.ranks());
@@ -108,6 +105,10 @@ void run_rank(const TrainingRun& run, const Scenario& scenario, const Program& p
     results.push_back(rank_result_from(numbers));
   communicator.finish();
   if (communicator.rank() != 0) return;
+  if (!run.results.empty()) {
+    write_rank_results(run.results, results);
+    return;
+  }
 
   Json json;
   if (!run.check) {
@@ -115,18 +116,20 @@ void run_rank(const TrainingRun& run, const Scenario& scenario, const Program& p
                      : measured_json(scenario, program, results, backend->facts());
   } else {
     const Execution execution = assemble(scenario, results);
+    const double tolerance = run.round_to_bf16 ? kBf16Tolerance : kFp32Tolerance;
+    options.round_to_bf16 = false;
     const Agreement a = agreement(execute(alone_scenario, one, options), execution);
-    if (!a.within(kTolerance))
+    if (!a.within(tolerance))
       throw ExecutionError(
           fmt::format("the layout does not compute what one rank computes: loss differs by {:.2g}, "
                       "gradients by {:.2g} ({}), parameters by {:.2g} ({}), tolerance {:g}",
-                      a.loss, a.gradients, a.worst_gradient, a.parameters, a.worst_parameter, kTolerance));
+                      a.loss, a.gradients, a.worst_gradient, a.parameters, a.worst_parameter, tolerance));
     json["losses"] = execution.losses;
     json["agreement"] = {{"loss", a.loss},
                          {"gradients", a.gradients},
                          {"parameters", a.parameters},
                          {"disagreement_of_ranks", a.disagreement},
-                         {"tolerance", kTolerance}};
+                         {"tolerance", tolerance}};
   }
   fmt::print("{}\n", json.dump());
 }

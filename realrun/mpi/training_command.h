@@ -13,7 +13,11 @@ struct TrainingRun {
   std::int64_t steps = 6, warmup = 1;  // measured ones, and those before
   std::uint64_t seed = 1;
   double watchdog_seconds = 60;
-  bool check = false;  // instead of measuring: loss, gradients and parameters against the one-rank Program
+  bool check = false;          // instead of measuring: loss, gradients and parameters against the one-rank Program
+  bool round_to_bf16 = false;  // tensors of bf16 hold what bf16 can; not in the one-rank Program that checks
+  // Where not empty: nothing is compared or printed, but rank 0 writes all ranks' results there (launch.h) and reports
+  // steps; --check then says what is run.
+  std::string results;
   bool alone = false;  // every rank runs the scenario on one rank by itself, all at the same time: what computing takes
 };
 

@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "sim/base/preset.h"
+
 namespace orrery {
 namespace {
 
@@ -97,6 +99,8 @@ Json parse_json(std::string_view text, const std::string& file) {
     throw InputError({file, ""}, "a number too large at " + line_and_column(text, offset), "a number of 64 bits");
   }
 }
+
+nlohmann::json parse_embedded(const char* path) { return parse_json(embedded_files(path).front().text, path); }
 
 Json parse_json_file(const std::string& path) {
   const bool standard_input = path == "-";

@@ -16,6 +16,8 @@ namespace orrery {
 // Parses JSON with // and /* */ comments. Duplicate keys, trailing text and syntax errors are InputErrors that name
 // line and column.
 nlohmann::json parse_json(std::string_view text, const std::string& file);
+// Of a file that is compiled in (sim/base/preset.h), by its path in the repository. REQUIRES: there is one.
+nlohmann::json parse_embedded(const char* path);
 // Reads and parses a file; "-" is standard input. InputError when it cannot be read.
 nlohmann::json parse_json_file(const std::string& path);
 

@@ -11,6 +11,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/cost/copy_overlap.h"
 
 namespace orrery {
 namespace {
@@ -31,8 +32,10 @@ std::string_view file_text(std::string_view name) {
   return {};
 }
 
-// Files of devices; borrowed.json and the collectives' files lie beside them.
-bool is_device_file(std::string_view name) { return name != "borrowed" && !name.starts_with("collective"); }
+// Files of devices; borrowed.json, the collectives' files and the steps' lie beside them.
+bool is_device_file(std::string_view name) {
+  return name != "borrowed" && !name.starts_with("steps") && !name.starts_with("collective");
+}
 
 // The value of a key that must be there.
 const Json& need(JsonReader& reader, const char* key, const char* expected) {
@@ -48,11 +51,11 @@ double need_number(JsonReader& reader, const char* key, NumberRange range) {
   return value;
 }
 
-Residual read_residual(JsonReader& reader) {
+Residual read_residual(JsonReader& reader, const char* key = "residual") {
   Residual residual;
-  const Json* json = reader.take("residual");
+  const Json* json = reader.take(key);
   if (json == nullptr) return residual;
-  JsonReader r(*json, reader.at("residual"));
+  JsonReader r(*json, reader.at(key));
   r.field("points", residual.points, at_least(0), "");
   r.field("median", residual.median, NumberRange{}, "");
   r.field("percentile_90", residual.percentile_90, NumberRange{}, "");
@@ -330,8 +333,9 @@ Calibration read_calibration(const Json& json, const Where& where) {
     r.finish();
   }
 
-  reader.take("device");  // sim/cost/user_calibration.h reads these two
+  reader.take("device");  // sim/cost/user_calibration.h reads these two, and keeps the third
   reader.take("collectives");
+  if (const Json* overlap = reader.take("overlap")) read_copy_overlaps(*overlap, reader.at("overlap"));
 
   const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
   JsonReader curves(matmul, reader.at("matmul"));
@@ -378,6 +382,30 @@ Calibration read_calibration(const Json& json, const Where& where) {
       calibration.measured_attention.push_back({row[0], row[1]});
   reader.finish();
   return calibration;
+}
+
+std::optional<CopyOverlaps> read_copy_overlaps(const Json& json, const Where& where) {
+  JsonReader reader(json, where);
+  if (reader.has("not_measured")) {
+    std::string why;
+    reader.field("not_measured", why, "");
+    reader.finish();
+    return std::nullopt;
+  }
+  CopyOverlaps overlaps;
+  reader.field("source", overlaps.source, "");
+  const auto direction = [&](const char* name, CopyOverlap& overlap) {
+    JsonReader r(need(reader, name, "the slow-downs of a product and a copy"), reader.at(name));
+    overlap.product_slowdown = need_number(r, "product_slowdown", NumberRange{});
+    overlap.copy_slowdown = need_number(r, "copy_slowdown", NumberRange{});
+    overlap.product_residual = read_residual(r, "product_residual");
+    overlap.copy_residual = read_residual(r, "copy_residual");
+    r.finish();
+  };
+  direction("copy_to_device", overlaps.to_device);
+  direction("copy_to_host", overlaps.to_host);
+  reader.finish();
+  return overlaps;
 }
 
 bool use_attention_kernel(Calibration& calibration, std::string_view kernel) {

@@ -76,7 +76,11 @@ struct CollectiveModel::Candidate {
 };
 
 CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibration& calibration)
-    : intra_(calibration.intra), inter_(calibration.inter), node_(cluster.node), fabric_(cluster.fabric) {
+    : intra_(calibration.intra),
+      inter_(calibration.inter),
+      step_slowdown_(calibration.step_slowdown),
+      node_(cluster.node),
+      fabric_(cluster.fabric) {
   provenance_ = fmt::format("node class \"{}\" ({}); network class \"{}\" ({}){}{}", calibration.intra_class,
                             calibration.intra_source, calibration.inter_class, calibration.inter_source,
                             calibration.note.empty() ? "" : "; note: ", calibration.note);
@@ -536,6 +540,10 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
   cost.inter_seconds = best.nic_seconds;
   cost.in_sequence = best.in_sequence;
   split_latency(kind, bytes, g, cost);
+  for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.intra_seconds, &cost.inter_seconds,
+                       &cost.base_seconds, &cost.intra_step_seconds, &cost.inter_step_seconds})
+    *part *= step_slowdown_;
+  cost.bus_bytes_per_second /= step_slowdown_;
   return cost;
 }
 
@@ -611,6 +619,8 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
                                                                                                  : g.crossing.tree;
     if (g.nodes > 1 && narrowed > 1) text += fmt::format("; {:.3g} times slower beyond the leaf switches", narrowed);
   });
+  if (step_slowdown_ != 1)
+    text += fmt::format("; times {:.3g} in a training step (results/calibration/steps.json)", step_slowdown_);
   return fmt::format(
       "{}; bus bandwidth {:.4g} GB/s. Slower: {}. Formulas: NCCL src/graph/tuning.cc. Rates and latencies: {}", text,
       chosen.bus_bytes_per_second / 1e9, others.empty() ? "none" : others, provenance_);

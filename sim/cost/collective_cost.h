@@ -75,6 +75,8 @@ struct CollectiveCalibration {
   IntraCalibration intra;
   InterCalibration inter;
   CollectiveResidual intra_residual, inter_residual;
+  // In a training step, relative to collectives alone (sim/cost/step_calibration.h): ranks wait for the slowest.
+  double step_slowdown = 1;
 };
 
 struct CollectiveCost {
@@ -153,6 +155,7 @@ class CollectiveModel {
 
   IntraCalibration intra_;
   InterCalibration inter_;
+  double step_slowdown_ = 1;
   Node node_;
   Fabric fabric_;
   std::string provenance_;

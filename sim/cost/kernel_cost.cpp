@@ -79,6 +79,11 @@ const MemoryCurve* find_curve(const Calibration& calibration, const Op& op) {
   return nullptr;
 }
 
+// Once a step, over flat buffers.
+constexpr bool is_of_update(OpKind k) {
+  return k == OpKind::gradient_norm || k == OpKind::zero_fill || is_optimizer(k);
+}
+
 constexpr bool is_memory_bound(OpKind k) {
   return !is_matmul(k) && !is_attention(k) && !is_communication(k) && !is_copy(k);
 }
@@ -202,6 +207,9 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
       if (const MemoryCurve* curve = find_curve(calibration, op_of_slot(slot)))
         memory_[static_cast<std::size_t>(slot)] = {1 / (device.memory_bytes_per_second * curve->efficiency),
                                                    curve->fixed_seconds};
+  for (int kind = 0; kind < kMemorySlots; ++kind)
+    if (!is_of_update(op_of_slot(kind).kind))
+      memory_[static_cast<std::size_t>(kind)].seconds_per_byte *= calibration.memory_bound_slowdown;
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
     const auto dtype = static_cast<Dtype>(i);
@@ -220,7 +228,8 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
       const auto tm = static_cast<double>(tile.m), tn = static_cast<double>(tile.n);
       const double operands = 1 + curve.operand_cost * (1 / tm + 1 / tn);
       matmul.tiles[static_cast<std::size_t>(matmul.tile_count++)] = {
-          tm, tn, 1 / tm, 1 / tn, 2 * tm * tn * operands * multiprocessors_ / (peak * curve.efficiency)};
+          tm, tn, 1 / tm, 1 / tn,
+          2 * tm * tn * operands * multiprocessors_ * calibration.step_slowdown / (peak * curve.efficiency)};
     }
     matmul.half_k = curve.half_k;
     matmul.split_k = curve.split_k;
@@ -241,8 +250,8 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
     }
     near_[i].build();
 
-    attention_seconds_per_flop_[0][i] = 1 / (peak * attention.forward_efficiency);
-    attention_seconds_per_flop_[1][i] = 1 / (peak * attention.backward_efficiency);
+    attention_seconds_per_flop_[0][i] = calibration.step_slowdown / (peak * attention.forward_efficiency);
+    attention_seconds_per_flop_[1][i] = calibration.step_slowdown / (peak * attention.backward_efficiency);
   }
 }
 
@@ -423,6 +432,14 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
                         calibration_.memory_source,
                         describe(kind != nullptr ? kind->residual : calibration_.memory_residual));
   }
+  const bool memory_bound = !is_matmul(op.kind) && !is_attention(op.kind);
+  const double slowdown = !memory_bound           ? calibration_.step_slowdown
+                          : is_of_update(op.kind) ? 1
+                                                  : calibration_.memory_bound_slowdown;
+  if (slowdown != 1)
+    text += fmt::format(
+        "  {} times {:.3f}: kernels in a training step against kernels alone (results/calibration/steps.json)\n",
+        memory_bound ? "memory" : "compute", slowdown);
   if (calibration_.measured) {
     text += fmt::format("  calibration: {}, {}\n", calibration_.name, calibration_.date);
   } else {

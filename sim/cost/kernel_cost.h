@@ -115,6 +115,9 @@ struct Calibration {
   std::vector<MemoryCurve> memory_kinds;  // instead of the three above, for the kinds they name
   double overlap_slowdown = 0;            // share by which kernels slow down while a collective runs beside them
   std::string overlap_source;
+  // In a training step, relative to kernels alone (sim/cost/step_calibration.h): products and attention; other kernels
+  // but the optimizer's.
+  double step_slowdown = 1, memory_bound_slowdown = 1;
   // Of ranks that are threads or processes on a CPU: hardware threads of the measured host (0: not a CPU), and the
   // share of its speed that a rank keeps while all of them are busy.
   std::int64_t host_processors = 0;

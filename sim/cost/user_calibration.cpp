@@ -52,6 +52,8 @@ UserCalibration read_user_calibration(const Json& json, const InputError::Where&
       throw InputError({where.file, at.pointer + "/name"}, describe(user.device->name),
                        fmt::format("\"{}\", the name of the calibration", user.kernels->name));
   }
+  if (const auto overlap = json.find("overlap"); overlap != json.end())
+    user.copy_overlaps = read_copy_overlaps(*overlap, {where.file, where.pointer + "/overlap"});
   if (const auto collectives = json.find("collectives"); collectives != json.end())
     user.collectives = read_collective_classes(*collectives, {where.file, where.pointer + "/collectives"});
   return user;

@@ -9,14 +9,16 @@
 
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/copy_overlap.h"
 #include "sim/hardware/cluster.h"
 
 namespace orrery {
 
 struct UserCalibration {
   std::optional<Calibration> kernels;
-  std::optional<Device> device;   // the device that `kernels` was measured on, where no preset describes it
-  CollectiveClasses collectives;  // may be empty
+  std::optional<Device> device;               // the device that `kernels` was measured on, where no preset describes it
+  CollectiveClasses collectives;              // may be empty
+  std::optional<CopyOverlaps> copy_overlaps;  // for the reader: no engine slows kernels or copies by them
 
   bool empty() const { return !kernels && collectives.node_classes.empty() && collectives.network_classes.empty(); }
   // For what is simulated on `cluster`: its device becomes the measured one where the file describes one.

@@ -187,11 +187,31 @@ class Differentiator {
         contribute(op.reads[1], d1);
         break;
       }
-      case OpKind::softmax: unary(op, OpKind::softmax_backward, dy, op.writes[0]); break;
-      case OpKind::rotary: unary(op, OpKind::rotary_backward, dy, kNoTensor); break;
-      case OpKind::dropout: unary(op, OpKind::dropout_backward, dy, op.writes[1]); break;
-      case OpKind::pool: unary(op, OpKind::pool_backward, dy, kNoTensor); break;
-      case OpKind::cast: unary(op, OpKind::cast, dy, kNoTensor); break;
+      case OpKind::softmax:
+        unary(op, OpKind::softmax_backward, dy, op.writes[0]);
+        break;
+      case OpKind::rotary: {
+        if (op.reads[1] == kNoTensor) {
+          unary(op, OpKind::rotary_backward, dy, kNoTensor);
+          break;
+        }
+        const TensorId dkv = target(op.reads[0]), dkey = target(op.reads[1]);
+        Op& g = emit_like(op, OpKind::rotary_backward, Phase::input_gradient);
+        g.reads[0] = dy;
+        g.writes = {dkv, dkey, kNoTensor, kNoTensor};
+        contribute(op.reads[0], dkv);
+        contribute(op.reads[1], dkey);
+        break;
+      }
+      case OpKind::dropout:
+        unary(op, OpKind::dropout_backward, dy, op.writes[1]);
+        break;
+      case OpKind::pool:
+        unary(op, OpKind::pool_backward, dy, kNoTensor);
+        break;
+      case OpKind::cast:
+        unary(op, OpKind::cast, dy, kNoTensor);
+        break;
       case OpKind::norm: {
         const TensorId dx = target(op.reads[0]), dw = target(op.reads[1]);
         const TensorId db = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);

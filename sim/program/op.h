@@ -16,38 +16,42 @@ enum class OpKind : std::uint8_t {
   linear,                  // reads x, w [, bias];   writes y
   linear_input_gradient,   // reads dy, w;           writes dx
   linear_weight_gradient,  // reads x, dy;           writes dw (accumulated)
-  batched_matmul,          // reads a, b;            writes c; the last two dims multiply (transpose_a/b), the others batch
+  batched_matmul,  // reads a, b;            writes c; the last two dims multiply (transpose_a/b), the others batch
 
-  // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP).
+  // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). Of
+  // kv apart a group's elements are its key, as wide as a query, and then its value, as wide as the context: two parts
+  // of head_dim, or, where the widths differ (latent attention), one part of their sum.
   attention,           // reads qkv | q, kv;                    writes context, log_sum_exp (FlashAttention)
   attention_backward,  // reads dcontext, context, lse, qkv|q,kv; writes dqkv | dq, dkv
   softmax,             // reads scores; writes probabilities (scaled, masked: Megatron's fused kernel)
   softmax_backward,    // reads dprobabilities, probabilities; writes dscores
 
   // Memory-bound kernels: time follows from the bytes of the tensors read and written.
-  norm,                  // reads x, weight [, bias]; writes y, statistics
-  norm_backward,         // reads dy, x, weight, statistics; writes dx, dweight [, dbias] (the latter accumulated)
-  rotary,                // reads qkv; writes qkv
-  rotary_backward,       // reads dqkv; writes dqkv
-  activation,            // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
-                         // gate alone where the product is an op of its own)
-  activation_backward,   // reads dy, x [, bias]; writes dx
-  dropout,               // reads x; writes y, mask
-  dropout_backward,      // reads dy, mask; writes dx
-  dropout_add,           // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
-  add,                   // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
-  multiply,              // reads a, b; writes y
-  bias_gradient,         // reads dy; writes dbias (accumulated)
-  embedding,             // reads ids, table; writes y
-  embedding_backward,    // reads ids, dy; writes dtable (accumulated)
-  cross_entropy,         // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
-                         // exponentials and the target's logit, from which the loss follows
+  norm,                 // reads x, weight [, bias]; writes y, statistics
+  norm_backward,        // reads dy, x, weight, statistics; writes dx, dweight [, dbias] (the latter accumulated)
+  rotary,               // reads qkv; writes qkv, of each head turned from rotary_begin on
+                        // reads kv, key [batch, sequence, dim]; writes kv with the turned key, which all heads share,
+                        // put in at rotary_begin of each (latent attention: the rotary part behind the content's)
+  rotary_backward,      // reads dqkv; writes dqkv | dkv, dkey (summed over the heads)
+  activation,           // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
+                        // gate alone where the product is an op of its own)
+  activation_backward,  // reads dy, x [, bias]; writes dx
+  dropout,              // reads x; writes y, mask
+  dropout_backward,     // reads dy, mask; writes dx
+  dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
+  add,                  // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
+  multiply,             // reads a, b; writes y
+  bias_gradient,        // reads dy; writes dbias (accumulated)
+  embedding,            // reads ids, table; writes y
+  embedding_backward,   // reads ids, dy; writes dtable (accumulated)
+  cross_entropy,        // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
+                        // exponentials and the target's logit, from which the loss follows
   cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
-  pool,                  // reads x; writes y (class token, patch merging)
-  pool_backward,         // reads dy; writes dx
-  cast,                  // reads x; writes y in another dtype (quantise, dequantise, copy)
-  zero_fill,             // writes y
-  merge_attention,       // reads contexts and lse of two ring steps; writes merged (online softmax)
+  pool,                    // reads x; writes y (class token, patch merging)
+  pool_backward,           // reads dy; writes dx
+  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy)
+  zero_fill,               // writes y
+  merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar
@@ -61,8 +65,8 @@ enum class OpKind : std::uint8_t {
   all_to_all,      // reads x; writes x'
   broadcast,       // from the group's first rank
   reduce,          // to the group's first rank
-  ring_shift,  // send to the next, receive from the previous rank of the group; reads x, writes x'
-  send,        // to the neighbouring pipeline stage
+  ring_shift,      // send to the next, receive from the previous rank of the group; reads x, writes x'
+  send,            // to the neighbouring pipeline stage
   receive,
 
   // Copies between memories.
@@ -123,12 +127,13 @@ struct Op {
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
   bool transpose_b = false;
-  bool accumulate = false;        // adds into what it writes (reads it too); norm_backward: not into dx
+  bool accumulate = false;            // adds into what it writes (reads it too); norm_backward: not into dx
   Dtype compute_dtype = Dtype::bf16;  // of the tensor cores: fp8 inputs may differ from the tensors' storage
 
   // Attention.
   bool causal = false;
   std::int64_t window = 0;  // positions attended to at the most; 0: all
+  std::int64_t rotary_begin = 0;
 
   ActivationFunction function = ActivationFunction::gelu;
   float scalar = 0;  // dropout probability, norm epsilon

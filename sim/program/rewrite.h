@@ -12,7 +12,15 @@ namespace orrery {
 // Takes the residual stream and hands it on: a layer, not an end of the model.
 inline bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
 
-inline void replace_reads(Op& op, TensorId from, TensorId to) { std::replace(op.reads.begin(), op.reads.end(), from, to); }
+inline void replace_reads(Op& op, TensorId from, TensorId to) {
+  std::replace(op.reads.begin(), op.reads.end(), from, to);
+}
+
+// The tensor whose memory `id` is, or is a view of.
+inline TensorId storage_of(const Piece& piece, TensorId id) {
+  while (piece.tensors[id].alias_of != kNoTensor) id = piece.tensors[id].alias_of;
+  return id;
+}
 
 // A copy of tensor `id` that owns its memory.
 inline TensorId clone_tensor(Piece& piece, TensorId id) {

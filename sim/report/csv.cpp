@@ -2,36 +2,32 @@
 
 #include <fmt/format.h>
 
+#include "sim/report/format.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
 namespace {
 
-struct Column {
+struct Field {
   std::string name;
   std::string value;
 };
 
-std::string quoted(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string result = "\"";
-  for (const char c : text) result += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return result + '"';
-}
-
-std::vector<Column> columns(const std::string& scenario, const Report& r) {
-  std::vector<Column> row;
+std::vector<Field> columns(const std::string& scenario, const Report& r) {
+  std::vector<Field> row;
   // Shortest text that reads back as the same number.
   const auto number = [&](std::string name, double value) {
     row.push_back({std::move(name), fmt::format("{}", value)});
   };
   const auto text = [&](std::string name, const std::string& value) {
-    row.push_back({std::move(name), quoted(value)});
+    row.push_back({std::move(name), csv_text(value)});
   };
   text("scenario", scenario);
   text("engine", r.engine);
   number("devices", static_cast<double>(r.devices));
   number("step_seconds", r.step_seconds);
+  number("expected_step_seconds_low", r.expected ? r.expected->low_seconds : 0);
+  number("expected_step_seconds_high", r.expected ? r.expected->high_seconds : 0);
   number("tokens_per_second", r.tokens_per_second);
   number("tokens_per_second_per_device", r.tokens_per_second_per_device);
   number("sequences_per_second", r.sequences_per_second);
@@ -59,14 +55,14 @@ std::vector<Column> columns(const std::string& scenario, const Report& r) {
 
 std::string csv_header() {
   std::string line;
-  for (const Column& column : columns("", Report{})) line += (line.empty() ? "" : ",") + column.name;
+  for (const Field& column : columns("", Report{})) line += (line.empty() ? "" : ",") + column.name;
   return line + '\n';
 }
 
 std::string csv_row(const std::string& scenario, const Report& report) {
   std::string line;
   bool first = true;
-  for (const Column& column : columns(scenario, report)) {
+  for (const Field& column : columns(scenario, report)) {
     if (!first) line += ',';
     first = false;
     line += column.value;

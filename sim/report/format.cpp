@@ -59,6 +59,12 @@ std::string left(std::string_view text, std::size_t columns) {
   return std::string(text) + std::string(columns > used ? columns - used : 0, ' ');
 }
 
+std::string signed_percent_text(double share) {
+  constexpr double kPercent = 100, kShownAsZero = 0.05;
+  const double percent = kPercent * share;
+  return fmt::format("{:+.1f} %", std::fabs(percent) < kShownAsZero ? 0.0 : percent);
+}
+
 std::string right(std::string_view text, std::size_t columns) {
   const std::size_t used = columns_of(text);
   return std::string(columns > used ? columns - used : 0, ' ') + std::string(text);
@@ -91,6 +97,54 @@ std::string grid(std::span<const Column> columns, const std::vector<std::vector<
     end_line();
   }
   return text;
+}
+
+std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows) {
+  std::string text;
+  for (const Column& column : columns) text += fmt::format("| {} ", column.heading);
+  text += "|\n";
+  for (const Column& column : columns) text += column.right ? "|---:" : "|---";
+  text += "|\n";
+  for (const auto& row : rows) {
+    for (const std::string& cell : row) text += "| " + cell + " ";
+    text += "|\n";
+  }
+  return text;
+}
+
+std::string xml_text(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default: {
+        const bool is_control = static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t';
+        out += is_control ? '?' : c;
+      }
+    }
+  }
+  return out;
+}
+
+std::string csv_text(std::string_view text) {
+  if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"') out += '"';
+    out += c;
+  }
+  return out + "\"";
 }
 
 std::string bar(double share, int columns) {

@@ -8,10 +8,11 @@
 
 namespace orrery {
 
-std::string seconds_text(double seconds);  // "9.872 s", "12.34 ms", "5.6 us"
-std::string bytes_text(double bytes);      // "71.3 GiB"
-std::string rate_text(double per_second);  // "1.234 M", for counts per second
-std::string percent_text(double share);    // "41.7 %"
+std::string seconds_text(double seconds);       // "9.872 s", "12.34 ms", "5.6 us"
+std::string bytes_text(double bytes);           // "71.3 GiB"
+std::string rate_text(double per_second);       // "1.234 M", for counts per second
+std::string percent_text(double share);         // "41.7 %"
+std::string signed_percent_text(double share);  // "+4.8 %"; never "-0.0 %"
 
 // Pads with spaces to `columns`; counts UTF-8 characters, not bytes.
 std::string left(std::string_view text, std::size_t columns);
@@ -24,6 +25,12 @@ struct Column {
 // Rows under their headings, two spaces in, each column as wide as its widest cell. Cells of the last column may hold
 // what has no width (colours). Ends with a newline.
 std::string grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+
+// The same rows as a table of GitHub's Markdown.
+std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
+
+std::string xml_text(std::string_view text);  // escaped for XML text and attributes; what XML cannot hold becomes '?'
+std::string csv_text(std::string_view text);  // quoted where RFC 4180 asks for it
 
 // A horizontal bar of `share` x `columns`, in eighths of a character.
 std::string bar(double share, int columns);

@@ -114,6 +114,13 @@ Json report_json(const Report& r) {
             {"exposed_communication_seconds", r.exposed_communication_seconds},
             {"bound_by", r.bound_by},
             {"memory", memory_json(r)}};
+  if (r.expected)
+    json["expected_step_seconds"] = {{"share", 0.8},
+                                     {"low", r.expected->low_seconds},
+                                     {"high", r.expected->high_seconds},
+                                     {"comparable", r.expected->comparable},
+                                     {"points", r.expected->points},
+                                     {"sources", r.expected->sources}};
   if (!r.stages.empty()) {
     const StageReport& bounding = r.stages[static_cast<std::size_t>(r.bounding_stage)];
     json["bounding_stage"] = bounding.stage;

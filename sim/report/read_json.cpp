@@ -120,6 +120,14 @@ Report read_report(const Json& document, const InputError::Where& where) {
     if (memory.has("stage") && stage.stage == memory["stage"].integer()) r.memory_stage = static_cast<std::int64_t>(i);
     r.stages.push_back(std::move(stage));
   }
+  if (json.has("expected_step_seconds")) {
+    const Member e = json["expected_step_seconds"];
+    r.expected = ExpectedStep{.low_seconds = e["low"].number(),
+                              .high_seconds = e["high"].number(),
+                              .comparable = e["comparable"].text(),
+                              .points = e["points"].integer(),
+                              .sources = e["sources"].integer()};
+  }
   if (!json.has("ops")) return r;
   const Member ops = json["ops"];
   for (std::size_t i = 0; i < ops.size(); ++i) {

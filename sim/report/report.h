@@ -16,12 +16,12 @@ namespace orrery {
 struct TimeBreakdown {
   double matmul = 0;
   double attention = 0;
-  double memory_bound = 0;         // norms, activations, dropouts, casts
-  double recompute = 0;            // all compute that repeats forward work
-  double host_issue = 0;           // the compute stream waits for the CPU to launch
+  double memory_bound = 0;                 // norms, activations, dropouts, casts
+  double recompute = 0;                    // all compute that repeats forward work
+  double host_issue = 0;                   // the compute stream waits for the CPU to launch
   std::array<double, kStreams> exposed{};  // the compute stream waits for this stream (communication or copies)
-  double bubble = 0;               // the stage waits for its neighbours
-  double optimizer = 0;            // update kernels after the last backward
+  double bubble = 0;                       // the stage waits for its neighbours
+  double optimizer = 0;                    // update kernels after the last backward
   double total() const;
 };
 
@@ -33,8 +33,8 @@ struct MemoryBreakdown {
 };
 
 struct StageReport {
-  std::int64_t stage = 0;          // first pipeline stage of the class
-  std::int64_t stages = 1;         // stages in the class
+  std::int64_t stage = 0;   // first pipeline stage of the class
+  std::int64_t stages = 1;  // stages in the class
   double busy_seconds = 0;
   double in_flight_micro_batches = 0;  // at the memory peak
   TimeBreakdown time;
@@ -53,10 +53,10 @@ struct UnmeasuredShape {
 struct OpReport {
   std::string name;  // "layer.forward.fc1"
   Stream stream = Stream::compute;
-  double seconds = 0;          // once
-  double times_per_step = 0;   // on the bounding stage
+  double seconds = 0;         // once
+  double times_per_step = 0;  // on the bounding stage
   double flops = 0, bytes = 0;
-  std::string bound;           // "compute", "memory", "launch", "NVLink ring Simple", ...
+  std::string bound;  // "compute", "memory", "launch", "NVLink ring Simple", ...
 };
 
 // One interval of a stream, for traces.
@@ -89,13 +89,13 @@ struct Timeline {
 // What the discrete-event engine says beyond the step's terms. "who" names ranks that do the same at the same time:
 // "stage 3", "stage 3 with device 17".
 struct LinkReport {  // links of one kind, or a single one
-  std::string name;        // "nic", "node3.nic2.out"
+  std::string name;  // "nic", "node3.nic2.out"
   std::int64_t links = 1;
-  double bytes_per_second = 0;  // of each; of a slow one what it carries in the mean
-  double bytes = 0;             // carried in the step, mean over the links
-  double busiest_bytes = 0;     // by one of them
-  double busy_seconds = 0;      // of the busiest: time during which it carried anything
-  double utilisation = 0;       // of the busiest: mean over the step, share of its rate, protocol overheads included
+  double bytes_per_second = 0;    // of each; of a slow one what it carries in the mean
+  double bytes = 0;               // carried in the step, mean over the links
+  double busiest_bytes = 0;       // by one of them
+  double busy_seconds = 0;        // of the busiest: time during which it carried anything
+  double utilisation = 0;         // of the busiest: mean over the step, share of its rate, protocol overheads included
   std::vector<double> over_time;  // of the busiest: the same in equal parts of the step (kLinkBins)
 };
 inline constexpr std::size_t kLinkBins = 100;
@@ -114,34 +114,42 @@ struct WaitReport {  // ranks that arrive early at an exchange and wait for othe
   double times = 0, seconds = 0;
 };
 struct DiscreteEventReport {
-  std::string fidelity;        // "steady-flow" or "step-exact"
-  std::string network_model;   // in words
+  std::string fidelity;                      // "steady-flow" or "step-exact"
+  std::string network_model;                 // in words
   std::int64_t ranks = 0, rank_classes = 0;  // folded
   std::int64_t flows = 0, flow_classes = 0;
   std::int64_t links = 0, link_classes = 0;
-  std::int64_t events = 0;     // kernels, waits and flows simulated
-  double uncontended_step_seconds = 0;     // the analytical engine's
-  std::vector<LinkReport> link_kinds;      // all that carry anything, by kind
-  std::vector<LinkReport> busiest_links;   // single links, busiest first; the first of links that are alike
-  std::vector<ContentionReport> contention;  // most time lost first
+  std::int64_t events = 0;                      // kernels, waits and flows simulated
+  double uncontended_step_seconds = 0;          // the analytical engine's
+  std::vector<LinkReport> link_kinds;           // all that carry anything, by kind
+  std::vector<LinkReport> busiest_links;        // single links, busiest first; the first of links that are alike
+  std::vector<ContentionReport> contention;     // most time lost first
   std::vector<CriticalPathPart> critical_path;  // longest first; adds up to the step
-  std::vector<WaitReport> waits;           // longest first
+  std::vector<WaitReport> waits;                // longest first
+};
+
+// Where a measurement of the step is expected: four of five comparable published steps lay inside.
+struct ExpectedStep {
+  double low_seconds = 0, high_seconds = 0;
+  std::string comparable;  // "megatron-core on measured devices"
+  std::int64_t points = 0, sources = 0;
 };
 
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
-  double pipeline_seconds = 0;      // first forward to last backward
+  std::optional<ExpectedStep> expected;  // of engines' predictions; none where no published steps are comparable
+  double pipeline_seconds = 0;           // first forward to last backward
   double tokens_per_second = 0;
   double tokens_per_second_per_device = 0;
   double sequences_per_second = 0;
   double model_flops_per_second_per_device = 0;  // causal attention halved
-  double mfu = 0;                   // of the device's peak in the plan's precision
-  double mfu_full_attention = 0;    // the same with attention counted in full (PaLM's convention)
+  double mfu = 0;                                // of the device's peak in the plan's precision
+  double mfu_full_attention = 0;                 // the same with attention counted in full (PaLM's convention)
   double hfu = 0;
   double bubble_fraction = 0;
   double exposed_communication_seconds = 0;
-  std::string bound_by;             // the largest term, in words
+  std::string bound_by;  // the largest term, in words
   std::int64_t devices = 0;
   std::int64_t bounding_stage = 0;  // index into `stages`
 
@@ -149,11 +157,11 @@ struct Report {
   double memory_peak_bytes = 0;     // of the fullest stage
   double memory_capacity_bytes = 0;
   bool memory_fits = false;
-  std::int64_t memory_stage = 0;    // index into `stages` of the fullest
+  std::int64_t memory_stage = 0;  // index into `stages` of the fullest
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
-  std::vector<std::string> notes;   // assumptions: borrowed calibration, ...
+  std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of that engine only
 

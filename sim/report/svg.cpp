@@ -29,29 +29,6 @@ constexpr std::array<Kind, 4> kKinds{{{"forward", "#9ec5f4", "#4a86d4"},
                                       {"weight gradient", "#ffd591", "#e59a2f"},
                                       {"update", "#c9c4d8", "#c9c4d8"}}};
 
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
-
 std::string mixed(std::string_view a, std::string_view b, double share) {
   const auto channel = [](std::string_view colour, std::size_t i) {
     return std::stoi(std::string(colour.substr(1 + 2 * i, 2)), nullptr, 16);
@@ -120,7 +97,7 @@ std::string report_svg(const Report& report, std::string_view title) {
       "<title>{2}</title>\n<rect width=\"{0}\" height=\"{1}\" fill=\"#ffffff\"/>\n"
       "<text x=\"{3}\" y=\"22\" font-size=\"15\" font-weight=\"bold\" fill=\"#222\">{2}</text>\n"
       "<text x=\"{3}\" y=\"40\" fill=\"#666\">step {4}, pipeline bubble {5}</text>\n",
-      kWidth, height, escaped(title), kLeft, seconds_text(report.step_seconds), percent_text(report.bubble_fraction));
+      kWidth, height, xml_text(title), kLeft, seconds_text(report.step_seconds), percent_text(report.bubble_fraction));
   if (span > 0) axis(out, span, scale, bottom);
   for (std::int32_t stage = 0; stage < stages; ++stage)
     out += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\" fill=\"#333\">stage {}</text>\n", kLeft - 8,

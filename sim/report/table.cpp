@@ -69,11 +69,15 @@ std::string stage_words(const StageReport& stage, std::size_t classes) {
 }
 
 void headline(std::string& out, const Report& r, TableStyle style) {
-  line(out, "step time", seconds_text(r.step_seconds));
+  const auto remark = [&](std::string_view text) { return paint(text, Paint::dim, style); };
+  std::string range;
+  if (r.expected)
+    range = fmt::format("80 %: {} to {} ({})", seconds_text(r.expected->low_seconds),
+                        seconds_text(r.expected->high_seconds), r.expected->comparable);
+  line(out, "step time", seconds_text(r.step_seconds), remark(range));
   line(out, "tokens/s", rate_text(r.tokens_per_second));
   line(out, "tokens/s per device", rate_text(r.tokens_per_second_per_device));
   line(out, "sequences/s", rate_text(r.sequences_per_second));
-  const auto remark = [&](std::string_view text) { return paint(text, Paint::dim, style); };
   line(out, "model TFLOP/s per device", fmt::format("{:.1f}", r.model_flops_per_second_per_device * 1e-12));
   line(out, "MFU", percent_text(r.mfu), remark("causal attention counted as the lower triangle, no recomputation"));
   if (r.mfu_full_attention != r.mfu)
@@ -197,7 +201,7 @@ void simulated(std::string& out, const Report& r, const DiscreteEventReport& d, 
                    d.flow_classes, d.links, d.link_classes, d.events));
   if (d.uncontended_step_seconds > 0)
     line(out, "analytical engine's step", seconds_text(d.uncontended_step_seconds),
-         fmt::format("simulated {:+.1f} %", (r.step_seconds / d.uncontended_step_seconds - 1) * 100));
+         "simulated " + signed_percent_text(r.step_seconds / d.uncontended_step_seconds - 1));
 }
 
 void busiest_links(std::string& out, const DiscreteEventReport& d, TableStyle style) {
@@ -291,7 +295,7 @@ void compared(std::string& out, std::string_view label, std::string_view a, std:
 
 std::string relative(double a, double b) {
   if (a == b) return right("same", 9);
-  return a == 0 ? std::string() : right(fmt::format("{:+.1f} %", (b / a - 1) * 100), 9);
+  return a == 0 ? std::string() : right(signed_percent_text(b / a - 1), 9);
 }
 
 }  // namespace

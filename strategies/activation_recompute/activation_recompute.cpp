@@ -11,16 +11,29 @@
 namespace orrery::activation_recompute {
 namespace {
 
-// Prepends to the backward a copy of the forward ops that `chosen` picks, on fresh tensors, and lets the backward of the
-// chosen ops read those. What only they needed is then no longer kept; what they handed on is (as torch.utils.checkpoint).
-template <class Chosen>
-void recompute(Piece& piece, Chosen chosen) {
+// What an op of the forward fills once for all micro-batches (fp8 copies of the weights) is still there in the
+// backward.
+bool stays(const Piece& piece, const Op& op) {
+  const TensorId id = op.writes[0];
+  return id != kNoTensor && piece.tensors[id].resident;
+}
+
+// Prepends to the backward a copy of the forward ops that `wanted` picks, on fresh tensors, and lets the backward of
+// the chosen ops read those. What only they needed is then no longer kept; what they handed on is (as
+// torch.utils.checkpoint).
+template <class Wanted>
+void recompute(Piece& piece, Wanted wanted) {
+  const auto chosen = [&](const Op& op) { return wanted(op) && !stays(piece, op); };
   std::vector<TensorId> copy(piece.tensors.size(), kNoTensor);
   const std::size_t originals = piece.tensors.size();
   for (const Op& op : piece.forward.ops) {
     if (!chosen(op)) continue;
-    for (TensorId id : op.writes)
-      if (id != kNoTensor) copy[id] = clone_tensor(piece, id);
+    for (TensorId id : op.writes) {
+      if (id == kNoTensor) continue;
+      // A tensor written part by part (overlapped products) is copied whole: its parts are views of the one copy.
+      const TensorId root = storage_of(piece, id);
+      if (copy[root] == kNoTensor) copy[root] = clone_tensor(piece, root);
+    }
   }
   // Views of copied tensors are views of the copies.
   for (std::size_t id = 0; id < originals; ++id) {
@@ -32,7 +45,7 @@ void recompute(Piece& piece, Chosen chosen) {
   }
   const auto renamed = [&](TensorId id) { return id == kNoTensor || copy[id] == kNoTensor ? id : copy[id]; };
   for (Op& op : piece.backward.ops)
-    if (chosen(op))
+    if (wanted(op))
       for (TensorId& id : op.reads) id = renamed(id);
   const auto repeated = std::count_if(piece.forward.ops.begin(), piece.forward.ops.end(), chosen);
   auto place = piece.backward.ops.insert(piece.backward.ops.begin(), static_cast<std::size_t>(repeated), Op{});
@@ -48,8 +61,8 @@ void recompute(Piece& piece, Chosen chosen) {
 // The ops between the QKV projection and the output projection, forward or backward.
 bool in_attention_core(const Op& op) {
   const std::string_view name = op.name;
-  return name == "attention_scores" || name == "attention_mask" || name == "attention_softmax" || name == "attention_dropout" ||
-         name == "attention_context";
+  return name == "attention_scores" || name == "attention_mask" || name == "attention_softmax" ||
+         name == "attention_dropout" || name == "attention_context";
 }
 
 // `copies` instances of a layer as one piece, each reading what the one before wrote.
@@ -70,7 +83,8 @@ void concatenate(Piece& piece, std::int64_t copies) {
     }
     // The gradient of what the next instance read is the gradient of what this one wrote.
     for (std::size_t id = 0; id < one.tensors.size(); ++id)
-      if (const TensorId base = one.tensors[id].alias_of; base != kNoTensor) piece.tensors[map[id]].alias_of = map[base];
+      if (const TensorId base = one.tensors[id].alias_of; base != kNoTensor)
+        piece.tensors[map[id]].alias_of = map[base];
     names.push_back(std::move(map));
   }
   const auto append = [&](Block& block, const Block& from, const std::vector<TensorId>& map) {
@@ -111,11 +125,13 @@ void check(const Scenario& scenario) {
   };
   if (options.mode != Mode::full) {
     if (options.every != 1) fail("recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");
-    if (options.layers != -1) fail("recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
+    if (options.layers != -1)
+      fail("recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
     return;
   }
   if (options.every > 1 && options.layers >= 0)
-    fail("recompute_every", std::to_string(options.every), "1 together with recompute_layers: the two are different methods");
+    fail("recompute_every", std::to_string(options.every),
+         "1 together with recompute_layers: the two are different methods");
   if (options.every > 64) fail("recompute_every", std::to_string(options.every), "at most 64 layers");
 }
 

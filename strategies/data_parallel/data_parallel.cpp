@@ -47,7 +47,8 @@ class Shard {
   // large one.
   void bucketed(Op op, double bytes, When when) {
     op.when = when;
-    // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward waits.
+    // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward
+    // waits.
     if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) op.stream = Stream::compute;
     if (l_.options.overlap_gradients || l_.options.zero_stage >= 2) {
       if (l_.bucket_bytes == 0 || (l_.options.zero_stage >= 2 && bytes < l_.bucket_bytes)) {
@@ -107,7 +108,11 @@ class Shard {
         std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
       }
       if (op.kind == OpKind::all_reduce && std::string_view(op.name) == "gradient_norm.all_reduce")
-        op.axes = op.axes | l_.shard_axes;  // each rank now knows the norm of its shard only
+        op.axes = op.axes | l_.shard_axes;                            // each rank now knows the norm of its shard only
+      if (l_.options.zero_stage >= 2 && sums_packed_gradients(op)) {  // and packs what its shard has of them
+        std::int64_t& elements = piece_.tensors[op.reads[0]].sizes[0];
+        elements = sharded(elements);
+      }
     }
     if (l_.options.zero_stage >= 2) {
       piece_.tensors[piece_.flat_gradients].resident = false;
@@ -119,6 +124,10 @@ class Shard {
     }
     parameter_shard_ = parameter_shard;
     gradient_shard_ = gradient_shard;
+  }
+
+  bool sums_packed_gradients(const Op& op) const {
+    return op.kind == OpKind::all_reduce && piece_.tensors[op.reads[0]].category == Category::communication_buffer;
   }
 
   void scatter_gradients(TensorId whole) {
@@ -206,9 +215,11 @@ void check(const Scenario& scenario) {
     throw InputError({"", std::string("/plan/") + field}, std::to_string(found), expected);
   };
   if (options.shard_degree > 0) {
-    if (options.zero_stage == 0) fail("zero_shard_degree", options.shard_degree, "0 with zero_stage 0, which shards nothing");
+    if (options.zero_stage == 0)
+      fail("zero_shard_degree", options.shard_degree, "0 with zero_stage 0, which shards nothing");
     if (degree % options.shard_degree != 0)
-      fail("zero_shard_degree", options.shard_degree, "a divisor of the data-parallel degree " + std::to_string(degree));
+      fail("zero_shard_degree", options.shard_degree,
+           "a divisor of the data-parallel degree " + std::to_string(degree));
   }
   if (options.prefetch > 1000) fail("prefetch", options.prefetch, "at most 1000 layers");
 }
@@ -221,7 +232,8 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.mesh.size(MeshAxis::dp_replicate) = degree / shard;
 
   const MeshAxes shard_axes = MeshAxis::dp_shard | MeshAxis::cp;
-  const std::int64_t shards = program.mesh.group_size(shard_axes), replicas = program.mesh.group_size(MeshAxis::dp_replicate);
+  const std::int64_t shards = program.mesh.group_size(shard_axes),
+                     replicas = program.mesh.group_size(MeshAxis::dp_replicate);
   if (shards * replicas == 1) return;
   const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
                                                  : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);

@@ -1,5 +1,6 @@
 #include "strategies/framework/framework.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
@@ -18,7 +19,7 @@ struct StackPreset {
 
 std::array<StackPreset, kStackNames.size()> read_stacks() {
   constexpr const char* kFile = "strategies/framework/stacks.json";
-  const nlohmann::json document = parse_json(embedded_files(kFile).front().text, kFile);
+  const nlohmann::json document = parse_embedded(kFile);
   std::array<StackPreset, kStackNames.size()> stacks;
   for (std::size_t i = 0; i < kStackNames.size(); ++i) {
     const nlohmann::json& j = document.at(std::string(kStackNames[i]));
@@ -42,9 +43,20 @@ const StackPreset& preset(const Plan& plan) {
   return stacks[static_cast<std::size_t>(plan.framework.stack)];
 }
 
-bool is_megatron(Stack stack) { return stack == Stack::megatron_core || stack == Stack::megatron_2021; }
+bool is_megatron(Stack stack) {
+  return stack == Stack::megatron_core || stack == Stack::megatron_2021 || stack == Stack::megatron_deepspeed;
+}
 
 }  // namespace
+
+std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<std::size_t>(plan.framework.stack)]; }
+
+double literature_host_seconds_per_op(std::string_view stack) {
+  Plan plan;
+  const auto* at = std::find(kStackNames.begin(), kStackNames.end(), stack);
+  plan.framework.stack = static_cast<Stack>(at - kStackNames.begin());
+  return preset(plan).runtime.host_seconds_per_op;
+}
 
 KernelChoices kernel_choices(const Scenario& scenario) {
   const Plan& plan = scenario.plan;
@@ -58,11 +70,16 @@ KernelChoices kernel_choices(const Scenario& scenario) {
   return k;
 }
 
-std::string_view attention_kernel(const Plan& plan) { return preset(plan).attention_kernel; }
+std::string_view attention_kernel(const Plan& plan) {
+  if (plan.framework.attention_kernel != AttentionKernel::automatic)
+    return kAttentionKernelNames[static_cast<std::size_t>(plan.framework.attention_kernel)];
+  return preset(plan).attention_kernel;
+}
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);
-  const double elements = std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
+  const double elements =
+      std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
   return elements * static_cast<double>(bytes_of(plan.precision.gradient()));
 }
 

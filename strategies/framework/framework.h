@@ -13,6 +13,9 @@ namespace orrery::framework {
 KernelChoices kernel_choices(const Scenario& scenario);
 // The generation of fused attention kernels, by its name in the calibration files; empty: the device's default.
 std::string_view attention_kernel(const Plan& plan);
+std::string_view stack_name(const Plan& plan);
+// Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
+double literature_host_seconds_per_op(std::string_view stack);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

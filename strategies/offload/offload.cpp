@@ -1,5 +1,8 @@
 #include "strategies/offload/offload.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 
@@ -21,11 +24,6 @@ Op copy(OpKind kind, const char* name, Stream stream, TensorId from, TensorId to
   return op;
 }
 
-TensorId root_of(const Piece& piece, TensorId id) {
-  while (piece.tensors[id].alias_of != kNoTensor) id = piece.tensors[id].alias_of;
-  return id;
-}
-
 // Dynamic loss scaling's division, which only the optimizer waits for: the CPU divides what it has received.
 bool is_unscale(const Piece& piece, const Op& op) {
   return op.kind == OpKind::cast && op.reads[0] == op.writes[0] &&
@@ -40,67 +38,146 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer) {
     const Op& op = piece.update.ops[i];
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
-                       std::find(of_norm.begin(), of_norm.end(), root_of(piece, op.reads[0])) != of_norm.end());
+                       std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
     if (!norm && !is_unscale(piece, op)) return true;
-    if (norm) of_norm.push_back(root_of(piece, op.writes[0]));
+    if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }
   return false;
 }
 
-// `summed_between_stages`: the gradients are, after the last backward (a tied table's).
-void move_to_host(Piece& piece, bool summed_between_stages) {
-  std::vector<Op>& ops = piece.update.ops;
-  const auto at = static_cast<std::size_t>(
-      std::find_if(ops.begin(), ops.end(), [](const Op& op) { return is_optimizer(op.kind); }) - ops.begin());
-  if (at == ops.size()) return;
-  const bool copied_in_update = summed_between_stages || changed_in_update(piece, at);
+// Between replicas of shard groups, once a step: the shards wait for it on the device.
+bool reduces_shards(const Block& block) {
+  return std::any_of(block.ops.begin(), block.ops.end(), [](const Op& op) {
+    return op.kind == OpKind::all_reduce && op.stream == Stream::data_communication;
+  });
+}
 
-  for (TensorId id : ops[at].writes)
-    if (id != kNoTensor && piece.tensors[id].category == Category::optimizer_state) piece.tensors[id].category = Category::host_copy;
-  const TensorId gradients = ops[at].reads[0], parameters = ops[at].writes[0];
-  const TensorId host_gradients = host_twin(piece, gradients, "host_gradients");
-  const TensorId host_parameters = host_twin(piece, parameters, "host_parameters");
-  const auto on_host = [&](Op op) {
+class ToHost {
+ public:
+  // `accumulates`: several micro-batches add to the gradients.
+  ToHost(Piece& piece, bool accumulates) : piece_(piece), ops_(piece.update.ops), accumulates_(accumulates) {}
+
+  // `summed_between_stages`: the gradients are, after the last backward (a tied table's). `sharded`: by ZeRO-2 or 3.
+  void run(bool summed_between_stages, bool sharded) {
+    const auto at = static_cast<std::size_t>(
+        std::find_if(ops_.begin(), ops_.end(), [](const Op& op) { return is_optimizer(op.kind); }) - ops_.begin());
+    if (at == ops_.size()) return;
+    const bool copied_in_update = summed_between_stages || changed_in_update(piece_, at);
+
+    for (TensorId id : ops_[at].writes)
+      if (id != kNoTensor && piece_.tensors[id].category == Category::optimizer_state)
+        piece_.tensors[id].category = Category::host_copy;
+    gradients_ = ops_[at].reads[0], parameters_ = ops_[at].writes[0];
+    host_gradients_ = host_twin(piece_, gradients_, "host_gradients");
+    host_parameters_ = host_twin(piece_, parameters_, "host_parameters");
+
+    std::vector<Op> before, on_cpu;
+    for (std::size_t i = 0; i < at; ++i) {
+      if (is_unscale(piece_, ops_[i])) {
+        on_cpu.push_back(on_host(ops_[i]));
+      } else {
+        before.push_back(ops_[i]);
+      }
+    }
+    Op step = on_host(ops_[at]);
+    step.name = "cpu_adam";
+    replace_reads(step, parameters_, host_parameters_);
+    step.writes[0] = host_parameters_;
+    on_cpu.push_back(step);
+    on_cpu.push_back(
+        copy(OpKind::copy_to_device, "parameters.to_device", Stream::host_to_device, host_parameters_, parameters_));
+    std::vector<Op> behind(ops_.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops_.end());
+
+    Block& last = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
+    Op down = copy(OpKind::copy_to_host, "gradients.to_host", Stream::device_to_host, gradients_, host_gradients_);
+    if (copied_in_update) {
+      before.push_back(down);
+    } else {
+      // Behind the reduction in the last backward, if there is one, and bucket by bucket as it is: copies then hide
+      // under the rest of the backward.
+      down.phase = Phase::weight_gradient;
+      down.when = When::last_micro_batch;
+      for (const Op& op : last.ops)
+        if (op.stream == Stream::data_communication) down.every = std::max(down.every, op.every);
+      if (sharded && !reduces_shards(last)) {
+        leave_the_device(down, before, last.ops);
+        std::erase_if(behind, [&](const Op& op) { return op.kind == OpKind::zero_fill && op.writes[0] == gradients_; });
+      }
+      last.ops.push_back(down);
+    }
+    before.insert(before.end(), on_cpu.begin(), on_cpu.end());
+    before.insert(before.end(), behind.begin(), behind.end());
+    ops_.swap(before);
+  }
+
+ private:
+  Op on_host(Op op) const {
     op.stream = Stream::host;
     op.every = 1;  // layer by layer, so that copies and the CPU work side by side
-    replace_reads(op, gradients, host_gradients);
-    std::replace(op.writes.begin(), op.writes.end(), gradients, host_gradients);
+    replace_reads(op, gradients_, host_gradients_);
+    std::replace(op.writes.begin(), op.writes.end(), gradients_, host_gradients_);
     return op;
-  };
+  }
 
-  std::vector<Op> before, on_cpu;
-  for (std::size_t i = 0; i < at; ++i) {
-    if (is_unscale(piece, ops[i])) {
-      on_cpu.push_back(on_host(ops[i]));
-    } else {
-      before.push_back(ops[i]);
+  // ZeRO-Offload keeps no gradients on the device: those of each micro-batch go down as soon as they are reduced. What
+  // the host has of earlier micro-batches comes up and is added to before (DeepSpeed: the CPU would be too slow).
+  void leave_the_device(Op& down, std::vector<Op>& update, std::vector<Op>& last) {
+    piece_.tensors[gradients_].resident = false;
+    piece_.flat_gradients = host_gradients_;
+    Stream stream = Stream::compute;  // or the one that reduces: what else is done to gradients is done there
+    for (Op& op : last) {
+      if (op.kind != OpKind::reduce_scatter || op.writes[0] != gradients_) continue;
+      stream = op.stream;
+      op.accumulate = false;
     }
+    down.when = When::every_micro_batch;
+    if (accumulates_) {
+      Tensor buffer = piece_.tensors[gradients_];
+      buffer.name = "accumulated_gradients";
+      buffer.category = Category::workspace;
+      buffer.resident = false;
+      buffer.alias_of = kNoTensor;
+      const TensorId sum = piece_.add(buffer);
+      Op up = copy(OpKind::copy_to_device, "gradients.to_device", Stream::host_to_device, host_gradients_, sum);
+      up.free_running = true;
+      Op clear;
+      clear.kind = OpKind::zero_fill;
+      clear.name = "clear_accumulated_gradients";
+      clear.when = When::first_micro_batch;
+      clear.writes[0] = sum;
+      Op add;
+      add.kind = OpKind::add;
+      add.name = "accumulate_gradients";
+      add.reads[0] = gradients_;
+      add.reads[1] = sum;
+      add.writes[0] = sum;
+      clear.stream = add.stream = stream;
+      up.phase = clear.phase = add.phase = Phase::weight_gradient;
+      last.insert(last.end(), {up, clear, add});
+      down.reads[0] = sum;
+    }
+    // The norm is taken on the device, of what is about to leave it; the update adds up the layers' parts.
+    const auto norm =
+        std::find_if(update.begin(), update.end(), [](const Op& op) { return op.kind == OpKind::gradient_norm; });
+    if (norm == update.end()) return;
+    Op part = *norm;
+    part.name = "gradient_norm.part";
+    part.phase = Phase::weight_gradient;
+    part.stream = stream;
+    part.when = When::last_micro_batch;
+    part.every = 1;
+    part.reads[0] = down.reads[0];
+    part.writes[0] = clone_tensor(piece_, norm->writes[0]);
+    last.push_back(part);
+    norm->name = "gradient_norm.sum";
+    norm->reads[0] = part.writes[0];
   }
-  Op step = on_host(ops[at]);
-  step.name = "cpu_adam";
-  replace_reads(step, parameters, host_parameters);
-  step.writes[0] = host_parameters;
-  on_cpu.push_back(step);
-  on_cpu.push_back(
-      copy(OpKind::copy_to_device, "parameters.to_device", Stream::host_to_device, host_parameters, parameters));
 
-  Op down = copy(OpKind::copy_to_host, "gradients.to_host", Stream::device_to_host, gradients, host_gradients);
-  if (copied_in_update) {
-    before.push_back(down);
-  } else {
-    // Behind the reduction in the last backward, if there is one, and bucket by bucket as it is: copies then hide under
-    // the rest of the backward.
-    Block& last = piece.weight_gradient.ops.empty() ? piece.backward : piece.weight_gradient;
-    down.phase = Phase::weight_gradient;
-    down.when = When::last_micro_batch;
-    for (const Op& op : last.ops)
-      if (op.stream == Stream::data_communication) down.every = std::max(down.every, op.every);
-    last.ops.push_back(down);
-  }
-  before.insert(before.end(), on_cpu.begin(), on_cpu.end());
-  before.insert(before.end(), ops.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops.end());
-  ops.swap(before);
-}
+  Piece& piece_;
+  std::vector<Op>& ops_;
+  const bool accumulates_;
+  TensorId gradients_ = kNoTensor, parameters_ = kNoTensor, host_gradients_ = kNoTensor, host_parameters_ = kNoTensor;
+};
 
 }  // namespace
 
@@ -108,7 +185,8 @@ void check(const Scenario& scenario) {
   if (!scenario.plan.offload.optimizer) return;
   const auto& optimizer = scenario.plan.optimizer;
   if (optimizer.rule != optimizer::Rule::adam && optimizer.rule != optimizer::Rule::adamw)
-    throw InputError({"", "/plan/optimizer_offload"}, "true with another optimizer", "\"adam\" or \"adamw\": the CPU update is Adam's");
+    throw InputError({"", "/plan/optimizer_offload"}, "true with another optimizer",
+                     "\"adam\" or \"adamw\": the CPU update is Adam's");
   if (scenario.cluster.node.host_memory_bytes_per_second <= 0)
     throw InputError({"", "/plan/optimizer_offload"}, "true", "a node whose host memory bandwidth is known");
 }
@@ -117,7 +195,8 @@ void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.offload.optimizer) return;
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     const bool end = p == program.line.front().piece || p == program.line.back().piece;
-    move_to_host(program.pieces[p], end && program.tied_embedding_bytes > 0);
+    ToHost(program.pieces[p], program.schedule.micro_batches > 1)
+        .run(end && program.tied_embedding_bytes > 0, scenario.plan.data.zero_stage >= 2);
   }
 }
 

@@ -9,16 +9,21 @@ namespace {
 // Quantises what the products of a block read: activations and output gradients at each use, once.
 class Quantiser {
  public:
-  explicit Quantiser(Piece& piece) : piece_(piece), quantised_(piece.tensors.size(), kNoTensor) {}
+  // `weights_come_and_go`: each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered.
+  Quantiser(Piece& piece, bool weights_come_and_go)
+      : piece_(piece), weights_come_and_go_(weights_come_and_go), quantised_(piece.tensors.size(), kNoTensor) {}
 
   void run() {
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       out_.clear();
+      if (weights_come_and_go_)
+        for (std::size_t id = 0; id < quantised_.size(); ++id)
+          if (piece_.tensors[id].category == Category::parameter) quantised_[id] = kNoTensor;
       for (Op op : block->ops) {
         if (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient) {
           op.compute_dtype = Dtype::fp8;
           op.reads[0] = quantise(op.reads[0], op);
-          op.reads[1] = quantise_weight(op.reads[1]);
+          op.reads[1] = quantise_weight(op.reads[1], op);
         } else if (op.kind == OpKind::linear_weight_gradient) {
           op.compute_dtype = Dtype::fp8;
           op.reads[0] = quantise(op.reads[0], op);
@@ -31,20 +36,22 @@ class Quantiser {
   }
 
  private:
-  // Weights are quantised once a step and kept for its micro-batches (Transformer Engine's is_first_microbatch).
-  TensorId quantise_weight(TensorId id) {
+  // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's
+  // is_first_microbatch).
+  TensorId quantise_weight(TensorId id, const Op& cause) {
     if (quantised_[id] != kNoTensor) return quantised_[id];
     Tensor t = piece_.tensors[id];
     t.alias_of = kNoTensor;
     t.dtype = Dtype::fp8;
     t.category = Category::workspace;
-    t.resident = true;
+    t.resident = !weights_come_and_go_;
     const TensorId q = piece_.add(t);
     quantised_.resize(piece_.tensors.size(), kNoTensor);
     quantised_[id] = q;
     Op op;
     op.kind = OpKind::cast;
-    op.when = When::first_micro_batch;
+    op.phase = cause.phase;
+    op.when = weights_come_and_go_ ? When::every_micro_batch : When::first_micro_batch;
     op.name = "quantise_weight";
     op.reads[0] = id;
     op.writes[0] = q;
@@ -72,6 +79,7 @@ class Quantiser {
   }
 
   Piece& piece_;
+  const bool weights_come_and_go_;
   std::vector<TensorId> quantised_;
   std::vector<Op> out_;
 };
@@ -80,9 +88,12 @@ class Quantiser {
 
 Dtype Options::storage() const {
   switch (mix) {
-    case Mix::fp16: return Dtype::fp16;
-    case Mix::fp32: return Dtype::fp32;
-    default: return Dtype::bf16;
+    case Mix::fp16:
+      return Dtype::fp16;
+    case Mix::fp32:
+      return Dtype::fp32;
+    default:
+      return Dtype::bf16;
   }
 }
 
@@ -91,9 +102,12 @@ Dtype Options::compute() const { return mix == Mix::fp8 ? Dtype::fp8 : storage()
 Dtype Options::gradient() const {
   if (mix == Mix::fp32) return Dtype::fp32;
   switch (gradients) {
-    case GradientDtype::bf16: return Dtype::bf16;
-    case GradientDtype::fp16: return Dtype::fp16;
-    default: return Dtype::fp32;
+    case GradientDtype::bf16:
+      return Dtype::bf16;
+    case GradientDtype::fp16:
+      return Dtype::fp16;
+    default:
+      return Dtype::fp32;
   }
 }
 
@@ -102,7 +116,8 @@ void check(const Scenario& scenario) {
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
   const auto fail = [&](const char* expected) {
-    throw InputError({"", "/plan/precision"}, "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"",
+    throw InputError({"", "/plan/precision"},
+                     "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"",
                      std::string(expected) + " on " + device.name);
   };
   if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units");
@@ -111,8 +126,10 @@ void check(const Scenario& scenario) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (scenario.plan.precision.mix != Mix::fp8) return;
+  const bool gathered =
+      scenario.plan.data.zero_stage == 3 && data_parallel_degree(scenario) * scenario.plan.context.degree > 1;
   for (Piece& piece : program.pieces)
-    if (is_layer(piece)) Quantiser(piece).run();
+    if (is_layer(piece)) Quantiser(piece, gathered).run();
 }
 
 }  // namespace orrery::precision

@@ -1,6 +1,5 @@
 #include "strategies/tensor_parallel/tensor_parallel.h"
 
-#include <array>
 #include <string>
 
 #include "sim/base/error.h"
@@ -93,9 +92,10 @@ class Partition {
   }
 
   Op collective(OpKind kind, TensorId read, TensorId write, const Op& cause) const {
-    Op op = communication(kind, kind == OpKind::all_gather       ? "sequence.all_gather"
-                                : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
-                                                                 : "tensor.all_reduce",
+    Op op = communication(kind,
+                          kind == OpKind::all_gather       ? "sequence.all_gather"
+                          : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
+                                                           : "tensor.all_reduce",
                           Stream::tensor_communication, MeshAxis::tp, read, write);
     op.phase = cause.phase;
     return op;
@@ -169,15 +169,14 @@ class Partition {
     const TensorId x = op.reads[0], y = op.writes[0];
     if (layout(x) == sequence_sharded && gathered_[x] == kNoTensor && !contracts_divided(op)) {
       const TensorId w = gathered_[x] = add_whole(x, Category::communication_buffer);
-      std::array<TensorId, kOverlapChunks> parts{};
-      for (int i = 0; i < kOverlapChunks; ++i) {
-        parts[static_cast<std::size_t>(i)] = chunk(w, i);
-        out_.push_back(collective(OpKind::all_gather, chunk(x, i), parts[static_cast<std::size_t>(i)], op));
-      }
+      // Part after part, so that a product waits for its own part; the gathers for nothing but their data.
       for (int i = 0; i < kOverlapChunks; ++i) {
         Op part = op;
-        part.reads[0] = parts[static_cast<std::size_t>(i)];
+        part.reads[0] = chunk(w, i);
         part.writes[0] = chunk(y, i);
+        Op gather = collective(OpKind::all_gather, chunk(x, i), part.reads[0], op);
+        gather.free_running = true;
+        out_.push_back(gather);
         out_.push_back(part);
       }
       return true;
@@ -213,9 +212,12 @@ class Partition {
   bool contracts_divided(const Op& op) const {
     switch (op.kind) {
       case OpKind::linear:
-      case OpKind::linear_input_gradient: return layout(op.reads[0]) == divided && layout(op.reads[1]) == divided;
-      case OpKind::embedding: return layout(op.reads[1]) == divided;
-      default: return false;
+      case OpKind::linear_input_gradient:
+        return layout(op.reads[0]) == divided && layout(op.reads[1]) == divided;
+      case OpKind::embedding:
+        return layout(op.reads[1]) == divided;
+      default:
+        return false;
     }
   }
 
@@ -224,7 +226,8 @@ class Partition {
     out_.clear();
     partial_of_.clear();
     gathered_.assign(piece_.tensors.size(), kNoTensor);
-    for (std::size_t i = 0; i < block.ops.size(); ++i) rewrite_op(block.ops[i], i + 1 < block.ops.size() ? &block.ops[i + 1] : nullptr);
+    for (std::size_t i = 0; i < block.ops.size(); ++i)
+      rewrite_op(block.ops[i], i + 1 < block.ops.size() ? &block.ops[i + 1] : nullptr);
     block.ops.swap(out_);
   }
 
@@ -235,7 +238,8 @@ class Partition {
       case OpKind::linear_input_gradient: {
         const bool divided_weight = layout(op.reads[1]) == divided;
         // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
-        if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
+        if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient)
+          whole(next->reads[0], op);
         if (options_.overlap && divided_weight && overlap(op)) return;
         if (divided_weight) op.reads[0] = whole(op.reads[0], op);
         if (contracts_divided(op)) {
@@ -259,12 +263,28 @@ class Partition {
           return;
         }
         break;
-      case OpKind::embedding_backward: op.reads[1] = whole(op.reads[1], op); break;
+      case OpKind::rotary:  // a key that all heads share, for the heads of this rank
+        if (op.reads[1] != kNoTensor && layout(op.reads[0]) == divided) op.reads[1] = whole(op.reads[1], op);
+        break;
+      case OpKind::rotary_backward:
+        if (op.writes[1] != kNoTensor && layout(op.reads[0]) == divided) {
+          const TensorId key = op.writes[1];
+          op.writes[1] = add_whole(key, piece_.tensors[key].category);
+          out_.push_back(op);
+          reduce(op.writes[1], key, kNoTensor, op);
+          return;
+        }
+        break;
+      case OpKind::embedding_backward:
+        op.reads[1] = whole(op.reads[1], op);
+        break;
       case OpKind::norm_backward:
         note_replicated(op.writes[1], op.reads[0]);
         note_replicated(op.writes[2], op.reads[0]);
         break;
-      case OpKind::bias_gradient: note_replicated(op.writes[0], op.reads[0]); break;
+      case OpKind::bias_gradient:
+        note_replicated(op.writes[0], op.reads[0]);
+        break;
       case OpKind::add: {
         Partial a, b;
         if (op.reads[1] != kNoTensor && take_partial(op.reads[0], a) && take_partial(op.reads[1], b)) {
@@ -292,7 +312,8 @@ class Partition {
           replaced_.push_back({local, global});
         }
         return;
-      default: break;
+      default:
+        break;
     }
     out_.push_back(op);
   }
@@ -373,10 +394,12 @@ void check(const Scenario& scenario) {
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
-  const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+  const std::int64_t length =
+      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
   if (options.sequence_parallel) {
     if (model.kind == ModelKind::vit || model.kind == ModelKind::swin)
-      throw InputError({"", "/plan/sequence_parallel"}, "true", "false for a vision model, whose patches do not divide evenly");
+      throw InputError({"", "/plan/sequence_parallel"}, "true",
+                       "false for a vision model, whose patches do not divide evenly");
     if (length % (t * scenario.plan.context.degree) != 0)
       throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(length) + " tokens",
                        "a sequence length that tensor_parallel x context_parallel = " +
@@ -384,10 +407,12 @@ void check(const Scenario& scenario) {
   }
   if (options.overlap) {
     if (!options.sequence_parallel)
-      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true", "false without sequence_parallel, whose gathers and scatters overlap");
+      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true",
+                       "false without sequence_parallel, whose gathers and scatters overlap");
     if (length % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
-      throw InputError({"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(length) + " tokens",
-                       "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
+      throw InputError(
+          {"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(length) + " tokens",
+          "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
   }
 }
 

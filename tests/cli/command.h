@@ -23,6 +23,9 @@ class Workplace {
   // `arguments` as in a shell, run in the folder. `input` is its standard input.
   CommandResult orrery(const std::string& arguments, const std::string& input = {}) const;
 
+  // The same with another program than the built `orrery`.
+  CommandResult program(const std::string& path, const std::string& arguments, const std::string& input = {}) const;
+
   // The exit code of python3 with these arguments; what it printed is in ".stdout" and ".stderr".
   int python(const std::string& arguments) const;
 

@@ -40,8 +40,13 @@ int Workplace::run(const std::string& command) const {
 }
 
 CommandResult Workplace::orrery(const std::string& arguments, const std::string& input) const {
+  return program(ORRERY_COMMAND, arguments, input);
+}
+
+CommandResult Workplace::program(const std::string& path, const std::string& arguments,
+                                 const std::string& input) const {
   write(kInput, input);
-  const int code = run("'" ORRERY_COMMAND "' " + arguments);
+  const int code = run("'" + path + "' " + arguments);
   return {code, read(kOutput), read(kErrors)};
 }
 
@@ -405,6 +410,16 @@ TEST(Output, ReplacesAFileWholeAndKeepsTheOldOneOnError) {
   EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --json r.json").code, 0);
   EXPECT_NO_THROW(json::parse(place.read("r.json")));
   EXPECT_THAT(place.files(), ElementsAre("r.json"));
+}
+
+TEST(Run, LatentAttentionOnAGpuIsRefused) {
+  const Workplace place;
+  const CommandResult result = place.orrery(
+      "run small-gpt --device cuda --set model.attention=latent --set model.kv_lora_rank=16 --set "
+      "model.nope_head_dim=16 --set model.rope_head_dim=16 --set model.value_head_dim=32 --set model.positions=rotary "
+      "--set model.head_dim=32");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--device: found cuda for a model of latent attention, expected cpu"));
 }
 
 }  // namespace

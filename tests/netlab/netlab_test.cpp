@@ -20,6 +20,7 @@
 namespace orrery {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr int kSkipped = 77;  // netlab.py's exit code where no lab can be built
@@ -174,7 +175,8 @@ TEST_F(NetlabTest, AKilledRankEndsTheRunWithASentence) {
   else
     kill(lab.pid(), SIGTERM);
   EXPECT_NE(lab.end(), 0);
-  EXPECT_THAT(lab.text(), HasSubstr("exited on signal 9"));
+  // mpirun reports whom it sees first: the killed rank, or one that lost its connection to it.
+  EXPECT_THAT(lab.text(), AnyOf(HasSubstr("exited on signal 9"), HasSubstr("non-zero")));
   lab.expect_nothing_left();
 }
 TEST_F(NetlabTest, AnInterruptedRunLeavesNothing) {

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Rewrites what README.md shows behind its commands with what they print now; the test beside this file holds them to it.
-Also results/published/collectives_errors.md, which tests/cli/collective_test.cpp checks.
+Also its tables of errors, which tests/validation checks, and results/published/collectives_errors.md, which
+tests/cli/collective_test.cpp checks.
 
-Usage: tests/readme/refresh.py build/default/orrery [build/default/test_validation]
-The second program prints the table of measured and predicted steps. Lines "..." in the README elide output: a block that
-has one keeps its shape as long as the shown lines are still printed.
+Usage: tests/readme/refresh.py build/default/orrery
+Lines "..." in the README elide output: in a block that has one, each shown line becomes the printed one that differs in
+its numbers alone.
 """
 import pathlib
 import re
@@ -22,19 +23,33 @@ def output(command: str) -> str:
     return "\n".join(line.rstrip(" ") for line in done.stdout.splitlines())
 
 
+def shape(line: str) -> str:
+    """A line without its numbers and bars: what it is about."""
+    return re.sub(r"[\d.]+( [mun]s\b| s\b)?|[█▏▎▍▌▋▊▉]| +", " ", line).strip().replace("  ", " ")
+
+
+def refresh_shown(command: str, shown: str) -> str:
+    printed = output(command).splitlines()
+    lines = []
+    for line in shown.rstrip("\n").splitlines():
+        alike = [p for p in printed if re.sub(" +", " ", shape(p)) == re.sub(" +", " ", shape(line))]
+        lines.append(alike[0] if line != "..." and alike else line)
+    return "\n".join(lines)
+
+
 def refresh_block(match: re.Match) -> str:
     lines = []
     for example in re.split(r"^\$ ", match.group(1), flags=re.M)[1:]:
         command, _, shown = example.partition("\n")
         keep = re.search(r"^\.\.\.$", shown, flags=re.M)
-        lines += ["$ " + command, shown.rstrip("\n") if keep else output(command)]
+        lines += ["$ " + command, refresh_shown(command, shown) if keep else output(command)]
     return "```console\n" + "\n".join(lines) + "\n```"
 
 
 text = re.sub(r"```console\n(.*?)\n?```", refresh_block, readme.read_text(), flags=re.S)
-if len(sys.argv) > 2:
-    printed = subprocess.run([sys.argv[2]], text=True, stdout=subprocess.PIPE).stdout
-    table = re.search(r"(\| model and recomputation .*?\n)(?!\|)", printed, flags=re.S).group(1)
-    text = re.sub(r"@@KORTHIKANTI@@\n|\| model and recomputation .*?\n(?!\|)", lambda _: table, text, flags=re.S)
+page = output("orrery validate --markdown -")
+for heading in ("| the step calibration has seen", "| framework"):
+    table = re.compile(re.escape(heading) + r".*?\n(?!\|)", flags=re.S)
+    text = table.sub(lambda _: table.search(page).group(0), text, count=1)
 readme.write_text(text)
 output("orrery collective --measured --markdown results/published/collectives_errors.md")

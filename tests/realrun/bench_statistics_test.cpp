@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "realrun/bench/statistics.h"
+#include "sim/base/statistics.h"
 
 namespace orrery::bench {
 namespace {

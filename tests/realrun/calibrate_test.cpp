@@ -16,6 +16,7 @@
 #include "realrun/calibrate/journal.h"
 #include "realrun/calibrate/least_squares.h"
 #include "realrun/calibrate/nccl_log.h"
+#include "realrun/calibrate/overlap.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/calibration.h"
@@ -224,6 +225,66 @@ TEST(CalibrationFit, KnowsWhatBusyRanksKeep) {
   EXPECT_NEAR(fit_calibration(ideal.points, ideal.measured, facts, std::nullopt).calibration.busy_share, 0.6, 1e-4);
 }
 
+OverlapPair pair_of(OpKind copy, const std::string& id) {
+  OverlapPair pair;
+  pair.copy.op.kind = copy;
+  pair.product_alone = id + " 1", pair.copy_alone = id + " 2", pair.product_beside = id + " 3",
+  pair.copy_beside = id + " 4";
+  return pair;
+}
+
+TEST(OverlapFit, IsTheMeanSlowdownOfEachDirectionWithItsScatter) {
+  const std::vector<OverlapPair> pairs{pair_of(OpKind::copy_to_device, "a"), pair_of(OpKind::copy_to_device, "b"),
+                                       pair_of(OpKind::copy_to_host, "c"), pair_of(OpKind::copy_to_host, "d")};
+  std::map<std::string, Measurement> measured;
+  const auto put = [&](const OverlapPair& pair, double product, double copy) {
+    measured[pair.product_alone].seconds = 2, measured[pair.product_beside].seconds = 2 * product;
+    measured[pair.copy_alone].seconds = 5, measured[pair.copy_beside].seconds = 5 * copy;
+  };
+  put(pairs[0], 1.2, 1.05);
+  put(pairs[1], 1.25, 1.05);
+  EXPECT_FALSE(fit_overlaps(pairs, measured)) << "of one direction alone";
+  put(pairs[2], 1.5, 0.99);
+  const auto fit = fit_overlaps(pairs, measured);
+  ASSERT_TRUE(fit);
+  EXPECT_NEAR(fit->to_device.product_slowdown, std::sqrt(1.2 * 1.25) - 1, 1e-4);
+  EXPECT_NEAR(fit->to_device.copy_slowdown, 0.05, 1e-4);
+  EXPECT_EQ(fit->to_device.product_residual.points, 2);
+  EXPECT_NEAR(fit->to_device.product_residual.median, 0.0204, 1e-3);
+  EXPECT_NEAR(fit->to_host.product_slowdown, 0.5, 1e-4);
+  EXPECT_EQ(fit->to_host.product_residual.points, 1) << "the other was not measured";
+  EXPECT_EQ(fit->to_host.copy_slowdown, 0) << "faster is noise";
+}
+
+TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
+  const Ideal ideal;
+  CalibrationFit fit =
+      fit_calibration(ideal.points, ideal.measured, BackendFacts{"cpu", "Ideal", "software", 4, 1e9}, std::nullopt);
+  CopyOverlaps overlaps;
+  overlaps.to_device.product_slowdown = 0.2, overlaps.to_device.copy_slowdown = 0.05;
+  overlaps.to_device.product_residual.points = 6;
+  overlaps.to_host.product_slowdown = 1.5, overlaps.to_host.copy_slowdown = 0.07;
+  overlaps.source = "a test of copies";
+  fit.overlaps = overlaps;
+  const auto read = [](const std::string& text) {
+    return read_user_calibration(parse_json(text, "ideal.json"), {"ideal.json", ""});
+  };
+  const std::string text = calibration_text(fit, "a test", "2026-11-22", "synthetic");
+  const std::optional<CopyOverlaps> back = read(text).copy_overlaps;
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->to_device.product_slowdown, 0.2);
+  EXPECT_EQ(back->to_device.copy_slowdown, 0.05);
+  EXPECT_EQ(back->to_device.product_residual.points, 6);
+  EXPECT_EQ(back->to_host.product_slowdown, 1.5);
+  EXPECT_EQ(back->to_host.copy_slowdown, 0.07);
+  EXPECT_EQ(back->source, "a test of copies");
+  nlohmann::json bad = parse_json(text, "ideal.json");
+  bad["overlap"]["copy_to_host"]["copy_slowdown"] = -1;
+  EXPECT_THROW(read_user_calibration(bad, {"ideal.json", ""}), InputError);
+  bad["overlap"] = {{"copy_to_host", bad["overlap"]["copy_to_host"]}};
+  EXPECT_THROW(read_user_calibration(bad, {"ideal.json", ""}), InputError);
+}
+
 // --- What is checked in
 
 TEST(CheckedInCpuCalibration, StatesTheResidualsThatItsPointsHave) {
@@ -323,7 +384,10 @@ TEST(Calibrate, ACompleteJournalIsFittedWithoutMeasuring) {
   const CalibrateResult result = calibrate([] { return make_cpu_backend(); }, options);
   EXPECT_EQ(text_of(options.journal), before);
   EXPECT_EQ(result.measured, ideal.measured.size());
-  EXPECT_NO_THROW(parse_json(result.text, "calibration"));
+  const nlohmann::json json = parse_json(result.text, "calibration");
+  EXPECT_EQ(json.at("overlap").at("not_measured"), "the backend runs its streams one after another");
+  EXPECT_THAT(fit_table(result.fit), HasSubstr("copies beside products           not measured"));
+  EXPECT_FALSE(read_user_calibration(json, {}).copy_overlaps);
 }
 
 // --- Logs of nccl-tests

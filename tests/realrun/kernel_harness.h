@@ -40,6 +40,37 @@ inline Values random_values(std::int64_t n, std::uint32_t seed, double scale = 1
   return values;
 }
 
+inline Op op_of(OpKind kind) {
+  Op op;
+  op.kind = kind;
+  op.name = "test";
+  return op;
+}
+
+struct Operand {
+  Tensor tensor;
+  Values values;
+};
+// One call of a kernel on given operands; results are poisoned before.
+inline std::vector<Values> call(const Op& op, std::vector<Operand> reads, const std::vector<Tensor>& results,
+                                const KernelContext& context = {}) {
+  std::vector<Values> values;
+  std::vector<Buffer> in, out;
+  for (const Tensor& t : results)
+    values.emplace_back(static_cast<std::size_t>(t.elements()), std::numeric_limits<float>::quiet_NaN());
+  for (Operand& r : reads) in.push_back({r.values.empty() ? nullptr : r.values.data(), &r.tensor});
+  for (std::size_t i = 0; i < results.size(); ++i) out.push_back({values[i].data(), &results[i]});
+  run_kernel(op, in, out, context);
+  return values;
+}
+
+inline constexpr double kFp32 = 2e-5;  // of sums of some tens of products of normal numbers
+inline void expect_equal(const Values& actual, const std::vector<double>& expected, double tolerance = kFp32) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (std::size_t i = 0; i < actual.size(); ++i)
+    ASSERT_NEAR(actual[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << i;
+}
+
 // A piece and its tensors in memory. Views must be the beginning of what they view.
 class Machine {
  public:

@@ -14,44 +14,13 @@ namespace {
 
 using enum OpKind;
 
-constexpr double kFp32 = 2e-5;  // of sums of some tens of products of normal numbers
-
 Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
 Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
 Tensor absent() { return {}; }
 
-Op op_of(OpKind kind) {
-  Op op;
-  op.kind = kind;
-  op.name = "test";
-  return op;
-}
-
-// One call on given operands; results are poisoned before.
-struct Operand {
-  Tensor tensor;
-  Values values;
-};
 Operand random_operand(std::initializer_list<Dim> dims, std::uint32_t seed) {
   const Tensor t = shaped(dims);
   return {t, random_values(t.elements(), seed)};
-}
-std::vector<Values> call(const Op& op, std::vector<Operand> reads, const std::vector<Tensor>& results,
-                         const KernelContext& context = {}) {
-  std::vector<Values> values;
-  std::vector<Buffer> in, out;
-  for (const Tensor& t : results)
-    values.emplace_back(static_cast<std::size_t>(t.elements()), std::numeric_limits<float>::quiet_NaN());
-  for (Operand& r : reads) in.push_back({r.values.empty() ? nullptr : r.values.data(), &r.tensor});
-  for (std::size_t i = 0; i < results.size(); ++i) out.push_back({values[i].data(), &results[i]});
-  run_kernel(op, in, out, context);
-  return values;
-}
-
-void expect_equal(const Values& actual, const std::vector<double>& expected, double tolerance = kFp32) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (std::size_t i = 0; i < actual.size(); ++i)
-    ASSERT_NEAR(actual[i], expected[i], tolerance * (1 + std::abs(expected[i]))) << i;
 }
 
 // --- Products
@@ -968,7 +937,7 @@ TEST(Kernels, ShapesThatDoNotFitAreRefused) {
   EXPECT_THROW(call(op_of(linear), {x, w}, {y.tensor}), std::logic_error);
   EXPECT_THROW(call(op_of(add), {x, y}, {x.tensor}), std::logic_error);
   EXPECT_THROW(call(op_of(norm), {x, random_operand({{6}}, 4)}, {x.tensor, plain({{3}, {1}})}), std::logic_error);
-  // Latent attention: keys narrower than queries.
+  // Latent attention: keys without their rotary part.
   const Operand q = random_operand({{1}, {3}, {2}, {1}, {6}}, 1), kv = random_operand({{1}, {3}, {2}, {1}, {8}}, 2);
   EXPECT_THROW(call(op_of(attention), {q, kv}, {plain({{1}, {3}, {2}, {1}, {4}}), plain({{1}, {2}, {1}, {3}})}),
                std::logic_error);

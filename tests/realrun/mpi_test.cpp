@@ -5,14 +5,20 @@
 
 #include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "realrun/mpi/launch.h"
 #include "realrun/mpi/schedule.h"
 #include "sim/base/error.h"
 #include "sim/des/collective_flows.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
 
 namespace orrery {
 namespace {
@@ -85,6 +91,68 @@ TEST_F(Mpi, MessagesThatDoNotFitAreReported) {
 TEST_F(Mpi, ARankThatFailsEndsTheOthers) {
   expect_end("throws", "orrery-rank: rank 1 has had enough", 3);
   expect_end("killed", "signal 9", 3);
+}
+
+// --- Started from a program without MPI (tests/cli/run_mpi_test.cpp has how such a run ends)
+// --------------------------
+
+TEST_F(Mpi, RanksStartedFromHereSayWhatThreadsDo) {
+  ScenarioSource source;
+  const std::vector<std::string> sets{"plan.data_parallel=2", "model.layers=1",         "model.hidden=32",
+                                      "model.vocab=64",       "model.max_positions=16", "workload.sequence_length=16"};
+  const Scenario scenario = read_scenario(load_scenario_document("small-gpt", sets, source), source);
+  Program program;
+  lower(scenario, program);
+  ExecutionOptions options;
+  options.seed = 3;
+  options.measure = true;
+  options.keep_tensors = false;
+  options.steps = 4;
+  options.warmup_steps = 1;
+  std::vector<std::int64_t> steps;
+  options.after_step = [&](std::size_t rank, std::int64_t step) {
+    EXPECT_EQ(rank, 0u);
+    steps.push_back(step);
+  };
+  setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
+  const std::vector<RankResult> processes =
+      execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options);
+  EXPECT_EQ(steps, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
+  options.after_step = {};
+  const std::vector<RankResult> threads =
+      execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); });
+  ASSERT_EQ(processes.size(), threads.size());
+  for (std::size_t r = 0; r < threads.size(); ++r) {
+    EXPECT_EQ(processes[r].rank, threads[r].rank);
+    EXPECT_EQ(processes[r].losses, threads[r].losses);
+    EXPECT_EQ(processes[r].step_seconds.size(), threads[r].step_seconds.size());
+    EXPECT_EQ(processes[r].ops.size(), threads[r].ops.size());
+    EXPECT_EQ(processes[r].peak_bytes, threads[r].peak_bytes);
+  }
+}
+
+TEST_F(Mpi, WhatTheFirstRankThatFailsSaysIsTheError) {
+  // Ranks of another number than the plan's: each finds out by itself.
+  ExecutionOptions options;
+  try {
+    execute_ranks_over_mpi({.scenario = "small-gpt", .sets = {}, .ranks = 2}, options);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(),
+                HasSubstr("found a plan of 1 ranks, expected one of the 2 ranks that mpirun has started"));
+  }
+}
+
+TEST(MpiResults, ThatWereCutOffAreNotTaken) {
+  const std::string path = testing::TempDir() + "rank_results";
+  RankResult result;
+  result.losses = {1, 2};
+  write_rank_results(path, {result, result});
+  EXPECT_EQ(read_rank_results(path).size(), 2u);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_THROW(read_rank_results(path), ExecutionError);
+  std::filesystem::remove(path);
+  EXPECT_THROW(read_rank_results(path), ExecutionError);
 }
 
 // --- The schedules themselves, without MPI ---------------------------------------------------------------------------

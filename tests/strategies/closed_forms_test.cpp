@@ -24,8 +24,8 @@ double executed_flops(const Block& block, const Piece& piece) {
   return total;
 }
 
-// Narayanan et al. 2021, section 5.1 and appendix: a layer's forward is 24 b s h^2 + 4 b s^2 h, its backward twice that;
-// the logits 2 b s h V.
+// Narayanan et al. 2021, section 5.1 and appendix: a layer's forward is 24 b s h^2 + 4 b s^2 h, its backward twice
+// that; the logits 2 b s h V.
 TEST(ModelFlops, EqualNarayanan2021) {
   Scenario s = megatron_22b();
   s.plan.tensor.degree = 1;
@@ -41,7 +41,9 @@ TEST(ModelFlops, EqualNarayanan2021) {
   EXPECT_DOUBLE_EQ(executed_flops(head.forward, head), 2 * b * seq * h * V);
   const double B = static_cast<double>(s.workload.global_batch_size);
   // 72 B s L h^2 (1 + s/(6h) + V/(12 L h)): Korthikanti et al. 2022, eq. 7.
-  EXPECT_NEAR(p.model.flops_per_step_full_attention / (72 * B * seq * L * h * h * (1 + seq / (6 * h) + V / (12 * L * h))), 1, 1e-12);
+  EXPECT_NEAR(
+      p.model.flops_per_step_full_attention / (72 * B * seq * L * h * h * (1 + seq / (6 * h) + V / (12 * L * h))), 1,
+      1e-12);
 }
 
 TEST(ModelFlops, TensorParallelRanksShareThemEqually) {
@@ -91,7 +93,8 @@ TEST(ActivationMemory, FlashAttentionKeepsRowStatisticsOnly) {
   Program p;
   lower(s, p);
   const Dims d = dims_of(s);
-  EXPECT_DOUBLE_EQ(saved_bytes(running_layer(p)), d.s * d.b * d.h / 8 * 34 + statistics_bytes(d, 8) + 4 * d.b * d.a / 8 * d.s);
+  EXPECT_DOUBLE_EQ(saved_bytes(running_layer(p)),
+                   d.s * d.b * d.h / 8 * 34 + statistics_bytes(d, 8) + 4 * d.b * d.a / 8 * d.s);
 }
 
 // Eager stacks compose RMSNorm, rotary positions and SwiGLU of several kernels; what the model computes stays the same.
@@ -126,11 +129,49 @@ TEST(ActivationMemory, FullRecomputeOfGroupsKeepsOneInputEach) {
   EXPECT_EQ(instances, 48 / 4);
 }
 
+// Products cut into parts that overlap with their collectives save what whole products save, and work on no more than
+// the shard of their input, which lives until its last part has been gathered.
+TEST(ActivationMemory, OverlappedProductsSaveWhatWholeOnesDo) {
+  using activation_recompute::Mode;
+  for (const bool flash : {false, true})
+    for (const std::int64_t context : {1, 2}) {
+      if (context > 1 && !flash) continue;  // rings attend in one kernel a step
+      for (const auto& [mode, every] :
+           {std::pair{Mode::none, 1}, {Mode::selective, 1}, {Mode::full, 1}, {Mode::full, 3}})
+        for (const bool fp8 : {false, true}) {
+          Scenario s = scenario_of("megatron-22B", "dgx-h100", 2);
+          s.workload = {2048, 0, 4};
+          s.plan.batch.micro_batch_size = 4;
+          s.plan.data.degree = 1;
+          s.plan.context.degree = context;
+          s.plan.tensor.degree = 8;
+          s.plan.tensor.sequence_parallel = true;
+          s.plan.pipeline.degree = 2 / context;
+          s.plan.framework.flash_attention = flash;
+          s.plan.recompute.mode = mode;
+          s.plan.recompute.every = every;
+          if (fp8) s.plan.precision.mix = precision::Mix::fp8;
+          Program whole, parts;
+          lower(s, whole);
+          s.plan.tensor.overlap = true;
+          lower(s, parts);
+          const PieceMemory a = piece_memory(running_layer(whole), 1), b = piece_memory(running_layer(parts), 1);
+          EXPECT_DOUBLE_EQ(device_bytes(a.saved), device_bytes(b.saved))
+              << static_cast<int>(mode) << every << fp8 << context;
+          const Dims d = dims_of(s);
+          const double shard = 2 * d.s * d.b * d.h / static_cast<double>(s.plan.tensor.degree * context);
+          EXPECT_LE(device_bytes(b.forward_transient), device_bytes(a.forward_transient) + shard);
+          EXPECT_LE(device_bytes(b.backward_transient), device_bytes(a.backward_transient) + shard);
+        }
+    }
+}
+
 double resident(const Program& p, Category category) {
   double total = 0;
   for (const Chunk& chunk : p.stages[0])
     for (const auto& run : chunk.runs)
-      total += static_cast<double>(run.count) * piece_memory(p.pieces[run.piece], 1).resident[static_cast<std::size_t>(category)];
+      total += static_cast<double>(run.count) *
+               piece_memory(p.pieces[run.piece], 1).resident[static_cast<std::size_t>(category)];
   return total;
 }
 
@@ -143,8 +184,10 @@ TEST(StateMemory, EqualsTheZeroPaper) {
   s.plan.framework.stack = framework::Stack::deepspeed;
   const double P = static_cast<double>(parameters(s.model)), N = 8;
   Program p;
-  const double expected[4][3] = {
-      {2 * P, 2 * P, 12 * P}, {2 * P, 2 * P, 12 * P / N}, {2 * P, 2 * P / N, 12 * P / N}, {2 * P / N, 2 * P / N, 12 * P / N}};
+  const double expected[4][3] = {{2 * P, 2 * P, 12 * P},
+                                 {2 * P, 2 * P, 12 * P / N},
+                                 {2 * P, 2 * P / N, 12 * P / N},
+                                 {2 * P / N, 2 * P / N, 12 * P / N}};
   for (int stage = 0; stage <= 3; ++stage) {
     s.plan.data.zero_stage = stage;
     lower(s, p);
@@ -152,6 +195,66 @@ TEST(StateMemory, EqualsTheZeroPaper) {
     EXPECT_NEAR(resident(p, Category::gradient) / expected[stage][1], 1, 1e-6) << stage;
     EXPECT_NEAR(resident(p, Category::optimizer_state) / expected[stage][2], 1, 1e-6) << stage;
   }
+}
+
+// fp8 adds a byte a parameter of the layers for the quantised copy, once: repeated forwards read the same copy. Where
+// weights are gathered for each block, the copy comes and goes with them.
+TEST(StateMemory, QuantisedWeightsLastAsLongAsTheWeights) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 16};
+  s.plan.precision.mix = precision::Mix::fp8;
+  Program p;
+  double weights = 0;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const auto mode : {activation_recompute::Mode::none, activation_recompute::Mode::full})
+      for (const bool reshard : {true, false}) {
+        s.plan.data.zero_stage = stage;
+        s.plan.data.reshard_after_forward = reshard;
+        s.plan.recompute.mode = mode;
+        lower(s, p);
+        const Piece& layer = running_layer(p);
+        weights = 0;
+        for (const ParameterGradient& g : layer.parameters)
+          if (layer.tensors[g.parameter].rank > 1)
+            weights += static_cast<double>(layer.tensors[g.parameter].elements());
+        const PieceMemory m = piece_memory(layer, 1);
+        constexpr auto kWorkspace = static_cast<std::size_t>(Category::workspace);
+        const double norms = 2 * sizeof(float);  // the gradient norm's scalars
+        EXPECT_NEAR(m.resident[kWorkspace], stage == 3 ? 0 : weights, norms) << stage;
+        EXPECT_EQ(m.saved[kWorkspace], 0) << stage;
+        EXPECT_EQ(count_ops(layer.forward, OpKind::all_gather) > 0, stage > 0);
+      }
+  // One rank gathers nothing.
+  s.cluster = read_cluster({{"node", "dgx-h100"}, {"devices_per_node", 1}}, {});
+  s.plan.data.zero_stage = 3;
+  s.plan.recompute.mode = activation_recompute::Mode::none;
+  lower(s, p);
+  EXPECT_GE(piece_memory(running_layer(p), 1).resident[static_cast<std::size_t>(Category::workspace)], weights);
+}
+
+// Ren et al. 2021 (arXiv 2101.06840), section 4.1: of gradients the device holds those of the layer that runs, the host
+// all. Below ZeRO-2 nothing frees them before the update.
+TEST(StateMemory, OffloadedGradientsLeaveTheDeviceAsTheyAreReduced) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
+  s.workload = {1024, 0, 32};
+  s.plan.precision.mix = precision::Mix::fp16;
+  s.plan.precision.gradients = precision::GradientDtype::fp16;
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  s.plan.offload.optimizer = true;
+  const double P = static_cast<double>(parameters(s.model));
+  Program p;
+  for (const std::int64_t ranks : {1, 8})
+    for (const std::int64_t sequences : {32, 4})  // several micro-batches, or one
+      for (int stage = 0; stage <= 3; ++stage) {
+        s.cluster = read_cluster({{"node", "dgx-a100"}, {"devices_per_node", ranks}}, {});
+        s.plan.batch.micro_batch_size = sequences == 32 ? 1 : 32 / ranks;
+        s.plan.data.zero_stage = stage;
+        lower(s, p);
+        const double N = static_cast<double>(ranks);
+        EXPECT_NEAR(resident(p, Category::gradient) / (2 * P), stage >= 2 ? 0 : 1, 1e-6) << stage << ranks;
+        const double held = stage >= 1 ? P / N : P;  // states, parameters and gradients
+        EXPECT_NEAR(resident(p, Category::host_copy) / ((12 + 2 + 2) * held), 1, 1e-6) << stage << ranks;
+      }
 }
 
 TEST(StateMemory, HybridShardingDividesByTheShardGroupOnly) {
@@ -170,8 +273,8 @@ TEST(StateMemory, HybridShardingDividesByTheShardGroupOnly) {
 
 // Every parameter of the model is in exactly one piece: the Program's count is the model's.
 TEST(Parameters, OfTheProgramAreTheModels) {
-  for (const char* name : {"gpt2-1.5b", "llama-3-8b", "llama-3-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mpt-7b", "bert-large",
-                           "palm-540b", "gpt-neox-20b", "opt-6.7b", "gemma3-12b", "olmo2-32b"}) {
+  for (const char* name : {"gpt2-1.5b", "llama-3-8b", "llama-3-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mpt-7b",
+                           "bert-large", "palm-540b", "gpt-neox-20b", "opt-6.7b", "gemma3-12b", "olmo2-32b"}) {
     Scenario s = scenario_of(name, "dgx-h100", 1);
     s.workload = {512, 0, 8};
     s.plan.framework.stack = framework::Stack::fsdp;  // no vocabulary padding

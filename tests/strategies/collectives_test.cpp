@@ -1,6 +1,7 @@
 // Do strategies insert the communication that their papers prescribe?
 #include <algorithm>
 
+#include "sim/program/rewrite.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -81,8 +82,9 @@ TEST(TensorParallel, ParallelBlocksReduceOnce) {
   Program p;
   lower(s, p);
   const auto tensor_reductions = [&](const Block& block) {
-    return std::count_if(block.ops.begin(), block.ops.end(),
-                         [](const Op& op) { return op.kind == OpKind::all_reduce && op.axes == MeshAxes(MeshAxis::tp); });
+    return std::count_if(block.ops.begin(), block.ops.end(), [](const Op& op) {
+      return op.kind == OpKind::all_reduce && op.axes == MeshAxes(MeshAxis::tp);
+    });
   };
   EXPECT_EQ(tensor_reductions(piece_named(p, "layer").forward), 1);
   EXPECT_EQ(tensor_reductions(piece_named(p, "layer").backward), 1);
@@ -229,6 +231,26 @@ TEST(ContextParallel, AZigzagDealNeedsTheWholeRingForAnyWindow) {
   EXPECT_NEAR(attended_pairs(p) / expected, 1, 1e-3);
 }
 
+TEST(Precision, Fp8WeightsAreQuantisedWhenTheyAreGathered) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 64};
+  s.plan.precision.mix = precision::Mix::fp8;
+  s.plan.data.zero_stage = 3;
+  Program p;
+  lower(s, p);
+  const Piece& layer = piece_named(p, "layer");
+  for (const Block* block : {&layer.forward, &layer.backward}) {
+    int weights = 0;
+    for (const Op& op : block->ops)
+      if (op.name == std::string_view("quantise_weight")) {
+        ++weights;
+        EXPECT_EQ(op.when, When::every_micro_batch);
+        EXPECT_STREQ(layer.tensors[storage_of(layer, op.reads[0])].name, "gathered_parameters");
+      }
+    EXPECT_EQ(weights, 4);
+  }
+}
+
 TEST(Precision, Fp8WeightsAreQuantisedOnceAStep) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
   s.workload = {8192, 0, 64};
@@ -255,7 +277,8 @@ TEST(DataParallel, MovesTheVolumesOfTheZeroPaper) {
     lower(s, p);
     const Piece& layer = piece_named(p, "layer");
     double parameter_bytes = 0;
-    for (const ParameterGradient& g : layer.parameters) parameter_bytes += static_cast<double>(layer.tensors[g.parameter].bytes());
+    for (const ParameterGradient& g : layer.parameters)
+      parameter_bytes += static_cast<double>(layer.tensors[g.parameter].bytes());
     double moved = 0;
     for (const Block* block : {&layer.forward, &layer.backward, &layer.update})
       for (const Op& op : block->ops) {
@@ -264,6 +287,28 @@ TEST(DataParallel, MovesTheVolumesOfTheZeroPaper) {
       }
     EXPECT_DOUBLE_EQ(moved / parameter_bytes, stage == 3 ? 3 : 2) << stage;
   }
+}
+
+// Sums over tensor-parallel ranks, once a step, of what the rank has: a shard where gradients are sharded.
+TEST(DataParallel, ShardedGradientsArePackedAsShards) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 2);
+  s.workload = {2048, 0, 8};
+  s.plan.tensor.degree = 4;
+  s.plan.tensor.sequence_parallel = true;
+  const auto packed = [&](int stage) {
+    s.plan.data.zero_stage = stage;
+    Program p;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    for (const Op& op : layer.update.ops)
+      if (op.name == std::string_view("replicated_gradients.all_reduce")) return layer.tensors[op.reads[0]].elements();
+    return std::int64_t{0};
+  };
+  ASSERT_EQ(packed(0) % 4, 0);
+  EXPECT_GT(packed(0), 0);
+  EXPECT_EQ(packed(1), packed(0));
+  EXPECT_EQ(packed(2), packed(0) / 4);
+  EXPECT_EQ(packed(3), packed(0) / 4);
 }
 
 TEST(DataParallel, BucketsHoldSeveralSmallLayersOrPartsOfALargeOne) {
@@ -347,6 +392,40 @@ TEST(Offload, CopiesGradientsBehindTheirLastReduction) {
       if (op.stream == Stream::data_communication) {
         EXPECT_EQ(copy_down(layer).every, op.every) << stage;
       }
+  }
+}
+
+// DeepSpeed's stages 2 and 3: what the host has comes up, is added to and goes down again; nothing comes up where a
+// step is one micro-batch. The norm is taken on the device, of the sum.
+TEST(Offload, AccumulatesOnTheDeviceWhatTheHostHolds) {
+  Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
+  s.plan.offload.optimizer = true;
+  s.plan.data.zero_stage = 2;
+  Program p;
+  for (const std::int64_t micro_batches : {1, 4}) {
+    s.workload = {1024, 0, 8 * micro_batches};
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    TensorId sent = kNoTensor, counted = kNoTensor;
+    int up = 0, adds = 0;
+    for (const Op& op : layer.backward.ops) {
+      const std::string_view name = op.name;
+      up += name == "gradients.to_device";
+      adds += name == "accumulate_gradients";
+      if (name == "gradients.to_host") {
+        EXPECT_EQ(op.when, When::every_micro_batch);
+        sent = op.reads[0];
+      }
+      if (op.kind == OpKind::gradient_norm) {
+        EXPECT_EQ(op.when, When::last_micro_batch);
+        counted = op.reads[0];
+      }
+    }
+    EXPECT_EQ(up, micro_batches > 1);
+    EXPECT_EQ(adds, micro_batches > 1);
+    ASSERT_NE(sent, kNoTensor);
+    EXPECT_EQ(counted, sent);
+    for (const Op& op : layer.update.ops) EXPECT_NE(op.kind, OpKind::zero_fill);
   }
 }
 

@@ -548,6 +548,8 @@ void pool_backward(const Call& call) {
 
 void rotary(const Call& call, double direction) {
   const Operand &x = call.read(0), &y = call.write(0);
+  call.require(call.op.rotary_begin == 0 && !call.has_read(1) && !call.has_write(1),
+               "heads that turn in part, and keys that they share (latent attention), run on CPUs alone");
   call.require_same_elements(x, y);
   const Tensor& t = *x.tensor;
   call.require(t.find(Axis::sequence) == 1 && t.rank == 5,

@@ -13,6 +13,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <unordered_map>
 #include <utility>
@@ -43,6 +44,7 @@ struct CUevent_st {
   std::uint64_t position = 0;
   bool timed = true, captured = false;
   std::chrono::steady_clock::time_point time;
+  double clock = 0;  // seconds, where the test has chosen one
 };
 
 struct CUgraph_st {
@@ -70,6 +72,59 @@ void push(cudaStream_t stream, std::function<void()> task) {
     stream->captured.push_back(std::move(task));
   } else {
     stream->queue.push_back(std::move(task));
+  }
+}
+
+// What streams have done since the clock was last asked, in their order.
+enum class Kind { product, copy, event };
+struct Happening {
+  Kind kind = Kind::event;
+  double left = 0;  // seconds at full speed
+  cudaEvent_t event = nullptr;
+};
+std::optional<orrery::cuda_stand_in::Clock> chosen_clock;
+double clock_seconds = 0;
+std::vector<std::pair<cudaStream_t, std::deque<Happening>>> happened;
+
+void happen(cudaStream_t stream, const Happening& what) {
+  for (auto& [known_stream, all] : happened)
+    if (known_stream == stream) return all.push_back(what);
+  happened.push_back({stream, {what}});
+}
+
+// Runs the clock until all of it is done.
+void run_clock() {
+  const orrery::cuda_stand_in::Clock& c = *chosen_clock;
+  while (!happened.empty()) {
+    for (auto& [stream, all] : happened)
+      while (!all.empty() && all.front().kind == Kind::event) {
+        all.front().event->clock = clock_seconds;
+        all.pop_front();
+      }
+    std::erase_if(happened, [](const auto& stream) { return stream.second.empty(); });
+    if (happened.empty()) return;
+    const auto runs = [&](Kind kind) {
+      return std::any_of(happened.begin(), happened.end(),
+                         [&](const auto& s) { return s.second.front().kind == kind; });
+    };
+    const bool both = runs(Kind::product) && runs(Kind::copy) && !c.take_turns;
+    const std::size_t running = c.take_turns ? 1 : happened.size();
+    const auto times = [&](const Happening& h) {
+      return !both ? 1 : 1 + (h.kind == Kind::product ? c.product_slowdown : c.copy_slowdown);
+    };
+    double next = std::numeric_limits<double>::infinity();
+    for (std::size_t s = 0; s < running; ++s) {
+      const Happening& h = happened[s].second.front();
+      next = std::min(next, h.left * times(h));
+    }
+    clock_seconds += next;
+    constexpr double kRounding = 1e-12;
+    for (std::size_t s = 0; s < running; ++s) {
+      std::deque<Happening>& all = happened[s].second;
+      all.front().left -= next / times(all.front());
+      if (all.front().left < kRounding) all.pop_front();
+    }
+    std::erase_if(happened, [](const auto& stream) { return stream.second.empty(); });
   }
 }
 
@@ -124,6 +179,16 @@ void set_memory(std::int64_t bytes) { memory_bytes = bytes; }
 void set_driver(int version, int devices) {
   driver_version = version;
   device_count = devices;
+}
+void set_clock(const Clock& clock) {
+  const Lock lock(mutex);
+  chosen_clock = clock;
+  happened.clear();
+}
+void unset_clock() {
+  const Lock lock(mutex);
+  chosen_clock.reset();
+  happened.clear();
 }
 }  // namespace orrery::cuda_stand_in
 
@@ -189,7 +254,11 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const Lock lock(mutex);
   event->stream = stream;
   event->captured = stream->capturing;
-  if (event->timed) push(stream, [event] { event->time = std::chrono::steady_clock::now(); });
+  if (event->timed)
+    push(stream, [event, stream] {
+      event->time = std::chrono::steady_clock::now();
+      if (chosen_clock) happen(stream, {Kind::event, 0, event});
+    });
   event->position = stream->issued();
   return cudaSuccess;
 }
@@ -208,6 +277,12 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   const Lock lock(mutex);
   if (end->stream->done < end->position) return failed(cudaErrorNotReady);
+  if (chosen_clock) {
+    run_clock();
+    constexpr double kMilliseconds = 1e3;
+    *milliseconds = static_cast<float>(kMilliseconds * (end->clock - begin->clock));
+    return cudaSuccess;
+  }
   *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return cudaSuccess;
 }
@@ -246,7 +321,11 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
-  push(stream, [=] { std::memmove(to, from, bytes); });
+  push(stream, [=] {
+    std::memmove(to, from, bytes);
+    if (chosen_clock)
+      happen(stream, {Kind::copy, static_cast<double>(bytes) / chosen_clock->copy_bytes_per_second, nullptr});
+  });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
@@ -488,6 +567,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
   const float factor = *static_cast<const float*>(beta);
   push(stream, [=] {
     ++known.products;
+    if (chosen_clock) happen(stream, {Kind::product, chosen_clock->product_seconds, nullptr});
     const Dtype ta = dtype_of(la.type), tb = dtype_of(lb.type), tc = dtype_of(lc.type);
     const auto m = static_cast<std::int64_t>(lc.rows), n = static_cast<std::int64_t>(lc.columns);
     const auto k = static_cast<std::int64_t>(o.transpose_a == CUBLAS_OP_T ? la.rows : la.columns);

@@ -24,4 +24,15 @@ void set_memory(std::int64_t bytes);
 // The driver's and the devices' numbers, as require_device() asks for them.
 void set_driver(int version, int devices);
 
+// A clock for products and copies in place of the machine's: each takes the given time, longer while the other kind
+// runs on another stream; all else takes none. Streams begin together after both have run empty; what they wait for is
+// not in it.
+struct Clock {
+  double product_seconds = 0, copy_bytes_per_second = 0;
+  double product_slowdown = 0, copy_slowdown = 0;  // shares
+  bool take_turns = false;                         // nothing runs beside anything: a stream, then the next
+};
+void set_clock(const Clock& clock);
+void unset_clock();
+
 }  // namespace orrery::cuda_stand_in

@@ -4,10 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "realrun/calibrate/calibrate.h"
+#include "realrun/calibrate/journal.h"
+#include "realrun/calibrate/overlap.h"
 #include "realrun/cuda/backend.h"
+#include "sim/base/json_reader.h"
+#include "sim/cost/calibration.h"
+#include "sim/hardware/presets.h"
+#include "sim/program/work.h"
 #include "tests/realrun/cuda_runtime/support.h"
 
 namespace orrery {
@@ -103,6 +113,100 @@ TEST(CudaBackend, ProductsAreTimedOnceAndTheSameForAllRanks) {
   EXPECT_EQ(cuda_stand_in::facts().heuristics, before + 1);
   difference(second, op_of(OpKind::linear), {x, w}, y);
   EXPECT_EQ(cuda_stand_in::facts().heuristics, before + 1);
+}
+
+// --- Copies beside products, by a clock that the test chooses --------------------------------------------------------
+
+class ChosenClock {
+ public:
+  explicit ChosenClock(const cuda_stand_in::Clock& clock) { cuda_stand_in::set_clock(clock); }
+  ~ChosenClock() { cuda_stand_in::unset_clock(); }
+  ChosenClock(const ChosenClock&) = delete;
+  ChosenClock& operator=(const ChosenClock&) = delete;
+};
+
+SweepOptions small_sweep() {
+  SweepOptions options = cpu_sweep();
+  options.least_tokens = options.least_hidden = 16;
+  options.most_tokens = options.most_sequence = options.most_hidden = 64;
+  options.most_vocabulary = 256;
+  options.products = 30, options.attentions = 15, options.of_a_kind = 4;
+  options.most_elements = 3e5;  // copies of at most 16 MiB
+  return options;
+}
+
+constexpr double kFloatClock = 1e-4;  // the runtime's clock is a float
+
+TEST(CudaCalibration, FindsWhatCopiesAndProductsCostEachOther) {
+  const ChosenClock clock(
+      {.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .product_slowdown = 0.25, .copy_slowdown = 0.1});
+  CudaBackend backend;
+  ASSERT_TRUE(backend.facts().asynchronous_streams);
+  Meter meter(backend, 1e5);
+  const std::vector<OverlapPair> pairs = overlap_pairs(small_sweep());
+  ASSERT_EQ(pairs.size(), 6u) << "three products, both directions";
+  for (const OverlapPair& pair : pairs) {
+    const auto m = meter.measure_overlap(pair.product, pair.copy, 0);
+    ASSERT_TRUE(m) << pair.product_beside;
+    EXPECT_NEAR(m->product_alone.seconds, 5e-3, 5e-3 * kFloatClock);
+    EXPECT_NEAR(m->copy_alone.seconds, 16777216 / 1e9, 1e-2 * kFloatClock);
+    // Neither is overlapped for all of its time: the copies take longer than what runs beside them.
+    EXPECT_NEAR(m->product_beside.seconds / m->product_alone.seconds, 1.25, kFloatClock);
+    EXPECT_NEAR(m->copy_beside.seconds / m->copy_alone.seconds, 1.1, kFloatClock);
+    EXPECT_GE(m->copy_beside.repetitions, 5);
+  }
+}
+
+TEST(CudaCalibration, StreamsThatTakeTurnsAreNoOverlap) {
+  const ChosenClock clock({.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .take_turns = true});
+  CudaBackend backend;
+  Meter meter(backend, 1e5);
+  const OverlapPair pair = overlap_pairs(small_sweep()).front();
+  EXPECT_FALSE(meter.measure_overlap(pair.product, pair.copy, 0));
+}
+
+TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
+  const ChosenClock clock(
+      {.product_seconds = 5e-3, .copy_bytes_per_second = 1e9, .product_slowdown = 0.25, .copy_slowdown = 0.1});
+  CalibrateOptions options = options_for(CudaBackend().facts());
+  options.sweep = small_sweep();
+  options.passes = 1;
+  options.footprint_bytes = 1e5;
+  options.preset = find_device("H100-SXM5-80GB");
+  options.date = "2026-11-22";
+  options.journal = testing::TempDir() + "overlap.points.jsonl";
+  std::remove(options.journal.c_str());
+  const BackendFacts facts = CudaBackend().facts();
+  {  // all points but the pairs
+    Journal journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
+    const KernelModel model(*options.preset, find_calibration(*options.preset));
+    for (const SweepPoint& p : sweep(options.sweep)) {
+      constexpr double kCopyRate = 25e9;
+      const double seconds =
+          p.group.starts_with("copy") ? bytes(p.op, p.tensors) / kCopyRate : model.cost(p.op, p.tensors).seconds;
+      journal.add(p.id, {.seconds = seconds, .spread = 0, .issue_seconds = 0, .repetitions = 5});
+    }
+  }
+  const auto overlap_of = [&] {
+    const CalibrateResult result = calibrate([] { return std::make_unique<CudaBackend>(); }, options);
+    return parse_json(result.text, "calibration").at("overlap");
+  };
+  options.budget_seconds = 1e-9;
+  EXPECT_EQ(overlap_of().at("not_measured"), "the time was up before both directions were measured");
+  options.budget_seconds = 60;
+  std::vector<std::string> measured;
+  options.progress = [&](const CalibrationProgress& p) { measured.push_back(p.point); };
+  const nlohmann::json overlap = overlap_of();
+  EXPECT_EQ(measured.size(), 6u) << "the pairs alone";
+  for (const char* direction : {"copy_to_device", "copy_to_host"}) {
+    EXPECT_NEAR(overlap.at(direction).at("product_slowdown"), 0.25, kFloatClock);
+    EXPECT_NEAR(overlap.at(direction).at("copy_slowdown"), 0.1, kFloatClock);
+    EXPECT_EQ(overlap.at(direction).at("product_residual").at("points"), 3);
+  }
+  EXPECT_THAT(overlap.at("source").get<std::string>(), HasSubstr("stand-in"));
+  EXPECT_EQ(overlap_of(), overlap);
+  EXPECT_EQ(measured.size(), 6u) << "what the journal has is not measured again";
+  std::remove(options.journal.c_str());
 }
 
 }  // namespace

@@ -1,0 +1,138 @@
+// orrery validate: predictions held against published measurements.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/commands.h"
+#include "cli/names.h"
+#include "cli/output.h"
+#include "cli/validation/baseline.h"
+#include "cli/validation/fit.h"
+#include "cli/validation/page.h"
+#include "cli/validation/tables.h"
+#include "sim/base/json_reader.h"
+
+namespace orrery {
+namespace {
+
+struct Arguments {
+  ValidationFilter filter;
+  std::string json, csv, fit, markdown, plot, baseline, write_baseline;
+  std::string seen = std::string(kSeenNames.front());
+  bool points = false;
+};
+
+constexpr const char* kPlot = "figures/accuracy.svg";  // of results/ACCURACY.md, from its folder
+
+constexpr const char* kExamples = R"(Examples:
+  orrery validate                                every published step, summed up by source
+  orrery validate --source vtrain --points       a row a point
+  orrery validate --gpu H100 --strategy zero-3 --json errors.json
+  orrery validate --baseline results/accuracy.json   what has moved; exit 1 if a source is predicted worse
+  orrery simulate vtrain-single-0017             one point's scenario, run again)";
+
+// The left-out fits go to FILE_left_out.json beside FILE.json.
+void fit(const std::string& path) {
+  Outputs outputs;
+  ProgressLine progress;
+  const StepFit steps = fit_steps([&](std::size_t done, std::size_t total) {
+    progress.show(fmt::format("fitting: {} of {}, leaving each source out", done, total));
+  });
+  outputs.add(path, steps.fitted);
+  if (path != "-") {
+    std::filesystem::path left_out = path;
+    left_out.replace_filename(left_out.stem().string() + "_left_out" + left_out.extension().string());
+    outputs.add(left_out.string(), steps.left_out);
+  }
+  outputs.commit();
+}
+
+// Each output to a place of its own.
+void add_once(Outputs& outputs, std::set<std::string>& taken, const std::string& path, const auto& text) {
+  if (path.empty()) return;
+  std::error_code ignored;
+  if (!taken.insert(path == "-" ? path : std::filesystem::weakly_canonical(path, ignored).string()).second)
+    throw InputError({path == "-" ? "standard output" : path, ""}, "several outputs",
+                     "a place of its own for each output");
+  outputs.add(path, text());
+}
+
+void validate(const Arguments& arguments) {
+  const ValidationFilter& f = arguments.filter;
+  const bool filtered = !f.source.empty() || !f.gpu.empty() || !f.strategy.empty();
+  for (const auto& [name, value] :
+       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
+        std::pair("--write-baseline", &arguments.write_baseline), std::pair("--fit", &arguments.fit)})
+    if (filtered && !value->empty())
+      throw InputError({name, ""}, "a part of the points (--source, --gpu, --strategy)", "all points");
+  if (!arguments.fit.empty()) return fit(arguments.fit);
+  Simulator simulator;
+  const auto predicted = [&](Seen seen) { return predict_published(arguments.filter, simulator, seen); };
+  const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
+  if (points.empty())
+    throw InputError({}, "no published point of that source, GPU and strategy",
+                     "part of a source's name or citation, part of a device's name");
+  Outputs outputs;
+  std::set<std::string> taken;
+  add_once(outputs, taken, arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
+  add_once(outputs, taken, arguments.csv, [&] { return points_csv(points); });
+  add_once(outputs, taken, arguments.plot, [&] { return accuracy_plot(points); });
+  add_once(outputs, taken, arguments.write_baseline, [&] { return baseline_json(points).dump(1) + "\n"; });
+  add_once(outputs, taken, arguments.markdown, [&] {
+    return accuracy_page(
+        {.others = predicted(Seen::others), .all = predicted(Seen::all), .none = predicted(Seen::none)}, kPlot);
+  });
+  std::string text;
+  bool is_worse = false;
+  if (!arguments.baseline.empty()) {
+    const std::vector<MovedGroup> moved = moved_groups(points, parse_json_file(arguments.baseline), arguments.baseline);
+    is_worse = std::any_of(moved.begin(), moved.end(), [](const MovedGroup& m) { return m.is_worse; });
+    text = moved.empty() ? "no group has moved\n" : moved_table(moved);
+  } else {
+    text = arguments.points ? points_table(points) : validation_table(points);
+  }
+  if (!taken.contains("-")) outputs.add("-", text);
+  outputs.commit();
+  if (is_worse) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+void add_validate(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("validate", "Hold predictions against every published measurement");
+  command->footer(kExamples);
+  command->add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
+  command->add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name");
+  command
+      ->add_option("--strategy", arguments->filter.strategy,
+                   "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
+      ->check(CLI::IsMember(texts(kStrategyWords)));
+  command
+      ->add_option(
+          "--seen", arguments->seen,
+          "Steps that the calibration has been fitted on: those of all other sources (the default), of all, or "
+          "none: kernels and collectives alone")
+      ->check(CLI::IsMember(texts(kSeenNames)));
+  command->add_option("--fit", arguments->fit,
+                      "Fit results/calibration/steps.json anew (a minute or two) and write it to a file, and "
+                      "steps_left_out.json beside "
+                      "it; or, it alone, to -; nothing else is done");
+  command->add_flag("--points", arguments->points, "A row a point instead of a row a source");
+  command->add_option("--json", arguments->json, "All points and statistics as JSON, to a file or -");
+  command->add_option("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
+  command->add_option("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  command->add_option(
+      "--baseline", arguments->baseline,
+      "Show what has moved since the figures of this file; exit 1 where a group got worse by more than its noise");
+  command->add_option("--write-baseline", arguments->write_baseline, "Write such a file");
+  command->add_option("--csv", arguments->csv, "A row a point, to a file or -");
+  command->callback([arguments] { validate(*arguments); });
+}
+
+}  // namespace orrery

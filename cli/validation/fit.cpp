@@ -1,0 +1,224 @@
+#include "cli/validation/fit.h"
+
+#include <fmt/format.h>
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "cli/validation/intervals.h"
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+#include "strategies/framework/framework.h"
+
+namespace orrery {
+namespace {
+
+using Vector = Eigen::VectorXd;
+using Matrix = Eigen::MatrixXd;
+
+constexpr double kMeanSpread = 0.4, kDeviceSpread = 0.05, kKernelSpread = 0.1, kMemorySpread = 0.2;
+constexpr double kHostMeanSpread = 1.5, kHostSpread = 0.7;
+constexpr double kCollectiveSpread = 0.5;
+constexpr Eigen::Index kDeviceMean = 0, kHostMean = 1, kCollectives = 2, kShared = 3;
+constexpr double kDifference = 1e-3;  // of a parameter's logarithm
+constexpr int kSteps = 12, kWarmSteps = 3;
+constexpr double kLongestStep = 0.7;
+
+// Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
+// stacks.json has them; of the collectives' slowdown; of each device's slowdown; of each stack's numbers, its host's
+// being such a factor.
+struct Parameters {
+  std::vector<std::string> devices, stacks;
+  std::vector<double> known_host;  // of each stack, from stacks.json
+
+  // Kinds of parameters in turn: a point feels one of each.
+  enum Kind : std::uint8_t { kDevice, kKernel, kMemory, kHost, kKinds };
+  Eigen::Index size() const { return begin(kKinds); }
+  Eigen::Index begin(int kind) const {
+    return kShared + static_cast<Eigen::Index>((kind > kDevice ? devices.size() : 0) +
+                                               static_cast<std::size_t>(std::max(kind - 1, 0)) * stacks.size());
+  }
+  Eigen::Index at(Kind kind, std::size_t i) const { return begin(kind) + static_cast<Eigen::Index>(i); }
+  Eigen::Index of(Kind kind, const PredictedPoint& p) const {
+    const std::vector<std::string>& names = kind == kDevice ? devices : stacks;
+    const std::string& name = kind == kDevice ? p.device : p.framework;
+    return at(kind, static_cast<std::size_t>(std::lower_bound(names.begin(), names.end(), name) - names.begin()));
+  }
+
+  Vector start() const { return Vector::Zero(size()); }
+  StepCalibration calibration(const Vector& x) const {
+    StepCalibration c;
+    c.other_devices_slowdown = std::exp(x[kDeviceMean]);
+    c.collective_slowdown = std::exp(x[kCollectives]);
+    for (std::size_t i = 0; i < devices.size(); ++i) c.device_slowdown[devices[i]] = std::exp(x[at(kDevice, i)]);
+    for (std::size_t i = 0; i < stacks.size(); ++i)
+      c.stacks[stacks[i]] = {.host_seconds_per_op = known_host[i] * std::exp(x[at(kHost, i)]),
+                             .kernel_slowdown = std::exp(x[at(kKernel, i)]),
+                             .memory_bound_slowdown = std::exp(x[at(kMemory, i)])};
+    return c;
+  }
+};
+
+class Fit {
+ public:
+  Fit() {
+    for (const PredictedPoint& p : predict_published({}, simulator_, Seen::none))
+      if (is_fitted(p)) points_.push_back(p);
+    weights_ = weights_of_sources(points_);
+    std::set<std::string> devices, stacks;
+    for (const PredictedPoint& p : points_) {
+      devices.insert(p.device);
+      stacks.insert(p.framework);
+    }
+    parameters_.devices.assign(devices.begin(), devices.end());
+    parameters_.stacks.assign(stacks.begin(), stacks.end());
+    for (const std::string& stack : parameters_.stacks)
+      parameters_.known_host.push_back(framework::literature_host_seconds_per_op(stack));
+  }
+
+  const Parameters& parameters() const { return parameters_; }
+  std::vector<std::string> sources() const {
+    std::vector<std::string> names;
+    for (const auto& [name, weight] : weights_) names.push_back(name);
+    return names;
+  }
+
+  Vector run(Vector x, int steps, const std::string& without) {
+    std::vector<const PredictedPoint*> used;
+    for (const PredictedPoint& p : points_)
+      if (p.source->name != without) used.push_back(&p);
+    for (int step = 0; step < steps; ++step) {
+      Matrix normal = Matrix::Zero(x.size(), x.size());
+      Vector gradient = Vector::Zero(x.size());
+      add_points(used, x, normal, gradient);
+      add_known(x, normal, gradient);
+      Vector change = normal.ldlt().solve(-gradient);
+      const double longest = change.cwiseAbs().maxCoeff();
+      if (longest > kLongestStep) change *= kLongestStep / longest;
+      x += change;
+      if (longest < kDifference) break;
+    }
+    return x;
+  }
+
+  // Appends the points of a source as `x` predicts them.
+  void predict(const Vector& x, const std::string& source, std::vector<PredictedPoint>& predicted) {
+    std::vector<const PredictedPoint*> of_source;
+    for (const PredictedPoint& p : points_)
+      if (p.source->name == source) of_source.push_back(&p);
+    const std::vector<double> errors = log_errors(of_source, x);
+    for (std::size_t i = 0; i < of_source.size(); ++i) {
+      predicted.push_back(*of_source[i]);
+      predicted.back().predicted = of_source[i]->point->value * std::exp(errors[i]);
+    }
+  }
+
+ private:
+  std::vector<double> log_errors(const std::vector<const PredictedPoint*>& points, const Vector& x) {
+    const StepCalibration calibration = parameters_.calibration(x);
+    simulator_.use(calibration);
+    std::vector<double> errors;
+    for (const PredictedPoint* p : points) {
+      const Simulation s = simulator_.evaluate(*p->point->scenario, {p->point->id, {}}, {});
+      errors.push_back(std::log(s.report.step_seconds / p->point->value));
+    }
+    simulator_.use(step_calibration());
+    return errors;
+  }
+
+  // A point feels the collectives', its own device's and its own stack's parameters alone.
+  void add_points(const std::vector<const PredictedPoint*>& points, const Vector& x, Matrix& normal, Vector& gradient) {
+    const std::vector<double> at_x = log_errors(points, x);
+    Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points.size()), x.size());
+    const auto differentiate = [&](Eigen::Index begin, Eigen::Index end, const auto& index) {
+      Vector moved = x;
+      moved.segment(begin, end - begin).array() += kDifference;
+      const std::vector<double> there = log_errors(points, moved);
+      for (std::size_t p = 0; p < points.size(); ++p)
+        slopes(static_cast<Eigen::Index>(p), index(*points[p])) = (there[p] - at_x[p]) / kDifference;
+    };
+    for (const auto kind : {Parameters::kDevice, Parameters::kKernel, Parameters::kMemory, Parameters::kHost})
+      differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
+                    [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
+    differentiate(kCollectives, kCollectives + 1, [](const PredictedPoint&) { return kCollectives; });
+    for (std::size_t p = 0; p < points.size(); ++p) {
+      const double weight = weights_.at(points[p]->source->name);
+      const double size = std::abs(at_x[p]) / kSpread;
+      const double w = weight * (size <= kHuberWidth ? 1 : kHuberWidth / size) / (kSpread * kSpread);
+      const Vector slope = slopes.row(static_cast<Eigen::Index>(p)).transpose();
+      normal += w * slope * slope.transpose();
+      gradient += w * at_x[p] * slope;
+    }
+  }
+
+  void add_known(const Vector& x, Matrix& normal, Vector& gradient) const {
+    const auto pull = [&](Eigen::Index i, double spread, Eigen::Index mean = -1) {
+      const double w = 1 / (spread * spread), distance = x[i] - (mean < 0 ? 0 : x[mean]);
+      normal(i, i) += w;
+      gradient[i] += w * distance;
+      if (mean < 0) return;
+      normal(mean, mean) += w;
+      normal(i, mean) -= w;
+      normal(mean, i) -= w;
+      gradient[mean] -= w * distance;
+    };
+    pull(kDeviceMean, kMeanSpread);
+    pull(kHostMean, kHostMeanSpread);
+    pull(kCollectives, kCollectiveSpread);
+    for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
+      pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
+    for (std::size_t i = 0; i < parameters_.stacks.size(); ++i) {
+      pull(parameters_.at(Parameters::kKernel, i), kKernelSpread);
+      pull(parameters_.at(Parameters::kMemory, i), kMemorySpread);
+      pull(parameters_.at(Parameters::kHost, i), kHostSpread, kHostMean);
+    }
+  }
+
+  Simulator simulator_;
+  std::vector<PredictedPoint> points_;
+  std::map<std::string, double> weights_;  // of a source's points
+  Parameters parameters_;
+};
+
+double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+
+nlohmann::ordered_json document_of(StepCalibration c) {
+  c.other_devices_slowdown = rounded(c.other_devices_slowdown);
+  c.collective_slowdown = rounded(c.collective_slowdown);
+  for (auto& [name, value] : c.device_slowdown) value = rounded(value);
+  for (auto& [name, s] : c.stacks)
+    s = {.host_seconds_per_op = rounded(s.host_seconds_per_op),
+         .kernel_slowdown = rounded(s.kernel_slowdown),
+         .memory_bound_slowdown = rounded(s.memory_bound_slowdown)};
+  return to_json(c);
+}
+
+}  // namespace
+
+StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress) {
+  Fit fit;
+  const std::vector<std::string> sources = fit.sources();
+  progress(0, 1 + sources.size());
+  const Vector all = fit.run(fit.parameters().start(), kSteps, "");
+  nlohmann::ordered_json fitted = {{"fitted", document_of(fit.parameters().calibration(all))}};
+  nlohmann::ordered_json left_out = nlohmann::ordered_json::object();
+  std::vector<PredictedPoint> unseen;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    progress(1 + i, 1 + sources.size());
+    const Vector others = fit.run(all, kWarmSteps, sources[i]);
+    left_out[sources[i]] = document_of(fit.parameters().calibration(others));
+    fit.predict(others, sources[i], unseen);
+  }
+  nlohmann::ordered_json& intervals = fitted["intervals"] = nlohmann::ordered_json::object();
+  for (const auto& [name, interval] : step_intervals(unseen))
+    intervals[name] = {{"low", rounded(interval.low)},
+                       {"high", rounded(interval.high)},
+                       {"points", interval.points},
+                       {"sources", interval.sources}};
+  return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
+}
+
+}  // namespace orrery

@@ -1,0 +1,155 @@
+#include "cli/validation/prediction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "sim/memory/memory.h"
+#include "strategies/framework/framework.h"
+
+namespace orrery {
+namespace {
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return lower_case(text).find(lower_case(part)) != std::string::npos;
+}
+
+// The ops of a block of one layer, one after the other but for what runs beside the compute stream and is not waited
+// for.
+double layer_seconds(const Report& report, std::string_view block) {
+  double seconds = 0;
+  for (const OpReport& op : report.ops)
+    if (op.name.starts_with(block) && (op.stream == Stream::compute || op.stream == Stream::tensor_communication))
+      seconds += op.seconds;
+  return seconds;
+}
+
+double allocated_bytes(const MemoryBreakdown& memory) {
+  return memory.peak_bytes - memory.framework_bytes - memory.fragmentation_bytes;
+}
+
+double model_state_bytes(const MemoryBreakdown& memory) {
+  double bytes = 0;
+  for (const Category c : {Category::parameter, Category::gradient, Category::optimizer_state})
+    bytes += memory.bytes[static_cast<std::size_t>(c)];
+  return bytes;
+}
+
+double layer_activation_bytes(const Program& program) {
+  for (const Piece& piece : program.pieces)
+    if (std::string_view(piece.name) == "layer") return device_bytes(piece_memory(piece, 1).saved);
+  throw InputError({"", "/model"}, "a model without equal layers", "a transformer");
+}
+
+double predicted_value(Quantity quantity, const Simulation& simulation) {
+  const Report& report = simulation.report;
+  const auto fullest = [&]() -> const MemoryBreakdown& {
+    return report.stages.at(static_cast<std::size_t>(report.memory_stage)).memory;
+  };
+  switch (quantity) {
+    case Quantity::step_seconds:
+      return report.step_seconds;
+    case Quantity::peak_allocated_bytes:
+      return allocated_bytes(fullest());
+    case Quantity::peak_device_bytes:
+      return report.memory_peak_bytes;
+    case Quantity::fits:
+      return report.memory_fits ? 1 : 0;
+    case Quantity::layer_forward_seconds:
+      return layer_seconds(report, "layer.forward.");
+    case Quantity::layer_backward_seconds:
+      return layer_seconds(report, "layer.backward.");
+    case Quantity::activation_bytes_per_layer:
+      return layer_activation_bytes(*simulation.program);
+    case Quantity::model_state_bytes:
+      return model_state_bytes(fullest());
+  }
+  return 0;
+}
+
+void predict(PredictedPoint& result, Simulator& simulator) {
+  const PublishedPoint& point = *result.point;
+  const bool ops = name_of(point.quantity).starts_with("layer_");
+  try {
+    const Simulation simulation = simulator.evaluate(*point.scenario, {point.id, {}}, {.ops = ops});
+    const Scenario& scenario = simulation.scenario;
+    result.predicted = predicted_value(point.quantity, simulation);
+    result.peak_bytes = simulation.report.memory_peak_bytes;
+    result.capacity_bytes = simulation.report.memory_capacity_bytes;
+    result.measured_device = simulation.kernels->measured;
+    result.device = scenario.cluster.device.name;
+    result.framework = framework::stack_name(scenario.plan);
+    result.devices = simulation.report.devices;
+    result.nodes = scenario.cluster.nodes;
+    result.strategies = strategies_of(scenario);
+    result.bound_by = simulation.report.bound_by;
+    result.time = simulation.report.stages.at(static_cast<std::size_t>(simulation.report.bounding_stage)).time;
+  } catch (const InputError& error) {
+    result.not_predicted = error.what();
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> strategies_of(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  std::vector<std::string> words;
+  const auto add = [&](bool is, std::string word) {
+    if (is) words.push_back(std::move(word));
+  };
+  add(data_parallel_degree(scenario) > 1, "data");
+  add(plan.data.zero_stage > 0, fmt::format("zero-{}", plan.data.zero_stage));
+  add(plan.tensor.degree > 1, "tensor");
+  add(plan.tensor.sequence_parallel, "sequence");
+  add(plan.context.degree > 1, "context");
+  add(plan.pipeline.degree > 1, "pipeline");
+  add(plan.pipeline.virtual_stages > 1, "interleaved");
+  using activation_recompute::Mode;
+  add(plan.recompute.mode == Mode::selective, "recompute-selective");
+  add(plan.recompute.mode == Mode::full, "recompute-full");
+  add(plan.offload.optimizer, "offload");
+  return words;
+}
+
+std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator, Seen seen,
+                                              const std::function<void(std::size_t, std::size_t)>& progress) {
+  std::vector<PredictedPoint> points;
+  for (const PublishedSource& source : published_sources()) {
+    if (!contains(source.name, filter.source) && !contains(source.title, filter.source) &&
+        !contains(source.source, filter.source))
+      continue;
+    for (const PublishedPoint& point : source.points) {
+      PredictedPoint& result = points.emplace_back();
+      result.source = &source;
+      result.point = &point;
+      result.not_predicted = point.not_predicted;
+    }
+  }
+  const StepCalibration none;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (progress) progress(i, points.size());
+    const PredictedPoint& p = points[i];
+    // Single layers are timed on their own, as kernels are.
+    const bool is_step = !name_of(p.point->quantity).starts_with("layer_");
+    simulator.use(seen == Seen::none || !is_step ? none
+                  : seen == Seen::all            ? step_calibration()
+                                                 : step_calibration_without(p.source->name));
+    if (points[i].is_predicted()) predict(points[i], simulator);
+  }
+  simulator.use(step_calibration());
+  std::erase_if(points, [&](const PredictedPoint& p) {
+    const bool other_gpu = !filter.gpu.empty() && !contains(p.device, filter.gpu);
+    const bool other_strategy = !filter.strategy.empty() && std::find(p.strategies.begin(), p.strategies.end(),
+                                                                      filter.strategy) == p.strategies.end();
+    return other_gpu || other_strategy;
+  });
+  return points;
+}
+
+}  // namespace orrery

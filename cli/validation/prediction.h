@@ -1,0 +1,54 @@
+// Published points beside what the analytical engine says of them.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/simulation.h"
+#include "cli/validation/published.h"
+
+namespace orrery {
+
+struct PredictedPoint {
+  const PublishedSource* source = nullptr;
+  const PublishedPoint* point = nullptr;
+  // Empty: predicted. Else why not: the point's own reason, or what is wrong with its scenario.
+  std::string not_predicted;
+  double predicted = 0;  // in the quantity's unit; fits: 1 or 0
+  double peak_bytes = 0, capacity_bytes = 0;
+  std::string device, framework;
+  bool measured_device = true;  // its kernels have been measured; else its curves are borrowed
+  std::int64_t devices = 0, nodes = 0;
+  std::vector<std::string> strategies;  // in the words of --strategy: "tensor", "zero-1", "recompute-full"
+  std::string bound_by;
+  TimeBreakdown time;  // of the stage that bounds the step
+
+  bool is_predicted() const { return not_predicted.empty(); }
+  double error() const { return predicted / point->value - 1; }
+};
+
+// The words that a scenario's plan answers to, of these.
+inline constexpr std::array<std::string_view, 12> kStrategyWords{
+    "data",           "zero-1",  "zero-2",   "zero-3",      "tensor",
+    "sequence",       "context", "pipeline", "interleaved", "recompute-selective",
+    "recompute-full", "offload"};
+std::vector<std::string> strategies_of(const Scenario& scenario);
+
+struct ValidationFilter {
+  std::string source;    // part of a source's name, title or citation, in any letter case
+  std::string gpu;       // part of a device's name
+  std::string strategy;  // one of strategies_of()
+};
+
+// What the step calibration has been fitted on: for each point all sources but its own; all; none (there is no step
+// calibration then: kernels and collectives alone).
+enum class Seen : std::uint8_t { others, all, none };
+inline constexpr std::array<std::string_view, 3> kSeenNames{"others", "all", "none"};
+
+// In the order of the sources and their points. `progress` is called before each point.
+std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator,
+                                              Seen seen = Seen::all,
+                                              const std::function<void(std::size_t, std::size_t)>& progress = {});
+
+}  // namespace orrery

@@ -1,0 +1,30 @@
+// What products and copies between host and device cost each other: `orrery calibrate` runs both at once, on backends
+// whose streams do (BackendFacts::asynchronous_streams).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "realrun/calibrate/measure.h"
+#include "realrun/calibrate/sweep.h"
+#include "sim/cost/copy_overlap.h"
+
+namespace orrery {
+
+struct OverlapPair {
+  SweepPoint product, copy;
+  // Under which the journal has each: alone, and while the other runs.
+  std::string product_alone, copy_alone, product_beside, copy_beside;
+};
+
+// Large products of the first dtype, beside copies of both directions.
+std::vector<OverlapPair> overlap_pairs(const SweepOptions& options);
+
+// Of the pairs that were measured, the geometric mean of each direction; their scatter is the residual. Nothing where a
+// direction has no pair.
+std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
+                                         const std::map<std::string, Measurement>& measured);
+
+}  // namespace orrery

@@ -1,0 +1,330 @@
+#include "realrun/mpi/launch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string_view>
+
+#include "realrun/mpi/rank_watch.h"
+#include "realrun/sibling.h"
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kSays = "orrery-rank: ";
+constexpr std::string_view kStep = "orrery-rank: step done: ";
+constexpr int kBadInput = 2;               // orrery-rank's exit code for it
+constexpr int kLookMilliseconds = 100;     // between looks for signals and mpirun's end
+constexpr int kGraceMilliseconds = 10000;  // that mpirun has to end its ranks
+constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP};
+
+volatile std::sig_atomic_t received = 0;
+void receive(int signal) { received = signal; }
+
+// Notes signals while it lives, and then lets the last one do what it would have done.
+class Signals {
+ public:
+  Signals() {
+    received = 0;
+    struct sigaction note {};
+    note.sa_handler = receive;
+    for (std::size_t i = 0; i < kForwarded.size(); ++i) sigaction(kForwarded[i], &note, &before_[i]);
+  }
+  ~Signals() {
+    for (std::size_t i = 0; i < kForwarded.size(); ++i) sigaction(kForwarded[i], &before_[i], nullptr);
+    if (received != 0) raise(received);
+  }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+ private:
+  std::array<struct sigaction, kForwarded.size()> before_{};
+};
+
+// A folder that goes away with the object.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "orrery_ranks_XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr)
+      throw ExecutionError(fmt::format("no temporary folder {}: {}", name, std::strerror(errno)));
+    path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string file(const char* name) const { return (path_ / name).string(); }
+
+ private:
+  fs::path path_;
+};
+
+std::optional<fs::path> on_path(const char* program) {
+  const char* path = std::getenv("PATH");
+  std::string_view rest = path == nullptr ? "" : path;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find(':'), rest.size());
+    const fs::path candidate = fs::path(rest.substr(0, end)) / program;
+    if (end > 0 && access(candidate.c_str(), X_OK) == 0) return candidate;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return std::nullopt;
+}
+
+// This process's environment, and what is not in it yet.
+std::vector<std::string> environment(const RankWatch& watch) {
+  std::vector<std::string> all{watch.variable()};
+  for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
+  // mpirun guards root against jobs by mistake; these ranks are no more than the threads that they stand for.
+  for (const std::string_view name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+                                      "OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy"})
+    if (std::getenv(name.data()) == nullptr)
+      all.push_back(fmt::format("{}={}", name, name.starts_with("PRTE") ? ":oversubscribe" : "1"));
+  return all;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (std::string& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+// mpirun, with its standard error in a pipe. Ended, with all ranks, when the object goes.
+class Job {
+ public:
+  Job(std::vector<std::string> arguments, std::vector<std::string> variables) {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw ExecutionError(fmt::format("no pipe: {}", std::strerror(errno)));
+    const std::vector<char*> argv = pointers(arguments), envp = pointers(variables);
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ == 0) {
+      // A group of its own: an interrupt from the terminal reaches it once, through this process (a second one would
+      // make mpirun leave without its ranks). Where this process is killed, the kernel tells it.
+      setpgid(0, 0);
+      prctl(PR_SET_PDEATHSIG, SIGTERM);
+      if (getppid() != parent) _exit(1);
+      const int nothing = open("/dev/null", O_RDWR);
+      dup2(nothing, STDIN_FILENO);
+      dup2(nothing, STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+      execve(argv[0], argv.data(), envp.data());
+      constexpr int kNotExecuted = 127;
+      _exit(kNotExecuted);
+    }
+    const int reason = errno;
+    close(ends[1]);
+    errors_ = ends[0];
+    if (pid_ < 0) {
+      close(errors_);
+      throw ExecutionError(fmt::format("cannot start {}: {}", arguments.front(), std::strerror(reason)));
+    }
+    fcntl(errors_, F_SETFL, O_NONBLOCK);
+  }
+  ~Job() {
+    if (pid_ > 0) {
+      kill(pid_, SIGTERM);
+      end_within(kGraceMilliseconds);
+    }
+    close(errors_);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  // Until mpirun has ended or a signal has come; lines of its standard error go to `hear`. Its wait status. Throws
+  // ExecutionError where `watch` sees what mpirun does not.
+  template <class Hear>
+  std::optional<int> wait(const Hear& hear, RankWatch& watch) {
+    bool open = true;
+    std::optional<std::chrono::steady_clock::time_point> seen;
+    while (received == 0) {
+      if (open) {
+        pollfd look{errors_, POLLIN, 0};
+        poll(&look, 1, kLookMilliseconds);
+      } else {
+        poll(nullptr, 0, kLookMilliseconds);
+      }
+      const bool ended = has_ended();
+      open = read_lines(hear) && open;
+      if (ended) {
+        if (!line_.empty()) hear(line_);
+        return status_;
+      }
+      const std::string wrong = watch.look();
+      const auto now = std::chrono::steady_clock::now();
+      if (!wrong.empty() && !seen) seen = now;
+      if (seen && now - *seen > std::chrono::milliseconds(kGraceMilliseconds))
+        throw ExecutionError(wrong + ", and mpirun has not noticed");
+    }
+    kill(pid_, SIGTERM);
+    end_within(kGraceMilliseconds);
+    return std::nullopt;
+  }
+
+ private:
+  bool has_ended() {
+    if (pid_ > 0 && waitpid(pid_, &status_, WNOHANG) == pid_) pid_ = 0;
+    return pid_ == 0;
+  }
+  void end_within(int milliseconds) {
+    for (int waited = 0; waited < milliseconds; waited += kLookMilliseconds) {
+      if (has_ended()) return;
+      poll(nullptr, 0, kLookMilliseconds);
+    }
+    kill(-pid_, SIGKILL);
+    waitpid(pid_, &status_, 0);
+    pid_ = 0;
+  }
+  // False at the end of the stream.
+  template <class Hear>
+  bool read_lines(const Hear& hear) {
+    std::array<char, 4096> buffer{};
+    while (true) {
+      const ssize_t n = read(errors_, buffer.data(), buffer.size());
+      if (n == 0) return false;
+      if (n < 0) return true;
+      for (const char c : std::string_view(buffer.data(), static_cast<std::size_t>(n))) {
+        if (c != '\n') {
+          line_ += c;
+          continue;
+        }
+        hear(line_);
+        line_.clear();
+      }
+    }
+  }
+
+  pid_t pid_ = 0;
+  int errors_ = -1, status_ = 0;
+  std::string line_;
+};
+
+std::vector<std::string> command_line(const fs::path& mpirun, const fs::path& rank, const RankJob& job,
+                                      const ExecutionOptions& options, const std::string& results) {
+  std::vector<std::string> line{
+      mpirun.string(), "-n", fmt::format("{}", job.ranks), rank.string(), "run", job.scenario, "--results", results};
+  for (const std::string& set : job.sets) line.insert(line.end(), {"--set", set});
+  const auto give = [&line](const char* name, const auto& value) {
+    line.insert(line.end(), {name, fmt::format("{}", value)});
+  };
+  give("--seed", options.seed);
+  give("--watchdog-seconds", options.watchdog_seconds);
+  if (options.measure) {
+    give("--steps", options.steps);
+    give("--warmup", options.warmup_steps);
+  } else {
+    line.emplace_back("--check");
+  }
+  if (options.round_to_bf16) line.emplace_back("--bf16-storage");
+  return line;
+}
+
+// What ranks and mpirun say on standard error.
+struct Heard {
+  std::string first_rank;             // to fail
+  std::vector<std::string> all_else;  // without mpirun's rules
+};
+
+void hear(std::string_view line, const ExecutionOptions& options, Heard& heard) {
+  if (line.starts_with(kStep)) {
+    std::int64_t step = 0;
+    const std::string_view number = line.substr(kStep.size());
+    std::from_chars(number.data(), number.data() + number.size(), step);
+    if (options.after_step) options.after_step(0, step);
+  } else if (line.starts_with(kSays)) {
+    if (heard.first_rank.empty()) heard.first_rank = line.substr(kSays.size());
+  } else if (line.find_first_not_of("- \t\r") != std::string_view::npos) {
+    heard.all_else.emplace_back(line);
+  }
+}
+
+[[noreturn]] void fail(int status, const Heard& heard) {
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  std::string said = heard.first_rank;
+  if (said.empty())
+    for (const std::string& line : heard.all_else) said += (said.empty() ? "" : " ") + line;
+  if (code == kBadInput)
+    throw InputError({"orrery-rank", ""}, fmt::format("ranks that say \"{}\"", said), "a scenario that they can run");
+  const std::string end = code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {}", WTERMSIG(status));
+  throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "nothing was said" : said));
+}
+
+}  // namespace
+
+std::vector<RankResult> execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& options) {
+  if (job.scenario == "-")
+    throw InputError({"--ranks", ""}, "a scenario on standard input", "a file or a name: every rank reads it");
+  const std::optional<fs::path> rank = sibling_program("orrery-rank");
+  if (!rank)
+    throw InputError({"--ranks", ""}, "no program orrery-rank beside this one",
+                     "a build that found MPI (Debian: libopenmpi-dev openmpi-bin; then cmake and the build again)");
+  const std::optional<fs::path> mpirun = on_path("mpirun");
+  if (!mpirun) throw InputError({"--ranks", ""}, "no mpirun on the PATH", "an MPI (Debian: openmpi-bin)");
+
+  const Signals signals;
+  const Folder folder;
+  const std::string results = folder.file("results");
+  Heard heard;
+  RankWatch watch(static_cast<std::size_t>(job.ranks));
+  Job processes(command_line(*mpirun, *rank, job, options, results), environment(watch));
+  const std::optional<int> status = processes.wait([&](std::string_view line) { hear(line, options, heard); }, watch);
+  if (!status) throw ExecutionError("interrupted");
+  if (*status != 0) fail(*status, heard);
+  for (const std::string& line : heard.all_else) fmt::print(stderr, "{}\n", line);
+  return read_rank_results(results);
+}
+
+void write_rank_results(const std::string& path, const std::vector<RankResult>& results) {
+  std::ofstream file(path, std::ios::binary);
+  for (const RankResult& result : results) {
+    const std::vector<double> numbers = to_numbers(result);
+    const std::uint64_t size = numbers.size();
+    file.write(reinterpret_cast<const char*>(&size), sizeof(size));
+    file.write(reinterpret_cast<const char*>(numbers.data()), static_cast<std::streamsize>(size * sizeof(double)));
+  }
+  file.close();
+  if (!file) throw ExecutionError("cannot write the results to " + path);
+}
+
+std::vector<RankResult> read_rank_results(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<RankResult> results;
+  std::uint64_t size = 0;
+  while (file.read(reinterpret_cast<char*>(&size), sizeof(size))) {
+    if (size * sizeof(double) > fs::file_size(path)) break;
+    std::vector<double> numbers(size);
+    if (!file.read(reinterpret_cast<char*>(numbers.data()), static_cast<std::streamsize>(size * sizeof(double)))) break;
+    results.push_back(rank_result_from(numbers));
+  }
+  if (results.empty() || !file.eof() || file.gcount() != 0)
+    throw ExecutionError("the ranks have left no whole results in " + path);
+  return results;
+}
+
+void report_step(std::int64_t step) {
+  fmt::print(stderr, "{}{}\n", kStep, step);
+  std::fflush(stderr);
+}
+
+}  // namespace orrery

@@ -1,0 +1,14 @@
+// Programs that the same build or installation puts beside the running one.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+namespace orrery {
+
+// The program of this name in the folder of the running one; none where it is missing, not executable, or the running
+// one itself.
+std::optional<std::filesystem::path> sibling_program(std::string_view name);
+
+}  // namespace orrery

@@ -1,0 +1,28 @@
+// What compute and copies between host and device cost each other while both run: the "overlap" of a calibration.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "sim/base/error.h"
+#include "sim/cost/kernel_cost.h"
+
+namespace orrery {
+
+// Shares: 0.1 is 1.1 times as long while the other runs.
+struct CopyOverlap {
+  double product_slowdown = 0, copy_slowdown = 0;
+  Residual product_residual, copy_residual;  // of the pairs that were measured, about the one share
+};
+
+struct CopyOverlaps {
+  CopyOverlap to_device, to_host;
+  std::string source;
+};
+
+// "overlap": {"source": ..., "copy_to_device": {"product_slowdown": 0.03, "copy_slowdown": 0.01, "product_residual":
+// {...}, "copy_residual": {...}}, "copy_to_host": {...}}, or {"not_measured": why}, which is none. Throws InputError.
+std::optional<CopyOverlaps> read_copy_overlaps(const nlohmann::json& json, const InputError::Where& where);
+
+}  // namespace orrery

@@ -1,0 +1,67 @@
+// What training steps show and kernels measured one by one do not: how much slower a device computes in a step than in
+// a benchmark (clocks under a lasting load, cold caches, ranks that wait for the slowest), and what a training stack's
+// host and unfused kernels cost. Fitted on published steps by `orrery validate --fit`; how:
+// results/calibration/README.md.
+#pragma once
+
+#include <map>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/cost/collective_cost.h"
+#include "sim/cost/kernel_cost.h"
+#include "sim/program/program.h"
+
+namespace orrery {
+
+// Of a training stack's generation.
+struct StackCalibration {
+  double host_seconds_per_op = 0;    // forward and autograd engine alike
+  double kernel_slowdown = 1;        // of products and attention, beside the device's
+  double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
+};
+
+// Where measured steps lie relative to their predictions: 80 of 100 between low and high, when each source was
+// predicted by a calibration that had not seen it.
+struct StepInterval {
+  double low = 1, high = 1;  // of measured / predicted
+  std::int64_t points = 0, sources = 0;
+};
+
+struct StepCalibration {
+  std::map<std::string, double> device_slowdown;   // of products and attention, relative to their curves
+  double other_devices_slowdown = 1;               // of a device that no step was measured on
+  double collective_slowdown = 1;                  // of all collectives, relative to their curves
+  std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
+
+  // Changes nothing for a stack without an entry.
+  void apply(const std::string& stack, const Device& device, Calibration& kernels) const;
+  void apply(const std::string& stack, CollectiveCalibration& collectives) const;
+  void apply(const std::string& stack, Runtime& runtime) const;
+};
+
+// Strict, as read_calibration.
+StepCalibration read_step_calibration(const nlohmann::json& json, const InputError::Where& where);
+nlohmann::ordered_json to_json(const StepCalibration& calibration);
+
+// results/calibration/steps.json: fitted on all published steps; steps_left_out.json beside it: on all but those of one
+// source (its file's name in results/published/steps), which has then not been seen. A source that is not named there
+// never has been.
+const StepCalibration& step_calibration();
+const StepCalibration& step_calibration_without(const std::string& source);
+
+// What a stack's steps are compared with, most alike first: its own on devices whose kernels have or have not been
+// measured; all its own.
+std::vector<std::string> comparable_steps(const std::string& stack, bool measured_device);
+// The interval of the first of these that enough steps are known of, and which it is; {} where none is.
+struct NamedInterval {
+  std::string comparable;
+  StepInterval interval;
+};
+std::optional<NamedInterval> step_interval(const std::string& stack, bool measured_device);
+
+}  // namespace orrery
