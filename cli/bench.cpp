@@ -243,6 +243,11 @@ void add_bench(CLI::App& app) {
   command->add_option("--min-time", arguments->suite.min_seconds, "Seconds that a repetition lasts at least")
       ->check(CLI::Range(1e-6, 1e3))
       ->capture_default_str();
+  command
+      ->add_option("--patience", arguments->suite.patience_seconds,
+                   "Seconds that more repetitions may take where the machine was busy beside some; 0: none")
+      ->check(CLI::Range(0.0, 1e6))
+      ->capture_default_str();
   add_file(*command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
   command->add_option("--history", arguments->history, "Keep the run in this file")->type_name("FILE");
   command->add_flag("--list", arguments->list, "Say what would run");

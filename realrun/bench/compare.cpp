@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <span>
 #include <tuple>
 
@@ -21,47 +22,39 @@ struct Sample {
   double median = 0, fastest = 0;
 };
 
-// What the yardsticks say of a run.
-struct Machine {
-  std::array<double, kYardsticks.size()> usual{};  // seconds: the first quartile; 0: not measured
+Sample sample_of(const Series& series, const MachineState& machine) {
+  Sample s;
+  for (const Repetition& r : series.repetitions)
+    if (!machine.disturbed(r)) s.seconds.push_back(series.seconds(r));
+  if (s.seconds.empty()) return s;
+  s.median = median(s.seconds);
+  s.fastest = *std::min_element(s.seconds.begin(), s.seconds.end());
+  return s;
+}
 
-  explicit Machine(const BenchmarkRun& run) {
-    constexpr double kQuartile = 0.25;
-    for (std::size_t y = 0; y < usual.size(); ++y) {
-      std::vector<double> all;
-      for (const Series& series : run.series)
-        for (const Repetition& r : series.repetitions)
-          if (r.yardstick_seconds[y] > 0) all.push_back(r.yardstick_seconds[y]);
-      if (!all.empty()) usual[y] = quantile(std::move(all), kQuartile);
-    }
-  }
-  bool disturbed(const Repetition& r) const {
-    for (std::size_t y = 0; y < usual.size(); ++y)
-      if (usual[y] > 0 && r.yardstick_seconds[y] > (1 + kDisturbance[y]) * usual[y]) return true;
-    return false;
-  }
-  Sample sample(const Series& series) const {
-    Sample s;
-    for (const Repetition& r : series.repetitions)
-      if (!disturbed(r)) s.seconds.push_back(series.seconds(r));
-    if (s.seconds.empty()) return s;
-    s.median = median(s.seconds);
-    s.fastest = *std::min_element(s.seconds.begin(), s.seconds.end());
-    return s;
-  }
+// By how much the machine alone may have slowed a benchmark.
+struct Explained {
+  double least = 1, most = 1;
 };
+Explained explained_by(std::span<const double> drift) {
+  const auto [least, most] = std::minmax_element(drift.begin(), drift.end());
+  const double beyond = std::pow(*most / *least, kBeyond);
+  return {*least / beyond, *most * beyond};
+}
 
 struct Pair {
   Difference difference;
   Sample before, after;
+  double slower_p = 1, faster_p = 1;  // were all of the new run's times the machine's least, or most, doing
 };
 
-Pair pair_of(const Series* before, const Series* after, const Machine& before_machine, const Machine& after_machine) {
+Pair pair_of(const Series* before, const Series* after, const MachineState& before_machine,
+             const MachineState& after_machine) {
   Pair pair;
   Difference& d = pair.difference;
   d.name = (before != nullptr ? before : after)->name;
-  if (before != nullptr) pair.before = before_machine.sample(*before);
-  if (after != nullptr) pair.after = after_machine.sample(*after);
+  if (before != nullptr) pair.before = sample_of(*before, before_machine);
+  if (after != nullptr) pair.after = sample_of(*after, after_machine);
   d.baseline_repetitions = pair.before.seconds.size();
   d.new_repetitions = pair.after.seconds.size();
   d.baseline_seconds = pair.before.median;
@@ -94,25 +87,34 @@ bool comparable(const Pair& pair) {  // both ran, whether or not often enough
   return pair.difference.baseline_repetitions > 0 && pair.difference.new_repetitions > 0;
 }
 
-// `drift` is that of the yardsticks.
-void judge(Pair& pair, std::span<const double> drift) {
+// What is slower than before may be so by the larger, what is faster by the smaller; what lies between cannot be told
+// from the machine.
+void test(Pair& pair, const Explained& machine) {
   Difference& d = pair.difference;
-  // What is slower than before may be so by the larger, what is faster by the smaller; what lies between cannot be told
-  // from the machine.
-  const auto [least, most] = std::minmax_element(drift.begin(), drift.end());
-  d.explained = std::clamp(d.ratio, *least, *most);
-  std::vector<double> corrected = pair.after.seconds;
-  for (double& seconds : corrected) seconds /= d.explained;
-  d.p = mann_whitney(pair.before.seconds, corrected).p;
+  d.explained = std::clamp(d.ratio, machine.least, machine.most);
+  const auto p_without = [&](double machines) {
+    std::vector<double> corrected = pair.after.seconds;
+    for (double& seconds : corrected) seconds /= machines;
+    return mann_whitney(pair.before.seconds, corrected).p;
+  };
+  d.p = p_without(d.explained);
+  pair.slower_p = p_without(machine.least);
+  pair.faster_p = p_without(machine.most);
 }
 
-Verdict verdict_of(const Difference& d, const CompareOptions& options) {
-  if (d.adjusted_p >= options.alpha) return Verdict::unchanged;
-  const double median_ratio = d.ratio / d.explained, fastest_ratio = d.fastest_ratio / d.explained;
+Verdict verdict_of(const Pair& pair, const Explained& machine, std::size_t tests, const CompareOptions& options) {
+  const Difference& d = pair.difference;
   const double limit = 1 + options.threshold;
-  if (median_ratio > limit && fastest_ratio > limit) return Verdict::regression;
-  if (median_ratio < 1 / limit && fastest_ratio < 1 / limit) return Verdict::improvement;
-  return Verdict::unchanged;
+  const auto slower_than = [&](double times) { return std::min(d.ratio, d.fastest_ratio) > limit * times; };
+  const auto faster_than = [&](double times) { return std::max(d.ratio, d.fastest_ratio) < times / limit; };
+  if (d.adjusted_p < options.alpha) {
+    if (slower_than(d.explained)) return Verdict::regression;
+    if (faster_than(d.explained)) return Verdict::improvement;
+  }
+  const auto sure = [&](double p) { return p * static_cast<double>(tests) < options.alpha; };
+  const bool open =
+      (slower_than(machine.least) && sure(pair.slower_p)) || (faster_than(machine.most) && sure(pair.faster_p));
+  return open ? Verdict::cannot_tell : Verdict::unchanged;
 }
 
 // For sorting: what asks for attention first.
@@ -124,6 +126,7 @@ int group_of(Verdict verdict) {
       return 1;
     case Verdict::improvement:
     case Verdict::unchanged:
+    case Verdict::cannot_tell:
       return 2;
     default:
       return 3 + static_cast<int>(verdict);
@@ -139,8 +142,8 @@ std::size_t repetitions_needed(std::size_t tests, double alpha) {
 }  // namespace
 
 const char* name_of(Verdict verdict) {
-  constexpr std::array kNames{"failed",           "regression", "improvement", "unchanged", "too few repetitions",
-                              "only in baseline", "only in new"};
+  constexpr std::array kNames{"failed",      "regression",          "improvement",      "unchanged",
+                              "cannot tell", "too few repetitions", "only in baseline", "only in new"};
   return kNames[static_cast<std::size_t>(verdict)];
 }
 
@@ -164,13 +167,14 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
           fmt::format("the machines differ: {} was {} in the baseline and is {} in the new run", key, *before, *after));
   }
 
-  const Machine before(baseline), after(candidate);
+  const MachineState before(baseline), after(candidate);
   for (std::size_t y = 0; y < kYardsticks.size(); ++y)
-    if (before.usual[y] > 0 && after.usual[y] > 0) result.drift[y] = after.usual[y] / before.usual[y];
-  for (const auto& [run, machine] : {std::pair(&baseline, &before), std::pair(&candidate, &after)})
+    if (before.usual_seconds[y] > 0 && after.usual_seconds[y] > 0)
+      result.drift[y] = after.usual_seconds[y] / before.usual_seconds[y];
+  for (const auto& [run, state] : {std::pair(&baseline, &before), std::pair(&candidate, &after)})
     for (const Series& series : run->series) {
       result.repetitions += series.repetitions.size();
-      for (const Repetition& r : series.repetitions) result.set_aside += machine->disturbed(r) ? 1 : 0;
+      for (const Repetition& r : series.repetitions) result.set_aside += state->disturbed(r) ? 1 : 0;
     }
   std::vector<Pair> pairs;
   for (const Series& series : baseline.series)
@@ -191,16 +195,17 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
     if (too_few) d.verdict = Verdict::too_few_repetitions;
     return too_few;
   });
+  const Explained machine = explained_by(result.drift);
   std::vector<double> p;
   for (Pair* pair : tested) {
-    judge(*pair, result.drift);
+    test(*pair, machine);
     p.push_back(pair->difference.p);
   }
   const std::vector<double> adjusted = holm(p);
   for (std::size_t i = 0; i < tested.size(); ++i) {
     Difference& d = tested[i]->difference;
     d.adjusted_p = adjusted[i];
-    d.verdict = verdict_of(d, options);
+    d.verdict = verdict_of(*tested[i], machine, tests, options);
   }
   for (Pair& pair : pairs) result.differences.push_back(std::move(pair.difference));
   std::stable_sort(result.differences.begin(), result.differences.end(), [](const Difference& a, const Difference& b) {

@@ -12,14 +12,14 @@
 //    the fastest repetition as it was is not seen.
 //
 // The machine is taken out of it by the yardsticks (run_file.h), where a run has them:
-//  - a repetition beside which one took more than its kDisturbance above its first quartile over the run is set aside
-//    (memory is restless, and most kernels feel little of it). Which ones says the yardstick, not the benchmark, so the
-//    test stays as exact as it was;
+//  - a repetition beside which one was disturbed (machine_state.h) is set aside. Which ones says the yardstick, not the
+//    benchmark, so the test stays as exact as it was;
 //  - what slows (or quickens) whole runs, such as another clock frequency or neighbours at the memory, is divided out:
-//    the ratio of the new run's first quartile of a yardstick to the baseline's. Kernels lie between arithmetic and
-//    memory, so each gets the benefit of the doubt: slower counts beyond the larger of the two ratios, faster beyond
-//    the smaller; 1 for a yardstick not measured. Of two runs of which one had memory half as fast little can be told,
-//    and a warning says so: measure again.
+//    the ratio of what was usual for a yardstick in the new run to what was in the baseline. Kernels lie between
+//    arithmetic and memory, or, where a neighbour has the core's other thread, somewhat beyond (up to kBeyond of the
+//    yardsticks' disagreement, in logarithms), so each gets the benefit of the doubt: slower counts beyond the larger
+//    end of that range, faster beyond the smaller. 1 for a yardstick not measured. What might be a change at one end of
+//    the range and is none at the other cannot be told: measure again.
 // The test takes repetitions for independent. They are not where one benchmark's repetitions run back to back, inside
 // one slow phase: `orrery bench` runs the repetitions of all benchmarks in random order.
 #pragma once
@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "realrun/bench/machine_state.h"
 #include "realrun/bench/run_file.h"
 
 namespace orrery::bench {
@@ -38,13 +39,16 @@ enum class Verdict {
   regression,
   improvement,
   unchanged,
+  cannot_tell,          // the machine was another: a change lies within what the yardsticks leave open
   too_few_repetitions,  // not even wholly separated repetitions could be significant
   only_in_baseline,
   only_in_new,
 };
 const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
 
-inline constexpr std::array<double, kYardsticks.size()> kDisturbance{0.05, 0.1};
+// Products on a core of which a neighbour had the other thread took 2.1 times as long, where the memory yardstick took
+// 2.0 and the arithmetic one 1.17 times (two cores of a shared Xeon, realrun/README.md).
+inline constexpr double kBeyond = 0.25;
 
 struct CompareOptions {
   double threshold = 0.05;  // of the ratio of medians: 0.05 asks for 5% slower, or faster by the same ratio
@@ -58,7 +62,7 @@ struct Difference {
   double baseline_seconds = 0, new_seconds = 0;               // medians as measured; 0 where there is none
   double ratio = 1;                                           // of medians, new by baseline, as measured
   double fastest_ratio = 1;                                   // of the fastest repetitions
-  double explained = 1;  // by the machine: what of both ratios is not the benchmark's
+  double explained = 1;  // by the machine: what of both ratios is not the benchmark's, as close to the ratio as may be
   double p = 1, adjusted_p = 1;
   std::string note;  // why it failed
 };

@@ -15,9 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array kVerdicts{Verdict::failed,     Verdict::regression,          Verdict::improvement,
-                               Verdict::unchanged,  Verdict::too_few_repetitions, Verdict::only_in_baseline,
-                               Verdict::only_in_new};
+constexpr std::array kVerdicts{Verdict::failed,           Verdict::regression,  Verdict::improvement,
+                               Verdict::unchanged,        Verdict::cannot_tell, Verdict::too_few_repetitions,
+                               Verdict::only_in_baseline, Verdict::only_in_new};
 
 bool has_ratio(const Difference& d) { return d.baseline_repetitions > 0 && d.new_repetitions > 0; }
 bool was_tested(const Difference& d) { return has_ratio(d) && d.verdict != Verdict::too_few_repetitions; }
@@ -64,8 +64,11 @@ std::vector<std::string> remarks(const Comparison& c) {
   if (c.set_aside > 0)
     lines.push_back(
         fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, a yardstick more "
-                    "than {:g} % (memory: {:g} %) above its quartile",
+                    "than {:g} % (memory: {:g} %) above what is usual",
                     c.set_aside, c.repetitions, kPercent * kDisturbance[0], kPercent * kDisturbance[1]));
+  if (c.count(Verdict::cannot_tell) > 0)
+    lines.emplace_back(
+        "cannot tell: the machine was so different in the two runs that it may hide a change: measure again");
   if (c.count(Verdict::too_few_repetitions) > 0)
     lines.push_back(
         fmt::format("too few repetitions: {} on both sides are needed to be sure of anything among so many "
@@ -147,7 +150,9 @@ std::string comparison_markdown(const Comparison& comparison) {
 
 std::string comparison_junit(const Comparison& comparison) {
   const std::size_t failures = comparison.count(Verdict::regression), errors = comparison.count(Verdict::failed);
-  const auto is_skipped = [](const Difference& d) { return !was_tested(d) && d.verdict != Verdict::failed; };
+  const auto is_skipped = [](const Difference& d) {
+    return d.verdict == Verdict::cannot_tell || (!was_tested(d) && d.verdict != Verdict::failed);
+  };
   const auto skipped = std::count_if(comparison.differences.begin(), comparison.differences.end(), is_skipped);
   const std::string counts =
       fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.differences.size(), failures, errors);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,6 +15,7 @@
 
 #include "realrun/backend.h"
 #include "realrun/bench/facts.h"
+#include "realrun/bench/machine_state.h"
 #include "realrun/bench/operands.h"
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
@@ -80,10 +82,11 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 // How many of all repetitions are done, on one line that is written over.
 class Progress {
  public:
-  Progress(bool wanted, std::size_t repetitions) : wanted_(wanted), repetitions_(repetitions) {}
+  explicit Progress(bool wanted) : wanted_(wanted) {}
   ~Progress() {
     if (wanted_) fmt::print(stderr, "\r\x1b[K");
   }
+  void expect(std::size_t repetitions) { repetitions_ += repetitions; }
   // Google Benchmark tries numbers of iterations before the first repetition: such a call is shorter than one.
   void called(const std::string& name, std::int64_t iterations, double seconds, double least_seconds) {
     std::int64_t& last = iterations_[name];
@@ -94,7 +97,7 @@ class Progress {
 
  private:
   bool wanted_;
-  std::size_t repetitions_, done_ = 0;
+  std::size_t repetitions_ = 0, done_ = 0;
   std::map<std::string, std::int64_t> iterations_;
 };
 
@@ -105,7 +108,11 @@ class Runner {
         on_cpu_(options.device == DeviceKind::cpu),
         backend_(std::move(backend)),
         peaks_(peaks_of(*backend_)),
-        progress_(options.progress, benchmarks * static_cast<std::size_t>(options.repetitions)) {}
+        progress_(options.progress) {
+    expect(benchmarks * static_cast<std::size_t>(options.repetitions));
+  }
+
+  void expect(std::size_t repetitions) { progress_.expect(repetitions); }
 
   Backend& backend() { return *backend_; }
   const Peaks& peaks() const { return peaks_; }
@@ -222,9 +229,9 @@ class Runner {
   Progress progress_;
 };
 
-void initialize_library(const SuiteOptions& options) {
-  std::vector<std::string> arguments{fmt::format("--benchmark_min_time={}", options.min_seconds),
-                                     fmt::format("--benchmark_repetitions={}", options.repetitions),
+void initialize_library(double min_seconds, std::int64_t repetitions) {
+  std::vector<std::string> arguments{fmt::format("--benchmark_min_time={}", min_seconds),
+                                     fmt::format("--benchmark_repetitions={}", repetitions),
                                      "--benchmark_enable_random_interleaving=true"};
   static char program[] = "orrery bench";  // the library keeps its address for the reports
   std::vector<char*> pointers{program};
@@ -232,6 +239,58 @@ void initialize_library(const SuiteOptions& options) {
   pointers.push_back(nullptr);
   int count = static_cast<int>(pointers.size()) - 1;
   benchmark::Initialize(&count, pointers.data());
+}
+
+using Document = nlohmann::ordered_json;
+
+// The library's document of the benchmarks that `wanted` says of.
+Document run_round(Runner& runner, const Suite& suite, bool on_cpu,
+                   const std::function<bool(const std::string&)>& wanted) {
+  for (const KernelCase& c : suite.kernels) {
+    if (!wanted(c.name)) continue;
+    auto* const registered = benchmark::RegisterBenchmark(
+        c.name.c_str(), [&runner, &c](benchmark::State& state) { runner.kernel(state, c); });
+    if (!on_cpu) registered->UseManualTime();
+  }
+  for (const LoweredStep& s : suite.steps) {
+    if (!wanted(s.step.name)) continue;
+    benchmark::RegisterBenchmark(s.step.name.c_str(), [&runner, &s](benchmark::State& state) {
+      runner.step(state, s);
+    })->UseManualTime();
+  }
+  std::ostringstream text, errors;
+  benchmark::JSONReporter reporter;
+  reporter.SetOutputStream(&text);
+  reporter.SetErrorStream(&errors);
+  benchmark::RunSpecifiedBenchmarks(&reporter, ".");
+  benchmark::ClearRegisteredBenchmarks();
+  return Document::parse(text.str());
+}
+
+// A further round's repetitions behind those of the rounds before.
+void append(Document& document, const Document& round) {
+  auto& entries = document["benchmarks"].get_ref<Document::array_t&>();
+  std::map<std::string, std::int64_t> repetitions;
+  for (const Document& entry : round["benchmarks"]) repetitions[entry.at("run_name")] = 0;
+  std::erase_if(entries, [&](const Document& entry) {
+    return entry.value("run_type", "") == "aggregate" && repetitions.contains(entry.at("run_name"));
+  });
+  for (const Document& entry : entries)
+    if (const auto at = repetitions.find(entry.at("run_name")); at != repetitions.end()) ++at->second;
+  std::map<std::string, Document> like;  // an entry of the first round
+  for (const Document& entry : entries) like.try_emplace(entry.at("run_name"), entry);
+  for (const Document& entry : round["benchmarks"]) {
+    if (entry.value("run_type", "") == "aggregate") continue;
+    Document more = entry;
+    const std::string name = entry.at("run_name");
+    for (const char* index : {"family_index", "per_family_instance_index"})
+      if (like[name].contains(index)) more[index] = like[name][index];
+    more["repetition_index"] = repetitions[name]++;
+    entries.push_back(std::move(more));
+  }
+  for (Document& entry : entries)
+    if (const auto at = repetitions.find(entry.at("run_name")); at != repetitions.end())
+      entry["repetitions"] = at->second;
 }
 
 }  // namespace
@@ -267,25 +326,24 @@ std::string run_suite(const SuiteOptions& options) {
   facts.emplace_back("repetition_min_seconds", fmt::format("{:g}", options.min_seconds));
   if (!on_cpu) add(gpu_state("before_"));
 
-  initialize_library(options);
-  for (const KernelCase& c : suite.kernels) {
-    auto* const registered = benchmark::RegisterBenchmark(
-        c.name.c_str(), [&runner, &c](benchmark::State& state) { runner.kernel(state, c); });
-    if (!on_cpu) registered->UseManualTime();
+  initialize_library(options.min_seconds, options.repetitions);
+  Document document = run_round(runner, suite, on_cpu, [](const std::string&) { return true; });
+  int rounds = 1;
+  for (const auto begin = std::chrono::steady_clock::now(); seconds_since(begin) < options.patience_seconds; ++rounds) {
+    const Lacking lacking =
+        lacking_repetitions(parse_run(document.dump(), ""), static_cast<std::size_t>(options.repetitions));
+    if (lacking.names.empty()) break;
+    runner.expect(lacking.names.size() * lacking.repetitions);
+    // Two at the least: of one alone the library writes another name.
+    initialize_library(options.min_seconds, std::max<std::int64_t>(2, static_cast<std::int64_t>(lacking.repetitions)));
+    append(document, run_round(runner, suite, on_cpu, [&](const std::string& name) {
+             return std::any_of(lacking.names.begin(), lacking.names.end(),
+                                [&](const std::string& n) { return n == name || n.starts_with(name + "/"); });
+           }));
   }
-  for (const LoweredStep& s : suite.steps)
-    benchmark::RegisterBenchmark(s.step.name.c_str(), [&runner, &s](benchmark::State& state) {
-      runner.step(state, s);
-    })->UseManualTime();
-  std::ostringstream text, errors;
-  benchmark::JSONReporter reporter;
-  reporter.SetOutputStream(&text);
-  reporter.SetErrorStream(&errors);
-  benchmark::RunSpecifiedBenchmarks(&reporter, ".");
-  benchmark::ClearRegisteredBenchmarks();
+  facts.emplace_back("rounds", fmt::format("{}", rounds));
   if (!on_cpu) add(gpu_state("after_"));
 
-  auto document = nlohmann::ordered_json::parse(text.str());
   // Reported as they end, which is random.
   auto& entries = document["benchmarks"].get_ref<nlohmann::ordered_json::array_t&>();
   std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) {

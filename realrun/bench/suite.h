@@ -20,7 +20,10 @@ struct SuiteOptions {
   std::string filter;             // a regular expression (ECMAScript) that a name must contain a match of; empty: all
   std::int64_t repetitions = 25;  // compare.h: fewer are soon too few among hundreds of benchmarks
   double min_seconds = 0.02;      // of a repetition
-  bool progress = false;          // on standard error
+  // Where the machine was busy beside repetitions (machine_state.h), more follow until each benchmark has so many that
+  // were not disturbed: a round is begun within so many seconds of the first one's end. Of a CPU.
+  double patience_seconds = 60;
+  bool progress = false;                                   // on standard error
   std::vector<std::pair<std::string, std::string>> facts;  // of the program: version, commit
 };
 
@@ -36,7 +39,7 @@ std::vector<SuiteEntry> suite_entries(const SuiteOptions& options);
 // counters bytes and flops (where there are any), bytes_per_second, flops_per_second, percent_of_peak (the time that
 // FLOPs or bytes would take at the device's peak, whichever is longer, by the time taken; context: peak_source) and the
 // yardsticks. FLOPs and bytes are those of sim/program/work.h. Throws DeviceError when the device cannot be used. Once
-// a process at a time.
+// a process at a time. What Google Benchmark aggregates (mean, median, ...) is there of benchmarks of one round only.
 std::string run_suite(const SuiteOptions& options);
 
 // A run as an aligned table.

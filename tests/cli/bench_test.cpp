@@ -225,7 +225,7 @@ TEST(Bench, ListsEveryBenchmarkWithItsWork) {
 TEST(Bench, ARunCanBeComparedAndKept) {
   Workplace place;
   const CommandResult run = place.orrery(
-      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --output run.json --history h.db");
+      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --patience 0 --output run.json --history h.db");
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("multiply/fp32/"));
   const json document = json::parse(place.read("run.json"));

@@ -130,10 +130,13 @@ TEST(Compare, TheMachineExplainsWhatItsYardsticksSay) {
   EXPECT_EQ(verdict_at(1, 0.9, 0.9), Verdict::regression) << "on a faster machine";
   EXPECT_EQ(verdict_at(1, 1.1, 1.1), Verdict::improvement) << "on a slower one";
   // The benefit of the doubt: a kernel may follow either yardstick.
-  EXPECT_EQ(verdict_at(1.1, 1, 1.1), Verdict::unchanged);
+  EXPECT_EQ(verdict_at(1.1, 1, 1.1), Verdict::cannot_tell);
+  EXPECT_EQ(verdict_at(1.02, 1, 1.03), Verdict::unchanged) << "at the one end as at the other";
+  EXPECT_EQ(verdict_at(1.03, 1, 1.1), Verdict::cannot_tell) << "7 % faster, were it the memory's";
   EXPECT_EQ(verdict_at(1.2, 1, 1.1), Verdict::regression);
-  EXPECT_EQ(verdict_at(1.1, 1.1, 1), Verdict::unchanged);
-  EXPECT_EQ(verdict_at(1, 0.9, 1), Verdict::unchanged);
+  EXPECT_EQ(verdict_at(1.1, 1.1, 1), Verdict::cannot_tell);
+  EXPECT_EQ(verdict_at(1, 0.9, 1), Verdict::cannot_tell);
+  EXPECT_EQ(verdict_at(1.13, 1, 1.1), Verdict::cannot_tell) << "somewhat beyond the yardsticks";
   EXPECT_EQ(verdict_at(1.1, 0.9, 1), Verdict::regression);
   EXPECT_EQ(verdict_at(0.9, 1.1, 1), Verdict::improvement);
   const Comparison c = compare_runs(run_of({with_yardsticks(steady("a", 1), 1, 1)}),
@@ -156,6 +159,35 @@ TEST(Compare, SetsAsideWhatRanBesideADisturbance) {
   EXPECT_EQ(quiet.set_aside, 5u);
   EXPECT_THAT(comparison_text(quiet, false), HasSubstr("5 of 24 repetitions are set aside"));
   EXPECT_EQ(verdict(before, slower), Verdict::regression);
+}
+
+// Another run's slow phase is not a benchmark's change: products lost more than either yardstick.
+TEST(Compare, ARunOnACoreThatWasSharedTellsNothingButGrossChanges) {
+  const auto verdict_at = [](double kernel) {
+    return verdict(with_yardsticks(steady("a", 2.1), 1.17, 2), with_yardsticks(steady("a", kernel), 1, 1));
+  };
+  EXPECT_EQ(verdict_at(1), Verdict::cannot_tell);
+  EXPECT_EQ(verdict_at(1.1), Verdict::cannot_tell);
+  EXPECT_EQ(verdict_at(2.5), Verdict::regression);
+  EXPECT_EQ(verdict_at(0.8), Verdict::improvement);
+  const Comparison c = compare_runs(run_of({with_yardsticks(steady("a", 2.1), 1.17, 2)}),
+                                    run_of({with_yardsticks(steady("a", 1), 1, 1)}), {});
+  EXPECT_THAT(comparison_text(c, false), HasSubstr("1 cannot tell"));
+  EXPECT_THAT(comparison_junit(c), HasSubstr("<skipped message=\"cannot tell"));
+  EXPECT_FALSE(c.failed());
+}
+
+TEST(MachineState, UsualIsWhatTheQuickestTwentiethSaw) {
+  Series series = with_yardsticks(steady("a", 1, 40), 1, 1);
+  for (int i = 4; i < 40; ++i) series.repetitions[static_cast<std::size_t>(i)].yardstick_seconds = {1.2, 2};
+  Series quiet = with_yardsticks(steady("b", 1, 5), 1, 1), failed = quiet;
+  failed.name = "c";
+  failed.error = "no memory";
+  failed.repetitions.clear();
+  const Lacking lacking = lacking_repetitions(run_of({series, quiet, failed}), 5);
+  EXPECT_EQ(lacking.names, std::vector<std::string>{"a"});
+  EXPECT_EQ(lacking.repetitions, 1u);
+  EXPECT_TRUE(lacking_repetitions(run_of({steady("a", 1, 5)}), 5).names.empty()) << "no yardsticks, no disturbance";
 }
 
 TEST(Compare, WarnsOfAnotherMachine) {
