@@ -176,10 +176,6 @@ void run(const Arguments& arguments) {
   if (processes && arguments.device != "cpu")
     throw InputError({"--ranks", ""}, "mpi with --device " + arguments.device, "threads: ranks over MPI run on CPUs");
 
-  if (arguments.device != "cpu" && scenario.model.attention == AttentionKind::latent)
-    throw InputError({"--device", ""}, arguments.device + " for a model of latent attention",
-                     "cpu: the GPU has no kernels for its shared keys yet");
-
   const bool measure = arguments.steps > 0;
   ProgressLine progress;
   ExecutionOptions options;

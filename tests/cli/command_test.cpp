@@ -412,15 +412,5 @@ TEST(Output, ReplacesAFileWholeAndKeepsTheOldOneOnError) {
   EXPECT_THAT(place.files(), ElementsAre("r.json"));
 }
 
-TEST(Run, LatentAttentionOnAGpuIsRefused) {
-  const Workplace place;
-  const CommandResult result = place.orrery(
-      "run small-gpt --device cuda --set model.attention=latent --set model.kv_lora_rank=16 --set "
-      "model.nope_head_dim=16 --set model.rope_head_dim=16 --set model.value_head_dim=32 --set model.positions=rotary "
-      "--set model.head_dim=32");
-  EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--device: found cuda for a model of latent attention, expected cpu"));
-}
-
 }  // namespace
 }  // namespace orrery

@@ -150,26 +150,31 @@ struct AttentionCase {
   bool fused, causal;
   std::int64_t window = 0;
   bool positions = false;
+  std::int64_t value_dim = 0;  // latent attention's; 0: as dim
 };
 
 // Forward and backward; the backward gets what the CPU's forward wrote.
 void expect_attention(const AttentionCase& c, Dtype dtype, std::uint32_t seed) {
   SCOPED_TRACE(std::string(name_of(dtype)) + ": " + std::to_string(c.queries) + " queries, " + std::to_string(c.keys) +
-               " keys, head_dim " + std::to_string(c.dim) + (c.causal ? ", causal" : "") + ", window " +
-               std::to_string(c.window) + (c.fused ? ", fused" : ""));
-  const Tensor context_tensor = shaped({{c.batch, Axis::batch},
-                                        {c.queries, Axis::sequence},
-                                        {c.groups, Axis::groups},
-                                        {c.heads, Axis::group_heads},
-                                        {c.dim, Axis::head_dim}},
-                                       dtype);
+               " keys, head_dim " + std::to_string(c.dim) + ", of values " + std::to_string(c.value_dim) +
+               (c.causal ? ", causal" : "") + ", window " + std::to_string(c.window) + (c.fused ? ", fused" : ""));
+  Tensor context_tensor = shaped({{c.batch, Axis::batch},
+                                  {c.queries, Axis::sequence},
+                                  {c.groups, Axis::groups},
+                                  {c.heads, Axis::group_heads},
+                                  {c.dim, Axis::head_dim}},
+                                 dtype);
   Tensor q = context_tensor, kv = context_tensor;
+  if (c.value_dim > 0) {
+    context_tensor.sizes[4] = c.value_dim;
+    kv.sizes[4] = c.dim + c.value_dim;
+  }
   if (c.fused) {
     q.sizes[3] = c.heads + 2;
     q.axes[3] = Axis::group_qkv;
   }
   kv.sizes[1] = c.keys;
-  kv.sizes[3] = 2;
+  kv.sizes[3] = c.value_dim > 0 ? 1 : 2;
   const Tensor lse = shaped({{c.batch}, {c.groups}, {c.heads}, {c.queries}}, Dtype::fp32);
   Op op = op_of(attention);
   op.causal = c.causal;
@@ -227,14 +232,31 @@ TEST(CudaAttention, IsTheCpusAtEveryHeadDim) {
   expect_attention({1, 40, 150, 1, 2, 128, false, true}, Dtype::bf16, 4);
 }
 
+TEST(CudaAttention, IsTheCpusWithValuesNarrowerThanKeys) {
+  const auto latent = [](std::int64_t dim, std::int64_t value_dim) {
+    AttentionCase c{1, 67, 75, 2, 1, dim, false, true};
+    c.value_dim = value_dim;
+    return c;
+  };
+  for (const auto& [dim, value_dim] : {std::pair(192, 128), {136, 72}, {96, 64}, {40, 24}, {48, 64}, {200, 136}})
+    expect_attention(latent(dim, value_dim), Dtype::bf16, 1);
+  expect_attention(latent(192, 128), Dtype::fp16, 2);
+  expect_attention(latent(192, 128), Dtype::fp32, 3);
+  expect_attention(latent(12, 7), Dtype::bf16, 4);
+}
+
 #ifndef ORRERY_ON_DEVICE
 TEST(CudaAttention, TensorCoresReadSharedMemoryWithoutBankConflicts) {
   stand_in::facts() = {};
-  for (const std::int64_t dim : {64, 96, 128, 256}) {
+  const auto expect_products = [](const AttentionCase& c) {
     const std::int64_t before = stand_in::facts().tensor_core_products;
-    expect_attention({1, 64, 64, 1, 1, dim, true, true}, Dtype::bf16, 1);
+    expect_attention(c, Dtype::bf16, 1);
     EXPECT_GT(stand_in::facts().tensor_core_products, before);
-  }
+  };
+  for (const std::int64_t dim : {64, 96, 128, 256}) expect_products({1, 64, 64, 1, 1, dim, true, true});
+  AttentionCase latent{1, 64, 64, 1, 1, 192, false, true};
+  latent.value_dim = 128;
+  expect_products(latent);
   EXPECT_EQ(stand_in::facts().bank_conflicts, 0);
   stand_in::facts() = {};
   expect_attention({1, 64, 64, 1, 1, 64, true, true}, Dtype::fp32, 1);
@@ -297,6 +319,35 @@ TEST(CudaRotary, IsTheCpusFarIntoTheSequence) {
           expect_as_cpu(op_of(kind), {normal(t, 1)}, poisoned({t}), context);
         }
       }
+}
+
+// Latent attention's: heads that turn from `content` elements on, and a key that all heads share.
+TEST(CudaRotary, OfLatentHeadsIsTheCpus) {
+  const std::vector<std::int64_t> positions{0, 1, 77, 4096, 131071, 1000003};
+  for (const Dtype dtype : kDtypes)
+    for (const auto& [content, turned, value] : {std::array<std::int64_t, 3>{128, 64, 128}, {8, 16, 24}, {5, 6, 3}}) {
+      const auto heads = [&](std::int64_t width) {
+        return shaped({{2, Axis::batch},
+                       {6, Axis::sequence},
+                       {11, Axis::groups},
+                       {1, Axis::group_heads},
+                       {width, Axis::head_dim}},
+                      dtype);
+      };
+      const Tensor q = heads(content + turned), kv = heads(content + value), whole = heads(content + turned + value),
+                   key = shaped({{2, Axis::batch}, {6, Axis::sequence}, {turned}}, dtype);
+      for (const bool far : {false, true}) {
+        KernelContext context;
+        if (far) context.query_positions = positions;
+        Op op = op_of(rotary);
+        op.rotary_begin = content;
+        expect_as_cpu(op, {normal(q, 1)}, poisoned({q}), context);
+        expect_as_cpu(op, {normal(kv, 2), normal(key, 3)}, poisoned({whole}), context);
+        op.kind = rotary_backward;
+        expect_as_cpu(op, {normal(q, 1)}, poisoned({q}), context);
+        expect_as_cpu(op, {normal(whole, 4)}, poisoned({kv, key}), context);
+      }
+    }
 }
 
 // --- Norms and sums over rows

@@ -1,4 +1,4 @@
-// The CPU kernels of latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 14 to 18), which the GPU has not yet.
+// The CPU kernels of latent attention (DeepSeek-V2, arXiv 2405.04434, eq. 14 to 18).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "realrun/cpu/kernels.h"
-#include "tests/realrun/cuda_harness.h"
 #include "tests/realrun/kernel_harness.h"
 
 namespace orrery::cpu {
@@ -92,23 +91,6 @@ TEST(LatentKernels, AttentionTakesValuesNarrowerThanKeys) {
   expect_equal(narrow[0], expected);
   expect_equal(narrow[1], {full[1].begin(), full[1].end()});
   expect_derivative(machine_of(op, {s.q, s.whole}, {s.context, s.lse}));
-}
-
-// Not as something else, and not in silence.
-TEST(LatentKernels, AreRefusedOnTheGpu) {
-  const LatentHeads s;
-  Values q(static_cast<std::size_t>(s.q.elements())), kv(static_cast<std::size_t>(s.kv.elements())),
-      key(static_cast<std::size_t>(s.key.elements())), whole(static_cast<std::size_t>(s.whole.elements())),
-      context(static_cast<std::size_t>(s.context.elements())), lse(static_cast<std::size_t>(s.lse.elements()));
-  const Buffer in_q{q.data(), &s.q}, in_whole{whole.data(), &s.whole}, in_kv{kv.data(), &s.kv},
-      in_key{key.data(), &s.key}, out_context{context.data(), &s.context}, out_lse{lse.data(), &s.lse};
-  using Buffers = std::vector<Buffer>;
-  const auto on_gpu = [](const Op& op, const Buffers& reads, const Buffers& writes) {
-    cuda_test::run(op, reads, writes, {});
-  };
-  EXPECT_THROW(on_gpu(s.rotation, Buffers{in_q}, Buffers{in_q}), std::logic_error);
-  EXPECT_THROW(on_gpu(s.rotation, (Buffers{in_kv, in_key}), Buffers{in_whole}), std::logic_error);
-  EXPECT_THROW(on_gpu(op_of(attention), (Buffers{in_q, in_whole}), (Buffers{out_context, out_lse})), std::logic_error);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Attention: shapes, which kernels run it, and those in fp32 arithmetic for what tensor cores do not take (fp32, odd
 // head_dim, mixed dtypes): a warp a query, or a warp a key.
+#include <algorithm>
 #include <cmath>
 
 #include "realrun/cuda/kernels/attention.cuh"
@@ -37,10 +38,10 @@ struct Vector {
   }
 };
 
-// A vector of this warp in shared memory, as fp32.
-__device__ float* stage(int slot, int slots, const Any& from, std::int64_t begin, int dim) {
+// A vector of this warp in shared memory, as fp32; slots have room for so many elements.
+__device__ float* stage(int slot, int slots, int room, const Any& from, std::int64_t begin, int dim) {
   float* const to =
-      reinterpret_cast<float*>(dynamic_shared()) + (static_cast<int>(threadIdx.x) / kWarp * slots + slot) * dim;
+      reinterpret_cast<float*>(dynamic_shared()) + (static_cast<int>(threadIdx.x) / kWarp * slots + slot) * room;
   for (int d = static_cast<int>(threadIdx.x) % kWarp; d < dim; d += kWarp) to[d] = load(from, begin + d);
   __syncwarp();
   return to;
@@ -67,7 +68,7 @@ __global__ void attention_rows_kernel(const __grid_constant__ AttentionShape s) 
   if (number >= s.batch * s.groups * s.heads * s.queries) return;
   const Place p = place_of(number, s.groups, s.heads, s.queries);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float* const query = stage(0, 1, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
+  const float* const query = stage(0, 1, s.dim, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
   const std::int64_t position = s.mask.query(p.i);
   Vector out = Vector::zero();
   float maximum = minus_infinity(), sum = 0;
@@ -83,10 +84,10 @@ __global__ void attention_rows_kernel(const __grid_constant__ AttentionShape s) 
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) out.at[i] *= factor;
     for (int k = 0; k < kWarp && begin + k < s.keys; ++k)
-      out.add(__shfl_sync(kAllLanes, weight, k), s.v.tensor, s.v.at(p.b, p.g, 0, begin + k), s.dim);
+      out.add(__shfl_sync(kAllLanes, weight, k), s.v.tensor, s.v.at(p.b, p.g, 0, begin + k), s.value_dim);
   }
   const bool nothing = maximum == minus_infinity();
-  out.write(s.context.tensor, s.context.at(p.b, p.g, p.h, p.i), s.dim, nothing ? 0 : 1 / sum);
+  out.write(s.context.tensor, s.context.at(p.b, p.g, p.h, p.i), s.value_dim, nothing ? 0 : 1 / sum);
   if (lane == 0) s.lse[number] = nothing ? maximum : maximum + logf(sum);
 }
 
@@ -97,7 +98,7 @@ __global__ void delta_kernel(const __grid_constant__ AttentionShape s) {
   const std::int64_t h = number % s.heads, g = number / s.heads % s.groups,
                      i = number / (s.heads * s.groups) % s.queries, b = number / (s.heads * s.groups * s.queries);
   float sum = 0;
-  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < s.dim; d += kWarp)
+  for (int d = static_cast<int>(threadIdx.x) % kWarp; d < s.value_dim; d += kWarp)
     sum +=
         load(s.d_context.tensor, s.d_context.at(b, g, h, i) + d) * load(s.context.tensor, s.context.at(b, g, h, i) + d);
   sum = warp_sum(sum);
@@ -119,8 +120,9 @@ __global__ void attention_backward_queries_kernel(const __grid_constant__ Attent
   if (number >= s.batch * s.groups * s.heads * s.queries) return;
   const Place p = place_of(number, s.groups, s.heads, s.queries);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float* const query = stage(0, 2, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
-  const float* const d = stage(1, 2, s.d_context.tensor, s.d_context.at(p.b, p.g, p.h, p.i), s.dim);
+  const int room = s.dim > s.value_dim ? s.dim : s.value_dim;
+  const float* const query = stage(0, 2, room, s.q.tensor, s.q.at(p.b, p.g, p.h, p.i), s.dim);
+  const float* const d = stage(1, 2, room, s.d_context.tensor, s.d_context.at(p.b, p.g, p.h, p.i), s.value_dim);
   const std::int64_t position = s.mask.query(p.i);
   Vector dq = Vector::zero();
   for (std::int64_t begin = 0; begin < s.keys; begin += kWarp) {
@@ -130,7 +132,7 @@ __global__ void attention_backward_queries_kernel(const __grid_constant__ Attent
     float ds = 0;
     if (seen)
       ds = pair_of(s, number, dot(query, s.k.tensor, s.k.at(p.b, p.g, 0, j), s.dim),
-                   dot(d, s.v.tensor, s.v.at(p.b, p.g, 0, j), s.dim))
+                   dot(d, s.v.tensor, s.v.at(p.b, p.g, 0, j), s.value_dim))
                .ds;
     for (int k = 0; k < kWarp && begin + k < s.keys; ++k)
       dq.add(__shfl_sync(kAllLanes, ds, k), s.k.tensor, s.k.at(p.b, p.g, 0, begin + k), s.dim);
@@ -143,8 +145,9 @@ __global__ void attention_backward_keys_kernel(const __grid_constant__ Attention
   if (number >= s.batch * s.groups * s.keys) return;
   const Place p = place_of(number, s.groups, 1, s.keys);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const float* const key = stage(0, 2, s.k.tensor, s.k.at(p.b, p.g, 0, p.i), s.dim);
-  const float* const value = stage(1, 2, s.v.tensor, s.v.at(p.b, p.g, 0, p.i), s.dim);
+  const int room = s.dim > s.value_dim ? s.dim : s.value_dim;
+  const float* const key = stage(0, 2, room, s.k.tensor, s.k.at(p.b, p.g, 0, p.i), s.dim);
+  const float* const value = stage(1, 2, room, s.v.tensor, s.v.at(p.b, p.g, 0, p.i), s.value_dim);
   const std::int64_t position = s.mask.key(p.i);
   Vector dk = Vector::zero(), dv = Vector::zero();
   for (std::int64_t h = 0; h < s.heads; ++h)
@@ -155,20 +158,22 @@ __global__ void attention_backward_keys_kernel(const __grid_constant__ Attention
       Pair pair{0, 0};
       if (seen)
         pair = pair_of(s, s.row(p.b, p.g, h) + i, dot(key, s.q.tensor, s.q.at(p.b, p.g, h, i), s.dim),
-                       dot(value, s.d_context.tensor, s.d_context.at(p.b, p.g, h, i), s.dim));
+                       dot(value, s.d_context.tensor, s.d_context.at(p.b, p.g, h, i), s.value_dim));
       for (int k = 0; k < kWarp && begin + k < s.queries; ++k) {
         dk.add(__shfl_sync(kAllLanes, pair.ds, k), s.q.tensor, s.q.at(p.b, p.g, h, begin + k), s.dim);
-        dv.add(__shfl_sync(kAllLanes, pair.p, k), s.d_context.tensor, s.d_context.at(p.b, p.g, h, begin + k), s.dim);
+        dv.add(__shfl_sync(kAllLanes, pair.p, k), s.d_context.tensor, s.d_context.at(p.b, p.g, h, begin + k),
+               s.value_dim);
       }
     }
   dk.write(s.dk.tensor, s.dk.at(p.b, p.g, 0, p.i), s.dim, 1);
-  dv.write(s.dv.tensor, s.dv.at(p.b, p.g, 0, p.i), s.dim, 1);
+  dv.write(s.dv.tensor, s.dv.at(p.b, p.g, 0, p.i), s.value_dim, 1);
 }
 
-Heads heads_of(const Call& call, const Operand& o, std::int64_t part) {
+// From the `first` element of a group on.
+Heads heads_of(const Call& call, const Operand& o, std::int64_t first) {
   const auto& z = o.tensor->sizes;
   const std::int64_t group = z[3] * z[4], token = z[2] * group;
-  return {call.numbers(o), part * z[4], z[1] * token, token, group, z[4]};
+  return {call.numbers(o), first, z[1] * token, token, group, z[4]};
 }
 
 // As realrun/cpu/attention.cpp's: kv is nullptr where q is a fused QKV.
@@ -186,24 +191,27 @@ AttentionShape shape_of(const Call& call, const Operand& q, const Operand* kv, c
   s.heads = sizes[3] - (fused ? 2 : 0);
   const auto& key_sizes = fused ? sizes : kv->tensor->sizes;
   s.keys = key_sizes[1];
-  const std::int64_t key_part = fused ? s.heads : 0;
-  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups && key_sizes[3] == key_part + 2 &&
-                   key_sizes[4] == sizes[4],
-               "keys and values do not fit the queries");
   const auto& c = context.tensor->sizes;
-  call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && c[4] == sizes[4],
-               "the context does not fit the queries");
-  call.require(elements(lse) == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
-  call.require(sizes[4] <= kMaxDim, "a head is wider than 256");
+  call.require(
+      c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads && (!fused || c[4] == sizes[4]),
+      "the context does not fit the queries");
   s.dim = static_cast<int>(sizes[4]);
+  s.value_dim = static_cast<int>(c[4]);
+  const std::int64_t key_begin = fused ? s.heads * s.dim : 0;
+  call.require(s.heads >= 1 && key_sizes[0] == s.batch && key_sizes[2] == s.groups &&
+                   key_sizes[3] * key_sizes[4] == key_begin + s.dim + s.value_dim &&
+                   (key_sizes[4] == s.dim || key_sizes[3] == 1),
+               "keys and values do not fit the queries");
+  call.require(elements(lse) == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
+  call.require(std::max(s.dim, s.value_dim) <= kMaxDim, "a head is wider than 256");
   const double scale =
       call.context.attention_scale != 0 ? call.context.attention_scale : 1 / std::sqrt(static_cast<double>(sizes[4]));
   call.require(scale > 0, "the scale is negative");
   s.scale = static_cast<float>(scale);
   s.mask = mask_of(call, s.queries, s.keys, fused);
   s.q = heads_of(call, q, 0);
-  s.k = heads_of(call, fused ? q : *kv, key_part);
-  s.v = heads_of(call, fused ? q : *kv, key_part + 1);
+  s.k = heads_of(call, fused ? q : *kv, key_begin);
+  s.v = heads_of(call, fused ? q : *kv, key_begin + s.dim);
   s.context = heads_of(call, context, 0);
   s.lse = call.singles(lse);
   return s;
@@ -215,7 +223,7 @@ dim3 warps_grid(std::int64_t count) { return blocks(divide_up(count, kWarps)); }
 
 bool fits_tensor_cores(const AttentionShape& s, bool backward) {
   const Dtype dtype = s.q.tensor.dtype;
-  if ((dtype != Dtype::bf16 && dtype != Dtype::fp16) || s.dim % kChunk != 0) return false;
+  if ((dtype != Dtype::bf16 && dtype != Dtype::fp16) || s.dim % kChunk != 0 || s.value_dim % kChunk != 0) return false;
   const auto fits = [&](const Heads& h) {
     constexpr std::uintptr_t kCopyBytes = 16;
     return h.tensor.dtype == dtype && reinterpret_cast<std::uintptr_t>(h.tensor.data) % kCopyBytes == 0;
@@ -261,15 +269,14 @@ void attention_backward(const Call& call) {
                  "the gradient of the keys does not fit the keys");
     if (d[1] > k[1]) fill(call.launch.stream, {dkv.data, dkv.tensor->dtype, 0, elements(dkv)}, 0);
   }
-  const std::int64_t key_part = fused ? s.heads : 0;
   s.dk = fused ? s.dq : heads_of(call, dkv, 0);
-  s.dk.first = key_part * s.dim;
+  s.dk.first = s.k.first;
   s.dv = s.dk;
-  s.dv.first = (key_part + 1) * s.dim;
+  s.dv.first = s.v.first;
   s.delta = call.scratch<float>(elements(lse));
   ORRERY_LAUNCH(delta_kernel, warps_grid(elements(lse)), kThreads, 0, call.launch.stream, s);
   if (fits_tensor_cores(s, true)) return attention_backward_on_tensor_cores(s, call.launch.stream);
-  const std::int64_t shared = 2 * kWarps * s.dim * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t shared = 2 * kWarps * std::max(s.dim, s.value_dim) * static_cast<std::int64_t>(sizeof(float));
   ORRERY_LAUNCH(attention_backward_keys_kernel, warps_grid(s.batch * s.groups * s.keys), kThreads, shared,
                 call.launch.stream, s);
   ORRERY_LAUNCH(attention_backward_queries_kernel, warps_grid(elements(lse)), kThreads, shared, call.launch.stream, s);

@@ -5,7 +5,7 @@
 
 namespace orrery::cuda {
 
-// Heads of [batch, sequence, groups, parts, dim]; strides in elements.
+// Heads of [batch, sequence, groups, parts, dim], or of groups whose parts differ in width; strides in elements.
 struct Heads {
   Any tensor;
   std::int64_t first, batch, token, group, head;
@@ -17,12 +17,12 @@ struct Heads {
 
 struct AttentionShape {
   std::int64_t batch, queries, keys, groups, heads;  // heads: queries' in a group, which share a key and a value
-  int dim;
+  int dim, value_dim;  // of queries and keys; of values and contexts
   float scale;
   Mask mask;
   Heads q, k, v, context, d_context, dq, dk, dv;
   float* lse;    // [batch, groups, heads, queries]
-  float* delta;  // likewise: sum over head_dim of d_context * context (Dao 2023, arXiv 2307.08691, algorithm 2)
+  float* delta;  // likewise: sum over value_dim of d_context * context (Dao 2023, arXiv 2307.08691, algorithm 2)
 
   __device__ std::int64_t row(std::int64_t b, std::int64_t g, std::int64_t h) const {
     return ((b * groups + g) * heads + h) * queries;

@@ -13,16 +13,56 @@ namespace {
 // second = dv; there p and ds are the transposed ones, so that a warp's rows are rows of its results.
 enum class Owns { queries, keys };
 
-template <class Number, int kDim, int kOther, int kWarps, Owns kOwns, bool kFirst, bool kSecond>
+template <int kTiles>
+__device__ void zero(float (&c)[kTiles][4]) {
+#pragma unroll
+  for (int d = 0; d < kTiles; ++d)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) c[d][i] = 0;
+}
+
+// c += x y^T, of a warp's rows of x and all of y.
+template <class Number, int kWidth, int kTiles>
+__device__ void multiply_rows(const SharedTile<kWidth>& x, int warp_row, const SharedTile<kWidth>& y,
+                              float (&c)[kTiles][4], int lane) {
+#pragma unroll
+  for (int step = 0; step < kWidth / kTile; ++step) {
+    std::uint32_t a[kFragments], fragment[kFragments];
+    x.load_a(warp_row, step, a, lane);
+#pragma unroll
+    for (int t = 0; t < kTiles / 2; ++t) {
+      y.load_b(t * kTile, step, fragment, lane);
+      Number::multiply_add(c[2 * t], a, fragment[0], fragment[1]);
+      Number::multiply_add(c[2 * t + 1], a, fragment[2], fragment[3]);
+    }
+  }
+}
+
+// One of the two rows that a lane has of a result.
+template <class Number, int kTiles>
+__device__ void write_row(const float (&c)[kTiles][4], int half, float factor, std::uint16_t* to, int dim, int lane) {
+#pragma unroll
+  for (int d = 0; d < kTiles; ++d) {
+    const int column = d * 8 + lane % 4 * 2;
+    if (column < dim)
+      *reinterpret_cast<std::uint32_t*>(to + column) =
+          Number::pack(c[d][half * 2] * factor, c[d][half * 2 + 1] * factor);
+  }
+}
+
+// x1, y1 and first are kDim wide, x2, y2 and second kValueDim.
+template <class Number, int kDim, int kValueDim, int kOther, int kWarps, Owns kOwns, bool kFirst, bool kSecond>
 __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const __grid_constant__ AttentionShape s) {
   constexpr bool kKeys = kOwns == Owns::keys;
   constexpr int kBlockThreads = kWarps * kWarp, kOwn = kWarps * kTile;
   static_assert(kOther <= kBlockThreads);
-  const SharedTile<kDim> x1{reinterpret_cast<std::uint16_t*>(dynamic_shared())}, x2{x1.data + kOwn * kDim};
-  const auto y1 = [&](int buffer) { return SharedTile<kDim>{x2.data + (kOwn + buffer * kOther) * kDim}; };
-  const auto y2 = [&](int buffer) { return SharedTile<kDim>{x2.data + (kOwn + (2 + buffer) * kOther) * kDim}; };
+  const SharedTile<kDim> x1{reinterpret_cast<std::uint16_t*>(dynamic_shared())};
+  const SharedTile<kValueDim> x2{x1.data + kOwn * kDim};
+  std::uint16_t *const y1s = x2.data + kOwn * kValueDim, *const y2s = y1s + 2 * kOther * kDim;
+  const auto y1 = [&](int buffer) { return SharedTile<kDim>{y1s + buffer * kOther * kDim}; };
+  const auto y2 = [&](int buffer) { return SharedTile<kValueDim>{y2s + buffer * kOther * kValueDim}; };
   // Of the other rows, where these are queries: [buffer][lse, delta][kOther].
-  auto* const other_rows = reinterpret_cast<float*>(x2.data + (kOwn + 4 * kOther) * kDim);
+  auto* const other_rows = reinterpret_cast<float*>(y2s + 2 * kOther * kValueDim);
 
   const std::int64_t own_count = kKeys ? s.keys : s.queries, other_count = kKeys ? s.queries : s.keys;
   const std::int64_t tiles = (own_count + kOwn - 1) / kOwn, other_tiles = (other_count + kOther - 1) / kOther;
@@ -63,7 +103,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     const std::int64_t h = kKeys ? n / other_tiles : own_head, begin = n % other_tiles * kOther;
     y1(buffer).template fill<kOther, kBlockThreads>(kKeys ? s.q : s.k, b, g, kKeys ? h : 0, begin, other_count, s.dim);
     y2(buffer).template fill<kOther, kBlockThreads>(kKeys ? s.d_context : s.v, b, g, kKeys ? h : 0, begin, other_count,
-                                                    s.dim);
+                                                    s.value_dim);
     if (kKeys && threadIdx.x < kOther) {
       float* const rows = other_rows + buffer * 2 * kOther;
       rows[threadIdx.x] = log2_sum(h, begin + threadIdx.x);
@@ -72,7 +112,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
   };
 
   x1.template fill<kOwn, kBlockThreads>(kKeys ? s.k : s.q, b, g, own_head, first, own_count, s.dim);
-  x2.template fill<kOwn, kBlockThreads>(kKeys ? s.v : s.d_context, b, g, own_head, first, own_count, s.dim);
+  x2.template fill<kOwn, kBlockThreads>(kKeys ? s.v : s.d_context, b, g, own_head, first, own_count, s.value_dim);
   std::int64_t n = find(0);
   int buffer = 0;
   if (n < steps) fetch(n, buffer);
@@ -86,14 +126,9 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
       own_delta[half] = delta_of(own_head, first + warp_row + half * 8 + lane / 4);
     }
   }
-  float out1[kFirst ? kDim / 8 : 1][4], out2[kSecond ? kDim / 8 : 1][4];
-#pragma unroll
-  for (int d = 0; d < kDim / 8; ++d)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (kFirst) out1[d][i] = 0;
-      if (kSecond) out2[d][i] = 0;
-    }
+  float out1[kFirst ? kDim / 8 : 1][4], out2[kSecond ? kValueDim / 8 : 1][4];
+  if (kFirst) zero(out1);
+  if (kSecond) zero(out2);
 
   while (n < steps) {
     const std::int64_t begin = n % other_tiles * kOther;
@@ -104,7 +139,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     const std::int64_t following = find(n + 1);
     if (following < steps) fetch(following, 1 - buffer);
     commit_copies();
-    const SharedTile<kDim> other1 = y1(buffer), other2 = y2(buffer);
+    const SharedTile<kDim> other1 = y1(buffer);
+    const SharedTile<kValueDim> other2 = y2(buffer);
     const float* const rows = other_rows + buffer * 2 * kOther;
 
     float p[kOther / 8][4], ds[kFirst ? kOther / 8 : 1][4];
@@ -115,26 +151,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
         p[c][i] = 0;
         if (kFirst) ds[c][i] = 0;
       }
-#pragma unroll
-    for (int step = 0; step < kDim / kTile; ++step) {
-      std::uint32_t a[kFragments], fragment[kFragments];
-      x1.load_a(warp_row, step, a, own_lane);
-#pragma unroll
-      for (int c = 0; c < kOther / kTile; ++c) {
-        other1.load_b(c * kTile, step, fragment, own_lane);
-        Number::multiply_add(p[2 * c], a, fragment[0], fragment[1]);
-        Number::multiply_add(p[2 * c + 1], a, fragment[2], fragment[3]);
-      }
-      if (kFirst) {
-        x2.load_a(warp_row, step, a, own_lane);
-#pragma unroll
-        for (int c = 0; c < kOther / kTile; ++c) {
-          other2.load_b(c * kTile, step, fragment, own_lane);
-          Number::multiply_add(ds[2 * c], a, fragment[0], fragment[1]);
-          Number::multiply_add(ds[2 * c + 1], a, fragment[2], fragment[3]);
-        }
-      }
-    }
+    multiply_rows<Number>(x1, warp_row, other1, p, own_lane);
+    if (kFirst) multiply_rows<Number>(x2, warp_row, other2, ds, own_lane);
     if (masked) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -179,7 +197,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
         const std::uint32_t a[kFragments] = {packed_p[2 * c][0], packed_p[2 * c][1], packed_p[2 * c + 1][0],
                                              packed_p[2 * c + 1][1]};
 #pragma unroll
-        for (int d = 0; d < kDim / kTile; ++d) {
+        for (int d = 0; d < kValueDim / kTile; ++d) {
           other2.load_b_transposed(c * kTile, d, fragment, own_lane);
           Number::multiply_add(out2[2 * d], a, fragment[0], fragment[1]);
           Number::multiply_add(out2[2 * d + 1], a, fragment[2], fragment[3]);
@@ -208,44 +226,43 @@ __global__ void __launch_bounds__(kWarps* kWarp) attention_backward_kernel(const
     const auto place = [&](const Heads& heads) {
       return static_cast<std::uint16_t*>(heads.tensor.data) + heads.at(b, g, own_head, own);
     };
-    std::uint16_t* const to1 = place(kKeys ? s.dk : s.dq);
-    std::uint16_t* const to2 = place(kKeys ? s.dv : s.dq);
-#pragma unroll
-    for (int d = 0; d < kDim / 8; ++d) {
-      const int column = d * 8 + lane % 4 * 2;
-      if (column >= s.dim) continue;
-      if (kFirst)
-        *reinterpret_cast<std::uint32_t*>(to1 + column) =
-            Number::pack(out1[d][half * 2] * s.scale, out1[d][half * 2 + 1] * s.scale);
-      if (kSecond)
-        *reinterpret_cast<std::uint32_t*>(to2 + column) = Number::pack(out2[d][half * 2], out2[d][half * 2 + 1]);
-    }
+    if (kFirst) write_row<Number>(out1, half, s.scale, place(kKeys ? s.dk : s.dq), s.dim, lane);
+    if (kSecond) write_row<Number>(out2, half, 1, place(s.dv), s.value_dim, lane);
   }
 }
 
-template <class Number, int kDim, int kOther, int kWarps, Owns kOwns, bool kFirst, bool kSecond>
+template <class Number, int kDim, int kValueDim, int kOther, int kWarps, Owns kOwns, bool kFirst, bool kSecond>
 void issue(const AttentionShape& s, CUstream_st* stream) {
   constexpr int kOwn = kWarps * kTile;
-  constexpr std::int64_t kShared = (2 * kOwn + 4 * kOther) * kDim * static_cast<std::int64_t>(sizeof(std::uint16_t)) +
-                                   4 * kOther * static_cast<std::int64_t>(sizeof(float));
+  constexpr std::int64_t kShared =
+      (kOwn + 2 * kOther) * (kDim + kValueDim) * static_cast<std::int64_t>(sizeof(std::uint16_t)) +
+      4 * kOther * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t tiles = divide_up(kOwns == Owns::keys ? s.keys : s.queries, kOwn);
-  launch("attention_backward_kernel", attention_backward_kernel<Number, kDim, kOther, kWarps, kOwns, kFirst, kSecond>,
+  launch("attention_backward_kernel",
+         attention_backward_kernel<Number, kDim, kValueDim, kOther, kWarps, kOwns, kFirst, kSecond>,
          blocks(tiles * (kOwns == Owns::keys ? 1 : s.heads) * s.groups * s.batch), kWarps * kWarp, kShared, stream, s);
+}
+
+template <class Number, int kDim, int kValueDim>
+void issue_at_once(const AttentionShape& s, CUstream_st* stream) {
+  issue<Number, kDim, kValueDim, 64, 8, Owns::keys, true, true>(s, stream);
+  issue<Number, kDim, kValueDim, 64, 8, Owns::queries, true, false>(s, stream);
+}
+// Where dk and dv together have no room in registers.
+template <class Number, int kDim, int kValueDim>
+void issue_apart(const AttentionShape& s, CUstream_st* stream) {
+  issue<Number, kDim, kValueDim, 32, 8, Owns::keys, true, false>(s, stream);
+  issue<Number, kDim, kValueDim, 32, 8, Owns::keys, false, true>(s, stream);
+  issue<Number, kDim, kValueDim, 32, 8, Owns::queries, true, false>(s, stream);
 }
 
 template <class Number>
 void issue_by_dim(const AttentionShape& s, CUstream_st* stream) {
-  if (s.dim <= 64) {
-    issue<Number, 64, 64, 8, Owns::keys, true, true>(s, stream);
-    issue<Number, 64, 64, 8, Owns::queries, true, false>(s, stream);
-  } else if (s.dim <= 128) {
-    issue<Number, 128, 64, 8, Owns::keys, true, true>(s, stream);
-    issue<Number, 128, 64, 8, Owns::queries, true, false>(s, stream);
-  } else {  // dk and dv together have no room in registers
-    issue<Number, 256, 32, 8, Owns::keys, true, false>(s, stream);
-    issue<Number, 256, 32, 8, Owns::keys, false, true>(s, stream);
-    issue<Number, 256, 32, 8, Owns::queries, true, false>(s, stream);
-  }
+  const int most = s.dim > s.value_dim ? s.dim : s.value_dim;
+  if (most <= 64) return issue_at_once<Number, 64, 64>(s, stream);
+  if (most <= 128) return issue_at_once<Number, 128, 128>(s, stream);
+  if (s.dim <= 192 && s.value_dim <= 128) return issue_apart<Number, 192, 128>(s, stream);  // DeepSeek-V2 and V3
+  issue_apart<Number, 256, 256>(s, stream);
 }
 
 }  // namespace

@@ -9,11 +9,11 @@ constexpr int kWarps = 4;
 constexpr int kBlockThreads = kWarps * kWarp;
 
 // A warp has kRowTiles * 16 queries, a tile of keys kKeys.
-template <class Number, int kDim, int kRowTiles, int kKeys>
+template <class Number, int kDim, int kValueDim, int kRowTiles, int kKeys>
 __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const __grid_constant__ AttentionShape s) {
   constexpr int kQueries = kWarps * kRowTiles * kTile;
-  const SharedTile<kDim> q{reinterpret_cast<std::uint16_t*>(dynamic_shared())}, k{q.data + kQueries * kDim},
-      v{k.data + kKeys * kDim};
+  const SharedTile<kDim> q{reinterpret_cast<std::uint16_t*>(dynamic_shared())}, k{q.data + kQueries * kDim};
+  const SharedTile<kValueDim> v{k.data + kKeys * kDim};
   const std::int64_t tiles = (s.queries + kQueries - 1) / kQueries;
   const int key_tiles = static_cast<int>((s.keys + kKeys - 1) / kKeys);
   // The last queries see the most keys: they begin.
@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     return n;
   };
 
-  float out[kRowTiles][kDim / 8][4], maximum[kRowTiles][2], sum[kRowTiles][2];
+  float out[kRowTiles][kValueDim / 8][4], maximum[kRowTiles][2], sum[kRowTiles][2];
 #pragma unroll
   for (int r = 0; r < kRowTiles; ++r) {
     maximum[r][0] = maximum[r][1] = minus_infinity();
     sum[r][0] = sum[r][1] = 0;
 #pragma unroll
-    for (int d = 0; d < kDim / 8; ++d)
+    for (int d = 0; d < kValueDim / 8; ++d)
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[r][d][i] = 0;
   }
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
     const int own_lane = opaque(lane);
     await_copies<0>();
     __syncthreads();  // these keys are here, and no warp needs the values before them
-    v.template fill<kKeys, kBlockThreads>(s.v, b, g, 0, static_cast<std::int64_t>(n) * kKeys, s.keys, s.dim);
+    v.template fill<kKeys, kBlockThreads>(s.v, b, g, 0, static_cast<std::int64_t>(n) * kKeys, s.keys, s.value_dim);
     commit_copies();
 
     float scores[kRowTiles][kKeys / 8][4];
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
           }
         sum[r][half] = sum[r][half] * factor + added;
 #pragma unroll
-        for (int d = 0; d < kDim / 8; ++d) {
+        for (int d = 0; d < kValueDim / 8; ++d) {
           out[r][d][half * 2] *= factor;
           out[r][d][half * 2 + 1] *= factor;
         }
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
         a[r][3] = Number::pack(right[2], right[3]);
       }
 #pragma unroll
-      for (int d = 0; d < kDim / kTile; ++d) {
+      for (int d = 0; d < kValueDim / kTile; ++d) {
         std::uint32_t fragment[kFragments];
         v.load_b_transposed(c * kTile, d, fragment, own_lane);
 #pragma unroll
@@ -184,28 +184,31 @@ __global__ void __launch_bounds__(kBlockThreads) attention_forward_kernel(const 
         s.lse[s.row(b, g, h) + i] = nothing ? minus_infinity() : maximum[r][half] * s.scale + logf(total);
       auto* const to = static_cast<std::uint16_t*>(s.context.tensor.data) + s.context.at(b, g, h, i);
 #pragma unroll
-      for (int d = 0; d < kDim / 8; ++d) {
+      for (int d = 0; d < kValueDim / 8; ++d) {
         const int column = d * 8 + lane % 4 * 2;
-        if (column < s.dim)
+        if (column < s.value_dim)
           *reinterpret_cast<std::uint32_t*>(to + column) =
               Number::pack(out[r][d][half * 2] * factor, out[r][d][half * 2 + 1] * factor);
       }
     }
 }
 
-template <class Number, int kDim, int kRowTiles, int kKeys>
+template <class Number, int kDim, int kValueDim, int kRowTiles, int kKeys>
 void issue(const AttentionShape& s, CUstream_st* stream) {
   constexpr int kQueries = kWarps * kRowTiles * kTile;
-  constexpr std::int64_t kShared = (kQueries + 2 * kKeys) * kDim * static_cast<std::int64_t>(sizeof(std::uint16_t));
-  launch("attention_forward_kernel", attention_forward_kernel<Number, kDim, kRowTiles, kKeys>,
+  constexpr std::int64_t kShared =
+      (kQueries * kDim + kKeys * (kDim + kValueDim)) * static_cast<std::int64_t>(sizeof(std::uint16_t));
+  launch("attention_forward_kernel", attention_forward_kernel<Number, kDim, kValueDim, kRowTiles, kKeys>,
          blocks(divide_up(s.queries, kQueries) * s.heads * s.groups * s.batch), kBlockThreads, kShared, stream, s);
 }
 
 template <class Number>
 void issue_by_dim(const AttentionShape& s, CUstream_st* stream) {
-  if (s.dim <= 64) return issue<Number, 64, 2, 64>(s, stream);
-  if (s.dim <= 128) return issue<Number, 128, 2, 64>(s, stream);
-  issue<Number, 256, 1, 64>(s, stream);
+  const int most = s.dim > s.value_dim ? s.dim : s.value_dim;
+  if (most <= 64) return issue<Number, 64, 64, 2, 64>(s, stream);
+  if (most <= 128) return issue<Number, 128, 128, 2, 64>(s, stream);
+  if (s.dim <= 192 && s.value_dim <= 128) return issue<Number, 192, 128, 1, 64>(s, stream);  // DeepSeek-V2 and V3
+  issue<Number, 256, 256, 1, 64>(s, stream);
 }
 
 }  // namespace

@@ -125,9 +125,12 @@ void softmax(const Call& call);
 void softmax_backward(const Call& call);
 void pool(const Call& call);
 void pool_backward(const Call& call);
-void rotary(const Call& call, double direction);
 void merge_attention(const Call& call);
 std::int64_t embedding_backward_scratch(const Call& call);
+
+// rotary.cu
+void rotary(const Call& call);
+void rotary_backward(const Call& call);
 
 // optimizer.cu
 void gradient_norm(const Call& call);

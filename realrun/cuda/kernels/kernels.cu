@@ -56,9 +56,9 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
     case OpKind::norm_backward:
       return norm_backward(call);
     case OpKind::rotary:
-      return rotary(call, 1);
+      return rotary(call);
     case OpKind::rotary_backward:
-      return rotary(call, -1);
+      return rotary_backward(call);
     case OpKind::activation:
       return activation(call);
     case OpKind::activation_backward:

@@ -1,4 +1,4 @@
-// Kernels that pick by index or go by row: embeddings, the loss, softmax, pooling, rotary embeddings, merging.
+// Kernels that pick by index or go by row: embeddings, the loss, softmax, pooling, merging.
 #include <cmath>
 
 #include "realrun/cuda/kernels/call.cuh"
@@ -298,53 +298,6 @@ __global__ void pool_backward_kernel(Pool s, Any dy, Any dx) {
   store(dx, i, s.mean ? d / static_cast<float>(s.each) : e == 0 ? d : 0);
 }
 
-// --- Rotary embeddings
-
-constexpr int kMaxHalf = 128;
-struct Rotary {
-  std::int64_t batch, length, vectors, heads, half;  // vectors of a token; heads: of a group
-  bool fused;
-  const std::int64_t* positions;
-  double frequencies[kMaxHalf];
-};
-
-// A block takes a token of each sequence: its sines serve all heads. Angles are reduced in double, so that the
-// thousandth turn is as exact as the first.
-template <int kVector>
-__global__ void rotary_kernel(const __grid_constant__ Rotary s, float direction, Any x, Any y) {
-  auto* const cosines = reinterpret_cast<float*>(dynamic_shared());  // [half]
-  float* const sines = cosines + s.half;
-  const std::int64_t token = blockIdx.x;
-  const auto position = static_cast<double>(s.positions == nullptr ? token : s.positions[token]);
-  for (std::int64_t i = threadIdx.x; i < s.half; i += blockDim.x) {
-    constexpr double kTurn = 6.283185307179586476925;
-    const double angle = position * s.frequencies[i];
-    const auto reduced = static_cast<float>(angle - kTurn * rint(angle / kTurn));
-    cosines[i] = cosf(reduced);
-    sines[i] = direction * sinf(reduced);
-  }
-  __syncthreads();
-  const std::int64_t per_vector = s.half / kVector, per_token = s.vectors * per_vector;
-  for (std::int64_t w = threadIdx.x; w < s.batch * per_token; w += blockDim.x) {
-    const std::int64_t vector = w % per_token / per_vector, i = w % per_vector * kVector;
-    const std::int64_t at = ((w / per_token * s.length + token) * s.vectors + vector) * 2 * s.half + i;
-    const Raw<kVector> raw_a = load_raw<kVector>(x, at), raw_b = load_raw<kVector>(x, at + s.half);
-    float a[kVector], b[kVector];
-    unpack<kVector>(raw_a, x.dtype, a);
-    unpack<kVector>(raw_b, x.dtype, b);
-    if (!(s.fused && vector % s.heads == s.heads - 1)) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        const float cosine = cosines[i + j], sine = sines[i + j], first = a[j];
-        a[j] = first * cosine - b[j] * sine;
-        b[j] = b[j] * cosine + first * sine;
-      }
-    }
-    store_vector<kVector>(y, at, a);
-    store_vector<kVector>(y, at + s.half, b);
-  }
-}
-
 // --- Merging two ring steps
 
 // Contexts run over [batch, sequence, heads], log-sum-exps over [batch, heads, sequence].
@@ -544,40 +497,6 @@ void pool_backward(const Call& call) {
     ORRERY_LAUNCH(pool_backward_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dy),
                   call.numbers(dx));
   }
-}
-
-void rotary(const Call& call, double direction) {
-  const Operand &x = call.read(0), &y = call.write(0);
-  call.require(call.op.rotary_begin == 0 && !call.has_read(1) && !call.has_write(1),
-               "heads that turn in part, and keys that they share (latent attention), run on CPUs alone");
-  call.require_same_elements(x, y);
-  const Tensor& t = *x.tensor;
-  call.require(t.find(Axis::sequence) == 1 && t.rank == 5,
-               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
-  Rotary s{};
-  s.batch = t.sizes[0];
-  s.length = t.sizes[1];
-  s.vectors = t.sizes[2] * t.sizes[3];
-  s.heads = t.sizes[3];
-  s.half = t.sizes[4] / 2;
-  s.fused = t.find(Axis::group_qkv) >= 0;
-  call.require(t.sizes[4] % 2 == 0, "rotary embeddings rotate pairs");
-  call.require(s.half <= kMaxHalf, "a head is wider than 256");
-  if (!call.context.query_positions.empty()) {
-    call.require(static_cast<std::int64_t>(call.context.query_positions.size()) == s.length &&
-                     call.launch.query_positions != nullptr,
-                 "there is not a position for every token");
-    s.positions = call.launch.query_positions;
-  }
-  for (std::int64_t i = 0; i < s.half; ++i)
-    s.frequencies[i] =
-        std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(t.sizes[4]));
-  const Any in = call.numbers(x), out = call.numbers(y);
-  const auto issue = [&](auto kernel) {
-    launch("rotary_kernel", kernel, blocks(s.length), kThreads, 2 * s.half * static_cast<std::int64_t>(sizeof(float)),
-           call.launch.stream, s, direction, in, out);
-  };
-  wide(s.half, {in, out}) ? issue(rotary_kernel<kWide>) : issue(rotary_kernel<1>);
 }
 
 void merge_attention(const Call& call) {

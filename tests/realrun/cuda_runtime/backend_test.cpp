@@ -260,6 +260,11 @@ Scenario tiny(const std::string& patch) {
 constexpr const char* kLlama = R"({"model": {"activation": "swiglu", "ffn": 64, "kv_heads": 2, "positions": "rotary",
     "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false}})";
 
+// DeepSeek's: queries and keys of 8 elements of content and 4 that turn, values of 6.
+constexpr const char* kLatent = R"({"model": {"attention": "latent", "query_lora_rank": 12, "kv_lora_rank": 16,
+    "nope_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 6, "positions": "rotary", "norm": "rmsnorm",
+    "activation": "swiglu", "ffn": 64, "linear_bias": false, "tied_embeddings": false}})";
+
 Agreement against_cpu(const std::string& patch, const std::string& model = "{}") {
   nlohmann::json both = nlohmann::json::parse(model);
   both.merge_patch(nlohmann::json::parse(patch));
@@ -278,6 +283,7 @@ TEST(CudaBackendRuns, TrainingStepsComputeWhatTheCpuComputes) {
   for (const char* patch : {
            "{}",
            kLlama,
+           kLatent,
            R"({"plan": {"recompute": "full"}})",
            R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true}})",
            R"({"plan": {"data_parallel": 2, "zero_stage": 3}})",
@@ -288,6 +294,17 @@ TEST(CudaBackendRuns, TrainingStepsComputeWhatTheCpuComputes) {
     SCOPED_TRACE(patch);
     const Agreement found = against_cpu(patch);
     EXPECT_TRUE(found.within(1e-4)) << "gradients " << found.gradients << " parameters " << found.parameters;
+  }
+}
+
+TEST(CudaBackendRuns, LatentAttentionIsTheCpusInParallelAndNarrow) {
+  for (const auto& [patch, tolerance] :
+       {std::pair{R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true}})", 1e-4},
+        {R"({"plan": {"context_parallel": 2}})", 1e-4},
+        {R"({"plan": {"precision": "bf16"}})", 5e-2}}) {
+    SCOPED_TRACE(patch);
+    const Agreement found = against_cpu(patch, kLatent);
+    EXPECT_LT(std::max(found.gradients, found.parameters), tolerance) << found.worst_gradient;
   }
 }
 

@@ -1,0 +1,229 @@
+// Rotary embeddings (Su et al. 2021, arXiv 2104.09864, eq. 15, with the pairs (i, i + d/2) of GPT-NeoX and Llama), and
+// latent attention's key that all heads share (DeepSeek-V2, arXiv 2405.04434, eq. 14 to 17).
+#include <cmath>
+
+#include "realrun/cuda/kernels/call.cuh"
+
+namespace orrery::cuda {
+namespace {
+
+constexpr int kMaxHalf = 128;
+
+// Of one position the turns of `half` pairs.
+struct Turns {
+  std::int64_t half;
+  const std::int64_t* positions;  // nullptr: a token's own index
+  float direction;                // 1, or -1 for gradients
+  double frequencies[kMaxHalf];
+};
+
+struct SinesAndCosines {
+  float *sines, *cosines;  // [half], in shared memory
+};
+
+// By a whole block, which then waits for itself. Angles are reduced in double, so that the thousandth turn is as exact
+// as the first.
+__device__ SinesAndCosines turn_to(const Turns& turns, std::int64_t token) {
+  auto* const cosines = reinterpret_cast<float*>(dynamic_shared());
+  float* const sines = cosines + turns.half;
+  const auto position = static_cast<double>(turns.positions == nullptr ? token : turns.positions[token]);
+  for (std::int64_t i = threadIdx.x; i < turns.half; i += blockDim.x) {
+    constexpr double kTurn = 6.283185307179586476925;
+    const double angle = position * turns.frequencies[i];
+    const auto reduced = static_cast<float>(angle - kTurn * rint(angle / kTurn));
+    cosines[i] = cosf(reduced);
+    sines[i] = turns.direction * sinf(reduced);
+  }
+  __syncthreads();
+  return {sines, cosines};
+}
+
+// Turns pairs (a, b) from the i-th on.
+template <int kVector>
+__device__ void turn(const SinesAndCosines& by, std::int64_t i, float (&a)[kVector], float (&b)[kVector]) {
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    const float cosine = by.cosines[i + j], sine = by.sines[i + j], first = a[j];
+    a[j] = first * cosine - b[j] * sine;
+    b[j] = b[j] * cosine + first * sine;
+  }
+}
+
+// Vectors (heads, queries, keys) of [batch, sequence, groups, heads, head_dim].
+struct Heads {
+  std::int64_t batch, length, vectors, heads, width;  // vectors of a token; heads: of a group; width: of a vector
+  std::int64_t begin;                                 // where the turned part begins
+  bool fused;                                         // the last vector of a group is a value
+};
+
+// A block takes a token of each sequence: its sines serve all heads.
+template <int kVector>
+__global__ void rotary_kernel(const __grid_constant__ Turns turns, Heads s, Any x, Any y) {
+  const std::int64_t token = blockIdx.x;
+  const SinesAndCosines by = turn_to(turns, token);
+  const std::int64_t per_vector = turns.half / kVector, per_token = s.vectors * per_vector;
+  const auto vector_at = [&](std::int64_t sequence, std::int64_t vector) {
+    return ((sequence * s.length + token) * s.vectors + vector) * s.width;
+  };
+  for (std::int64_t w = threadIdx.x; w < s.batch * per_token; w += blockDim.x) {
+    const std::int64_t vector = w % per_token / per_vector, i = w % per_vector * kVector;
+    const std::int64_t at = vector_at(w / per_token, vector) + s.begin + i;
+    const Raw<kVector> raw_a = load_raw<kVector>(x, at), raw_b = load_raw<kVector>(x, at + turns.half);
+    float a[kVector], b[kVector];
+    unpack<kVector>(raw_a, x.dtype, a);
+    unpack<kVector>(raw_b, x.dtype, b);
+    if (!(s.fused && vector % s.heads == s.heads - 1)) turn<kVector>(by, i, a, b);
+    store_vector<kVector>(y, at, a);
+    store_vector<kVector>(y, at + turns.half, b);
+  }
+  if (x.data == y.data) return;
+  const std::int64_t passing = s.begin / kVector;
+  for (std::int64_t w = threadIdx.x; w < s.batch * s.vectors * passing; w += blockDim.x) {
+    const std::int64_t at = vector_at(w / passing / s.vectors, w / passing % s.vectors) + w % passing * kVector;
+    float values[kVector];
+    load_vector<kVector>(x, at, values);
+    store_vector<kVector>(y, at, values);
+  }
+}
+
+// `heads.width` is kv's: without the shared part, whose 2 half elements lie at heads.begin of what is whole.
+template <int kVector>
+__global__ void shared_key_kernel(const __grid_constant__ Turns turns, Heads s, Any kv, Any key, Any whole) {
+  const std::int64_t token = blockIdx.x;
+  const SinesAndCosines by = turn_to(turns, token);
+  const std::int64_t shared = 2 * turns.half, width = s.width + shared, per_vector = width / kVector;
+  for (std::int64_t w = threadIdx.x; w < s.batch * s.vectors * per_vector; w += blockDim.x) {
+    const std::int64_t row = w / per_vector / s.vectors * s.length + token, e = w % per_vector * kVector;
+    const std::int64_t vector = row * s.vectors + w / per_vector % s.vectors, d = e - s.begin;
+    float values[kVector];
+    if (d < 0 || d >= shared) {
+      load_vector<kVector>(kv, vector * s.width + (d < 0 ? e : e - shared), values);
+    } else {
+      float a[kVector], b[kVector];
+      const std::int64_t i = d % turns.half;
+      load_vector<kVector>(key, row * shared + i, a);
+      load_vector<kVector>(key, row * shared + i + turns.half, b);
+      turn<kVector>(by, i, a, b);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) values[j] = d < turns.half ? a[j] : b[j];
+    }
+    store_vector<kVector>(whole, vector * width + e, values);
+  }
+}
+
+// The key's gradient is the sum over heads, in fp32 and in an order that does not depend on the grid; turning back is
+// linear, so the sum is turned.
+template <int kVector>
+__global__ void shared_key_backward_kernel(const __grid_constant__ Turns turns, Heads s, Any whole, Any kv, Any key) {
+  const std::int64_t token = blockIdx.x;
+  const SinesAndCosines by = turn_to(turns, token);
+  const std::int64_t shared = 2 * turns.half, width = s.width + shared, per_vector = s.width / kVector;
+  for (std::int64_t w = threadIdx.x; w < s.batch * s.vectors * per_vector; w += blockDim.x) {
+    const std::int64_t row = w / per_vector / s.vectors * s.length + token, e = w % per_vector * kVector;
+    const std::int64_t vector = row * s.vectors + w / per_vector % s.vectors;
+    float values[kVector];
+    load_vector<kVector>(whole, vector * width + (e < s.begin ? e : e + shared), values);
+    store_vector<kVector>(kv, vector * s.width + e, values);
+  }
+  float* const sums = by.sines + turns.half;  // [warps][shared]
+  const std::int64_t warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp;
+  for (std::int64_t sequence = 0; sequence < s.batch; ++sequence) {
+    const std::int64_t row = sequence * s.length + token;
+    for (std::int64_t d = threadIdx.x % kWarp; d < shared; d += kWarp) {
+      float sum = 0;
+      for (std::int64_t v = warp; v < s.vectors; v += warps)
+        sum += load(whole, (row * s.vectors + v) * width + s.begin + d);
+      sums[warp * shared + d] = sum;
+    }
+    __syncthreads();
+    for (std::int64_t i = threadIdx.x; i < turns.half; i += blockDim.x) {
+      float a[1] = {0}, b[1] = {0};
+      for (std::int64_t other = 0; other < warps; ++other) {
+        a[0] += sums[other * shared + i];
+        b[0] += sums[other * shared + turns.half + i];
+      }
+      turn<1>(by, i, a, b);
+      store(key, row * shared + i, a[0]);
+      store(key, row * shared + turns.half + i, b[0]);
+    }
+    __syncthreads();
+  }
+}
+
+Heads heads_of(const Call& call, const Operand& o) {
+  const Tensor& t = *o.tensor;
+  call.require(t.rank == 5 && t.find(Axis::sequence) == 1,
+               "rotary tensors are [batch, sequence, groups, heads, head_dim]");
+  return {t.sizes[0], t.sizes[1],           t.sizes[2] * t.sizes[3],     t.sizes[3],
+          t.sizes[4], call.op.rotary_begin, t.find(Axis::group_qkv) >= 0};
+}
+
+Turns turns_of(const Call& call, std::int64_t length, std::int64_t width, double direction) {
+  call.require(width > 0 && width % 2 == 0, "rotary embeddings rotate pairs");
+  call.require(width / 2 <= kMaxHalf, "more than 256 elements of a head turn");
+  Turns turns{width / 2, nullptr, static_cast<float>(direction), {}};
+  if (!call.context.query_positions.empty()) {
+    call.require(static_cast<std::int64_t>(call.context.query_positions.size()) == length &&
+                     call.launch.query_positions != nullptr,
+                 "there is not a position for every token");
+    turns.positions = call.launch.query_positions;
+  }
+  for (std::int64_t i = 0; i < turns.half; ++i)
+    turns.frequencies[i] = std::pow(call.context.rotary_base, -2 * static_cast<double>(i) / static_cast<double>(width));
+  return turns;
+}
+
+// Every part of a vector can be taken kWide elements at a time.
+bool wide_parts(const Turns& turns, const Heads& s, std::initializer_list<Any> operands) {
+  return wide(turns.half, operands) && s.begin % kWide == 0 && s.width % kWide == 0;
+}
+
+void rotate(const Call& call, double direction) {
+  const Operand &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  const Heads s = heads_of(call, x);
+  const Turns turns = turns_of(call, s.length, s.width - s.begin, direction);
+  const Any in = call.numbers(x), out = call.numbers(y);
+  const auto issue = [&](auto kernel) {
+    launch("rotary_kernel", kernel, blocks(s.length), kThreads,
+           2 * turns.half * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, turns, s, in, out);
+  };
+  wide_parts(turns, s, {in, out}) ? issue(rotary_kernel<kWide>) : issue(rotary_kernel<1>);
+}
+
+// `kv`, `key` and `whole` in the order of a forward op.
+void share_key(const Call& call, const Operand& kv, const Operand& key, const Operand& whole, double direction) {
+  const Heads s = heads_of(call, kv), all = heads_of(call, whole);
+  const Turns turns = turns_of(call, s.length, all.width - s.width, direction);
+  const std::int64_t shared = 2 * turns.half;
+  call.require(elements(key) == s.batch * s.length * shared && last_size(key) == shared &&
+                   elements(whole) == elements(kv) + s.vectors * elements(key) && s.begin <= s.width,
+               "the shared key does not fit the heads");
+  const Any from = call.numbers(kv), of_all = call.numbers(key), to = call.numbers(whole);
+  const bool is_wide = wide_parts(turns, s, {from, of_all, to});
+  const auto issue = [&](const char* name, auto kernel, std::int64_t floats, Any a, Any b, Any c) {
+    launch(name, kernel, blocks(s.length), kThreads, floats * static_cast<std::int64_t>(sizeof(float)),
+           call.launch.stream, turns, s, a, b, c);
+  };
+  if (direction > 0) {
+    const auto forward = [&](auto kernel) { issue("shared_key_kernel", kernel, shared, from, of_all, to); };
+    is_wide ? forward(shared_key_kernel<kWide>) : forward(shared_key_kernel<1>);
+  } else {
+    const auto backward = [&](auto kernel) {
+      issue("shared_key_backward_kernel", kernel, shared + kThreads / kWarp * shared, to, from, of_all);
+    };
+    is_wide ? backward(shared_key_backward_kernel<kWide>) : backward(shared_key_backward_kernel<1>);
+  }
+}
+
+}  // namespace
+
+void rotary(const Call& call) {
+  call.has_read(1) ? share_key(call, call.read(0), call.read(1), call.write(0), 1) : rotate(call, 1);
+}
+
+void rotary_backward(const Call& call) {
+  call.has_write(1) ? share_key(call, call.write(0), call.write(1), call.read(0), -1) : rotate(call, -1);
+}
+
+}  // namespace orrery::cuda
