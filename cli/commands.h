@@ -15,6 +15,7 @@ void add_show(CLI::App& app);
 void add_collective(CLI::App& app);
 void add_validate(CLI::App& app);
 void add_run(CLI::App& app);
+void add_rank(CLI::App& app);  // orrery-gpu's
 void add_calibrate(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_schema(CLI::App& app);

@@ -4,11 +4,13 @@
 
 #include "cli/command_line.h"
 #include "cli/commands.h"
+#include "realrun/mpi/rank_watch.h"
 
 namespace {
 
 constexpr const char* kExamples = R"(Examples:
   orrery-gpu run small-gpt --device cuda --check
+  orrery-gpu run small-gpt --device cuda --ranks mpi --set plan.data_parallel=2
   orrery-gpu calibrate --device cuda --output h200.json
   orrery-gpu run gpt2-124m-h200 --device cuda --predict --calibration h200.json
   orrery-gpu bench --device cuda --output kernels.json
@@ -19,12 +21,16 @@ internal error.)";
 }  // namespace
 
 int main(int argc, char** argv) {
+  orrery::end_with_launcher();  // where this is a rank of `orrery run`
   CLI::App app{"Orrery on a GPU: runs training steps, kernels and their calibration."};
   app.set_version_flag("--version", "orrery-gpu " ORRERY_VERSION);
   app.require_subcommand(1);
   app.footer(kExamples);
   orrery::add_run(app);
+  orrery::add_rank(app);
   orrery::add_calibrate(app);
   orrery::add_bench(app);
-  return orrery::run_command_line("orrery-gpu", app, argc, argv, [&] { app.parse(argc, argv); });
+  const int code = orrery::run_command_line("orrery-gpu", app, argc, argv, [&] { app.parse(argc, argv); });
+  orrery::tell_launcher_of_end();
+  return code;
 }

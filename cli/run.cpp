@@ -13,6 +13,7 @@
 #include "cli/output.h"
 #include "cli/title.h"
 #include "realrun/agreement.h"
+#include "realrun/cuda/nccl_communicator.h"
 #include "realrun/executor.h"
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
@@ -50,7 +51,8 @@ constexpr const char* kExamples = R"(Examples:
   orrery run small-gpt --predict --set plan.data_parallel=4
   orrery run small-gpt --check --set plan.tensor_parallel=2   against the same model on one rank
   orrery run small-gpt --ranks mpi --set plan.data_parallel=2   a process a rank, started by mpirun
-  orrery run gpt2-124m-h200 --device cuda --predict --calibration h200.json)";
+  orrery run gpt2-124m-h200 --device cuda --predict --calibration h200.json
+  orrery run small-gpt --device cuda --ranks mpi --set plan.tensor_parallel=2   over NCCL, each on a GPU of its own)";
 
 // More ranks than this share one machine no more.
 constexpr std::int64_t kMostRanks = 64;
@@ -156,6 +158,17 @@ BackendFactory backends(const std::string& device, bool exact) {
   return [](std::size_t) { return make_cpu_backend(); };
 }
 
+// Ranks as processes on GPUs: what is missing here is said before mpirun starts them.
+void require_nccl_ranks() {
+  if (!built_with_cuda())
+    throw InputError({"--ranks", ""}, "no program orrery-gpu beside this one",
+                     "a build where nvcc is (cmake -DORRERY_CUDA=ON)");
+  if (!built_with_nccl())
+    throw InputError({"--ranks", ""}, "mpi with --device cuda in a program without NCCL",
+                     "threads, or a build where nccl.h and libnccl are");
+  cuda_devices();
+}
+
 void run(const Arguments& arguments) {
   ScenarioSource source;
   const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
@@ -172,9 +185,7 @@ void run(const Arguments& arguments) {
   if (ranks > kMostRanks)
     throw InputError({source.file, "/plan"}, fmt::format("{} ranks", ranks),
                      fmt::format("at most {}: they share this machine (--set plan.data_parallel=1)", kMostRanks));
-  const bool processes = arguments.ranks == "mpi";
-  if (processes && arguments.device != "cpu")
-    throw InputError({"--ranks", ""}, "mpi with --device " + arguments.device, "threads: ranks over MPI run on CPUs");
+  const bool processes = arguments.ranks == "mpi", on_gpus = arguments.device == "cuda";
 
   const bool measure = arguments.steps > 0;
   ProgressLine progress;
@@ -183,14 +194,18 @@ void run(const Arguments& arguments) {
   options.find_undefined = arguments.check;
   options.round_to_bf16 = arguments.emulate_bf16;
   const BackendFactory factory = backends(arguments.device, /*exact=*/false);
-  const BackendFacts facts = factory(0)->facts();
+  if (processes && on_gpus) require_nccl_ranks();
+  BackendFacts facts;
+  if (!processes) facts = factory(0)->facts();
   std::optional<Agreement> agrees;
-  const bool rounded =
-      arguments.emulate_bf16 || (arguments.device == "cuda" && scenario.plan.precision.compute() != Dtype::fp32);
-  const double tolerance = arguments.tolerance > 0 ? arguments.tolerance : rounded ? kBf16Tolerance : kFp32Tolerance;
   Report measured;
   double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
-  const RankJob job{arguments.scenario, arguments.sets, ranks};
+  const RankJob job{arguments.scenario, arguments.sets, ranks, on_gpus ? RankKind::cuda : RankKind::cpu};
+  const auto as_processes = [&](const ExecutionOptions& wanted) {
+    JobResults results = execute_ranks_over_mpi(job, wanted);
+    facts = std::move(results.facts);
+    return std::move(results.ranks);
+  };
   try {
     check_runnable(scenario);
     if (arguments.check) {
@@ -198,7 +213,7 @@ void run(const Arguments& arguments) {
       ExecutionOptions exact = checked;
       exact.round_to_bf16 = false;
       const std::vector<RankResult> results =
-          processes ? execute_ranks_over_mpi(job, checked)
+          processes ? as_processes(checked)
                     : execute_ranks(scenario, program, checked, backends(arguments.device, /*exact=*/true));
       agrees = agreement(execute(on_one_rank(scenario), exact), assemble(scenario, results));
     }
@@ -213,7 +228,7 @@ void run(const Arguments& arguments) {
         if (rank == 0) progress.show(fmt::format("step {} of {}", step + 1, steps));
       };
       const std::vector<RankResult> results =
-          processes ? execute_ranks_over_mpi(job, options) : execute_ranks(scenario, program, options, factory);
+          processes ? as_processes(options) : execute_ranks(scenario, program, options, factory);
       progress.clear();
       measured = measured_report(scenario, program, results, facts);
       fastest = fastest_step_seconds(results);
@@ -222,6 +237,8 @@ void run(const Arguments& arguments) {
     throw source.blame(error);
   }
 
+  const double tolerance =
+      arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(facts, scenario, arguments.emulate_bf16);
   std::optional<Report> predicted;
   if (arguments.predict && measure) {
     predicted = predict(scenario, program, user, arguments.device == "cpu");
@@ -262,7 +279,9 @@ void run(const Arguments& arguments) {
     const TableStyle style{.colour = colour_wanted()};
     std::vector<std::string> title = title_of(scenario);
     title.push_back(fmt::format("run on {} ({} rank{}{})", facts.device, ranks, ranks == 1 ? "" : "s",
-                                processes ? " over MPI" : ""));
+                                !processes ? ""
+                                : on_gpus  ? " over NCCL"
+                                           : " over MPI"));
     std::string text;
     if (predicted) {
       text = comparison_table(measured, *predicted, title, style, {.a = "measured", .b = "predicted"});
@@ -297,12 +316,14 @@ void add_run(CLI::App& app) {
   command->add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
       ->allow_extra_args(false)
       ->type_name("KEY=VALUE");
-  command->add_option("--device", arguments->device, "Where ranks run: cpu (threads) or cuda (all on one GPU)")
+  command
+      ->add_option("--device", arguments->device,
+                   "Where ranks run: cpu or cuda (threads: all on one GPU; processes: each on its own, in turn)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   command
       ->add_option("--ranks", arguments->ranks,
-                   "What ranks are: threads of this process, or processes that mpirun starts (mpi; CPU)")
+                   "What ranks are: threads of this process, or processes that mpirun starts (mpi; on GPUs over NCCL)")
       ->check(CLI::IsMember({"threads", "mpi"}))
       ->capture_default_str();
   command

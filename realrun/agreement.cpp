@@ -41,6 +41,11 @@ constexpr double kComparedEpsilon = 1e-4;
 
 }  // namespace
 
+double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool round_to_bf16) {
+  const bool narrow = facts.kind == "cuda" && scenario.plan.precision.compute() != Dtype::fp32;
+  return round_to_bf16 || narrow ? kBf16Tolerance : kFp32Tolerance;
+}
+
 ExecutionOptions options_to_compare(ExecutionOptions options) {
   options.steps = kComparedSteps;
   options.epsilon = kComparedEpsilon;

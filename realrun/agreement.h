@@ -22,6 +22,10 @@ struct Agreement {
 // Relative errors that are rounding: fp32 arithmetic in another order of summation; bf16, which carries 8 bits.
 inline constexpr double kFp32Tolerance = 2e-5, kBf16Tolerance = 2e-2;
 
+// Which of them applies to ranks that ran where `facts` says: GPUs hold tensors in their own dtypes, CPUs in fp32
+// unless round_to_bf16 was set.
+double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool round_to_bf16);
+
 // Options for two runs that are to be compared: two steps, so that the second sees the first's update, and an epsilon
 // above the rounding of gradients that are zero, of which Adam would make full steps.
 ExecutionOptions options_to_compare(ExecutionOptions options);

@@ -102,5 +102,9 @@ std::unique_ptr<Backend> make_cpu_backend();
 // units with ten bits of mantissa, as device presets with "tf32" time them; off to compare numbers.
 std::unique_ptr<Backend> make_cuda_backend(int device = 0, bool tf32 = true);
 bool built_with_cuda();
+// The GPUs that this process sees, by an address that is theirs in every process of the machine. Throws DeviceError
+// where make_cuda_backend() does for the first. Leaves them untouched: a GPU that one process may have alone stays
+// free.
+std::vector<std::string> cuda_devices();
 
 }  // namespace orrery

@@ -7,6 +7,9 @@
 
 namespace orrery {
 
+// The running program itself; none where /proc does not say.
+std::optional<std::filesystem::path> running_program();
+
 // The program of this name in the folder of the running one; none where it is missing, not executable, or the running
 // one itself.
 std::optional<std::filesystem::path> sibling_program(std::string_view name);

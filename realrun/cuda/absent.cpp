@@ -3,11 +3,17 @@
 
 namespace orrery {
 
-std::unique_ptr<Backend> make_cuda_backend(int, bool) {
+namespace {
+[[noreturn]] void refuse() {
   throw DeviceError(
       "this program is built without CUDA: build where nvcc is (cmake -DORRERY_CUDA=ON) and use orrery-gpu, or use "
       "--device cpu");
 }
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backend(int, bool) { refuse(); }
+
+std::vector<std::string> cuda_devices() { refuse(); }
 
 bool built_with_cuda() { return false; }
 

@@ -702,4 +702,18 @@ std::unique_ptr<Backend> make_cuda_backend(int device, bool tf32) {
 }
 bool built_with_cuda() { return true; }
 
+std::vector<std::string> cuda_devices() {
+  require_device(0);
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "counting the GPUs");
+  std::vector<std::string> devices;
+  for (int device = 0; device < count; ++device) {
+    std::array<char, 32> address{};  // "0000:3b:00.0"
+    check(cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), device),
+          "asking for a GPU's address");
+    devices.emplace_back(address.data());
+  }
+  return devices;
+}
+
 }  // namespace orrery

@@ -1,7 +1,16 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
 
 #include "realrun/cuda/nccl_communicator.h"
 #include "sim/base/error.h"
@@ -28,6 +37,15 @@ std::optional<std::size_t> number(const char* name) {
   return value;
 }
 
+// What NCCL too takes for one host.
+std::string host() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  return name.data() + (" " + boot);
+}
+
 }  // namespace
 
 std::optional<RankOfJob> rank_of_environment() {
@@ -40,6 +58,41 @@ std::optional<RankOfJob> rank_of_environment() {
     return RankOfJob{*rank, *ranks, number(names.local_rank).value_or(*rank)};
   }
   return std::nullopt;
+}
+
+bool ranks_share_a_device(const NcclOptions& options, const std::string& device) {
+  if (options.ranks == 1) return false;
+  namespace fs = std::filesystem;
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPollPeriod{5};
+  const auto file_of = [&](std::size_t rank) {
+    return fs::path(options.id_directory) / fmt::format("device_of_rank_{}", rank);
+  };
+  const fs::path unfinished = file_of(options.rank).string() + ".unfinished";
+  {
+    std::ofstream file(unfinished);
+    file << host() << ' ' << device << '\n';
+    file.close();
+    if (!file)
+      throw ExecutionError(fmt::format("the ranks meet in the folder \"{}\", where rank {} cannot write",
+                                       options.id_directory, options.rank));
+  }
+  fs::rename(unfinished, file_of(options.rank));  // all of it appears at once
+  const auto begun = Clock::now();
+  std::vector<std::string> devices;
+  for (std::size_t rank = 0; rank < options.ranks; ++rank) {
+    std::string line;
+    while (!std::getline(std::ifstream(file_of(rank)), line)) {
+      const std::chrono::duration<double> waited = Clock::now() - begun;
+      if (waited.count() > options.watchdog_seconds)
+        throw ExecutionError(fmt::format("rank {} has waited {:.0f} s for rank {} to come to the folder \"{}\"",
+                                         options.rank, waited.count(), rank, options.id_directory));
+      std::this_thread::sleep_for(kPollPeriod);
+    }
+    devices.push_back(line);
+  }
+  std::ranges::sort(devices);
+  return std::ranges::adjacent_find(devices) != devices.end();
 }
 
 }  // namespace orrery

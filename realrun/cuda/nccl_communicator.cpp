@@ -37,6 +37,9 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::chrono::milliseconds kWatchPeriod{50};  // between two looks of the watching thread
 constexpr std::chrono::microseconds kPollPeriod{50};   // between two looks of a waiting rank
 
+// Communicators do not block: a call that is still under way has not failed, inside a group neither.
+bool is_taken(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
+
 ncclDataType_t type_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::fp32:
@@ -225,7 +228,7 @@ void NcclCommunicator::fail(std::exception_ptr failure) {
 
 void NcclCommunicator::check_nccl(Lock& lock, ncclResult_t result, ncclComm_t comm, const std::string& what,
                                   const Members& members) {
-  if (result == ncclSuccess || result == ncclInProgress) return;
+  if (is_taken(result)) return;
   const char* const detail = comm == nullptr ? "" : ncclGetLastError(comm);
   const char* const advice =
       result == ncclRemoteError    ? "another rank ended or failed first: see its message"
@@ -376,15 +379,15 @@ void NcclCommunicator::all_to_all(const Members& members, const std::string& wha
   group(members, what, stream, [&](ncclComm_t comm) {
     const cudaStream_t on = backend_.stream(stream);
     ncclResult_t result = ncclGroupStart();
-    for (std::size_t m = 0; m < members.size() && result == ncclSuccess; ++m) {
+    for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
       const auto offset = static_cast<std::int64_t>(m) * bytes;
       const auto count = static_cast<std::size_t>(part_elements);
       result = ncclSend(static_cast<const char*>(from) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
-      if (result != ncclSuccess) break;
+      if (!is_taken(result)) break;
       result = ncclRecv(static_cast<char*>(to) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
     }
     const ncclResult_t ended = ncclGroupEnd();
-    return result == ncclSuccess ? ended : result;
+    return is_taken(result) ? ended : result;
   });
 }
 
@@ -396,10 +399,10 @@ void NcclCommunicator::permute(const Members& members, const std::string& what, 
     const cudaStream_t on = backend_.stream(stream);
     const auto count = static_cast<std::size_t>(elements);
     ncclResult_t result = ncclGroupStart();
-    if (result == ncclSuccess) result = ncclSend(from, count, type_of(dtype), static_cast<int>(to_member), comm, on);
-    if (result == ncclSuccess) result = ncclRecv(to, count, type_of(dtype), static_cast<int>(from_member), comm, on);
+    if (is_taken(result)) result = ncclSend(from, count, type_of(dtype), static_cast<int>(to_member), comm, on);
+    if (is_taken(result)) result = ncclRecv(to, count, type_of(dtype), static_cast<int>(from_member), comm, on);
     const ncclResult_t ended = ncclGroupEnd();
-    return result == ncclSuccess ? ended : result;
+    return is_taken(result) ? ended : result;
   });
 }
 
@@ -407,6 +410,7 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
                             std::int64_t elements, Dtype dtype) {
   const Channel channel{{std::min(to, rank()), std::max(to, rank())}, Channel::kMessages, tag.position, tag.backward};
   const std::string what = fmt::format("message to position {}, micro-batch {}", tag.position, tag.micro_batch);
+  const cudaStream_t callers = backend_.stream(stream);  // first of all: it also chooses the GPU
   cudaStream_t on = nullptr;
   {
     Lock lock(mutex_);
@@ -417,7 +421,6 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
     on = made.stream;
   }
   // A copy that belongs to the message: the caller's stream goes on, however late the receiver is.
-  const cudaStream_t callers = backend_.stream(stream);
   const auto bytes = static_cast<std::size_t>(elements * bytes_of(dtype));
   void* copy = nullptr;
   check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");

@@ -41,6 +41,11 @@ struct RankOfJob {
 // What mpirun (Open MPI, MPICH), srun or torchrun say in the environment; nothing where none does.
 std::optional<RankOfJob> rank_of_environment();
 
+// NcclOptions::one_device of a job in which this rank uses the GPU of this address (cuda_devices()): ranks tell each
+// other theirs through `options`' directory, so all must call it, before NCCL's first call. Needs no NCCL. Throws
+// ExecutionError where a rank does not come within the watchdog's time.
+bool ranks_share_a_device(const NcclOptions& options, const std::string& device);
+
 bool built_with_nccl();
 // `backend` is a CudaBackend that outlives the communicator. Throws DeviceError and ExecutionError.
 std::unique_ptr<Communicator> make_nccl_communicator(Backend& backend, const NcclOptions& options);

@@ -28,11 +28,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kSays = "orrery-rank: ";
-constexpr std::string_view kStep = "orrery-rank: step done: ";
-constexpr int kBadInput = 2;               // orrery-rank's exit code for it
+constexpr std::string_view kStep = "rank 0: step done: ";
+constexpr int kBadInput = 2;               // the ranks' exit code for it
 constexpr int kLookMilliseconds = 100;     // between looks for signals and mpirun's end
 constexpr int kGraceMilliseconds = 10000;  // that mpirun has to end its ranks
+constexpr const char* kResults = "results";
 constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP};
 
 volatile std::sig_atomic_t received = 0;
@@ -74,10 +74,35 @@ class Folder {
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   std::string file(const char* name) const { return (path_ / name).string(); }
+  std::string directory(const char* name) const {
+    fs::create_directory(path_ / name);
+    return file(name);
+  }
 
  private:
   fs::path path_;
 };
+
+// What mpirun starts, and how it begins a sentence about what has failed.
+struct RankProgram {
+  std::string name;
+  fs::path path;
+  const char* subcommand;
+  std::string_view says;
+};
+
+RankProgram program_of(RankKind kind) {
+  if (kind == RankKind::cuda) {
+    const std::optional<fs::path> self = running_program();
+    if (!self) throw ExecutionError("cannot start ranks: /proc/self/exe does not say which program this is");
+    return {"orrery-gpu", *self, "rank", "orrery-gpu: error: "};
+  }
+  const std::optional<fs::path> sibling = sibling_program("orrery-rank");
+  if (!sibling)
+    throw InputError({"--ranks", ""}, "no program orrery-rank beside this one",
+                     "a build that found MPI (Debian: libopenmpi-dev openmpi-bin; then cmake and the build again)");
+  return {"orrery-rank", *sibling, "run", "orrery-rank: "};
+}
 
 std::optional<fs::path> on_path(const char* program) {
   const char* path = std::getenv("PATH");
@@ -92,14 +117,21 @@ std::optional<fs::path> on_path(const char* program) {
 }
 
 // This process's environment, and what is not in it yet.
-std::vector<std::string> environment(const RankWatch& watch) {
+std::vector<std::string> environment(const RankWatch& watch, RankKind kind) {
   std::vector<std::string> all{watch.variable()};
   for (char** entry = environ; *entry != nullptr; ++entry) all.emplace_back(*entry);
+  const auto add = [&all](const char* name, const char* value) {
+    if (std::getenv(name) == nullptr) all.push_back(fmt::format("{}={}", name, value));
+  };
   // mpirun guards root against jobs by mistake; these ranks are no more than the threads that they stand for.
-  for (const std::string_view name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-                                      "OMPI_MCA_rmaps_base_oversubscribe", "PRTE_MCA_rmaps_default_mapping_policy"})
-    if (std::getenv(name.data()) == nullptr)
-      all.push_back(fmt::format("{}={}", name, name.starts_with("PRTE") ? ":oversubscribe" : "1"));
+  add("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  add("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  add("OMPI_MCA_rmaps_base_oversubscribe", "1");
+  add("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe");
+  if (kind == RankKind::cuda) {
+    add("OMPI_MCA_hwloc_base_binding_policy", "none");
+    add("PRTE_MCA_hwloc_default_binding_policy", "none");
+  }
   return all;
 }
 
@@ -220,10 +252,12 @@ class Job {
   std::string line_;
 };
 
-std::vector<std::string> command_line(const fs::path& mpirun, const fs::path& rank, const RankJob& job,
-                                      const ExecutionOptions& options, const std::string& results) {
+std::vector<std::string> command_line(const fs::path& mpirun, const RankProgram& program, const RankJob& job,
+                                      const ExecutionOptions& options, const Folder& folder) {
   std::vector<std::string> line{
-      mpirun.string(), "-n", fmt::format("{}", job.ranks), rank.string(), "run", job.scenario, "--results", results};
+      mpirun.string(), "-n",        fmt::format("{}", job.ranks), program.path.string(), program.subcommand,
+      job.scenario,    "--results", folder.file(kResults)};
+  if (job.kind == RankKind::cuda) line.insert(line.end(), {"--id-directory", folder.directory("ids")});
   for (const std::string& set : job.sets) line.insert(line.end(), {"--set", set});
   const auto give = [&line](const char* name, const auto& value) {
     line.insert(line.end(), {name, fmt::format("{}", value)});
@@ -246,79 +280,112 @@ struct Heard {
   std::vector<std::string> all_else;  // without mpirun's rules
 };
 
-void hear(std::string_view line, const ExecutionOptions& options, Heard& heard) {
+void hear(std::string_view line, std::string_view says, const ExecutionOptions& options, Heard& heard) {
   if (line.starts_with(kStep)) {
     std::int64_t step = 0;
     const std::string_view number = line.substr(kStep.size());
     std::from_chars(number.data(), number.data() + number.size(), step);
     if (options.after_step) options.after_step(0, step);
-  } else if (line.starts_with(kSays)) {
-    if (heard.first_rank.empty()) heard.first_rank = line.substr(kSays.size());
+  } else if (line.starts_with(says)) {
+    if (heard.first_rank.empty()) heard.first_rank = line.substr(says.size());
   } else if (line.find_first_not_of("- \t\r") != std::string_view::npos) {
     heard.all_else.emplace_back(line);
   }
 }
 
-[[noreturn]] void fail(int status, const Heard& heard) {
+[[noreturn]] void fail(const std::string& program, int status, const Heard& heard) {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   std::string said = heard.first_rank;
   if (said.empty())
     for (const std::string& line : heard.all_else) said += (said.empty() ? "" : " ") + line;
   if (code == kBadInput)
-    throw InputError({"orrery-rank", ""}, fmt::format("ranks that say \"{}\"", said), "a scenario that they can run");
+    throw InputError({program, ""}, fmt::format("ranks that say \"{}\"", said), "a scenario that they can run");
   const std::string end = code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {}", WTERMSIG(status));
   throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "nothing was said" : said));
 }
 
 }  // namespace
 
-std::vector<RankResult> execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& options) {
+JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& options) {
   if (job.scenario == "-")
     throw InputError({"--ranks", ""}, "a scenario on standard input", "a file or a name: every rank reads it");
-  const std::optional<fs::path> rank = sibling_program("orrery-rank");
-  if (!rank)
-    throw InputError({"--ranks", ""}, "no program orrery-rank beside this one",
-                     "a build that found MPI (Debian: libopenmpi-dev openmpi-bin; then cmake and the build again)");
+  const RankProgram program = program_of(job.kind);
   const std::optional<fs::path> mpirun = on_path("mpirun");
   if (!mpirun) throw InputError({"--ranks", ""}, "no mpirun on the PATH", "an MPI (Debian: openmpi-bin)");
 
   const Signals signals;
   const Folder folder;
-  const std::string results = folder.file("results");
   Heard heard;
   RankWatch watch(static_cast<std::size_t>(job.ranks));
-  Job processes(command_line(*mpirun, *rank, job, options, results), environment(watch));
-  const std::optional<int> status = processes.wait([&](std::string_view line) { hear(line, options, heard); }, watch);
+  Job processes(command_line(*mpirun, program, job, options, folder), environment(watch, job.kind));
+  const std::optional<int> status =
+      processes.wait([&](std::string_view line) { hear(line, program.says, options, heard); }, watch);
   if (!status) throw ExecutionError("interrupted");
-  if (*status != 0) fail(*status, heard);
+  if (*status != 0) fail(program.name, *status, heard);
   for (const std::string& line : heard.all_else) fmt::print(stderr, "{}\n", line);
-  return read_rank_results(results);
+  return read_rank_results(folder.file(kResults));
 }
 
-void write_rank_results(const std::string& path, const std::vector<RankResult>& results) {
+namespace {
+
+template <class Number>
+void write_number(std::ofstream& file, Number number) {
+  file.write(reinterpret_cast<const char*>(&number), sizeof(number));
+}
+template <class Number>
+bool read_number(std::ifstream& file, Number& number) {
+  return static_cast<bool>(file.read(reinterpret_cast<char*>(&number), sizeof(number)));
+}
+
+void write_bytes(std::ofstream& file, std::string_view bytes) {
+  write_number(file, static_cast<std::uint64_t>(bytes.size()));
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+}
+// False where the file, of `most` bytes, holds less.
+bool read_bytes(std::ifstream& file, std::uintmax_t most, std::string& bytes) {
+  std::uint64_t size = 0;
+  if (!read_number(file, size) || size > most) return false;
+  bytes.resize(size);
+  return static_cast<bool>(file.read(bytes.data(), static_cast<std::streamsize>(size)));
+}
+
+}  // namespace
+
+void write_rank_results(const std::string& path, const JobResults& results) {
   std::ofstream file(path, std::ios::binary);
-  for (const RankResult& result : results) {
+  const BackendFacts& facts = results.facts;
+  for (const std::string* text : {&facts.kind, &facts.device, &facts.software}) write_bytes(file, *text);
+  write_number(file, facts.processors);
+  write_number(file, facts.memory_bytes);
+  write_number(file, facts.asynchronous_streams);
+  for (const RankResult& result : results.ranks) {
     const std::vector<double> numbers = to_numbers(result);
-    const std::uint64_t size = numbers.size();
-    file.write(reinterpret_cast<const char*>(&size), sizeof(size));
-    file.write(reinterpret_cast<const char*>(numbers.data()), static_cast<std::streamsize>(size * sizeof(double)));
+    write_bytes(file, {reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double)});
   }
   file.close();
   if (!file) throw ExecutionError("cannot write the results to " + path);
 }
 
-std::vector<RankResult> read_rank_results(const std::string& path) {
+JobResults read_rank_results(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::vector<RankResult> results;
-  std::uint64_t size = 0;
-  while (file.read(reinterpret_cast<char*>(&size), sizeof(size))) {
-    if (size * sizeof(double) > fs::file_size(path)) break;
-    std::vector<double> numbers(size);
-    if (!file.read(reinterpret_cast<char*>(numbers.data()), static_cast<std::streamsize>(size * sizeof(double)))) break;
-    results.push_back(rank_result_from(numbers));
+  std::error_code ignored;
+  const std::uintmax_t size = fs::file_size(path, ignored);
+  JobResults results;
+  BackendFacts& facts = results.facts;
+  bool whole = true;
+  for (std::string* text : {&facts.kind, &facts.device, &facts.software})
+    whole = whole && read_bytes(file, size, *text);
+  whole = whole && read_number(file, facts.processors) && read_number(file, facts.memory_bytes) &&
+          read_number(file, facts.asynchronous_streams);
+  std::string bytes;
+  while (whole && file.peek() != std::ifstream::traits_type::eof()) {
+    whole = read_bytes(file, size, bytes) && bytes.size() % sizeof(double) == 0;
+    if (!whole) break;
+    std::vector<double> numbers(bytes.size() / sizeof(double));
+    std::memcpy(numbers.data(), bytes.data(), bytes.size());
+    results.ranks.push_back(rank_result_from(numbers));
   }
-  if (results.empty() || !file.eof() || file.gcount() != 0)
-    throw ExecutionError("the ranks have left no whole results in " + path);
+  if (!whole || results.ranks.empty()) throw ExecutionError("the ranks have left no whole results in " + path);
   return results;
 }
 

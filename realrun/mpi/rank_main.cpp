@@ -8,6 +8,7 @@
 
 #include "realrun/mpi/collectives_command.h"
 #include "realrun/mpi/mpi_communicator.h"
+#include "realrun/mpi/rank_options.h"
 #include "realrun/mpi/rank_watch.h"
 #include "realrun/mpi/training_command.h"
 #include "sim/base/error.h"
@@ -45,17 +46,7 @@ void add_collective(CLI::App& app, CollectiveSweep& sweep) {
 
 void add_run(CLI::App& app, TrainingRun& run) {
   CLI::App* command = app.add_subcommand("run", "One rank of a scenario's training steps, on this CPU");
-  command->add_option("SCENARIO", run.scenario, "As for orrery simulate")->required();
-  command->add_option("--set", run.sets, "Override a field: plan.tensor_parallel=2")->allow_extra_args(false);
-  command->add_option("--steps", run.steps, "Measured steps")->capture_default_str();
-  command->add_option("--warmup", run.warmup, "Steps before them")->capture_default_str();
-  command->add_option("--seed", run.seed, "Of parameters and inputs")->capture_default_str();
-  command->add_option("--watchdog-seconds", run.watchdog_seconds, "For one wait")->capture_default_str();
-  command->add_flag("--check", run.check, "Compare with the one-rank Program instead of measuring");
-  command->add_flag("--bf16-storage", run.round_to_bf16, "Tensors of bf16 hold what bf16 can");
-  command->add_option("--results", run.results, "Write all ranks' results there, for orrery run, instead of printing")
-      ->type_name("FILE");
-  command->add_flag("--alone", run.alone, "Every rank runs the scenario on one rank by itself, all at the same time");
+  add_rank_options(*command, run);
   command->callback([&run] { run_training(run); });
 }
 

@@ -1,4 +1,5 @@
-// orrery run --ranks mpi: the same answers as threads give, and no process left behind, however a run ends.
+// orrery run --ranks mpi: the same answers as threads give, and no process left behind, however a run ends. On CPUs
+// over MPI; as on GPUs over NCCL, with stand-ins of both that compute on the CPU (tests/realrun/cuda_runtime).
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,12 +40,23 @@ constexpr const char* kTiny = R"({
   "plan": {"precision": "fp32", "framework": "orrery", "overlap_grad_reduce": false}
 })";
 
+// Set where CMake builds them.
+#ifndef ORRERY_GPU
+#define ORRERY_GPU ""
+#endif
+#ifndef ORRERY_GPU_ON_STAND_IN
+#define ORRERY_GPU_ON_STAND_IN ""
+#endif
+
 class RunOverMpi : public ::testing::Test {
  protected:
   void SetUp() override {
     if (std::string(ORRERY_RANK).empty())
       GTEST_SKIP()
           << "CMake found no MPI (Debian: libopenmpi-dev openmpi-bin), so orrery run --ranks mpi was not tested";
+    begin();
+  }
+  void begin() {
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);  // MPI itself leaks
     // Where ranks leave what they leave.
     setenv("TMPDIR", temporary_.c_str(), 1);
@@ -56,11 +68,36 @@ class RunOverMpi : public ::testing::Test {
   }
   bool leaves_no_results() const {
     for (const auto& entry : fs::directory_iterator(temporary_))
-      if (entry.path().filename().string().starts_with("orrery_ranks_")) return false;
+      for (const char* what : {"orrery_ranks_", "orrery_nccl_"})
+        if (entry.path().filename().string().starts_with(what)) return false;
     return true;
   }
 
   const fs::path temporary_ = fs::path(testing::TempDir()) / ("run_mpi_" + std::to_string(getpid()));
+};
+
+class RunOverNccl : public RunOverMpi {
+ protected:
+  void SetUp() override {
+    if (std::string(ORRERY_GPU).empty())
+      GTEST_SKIP() << "orrery-gpu is not built (CMake found no nvcc), so orrery run --device cuda --ranks mpi was not "
+                      "tested";
+    begin();
+  }
+};
+
+// With mpirun, over the stand-ins.
+class RunOverNcclOnStandIn : public RunOverNccl {
+ protected:
+  void SetUp() override {
+    if (std::string(ORRERY_GPU_ON_STAND_IN).empty())
+      GTEST_SKIP()
+          << "orrery-gpu is not built on stand-ins (CMake found no nvcc or no nccl.h), so ranks over NCCL were "
+             "not tested";
+    if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+      GTEST_SKIP() << "there is no mpirun (Debian: openmpi-bin), so ranks over NCCL were not tested";
+    begin();
+  }
 };
 
 TEST_F(RunOverMpi, ComputesWhatOneRankComputesInTheSameReportAsThreads) {
@@ -108,7 +145,6 @@ TEST_F(RunOverMpi, WhatIsMissingIsSaidWithExitCodeTwo) {
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   };
   expect_refused(place.orrery("run - --ranks mpi", kTiny), "found a scenario on standard input");
-  expect_refused(place.orrery("run tiny.json --ranks mpi --device cuda"), "found mpi with --device cuda");
   const std::string path = std::getenv("PATH");
   setenv("PATH", "/nowhere", 1);
   const CommandResult no_mpirun = place.orrery("run tiny.json --ranks mpi");
@@ -119,12 +155,99 @@ TEST_F(RunOverMpi, WhatIsMissingIsSaidWithExitCodeTwo) {
   fs::copy_file(ORRERY_COMMAND, alone);
   expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi"),
                  "found no program orrery-rank beside this one");
+  expect_refused(place.program(alone.string(), "run tiny.json --ranks mpi --device cuda"),
+                 "found no program orrery-gpu beside this one");
+}
+
+TEST_F(RunOverNccl, WhatIsMissingIsSaidAndNothingStays) {
+  const Workplace place;
+  place.write("tiny.json", kTiny);
+  const auto expect_refused = [&](const CommandResult& result, int code, const std::string& sentence) {
+    EXPECT_EQ(result.code, code);
+    EXPECT_THAT(result.err, HasSubstr(sentence));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    EXPECT_TRUE(leaves_no_results());
+  };
+  const std::string gpu = ORRERY_GPU;
+  if (place.program(gpu, "rank tiny.json").err.find("without NCCL") != std::string::npos) {
+    expect_refused(place.orrery("run tiny.json --device cuda --ranks mpi"), 2, "in a program without NCCL");
+    return;
+  }
+  expect_refused(place.program(gpu, "rank tiny.json"), 2, "found no rank in the environment");
+  const std::string rank = "RANK=1 WORLD_SIZE=2 '" + gpu + "' rank tiny.json ";
+  expect_refused(place.program("env", rank), 2,
+                 "found a plan of 1 ranks, expected one of the 2 ranks that have been started");
+  expect_refused(place.program("env", rank + "--set plan.data_parallel=2"), 2,
+                 "--id-directory: found nothing, expected an empty folder that all ranks see");
+  if (fs::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU here, so what is said without one was not tested";
+  expect_refused(place.program("env", rank + "--set plan.data_parallel=2 --id-directory ."), 1,
+                 "no NVIDIA driver is installed here");
+  expect_refused(place.orrery("run tiny.json --device cuda --ranks mpi --set plan.data_parallel=2"), 1,
+                 "no NVIDIA driver is installed here");
+}
+
+TEST_F(RunOverNcclOnStandIn, ComputesWhatOneRankComputesInTheSameReportAsThreads) {
+  const Workplace place;
+  place.write("tiny.json", kTiny);
+  const std::string arguments =
+      "run tiny.json --device cuda --set plan.tensor_parallel=2 --set plan.pipeline_parallel=2 --check --steps 4 "
+      "--predict --seed 7 ";
+  const CommandResult threads = place.program(ORRERY_GPU_ON_STAND_IN, arguments + "--json threads.json");
+  const CommandResult nccl = place.program(ORRERY_GPU_ON_STAND_IN, arguments + "--ranks mpi --json nccl.json");
+  ASSERT_EQ(threads.code, 0) << threads.err;
+  ASSERT_EQ(nccl.code, 0) << nccl.err;
+  const json a = json::parse(place.read("threads.json")), b = json::parse(place.read("nccl.json"));
+  EXPECT_TRUE(b["agreement"]["agrees"]);
+  EXPECT_EQ(a["agreement"], b["agreement"]) << "to the last digit";
+  EXPECT_EQ(b["backend"]["ranks"], "mpi");
+  EXPECT_EQ(b["backend"]["kind"], "cuda") << "rank 0's, not this process's";
+  EXPECT_EQ(a["backend"]["device"], b["backend"]["device"]);
+  EXPECT_EQ(a["predicted"], b["predicted"]);
+  EXPECT_EQ(a["measured"]["memory"], b["measured"]["memory"]) << "the same tensors live at the same time";
+  EXPECT_GT(b["measured"]["step_seconds"], 0);
+  EXPECT_THAT(nccl.out, HasSubstr("(4 ranks over NCCL)"));
+  EXPECT_TRUE(leaves_no_results());
+}
+
+// As srun and torchrun start ranks: rank 0 prints the report.
+TEST_F(RunOverNcclOnStandIn, RanksThatAreStartedByHandReportThemselves) {
+  const Workplace place;
+  place.write("tiny.json", kTiny);
+  place.write("two",
+              "mkdir ids; for r in 1 0; do RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r \"$@\" --id-directory ids & done; "
+              "wait -n && wait -n");
+  const std::string rank =
+      std::string("two ") + ORRERY_GPU_ON_STAND_IN + " rank tiny.json --set plan.data_parallel=2 --seed 7 ";
+  const CommandResult checked = place.program("bash", rank + "--check");
+  ASSERT_EQ(checked.code, 0) << checked.err;
+  EXPECT_LT(json::parse(checked.out)["agreement"]["gradients"], 2e-5);
+  const CommandResult measured = place.program("bash", "-c 'rm -r ids'; bash " + rank + "--steps 4");
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  EXPECT_GT(json::parse(measured.out)["step_seconds"], 0);
+  place.program("bash", "-c 'rm -r ids; mkdir ids'");
+  const CommandResult started =
+      place.program("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe",
+                    std::string("-n 2 ") + ORRERY_GPU_ON_STAND_IN +
+                        " rank tiny.json --set plan.pipeline_parallel=2 --check "
+                        "--id-directory ids");
+  ASSERT_EQ(started.code, 0) << started.err;
+  EXPECT_LT(json::parse(started.out)["agreement"]["gradients"], 2e-5);
+  EXPECT_TRUE(leaves_no_results());
 }
 
 // --- Ends ------------------------------------------------------------------------------------------------------------
 
+// A command that starts ranks, and what the kernel calls those.
+struct Starts {
+  const char* program;
+  const char* device;
+  std::string rank;
+};
+const Starts kOverMpi{ORRERY_COMMAND, "cpu", "orrery-rank"};
+const Starts kOverNccl{ORRERY_GPU_ON_STAND_IN, "cuda", "orrery-gpu-on-s"};
+
 // The processes below `ancestor` that are ranks.
-std::vector<pid_t> ranks_below(pid_t ancestor) {
+std::vector<pid_t> ranks_below(pid_t ancestor, const std::string& rank) {
   std::map<pid_t, pid_t> parents;
   std::vector<pid_t> ranks;
   for (const auto& entry : fs::directory_iterator("/proc")) {
@@ -139,7 +262,7 @@ std::vector<pid_t> ranks_below(pid_t ancestor) {
     rest >> state >> parent;
     const pid_t pid = std::stoi(text);
     parents[pid] = parent;
-    if (text.substr(name + 1, after - name - 1) == "orrery-rank") ranks.push_back(pid);
+    if (pid != ancestor && text.substr(name + 1, after - name - 1) == rank) ranks.push_back(pid);
   }
   std::erase_if(ranks, [&](pid_t pid) {
     while (pid > 1 && pid != ancestor) pid = parents.contains(pid) ? parents[pid] : 0;
@@ -166,7 +289,8 @@ bool is_gone(pid_t pid) {
 // A run that would take hours, some time after its two ranks are there: at once, they have hardly joined MPI yet.
 class Endless {
  public:
-  Endless(const fs::path& folder, std::chrono::milliseconds time) : errors_(folder / "errors") {
+  Endless(const fs::path& folder, std::chrono::milliseconds time, const Starts& starts = kOverMpi)
+      : errors_(folder / "errors") {
     const fs::path scenario = folder / "tiny.json";
     std::ofstream(scenario) << kTiny;
     pid_ = fork();
@@ -174,12 +298,12 @@ class Endless {
       const int file = open(errors_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
       dup2(file, STDOUT_FILENO);
       dup2(file, STDERR_FILENO);
-      execl(ORRERY_COMMAND, "orrery", "run", scenario.c_str(), "--ranks", "mpi", "--set", "plan.data_parallel=2",
-            "--steps", "1000000", nullptr);
+      execl(starts.program, "orrery", "run", scenario.c_str(), "--device", starts.device, "--ranks", "mpi", "--set",
+            "plan.data_parallel=2", "--steps", "1000000", nullptr);
       _exit(127);
     }
-    within(30s, [this] { return ranks_below(pid_).size() == 2; });
-    ranks = ranks_below(pid_);
+    within(30s, [&] { return ranks_below(pid_, starts.rank).size() == 2; });
+    ranks = ranks_below(pid_, starts.rank);
     std::this_thread::sleep_for(time);
   }
   ~Endless() {
@@ -249,6 +373,29 @@ TEST_F(RunOverMpi, RanksDoNotOutliveACommandThatIsKilled) {
     ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
     run.signal(SIGKILL);
     run.status();
+    EXPECT_TRUE(run.ranks_are_gone());
+  }
+}
+
+TEST_F(RunOverNcclOnStandIn, NoRankOutlivesItsCommand) {
+  for (const int number : {SIGTERM, SIGKILL}) {
+    Endless run(temporary_, 2000ms, kOverNccl);
+    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
+    run.signal(number);
+    const int status = run.status();
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == number) << status;
+    EXPECT_TRUE(run.ranks_are_gone());
+  }
+}
+
+TEST_F(RunOverNcclOnStandIn, ARankThatDiesEndsTheOthersAndTheCommandSaysSo) {
+  for (const auto time : {0ms, 2000ms}) {
+    Endless run(temporary_, time, kOverNccl);
+    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
+    kill(run.ranks.front(), SIGKILL);
+    const int status = run.status();
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+    EXPECT_THAT(run.errors(), AnyOf(HasSubstr("the ranks ended with"), HasSubstr("mpirun has not noticed")));
     EXPECT_TRUE(run.ranks_are_gone());
   }
 }

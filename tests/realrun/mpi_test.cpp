@@ -115,8 +115,9 @@ TEST_F(Mpi, RanksStartedFromHereSayWhatThreadsDo) {
     steps.push_back(step);
   };
   setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
-  const std::vector<RankResult> processes =
-      execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options);
+  const JobResults job = execute_ranks_over_mpi({.scenario = "small-gpt", .sets = sets, .ranks = 2}, options);
+  const std::vector<RankResult>& processes = job.ranks;
+  EXPECT_EQ(job.facts.device, make_cpu_backend()->facts().device);
   EXPECT_EQ(steps, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
   options.after_step = {};
   const std::vector<RankResult> threads =
@@ -138,8 +139,7 @@ TEST_F(Mpi, WhatTheFirstRankThatFailsSaysIsTheError) {
     execute_ranks_over_mpi({.scenario = "small-gpt", .sets = {}, .ranks = 2}, options);
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("found a plan of 1 ranks, expected one of the 2 ranks that mpirun has started"));
+    EXPECT_THAT(error.what(), HasSubstr("found a plan of 1 ranks, expected one of the 2 ranks that have been started"));
   }
 }
 
@@ -147,8 +147,18 @@ TEST(MpiResults, ThatWereCutOffAreNotTaken) {
   const std::string path = testing::TempDir() + "rank_results";
   RankResult result;
   result.losses = {1, 2};
-  write_rank_results(path, {result, result});
-  EXPECT_EQ(read_rank_results(path).size(), 2u);
+  BackendFacts facts;
+  facts.kind = "cuda";
+  facts.device = "a device";
+  facts.memory_bytes = 8e9;
+  facts.asynchronous_streams = true;
+  write_rank_results(path, {{result, result}, facts});
+  const JobResults read = read_rank_results(path);
+  EXPECT_EQ(read.ranks.size(), 2u);
+  EXPECT_EQ(read.ranks[1].losses, result.losses);
+  EXPECT_EQ(read.facts.device, "a device");
+  EXPECT_EQ(read.facts.memory_bytes, 8e9);
+  EXPECT_TRUE(read.facts.asynchronous_streams);
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
   EXPECT_THROW(read_rank_results(path), ExecutionError);
   std::filesystem::remove(path);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -14,7 +15,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <stdexcept>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,14 +32,17 @@ using orrery::Dtype;
 
 // --- Streams and events
 
+using Task = std::function<bool()>;  // false: not done, to be tried again
+
 struct CUstream_st {
-  std::deque<std::function<void()>> queue;
+  std::deque<Task> queue;
   std::uint64_t done = 0;
   bool capturing = false;
-  std::vector<std::function<void()>> captured;
+  std::vector<Task> captured;
 
   std::uint64_t issued() const { return done + queue.size(); }
-  void advance(std::uint64_t to);
+  // As far as it goes; whether it got there. Under the lock.
+  bool advance(std::uint64_t to);
 };
 
 struct CUevent_st {
@@ -48,15 +54,16 @@ struct CUevent_st {
 };
 
 struct CUgraph_st {
-  std::vector<std::function<void()>> tasks;
+  std::vector<Task> tasks;
 };
 struct CUgraphExec_st {
-  std::vector<std::function<void()>> tasks;
+  std::vector<Task> tasks;
 };
 
 namespace {
 
 std::recursive_mutex mutex;
+std::set<CUstream_st*> streams;
 orrery::cuda_stand_in::Facts known;
 std::int64_t memory_bytes = std::int64_t{1} << 40;
 int driver_version = CUDART_VERSION, device_count = 1;
@@ -66,13 +73,39 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 
 cudaError_t failed(cudaError_t error) { return last_error = error; }
 
-void push(cudaStream_t stream, std::function<void()> task) {
+void push_task(cudaStream_t stream, Task task) {
   const Lock lock(mutex);
   if (stream->capturing) {
     stream->captured.push_back(std::move(task));
   } else {
     stream->queue.push_back(std::move(task));
   }
+}
+void push(cudaStream_t stream, std::function<void()> work) {
+  push_task(stream, [work = std::move(work)] { return work(), true; });
+}
+
+void let_all_streams_go_on() {
+  const Lock lock(mutex);
+  for (CUstream_st* stream : streams) stream->advance(stream->done + (stream->queue.empty() ? 0 : 1));
+}
+
+// Not under the lock: what the stream waits for may need other threads.
+void wait_for(CUstream_st* stream, std::uint64_t to) {
+  constexpr std::chrono::microseconds kBetweenTries{20};
+  while (true) {
+    {
+      const Lock lock(mutex);
+      if (stream->advance(to)) return;
+      let_all_streams_go_on();
+    }
+    std::this_thread::sleep_for(kBetweenTries);
+  }
+}
+
+cudaStream_t new_stream() {
+  const Lock lock(mutex);
+  return *streams.insert(new CUstream_st).first;
 }
 
 // What streams have done since the clock was last asked, in their order.
@@ -160,14 +193,14 @@ cudaError_t free_memory(void* memory) {
 
 }  // namespace
 
-void CUstream_st::advance(std::uint64_t to) {
+bool CUstream_st::advance(std::uint64_t to) {
   while (done < to) {
-    const auto task = std::move(queue.front());
+    if (!queue.front()()) return false;
     queue.pop_front();
     ++done;
     ++known.tasks;
-    task();
   }
+  return true;
 }
 
 namespace orrery::cuda_stand_in {
@@ -190,6 +223,16 @@ void unset_clock() {
   chosen_clock.reset();
   happened.clear();
 }
+void push(CUstream_st* stream, std::function<bool()> task) { push_task(stream, std::move(task)); }
+void keep_streams_going() {
+  static const std::jthread device([](const std::stop_token& stop) {
+    constexpr std::chrono::milliseconds kBetweenTasks{1};
+    while (!stop.stop_requested()) {
+      let_all_streams_go_on();
+      std::this_thread::sleep_for(kBetweenTasks);
+    }
+  });
+}
 }  // namespace orrery::cuda_stand_in
 
 extern "C" {
@@ -199,6 +242,9 @@ cudaError_t cudaGetDeviceCount(int* count) { return *count = device_count, cudaS
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 4, cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char* address, int length, int device) {
+  return std::snprintf(address, static_cast<std::size_t>(length), "0000:%02x:00.0", device), cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::strcpy(properties->name, "stand-in");
@@ -213,14 +259,18 @@ const char* cudaGetErrorString(cudaError_t) { return "an error of the stand-in";
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new CUstream_st, cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) { return *stream = new_stream(), cudaSuccess; }
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  return *stream = new CUstream_st, cudaSuccess;
+  return *stream = new_stream(), cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  const Lock lock(mutex);
-  if (stream->capturing) return failed(cudaErrorStreamCaptureUnsupported);
-  stream->advance(stream->issued());
+  std::uint64_t issued = 0;
+  {
+    const Lock lock(mutex);
+    if (stream->capturing) return failed(cudaErrorStreamCaptureUnsupported);
+    issued = stream->issued();
+  }
+  wait_for(stream, issued);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
@@ -231,6 +281,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   cudaStreamSynchronize(stream);
+  const Lock lock(mutex);
+  streams.erase(stream);
   delete stream;
   return cudaSuccess;
 }
@@ -239,7 +291,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (event->captured)
     return stream->capturing || event->stream->capturing ? cudaSuccess : failed(cudaErrorCapturedEvent);
   if (event->stream == nullptr || event->stream == stream) return cudaSuccess;
-  push(stream, [from = event->stream, position = event->position] { from->advance(position); });
+  push_task(stream, [from = event->stream, position = event->position] {
+    return streams.count(from) == 0 || from->advance(position);
+  });
   return cudaSuccess;
 }
 
@@ -270,8 +324,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   return failed(cudaErrorNotReady);
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  const Lock lock(mutex);
-  event->stream->advance(event->position);
+  wait_for(event->stream, event->position);
   return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
@@ -355,7 +408,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return delete graph, cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return delete executable, cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  for (const auto& task : executable->tasks) push(stream, task);
+  for (const Task& task : executable->tasks) push_task(stream, task);
   return cudaSuccess;
 }
 

@@ -8,6 +8,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+
+struct CUstream_st;  // *: cudaStream_t
 
 namespace orrery::cuda_stand_in {
 
@@ -34,5 +37,12 @@ struct Clock {
 };
 void set_clock(const Clock& clock);
 void unset_clock();
+
+// --- For a stand-in of NCCL, whose work depends on other processes
+
+// The task is tried whenever the stream could go on, until it says that it is done.
+void push(CUstream_st* stream, std::function<bool()> task);
+// From now on streams also go on by themselves, slowly: other processes wait for what nobody here has to wait for yet.
+void keep_streams_going();
 
 }  // namespace orrery::cuda_stand_in

@@ -1,0 +1,69 @@
+// orrery-gpu rank: this process is one rank of a scenario's training steps, on a GPU and over NCCL.
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <memory>
+
+#include "cli/commands.h"
+#include "realrun/cuda/nccl_communicator.h"
+#include "realrun/mpi/rank_options.h"
+#include "realrun/mpi/rank_run.h"
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  mpirun -n 2 orrery-gpu rank small-gpt --set plan.data_parallel=2 --id-directory $(mktemp -d)
+  srun -N 2 --gpus-per-node 8 --ntasks-per-node 8 orrery-gpu rank scenario.json --id-directory $(mktemp -d -p /shared)
+  torchrun --no-python --nproc-per-node 2 orrery-gpu rank scenario.json --id-directory $(mktemp -d)
+`orrery run SCENARIO --device cuda --ranks mpi` starts ranks on this machine by itself, and predicts and compares.)";
+
+void run(const TrainingRun& training, const std::string& id_directory) {
+  if (!built_with_nccl())
+    throw InputError({"orrery-gpu rank", ""}, "a program built without NCCL", "a build where nccl.h and libnccl are");
+  const std::optional<RankOfJob> place = rank_of_environment();
+  if (!place)
+    throw InputError({"orrery-gpu rank", ""}, "no rank in the environment", "mpirun, srun or torchrun to start it");
+  const PreparedRun prepared = prepare(training);
+  require_ranks(prepared, place->ranks);
+  if (place->ranks > 1 && id_directory.empty())
+    throw InputError({"--id-directory", ""}, "nothing", "an empty folder that all ranks see");
+  // Streams share the GPU's queues where there are more of them: then one that waits for another rank would hold up
+  // what that rank waits for. Before the GPU is first used; 32 is the most that CUDA has.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+  const std::vector<std::string> devices = cuda_devices();
+  const std::size_t device = place->local_rank % devices.size();
+  const std::unique_ptr<Backend> backend = make_cuda_backend(static_cast<int>(device), /*tf32=*/!training.check);
+  NcclOptions options{.rank = place->rank,
+                      .ranks = place->ranks,
+                      .id_directory = id_directory,
+                      .watchdog_seconds = training.watchdog_seconds};
+  options.one_device = ranks_share_a_device(options, devices[device]);
+  std::vector<RankResult> results;
+  {
+    const std::unique_ptr<Communicator> communicator = make_nccl_communicator(*backend, options);
+    results = execute_with_peers(prepared, *backend, *communicator);
+  }  // which ends it everywhere, so no rank waits for rank 0's comparison
+  if (place->rank == 0) report_results(prepared, backend->facts(), results);
+}
+
+}  // namespace
+
+void add_rank(CLI::App& app) {
+  struct Arguments {
+    TrainingRun training;
+    std::string id_directory;
+  };
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "rank", "One rank of a scenario's training steps, on a GPU and over NCCL; mpirun, srun or torchrun starts them");
+  command->footer(kExamples);
+  add_rank_options(*command, arguments->training);
+  command
+      ->add_option("--id-directory", arguments->id_directory,
+                   "Where ranks meet: an empty folder that all of them see, new for every run")
+      ->type_name("FOLDER");
+  command->callback([arguments] { run(arguments->training, arguments->id_directory); });
+}
+
+}  // namespace orrery

@@ -1,0 +1,166 @@
+#include "realrun/mpi/rank_run.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "realrun/agreement.h"
+#include "realrun/measured_report.h"
+#include "realrun/mpi/launch.h"
+#include "sim/base/error.h"
+#include "sim/report/json.h"
+#include "strategies/lower.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// A communicator of one rank, which has nobody to wait for.
+class Alone final : public Communicator {
+ public:
+  std::size_t rank() const override { return 0; }
+  std::size_t ranks() const override { return 1; }
+  void at(const char*, const char*, std::int64_t) override {}
+  void all_reduce(const Members&, const std::string&, Stream, void*, std::int64_t, Dtype) override {}
+  void all_gather(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype) override {
+    refuse(what);
+  }
+  void reduce_scatter(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t,
+                      Dtype) override {
+    refuse(what);
+  }
+  void all_to_all(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype) override {
+    refuse(what);
+  }
+  void permute(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype, std::size_t,
+               std::size_t) override {
+    refuse(what);
+  }
+  std::vector<std::vector<double>> gather_values(const Members&, const std::string&,
+                                                 std::vector<double> values) override {
+    return {std::move(values)};
+  }
+  void send(std::size_t, const MessageTag&, Stream, const void*, std::int64_t, Dtype) override { refuse("send"); }
+  void receive(std::size_t, const MessageTag&, Stream, void*, std::int64_t, Dtype) override { refuse("receive"); }
+  void fail(std::exception_ptr) override {}
+  void finish() override {}
+
+ private:
+  [[noreturn]] static void refuse(const std::string& what) {
+    throw ExecutionError("a Program of one rank communicates: " + what);
+  }
+};
+
+Json measured_json(const Scenario& scenario, const Program& program, const std::vector<RankResult>& results,
+                   const BackendFacts& facts) {
+  Json json = report_json(measured_report(scenario, program, results, facts));
+  std::vector<double> slowest(results.front().step_seconds.size());
+  std::vector<double> losses(results.front().losses.size());
+  for (const RankResult& rank : results) {
+    for (std::size_t s = 0; s < slowest.size(); ++s) slowest[s] = std::max(slowest[s], rank.step_seconds[s]);
+    for (std::size_t s = 0; s < losses.size(); ++s) losses[s] += rank.losses[s];
+  }
+  json["losses"] = losses;
+  json["step_samples"] = slowest;
+  return json;
+}
+
+ExecutionOptions options_of(const TrainingRun& run) {
+  ExecutionOptions options;
+  options.seed = run.seed;
+  options.watchdog_seconds = run.watchdog_seconds;
+  options.round_to_bf16 = run.round_to_bf16;
+  if (run.check) return options_to_compare(options);
+  options.measure = true;
+  options.keep_tensors = false;
+  options.find_undefined = false;
+  options.steps = run.steps;
+  options.warmup_steps = run.warmup;
+  return options;
+}
+
+Json agreement_json(const PreparedRun& prepared, const BackendFacts& facts, const std::vector<RankResult>& results) {
+  const Execution execution = assemble(prepared.scenario, results);
+  ExecutionOptions exact = options_of(prepared.run);
+  exact.round_to_bf16 = false;
+  const double tolerance = tolerance_of(facts, prepared.scenario, prepared.run.round_to_bf16);
+  const Agreement a = agreement(execute(prepared.one_rank_scenario, prepared.one_rank, exact), execution);
+  if (!a.within(tolerance))
+    throw ExecutionError(
+        fmt::format("the layout does not compute what one rank computes: loss differs by {:.2g}, "
+                    "gradients by {:.2g} ({}), parameters by {:.2g} ({}), tolerance {:g}",
+                    a.loss, a.gradients, a.worst_gradient, a.parameters, a.worst_parameter, tolerance));
+  Json json;
+  json["losses"] = execution.losses;
+  json["agreement"] = {{"loss", a.loss},
+                       {"gradients", a.gradients},
+                       {"parameters", a.parameters},
+                       {"disagreement_of_ranks", a.disagreement},
+                       {"tolerance", tolerance}};
+  return json;
+}
+
+}  // namespace
+
+PreparedRun prepare(const TrainingRun& run) {
+  PreparedRun prepared{
+      .run = run, .source = {}, .scenario = {}, .one_rank_scenario = {}, .program = {}, .one_rank = {}};
+  ScenarioSource& source = prepared.source;
+  const nlohmann::json document = load_scenario_document(run.scenario, run.sets, source);
+  if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
+  prepared.scenario = read_scenario(document, source);
+  prepared.one_rank_scenario = on_one_rank(prepared.scenario);
+  try {
+    lower(prepared.scenario, prepared.program);
+    lower(prepared.one_rank_scenario, prepared.one_rank);
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
+  return prepared;
+}
+
+void require_ranks(const PreparedRun& prepared, std::size_t started) {
+  const std::int64_t wanted = prepared.program.mesh.ranks();
+  if (!prepared.run.alone && wanted != static_cast<std::int64_t>(started))
+    throw InputError({prepared.source.file, "/plan"}, fmt::format("a plan of {} ranks", wanted),
+                     fmt::format("one of the {} ranks that have been started", started));
+}
+
+std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend& backend, Communicator& communicator) {
+  ExecutionOptions options = options_of(prepared.run);
+  if (options.measure && !prepared.run.results.empty() && communicator.rank() == 0)
+    options.after_step = [](std::size_t, std::int64_t step) { report_step(step); };
+  Members all(communicator.ranks());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  RankResult mine;
+  communicator.gather_values(all, "start", {});
+  if (prepared.run.alone) {
+    Alone alone;
+    mine = execute_rank(prepared.one_rank_scenario, prepared.one_rank, options, backend, alone);
+  } else {
+    mine = execute_rank(prepared.scenario, prepared.program, options, backend, communicator);
+  }
+  std::vector<RankResult> results;
+  for (const std::vector<double>& numbers : communicator.gather_values(all, "results", to_numbers(mine)))
+    results.push_back(rank_result_from(numbers));
+  communicator.finish();
+  return results;
+}
+
+void report_results(const PreparedRun& prepared, const BackendFacts& facts, const std::vector<RankResult>& results) {
+  if (!prepared.run.results.empty()) return write_rank_results(prepared.run.results, {results, facts});
+  Json json;
+  if (prepared.run.check) {
+    json = agreement_json(prepared, facts, results);
+  } else if (prepared.run.alone) {
+    json = measured_json(prepared.one_rank_scenario, prepared.one_rank, {results.front()}, facts);
+  } else {
+    json = measured_json(prepared.scenario, prepared.program, results, facts);
+  }
+  fmt::print("{}\n", json.dump());
+}
+
+}  // namespace orrery
