@@ -34,7 +34,7 @@ constexpr const char* kCompareExamples = R"(Examples:
   orrery bench compare before.json after.json
   orrery bench compare before.json after.json --threshold 3% --filter '^attention/' --markdown -
 
-Exit codes: 0 nothing is slower; 1 something is (or fails now); 2 the files cannot be used.)";
+Exit codes: 0 nothing is slower; 1 something is (or fails now); 2 the files cannot be used, or tell nothing.)";
 
 // ---- run
 
@@ -135,6 +135,10 @@ void compare_files(CompareArguments& arguments) {
   if (!prints) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
   outputs.commit();
   if (comparison.failed()) throw CLI::RuntimeError(1);
+  if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
+    throw InputError(
+        {arguments.candidate, ""}, "too few repetitions to tell anything of any benchmark",
+        fmt::format("{} of each in both runs (orrery bench --repetitions)", comparison.needed_repetitions));
 }
 
 // ---- history

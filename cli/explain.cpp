@@ -95,7 +95,9 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)
-    text = fmt::format("one launch for {:.0f} instances of the piece, {}; of a single one:\n", covered / once, bytes_text(covered)) + text;
+    text = fmt::format("one launch for {:.0f} instances of the piece, {}; of a single one:\n", covered / once,
+                       bytes_text(covered)) +
+           text;
   return text;
 }
 

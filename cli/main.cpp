@@ -22,8 +22,9 @@ constexpr const char* kExamples = R"(Examples:
   orrery list models
   orrery show dgx-h100
 
-Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the step does not end (a
-perturbation stops it), or an internal error.)";
+Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the answer is no
+(run --check: ranks differ; validate --baseline, bench compare: something is worse), a step or a rank does not end well, no
+GPU where one is asked for, or an internal error.)";
 
 }  // namespace
 

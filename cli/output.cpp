@@ -80,11 +80,11 @@ void Outputs::add(const std::string& path, const std::string& text) {
 }
 
 void Outputs::commit() {
-  if (!standard_output_.empty()) print(standard_output_);
   for (Pending& pending : pending_) {
     put_in_place(pending.temporary, pending.path);
     pending.temporary.clear();
   }
+  if (!standard_output_.empty()) print(standard_output_);  // last: who reads it may leave (| head)
 }
 
 OutputStream::OutputStream(const std::string& path)

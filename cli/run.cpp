@@ -71,6 +71,10 @@ Report predict(const Scenario& scenario, const Program& program, const UserCalib
   Report report;
   AnalyticalEngine(cluster, kernels, collectives)
       .evaluate(program, scenario.plan.precision.compute(), {.timeline = false, .ops = true}, report);
+  if (!user.kernels)
+    report.notes.push_back(fmt::format(
+        "predicted as {} by the bundled calibration: `orrery calibrate` measures this machine (--calibration FILE)",
+        cluster.device.name));
   if (share < 1)
     report.notes.push_back(
         fmt::format("ranks outnumber the processor's threads: each is given {} of one", percent_text(share)));
@@ -131,6 +135,13 @@ std::string op_table(const Report& measured, const Report* predicted, bool all) 
   return text;
 }
 
+std::string notes_text(std::initializer_list<const Report*> reports) {
+  std::string text;
+  for (const Report* report : reports)
+    for (const std::string& note : report->notes) text += fmt::format("  - {}\n", note);
+  return text.empty() ? text : "\nNotes\n" + text;
+}
+
 nlohmann::ordered_json agreement_json(const Agreement& a, double tolerance) {
   return {{"loss", a.loss},
           {"gradient_norm", a.gradient_norm},
@@ -184,9 +195,13 @@ void run(const Arguments& arguments) {
   const std::int64_t ranks = program.mesh.ranks();
   if (ranks > kMostRanks)
     throw InputError({source.file, "/plan"}, fmt::format("{} ranks", ranks),
-                     fmt::format("at most {}: they share this machine (--set plan.data_parallel=1)", kMostRanks));
+                     fmt::format("at most {}: they share this machine", kMostRanks));
   const bool processes = arguments.ranks == "mpi", on_gpus = arguments.device == "cuda";
-
+  if (processes && !arguments.trace.empty())
+    throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
+  if (arguments.steps == 0 && !arguments.check)
+    throw InputError({"--steps", ""}, "0 without --check",
+                     "a step to measure; orrery simulate predicts without running");
   const bool measure = arguments.steps > 0;
   ProgressLine progress;
   ExecutionOptions options;
@@ -295,6 +310,7 @@ void run(const Arguments& arguments) {
                           seconds_text(fastest), seconds_text(predicted->step_seconds),
                           error_text(measured.step_seconds, predicted->step_seconds));
     if (agrees) text += agreement_text(*agrees, tolerance);
+    if (predicted) text += notes_text({&measured, &*predicted});
     outputs.add("-", text);
   }
   outputs.commit();
@@ -343,7 +359,8 @@ void add_run(CLI::App& app) {
   command->add_flag(
       "--check", arguments->check,
       "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
-  command->add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]");
+  command->add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--bf16-storage", arguments->emulate_bf16,
                     "CPU: tensors of bf16 hold what bf16 can; without it all numbers are fp32");
   command->add_flag("--ops", arguments->ops, "List every op");

@@ -54,13 +54,18 @@ Json find(const std::string& name) {
   if (const PublishedPoint* point = find_published(name)) {
     const PublishedSource& source = source_of(*point);
     Json& measured = found["published measurement"];
-    measured = {
-        {"source", source.source}, {"where", point->where}, {"system", source.system}, {"quality", point->quality}};
+    measured = {{"file", "results/published/steps/" + source.name + ".json"},
+                {"source", source.source},
+                {"where", point->where},
+                {"system", source.system},
+                {"quality", point->quality}};
     if (point->has_value()) measured[std::string(name_of(point->quantity))] = point->value;
     if (!point->published_metric.empty())
       measured["published"] =
           fmt::format("{} {} {}", point->published_metric, point->published_value, point->published_unit);
     if (!point->assumptions.empty()) measured["assumptions"] = point->assumptions;
+    if (!point->not_fitted.empty()) measured["not_fitted"] = point->not_fitted;
+    if (!explanation_of(*point).empty()) measured["why_it_is_off"] = explanation_of(*point);
     if (!point->not_predicted.empty()) measured["not_predicted"] = point->not_predicted;
     if (point->scenario != nullptr) measured["scenario"] = *point->scenario;
   }
@@ -77,7 +82,21 @@ std::vector<std::string> all_names() {
   add(fabric_names());
   for (const Strategy& strategy : all_strategies()) names.emplace_back(strategy.name);
   for (const BundledScenario& scenario : bundled_scenarios()) names.push_back(scenario.name);
+  for (const PublishedSource& source : published_sources())
+    for (const PublishedPoint& point : source.points) names.push_back(point.id);
   return names;
+}
+
+Json scenario_of(const Json& found) {
+  if (found.contains("scenario")) {
+    Json scenario = found["scenario"];
+    scenario.erase("path");
+    return scenario;
+  }
+  if (found.contains("published measurement") && found["published measurement"].contains("scenario"))
+    return found["published measurement"]["scenario"];
+  throw InputError({"--scenario", ""}, "a name without a scenario",
+                   "a bundled scenario or a published measurement that is predicted");
 }
 
 std::string value_text(const Json& value) {
@@ -90,7 +109,10 @@ void append_fields(std::string& text, const Json& object, std::size_t indent) {
   for (const auto& item : object.items()) width = std::max(width, item.key().size());
   for (const auto& [key, value] : object.items()) {
     text += std::string(indent, ' ');
-    if (value.is_object()) {
+    if (value.is_array() && !value.empty() && value.front().is_string()) {
+      text += key + "\n";
+      for (const Json& each : value) text += fmt::format("{}- {}\n", std::string(indent + 2, ' '), value_text(each));
+    } else if (value.is_object()) {
       text += key + "\n";
       append_fields(text, value, indent + 2);
     } else {
@@ -104,13 +126,14 @@ void append_fields(std::string& text, const Json& object, std::size_t indent) {
 void add_show(CLI::App& app) {
   struct Arguments {
     std::string name, of, pattern, routing = std::string(kRoutingNames.front());
-    bool json = false;
+    bool json = false, scenario = false;
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("show", "Show a preset with all its figures and their sources, or a cluster's links");
   command->footer(
       "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
+      "  orrery show korth-t5-megatron-1T-full --scenario > mine.json   a published step's, to be changed\n"
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
       "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
   command
@@ -123,6 +146,8 @@ void add_show(CLI::App& app) {
   command->add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
       ->check(CLI::IsMember(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end())));
   command->add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
+  command->add_flag("--scenario", arguments->scenario,
+                    "The scenario alone, of a bundled one or a published measurement: to be changed and simulated");
   command->callback([arguments] {
     if (arguments->name == "links") {
       if (arguments->of.empty())
@@ -135,8 +160,10 @@ void add_show(CLI::App& app) {
       throw InputError({}, describe(arguments->of), "one name to show (only links are those of something)");
     const Json found = find(arguments->name);
     if (found.empty())
-      throw InputError({}, describe(arguments->name), "a name that `orrery list` prints",
+      throw InputError({}, describe(arguments->name),
+                       "a name that `orrery list` prints, or an id that `orrery validate --points` prints",
                        nearest_name(arguments->name, all_names()));
+    if (arguments->scenario) return print(scenario_of(found).dump(2) + "\n");
     if (arguments->json) return print(found.dump(2) + "\n");
     std::string text;
     for (const auto& [kind, fields] : found.items()) {

@@ -15,7 +15,7 @@
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/simulation.h"
-#include "cli/validation/published.h"
+#include "cli/validation/prediction.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -100,7 +100,7 @@ std::string text_of(const Simulation& simulation, const Report* analytical, cons
 }
 
 // What was measured, where the scenario is that of a published measurement and nothing has been changed.
-std::string measurement_text(const Arguments& arguments, const Report& report) {
+std::string measurement_text(const Arguments& arguments, const Simulation& simulation) {
   const PublishedPoint* point = arguments.sets.empty() ? published_argument(arguments.scenario) : nullptr;
   if (point == nullptr) return "";
   std::string text = "\nPublished measurement " + point->id + "\n";
@@ -108,16 +108,16 @@ std::string measurement_text(const Arguments& arguments, const Report& report) {
     if (!value.empty()) text += fmt::format("  {} {}\n", left(label, kLabelColumns), value);
   };
   line("source", source_of(*point).source + (point->where.empty() ? "" : ", " + point->where));
-  if (point->quantity == Quantity::step_seconds)
-    line("step time, measured", fmt::format("{}; predicted {}", seconds_text(point->value),
-                                            signed_percent_text(report.step_seconds / point->value - 1)));
-  else
-    line(name_of(point->quantity),
-         fmt::format("{:.4g} measured; `orrery validate --points` has the prediction", point->value));
+  const double predicted = predicted_value(point->quantity, simulation);
+  const std::string error =
+      point->quantity == Quantity::fits ? "" : fmt::format(" ({})", signed_percent_text(predicted / point->value - 1));
+  line(name_of(point->quantity), fmt::format("{} measured; {} predicted{}", value_text(point->quantity, point->value),
+                                             value_text(point->quantity, predicted), error));
   if (!point->not_fitted.empty()) line("not fitted", point->not_fitted);
   for (const std::string& assumption : point->assumptions) line("assumed", assumption);
   line("why it is off", explanation_of(*point));
-  line("", "`orrery validate` predicts it by a calibration that has not seen its source");
+  if (point->quantity == Quantity::step_seconds)
+    line("in orrery validate", "predicted by a calibration that has not seen this source, so slightly otherwise");
   return text;
 }
 
@@ -146,7 +146,7 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
     wanted.print(explain(arguments.explain, simulation));
   } else if (!wanted.standard_output_taken()) {
     wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
-                 measurement_text(arguments, report));
+                 measurement_text(arguments, simulation));
   }
   wanted.commit();
 }

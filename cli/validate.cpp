@@ -15,7 +15,9 @@
 #include "cli/validation/fit.h"
 #include "cli/validation/page.h"
 #include "cli/validation/tables.h"
+#include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/hardware/presets.h"
 
 namespace orrery {
 namespace {
@@ -38,6 +40,7 @@ constexpr const char* kExamples = R"(Examples:
 
 // The left-out fits go to FILE_left_out.json beside FILE.json.
 void fit(const std::string& path) {
+  if (path != "-") Outputs().add(path, "");  // what cannot be written is said now, not after minutes
   Outputs outputs;
   ProgressLine progress;
   const StepFit steps = fit_steps([&](std::size_t done, std::size_t total) {
@@ -50,6 +53,20 @@ void fit(const std::string& path) {
     outputs.add(left_out.string(), steps.left_out);
   }
   outputs.commit();
+}
+
+// Says which part of the filter leaves nothing.
+[[noreturn]] void refuse(const ValidationFilter& filter, Simulator& simulator) {
+  if (predict_published({.source = filter.source, .gpu = "", .strategy = ""}, simulator).empty()) {
+    std::vector<std::string> names;
+    for (const PublishedSource& source : published_sources()) names.push_back(source.name);
+    throw InputError({"--source", ""}, describe(filter.source), "part of a source's name, title or citation",
+                     nearest_name(filter.source, names));
+  }
+  if (!filter.gpu.empty() && predict_published({.source = "", .gpu = filter.gpu, .strategy = ""}, simulator).empty())
+    throw InputError({"--gpu", ""}, describe(filter.gpu), "part of a device's name (orrery list devices)",
+                     nearest_name(filter.gpu, device_names()));
+  throw InputError({}, "no predicted point of that source, GPU and strategy together", "one filter less");
 }
 
 // Each output to a place of its own.
@@ -70,13 +87,25 @@ void validate(const Arguments& arguments) {
         std::pair("--write-baseline", &arguments.write_baseline), std::pair("--fit", &arguments.fit)})
     if (filtered && !value->empty())
       throw InputError({name, ""}, "a part of the points (--source, --gpu, --strategy)", "all points");
+  const auto alone = [](bool holds, const char* option, const char* found, const char* expected) {
+    if (holds) throw InputError({option, ""}, found, expected);
+  };
+  const bool shown = arguments.points || !arguments.json.empty() || !arguments.csv.empty() || !arguments.plot.empty() ||
+                     !arguments.markdown.empty() || !arguments.baseline.empty() || !arguments.write_baseline.empty();
+  alone(!arguments.fit.empty() && (shown || arguments.seen != kSeenNames.front()), "--fit", "other options beside it",
+        "nothing else: a fit is all that is done");
+  for (const auto& [name, value] :
+       {std::pair("--markdown", &arguments.markdown), std::pair("--baseline", &arguments.baseline),
+        std::pair("--write-baseline", &arguments.write_baseline)})
+    alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen beside it",
+          "the default: each source predicted by a calibration that has seen all others");
+  alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points beside it",
+        "one of them: what has moved, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);
   Simulator simulator;
   const auto predicted = [&](Seen seen) { return predict_published(arguments.filter, simulator, seen); };
   const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
-  if (points.empty())
-    throw InputError({}, "no published point of that source, GPU and strategy",
-                     "part of a source's name or citation, part of a device's name");
+  if (points.empty()) refuse(arguments.filter, simulator);
   Outputs outputs;
   std::set<std::string> taken;
   add_once(outputs, taken, arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
@@ -95,6 +124,8 @@ void validate(const Arguments& arguments) {
     text = moved.empty() ? "no group has moved\n" : moved_table(moved);
   } else {
     text = arguments.points ? points_table(points) : validation_table(points);
+    if (!f.gpu.empty() || !f.strategy.empty())
+      text += "\nPoints that are not predicted have no device and no plan, and are not among these\n";
   }
   if (!taken.contains("-")) outputs.add("-", text);
   outputs.commit();

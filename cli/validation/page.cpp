@@ -306,9 +306,10 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
       "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
       "order; "
       "\"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted fastest. "
-      "Reports state 80 % intervals; with their width chosen on every other\nsource, they hold {:.0f} % and {:.0f} % "
-      "of the "
-      "points of the sources between.\n\nThe figures count points: vtrain_single alone is {} of them. Sources of one "
+      "Reports state an 80 % interval, as wide as "
+      "makes it hold 80 % of the points of\nsources left out. Tried out: with the width chosen on one half of the "
+      "sources it holds {:.0f} % of the other half's points, the other way round {:.0f} %.\n\nThe figures count "
+      "points: vtrain_single alone is {} of them. Sources of one "
       "author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out\none at a time, though their systems "
       "are "
       "alike.\n\n",
@@ -341,7 +342,8 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
       "the wrong ones lie more than {:.0f} % from the capacity.\n\n",
       fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
       kPercent * kFitsMargin);
-  page += "## The worst, and why\n\nTwo of a source at the most.\n\n" + worst(runs.others);
+  page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
+          worst(runs.others);
   page += "\n## Goals\n\n" + goals(runs);
   page += "\n## Beside other simulators\n\n" + peers(runs);
   page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();

@@ -47,6 +47,30 @@ double layer_activation_bytes(const Program& program) {
   throw InputError({"", "/model"}, "a model without equal layers", "a transformer");
 }
 
+void predict(PredictedPoint& result, Simulator& simulator) {
+  const PublishedPoint& point = *result.point;
+  const bool ops = name_of(point.quantity).starts_with("layer_");
+  try {
+    const Simulation simulation = simulator.evaluate(*point.scenario, {point.id, {}}, {.ops = ops});
+    const Scenario& scenario = simulation.scenario;
+    result.predicted = predicted_value(point.quantity, simulation);
+    result.peak_bytes = simulation.report.memory_peak_bytes;
+    result.capacity_bytes = simulation.report.memory_capacity_bytes;
+    result.measured_device = simulation.kernels->measured;
+    result.device = scenario.cluster.device.name;
+    result.framework = framework::stack_name(scenario.plan);
+    result.devices = simulation.report.devices;
+    result.nodes = scenario.cluster.nodes;
+    result.strategies = strategies_of(scenario);
+    result.bound_by = simulation.report.bound_by;
+    result.time = simulation.report.stages.at(static_cast<std::size_t>(simulation.report.bounding_stage)).time;
+  } catch (const InputError& error) {
+    result.not_predicted = error.what();
+  }
+}
+
+}  // namespace
+
 double predicted_value(Quantity quantity, const Simulation& simulation) {
   const Report& report = simulation.report;
   const auto fullest = [&]() -> const MemoryBreakdown& {
@@ -72,30 +96,6 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
   }
   return 0;
 }
-
-void predict(PredictedPoint& result, Simulator& simulator) {
-  const PublishedPoint& point = *result.point;
-  const bool ops = name_of(point.quantity).starts_with("layer_");
-  try {
-    const Simulation simulation = simulator.evaluate(*point.scenario, {point.id, {}}, {.ops = ops});
-    const Scenario& scenario = simulation.scenario;
-    result.predicted = predicted_value(point.quantity, simulation);
-    result.peak_bytes = simulation.report.memory_peak_bytes;
-    result.capacity_bytes = simulation.report.memory_capacity_bytes;
-    result.measured_device = simulation.kernels->measured;
-    result.device = scenario.cluster.device.name;
-    result.framework = framework::stack_name(scenario.plan);
-    result.devices = simulation.report.devices;
-    result.nodes = scenario.cluster.nodes;
-    result.strategies = strategies_of(scenario);
-    result.bound_by = simulation.report.bound_by;
-    result.time = simulation.report.stages.at(static_cast<std::size_t>(simulation.report.bounding_stage)).time;
-  } catch (const InputError& error) {
-    result.not_predicted = error.what();
-  }
-}
-
-}  // namespace
 
 std::vector<std::string> strategies_of(const Scenario& scenario) {
   const Plan& plan = scenario.plan;

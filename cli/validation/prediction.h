@@ -28,6 +28,9 @@ struct PredictedPoint {
   double error() const { return predicted / point->value - 1; }
 };
 
+// In the quantity's unit. Of layers the simulation must have their ops.
+double predicted_value(Quantity quantity, const Simulation& simulation);
+
 // The words that a scenario's plan answers to, of these.
 inline constexpr std::array<std::string_view, 12> kStrategyWords{
     "data",           "zero-1",  "zero-2",   "zero-3",      "tensor",

@@ -9,6 +9,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
@@ -120,6 +121,12 @@ std::string stem(std::string_view path) {
 }
 
 }  // namespace
+
+std::string value_text(Quantity quantity, double value) {
+  if (is_seconds(quantity)) return seconds_text(value);
+  if (is_bytes(quantity)) return bytes_text(value);
+  return value > 0 ? "fits" : "out of memory";
+}
 
 PublishedSource read_published(const nlohmann::json& document, const std::string& file) {
   PublishedSource result;

@@ -32,6 +32,9 @@ inline std::string_view name_of(Quantity q) { return kQuantityNames[static_cast<
 inline bool is_seconds(Quantity q) { return name_of(q).ends_with("_seconds"); }
 inline bool is_bytes(Quantity q) { return name_of(q).find("_bytes") != std::string_view::npos; }
 
+// "1.15 s", "80.0 GiB", "fits".
+std::string value_text(Quantity quantity, double value);
+
 struct PublishedPoint {
   std::string id;
   std::string where;  // in the source: a table, a row

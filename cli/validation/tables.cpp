@@ -17,12 +17,6 @@ using Json = nlohmann::ordered_json;
 constexpr double kPercent = 100;
 constexpr std::size_t kWorst = 10;
 
-std::string value_text(Quantity quantity, double value) {
-  if (is_seconds(quantity)) return seconds_text(value);
-  if (is_bytes(quantity)) return bytes_text(value);
-  return value > 0 ? "fits" : "out of memory";
-}
-
 // As published, where that is none of the quantities.
 std::string measured_text(const PublishedPoint& p) {
   if (p.has_value()) return value_text(p.quantity, p.value);
@@ -53,6 +47,7 @@ std::string groups_table(std::string_view heading, const std::vector<ErrorGroup>
 }
 
 std::string fits_text(const FitsConfusion& c) {
+  if (c.fits_as_predicted + c.fails_as_predicted + c.wrongly_fits + c.wrongly_fails == 0) return "";
   return fmt::format(
       "Out of memory or not: {} ran as predicted, {} failed as predicted, {} ran that should not fit, {} failed that "
       "should fit;\nof the wrong ones {} lie more than {:.0f} % from the capacity\n",
@@ -83,7 +78,7 @@ std::string validation_table(std::span<const PredictedPoint> points) {
   sort_worst_first(worst);
   worst.resize(std::min(worst.size(), kWorst));
   if (worst.empty()) return text;
-  text += "\nWorst (orrery simulate ID runs one of them again)\n";
+  text += "\nWorst, by how many times too long or too short (orrery simulate ID runs one of them again)\n";
   std::vector<std::vector<std::string>> rows;
   for (const PredictedPoint* p : worst)
     rows.push_back({p->point->id, p->source->name, std::string(name_of(p->point->quantity)),

@@ -293,14 +293,17 @@ void hear(std::string_view line, std::string_view says, const ExecutionOptions& 
   }
 }
 
-[[noreturn]] void fail(const std::string& program, int status, const Heard& heard) {
+// `lost`: what the watch says of the ranks, or "".
+[[noreturn]] void fail(const std::string& program, int status, const Heard& heard, const std::string& lost) {
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   std::string said = heard.first_rank;
+  if (said.empty() && !lost.empty()) said = lost + " (killed, or out of memory?)";
   if (said.empty())
     for (const std::string& line : heard.all_else) said += (said.empty() ? "" : " ") + line;
   if (code == kBadInput)
     throw InputError({program, ""}, fmt::format("ranks that say \"{}\"", said), "a scenario that they can run");
-  const std::string end = code >= 0 ? fmt::format("exit code {}", code) : fmt::format("signal {}", WTERMSIG(status));
+  const std::string end =
+      code >= 0 ? fmt::format("exit code {}", code) : fmt::format("mpirun, which signal {} ended", WTERMSIG(status));
   throw ExecutionError(fmt::format("the ranks ended with {}: {}", end, said.empty() ? "nothing was said" : said));
 }
 
@@ -321,7 +324,7 @@ JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& op
   const std::optional<int> status =
       processes.wait([&](std::string_view line) { hear(line, program.says, options, heard); }, watch);
   if (!status) throw ExecutionError("interrupted");
-  if (*status != 0) fail(program.name, *status, heard);
+  if (*status != 0) fail(program.name, *status, heard, watch.look());
   for (const std::string& line : heard.all_else) fmt::print(stderr, "{}\n", line);
   return read_rank_results(folder.file(kResults));
 }

@@ -68,6 +68,11 @@ std::string stage_words(const StageReport& stage, std::size_t classes) {
   return fmt::format("stage {} and {} like it", stage.stage, stage.stages - 1);
 }
 
+std::string teraflops_text(double flops_per_second) {
+  const double teraflops = flops_per_second * 1e-12;
+  return teraflops < 1 ? fmt::format("{:.2g}", teraflops) : fmt::format("{:.1f}", teraflops);
+}
+
 void headline(std::string& out, const Report& r, TableStyle style) {
   const auto remark = [&](std::string_view text) { return paint(text, Paint::dim, style); };
   std::string range;
@@ -75,10 +80,13 @@ void headline(std::string& out, const Report& r, TableStyle style) {
     range = fmt::format("80 %: {} to {} ({})", seconds_text(r.expected->low_seconds),
                         seconds_text(r.expected->high_seconds), r.expected->comparable);
   line(out, "step time", seconds_text(r.step_seconds), remark(range));
+  if (!r.memory_fits)
+    line(out, "memory", paint("DOES NOT FIT", Paint::bad, style),
+         bytes_text(r.memory_peak_bytes - r.memory_capacity_bytes) + " too much on the fullest device");
   line(out, "tokens/s", rate_text(r.tokens_per_second));
   line(out, "tokens/s per device", rate_text(r.tokens_per_second_per_device));
   line(out, "sequences/s", rate_text(r.sequences_per_second));
-  line(out, "model TFLOP/s per device", fmt::format("{:.1f}", r.model_flops_per_second_per_device * 1e-12));
+  line(out, "model TFLOP/s per device", teraflops_text(r.model_flops_per_second_per_device));
   line(out, "MFU", percent_text(r.mfu), remark("causal attention counted as the lower triangle, no recomputation"));
   if (r.mfu_full_attention != r.mfu)
     line(out, "MFU, full attention", percent_text(r.mfu_full_attention),
@@ -311,7 +319,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   compared(out, "tokens/s per device", rate_text(a.tokens_per_second_per_device),
            rate_text(b.tokens_per_second_per_device),
            relative(a.tokens_per_second_per_device, b.tokens_per_second_per_device));
-  compared(out, "model TFLOP/s per device", fmt::format("{:.1f}", a.model_flops_per_second_per_device * 1e-12),
+  compared(out, "model TFLOP/s per device", teraflops_text(a.model_flops_per_second_per_device),
            fmt::format("{:.1f}", b.model_flops_per_second_per_device * 1e-12),
            relative(a.model_flops_per_second_per_device, b.model_flops_per_second_per_device));
   compared(out, "MFU", percent_text(a.mfu), percent_text(b.mfu), relative(a.mfu, b.mfu));

@@ -71,4 +71,15 @@ TEST(Readme, ExamplesPrintWhatIsShown) {
   }
 }
 
+TEST(Readme, PicturesAreAsDrawn) {
+  std::ifstream in(ORRERY_SOURCE_DIR "/results/figures/interleaved.svg");
+  std::vector<std::string> drawn;
+  for (std::string line; std::getline(in, line);) {
+    line.erase(line.find_last_not_of(' ') + 1);
+    drawn.push_back(line);
+  }
+  EXPECT_TRUE(run("orrery simulate results/figures/interleaved.json --svg -") == drawn)
+      << "tests/readme/refresh.py draws results/figures/interleaved.svg anew";
+}
+
 }  // namespace

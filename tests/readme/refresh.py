@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Rewrites what README.md shows behind its commands with what they print now; the test beside this file holds them to it.
 Also its tables of errors, which tests/validation checks, and results/published/collectives_errors.md, which
-tests/cli/collective_test.cpp checks.
+tests/cli/collective_test.cpp checks, and the picture of an interleaved step.
 
 Usage: tests/readme/refresh.py build/default/orrery
 Lines "..." in the README elide output: in a block that has one, each shown line becomes the printed one that differs in
@@ -53,3 +53,4 @@ for heading in ("| the step calibration has seen", "| framework"):
     text = table.sub(lambda _: table.search(page).group(0), text, count=1)
 readme.write_text(text)
 output("orrery collective --measured --markdown results/published/collectives_errors.md")
+output("orrery simulate results/figures/interleaved.json --svg results/figures/interleaved.svg")
