@@ -125,7 +125,7 @@ struct Communicator {
     const fs::path path = message(from, rank, number);
     std::ifstream file(path, std::ios::binary);
     if (!file) {
-      if (is_dead(from)) state = ncclRemoteError;
+      if (is_dead(from) && !fs::exists(path)) state = ncclRemoteError;  // not: died after it had sent
       return std::nullopt;
     }
     Header header;
