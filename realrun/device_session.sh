@@ -138,6 +138,35 @@ if [ $short = no ]; then
   fi
 fi
 
+# Ranks as processes over NCCL: started by mpirun, or as torchrun would start them. On one GPU they share it.
+over_nccl() {
+  local settings=(--set model.layers=2 --set model.hidden=64 --set model.vocab=512 --set model.max_positions=64
+    --set workload.sequence_length=64 --set workload.global_batch_size=4 --set plan.tensor_parallel=2)
+  if command -v mpirun >/dev/null; then
+    run small-gpt --ranks mpi --check --steps 4 "${settings[@]}" --json "$out/nccl_ranks.json"
+    return
+  fi
+  local ids other code
+  ids=$(mktemp -d) || return 2
+  RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 "$program" rank small-gpt --check "${settings[@]}" --id-directory "$ids" &
+  other=$!
+  RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 "$program" rank small-gpt --check "${settings[@]}" --id-directory "$ids" |
+    tee "$out/nccl_ranks.json"
+  code=$?
+  wait "$other" || code=$?
+  rm -rf "$ids"
+  return "$code"
+}
+export -f over_nccl
+export out
+if [ $stand_in = yes ]; then
+  skipped ranks_over_nccl "a GPU's"
+elif "$program" rank small-gpt 2>&1 | grep -q 'without NCCL'; then
+  skipped ranks_over_nccl "built without NCCL"
+else
+  part ranks_over_nccl 60 bash -o pipefail -c over_nccl
+fi
+
 # --- Benchmarks, PyTorch beside them
 
 if [ $stand_in = yes ]; then

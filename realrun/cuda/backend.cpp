@@ -249,7 +249,7 @@ CudaBackend::State::Scratch& CudaBackend::State::scratch(Stream s, std::int64_t 
   const cudaStream_t on = stream(s);
   if (found.data != nullptr) {  // behind its last use
     synchronize(s);
-    memory.release(found.data);
+    memory.release(found.data, nullptr);
     found = {};
   }
   found.data = memory.allocate(bytes, MemoryPlace::device, on);
@@ -500,7 +500,7 @@ void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, MemoryPlace plac
 void CudaBackend::release(void* memory) noexcept {
   if (memory == nullptr) return;
   state_->forget_scales(memory, state_->memory.bytes_at(memory));
-  state_->memory.release(memory);
+  state_->memory.release(memory, state_->streams[static_cast<std::size_t>(Stream::compute)]);
 }
 
 void CudaBackend::fill(Stream stream, const Slice& to, float value) {
@@ -543,7 +543,7 @@ class Held {
  public:
   Held(Memory& memory, std::int64_t bytes, MemoryPlace place, cudaStream_t stream)
       : memory_(memory), data_(memory.allocate(bytes, place, stream)) {}
-  ~Held() { memory_.release(data_); }
+  ~Held() { memory_.release(data_, nullptr); }  // the call has waited for what used it
   Held(const Held&) = delete;
   void* data() const { return data_; }
 

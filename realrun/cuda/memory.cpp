@@ -106,13 +106,15 @@ void* Memory::allocate_host(std::int64_t bytes) {
   return memory;
 }
 
-void Memory::release(void* memory) noexcept {
+void Memory::release(void* memory, cudaStream_t last) noexcept {
   const auto found = blocks_.find(memory);
   if (found == blocks_.end()) return;
   const Block block = found->second;
   blocks_.erase(found);
   if (block.place == MemoryPlace::device) {
-    cudaFreeAsync(memory, idle_);  // an error stays with the device and is found by the next checked call
+    cudaFreeAsync(memory, last == nullptr
+                              ? idle_
+                              : last);  // an error stays with the device and is found by the next checked call
     counters_.device -= block.bytes;
   } else {
     kept_.emplace(block.bytes, memory);

@@ -23,7 +23,9 @@ class Memory {
   Memory(const Memory&) = delete;
 
   void* allocate(std::int64_t bytes, MemoryPlace place, cudaStream_t stream);
-  void release(void* memory) noexcept;
+  // Device memory serves again when `last` is past the work issued to it so far (nullptr: at once), host memory at
+  // once.
+  void release(void* memory, cudaStream_t last) noexcept;
   // Bytes of the allocation that begins at `memory`; 0: not one of ours.
   std::int64_t bytes_at(const void* memory) const;
 

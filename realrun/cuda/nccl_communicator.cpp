@@ -477,6 +477,11 @@ std::vector<std::uint64_t> NcclCommunicator::gather_words(const Members& members
   void* data = nullptr;  // this rank's words, then everyone's
   check(cudaMallocAsync(&data, bytes * (members.size() + 1), on), "allocating memory for values");
   void* const gathered = static_cast<char*>(data) + bytes;
+  // Whatever is thrown, `own` and `all` stay until the copies are past. After a failure nothing else holds these up.
+  const struct Past {
+    cudaStream_t stream;
+    ~Past() { cudaStreamSynchronize(stream); }
+  } past{on};
   check(cudaMemcpyAsync(data, own.data(), bytes, cudaMemcpyDefault, on), "copying values");
   issue(channel, what, on,
         [&](ncclComm_t comm) { return ncclAllGather(data, gathered, own.size(), ncclUint64, comm, on); });

@@ -5,8 +5,8 @@
 // member to another, each a file that its receiver takes away; sums are in the order of the members. It is as unkind as
 // NCCL may be: a call only comes into its stream once somebody has asked whether it has; a communicator that is still
 // under way takes no call; a message is sent when it has been received; members that call different operations fail,
-// as do those of one GPU on one host. A member that has died is an error of all others, whose streams stay where they
-// are until they abort.
+// as do those of one GPU on one host, and those whose memory has been released meanwhile. A member that has died is an
+// error of all others, whose streams stay where they are until they abort.
 #include <fcntl.h>
 #include <nccl.h>
 #include <sys/file.h>
@@ -125,7 +125,7 @@ struct Communicator {
     const fs::path path = message(from, rank, number);
     std::ifstream file(path, std::ios::binary);
     if (!file) {
-      if (is_dead(from)) state = ncclRemoteError;
+      if (is_dead(from) && !fs::exists(path)) state = ncclRemoteError;  // not: died after it had sent
       return std::nullopt;
     }
     Header header;
@@ -144,7 +144,7 @@ struct Communicator {
     std::ofstream(farewell(rank)).close();
     close(std::exchange(presence, -1));
     int left = 0;
-    for (int m = 0; m < ranks; ++m) left += fs::exists(farewell(m)) ? 1 : 0;
+    for (int m = 0; m < ranks; ++m) left += fs::exists(farewell(m)) || is_dead(m) ? 1 : 0;
     std::error_code ignored;
     if (left == ranks) fs::remove_all(folder, ignored);
   }
@@ -171,6 +171,11 @@ class Work {
     const Lock lock(c_->mutex);
     if (c_->aborted) return true;
     if (c_->state != ncclSuccess && c_->state != ncclInProgress) return false;
+    for (const Operation& o : group_)
+      if (!has_memory(o)) {
+        c_->state = ncclUnhandledCudaError;
+        return false;
+      }
     if (!posted_) post();
     for (auto m = missing_.begin(); m != missing_.end();) {
       const Operation& o = group_[m->operation];
@@ -195,6 +200,16 @@ class Work {
     return {static_cast<std::int64_t>(o.kind), o.type, static_cast<std::int64_t>(o.count)};
   }
   static std::size_t bytes(const Operation& o) { return o.count * bytes_of(o.type); }
+
+  // Released too early, it may be somebody else's by now.
+  bool has_memory(const Operation& o) const {
+    const auto from = bytes(o) * static_cast<std::size_t>(o.kind == Kind::reduce_scatter ? c_->ranks : 1);
+    const auto to = bytes(o) * static_cast<std::size_t>(o.kind == Kind::all_gather ? c_->ranks : 1);
+    const auto is_there = [](const void* memory, std::size_t size) {
+      return memory == nullptr || orrery::cuda_stand_in::is_allocated(memory, static_cast<std::int64_t>(size));
+    };
+    return is_there(o.from, from) && is_there(o.to, to);
+  }
 
   void post() {
     posted_ = true;

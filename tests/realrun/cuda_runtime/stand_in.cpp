@@ -12,13 +12,13 @@
 #include <deque>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -85,11 +85,6 @@ void push(cudaStream_t stream, std::function<void()> work) {
   push_task(stream, [work = std::move(work)] { return work(), true; });
 }
 
-void let_all_streams_go_on() {
-  const Lock lock(mutex);
-  for (CUstream_st* stream : streams) stream->advance(stream->done + (stream->queue.empty() ? 0 : 1));
-}
-
 // Not under the lock: what the stream waits for may need other threads.
 void wait_for(CUstream_st* stream, std::uint64_t to) {
   constexpr std::chrono::microseconds kBetweenTries{20};
@@ -97,7 +92,7 @@ void wait_for(CUstream_st* stream, std::uint64_t to) {
     {
       const Lock lock(mutex);
       if (stream->advance(to)) return;
-      let_all_streams_go_on();
+      orrery::cuda_stand_in::go_on();
     }
     std::this_thread::sleep_for(kBetweenTries);
   }
@@ -166,7 +161,7 @@ struct Allocation {
   std::size_t bytes = 0;
   bool device = false;
 };
-std::unordered_map<const void*, Allocation> allocations;
+std::map<const void*, Allocation> allocations;
 
 constexpr std::size_t kAlignment = 256;
 
@@ -223,12 +218,24 @@ void unset_clock() {
   chosen_clock.reset();
   happened.clear();
 }
+void go_on() {
+  const Lock lock(mutex);
+  for (CUstream_st* stream : streams) stream->advance(stream->done + (stream->queue.empty() ? 0 : 1));
+}
 void push(CUstream_st* stream, std::function<bool()> task) { push_task(stream, std::move(task)); }
+bool is_allocated(const void* memory, std::int64_t bytes) {
+  const Lock lock(mutex);
+  auto after = allocations.upper_bound(memory);
+  if (after == allocations.begin()) return false;
+  const auto& [begin, allocation] = *--after;
+  const auto offset = static_cast<const char*>(memory) - static_cast<const char*>(begin);
+  return offset + bytes <= static_cast<std::int64_t>(allocation.bytes);
+}
 void keep_streams_going() {
   static const std::jthread device([](const std::stop_token& stop) {
     constexpr std::chrono::milliseconds kBetweenTasks{1};
     while (!stop.stop_requested()) {
-      let_all_streams_go_on();
+      go_on();
       std::this_thread::sleep_for(kBetweenTasks);
     }
   });

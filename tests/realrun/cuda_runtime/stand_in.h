@@ -38,6 +38,11 @@ struct Clock {
 void set_clock(const Clock& clock);
 void unset_clock();
 
+// Every stream does the next of its tasks.
+void go_on();
+// Whether all of it is in one allocation that has not been released.
+bool is_allocated(const void* memory, std::int64_t bytes);
+
 // --- For a stand-in of NCCL, whose work depends on other processes
 
 // The task is tried whenever the stream could go on, until it says that it is done.

@@ -66,6 +66,17 @@ TEST(CudaBackend, EventsStayTrueOverThousandsOfThem) {
   EXPECT_TRUE(backend.done(events[4999]));
 }
 
+TEST(CudaBackend, ReleasedMemoryStaysUntilComputeIsPastIt) {
+  CudaBackend backend;
+  void* const memory = backend.allocate(16, Dtype::fp32, MemoryPlace::device, Stream::compute);
+  for (int i = 0; i < 10; ++i) backend.fill(Stream::compute, {memory, Dtype::fp32, 0, 16}, 1);
+  backend.release(memory);
+  for (int i = 0; i < 5; ++i) cuda_stand_in::go_on();
+  EXPECT_TRUE(cuda_stand_in::is_allocated(memory, 64)) << "half of what was issued before has run";
+  backend.synchronize();
+  EXPECT_FALSE(cuda_stand_in::is_allocated(memory, 64));
+}
+
 TEST(CudaBackend, SaysWhatMemoryWasWantedAndServesAgain) {
   CudaBackend backend;
   cuda_stand_in::set_memory(cuda_stand_in::facts().device_bytes + 1000000);
