@@ -5,7 +5,8 @@
 // Each stream of a group has one of its own, so only operations of one stream must come in the same order everywhere.
 //
 // Messages between stages have a communicator for each boundary and direction. send() copies `data` and returns to the
-// stream at once, but for the first over a boundary, which meets its receiver; a receiver takes the messages of one boundary and direction in the order in which they were sent.
+// stream at once, but for the first over a boundary, which meets its receiver; a receiver takes the messages of one
+// boundary and direction in the order in which they were sent.
 //
 // A thread watches: an operation that has begun and does not end within the watchdog's time, or an error that NCCL
 // reports, aborts all communicators of the rank, so that kernels waiting on the GPU end; the next call throws the

@@ -176,7 +176,7 @@ TEST_F(RunOverNccl, WhatIsMissingIsSaidAndNothingStays) {
   expect_refused(place.program(gpu, "rank tiny.json"), 2, "found no rank in the environment");
   const std::string rank = "RANK=1 WORLD_SIZE=2 '" + gpu + "' rank tiny.json ";
   expect_refused(place.program("env", rank), 2,
-                 "found a plan of 1 ranks, expected one of the 2 ranks that have been started");
+                 "found a plan of 4 ranks, expected one of the 2 ranks that have been started");
   expect_refused(place.program("env", rank + "--set plan.data_parallel=2"), 2,
                  "--id-directory: found nothing, expected an empty folder that all ranks see");
   if (fs::exists("/dev/nvidiactl")) GTEST_SKIP() << "there is a GPU here, so what is said without one was not tested";
@@ -225,11 +225,11 @@ TEST_F(RunOverNcclOnStandIn, RanksThatAreStartedByHandReportThemselves) {
   ASSERT_EQ(measured.code, 0) << measured.err;
   EXPECT_GT(json::parse(measured.out)["step_seconds"], 0);
   place.program("bash", "-c 'rm -r ids; mkdir ids'");
-  const CommandResult started =
-      place.program("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe",
-                    std::string("-n 2 ") + ORRERY_GPU_ON_STAND_IN +
-                        " rank tiny.json --set plan.pipeline_parallel=2 --check "
-                        "--id-directory ids");
+  const CommandResult started = place.program(
+      "env", std::string("OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 ") +
+                 ORRERY_GPU_ON_STAND_IN +
+                 " rank tiny.json --set plan.pipeline_parallel=2 --set plan.data_parallel=1 --check "
+                 "--id-directory ids");
   ASSERT_EQ(started.code, 0) << started.err;
   EXPECT_LT(json::parse(started.out)["agreement"]["gradients"], 2e-5);
   EXPECT_TRUE(leaves_no_results());
