@@ -384,7 +384,7 @@ __global__ void merge_lse_kernel(std::int64_t count, const float* a, const float
 dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
 
 void check_table(const Call& call, const Operand& ids, const Operand& table, const Operand& y) {
-  call.require(table.tensor->rank == 2, "a table is [rows, width]");
+  call.require(table.tensor->rank == 2, "a table is [rows, width]: position biases by head run on CPUs alone");
   call.require(elements(y) == elements(ids) * last_size(table), "the output is not a row of the table for each id");
 }
 
@@ -524,6 +524,7 @@ void softmax_backward(const Call& call) {
 
 void pool(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
+  call.require(!call.has_read(1), "a vector before each sequence (ViT's class token) runs on CPUs alone");
   const Pool s = pool_shape(call, x, y);
   if (s.merging) {
     ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(x)), kThreads, 0, call.launch.stream, s, call.numbers(x),
@@ -536,6 +537,7 @@ void pool(const Call& call) {
 
 void pool_backward(const Call& call) {
   const Operand &dy = call.read(0), &dx = call.write(0);
+  call.require(!call.has_write(1), "a vector before each sequence (ViT's class token) runs on CPUs alone");
   const Pool s = pool_shape(call, dx, dy);
   if (s.merging) {
     ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dx),
