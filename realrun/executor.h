@@ -17,7 +17,7 @@
 //  - Side streams (Piece::sides) cross a boundary between stages as messages of their own, where a piece behind it
 //  takes
 //    them. The last layer to read one is handed a gradient of zeros.
-//  - A model with a table of relative positions does not scale its attention scores (T5).
+//  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
 //  - "replicated_gradients.all_reduce" packs the gradients of parameters that tensor-parallel ranks hold whole but
 //    computed from their part of the tokens or of the heads.
 //  - The gradient norm counts every parameter once. No op of the update reads it: clipping is up to ExecutionOptions.

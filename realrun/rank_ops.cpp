@@ -182,10 +182,8 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
     positions = sequence_positions(*instance.plan, piece.tensors[op.writes[0]]);
     place_dropout(given, instance, micro_batch, context);
   }
-  // T5 does not scale scores (its initial values do).
-  const bool unscaled = setup_.scenario.model.relative_buckets > 0;
-  if (op.kind == OpKind::softmax || op.kind == OpKind::softmax_backward || (is_attention(op.kind) && unscaled))
-    context.attention_scale = unscaled ? 1 : 1 / std::sqrt(static_cast<double>(setup_.scenario.model.head_dim));
+  if (op.kind == OpKind::softmax || op.kind == OpKind::softmax_backward)
+    context.attention_scale = 1 / std::sqrt(static_cast<double>(setup_.scenario.model.head_dim));
   context.query_positions = positions;
   context.key_positions = key_positions;
 

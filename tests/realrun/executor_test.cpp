@@ -170,14 +170,13 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAVisionTransformer) {
 }
 
 TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAnEncoderDecoder) {
-  for (const char* model : {kT5, kT5Gated})
-    for (const char* plan : {R"({"flash_attention": true})", R"({"flash_attention": false})"}) {
-      json patch = json::parse(model);
-      patch["plan"] = json::parse(plan);
-      patch.merge_patch(json::parse(R"({"model": {"vocab": 64}, "workload": {"global_batch_size": 2}})"));
-      if (patch["model"]["activation"] == "relu") patch["model"]["activation"] = "gelu";  // no kinks for differences
-      expect_derivative(tiny(patch.dump()));
-    }
+  for (const char* model : {kT5, kT5Gated}) {
+    json patch = json::parse(model);
+    patch.merge_patch(json::parse(R"({"model": {"vocab": 64}, "workload": {"global_batch_size": 2}})"));
+    if (patch["model"]["activation"] == "relu") patch["model"]["activation"] = "gelu";  // no kinks for differences
+    patch["plan"]["flash_attention"] = model == kT5;
+    expect_derivative(tiny(patch.dump()));
+  }
 }
 
 // A decoder alone may have the table, too.
