@@ -170,27 +170,63 @@ class Builder {
   }
 
   // Context of attention over a fused QKV projection, [batch, sequence, groups, group_heads, head_dim].
-  TensorId attend(TensorId q, TensorId kv, bool causal, std::int64_t value_dim) {
+  TensorId attend(TensorId q, TensorId kv, bool causal, std::int64_t value_dim, TensorId position_bias = kNoTensor) {
     const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads}, dim{value_dim, Axis::head_dim};
     const TensorId context = activation("attention", {batch(), sequence(), groups, heads, dim});
     const TensorId lse = tensor("attention", Category::activation, Dtype::fp32, {batch(), groups, heads, sequence()});
-    Op& op = emit(OpKind::attention, "attention", {q, kv}, {context, lse});
+    Op& op = emit(OpKind::attention, "attention", {q, kv, position_bias}, {context, lse});
     op.causal = causal;
     op.window = window_;
     return context;
   }
 
+  Dim position_groups() const { return {s_.groups, Axis::groups}; }
+  Dim position_heads() const { return {s_.group_heads, Axis::group_heads}; }
+
+  // A stack's table of relative position biases, for all its layers (Raffel et al. 2019, arXiv 1910.10683,
+  // section 2.1).
+  void begin_position_table() {
+    if (model_.relative_buckets == 0) return;
+    const Dim buckets{model_.relative_buckets, Axis::none};
+    const TensorId table = parameter("position_table", {buckets, position_groups(), position_heads()});
+    const TensorId handed_on = activation("position_table", {buckets, position_groups(), position_heads()});
+    emit(OpKind::cast, "position_table", {table}, {handed_on});
+    piece_.sides[kPositionTable].output = handed_on;
+  }
+  void take_position_table() {
+    if (model_.relative_buckets == 0) return;
+    piece_.sides[kPositionTable].input =
+        activation("position_table", {{model_.relative_buckets, Axis::none}, position_groups(), position_heads()});
+  }
+  // Looked up in each layer, as T5X does. A causal mask leaves the past, which then has all buckets.
+  TensorId position_bias(bool causal) {
+    const TensorId table = piece_.sides[kPositionTable].input;
+    if (table == kNoTensor) return kNoTensor;
+    const Dim queries{s_.sequence, Axis::none}, keys{s_.sequence, Axis::none};
+    const TensorId ids =
+        tensor(causal ? "past_buckets" : "buckets", Category::activation, Dtype::int64, {queries, keys});
+    const TensorId bias = activation("position_bias", {queries, keys, position_groups(), position_heads()});
+    emit(OpKind::embedding, "position_bias", {ids, table}, {bias});
+    return bias;
+  }
+
   // The same as products with a stored score matrix.
-  TensorId attend_unfused(TensorId q, TensorId k, TensorId v, bool causal) {
+  TensorId attend_unfused(TensorId q, TensorId k, TensorId v, Dim keys, bool causal,
+                          TensorId position_bias = kNoTensor) {
     const Dim groups{s_.groups, Axis::groups}, heads{s_.group_heads, Axis::group_heads},
         dim{s_.head_dim, Axis::head_dim};
-    const Dim keys{s_.key_sequence, Axis::key_sequence};
     const std::initializer_list<Dim> matrix{batch(), groups, heads, sequence(), keys};
     const TensorId scores = activation("attention_scores", matrix);
     Op& product = emit(OpKind::batched_matmul, "attention_scores", {q, k}, {scores});
     product.transpose_b = true;
     product.causal = causal;
     TensorId biased = scores;
+    if (position_bias != kNoTensor) {
+      const TensorId rows =
+          view("position_bias", position_bias, 0, {groups, heads, {s_.sequence, Axis::none}, {keys.size, Axis::none}});
+      biased = activation("attention_bias", matrix);
+      emit(OpKind::add, "attention_bias", {scores, kNoTensor, rows}, {biased});
+    }
     if (model_.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with
                                        // positions
       const TensorId encodings = activation("relative_positions", {{1, Axis::none}, keys, hidden()});
@@ -235,15 +271,16 @@ class Builder {
       qkv = norm("qk_norm", qkv, {dim}, weight, kNoTensor);
     }
     if (model_.positions == Positions::rotary) qkv = rotate(qkv);
+    const TensorId bias_of_positions = position_bias(causal);
     TensorId context;
     if (kernels_.flash_attention && !model_.relative_projection) {
-      context = attend(qkv, kNoTensor, causal, s_.head_dim);
+      context = attend(qkv, kNoTensor, causal, s_.head_dim, bias_of_positions);
     } else {
-      const Dim keys{s_.key_sequence, Axis::key_sequence}, one{1, Axis::none};
+      const Dim keys{s_.sequence, Axis::key_sequence}, one{1, Axis::none};
       const TensorId q = view("query", qkv, 0, {batch(), groups, heads, sequence(), dim});
       const TensorId k = view("key", qkv, s_.group_heads, {batch(), groups, one, keys, dim});
       const TensorId v = view("value", qkv, s_.group_heads + 1, {batch(), groups, one, keys, dim});
-      context = attend_unfused(q, k, v, causal);
+      context = attend_unfused(q, k, v, keys, causal, bias_of_positions);
     }
     return linear("attention_output", context, {groups, heads, dim}, {hidden()}, model_.output_bias, bias);
   }
@@ -312,7 +349,7 @@ class Builder {
       const TensorId rows = view("cross_query", q, 0, {batch(), groups, heads, sequence(), dim});
       const TensorId k = view("cross_key", kv, 0, {batch(), groups, one, keys, dim});
       const TensorId v = view("cross_value", kv, 1, {batch(), groups, one, keys, dim});
-      context = attend_unfused(rows, k, v, false);
+      context = attend_unfused(rows, k, v, keys, false);
     }
     return linear("cross_output", context, {groups, heads, dim}, {hidden()}, model_.linear_bias, bias);
   }
@@ -365,8 +402,10 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
   const bool causal = role != Role::encoder;
   const TensorId x = piece.input = b.residual("input");
   if (role == Role::decoder_with_memory) {
-    piece.side_input = b.activation("memory", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
+    piece.sides[kEncoderOutput].input =
+        b.activation("memory", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
   }
+  b.take_position_table();
   TensorId bias = kNoTensor;
 
   if (model.parallel_block) {  // PaLM (Chowdhery et al. 2022, section 2); GPT-NeoX
@@ -407,7 +446,7 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
 
   if (role == Role::decoder_with_memory) {
     const TensorId nc = b.norm("cross_norm", r, {b.hidden()});
-    const TensorId crossed = b.cross_attention(nc, piece.side_input, &bias);
+    const TensorId crossed = b.cross_attention(nc, piece.sides[kEncoderOutput].input, &bias);
     r = b.add_residual("cross_residual", crossed, r, bias);
   }
 
@@ -419,10 +458,12 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
   b.finish();
 }
 
-void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
-  Builder b(model, kernels, sizes, piece);
+// Tokens of `ids_name` as vectors: what enters a stack.
+TensorId embed(Builder& b, const char* ids_name) {
+  const Model& model = b.model_;
+  const KernelChoices& kernels = b.kernels_;
   const Dim vocab{round_up(model.vocab, kernels.vocab_multiple), Axis::vocab};
-  const TensorId ids = b.tensor("ids", Category::activation, Dtype::int64, {b.batch(), b.sequence()});
+  const TensorId ids = b.tensor(ids_name, Category::activation, Dtype::int64, {b.batch(), b.sequence()});
   const TensorId table = b.parameter("embedding", {vocab, b.hidden()});
   TensorId y = b.residual("embedding");
   b.emit(OpKind::embedding, "embedding", {ids, table}, {y});
@@ -447,20 +488,43 @@ void build_embedding(Piece& piece, const Model& model, const KernelChoices& kern
     b.emit(OpKind::dropout, "embedding_dropout", {y}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
     y = dropped;
   }
-  piece.output = y;
+  return y;
+}
+
+void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  piece.output = embed(b, "ids");
+  b.begin_position_table();
   b.finish();
 }
 
-// Patches of an image, projected (ViT, Swin).
+// Between the stacks: the encoder's output, normed, becomes the memory of all decoder layers; the decoder begins with
+// its own tokens.
+void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  piece.input = b.activation("input", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
+  piece.sides[kEncoderOutput].output = model.post_norm ? b.cast("memory", piece.input, kernels.activation)
+                                                       : b.norm("final_norm", piece.input, {b.hidden()});
+  piece.output = embed(b, "decoder_ids");
+  b.begin_position_table();
+  b.finish();
+}
+
+// Patches of an image, projected (ViT, Swin); ViT: behind the class token (Dosovitskiy et al. 2020, arXiv 2010.11929,
+// eq. 1).
 void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
   Builder b(model, kernels, sizes, piece);
   const Dim pixels{model.channels * model.patch_size * model.patch_size, Axis::none};
-  const TensorId patches = b.activation("patches", {b.batch(), b.sequence(), pixels});
+  const bool class_token = model.kind == ModelKind::vit;
+  const Dim length{sizes.sequence - (class_token ? 1 : 0), Axis::sequence};
+  const TensorId patches = b.activation("patches", {b.batch(), length, pixels});
   TensorId y = b.linear("patch_embedding", patches, {pixels}, {b.hidden()}, true);
-  if (model.kind == ModelKind::swin) {
+  if (!class_token) {
     y = b.norm("patch_norm", y, {b.hidden()});
   } else {
-    y = b.add_positions(y, b.parameter("positions", {{sizes.sequence, Axis::none}, b.hidden()}));
+    const TensorId token = b.parameter("class_token", {b.hidden()}), whole = b.residual("class_token");
+    b.emit(OpKind::pool, "class_token", {y, token}, {whole});
+    y = b.add_positions(whole, b.parameter("positions", {{sizes.sequence, Axis::none}, b.hidden()}));
   }
   piece.output = y;
   b.finish();
@@ -655,6 +719,7 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
     LayerSizes last = s;
     if (model.kind == ModelKind::encoder_decoder) {
       last = layer_sizes(model, micro_batch, decoder_sequence_length(model, workload), length);
+      add("decoder_embedding", 1, [&](Piece& p) { build_decoder_embedding(p, model, kernels, last); });
       add("decoder_layer", model.decoder_layers,
           [&](Piece& p) { build_layer(p, model, kernels, last, Role::decoder_with_memory, 0); });
     }

@@ -30,6 +30,7 @@ struct MessageTag {           // which boundary a message between stages crosses
   std::int64_t position = 0;  // of the receiving chunk
   std::int64_t micro_batch = 0;
   bool backward = false;
+  std::size_t stream = 0;  // 0: the residual stream; then those beside it
   auto operator<=>(const MessageTag&) const = default;
 };
 

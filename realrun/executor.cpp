@@ -68,9 +68,24 @@ class Assembly {
 
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
-  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
-    throw InputError({"", "/model/kind"}, "a model with images or two stacks",
-                     "a decoder or an encoder: others are not run yet");
+  if (model.kind == ModelKind::swin)
+    throw InputError({"", "/model/kind"}, "swin", "another kind: shifted windows and their tables are no ops yet");
+  if (model.kind == ModelKind::encoder_decoder) {
+    if (model.positions == Positions::learned)
+      throw InputError({"", "/model/positions"}, "learned",
+                       "relative, rotary or none in an encoder-decoder: a table of positions that two stacks share is "
+                       "not run yet");
+    if (model.embedding_norm)
+      throw InputError({"", "/model/embedding_norm"}, "true", "false in an encoder-decoder: not run yet");
+    if (scenario.plan.context.degree > 1)
+      throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
+                       "1 for an encoder-decoder: two sequences in parts are not run yet");
+    const Workload& workload = scenario.workload;
+    if (scenario.plan.tensor.overlap && workload.decoder_sequence_length > 0 &&
+        workload.decoder_sequence_length != workload.sequence_length)
+      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
+                       "false, or one length: parts of the longer one are not told apart yet");
+  }
   if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
   if (model.pooler &&
       (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))
@@ -100,10 +115,12 @@ struct Whole {
     lower(on_one_rank(scenario), one);
     parameters = realrun::whole_parameters(one, scenario.model.tied_embeddings && scenario.model.vocab > 0);
     const Piece& first = one.pieces[one.line.front().piece];
+    const Piece& head = one.pieces[one.line.back().piece];
     sequence = first.tensors[first.output].sizes[1];
+    decoder_sequence = head.tensors[head.input].sizes[1];
   }
   std::vector<WholeParameter> parameters;
-  std::int64_t sequence = 0;
+  std::int64_t sequence = 0, decoder_sequence = 0;
 };
 
 RankResult run_rank(const realrun::RunSetup& setup, Backend& backend, Communicator& communicator) {
@@ -130,7 +147,7 @@ Execution execute(const Scenario& scenario, const Program& program, const Execut
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& factory) {
   const Whole whole(scenario);
-  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequence};
+  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequence, whole.decoder_sequence};
   const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
   InProcessRanks shared(ranks, options.watchdog_seconds);
   std::vector<RankResult> results(ranks);
@@ -159,7 +176,8 @@ RankResult execute_rank(const Scenario& scenario, const Program& program, const 
   if (communicator.ranks() != ranks)
     throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
                      std::to_string(communicator.ranks()) + ", as many as were started");
-  return run_rank({scenario, program, options, whole.parameters, whole.sequence}, backend, communicator);
+  return run_rank({scenario, program, options, whole.parameters, whole.sequence, whole.decoder_sequence}, backend,
+                  communicator);
 }
 
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks) {

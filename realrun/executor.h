@@ -12,8 +12,12 @@
 //    balance: kernels get the positions of queries and keys and mask by them. An attention over "half of the keys" that
 //    stands for the visible half of the square is computed on all keys, masked.
 //  - Key gradients of a ring come home with the last shift, however many steps it took.
-//  - The tied embedding's exchange between two stages (Program::tied_embedding_bytes) sums the table's gradients
-//    before the norm.
+//  - The tied embedding's exchange between stages (Program::tied_embedding_bytes) sums the table's gradients before the
+//    norm; of an encoder-decoder up to three stages hold a copy.
+//  - Side streams (Piece::sides) cross a boundary between stages as messages of their own, where a piece behind it
+//  takes
+//    them. The last layer to read one is handed a gradient of zeros.
+//  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
 //  - "replicated_gradients.all_reduce" packs the gradients of parameters that tensor-parallel ranks hold whole but
 //    computed from their part of the tokens or of the heads.
 //  - The gradient norm counts every parameter once. No op of the update reads it: clipping is up to ExecutionOptions.
@@ -109,7 +113,7 @@ Scenario on_one_rank(const Scenario& scenario);
 // Throws InputError for models that cannot be run; all that follow do it first.
 void check_runnable(const Scenario& scenario);
 
-// Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (encoder-decoders, padded
+// Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (Swin, padded
 // vocabularies that differ from one rank's), ExecutionError for failures on the way.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
 // The same for a Program that the caller has lowered from `scenario` (and may have changed).

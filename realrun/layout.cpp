@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "sim/base/error.h"
+#include "sim/program/rewrite.h"
 
 namespace orrery::realrun {
 namespace {
@@ -174,6 +175,23 @@ double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t i
   return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
 }
 
+// T5 (Raffel et al. 2019, arXiv 1910.10683, section 2.1) as its authors' code has it: half of the buckets for single
+// distances, the others wider by a constant factor, up to 128.
+std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t buckets) {
+  constexpr double kFarthest = 128;
+  std::int64_t first = 0, n = buckets, d = std::max<std::int64_t>(-distance, 0);
+  if (!causal) {
+    n = buckets / 2;
+    if (distance > 0) first = n;
+    d = std::abs(distance);
+  }
+  const std::int64_t single = n / 2;
+  if (d < single || n < 2) return first + std::min(d, std::max<std::int64_t>(n - 1, 0));
+  const double ratio = static_cast<double>(d) / static_cast<double>(single);
+  const double wide = std::log(ratio) / std::log(kFarthest / static_cast<double>(single));
+  return first + std::min(n - 1, single + static_cast<std::int64_t>(wide * static_cast<double>(n - single)));
+}
+
 std::vector<std::size_t> Position::group(MeshAxes axes) const {
   std::vector<std::size_t> members;
   for (std::size_t r = 0; r < static_cast<std::size_t>(mesh->ranks()); ++r) {
@@ -234,11 +252,10 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
   for (const Run& run : one_rank.stages[0][0].runs) {
     const Piece& piece = one_rank.pieces[run.piece];
     for (std::int64_t i = 0; i < run.count; ++i) {
-      const bool is_layer = piece.input != kNoTensor && piece.output != kNoTensor;
       for (const ParameterGradient& p : piece.parameters) {
         WholeParameter w;
         w.tensor = piece.tensors[p.parameter];
-        w.name = std::string(piece.name) + (is_layer ? " " + std::to_string(layer) : "") + " " + w.tensor.name;
+        w.name = std::string(piece.name) + (is_layer(piece) ? " " + std::to_string(layer) : "") + " " + w.tensor.name;
         w.initial = InitialValue::shift;
         TensorId quantised = kNoTensor;
         for (const Op& op : piece.forward.ops) {
@@ -259,13 +276,13 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
         if (w.tensor.rank == 2 && w.tensor.axes[0] == Axis::vocab) {
           if (table < 0) {
             table = w.values_of;
-          } else if (tied) {
+          } else if (tied || w.initial == InitialValue::table) {  // both stacks look up one table
             w.values_of = table;
           }
         }
         all.push_back(std::move(w));
       }
-      layer += is_layer;
+      layer += is_layer(piece) ? 1 : 0;
     }
   }
   return all;

@@ -64,6 +64,9 @@ std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whol
 // Is element e of a parameter of a key or a value that several ranks hold (their query heads are divided)?
 bool is_shared_between_ranks(const Tensor& local, const Position& position, std::int64_t e);
 
+// The bucket of a key that lies `distance` behind its query (negative: before it). Causal: keys behind share the first.
+std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t buckets);
+
 // A number in [-1, 1) from a counter.
 double counter_uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index);
 

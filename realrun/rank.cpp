@@ -108,7 +108,7 @@ void Rank::end_lives(int block, std::size_t op, Instance& instance, std::int64_t
   }
 }
 
-void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const ResidualStream& stream) {
+void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& stream) {
   const PiecePlan& plan = *instance.plan;
   const View& view = plan.views[id];
   const Tensor& t = plan.piece->tensors[id];
@@ -132,11 +132,11 @@ void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, co
   storage(instance, id, micro_batch, true, Stream::compute).note_written(use);
 }
 
-Rank::ResidualStream Rank::hand_on(Instance& instance, TensorId id, std::int64_t micro_batch) {
+Rank::StreamPart Rank::hand_on(Instance& instance, TensorId id, std::int64_t micro_batch) {
   const PiecePlan& plan = *instance.plan;
   const View& view = plan.views[id];
   const Tensor& t = plan.piece->tensors[id];
-  ResidualStream stream{storage_pointer(instance, id, micro_batch, false, Stream::compute), t.elements(), t.dtype};
+  StreamPart stream{storage_pointer(instance, id, micro_batch, false, Stream::compute), t.elements(), t.dtype};
   if (!view.dense() || view.offset != 0 || stream.storage->elements != t.elements()) {
     const StoragePtr copy =
         std::make_shared<Storage>(memory_, t.elements(), t.dtype, Category::activation, Stream::compute);
@@ -147,8 +147,7 @@ Rank::ResidualStream Rank::hand_on(Instance& instance, TensorId id, std::int64_t
     copy->note_written(use);
     stream.storage = copy;
   }
-  const bool ends = id == plan.piece->output ? plan.output_ends : plan.input_gradient_ends;
-  if (ends) instance.micro[micro_batch][view.root].reset();
+  if (plan.ends_handed_on[view.root]) instance.micro[micro_batch][view.root].reset();
   return stream;
 }
 
@@ -159,77 +158,112 @@ std::size_t Rank::rank_at(std::int64_t position) const {
   throw std::logic_error("no stage holds position " + std::to_string(position));
 }
 
-Rank::ResidualStream Rank::receive(std::int64_t position, std::int64_t micro_batch, bool backward,
-                                   const Tensor& tensor) {
-  const MessageTag tag{position, micro_batch, backward};
-  const std::size_t from = rank_at(backward ? position + 1 : position - 1);
+Rank::StreamPart Rank::zeros(const Tensor& tensor) {
+  StreamPart part{scratch(tensor.elements(), tensor.dtype, Stream::compute), tensor.elements(), tensor.dtype};
+  backend_.fill(Stream::compute, {part.storage->data, part.dtype, 0, part.elements, nullptr}, 0);
+  part.storage->note_written(order_.issued(Stream::compute));
+  return part;
+}
+
+Rank::Streams Rank::receive(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
+                            const Tensor& residual) {
+  Streams streams;
+  streams[0] = receive({position, micro_batch, backward, 0}, residual);
+  const auto& crossing = crossings_.at(static_cast<std::size_t>(boundary));
+  for (std::size_t s = 0; s < kSideStreams; ++s)
+    if (crossing[s] != nullptr) streams[1 + s] = receive({position, micro_batch, backward, 1 + s}, *crossing[s]);
+  return streams;
+}
+
+void Rank::send(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
+                Streams& streams) {
+  send({position, micro_batch, backward, 0}, streams[0]);
+  const auto& crossing = crossings_.at(static_cast<std::size_t>(boundary));
+  for (std::size_t s = 0; s < kSideStreams; ++s)
+    if (crossing[s] != nullptr) send({position, micro_batch, backward, 1 + s}, streams[1 + s]);
+}
+
+Rank::StreamPart Rank::receive(const MessageTag& tag, const Tensor& tensor) {
+  const std::size_t from = rank_at(tag.backward ? tag.position + 1 : tag.position - 1);
   if (from == position_.rank) {
     auto node = own_messages_.extract(tag);
     if (node.empty()) throw ExecutionError("a stage waits for what it has to send itself");
     return std::move(node.mapped());
   }
   const std::int64_t n = tensor.elements();
-  ResidualStream stream{std::make_shared<Storage>(memory_, n, tensor.dtype, Category::activation, kStages), n,
-                        tensor.dtype};
-  Issue issue{.stream = kStages, .micro_batch = micro_batch, .between_stages = true, .receives = true};
+  StreamPart part{std::make_shared<Storage>(memory_, n, tensor.dtype, Category::activation, kStages), n, tensor.dtype};
+  Issue issue{.stream = kStages, .micro_batch = tag.micro_batch, .between_stages = true, .receives = true};
   if (measuring_) issue.begin = backend_.mark(kStages);
-  communicator_.at("receive", backward ? "output gradient" : "input", micro_batch);
-  communicator_.receive(from, tag, kStages, stream.storage->data, n, tensor.dtype);
+  communicator_.at("receive", tag.backward ? "output gradient" : "input", tag.micro_batch);
+  communicator_.receive(from, tag, kStages, part.storage->data, n, tensor.dtype);
   if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
-  stream.storage->note_written(order_.issued(kStages));
-  return stream;
+  part.storage->note_written(order_.issued(kStages));
+  return part;
 }
 
-void Rank::send(std::int64_t position, std::int64_t micro_batch, bool backward, ResidualStream& stream) {
-  const MessageTag tag{position, micro_batch, backward};
-  const std::size_t to = rank_at(position);
+void Rank::send(const MessageTag& tag, StreamPart& part) {
+  const std::size_t to = rank_at(tag.position);
   if (to == position_.rank) {
-    own_messages_.emplace(tag, std::move(stream));
+    own_messages_.emplace(tag, std::move(part));
     return;
   }
-  order_.wait(kStages, stream.storage->written);
-  Issue issue{.stream = kStages, .micro_batch = micro_batch, .between_stages = true};
+  order_.wait(kStages, part.storage->written);
+  Issue issue{.stream = kStages, .micro_batch = tag.micro_batch, .between_stages = true};
   if (measuring_) issue.begin = backend_.mark(kStages);
-  communicator_.at("send", backward ? "input gradient" : "output", micro_batch);
-  communicator_.send(to, tag, kStages, stream.storage->data, stream.elements, stream.dtype);
+  communicator_.at("send", tag.backward ? "input gradient" : "output", tag.micro_batch);
+  communicator_.send(to, tag, kStages, part.storage->data, part.elements, part.dtype);
   if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
-  stream.storage->note_read(order_.issued(kStages));
+  part.storage->note_read(order_.issued(kStages));
 }
 
 void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
-  ResidualStream stream;
+  Streams streams;
   if (chunk.position > 0) {
     const Piece& first = *chunk.runs.front().instances.front().plan->piece;
-    stream = receive(chunk.position, micro_batch, false, first.tensors[first.input]);
+    streams = receive(chunk.position, chunk.position, micro_batch, false, first.tensors[first.input]);
   }
   for (RankRun& run : chunk.runs)
     for (Instance& instance : run.instances) {
       const Piece& piece = *instance.plan->piece;
-      if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, stream);
-      stream.storage.reset();
+      if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, streams[0]);
+      streams[0].storage.reset();
+      for (std::size_t s = 0; s < kSideStreams; ++s)
+        if (piece.sides[s].input != kNoTensor) hand_in(instance, piece.sides[s].input, micro_batch, streams[1 + s]);
       run_block(0, instance, &instance == &run.instances.back(), micro_batch);
-      if (piece.output != kNoTensor) stream = hand_on(instance, piece.output, micro_batch);
+      if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, micro_batch);
+      for (std::size_t s = 0; s < kSideStreams; ++s)
+        if (piece.sides[s].output != kNoTensor) streams[1 + s] = hand_on(instance, piece.sides[s].output, micro_batch);
     }
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
-  if (chunk.position < last) send(chunk.position + 1, micro_batch, false, stream);
+  if (chunk.position < last) send(chunk.position + 1, chunk.position + 1, micro_batch, false, streams);
 }
 
 void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
-  ResidualStream stream;
+  Streams streams;
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
   if (chunk.position < last) {
     const Piece& piece = *chunk.runs.back().instances.back().plan->piece;
-    stream = receive(chunk.position, micro_batch, true, piece.tensors[piece.output_gradient]);
+    streams = receive(chunk.position, chunk.position + 1, micro_batch, true, piece.tensors[piece.output_gradient]);
   }
   for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
     for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance) {
       const Piece& piece = *instance->plan->piece;
-      if (piece.output_gradient != kNoTensor) hand_in(*instance, piece.output_gradient, micro_batch, stream);
-      stream.storage.reset();
+      if (piece.output_gradient != kNoTensor) hand_in(*instance, piece.output_gradient, micro_batch, streams[0]);
+      streams[0].storage.reset();
+      for (std::size_t s = 0; s < kSideStreams; ++s) {
+        const TensorId id = piece.sides[s].output_gradient;
+        if (id == kNoTensor) continue;
+        StreamPart& part = streams[1 + s];
+        hand_in(*instance, id, micro_batch, part.storage != nullptr ? part : zeros(piece.tensors[id]));
+        part = {};
+      }
       run_block(1, *instance, &*instance == &run->instances.front(), micro_batch);
-      if (piece.input_gradient != kNoTensor) stream = hand_on(*instance, piece.input_gradient, micro_batch);
+      if (piece.input_gradient != kNoTensor) streams[0] = hand_on(*instance, piece.input_gradient, micro_batch);
+      for (std::size_t s = 0; s < kSideStreams; ++s)
+        if (piece.sides[s].input_gradient != kNoTensor)
+          streams[1 + s] = hand_on(*instance, piece.sides[s].input_gradient, micro_batch);
     }
-  if (chunk.position > 0) send(chunk.position - 1, micro_batch, true, stream);
+  if (chunk.position > 0) send(chunk.position - 1, chunk.position, micro_batch, true, streams);
   if (!program_.schedule.split_backward) release(chunk, micro_batch);
 }
 
@@ -286,39 +320,42 @@ void Rank::update() {
   for_each_instance([](Instance& instance) { instance.micro.clear(); });
 }
 
-// The table's gradients of the first and the last stage.
+// The table's gradients of the stages that hold a copy.
 void Rank::sum_tied_gradients() {
   if (program_.tied_embedding_bytes == 0) return;
   Instance* owner = nullptr;
   std::int64_t begin = 0, elements = 0;  // of the table in the flat gradients
   for_each_instance([&](Instance& instance) {
     std::int64_t at = 0;
-    for (const ParameterGradient& p : instance.plan->piece->parameters) {
-      const Tensor& t = instance.plan->piece->tensors[p.parameter];
+    const Piece& piece = *instance.plan->piece;
+    for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
+      const Tensor& t = piece.tensors[piece.parameters[p].parameter];
       if (t.shared) continue;
-      if (is_vocabulary_table(t)) owner = &instance, begin = at, elements = t.elements();
+      if (holds_tied_table(piece, p, instance.first_parameter + p))
+        owner = &instance, begin = at, elements = t.elements();
       at += t.elements();
     }
   });
   if (setup_.scenario.plan.data.zero_stage >= 1) return sum_tied_shards(owner, begin, elements);
   if (owner == nullptr) return;
-  const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
-  Members both{rank_at(0), rank_at(last)};
-  std::sort(both.begin(), both.end());
+  const std::vector<std::size_t> line = position_.group(MeshAxis::pp);
+  Members holders;
+  for (const std::size_t stage : table_holders_) holders.push_back(line.at(stage));
+  std::sort(holders.begin(), holders.end());
   Slice gradients = slice(*owner, owner->plan->held_gradients, -1, false, kStages);
   Storage& s = storage(*owner, owner->plan->held_gradients, -1, false, kStages);
   if (gradients.index != nullptr) throw std::logic_error("flat gradients are not flat");
   order_.wait(kStages, s.written);
   Issue issue{.stream = kStages, .micro_batch = -1, .between_stages = true};
   if (measuring_) issue.begin = backend_.mark(kStages);
-  communicator_.all_reduce(both, "tied embedding", kStages, element(s.data, gradients.offset + begin, s.dtype),
+  communicator_.all_reduce(holders, "tied embedding", kStages, element(s.data, gradients.offset + begin, s.dtype),
                            elements, s.dtype);
   if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
   s.note_written(order_.issued(kStages));
 }
 
-// Shards: the table's places in the flat buffers of the two stages differ, and with them who holds what. Everyone shows
-// what it holds and adds what the other stage has of its own part.
+// Shards: the table's places in the flat buffers of the stages differ, and with them who holds what. Everyone shows
+// what it holds and adds what the other stages have of its own part.
 void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t elements) {
   std::vector<double> mine;
   std::int64_t first = 0, last = 0;
@@ -340,13 +377,17 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
   const auto all = communicator_.gather_values(members, "tied embedding", std::move(mine));
   if (owner == nullptr || first == last) return;
   const PiecePlan& plan = *owner->plan;
-  std::vector<bool> added(static_cast<std::size_t>(last - first), false);
+  std::map<std::int64_t, std::vector<bool>> added_from;  // by stage
+  for (const std::size_t stage : table_holders_)
+    if (static_cast<std::int64_t>(stage) != position_.pp)
+      added_from[static_cast<std::int64_t>(stage)].assign(static_cast<std::size_t>(last - first), false);
   for (std::size_t m = 0; m < members.size(); ++m) {
     const Position other = position_of(members[m], setup_.scenario, program_, setup_.sequence);
     if (other.pp == position_.pp || all[m].empty()) continue;
     // Not yet reduced over replicas, or reduced: the same replica's is the right one where each holds all.
     const bool whole = last - first == elements;
     if (whole && (other.shard != position_.shard || other.replica != position_.replica)) continue;
+    std::vector<bool>& added = added_from.at(other.pp);
     const auto from = static_cast<std::int64_t>(all[m][0]);
     for (std::size_t i = 1; i < all[m].size(); ++i) {
       const std::int64_t e = from + static_cast<std::int64_t>(i) - 1;
@@ -355,8 +396,9 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
       values[static_cast<std::size_t>(begin + e - plan.shard_begin)] += static_cast<float>(all[m][i]);
     }
   }
-  if (std::find(added.begin(), added.end(), false) != added.end())
-    throw ExecutionError("the other stage lacks a part of the tied table");
+  for (const auto& [stage, added] : added_from)
+    if (std::find(added.begin(), added.end(), false) != added.end())
+      throw ExecutionError("stage " + std::to_string(stage) + " lacks a part of the tied table");
   backend_.write(slice(*owner, plan.held_gradients, -1, false, Stream::compute), values);
 }
 

@@ -43,7 +43,8 @@ struct PiecePlan {
   std::vector<bool> lasting;           // lives for the whole run, not for a micro-batch
   std::vector<bool> input;             // ids, targets: given from outside
   std::array<std::vector<std::vector<TensorId>>, 3> ends;  // by block and op: storages that nothing uses after it
-  bool output_ends = false, input_gradient_ends = false;   // once they have been handed on
+  std::vector<bool> ends_handed_on;                        // storages that end once they have been handed on
+  std::int64_t sequence = 0;                               // whole length of the sequences that it works on
   // Of a packed reduction, by its op of the update: elements of the held gradients that the buffer stands for.
   std::map<const Op*, std::vector<std::int64_t>> packed;
   TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
@@ -79,7 +80,7 @@ struct RunSetup {
   const Program& program;
   const ExecutionOptions& options;
   const std::vector<WholeParameter>& parameters;
-  std::int64_t sequence = 0;
+  std::int64_t sequence = 0, decoder_sequence = 0;  // the latter: of what the loss is of
 };
 
 class Rank {
@@ -111,11 +112,12 @@ class Rank {
     bool receives = false;        // such a message comes in
     bool reduces_norm = false;    // no op of a block: the gradient norm of all pieces
   };
-  struct ResidualStream {  // what pieces hand on
+  struct StreamPart {  // what pieces hand on
     StoragePtr storage;
     std::int64_t elements = 0;
     Dtype dtype = Dtype::fp32;
   };
+  using Streams = std::array<StreamPart, 1 + kSideStreams>;  // the residual stream, and those beside it
 
   struct Target {
     void* data = nullptr;
@@ -126,7 +128,10 @@ class Rank {
   void plan_piece(const Piece& piece, PiecePlan& plan);
   void find_ends(PiecePlan& plan) const;
   void find_partial_gradients(PiecePlan& plan) const;
+  Position position_in(const PiecePlan& plan) const;
   void build_chunks();
+  void find_crossings();
+  bool holds_tied_table(const Piece& piece, std::size_t place, std::size_t ordinal) const;
   void initialise(Instance& instance);
 
   void step();
@@ -136,10 +141,15 @@ class Rank {
   void release(RankChunk& chunk, std::int64_t micro_batch);
   void run_block(int block, Instance& instance, bool last_of_run, std::int64_t micro_batch);
   void end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch);
-  void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const ResidualStream& stream);
-  ResidualStream hand_on(Instance& instance, TensorId id, std::int64_t micro_batch);
-  ResidualStream receive(std::int64_t position, std::int64_t micro_batch, bool backward, const Tensor& tensor);
-  void send(std::int64_t position, std::int64_t micro_batch, bool backward, ResidualStream& stream);
+  void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& part);
+  StreamPart hand_on(Instance& instance, TensorId id, std::int64_t micro_batch);
+  StreamPart zeros(const Tensor& tensor);
+  // All streams that cross the boundary before `position`; `residual`: what the neighbour inside takes or gives.
+  Streams receive(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
+                  const Tensor& residual);
+  void send(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward, Streams& streams);
+  StreamPart receive(const MessageTag& tag, const Tensor& tensor);
+  void send(const MessageTag& tag, StreamPart& part);
   std::size_t rank_at(std::int64_t position) const;
   void update();
   void sum_tied_gradients();
@@ -166,7 +176,7 @@ class Rank {
   Place resolve(Instance& instance, TensorId id);
   Storage& storage(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
   StoragePtr& storage_pointer(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
-  void fill_input(const Tensor& tensor, std::int64_t micro_batch, Storage& storage) const;
+  void fill_input(const PiecePlan& plan, const Tensor& tensor, std::int64_t micro_batch, Storage& storage) const;
   // The tensor's part of its storage.
   Slice slice(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
   // The tensor dense in memory: where it is, or gathered into `scratch`.
@@ -177,7 +187,7 @@ class Rank {
   void* element(void* base, std::int64_t at, Dtype dtype) const;
   const std::vector<std::int64_t>& part_index(const Tensor& whole, int dim, std::int64_t begin, std::int64_t size);
   bool adds(const Op& op, const Instance& instance, TensorId id) const;
-  std::vector<std::int64_t> sequence_positions(const Tensor& tensor) const;
+  std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& tensor) const;
   void place_dropout(const Op& op, const Instance& instance, std::int64_t micro_batch, KernelContext& context) const;
   std::string describe(const Op& op, const Instance& instance) const;
   std::string meeting(const Op& op) const;
@@ -204,7 +214,10 @@ class Rank {
   std::vector<Waiting> waiting_;
   std::vector<std::int64_t> own_positions_;
   std::map<std::array<std::int64_t, 5>, std::vector<std::int64_t>> part_indices_;
-  std::map<MessageTag, ResidualStream> own_messages_;  // between chunks of this stage
+  std::map<MessageTag, StreamPart> own_messages_;  // between chunks of this stage
+  // By boundary (the position behind it) and side stream: what crosses it, if anything.
+  std::vector<std::array<const Tensor*, kSideStreams>> crossings_;
+  std::vector<std::size_t> table_holders_;  // stages with a copy of the tied table
   // Rows of a table of positions whose view is not dense.
   std::map<std::pair<const std::vector<std::int64_t>*, std::int64_t>, std::vector<std::int64_t>> row_indices_;
   Instance* embedding_ = nullptr;  // of this stage

@@ -177,9 +177,9 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
     key_positions = position_.positions(owner);
   }
   if (op.kind == OpKind::rotary || op.kind == OpKind::rotary_backward)
-    positions = sequence_positions(piece.tensors[op.reads[0]]);
+    positions = sequence_positions(*instance.plan, piece.tensors[op.reads[0]]);
   if (op.kind == OpKind::dropout || op.kind == OpKind::dropout_add) {
-    positions = sequence_positions(piece.tensors[op.writes[0]]);
+    positions = sequence_positions(*instance.plan, piece.tensors[op.writes[0]]);
     place_dropout(given, instance, micro_batch, context);
   }
   if (op.kind == OpKind::softmax || op.kind == OpKind::softmax_backward)

@@ -27,7 +27,10 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
 
 void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
   plan.piece = &piece;
-  plan.views = views_of(piece, position_);
+  const SideStream& memory = piece.sides[kEncoderOutput];
+  const bool of_decoder = memory.input != kNoTensor || memory.output != kNoTensor || piece.output == kNoTensor;
+  plan.sequence = of_decoder ? setup_.decoder_sequence : setup_.sequence;
+  plan.views = views_of(piece, position_in(plan));
   const std::size_t n = piece.tensors.size();
   plan.capacity.assign(n, 0);
   std::vector<bool> written(n), in_update(n), in_step(n), conditional(n);
@@ -57,9 +60,11 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     if (t.alias_of != kNoTensor) continue;
     plan.lasting[id] =
         t.resident || in_update[id] || conditional[id] || (t.category == Category::parameter && !written[id]);
-    const bool given = root(piece.input) == id || root(piece.output_gradient) == id;
-    plan.input[id] =
-        !plan.lasting[id] && !written[id] && !given && t.category == Category::activation && t.dtype == Dtype::int64;
+    bool given = root(piece.input) == id || root(piece.output_gradient) == id;
+    for (const SideStream& side : piece.sides)
+      given = given || root(side.input) == id || root(side.output_gradient) == id;
+    plan.input[id] = !plan.lasting[id] && !written[id] && !given && t.category == Category::activation &&
+                     (t.dtype == Dtype::int64 || std::string_view(t.name) == "patches");
   }
   plan.held_parameters = piece.flat_parameters;
   plan.held_gradients = piece.flat_gradients;
@@ -110,6 +115,7 @@ void Rank::find_ends(PiecePlan& plan) const {
     }
   }
   const auto root = [&](TensorId id) { return id == kNoTensor ? kNoTensor : plan.views[id].root; };
+  plan.ends_handed_on.assign(n, false);
   for (std::size_t id = 0; id < n; ++id) {
     if (plan.views[id].root != id || plan.lasting[id] || piece.tensors[id].shared) continue;
     for (std::size_t b = 0; b < touches.size(); ++b) {
@@ -117,9 +123,11 @@ void Rank::find_ends(PiecePlan& plan) const {
       std::size_t next = b + 1;
       while (next < touches.size() && !touches[next][id].any) ++next;
       if (next < touches.size() && !touches[next][id].defines) continue;
-      const bool handed_on = (b == 0 && root(piece.output) == id) || (b == 1 && root(piece.input_gradient) == id);
+      bool handed_on = (b == 0 && root(piece.output) == id) || (b == 1 && root(piece.input_gradient) == id);
+      for (const SideStream& side : piece.sides)
+        handed_on = handed_on || (b == 0 && root(side.output) == id) || (b == 1 && root(side.input_gradient) == id);
       if (handed_on) {
-        (b == 0 ? plan.output_ends : plan.input_gradient_ends) = true;
+        plan.ends_handed_on[id] = true;
       } else {
         plan.ends[b][touches[b][id].last].push_back(static_cast<TensorId>(id));
       }
@@ -131,10 +139,12 @@ void Rank::find_ends(PiecePlan& plan) const {
 void Rank::find_partial_gradients(PiecePlan& plan) const {
   const Piece& piece = *plan.piece;
   std::vector<TensorId> found;
+  // Between two stacks only the encoder's output is normed.
+  const std::int64_t sequence = piece.sides[kEncoderOutput].output != kNoTensor ? setup_.sequence : plan.sequence;
   const auto in_part = [&](TensorId id) {
     const Tensor& t = piece.tensors[id];
     const int d = t.find(Axis::sequence);
-    return is_divided(t) || (d >= 0 && t.sizes[d] * position_.tp_degree * position_.cp_degree == position_.sequence);
+    return is_divided(t) || (d >= 0 && t.sizes[d] * position_.tp_degree * position_.cp_degree == sequence);
   };
   const auto note = [&](TensorId gradient, TensorId source) {
     if (gradient == kNoTensor || is_divided(piece.tensors[gradient]) || !in_part(source)) return;
@@ -194,7 +204,45 @@ void Rank::find_partial_gradients(PiecePlan& plan) const {
   }
 }
 
+Position Rank::position_in(const PiecePlan& plan) const {
+  Position position = position_;
+  position.sequence = plan.sequence;
+  return position;
+}
+
+// Whether the `place`-th parameter of a piece, the `ordinal`-th of the model, is a copy of a table that others use too.
+bool Rank::holds_tied_table(const Piece& piece, std::size_t place, std::size_t ordinal) const {
+  const Tensor& t = piece.tensors[piece.parameters[place].parameter];
+  if (t.shared || !is_vocabulary_table(t)) return false;
+  const std::int64_t table = setup_.parameters[ordinal].values_of;
+  return std::any_of(setup_.parameters.begin(), setup_.parameters.end(), [&](const WholeParameter& p) {
+    return p.values_of == table && &p != &setup_.parameters[static_cast<std::size_t>(table)];
+  });
+}
+
+// A side stream crosses a boundary if what comes first behind it takes the stream rather than begins a new one.
+void Rank::find_crossings() {
+  const std::size_t positions = program_.schedule.position.size();
+  crossings_.resize(positions + 1);
+  crossings_.back().fill(nullptr);
+  std::vector<const Chunk*> chunks(positions);
+  for (std::size_t s = 0; s < program_.stages.size(); ++s)
+    for (std::size_t c = 0; c < program_.stages[s].size(); ++c)
+      chunks[static_cast<std::size_t>(program_.schedule.position_of(s, c))] = &program_.stages[s][c];
+  for (std::size_t q = positions; q-- > 0;) {
+    crossings_[q] = crossings_[q + 1];
+    for (auto run = chunks[q]->runs.rbegin(); run != chunks[q]->runs.rend(); ++run) {
+      const Piece& piece = program_.pieces[run->piece];
+      for (std::size_t s = 0; s < kSideStreams; ++s) {
+        if (piece.sides[s].output != kNoTensor) crossings_[q][s] = nullptr;
+        if (piece.sides[s].input != kNoTensor) crossings_[q][s] = &piece.tensors[piece.sides[s].input];
+      }
+    }
+  }
+}
+
 void Rank::build_chunks() {
+  find_crossings();
   const auto stage = static_cast<std::size_t>(position_.pp);
   // Parameters of the model before each chunk, in the order of the chunks' positions.
   std::vector<std::size_t> before(program_.schedule.position.size() + 1, 0);
@@ -207,6 +255,19 @@ void Rank::build_chunks() {
       before[static_cast<std::size_t>(program_.schedule.position_of(s, c)) + 1] = n;
     }
   for (std::size_t q = 1; q < before.size(); ++q) before[q] += before[q - 1];
+  for (std::size_t s = 0; s < program_.stages.size(); ++s) {
+    bool holds = false;
+    for (std::size_t c = 0; c < chunks; ++c) {
+      std::size_t ordinal = before[static_cast<std::size_t>(program_.schedule.position_of(s, c))];
+      for (const Run& run : program_.stages[s][c].runs) {
+        const Piece& piece = program_.pieces[run.piece];
+        for (std::int64_t i = 0; i < run.count; ++i)
+          for (std::size_t p = 0; p < piece.parameters.size(); ++p)
+            holds = holds_tied_table(piece, p, ordinal++) || holds;
+      }
+    }
+    if (holds) table_holders_.push_back(s);
+  }
   if (before.back() != setup_.parameters.size())
     throw ExecutionError("the stages hold " + std::to_string(before.back()) + " parameters, the model has " +
                          std::to_string(setup_.parameters.size()));
@@ -228,12 +289,11 @@ void Rank::build_chunks() {
   }
   for_each_instance([&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
-    if (piece.input == kNoTensor)
-      for (const Op& op : piece.forward.ops)
-        if (op.kind == OpKind::embedding && is_vocabulary_table(piece.tensors[op.reads[1]])) {
-          embedding_ = &instance;
-          table_ = op.reads[1];
-        }
+    for (const Op& op : piece.forward.ops)
+      if (embedding_ == nullptr && op.kind == OpKind::embedding && is_vocabulary_table(piece.tensors[op.reads[1]])) {
+        embedding_ = &instance;
+        table_ = op.reads[1];
+      }
     if (embedding_ == &instance)
       for (const ParameterGradient& p : piece.parameters)
         if (is_vocabulary_table(piece.tensors[p.parameter])) table_gradient_ = p.gradient;
@@ -337,7 +397,7 @@ StoragePtr& Rank::storage_pointer(Instance& instance, TensorId id, std::int64_t 
                          "\" is read before it is written");
   s = std::make_shared<Storage>(memory_, plan.capacity[root], t.dtype, t.category, stream);
   if (plan.input[root]) {
-    fill_input(t, micro_batch, *s);
+    fill_input(plan, t, micro_batch, *s);
   } else if (t.category == Category::gradient || setup_.options.find_undefined) {
     const float nothing = t.category == Category::gradient ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     backend_.fill(stream, {s->data, t.dtype, 0, plan.capacity[root], nullptr}, nothing);
@@ -350,27 +410,44 @@ Storage& Rank::storage(Instance& instance, TensorId id, std::int64_t micro_batch
   return *storage_pointer(instance, id, micro_batch, writes, stream);
 }
 
-// Inputs by sequence of the global batch and position in it.
-void Rank::fill_input(const Tensor& t, std::int64_t micro_batch, Storage& s) const {
+// Inputs by sequence of the global batch and position in it, or patch and pixel.
+void Rank::fill_input(const PiecePlan& plan, const Tensor& t, std::int64_t micro_batch, Storage& s) const {
   constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // streams apart from the parameters'
+  const Model& model = setup_.scenario.model;
   const std::string_view name = t.name;
-  const bool targets = name == "targets", ids = name == "ids", segments = name == "token_types",
-             next = name == "next_sentence";
-  if (!targets && !ids && !segments && !next)
-    throw std::logic_error(std::string("nobody knows the input \"") + t.name + "\"");
-  const std::int64_t kinds = segments ? setup_.scenario.model.token_types : next ? 2 : setup_.scenario.model.vocab;
-  const std::uint64_t stream = kInputs + (targets ? 1u : ids ? 0u : segments ? 2u : 3u);
-  const bool positions = t.find(Axis::sequence) >= 0;
-  const std::int64_t sequences = setup_.scenario.plan.batch.micro_batch_size;
-  const std::int64_t first = (position_.replica * program_.schedule.micro_batches + micro_batch) * sequences;
-  const std::int64_t width = t.sizes[1];
   std::vector<float> values(static_cast<std::size_t>(t.elements()));
-  for (std::int64_t e = 0; e < t.elements(); ++e) {
-    const std::int64_t at = positions ? own_positions_[static_cast<std::size_t>(e % width)] : e % width;
-    const double u = counter_uniform(setup_.options.seed, stream,
-                                     static_cast<std::uint64_t>((first + e / width) * setup_.sequence + at));
-    values[static_cast<std::size_t>(e)] =
-        static_cast<float>(std::min(kinds - 1, static_cast<std::int64_t>((u + 1) / 2 * static_cast<double>(kinds))));
+  const std::int64_t sequences = setup_.scenario.plan.batch.micro_batch_size, width = t.elements() / t.sizes[0];
+  const std::int64_t first = (position_.replica * program_.schedule.micro_batches + micro_batch) * sequences;
+  const auto draw = [&](std::uint64_t stream, std::int64_t index) {
+    return counter_uniform(setup_.options.seed, kInputs + stream, static_cast<std::uint64_t>(index));
+  };
+  if (name == "buckets" || name == "past_buckets") {
+    for (std::int64_t e = 0; e < t.elements(); ++e)
+      values[static_cast<std::size_t>(e)] =
+          static_cast<float>(position_bucket(e % width - e / width, name == "past_buckets", model.relative_buckets));
+  } else if (name == "patches") {
+    for (std::int64_t e = 0; e < t.elements(); ++e)
+      values[static_cast<std::size_t>(e)] = static_cast<float>(draw(4, first * width + e));
+  } else {
+    struct Input {
+      std::string_view name;
+      std::int64_t kinds;
+      std::uint64_t stream;
+    };
+    const std::array<Input, 5> known{{{"ids", model.vocab, 0},
+                                      {"targets", model.vision() ? model.classes : model.vocab, 1},
+                                      {"token_types", model.token_types, 2},
+                                      {"next_sentence", 2, 3},
+                                      {"decoder_ids", model.vocab, 5}}};
+    const auto* const input = std::find_if(known.begin(), known.end(), [&](const Input& i) { return i.name == name; });
+    if (input == known.end()) throw std::logic_error(std::string("nobody knows the input \"") + t.name + "\"");
+    const std::vector<std::int64_t> positions = sequence_positions(plan, t);
+    for (std::int64_t e = 0; e < t.elements(); ++e) {
+      const std::int64_t at = positions.empty() ? e % width : positions[static_cast<std::size_t>(e % width)];
+      const double u = draw(input->stream, (first + e / width) * plan.sequence + at);
+      values[static_cast<std::size_t>(e)] = static_cast<float>(
+          std::min(input->kinds - 1, static_cast<std::int64_t>((u + 1) / 2 * static_cast<double>(input->kinds))));
+    }
   }
   backend_.write({s.data, s.dtype, 0, t.elements(), nullptr}, values);
 }
@@ -420,13 +497,14 @@ bool Rank::adds(const Op& op, const Instance& instance, TensorId id) const {
 }
 
 // Positions of a tensor that runs along the sequence: of this context rank, or (sequence parallelism) its part of them.
-std::vector<std::int64_t> Rank::sequence_positions(const Tensor& t) const {
+std::vector<std::int64_t> Rank::sequence_positions(const PiecePlan& plan, const Tensor& t) const {
   const int d = t.find(Axis::sequence);
   if (d < 0) return {};
+  const std::vector<std::int64_t> own = position_in(plan).positions(position_.cp);
   const auto size = static_cast<std::size_t>(t.sizes[d]);
-  if (size == own_positions_.size()) return own_positions_;
-  if (size * static_cast<std::size_t>(position_.tp_degree) != own_positions_.size()) return {};
-  const auto begin = own_positions_.begin() + static_cast<std::ptrdiff_t>(size) * position_.tp;
+  if (size == own.size()) return own;
+  if (size * static_cast<std::size_t>(position_.tp_degree) != own.size()) return {};
+  const auto begin = own.begin() + static_cast<std::ptrdiff_t>(size) * position_.tp;
   return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
@@ -457,7 +535,7 @@ void Rank::place_dropout(const Op& op, const Instance& instance, std::int64_t mi
   for (int d = 0; d < y.rank; ++d) {
     const auto i = static_cast<std::size_t>(d);
     context.whole_sizes[i] = y.sizes[d];
-    if (y.axes[d] == Axis::sequence) context.whole_sizes[i] = setup_.sequence;
+    if (y.axes[d] == Axis::sequence) context.whole_sizes[i] = instance.plan->sequence;
     if (y.axes[d] == Axis::groups) {
       context.whole_sizes[i] = groups;
       context.part_begin[i] = position_.tp / sharing * y.sizes[d];

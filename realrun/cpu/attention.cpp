@@ -106,9 +106,27 @@ Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const 
   return s;
 }
 
-void masked_scores(const Mask& mask, const Rows& q, const Rows& k, double scale, Matrix& scores) {
+// [queries, keys, groups, heads]: added to the scores of every sequence. Absent: no data.
+struct PositionBias {
+  PositionBias(const KernelCall& call, const Shape& s, const Buffer* b)
+      : data(b == nullptr ? nullptr : b->data), keys(s.keys), heads(s.groups * s.heads) {
+    call.require(b == nullptr || b->elements() == s.queries * keys * heads,
+                 "the position bias is not [queries, keys, groups, heads]");
+  }
+  float& at(std::int64_t query, std::int64_t key, std::int64_t head) const {
+    return data[(query * keys + key) * heads + head];
+  }
+  float* data;
+  std::int64_t keys, heads;
+};
+
+void masked_scores(const Mask& mask, const Rows& q, const Rows& k, double scale, const PositionBias& bias,
+                   std::int64_t head, Matrix& scores) {
   scores.noalias() = q * k.transpose();
   scores *= static_cast<float>(scale);
+  if (bias.data != nullptr)
+    for (Eigen::Index i = 0; i < scores.rows(); ++i)
+      for (Eigen::Index j = 0; j < scores.cols(); ++j) scores(i, j) += bias.at(i, j, head);
   if (mask.all()) return;
   for (Eigen::Index i = 0; i < scores.rows(); ++i)
     for (Eigen::Index j = 0; j < scores.cols(); ++j)
@@ -248,11 +266,12 @@ void attention(const KernelCall& call) {
   const Buffer& lse = call.write(1);
   const Shape s = shape_of(call, call.read(0), kv_buffer, call.write(0), lse);
   const Mask mask(call, s.queries, s.keys, s.fused);
+  const PositionBias bias(call, s, call.has_read(2) ? &call.read(2) : nullptr);
   const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
   Matrix scores;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
-    masked_scores(mask, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale,
-                  scores);
+    masked_scores(mask, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale, bias,
+                  g * s.heads + h, scores);
     for (std::int64_t i = 0; i < s.queries; ++i)
       lse.data[row + i] = static_cast<float>(softmax_row(scores.data() + i * s.keys, s.keys));
     context.head(b, g, h, s.queries).noalias() = scores * kv.columns(b, g, s.value_begin, s.value_width, s.keys);
@@ -274,6 +293,9 @@ void attention_backward(const KernelCall& call) {
         "the gradient of the keys does not fit the keys");
   }
   std::ranges::fill(key_gradient.span(), 0.0f);
+  const PositionBias bias(call, s, call.has_read(5) ? &call.read(5) : nullptr),
+      dbias(call, s, call.has_write(2) ? &call.write(2) : nullptr);
+  if (dbias.data != nullptr) std::ranges::fill(call.write(2).span(), 0.0f);
   const Mask mask(call, s.queries, s.keys, s.fused);
   const HeadsTensor q{call.read(3)}, kv{s.fused ? call.read(3) : *kv_buffer}, context{call.read(1)},
       dcontext{call.read(0)};
@@ -282,7 +304,8 @@ void attention_backward(const KernelCall& call) {
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
     const Rows queries = q.head(b, g, h, s.queries), keys = kv.columns(b, g, s.key_begin, s.key_width, s.keys);
     const Rows d_out = dcontext.head(b, g, h, s.queries), out = context.head(b, g, h, s.queries);
-    masked_scores(mask, queries, keys, s.scale, p);
+    const std::int64_t head = g * s.heads + h;
+    masked_scores(mask, queries, keys, s.scale, bias, head, p);
     for (std::int64_t i = 0; i < s.queries; ++i)
       for (std::int64_t j = 0; j < s.keys; ++j)
         p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - lse.data[row + i]);
@@ -290,7 +313,11 @@ void attention_backward(const KernelCall& call) {
     ds.noalias() = d_out * kv.columns(b, g, s.value_begin, s.value_width, s.keys).transpose();
     for (std::int64_t i = 0; i < s.queries; ++i) {
       const float delta = d_out.row(i).dot(out.row(i));
-      for (std::int64_t j = 0; j < s.keys; ++j) ds(i, j) = p(i, j) * (ds(i, j) - delta) * static_cast<float>(s.scale);
+      for (std::int64_t j = 0; j < s.keys; ++j) {
+        const float score_gradient = p(i, j) * (ds(i, j) - delta);
+        if (dbias.data != nullptr) dbias.at(i, j, head) += score_gradient;
+        ds(i, j) = score_gradient * static_cast<float>(s.scale);
+      }
     }
     dq.head(b, g, h, s.queries).noalias() = ds * keys;
     dkv.columns(b, g, s.key_begin, s.key_width, s.keys).noalias() += ds.transpose() * queries;

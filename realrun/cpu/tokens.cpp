@@ -16,9 +16,11 @@ std::int64_t local_row(const KernelCall& call, const Tensor& table, std::int64_t
   return -1;
 }
 
+std::int64_t row_width(const Buffer& table) { return table.elements() / table.tensor->sizes[0]; }
+
 void check_table(const KernelCall& call, const Buffer& ids, const Buffer& table, const Buffer& y) {
-  call.require(table.tensor->rank == 2, "a table is [rows, width]");
-  call.require(y.elements() == ids.elements() * last_size(table), "the output is not a row of the table for each id");
+  call.require(table.tensor->rank >= 2, "a table is [rows, width..]");
+  call.require(y.elements() == ids.elements() * row_width(table), "the output is not a row of the table for each id");
 }
 
 struct LogitShape {
@@ -89,12 +91,23 @@ PoolShape pool_shape(const KernelCall& call, const Buffer& x, const Buffer& y) {
   return s;
 }
 
+// `vector` before each sequence of `x`: `y`, forward or backward.
+struct PrependShape {
+  PrependShape(const KernelCall& call, const Buffer& x, const Buffer& vector, const Buffer& y)
+      : batch(y.tensor->sizes[0]), width(vector.elements()), length(x.elements() / batch) {
+    call.require(x.tensor->rank == 3 && y.tensor->rank == 3 && last_size(x) == width && last_size(y) == width &&
+                     x.tensor->sizes[0] == batch && y.elements() == x.elements() + batch * width,
+                 "a vector does not fit before each sequence");
+  }
+  std::int64_t batch, width, length;  // elements of a sequence of x
+};
+
 }  // namespace
 
 void embedding(const KernelCall& call) {
   const Buffer &ids = call.read(0), &table = call.read(1), &y = call.write(0);
   check_table(call, ids, table, y);
-  const std::int64_t width = last_size(table), rows = table.tensor->sizes[0];
+  const std::int64_t width = row_width(table), rows = table.tensor->sizes[0];
   for (std::int64_t i = 0; i < ids.elements(); ++i) {
     const std::int64_t row = local_row(call, *table.tensor, rows, ids.data[i]);
     if (row < 0) {
@@ -108,7 +121,7 @@ void embedding(const KernelCall& call) {
 void embedding_backward(const KernelCall& call) {
   const Buffer &ids = call.read(0), &dy = call.read(1), &dtable = call.write(0);
   check_table(call, ids, dtable, dy);
-  const std::int64_t width = last_size(dtable), rows = dtable.tensor->sizes[0];
+  const std::int64_t width = row_width(dtable), rows = dtable.tensor->sizes[0];
   if (!call.op.accumulate) std::ranges::fill(dtable.span(), 0.0f);
   for (std::int64_t i = 0; i < ids.elements(); ++i) {
     const std::int64_t row = local_row(call, *dtable.tensor, rows, ids.data[i]);
@@ -149,6 +162,16 @@ void cross_entropy_backward(const KernelCall& call) {
 
 void pool(const KernelCall& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
+  if (call.has_read(1)) {
+    const Buffer& vector = call.read(1);
+    const PrependShape s(call, x, vector, y);
+    float* out = y.data;
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      out = std::copy_n(vector.data, s.width, out);
+      out = std::copy_n(x.data + b * s.length, s.length, out);
+    }
+    return;
+  }
   const PoolShape s = pool_shape(call, x, y);
   if (s.merging) {
     merge_patches(call, *x.tensor, *y.tensor, [&](std::int64_t merged, std::int64_t patch) {
@@ -167,6 +190,17 @@ void pool(const KernelCall& call) {
 
 void pool_backward(const KernelCall& call) {
   const Buffer &dy = call.read(0), &dx = call.write(0);
+  if (call.has_write(1)) {
+    const Buffer& dvector = call.write(1);
+    const PrependShape s(call, dx, dvector, dy);
+    std::ranges::fill(dvector.span(), 0.0f);
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      const float* in = dy.data + b * (s.width + s.length);
+      for (std::int64_t c = 0; c < s.width; ++c) dvector.data[c] += in[c];
+      std::copy_n(in + s.width, s.length, dx.data + b * s.length);
+    }
+    return;
+  }
   const PoolShape s = pool_shape(call, dx, dy);
   if (s.merging) {
     merge_patches(call, *dx.tensor, *dy.tensor, [&](std::int64_t merged, std::int64_t patch) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "realrun/mpi/schedule.h"
+#include "sim/program/piece.h"
 
 namespace orrery {
 namespace {
@@ -213,11 +214,12 @@ struct MpiCommunicator::Rep {
   }
 
   int tag_of(const MessageTag& tag) const {
-    constexpr std::int64_t kMicroBatches = 1 << 20;
-    const std::int64_t value = 2 * (tag.position * kMicroBatches + tag.micro_batch) + (tag.backward ? 1 : 0);
+    constexpr std::int64_t kMicroBatches = 1 << 20, kAcross = 1 + kSideStreams;
+    const std::int64_t place = 2 * (tag.position * kMicroBatches + tag.micro_batch) + (tag.backward ? 1 : 0);
+    const std::int64_t value = place * kAcross + static_cast<std::int64_t>(tag.stream);
     if (tag.micro_batch < 0 || tag.micro_batch >= kMicroBatches || tag.position < 0 || value > largest_tag)
       throw ExecutionError(fmt::format("{} has no MPI tag: more than {} micro-batches, or positions beyond {}",
-                                       name_of(tag), kMicroBatches, largest_tag / (2 * kMicroBatches)));
+                                       name_of(tag), kMicroBatches, largest_tag / (2 * kMicroBatches * kAcross)));
     return static_cast<int>(value);
   }
 

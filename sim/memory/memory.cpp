@@ -111,8 +111,14 @@ class Walk {
     const auto c = index(category(id));
     const auto touches = [&](int block) { return (s.touched & bit(block)) != 0; };
     const auto enters = [&](int block) { return (s.touched & ~s.defined & bit(block)) != 0; };
-    if (piece_.tensors[id].shared || is(id, piece_.side_input) || is(id, piece_.side_input_gradient)) {
-      if (is(id, piece_.side_input) && touches(kBackward)) memory.saved_side_input[c] += s.bytes;
+    bool side_input = false, side_gradient = false, side_output = false;
+    for (const SideStream& side : piece_.sides) {
+      side_input = side_input || is(id, side.input);
+      side_gradient = side_gradient || is(id, side.input_gradient);
+      side_output = side_output || is(id, side.output);
+    }
+    if (piece_.tensors[id].shared || side_input || side_gradient) {
+      if (side_input && touches(kBackward)) memory.saved_side_input[c] += s.bytes;
       return;
     }
     if (is_resident(id, s)) {
@@ -125,7 +131,7 @@ class Walk {
     const bool saved = touches(kForward) && (enters(kBackward) || (for_weights && !redefined));
     if (saved) memory.saved[c] += s.bytes;
     if (for_weights) memory.saved_weight_gradient[c] += s.bytes;
-    if (saved || is(id, piece_.output)) s.outlives |= bit(kForward);
+    if (saved || is(id, piece_.output) || side_output) s.outlives |= bit(kForward);
     if (for_weights || is(id, piece_.input_gradient)) s.outlives |= bit(kBackward);
     for (int block = 0; block < kBlocks; ++block)
       if (enters(block) || (block == kBackward && saved)) {

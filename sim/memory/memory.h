@@ -12,7 +12,8 @@
 //    uses them without defining them anew, else they come and go. Used by the update as well as by another block, or
 //    written only in some micro-batches but read in all: resident. Host copies that nothing writes first: resident.
 //  - piece.input is the consumer's: saved if its backward reads it. piece.output lives to the end of the forward and is
-//    saved only if the piece's own backward reads it. piece.side_input is held once for all instances that read it.
+//    saved only if the piece's own backward reads it. Inputs of side streams are held once for all instances
+//    that read them.
 #pragma once
 
 #include <array>

@@ -17,10 +17,13 @@ class Differentiator {
   void run() {
     find_differentiable();
     if (piece_.output != kNoTensor) gradient_[piece_.output] = piece_.output_gradient = like(piece_.output);
+    for (SideStream& side : piece_.sides)
+      if (const TensorId on = handed_on(side); on != kNoTensor) gradient_[on] = side.output_gradient = like(on);
     // Indices, not iterators: rules append tensors, never forward ops.
     for (std::size_t i = piece_.forward.ops.size(); i-- > 0;) reverse(piece_.forward.ops[i]);
     if (piece_.input != kNoTensor) piece_.input_gradient = gradient_of(piece_.input);
-    if (piece_.side_input != kNoTensor) piece_.side_input_gradient = gradient_of(piece_.side_input);
+    for (SideStream& side : piece_.sides)
+      if (side.input != kNoTensor) side.input_gradient = gradient_of(side.input);
     for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
       const Tensor& t = piece_.tensors[id];
       if (t.category == Category::parameter && t.alias_of == kNoTensor && gradient_[id] != kNoTensor)
@@ -29,13 +32,16 @@ class Differentiator {
   }
 
  private:
+  static TensorId handed_on(const SideStream& side) { return side.output != kNoTensor ? side.output : side.input; }
+
   bool is_parameter(TensorId id) const { return piece_.tensors[id].category == Category::parameter; }
 
   // A tensor needs a gradient when a parameter or the piece's input leads to it: token ids and images do not.
   void find_differentiable() {
     for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
       const auto t = static_cast<TensorId>(id);
-      needs_[id] = is_parameter(t) || t == piece_.input || t == piece_.side_input;
+      needs_[id] = is_parameter(t) || t == piece_.input;
+      for (const SideStream& side : piece_.sides) needs_[id] = needs_[id] || t == side.input;
     }
     const auto propagate_to_views = [&] {
       for (std::size_t id = 0; id < piece_.tensors.size(); ++id)
@@ -127,12 +133,15 @@ class Differentiator {
   void bias_gradient(const Op& forward, TensorId bias, TensorId dy) {
     if (bias == kNoTensor) return;
     const TensorId db = target(bias);
-    Op& op = emit_like(forward, OpKind::bias_gradient, Phase::weight_gradient);
+    Op& op = emit_like(forward, OpKind::bias_gradient, phase_of(bias));
     op.reads[0] = dy;
     op.writes[0] = db;
-    op.accumulate = true;
+    op.accumulate = is_parameter(bias);
     contribute(bias, db);
   }
+
+  // Biases and tables may be activations: their gradients lead further back.
+  Phase phase_of(TensorId id) const { return is_parameter(id) ? Phase::weight_gradient : Phase::input_gradient; }
 
   void reverse(const Op op) {  // by value: emitting grows the op list of another block, tensors may move
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
@@ -180,11 +189,13 @@ class Differentiator {
       case OpKind::attention: {
         const TensorId d0 = target(op.reads[0]);
         const TensorId d1 = op.reads[1] == kNoTensor ? kNoTensor : target(op.reads[1]);
+        const TensorId dbias = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
         Op& g = emit_like(op, OpKind::attention_backward, Phase::input_gradient);
-        g.reads = {dy, op.writes[0], op.writes[1], op.reads[0], op.reads[1], kNoTensor};
-        g.writes = {d0, d1, kNoTensor, kNoTensor};
+        g.reads = {dy, op.writes[0], op.writes[1], op.reads[0], op.reads[1], op.reads[2]};
+        g.writes = {d0, d1, dbias, kNoTensor};
         contribute(op.reads[0], d0);
         contribute(op.reads[1], d1);
+        contribute(op.reads[2], dbias);
         break;
       }
       case OpKind::softmax:
@@ -206,9 +217,19 @@ class Differentiator {
       case OpKind::dropout:
         unary(op, OpKind::dropout_backward, dy, op.writes[1]);
         break;
-      case OpKind::pool:
-        unary(op, OpKind::pool_backward, dy, kNoTensor);
+      case OpKind::pool: {
+        if (op.reads[1] == kNoTensor) {
+          unary(op, OpKind::pool_backward, dy, kNoTensor);
+          break;
+        }
+        const TensorId dx = target(op.reads[0]), dvector = target(op.reads[1]);
+        Op& g = emit_like(op, OpKind::pool_backward, Phase::input_gradient);
+        g.reads[0] = dy;
+        g.writes = {dx, dvector, kNoTensor, kNoTensor};
+        contribute(op.reads[0], dx);
+        contribute(op.reads[1], dvector);
         break;
+      }
       case OpKind::cast:
         unary(op, OpKind::cast, dy, kNoTensor);
         break;
@@ -261,11 +282,11 @@ class Differentiator {
         break;
       case OpKind::embedding: {
         const TensorId dt = target(op.reads[1]);
-        Op& g = emit_like(op, OpKind::embedding_backward, Phase::weight_gradient);
+        Op& g = emit_like(op, OpKind::embedding_backward, phase_of(op.reads[1]));
         g.reads[0] = op.reads[0];
         g.reads[1] = dy;
         g.writes[0] = dt;
-        g.accumulate = true;
+        g.accumulate = is_parameter(op.reads[1]);
         contribute(op.reads[1], dt);
         break;
       }
@@ -307,7 +328,7 @@ void Piece::clear() {
   parameters.clear();
   for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();
   input = output = input_gradient = output_gradient = kNoTensor;
-  side_input = side_input_gradient = kNoTensor;
+  sides.fill({});
   flat_parameters = flat_gradients = kNoTensor;
 }
 

@@ -20,9 +20,10 @@ enum class OpKind : std::uint8_t {
 
   // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). Of
   // kv apart a group's elements are its key, as wide as a query, and then its value, as wide as the context: two parts
-  // of head_dim, or, where the widths differ (latent attention), one part of their sum.
-  attention,           // reads qkv | q, kv;                    writes context, log_sum_exp (FlashAttention)
-  attention_backward,  // reads dcontext, context, lse, qkv|q,kv; writes dqkv | dq, dkv
+  // of head_dim, or, where the widths differ (latent attention), one part of their sum. A bias [queries, keys, groups,
+  // group_heads] is added to the scaled scores of every sequence.
+  attention,           // reads qkv | q, kv [, bias at 2];    writes context, log_sum_exp (FlashAttention)
+  attention_backward,  // reads dcontext, context, lse, qkv|q,kv [, bias at 5]; writes dqkv | dq, dkv [, dbias at 2]
   softmax,             // reads scores; writes probabilities (scaled, masked: Megatron's fused kernel)
   softmax_backward,    // reads dprobabilities, probabilities; writes dscores
 
@@ -42,13 +43,14 @@ enum class OpKind : std::uint8_t {
   add,                  // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
   multiply,             // reads a, b; writes y
   bias_gradient,        // reads dy; writes dbias (accumulated)
-  embedding,            // reads ids, table; writes y
+  embedding,            // reads ids, table [rows, width..]; writes y
   embedding_backward,   // reads ids, dy; writes dtable (accumulated)
   cross_entropy,        // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
                         // exponentials and the target's logit, from which the loss follows
   cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
-  pool,                    // reads x; writes y (class token, patch merging)
-  pool_backward,           // reads dy; writes dx
+  pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging)
+                           // reads x, vector; writes y: the vector before each sequence of x (ViT's class token)
+  pool_backward,           // reads dy; writes dx [, dvector]
   cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy)
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)

@@ -3,6 +3,7 @@
 // defines and the backward uses.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,15 @@ struct ParameterGradient {
   TensorId parameter = kNoTensor, gradient = kNoTensor;
 };
 
+// A stream beside the residual one, for all pieces behind the one that begins it. They read it and hand it on
+// unchanged; on the way back each adds its own part to the gradient that it is handed (the last one is handed zeros).
+struct SideStream {
+  TensorId input = kNoTensor, output = kNoTensor;  // output: where the stream begins
+  TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;
+};
+// Piece::sides: an encoder's output, for cross attention; a stack's table of relative position biases.
+inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kSideStreams = 2;
+
 struct Piece {
   const char* name = "";  // "layer", "embedding", "head"
   std::vector<Tensor> tensors;
@@ -32,8 +42,7 @@ struct Piece {
 
   TensorId input = kNoTensor, output = kNoTensor;  // the residual stream; kNoTensor at the ends of the model
   TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;
-  // A second stream that every instance reads and hands on unchanged (an encoder's output, for cross attention).
-  TensorId side_input = kNoTensor, side_input_gradient = kNoTensor;
+  std::array<SideStream, kSideStreams> sides;
 
   // Which gradient belongs to which parameter, in the order of the parameters; filled by differentiate().
   std::vector<ParameterGradient> parameters;

@@ -56,8 +56,8 @@ struct Program {
 
   // What a forward sends to the next chunk (a backward returns as much): bytes per micro-batch and rank.
   double boundary_bytes = 0;
-  // Once a step, beside the pieces' update blocks: e.g. the tied embedding's gradient all-reduce between the first and
-  // the last stage.
+  // Once a step, beside the pieces' update blocks: the tied embedding's gradient all-reduce between the stages that
+  // hold a copy; engines time it between the first and the last stage.
   double tied_embedding_bytes = 0;
 
   Runtime runtime;

@@ -9,8 +9,10 @@
 
 namespace orrery {
 
-// Takes the residual stream and hands it on: a layer, not an end of the model.
-inline bool is_layer(const Piece& piece) { return piece.input != kNoTensor && piece.output != kNoTensor; }
+// Takes the residual stream and hands it on: a layer, not an end of the model nor the seam between two stacks.
+inline bool is_layer(const Piece& piece) {
+  return piece.input != kNoTensor && piece.output != kNoTensor && piece.sides[kEncoderOutput].output == kNoTensor;
+}
 
 inline void replace_reads(Op& op, TensorId from, TensorId to) {
   std::replace(op.reads.begin(), op.reads.end(), from, to);

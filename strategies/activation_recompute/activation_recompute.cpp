@@ -61,8 +61,8 @@ void recompute(Piece& piece, Wanted wanted) {
 // The ops between the QKV projection and the output projection, forward or backward.
 bool in_attention_core(const Op& op) {
   const std::string_view name = op.name;
-  return name == "attention_scores" || name == "attention_mask" || name == "attention_softmax" ||
-         name == "attention_dropout" || name == "attention_context";
+  return name == "attention_scores" || name == "attention_bias" || name == "attention_mask" ||
+         name == "attention_softmax" || name == "attention_dropout" || name == "attention_context";
 }
 
 // `copies` instances of a layer as one piece, each reading what the one before wrote.
@@ -75,8 +75,12 @@ void concatenate(Piece& piece, std::int64_t copies) {
     std::vector<TensorId> map(one.tensors.size(), kNoTensor);
     for (std::size_t id = 0; id < one.tensors.size(); ++id) {
       const auto t = static_cast<TensorId>(id);
+      const bool side_input =
+          std::any_of(one.sides.begin(), one.sides.end(), [t](const SideStream& side) { return side.input == t; });
       if (t == one.input) {
         map[id] = names.back()[one.output];
+      } else if (side_input) {
+        map[id] = t;
       } else {
         map[id] = piece.add(one.tensors[id]);
       }
@@ -97,7 +101,11 @@ void concatenate(Piece& piece, std::int64_t copies) {
     }
   };
   // Instance c's output gradient is instance c+1's input gradient.
-  for (std::size_t c = 0; c + 1 < names.size(); ++c) names[c][one.output_gradient] = names[c + 1][one.input_gradient];
+  for (std::size_t c = 0; c + 1 < names.size(); ++c) {
+    names[c][one.output_gradient] = names[c + 1][one.input_gradient];
+    for (const SideStream& side : one.sides)
+      if (side.input != kNoTensor) names[c][side.output_gradient] = names[c + 1][side.input_gradient];
+  }
   for (Block Piece::*block : {&Piece::forward, &Piece::update}) {
     (piece.*block).ops.clear();
     for (const auto& map : names) append(piece.*block, one.*block, map);
@@ -112,6 +120,11 @@ void concatenate(Piece& piece, std::int64_t copies) {
   piece.output = names.back()[one.output];
   piece.output_gradient = names.back()[one.output_gradient];
   piece.input_gradient = names.front()[one.input_gradient];
+  for (SideStream& side : piece.sides) {
+    if (side.input == kNoTensor) continue;
+    side.output_gradient = names.back()[side.output_gradient];
+    side.input_gradient = names.front()[side.input_gradient];
+  }
 }
 
 constexpr auto everything = [](const Op&) { return true; };

@@ -239,6 +239,8 @@ void check(const Scenario& scenario) {
   };
   if (scenario.model.kind == ModelKind::vit || scenario.model.kind == ModelKind::swin)
     fail("1 for a vision model, whose sequences are the patches of one image");
+  if (scenario.model.relative_buckets > 0)
+    fail("1 for a model with a table of relative positions, which a ring does not cut");
   if (!scenario.plan.framework.flash_attention) fail("1 without flash_attention: ring attention never stores the scores");
   const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
   const bool zigzag = scenario.plan.context.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;

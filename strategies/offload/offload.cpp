@@ -194,9 +194,10 @@ void check(const Scenario& scenario) {
 void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.offload.optimizer) return;
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
-    const bool end = p == program.line.front().piece || p == program.line.back().piece;
+    const bool may_hold_table = p == program.line.front().piece || p == program.line.back().piece ||
+                                program.pieces[p].sides[kEncoderOutput].output != kNoTensor;
     ToHost(program.pieces[p], program.schedule.micro_batches > 1)
-        .run(end && program.tied_embedding_bytes > 0, scenario.plan.data.zero_stage >= 2);
+        .run(may_hold_table && program.tied_embedding_bytes > 0, scenario.plan.data.zero_stage >= 2);
   }
 }
 

@@ -16,8 +16,8 @@ std::int64_t total_layers(const Model& model) {
   return layers;
 }
 
-// Takes layers from the line of runs as chunks ask for them. A run that is no repeated layer (embedding, patch merging,
-// head) goes with the layer behind it, the head with the last layer.
+// Takes layers from the line of runs as chunks ask for them. A run that is no repeated layer (embeddings, patch
+// merging, head) goes with the layer behind it, the head with the last layer.
 class Dealer {
  public:
   Dealer(const std::vector<Piece>& pieces, const std::vector<Run>& line) : pieces_(pieces), line_(line) {}
@@ -90,26 +90,36 @@ void split_weight_gradients(Piece& piece) {
   piece.weight_gradient.ops.insert(piece.weight_gradient.ops.begin(), regathered.begin(), regathered.end());
 }
 
-// The output head reuses the embedding's table. On one stage it is the same memory; otherwise both stages hold it and
-// sum its gradients once a step (Narayanan et al. 2021, section 4.1).
-void tie_embeddings(const Scenario& scenario, Program& program, std::uint16_t embedding, std::uint16_t head) {
-  const Model& model = scenario.model;
-  if (!model.tied_embeddings || model.vocab == 0 || model.kind == ModelKind::vit || model.kind == ModelKind::swin) return;
-  std::size_t embedding_stage = 0, head_stage = 0;
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    for (const Chunk& chunk : program.stages[s])
-      for (const Run& run : chunk.runs) {
-        if (run.piece == embedding) embedding_stage = s;
-        if (run.piece == head) head_stage = s;
+// The output head reuses the embedding's table, and so do the inputs of a second stack, positions included. On one
+// stage it is the same memory; otherwise the stages hold a copy each and sum its gradients once a step (Narayanan et
+// al. 2021, section 4.1).
+void tie_embeddings(const Scenario& scenario, Program& program) {
+  std::vector<std::uint16_t> holders;  // in model order
+  for (const Run& run : program.line) {
+    const Piece& piece = program.pieces[run.piece];
+    const bool looks_up = &run == &program.line.front() || piece.sides[kEncoderOutput].output != kNoTensor;
+    if (looks_up || (&run == &program.line.back() && scenario.model.tied_embeddings)) holders.push_back(run.piece);
+  }
+  const auto stage_of = [&](std::uint16_t piece) {
+    for (std::size_t s = 0; s < program.stages.size(); ++s)
+      for (const Chunk& chunk : program.stages[s])
+        for (const Run& run : chunk.runs)
+          if (run.piece == piece) return s;
+    return program.stages.size();
+  };
+  for (std::size_t h = 1; h < holders.size(); ++h) {
+    const bool same_stage = std::any_of(holders.begin(), holders.begin() + static_cast<std::ptrdiff_t>(h),
+                                        [&](std::uint16_t p) { return stage_of(p) == stage_of(holders[h]); });
+    Piece& piece = program.pieces[holders[h]];
+    for (const ParameterGradient& p : piece.parameters) {
+      const Tensor& t = piece.tensors[p.parameter];
+      const bool table = t.rank == 2 && t.find(Axis::vocab) == 0;
+      if (!table && std::string_view(t.name) != "positions") continue;
+      if (same_stage) {
+        piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
+      } else if (table) {
+        program.tied_embedding_bytes = static_cast<double>(piece.tensors[p.gradient].bytes());
       }
-  Piece& piece = program.pieces[head];
-  for (const ParameterGradient& p : piece.parameters) {
-    const Tensor& table = piece.tensors[p.parameter];
-    if (table.find(Axis::vocab) != 0 || table.rank != 2) continue;
-    if (embedding_stage == head_stage) {
-      piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
-    } else {
-      program.tied_embedding_bytes = static_cast<double>(piece.tensors[p.gradient].bytes());
     }
   }
 }
@@ -134,7 +144,6 @@ void rewrite(const Scenario& scenario, Program& program) {
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
 
-  const std::uint16_t embedding = program.line.front().piece, head = program.line.back().piece;
   const std::vector<std::int64_t> layers = split_layers(total_layers(scenario.model), options);
   Dealer dealer(program.pieces, program.line);
   program.stages.resize(static_cast<std::size_t>(stages));
@@ -145,7 +154,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       at[static_cast<std::size_t>(program.schedule.position[s * static_cast<std::size_t>(chunks) + c])] = &program.stages[s][c];
   for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
 
-  tie_embeddings(scenario, program, embedding, head);
+  if (!scenario.model.vision()) tie_embeddings(scenario, program);
   if (program.schedule.split_backward)
     for (Piece& piece : program.pieces) split_weight_gradients(piece);
 
@@ -154,7 +163,8 @@ void rewrite(const Scenario& scenario, Program& program) {
     for (const Piece& piece : program.pieces)
       if (is_layer(piece)) {
         double bytes = static_cast<double>(piece.tensors[piece.output].bytes());
-        if (piece.side_input != kNoTensor) bytes += static_cast<double>(piece.tensors[piece.side_input].bytes());
+        for (const SideStream& side : piece.sides)
+          if (side.input != kNoTensor) bytes += static_cast<double>(piece.tensors[side.input].bytes());
         program.boundary_bytes = std::max(program.boundary_bytes, bytes);
       }
 }

@@ -215,7 +215,7 @@ class Partition {
       case OpKind::linear_input_gradient:
         return layout(op.reads[0]) == divided && layout(op.reads[1]) == divided;
       case OpKind::embedding:
-        return layout(op.reads[1]) == divided;
+        return layout(op.reads[1]) == divided && piece_.tensors[op.reads[1]].find(Axis::vocab) >= 0;
       default:
         return false;
     }
@@ -396,23 +396,27 @@ void check(const Scenario& scenario) {
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
   const std::int64_t length =
       scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+  const std::int64_t decoder_length =
+      scenario.workload.decoder_sequence_length > 0 ? scenario.workload.decoder_sequence_length : length;
   if (options.sequence_parallel) {
     if (model.kind == ModelKind::vit || model.kind == ModelKind::swin)
       throw InputError({"", "/plan/sequence_parallel"}, "true",
                        "false for a vision model, whose patches do not divide evenly");
-    if (length % (t * scenario.plan.context.degree) != 0)
-      throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(length) + " tokens",
-                       "a sequence length that tensor_parallel x context_parallel = " +
-                           std::to_string(t * scenario.plan.context.degree) + " divides");
+    for (const std::int64_t tokens : {length, decoder_length})
+      if (tokens % (t * scenario.plan.context.degree) != 0)
+        throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(tokens) + " tokens",
+                         "a sequence length that tensor_parallel x context_parallel = " +
+                             std::to_string(t * scenario.plan.context.degree) + " divides");
   }
   if (options.overlap) {
     if (!options.sequence_parallel)
       throw InputError({"", "/plan/tensor_parallel_overlap"}, "true",
                        "false without sequence_parallel, whose gathers and scatters overlap");
-    if (length % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
-      throw InputError(
-          {"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(length) + " tokens",
-          "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
+    for (const std::int64_t tokens : {length, decoder_length})
+      if (tokens % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
+        throw InputError(
+            {"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
+            "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
   }
 }
 

@@ -209,7 +209,7 @@ TEST(PieceMemory, HostCopiesDoNotFillTheDevice) {
 
 TEST(PieceMemory, ASideInputIsHeldOnceForAllInstances) {
   Maker m;
-  const TensorId memory_of_encoder = m.piece.side_input = m.tensor(70);
+  const TensorId memory_of_encoder = m.piece.sides[kEncoderOutput].input = m.tensor(70);
   m.op(m.piece.forward, {memory_of_encoder}, {m.tensor(1)});
   m.op(m.piece.backward, {memory_of_encoder}, {m.tensor(1)});
   const PieceMemory memory = piece_memory(m.piece, 1);

@@ -45,6 +45,21 @@ constexpr const char* kLatent =
   "rope_head_dim": 4, "value_head_dim": 6, "activation": "swiglu", "ffn": 64, "norm": "rmsnorm",
   "tied_embeddings": false, "linear_bias": false}})";
 
+// Nine patches of 4 x 4 and a class token.
+constexpr const char* kVit =
+    R"({"model": {"kind": "vit", "vocab": null, "max_positions": null, "image_size": 12, "patch_size": 4, "classes": 10}})";
+
+// T5: relative positions by a table for each stack, two lengths, one table of tokens for both stacks and the head.
+constexpr const char* kT5 =
+    R"({"model": {"kind": "encoder_decoder", "layers": 2, "decoder_layers": 2, "positions": "relative",
+  "relative_buckets": 8, "norm": "rmsnorm", "activation": "relu", "linear_bias": false},
+  "workload": {"decoder_sequence_length": 8}})";
+// T5 v1.1 with dropout: a gated MLP, a head of its own.
+constexpr const char* kT5Gated =
+    R"({"model": {"kind": "encoder_decoder", "layers": 2, "decoder_layers": 2, "positions": "relative",
+  "relative_buckets": 8, "norm": "rmsnorm", "activation": "geglu", "ffn": 64, "linear_bias": false,
+  "tied_embeddings": false, "dropout": 0.1}, "workload": {"decoder_sequence_length": 8}})";
+
 ExecutionOptions seeded(std::uint64_t seed, std::int64_t steps = 2) {
   ExecutionOptions options;
   options.seed = seed;
@@ -143,6 +158,31 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfLatentAttention) {
   expect_derivative(tiny(patch.dump()));
   patch["model"]["query_lora_rank"] = 0;
   expect_derivative(tiny(patch.dump()));
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAVisionTransformer) {
+  for (const char* plan : {R"({"flash_attention": true})", R"({"flash_attention": false})"}) {
+    json patch = json::parse(kVit);
+    patch["plan"] = json::parse(plan);
+    patch.merge_patch(json::parse(R"({"model": {"layers": 2}, "workload": {"global_batch_size": 2}})"));
+    expect_derivative(tiny(patch.dump()));
+  }
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAnEncoderDecoder) {
+  for (const char* model : {kT5, kT5Gated}) {
+    json patch = json::parse(model);
+    patch.merge_patch(json::parse(R"({"model": {"vocab": 64}, "workload": {"global_batch_size": 2}})"));
+    if (patch["model"]["activation"] == "relu") patch["model"]["activation"] = "gelu";  // no kinks for differences
+    patch["plan"]["flash_attention"] = model == kT5;
+    expect_derivative(tiny(patch.dump()));
+  }
+}
+
+// A decoder alone may have the table, too.
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossWithRelativePositions) {
+  expect_derivative(tiny(R"({"model": {"layers": 2, "vocab": 64, "positions": "relative", "relative_buckets": 8},
+                             "workload": {"sequence_length": 16, "global_batch_size": 2}})"));
 }
 
 // DeepSeek-V2, arXiv 2405.04434, eq. 16 to 18: scores over content and the turned key, which all heads share.
@@ -373,6 +413,49 @@ const Layout kLayouts[] = {
     {"LatentContext",
      R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "data_parallel": 2, "zero_stage": 1})",
      kLatent},
+
+    {"VitReplicas", R"({"data_parallel": 2})", kVit},
+    {"VitZero1", R"({"data_parallel": 2, "zero_stage": 1})", kVit},
+    {"VitZero3", R"({"data_parallel": 4, "zero_stage": 3})", kVit},
+    {"VitTensor2", R"({"tensor_parallel": 2})", kVit},
+    {"VitTensor2StoredScores", R"({"tensor_parallel": 2, "flash_attention": false, "framework": "deepspeed"})", kVit},
+    {"VitPipeline2", R"({"pipeline_parallel": 2})", kVit},
+    {"VitPipelineZbV", R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v"})", kVit},
+    {"VitRecompute", R"({"recompute": "full", "data_parallel": 2})", kVit},
+    {"VitHybrid",
+     R"({"tensor_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2, "recompute": "full",
+         "precision": "bf16"})",
+     kVit},
+
+    {"T5Replicas", R"({"data_parallel": 2})", kT5},
+    {"T5Zero1", R"({"data_parallel": 2, "zero_stage": 1})", kT5},
+    {"T5Zero2Unfused", R"({"data_parallel": 2, "zero_stage": 2, "framework": "deepspeed", "precision": "bf16"})", kT5},
+    {"T5Zero3", R"({"data_parallel": 4, "zero_stage": 3})", kT5},
+    {"T5Tensor2", R"({"tensor_parallel": 2})", kT5},
+    {"T5Tensor4Sequence", R"({"tensor_parallel": 4, "sequence_parallel": true})", kT5},
+    {"T5Tensor2StoredScores", R"({"tensor_parallel": 2, "sequence_parallel": true, "flash_attention": false})",
+     kT5Gated},
+    {"T5Tensor2Overlap", R"({"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true})",
+     R"({"kind": "encoder_decoder", "layers": 2, "positions": "rotary"})"},
+    {"T5SharedKeys", R"({"tensor_parallel": 4, "data_parallel": 2})",
+     R"({"kind": "encoder_decoder", "layers": 2, "positions": "relative", "relative_buckets": 8, "kv_heads": 2})"},
+    {"T5Pipeline2", R"({"pipeline_parallel": 2})", kT5},
+    {"T5Pipeline2Zero1", R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1})", kT5},
+    {"T5Pipeline4Zero2", R"({"pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 2})", kT5},
+    {"T5Pipeline4Gated", R"({"pipeline_parallel": 4, "data_parallel": 2})", kT5Gated},
+    {"T5Pipeline2Uneven", R"({"pipeline_parallel": 2, "pipeline_stage_layers": [1, 3]})", kT5},
+    {"T5Pipeline2UnevenEncoder", R"({"pipeline_parallel": 2, "pipeline_stage_layers": [3, 1]})", kT5},
+    {"T5PipelineInterleaved", R"({"pipeline_parallel": 2, "virtual_pipeline": 2})", kT5},
+    {"T5PipelineZbH1", R"({"pipeline_parallel": 4, "pipeline_schedule": "zb-h1"})", kT5},
+    {"T5PipelineZbV", R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "flash_attention": false})", kT5Gated},
+    {"T5Recompute", R"({"recompute": "full"})", kT5Gated},
+    {"T5RecomputeSelective", R"({"recompute": "selective", "flash_attention": false})", kT5Gated},
+    {"T5RecomputeEvery2", R"({"recompute": "full", "recompute_every": 2, "tensor_parallel": 2})", kT5},
+    {"T5Offload", R"({"pipeline_parallel": 4, "optimizer_offload": true, "data_parallel": 2, "zero_stage": 2})", kT5},
+    {"T5Hybrid",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3,
+         "recompute": "full", "precision": "bf16"})",
+     kT5Gated},
 
     {"Context4ZigzagWindow", R"({"context_parallel": 4})", R"({"sliding_window": 3})"},
     {"Context4ZigzagLongWindow", R"({"context_parallel": 4})", R"({"sliding_window": 6})"},
@@ -614,7 +697,17 @@ TEST(WrongPrograms, ADeadRankEndsTheRunWithItsOwnError) {
 }
 
 TEST(WrongPrograms, WhatIsNotRunYetIsRefused) {
-  EXPECT_THROW(execute(tiny(R"({"model": {"kind": "encoder_decoder"}})")), InputError);
+  for (const char* patch :
+       {R"({"model": {"kind": "encoder_decoder", "positions": "learned"}})",
+        R"({"model": {"kind": "encoder_decoder", "positions": "rotary", "embedding_norm": true}})",
+        R"({"model": {"kind": "encoder_decoder", "positions": "rotary"}, "plan": {"context_parallel": 2}})",
+        R"({"model": {"kind": "encoder_decoder", "positions": "rotary"}, "workload": {"decoder_sequence_length": 8},
+            "plan": {"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true}})",
+        R"({"model": {"positions": "relative", "relative_buckets": 8}, "plan": {"context_parallel": 2}})",
+        R"({"model": {"kind": "swin", "layers": null, "heads": null, "vocab": null, "max_positions": null,
+            "image_size": 24, "patch_size": 4, "window": 3, "stage_layers": [1, 1], "stage_heads": [2, 4],
+            "classes": 10}})"})
+    EXPECT_THROW(execute(tiny(patch)), InputError) << patch;
   EXPECT_THROW(execute(tiny(R"({"model": {"vocab": 100}, "plan": {"tensor_parallel": 2}})")),
                InputError);  // padded to 128, 256
 }

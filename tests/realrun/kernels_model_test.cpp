@@ -191,12 +191,14 @@ TEST(ModelOnKernels, ADecoderLayerHasRightGradientsTowardsItsMemory) {
   ModelPieces built;
   built.pieces = &pieces;
   build_pieces(model, workload, kBatch, kernels, built);
-  const auto found = std::ranges::find_if(pieces, [](const Piece& p) { return p.side_input != kNoTensor; });
+  const auto found =
+      std::ranges::find_if(pieces, [](const Piece& p) { return p.sides[kEncoderOutput].input != kNoTensor; });
   ASSERT_NE(found, pieces.end());
   Piece piece = *found;
   // The streams that come in are compared as the parameters are.
   piece.parameters.push_back({piece.input, piece.input_gradient});
-  piece.parameters.push_back({piece.side_input, piece.side_input_gradient});
+  const SideStream& memory = piece.sides[kEncoderOutput];
+  piece.parameters.push_back({memory.input, memory.input_gradient});
   expect_derivative(
       Machine(piece), [](Machine&) {}, 1e-2);
 }

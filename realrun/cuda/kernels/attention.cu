@@ -234,6 +234,7 @@ bool fits_tensor_cores(const AttentionShape& s, bool backward) {
 }
 
 void attention(const Call& call) {
+  call.require(!call.has_read(2), "attention with a position bias runs on CPUs alone");
   const Operand* const kv = call.has_read(1) ? &call.read(1) : nullptr;
   const AttentionShape s = shape_of(call, call.read(0), kv, call.write(0), call.write(1));
   if (fits_tensor_cores(s, false)) return attention_on_tensor_cores(s, call.launch.stream);
@@ -246,6 +247,7 @@ std::int64_t attention_backward_scratch(const Call& call) {
 }
 
 void attention_backward(const Call& call) {
+  call.require(!call.has_read(5), "attention with a position bias runs on CPUs alone");
   const bool fused = !call.has_read(4);
   const Operand* const kv = fused ? nullptr : &call.read(4);
   const Operand &lse = call.read(2), &dq = call.write(0);

@@ -277,6 +277,30 @@ __global__ void merge_patches_kernel(Pool s, Any large, Any small, bool forward)
   }
 }
 
+// A vector before each sequence (ViT's class token); sizes in elements, `length` of a sequence without it.
+struct Prepend {
+  std::int64_t batch, width, length;
+};
+
+__global__ void prepend_kernel(Prepend s, Any x, Any vector, Any y) {
+  const std::int64_t i = thread_number(), whole = s.width + s.length;
+  if (i >= s.batch * whole) return;
+  const std::int64_t at = i % whole;
+  store(y, i, at < s.width ? load(vector, at) : load(x, i / whole * s.length + at - s.width));
+}
+
+// A thread for every element of dx, then for those of dvector.
+__global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector) {
+  const std::int64_t i = thread_number(), whole = s.width + s.length, rest = s.batch * s.length;
+  if (i < rest) {
+    store(dx, i, load(dy, i / s.length * whole + s.width + i % s.length));
+  } else if (i < rest + s.width) {
+    float sum = 0;
+    for (std::int64_t b = 0; b < s.batch; ++b) sum += load(dy, b * whole + i - rest);
+    store(dvector, i - rest, sum);
+  }
+}
+
 __global__ void pool_kernel(Pool s, Any x, Any y) {
   const std::int64_t i = thread_number();
   if (i >= s.pooled * s.width) return;
@@ -337,7 +361,7 @@ __global__ void merge_lse_kernel(std::int64_t count, const float* a, const float
 dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
 
 void check_table(const Call& call, const Operand& ids, const Operand& table, const Operand& y) {
-  call.require(table.tensor->rank == 2, "a table is [rows, width]");
+  call.require(table.tensor->rank == 2, "a table is [rows, width]: position biases by head run on CPUs alone");
   call.require(elements(y) == elements(ids) * last_size(table), "the output is not a row of the table for each id");
 }
 
@@ -362,6 +386,14 @@ std::int64_t side_of(const Call& call, std::int64_t square) {
 }
 
 // `x` and `y` are the large and the small side, forward or backward.
+Prepend prepend_shape(const Call& call, const Operand& x, const Operand& vector, const Operand& y) {
+  const std::int64_t batch = y.tensor->sizes[0], width = elements(vector);
+  call.require(x.tensor->rank == 3 && y.tensor->rank == 3 && last_size(x) == width && last_size(y) == width &&
+                   x.tensor->sizes[0] == batch && elements(y) == elements(x) + batch * width,
+               "a vector does not fit before each sequence");
+  return {batch, width, elements(x) / batch};
+}
+
 Pool pool_shape(const Call& call, const Operand& x, const Operand& y) {
   const Tensor &large = *x.tensor, &small = *y.tensor;
   call.require(large.rank == 3 && small.rank == 3, "pooling is between [batch, sequence, hidden]");
@@ -477,6 +509,12 @@ void softmax_backward(const Call& call) {
 
 void pool(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
+  if (call.has_read(1)) {
+    const Operand& vector = call.read(1);
+    ORRERY_LAUNCH(prepend_kernel, grid_for(elements(y)), kThreads, 0, call.launch.stream,
+                  prepend_shape(call, x, vector, y), call.numbers(x), call.numbers(vector), call.numbers(y));
+    return;
+  }
   const Pool s = pool_shape(call, x, y);
   if (s.merging) {
     ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(x)), kThreads, 0, call.launch.stream, s, call.numbers(x),
@@ -489,6 +527,12 @@ void pool(const Call& call) {
 
 void pool_backward(const Call& call) {
   const Operand &dy = call.read(0), &dx = call.write(0);
+  if (call.has_write(1)) {
+    const Operand& dvector = call.write(1);
+    ORRERY_LAUNCH(prepend_backward_kernel, grid_for(elements(dx) + elements(dvector)), kThreads, 0, call.launch.stream,
+                  prepend_shape(call, dx, dvector, dy), call.numbers(dy), call.numbers(dx), call.numbers(dvector));
+    return;
+  }
   const Pool s = pool_shape(call, dx, dy);
   if (s.merging) {
     ORRERY_LAUNCH(merge_patches_kernel, grid_for(elements(dx)), kThreads, 0, call.launch.stream, s, call.numbers(dx),
