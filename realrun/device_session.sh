@@ -190,7 +190,7 @@ fi
 
 calibration=$out/calibration.json
 if [ $stand_in = yes ]; then
-  part calibrate 45 "$program" calibrate --device "$device" --quick --budget 20s --restart --output "$calibration" --journal "$out/calibration.points.jsonl"
+  part calibrate 75 "$program" calibrate --device "$device" --quick --budget 50s --restart --output "$calibration" --journal "$out/calibration.points.jsonl"
 elif [ $short = yes ]; then
   part calibrate 45 "$program" calibrate --device "$device" --quick --budget 30s --restart --output "$calibration" --journal "$out/calibration.points.jsonl"
 else

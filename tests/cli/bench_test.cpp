@@ -80,7 +80,9 @@ TEST(BenchCompare, TakesThresholdsAndFilters) {
   EXPECT_EQ(place.orrery("bench compare before.json after.json --threshold 15%").code, 0);
   EXPECT_EQ(place.orrery("bench compare before.json after.json --threshold 0.1").code, 1);
   EXPECT_EQ(place.orrery("bench compare before.json after.json --filter '^norm'").code, 0);
-  EXPECT_EQ(place.orrery("bench compare before.json after.json --alpha 1e-9").code, 0) << "ten repetitions are too few";
+  const CommandResult few = place.orrery("bench compare before.json after.json --alpha 1e-9");
+  EXPECT_EQ(few.code, 2) << "silence would pass for good news";
+  EXPECT_THAT(few.err, HasSubstr("found too few repetitions to tell anything of any benchmark"));
 }
 
 TEST(BenchCompare, WritesMarkdownJunitJsonAndCsv) {
