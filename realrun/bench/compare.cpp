@@ -24,8 +24,7 @@ struct Sample {
 
 Sample sample_of(const Series& series, const MachineState& machine) {
   Sample s;
-  for (const Repetition& r : series.repetitions)
-    if (!machine.disturbed(r)) s.seconds.push_back(series.seconds(r));
+  for (const Repetition& r : machine.undisturbed(series)) s.seconds.push_back(series.seconds(r));
   if (s.seconds.empty()) return s;
   s.median = median(s.seconds);
   s.fastest = *std::min_element(s.seconds.begin(), s.seconds.end());
@@ -174,7 +173,7 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
   for (const auto& [run, state] : {std::pair(&baseline, &before), std::pair(&candidate, &after)})
     for (const Series& series : run->series) {
       result.repetitions += series.repetitions.size();
-      for (const Repetition& r : series.repetitions) result.set_aside += state->disturbed(r) ? 1 : 0;
+      result.set_aside += series.repetitions.size() - state->undisturbed(series).size();
     }
   std::vector<Pair> pairs;
   for (const Series& series : baseline.series)

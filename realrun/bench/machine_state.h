@@ -19,10 +19,12 @@ inline constexpr std::array<double, kYardsticks.size()> kDisturbance{0.05, 0.1};
 inline constexpr double kUsualQuantile = 0.05;
 
 struct MachineState {
-  std::array<double, kYardsticks.size()> usual_seconds{};  // 0: not measured
+  std::array<double, kYardsticks.size()> usual_seconds{};  // over the whole run; 0: not measured
 
   explicit MachineState(const BenchmarkRun& run);
-  bool disturbed(const Repetition& repetition) const;
+  // The series' repetitions that nothing disturbed. What is usual beside a benchmark may be more than over the run:
+  // wide vector instructions lower the clock for a millisecond or so after the benchmark that used them.
+  std::vector<Repetition> undisturbed(const Series& series) const;
 };
 
 // The benchmarks of a run with less than so many repetitions that nothing disturbed, and the most that one lacks.

@@ -188,6 +188,10 @@ TEST(MachineState, UsualIsWhatTheQuickestTwentiethSaw) {
   EXPECT_EQ(lacking.names, std::vector<std::string>{"a"});
   EXPECT_EQ(lacking.repetitions, 1u);
   EXPECT_TRUE(lacking_repetitions(run_of({steady("a", 1, 5)}), 5).names.empty()) << "no yardsticks, no disturbance";
+  // A benchmark that lowers the clock itself.
+  const BenchmarkRun run =
+      run_of({with_yardsticks(steady("a", 1, 40), 1, 1), with_yardsticks(steady("b", 1, 5), 1.15, 1)});
+  EXPECT_TRUE(lacking_repetitions(run, 5).names.empty());
 }
 
 TEST(Compare, WarnsOfAnotherMachine) {
