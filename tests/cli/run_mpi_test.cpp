@@ -32,6 +32,15 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
+bool within(std::chrono::seconds limit, const std::function<bool()>& holds) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::sleep_for(20ms);
+  }
+  return true;
+}
+
 // A model of the smallest kind, so that ranks spend their time on each other.
 constexpr const char* kTiny = R"({
   "model": {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "max_positions": 16, "dropout": 0},
@@ -64,7 +73,12 @@ class RunOverMpi : public ::testing::Test {
   }
   void TearDown() override {
     unsetenv("TMPDIR");
-    fs::remove_all(temporary_);
+    // An mpirun that was left behind tidies up there too.
+    EXPECT_TRUE(within(30s, [this] {
+      std::error_code another_was_first;
+      fs::remove_all(temporary_, another_was_first);
+      return !fs::exists(temporary_);
+    }));
   }
   bool leaves_no_results() const {
     for (const auto& entry : fs::directory_iterator(temporary_))
@@ -271,14 +285,6 @@ std::vector<pid_t> ranks_below(pid_t ancestor, const std::string& rank) {
   return ranks;
 }
 
-bool within(std::chrono::seconds limit, const std::function<bool()>& holds) {
-  const auto end = std::chrono::steady_clock::now() + limit;
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > end) return false;
-    std::this_thread::sleep_for(20ms);
-  }
-  return true;
-}
 bool is_gone(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
