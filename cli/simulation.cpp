@@ -149,14 +149,14 @@ Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSou
       if (!scenario.perturbations.empty()) result.report.notes.emplace_back(kPerturbationsIgnored);
     }
     check_ends(result.report);
-    // What was published ran undisturbed, and was predicted in closed form.
-    if (options.engine == Engine::analytical)
+    if (options.engine == Engine::analytical) {  // what was published ran undisturbed, and was predicted in closed form
       result.report.expected = expected_step(stack, *result.kernels, result.report);
-    if (options.engine == Engine::analytical && !result.report.expected && rep_->steps->stacks.contains(stack))
-      result.report.notes.push_back(
-          fmt::format("steps of the stack {} have been published by too few sources to say how far off this may be "
-                      "(results/ACCURACY.md)",
-                      stack));
+      if (!result.report.expected && rep_->steps->stacks.contains(stack))
+        result.report.notes.push_back(
+            fmt::format("steps of the stack {} have been published by too few sources to say how far off this may be "
+                        "(results/ACCURACY.md)",
+                        stack));
+    }
   } catch (const InputError& error) {
     throw source.blame(error);
   }

@@ -112,9 +112,8 @@ void Memory::release(void* memory, cudaStream_t last) noexcept {
   const Block block = found->second;
   blocks_.erase(found);
   if (block.place == MemoryPlace::device) {
-    cudaFreeAsync(memory, last == nullptr
-                              ? idle_
-                              : last);  // an error stays with the device and is found by the next checked call
+    const cudaStream_t behind = last == nullptr ? idle_ : last;
+    cudaFreeAsync(memory, behind);  // an error stays with the device and is found by the next checked call
     counters_.device -= block.bytes;
   } else {
     kept_.emplace(block.bytes, memory);

@@ -201,35 +201,15 @@ class Differentiator {
       case OpKind::softmax:
         unary(op, OpKind::softmax_backward, dy, op.writes[0]);
         break;
-      case OpKind::rotary: {
-        if (op.reads[1] == kNoTensor) {
-          unary(op, OpKind::rotary_backward, dy, kNoTensor);
-          break;
-        }
-        const TensorId dkv = target(op.reads[0]), dkey = target(op.reads[1]);
-        Op& g = emit_like(op, OpKind::rotary_backward, Phase::input_gradient);
-        g.reads[0] = dy;
-        g.writes = {dkv, dkey, kNoTensor, kNoTensor};
-        contribute(op.reads[0], dkv);
-        contribute(op.reads[1], dkey);
+      case OpKind::rotary:
+        one_or_two_inputs(op, OpKind::rotary_backward, dy);
         break;
-      }
       case OpKind::dropout:
         unary(op, OpKind::dropout_backward, dy, op.writes[1]);
         break;
-      case OpKind::pool: {
-        if (op.reads[1] == kNoTensor) {
-          unary(op, OpKind::pool_backward, dy, kNoTensor);
-          break;
-        }
-        const TensorId dx = target(op.reads[0]), dvector = target(op.reads[1]);
-        Op& g = emit_like(op, OpKind::pool_backward, Phase::input_gradient);
-        g.reads[0] = dy;
-        g.writes = {dx, dvector, kNoTensor, kNoTensor};
-        contribute(op.reads[0], dx);
-        contribute(op.reads[1], dvector);
+      case OpKind::pool:
+        one_or_two_inputs(op, OpKind::pool_backward, dy);
         break;
-      }
       case OpKind::cast:
         unary(op, OpKind::cast, dy, kNoTensor);
         break;
@@ -312,6 +292,16 @@ class Differentiator {
     g.reads[1] = saved;
     g.writes[0] = dx;
     contribute(op.reads[0], dx);
+  }
+  // Of an op that reads x, or x and what is put beside or into it (latent attention's shared key, a class token).
+  void one_or_two_inputs(const Op& op, OpKind kind, TensorId dy) {
+    if (op.reads[1] == kNoTensor) return unary(op, kind, dy, kNoTensor);
+    const TensorId d0 = target(op.reads[0]), d1 = target(op.reads[1]);
+    Op& g = emit_like(op, kind, Phase::input_gradient);
+    g.reads[0] = dy;
+    g.writes = {d0, d1, kNoTensor, kNoTensor};
+    contribute(op.reads[0], d0);
+    contribute(op.reads[1], d1);
   }
 
   Piece& piece_;

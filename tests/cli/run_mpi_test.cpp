@@ -346,15 +346,28 @@ class Endless {
 
 constexpr std::array kTimes{0ms, 100ms, 2000ms};
 
+void expect_end_by(Endless& run, int signal) {
+  ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
+  run.signal(signal);
+  const int status = run.status();
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << status;
+  EXPECT_TRUE(run.ranks_are_gone());
+}
+
+void expect_a_death_to_be_said(Endless& run) {
+  ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
+  kill(run.ranks.front(), SIGKILL);
+  const int status = run.status();
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
+  EXPECT_THAT(run.errors(), AnyOf(HasSubstr("the ranks ended with"), HasSubstr("mpirun has not noticed")));
+  EXPECT_TRUE(run.ranks_are_gone());
+}
+
 TEST_F(RunOverMpi, AnInterruptEndsAllRanksAndThenTheCommandByTheSameSignal) {
   for (const int number : {SIGINT, SIGTERM}) {
     for (const auto time : kTimes) {
       Endless run(temporary_, time);
-      ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
-      run.signal(number);
-      const int status = run.status();
-      EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == number) << status;
-      EXPECT_TRUE(run.ranks_are_gone());
+      expect_end_by(run, number);
       EXPECT_TRUE(leaves_no_results());
     }
   }
@@ -363,12 +376,7 @@ TEST_F(RunOverMpi, AnInterruptEndsAllRanksAndThenTheCommandByTheSameSignal) {
 TEST_F(RunOverMpi, ARankThatDiesEndsTheOthersAndTheCommandSaysSo) {
   for (const auto time : kTimes) {
     Endless run(temporary_, time);
-    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
-    kill(run.ranks.front(), SIGKILL);
-    const int status = run.status();
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
-    EXPECT_THAT(run.errors(), AnyOf(HasSubstr("the ranks ended with"), HasSubstr("mpirun has not noticed")));
-    EXPECT_TRUE(run.ranks_are_gone());
+    expect_a_death_to_be_said(run);
     EXPECT_TRUE(leaves_no_results());
   }
 }
@@ -376,33 +384,21 @@ TEST_F(RunOverMpi, ARankThatDiesEndsTheOthersAndTheCommandSaysSo) {
 TEST_F(RunOverMpi, RanksDoNotOutliveACommandThatIsKilled) {
   for (const auto time : kTimes) {
     Endless run(temporary_, time);
-    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
-    run.signal(SIGKILL);
-    run.status();
-    EXPECT_TRUE(run.ranks_are_gone());
+    expect_end_by(run, SIGKILL);
   }
 }
 
 TEST_F(RunOverNcclOnStandIn, NoRankOutlivesItsCommand) {
   for (const int number : {SIGTERM, SIGKILL}) {
     Endless run(temporary_, 2000ms, kOverNccl);
-    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
-    run.signal(number);
-    const int status = run.status();
-    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == number) << status;
-    EXPECT_TRUE(run.ranks_are_gone());
+    expect_end_by(run, number);
   }
 }
 
 TEST_F(RunOverNcclOnStandIn, ARankThatDiesEndsTheOthersAndTheCommandSaysSo) {
   for (const auto time : {0ms, 2000ms}) {
     Endless run(temporary_, time, kOverNccl);
-    ASSERT_EQ(run.ranks.size(), 2u) << run.errors();
-    kill(run.ranks.front(), SIGKILL);
-    const int status = run.status();
-    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
-    EXPECT_THAT(run.errors(), AnyOf(HasSubstr("the ranks ended with"), HasSubstr("mpirun has not noticed")));
-    EXPECT_TRUE(run.ranks_are_gone());
+    expect_a_death_to_be_said(run);
   }
 }
 
