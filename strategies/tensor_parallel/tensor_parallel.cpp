@@ -1,6 +1,8 @@
 #include "strategies/tensor_parallel/tensor_parallel.h"
 
+#include <array>
 #include <string>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -134,23 +136,27 @@ class Partition {
       partial_of_.push_back({result, p, bias});
       return;
     }
-    reduce(p, result, bias, op);
+    reduce(p, result, {bias, kNoTensor}, op);
   }
 
-  void reduce(TensorId partial, TensorId result, TensorId bias, const Op& cause) {
-    TensorId sum = result;
-    if (bias != kNoTensor) sum = add_tensor(piece_.tensors[result], layout(result));
+  // The sum over the ranks, and then each bias, once.
+  void reduce(TensorId partial, TensorId result, std::array<TensorId, 2> biases, const Op& cause) {
+    if (biases[0] == kNoTensor) std::swap(biases[0], biases[1]);
+    const auto before_bias = [&] { return add_tensor(piece_.tensors[result], layout(result)); };
+    TensorId sum = biases[0] == kNoTensor ? result : before_bias();
     const bool scatter = layout(result) == sequence_sharded;
     out_.push_back(collective(scatter ? OpKind::reduce_scatter : OpKind::all_reduce, partial, sum, cause));
-    if (bias == kNoTensor) return;
-    Op add;
-    add.kind = OpKind::add;
-    add.phase = cause.phase;
-    add.name = cause.name;
-    add.reads[0] = sum;
-    add.reads[2] = bias;
-    add.writes[0] = result;
-    out_.push_back(add);
+    for (std::size_t i = 0; i < biases.size() && biases[i] != kNoTensor; ++i) {
+      const bool last = i + 1 == biases.size() || biases[i + 1] == kNoTensor;
+      Op add;
+      add.kind = OpKind::add;
+      add.phase = cause.phase;
+      add.name = cause.name;
+      add.reads[0] = sum;
+      add.reads[2] = biases[i];
+      add.writes[0] = sum = last ? result : before_bias();
+      out_.push_back(add);
+    }
   }
 
   // One of kOverlapChunks parts of a tensor along the sequence.
@@ -271,7 +277,7 @@ class Partition {
           const TensorId key = op.writes[1];
           op.writes[1] = add_whole(key, piece_.tensors[key].category);
           out_.push_back(op);
-          reduce(op.writes[1], key, kNoTensor, op);
+          reduce(op.writes[1], key, {kNoTensor, kNoTensor}, op);
           return;
         }
         break;
@@ -294,8 +300,7 @@ class Partition {
           op.reads[1] = b.tensor;
           op.writes[0] = add_tensor(partial, replicated);
           out_.push_back(op);
-          const TensorId bias = a.bias != kNoTensor ? a.bias : b.bias;
-          reduce(op.writes[0], result, bias, op);
+          reduce(op.writes[0], result, {a.bias, b.bias}, op);
           return;
         }
         break;
