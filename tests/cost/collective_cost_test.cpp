@@ -569,6 +569,128 @@ TEST(CollectiveRates, DragonflyTaperAndTorusBisectionBoundAllToAll) {
   EXPECT_NEAR(model_of(torus).cost(OpKind::all_to_all, s, all).seconds, seconds, 0.01 * seconds);
 }
 
+// A group along one axis of a torus has that axis' links only: of a node's rate its share.
+TEST(CollectiveRates, AGroupAlongOneAxisOfATorusHasItsLinksOnly) {
+  Cluster torus = dgx_a100(32);
+  torus.node.devices = torus.node.nics = 1;
+  torus.fabric.kind = FabricKind::torus;
+  torus.fabric.dimensions = {4, 8};
+  const CollectiveModel m = model_of(torus);
+  const InterCalibration c = find_collective_calibration(torus).inter;
+  const auto expect = [&](OpKind kind, const GroupSpan& span, double share, double of_nics) {
+    const double n = static_cast<double>(span.ranks), sent = (n - 1) / n * 1e12;
+    const CollectiveCost cost = m.cost(kind, 1e12, span, Algorithm::automatic, Protocol::simple);
+    EXPECT_NEAR((cost.seconds - cost.latency_seconds) / (sent / (25e9 * share * of_nics)), 1, 1e-9) << span.ranks;
+  };
+  const GroupSpan along_first{.ranks = 4, .nodes = 4}, along_second{.ranks = 8, .nodes = 8, .stride = 4},
+      all{.ranks = 32, .nodes = 32};
+  expect(OpKind::all_gather, along_first, c.ring_share, 1.0 / 2);
+  expect(OpKind::all_gather, along_second, c.ring_share, 1.0 / 2);
+  expect(OpKind::all_gather, all, c.ring_share, 1);
+  // An all-to-all over d nodes in a ring loads its links d/8 times as long as they take to send all; two of the four.
+  expect(OpKind::all_to_all, along_first, c.all_to_all_share, 1.0 / 2);
+  expect(OpKind::all_to_all, along_second, c.all_to_all_share, 1.0 / 4);
+}
+
+// A rank reaches its NIC over PCIe.
+TEST(CollectiveRates, NoRankSendsFasterThanItsPcieLink) {
+  Cluster fast = dgx_a100(16);
+  fast.node.nic_bytes_per_second = 100e9;
+  ASSERT_EQ(fast.device.pcie_bytes_per_second, 31.5e9);
+  const double share = find_collective_calibration(fast).inter.ring_share;
+  const auto rate = [&](const Cluster& c, const GroupSpan& span) {
+    const CollectiveCost cost = model_of(c).cost(OpKind::all_gather, 1e12, span, Algorithm::ring, Protocol::simple);
+    return cost.inter_bytes / (cost.seconds - cost.latency_seconds) / share;
+  };
+  EXPECT_NEAR(rate(fast, rail(16)), 31.5e9, 1);
+  GroupSpan halves{.ranks = 32, .ranks_per_node = 2, .nodes = 16, .groups_sharing_nics = 4};
+  EXPECT_NEAR(rate(fast, halves), 2 * 31.5e9, 1);
+  fast.node.pcie_bytes_per_second = 40e9;  // the node's own figure goes first
+  EXPECT_NEAR(rate(fast, rail(16)), 40e9, 1);
+  fast.node.pcie_bytes_per_second = 200e9;
+  EXPECT_NEAR(rate(fast, rail(16)), 100e9, 1);
+  EXPECT_NEAR(rate(dgx_a100(16), rail(16)), 25e9, 1);
+}
+
+// A leaf that a group fills is not left: latency and rate are those of one switch. One node more crosses it.
+TEST(CollectiveCost, AGroupThatFillsItsLeafStaysUnderIt) {
+  constexpr double kHop = 2e-7;
+  Cluster leaves = dgx_a100(64);
+  leaves.fabric.kind = FabricKind::fat_tree;
+  leaves.fabric.nodes_per_leaf = 16;
+  leaves.fabric.oversubscription = 4;
+  leaves.fabric.hop_latency_seconds = kHop;
+  Cluster one_switch = leaves;
+  one_switch.fabric.kind = FabricKind::single_switch;
+  const CollectiveModel l = model_of(leaves), s = model_of(one_switch);
+  const auto ring_hops = [&](const CollectiveModel& a, const CollectiveModel& b, const GroupSpan& span) {
+    const auto latency = [&](const CollectiveModel& m) {
+      return m.cost(OpKind::all_gather, 8, span, Algorithm::ring, Protocol::ll).latency_seconds;
+    };
+    return (latency(a) - latency(b)) / kHop / static_cast<double>(span.nodes - 1);  // of each step
+  };
+  EXPECT_NEAR(ring_hops(l, s, whole_nodes(16)), 0, 1e-6);
+  EXPECT_NEAR(ring_hops(l, s, whole_nodes(17)), 2, 1e-6);  // up and down
+  // Two nodes half a leaf apart: under it. One farther: across, and a tree's edges at the up-links' rate.
+  const auto apart = [](std::int64_t nodes) {
+    return GroupSpan{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = 8, .stride = 8 * nodes};
+  };
+  const auto tree = [&](const CollectiveModel& m, const GroupSpan& span) {
+    const CollectiveCost c = m.cost(OpKind::all_reduce, 1e12, span, Algorithm::tree, Protocol::simple);
+    return c.seconds - c.latency_seconds;
+  };
+  EXPECT_NEAR(tree(l, apart(8)) / tree(s, apart(8)), 1, 1e-9);
+  EXPECT_NEAR(tree(l, apart(9)) / tree(s, apart(9)), 4, 1e-9);  // all of them leave
+
+  Cluster fly = leaves;
+  fly.nodes = 256;
+  fly.fabric.kind = FabricKind::dragonfly;
+  fly.fabric.nodes_per_group = 64;
+  const CollectiveModel f = model_of(fly);
+  EXPECT_NEAR(ring_hops(f, s, whole_nodes(16)), 0, 1e-6);
+  EXPECT_NEAR(ring_hops(f, s, whole_nodes(17)), 1, 1e-6);  // to another switch of the group
+  EXPECT_NEAR(ring_hops(f, s, whole_nodes(64)), 1, 1e-6);
+  EXPECT_NEAR(ring_hops(f, s, whole_nodes(65)), 3, 1e-6);
+}
+
+// Eight bytes: what is left is latency, which the calibration states term by term. The network is 5 us longer than the
+// calibrated one; Simple crosses it twice.
+struct Latencies {
+  Cluster cluster = dgx_a100(4);
+  CollectiveCalibration calibration = find_collective_calibration(cluster);
+  static constexpr double kExtra = 5e-6, kBytes = 8;
+
+  Latencies() { cluster.fabric.latency_seconds = calibration.inter.included_latency_seconds + kExtra; }
+  static std::size_t index(Protocol p) { return p == Protocol::simple ? 0 : 2; }
+  double network(Protocol p) const {
+    return calibration.intra.network_base_seconds + calibration.inter.base_seconds[index(p)];
+  }
+  static double wire(Protocol p) { return p == Protocol::simple ? 2 * kExtra : kExtra; }
+};
+
+TEST(CollectiveCost, AnAllToAllOfEightBytesIsItsLatencies) {
+  const Latencies l;
+  const IntraCalibration& intra = l.calibration.intra;
+  const CollectiveModel m(l.cluster, l.calibration);
+  for (const Protocol p : {Protocol::simple, Protocol::ll}) {
+    const std::size_t i = Latencies::index(p);
+    const double once = intra.all_to_all_base_seconds[i] + 7 * intra.send_step_seconds,
+                 message = l.calibration.inter.send_step_seconds[i];
+    const auto latency = [&](const GroupSpan& span, Algorithm a) {
+      const CollectiveCost c = m.cost(OpKind::all_to_all, Latencies::kBytes, span, a, p);
+      EXPECT_EQ(c.algorithm, a);
+      EXPECT_EQ(c.protocol, p);
+      return c.latency_seconds;
+    };
+    EXPECT_NEAR(latency(in_node(8), Algorithm::direct), once, 1e-15);
+    EXPECT_NEAR(latency(whole_nodes(4), Algorithm::direct), once + l.network(p) + 24 * message + Latencies::wire(p),
+                1e-15);
+    // In the node first, then a message to each other node: each phase begins anew.
+    EXPECT_NEAR(latency(whole_nodes(4), Algorithm::hierarchical),
+                once + intra.all_to_all_base_seconds[i] + l.network(p) + 3 * message + Latencies::wire(p), 1e-15);
+  }
+}
+
 TEST(CollectiveCost, TheNetworksLatencyCountsPerStep) {
   Cluster near = dgx_a100(64), far = dgx_a100(64);
   far.fabric.latency_seconds += 1e-3;
@@ -690,6 +812,30 @@ TEST(Transfers, CrossTheNicsOnlyFromOneNodeToAnother) {
   EXPECT_NEAR(model_of(few).transfer_seconds(bytes, 8, 8) / m.transfer_seconds(bytes, 8, 8), 4, 0.02);
   EXPECT_EQ(m.transfer_seconds(bytes, 0, 1), 0);
   EXPECT_EQ(m.transfer_seconds(0, 8, 1), 0);
+}
+
+TEST(Transfers, OfEightBytesAreTheirLatencies) {
+  const Latencies l;
+  const IntraCalibration& intra = l.calibration.intra;
+  const InterCalibration& inter = l.calibration.inter;
+  const CollectiveModel m(l.cluster, l.calibration);
+  const GroupSpan other_node{.ranks = 2, .nodes = 2, .stride = 8};
+  for (const Protocol p : {Protocol::simple, Protocol::ll}) {
+    const std::size_t i = Latencies::index(p);
+    const double once = intra.send_base_seconds[i] + intra.send_step_seconds;
+    const double fill = p == Protocol::simple
+                            ? inter.ring_fill_seconds * Latencies::kBytes / (Latencies::kBytes + inter.ring_fill_bytes)
+                            : 0;
+    const auto latency = [&](const GroupSpan& span) {
+      return m.cost(OpKind::send, Latencies::kBytes, span, Algorithm::automatic, p).latency_seconds;
+    };
+    EXPECT_NEAR(latency(in_node(2)), once, 1e-15);
+    EXPECT_NEAR(latency(other_node), once + l.network(p) + inter.ring_step_seconds[i] + fill + Latencies::wire(p),
+                1e-15);
+  }
+  EXPECT_NEAR(m.transfer_seconds(Latencies::kBytes, 8, 1),
+              m.cost(OpKind::send, Latencies::kBytes, other_node, Algorithm::automatic, Protocol::ll).seconds, 1e-15)
+      << "a short message goes by LL";
 }
 
 TEST(Transfers, ARingShiftTakesAsLongAsItsSlowestHop) {

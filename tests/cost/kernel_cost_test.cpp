@@ -120,6 +120,17 @@ TEST(Matmul, SplitsTheInnerDimensionOverIdleMultiprocessors) {
       << "splitting that costs more than it saves is not done";
 }
 
+// Half the multiprocessors idle: just enough for each tile's inner dimension to be split in two.
+TEST(Matmul, SplitsOnceHalfOfTheMultiprocessorsIdle) {
+  const Device device = simple_device();
+  const Calibration calibration = simple_calibration();
+  const KernelModel model(device, calibration);
+  const std::int64_t k = 4096;
+  const double wave = 2.0 * 128 * 128 * real(k) / (100e12 / kMultiprocessors);
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 5, 128 * 10, k}, Dtype::bf16, 0), wave / 2, 1e-9 * wave) << "50 tiles";
+  EXPECT_NEAR(model.matmul_seconds({1, 128 * 3, 128 * 17, k}, Dtype::bf16, 0), wave, 1e-9 * wave) << "51 tiles";
+}
+
 TEST(Matmul, BatchesFillWavesTogether) {
   const Device device = simple_device();
   const Calibration calibration = simple_calibration();
@@ -289,6 +300,53 @@ TEST_P(EveryDevice, AWindowCostsNoMoreThanTheWholeSequence) {
   EXPECT_LT(seconds, seconds_of(model, attention(8192, true)));
 }
 
+// Dao 2023, section 3.3, with a window: its pairs are executed, and the multiprocessors that idle at the end wait for
+// tiles of the window's keys, not of the sequence's.
+TEST(Attention, OfAWindowCostsItsPairsAndALastWaveOfItsKeys) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  AttentionCurve& curve = calibration.attention;
+  curve.forward_efficiency = 0.7, curve.backward_efficiency = 0.5;
+  curve.half_sequence = 100;
+  curve.half_head_dim = 32, curve.backward_half_head_dim = 64;
+  curve.forward_last_wave = 0.25, curve.backward_last_wave = 0.5;
+  curve.fixed_seconds = 4e-6;
+  const KernelModel model(device, calibration);
+  constexpr std::int64_t kBatch = 2, kHeads = 16, kSequence = 8192, kWindow = 1024, kHeadDim = 128;
+  const auto shape = [](std::int64_t parts, Dtype dtype = Dtype::bf16) {
+    Tensor t;
+    t.rank = 5;
+    t.sizes = {kBatch, kSequence, kHeads, parts, kHeadDim, 1};
+    t.dtype = dtype;
+    return t;
+  };
+  const std::vector<Tensor> tensors{shape(3), shape(1), shape(3)};
+  Op forward;
+  forward.kind = OpKind::attention;
+  forward.reads[0] = 0;
+  forward.writes[0] = 1;
+  Op backward;
+  backward.kind = OpKind::attention_backward;
+  backward.reads[0] = backward.reads[1] = 1;
+  backward.reads[3] = 0;
+  backward.writes[0] = 2;
+  for (const std::int64_t window : {std::int64_t{0}, kWindow, 2 * kSequence}) {
+    const double keys = real(window == kWindow ? kWindow : kSequence), sequence = real(kSequence);
+    const double rows = real(kBatch * kHeads * kSequence);
+    const double pairs = real(kBatch * kHeads) * (sequence * keys - keys * keys / 2);
+    forward.causal = backward.causal = true;
+    forward.window = backward.window = window;
+    const double waiting_forward = rows * 100 + 0.25 * kMultiprocessors * 128 * keys,
+                 waiting_backward = rows * 100 + 0.5 * kMultiprocessors * 128 * keys;
+    const double seconds_forward =
+        4e-6 + 4 * real(kHeadDim) * (pairs + waiting_forward) / (100e12 * 0.7) * (1 + 32.0 / kHeadDim);
+    const double seconds_backward =
+        4e-6 + 10 * real(kHeadDim) * (pairs + waiting_backward) / (100e12 * 0.5) * (1 + 64.0 / kHeadDim);
+    EXPECT_NEAR(model.cost(forward, tensors).seconds, seconds_forward, 1e-12 * seconds_forward) << window;
+    EXPECT_NEAR(model.cost(backward, tensors).seconds, seconds_backward, 1e-12 * seconds_backward) << window;
+  }
+}
+
 TEST_P(EveryDevice, MemoryBoundKernelsStreamAtTheirShareOfTheRate) {
   const double megabyte = model.memory_seconds(1e6), gigabyte = model.memory_seconds(1e9);
   EXPECT_NEAR((gigabyte - megabyte) * device.memory_bytes_per_second * calibration.memory_efficiency, 1e9 - 1e6, 1);
@@ -357,6 +415,55 @@ TEST(Cost, EqualsTheShapesTimes) {
   add.writes[0] = 1;
   EXPECT_EQ(model.cost(add, tensors).seconds, model.memory_seconds(4e6));
   EXPECT_EQ(model.cost(add, tensors).flops, 0);
+}
+
+// Each op with a curve of its own, all curves different: an op that took another's would cost another's.
+TEST(Cost, OfEveryKindOfMemoryBoundKernelIsThatOfItsOwnCurve) {
+  const Device device = simple_device();
+  Calibration calibration = simple_calibration();
+  const std::vector<std::string> names = memory_curve_names();
+  for (const std::string& name : names) {
+    const double number = real(static_cast<std::int64_t>(calibration.memory_kinds.size())) + 1;
+    MemoryCurve curve;
+    curve.name = name;
+    curve.efficiency = 1 / (1 + number);
+    curve.fixed_seconds = number * 1e-3;
+    calibration.memory_kinds.push_back(curve);
+  }
+  const KernelModel model(device, calibration);
+  std::vector<std::string> met;
+  const auto expect = [&](const Op& op, const std::string& name) {
+    const auto curve = std::find_if(calibration.memory_kinds.begin(), calibration.memory_kinds.end(),
+                                    [&](const MemoryCurve& c) { return c.name == name; });
+    ASSERT_NE(curve, calibration.memory_kinds.end()) << name;
+    const double expected = curve->fixed_seconds + 1e9 / (1e12 * curve->efficiency);
+    EXPECT_NEAR(model.memory_seconds(op, 1e9), expected, 1e-12 * expected) << name;
+    EXPECT_EQ(memory_curve_name(op), name);
+    met.push_back(name);
+  };
+  for (int kind = 0; kind < kOpKinds; ++kind) {
+    Op op;
+    op.kind = static_cast<OpKind>(kind);
+    if (is_matmul(op.kind) || is_attention(op.kind) || is_communication(op.kind) || is_copy(op.kind)) continue;
+    const std::string name = name_of(op.kind);
+    const bool activation = name.starts_with("activation");
+    // Where the bias stands: op.h.
+    Op biased = op;
+    if (name == "activation") biased.reads[1] = 0;
+    if (name == "activation_backward" || name == "add" || name == "dropout_add" || name == "norm") biased.reads[2] = 0;
+    if (name == "norm_backward") biased.writes[2] = 0;
+    const bool has_variant = biased.reads != op.reads || biased.writes != op.writes;
+    const std::vector<std::string> functions{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
+    for (std::size_t f = 0; f < (activation ? functions.size() : 1); ++f) {
+      op.function = biased.function = static_cast<ActivationFunction>(f);
+      const std::string variant = activation ? name + "." + functions[f] : name;
+      expect(op, variant);
+      if (has_variant) expect(biased, variant + "+bias");
+    }
+  }
+  for (const std::string& name : names)  // the others stand in for those that have none of their own
+    EXPECT_TRUE(std::find(met.begin(), met.end(), name) != met.end() || name.starts_with("activation")) << name;
+  EXPECT_EQ(std::count(met.begin(), met.end(), "norm_backward+bias"), 1);
 }
 
 TEST(Explain, NamesFormulaNumbersAndSource) {

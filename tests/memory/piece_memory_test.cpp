@@ -217,6 +217,21 @@ TEST(PieceMemory, ASideInputIsHeldOnceForAllInstances) {
   EXPECT_EQ(device_bytes(memory.saved_side_input), 70);
 }
 
+// What a piece hands on beside the residual stream (an encoder's output) lives until the block ends, as its output
+// does.
+TEST(PieceMemory, ASideOutputOutlivesItsBlock) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10),
+                 memory_of_encoder = m.piece.sides[kEncoderOutput].output = m.tensor(70), inner = m.tensor(20),
+                 y = m.piece.output = m.tensor(5);
+  m.op(m.piece.forward, {x}, {memory_of_encoder});
+  m.op(m.piece.forward, {}, {inner});
+  m.op(m.piece.forward, {inner}, {y});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 0) << "it is its readers'";
+  EXPECT_EQ(device_bytes(memory.forward_transient), 70 + 20 + 5);
+}
+
 TEST(PieceMemory, TheAllocatorRoundsEveryStorageUp) {
   Maker m;
   const TensorId a = m.tensor(513), b = m.tensor(512), c = m.view(a, 1);
