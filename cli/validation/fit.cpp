@@ -64,8 +64,8 @@ struct Parameters {
 
 class Fit {
  public:
-  Fit() {
-    for (const PredictedPoint& p : predict_published({}, simulator_, Seen::none))
+  explicit Fit(const ValidationFilter& filter = {}) {
+    for (const PredictedPoint& p : predict_published(filter, simulator_, Seen::none))
       if (is_fitted(p)) points_.push_back(p);
     weights_ = weights_of_sources(points_);
     std::set<std::string> devices, stacks;
@@ -219,6 +219,11 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
                        {"points", interval.points},
                        {"sources", interval.sources}};
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
+}
+
+StepCalibration fit_steps_of(const ValidationFilter& filter) {
+  Fit fit(filter);
+  return fit.parameters().calibration(fit.run(fit.parameters().start(), kSteps, ""));
 }
 
 }  // namespace orrery

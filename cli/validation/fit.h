@@ -14,10 +14,10 @@ namespace orrery {
 // Minimises, by Gauss-Newton steps on Huber's loss (Huber 1964; width kHuberWidth), the sum over step times of
 // (log(predicted / measured) / kSpread)^2, in which a source of more than kMostOfSource points weighs no more than so
 // many, and for each parameter the square of its distance from what is known without it, in units of how far such a
-// parameter is expected to lie: a device's slowdown from the mean of devices (log 0.05), a stack's from 1 (log 0.1),
-// that of its memory-bound kernels from 1 (log 0.2), that of all collectives from 1 (log 0.5), its host's time per op
-// from stacks.json's (log 0.7) times a mean of all stacks. So a device or stack that few steps were measured on stays
-// near the others.
+// parameter is expected to lie: a device's slowdown from the mean of devices (log 0.05) and that from 1 (log 0.4), a
+// stack's from 1 (log 0.1), that of its memory-bound kernels from 1 (log 0.2), that of all collectives from 1 (log
+// 0.5), its host's time per op from stacks.json's (log 0.7) times a mean of all stacks, and that from 1 (log 1.5). So a
+// device or stack that few steps were measured on stays near the others.
 inline constexpr double kSpread = 0.1, kHuberWidth = 1.3;
 
 // The texts of results/calibration/steps.json and steps_left_out.json.
@@ -26,5 +26,8 @@ struct StepFit {
 };
 // `progress`: fits done, of how many.
 StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress);
+
+// The same minimum over the steps that the filter leaves, not rounded.
+StepCalibration fit_steps_of(const ValidationFilter& filter);
 
 }  // namespace orrery

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "realrun/layout.h"
 #include "sim/base/error.h"
 #include "sim/program/work.h"
 #include "strategies/lower.h"
@@ -220,6 +221,24 @@ TEST(OneRank, MicroBatchesAddUpToTheBatch) {
                   many = execute(tiny(), seeded(1));
   EXPECT_NEAR(one.losses[1], many.losses[1], 1e-5);
   EXPECT_LT(distance(one.gradients, many.gradients), 1e-5);
+}
+
+// The batch is the same in every step: where nothing is learnt only what is dropped differs.
+TEST(OneRank, EveryStepDrawsItsOwnDropout) {
+  ExecutionOptions options = seeded(1, 3);
+  options.learning_rate = 0;
+  const auto losses = [&](const char* dropout) {
+    return execute(tiny(R"({"model": {"dropout": )" + std::string(dropout) + R"(}, "plan": {"optimizer": "sgd"}})"),
+                   options)
+        .losses;
+  };
+  const std::vector<double> kept = losses("0"), dropped = losses("0.1");
+  EXPECT_EQ(kept[0], kept[1]);
+  EXPECT_EQ(kept[1], kept[2]);
+  EXPECT_NE(dropped[0], dropped[1]);
+  EXPECT_NE(dropped[1], dropped[2]);
+  EXPECT_NE(dropped[0], dropped[2]);
+  EXPECT_EQ(dropped, losses("0.1")) << "drawn from the seed";
 }
 
 TEST(OneRank, ClippingScalesTheGradientsToTheGivenNorm) {
@@ -655,6 +674,36 @@ TEST(WrongPrograms, AMissingReductionOfReplicatedGradientsShowsAsDisagreeingRank
   Program program = lowered(scenario);
   remove(program, "replicated_gradients.all_reduce");
   EXPECT_GT(execute(scenario, program, seeded(1, 1)).gradient_disagreement, 0.1);
+}
+
+// Whichever replica is the larger one: the gap between them, over the first one's largest value.
+TEST(WrongPrograms, ReplicasDisagreeWhicheverIsTheLarger) {
+  const Scenario scenario = tiny(R"({"plan": {"data_parallel": 2}})");
+  const std::vector<realrun::WholeParameter> parameters =
+      realrun::whole_parameters(lowered(on_one_rank(scenario)), scenario.model.tied_embeddings);
+  // Both hold all of the model, each parameter full of one number.
+  const auto disagreement = [&](float first, float second) {
+    std::vector<RankResult> ranks(2);
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].rank = r;
+      ranks[r].losses = ranks[r].gradient_norms = {1};
+      for (std::size_t p = 0; p < parameters.size(); ++p) {
+        HeldPart part;
+        part.parameter = p;
+        for (std::int64_t e = 0; e < parameters[p].tensor.elements(); ++e) part.element.push_back(e);
+        part.gradient.assign(part.element.size(), r == 0 ? first : second);
+        part.value.assign(part.element.size(), 1);
+        ranks[r].parts.push_back(part);
+      }
+    }
+    const Execution whole = assemble(scenario, ranks);
+    EXPECT_EQ(whole.parameter_disagreement, 0);
+    return whole.gradient_disagreement;
+  };
+  EXPECT_EQ(disagreement(1, 1), 0);
+  EXPECT_DOUBLE_EQ(disagreement(1, 1.25), 0.25);
+  EXPECT_DOUBLE_EQ(disagreement(1.25, 1), 0.2);
+  EXPECT_DOUBLE_EQ(disagreement(-1, -1.25), 0.25);
 }
 
 std::string failure(const Scenario& scenario, const Program& program, const ExecutionOptions& options = {}) {

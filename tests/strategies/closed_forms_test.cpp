@@ -85,6 +85,34 @@ TEST(ActivationMemory, EqualsKorthikanti2022Table2) {
   EXPECT_DOUBLE_EQ(saved(false, 8, Mode::full), 2 * sbh);
 }
 
+// With T5's relative positions the core has one more op, the bias' addition: selective recomputation repeats it, and
+// keeps the bias (one for all sequences) instead of the scores.
+TEST(ActivationMemory, SelectiveRecomputeRepeatsTheAdditionOfRelativePositions) {
+  Scenario s = scenario_of("t5-large", "dgx-a100", 1);
+  s.workload = {512, 0, 8};
+  s.plan.batch.micro_batch_size = 2;
+  s.plan.data.degree = 4;
+  s.plan.tensor.degree = 2;
+  s.plan.framework.flash_attention = false;
+  const auto layer_of = [&](activation_recompute::Mode mode) {
+    s.plan.recompute.mode = mode;
+    Program p;
+    lower(s, p);
+    return running_layer(p);
+  };
+  using activation_recompute::Mode;
+  const Piece whole = layer_of(Mode::none), selective = layer_of(Mode::selective);
+  // Softmax's output, dropout's output and mask: 5 a s^2 b (Korthikanti et al. 2022, section 3); 16 heads, 512 tokens.
+  const double scores = 16.0 / 2 * 512 * 512;
+  EXPECT_DOUBLE_EQ(saved_bytes(whole) - saved_bytes(selective), 5 * scores * 2 - 2 * scores);
+  std::vector<std::string_view> repeated;
+  for (const Op& op : selective.backward.ops)
+    if (op.phase == Phase::recompute) repeated.emplace_back(op.name);
+  const std::vector<std::string_view> core{"attention_scores", "attention_bias", "attention_softmax",
+                                           "attention_dropout", "attention_context"};
+  EXPECT_EQ(repeated, core);
+}
+
 // FlashAttention keeps one fp32 per row of scores instead of the scores (Dao 2023, arXiv 2307.08691, section 3.1).
 TEST(ActivationMemory, FlashAttentionKeepsRowStatisticsOnly) {
   Scenario s = megatron_22b();

@@ -75,6 +75,26 @@ TEST(TensorParallel, OverlapSplitsProductsAndTheirCollectivesAndMovesNoMore) {
   }
 }
 
+// A gather in parts goes out as soon as the parts are there: a product waits for its own part, the gather for no
+// kernel.
+TEST(TensorParallel, OverlappedGathersWaitForNoKernel) {
+  Scenario s = megatron_22b();
+  s.plan.tensor.sequence_parallel = s.plan.tensor.overlap = true;
+  Program p;
+  lower(s, p);
+  const Piece& layer = piece_named(p, "layer");
+  for (const Block* block : {&layer.forward, &layer.backward}) {
+    int in_parts = 0;
+    for (const Op& op : block->ops) {
+      if (op.stream != Stream::tensor_communication) continue;
+      const bool part = op.kind == OpKind::all_gather && layer.tensors[op.writes[0]].alias_of != kNoTensor;
+      EXPECT_EQ(op.free_running, part) << op.name;
+      in_parts += part;
+    }
+    EXPECT_EQ(in_parts, 2 * 4);  // before the two column-parallel products, or their gradients
+  }
+}
+
 TEST(TensorParallel, ParallelBlocksReduceOnce) {
   Scenario s = scenario_of("palm-540b", "dgx-h100", 8);
   s.workload = {2048, 0, 64};
@@ -175,6 +195,33 @@ TEST(ContextParallel, ZigzagSharesCausalWorkEquallyContiguousDoesNot) {
   EXPECT_DOUBLE_EQ(attention_flops(one), 8 * attention_flops(zigzag));
   // The last rank attends to everything before it: (2c - 1)/c of the mean.
   EXPECT_DOUBLE_EQ(attention_flops(contiguous), attention_flops(zigzag) * 15 / 8);
+}
+
+// The gradients of the keys that a step's queries see: five products where the forward has two, on the same pairs.
+TEST(ContextParallel, BackwardsLookAtTheKeysOfTheirForwards) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 1};
+  s.plan.context.degree = 8;
+  Program p;
+  for (const auto balance : {context_parallel::Balance::zigzag, context_parallel::Balance::contiguous}) {
+    s.plan.context.balance = balance;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    std::vector<double> forward, backward;
+    for (const Op& op : layer.forward.ops)
+      if (op.kind == OpKind::attention) forward.push_back(flops(op, layer.tensors));
+    for (const Op& op : layer.backward.ops)
+      if (op.kind == OpKind::attention_backward) backward.push_back(flops(op, layer.tensors));
+    ASSERT_EQ(forward.size(), 8u);
+    ASSERT_EQ(backward.size(), forward.size());
+    // 1,024 positions a rank, 32 heads of 128: the causal square, then all keys or half of them.
+    constexpr double kSquare = 2.0 * 2 * 128 * 32 * 1024 * 1024;
+    for (std::size_t step = 0; step < forward.size(); ++step) {
+      const bool half = step == 0 || balance == context_parallel::Balance::zigzag;
+      EXPECT_DOUBLE_EQ(forward[step], half ? kSquare / 2 : kSquare) << step;
+      EXPECT_DOUBLE_EQ(backward[step], forward[step] * 5 / 2) << step;
+    }
+  }
 }
 
 // Mistral 7B: a window of 4,096 positions over a sequence of 32,768 on eight ranks.
@@ -330,6 +377,33 @@ TEST(DataParallel, BucketsHoldSeveralSmallLayersOrPartsOfALargeOne) {
     }
 }
 
+// As many equal buckets as come nearest to the wanted size; as many whole layers as fit into one.
+TEST(DataParallel, BucketsAreOfTheNearestSizeAndNeverOverfull) {
+  Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  // A layer of GPT-2: 12 h^2 weights, 13 h biases and norms; gradients in fp32.
+  constexpr double kHidden = 768, kLayer = 4 * (12 * kHidden * kHidden + 13 * kHidden);
+  struct Buckets {
+    double layers;  // wanted in a bucket
+    int count, every;
+  };
+  for (const Buckets& b :
+       {Buckets{1 / 2.4, 2, 1}, Buckets{1 / 2.6, 3, 1}, Buckets{1 / 1.4, 1, 1}, Buckets{1 / 1.6, 2, 1},
+        Buckets{2.4, 1, 2}, Buckets{2.6, 1, 2}, Buckets{3.1, 1, 3}, Buckets{1.9, 1, 1}}) {
+    s.plan.data.bucket_bytes = static_cast<std::int64_t>(b.layers * kLayer);
+    Program p;
+    lower(s, p);
+    int met = 0;
+    for (const Op& op : piece_named(p, "layer").backward.ops) {
+      if (op.name != std::string_view("gradients.all_reduce")) continue;
+      ++met;
+      EXPECT_EQ(op.count, b.count) << b.layers;
+      EXPECT_EQ(op.every, b.every) << b.layers;
+    }
+    EXPECT_EQ(met, 1);
+  }
+}
+
 // With replicas of a shard group, what is reduced over the replicas has been scattered: the same buckets.
 TEST(DataParallel, ReplicasReduceTheBucketsThatShardGroupsScatter) {
   Scenario s = scenario_of("gpt2-124m", "dgx-a100", 1);
@@ -411,6 +485,9 @@ TEST(Offload, AccumulatesOnTheDeviceWhatTheHostHolds) {
     for (const Op& op : layer.backward.ops) {
       const std::string_view name = op.name;
       up += name == "gradients.to_device";
+      if (name == "gradients.to_device") {
+        EXPECT_TRUE(op.free_running) << "the host has it since the micro-batch before: it comes beside the kernels";
+      }
       adds += name == "accumulate_gradients";
       if (name == "gradients.to_host") {
         EXPECT_EQ(op.when, When::every_micro_batch);
@@ -462,6 +539,21 @@ TEST(Pipeline, TiedEmbeddingsAreSummedBetweenTheEnds) {
   s.plan.tensor.sequence_parallel = true;
   lower(s, p);
   EXPECT_DOUBLE_EQ(p.boundary_bytes, 1.0 * 2048 * 6144 * 2 / 8);
+}
+
+// Between decoder stages goes the encoder's output beside the residual stream: all layers read it.
+TEST(Pipeline, StagesOfAnEncoderDecoderHandOnItsMemory) {
+  Scenario s = scenario_of("t5-large", "dgx-a100", 1);
+  s.workload = {512, 128, 8};  // tokens of the encoder, of the decoder
+  s.plan.pipeline.degree = 4;
+  Program p;
+  lower(s, p);
+  // Residual streams of 1,024 in bf16; a stack's table of 32 buckets for 16 heads goes along.
+  const double encoder = 512.0 * 1024 * 2, decoder = 128.0 * 1024 * 2, table = 32.0 * 16 * 2;
+  EXPECT_DOUBLE_EQ(p.boundary_bytes, std::max(encoder + table, decoder + encoder + table));
+  s.workload = {512, 512, 8};
+  lower(s, p);
+  EXPECT_DOUBLE_EQ(p.boundary_bytes, 2 * encoder + table);
 }
 
 TEST(Pipeline, ZeroBubbleRunsWeightGradientsApart) {

@@ -12,12 +12,14 @@
 
 #include "cli/validation/baseline.h"
 #include "cli/validation/errors.h"
+#include "cli/validation/fit.h"
 #include "cli/validation/intervals.h"
 #include "cli/validation/page.h"
 #include "cli/validation/prediction.h"
 #include "cli/validation/published.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery {
 namespace {
@@ -138,6 +140,91 @@ TEST(CrossValidation, SourcesLeftOutArePredictedWorse) {
     unseen.push_back(b.error());
   }
   EXPECT_LT(error_statistics(seen).mean, error_statistics(unseen).mean);
+}
+
+// What fit.h says is minimised, term by term, at a calibration.
+class Misfit {
+ public:
+  explicit Misfit(const ValidationFilter& filter) {
+    for (const PredictedPoint& p : predict_published(filter, simulator_, Seen::none))
+      if (is_fitted(p)) points_.push_back(p);
+    weights_ = weights_of_sources(points_);
+  }
+  std::size_t points() const { return points_.size(); }
+
+  double at(const StepCalibration& calibration) {
+    const auto square = [](double distance, double spread) { return distance * distance / (spread * spread) / 2; };
+    double sum = 0;
+    simulator_.use(calibration);
+    for (const PredictedPoint& p : points_) {
+      const Simulation s = simulator_.evaluate(*p.point->scenario, {p.point->id, {}}, {});
+      const double size = std::abs(std::log(s.report.step_seconds / p.point->value)) / kSpread;
+      sum += weights_.at(p.source->name) *
+             (size <= kHuberWidth ? size * size / 2 : kHuberWidth * size - kHuberWidth * kHuberWidth / 2);
+    }
+    simulator_.use(step_calibration());  // or it would keep what it has made of this one
+    const double mean = std::log(calibration.other_devices_slowdown);
+    sum += square(mean, 0.4) + square(std::log(calibration.collective_slowdown), 0.5);
+    for (const auto& [device, slowdown] : calibration.device_slowdown) sum += square(std::log(slowdown) - mean, 0.05);
+    std::vector<double> hosts;
+    for (const auto& [name, stack] : calibration.stacks) {
+      sum += square(std::log(stack.kernel_slowdown), 0.1) + square(std::log(stack.memory_bound_slowdown), 0.2);
+      hosts.push_back(std::log(stack.host_seconds_per_op / framework::literature_host_seconds_per_op(name)));
+    }
+    // The mean of hosts is no part of a calibration: the one that fits them best.
+    double weight = 1 / (1.5 * 1.5), pulled = 0;
+    for (const double host : hosts) weight += 1 / (0.7 * 0.7), pulled += host / (0.7 * 0.7);
+    const double host_mean = pulled / weight;
+    sum += square(host_mean, 1.5);
+    for (const double host : hosts) sum += square(host - host_mean, 0.7);
+    return sum;
+  }
+
+ private:
+  Simulator simulator_;
+  std::vector<PredictedPoint> points_;
+  std::map<std::string, double> weights_;
+};
+
+// In no direction does the misfit become less: by its own derivatives, none of them the fit's. Steps of two
+// devices under two stacks, and a source of more points than count in full.
+TEST(Fit, EndsWhereNoParameterFitsBetter) {
+  for (const auto& [source, least_points] :
+       {std::pair{"deepspeed_bert", 10u}, std::pair{"nvidia_dgxc_benchmarking", 31u}}) {
+    const ValidationFilter filter{.source = source, .gpu = {}, .strategy = {}};
+    StepCalibration fitted = fit_steps_of(filter);
+    Misfit misfit(filter);
+    ASSERT_GE(misfit.points(), least_points);
+    const double least = misfit.at(fitted);
+    EXPECT_LT(least, 0.9 * misfit.at([&] {
+      StepCalibration none = fitted;
+      none.other_devices_slowdown = none.collective_slowdown = 1;
+      for (auto& [name, slowdown] : none.device_slowdown) slowdown = 1;
+      for (auto& [name, stack] : none.stacks)
+        stack = {.host_seconds_per_op = framework::literature_host_seconds_per_op(name)};
+      return none;
+    }()));
+    std::vector<std::pair<std::string, double*>> parameters{{"other devices", &fitted.other_devices_slowdown},
+                                                            {"collectives", &fitted.collective_slowdown}};
+    for (auto& [name, slowdown] : fitted.device_slowdown) parameters.emplace_back(name, &slowdown);
+    for (auto& [name, stack] : fitted.stacks) {
+      parameters.emplace_back(name + "'s kernels", &stack.kernel_slowdown);
+      parameters.emplace_back(name + "'s memory-bound kernels", &stack.memory_bound_slowdown);
+      parameters.emplace_back(name + "'s host", &stack.host_seconds_per_op);
+    }
+    for (const auto& [name, value] : parameters) {
+      constexpr double kStep = 2e-3;
+      const double kept = *value;
+      *value = kept * std::exp(kStep);
+      const double above = misfit.at(fitted);
+      *value = kept * std::exp(-kStep);
+      const double below = misfit.at(fitted);
+      *value = kept;
+      // How far the parabola through the three lies off its lowest point.
+      const double slope = (above - below) / (2 * kStep), curvature = (above - 2 * least + below) / (kStep * kStep);
+      EXPECT_NEAR(slope / curvature, 0, 2e-4) << source << ", " << name;
+    }
+  }
 }
 
 // The share is chosen on every other source and tried on those between, neither of whose points gave their own

@@ -1,0 +1,57 @@
+// Is a layer made of the ops that its paper writes down?
+#include "models/layers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/read_model.h"
+#include "sim/program/work.h"
+
+namespace orrery {
+namespace {
+
+std::vector<std::string> names_of(const Block& block) {
+  std::vector<std::string> names;
+  for (const Op& op : block.ops) names.emplace_back(op.name);
+  return names;
+}
+
+// Liu et al. 2021 (arXiv 2103.14030), section 3.2: windows are cut out before attention and put back behind it.
+TEST(SwinLayer, AttendsWithinWindowsThatAreCutOutAndPutBack) {
+  const Model model = read_model("swin-t", {});
+  std::vector<Piece> pieces;
+  ModelPieces built{&pieces, {}, false};
+  build_pieces(model, {}, 2, {}, built);
+  const auto layer = std::find_if(pieces.begin(), pieces.end(),
+                                  [](const Piece& piece) { return std::string_view(piece.name) == "layer"; });
+  ASSERT_NE(layer, pieces.end());
+  const std::vector<std::string> ops{"input_norm",
+                                     "window_partition",
+                                     "qkv",
+                                     "attention",
+                                     "attention_output",
+                                     "window_reverse",
+                                     "attention_residual",
+                                     "mlp_norm",
+                                     "fc1",
+                                     "activation",
+                                     "fc2",
+                                     "mlp_residual"};
+  EXPECT_EQ(names_of(layer->forward), ops);
+  // Either way every element of the residual stream is read and written: 2 images of 56 x 56 patches, 96 wide.
+  constexpr double kStream = 2.0 * 56 * 56 * 96 * 2;
+  for (const Op& op : layer->forward.ops)
+    if (std::string_view(op.name).starts_with("window_")) {
+      EXPECT_EQ(bytes(op, layer->tensors), 2 * kStream) << op.name;
+    }
+  EXPECT_EQ(std::count_if(layer->backward.ops.begin(), layer->backward.ops.end(),
+                          [](const Op& op) { return std::string_view(op.name).starts_with("window_"); }),
+            2);
+}
+
+}  // namespace
+}  // namespace orrery
