@@ -35,8 +35,6 @@ struct BackendFacts {
   bool asynchronous_streams = false;
 };
 
-enum class MemoryPlace : std::uint8_t { device, host };  // host: pinned where that matters
-
 // Part of an allocation: elements [offset, offset + elements) of it; or, with `index`, elements index[0], index[1], ...
 // (`index` must stay where it is for as long as the backend lives: backends keep copies by its address).
 struct Slice {
@@ -56,8 +54,9 @@ class Backend {
   // As this backend stores an element: a GPU as bytes_of(dtype), a CPU as fp32, whatever the dtype.
   virtual std::int64_t stored_bytes(Dtype dtype) const = 0;
 
-  // Uninitialised, aligned to 256 bytes; to be used by `stream` first. Throws DeviceError when memory is short.
-  virtual void* allocate(std::int64_t elements, Dtype dtype, MemoryPlace place, Stream stream) = 0;
+  // Uninitialised, aligned to 256 bytes; to be used by `stream` first. On the device, or on the host (pinned where that
+  // matters). Throws DeviceError when memory is short.
+  virtual void* allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) = 0;
   // Ordered behind the work issued to the compute stream so far; other streams must be done() with it.
   virtual void release(void* memory) noexcept = 0;
 

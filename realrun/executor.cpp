@@ -229,7 +229,8 @@ void visit(Archive& archive, RankResult& r) {
   for (double* term : {&t.matmul, &t.attention, &t.memory_bound, &t.recompute, &t.host_issue, &t.bubble, &t.optimizer})
     archive.number(*term);
   for (double& x : t.exposed) archive.number(x);
-  for (double& x : r.bytes_at_peak) archive.number(x);
+  for (CategoryBytes& place : r.bytes_at_peak.places)
+    for (double& x : place) archive.number(x);
   archive.number(r.peak_bytes);
 }
 

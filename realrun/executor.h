@@ -93,7 +93,7 @@ struct RankResult {
   std::vector<MeasuredOp> ops;
   TimeBreakdown time;               // mean over the marked steps, scaled to nothing
   std::vector<Interval> intervals;  // of the last step
-  std::array<double, kCategories> bytes_at_peak{};
+  PlacedBytes bytes_at_peak{};
   double peak_bytes = 0;  // of the device; tensors alone, in their own dtypes
 };
 

@@ -46,13 +46,13 @@ struct InProcessRanks::Rep {
     std::size_t missing = 0;
     std::vector<Shown> shown;
   };
-  struct Place {
+  struct Arrival {
     const char *block = "start", *op = "";
     std::int64_t micro_batch = -1;
   };
 
   std::string place(std::size_t rank) const {
-    const Place& p = places[rank];
+    const Arrival& p = places[rank];
     return "rank " + std::to_string(rank) + " (" + p.block + " of micro-batch " + std::to_string(p.micro_batch) +
            ", op \"" + p.op + "\")";
   }
@@ -108,7 +108,7 @@ struct InProcessRanks::Rep {
   std::condition_variable changed;
   std::map<Members, std::shared_ptr<Meeting>> meetings;
   std::map<std::pair<std::size_t, MessageTag>, Message> messages;  // by receiver
-  std::vector<Place> places;
+  std::vector<Arrival> places;
   std::vector<std::vector<void*>> returned;  // buffers that receivers are done with, by the sender that owns them
   std::exception_ptr failure;
 };
@@ -195,7 +195,7 @@ class InProcessCommunicator final : public Communicator {
   void send(std::size_t to, const MessageTag& tag, Stream stream, const void* data, std::int64_t elements,
             Dtype dtype) override {
     release_returned();
-    void* copy = backend_.allocate(elements, dtype, MemoryPlace::device, stream);
+    void* copy = backend_.allocate(elements, dtype, Place::device, stream);
     backend_.copy(stream, copy, data, elements * backend_.stored_bytes(dtype));
     backend_.synchronize(stream);
     const std::lock_guard lock(shared_.mutex);
@@ -245,7 +245,7 @@ class InProcessCommunicator final : public Communicator {
  private:
   struct Scratch {
     Scratch(Backend& b, std::int64_t elements, Dtype dtype, Stream stream)
-        : backend(b), data(b.allocate(elements, dtype, MemoryPlace::device, stream)) {}
+        : backend(b), data(b.allocate(elements, dtype, Place::device, stream)) {}
     ~Scratch() { backend.release(data); }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;

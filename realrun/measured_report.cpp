@@ -48,7 +48,7 @@ std::vector<OpReport> op_reports(const Program& program, const RankResult& rank)
     row.stream = op.stream;
     row.seconds = median(measured.seconds);
     row.times_per_step = measured.times_per_step;
-    row.flops = is_communication(op.kind) || is_copy(op.kind) ? 0 : flops(op, piece.tensors);
+    row.flops = is_communication(op.kind) || op.kind == OpKind::copy ? 0 : flops(op, piece.tensors);
     row.bytes = bytes(op, piece.tensors);
     row.bound = "measured";
     // Several ops of a block may share a name: chunks of one product.

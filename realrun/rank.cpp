@@ -285,7 +285,7 @@ void Rank::update() {
   // Up to the gradient norm; what the norm needs; what follows it.
   const auto norm_begin = [](const std::vector<Op>& ops) {
     const auto it = std::find_if(ops.begin(), ops.end(), [](const Op& op) {
-      return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || is_copy(op.kind);
+      return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || op.kind == OpKind::copy;
     });
     return static_cast<std::size_t>(it - ops.begin());
   };

@@ -90,7 +90,7 @@ class Rank {
   RankResult run();
 
  private:
-  struct Place {
+  struct Located {
     Instance* instance = nullptr;
     TensorId id = kNoTensor;
   };
@@ -173,7 +173,7 @@ class Rank {
   double tokens(const Tensor& targets) const;
   void note_loss(Instance& instance, TensorId statistics, std::int64_t micro_batch);
 
-  Place resolve(Instance& instance, TensorId id);
+  Located resolve(Instance& instance, TensorId id);
   Storage& storage(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
   StoragePtr& storage_pointer(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream);
   void fill_input(const PiecePlan& plan, const Tensor& tensor, std::int64_t micro_batch, Storage& storage) const;

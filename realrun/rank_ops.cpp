@@ -72,7 +72,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
     }
     if (is_communication(op.kind)) {
       communicate(op, instance, micro_batch);
-    } else if (is_copy(op.kind)) {
+    } else if (op.kind == OpKind::copy) {
       copy_between_memories(op, instance, micro_batch);
     } else if (op.kind == OpKind::gradient_norm) {
       gradient_norm(op, instance, micro_batch);
@@ -108,7 +108,7 @@ void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micr
   };
   const auto operand = [&](TensorId id, bool write) {
     if (id == kNoTensor || (op.kind == OpKind::gradient_norm && write)) return;
-    const Place place = resolve(instance, id);
+    const Located place = resolve(instance, id);
     Storage& s = storage(*place.instance, place.id, micro_batch, write, op.stream);
     wait(s.written);
     if (!write) return;
@@ -128,7 +128,7 @@ void Rank::note_uses(const Op& op, Instance& instance, std::int64_t micro_batch)
   }
   const auto note = [&](TensorId id, bool write) {
     if (id == kNoTensor || (op.kind == OpKind::gradient_norm && write)) return;
-    const Place place = resolve(instance, id);
+    const Located place = resolve(instance, id);
     Storage& s = storage(*place.instance, place.id, micro_batch, write, op.stream);
     write ? s.note_written(use) : s.note_read(use);
   };

@@ -72,7 +72,7 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     const std::string_view name = piece.tensors[id].name;
     if (name == "parameter_shard") plan.held_parameters = static_cast<TensorId>(id);
     // Offloaded gradients are held by the host, shard or not.
-    if (name == "gradient_shard" && piece.tensors[piece.flat_gradients].category == Category::gradient)
+    if (name == "gradient_shard" && piece.tensors[piece.flat_gradients].place == Place::device)
       plan.held_gradients = static_cast<TensorId>(id);
   }
   for (const ParameterGradient& p : piece.parameters)
@@ -351,11 +351,9 @@ void Rank::initialise(Instance& instance) {
     const bool parameters = id == plan.views[plan.held_parameters].root;
     const std::string_view name = t.name;
     const bool master = name == "master_parameters" || name == "host_parameters";
-    if (!parameters && !master && t.category != Category::optimizer_state && t.category != Category::gradient &&
-        name != "first_moment" && name != "second_moment" && name != "host_gradients")
-      continue;
+    if (!parameters && !master && t.category != Category::optimizer_state && t.category != Category::gradient) continue;
     const std::int64_t capacity = plan.capacity[id];
-    const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute);
+    const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute, t.place);
     instance.lasting[id] = s;
     backend_.fill(Stream::compute, {s->data, t.dtype, 0, capacity, nullptr}, 0);
     s->note_written(order_.issued(Stream::compute));
@@ -376,7 +374,7 @@ std::string Rank::describe(const Op& op, const Instance& instance) const {
          setup_.parameters[std::min(instance.first_parameter, setup_.parameters.size() - 1)].name;
 }
 
-Rank::Place Rank::resolve(Instance& instance, TensorId id) {
+Rank::Located Rank::resolve(Instance& instance, TensorId id) {
   const Piece& piece = *instance.plan->piece;
   if (!piece.tensors[id].shared) return {&instance, id};
   if (embedding_ == nullptr) throw ExecutionError("a shared table without its embedding on the same stage");
@@ -395,7 +393,7 @@ StoragePtr& Rank::storage_pointer(Instance& instance, TensorId id, std::int64_t 
   if (!writes && !plan.input[root])
     throw ExecutionError(std::string("tensor \"") + t.name + "\" of piece \"" + plan.piece->name +
                          "\" is read before it is written");
-  s = std::make_shared<Storage>(memory_, plan.capacity[root], t.dtype, t.category, stream);
+  s = std::make_shared<Storage>(memory_, plan.capacity[root], t.dtype, t.category, stream, t.place);
   if (plan.input[root]) {
     fill_input(plan, t, micro_batch, *s);
   } else if (t.category == Category::gradient || setup_.options.find_undefined) {
@@ -453,7 +451,7 @@ void Rank::fill_input(const PiecePlan& plan, const Tensor& t, std::int64_t micro
 }
 
 Slice Rank::slice(Instance& instance, TensorId id, std::int64_t micro_batch, bool writes, Stream stream) {
-  const Place place = resolve(instance, id);
+  const Located place = resolve(instance, id);
   const PiecePlan& plan = *place.instance->plan;
   const View& view = plan.views[place.id];
   Storage& s = storage(*place.instance, place.id, micro_batch, writes, stream);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "realrun/communicator.h"
+
 namespace orrery::realrun {
 
 Use StreamOrder::issued(Stream stream) {
@@ -37,8 +39,8 @@ void StreamOrder::wait_for_compute(Stream waiting) {
   wait(waiting, use);
 }
 
-Storage::Storage(MemoryLedger& l, std::int64_t n, Dtype type, Category of, Stream stream)
-    : ledger(l), data(l.allocate(n, type, of, stream)), elements(n), dtype(type), category(of) {}
+Storage::Storage(MemoryLedger& l, std::int64_t n, Dtype type, Category of, Stream stream, Place where)
+    : ledger(l), data(l.allocate(n, type, of, where, stream)), elements(n), dtype(type), category(of), place(where) {}
 Storage::~Storage() { ledger.retire(*this); }
 
 void Storage::note_read(const Use& use) {
@@ -55,13 +57,13 @@ void Storage::note_written(const Use& use) {
   read.clear();
 }
 
-void* MemoryLedger::allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream) {
+void* MemoryLedger::allocate(std::int64_t elements, Dtype dtype, Category category, Place place, Stream stream) {
   collect();
-  const bool host = category == Category::host_copy;
-  void* data = backend_.allocate(elements, dtype, host ? MemoryPlace::host : MemoryPlace::device, stream);
+  if (place == Place::storage) throw ExecutionError("nothing is kept in storage yet");
+  void* data = backend_.allocate(elements, dtype, place, stream);
   const double bytes = static_cast<double>(elements * bytes_of(dtype));
-  now_[static_cast<std::size_t>(category)] += bytes;
-  if (!host) now_bytes_ += bytes;
+  now_.of(place, category) += bytes;
+  if (place == Place::device) now_bytes_ += bytes;
   if (now_bytes_ > peak_bytes_) {
     peak_bytes_ = now_bytes_;
     at_peak_ = now_;
@@ -71,8 +73,8 @@ void* MemoryLedger::allocate(std::int64_t elements, Dtype dtype, Category catego
 
 void MemoryLedger::retire(Storage& storage) {
   const double bytes = static_cast<double>(storage.elements * bytes_of(storage.dtype));
-  now_[static_cast<std::size_t>(storage.category)] -= bytes;
-  if (storage.category != Category::host_copy) now_bytes_ -= bytes;
+  now_.of(storage.place, storage.category) -= bytes;
+  if (storage.place == Place::device) now_bytes_ -= bytes;
   Retired retired{storage.data, {}};
   const auto note = [&](Use& use) {
     if (use.serial > 0 && use.stream != Stream::compute) retired.events.push_back(order_.event_behind(use));

@@ -8,6 +8,7 @@
 
 #include "realrun/backend.h"
 #include "sim/program/op.h"
+#include "sim/program/placed_bytes.h"
 #include "sim/program/tensor.h"
 
 namespace orrery::realrun {
@@ -45,7 +46,8 @@ class MemoryLedger;
 
 // Memory of a tensor that is no view.
 struct Storage {
-  Storage(MemoryLedger& ledger, std::int64_t elements, Dtype dtype, Category category, Stream stream);
+  Storage(MemoryLedger& ledger, std::int64_t elements, Dtype dtype, Category category, Stream stream,
+          Place place = Place::device);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
@@ -55,6 +57,7 @@ struct Storage {
   std::int64_t elements = 0;
   Dtype dtype = Dtype::fp32;
   Category category = Category::activation;
+  Place place = Place::device;
   // Context parallelism: the rank whose keys (or gradients of keys) these are. -1: its own.
   std::int64_t owner = -1;
   Use written;
@@ -64,7 +67,7 @@ struct Storage {
 };
 using StoragePtr = std::shared_ptr<Storage>;
 
-// Bytes in the tensors' own dtypes, whatever the backend stores.
+// Bytes in the tensors' own dtypes, whatever the backend stores; what the host holds when the device is fullest.
 class MemoryLedger {
  public:
   MemoryLedger(Backend& backend, StreamOrder& order) : backend_(backend), order_(order) {}
@@ -72,8 +75,8 @@ class MemoryLedger {
   MemoryLedger(const MemoryLedger&) = delete;
   MemoryLedger& operator=(const MemoryLedger&) = delete;
 
-  const std::array<double, kCategories>& at_peak() const { return at_peak_; }
-  double peak_bytes() const { return peak_bytes_; }  // all but host copies
+  const PlacedBytes& at_peak() const { return at_peak_; }
+  double peak_bytes() const { return peak_bytes_; }  // of the device
   void forget_peak();
 
  private:
@@ -82,13 +85,13 @@ class MemoryLedger {
     void* data;
     std::vector<Backend::Event> events;
   };
-  void* allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream);
+  void* allocate(std::int64_t elements, Dtype dtype, Category category, Place place, Stream stream);
   void retire(Storage& storage);
   void collect();
 
   Backend& backend_;
   StreamOrder& order_;
-  std::array<double, kCategories> now_{}, at_peak_{};
+  PlacedBytes now_{}, at_peak_{};
   double now_bytes_ = 0, peak_bytes_ = 0;
   std::vector<Retired> retired_;
 };

@@ -37,7 +37,7 @@ double allocated_bytes(const MemoryBreakdown& memory) {
 double model_state_bytes(const MemoryBreakdown& memory) {
   double bytes = 0;
   for (const Category c : {Category::parameter, Category::gradient, Category::optimizer_state})
-    bytes += memory.bytes[static_cast<std::size_t>(c)];
+    bytes += memory.bytes.of(Place::device, c);
   return bytes;
 }
 

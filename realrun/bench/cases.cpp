@@ -463,12 +463,13 @@ class Builder {
 
   void copies() {
     const std::int64_t n = sizes_.parameters;
-    for (const OpKind kind : {copy_to_host, copy_to_device}) {
-      KernelCase& c = begin(kind);
-      c.op.stream = kind == copy_to_host ? Stream::device_to_host : Stream::host_to_device;
+    for (const bool down : {true, false}) {
+      KernelCase& c = begin(copy);
+      c.op.name = down ? "copy_to_host" : "copy_to_device";
+      c.op.stream = down ? Stream::device_to_host : Stream::host_to_device;
       const TensorId from = read({{n}});
       const TensorId to = write({{n}});
-      c.tensors[kind == copy_to_host ? to : from].category = Category::host_copy;
+      c.tensors[down ? to : from].place = Place::host;
       name("", fmt::format("{}", n));
     }
   }

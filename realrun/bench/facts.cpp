@@ -58,10 +58,10 @@ double fastest(Backend& backend, Stream stream, Work work) {
   return least;
 }
 
-double measured_copy(Backend& backend, MemoryPlace from_place) {
+double measured_copy(Backend& backend, Place from_place) {
   constexpr std::int64_t kElements = 1 << 24;  // 64 MiB
   void* const from = backend.allocate(kElements, Dtype::fp32, from_place, Stream::compute);
-  void* const to = backend.allocate(kElements, Dtype::fp32, MemoryPlace::device, Stream::compute);
+  void* const to = backend.allocate(kElements, Dtype::fp32, Place::device, Stream::compute);
   backend.fill(Stream::compute, {from, Dtype::fp32, 0, kElements}, 1);
   const std::int64_t bytes = kElements * backend.stored_bytes(Dtype::fp32);
   const double seconds = fastest(backend, Stream::compute, [&] { backend.copy(Stream::compute, to, from, bytes); });
@@ -161,8 +161,8 @@ Peaks peaks_of(Backend& backend) {
     return peaks;
   }
   peaks.source = "measured: a copy of 64 MiB, and the fastest matrix product of the suite";
-  peaks.bytes_per_second = 2 * measured_copy(backend, MemoryPlace::device);  // read and written
-  peaks.copy_bytes_per_second = measured_copy(backend, MemoryPlace::host);
+  peaks.bytes_per_second = 2 * measured_copy(backend, Place::device);  // read and written
+  peaks.copy_bytes_per_second = measured_copy(backend, Place::host);
   std::vector<Dtype> dtypes{Dtype::fp32};
   if (kind == DeviceKind::cuda) dtypes = {Dtype::fp32, Dtype::fp16, Dtype::bf16};
   for (const Dtype dtype : dtypes) peaks.flops_per_second.emplace_back(dtype, measured_product(backend, kind, dtype));

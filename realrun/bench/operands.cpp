@@ -74,9 +74,7 @@ void* Operands::place(std::size_t id) {
   void*& memory = memory_[id];
   if (memory != nullptr) return memory;
   const Tensor& tensor = case_.tensors[id];
-  const bool on_host = tensor.category == Category::host_copy;
-  memory = backend_.allocate(tensor.elements(), tensor.dtype, on_host ? MemoryPlace::host : MemoryPlace::device,
-                             Stream::compute);
+  memory = backend_.allocate(tensor.elements(), tensor.dtype, tensor.place, Stream::compute);
   fill(memory, tensor, case_.contents[id]);
   return memory;
 }
@@ -86,7 +84,7 @@ void Operands::fill(void* memory, const Tensor& tensor, const Contents& contents
   if (tensor.dtype == Dtype::fp8) {  // written through a cast, which chooses the scale
     Tensor wide = tensor;
     wide.dtype = Dtype::bf16;
-    void* const from = backend_.allocate(elements, wide.dtype, MemoryPlace::device, Stream::compute);
+    void* const from = backend_.allocate(elements, wide.dtype, Place::device, Stream::compute);
     fill(from, wide, contents);
     Op op;
     op.kind = OpKind::cast;
@@ -111,7 +109,7 @@ void Operands::fill(void* memory, const Tensor& tensor, const Contents& contents
 
 void Operands::run() {
   const Op& op = case_.op;
-  if (!is_copy(op.kind)) {
+  if (op.kind != OpKind::copy) {
     backend_.run(op, reads_, writes_, case_.context);
     return;
   }

@@ -205,7 +205,7 @@ class Runner {
 
   double bound_of(const KernelCase& c) const {
     const double moved = bytes(c.op, c.tensors);
-    if (is_copy(c.op.kind)) return peaks_.copy_bytes_per_second > 0 ? moved / peaks_.copy_bytes_per_second : 0;
+    if (c.op.kind == OpKind::copy) return peaks_.copy_bytes_per_second > 0 ? moved / peaks_.copy_bytes_per_second : 0;
     const double peak = peaks_.flops(c.op.compute_dtype);
     return std::max(peak > 0 ? flops(c.op, c.tensors) / peak : 0,
                     peaks_.bytes_per_second > 0 ? moved / peaks_.bytes_per_second : 0);

@@ -47,7 +47,7 @@ class OperandSet {
     try {
       for (std::size_t i = 0; i < memory_.size(); ++i) {
         const Tensor& t = point.tensors[i];
-        memory_[i] = backend.allocate(t.elements(), t.dtype, place(i), point.op.stream);
+        memory_[i] = backend.allocate(t.elements(), t.dtype, t.place, point.op.stream);
         fill(i);
       }
     } catch (...) {
@@ -61,7 +61,7 @@ class OperandSet {
   OperandSet& operator=(const OperandSet&) = delete;
 
   void run(const Op& op) {
-    if (is_copy(op.kind)) {
+    if (op.kind == OpKind::copy) {
       const Tensor& t = point_.tensors[op.reads[0]];
       backend_.copy(op.stream, memory_[op.writes[0]], memory_[op.reads[0]],
                     t.elements() * backend_.stored_bytes(t.dtype));
@@ -80,12 +80,6 @@ class OperandSet {
   static constexpr double kHeadDim = 64;
 
   Operand operand(TensorId id) const { return id == kNoTensor ? Operand{} : Operand{memory_[id], &point_.tensors[id]}; }
-  MemoryPlace place(std::size_t i) const {
-    const Op& op = point_.op;
-    const bool host = (op.kind == OpKind::copy_to_host && op.writes[0] == i) ||
-                      (op.kind == OpKind::copy_to_device && op.reads[0] == i);
-    return host ? MemoryPlace::host : MemoryPlace::device;
-  }
   void fill(std::size_t i) {
     const Tensor& t = point_.tensors[i];
     const OperandFill& how = point_.fills[i];

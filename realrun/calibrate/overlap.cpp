@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "realrun/calibrate/fit.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 namespace {
@@ -48,13 +49,13 @@ std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
 
 std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
                                          const std::map<std::string, Measurement>& measured) {
-  const auto of = [&](OpKind kind) -> std::optional<CopyOverlap> {
+  const auto of = [&](Place to) -> std::optional<CopyOverlap> {
     std::vector<double> products, copies;
     const auto ratio = [&](const std::string& beside, const std::string& alone) {
       return std::log(measured.at(beside).seconds / measured.at(alone).seconds);
     };
     for (const OverlapPair& pair : pairs) {
-      if (pair.copy.op.kind != kind || !is_measured(pair, measured)) continue;
+      if (direction_of(pair.copy.op, pair.copy.tensors).to != to || !is_measured(pair, measured)) continue;
       products.push_back(ratio(pair.product_beside, pair.product_alone));
       copies.push_back(ratio(pair.copy_beside, pair.copy_alone));
     }
@@ -66,7 +67,7 @@ std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
     overlap.copy_residual = scatter_of(overlap.copy_slowdown, copies);
     return overlap;
   };
-  const std::optional<CopyOverlap> up = of(OpKind::copy_to_device), down = of(OpKind::copy_to_host);
+  const std::optional<CopyOverlap> up = of(Place::device), down = of(Place::host);
   if (!up || !down) return std::nullopt;
   return CopyOverlaps{.to_device = *up, .to_host = *down, .source = {}};
 }

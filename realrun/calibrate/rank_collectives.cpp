@@ -72,7 +72,7 @@ double time_rank_collective(const RankCollective& collective,
         const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32);
         std::array<void*, 2> buffers{};
         for (void*& buffer : buffers) {
-          buffer = backend->allocate(elements, Dtype::fp32, MemoryPlace::device, Stream::compute);
+          buffer = backend->allocate(elements, Dtype::fp32, Place::device, Stream::compute);
           backend->fill(Stream::compute, {.base = buffer, .dtype = Dtype::fp32, .offset = 0, .elements = elements}, 0);
         }
         for (int i = 0; i < kRepetitions; ++i) {

@@ -494,14 +494,16 @@ void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
 void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<SweepPoint>& points) {
   for (const bool up : {true, false})
     for (const std::int64_t size : kilobytes) {
-      Builder b(up ? OpKind::copy_to_device : OpKind::copy_to_host);
+      Builder b(OpKind::copy);
       b.op().stream = up ? Stream::host_to_device : Stream::device_to_host;
       const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32), Axis::none}});
       if (static_cast<double>(bytes.elements()) > 16 * o.most_elements) continue;
-      b.read(bytes);
-      b.write(bytes);
-      points.push_back(
-          b.done(fmt::format("copy {}", name_of(b.op().kind)), fmt::format("{} {} KiB", name_of(b.op().kind), size)));
+      Tensor on_host = bytes;
+      on_host.place = Place::host;
+      b.read(up ? on_host : bytes);
+      b.write(up ? bytes : on_host);
+      const std::string way = name_of(Direction{Place::device, up ? Place::device : Place::host});
+      points.push_back(b.done(fmt::format("copy {}", way), fmt::format("{} {} KiB", way, size)));
     }
 }
 

@@ -48,7 +48,7 @@ class CpuBackend final : public Backend {
   std::int64_t stored_bytes(Dtype) const override { return kElement; }
 
   // Blocks are kept for the next one of their size: fresh pages would cost more than the kernels that fill them.
-  void* allocate(std::int64_t elements, Dtype, MemoryPlace, Stream) override {
+  void* allocate(std::int64_t elements, Dtype, Place, Stream) override {
     const std::size_t bytes =
         (static_cast<std::size_t>(std::max<std::int64_t>(elements, 1) * kElement) + kAlignment - 1) / kAlignment *
         kAlignment;

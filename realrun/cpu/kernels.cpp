@@ -85,8 +85,7 @@ void dispatch(const KernelCall& call) {
     case OpKind::ring_shift:
     case OpKind::send:
     case OpKind::receive:
-    case OpKind::copy_to_host:
-    case OpKind::copy_to_device:
+    case OpKind::copy:
       break;
   }
   call.fail("moves data between ranks or memories, and is no kernel");

@@ -252,7 +252,7 @@ CudaBackend::State::Scratch& CudaBackend::State::scratch(Stream s, std::int64_t 
     memory.release(found.data, nullptr);
     found = {};
   }
-  found.data = memory.allocate(bytes, MemoryPlace::device, on);
+  found.data = memory.allocate(bytes, Place::device, on);
   found.bytes = bytes;
   return found;
 }
@@ -261,7 +261,7 @@ const std::int64_t* CudaBackend::State::place(std::span<const std::int64_t> valu
   refuse_capture("an index list or positions are new");
   const auto bytes = static_cast<std::int64_t>(values.size_bytes());
   const cudaStream_t on = stream(Stream::host_to_device);
-  void* const placed = memory.allocate(bytes, MemoryPlace::device, on);
+  void* const placed = memory.allocate(bytes, Place::device, on);
   check(cudaMemcpyAsync(placed, values.data(), values.size_bytes(), cudaMemcpyDefault, on), "copying an index list");
   check(cudaStreamSynchronize(on), "copying an index list");
   return static_cast<const std::int64_t*>(placed);
@@ -305,7 +305,7 @@ Fp8Scale* CudaBackend::State::make_scale(const void* tensor) {
     refuse_capture("an fp8 tensor is new");
     const cudaStream_t on = stream(Stream::compute);
     auto* const slots = static_cast<Fp8Scale*>(
-        memory.allocate(kScaleSlots * static_cast<std::int64_t>(sizeof(Fp8Scale)), MemoryPlace::device, on));
+        memory.allocate(kScaleSlots * static_cast<std::int64_t>(sizeof(Fp8Scale)), Place::device, on));
     check(cudaStreamSynchronize(on), "allocating fp8 scales");
     for (std::int64_t i = 0; i < kScaleSlots; ++i) free_scales.push_back(slots + i);
   }
@@ -328,7 +328,7 @@ bool CudaBackend::State::run_product(const BlasProduct& product, std::span<const
   if (workspace.data == nullptr) {
     refuse_capture("a matrix product is the first of its stream");
     workspace.bytes = Matmul::kWorkspaceBytes;
-    workspace.data = memory.allocate(workspace.bytes, MemoryPlace::device, stream(s));
+    workspace.data = memory.allocate(workspace.bytes, Place::device, stream(s));
   }
   const Matmul::Place place{.stream = stream(s),
                             .workspace = workspace.data,
@@ -492,7 +492,7 @@ BackendFacts CudaBackend::facts() const {
   return facts;
 }
 
-void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, MemoryPlace place, Stream stream) {
+void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) {
   state_->refuse_capture("memory is allocated");
   return state_->memory.allocate(elements * bytes_of(dtype), place, state_->stream(stream));
 }
@@ -541,7 +541,7 @@ void* part_of(const DeviceSlice& s, std::int64_t begin) {
 // Memory of a backend for as long as one call takes.
 class Held {
  public:
-  Held(Memory& memory, std::int64_t bytes, MemoryPlace place, cudaStream_t stream)
+  Held(Memory& memory, std::int64_t bytes, Place place, cudaStream_t stream)
       : memory_(memory), data_(memory.allocate(bytes, place, stream)) {}
   ~Held() { memory_.release(data_, nullptr); }  // the call has waited for what used it
   Held(const Held&) = delete;
@@ -564,9 +564,9 @@ void CudaBackend::write(const Slice& to, std::span<const float> values) {
   s.forget_scales(part_of(slice, 0), 1);
   const cudaStream_t on = s.stream(Stream::host_to_device);
   const std::int64_t size = bytes_of(slice.dtype), chunk = std::min(kTransferElements, slice.elements);
-  const Held staging(s.memory, chunk * size, MemoryPlace::host, on);
+  const Held staging(s.memory, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
-  const Held whole(s.memory, dense ? 1 : slice.elements * size, MemoryPlace::device, on);
+  const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
   for (std::int64_t begin = 0; begin < slice.elements; begin += chunk) {
     const std::int64_t elements = std::min(chunk, slice.elements - begin);
     from_floats(values.data() + begin, staging.data(), slice.dtype, elements);
@@ -589,9 +589,9 @@ void CudaBackend::read(const Slice& from, std::span<float> values) {
   if (slice.elements == 0) return;
   const cudaStream_t on = s.stream(Stream::device_to_host);
   const std::int64_t size = bytes_of(slice.dtype), chunk = std::min(kTransferElements, slice.elements);
-  const Held staging(s.memory, chunk * size, MemoryPlace::host, on);
+  const Held staging(s.memory, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
-  const Held whole(s.memory, dense ? 1 : slice.elements * size, MemoryPlace::device, on);
+  const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
   if (!dense) cuda::gather(on, slice, whole.data());
   for (std::int64_t begin = 0; begin < slice.elements; begin += chunk) {
     const std::int64_t elements = std::min(chunk, slice.elements - begin);
@@ -613,7 +613,7 @@ bool CudaBackend::has_nan(const Slice& slice) {
   s.synchronize();
   const cudaStream_t on = s.stream(Stream::device_to_host);
   if (s.nan_flag == nullptr)
-    s.nan_flag = static_cast<std::int32_t*>(s.memory.allocate(sizeof(std::int32_t), MemoryPlace::device, on));
+    s.nan_flag = static_cast<std::int32_t*>(s.memory.allocate(sizeof(std::int32_t), Place::device, on));
   check(cudaMemsetAsync(s.nan_flag, 0, sizeof(std::int32_t), on), "clearing a flag");
   find_nan(on, s.slice(slice), s.nan_flag);
   std::int32_t found = 0;

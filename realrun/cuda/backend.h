@@ -30,7 +30,7 @@ class CudaBackend : public Backend {
 
   BackendFacts facts() const override;
   std::int64_t stored_bytes(Dtype dtype) const override { return bytes_of(dtype); }
-  void* allocate(std::int64_t elements, Dtype dtype, MemoryPlace place, Stream stream) override;
+  void* allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) override;
   void release(void* memory) noexcept override;
   void fill(Stream stream, const Slice& to, float value) override;
   void copy(Stream stream, void* to, const void* from, std::int64_t bytes) override;

@@ -31,7 +31,7 @@ Memory::Memory(int device) : device_(device) {
 Memory::~Memory() {
   cudaSetDevice(device_);
   for (const auto& [memory, block] : blocks_) {
-    if (block.place == MemoryPlace::device) {
+    if (block.place == Place::device) {
       cudaFreeAsync(const_cast<void*>(memory), idle_);
     } else {
       cudaFreeHost(const_cast<void*>(memory));
@@ -42,8 +42,8 @@ Memory::~Memory() {
   cudaStreamDestroy(idle_);
 }
 
-void* Memory::allocate(std::int64_t bytes, MemoryPlace place, cudaStream_t stream) {
-  const bool on_device = place == MemoryPlace::device;
+void* Memory::allocate(std::int64_t bytes, Place place, cudaStream_t stream) {
+  const bool on_device = place == Place::device;
   const std::int64_t whole = rounded_up(bytes, on_device ? kAlignment : kHostGranule);
   void* const memory = on_device ? allocate_device(whole, stream) : allocate_host(whole);
   Block& block = blocks_[memory];
@@ -111,7 +111,7 @@ void Memory::release(void* memory, cudaStream_t last) noexcept {
   if (found == blocks_.end()) return;
   const Block block = found->second;
   blocks_.erase(found);
-  if (block.place == MemoryPlace::device) {
+  if (block.place == Place::device) {
     const cudaStream_t behind = last == nullptr ? idle_ : last;
     cudaFreeAsync(memory, behind);  // an error stays with the device and is found by the next checked call
     counters_.device -= block.bytes;

@@ -22,7 +22,7 @@ class Memory {
   ~Memory();
   Memory(const Memory&) = delete;
 
-  void* allocate(std::int64_t bytes, MemoryPlace place, cudaStream_t stream);
+  void* allocate(std::int64_t bytes, Place place, cudaStream_t stream);
   // Device memory serves again when `last` is past the work issued to it so far (nullptr: at once), host memory at
   // once.
   void release(void* memory, cudaStream_t last) noexcept;
@@ -35,7 +35,7 @@ class Memory {
  private:
   struct Block {
     std::int64_t bytes = 0;
-    MemoryPlace place = MemoryPlace::device;
+    Place place = Place::device;
   };
   void* allocate_device(std::int64_t bytes, cudaStream_t stream);
   void* allocate_host(std::int64_t bytes);

@@ -79,7 +79,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     PieceData& data = pieces[p];
     if (!data.used) continue;
     const Piece& piece = program.pieces[p];
-    data.memory = piece_memory(piece, program.runtime.allocator_granularity_bytes, data.most_instances, scratch);
+    data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
     const CompileContext context{&costs, &program.runtime, scratch.root};
     for (std::size_t k = 0; k < kBlockKinds; ++k)
       compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
@@ -265,7 +265,6 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   lines.resize(classes.size() * chunks);
   seconds.resize(classes.size() * chunks);
   memory.resize(classes.size() * chunks);
-  chunk_bytes.resize(classes.size() * chunks);
   const auto chunk_at = [&](std::size_t at) -> const Chunk& {
     return program.stages[static_cast<std::size_t>(classes[at / chunks].first_stage)][at % chunks];
   };
@@ -281,6 +280,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
+    Fullest update;
     for (std::size_t k = 0; k < chunks; ++k) {
       auto& l = lines[i * chunks + k];
       for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
@@ -293,19 +293,15 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
           add(c.slots, l[kind].last.accounts, 1);
         }
       }
-      ChunkMemory& m = memory[i * chunks + k] = chunk_memory(stage[k]);
-      ChunkBytes& b = chunk_bytes[i * chunks + k];
-      b.saved = device_bytes(m.saved);
-      b.kept = device_bytes(m.kept);
-      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) b.transient[kind] = device_bytes(m.transient[kind]);
+      memory[i * chunks + k] = chunk_memory(stage[k]);
       for (const Run& run : stage[k].runs) {
         const PieceData& data = pieces[run.piece];
         c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
         c.resident += data.memory.resident * static_cast<double>(run.count);
-        if (device_bytes(data.memory.update_transient) > device_bytes(c.update_transient))
-          c.update_transient = data.memory.update_transient;
+        update.consider(data.memory.update_transient);
       }
     }
+    c.update_transient = update.bytes();
     clock_update(program, c);
     find_tail(program, c, &lines[i * chunks]);
   }

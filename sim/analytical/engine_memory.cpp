@@ -3,7 +3,6 @@
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <limits>
 #include <string>
 
 #include "sim/analytical/engine_rep.h"
@@ -19,27 +18,16 @@ std::string gibibytes(double bytes) {
   return text.data();
 }
 
-// Keeps the fullest of several instants.
-class Fullest {
- public:
-  void consider(const CategoryBytes& bytes) {
-    const double device = device_bytes(bytes);
-    if (device <= device_) return;
-    device_ = device;
-    bytes_ = bytes;
-  }
-  CategoryBytes above(const CategoryBytes& base) const {
-    CategoryBytes difference = bytes_;
-    for (std::size_t i = 0; i < difference.size(); ++i) difference[i] -= base[i];
-    return difference;
-  }
+CategoryBytes added(CategoryBytes a, const CategoryBytes& b, double factor = 1) {
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] += factor * b[i];
+  return a;
+}
 
- private:
-  double device_ = -std::numeric_limits<double>::infinity();
-  CategoryBytes bytes_{};
-};
-
-CategoryBytes sum(CategoryBytes a, const CategoryBytes& b) { return a += b; }
+double total(const CategoryBytes& bytes) {
+  double sum = 0;
+  for (const double of : bytes) sum += of;
+  return sum;
+}
 
 }  // namespace
 
@@ -48,53 +36,71 @@ CategoryBytes sum(CategoryBytes a, const CategoryBytes& b) { return a += b; }
 // by the same amounts from instance to instance, so its ends are the candidates.
 ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
   ChunkMemory m;
-  CategoryBytes side{}, kept_behind{};
+  Fullest fullest_side;
   for (const Run& run : chunk.runs) {
     const PieceMemory& p = pieces[run.piece].memory;
     const auto n = static_cast<double>(run.count);
-    m.saved += p.saved * n;
-    m.kept += p.saved_weight_gradient * n;
-    if (device_bytes(p.saved_side_input) > device_bytes(side)) side = p.saved_side_input;
+    m.saved = sum(m.saved, p.saved, n);
+    m.kept = sum(m.kept, p.saved_weight_gradient, n);
+    fullest_side.consider(p.saved_side_input);
   }
+  const PlacedBytes& side = fullest_side.bytes();
   m.saved += side;
-  kept_behind = m.kept;
-  CategoryBytes saved = side, kept{};  // of the runs before
+  PlacedBytes kept_behind = m.kept;
+  PlacedBytes saved = side, kept{};  // of the runs before
   Fullest forward, backward, weight_gradient;
   for (const Run& run : chunk.runs) {
     const PieceMemory& p = pieces[run.piece].memory;
     const auto n = static_cast<double>(run.count);
-    const CategoryBytes through = sum(saved, p.saved * n), kept_through = sum(kept, p.saved_weight_gradient * n);
+    const PlacedBytes through = sum(saved, p.saved, n), kept_through = sum(kept, p.saved_weight_gradient, n);
     forward.consider(sum(through, p.forward_transient));
     // Backwards, the run's last instance comes first.
-    CategoryBytes behind = kept_behind;
-    for (std::size_t i = 0; i < behind.size(); ++i) behind[i] -= n * p.saved_weight_gradient[i];
+    const PlacedBytes behind = sum(kept_behind, p.saved_weight_gradient, -n);
     backward.consider(sum(sum(through, behind), p.backward_transient));
     backward.consider(
-        sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient * (n - 1))), p.backward_transient));
+        sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient, n - 1)), p.backward_transient));
     weight_gradient.consider(sum(kept_through, p.weight_gradient_transient));
     saved = through;
     kept = kept_through;
     kept_behind = behind;
   }
   if (chunk.runs.empty()) return m;
-  m.transient[index(SlotKind::forward)] = forward.above(m.saved);
-  m.transient[index(SlotKind::backward)] = backward.above(m.saved);
-  m.transient[index(SlotKind::weight_gradient)] = weight_gradient.above(m.kept);
+  m.transient[index(SlotKind::forward)] = sum(forward.bytes(), m.saved, -1);
+  m.transient[index(SlotKind::backward)] = sum(backward.bytes(), m.saved, -1);
+  m.transient[index(SlotKind::weight_gradient)] = sum(weight_gradient.bytes(), m.kept, -1);
   return m;
 }
 
-CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage) const {
+// The fullest instant of each stage in one place. False: no micro-batch holds anything there.
+bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
+  bool any = false;
+  chunk_bytes.resize(memory.size());
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    const ChunkMemory& m = memory[i];
+    ChunkBytes& b = chunk_bytes[i];
+    b.saved = m.saved.in(place);
+    b.kept = m.kept.in(place);
+    any = any || b.saved != 0 || b.kept != 0;
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+      b.transient[kind] = m.transient[kind].in(place);
+      any = any || b.transient[kind] != 0;
+    }
+  }
+  if (any) peak_bytes(program.schedule, stage_class, chunk_bytes, peaks);
+  return any;
+}
+
+CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) const {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto c = static_cast<std::size_t>(stage_class[stage]);
   CategoryBytes bytes{};
   for (std::size_t k = 0; k < chunks; ++k) {
     const ChunkMemory& m = memory[c * chunks + k];
-    bytes += m.saved * static_cast<double>(peaks.in_flight[stage * chunks + k]);
-    bytes += m.kept * static_cast<double>(peaks.awaiting_weight_gradient[stage * chunks + k]);
+    bytes = added(bytes, m.saved.at(place), static_cast<double>(peaks.in_flight[stage * chunks + k]));
+    bytes = added(bytes, m.kept.at(place), static_cast<double>(peaks.awaiting_weight_gradient[stage * chunks + k]));
   }
   const StagePeak& peak = peaks.stages[stage];
-  bytes += memory[c * chunks + peak.chunk].transient[index(peak.slot)];
-  return bytes;
+  return added(bytes, memory[c * chunks + peak.chunk].transient[index(peak.slot)].at(place));
 }
 
 // Context of the driver, and buffers of each communicator that the program's ops use.
@@ -115,29 +121,31 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) const {
 }
 
 void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {
-  peak_bytes(program.schedule, stage_class, chunk_bytes, peaks);
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const double framework = framework_bytes(program);
-  constexpr auto kActivation = static_cast<std::size_t>(Category::activation);
+  const bool flying = find_peaks(program, Place::device);
   for (StageReport& stage : report.stages) stage.memory = {};
   report.memory_peak_bytes = 0;
   for (std::size_t s = 0; s < program.stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
-    const double slots = peaks.stages[s].bytes, update = device_bytes(c.update_transient);
+    const double slots = flying ? peaks.stages[s].bytes : 0, update = device_bytes(c.update_transient);
     const double resident = device_bytes(c.resident);
     // Stages of a class differ in what is in flight; the fullest speaks for it.
     if (stage.memory.peak_bytes > 0 &&
         resident + std::max(slots, update) + framework <= stage.memory.peak_bytes - stage.memory.fragmentation_bytes)
       continue;
     MemoryBreakdown& m = stage.memory;
-    const CategoryBytes above = slots >= update ? bytes_at_peak(program, s) : c.update_transient;
-    m.bytes = sum(c.resident, above);
+    const bool in_slot = flying && slots >= update;
+    const CategoryBytes& resting = c.resident.at(Place::device);
+    m.bytes.at(Place::device) = in_slot ? added(resting, bytes_at_peak(program, s, Place::device))
+                                        : added(resting, c.update_transient.at(Place::device));
     m.framework_bytes = framework;
-    m.fragmentation_bytes = program.runtime.allocator_fragmentation * std::max(0.0, m.bytes[kActivation]);
+    m.fragmentation_bytes =
+        program.runtime.allocator_fragmentation * std::max(0.0, m.bytes.of(Place::device, Category::activation));
     m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes + m.fragmentation_bytes;
     stage.in_flight_micro_batches = 0;
-    if (slots >= update)
+    if (in_slot)
       for (std::size_t k = 0; k < chunks; ++k)
         stage.in_flight_micro_batches += static_cast<double>(peaks.in_flight[s * chunks + k]);
   }
@@ -148,17 +156,37 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
   }
   report.memory_capacity_bytes = cluster.device.memory_bytes;
   report.memory_fits = report.memory_peak_bytes <= report.memory_capacity_bytes;
+  report.host_memory = {.capacity_bytes = cluster.node.host_memory_bytes};
+  fill_shared(program, Place::host, report.host_memory, report);
+  report.storage = {.capacity_bytes = cluster.node.nvme_bytes};
+  fill_shared(program, Place::storage, report.storage, report);
+}
 
-  // A node's devices share its host memory; the stage with the largest host copies may fill a whole node.
-  double host_bytes = 0;
-  for (const StageReport& stage : report.stages)
-    host_bytes = std::max(host_bytes, stage.memory.bytes[static_cast<std::size_t>(Category::host_copy)]);
-  host_bytes *= static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
-  const double host_capacity = cluster.node.host_memory_bytes;
-  if (host_capacity > 0 && host_bytes > host_capacity) {
+// A node's devices share the place; the stage that puts most there may fill a whole node.
+void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report) {
+  const bool flying = find_peaks(program, place);
+  for (std::size_t s = 0; s < program.stages.size(); ++s) {
+    const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
+    CategoryBytes bytes = added(c.resident.at(place), c.update_transient.at(place));
+    if (flying && peaks.stages[s].bytes > c.update_transient.in(place))
+      bytes = added(c.resident.at(place), bytes_at_peak(program, s, place));
+    CategoryBytes& fullest = report.stages[static_cast<std::size_t>(stage_class[s])].memory.bytes.at(place);
+    if (total(bytes) <= total(fullest)) continue;
+    fullest = bytes;
+    shared.peak_bytes = std::max(shared.peak_bytes, total(bytes));
+  }
+  if (shared.peak_bytes <= 0) return;
+  shared.node_bytes =
+      shared.peak_bytes * static_cast<double>(std::min<std::int64_t>(cluster.node.devices, program.mesh.ranks()));
+  const std::string words = place == Place::host ? "host memory" : "storage";
+  const std::string field = place == Place::host ? "/cluster/node/host_memory_bytes" : "/cluster/node/nvme_bytes";
+  if (shared.capacity_bytes <= 0) {
+    report.notes.push_back(words + " is not checked: a node's devices keep " + gibibytes(shared.node_bytes) +
+                           " there, and " + field + " is not known");
+  } else if (!shared.fits()) {
     report.memory_fits = false;
-    report.notes.push_back("does not fit in host memory: a node's devices keep " + gibibytes(host_bytes) + " there, it has " +
-                           gibibytes(host_capacity));
+    report.notes.push_back("does not fit in " + words + ": a node's devices keep " + gibibytes(shared.node_bytes) +
+                           " there, it has " + gibibytes(shared.capacity_bytes) + " (" + field + ")");
   }
 }
 

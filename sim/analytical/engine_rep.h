@@ -30,8 +30,8 @@ struct SlotLines {
 
 // Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
 struct ChunkMemory {
-  CategoryBytes saved{}, kept{};
-  std::array<CategoryBytes, kSlotKinds> transient{};
+  PlacedBytes saved{}, kept{};
+  std::array<PlacedBytes, kSlotKinds> transient{};
 };
 
 // Stages with equal chunks.
@@ -44,7 +44,7 @@ struct StageClass {
   Stream tail_stream = Stream::compute;
   Accounts slots{};            // all micro-batches
   double recompute_flops = 0;  // of a step
-  CategoryBytes resident{}, update_transient{};
+  PlacedBytes resident{}, update_transient{};
 };
 
 struct StageEnd {
@@ -78,7 +78,9 @@ struct AnalyticalEngine::Rep {
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
   ChunkMemory chunk_memory(const Chunk& chunk) const;
-  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage) const;
+  bool find_peaks(const Program& program, Place place);
+  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place) const;
+  void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
   double framework_bytes(const Program& program) const;
 
   const Cluster& cluster;

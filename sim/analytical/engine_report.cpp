@@ -125,9 +125,9 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
   for (std::int32_t s = 0; s < static_cast<std::int32_t>(program.stages.size()); ++s) {
     const auto stage = static_cast<std::size_t>(s);
     const auto c = static_cast<std::size_t>(stage_class[stage]);
-    CategoryBytes held = classes[c].resident;
-    const auto sample = [&](double time, const CategoryBytes& bytes) { timeline.memory.push_back({s, time, bytes}); };
-    const auto change = [&](const CategoryBytes& by, double sign) { held += by * sign; };
+    PlacedBytes held = classes[c].resident;
+    const auto sample = [&](double time, const PlacedBytes& bytes) { timeline.memory.push_back({s, time, bytes}); };
+    const auto change = [&](const PlacedBytes& by, double sign) { held = sum(held, by, sign); };
     sample(0, held);
     for (; next < slots.slots.size() && slots.slots[next].stage == s; ++next) {
       const SlotRecord& record = slots.slots[next];
@@ -135,11 +135,9 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
                                     record.slot.micro_batch, record.begin_seconds, record.end_seconds,
                                     name_of(record.slot.kind)});
       const ChunkMemory& m = memory[c * chunks + record.slot.chunk];
-      const CategoryBytes& transient = m.transient[static_cast<std::size_t>(record.slot.kind)];
+      const PlacedBytes& transient = m.transient[static_cast<std::size_t>(record.slot.kind)];
       if (record.slot.kind == SlotKind::forward) change(m.saved, 1);
-      CategoryBytes during = held;
-      during += transient;
-      sample(record.begin_seconds, during);
+      sample(record.begin_seconds, sum(held, transient));
       if (record.slot.kind == SlotKind::backward) {
         change(m.saved, -1);
         if (program.schedule.split_backward) change(m.kept, 1);
@@ -159,9 +157,7 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
     interval(Stream::pipeline_communication, end.reduced - end.tied, end.reduced, "tied_embedding.all_reduce");
     interval(Stream::compute, end.reduced, end.reduced + classes[c].norm.seconds, "gradient_norm");
     interval(Stream::compute, end.synchronised, end.end, "update");
-    CategoryBytes updating = held;
-    updating += classes[c].update_transient;
-    sample(end.reduced, updating);
+    sample(end.reduced, sum(held, classes[c].update_transient));
     sample(end.end, held);
   }
 }

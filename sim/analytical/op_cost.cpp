@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <stdexcept>
 
 #include "sim/base/error.h"
 #include "sim/program/work.h"
@@ -39,16 +40,17 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   return cost;
 }
 
-OpCostModel::Rate OpCostModel::rate(const Op& op) const {
+OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensors) const {
   const Node& node = cluster_.node;
   const auto share = [&](double of_node) { return of_node / static_cast<double>(node.devices); };
-  if (op.stream == Stream::storage) {
-    return op.kind == OpKind::copy_to_device
-               ? Rate{share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"}
-               : Rate{share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
-  }
-  if (op.stream == Stream::host)
+  if (op.kind != OpKind::copy)
     return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
+  const Direction way = direction_of(op, tensors);
+  if (way.from == way.to) throw std::logic_error(std::string("\"") + op.name + "\" copies within one memory");
+  if (way.from == Place::storage)
+    return {share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"};
+  if (way.to == Place::storage)
+    return {share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
   return {node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster_.device.pcie_bytes_per_second,
           "/device/pcie_bytes_per_second"};
 }
@@ -66,8 +68,8 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     }
     cost.last_seconds = collective(op, tensors, instances).seconds;
     cost.seconds = cost.last_seconds * op.count;
-  } else if (is_copy(op.kind) || op.stream == Stream::host || op.stream == Stream::storage) {
-    const Rate r = rate(op);
+  } else if (op.kind == OpKind::copy || op.stream == Stream::host) {
+    const Rate r = rate(op, tensors);
     if (!(r.bytes_per_second > 0)) {
       throw InputError(
           {.file = {}, .pointer = std::string("/cluster") + r.pointer}, "no value",
@@ -119,9 +121,11 @@ std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, st
     return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " +
            nccl_name_of(c.protocol);
   }
-  if (op.stream == Stream::storage) return "NVMe";
+  if (op.kind == OpKind::copy) {
+    const Direction way = direction_of(op, tensors);
+    return way.from == Place::storage || way.to == Place::storage ? "NVMe" : "PCIe";
+  }
   if (op.stream == Stream::host) return "host memory";
-  if (is_copy(op.kind)) return "PCIe";
   switch (kernels_.cost(op, tensors).bound) {
     case KernelCost::Bound::compute:
       return "compute";

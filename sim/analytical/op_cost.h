@@ -33,9 +33,9 @@ class OpCostModel {
                 CollectiveProtocol protocol = CollectiveProtocol::automatic);
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
-  // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies run at the PCIe rate of
-  // the device, host kernels at the device's share of the host's memory rate, storage at its share of the NVMe rate.
-  // Throws InputError when the cluster lacks a rate.
+  // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
+  // device and its host run at the PCIe rate of the device, those from or to storage at its share of the NVMe rate, host
+  // kernels at its share of the host's memory rate. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   // A collective op (not send, receive): one of its `count` launches.
@@ -56,7 +56,7 @@ class OpCostModel {
     double bytes_per_second = 0;
     const char* pointer = "";  // of the rate in a cluster document
   };
-  Rate rate(const Op& op) const;
+  Rate rate(const Op& op, std::span<const Tensor> tensors) const;
   GroupSpan span(const Op& op) const;
   struct Collective {  // its cost depends on nothing else
     OpKind kind;

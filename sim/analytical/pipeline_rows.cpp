@@ -455,9 +455,9 @@ struct RingRows {
 };
 
 // Where a virtual micro-batch stands: k = run * p + place, chunk `run mod v`. Moves without divisions.
-struct Place {
+struct Standing {
   Index place = 0, run = 0;  // run modulo v
-  Place(Index k, Index p, Index v) {
+  Standing(Index k, Index p, Index v) {
     Index r = k / p;
     place = k % p;
     if (place < 0) place += p, --r;
@@ -491,7 +491,7 @@ inline __attribute__((always_inline)) void run_pairs(Index count, double* __rest
 template <bool kEdge>
 inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_begin, Index t_end) {
   const Index p = r.p, v = r.v, n = r.n, period = p * v;
-  Place f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // of stage 0's forward, of the last stage's backward
+  Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // of stage 0's forward, of the last stage's backward
   for (Index u = 0; u < p; ++u) {
     r.forward_now[u] = r.forward[(u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u];
     r.backward_now[u] = r.backward[(v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u];

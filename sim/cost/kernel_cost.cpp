@@ -85,7 +85,7 @@ constexpr bool is_of_update(OpKind k) {
 }
 
 constexpr bool is_memory_bound(OpKind k) {
-  return !is_matmul(k) && !is_attention(k) && !is_communication(k) && !is_copy(k);
+  return !is_matmul(k) && !is_attention(k) && !is_communication(k) && k != OpKind::copy;
 }
 
 }  // namespace

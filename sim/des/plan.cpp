@@ -45,7 +45,7 @@ RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
       traffic(topology, cluster_, options_.fidelity == Fidelity::step_exact) {}
 
 std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                                    bool storage, bool reversed) {
+                                    Direction way, bool reversed) {
   Exchange x;
   x.pattern = kNoPattern;
   x.communicator = communicator;
@@ -56,7 +56,7 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
     PatternKind pattern{.communicator = communicator,
                         .kind = kind,
                         .algorithm = cost.algorithm,
-                        .storage = storage,
+                        .way = way,
                         .reversed = reversed};
     if (options.fidelity == Fidelity::step_exact) {
       const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
@@ -98,7 +98,7 @@ void RunPlan::compile_blocks(JobPlan& job) {
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     if (most[p] == 0) continue;
     const Piece& piece = program.pieces[p];
-    piece_memory(piece, program.runtime.allocator_granularity_bytes, most[p], scratch);
+    piece_memory(piece, program.runtime.granularity, most[p], scratch);
     const CompileContext context{job.costs.get(), &program.runtime, scratch.root};
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       BlockCode& code = job.codes[p][k];
@@ -145,12 +145,12 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
       x = add_exchange(traffic.groups(id, op.axes, op.neighbours), op.kind, payload,
                        job.costs->collective(op, piece.tensors, instances));
-    } else if (is_copy(op.kind)) {
+    } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
       const OpCost copy = job.costs->cost(op, piece.tensors, instances);
       cost.seconds = cost.intra_seconds = copy.last_seconds;
       cost.intra_bytes = payload;
-      x = add_exchange(traffic.singles(id), op.kind, payload, cost, op.stream == Stream::storage);
+      x = add_exchange(traffic.singles(id), op.kind, payload, cost, direction_of(op, piece.tensors));
     } else {
       return;
     }
@@ -187,7 +187,7 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
     const CollectiveCost cost = job.costs->transfer(program.boundary_bytes, border);
     const std::int32_t pairs = traffic.pairs(id, from, to);
     job.forward[q] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost);
-    job.backward[q + 1] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost, false, true);
+    job.backward[q + 1] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost, {}, true);
   }
   if (program.tied_embedding_bytes > 0 && program.stages.size() > 1)
     job.tied =

@@ -81,7 +81,7 @@ struct RunPlan {
 
   void add_job(const DiscreteEventJob& job, const CollectiveCalibration& collectives);
   std::uint32_t add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                             bool storage = false, bool reversed = false);
+                             Direction way = {}, bool reversed = false);
   // Throws InputError when one names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();

@@ -37,8 +37,6 @@ void merge_parallel_edges(FlowGraph& graph) {
   graph.after.clear();
 }
 
-bool is_copy_kind(OpKind kind) { return kind == OpKind::copy_to_host || kind == OpKind::copy_to_device; }
-
 }  // namespace
 
 Traffic::Traffic(const Topology& topology, const Cluster& cluster, bool exact)
@@ -146,15 +144,15 @@ void Traffic::lay_copies(std::int32_t p) {
   for (std::int64_t g = 0; g < groups.count; ++g) {
     const std::int64_t device =
         job.placement.device(groups.members[static_cast<std::size_t>(g)], cluster_.node.devices);
-    const Endpoint far{kind.storage ? Endpoint::Kind::storage : Endpoint::Kind::host_memory, topology_.node_of(device)};
+    const auto end = [&](Place place) -> Endpoint {
+      if (place == Place::device) return Endpoint::device(device);
+      return {place == Place::host ? Endpoint::Kind::host_memory : Endpoint::Kind::storage, topology_.node_of(device)};
+    };
     Flow flow;
     flow.pattern = p;
     flow.group_vertex = static_cast<std::uint32_t>(groups.first_vertex + static_cast<std::size_t>(g));
     flow.way = static_cast<std::uint32_t>(ways_.size());
-    if (kind.kind == OpKind::copy_to_host)
-      topology_.route(Endpoint::device(device), far, ways_);
-    else
-      topology_.route(far, Endpoint::device(device), ways_);
+    topology_.route(end(kind.way.from), end(kind.way.to), ways_);
     flow.links = static_cast<std::uint32_t>(ways_.size()) - flow.way;
     flow.share = 1;
     flows_.push_back(flow);
@@ -163,7 +161,7 @@ void Traffic::lay_copies(std::int32_t p) {
 
 void Traffic::lay_pattern(std::int32_t p) {
   const PatternKind kind = patterns_[static_cast<std::size_t>(p)].kind;
-  if (is_copy_kind(kind.kind)) return lay_copies(p);
+  if (kind.kind == OpKind::copy) return lay_copies(p);
   const Groups& groups = groups_[static_cast<std::size_t>(kind.communicator)];
   const Job& job = jobs_[static_cast<std::size_t>(communicators_[static_cast<std::size_t>(kind.communicator)].job)];
   const std::int64_t per_node = cluster_.node.devices;

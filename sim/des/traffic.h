@@ -18,6 +18,7 @@
 #include "sim/des/topology.h"
 #include "sim/hardware/perturbation.h"
 #include "sim/program/mesh.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 
@@ -25,7 +26,7 @@ struct PatternKind {
   std::int32_t communicator = 0;
   OpKind kind = OpKind::all_reduce;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
-  bool storage = false;     // copies: beyond host memory
+  Direction way{};          // of copies
   bool reversed = false;    // members in reverse order: backwards through the pipeline
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
   bool operator==(const PatternKind&) const = default;

@@ -10,7 +10,7 @@ namespace {
 constexpr int kForward = 0, kBackward = 1, kWeightGradient = 2, kUpdate = 3, kBlocks = 4;
 using Storage = MemoryScratch::Storage;
 
-constexpr std::size_t index(Category category) { return static_cast<std::size_t>(category); }
+constexpr std::size_t index(Place place) { return static_cast<std::size_t>(place); }
 
 constexpr bool is_persistent(Category category) {
   return category == Category::parameter || category == Category::gradient || category == Category::optimizer_state;
@@ -18,7 +18,7 @@ constexpr bool is_persistent(Category category) {
 
 class Walk {
  public:
-  Walk(const Piece& piece, double granularity, std::int64_t instances, MemoryScratch& scratch)
+  Walk(const Piece& piece, const Granularity& granularity, std::int64_t instances, MemoryScratch& scratch)
       : piece_(piece),
         instances_(instances),
         blocks_{&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update},
@@ -47,7 +47,9 @@ class Walk {
   static constexpr std::uint8_t bit(int block) { return static_cast<std::uint8_t>(1u << block); }
   Category category(TensorId id) const { return piece_.tensors[id].category; }
 
-  void find_roots(double granularity) {
+  Place place(TensorId id) const { return piece_.tensors[id].place; }
+
+  void find_roots(const Granularity& granularities) {
     const auto& tensors = piece_.tensors;
     root_.resize(tensors.size());
     storages_.resize(tensors.size());
@@ -57,6 +59,8 @@ class Walk {
       root_[i] = id;
       if (id != i) continue;
       const auto bytes = static_cast<double>(tensors[i].bytes());
+      const double granularity = granularities.bytes[index(tensors[i].place)];
+      elsewhere_ = elsewhere_ || tensors[i].place != Place::device;
       storages_[i] = Storage{};
       storages_[i].bytes = granularity > 0 ? std::ceil(bytes / granularity) * granularity : bytes;
     }
@@ -103,12 +107,12 @@ class Walk {
     const bool updated = (s.touched & bit(kUpdate)) != 0;
     const std::uint8_t first = s.touched & static_cast<std::uint8_t>(-s.touched);
     const bool written_first = (s.defined & first) != 0;
-    return (in_step && updated) || (s.conditional && s.unconditional) || (c == Category::host_copy && !written_first);
+    return (in_step && updated) || (s.conditional && s.unconditional) || (place(id) != Place::device && !written_first);
   }
 
   void classify(TensorId id, PieceMemory& memory) {
     Storage& s = storages_[id];
-    const auto c = index(category(id));
+    const auto add = [&](PlacedBytes& to) { to.of(place(id), category(id)) += s.bytes; };
     const auto touches = [&](int block) { return (s.touched & bit(block)) != 0; };
     const auto enters = [&](int block) { return (s.touched & ~s.defined & bit(block)) != 0; };
     bool side_input = false, side_gradient = false, side_output = false;
@@ -118,19 +122,19 @@ class Walk {
       side_output = side_output || is(id, side.output);
     }
     if (piece_.tensors[id].shared || side_input || side_gradient) {
-      if (side_input && touches(kBackward)) memory.saved_side_input[c] += s.bytes;
+      if (side_input && touches(kBackward)) add(memory.saved_side_input);
       return;
     }
     if (is_resident(id, s)) {
-      memory.resident[c] += s.bytes;
+      add(memory.resident);
       return;
     }
     s.comes_and_goes = true;
     const bool for_weights = enters(kWeightGradient);
     const bool redefined = touches(kBackward) && !enters(kBackward);
     const bool saved = touches(kForward) && (enters(kBackward) || (for_weights && !redefined));
-    if (saved) memory.saved[c] += s.bytes;
-    if (for_weights) memory.saved_weight_gradient[c] += s.bytes;
+    if (saved) add(memory.saved);
+    if (for_weights) add(memory.saved_weight_gradient);
     if (saved || is(id, piece_.output) || side_output) s.outlives |= bit(kForward);
     if (for_weights || is(id, piece_.input_gradient)) s.outlives |= bit(kBackward);
     for (int block = 0; block < kBlocks; ++block)
@@ -140,23 +144,28 @@ class Walk {
       }
   }
 
-  CategoryBytes transient(int block, const CategoryBytes& saved) {
+  PlacedBytes transient(int block, const PlacedBytes& saved) {
     const auto& ops = blocks_[static_cast<std::size_t>(block)]->ops;
     if (ops.empty()) return {};
-    CategoryBytes now{}, ahead{};
-    for (std::size_t i = 0; i < now.size(); ++i) now[i] -= saved[i];
-    double device = -device_bytes(saved);
+    PlacedBytes now = saved * -1, ahead{};
+    std::array<double, kPlaces> sums;
+    for (std::size_t p = 0; p < kPlaces; ++p) sums[p] = now.in(static_cast<Place>(p));
     const auto change = [&](TensorId id, double bytes) {
-      now[index(category(id))] += bytes;
-      if (category(id) != Category::host_copy) device += bytes;
+      now.of(place(id), category(id)) += bytes;
+      sums[index(place(id))] += bytes;
     };
     list_lives(block, ops.size());
     for (TensorId id : entering_[static_cast<std::size_t>(block)]) change(id, storages_[id].bytes);
-    CategoryBytes worst = now;
-    double worst_device = device;
+    PlacedBytes worst = now;
+    std::array<double, kPlaces> most = sums;
+    const std::size_t places = elsewhere_ ? kPlaces : 1;
+    const auto keep_worst = [&] {
+      for (std::size_t p = 0; p < places; ++p)
+        if (sums[p] > most[p]) worst.places[p] = now.places[p], most[p] = sums[p];
+    };
     for (std::size_t p = 0; p < ops.size(); ++p) {
       for (TensorId id = starts_[p]; id != kNoTensor; id = storages_[id].next_start) change(id, storages_[id].bytes);
-      if (device > worst_device) worst = now, worst_device = device;
+      keep_worst();
       for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
       const Op& op = ops[p];
       if (op.prefetch > 0) hold_for_others(op, false, op.prefetch, ahead);
@@ -182,7 +191,7 @@ class Walk {
   }
 
   // Buffers of other instances of the piece that are alive meanwhile: gathered ahead, or waiting for their bucket.
-  void hold_for_others(const Op& op, bool reads, std::int64_t instances, CategoryBytes& ahead) const {
+  void hold_for_others(const Op& op, bool reads, std::int64_t instances, PlacedBytes& ahead) const {
     const auto others = static_cast<double>(std::min(instances, instances_ - 1));
     std::array<TensorId, 10> used;  // storages of the op, each once
     std::size_t n = 0;
@@ -192,7 +201,7 @@ class Walk {
       if (!storages_[root].comes_and_goes) return;
       if (std::find(used.begin(), used.begin() + n, root) != used.begin() + n) return;
       used[n++] = root;
-      if (counts) ahead[index(category(root))] += others * storages_[root].bytes;
+      if (counts) ahead.of(place(root), category(root)) += others * storages_[root].bytes;
     };
     for (TensorId id : op.reads) hold(id, reads);
     for (TensorId id : op.writes) hold(id, true);
@@ -200,6 +209,7 @@ class Walk {
 
   const Piece& piece_;
   const std::int64_t instances_;
+  bool elsewhere_ = false;  // something lies beyond the device
   std::array<const Block*, kBlocks> blocks_;
   std::vector<TensorId>& root_;
   std::vector<Storage>& storages_;
@@ -209,29 +219,22 @@ class Walk {
 
 }  // namespace
 
-CategoryBytes& operator+=(CategoryBytes& a, const CategoryBytes& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
-  return a;
+void Fullest::consider(const PlacedBytes& bytes) {
+  for (std::size_t p = 0; p < kPlaces; ++p) {
+    const double sum = bytes.in(static_cast<Place>(p));
+    if (any_ && sum <= most_[p]) continue;
+    most_[p] = sum;
+    bytes_.places[p] = bytes.places[p];
+  }
+  any_ = true;
 }
 
-CategoryBytes operator*(const CategoryBytes& a, double factor) {
-  CategoryBytes product;
-  for (std::size_t i = 0; i < a.size(); ++i) product[i] = a[i] * factor;
-  return product;
-}
-
-double device_bytes(const CategoryBytes& bytes) {
-  double total = 0;
-  for (std::size_t i = 0; i < bytes.size(); ++i)
-    if (i != index(Category::host_copy)) total += bytes[i];
-  return total;
-}
-
-PieceMemory piece_memory(const Piece& piece, double granularity, std::int64_t instances, MemoryScratch& scratch) {
+PieceMemory piece_memory(const Piece& piece, const Granularity& granularity, std::int64_t instances,
+                         MemoryScratch& scratch) {
   return Walk(piece, granularity, instances, scratch).run();
 }
 
-PieceMemory piece_memory(const Piece& piece, double granularity, std::int64_t instances) {
+PieceMemory piece_memory(const Piece& piece, const Granularity& granularity, std::int64_t instances) {
   MemoryScratch scratch;
   return piece_memory(piece, granularity, instances, scratch);
 }

@@ -19,9 +19,15 @@ const char* name_of(Dtype dtype) {
 
 const char* name_of(Category category) {
   static constexpr std::array names{"parameter",           "gradient",  "optimizer_state", "activation",
-                                    "communication_buffer", "workspace", "host_copy"};
+                                    "communication_buffer", "workspace"};
   static_assert(names.size() == kCategories);
   return pick(names, category);
+}
+
+const char* name_of(Place place) {
+  static constexpr std::array names{"device", "host", "storage"};
+  static_assert(names.size() == kPlaces);
+  return pick(names, place);
 }
 
 const char* name_of(MeshAxis axis) {
@@ -72,8 +78,7 @@ const char* name_of(OpKind kind) {
                                     "ring_shift",
                                     "send",
                                     "receive",
-                                    "copy_to_host",
-                                    "copy_to_device"};
+                                    "copy"};
   static_assert(names.size() == kOpKinds);
   return pick(names, kind);
 }

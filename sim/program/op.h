@@ -71,18 +71,15 @@ enum class OpKind : std::uint8_t {
   send,            // to the neighbouring pipeline stage
   receive,
 
-  // Copies between memories.
-  copy_to_host,
-  copy_to_device,
+  copy,  // between memories: from the place of the tensor read to that of the tensor written
 };
-inline constexpr int kOpKinds = static_cast<int>(OpKind::copy_to_device) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::copy) + 1;
 const char* name_of(OpKind kind);
 
 constexpr bool is_matmul(OpKind k) { return k <= OpKind::batched_matmul; }
 constexpr bool is_attention(OpKind k) { return k == OpKind::attention || k == OpKind::attention_backward; }
 constexpr bool is_optimizer(OpKind k) { return k == OpKind::adam || k == OpKind::sgd; }
 constexpr bool is_communication(OpKind k) { return k >= OpKind::all_reduce && k <= OpKind::receive; }
-constexpr bool is_copy(OpKind k) { return k >= OpKind::copy_to_host; }
 
 // Streams of a rank run in order; across streams only data and events order. One communication stream per mesh
 // axis, as frameworks have one per communicator.

@@ -8,6 +8,7 @@
 #include "sim/program/collective_algorithm.h"
 #include "sim/program/mesh.h"
 #include "sim/program/piece.h"
+#include "sim/program/placed_bytes.h"
 #include "sim/program/schedule.h"
 
 namespace orrery {
@@ -40,7 +41,7 @@ struct Runtime {
   bool cuda_graphs = false;                // issue cost is paid once per block
   double context_bytes = 0;                // driver context and library handles
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
-  double allocator_granularity_bytes = 512;  // every tensor is rounded up to this
+  Granularity granularity = 512;
   double allocator_fragmentation = 0;        // share of the activations lost to fragmentation
   // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;

@@ -1,4 +1,4 @@
-// A tensor as one rank holds it: local shape, dtype, category. Dimensions carry the axis of the model they run
+// A tensor as one rank holds it: local shape, dtype, category, place. Dimensions carry the axis of the model they run
 // along, so that a strategy can shard "every dimension along the heads" without knowing which layer it is in.
 #pragma once
 
@@ -24,10 +24,14 @@ enum class Category : std::uint8_t {
   activation,            // saved by a forward block for a backward block, or alive inside a block
   communication_buffer,  // gathered inputs, ring buffers
   workspace,             // library scratch, unfused temporaries
-  host_copy,             // lives in CPU memory
 };
-inline constexpr int kCategories = 7;
+inline constexpr int kCategories = 6;
 const char* name_of(Category category);
+
+// Where bytes lie: a device's own memory, or what the devices of a node share.
+enum class Place : std::uint8_t { device, host, storage };
+inline constexpr int kPlaces = 3;
+const char* name_of(Place place);
 
 // The axis of the model that a dimension runs along.
 enum class Axis : std::uint8_t {
@@ -62,6 +66,7 @@ struct Tensor {
   std::uint8_t rank = 0;
   Dtype dtype = Dtype::bf16;
   Category category = Category::activation;
+  Place place = Place::device;
 
   // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
   bool resident = false;

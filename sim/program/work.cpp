@@ -77,6 +77,12 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   return s;
 }
 
+Direction direction_of(const Op& copy, std::span<const Tensor> tensors) {
+  return {tensors[copy.reads[0]].place, tensors[copy.writes[0]].place};
+}
+
+std::string name_of(Direction direction) { return std::string("copy_to_") + name_of(direction.to); }
+
 double flops(const Op& op, std::span<const Tensor> tensors) {
   if (is_matmul(op.kind)) {
     const GemmShape g = gemm_shape(op, tensors);
@@ -102,7 +108,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       if (id != kNoTensor) largest = std::max(largest, size(id));
     return largest;
   }
-  if (is_copy(op.kind)) return size(op.reads[0]);
+  if (op.kind == OpKind::copy) return size(op.reads[0]);
   double total = 0;
   for (TensorId id : op.reads)
     if (id != kNoTensor) total += size(id);

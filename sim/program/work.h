@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "sim/program/op.h"
 #include "sim/program/tensor.h"
@@ -22,6 +23,14 @@ struct AttentionShape {
 };
 // Of an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
+
+// The way that a copy takes.
+struct Direction {
+  Place from = Place::device, to = Place::host;
+  bool operator==(const Direction&) const = default;
+};
+Direction direction_of(const Op& copy, std::span<const Tensor> tensors);
+std::string name_of(Direction direction);  // "copy_to_host": for benchmarks and calibrations
 
 // Multiply-adds count two. Causal attention counts the lower triangle only (what FlashAttention executes);
 // attention_backward counts the recomputation of the scores (5 products against the forward's 2).

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
 
@@ -41,6 +43,10 @@ std::vector<Field> columns(const std::string& scenario, const Report& r) {
   text("memory_fits", r.memory_fits ? "true" : "false");
   number("memory_peak_bytes", r.memory_peak_bytes);
   number("memory_capacity_bytes", r.memory_capacity_bytes);
+  for (const auto& [place, shared] : {std::pair{Place::host, r.host_memory}, {Place::storage, r.storage}}) {
+    number(fmt::format("node_{}_bytes", name_of(place)), shared.node_bytes);
+    number(fmt::format("node_{}_capacity_bytes", name_of(place)), shared.capacity_bytes);
+  }
   const StageReport none;
   const auto stage = [&](std::int64_t index) -> const StageReport& {
     return r.stages.empty() ? none : r.stages[static_cast<std::size_t>(index)];

@@ -1,5 +1,7 @@
 #include "sim/report/json.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "sim/report/terms.h"
@@ -18,7 +20,17 @@ Json time_json(const TimeBreakdown& time) {
 Json parts_json(const MemoryBreakdown& memory) {
   Json json;
   for (const MemoryTerm& term : terms_of(memory)) json[term.name + "_bytes"] = term.bytes;
+  for (const Place place : {Place::host, Place::storage})
+    for (const MemoryTerm& term : terms_of(memory.bytes.at(place)))
+      if (term.bytes != 0) json[fmt::format("{}_{}_bytes", name_of(place), term.name)] = term.bytes;
   return json;
+}
+
+Json shared_json(const SharedMemory& shared) {
+  return {{"peak_bytes", shared.peak_bytes},
+          {"node_bytes", shared.node_bytes},
+          {"node_capacity_bytes", shared.capacity_bytes},
+          {"fits", shared.fits()}};
 }
 
 Json memory_json(const Report& r) {
@@ -26,6 +38,8 @@ Json memory_json(const Report& r) {
             {"capacity_bytes", r.memory_capacity_bytes},
             {"margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes},
             {"fits", r.memory_fits}};
+  if (r.host_memory.peak_bytes > 0) json["host"] = shared_json(r.host_memory);
+  if (r.storage.peak_bytes > 0) json["storage"] = shared_json(r.storage);
   if (r.stages.empty()) return json;
   const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
   json["stage"] = fullest.stage;

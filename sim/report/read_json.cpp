@@ -23,7 +23,7 @@ class Member {
   Member operator[](std::size_t index) const {
     return {json_.at(index), {where_.file, where_.pointer + "/" + std::to_string(index)}};
   }
-  bool has(const char* key) const { return json_.is_object() && json_.contains(key); }
+  bool has(const std::string& key) const { return json_.is_object() && json_.contains(key); }
   std::size_t size() const {
     if (!json_.is_array()) throw InputError(where_, json_.dump().substr(0, 40), "a list");
     return json_.size();
@@ -61,9 +61,14 @@ TimeBreakdown time_of(const Member& json) {
 
 MemoryBreakdown memory_of(const Member& json) {
   MemoryBreakdown memory;
-  for (int c = 0; c < kCategories; ++c)
-    memory.bytes[static_cast<std::size_t>(c)] =
-        json[std::string(name_of(static_cast<Category>(c))) + "_bytes"].number();
+  for (int c = 0; c < kCategories; ++c) {
+    const auto category = static_cast<Category>(c);
+    const std::string key = std::string(name_of(category)) + "_bytes";
+    memory.bytes.of(Place::device, category) = json[key].number();
+    for (const Place place : {Place::host, Place::storage})
+      if (const std::string there = std::string(name_of(place)) + "_" + key; json.has(there))
+        memory.bytes.of(place, category) = json[there].number();
+  }
   memory.framework_bytes = json["framework_bytes"].number();
   memory.fragmentation_bytes = json["fragmentation_bytes"].number();
   memory.peak_bytes = json["peak_bytes"].number();
@@ -105,7 +110,14 @@ Report read_report(const Json& document, const InputError::Where& where) {
   const Member memory = json["memory"], stages = json["stages"];
   r.memory_peak_bytes = memory["peak_bytes"].number();
   r.memory_capacity_bytes = memory["capacity_bytes"].number();
-  r.memory_fits = r.memory_peak_bytes <= r.memory_capacity_bytes;
+  const auto shared = [&memory](const char* place) -> SharedMemory {
+    if (!memory.has(place)) return {};
+    const Member of = memory[place];
+    return {of["peak_bytes"].number(), of["node_bytes"].number(), of["node_capacity_bytes"].number()};
+  };
+  r.host_memory = shared("host");
+  r.storage = shared("storage");
+  r.memory_fits = r.memory_peak_bytes <= r.memory_capacity_bytes && r.host_memory.fits() && r.storage.fits();
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Member s = stages[i];
     StageReport stage;

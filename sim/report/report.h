@@ -26,10 +26,18 @@ struct TimeBreakdown {
 };
 
 struct MemoryBreakdown {
-  std::array<double, kCategories> bytes{};  // at the peak
-  double framework_bytes = 0;               // context, communicator buffers
+  PlacedBytes bytes{};         // of each place at its own peak
+  double framework_bytes = 0;  // context, communicator buffers
   double fragmentation_bytes = 0;
-  double peak_bytes = 0;  // the sum of the above but host_copy
+  double peak_bytes = 0;  // of the device: its bytes, the framework's and fragmentation
+};
+
+// Memory that the devices of a node share.
+struct SharedMemory {
+  double peak_bytes = 0;      // a device's part, on the stage that puts most there
+  double node_bytes = 0;      // of all devices of a node of that stage
+  double capacity_bytes = 0;  // of a node; 0: not known, and not checked
+  bool fits() const { return capacity_bytes <= 0 || node_bytes <= capacity_bytes; }
 };
 
 struct StageReport {
@@ -74,11 +82,11 @@ struct Arrow {
   std::int32_t from_stage = 0, to_stage = 0;
   double from_seconds = 0, to_seconds = 0;
 };
-// Memory of one stage over time: bytes by category from `seconds` on.
+// Memory of one stage over time: what it holds from `seconds` on.
 struct MemorySample {
   std::int32_t stage = 0;
   double seconds = 0;
-  std::array<double, kCategories> bytes{};
+  PlacedBytes bytes{};
 };
 struct Timeline {
   std::vector<Interval> intervals;
@@ -154,9 +162,10 @@ struct Report {
   std::int64_t bounding_stage = 0;  // index into `stages`
 
   std::vector<StageReport> stages;  // one per class
-  double memory_peak_bytes = 0;     // of the fullest stage
+  double memory_peak_bytes = 0;     // of the device, on the fullest stage
   double memory_capacity_bytes = 0;
-  bool memory_fits = false;
+  SharedMemory host_memory, storage;
+  bool memory_fits = false;  // the device's, and what nodes share
   std::int64_t memory_stage = 0;  // index into `stages` of the fullest
 
   std::vector<UnmeasuredShape> unmeasured;

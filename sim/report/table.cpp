@@ -80,9 +80,13 @@ void headline(std::string& out, const Report& r, TableStyle style) {
     range = fmt::format("80 %: {} to {} ({})", seconds_text(r.expected->low_seconds),
                         seconds_text(r.expected->high_seconds), r.expected->comparable);
   line(out, "step time", seconds_text(r.step_seconds), remark(range));
-  if (!r.memory_fits)
-    line(out, "memory", paint("DOES NOT FIT", Paint::bad, style),
-         bytes_text(r.memory_peak_bytes - r.memory_capacity_bytes) + " too much on the fullest device");
+  const auto too_much = [&](std::string_view label, double bytes, std::string_view where) {
+    if (bytes > 0) line(out, label, paint("DOES NOT FIT", Paint::bad, style), bytes_text(bytes) + " too much " + std::string(where));
+  };
+  too_much("memory", r.memory_peak_bytes - r.memory_capacity_bytes, "on the fullest device");
+  if (!r.host_memory.fits())
+    too_much("host memory", r.host_memory.node_bytes - r.host_memory.capacity_bytes, "on the fullest node");
+  if (!r.storage.fits()) too_much("storage", r.storage.node_bytes - r.storage.capacity_bytes, "on the fullest node");
   line(out, "tokens/s", rate_text(r.tokens_per_second));
   line(out, "tokens/s per device", rate_text(r.tokens_per_second_per_device));
   line(out, "sequences/s", rate_text(r.sequences_per_second));
@@ -122,18 +126,32 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
   for (const MemoryTerm& term : terms_of(stage.memory)) {
     if (term.bytes == 0) continue;
     const double share = r.memory_capacity_bytes > 0 ? term.bytes / r.memory_capacity_bytes : 0;
-    const bool on_device = term.name != name_of(Category::host_copy);
+    if (term.name == name_of(Place::host) || term.name == name_of(Place::storage)) continue;
     line(out, term.label, bytes_text(term.bytes),
-         on_device ? fmt::format("{}  {}", right(percent_text(share), 8),
-                                 paint(bar(share, kBarColumns), Paint::memory, style))
-                   : "");
+         fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)));
   }
-  const double margin = r.memory_capacity_bytes - r.memory_peak_bytes;
-  const std::string verdict =
-      r.memory_fits ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
-                    : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
+  const auto verdict = [&](double margin) {
+    return margin >= 0 ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
+                       : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
+  };
   line(out, "peak", bytes_text(r.memory_peak_bytes),
-       fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes), verdict));
+       fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes),
+                   verdict(r.memory_capacity_bytes - r.memory_peak_bytes)));
+  const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
+    if (tier.peak_bytes <= 0) return;
+    std::string parts;
+    for (const MemoryTerm& term : terms_of(stage.memory.bytes.at(place)))
+      if (term.bytes > 0)
+        parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", term.label, bytes_text(term.bytes));
+    line(out, label, bytes_text(stage.memory.bytes.in(place)), parts);
+    const std::string node = fmt::format("{} of a node", bytes_text(tier.node_bytes));
+    line(out, "", "",
+         tier.capacity_bytes > 0 ? fmt::format("{}, of {}: {}", node, bytes_text(tier.capacity_bytes),
+                                               verdict(tier.capacity_bytes - tier.node_bytes))
+                                 : fmt::format("{}, whose capacity is not known", node));
+  };
+  shared(r.host_memory, Place::host, "in host memory");
+  shared(r.storage, Place::storage, "in storage");
 }
 
 void stage_table(std::string& out, const Report& r, TableStyle style) {

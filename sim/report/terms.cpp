@@ -15,8 +15,7 @@ constexpr std::array<const char*, kStreams> kStreamLabels{"compute",
                                                           "host kernels",
                                                           "storage"};
 constexpr std::array<const char*, kCategories> kCategoryLabels{
-    "parameters", "gradients",     "optimizer states", "activations", "communication buffers",
-    "workspace",  "in host memory"};
+    "parameters", "gradients", "optimizer states", "activations", "communication buffers", "workspace"};
 
 }  // namespace
 
@@ -41,17 +40,19 @@ std::vector<Term> terms_of(const TimeBreakdown& time) {
   return terms;
 }
 
-std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
+std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes) {
   std::vector<MemoryTerm> terms;
-  const auto add = [&](Category category) {
-    const auto c = static_cast<std::size_t>(category);
-    terms.push_back({name_of(category), kCategoryLabels[c], memory.bytes[c]});
-  };
-  for (int c = 0; c < kCategories; ++c)
-    if (static_cast<Category>(c) != Category::host_copy) add(static_cast<Category>(c));
+  for (std::size_t c = 0; c < kCategories; ++c)
+    terms.push_back({name_of(static_cast<Category>(c)), kCategoryLabels[c], bytes[c]});
+  return terms;
+}
+
+std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
+  std::vector<MemoryTerm> terms = terms_of(memory.bytes.at(Place::device));
   terms.push_back({"framework", "framework", memory.framework_bytes});
   terms.push_back({"fragmentation", "fragmentation", memory.fragmentation_bytes});
-  add(Category::host_copy);
+  terms.push_back({name_of(Place::host), "in host memory", memory.bytes.in(Place::host)});
+  terms.push_back({name_of(Place::storage), "in storage", memory.bytes.in(Place::storage)});
   return terms;
 }
 

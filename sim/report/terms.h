@@ -23,8 +23,10 @@ struct MemoryTerm {
   std::string label;  // "optimizer states"
   double bytes = 0;
 };
-// All parts of memory.peak_bytes in a fixed order, then host copies, which are no part of it.
+// All parts of memory.peak_bytes in a fixed order; then "host" and "storage", which are no part of it.
 std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory);
+// What of each category lies in one place, in a fixed order.
+std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes);
 
 // How the report's FLOPs are counted, in a sentence.
 std::string_view flop_convention();

@@ -10,6 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "sim/report/terms.h"
+
 namespace orrery {
 namespace {
 
@@ -73,12 +75,10 @@ std::string flow_event(char phase, std::size_t id, std::int32_t process, Nanosec
 
 std::string memory_event(const MemorySample& sample, std::int32_t process) {
   std::string args;
-  for (int c = 0; c < kCategories; ++c) {
-    const auto category = static_cast<Category>(c);
-    if (category == Category::host_copy) continue;
-    args += fmt::format(R"({}"{}":{:.0f})", args.empty() ? "" : ",", name_of(category),
-                        sample.bytes[static_cast<std::size_t>(c)]);
-  }
+  const auto add = [&args](const char* name, double bytes) {
+    args += fmt::format(R"({}"{}":{:.0f})", args.empty() ? "" : ",", name, bytes);
+  };
+  for (const MemoryTerm& term : terms_of(sample.bytes.at(Place::device))) add(term.name.c_str(), term.bytes);
   return fmt::format(R"({{"ph":"C","name":"memory bytes","pid":{},"tid":0,"ts":{},"args":{{{}}}}})", process,
                      microseconds(nanoseconds(sample.seconds)), args);
 }

@@ -30,7 +30,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.host_seconds_per_backward_op = j.at("host_seconds_per_backward_op");
     s.runtime.context_bytes = j.at("context_bytes");
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
-    s.runtime.allocator_granularity_bytes = j.at("allocator_granularity_bytes");
+    s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
     s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");

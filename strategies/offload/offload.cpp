@@ -12,14 +12,14 @@ namespace {
 TensorId host_twin(Piece& piece, TensorId id, const char* name) {
   const TensorId twin = clone_tensor(piece, id);
   Tensor& t = piece.tensors[twin];
-  t.category = Category::host_copy;
+  t.place = Place::host;
   t.resident = true;
   t.name = name;
   return twin;
 }
 
-Op copy(OpKind kind, const char* name, Stream stream, TensorId from, TensorId to) {
-  Op op = communication(kind, name, stream, {}, from, to);
+Op copy(const char* name, Stream stream, TensorId from, TensorId to) {
+  Op op = communication(OpKind::copy, name, stream, {}, from, to);
   op.phase = Phase::update;
   return op;
 }
@@ -66,7 +66,7 @@ class ToHost {
 
     for (TensorId id : ops_[at].writes)
       if (id != kNoTensor && piece_.tensors[id].category == Category::optimizer_state)
-        piece_.tensors[id].category = Category::host_copy;
+        piece_.tensors[id].place = Place::host;
     gradients_ = ops_[at].reads[0], parameters_ = ops_[at].writes[0];
     host_gradients_ = host_twin(piece_, gradients_, "host_gradients");
     host_parameters_ = host_twin(piece_, parameters_, "host_parameters");
@@ -84,12 +84,11 @@ class ToHost {
     replace_reads(step, parameters_, host_parameters_);
     step.writes[0] = host_parameters_;
     on_cpu.push_back(step);
-    on_cpu.push_back(
-        copy(OpKind::copy_to_device, "parameters.to_device", Stream::host_to_device, host_parameters_, parameters_));
+    on_cpu.push_back(copy("parameters.to_device", Stream::host_to_device, host_parameters_, parameters_));
     std::vector<Op> behind(ops_.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops_.end());
 
     Block& last = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
-    Op down = copy(OpKind::copy_to_host, "gradients.to_host", Stream::device_to_host, gradients_, host_gradients_);
+    Op down = copy("gradients.to_host", Stream::device_to_host, gradients_, host_gradients_);
     if (copied_in_update) {
       before.push_back(down);
     } else {
@@ -138,7 +137,7 @@ class ToHost {
       buffer.resident = false;
       buffer.alias_of = kNoTensor;
       const TensorId sum = piece_.add(buffer);
-      Op up = copy(OpKind::copy_to_device, "gradients.to_device", Stream::host_to_device, host_gradients_, sum);
+      Op up = copy("gradients.to_device", Stream::host_to_device, host_gradients_, sum);
       up.free_running = true;
       Op clear;
       clear.kind = OpKind::zero_fill;

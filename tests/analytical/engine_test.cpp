@@ -1,6 +1,7 @@
 // Does a step add up, and does it move the way it must? Real plans of a small model, and programs made by hand.
 #include "sim/analytical/engine.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -16,6 +17,9 @@ namespace orrery {
 namespace {
 
 using Json = nlohmann::json;
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
 
 Json document(const Json& plan, int nodes = 4) {
   return {{"model", "llama-2-7b"},
@@ -114,13 +118,15 @@ TEST(Step, ATraceConservesMemory) {
     ASSERT_EQ(by_stage.size(), e.program.stages.size());
     double fullest = 0;
     for (const auto& [stage, samples] : by_stage) {
-      for (std::size_t c = 0; c < kCategories; ++c)  // all that was taken is given back
-        EXPECT_NEAR(samples.front()->bytes[c], samples.back()->bytes[c], 1) << "stage " << stage;
+      for (std::size_t p = 0; p < kPlaces; ++p)  // all that was taken is given back
+        for (std::size_t c = 0; c < kCategories; ++c)
+          EXPECT_NEAR(samples.front()->bytes.places[p][c], samples.back()->bytes.places[p][c], 1) << "stage " << stage;
       double time = 0;
       for (const MemorySample* sample : samples) {
         EXPECT_GE(sample->seconds, time - 1e-9);
         time = sample->seconds;
-        for (double bytes : sample->bytes) EXPECT_GE(bytes, -1);
+        for (const CategoryBytes& place : sample->bytes.places)
+          for (double bytes : place) EXPECT_GE(bytes, -1);
         fullest = std::max(fullest, device_bytes(sample->bytes));
       }
     }
@@ -258,7 +264,7 @@ Program handmade_program(const Piece& piece, std::int64_t layers, std::int64_t m
   const auto n = static_cast<std::uint32_t>(micro_batches);
   p.schedule.segments = {{{{{SlotKind::forward, 0, 0}, {SlotKind::backward, 0, 0}}}, 2, n}};
   p.schedule.stages = {{0, 1, 1, 1, 0, 0}};
-  p.runtime.allocator_granularity_bytes = 1;
+  p.runtime.granularity = 1;
   p.model.flops_per_step = 1;
   p.model.tokens_per_step = 24;
   return p;
@@ -311,16 +317,64 @@ TEST(HandmadeStep, PeakMemoryIsWhatIsInFlightAtItsWorst) {
   p.runtime.allocator_fragmentation = 0.5;
   const Report r = evaluate(SlowCluster(), p);
   const MemoryBreakdown& m = r.stages[0].memory;
-  EXPECT_DOUBLE_EQ(m.bytes[static_cast<std::size_t>(Category::parameter)], 3000);
-  EXPECT_DOUBLE_EQ(m.bytes[static_cast<std::size_t>(Category::activation)], 307);  // the third forward
+  EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::parameter), 3000);
+  EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::activation), 307);  // the third forward
   EXPECT_DOUBLE_EQ(m.fragmentation_bytes, 153.5);
   EXPECT_DOUBLE_EQ(m.peak_bytes, 3000 + 307 + 153.5 + 10000);
+}
+
+// What three layers put on the host in two micro-batches, one at a time, beside what stays there; eight devices a node.
+TEST(HandmadeStep, TheHostIsFullAtAnInstantOfItsOwn) {
+  Handmade h;
+  const TensorId a = h.kernel(h.piece.forward, 100).writes[0], down = h.copy(h.piece.forward, Stream::device_to_host, 100, {a}).writes[0];
+  h.kernel(h.piece.backward, 1, {down});
+  const TensorId states = h.tensor(1000, Category::optimizer_state, true);
+  h.piece.tensors[states].place = Place::host;
+  h.kernel(h.piece.update, 5, {states});
+  SlowCluster world;
+  world.cluster.node.host_memory_bytes = 0;
+  Program p = handmade_program(h.piece, 3, 2);
+  p.mesh.size(MeshAxis::dp_shard) = 2;
+  const Report unknown = evaluate(world, p);
+  EXPECT_DOUBLE_EQ(unknown.host_memory.peak_bytes, 3 * 1000 + 3 * 100);
+  EXPECT_DOUBLE_EQ(unknown.host_memory.node_bytes, 2 * 3300) << "of two ranks on one node";
+  EXPECT_TRUE(unknown.memory_fits);
+  EXPECT_THAT(unknown.notes, Contains(HasSubstr("host memory is not checked")));
+  EXPECT_DOUBLE_EQ(unknown.stages[0].memory.bytes.of(Place::host, Category::optimizer_state), 3000);
+  world.cluster.node.host_memory_bytes = 6600;
+  EXPECT_TRUE(evaluate(world, p).memory_fits);
+  world.cluster.node.host_memory_bytes = 6599;
+  const Report r = evaluate(world, p);
+  EXPECT_FALSE(r.memory_fits);
+  EXPECT_THAT(r.notes, Contains(AllOf(HasSubstr("does not fit in host memory"), HasSubstr("/cluster/node/host_memory_bytes"))));
+}
+
+// NVMe or PCIe follows from where the bytes lie, whatever the stream.
+TEST(HandmadeStep, ACopyRunsAtTheRateOfItsWay) {
+  SlowCluster world;
+  world.cluster.node.nvme_read_bytes_per_second = 2 * static_cast<double>(world.cluster.node.devices);
+  world.cluster.node.nvme_write_bytes_per_second = 4 * static_cast<double>(world.cluster.node.devices);
+  world.cluster.node.nvme_bytes = 1;
+  const auto seconds = [&](Place from, Place to, Stream stream) {
+    Handmade h;
+    h.kernel(h.piece.forward, 1);
+    const Op& op = h.copy(h.piece.update, stream, 8);
+    h.piece.tensors[op.reads[0]].place = from, h.piece.tensors[op.writes[0]].place = to;
+    return evaluate(world, handmade_program(h.piece, 1, 1)).step_seconds - 1;
+  };
+  for (const Stream stream : {Stream::storage, Stream::host_to_device, Stream::device_to_host}) {
+    EXPECT_DOUBLE_EQ(seconds(Place::device, Place::host, stream), 8);
+    EXPECT_DOUBLE_EQ(seconds(Place::host, Place::device, stream), 8);
+    EXPECT_DOUBLE_EQ(seconds(Place::storage, Place::device, stream), 4);
+    EXPECT_DOUBLE_EQ(seconds(Place::storage, Place::host, stream), 4);
+    EXPECT_DOUBLE_EQ(seconds(Place::host, Place::storage, stream), 2);
+  }
 }
 
 TEST(HandmadeStep, AHostKernelNeedsAHostMemoryRate) {
   Handmade h;
   h.kernel(h.piece.forward, 1);
-  h.copy(h.piece.update, Stream::host, 1);
+  h.kernel(h.piece.update, 1).stream = Stream::host;
   SlowCluster world;
   world.cluster.node.host_memory_bytes_per_second = 0;
   try {

@@ -53,7 +53,8 @@ struct Handmade {
   // first.
   Op& copy(Block& block, Stream stream, std::int64_t seconds, std::initializer_list<TensorId> reads = {}) {
     const TensorId payload = tensor(seconds);
-    Op& op = emit(block, OpKind::copy_to_host, stream, seconds, {});
+    Op& op = emit(block, OpKind::copy, stream, seconds, {});
+    piece.tensors[op.writes[0]].place = Place::host;
     op.reads[0] = payload;
     std::size_t i = 1;
     for (TensorId id : reads) op.reads[i++] = id;

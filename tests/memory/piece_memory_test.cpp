@@ -39,7 +39,7 @@ struct Maker {
   }
 };
 
-double of(const CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
+double of(const PlacedBytes& bytes, Category category) { return bytes.of(Place::device, category); }
 
 TEST(PieceMemory, SavesWhatTheForwardDefinesAndTheBackwardUses) {
   Maker m;
@@ -192,19 +192,50 @@ TEST(PieceMemory, SplitBackwardsHoldWhatTheirWeightGradientsNeed) {
   EXPECT_EQ(device_bytes(memory.weight_gradient_transient), 5);
 }
 
-TEST(PieceMemory, HostCopiesDoNotFillTheDevice) {
+// A gibibyte for the host is none for the device, and none for storage; each keeps what its bytes are for.
+TEST(PieceMemory, PlacesAreCountedApart) {
   Maker m;
-  const TensorId states = m.resident(100, Category::host_copy), offloaded = m.tensor(30, Category::host_copy),
-                 a = m.tensor(30);
-  m.op(m.piece.forward, {}, {a});
-  m.op(m.piece.forward, {a}, {offloaded}, OpKind::copy_to_host);
-  m.op(m.piece.backward, {offloaded}, {m.tensor(30)}, OpKind::copy_to_device);
+  const TensorId states = m.resident(100, Category::optimizer_state), offloaded = m.tensor(30), a = m.tensor(30),
+                 table = m.tensor(200, Category::parameter);
+  m.piece.tensors[states].place = m.piece.tensors[offloaded].place = Place::host;
+  m.piece.tensors[table].place = Place::storage;
+  m.op(m.piece.forward, {table}, {a}, OpKind::copy);
+  m.op(m.piece.forward, {a}, {offloaded}, OpKind::copy);
+  m.op(m.piece.backward, {offloaded}, {m.tensor(30)}, OpKind::copy);
   m.op(m.piece.update, {}, {states}).accumulate = true;
   const PieceMemory memory = piece_memory(m.piece, 1);
-  EXPECT_EQ(of(memory.resident, Category::host_copy), 100);
-  EXPECT_EQ(of(memory.saved, Category::host_copy), 30);
+  EXPECT_EQ(memory.resident.of(Place::host, Category::optimizer_state), 100);
+  EXPECT_EQ(memory.saved.of(Place::host, Category::activation), 30);
+  EXPECT_EQ(memory.resident.of(Place::storage, Category::parameter), 200);
+  EXPECT_EQ(memory.resident.in(Place::host), 100);
   EXPECT_EQ(device_bytes(memory.resident), 0);
   EXPECT_EQ(device_bytes(memory.saved), 0);
+}
+
+// The host is fullest at an instant at which the device is not.
+TEST(PieceMemory, EachPlaceHasItsOwnWorstInstant) {
+  Maker m;
+  const TensorId large = m.tensor(100), small = m.tensor(1), down = m.tensor(40), up = m.tensor(7);
+  m.piece.tensors[down].place = m.piece.tensors[up].place = Place::host;
+  m.op(m.piece.forward, {}, {large});
+  m.op(m.piece.forward, {large}, {up}, OpKind::copy);
+  m.op(m.piece.forward, {up}, {small});
+  m.op(m.piece.forward, {small}, {down}, OpKind::copy);
+  const PlacedBytes worst = piece_memory(m.piece, 1).forward_transient;
+  EXPECT_EQ(device_bytes(worst), 100);
+  EXPECT_EQ(worst.in(Place::host), 40);
+}
+
+TEST(Fullest, KeepsTheMostOfEachPlace) {
+  PlacedBytes a, b;
+  a.of(Place::device, Category::gradient) = 5, a.of(Place::host, Category::gradient) = 1;
+  b.of(Place::device, Category::parameter) = 4, b.of(Place::host, Category::parameter) = 2;
+  Fullest fullest;
+  fullest.consider(a);
+  fullest.consider(b);
+  EXPECT_EQ(fullest.bytes().of(Place::device, Category::gradient), 5);
+  EXPECT_EQ(fullest.bytes().of(Place::device, Category::parameter), 0);
+  EXPECT_EQ(fullest.bytes().of(Place::host, Category::parameter), 2);
 }
 
 TEST(PieceMemory, ASideInputIsHeldOnceForAllInstances) {
@@ -238,6 +269,11 @@ TEST(PieceMemory, TheAllocatorRoundsEveryStorageUp) {
   m.op(m.piece.forward, {}, {a, b});
   m.op(m.piece.backward, {c, b}, {m.tensor(1)});
   EXPECT_EQ(device_bytes(piece_memory(m.piece, 512).saved), 1024 + 512);
+  m.piece.tensors[a].place = Place::host;
+  Granularity by_place = 512;
+  by_place.bytes[static_cast<std::size_t>(Place::host)] = 4096;
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, by_place).saved), 512);
+  EXPECT_EQ(piece_memory(m.piece, by_place).saved.in(Place::host), 4096);
 }
 
 TEST(PieceMemory, TemporariesOfTheUpdateAreItsOwn) {

@@ -225,17 +225,20 @@ TEST(CalibrationFit, KnowsWhatBusyRanksKeep) {
   EXPECT_NEAR(fit_calibration(ideal.points, ideal.measured, facts, std::nullopt).calibration.busy_share, 0.6, 1e-4);
 }
 
-OverlapPair pair_of(OpKind copy, const std::string& id) {
+OverlapPair pair_of(Place to, const std::string& id) {
   OverlapPair pair;
-  pair.copy.op.kind = copy;
+  pair.copy.op.kind = OpKind::copy;
+  pair.copy.tensors.resize(2);
+  pair.copy.tensors[to == Place::host ? 1 : 0].place = Place::host;
+  pair.copy.op.reads[0] = 0, pair.copy.op.writes[0] = 1;
   pair.product_alone = id + " 1", pair.copy_alone = id + " 2", pair.product_beside = id + " 3",
   pair.copy_beside = id + " 4";
   return pair;
 }
 
 TEST(OverlapFit, IsTheMeanSlowdownOfEachDirectionWithItsScatter) {
-  const std::vector<OverlapPair> pairs{pair_of(OpKind::copy_to_device, "a"), pair_of(OpKind::copy_to_device, "b"),
-                                       pair_of(OpKind::copy_to_host, "c"), pair_of(OpKind::copy_to_host, "d")};
+  const std::vector<OverlapPair> pairs{pair_of(Place::device, "a"), pair_of(Place::device, "b"),
+                                       pair_of(Place::host, "c"), pair_of(Place::host, "d")};
   std::map<std::string, Measurement> measured;
   const auto put = [&](const OverlapPair& pair, double product, double copy) {
     measured[pair.product_alone].seconds = 2, measured[pair.product_beside].seconds = 2 * product;

@@ -23,7 +23,7 @@
 
 namespace orrery::cuda_test {
 
-enum class Place { start, end };
+enum class Edge { start, end };
 
 #ifdef ORRERY_ON_DEVICE
 inline void check(cudaError_t error) {
@@ -34,13 +34,13 @@ inline void check(cudaError_t error) {
 // Device memory of exactly so many bytes, all 0xff at first: NaN in every floating-point dtype.
 class Memory {
  public:
-  explicit Memory(std::int64_t bytes, Place place = Place::start) : bytes_(static_cast<std::size_t>(bytes)) {
+  explicit Memory(std::int64_t bytes, Edge place = Edge::start) : bytes_(static_cast<std::size_t>(bytes)) {
 #ifdef ORRERY_ON_DEVICE
     constexpr std::size_t kAlignment = 256;
     room_ = (bytes_ + kAlignment - 1) / kAlignment * kAlignment;
     check(cudaMalloc(&whole_, room_ + 2 * kGuard));
     check(cudaMemset(whole_, kPoison, room_ + 2 * kGuard));
-    first_ = kGuard + (place == Place::end ? room_ - bytes_ : 0);
+    first_ = kGuard + (place == Edge::end ? room_ - bytes_ : 0);
     data_ = static_cast<char*>(whole_) + first_;
 #else
     const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -49,7 +49,7 @@ class Memory {
     if (whole_ == MAP_FAILED ||
         (room_ > 0 && mprotect(static_cast<char*>(whole_) + page, room_, PROT_READ | PROT_WRITE)))
       throw std::runtime_error("no memory");
-    first_ = page + (place == Place::end ? room_ - bytes_ : 0);
+    first_ = page + (place == Edge::end ? room_ - bytes_ : 0);
     room_ += 2 * page;
     data_ = static_cast<char*>(whole_) + first_;
     std::memset(static_cast<char*>(whole_) + page, kPoison, room_ - 2 * page);
@@ -117,7 +117,7 @@ inline std::vector<float> rounded(std::span<const float> values, Dtype dtype) {
 }
 
 struct Environment {
-  Place place = Place::start;
+  Edge place = Edge::start;
   std::int64_t processors = 3;
 };
 

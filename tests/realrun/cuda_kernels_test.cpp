@@ -131,15 +131,15 @@ void expect_near(const Values& actual, const Values& expected, double tolerance,
 void expect_as_cpu(const Op& op, const std::vector<Given>& reads, const std::vector<Given>& results,
                    const KernelContext& context = {}, double depth = 1) {
   const std::vector<Values> expected = on_cpu(op, reads, results, context);
-  for (const Place place : {Place::start, Place::end}) {
+  for (const Edge place : {Edge::start, Edge::end}) {
     const auto once = [&] { return on_cuda(op, reads, results, context, {place}); };
     const std::vector<Values> actual = once();
     for (std::size_t i = 0; i < results.size(); ++i)
       expect_near(actual[i], expected[i], depth * tolerance_of(results[i].tensor.dtype),
                   std::string(name_of(op.kind)) + " result " + std::to_string(i) + " in " +
-                      name_of(results[i].tensor.dtype) + (place == Place::end ? " at the end" : " at the start"));
+                      name_of(results[i].tensor.dtype) + (place == Edge::end ? " at the end" : " at the start"));
     if (testing::Test::HasFatalFailure()) return;
-    if (place == Place::start) expect_same_bits_in_any_order(actual, once);
+    if (place == Edge::start) expect_same_bits_in_any_order(actual, once);
   }
 }
 
@@ -664,7 +664,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, Slices,
                          [](const auto& i) { return std::string(name_of(i.param)); });
 
 TEST_P(Slices, GatherScatterAndAddTouchTheirElementsOnly) {
-  for (const Place place : {Place::start, Place::end})
+  for (const Edge place : {Edge::start, Edge::end})
     for_each_slice([&](const cuda::DeviceSlice& s, const std::vector<std::int64_t>& index) {
       const Values before = now();
       Memory dense(static_cast<std::int64_t>(index.size()) * bytes_of(dtype), place);
@@ -740,7 +740,7 @@ TEST(CudaMemory, ConvertsBetweenAllDtypes) {
         Values values(static_cast<std::size_t>(n));
         for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 120);
         values = rounded(values, from);
-        Memory a(n * bytes_of(from), Place::end), b(n * bytes_of(to), Place::end);
+        Memory a(n * bytes_of(from), Edge::end), b(n * bytes_of(to), Edge::end);
         a.upload(stored(values, from).data());
         cuda::convert(nullptr, a.data(), from, b.data(), to, n);
         EXPECT_EQ(numbers(b.download(), to), rounded(values, to)) << name_of(from) << " to " << name_of(to);
@@ -782,7 +782,7 @@ TEST(CudaMemory, SumsPartsInTheirOrderAndInFp32) {
           const Given x = normal(shaped({{n}}, dtype), static_cast<std::uint32_t>(p));
           for (std::size_t i = 0; i < expected.size(); ++i)
             expected[i] = p == 0 ? x.values[i] : expected[i] + x.values[i];
-          memory.push_back(std::make_unique<Memory>(n * bytes_of(dtype), Place::end));
+          memory.push_back(std::make_unique<Memory>(n * bytes_of(dtype), Edge::end));
           memory.back()->upload(stored(x.values, dtype).data());
           parts.push_back(memory.back()->data());
         }

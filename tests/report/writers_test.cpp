@@ -48,8 +48,9 @@ Report example_report() {
   first.time.bubble = report.step_seconds - 1.5 - 0.125;
   first.time.exposed[static_cast<std::size_t>(Stream::tensor_communication)] = 0.125;
   second.stage = 1;
-  second.memory.bytes[static_cast<std::size_t>(Category::parameter)] = 50e9;
-  second.memory.bytes[static_cast<std::size_t>(Category::host_copy)] = 7e9;
+  second.memory.bytes.of(Place::device, Category::parameter) = 50e9;
+  second.memory.bytes.of(Place::host, Category::optimizer_state) = 7e9;
+  report.host_memory = {7e9, 56e9, 100e9};
   second.memory.framework_bytes = 10e9;
   second.memory.peak_bytes = 60e9;
   report.stages = {first, second};

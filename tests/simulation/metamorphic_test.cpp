@@ -83,7 +83,7 @@ TEST(Metamorphic, ShardingGradientsSavesMemoryWithSequenceParallelismToo) {
   for (int stage = 1; stage <= 3; ++stage) {
     s.plan.data.zero_stage = stage;
     const Report r = simulate(s);
-    const double gradients = r.stages[0].memory.bytes[static_cast<std::size_t>(Category::gradient)];
+    const double gradients = r.stages[0].memory.bytes.of(Place::device, Category::gradient);
     EXPECT_LT(gradients, last * (stage == 2 ? 0.5 : 1.001)) << stage;
     last = gradients;
   }

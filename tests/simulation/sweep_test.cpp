@@ -16,9 +16,8 @@ void expect_sane(const Report& r, const std::string& what) {
   ASSERT_LE(r.mfu, r.hfu * (1 + 1e-12)) << what;
   for (const StageReport& stage : r.stages) {
     ASSERT_NEAR(stage.time.total() / r.step_seconds, 1, 1e-9) << what;
-    double bytes = stage.memory.framework_bytes + stage.memory.fragmentation_bytes;
-    for (int c = 0; c < kCategories; ++c)
-      if (static_cast<Category>(c) != Category::host_copy) bytes += stage.memory.bytes[static_cast<std::size_t>(c)];
+    const double bytes =
+        device_bytes(stage.memory.bytes) + stage.memory.framework_bytes + stage.memory.fragmentation_bytes;
     ASSERT_NEAR(bytes / stage.memory.peak_bytes, 1, 1e-9) << what;
   }
 }

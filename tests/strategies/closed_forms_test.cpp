@@ -194,12 +194,12 @@ TEST(ActivationMemory, OverlappedProductsSaveWhatWholeOnesDo) {
     }
 }
 
-double resident(const Program& p, Category category) {
+double resident(const Program& p, Category category, Place place = Place::device) {
   double total = 0;
   for (const Chunk& chunk : p.stages[0])
     for (const auto& run : chunk.runs)
       total += static_cast<double>(run.count) *
-               piece_memory(p.pieces[run.piece], 1).resident[static_cast<std::size_t>(category)];
+               piece_memory(p.pieces[run.piece], 1).resident.of(place, category);
   return total;
 }
 
@@ -246,10 +246,9 @@ TEST(StateMemory, QuantisedWeightsLastAsLongAsTheWeights) {
           if (layer.tensors[g.parameter].rank > 1)
             weights += static_cast<double>(layer.tensors[g.parameter].elements());
         const PieceMemory m = piece_memory(layer, 1);
-        constexpr auto kWorkspace = static_cast<std::size_t>(Category::workspace);
         const double norms = 2 * sizeof(float);  // the gradient norm's scalars
-        EXPECT_NEAR(m.resident[kWorkspace], stage == 3 ? 0 : weights, norms) << stage;
-        EXPECT_EQ(m.saved[kWorkspace], 0) << stage;
+        EXPECT_NEAR(m.resident.of(Place::device, Category::workspace), stage == 3 ? 0 : weights, norms) << stage;
+        EXPECT_EQ(m.saved.of(Place::device, Category::workspace), 0) << stage;
         EXPECT_EQ(count_ops(layer.forward, OpKind::all_gather) > 0, stage > 0);
       }
   // One rank gathers nothing.
@@ -257,7 +256,7 @@ TEST(StateMemory, QuantisedWeightsLastAsLongAsTheWeights) {
   s.plan.data.zero_stage = 3;
   s.plan.recompute.mode = activation_recompute::Mode::none;
   lower(s, p);
-  EXPECT_GE(piece_memory(running_layer(p), 1).resident[static_cast<std::size_t>(Category::workspace)], weights);
+  EXPECT_GE(piece_memory(running_layer(p), 1).resident.of(Place::device, Category::workspace), weights);
 }
 
 // Ren et al. 2021 (arXiv 2101.06840), section 4.1: of gradients the device holds those of the layer that runs, the host
@@ -281,7 +280,10 @@ TEST(StateMemory, OffloadedGradientsLeaveTheDeviceAsTheyAreReduced) {
         const double N = static_cast<double>(ranks);
         EXPECT_NEAR(resident(p, Category::gradient) / (2 * P), stage >= 2 ? 0 : 1, 1e-6) << stage << ranks;
         const double held = stage >= 1 ? P / N : P;  // states, parameters and gradients
-        EXPECT_NEAR(resident(p, Category::host_copy) / ((12 + 2 + 2) * held), 1, 1e-6) << stage << ranks;
+        EXPECT_NEAR(resident(p, Category::optimizer_state, Place::host) / (12 * held), 1, 1e-6) << stage << ranks;
+        EXPECT_NEAR(resident(p, Category::gradient, Place::host) / (2 * held), 1, 1e-6) << stage << ranks;
+        EXPECT_NEAR(resident(p, Category::parameter, Place::host) / (2 * held), 1, 1e-6) << stage << ranks;
+        EXPECT_EQ(resident(p, Category::optimizer_state), 0) << stage << ranks;
       }
 }
 

@@ -12,7 +12,7 @@ bool can_accumulate(OpKind kind) {
 }  // namespace
 
 bool is_kernel(OpKind kind) {
-  return static_cast<int>(kind) < kOpKinds && !is_matmul(kind) && !is_communication(kind) && !is_copy(kind);
+  return static_cast<int>(kind) < kOpKinds && !is_matmul(kind) && !is_communication(kind) && kind != OpKind::copy;
 }
 
 std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,

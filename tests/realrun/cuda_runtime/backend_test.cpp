@@ -158,9 +158,9 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
   Values second = random_values(n, 4, 0.1);
   for (float& v : second) v = std::abs(v);
   const Held on_device(backend, fp32, gradient);
-  const Held host_gradient(backend, fp32, Values(static_cast<std::size_t>(n), 0.0f), MemoryPlace::host);
-  const Held master(backend, fp32, weights, MemoryPlace::host), m(backend, fp32, first, MemoryPlace::host),
-      v(backend, fp32, second, MemoryPlace::host), parameters(backend, bf16, weights, MemoryPlace::host);
+  const Held host_gradient(backend, fp32, Values(static_cast<std::size_t>(n), 0.0f), Place::host);
+  const Held master(backend, fp32, weights, Place::host), m(backend, fp32, first, Place::host),
+      v(backend, fp32, second, Place::host), parameters(backend, bf16, weights, Place::host);
   const Held updated(backend, bf16, Values(static_cast<std::size_t>(n), 0.0f));
 
   backend.copy(Stream::device_to_host, host_gradient.data, on_device.data, fp32.bytes());
@@ -197,7 +197,7 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
 
 TEST(CudaBackend, AFailureOnTheHostComesOutAtTheNextSynchronisation) {
   CudaBackend backend(0, kTf32);
-  const Held held(backend, of({{4}}), Values(4, 1.0f), MemoryPlace::host);
+  const Held held(backend, of({{4}}), Values(4, 1.0f), Place::host);
   const Operand operand = held.operand();
   backend.run(op_of(OpKind::adam, Stream::host), {&operand, 1}, {&operand, 1}, {});
   EXPECT_THROW(backend.synchronize(), std::logic_error);
@@ -236,7 +236,7 @@ TEST(CudaBackend, AGraphRepeatsWhatWasCaptured) {
   const Values expected = out.values();
   backend.begin_capture(Stream::compute);
   block();
-  EXPECT_THROW(backend.allocate(1, Dtype::fp32, MemoryPlace::device, Stream::compute), DeviceError);
+  EXPECT_THROW(backend.allocate(1, Dtype::fp32, Place::device, Stream::compute), DeviceError);
   EXPECT_THROW(backend.synchronize(), DeviceError);
   const CudaBackend::Graph graph = backend.end_capture();
   backend.fill(Stream::compute, out.slice(), 0);

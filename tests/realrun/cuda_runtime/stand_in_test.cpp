@@ -68,7 +68,7 @@ TEST(CudaBackend, EventsStayTrueOverThousandsOfThem) {
 
 TEST(CudaBackend, ReleasedMemoryStaysUntilComputeIsPastIt) {
   CudaBackend backend;
-  void* const memory = backend.allocate(16, Dtype::fp32, MemoryPlace::device, Stream::compute);
+  void* const memory = backend.allocate(16, Dtype::fp32, Place::device, Stream::compute);
   for (int i = 0; i < 10; ++i) backend.fill(Stream::compute, {memory, Dtype::fp32, 0, 16}, 1);
   backend.release(memory);
   for (int i = 0; i < 5; ++i) cuda_stand_in::go_on();
@@ -80,9 +80,9 @@ TEST(CudaBackend, ReleasedMemoryStaysUntilComputeIsPastIt) {
 TEST(CudaBackend, SaysWhatMemoryWasWantedAndServesAgain) {
   CudaBackend backend;
   cuda_stand_in::set_memory(cuda_stand_in::facts().device_bytes + 1000000);
-  void* const first = backend.allocate(200000, Dtype::fp32, MemoryPlace::device, Stream::compute);
+  void* const first = backend.allocate(200000, Dtype::fp32, Place::device, Stream::compute);
   try {
-    backend.allocate(200000000, Dtype::bf16, MemoryPlace::device, Stream::compute);
+    backend.allocate(200000000, Dtype::bf16, Place::device, Stream::compute);
     ADD_FAILURE();
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(), HasSubstr("wanted 400.0 MB"));
@@ -95,9 +95,9 @@ TEST(CudaBackend, SaysWhatMemoryWasWantedAndServesAgain) {
   backend.synchronize();
   cuda_stand_in::set_memory(std::int64_t{1} << 40);
   // Pinned memory is kept: a second request of the size costs nothing.
-  void* const pinned = backend.allocate(1000, Dtype::fp32, MemoryPlace::host, Stream::compute);
+  void* const pinned = backend.allocate(1000, Dtype::fp32, Place::host, Stream::compute);
   backend.release(pinned);
-  EXPECT_EQ(backend.allocate(900, Dtype::fp32, MemoryPlace::host, Stream::compute), pinned);
+  EXPECT_EQ(backend.allocate(900, Dtype::fp32, Place::host, Stream::compute), pinned);
 }
 
 TEST(CudaBackend, SaysWhichDriverItNeeds) {

@@ -21,7 +21,7 @@ inline constexpr double kFp32 = 2e-5, kBf16 = 2e-2, kFp8 = 0.15;
 
 // A tensor in the memory of a backend.
 struct Held {
-  Held(Backend& backend, Tensor t, const Values& values, MemoryPlace place = MemoryPlace::device)
+  Held(Backend& backend, Tensor t, const Values& values, Place place = Place::device)
       : backend_(backend), tensor(t) {
     data = backend.allocate(t.elements(), t.dtype, place, Stream::compute);
     if (!values.empty()) backend.write(slice(), values);
