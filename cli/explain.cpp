@@ -83,7 +83,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const auto& tensors = place.piece->tensors;
   // What one launch covers: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
   const double covered = place.report->bytes;
-  if (op.kind == OpKind::send || op.kind == OpKind::receive || op.kind == OpKind::copy || op.stream == Stream::host)
+  if (is_point_to_point(op.kind) || is_copy(op.kind) || op.stream == Stream::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)

@@ -51,7 +51,7 @@ class Backend {
 
   virtual ~Backend() = default;
   virtual BackendFacts facts() const = 0;
-  // As this backend stores an element: a GPU as bytes_of(dtype), a CPU as fp32, whatever the dtype.
+  // As this backend stores an element: a GPU in bytes_of(dtype, 1), a CPU as fp32, whatever the dtype.
   virtual std::int64_t stored_bytes(Dtype dtype) const = 0;
 
   // Uninitialised, aligned to 256 bytes; to be used by `stream` first. On the device, or on the host (pinned where that
@@ -77,9 +77,8 @@ class Backend {
   virtual bool has_nan(const Slice& slice) = 0;
 
   // One op, any but communication and copies, on op.stream (Stream::host: on the CPU, operands in host memory).
-  // Contract of operands and context: run_kernel (realrun/cpu/kernels.h). op.accumulate adds to what is written;
-  // honoured for linear_weight_gradient, norm_backward (weight and bias), bias_gradient and embedding_backward, an
-  // error elsewhere.
+  // Contract of operands and context: run_kernel (realrun/cpu/kernels.h). op.accumulate adds to the writes
+  // that OpTraits::accumulates names; an error for kinds that have none.
   virtual void run(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                    const KernelContext& context) = 0;
 

@@ -86,6 +86,8 @@ void check_runnable(const Scenario& scenario) {
       throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
                        "false, or one length: parts of the longer one are not told apart yet");
   }
+  if (scenario.plan.optimizer.moments == optimizer::MomentDtype::int4)
+    throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
   if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
   if (model.pooler &&
       (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))

@@ -37,20 +37,6 @@ bool is_outermost(const Tensor& t, int dim) {
   return true;
 }
 
-// The outputs that a kernel can add to by itself: bits by position.
-unsigned accumulates(OpKind kind) {
-  switch (kind) {
-    case OpKind::linear_weight_gradient:
-    case OpKind::bias_gradient:
-    case OpKind::embedding_backward:
-      return 0b1;
-    case OpKind::norm_backward:
-      return 0b110;
-    default:
-      return 0;
-  }
-}
-
 }  // namespace
 
 void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block) {
@@ -242,7 +228,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
       }
       to.elements = t.elements();
     }
-    const bool add = adds(op, instance, id), by_kernel = (accumulates(op.kind) >> i & 1u) != 0;
+    const bool add = adds(op, instance, id), by_kernel = accumulates(op.kind, i);
     if (to.index == nullptr && (!add || by_kernel)) {
       writes[i].data = element(to.base, to.offset, to.dtype);
       op.accumulate |= add;
@@ -259,7 +245,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
   }
   if (op.accumulate)  // one flag for all that a kernel adds to
     for (std::size_t i = 0; i < writes.size(); ++i)
-      if ((accumulates(op.kind) >> i & 1u) != 0)
+      if (accumulates(op.kind, i))
         for (const Addition& c : copied)
           if (c.from->data == writes[i].data)
             backend_.fill(op.stream, {c.from->data, c.from->dtype, 0, c.from->elements, nullptr}, 0);

@@ -61,7 +61,7 @@ void* MemoryLedger::allocate(std::int64_t elements, Dtype dtype, Category catego
   collect();
   if (place == Place::storage) throw ExecutionError("nothing is kept in storage yet");
   void* data = backend_.allocate(elements, dtype, place, stream);
-  const double bytes = static_cast<double>(elements * bytes_of(dtype));
+  const double bytes = static_cast<double>(bytes_of(dtype, elements));
   now_.of(place, category) += bytes;
   if (place == Place::device) now_bytes_ += bytes;
   if (now_bytes_ > peak_bytes_) {
@@ -72,7 +72,7 @@ void* MemoryLedger::allocate(std::int64_t elements, Dtype dtype, Category catego
 }
 
 void MemoryLedger::retire(Storage& storage) {
-  const double bytes = static_cast<double>(storage.elements * bytes_of(storage.dtype));
+  const double bytes = static_cast<double>(bytes_of(storage.dtype, storage.elements));
   now_.of(storage.place, storage.category) -= bytes;
   if (storage.place == Place::device) now_bytes_ -= bytes;
   Retired retired{storage.data, {}};

@@ -23,7 +23,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr std::array<Dtype, 3> kFittedDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16};
-constexpr std::size_t kDtypes = 7;
 constexpr double kNothing = 1e-9;  // a bound that stands for zero, of parameters around 1
 
 struct Measured {

@@ -20,7 +20,7 @@ constexpr int kRepetitions = 41;
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void run(const RankCollective& c, Communicator& communicator, const Members& members, void* from, void* to) {
-  const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32);
+  const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32, 1);
   const std::int64_t part = std::max<std::int64_t>(1, elements / c.ranks);
   switch (c.kind) {
     case OpKind::all_reduce:
@@ -69,7 +69,7 @@ double time_rank_collective(const RankCollective& collective,
       try {
         const std::unique_ptr<Backend> backend = make_backend();
         const std::unique_ptr<Communicator> communicator = shared.communicator(rank, *backend);
-        const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32);
+        const auto elements = static_cast<std::int64_t>(collective.bytes) / bytes_of(Dtype::fp32, 1);
         std::array<void*, 2> buffers{};
         for (void*& buffer : buffers) {
           buffer = backend->allocate(elements, Dtype::fp32, Place::device, Stream::compute);

@@ -496,7 +496,7 @@ void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, 
     for (const std::int64_t size : kilobytes) {
       Builder b(OpKind::copy);
       b.op().stream = up ? Stream::host_to_device : Stream::device_to_host;
-      const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32), Axis::none}});
+      const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32, 1), Axis::none}});
       if (static_cast<double>(bytes.elements()) > 16 * o.most_elements) continue;
       Tensor on_host = bytes;
       on_host.place = Place::host;

@@ -76,40 +76,9 @@ void dispatch(const KernelCall& call) {
       return adam(call);
     case OpKind::sgd:
       return sgd(call);
-    case OpKind::all_reduce:
-    case OpKind::all_gather:
-    case OpKind::reduce_scatter:
-    case OpKind::all_to_all:
-    case OpKind::broadcast:
-    case OpKind::reduce:
-    case OpKind::ring_shift:
-    case OpKind::send:
-    case OpKind::receive:
-    case OpKind::copy:
-      break;
+    default:
+      call.fail("moves data between ranks or memories, and is no kernel");
   }
-  call.fail("moves data between ranks or memories, and is no kernel");
-}
-
-bool adds_by_itself(OpKind kind) {
-  return kind == OpKind::linear_weight_gradient || kind == OpKind::bias_gradient || kind == OpKind::embedding_backward;
-}
-
-// Where a kernel cannot add by itself: computes into memory of its own, then adds.
-void accumulate(const KernelCall& call) {
-  call.require(!is_optimizer(call.op.kind), "an optimizer cannot accumulate");
-  if (adds_by_itself(call.op.kind)) return dispatch(call);
-  const std::size_t first = call.op.kind == OpKind::norm_backward ? 1 : 0;
-  std::vector<Buffer> results(call.writes.begin(), call.writes.end());
-  std::vector<std::vector<float>> storage(results.size());
-  for (std::size_t i = first; i < results.size(); ++i) {
-    if (results[i].data == nullptr) continue;
-    storage[i].resize(static_cast<std::size_t>(results[i].elements()));
-    results[i].data = storage[i].data();
-  }
-  dispatch({call.op, call.reads, results, call.context});
-  for (std::size_t i = first; i < results.size(); ++i)
-    for (std::size_t e = 0; e < storage[i].size(); ++e) call.writes[i].data[e] += storage[i][e];
 }
 
 // To the nearest bf16, ties to even; a NaN stays one, though its payload may be in the lower half.
@@ -127,11 +96,8 @@ float rounded_to_bf16(float x) {
 void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
                 const KernelContext& context) {
   const KernelCall call{op, reads, writes, context};
-  if (op.accumulate) {
-    accumulate(call);
-  } else {
-    dispatch(call);
-  }
+  call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
+  dispatch(call);
   if (!context.round_to_bf16) return;
   for (const Buffer& b : writes)
     if (b.data != nullptr && b.tensor->dtype == Dtype::bf16) std::ranges::transform(b.span(), b.data, rounded_to_bf16);

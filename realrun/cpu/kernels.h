@@ -25,14 +25,12 @@ struct Buffer {
 // out at the end. Shapes are those of sim/program/op.h; statistics of a norm are mean and reciprocal deviation, or (a
 // last dimension of 1: RMSNorm) the reciprocal root mean square alone.
 //
-// op.accumulate adds to what is written; of norm_backward only to the gradients of weight and bias. differentiate()
-// sets it for linear_weight_gradient; over several micro-batches a caller sets it for norm_backward, bias_gradient and
-// embedding_backward, too.
+// op.accumulate adds to the writes that OpTraits::accumulates names; std::logic_error for kinds that have none.
 //
 // cross_entropy: the loss of a token is maximum + log(sum) - target. The sum is relative to the local maximum: ranks
 // that divide the vocabulary multiply it by exp(local - global maximum) before they add.
 // gradient_norm writes the square of the norm, so that ranks can add theirs.
-// Kernels whose outputs have the inputs' shapes, and optimizers, may write where they read; others may not.
+// Kernels of kinds with OpTraits::in_place may write where they read; others may not.
 //
 // Throws std::logic_error for kinds that are no kernel and for shapes that do not fit together.
 void run_kernel(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,

@@ -120,9 +120,14 @@ void norm_backward(const KernelCall& call) {
       out[i] = static_cast<float>(reciprocal * (g(i) - mean_g - z(i) * mean_gz));
     std::copy(gradient + s.width, gradient + s.length, out + s.width);
   }
-  const auto to_float = [](double value) { return static_cast<float>(value); };
-  if (call.has_write(1)) std::ranges::transform(dweight, call.write(1).data, to_float);
-  if (call.has_write(2)) std::ranges::transform(dbias, call.write(2).data, to_float);
+  const auto put = [&](const std::vector<double>& sum, std::size_t i) {
+    if (!call.has_write(i)) return;
+    float* const to = call.write(i).data;
+    for (std::size_t e = 0; e < sum.size(); ++e)
+      to[e] = static_cast<float>(sum[e]) + (call.op.accumulate ? to[e] : 0.0f);
+  };
+  put(dweight, 1);
+  put(dbias, 2);
 }
 
 }  // namespace orrery::cpu

@@ -80,7 +80,7 @@ class Temporary {
 bool is_aligned(const void* pointer, std::uintptr_t to) { return reinterpret_cast<std::uintptr_t>(pointer) % to == 0; }
 
 const void* at(const void* data, std::int64_t elements, Dtype dtype) {
-  return static_cast<const char*>(data) + elements * bytes_of(dtype);
+  return static_cast<const char*>(data) + bytes_of(dtype, elements);
 }
 
 }  // namespace
@@ -370,7 +370,7 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
     dequantise(on, reads[read].data, scale_of(reads[read].data), to.data(), wide.a.dtype,
                reads[read].tensor->elements());
   };
-  const auto bytes = [&](std::size_t read) { return reads[read].tensor->elements() * bytes_of(wide.a.dtype); };
+  const auto bytes = [&](std::size_t read) { return reads[read].tensor->elements() * bytes_of(wide.a.dtype, 1); };
   Temporary a(bytes(plan.a_read), on), b(bytes(plan.b_read), on);
   widen(plan.a_read, a);
   widen(plan.b_read, b);
@@ -494,7 +494,7 @@ BackendFacts CudaBackend::facts() const {
 
 void* CudaBackend::allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) {
   state_->refuse_capture("memory is allocated");
-  return state_->memory.allocate(elements * bytes_of(dtype), place, state_->stream(stream));
+  return state_->memory.allocate(bytes_of(dtype, elements), place, state_->stream(stream));
 }
 
 void CudaBackend::release(void* memory) noexcept {
@@ -535,7 +535,7 @@ namespace {
 
 // A dense device slice of which elements [begin, begin + elements) are meant.
 void* part_of(const DeviceSlice& s, std::int64_t begin) {
-  return static_cast<char*>(s.base) + (s.offset + begin) * bytes_of(s.dtype);
+  return static_cast<char*>(s.base) + (s.offset + begin) * bytes_of(s.dtype, 1);
 }
 
 // Memory of a backend for as long as one call takes.
@@ -563,7 +563,7 @@ void CudaBackend::write(const Slice& to, std::span<const float> values) {
   if (slice.elements == 0) return;
   s.forget_scales(part_of(slice, 0), 1);
   const cudaStream_t on = s.stream(Stream::host_to_device);
-  const std::int64_t size = bytes_of(slice.dtype), chunk = std::min(kTransferElements, slice.elements);
+  const std::int64_t size = bytes_of(slice.dtype, 1), chunk = std::min(kTransferElements, slice.elements);
   const Held staging(s.memory, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
   const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
@@ -588,7 +588,7 @@ void CudaBackend::read(const Slice& from, std::span<float> values) {
     throw std::logic_error("read: not as many values as the slice has elements");
   if (slice.elements == 0) return;
   const cudaStream_t on = s.stream(Stream::device_to_host);
-  const std::int64_t size = bytes_of(slice.dtype), chunk = std::min(kTransferElements, slice.elements);
+  const std::int64_t size = bytes_of(slice.dtype, 1), chunk = std::min(kTransferElements, slice.elements);
   const Held staging(s.memory, chunk * size, Place::host, on);
   const bool dense = slice.starts == nullptr;
   const Held whole(s.memory, dense ? 1 : slice.elements * size, Place::device, on);
@@ -628,7 +628,7 @@ void CudaBackend::run(const Op& op, std::span<const Operand> reads, std::span<co
   s.use();
   if (op.stream == Stream::host) return s.run_host(op, reads, writes, context);
   if (is_matmul(op.kind)) {
-    if (op.accumulate && op.kind != OpKind::linear_weight_gradient)
+    if (op.accumulate && traits_of(op.kind).accumulates == 0)
       throw std::logic_error(fmt::format("kernel {} ({}) does not add to what it writes", name_of(op.kind), op.name));
     return s.run_matmul(op, reads, writes, op.stream);
   }

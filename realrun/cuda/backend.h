@@ -29,7 +29,7 @@ class CudaBackend : public Backend {
   ~CudaBackend() override;
 
   BackendFacts facts() const override;
-  std::int64_t stored_bytes(Dtype dtype) const override { return bytes_of(dtype); }
+  std::int64_t stored_bytes(Dtype dtype) const override { return bytes_of(dtype, 1); }
   void* allocate(std::int64_t elements, Dtype dtype, Place place, Stream stream) override;
   void release(void* memory) noexcept override;
   void fill(Stream stream, const Slice& to, float value) override;

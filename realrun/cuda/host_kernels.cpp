@@ -52,7 +52,7 @@ std::size_t count(std::span<const Operand> operands) {
 }
 
 void* at(const Operand& operand, std::int64_t element) {
-  return static_cast<char*>(operand.data) + element * bytes_of(operand.tensor->dtype);
+  return static_cast<char*>(operand.data) + element * bytes_of(operand.tensor->dtype, 1);
 }
 
 void adam(std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,

@@ -41,8 +41,7 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
                            std::int64_t processors);
 
 // Contract of operands, statistics, masks, positions and dropout: realrun/cpu/kernels.h; absent operands have data
-// nullptr or are left out at the end. op.accumulate: norm_backward (weight and bias), bias_gradient and
-// embedding_backward; std::logic_error elsewhere. KernelContext::round_to_bf16 is ignored: storage rounds by itself.
+// nullptr or are left out at the end. KernelContext::round_to_bf16 is ignored: storage rounds by itself.
 //
 // Beyond that contract: ids outside any table contribute nothing. Attention: head_dim <= 256, a scale > 0, fewer than
 // 2^31 positions; tensor cores are used for bf16 and fp16 with head_dim a multiple of 8 and 16-byte aligned operands,

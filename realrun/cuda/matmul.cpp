@@ -225,7 +225,7 @@ void Matmul::choose(const Key& key, const BlasProduct& p, bool accumulate, const
     void* to = operands.c;
     if (accumulate) {
       const std::int64_t last = p.c.batch_stride * (p.c.batch - 1) + p.c.leading * p.c.columns;
-      scratch.emplace(static_cast<std::size_t>(last * bytes_of(p.c.dtype)), place.stream);
+      scratch.emplace(static_cast<std::size_t>(last * bytes_of(p.c.dtype, 1)), place.stream);
       to = scratch->get();
     }
     std::array<float, kCandidates> milliseconds{};

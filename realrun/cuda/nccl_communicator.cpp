@@ -56,6 +56,9 @@ ncclDataType_t type_of(Dtype dtype) {
       return ncclInt32;
     case Dtype::uint8:
       return ncclUint8;
+    case Dtype::fp4:
+    case Dtype::int4:
+      break;
   }
   throw std::logic_error("NCCL has no such dtype");
 }
@@ -351,7 +354,7 @@ void NcclCommunicator::all_reduce(const Members& members, const std::string& wha
 void NcclCommunicator::all_gather(const Members& members, const std::string& what, Stream stream, const void* part,
                                   void* whole, std::int64_t part_elements, Dtype dtype) {
   if (members.size() == 1) {
-    if (part != whole) backend_.copy(stream, whole, part, part_elements * bytes_of(dtype));
+    if (part != whole) backend_.copy(stream, whole, part, bytes_of(dtype, part_elements));
     return;
   }
   group(members, what, stream, [&](ncclComm_t comm) {
@@ -363,7 +366,7 @@ void NcclCommunicator::all_gather(const Members& members, const std::string& wha
 void NcclCommunicator::reduce_scatter(const Members& members, const std::string& what, Stream stream, const void* whole,
                                       void* part, std::int64_t part_elements, Dtype dtype) {
   if (members.size() == 1) {
-    if (part != whole) backend_.copy(stream, part, whole, part_elements * bytes_of(dtype));
+    if (part != whole) backend_.copy(stream, part, whole, bytes_of(dtype, part_elements));
     return;
   }
   group(members, what, stream, [&](ncclComm_t comm) {
@@ -374,7 +377,7 @@ void NcclCommunicator::reduce_scatter(const Members& members, const std::string&
 
 void NcclCommunicator::all_to_all(const Members& members, const std::string& what, Stream stream, const void* from,
                                   void* to, std::int64_t part_elements, Dtype dtype) {
-  const std::int64_t bytes = part_elements * bytes_of(dtype);
+  const std::int64_t bytes = bytes_of(dtype, part_elements);
   if (members.size() == 1) return backend_.copy(stream, to, from, bytes);
   group(members, what, stream, [&](ncclComm_t comm) {
     const cudaStream_t on = backend_.stream(stream);
@@ -394,7 +397,7 @@ void NcclCommunicator::all_to_all(const Members& members, const std::string& wha
 void NcclCommunicator::permute(const Members& members, const std::string& what, Stream stream, const void* from,
                                void* to, std::int64_t elements, Dtype dtype, std::size_t to_member,
                                std::size_t from_member) {
-  if (members.size() == 1) return backend_.copy(stream, to, from, elements * bytes_of(dtype));
+  if (members.size() == 1) return backend_.copy(stream, to, from, bytes_of(dtype, elements));
   group(members, what, stream, [&](ncclComm_t comm) {
     const cudaStream_t on = backend_.stream(stream);
     const auto count = static_cast<std::size_t>(elements);
@@ -421,7 +424,7 @@ void NcclCommunicator::send(std::size_t to, const MessageTag& tag, Stream stream
     on = made.stream;
   }
   // A copy that belongs to the message: the caller's stream goes on, however late the receiver is.
-  const auto bytes = static_cast<std::size_t>(elements * bytes_of(dtype));
+  const auto bytes = static_cast<std::size_t>(bytes_of(dtype, elements));
   void* copy = nullptr;
   check(cudaMallocAsync(&copy, std::max<std::size_t>(bytes, 1), callers), "allocating memory for a message");
   check(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDefault, callers), "copying a message");

@@ -57,7 +57,7 @@ OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensor
 
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   OpCost cost;
-  if (op.kind == OpKind::send || op.kind == OpKind::receive) {
+  if (is_point_to_point(op.kind)) {
     cost.last_seconds = transfer_seconds(bytes(op, tensors) * static_cast<double>(instances) / op.count, 0);
     cost.seconds = cost.last_seconds * op.count;
     cost.absent = mesh_.size(MeshAxis::pp) == 1;
@@ -115,7 +115,7 @@ CollectiveCost OpCostModel::ends_all_reduce(double bytes) const {
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
-  if (op.kind == OpKind::send || op.kind == OpKind::receive) return "pipeline transfer";
+  if (is_point_to_point(op.kind)) return "pipeline transfer";
   if (is_communication(op.kind)) {
     const CollectiveCost c = collective(op, tensors, instances);
     return std::string(c.inter_bound ? "network " : "scale-up fabric ") + name_of(c.algorithm) + " " +

@@ -20,7 +20,6 @@ using Json = nlohmann::json;
 using Where = InputError::Where;
 
 constexpr std::string_view kFolder = "results/calibration/";
-constexpr std::size_t kDtypes = 7;
 constexpr std::array<Dtype, 4> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8};
 constexpr NumberRange kShare{.least = 0, .most = 1};
 constexpr NumberRange kEfficiency{.least = 0, .most = 1, .exclude_least = true};
@@ -229,7 +228,7 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   const Dtype dtype = fp8 ? Dtype::fp8 : Dtype::bf16;
   const GemmShape shape{1, mnk[0], mnk[1], mnk[2]};
   const auto m = static_cast<double>(mnk[0]), n = static_cast<double>(mnk[1]), k = static_cast<double>(mnk[2]);
-  const double bytes = static_cast<double>(bytes_of(dtype)) * (m * k + k * n) + 2 * m * n;
+  const double bytes = static_cast<double>(bytes_of(dtype, 1)) * (m * k + k * n) + 2 * m * n;
   for (int round = 0; round < 3; ++round) {  // fixed and memory terms make one scaling approximate
     const double scale = KernelModel(device, calibration).matmul_seconds(shape, dtype, bytes) / seconds;
     for (const Dtype scaled : kMatrixDtypes) {

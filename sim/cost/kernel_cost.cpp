@@ -41,32 +41,17 @@ Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
   return tensors[op.reads[op.kind == OpKind::attention_backward ? 3 : 0]].dtype;
 }
 
-constexpr std::array<std::string_view, 6> kFunctionNames{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
-
-bool has_read(const Op& op, std::size_t i) { return op.reads[i] != kNoTensor; }
-
 // Whether a bias is among the operands, for the kinds that have a curve for that.
 bool has_bias(const Op& op) {
-  switch (op.kind) {
-    case OpKind::activation:
-      return has_read(op, 1);
-    case OpKind::activation_backward:
-    case OpKind::add:
-    case OpKind::dropout_add:
-    case OpKind::norm:
-      return has_read(op, 2);
-    case OpKind::norm_backward:
-      return op.writes[2] != kNoTensor;
-    default:
-      return false;
-  }
+  const OpTraits& traits = traits_of(op.kind);
+  if (traits.bias_read >= 0) return op.reads[static_cast<std::size_t>(traits.bias_read)] != kNoTensor;
+  return traits.bias_write >= 0 && op.writes[static_cast<std::size_t>(traits.bias_write)] != kNoTensor;
 }
 
 // An op's curve, and those that stand in for it, in this order.
 std::vector<std::string> names_of_curve(const Op& op) {
   std::vector<std::string> names{name_of(op.kind)};
-  if (op.kind == OpKind::activation || op.kind == OpKind::activation_backward)
-    names.insert(names.begin(), fmt::format("{}.{}", names[0], kFunctionNames[static_cast<std::size_t>(op.function)]));
+  if (traits_of(op.kind).functions) names.insert(names.begin(), fmt::format("{}.{}", names[0], name_of(op.function)));
   if (has_bias(op)) names.insert(names.begin(), names.front() + "+bias");
   return names;
 }
@@ -79,61 +64,32 @@ const MemoryCurve* find_curve(const Calibration& calibration, const Op& op) {
   return nullptr;
 }
 
-// Once a step, over flat buffers.
-constexpr bool is_of_update(OpKind k) {
-  return k == OpKind::gradient_norm || k == OpKind::zero_fill || is_optimizer(k);
-}
+// Priced by the bytes that it moves: a kernel, but no product and no attention.
+constexpr bool is_memory_bound(OpKind k) { return is_computation(k) && !is_matmul(k) && !is_attention(k); }
 
-constexpr bool is_memory_bound(OpKind k) {
-  return !is_matmul(k) && !is_attention(k) && !is_communication(k) && k != OpKind::copy;
-}
+// The slot of a kind's first variant; behind the last kind the number of all slots.
+constexpr auto kFirstSlot = [] {
+  std::array<int, kOpKinds + 1> first{};
+  for (std::size_t k = 0; k < kOpKinds; ++k) first[k + 1] = first[k] + curves_of(op_traits::kTable[k]);
+  return first;
+}();
 
 }  // namespace
 
 std::size_t KernelModel::memory_slot(const Op& op) {
-  const int bias = has_bias(op) ? 1 : 0, function = 2 * static_cast<int>(op.function);
-  int slot = static_cast<int>(op.kind);
-  switch (op.kind) {
-    case OpKind::activation:
-      slot = kActivationSlots + function + bias;
-      break;
-    case OpKind::activation_backward:
-      slot = kActivationSlots + 2 * kFunctions + function + bias;
-      break;
-    case OpKind::add:
-      if (bias != 0) slot = kBiasSlots;
-      break;
-    case OpKind::dropout_add:
-      if (bias != 0) slot = kBiasSlots + 1;
-      break;
-    case OpKind::norm:
-      if (bias != 0) slot = kBiasSlots + 2;
-      break;
-    case OpKind::norm_backward:
-      if (bias != 0) slot = kBiasSlots + 3;
-      break;
-    default:
-      break;
-  }
-  return static_cast<std::size_t>(slot);
+  static_assert(kFirstSlot.back() == kMemorySlots);
+  const int function = traits_of(op.kind).functions ? 2 * static_cast<int>(op.function) : 0;
+  return static_cast<std::size_t>(kFirstSlot[static_cast<std::size_t>(op.kind)] + function + (has_bias(op) ? 1 : 0));
 }
 
 // An op that memory_slot() gives `slot`.
 Op KernelModel::op_of_slot(int slot) {
   Op op;
-  const auto bias = [&] { op.reads = {0, 0, 0, 0, 0, 0}, op.writes = {0, 0, 0, 0}; };
-  if (slot < kActivationSlots) {
-    op.kind = static_cast<OpKind>(slot);
-  } else if (slot < kBiasSlots) {
-    const int variant = slot - kActivationSlots;
-    op.kind = variant < 2 * kFunctions ? OpKind::activation : OpKind::activation_backward;
-    op.function = static_cast<ActivationFunction>(variant % (2 * kFunctions) / 2);
-    if (variant % 2 == 1) bias();
-  } else {
-    constexpr std::array kinds{OpKind::add, OpKind::dropout_add, OpKind::norm, OpKind::norm_backward};
-    op.kind = kinds[static_cast<std::size_t>(slot - kBiasSlots)];
-    bias();
-  }
+  const auto kind = std::upper_bound(kFirstSlot.begin(), kFirstSlot.end(), slot) - kFirstSlot.begin() - 1;
+  op.kind = static_cast<OpKind>(kind);
+  const int variant = slot - kFirstSlot[static_cast<std::size_t>(kind)];
+  if (traits_of(op.kind).functions) op.function = static_cast<ActivationFunction>(variant / 2);
+  if (variant % 2 == 1) op.reads = {0, 0, 0, 0, 0, 0}, op.writes = {0, 0, 0, 0};
   return op;
 }
 
@@ -145,8 +101,7 @@ std::vector<std::string> memory_curve_names() {
   for (int kind = 0; kind < kOpKinds; ++kind) {
     op.kind = static_cast<OpKind>(kind);
     if (!is_memory_bound(op.kind)) continue;
-    const bool activation = op.kind == OpKind::activation || op.kind == OpKind::activation_backward;
-    for (std::size_t f = 0; f < (activation ? kFunctionNames.size() : 1); ++f) {
+    for (int f = 0; f < (traits_of(op.kind).functions ? kActivationFunctions : 1); ++f) {
       op.function = static_cast<ActivationFunction>(f);
       for (const bool all : {true, false}) {
         op.reads.fill(all ? TensorId{0} : kNoTensor);
@@ -208,7 +163,7 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
         memory_[static_cast<std::size_t>(slot)] = {1 / (device.memory_bytes_per_second * curve->efficiency),
                                                    curve->fixed_seconds};
   for (int kind = 0; kind < kMemorySlots; ++kind)
-    if (!is_of_update(op_of_slot(kind).kind))
+    if (!traits_of(op_of_slot(kind).kind).of_update)
       memory_[static_cast<std::size_t>(kind)].seconds_per_byte *= calibration.memory_bound_slowdown;
 
   for (std::size_t i = 0; i < kMatrixDtypes; ++i) {
@@ -433,9 +388,9 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
                         describe(kind != nullptr ? kind->residual : calibration_.memory_residual));
   }
   const bool memory_bound = !is_matmul(op.kind) && !is_attention(op.kind);
-  const double slowdown = !memory_bound           ? calibration_.step_slowdown
-                          : is_of_update(op.kind) ? 1
-                                                  : calibration_.memory_bound_slowdown;
+  const double slowdown = !memory_bound                  ? calibration_.step_slowdown
+                          : traits_of(op.kind).of_update ? 1
+                                                         : calibration_.memory_bound_slowdown;
   if (slowdown != 1)
     text += fmt::format(
         "  {} times {:.3f}: kernels in a training step against kernels alone (results/calibration/steps.json)\n",

@@ -126,6 +126,10 @@ struct Calibration {
   std::vector<MeasuredAttention> measured_attention;
 };
 
+// How many of them a kind can have: one for each activation function, with a bias and without.
+constexpr int curves_of(const OpTraits& traits) {
+  return (traits.functions ? kActivationFunctions : 1) * (traits.bias_read >= 0 || traits.bias_write >= 0 ? 2 : 1);
+}
 // The names that a MemoryCurve can have.
 std::vector<std::string> memory_curve_names();
 // That of an op that is no product and no attention, most special first: "activation.gelu+bias".
@@ -185,12 +189,12 @@ class KernelModel {
   struct Memory {  // of a kind of memory-bound kernels
     double seconds_per_byte = 0, fixed_seconds = 0;
   };
-  // A slot for each kind, then for the variants of some.
-  static constexpr int kFunctions = 6;               // ActivationFunction
-  static constexpr int kActivationSlots = kOpKinds;  // [backward][function][bias]
-  static constexpr int kBiasSlots =
-      kActivationSlots + 2 * kFunctions * 2;  // with bias: add, dropout_add, norm, its backward
-  static constexpr int kMemorySlots = kBiasSlots + 4;
+  // A slot for each kind, or (OpTraits::functions, bias_read, bias_write) for each variant of it.
+  static constexpr int kMemorySlots = [] {
+    int slots = 0;
+    for (const OpTraits& traits : op_traits::kTable) slots += curves_of(traits);
+    return slots;
+  }();
   static std::size_t memory_slot(const Op& op);
   static Op op_of_slot(int slot);
   // Which of the measured shapes lie within a factor 2 of a size, by dimension and power of 2.

@@ -141,7 +141,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (!(payload > 0)) return;
     std::uint32_t x = kNoExchange;
     if (is_communication(op.kind)) {
-      if (op.kind == OpKind::send || op.kind == OpKind::receive)
+      if (is_point_to_point(op.kind))
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
       x = add_exchange(traffic.groups(id, op.axes, op.neighbours), op.kind, payload,
                        job.costs->collective(op, piece.tensors, instances));

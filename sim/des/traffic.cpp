@@ -161,7 +161,7 @@ void Traffic::lay_copies(std::int32_t p) {
 
 void Traffic::lay_pattern(std::int32_t p) {
   const PatternKind kind = patterns_[static_cast<std::size_t>(p)].kind;
-  if (kind.kind == OpKind::copy) return lay_copies(p);
+  if (is_copy(kind.kind)) return lay_copies(p);
   const Groups& groups = groups_[static_cast<std::size_t>(kind.communicator)];
   const Job& job = jobs_[static_cast<std::size_t>(communicators_[static_cast<std::size_t>(kind.communicator)].job)];
   const std::int64_t per_node = cluster_.node.devices;

@@ -18,7 +18,7 @@ struct Device {
   std::string vendor;
   std::string architecture;  // "Ampere", "Hopper", "CDNA2"
   std::string source;
-  std::array<double, 7>
+  std::array<double, kDtypes>
       peak_flops_per_second{};         // dense, by Dtype (fp32: the rate matmuls get, TF32 if `tf32`); 0: none
   bool tf32 = false;                   // fp32 matmuls run in TF32
   double vector_flops_per_second = 0;  // fp32, outside the matrix units

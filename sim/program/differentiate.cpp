@@ -147,11 +147,12 @@ class Differentiator {
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
     if (dy == kNoTensor && op.kind != OpKind::cross_entropy) return;  // nobody downstream needs it
 
-    switch (op.kind) {
-      case OpKind::linear: {
+    const OpTraits& traits = traits_of(op.kind);
+    switch (traits.derivative) {
+      case Derivative::linear: {
         if (needs_[op.reads[0]]) {
           const TensorId dx = target(op.reads[0]);
-          Op& g = emit_like(op, OpKind::linear_input_gradient, Phase::input_gradient);
+          Op& g = emit_like(op, traits.backward, Phase::input_gradient);
           g.reads[0] = dy;
           g.reads[1] = op.reads[1];
           g.writes[0] = dx;
@@ -167,17 +168,17 @@ class Differentiator {
         bias_gradient(op, op.reads[2], dy);
         break;
       }
-      case OpKind::batched_matmul: {
+      case Derivative::batched_matmul: {
         // c = a b or a bᵀ:  da = dc bᵀ or dc b;  db = aᵀ dc or dcᵀ a.
         const TensorId a = op.reads[0], b = op.reads[1];
         const TensorId da = target(a);
-        Op& ga = emit_like(op, OpKind::batched_matmul, Phase::input_gradient);
+        Op& ga = emit_like(op, traits.backward, Phase::input_gradient);
         ga.reads = {dy, b, kNoTensor, kNoTensor, kNoTensor, kNoTensor};
         ga.transpose_b = !op.transpose_b;
         ga.writes[0] = da;
         contribute(a, da);
         const TensorId db = target(b);
-        Op& gb = emit_like(op, OpKind::batched_matmul, Phase::input_gradient);
+        Op& gb = emit_like(op, traits.backward, Phase::input_gradient);
         gb.reads[0] = op.transpose_b ? dy : a;
         gb.reads[1] = op.transpose_b ? a : dy;
         gb.transpose_a = true;
@@ -186,11 +187,11 @@ class Differentiator {
         contribute(b, db);
         break;
       }
-      case OpKind::attention: {
+      case Derivative::attention: {
         const TensorId d0 = target(op.reads[0]);
         const TensorId d1 = op.reads[1] == kNoTensor ? kNoTensor : target(op.reads[1]);
         const TensorId dbias = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
-        Op& g = emit_like(op, OpKind::attention_backward, Phase::input_gradient);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads = {dy, op.writes[0], op.writes[1], op.reads[0], op.reads[1], op.reads[2]};
         g.writes = {d0, d1, dbias, kNoTensor};
         contribute(op.reads[0], d0);
@@ -198,25 +199,22 @@ class Differentiator {
         contribute(op.reads[2], dbias);
         break;
       }
-      case OpKind::softmax:
-        unary(op, OpKind::softmax_backward, dy, op.writes[0]);
+      case Derivative::of_dy:
+        unary(op, traits.backward, dy, kNoTensor);
         break;
-      case OpKind::rotary:
-        one_or_two_inputs(op, OpKind::rotary_backward, dy);
+      case Derivative::of_dy_or_two:
+        one_or_two_inputs(op, traits.backward, dy);
         break;
-      case OpKind::dropout:
-        unary(op, OpKind::dropout_backward, dy, op.writes[1]);
+      case Derivative::of_dy_and_y:
+        unary(op, traits.backward, dy, op.writes[0]);
         break;
-      case OpKind::pool:
-        one_or_two_inputs(op, OpKind::pool_backward, dy);
+      case Derivative::of_dy_and_mask:
+        unary(op, traits.backward, dy, op.writes[1]);
         break;
-      case OpKind::cast:
-        unary(op, OpKind::cast, dy, kNoTensor);
-        break;
-      case OpKind::norm: {
+      case Derivative::norm: {
         const TensorId dx = target(op.reads[0]), dw = target(op.reads[1]);
         const TensorId db = op.reads[2] == kNoTensor ? kNoTensor : target(op.reads[2]);
-        Op& g = emit_like(op, OpKind::norm_backward, Phase::input_gradient);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads = {dy, op.reads[0], op.reads[1], op.writes[1], kNoTensor, kNoTensor};
         g.writes = {dx, dw, db, kNoTensor};
         g.accumulate = true;
@@ -225,19 +223,19 @@ class Differentiator {
         contribute(op.reads[2], db);
         break;
       }
-      case OpKind::activation: {
+      case Derivative::activation: {
         const TensorId dx = target(op.reads[0]);
-        Op& g = emit_like(op, OpKind::activation_backward, Phase::input_gradient);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads = {dy, op.reads[0], op.reads[1], kNoTensor, kNoTensor, kNoTensor};
         g.writes[0] = dx;
         contribute(op.reads[0], dx);
         bias_gradient(op, op.reads[1], dx);
         break;
       }
-      case OpKind::dropout_add: {
+      case Derivative::dropout_add: {
         contribute(op.reads[1], dy);  // the residual's gradient is dy itself
         const TensorId dx = target(op.reads[0]);
-        Op& g = emit_like(op, OpKind::dropout_backward, Phase::input_gradient);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads[0] = dy;
         g.reads[1] = op.writes[1];
         g.writes[0] = dx;
@@ -245,24 +243,24 @@ class Differentiator {
         bias_gradient(op, op.reads[2], dx);
         break;
       }
-      case OpKind::add:
+      case Derivative::add:
         contribute(op.reads[1], dy);
         contribute(op.reads[0], dy);
         bias_gradient(op, op.reads[2], dy);
         break;
-      case OpKind::multiply:
+      case Derivative::multiply:
         for (const int side : {0, 1}) {
           const TensorId d = target(op.reads[side]);
-          Op& g = emit_like(op, OpKind::multiply, Phase::input_gradient);
+          Op& g = emit_like(op, traits.backward, Phase::input_gradient);
           g.reads[0] = dy;
           g.reads[1] = op.reads[1 - side];
           g.writes[0] = d;
           contribute(op.reads[side], d);
         }
         break;
-      case OpKind::embedding: {
+      case Derivative::embedding: {
         const TensorId dt = target(op.reads[1]);
-        Op& g = emit_like(op, OpKind::embedding_backward, phase_of(op.reads[1]));
+        Op& g = emit_like(op, traits.backward, phase_of(op.reads[1]));
         g.reads[0] = op.reads[0];
         g.reads[1] = dy;
         g.writes[0] = dt;
@@ -270,16 +268,16 @@ class Differentiator {
         contribute(op.reads[1], dt);
         break;
       }
-      case OpKind::cross_entropy: {
+      case Derivative::cross_entropy: {
         const TensorId dl = target(op.reads[0]);
-        Op& g = emit_like(op, OpKind::cross_entropy_backward, Phase::input_gradient);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads = {op.reads[0], op.reads[1], op.writes[0], kNoTensor, kNoTensor, kNoTensor};
         g.writes[0] = dl;
         contribute(op.reads[0], dl);
         break;
       }
-      default:
-        throw std::logic_error(std::string("differentiate: no rule for ") + name_of(op.kind));
+      case Derivative::none:
+        throw std::logic_error(std::string("differentiate: no rule for ") + traits.name + ": " + traits.why_none);
     }
   }
 

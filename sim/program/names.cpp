@@ -13,7 +13,8 @@ const char* pick(const std::array<const char*, N>& names, Enum value) {
 }  // namespace
 
 const char* name_of(Dtype dtype) {
-  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "int64", "int32", "uint8"};
+  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "int64", "int32", "uint8", "fp4", "int4"};
+  static_assert(names.size() == kDtypes);
   return pick(names, dtype);
 }
 
@@ -36,51 +37,10 @@ const char* name_of(MeshAxis axis) {
   return pick(names, axis);
 }
 
-const char* name_of(OpKind kind) {
-  static constexpr std::array names{"linear",
-                                    "linear_input_gradient",
-                                    "linear_weight_gradient",
-                                    "batched_matmul",
-                                    "attention",
-                                    "attention_backward",
-                                    "softmax",
-                                    "softmax_backward",
-                                    "norm",
-                                    "norm_backward",
-                                    "rotary",
-                                    "rotary_backward",
-                                    "activation",
-                                    "activation_backward",
-                                    "dropout",
-                                    "dropout_backward",
-                                    "dropout_add",
-                                    "add",
-                                    "multiply",
-                                    "bias_gradient",
-                                    "embedding",
-                                    "embedding_backward",
-                                    "cross_entropy",
-                                    "cross_entropy_backward",
-                                    "pool",
-                                    "pool_backward",
-                                    "cast",
-                                    "zero_fill",
-                                    "merge_attention",
-                                    "gradient_norm",
-                                    "adam",
-                                    "sgd",
-                                    "all_reduce",
-                                    "all_gather",
-                                    "reduce_scatter",
-                                    "all_to_all",
-                                    "broadcast",
-                                    "reduce",
-                                    "ring_shift",
-                                    "send",
-                                    "receive",
-                                    "copy"};
-  static_assert(names.size() == kOpKinds);
-  return pick(names, kind);
+const char* name_of(ActivationFunction function) {
+  static constexpr std::array names{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
+  static_assert(names.size() == kActivationFunctions);
+  return pick(names, function);
 }
 
 const char* name_of(Stream stream) {

@@ -8,11 +8,18 @@
 
 namespace orrery {
 
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, int64, int32, uint8 };
+// fp8 is e4m3, fp4 e2m1 (OCP Microscaling Formats 1.0); int4 stands for any 4-bit code of quantised optimizer states.
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, int64, int32, uint8, fp4, int4 };
+inline constexpr int kDtypes = 9;
 
-constexpr std::int64_t bytes_of(Dtype dtype) {
-  constexpr std::array<std::int64_t, 7> bytes{4, 2, 2, 1, 8, 4, 1};
-  return bytes[static_cast<std::size_t>(dtype)];
+constexpr std::int64_t bits_of(Dtype dtype) {
+  constexpr std::array<std::int64_t, kDtypes> bits{32, 16, 16, 8, 64, 32, 8, 4, 4};
+  return bits[static_cast<std::size_t>(dtype)];
+}
+// Of so many elements side by side: rounded up to whole bytes.
+constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
+  constexpr std::int64_t kByte = 8;
+  return (elements * bits_of(dtype) + kByte - 1) / kByte;
 }
 const char* name_of(Dtype dtype);
 
@@ -83,7 +90,7 @@ struct Tensor {
     for (int i = 0; i < rank; ++i) n *= sizes[i];
     return n;
   }
-  std::int64_t bytes() const { return elements() * bytes_of(dtype); }
+  std::int64_t bytes() const { return bytes_of(dtype, elements()); }
 
   // Position of the first dimension along `axis`, or -1.
   int find(Axis axis) const {

@@ -100,31 +100,33 @@ double flops(const Op& op, std::span<const Tensor> tensors) {
 
 double bytes(const Op& op, std::span<const Tensor> tensors) {
   const auto size = [&](TensorId id) { return static_cast<double>(tensors[id].bytes()); };
-  if (is_communication(op.kind)) {
-    double largest = 0;  // the full buffer: whichever side is not a shard
-    for (TensorId id : op.reads)
-      if (id != kNoTensor) largest = std::max(largest, size(id));
-    for (TensorId id : op.writes)
-      if (id != kNoTensor) largest = std::max(largest, size(id));
-    return largest;
+  const OpTraits& traits = traits_of(op.kind);
+  switch (traits.moved) {
+    case MovedBytes::operands: {
+      double total = 0;
+      for (TensorId id : op.reads)
+        if (id != kNoTensor) total += size(id);
+      const unsigned added = op.accumulate ? traits.accumulates : 0u;
+      for (std::size_t i = 0; i < op.writes.size(); ++i)
+        if (op.writes[i] != kNoTensor) total += size(op.writes[i]) * ((added >> i & 1u) != 0 ? 2 : 1);
+      return total;
+    }
+    case MovedBytes::rows: {  // ids; rows of the table, and as much of the other operand
+      const bool adds = traits.accumulates != 0;  // the table's rows are read, too
+      return size(op.reads[0]) + size(adds ? op.reads[1] : op.writes[0]) * (adds ? 3 : 2);
+    }
+    case MovedBytes::payload: {
+      double largest = 0;
+      for (TensorId id : op.reads)
+        if (id != kNoTensor) largest = std::max(largest, size(id));
+      for (TensorId id : op.writes)
+        if (id != kNoTensor) largest = std::max(largest, size(id));
+      return largest;
+    }
+    case MovedBytes::source:
+      return size(op.reads[0]);
   }
-  if (op.kind == OpKind::copy) return size(op.reads[0]);
-  double total = 0;
-  for (TensorId id : op.reads)
-    if (id != kNoTensor) total += size(id);
-  for (std::size_t i = 0; i < op.writes.size(); ++i) {
-    if (op.writes[i] == kNoTensor) continue;
-    const bool added = op.accumulate && !(op.kind == OpKind::norm_backward && i == 0);
-    total += size(op.writes[i]) * (added ? 2 : 1);
-  }
-  if (op.kind == OpKind::embedding || op.kind == OpKind::embedding_backward) {
-    // Only the rows that are looked up move, not the table: as many as the output has.
-    const bool forward = op.kind == OpKind::embedding;
-    total = size(op.reads[0]);
-    total += 2 * size(forward ? op.writes[0] : op.reads[1]);
-    if (!forward) total += size(op.reads[1]);  // the table's rows are added to
-  }
-  return total;
+  return 0;
 }
 
 }  // namespace orrery

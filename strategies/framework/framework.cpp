@@ -80,7 +80,7 @@ double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);
   const double elements =
       std::max(s.bucket_elements, s.bucket_elements_per_data_rank * static_cast<double>(data_ranks));
-  return elements * static_cast<double>(bytes_of(plan.precision.gradient()));
+  return elements * static_cast<double>(bytes_of(plan.precision.gradient(), 1));
 }
 
 void check(const Scenario&) {}

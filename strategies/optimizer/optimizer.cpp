@@ -11,6 +11,7 @@ Dtype moment_dtype(MomentDtype moments) {
     case MomentDtype::bf16: return Dtype::bf16;
     case MomentDtype::fp16: return Dtype::fp16;
     case MomentDtype::fp8: return Dtype::fp8;
+    case MomentDtype::int4: return Dtype::int4;
     default: return Dtype::fp32;
   }
 }
@@ -112,8 +113,11 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool sc
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.optimizer;
-  if (options.moments == MomentDtype::fp8 && options.rule != Rule::adam && options.rule != Rule::adamw)
-    throw InputError({"", "/plan/optimizer_dtype"}, "\"fp8\"", "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
+  const bool coded = options.moments == MomentDtype::fp8 || options.moments == MomentDtype::int4;
+  if (coded && options.rule != Rule::adam && options.rule != Rule::adamw)
+    throw InputError({"", "/plan/optimizer_dtype"},
+                     "\"" + std::string(kMomentDtypeNames[static_cast<std::size_t>(options.moments)]) + "\"",
+                     "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
 }
 
 void rewrite(const Scenario& scenario, Program& program) {

@@ -8,8 +8,8 @@ namespace orrery::optimizer {
 
 enum class Rule : std::uint8_t { adamw, adam, sgd, sgd_momentum };
 inline constexpr std::array<std::string_view, 4> kRuleNames{"adamw", "adam", "sgd", "sgd_momentum"};
-enum class MomentDtype : std::uint8_t { fp32, bf16, fp16, fp8 };
-inline constexpr std::array<std::string_view, 4> kMomentDtypeNames{"fp32", "bf16", "fp16", "fp8"};
+enum class MomentDtype : std::uint8_t { fp32, bf16, fp16, fp8, int4 };
+inline constexpr std::array<std::string_view, 5> kMomentDtypeNames{"fp32", "bf16", "fp16", "fp8", "int4"};
 
 struct Options {
   Rule rule = Rule::adamw;

@@ -7,8 +7,9 @@
 
 namespace orrery::precision {
 
-enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8 };
-inline constexpr std::array<std::string_view, 4> kMixNames{"bf16", "fp16", "fp32", "fp8"};
+// fp4 is read and refused: no kernel and no rate of it is known.
+enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, fp4 };
+inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "fp4"};
 enum class GradientDtype : std::uint8_t { fp32, bf16, fp16 };
 inline constexpr std::array<std::string_view, 3> kGradientDtypeNames{"fp32", "bf16", "fp16"};
 
@@ -23,7 +24,8 @@ struct Options {
   Dtype gradient() const;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("precision", mix, kMixNames, "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16");
+    v.field("precision", mix, kMixNames, "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16; "
+            "fp4 is refused: no kernel and no rate of it is known");
     v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
   }
 };

@@ -97,7 +97,10 @@ Dtype Options::storage() const {
   }
 }
 
-Dtype Options::compute() const { return mix == Mix::fp8 ? Dtype::fp8 : storage(); }
+Dtype Options::compute() const {
+  if (mix == Mix::fp4) return Dtype::fp4;
+  return mix == Mix::fp8 ? Dtype::fp8 : storage();
+}
 
 Dtype Options::gradient() const {
   if (mix == Mix::fp32) return Dtype::fp32;
@@ -120,6 +123,7 @@ void check(const Scenario& scenario) {
                      "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"",
                      std::string(expected) + " on " + device.name);
   };
+  if (options.mix == Mix::fp4) fail("\"fp8\", \"bf16\" or \"fp16\": no kernel and no rate of fp4 matrix products is known");
   if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units");
   if (options.mix == Mix::bf16 && !has(Dtype::bf16)) fail("\"fp16\" or \"fp32\": there are no bf16 matrix units");
 }

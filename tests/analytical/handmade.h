@@ -26,7 +26,6 @@ struct SlowCluster {
     kernels.kernel_fixed_seconds = 0;
     collectives = find_collective_calibration(cluster);
   }
-  static constexpr std::size_t kDtypes = 7;
   Cluster cluster;
   Calibration kernels;
   CollectiveCalibration collectives;

@@ -81,7 +81,7 @@ TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
     for (const Json& p : published()["points"]) {
       if (p["device"] != GetParam() || p["op"] != "matmul" || p["dtype"] != name_of(dtype) || !usable(p)) continue;
       const GemmShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3]};
-      const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype));
+      const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype, 1));
       const double out = p.value("out", "bf16") == "fp32" ? 4 : 2;
       const double bytes = width * (m * k + k * n) + out * m * n * (p.contains("accumulate") ? 2 : 1);
       double seconds = model.matmul_seconds(s, dtype, bytes);

@@ -100,6 +100,34 @@ TEST_F(MemoryKinds, EveryNameIsThatOfAnOp) {
   EXPECT_EQ(memory_curve_name(op), "norm_backward+bias");
 }
 
+// Of each kind, function and bias: numbers under its name are that kernel's and nobody else's.
+TEST(MemoryKindsFile, GivesEachVariantItsOwnNumbers) {
+  Json json = mine();
+  json["memory"]["kinds"] = Json::object();
+  std::vector<std::string> names;
+  for (const std::string& name : memory_curve_names()) {
+    names.push_back(name);
+    json["memory"]["kinds"][name] = {{"efficiency", 0.5}, {"fixed_seconds", 1e-6 * static_cast<double>(names.size())}};
+  }
+  const UserCalibration user = read_user_calibration(json, {"mine.json", ""});
+  const KernelModel model(*user.device, *user.kernels);
+  int variants = 0;
+  for (const OpTraits& traits : op_traits::kTable) {
+    if (!is_computation(traits.kind) || is_matmul(traits.kind) || is_attention(traits.kind)) continue;
+    for (int variant = 0; variant < curves_of(traits); ++variant, ++variants) {
+      const bool biased = traits.bias_read >= 0 || traits.bias_write >= 0;
+      Op op;
+      op.kind = traits.kind;
+      op.function = static_cast<ActivationFunction>(variant / (biased ? 2 : 1) % kActivationFunctions);
+      if (biased && variant % 2 == 1) op.reads.fill(0), op.writes.fill(0);
+      const auto name = std::find(names.begin(), names.end(), memory_curve_name(op));
+      ASSERT_NE(name, names.end()) << memory_curve_name(op);
+      EXPECT_NEAR(model.memory_seconds(op, 0), 1e-6 * static_cast<double>(name - names.begin() + 1), 1e-12) << *name;
+    }
+  }
+  EXPECT_GE(variants, static_cast<int>(op_traits::kTable.size()) - 16) << "kinds were skipped";
+}
+
 TEST(MemoryKindsFile, RefusesUnknownKinds) {
   Json json = mine();
   json["memory"]["kinds"]["rotery"] = {{"efficiency", 0.5}};

@@ -131,7 +131,7 @@ TEST(Bytes, OfACollectiveAreTheWholeBuffersAndOfACopyItsSource) {
   EXPECT_EQ(Maker(OpKind::all_gather).reads(0, {3}).writes(0, {12}).moved(), 24);
   EXPECT_EQ(Maker(OpKind::reduce_scatter).reads(0, {12}).writes(0, {3}).accumulates().moved(), 24);
   EXPECT_EQ(Maker(OpKind::all_reduce).reads(0, {12}).writes(0, {12}).moved(), 24);
-  EXPECT_EQ(Maker(OpKind::copy_to_host).reads(0, {12}).writes(0, {12}).moved(), 24);
+  EXPECT_EQ(Maker(OpKind::copy).reads(0, {12}).writes(0, {12}).moved(), 24);
 }
 
 }  // namespace

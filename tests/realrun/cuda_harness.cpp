@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 namespace orrery::cuda_test {
 namespace {
@@ -82,12 +84,15 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
       case Dtype::uint8:
         append(bytes, static_cast<std::uint8_t>(std::isnan(x) ? 255 : static_cast<int>(x)));
         break;
+      case Dtype::fp4:
+      case Dtype::int4:
+        throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   return bytes;
 }
 
 std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
-  std::vector<float> values(bytes.size() / static_cast<std::size_t>(bytes_of(dtype)));
+  std::vector<float> values(bytes.size() / static_cast<std::size_t>(bytes_of(dtype, 1)));
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (std::size_t i = 0; i < values.size(); ++i) {
     float& x = values[i];
@@ -121,6 +126,9 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
       case Dtype::uint8:  // a mask's 0xff is poison
         x = take<std::uint8_t>(bytes, i) == 0xff ? kNan : take<std::uint8_t>(bytes, i);
         break;
+      case Dtype::fp4:
+      case Dtype::int4:
+        throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   }
   return values;

@@ -630,7 +630,7 @@ class Slices : public testing::TestWithParam<Dtype> {
     for (float& v : values) v = static_cast<float>(static_cast<int>(v) % 100);
     return stored(values, dtype);
   }();
-  Memory base{kCount * bytes_of(dtype)};
+  Memory base{kCount * bytes_of(dtype, 1)};
   void SetUp() override { base.upload(initial.data()); }
   Values now() { return numbers(base.download(), dtype); }
 
@@ -667,7 +667,7 @@ TEST_P(Slices, GatherScatterAndAddTouchTheirElementsOnly) {
   for (const Edge place : {Edge::start, Edge::end})
     for_each_slice([&](const cuda::DeviceSlice& s, const std::vector<std::int64_t>& index) {
       const Values before = now();
-      Memory dense(static_cast<std::int64_t>(index.size()) * bytes_of(dtype), place);
+      Memory dense(static_cast<std::int64_t>(index.size()) * bytes_of(dtype, 1), place);
       cuda::gather(nullptr, s, dense.data());
       const Values gathered = numbers(dense.download(), dtype);
       for (std::size_t i = 0; i < index.size(); ++i) EXPECT_EQ(gathered[i], before[static_cast<std::size_t>(index[i])]);
@@ -701,7 +701,7 @@ TEST_P(Slices, FillAndFindNan) {
     EXPECT_EQ(now(), expected);
     EXPECT_FALSE(found(s));
     cuda::fill(nullptr, s, kNan);
-    if (bytes_of(dtype) == 8 || dtype == Dtype::int32 || dtype == Dtype::uint8) {
+    if (bytes_of(dtype, 1) == 8 || dtype == Dtype::int32 || dtype == Dtype::uint8) {
       EXPECT_FALSE(found(s));
       const auto bytes = base.download();
       const auto at = static_cast<std::size_t>(index[0]);
@@ -740,7 +740,7 @@ TEST(CudaMemory, ConvertsBetweenAllDtypes) {
         Values values(static_cast<std::size_t>(n));
         for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 120);
         values = rounded(values, from);
-        Memory a(n * bytes_of(from), Edge::end), b(n * bytes_of(to), Edge::end);
+        Memory a(n * bytes_of(from, 1), Edge::end), b(n * bytes_of(to, 1), Edge::end);
         a.upload(stored(values, from).data());
         cuda::convert(nullptr, a.data(), from, b.data(), to, n);
         EXPECT_EQ(numbers(b.download(), to), rounded(values, to)) << name_of(from) << " to " << name_of(to);
@@ -757,7 +757,7 @@ TEST(CudaMemory, StridedCopiesPermute) {
       for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 113);
       values = rounded(values, dtype);
       for (const auto& strides : {to, transposed}) {
-        Memory a(n * bytes_of(dtype)), b(n * bytes_of(dtype));
+        Memory a(n * bytes_of(dtype, 1)), b(n * bytes_of(dtype, 1));
         a.upload(stored(values, dtype).data());
         cuda::copy_strided(nullptr, a.data(), from, b.data(), strides, sizes, dtype);
         Values expected(values.size());
@@ -782,7 +782,7 @@ TEST(CudaMemory, SumsPartsInTheirOrderAndInFp32) {
           const Given x = normal(shaped({{n}}, dtype), static_cast<std::uint32_t>(p));
           for (std::size_t i = 0; i < expected.size(); ++i)
             expected[i] = p == 0 ? x.values[i] : expected[i] + x.values[i];
-          memory.push_back(std::make_unique<Memory>(n * bytes_of(dtype), Edge::end));
+          memory.push_back(std::make_unique<Memory>(n * bytes_of(dtype, 1), Edge::end));
           memory.back()->upload(stored(x.values, dtype).data());
           parts.push_back(memory.back()->data());
         }

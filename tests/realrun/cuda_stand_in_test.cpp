@@ -189,7 +189,7 @@ TEST(StandIn, AMissingBarrierShowsInSomeOrder) {
 
 TEST(StandIn, ConversionsAreThoseOfTheHarness) {
   const auto check = [](Dtype dtype, unsigned codes, auto to_float, auto from_float) {
-    const auto bytes_per = static_cast<std::size_t>(bytes_of(dtype));
+    const auto bytes_per = static_cast<std::size_t>(bytes_of(dtype, 1));
     for (unsigned code = 0; code < codes; ++code) {
       std::vector<unsigned char> bytes{static_cast<unsigned char>(code), static_cast<unsigned char>(code >> 8)};
       bytes.resize(bytes_per);

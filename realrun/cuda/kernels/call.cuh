@@ -84,7 +84,7 @@ inline bool wide(std::int64_t row, std::initializer_list<Any> operands) {
     if (o.data == nullptr) return true;
     if (o.dtype == Dtype::int64 || o.dtype == Dtype::int32) return false;
     constexpr std::int64_t kWidest = 16;  // bytes that one instruction loads
-    const std::int64_t bytes = std::min(kWidest, kWide * bytes_of(o.dtype));
+    const std::int64_t bytes = std::min(kWidest, kWide * bytes_of(o.dtype, 1));
     return reinterpret_cast<std::uintptr_t>(o.data) % static_cast<std::uintptr_t>(bytes) == 0;
   });
 }

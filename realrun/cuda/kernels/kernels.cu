@@ -3,20 +3,12 @@
 #include "realrun/cuda/kernels/call.cuh"
 
 namespace orrery::cuda {
-namespace {
 
-bool can_accumulate(OpKind kind) {
-  return kind == OpKind::norm_backward || kind == OpKind::bias_gradient || kind == OpKind::embedding_backward;
-}
-
-}  // namespace
-
-bool is_kernel(OpKind kind) {
-  return static_cast<int>(kind) < kOpKinds && !is_matmul(kind) && !is_communication(kind) && kind != OpKind::copy;
-}
+bool is_kernel(OpKind kind) { return static_cast<int>(kind) < kOpKinds && is_computation(kind) && !is_matmul(kind); }
 
 std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                            std::int64_t processors) {
+  if (static_cast<int>(op.kind) >= kOpKinds || !traits_of(op.kind).scratch) return 0;
   const KernelContext context;
   Launch launch;
   launch.processors = processors;
@@ -33,7 +25,7 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
     case OpKind::attention_backward:
       return attention_backward_scratch(call);
     default:
-      return 0;
+      call.fail("needs memory that nobody has counted");
   }
 }
 
@@ -41,7 +33,7 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
                 const KernelContext& context, const Launch& launch) {
   const Call call{op, reads, writes, context, launch};
   call.require(is_kernel(op.kind), "multiplies matrices or moves data, and is no kernel");
-  call.require(!op.accumulate || can_accumulate(op.kind), "cannot accumulate");
+  call.require(!op.accumulate || traits_of(op.kind).accumulates != 0, "cannot accumulate");
   switch (op.kind) {
     case OpKind::attention:
       return attention(call);

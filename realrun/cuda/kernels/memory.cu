@@ -70,6 +70,9 @@ __device__ uint4 pattern_of(Dtype dtype, float value) {
     case Dtype::uint8:
       low = high = (nan ? 0xffu : static_cast<std::uint8_t>(value)) * 0x1010101u;
       break;
+    case Dtype::fp4:
+    case Dtype::int4:
+      break;
   }
   return {low, high, low, high};
 }
@@ -181,7 +184,7 @@ bool aligned(std::int64_t bytes, T... pointers) {
 
 // The widest word, in bytes, by which both sides can be moved; at most 16.
 std::int64_t word_bytes(const DeviceSlice& s, const void* dense) {
-  const std::int64_t element = bytes_of(s.dtype);
+  const std::int64_t element = bytes_of(s.dtype, 1);
   for (std::int64_t bytes = 16; bytes > element; bytes /= 2) {
     const std::int64_t n = bytes / element;
     const bool fits = s.starts == nullptr ? s.offset % n == 0 : s.run % n == 0 && s.alignment % n == 0;
@@ -210,7 +213,7 @@ dim3 grid_for(std::int64_t count) { return blocks(divide_up(count, kThreads)); }
 
 void move(CUstream_st* stream, const DeviceSlice& slice, void* dense, bool to_slice) {
   const std::int64_t bytes = word_bytes(slice, dense);
-  const Words words = words_of(slice, bytes / bytes_of(slice.dtype));
+  const Words words = words_of(slice, bytes / bytes_of(slice.dtype, 1));
   with_word(bytes, [&](auto word) {
     using Word = decltype(word);
     launch("move_kernel", move_kernel<Word>, grid_for(words.count), kThreads, 0, stream, words,
@@ -239,7 +242,7 @@ IndexPlan plan_index(std::span<const std::int64_t> index) {
 
 void fill(CUstream_st* stream, const DeviceSlice& to, float value) {
   const std::int64_t bytes = word_bytes(to, nullptr);
-  const Words words = words_of(to, bytes / bytes_of(to.dtype));
+  const Words words = words_of(to, bytes / bytes_of(to.dtype, 1));
   with_word(bytes, [&](auto word) {
     launch("fill_kernel", fill_kernel<decltype(word)>, grid_for(words.count), kThreads, 0, stream, words, to.dtype,
            value);
@@ -279,7 +282,7 @@ void copy_strided(CUstream_st* stream, const void* from, std::span<const std::in
     s.count *= sizes[d];
   }
   // Neighbours of the last dimension by the widest word that all offsets allow.
-  const std::int64_t element = bytes_of(dtype);
+  const std::int64_t element = bytes_of(dtype, 1);
   std::int64_t bytes = element;
   if (s.rank > 0 && s.from[s.rank - 1] == 1 && s.to[s.rank - 1] == 1) {
     std::int64_t common = s.sizes[s.rank - 1];

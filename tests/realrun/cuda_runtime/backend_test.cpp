@@ -33,7 +33,7 @@ TEST(CudaBackend, HoldsNumbersInTheirDtypes) {
     const Values back = held.values();
     for (std::size_t i = 0; i < values.size(); ++i)
       EXPECT_NEAR(back[i], values[i], std::abs(values[i]) * 0.07 + 1e-3) << name_of(dtype);
-    EXPECT_EQ(backend.stored_bytes(dtype), bytes_of(dtype));
+    EXPECT_EQ(backend.stored_bytes(dtype), bytes_of(dtype, 1));
   }
   const Held ids(backend, of({{3}}, Dtype::int64), {0, 7, 50256});
   EXPECT_EQ(ids.values(), (Values{0, 7, 50256}));

@@ -132,7 +132,7 @@ void check_collectives(CudaBackend& backend, Communicator& c, const Members& mem
   Values in_place_values(mine.size(), 0);
   std::ranges::copy(part_of(mine, 0), in_place_values.begin() + own * elements);
   const Held in_place(backend, whole, in_place_values);
-  const auto offset = own * elements * bytes_of(dtype);
+  const auto offset = own * elements * bytes_of(dtype, 1);
   constexpr Stream kStream = Stream::tensor_communication;
   backend.wait(kStream, backend.record(Stream::compute));
   c.all_reduce(members, "sum", kStream, sum.data, elements, dtype);

@@ -469,11 +469,11 @@ Dtype dtype_of(std::uint32_t type) {
 
 float load(const void* data, Dtype dtype, std::int64_t i) {
   float value = 0;
-  orrery::cuda::to_floats(static_cast<const char*>(data) + i * orrery::bytes_of(dtype), dtype, &value, 1);
+  orrery::cuda::to_floats(static_cast<const char*>(data) + i * orrery::bytes_of(dtype, 1), dtype, &value, 1);
   return value;
 }
 void store(void* data, Dtype dtype, std::int64_t i, float value) {
-  orrery::cuda::from_floats(&value, static_cast<char*>(data) + i * orrery::bytes_of(dtype), dtype, 1);
+  orrery::cuda::from_floats(&value, static_cast<char*>(data) + i * orrery::bytes_of(dtype, 1), dtype, 1);
 }
 
 // The manual's table of types, and the demands on fp8.
@@ -716,7 +716,7 @@ void fill(CUstream_st* stream, const DeviceSlice& to, float value) {
 void gather(CUstream_st* stream, const DeviceSlice& from, void* to) {
   push(stream, [=] {
     std::int64_t at = 0;
-    const std::int64_t size = bytes_of(from.dtype);
+    const std::int64_t size = bytes_of(from.dtype, 1);
     for (const std::int64_t i : elements_of(from))
       std::memcpy(static_cast<char*>(to) + at++ * size, static_cast<const char*>(from.base) + i * size,
                   static_cast<std::size_t>(size));
@@ -725,7 +725,7 @@ void gather(CUstream_st* stream, const DeviceSlice& from, void* to) {
 void scatter(CUstream_st* stream, const void* from, const DeviceSlice& to, bool add) {
   push(stream, [=] {
     std::int64_t at = 0;
-    const std::int64_t size = bytes_of(to.dtype);
+    const std::int64_t size = bytes_of(to.dtype, 1);
     for (const std::int64_t i : elements_of(to)) {
       if (add) {
         store(to.base, to.dtype, i, load(to.base, to.dtype, i) + load(from, to.dtype, at));

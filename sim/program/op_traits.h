@@ -1,0 +1,293 @@
+// The kinds of ops, and all that is known of a kind whatever its tensors are: one row of a table each. A new kind is an
+// enumerator, its row, and its kernels (realrun/cpu, realrun/cuda); tests/program/op_traits_test.cpp asks every row
+// what it lacks.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace orrery {
+
+enum class OpKind : std::uint8_t {
+  // Matrix products. x: [tokens.. | k..], w: [k.. | n..] (or [n.. | k..] when transposed_weight), y: [tokens.. | n..];
+  // `inner_dims` says how many dimensions of w are k.
+  linear,                  // reads x, w [, bias];   writes y
+  linear_input_gradient,   // reads dy, w;           writes dx
+  linear_weight_gradient,  // reads x, dy;           writes dw (accumulated)
+  batched_matmul,  // reads a, b;            writes c; the last two dims multiply (transpose_a/b), the others batch
+
+  // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). Of
+  // kv apart a group's elements are its key, as wide as a query, and then its value, as wide as the context: two parts
+  // of head_dim, or, where the widths differ (latent attention), one part of their sum. A bias [queries, keys, groups,
+  // group_heads] is added to the scaled scores of every sequence.
+  attention,           // reads qkv | q, kv [, bias at 2];    writes context, log_sum_exp (FlashAttention)
+  attention_backward,  // reads dcontext, context, lse, qkv|q,kv [, bias at 5]; writes dqkv | dq, dkv [, dbias at 2]
+  softmax,             // reads scores; writes probabilities (scaled, masked: Megatron's fused kernel)
+  softmax_backward,    // reads dprobabilities, probabilities; writes dscores
+
+  // Memory-bound kernels: time follows from the bytes of the tensors read and written.
+  norm,                 // reads x, weight [, bias]; writes y, statistics
+  norm_backward,        // reads dy, x, weight, statistics; writes dx, dweight [, dbias] (the latter accumulated)
+  rotary,               // reads qkv; writes qkv, of each head turned from rotary_begin on
+                        // reads kv, key [batch, sequence, dim]; writes kv with the turned key, which all heads share,
+                        // put in at rotary_begin of each (latent attention: the rotary part behind the content's)
+  rotary_backward,      // reads dqkv; writes dqkv | dkv, dkey (summed over the heads)
+  activation,           // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
+                        // gate alone where the product is an op of its own)
+  activation_backward,  // reads dy, x [, bias]; writes dx
+  dropout,              // reads x; writes y, mask
+  dropout_backward,     // reads dy, mask; writes dx
+  dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
+  add,                  // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
+  multiply,             // reads a, b; writes y
+  bias_gradient,        // reads dy; writes dbias (accumulated)
+  embedding,            // reads ids, table [rows, width..]; writes y
+  embedding_backward,   // reads ids, dy; writes dtable (accumulated)
+  cross_entropy,        // reads logits, targets; writes statistics [3, batch, sequence]: the maximum, the sum of
+                        // exponentials and the target's logit, from which the loss follows
+  cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
+  pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging)
+                           // reads x, vector; writes y: the vector before each sequence of x (ViT's class token)
+  pool_backward,           // reads dy; writes dx [, dvector]
+  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy)
+  zero_fill,               // writes y
+  merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
+
+  // Optimizer, on the flat buffers of a piece.
+  gradient_norm,  // reads gradients; writes a scalar
+  adam,           // reads gradient and states; writes parameter [, master], exp_avg, exp_avg_sq
+  sgd,            // reads gradient and states; writes parameter [, master] [, momentum]
+
+  // Communication over the group `axes`. Bytes follow from the tensors: see sim/program/work.h.
+  all_reduce,      // reads x; writes x'
+  all_gather,      // reads shard; writes whole
+  reduce_scatter,  // reads whole; writes shard
+  all_to_all,      // reads x; writes x'
+  broadcast,       // from the group's first rank
+  reduce,          // to the group's first rank
+  ring_shift,      // send to the next, receive from the previous rank of the group; reads x, writes x'
+  send,            // to the neighbouring pipeline stage
+  receive,
+
+  copy,  // between memories: from the place of the tensor read to that of the tensor written
+
+  end,  // behind the last: no kind
+};
+
+// What an op is made of, and with that its FLOPs: a matrix product's and an attention's follow from their shapes, no
+// other class has any.
+enum class OpClass : std::uint8_t {
+  matrix_product,
+  attention,
+  memory_bound,
+  optimizer,
+  collective,
+  point_to_point,
+  copy,
+};
+
+// Whose bytes an op moves (sim/program/work.h).
+enum class MovedBytes : std::uint8_t {
+  operands,  // each tensor read once, written once; what is added to is read, too
+  rows,      // of a table as many rows as the other operand has, not the table
+  payload,   // the full buffer: whichever side is not a shard
+  source,    // what a copy reads
+};
+
+// How differentiate() reverses an op.
+enum class Derivative : std::uint8_t {
+  none,             // `why_none` says why
+  linear,           // an input gradient, a weight gradient, a bias gradient
+  batched_matmul,   // two products
+  attention,        // from the context, its log-sum-exp and the operands
+  norm,             // from x, the weight and the statistics
+  activation,       // from x before its bias; a bias gradient
+  dropout_add,      // the residual's is dy; of the other side by the mask; a bias gradient
+  add,              // dy; a bias gradient
+  multiply,         // dy times the other side
+  embedding,        // a table's rows
+  cross_entropy,    // from the logits and the statistics
+  of_dy,            // dx from dy alone
+  of_dy_or_two,     // the same; with a second operand dx and its gradient
+  of_dy_and_y,      // dx from dy and the result
+  of_dy_and_mask,   // dx from dy and the second result
+};
+
+// Sets of operands: bit i is the i-th read or write of an op.
+using OperandMask = std::uint8_t;
+
+struct OpTraits {
+  OpKind kind;
+  const char* name;
+  OpClass op_class;
+  MovedBytes moved = MovedBytes::operands;
+
+  OperandMask reads = 0, may_read = 0;    // always there; beside those
+  OperandMask writes = 0, may_write = 0;  // as well
+
+  // Writes that Op::accumulate adds to; kernels of kinds without any cannot accumulate.
+  OperandMask accumulates = 0;
+  bool in_place = false;  // a result may lie where an operand of the same size and dtype does
+  bool scratch = false;   // kernels on a GPU need memory of their own
+  bool of_update = false;  // once a step, over flat buffers
+
+  // Kernels of their own, with a cost curve each: one for every ActivationFunction; one with a bias and one without,
+  // where the bias is that read or write.
+  bool functions = false;
+  std::int8_t bias_read = -1, bias_write = -1;
+
+  Derivative derivative = Derivative::none;
+  OpKind backward = kind;          // of what the rule is made: the kind whose op gives dx
+  const char* why_none = nullptr;  // of Derivative::none
+};
+
+namespace op_traits {
+
+inline constexpr const char* kIsDerivative = "is a derivative itself";
+inline constexpr const char* kAfterLoss = "the loss does not depend on the update";
+inline constexpr const char* kAddedLater = "strategies add it behind differentiation, with its counterpart";
+
+// clang-format off
+inline constexpr std::array kTable{
+    OpTraits{.kind = OpKind::linear, .name = "linear", .op_class = OpClass::matrix_product,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .derivative = Derivative::linear,
+             .backward = OpKind::linear_input_gradient},
+    OpTraits{.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient", .op_class = OpClass::matrix_product,
+             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::linear_weight_gradient, .name = "linear_weight_gradient",
+             .op_class = OpClass::matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
+             .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::batched_matmul, .name = "batched_matmul", .op_class = OpClass::matrix_product,
+             .reads = 0b11, .writes = 0b1, .derivative = Derivative::batched_matmul},
+
+    OpTraits{.kind = OpKind::attention, .name = "attention", .op_class = OpClass::attention,
+             .reads = 0b001, .may_read = 0b110, .writes = 0b11, .derivative = Derivative::attention,
+             .backward = OpKind::attention_backward},
+    OpTraits{.kind = OpKind::attention_backward, .name = "attention_backward", .op_class = OpClass::attention,
+             .reads = 0b001111, .may_read = 0b110000, .writes = 0b001, .may_write = 0b110, .scratch = true,
+             .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::softmax, .name = "softmax", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .in_place = true, .derivative = Derivative::of_dy_and_y,
+             .backward = OpKind::softmax_backward},
+    OpTraits{.kind = OpKind::softmax_backward, .name = "softmax_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative},
+
+    OpTraits{.kind = OpKind::norm, .name = "norm", .op_class = OpClass::memory_bound,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
+             .derivative = Derivative::norm, .backward = OpKind::norm_backward},
+    OpTraits{.kind = OpKind::norm_backward, .name = "norm_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b1111, .writes = 0b011, .may_write = 0b100, .accumulates = 0b110, .in_place = true,
+             .scratch = true, .bias_write = 2, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::rotary, .name = "rotary", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,
+             .derivative = Derivative::of_dy_or_two, .backward = OpKind::rotary_backward},
+    OpTraits{.kind = OpKind::rotary_backward, .name = "rotary_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .in_place = true, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::activation, .name = "activation", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 1,
+             .derivative = Derivative::activation, .backward = OpKind::activation_backward},
+    OpTraits{.kind = OpKind::activation_backward, .name = "activation_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 2,
+             .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::dropout, .name = "dropout", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b11, .in_place = true, .derivative = Derivative::of_dy_and_mask,
+             .backward = OpKind::dropout_backward},
+    OpTraits{.kind = OpKind::dropout_backward, .name = "dropout_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::dropout_add, .name = "dropout_add", .op_class = OpClass::memory_bound,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
+             .derivative = Derivative::dropout_add, .backward = OpKind::dropout_backward},
+    OpTraits{.kind = OpKind::add, .name = "add", .op_class = OpClass::memory_bound,
+             .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .bias_read = 2,
+             .derivative = Derivative::add},
+    OpTraits{.kind = OpKind::multiply, .name = "multiply", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .in_place = true, .derivative = Derivative::multiply},
+    OpTraits{.kind = OpKind::bias_gradient, .name = "bias_gradient", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .scratch = true, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::embedding, .name = "embedding", .op_class = OpClass::memory_bound,
+             .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .derivative = Derivative::embedding,
+             .backward = OpKind::embedding_backward},
+    OpTraits{.kind = OpKind::embedding_backward, .name = "embedding_backward", .op_class = OpClass::memory_bound,
+             .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .accumulates = 0b1, .scratch = true,
+             .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::cross_entropy, .name = "cross_entropy", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .derivative = Derivative::cross_entropy,
+             .backward = OpKind::cross_entropy_backward},
+    OpTraits{.kind = OpKind::cross_entropy_backward, .name = "cross_entropy_backward",
+             .op_class = OpClass::memory_bound, .reads = 0b111, .writes = 0b1, .in_place = true,
+             .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::pool, .name = "pool", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::of_dy_or_two,
+             .backward = OpKind::pool_backward},
+    OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .why_none = kIsDerivative},
+    OpTraits{.kind = OpKind::cast, .name = "cast", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .in_place = true, .derivative = Derivative::of_dy},
+    OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .op_class = OpClass::memory_bound,
+             .writes = 0b1, .of_update = true, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,
+             .reads = 0b1111, .writes = 0b11, .why_none = kAddedLater},
+
+    OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::adam, .name = "adam", .op_class = OpClass::optimizer,
+             .reads = 0b1111, .writes = 0b0111, .may_write = 0b1000, .in_place = true, .of_update = true,
+             .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::sgd, .name = "sgd", .op_class = OpClass::optimizer,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b001, .may_write = 0b110, .in_place = true,
+             .of_update = true, .why_none = kAfterLoss},
+
+    OpTraits{.kind = OpKind::all_reduce, .name = "all_reduce", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::all_gather, .name = "all_gather", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::reduce_scatter, .name = "reduce_scatter", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::all_to_all, .name = "all_to_all", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::broadcast, .name = "broadcast", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::reduce, .name = "reduce", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::ring_shift, .name = "ring_shift", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::send, .name = "send", .op_class = OpClass::point_to_point,
+             .moved = MovedBytes::payload, .reads = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::receive, .name = "receive", .op_class = OpClass::point_to_point,
+             .moved = MovedBytes::payload, .writes = 0b1, .why_none = kAddedLater},
+
+    OpTraits{.kind = OpKind::copy, .name = "copy", .op_class = OpClass::copy,
+             .moved = MovedBytes::source, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+};
+// clang-format on
+
+constexpr bool rows_stand_in_order() {
+  for (std::size_t i = 0; i < kTable.size(); ++i)
+    if (static_cast<std::size_t>(kTable[i].kind) != i) return false;
+  return true;
+}
+static_assert(rows_stand_in_order() && kTable.size() == static_cast<std::size_t>(OpKind::end));
+
+}  // namespace op_traits
+
+inline constexpr int kOpKinds = static_cast<int>(op_traits::kTable.size());
+
+// REQUIRES: a kind of the enumeration.
+constexpr const OpTraits& traits_of(OpKind kind) { return op_traits::kTable[static_cast<std::size_t>(kind)]; }
+constexpr const char* name_of(OpKind kind) { return traits_of(kind).name; }
+
+constexpr bool is_matmul(OpKind k) { return traits_of(k).op_class == OpClass::matrix_product; }
+constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass::attention; }
+constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }
+constexpr bool is_point_to_point(OpKind k) { return traits_of(k).op_class == OpClass::point_to_point; }
+constexpr bool is_communication(OpKind k) {
+  return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
+}
+constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy; }
+// Has kernels: it computes rather than moves data between ranks or memories.
+constexpr bool is_computation(OpKind k) { return !is_communication(k) && !is_copy(k); }
+// The i-th write of `kind` is one that Op::accumulate adds to.
+constexpr bool accumulates(OpKind kind, std::size_t i) { return (traits_of(kind).accumulates >> i & 1u) != 0; }
+
+}  // namespace orrery

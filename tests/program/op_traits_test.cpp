@@ -1,0 +1,139 @@
+// What does the table of kinds lack, and do ops look as it says?
+#include "sim/program/op_traits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "sim/program/piece.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+
+namespace orrery {
+namespace {
+
+const auto& kTable = op_traits::kTable;
+
+template <std::size_t N>
+unsigned operands(const std::array<TensorId, N>& ids) {
+  unsigned mask = 0;
+  for (std::size_t i = 0; i < N; ++i) mask |= ids[i] != kNoTensor ? 1u << i : 0u;
+  return mask;
+}
+
+// Everything that must be there is, and nothing that may not be.
+bool fits(unsigned there, unsigned must, unsigned may) { return (there & must) == must && (there & ~(must | may)) == 0; }
+
+void expect_fits(const Op& op, const std::string& where) {
+  const OpTraits& t = traits_of(op.kind);
+  EXPECT_TRUE(fits(operands(op.reads), t.reads, t.may_read)) << where << ": " << t.name << " " << op.name << " reads";
+  EXPECT_TRUE(fits(operands(op.writes), t.writes, t.may_write)) << where << ": " << t.name << " " << op.name << " writes";
+  EXPECT_TRUE(!op.accumulate || t.accumulates != 0) << where << ": " << t.name << " " << op.name << " accumulates";
+}
+
+TEST(OpTraits, EachKindHasANameOfItsOwn) {
+  std::set<std::string> names;
+  for (const OpTraits& t : kTable) {
+    EXPECT_TRUE(names.insert(t.name).second) << t.name;
+    EXPECT_STREQ(name_of(t.kind), t.name);
+  }
+}
+
+TEST(OpTraits, EachRowAgreesWithItself) {
+  for (const OpTraits& t : kTable) {
+    EXPECT_EQ(t.reads & t.may_read, 0) << t.name;
+    EXPECT_EQ(t.writes & t.may_write, 0) << t.name;
+    EXPECT_EQ(t.accumulates & ~(t.writes | t.may_write), 0) << t.name << " adds to what it does not write";
+    EXPECT_TRUE(t.writes != 0 || is_point_to_point(t.kind)) << t.name << " has no result";
+    if (t.bias_read >= 0) {
+      EXPECT_TRUE(t.may_read >> t.bias_read & 1) << t.name;
+    }
+    if (t.bias_write >= 0) {
+      EXPECT_TRUE(t.may_write >> t.bias_write & 1) << t.name;
+    }
+    EXPECT_EQ(t.moved == MovedBytes::payload, is_communication(t.kind)) << t.name;
+    EXPECT_EQ(t.moved == MovedBytes::source, is_copy(t.kind)) << t.name;
+  }
+}
+
+// An op of this kind with all operands that it may have, on parameters, in a piece that hands on its first result.
+Piece piece_of(const OpTraits& t) {
+  Piece piece;
+  Op op;
+  op.kind = t.kind;
+  op.name = t.name;
+  Tensor tensor;
+  tensor.rank = 2;
+  tensor.sizes = {4, 4, 1, 1, 1, 1};
+  tensor.category = Category::parameter;
+  for (std::size_t i = 0; i < op.reads.size(); ++i)
+    if (((t.reads | t.may_read) >> i & 1) != 0) op.reads[i] = piece.add(tensor);
+  tensor.category = Category::activation;
+  for (std::size_t i = 0; i < op.writes.size(); ++i)
+    if (((t.writes | t.may_write) >> i & 1) != 0) op.writes[i] = piece.add(tensor);
+  piece.forward.ops.push_back(op);
+  if (t.derivative != Derivative::cross_entropy) piece.output = op.writes[0];
+  return piece;
+}
+
+TEST(OpTraits, EachKindHasADerivativeOrAReasonForNone) {
+  for (const OpTraits& t : kTable) {
+    EXPECT_EQ(t.derivative == Derivative::none, t.why_none != nullptr) << t.name;
+    if (t.writes == 0) continue;
+    Piece piece = piece_of(t);
+    if (t.derivative == Derivative::none) {
+      try {
+        differentiate(piece, Dtype::fp32);
+        ADD_FAILURE() << t.name << " was differentiated";
+      } catch (const std::logic_error& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr(t.why_none));
+      }
+      continue;
+    }
+    differentiate(piece, Dtype::fp32);
+    EXPECT_FALSE(piece.parameters.empty()) << t.name;
+    bool found = t.derivative == Derivative::add;  // whose operands share dy itself
+    for (const Op& op : piece.backward.ops) {
+      expect_fits(op, std::string("derivative of ") + t.name);
+      found = found || op.kind == t.backward;
+      EXPECT_TRUE(op.kind == t.kind || traits_of(op.kind).derivative == Derivative::none) << t.name;
+    }
+    EXPECT_TRUE(found) << t.name;
+  }
+}
+
+TEST(OpTraits, OpsOfAllBundledScenariosFitTheirRows) {
+  for (const BundledScenario& bundled : bundled_scenarios()) {
+    ScenarioSource source;
+    const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
+    if (has_jobs(document)) continue;
+    Program program;
+    lower(read_scenario(document, source), program);
+    for (const Piece& piece : program.pieces)
+      for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+        for (const Op& op : block->ops) expect_fits(op, bundled.name + " " + piece.name);
+  }
+}
+
+TEST(Dtypes, TakeTheirBitsRoundedUpToBytes) {
+  EXPECT_EQ(bits_of(Dtype::fp32), 32);
+  EXPECT_EQ(bits_of(Dtype::fp8), 8);
+  EXPECT_EQ(bits_of(Dtype::fp4), 4);
+  EXPECT_EQ(bits_of(Dtype::int4), 4);
+  EXPECT_EQ(bytes_of(Dtype::bf16, 3), 6);
+  EXPECT_EQ(bytes_of(Dtype::fp4, 4), 2);
+  EXPECT_EQ(bytes_of(Dtype::fp4, 3), 2);
+  EXPECT_EQ(bytes_of(Dtype::int4, 1), 1);
+  EXPECT_EQ(bytes_of(Dtype::int4, 0), 0);
+  Tensor t;
+  t.rank = 2;
+  t.sizes = {3, 5, 1, 1, 1, 1};
+  t.dtype = Dtype::fp4;
+  EXPECT_EQ(t.bytes(), 8) << "15 elements of half a byte";
+}
+
+}  // namespace
+}  // namespace orrery
