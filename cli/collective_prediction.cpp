@@ -42,8 +42,8 @@ CollectivePredictor::CollectivePredictor(const Cluster& cluster, std::int64_t ra
   if (groups < 1 || ranks % groups != 0 || ranks / groups < 2)
     throw InputError({"--groups", ""}, fmt::format("{}", groups),
                      fmt::format("a number that divides the {} ranks into groups of 2 or more", ranks));
-  mesh_.size(MeshAxis::tp) = groups;
-  mesh_.size(MeshAxis::dp_shard) = ranks / groups;
+  mesh_.add(MeshAxis::tp, groups);
+  mesh_.add(MeshAxis::dp_shard, ranks / groups);
 }
 
 CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm,
@@ -52,7 +52,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
   constexpr auto kDes = static_cast<std::size_t>(Engine::des);
   CollectivePrediction prediction;
   const CollectiveCost cost =
-      model_.cost(kind, bytes, span_of(mesh_, MeshAxis::dp_shard, cluster_.node.devices), algorithm, protocol);
+      model_.cost(kind, bytes, span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_.node.devices), algorithm, protocol);
   prediction.algorithm = cost.algorithm;
   prediction.protocol = cost.protocol;
   if (engines[kAnalytical]) {
@@ -64,7 +64,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
                                     {.kind = kind,
                                      .bytes = bytes,
                                      .mesh = mesh_,
-                                     .axes = MeshAxis::dp_shard,
+                                     .group = mesh_.group(MeshAxis::dp_shard),
                                      .algorithm = algorithm,
                                      .protocol = protocol},
                                     {}, options_);

@@ -88,9 +88,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
         .explain(op.kind, covered,
-                 span_of(op.neighbours > 0 ? cut_innermost(simulation.program->mesh, op.neighbours)
-                                           : simulation.program->mesh,
-                         op.axes, cluster.node.devices));
+                 span_of(simulation.program->mesh, op.group, cluster.node.devices));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)

@@ -11,10 +11,6 @@
 namespace orrery::realrun {
 namespace {
 
-std::int64_t coordinate(const Mesh& mesh, std::size_t rank, MeshAxis axis) {
-  return static_cast<std::int64_t>(rank) / mesh.stride(axis) % mesh.size(axis);
-}
-
 bool same_axis(Axis a, Axis b) {
   const auto plain = [](Axis x) { return x == Axis::key_sequence ? Axis::sequence : x; };
   return plain(a) == plain(b);
@@ -192,25 +188,21 @@ std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t bu
   return first + std::min(n - 1, single + static_cast<std::int64_t>(wide * static_cast<double>(n - single)));
 }
 
-std::vector<std::size_t> Position::group(MeshAxes axes) const {
-  std::vector<std::size_t> members;
-  for (std::size_t r = 0; r < static_cast<std::size_t>(mesh->ranks()); ++r) {
-    bool same = true;
-    for (int a = 0; a < kMeshAxes; ++a) {
-      const auto axis = static_cast<MeshAxis>(a);
-      same = same && (axes.contains(axis) || coordinate(*mesh, r, axis) == coordinate(*mesh, rank, axis));
-    }
-    if (same) members.push_back(r);
+std::vector<std::size_t> Position::group(MeshGroup group) const {
+  const std::span<const Digit> digits = mesh->digits();
+  auto first = static_cast<std::int64_t>(rank);
+  for (std::size_t d = 0; d < digits.size(); ++d)
+    if (group.contains(static_cast<int>(d)))
+      first -= static_cast<std::int64_t>(rank) / digits[d].stride % digits[d].size * digits[d].stride;
+  std::vector<std::size_t> members{static_cast<std::size_t>(first)};
+  for (std::size_t d = 0; d < digits.size(); ++d) {
+    if (!group.contains(static_cast<int>(d))) continue;
+    const std::size_t inner = members.size();
+    for (std::int64_t i = 1; i < digits[d].size; ++i)
+      for (std::size_t j = 0; j < inner; ++j)
+        members.push_back(members[j] + static_cast<std::size_t>(i * digits[d].stride));
   }
   return members;
-}
-
-std::vector<std::size_t> Position::group(const Op& op) const {
-  if (op.neighbours == 0) return group(op.axes);
-  const Mesh smaller = cut_innermost(*mesh, op.neighbours);
-  Position cut = *this;
-  cut.mesh = &smaller;
-  return cut.group(op.axes);
 }
 
 std::vector<std::int64_t> Position::positions(std::int64_t cp_rank) const {
@@ -229,18 +221,17 @@ Position position_of(std::size_t rank, const Scenario& scenario, const Program& 
   Position p;
   p.rank = rank;
   p.mesh = &mesh;
-  p.tp = coordinate(mesh, rank, MeshAxis::tp), p.tp_degree = mesh.size(MeshAxis::tp);
-  p.cp = coordinate(mesh, rank, MeshAxis::cp), p.cp_degree = mesh.size(MeshAxis::cp);
-  p.pp = coordinate(mesh, rank, MeshAxis::pp);
-  p.replica = coordinate(mesh, rank, MeshAxis::dp_replicate) * mesh.size(MeshAxis::dp_shard) +
-              coordinate(mesh, rank, MeshAxis::dp_shard);
+  const auto r = static_cast<std::int64_t>(rank);
+  p.tp = mesh.coordinate(r, MeshAxis::tp), p.tp_degree = mesh.size(MeshAxis::tp);
+  p.cp = mesh.coordinate(r, MeshAxis::cp), p.cp_degree = mesh.size(MeshAxis::cp);
+  p.pp = mesh.coordinate(r, MeshAxis::pp);
+  p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   p.sequence = sequence;
   p.zigzag = p.cp_degree > 1 && scenario.plan.context.balance == context_parallel::Balance::zigzag &&
              scenario.model.kind == ModelKind::decoder;
   p.groups = scenario.model.effective_kv_heads();
   p.group_heads = scenario.model.heads / p.groups;
-  const std::vector<std::size_t> shards = p.group(MeshAxis::dp_shard | MeshAxis::cp);
-  p.shard = std::find(shards.begin(), shards.end(), rank) - shards.begin();
+  p.shard = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
   return p;
 }
 

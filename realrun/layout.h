@@ -22,10 +22,9 @@ struct Position {
   bool zigzag = false;
   std::int64_t groups = 1, group_heads = 1;  // key/value groups of the whole model, and query heads of each
 
-  // The other ranks that differ along `axes` only, and this one; ascending.
-  std::vector<std::size_t> group(MeshAxes axes) const;
-  // Of a collective: those, or this rank's neighbours among them.
-  std::vector<std::size_t> group(const Op& op) const;
+  // The other ranks of this rank's group, and this one; ascending.
+  std::vector<std::size_t> group(MeshGroup group) const;
+  std::vector<std::size_t> group(MeshAxis axis) const { return group(mesh->group(axis)); }
   // Tensor-parallel ranks that share a key/value group: 1, or more where there are fewer groups than ranks.
   std::int64_t sharing() const { return std::max<std::int64_t>(1, tp_degree / groups); }
   // Positions in the whole sequence of what context-parallel rank `cp_rank` holds.

@@ -372,8 +372,8 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
     for (std::int64_t e = first; e < last; ++e)
       mine.push_back(static_cast<double>(values[static_cast<std::size_t>(begin + e - plan.shard_begin)]));
   }
-  const MeshAxes axes = MeshAxis::pp | MeshAxis::dp_shard | MeshAxis::dp_replicate | MeshAxis::cp;
-  const Members members = position_.group(axes);
+  const Members members = position_.group(
+      program_.mesh.group({MeshAxis::pp, MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp}));
   const auto all = communicator_.gather_values(members, "tied embedding", std::move(mine));
   if (owner == nullptr || first == last) return;
   const PiecePlan& plan = *owner->plan;
@@ -403,11 +403,11 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
 }
 
 void Rank::reduce_gradient_norm() {
-  MeshAxes axes;
+  MeshGroup group;
   bool has = false;
   for_each_instance([&](Instance& instance) {
     for (const Op& op : instance.plan->piece->update.ops)
-      if (is_named(op, "gradient_norm.all_reduce")) axes = op.axes, has = true;
+      if (is_named(op, "gradient_norm.all_reduce")) group = op.group, has = true;
   });
   for (const StoragePtr& part : norm_parts_) {
     float square = 0;
@@ -420,7 +420,7 @@ void Rank::reduce_gradient_norm() {
     Issue issue{.stream = Stream::data_communication, .micro_batch = -1, .reduces_norm = true};
     if (measuring_) issue.begin = backend_.mark(issue.stream);
     communicator_.at("update", "gradient_norm.all_reduce", -1);
-    const auto all = communicator_.gather_values(position_.group(axes), "gradient_norm.all_reduce", {squared_norm_});
+    const auto all = communicator_.gather_values(position_.group(group), "gradient_norm.all_reduce", {squared_norm_});
     if (measuring_) issue.end = backend_.mark(issue.stream), issues_.push_back(issue);
     sum = 0;
     for (const std::vector<double>& each : all) sum += each.at(0);

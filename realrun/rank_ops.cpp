@@ -352,7 +352,7 @@ double Rank::tokens(const Tensor& targets) const {
   const std::int64_t parts = targets.find(Axis::sequence) >= 0 ? position_.cp_degree : 1;
   const Mesh& mesh = program_.mesh;
   return static_cast<double>(targets.elements() * parts * program_.schedule.micro_batches *
-                             mesh.size(MeshAxis::dp_shard) * mesh.size(MeshAxis::dp_replicate));
+                             mesh.size(mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate})));
 }
 
 // All tensor-parallel ranks know the same loss.
@@ -409,7 +409,7 @@ void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batc
 }
 
 void Rank::all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  const Members members = position_.group(op.axes);
+  const Members members = position_.group(op.group);
   StoragePtr gathered;
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Slice to = slice(instance, op.writes[0], micro_batch, true, op.stream);
@@ -435,7 +435,7 @@ void Rank::all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch
 void Rank::all_gather(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const Piece& piece = *instance.plan->piece;
   const Tensor &part = piece.tensors[op.reads[0]], &whole = piece.tensors[op.writes[0]];
-  const Members members = position_.group(op.axes);
+  const Members members = position_.group(op.group);
   const int dim = divided_dimension(whole, part);
   const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
   check_division(part, whole, dim, ranks);
@@ -463,7 +463,7 @@ void Rank::all_gather(const Op& op, Instance& instance, std::int64_t micro_batch
 void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const Piece& piece = *instance.plan->piece;
   const Tensor &part = piece.tensors[op.writes[0]], &whole = piece.tensors[op.reads[0]];
-  const Members members = position_.group(op.axes);
+  const Members members = position_.group(op.group);
   const int dim = divided_dimension(whole, part);
   const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
   check_division(part, whole, dim, ranks);
@@ -498,7 +498,7 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
 }
 
 void Rank::ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  const Members members = position_.group(op.axes);
+  const Members members = position_.group(op.group);
   const auto n = static_cast<std::int64_t>(members.size()), own = position_.cp;
   const std::int64_t noted = storage(instance, op.reads[0], micro_batch, false, op.stream).owner;
   const std::int64_t owner = noted < 0 ? own : noted;
@@ -526,7 +526,7 @@ void Rank::reduce_packed_gradients(const Op& op, Instance& instance) {
   const StoragePtr packed = scratch(n, s.dtype, op.stream);
   const Slice parts{s.data, s.dtype, 0, n, &elements};
   backend_.gather(op.stream, parts, packed->data);
-  communicator_.all_reduce(position_.group(op), meeting(op), op.stream, packed->data, n, s.dtype);
+  communicator_.all_reduce(position_.group(op.group), meeting(op), op.stream, packed->data, n, s.dtype);
   backend_.scatter(op.stream, packed->data, parts, false);
   packed->note_read(order_.issued(op.stream));
 }

@@ -195,7 +195,7 @@ void Rank::find_partial_gradients(PiecePlan& plan) const {
     }
     // Of shards, each packs what it has of them: the Program counts the mean.
     const bool sharded = size < plan.flat_elements && setup_.scenario.plan.data.zero_stage >= 2;
-    const std::int64_t shards = sharded ? program_.mesh.group_size(MeshAxis::dp_shard | MeshAxis::cp) : 1;
+    const std::int64_t shards = sharded ? program_.mesh.size(program_.mesh.group({MeshAxis::dp_shard, MeshAxis::cp})) : 1;
     elements = (elements + shards - 1) / shards;
     if (elements != piece.tensors[op.reads[0]].elements())
       throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +

@@ -1,25 +1,24 @@
 #include "strategies/lower.h"
 
 #include "models/layers.h"
+#include "strategies/context_parallel/context_parallel.h"
+#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/pipeline_parallel/pipeline_parallel.h"
 #include "strategies/strategy.h"
+#include "strategies/tensor_parallel/tensor_parallel.h"
 
 namespace orrery {
-
 namespace {
 
-// A group is named by the axes along which it really has several ranks.
-void name_groups_by_spanning_axes(Program& program) {
-  std::uint8_t spanning = 0;
-  for (int a = 0; a < kMeshAxes; ++a)
-    if (program.mesh.degree[static_cast<std::size_t>(a)] > 1) spanning |= MeshAxes(static_cast<MeshAxis>(a)).bits();
-  for (Piece& piece : program.pieces)
-    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
-      for (Op& op : block->ops) {
-        op.axes = MeshAxes::from_bits(op.axes.bits() & spanning);
-        // The gradient norm's reduction spans many axes; without tensor parallelism it runs where gradients are reduced.
-        if (op.stream == Stream::tensor_communication && !op.axes.contains(MeshAxis::tp)) op.stream = Stream::data_communication;
-      }
+// From neighbouring ranks outwards, Megatron's default order: tp-cp-dp-pp.
+Mesh mesh_of(const Scenario& scenario) {
+  Mesh mesh;
+  tensor_parallel::add_digits(scenario, mesh);
+  context_parallel::add_digits(scenario, mesh);
+  data_parallel::add_digits(scenario, mesh);
+  pipeline_parallel::add_digits(scenario, mesh);
+  return mesh;
 }
 
 }  // namespace
@@ -33,9 +32,9 @@ void lower(const Scenario& scenario, Program& program) {
   program.model = model_work(scenario.model, scenario.workload, micro_batch, built);
 
   // One device and one line of runs; the strategies take it from there.
+  program.mesh = mesh_of(scenario);
   program.line = std::move(built.runs);
   for (const Strategy& strategy : all_strategies()) strategy.rewrite(scenario, program);
-  name_groups_by_spanning_axes(program);
 }
 
 }  // namespace orrery

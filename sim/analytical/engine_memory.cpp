@@ -1,7 +1,6 @@
 // Memory of a step: chunks from pieces, stages from what is in flight.
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdio>
 #include <string>
 
@@ -104,20 +103,22 @@ CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::
 }
 
 // Context of the driver, and buffers of each communicator that the program's ops use.
-double AnalyticalEngine::Rep::framework_bytes(const Program& program) const {
-  std::uint64_t groups = 0, cut_groups = 0;
-  static_assert(kMeshAxes <= 6, "a set of axes is a bit of `groups`");
+double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
+  communicators.clear();
+  const auto use = [this](MeshGroup group) {
+    if (std::find(communicators.begin(), communicators.end(), group) == communicators.end())
+      communicators.push_back(group);
+  };
   for (const PieceData& data : pieces) {
     if (!data.used) continue;
     for (const BlockCode& code : data.blocks)
       for (const ClockNode& node : code.nodes)
-        if (node.moves)
-          (code.ops[node.op].neighbours > 0 ? cut_groups : groups) |= std::uint64_t{1} << code.ops[node.op].axes.bits();
+        if (node.moves) use(code.ops[node.op].group);
   }
-  if (program.boundary_bytes > 0 && program.mesh.size(MeshAxis::pp) > 1)
-    groups |= std::uint64_t{1} << MeshAxes(MeshAxis::pp).bits();
-  const int communicators = std::popcount(groups) + std::popcount(cut_groups) + (tied_seconds > 0 ? 1 : 0);
-  return program.runtime.context_bytes + communicators * program.runtime.buffer_bytes_per_communicator;
+  const MeshGroup stages = program.mesh.group(MeshAxis::pp);
+  if (program.boundary_bytes > 0 && !stages.empty()) use(stages);
+  const std::size_t count = communicators.size() + (tied_seconds > 0 ? 1 : 0);
+  return program.runtime.context_bytes + static_cast<double>(count) * program.runtime.buffer_bytes_per_communicator;
 }
 
 void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {

@@ -81,7 +81,7 @@ struct AnalyticalEngine::Rep {
   bool find_peaks(const Program& program, Place place);
   CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place) const;
   void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
-  double framework_bytes(const Program& program) const;
+  double framework_bytes(const Program& program);
 
   const Cluster& cluster;
   const Calibration& kernels;
@@ -106,6 +106,7 @@ struct AnalyticalEngine::Rep {
   PipelineClock pipeline;
   PipelinePeaks peaks;
   std::vector<StageEnd> ends;
+  std::vector<MeshGroup> communicators;
   double tied_seconds = 0;
   double step_seconds = 0;
   std::int32_t bounding_stage = 0;

@@ -17,26 +17,25 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
   mesh_ = mesh;
   algorithm_ = algorithm;
   protocol_ = protocol;
-  for (GroupSpan& span : spans_) span.ranks = 0;
+  spans_met_.clear();
   collectives_met_.clear();
 }
 
 GroupSpan OpCostModel::span(const Op& op) const {
-  if (op.neighbours > 0) return span_of(cut_innermost(mesh_, op.neighbours), op.axes, cluster_.node.devices);
-  GroupSpan& span = spans_[op.axes.bits()];
-  if (span.ranks == 0) span = span_of(mesh_, op.axes, cluster_.node.devices);
-  return span;
+  for (const Span& met : spans_met_)
+    if (met.group == op.group) return met.span;
+  spans_met_.push_back({op.group, span_of(mesh_, op.group, cluster_.node.devices)});
+  return spans_met_.back().span;
 }
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   for (const Collective& met : collectives_met_)
-    if (met.kind == op.kind && met.axes == op.axes && met.neighbours == op.neighbours && met.bytes == payload)
-      return met.cost;
+    if (met.kind == op.kind && met.group == op.group && met.bytes == payload) return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op), algorithm_, protocol_);
-  collectives_met_.push_back({op.kind, op.axes, op.neighbours, payload, cost});
+  collectives_met_.push_back({op.kind, op.group, payload, cost});
   return cost;
 }
 
@@ -62,7 +61,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds = cost.last_seconds * op.count;
     cost.absent = mesh_.size(MeshAxis::pp) == 1;
   } else if (is_communication(op.kind)) {
-    if (mesh_.group_size(op.axes) == 1) {
+    if (op.group.empty()) {
       cost.absent = true;
       return cost;
     }

@@ -44,6 +44,7 @@ class OpCostModel {
   // its ranks of one stage.
   CollectiveCost transfer(double bytes, std::int64_t from_stage) const;
   double transfer_seconds(double bytes, std::int64_t from_stage) const { return transfer(bytes, from_stage).seconds; }
+  const Mesh& mesh() const { return mesh_; }
   // A once-a-step all-reduce between the first and the last pipeline stage.
   CollectiveCost ends_all_reduce(double bytes) const;
 
@@ -60,8 +61,7 @@ class OpCostModel {
   GroupSpan span(const Op& op) const;
   struct Collective {  // its cost depends on nothing else
     OpKind kind;
-    MeshAxes axes;
-    std::uint16_t neighbours;
+    MeshGroup group;
     double bytes;
     CollectiveCost cost;
   };
@@ -73,8 +73,12 @@ class OpCostModel {
   Mesh mesh_;
   CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
-  mutable std::array<GroupSpan, 1 << kMeshAxes> spans_;  // by MeshAxes::bits; ranks 0: not needed so far
-  mutable std::vector<Collective> collectives_met_;      // on this mesh: a layer repeats the same few
+  struct Span {
+    MeshGroup group;
+    GroupSpan span;
+  };
+  mutable std::vector<Span> spans_met_;              // on this mesh
+  mutable std::vector<Collective> collectives_met_;  // likewise: a layer repeats the same few
 };
 
 }  // namespace orrery

@@ -74,7 +74,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
                      fmt::format("at most the cluster's {} devices", cluster.devices()));
   const CollectiveCost cost =
       CollectiveModel(cluster, collectives)
-          .cost(request.kind, request.bytes, span_of(request.mesh, request.axes, cluster.node.devices),
+          .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster.node.devices),
                 request.algorithm, request.protocol);
   run.algorithm = cost.algorithm;
   run.protocol = cost.protocol;
@@ -83,7 +83,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   RunPlan plan(cluster, options);
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});
   const std::uint32_t exchange =
-      plan.add_exchange(plan.traffic.groups(job, request.axes), request.kind, request.bytes, cost);
+      plan.add_exchange(plan.traffic.groups(job, request.group), request.kind, request.bytes, cost);
   plan.add_perturbations(perturbations);
   plan.fold();
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));

@@ -83,7 +83,7 @@ struct CollectiveRequest {
   OpKind kind = OpKind::all_reduce;
   double bytes = 0;
   Mesh mesh;  // of the ranks that take part; tp for nccl-tests' single group
-  MeshAxes axes = MeshAxis::tp;
+  MeshGroup group;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol = CollectiveProtocol::automatic;
 };

@@ -66,17 +66,17 @@ std::int32_t find_or_add(std::vector<T>& all, const T& wanted) {
 }
 }  // namespace
 
-std::int32_t Traffic::groups(std::int32_t job, MeshAxes axes, std::int64_t neighbours) {
-  return find_or_add(communicators_, Communicator{.job = job, .axes = axes, .neighbours = neighbours});
+std::int32_t Traffic::groups(std::int32_t job, MeshGroup group) {
+  return find_or_add(communicators_, Communicator{.job = job, .group = group});
 }
 std::int32_t Traffic::pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage) {
   return find_or_add(
       communicators_,
       Communicator{
-          .job = job, .kind = Communicator::Kind::pairs, .axes = {}, .from_stage = from_stage, .to_stage = to_stage});
+          .job = job, .kind = Communicator::Kind::pairs, .group = {}, .from_stage = from_stage, .to_stage = to_stage});
 }
 std::int32_t Traffic::singles(std::int32_t job) {
-  return find_or_add(communicators_, Communicator{.job = job, .kind = Communicator::Kind::singles, .axes = {}});
+  return find_or_add(communicators_, Communicator{.job = job, .kind = Communicator::Kind::singles, .group = {}});
 }
 
 std::int32_t Traffic::pattern(const PatternKind& kind) {
@@ -102,26 +102,21 @@ std::int32_t Traffic::add_background(LinkId link) {
 
 void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   const Job& job = jobs_[static_cast<std::size_t>(c.job)];
-  const Mesh mesh = c.neighbours > 0 ? cut_innermost(job.mesh, c.neighbours) : job.mesh;
-  const std::int64_t ranks = mesh.ranks();
+  const std::int64_t ranks = job.mesh.ranks();
   groups.group_of.assign(static_cast<std::size_t>(ranks), kNone);
   std::vector<std::int64_t> offsets{0};
   const auto is_first = [&](std::int64_t rank) {
     if (c.kind == Communicator::Kind::singles) return true;
     if (c.kind == Communicator::Kind::pairs) return rank / job.stage_stride % job.stages == c.from_stage;
-    std::int64_t stride = 1;
-    for (const MeshAxis axis : mesh.order) {
-      if (c.axes.contains(axis) && rank / stride % mesh.size(axis) != 0) return false;
-      stride *= mesh.size(axis);
-    }
-    return true;
+    return job.mesh.coordinate(rank, c.group) == 0;
   };
-  if (c.kind == Communicator::Kind::axes) {
-    for (const MeshAxis axis : mesh.order) {
-      if (!c.axes.contains(axis)) continue;
+  if (c.kind == Communicator::Kind::digits) {
+    const std::span<const Digit> digits = job.mesh.digits();
+    for (std::size_t d = 0; d < digits.size(); ++d) {
+      if (!c.group.contains(static_cast<int>(d))) continue;
       const std::size_t inner = offsets.size();
-      for (std::int64_t i = 1; i < mesh.size(axis); ++i)
-        for (std::size_t j = 0; j < inner; ++j) offsets.push_back(offsets[j] + i * mesh.stride(axis));
+      for (std::int64_t i = 1; i < digits[d].size; ++i)
+        for (std::size_t j = 0; j < inner; ++j) offsets.push_back(offsets[j] + i * digits[d].stride);
     }
   } else if (c.kind == Communicator::Kind::pairs) {
     offsets.push_back((c.to_stage - c.from_stage) * job.stage_stride);

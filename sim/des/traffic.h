@@ -75,8 +75,8 @@ class Traffic {
   Traffic(const Topology& topology, const Cluster& cluster, bool exact);
 
   std::int32_t add_job(const Mesh& mesh, const Placement& placement);
-  // Communicators; found again when asked for again. `neighbours`: Op::neighbours.
-  std::int32_t groups(std::int32_t job, MeshAxes axes, std::int64_t neighbours = 0);
+  // Communicators; found again when asked for again.
+  std::int32_t groups(std::int32_t job, MeshGroup group);
   // Ranks at the same place of two pipeline stages.
   std::int32_t pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage);
   // Every rank by itself, for copies between its memories.
@@ -130,11 +130,10 @@ class Traffic {
     std::vector<std::uint64_t> marks;
   };
   struct Communicator {
-    enum class Kind : std::uint8_t { axes, pairs, singles };
+    enum class Kind : std::uint8_t { digits, pairs, singles };
     std::int32_t job = 0;
-    Kind kind = Kind::axes;
-    MeshAxes axes;
-    std::int64_t neighbours = 0;  // Op::neighbours
+    Kind kind = Kind::digits;
+    MeshGroup group;
     std::int64_t from_stage = 0, to_stage = 0;
     bool operator==(const Communicator&) const = default;
   };

@@ -125,8 +125,8 @@ struct GroupSpan {
                                          // the most on any node
   std::int64_t stride = 1;               // between neighbouring ranks of the group
 };
-// REQUIRES: devices_per_node >= 1. Tens of nanoseconds when node boundaries fall between coordinates of one axis
+// REQUIRES: devices_per_node >= 1. Tens of nanoseconds when node boundaries fall between coordinates of one digit
 // (powers of two always do); otherwise counts the groups rank by rank.
-GroupSpan span_of(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node);
+GroupSpan span_of(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node);
 
 }  // namespace orrery

@@ -10,39 +10,36 @@ struct Dimension {
   std::int64_t stride = 1, degree = 1;
   bool in_group = false;
 };
-struct Dimensions {  // of degree > 1, innermost first
-  std::array<Dimension, kMeshAxes> all{};
+struct Dimensions {  // innermost first
+  std::array<Dimension, Mesh::kMaxDigits> all{};
   int count = 0;
   std::int64_t ranks = 1, group_ranks = 1;
   std::int64_t group_stride = 1;
 };
 
-Dimensions dimensions_of(const Mesh& mesh, MeshAxes axes) {
+Dimensions dimensions_of(const Mesh& mesh, MeshGroup group) {
   Dimensions d;
-  for (const MeshAxis axis : mesh.order) {
-    const std::int64_t degree = mesh.size(axis);
-    if (degree == 1) continue;
-    const bool in_group = axes.contains(axis);
-    d.all[d.count++] = {d.ranks, degree, in_group};
+  for (const Digit& digit : mesh.digits()) {
+    const bool in_group = group.contains(d.count);
+    d.all[d.count++] = {digit.stride, digit.size, in_group};
     if (in_group) {
-      if (d.group_ranks == 1) d.group_stride = d.ranks;
-      d.group_ranks *= degree;
+      if (d.group_ranks == 1) d.group_stride = digit.stride;
+      d.group_ranks *= digit.size;
     }
-    d.ranks *= degree;
+    d.ranks *= digit.size;
   }
   return d;
 }
 
-// The usual case: node boundaries fall between coordinates of one axis, in equal blocks. Every node then holds the same
+// The usual case: node boundaries fall between coordinates of one digit, in equal blocks. Every node then holds the same
 // piece of the mesh, and every group has the same share of it. False when they do not.
-bool aligned_span(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node, GroupSpan& span) {
+bool aligned_span(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node, GroupSpan& span) {
   span = GroupSpan{};
-  std::int64_t stride = 1;
   std::int64_t other_groups = 1;  // on a node
-  for (const MeshAxis axis : mesh.order) {
-    const std::int64_t degree = mesh.size(axis);
-    if (degree == 1) continue;
-    std::int64_t within = degree, across = 1;  // the axis's ranks on a node, and the nodes along the axis
+  int index = 0;
+  for (const Digit& digit : mesh.digits()) {
+    const std::int64_t degree = digit.size, stride = digit.stride;
+    std::int64_t within = degree, across = 1;  // the digit's ranks on a node, and the nodes along the digit
     if (stride >= devices_per_node) {
       within = 1;
       across = degree;
@@ -51,7 +48,7 @@ bool aligned_span(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node
       across = degree / within;
       if (within * stride != devices_per_node || across * within != degree) return false;
     }
-    if (axes.contains(axis)) {
+    if (group.contains(index++)) {
       if (span.ranks == 1) span.stride = stride;
       span.ranks *= degree;
       span.ranks_per_node *= within;
@@ -59,7 +56,6 @@ bool aligned_span(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node
     } else {
       other_groups *= within;
     }
-    stride *= degree;
   }
   if (span.nodes > 1) span.groups_sharing_nics = other_groups;  // all groups of a node leave it
   return true;
@@ -108,10 +104,10 @@ void counted_span(const Dimensions& d, std::int64_t devices_per_node, GroupSpan&
 
 }  // namespace
 
-GroupSpan span_of(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node) {
+GroupSpan span_of(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node) {
   GroupSpan span;
-  if (aligned_span(mesh, axes, devices_per_node, span)) return span;
-  const Dimensions d = dimensions_of(mesh, axes);
+  if (aligned_span(mesh, group, devices_per_node, span)) return span;
+  const Dimensions d = dimensions_of(mesh, group);
   span = {.ranks = d.group_ranks, .stride = d.group_stride};
   if (d.group_ranks > 1) counted_span(d, devices_per_node, span);
   return span;

@@ -1,54 +1,79 @@
-// The mesh: named axes over which ranks are laid, innermost first. Rank r has coordinate
-// (r / stride(axis)) mod degree(axis) on each axis; strides follow from the order.
+// The mesh: digits over which ranks are laid. Rank r has coordinate (r / stride) mod size on each digit; the first
+// digit counts neighbouring ranks.
 #pragma once
 
 #include <array>
 #include <cstdint>
-#include <string>
+#include <initializer_list>
+#include <span>
+#include <string_view>
 
 namespace orrery {
 
-// The field's usual axes. `dp_replicate` x `dp_shard` together are data parallelism: a ZeRO/FSDP shard group, and
-// (HSDP) its replicas. Expert parallelism folds over data and context ranks and has an axis of its own.
+// What a digit is for, in the field's usual words. `dp_replicate` x `dp_shard` together are data parallelism: a
+// ZeRO/FSDP shard group, and (HSDP) its replicas. Expert parallelism folds over data and context ranks and has an axis
+// of its own.
 enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, pp };
 inline constexpr int kMeshAxes = 6;
 const char* name_of(MeshAxis axis);
 
-// A set of mesh axes: names a group (communicator).
-class MeshAxes {
+struct Digit {
+  MeshAxis axis = MeshAxis::tp;  // an axis may have several digits: tensor ranks that share a key/value head, and these
+  std::int64_t size = 1, stride = 1;
+  const char* name = "";  // static storage; of a single digit its axis's, of several for example "tp.shared"
+};
+
+// A set of digits: names a group, the ranks that differ in these coordinates only (a communicator). Of a mesh: without
+// it, it means nothing. The same group is the same set, whatever it was named by.
+class MeshGroup {
  public:
-  constexpr MeshAxes() = default;
-  constexpr MeshAxes(MeshAxis axis) : bits_(bit(axis)) {}  // NOLINT: an axis is a set of one
-  constexpr MeshAxes operator|(MeshAxes other) const { return MeshAxes(static_cast<std::uint8_t>(bits_ | other.bits_)); }
-  constexpr bool contains(MeshAxis axis) const { return (bits_ & bit(axis)) != 0; }
+  constexpr MeshGroup() = default;
+  static constexpr MeshGroup of_digit(int digit) { return MeshGroup(static_cast<std::uint16_t>(1u << digit)); }
+  static constexpr MeshGroup from_bits(std::uint16_t bits) { return MeshGroup(bits); }
+  constexpr std::uint16_t bits() const { return bits_; }
   constexpr bool empty() const { return bits_ == 0; }
-  constexpr bool operator==(const MeshAxes&) const = default;
-  constexpr std::uint8_t bits() const { return bits_; }
-  static constexpr MeshAxes from_bits(std::uint8_t bits) { return MeshAxes(bits); }
+  constexpr bool contains(int digit) const { return (bits_ >> digit & 1u) != 0; }
+  constexpr bool contains(MeshGroup other) const { return (other.bits_ & ~bits_) == 0; }
+  constexpr bool meets(MeshGroup other) const { return (other.bits_ & bits_) != 0; }
+  constexpr MeshGroup operator|(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ | other.bits_)); }
+  constexpr MeshGroup operator&(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ & other.bits_)); }
+  constexpr MeshGroup without(MeshGroup other) const { return from_bits(static_cast<std::uint16_t>(bits_ & ~other.bits_)); }
+  constexpr bool operator==(const MeshGroup&) const = default;
 
  private:
-  explicit constexpr MeshAxes(std::uint8_t bits) : bits_(bits) {}
-  static constexpr std::uint8_t bit(MeshAxis axis) { return static_cast<std::uint8_t>(1u << static_cast<unsigned>(axis)); }
-  std::uint8_t bits_ = 0;
+  explicit constexpr MeshGroup(std::uint16_t bits) : bits_(bits) {}
+  std::uint16_t bits_ = 0;
 };
-constexpr MeshAxes operator|(MeshAxis a, MeshAxis b) { return MeshAxes(a) | MeshAxes(b); }
-inline constexpr MeshAxes kDataAxes = MeshAxis::dp_shard | MeshAxis::dp_replicate;
 
-struct Mesh {
-  std::array<std::int64_t, kMeshAxes> degree{1, 1, 1, 1, 1, 1};
-  // Axes from the innermost (neighbouring ranks) to the outermost. Megatron's default: tp-cp-ep-dp-pp.
-  std::array<MeshAxis, kMeshAxes> order{MeshAxis::tp,       MeshAxis::cp,           MeshAxis::ep,
-                                        MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::pp};
+class Mesh {
+ public:
+  static constexpr int kMaxDigits = 16;
 
-  std::int64_t size(MeshAxis axis) const { return degree[static_cast<std::size_t>(axis)]; }
-  std::int64_t& size(MeshAxis axis) { return degree[static_cast<std::size_t>(axis)]; }
+  // Lays a digit around those that are there. One of size 1 is none: no group ever names it. Throws std::logic_error
+  // for more than kMaxDigits.
+  void add(MeshAxis axis, std::int64_t size) { add(axis, size, name_of(axis)); }
+  void add(MeshAxis axis, std::int64_t size, const char* name);
+
+  std::span<const Digit> digits() const { return {digits_.data(), count_}; }  // innermost first
+  std::int64_t ranks() const { return ranks_; }
+
+  // Of all digits of the axes; of those with this name.
+  MeshGroup group(MeshAxis axis) const { return group(std::initializer_list<MeshAxis>{axis}); }
+  MeshGroup group(std::initializer_list<MeshAxis> axes) const;
+  MeshGroup group(std::string_view digit) const;
+
+  std::int64_t size(MeshGroup group) const;
+  std::int64_t size(MeshAxis axis) const { return size(group(axis)); }
+  // Between neighbouring ranks of the axis; ranks() of one that has no digit.
   std::int64_t stride(MeshAxis axis) const;
-  std::int64_t ranks() const;                    // product of all degrees
-  std::int64_t group_size(MeshAxes axes) const;  // product of the degrees of `axes`
-};
+  // Place of a rank among its group's, which are ordered as ranks are.
+  std::int64_t coordinate(std::int64_t rank, MeshGroup group) const;
+  std::int64_t coordinate(std::int64_t rank, MeshAxis axis) const { return coordinate(rank, group(axis)); }
 
-// The same ranks with the innermost axis cut into groups of `neighbours`: what it loses is the next axis's.
-// REQUIRES: `neighbours` divides the innermost degree; the axis behind it belongs to no group that is asked for.
-Mesh cut_innermost(const Mesh& mesh, std::int64_t neighbours);
+ private:
+  std::array<Digit, kMaxDigits> digits_{};
+  std::size_t count_ = 0;
+  std::int64_t ranks_ = 1;
+};
 
 }  // namespace orrery

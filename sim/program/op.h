@@ -70,8 +70,7 @@ struct Op {
   float scalar = 0;  // dropout probability, norm epsilon
 
   // Communication.
-  MeshAxes axes;
-  std::uint16_t neighbours = 0;  // groups of this many consecutive ranks along the innermost axis; 0: of all
+  MeshGroup group;
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.

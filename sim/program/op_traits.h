@@ -59,7 +59,7 @@ enum class OpKind : std::uint8_t {
   adam,           // reads gradient and states; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient and states; writes parameter [, master] [, momentum]
 
-  // Communication over the group `axes`. Bytes follow from the tensors: see sim/program/work.h.
+  // Communication over Op::group. Bytes follow from the tensors: see sim/program/work.h.
   all_reduce,      // reads x; writes x'
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard

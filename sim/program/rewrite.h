@@ -32,12 +32,12 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   return piece.add(t);
 }
 
-inline Op communication(OpKind kind, const char* name, Stream stream, MeshAxes axes, TensorId read, TensorId write) {
+inline Op communication(OpKind kind, const char* name, Stream stream, MeshGroup group, TensorId read, TensorId write) {
   Op op;
   op.kind = kind;
   op.name = name;
   op.stream = stream;
-  op.axes = axes;
+  op.group = group;
   op.reads[0] = read;
   op.writes[0] = write;
   return op;

@@ -10,7 +10,8 @@ namespace {
 
 class Ring {
  public:
-  Ring(const Options& options, Piece& piece) : ranks_(options.degree), balance_(options.balance), piece_(piece) {}
+  Ring(const Options& options, const Mesh& mesh, Piece& piece)
+      : group_(mesh.group(MeshAxis::cp)), ranks_(options.degree), balance_(options.balance), piece_(piece) {}
 
   void run() {
     // A part of the sequence (a chunk of an overlapped product) begins at a part of this rank's positions.
@@ -68,7 +69,7 @@ class Ring {
   }
 
   void shift(const char* name, TensorId from, TensorId to, const Op& cause) {
-    Op op = communication(OpKind::ring_shift, name, Stream::context_communication, MeshAxis::cp, from, to);
+    Op op = communication(OpKind::ring_shift, name, Stream::context_communication, group_, from, to);
     op.phase = cause.phase;
     out_.push_back(op);
   }
@@ -223,6 +224,7 @@ class Ring {
     return result;
   }
 
+  const MeshGroup group_;
   const std::int64_t ranks_;
   const Balance balance_;
   Piece& piece_;
@@ -249,11 +251,12 @@ void check(const Scenario& scenario) {
     fail((zigzag ? "a degree of which twice divides" : "a divisor of") + std::string(" the sequence of ") + std::to_string(length) + " tokens");
 }
 
+void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::cp, scenario.plan.context.degree); }
+
 void rewrite(const Scenario& scenario, Program& program) {
   const Options& options = scenario.plan.context;
-  program.mesh.size(MeshAxis::cp) = options.degree;
   if (options.degree == 1) return;
-  for (Piece& piece : program.pieces) Ring(options, piece).run();
+  for (Piece& piece : program.pieces) Ring(options, program.mesh, piece).run();
 }
 
 }  // namespace orrery::context_parallel

@@ -9,6 +9,7 @@
 namespace orrery::context_parallel {
 
 void check(const Scenario& scenario);
+void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
 
 }  // namespace orrery::context_parallel

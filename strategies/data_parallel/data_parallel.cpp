@@ -14,7 +14,7 @@ namespace {
 
 struct Layout {
   const Options& options;
-  MeshAxes shard_axes, replicate_axes;
+  MeshGroup shard_group, replicate_group;
   std::int64_t shards, replicas;
   double bucket_bytes;
 };
@@ -27,7 +27,7 @@ class Shard {
     if (piece_.flat_parameters == kNoTensor) return;
     if (l_.options.zero_stage == 0) {
       reduce_replicated(piece_.flat_gradients, piece_.flat_gradients, When::last_micro_batch,
-                        l_.shard_axes | l_.replicate_axes);
+                        l_.shard_group | l_.replicate_group);
       return;
     }
     const TensorId whole_parameters = piece_.flat_parameters, whole_gradients = piece_.flat_gradients;
@@ -71,8 +71,8 @@ class Shard {
   }
 
   // `whole`: whose bytes fill the buckets.
-  void reduce_replicated(TensorId gradients, TensorId whole, When when, MeshAxes axes) {
-    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, axes, gradients,
+  void reduce_replicated(TensorId gradients, TensorId whole, When when, MeshGroup group) {
+    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, group, gradients,
                            gradients),
              static_cast<double>(piece_.tensors[whole].bytes()), when);
   }
@@ -108,7 +108,7 @@ class Shard {
         std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
       }
       if (op.kind == OpKind::all_reduce && std::string_view(op.name) == "gradient_norm.all_reduce")
-        op.axes = op.axes | l_.shard_axes;                            // each rank now knows the norm of its shard only
+        op.group = op.group | l_.shard_group;                          // each rank now knows the norm of its shard only
       if (l_.options.zero_stage >= 2 && sums_packed_gradients(op)) {  // and packs what its shard has of them
         std::int64_t& elements = piece_.tensors[op.reads[0]].sizes[0];
         elements = sharded(elements);
@@ -132,17 +132,17 @@ class Shard {
 
   void scatter_gradients(TensorId whole) {
     const When when = l_.options.zero_stage == 1 ? When::last_micro_batch : When::every_micro_batch;
-    Op op = communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_axes,
+    Op op = communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_group,
                           whole, gradient_shard_);
     op.accumulate = when == When::every_micro_batch;  // the shard outlives the whole gradient
     bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), when);
     // The scattered shards of a bucket, and no bucket before it is scattered.
-    if (l_.replicas > 1) reduce_replicated(gradient_shard_, whole, When::last_micro_batch, l_.replicate_axes);
+    if (l_.replicas > 1) reduce_replicated(gradient_shard_, whole, When::last_micro_batch, l_.replicate_group);
   }
 
   // Stages 1 and 2: the updated shards are gathered under the next step's first forward, or right after the update.
   void gather_updated_parameters(TensorId whole) {
-    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_axes,
+    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_group,
                           parameter_shard_, whole);
     if (l_.options.overlap_parameters) {
       op.when = When::first_micro_batch;
@@ -174,7 +174,7 @@ class Shard {
     copy.name = "gathered_parameters";
     const TensorId id = piece_.add(copy);
     rename_parameters(block, whole, id);
-    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_axes,
+    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_group,
                           parameter_shard_, id);
     op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
     op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(l_.options.prefetch, 60000));
@@ -224,20 +224,23 @@ void check(const Scenario& scenario) {
   if (options.prefetch > 1000) fail("prefetch", options.prefetch, "at most 1000 layers");
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
+void add_digits(const Scenario& scenario, Mesh& mesh) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);
   const std::int64_t shard = options.zero_stage == 0 || options.shard_degree == 0 ? degree : options.shard_degree;
-  program.mesh.size(MeshAxis::dp_shard) = shard;
-  program.mesh.size(MeshAxis::dp_replicate) = degree / shard;
+  mesh.add(MeshAxis::dp_shard, shard);
+  mesh.add(MeshAxis::dp_replicate, degree / shard);
+}
 
-  const MeshAxes shard_axes = MeshAxis::dp_shard | MeshAxis::cp;
-  const std::int64_t shards = program.mesh.group_size(shard_axes),
-                     replicas = program.mesh.group_size(MeshAxis::dp_replicate);
+void rewrite(const Scenario& scenario, Program& program) {
+  const Options& options = scenario.plan.data;
+  const MeshGroup shard_group = program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp}),
+                  replicate_group = program.mesh.group(MeshAxis::dp_replicate);
+  const std::int64_t shards = program.mesh.size(shard_group), replicas = program.mesh.size(replicate_group);
   if (shards * replicas == 1) return;
   const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
                                                  : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);
-  const Layout layout{options, shard_axes, MeshAxis::dp_replicate, shards, replicas, bucket};
+  const Layout layout{options, shard_group, replicate_group, shards, replicas, bucket};
   for (Piece& piece : program.pieces) Shard(layout, piece).run();
 }
 

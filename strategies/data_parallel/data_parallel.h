@@ -15,6 +15,8 @@
 namespace orrery::data_parallel {
 
 void check(const Scenario& scenario);
+// dp_shard and, outside of it, dp_replicate.
+void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
 
 }  // namespace orrery::data_parallel

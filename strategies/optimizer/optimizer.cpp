@@ -37,7 +37,7 @@ Op over_buffer(OpKind kind, const char* name) {
   return op;
 }
 
-void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool scaled_loss) {
+void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradient_dtype, bool scaled_loss) {
   std::int64_t elements = 0;
   Dtype storage = Dtype::fp32;
   for (const ParameterGradient& p : piece.parameters) {
@@ -79,9 +79,12 @@ void lay_out(Piece& piece, const Options& options, Dtype gradient_dtype, bool sc
     norm.reads[0] = piece.flat_gradients;
     norm.writes[0] = local;
     piece.update.ops.push_back(norm);
-    // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its axes where it shards.
-    Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", Stream::tensor_communication,
-                              MeshAxis::tp | MeshAxis::pp, local, global);
+    // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
+    // Without tensor parallelism the sum goes where gradients do.
+    const Stream stream =
+        mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
+    Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
+                              mesh.group({MeshAxis::tp, MeshAxis::pp}), local, global);
     reduce.phase = Phase::update;
     reduce.every = kAllInstances;
     piece.update.ops.push_back(reduce);
@@ -121,8 +124,9 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
-  for (Piece& piece : program.pieces) 
-    lay_out(piece, scenario.plan.optimizer, scenario.plan.precision.gradient(), scenario.plan.precision.mix == precision::Mix::fp16);
+  for (Piece& piece : program.pieces)
+    lay_out(piece, program.mesh, scenario.plan.optimizer, scenario.plan.precision.gradient(),
+            scenario.plan.precision.mix == precision::Mix::fp16);
 }
 
 }  // namespace orrery::optimizer

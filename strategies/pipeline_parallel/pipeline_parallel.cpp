@@ -137,10 +137,11 @@ void check(const Scenario& scenario) {
     fail(*limit);
 }
 
+void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::pp, scenario.plan.pipeline.degree); }
+
 void rewrite(const Scenario& scenario, Program& program) {
   const Options& options = scenario.plan.pipeline;
   const std::int64_t stages = options.degree, chunks = chunks_per_stage(options);
-  program.mesh.size(MeshAxis::pp) = stages;
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
 

@@ -8,6 +8,7 @@
 namespace orrery::pipeline_parallel {
 
 void check(const Scenario& scenario);
+void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
 
 }  // namespace orrery::pipeline_parallel

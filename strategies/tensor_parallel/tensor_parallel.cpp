@@ -13,20 +13,30 @@ namespace {
 // Transformer Engine's default number of splits of an overlapped product (num_splits of its userbuffers pipeline).
 constexpr int kOverlapChunks = 4;
 
+// The digit of ranks that share a key/value head.
+constexpr const char* kSharing = "tp.shared";
+
 constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
 
 class Partition {
  public:
   // `group_heads`: query heads of a key/value group.
-  Partition(const Options& options, std::int64_t group_heads, Piece& piece, std::vector<Op>& scratch)
-      : options_(options), degree_(options.degree), group_heads_(group_heads), piece_(piece), out_(scratch) {}
+  Partition(const Options& options, const Mesh& mesh, std::int64_t group_heads, Piece& piece, std::vector<Op>& scratch)
+      : options_(options),
+        all_(mesh.group(MeshAxis::tp)),
+        sharing_(mesh.group(kSharing)),
+        degree_(options.degree),
+        ranks_per_group_(mesh.size(sharing_)),
+        group_heads_(group_heads),
+        piece_(piece),
+        out_(scratch) {}
 
   void run() {
     shard_tensors();
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
-    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, 0);
-    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, ranks_per_group_);
+    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, all_);
+    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, sharing_);
   }
 
  private:
@@ -64,7 +74,6 @@ class Partition {
   // values are replicated over the degree / groups ranks that share a group. Each computes their gradients from its own
   // query heads; the parameters' are summed once a step.
   void shard_heads_within_groups(Tensor& t, int groups_dim) {
-    ranks_per_group_ = degree_ / t.sizes[groups_dim];
     t.sizes[groups_dim] = 1;
     const std::int64_t heads = group_heads_ / ranks_per_group_;
     bool has_heads = false;
@@ -98,7 +107,7 @@ class Partition {
                           kind == OpKind::all_gather       ? "sequence.all_gather"
                           : kind == OpKind::reduce_scatter ? "sequence.reduce_scatter"
                                                            : "tensor.all_reduce",
-                          Stream::tensor_communication, MeshAxis::tp, read, write);
+                          Stream::tensor_communication, all_, read, write);
     op.phase = cause.phase;
     return op;
   }
@@ -329,9 +338,9 @@ class Partition {
     replicated_elements_ += piece_.tensors[gradient].elements();
   }
 
-  // Once a step, over all ranks or groups of neighbours. Packed into a buffer of its own: the gradients it sums may be
+  // Once a step. Packed into a buffer of its own: the gradients it sums may be
   // sharded by then.
-  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, std::int64_t neighbours) {
+  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, MeshGroup group) {
     if (elements == 0) return;
     Tensor t;
     t.name = name;
@@ -340,10 +349,9 @@ class Partition {
     t.rank = 1;
     t.sizes[0] = elements;
     const TensorId id = add_tensor(t, replicated);
-    Op op = communication(OpKind::all_reduce, op_name, Stream::tensor_communication, MeshAxis::tp, id, id);
+    Op op = communication(OpKind::all_reduce, op_name, Stream::tensor_communication, group, id, id);
     op.phase = Phase::update;
     op.every = kAllInstances;
-    if (neighbours < degree_) op.neighbours = static_cast<std::uint16_t>(neighbours);
     piece_.update.ops.push_back(op);
   }
 
@@ -364,7 +372,8 @@ class Partition {
   };
 
   const Options& options_;
-  const std::int64_t degree_, group_heads_;
+  const MeshGroup all_, sharing_;
+  const std::int64_t degree_, ranks_per_group_, group_heads_;
   Piece& piece_;
   std::vector<Op>& out_;
   const Block* block_ = nullptr;
@@ -373,7 +382,6 @@ class Partition {
   std::vector<Partial> partial_of_;
   std::vector<Replacement> replaced_;
   std::int64_t replicated_elements_ = 0, shared_elements_ = 0;
-  std::int64_t ranks_per_group_ = 0;
 };
 
 std::int64_t key_value_groups(const Model& model) {
@@ -425,13 +433,22 @@ void check(const Scenario& scenario) {
   }
 }
 
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  const std::int64_t degree = scenario.plan.tensor.degree, groups = key_value_groups(scenario.model);
+  if (degree <= groups) {
+    mesh.add(MeshAxis::tp, degree);
+  } else {
+    mesh.add(MeshAxis::tp, degree / groups, kSharing);
+    mesh.add(MeshAxis::tp, groups, "tp.groups");
+  }
+}
+
 void rewrite(const Scenario& scenario, Program& program) {
   const Options& options = scenario.plan.tensor;
-  program.mesh.size(MeshAxis::tp) = options.degree;
   if (options.degree == 1) return;
   std::vector<Op> scratch;
   const std::int64_t group_heads = scenario.model.heads / key_value_groups(scenario.model);
-  for (Piece& piece : program.pieces) Partition(options, group_heads, piece, scratch).run();
+  for (Piece& piece : program.pieces) Partition(options, program.mesh, group_heads, piece, scratch).run();
 }
 
 }  // namespace orrery::tensor_parallel

@@ -11,6 +11,9 @@
 namespace orrery::tensor_parallel {
 
 void check(const Scenario& scenario);
+// One digit, or where there are fewer key/value heads than ranks two: the ranks that share a head ("tp.shared"), which
+// are neighbours, and the heads ("tp.groups").
+void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
 
 }  // namespace orrery::tensor_parallel

@@ -170,17 +170,17 @@ TEST(BlockClock, ASplitCollectivePaysItsLatencyEachTime) {
   Op op;
   op.kind = OpKind::all_reduce;
   op.stream = Stream::tensor_communication;
-  op.axes = MeshAxis::tp;
+  op.group = MeshGroup::of_digit(0);
   op.name = "all_reduce";
   op.reads[0] = op.writes[0] = h.tensor(1 << 20);
   op.count = 4;
   h.piece.forward.ops.push_back(op);
   Clockwork w;
-  w.mesh.size(MeshAxis::tp) = 8;
+  w.mesh.add(MeshAxis::tp, 8);
   w.set_mesh(w.mesh);
   const CollectiveModel model(w.world.cluster, w.world.collectives);
-  const double quarter = model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, MeshAxis::tp, 8)).seconds;
-  const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, MeshAxis::tp, 8)).seconds;
+  const double quarter = model.cost(OpKind::all_reduce, 1 << 18, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
+  const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 4 * quarter);
   EXPECT_GT(4 * quarter, whole);
 }
@@ -191,7 +191,6 @@ TEST(BlockClock, ACollectiveOfOneRankIsNotIssued) {
   Op op;
   op.kind = OpKind::all_reduce;
   op.stream = Stream::tensor_communication;
-  op.axes = MeshAxis::tp;
   op.reads[0] = a;
   op.writes[0] = h.tensor(1);
   h.piece.forward.ops.push_back(op);
@@ -274,17 +273,17 @@ TEST(BlockClock, KernelsAreSlowedBesideACollective) {
   Op op;
   op.kind = OpKind::all_gather;
   op.stream = Stream::parameter_communication;
-  op.axes = MeshAxis::dp_shard;
+  op.group = MeshGroup::of_digit(0);
   op.free_running = true;
   op.reads[0] = h.tensor(1 << 27);
   op.writes[0] = h.tensor(1 << 30);
   h.piece.forward.ops.push_back(op);
   h.kernel(h.piece.forward, 1);
   Clockwork w;
-  w.mesh.size(MeshAxis::dp_shard) = 8;
+  w.mesh.add(MeshAxis::dp_shard, 8);
   w.set_mesh(w.mesh);
   const double gather = CollectiveModel(w.world.cluster, w.world.collectives)
-                            .cost(OpKind::all_gather, 1 << 30, span_of(w.mesh, MeshAxis::dp_shard, 8))
+                            .cost(OpKind::all_gather, 1 << 30, span_of(w.mesh, w.mesh.group(MeshAxis::dp_shard), 8))
                             .seconds;
   ASSERT_LT(gather, 1);
   w.overlap_slowdown = 0.5;
@@ -315,16 +314,16 @@ TEST(BlockClock, TheNormPrecedesTheUpdateAndIsExchangedOnce) {
   Op reduce;
   reduce.kind = OpKind::all_reduce;
   reduce.stream = Stream::tensor_communication;
-  reduce.axes = MeshAxis::tp;
+  reduce.group = MeshGroup::of_digit(0);
   reduce.reads[0] = local;
   reduce.writes[0] = h.tensor(1);
   h.piece.update.ops.push_back(reduce);
   h.kernel(h.piece.update, 10);
   Clockwork w;
-  w.mesh.size(MeshAxis::tp) = 2;
+  w.mesh.add(MeshAxis::tp, 2);
   w.set_mesh(w.mesh);
   const double exchange = CollectiveModel(w.world.cluster, w.world.collectives)
-                              .cost(OpKind::all_reduce, 1, span_of(w.mesh, MeshAxis::tp, 8))
+                              .cost(OpKind::all_reduce, 1, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8))
                               .seconds;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::norm), 4}}).seconds, 4 + exchange);
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::update), 4}}).seconds, 40);

@@ -227,21 +227,12 @@ TEST(Step, LayersBehindEachOtherCostWhatTheyCostOneByOne) {
   EXPECT_EQ(whole.report.memory_peak_bytes, parts.report.memory_peak_bytes);
 }
 
-// Renames axes everywhere: in the mesh's order and degrees, and in the ops' groups.
+// Groups are of digits: what a digit is called says nothing about its ranks.
 void swap_axes(Program& program, MeshAxis a, MeshAxis b) {
-  std::swap(program.mesh.size(a), program.mesh.size(b));
-  for (MeshAxis& axis : program.mesh.order) axis = axis == a ? b : axis == b ? a : axis;
-  const auto swapped = [&](MeshAxes axes) {
-    MeshAxes result;
-    for (int i = 0; i < kMeshAxes; ++i) {
-      const auto axis = static_cast<MeshAxis>(i);
-      if (axes.contains(axis)) result = result | MeshAxes(axis == a ? b : axis == b ? a : axis);
-    }
-    return result;
-  };
-  for (Piece& piece : program.pieces)
-    for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
-      for (Op& op : block->ops) op.axes = swapped(op.axes);
+  Mesh renamed;
+  for (const Digit& digit : program.mesh.digits())
+    renamed.add(digit.axis == a ? b : digit.axis == b ? a : digit.axis, digit.size, digit.name);
+  program.mesh = renamed;
 }
 
 TEST(Step, ARenamingOfAxesChangesNothing) {

@@ -94,7 +94,8 @@ void Ring1MB(benchmark::State& state) {
   const CollectiveCalibration collectives = find_collective_calibration(cluster);
   CollectiveRequest request;
   request.bytes = 1e6;
-  request.mesh.size(MeshAxis::tp) = state.range(0);
+  request.mesh.add(MeshAxis::tp, state.range(0));
+  request.group = request.mesh.group(MeshAxis::tp);
   request.algorithm = CollectiveAlgorithm::ring;
   const DiscreteEventOptions options{.fidelity = Fidelity::step_exact, .fold = state.range(1) != 0};
   CollectiveRun run;

@@ -59,7 +59,7 @@ TEST(Contention, RingsOfDifferentGroupsMeetAtTheNic) {
   const Cluster c = ideal_cluster(2, 2, 1);
   HandmadeProgram p(mesh_of({{MeshAxis::tp, 2}, {MeshAxis::dp_shard, 2}}));
   // Over all four: 3/4 of the bytes leave a node, on two channels. Over two: half of the bytes of either ring.
-  p.collective(0, OpKind::all_gather, Stream::tensor_communication, MeshAxis::tp | MeshAxis::dp_shard,
+  p.collective(0, OpKind::all_gather, Stream::tensor_communication, p.program.mesh.group({MeshAxis::tp, MeshAxis::dp_shard}),
                4.0 / 3 * kNicSecond);
   p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard, kNicSecond);
   // Four flows of half a NIC-second each, which all get a quarter of the NIC.
@@ -152,7 +152,7 @@ TEST(Contention, GroupsThatBeginInsideANodeCrossRails) {
   const CollectiveRequest request{.kind = OpKind::all_gather,
                                   .bytes = kSize,
                                   .mesh = mesh_of({{MeshAxis::tp, 6}, {MeshAxis::dp_shard, 2}}),
-                                  .axes = MeshAxis::tp,
+                                  .group = MeshGroup::of_digit(0),
                                   .protocol = CollectiveProtocol::simple};
   const double of_a_channel = 5.0 / 6 / 2 * kSize, up = 3 * kNicRate / 6;
   const CollectiveRun r = run(c, request);

@@ -291,15 +291,16 @@ TEST(Fold, RandomMeshesAndSlowLinks) {
     request.bytes = kSize;
     request.protocol = CollectiveProtocol::simple;
     std::int64_t left = c.devices();
-    for (const MeshAxis axis : request.mesh.order) {
+    for (const MeshAxis axis : {MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::dp_replicate,
+                                MeshAxis::pp}) {
       std::vector<std::int64_t> divisors;
       for (std::int64_t d = 1; d <= left; ++d)
         if (left % d == 0) divisors.push_back(d);
-      request.mesh.size(axis) = divisors[random() % divisors.size()];
+      request.mesh.add(axis, divisors[random() % divisors.size()]);
       left /= request.mesh.size(axis);
-      if (random() % 2 == 0) request.axes = request.axes | axis;
+      if (random() % 2 == 0) request.group = request.group | request.mesh.group(axis);
     }
-    if (request.mesh.group_size(request.axes) == 1) continue;
+    if (request.group.empty()) continue;
     std::vector<Perturbation> perturbations;
     for (std::uint64_t p = random() % 3; p > 0; --p) {
       perturbations.push_back(
@@ -307,7 +308,7 @@ TEST(Fold, RandomMeshesAndSlowLinks) {
       perturbations.back().count = pick({1, 2, 5});
       perturbations.back().seed = static_cast<std::int64_t>(random() % 100);
     }
-    SCOPED_TRACE(fmt::format("round {}: {} nodes of {}, axes {}", round, c.nodes, c.node.devices, request.axes.bits()));
+    SCOPED_TRACE(fmt::format("round {}: {} nodes of {}, digits {}", round, c.nodes, c.node.devices, request.group.bits()));
     expect_folds(c, request, ideal_collectives(), perturbations,
                  {.fidelity = random() % 3 == 0 ? Fidelity::step_exact : Fidelity::steady_flow,
                   .routing = random() % 2 == 0 ? Routing::per_flow : Routing::sprayed});

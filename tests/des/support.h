@@ -61,7 +61,7 @@ inline Cluster ideal_fat_tree(FabricKind kind, std::int64_t nodes, std::int64_t 
 
 inline Mesh mesh_of(std::initializer_list<std::pair<MeshAxis, std::int64_t>> degrees) {
   Mesh mesh;
-  for (const auto& [axis, degree] : degrees) mesh.size(axis) = degree;
+  for (const auto& [axis, degree] : degrees) mesh.add(axis, degree);
   return mesh;
 }
 
@@ -72,7 +72,7 @@ inline CollectiveRequest over_all(const Cluster& cluster, OpKind kind,
   return {.kind = kind,
           .bytes = bytes,
           .mesh = mesh_of({{MeshAxis::tp, cluster.devices()}}),
-          .axes = MeshAxis::tp,
+          .group = MeshGroup::of_digit(0),
           .algorithm = algorithm,
           .protocol = CollectiveProtocol::simple};
 }
@@ -82,7 +82,7 @@ inline CollectiveRequest over_strided(const Cluster& cluster, std::int64_t inner
                                       double bytes = kSize) {
   CollectiveRequest request = over_all(cluster, kind, algorithm, bytes);
   request.mesh = mesh_of({{MeshAxis::tp, inner}, {MeshAxis::dp_shard, cluster.devices() / inner}});
-  request.axes = MeshAxis::dp_shard;
+  request.group = request.mesh.group(MeshAxis::dp_shard);
   return request;
 }
 
@@ -158,14 +158,18 @@ struct HandmadeProgram {
     pipeline_parallel::build_schedule(pipeline_parallel::ScheduleKind::one_f_one_b, mesh.size(MeshAxis::pp), 1, 1,
                                       program.schedule);
   }
-  Op& collective(std::size_t stage, OpKind kind, Stream stream, MeshAxes axes, double bytes,
+  Op& collective(std::size_t stage, OpKind kind, Stream stream, MeshAxis axis, double bytes,
+                 const char* name = "collective") {
+    return collective(stage, kind, stream, program.mesh.group(axis), bytes, name);
+  }
+  Op& collective(std::size_t stage, OpKind kind, Stream stream, MeshGroup group, double bytes,
                  const char* name = "collective") {
     Handmade& piece = pieces[stage];
     Op op;
     op.kind = kind;
     op.name = name;
     op.stream = stream;
-    op.axes = axes;
+    op.group = group;
     op.reads[0] = piece.tensor(static_cast<std::int64_t>(bytes));
     op.writes[0] = piece.tensor(static_cast<std::int64_t>(bytes));
     piece.piece.forward.ops.push_back(op);

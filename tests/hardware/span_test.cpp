@@ -24,22 +24,28 @@ void PrintTo(const GroupSpan& s, std::ostream* out) {
 
 namespace {
 
-Mesh mesh_of(std::array<std::int64_t, kMeshAxes> degree) {
+constexpr std::array<MeshAxis, kMeshAxes> kOrder{MeshAxis::tp,       MeshAxis::cp,           MeshAxis::ep,
+                                                 MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::pp};
+
+// `degree`: in that order; laid in `order`, innermost first.
+Mesh mesh_of(const std::array<std::int64_t, kMeshAxes>& degree,
+             const std::array<MeshAxis, kMeshAxes>& order = kOrder) {
   Mesh mesh;
-  mesh.degree = degree;
+  for (const MeshAxis axis : order) mesh.add(axis, degree[static_cast<std::size_t>(axis)]);
   return mesh;
 }
 
 // By definition: every rank's group is looked up from its coordinates, every node's ranks are counted.
-GroupSpan counted(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node) {
+GroupSpan counted(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node) {
   std::map<std::int64_t, std::vector<std::int64_t>> groups;  // by the ranks' other coordinates
   for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
     std::int64_t key = rank;
-    for (const MeshAxis axis : mesh.order)
-      if (axes.contains(axis)) key -= rank / mesh.stride(axis) % mesh.size(axis) * mesh.stride(axis);
+    const auto digits = mesh.digits();
+    for (std::size_t d = 0; d < digits.size(); ++d)
+      if (group.contains(static_cast<int>(d))) key -= rank / digits[d].stride % digits[d].size * digits[d].stride;
     groups[key].push_back(rank);
   }
-  GroupSpan span{.ranks = mesh.group_size(axes), .ranks_per_node = 0, .nodes = 0};
+  GroupSpan span{.ranks = mesh.size(group), .ranks_per_node = 0, .nodes = 0};
   std::map<std::int64_t, std::int64_t> leaving;
   for (const auto& [key, ranks] : groups) {
     EXPECT_EQ(static_cast<std::int64_t>(ranks.size()), span.ranks);
@@ -64,46 +70,47 @@ GroupSpan counted(const Mesh& mesh, MeshAxes axes, std::int64_t devices_per_node
 
 TEST(Span, TensorParallelGroupInsideANode) {
   const Mesh mesh = mesh_of({8, 1, 1, 4, 1, 2});  // tp, cp, ep, dp_shard, dp_replicate, pp
-  EXPECT_EQ(span_of(mesh, MeshAxis::tp, 8), (GroupSpan{.ranks = 8, .ranks_per_node = 8, .nodes = 1}));
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::tp), 8), (GroupSpan{.ranks = 8, .ranks_per_node = 8, .nodes = 1}));
 }
 
 TEST(Span, DataParallelGroupsOfEightTensorRanksShareTheNics) {
   const Mesh mesh = mesh_of({8, 1, 1, 4, 1, 2});
-  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::dp_shard), 8),
             (GroupSpan{.ranks = 4, .ranks_per_node = 1, .nodes = 4, .groups_sharing_nics = 8, .stride = 8}));
-  EXPECT_EQ(span_of(mesh, MeshAxis::pp, 8),
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::pp), 8),
             (GroupSpan{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = 8, .stride = 32}));
 }
 
 TEST(Span, GroupPartlyInsideANode) {
   const Mesh mesh = mesh_of({2, 1, 1, 16, 1, 1});
-  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::dp_shard), 8),
             (GroupSpan{.ranks = 16, .ranks_per_node = 4, .nodes = 4, .groups_sharing_nics = 2, .stride = 2}));
 }
 
-TEST(Span, AxesApartFromEachOther) {  // tp and pp without the data axes between them
+TEST(Span, DigitsApartFromEachOther) {  // tp and pp without the data axes between them
   const Mesh mesh = mesh_of({4, 1, 1, 4, 1, 2});
-  EXPECT_EQ(span_of(mesh, MeshAxis::tp | MeshAxis::pp, 8),
+  EXPECT_EQ(span_of(mesh, mesh.group({MeshAxis::tp, MeshAxis::pp}), 8),
             (GroupSpan{.ranks = 8, .ranks_per_node = 4, .nodes = 2, .groups_sharing_nics = 2, .stride = 1}));
 }
 
 TEST(Span, TensorParallelFourOnNodesOfSixTakesTheWorstGroup) {
   const Mesh mesh = mesh_of({4, 1, 1, 3, 1, 1});  // 0-3 | 4,5 + 6,7 | 8-11
-  EXPECT_EQ(span_of(mesh, MeshAxis::tp, 6), (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2}));
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::tp), 6), (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2}));
 }
 
 TEST(Span, MeshSmallerThanANode) {
   const Mesh mesh = mesh_of({2, 1, 1, 3, 1, 1});
-  EXPECT_EQ(span_of(mesh, MeshAxis::dp_shard, 8),
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::dp_shard), 8),
             (GroupSpan{.ranks = 3, .ranks_per_node = 3, .nodes = 1, .stride = 2}));
 }
 
-TEST(Span, NoAxesIsOneRank) {
+TEST(Span, NoDigitsAreOneRank) {
   EXPECT_EQ(span_of(mesh_of({8, 1, 1, 4, 1, 2}), {}, 8), GroupSpan{});
-  EXPECT_EQ(span_of(mesh_of({1, 1, 1, 4, 1, 2}), MeshAxis::tp, 8), GroupSpan{});
+  const Mesh mesh = mesh_of({1, 1, 1, 4, 1, 2});
+  EXPECT_EQ(span_of(mesh, mesh.group(MeshAxis::tp), 8), GroupSpan{});
 }
 
-TEST(Span, EverySmallMeshAndEverySetOfAxesAgreesWithCounting) {
+TEST(Span, EverySmallMeshAndEveryGroupAgreesWithCounting) {
   constexpr std::array<std::int64_t, 4> kDegrees{1, 2, 3, 4};
   int checked = 0;
   for (const std::int64_t tp : kDegrees)
@@ -111,15 +118,32 @@ TEST(Span, EverySmallMeshAndEverySetOfAxesAgreesWithCounting) {
       for (const std::int64_t dp : kDegrees)
         for (const std::int64_t pp : kDegrees)
           for (const std::int64_t devices_per_node : {1, 2, 3, 4, 6, 8})
-            for (std::uint8_t bits = 0; bits < 64; ++bits) {
+            for (std::uint16_t bits = 0; bits < 16; ++bits) {
               const Mesh mesh = mesh_of({tp, cp, 1, dp, 1, pp});
-              const MeshAxes axes = MeshAxes::from_bits(bits);
-              ASSERT_EQ(span_of(mesh, axes, devices_per_node), counted(mesh, axes, devices_per_node))
-                  << "tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " axes " << int{bits}
+              const MeshGroup group = MeshGroup::from_bits(bits);
+              if (bits >= 1u << mesh.digits().size()) break;
+              ASSERT_EQ(span_of(mesh, group, devices_per_node), counted(mesh, group, devices_per_node))
+                  << "tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " digits " << int{bits}
                   << " on nodes of " << devices_per_node;
               ++checked;
             }
-  EXPECT_EQ(checked, 4 * 2 * 4 * 4 * 6 * 64);
+  // A digit doubles the groups: of 4 degrees 3 have one, of cp's 2 degrees 1.
+  EXPECT_EQ(checked, (1 + 3 * 2) * (1 + 2) * (1 + 3 * 2) * (1 + 3 * 2) * 6);
+}
+
+// An axis of two digits spans what one of one digit does, but where a node ends inside the inner one.
+TEST(Span, DigitsOfAnAxisSpanWhatTheAxisDoes) {
+  for (const std::int64_t devices_per_node : {4, 8, 16}) {
+    Mesh whole, split;
+    whole.add(MeshAxis::tp, 16);
+    split.add(MeshAxis::tp, 4, "tp.shared");
+    split.add(MeshAxis::tp, 4, "tp.groups");
+    for (Mesh* mesh : {&whole, &split}) mesh->add(MeshAxis::dp_shard, 3);
+    for (const MeshAxis axis : {MeshAxis::tp, MeshAxis::dp_shard})
+      EXPECT_EQ(span_of(split, split.group(axis), devices_per_node), span_of(whole, whole.group(axis), devices_per_node));
+    EXPECT_EQ(span_of(split, split.group("tp.shared"), devices_per_node).ranks_per_node, 4);
+    EXPECT_EQ(span_of(split, split.group("tp.groups"), devices_per_node).stride, 4);
+  }
 }
 
 TEST(Span, RandomMeshesInAnyOrderAgreeWithCounting) {
@@ -128,12 +152,14 @@ TEST(Span, RandomMeshesInAnyOrderAgreeWithCounting) {
     return values.begin()[random() % values.size()];
   };
   for (int i = 0; i < 1500; ++i) {
-    Mesh mesh = mesh_of(
-        {pick({1, 2, 4, 8}), pick({1, 1, 2, 5}), pick({1, 2}), pick({1, 2, 3, 6}), pick({1, 2}), pick({1, 2, 4, 7})});
-    std::shuffle(mesh.order.begin(), mesh.order.end(), random);
-    const MeshAxes axes = MeshAxes::from_bits(static_cast<std::uint8_t>(random() % 64));
+    std::array<MeshAxis, kMeshAxes> order = kOrder;
+    std::shuffle(order.begin(), order.end(), random);
+    const Mesh mesh = mesh_of(
+        {pick({1, 2, 4, 8}), pick({1, 1, 2, 5}), pick({1, 2}), pick({1, 2, 3, 6}), pick({1, 2}), pick({1, 2, 4, 7})},
+        order);
+    const MeshGroup group = MeshGroup::from_bits(static_cast<std::uint16_t>(random() % (1u << mesh.digits().size())));
     const std::int64_t devices_per_node = pick({1, 2, 3, 4, 5, 6, 7, 8, 16, 72});
-    ASSERT_EQ(span_of(mesh, axes, devices_per_node), counted(mesh, axes, devices_per_node)) << "mesh " << i;
+    ASSERT_EQ(span_of(mesh, group, devices_per_node), counted(mesh, group, devices_per_node)) << "mesh " << i;
   }
 }
 

@@ -68,19 +68,21 @@ Cluster oversubscribed(FabricKind fabric) {
 
 struct Groups {
   Mesh mesh;
-  MeshAxes axes;
+  MeshGroup group;
 };
 Groups all_of(const Cluster& cluster) {
-  Groups g{.mesh = {}, .axes = MeshAxis::tp};
-  g.mesh.size(MeshAxis::tp) = cluster.devices();
+  Groups g;
+  g.mesh.add(MeshAxis::tp, cluster.devices());
+  g.group = g.mesh.group(MeshAxis::tp);
   return g;
 }
 // As many groups of `size` devices as there are, `apart` from each other.
 Groups groups_of(const Cluster& cluster, std::int64_t size, std::int64_t apart) {
-  Groups g{.mesh = {}, .axes = MeshAxis::dp_shard};
-  g.mesh.size(MeshAxis::tp) = apart;
-  g.mesh.size(MeshAxis::dp_shard) = size;
-  g.mesh.size(MeshAxis::dp_replicate) = cluster.devices() / (size * apart);
+  Groups g;
+  g.mesh.add(MeshAxis::tp, apart);
+  g.mesh.add(MeshAxis::dp_shard, size);
+  g.mesh.add(MeshAxis::dp_replicate, cluster.devices() / (size * apart));
+  g.group = g.mesh.group(MeshAxis::dp_shard);
   return g;
 }
 
@@ -127,7 +129,7 @@ std::int64_t lanes_of(Algorithm algorithm, const GroupSpan& span) {
 // Seconds by size.
 std::vector<double> smpi_seconds(const Cluster& cluster, const Groups& groups, OpKind kind, Algorithm algorithm,
                                  const PlatformOptions& platform) {
-  const GroupSpan span = span_of(groups.mesh, groups.axes, cluster.node.devices);
+  const GroupSpan span = span_of(groups.mesh, groups.group, cluster.node.devices);
   const std::int64_t devices = groups.mesh.ranks(), lanes = lanes_of(algorithm, span);
   Folder folder;
   folder.write("platform.xml", platform_xml(Topology(cluster), platform));
@@ -177,7 +179,7 @@ std::vector<Times> times(const Cluster& cluster, const Groups& groups, OpKind ki
                                                {.kind = kind,
                                                 .bytes = static_cast<double>(t.bytes),
                                                 .mesh = groups.mesh,
-                                                .axes = groups.axes,
+                                                .group = groups.group,
                                                 .algorithm = algorithm,
                                                 .protocol = CollectiveProtocol::simple},
                                                {}, {.fidelity = fidelity, .chunks = FlowOptions{}.chunks});

@@ -102,8 +102,8 @@ TEST(TensorParallel, ParallelBlocksReduceOnce) {
   Program p;
   lower(s, p);
   const auto tensor_reductions = [&](const Block& block) {
-    return std::count_if(block.ops.begin(), block.ops.end(), [](const Op& op) {
-      return op.kind == OpKind::all_reduce && op.axes == MeshAxes(MeshAxis::tp);
+    return std::count_if(block.ops.begin(), block.ops.end(), [&](const Op& op) {
+      return op.kind == OpKind::all_reduce && op.group == p.mesh.group(MeshAxis::tp);
     });
   };
   EXPECT_EQ(tensor_reductions(piece_named(p, "layer").forward), 1);
@@ -125,25 +125,14 @@ TEST(TensorParallel, RanksThatShareKeysSumTheirGradientsOnceAStep) {
   EXPECT_EQ(reduction(8), nullptr);  // a group each
   const Op* op = reduction(16);
   ASSERT_NE(op, nullptr);
-  EXPECT_EQ(op->neighbours, 2);
-  EXPECT_EQ(op->axes, MeshAxes(MeshAxis::tp));
+  EXPECT_EQ(p.mesh.size(op->group), 2);
+  EXPECT_TRUE(op->group.contains(0));  // neighbours
+  EXPECT_EQ(p.mesh.size(MeshAxis::tp), 16);
   EXPECT_DOUBLE_EQ(bytes(*op, piece_named(p, "layer").tensors), 4096.0 * 2 * 128 * 4);  // fp32 gradients
   s.model.kv_heads = 1;
   op = reduction(16);
   ASSERT_NE(op, nullptr);
-  EXPECT_EQ(op->neighbours, 0);  // one group: all ranks
-}
-
-TEST(Mesh, ACutInnermostAxisLeavesEveryRankInItsPlace) {
-  Mesh mesh;
-  mesh.size(MeshAxis::tp) = 8;
-  mesh.size(MeshAxis::cp) = 2;
-  mesh.size(MeshAxis::pp) = 4;
-  const Mesh cut = cut_innermost(mesh, 2);
-  EXPECT_EQ(cut.ranks(), mesh.ranks());
-  EXPECT_EQ(cut.group_size(MeshAxis::tp), 2);
-  EXPECT_EQ(cut.stride(MeshAxis::tp), 1);
-  EXPECT_EQ(cut.stride(MeshAxis::pp), mesh.stride(MeshAxis::pp));
+  EXPECT_EQ(op->group, p.mesh.group(MeshAxis::tp));  // one group: all ranks
 }
 
 TEST(TensorParallel, SplitsTheVocabularyOfEmbeddingAndLoss) {
