@@ -19,9 +19,9 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json error_json(const InputError& error) {
+OrderedJson error_json(const InputError& error) {
   return {{"error",
            {{"message", error.what()},
             {"file", error.where().file},
@@ -68,17 +68,17 @@ std::size_t count_lines(std::ifstream& file) {
 
 }  // namespace
 
-Json result_json(const Report& report, bool ops) {
-  Json json = report_json(report);
+OrderedJson result_json(const Report& report, bool ops) {
+  OrderedJson json = report_json(report);
   if (!ops) json.erase("ops");
   json["version"] = ORRERY_VERSION;
   return json;
 }
 
-Json jobs_json(const std::vector<JobResult>& jobs, bool ops) {
-  Json list = Json::array();
+OrderedJson jobs_json(const std::vector<JobResult>& jobs, bool ops) {
+  OrderedJson list = OrderedJson::array();
   for (const JobResult& result : jobs) {
-    Json together = report_json(result.together);
+    OrderedJson together = report_json(result.together);
     if (!ops) together.erase("ops");
     list.push_back({{"name", result.job.name},
                     {"nodes", result.job.scenario.cluster.nodes},
@@ -115,7 +115,7 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     const ScenarioSource source{fmt::format("{}:{}", name, ++number), sets};
-    Json result;
+    OrderedJson result;
     try {
       nlohmann::json document = parse_json(line, source.file);
       for (const std::string& set : sets) apply_set(document, set, source.file);
@@ -127,7 +127,7 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
     } catch (const StalledError& error) {
       result = {{"error", {{"message", error.what()}, {"file", source.file}, {"stalled", true}}}};
     }
-    results.write(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    results.write(result.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
     progress.advance();
   }
   results.commit();

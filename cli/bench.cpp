@@ -22,7 +22,7 @@
 namespace orrery {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kBenchExamples = R"(Examples:
   orrery bench --output before.json                       every kernel on this CPU, two to three minutes
   orrery bench --filter '^(linear|attention)/' --device cuda --output kernels.json
   orrery bench compare before.json after.json --junit bench.xml --markdown bench.md
@@ -38,7 +38,7 @@ Exit codes: 0 nothing is slower; 1 something is (or fails now); 2 the files cann
 
 // ---- run
 
-struct RunArguments {
+struct BenchArguments {
   bench::SuiteOptions suite;
   std::string device = "cpu";
   std::string output, history;
@@ -54,7 +54,7 @@ std::string listing(const std::vector<bench::SuiteEntry>& entries) {
   return grid(columns, rows);
 }
 
-void run(RunArguments& arguments) {
+void run(BenchArguments& arguments) {
   bench::SuiteOptions& options = arguments.suite;
   options.device = arguments.device == "cuda" ? bench::DeviceKind::cuda : bench::DeviceKind::cpu;
   const std::vector<bench::SuiteEntry> entries = bench::suite_entries(options);
@@ -89,7 +89,6 @@ struct CompareArguments {
 
 // "5%" or "0.05".
 double parse_share(const std::string& text, const char* option) {
-  constexpr double kPercent = 100;
   double value = 0;
   const char* const end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data(), end, value);
@@ -232,10 +231,10 @@ void add_import(CLI::App& bench) {
 }  // namespace
 
 void add_bench(CLI::App& app) {
-  auto arguments = std::make_shared<RunArguments>();
+  auto arguments = std::make_shared<BenchArguments>();
   CLI::App* command =
       app.add_subcommand("bench", "Measure every kernel and some training steps; compare and keep runs");
-  command->footer(kExamples);
+  command->footer(kBenchExamples);
   command->require_subcommand(0, 1);
   command->add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches")->type_name("REGEX");
   command->add_option("--device", arguments->device, "What runs them")

@@ -27,12 +27,12 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct CalibrateArguments {
   std::string device = "cpu", output, journal, preset, device_output, budget;
   bool quick = false, restart = false;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kCalibrateExamples = R"(Examples:
   orrery calibrate                                 one thread of this CPU, about ten minutes
   orrery calibrate --quick --output mine.json      a minute; rougher
   orrery calibrate --device cuda --preset H200-SXM5-141GB
@@ -133,7 +133,7 @@ std::string device_preset(const Device& device, const std::string& text) {
   return written_json({{device.name, std::move(json)}});
 }
 
-std::string report_of(const CalibrateResult& result, const Arguments& arguments) {
+std::string report_of(const CalibrateResult& result, const CalibrateArguments& arguments) {
   const CalibrationFit& fit = result.fit;
   std::string text = fit_table(fit);
   if (result.measured < result.planned)
@@ -150,13 +150,13 @@ std::string report_of(const CalibrateResult& result, const Arguments& arguments)
   return text + fmt::format("\nwritten: {}\n", arguments.output);
 }
 
-MakeBackend backends(const std::string& device) {
+MakeBackend backend_maker(const std::string& device) {
   if (device == "cuda") return [] { return make_cuda_backend(); };
   return [] { return make_cpu_backend(); };
 }
 
-void run(Arguments arguments) {
-  const MakeBackend make_backend = backends(arguments.device);
+void run(CalibrateArguments arguments) {
+  const MakeBackend make_backend = backend_maker(arguments.device);
   const BackendFacts facts = make_backend()->facts();
   CalibrateOptions options = options_for(facts);
   options.preset = arguments.preset.empty() ? preset_of(facts) : find_device(arguments.preset, {"--preset", ""});
@@ -213,10 +213,10 @@ void run(Arguments arguments) {
 }  // namespace
 
 void add_calibrate(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CalibrateArguments>();
   CLI::App* command = app.add_subcommand(
       "calibrate", "Measure kernels of this machine, and fit the calibration that predictions go by");
-  command->footer(kExamples);
+  command->footer(kCalibrateExamples);
   command->require_subcommand(0, 1);
   command->add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))

@@ -17,13 +17,13 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct CalibrateImportArguments {
   std::vector<std::string> logs;
   std::string cluster, output = "collectives.json", curves;
   LogOptions log;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kCalibrateImportExamples = R"(Examples:
   all_reduce_perf -b 8 -e 8G -f 2 -g 8 >all_reduce.log
   orrery calibrate import all_reduce.log all_gather.log --cluster dgx-h100 --output nccl.json
   orrery calibrate import sixteen-nodes.json --cluster my-cluster.json --output nccl.json
@@ -31,7 +31,7 @@ constexpr const char* kExamples = R"(Examples:
 
 Logs are what nccl-tests prints, or writes with -J. The cluster is the hardware that they ran on.)";
 
-void import(const Arguments& arguments) {
+void import(const CalibrateImportArguments& arguments) {
   const Cluster cluster = read_cluster_argument(arguments.cluster);
   std::vector<CollectiveCurve> curves;
   for (const std::string& log : arguments.logs) curves.push_back(read_nccl_log(log, arguments.log));
@@ -64,9 +64,9 @@ void import(const Arguments& arguments) {
 }  // namespace
 
 void add_calibrate_import(CLI::App& calibrate) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CalibrateImportArguments>();
   CLI::App* command = calibrate.add_subcommand("import", "Fit collectives to logs of nccl-tests");
-  command->footer(kExamples);
+  command->footer(kCalibrateImportExamples);
   command->add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J")->required();
   command
       ->add_option("--cluster", arguments->cluster,

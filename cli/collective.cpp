@@ -26,9 +26,9 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-struct Arguments {
+struct CollectiveArguments {
   std::string kind;
   std::string cluster, node, device;
   std::optional<std::int64_t> nodes, ranks, ranks_per_node;
@@ -42,7 +42,7 @@ struct Arguments {
   std::string json, csv, markdown;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kCollectiveExamples = R"(Examples:
   orrery collective all_reduce --cluster dgx-h100             nccl-tests' all_reduce_perf on one node
   orrery collective all_to_all --node dgx-h100 --nodes 16 -b 1M -e 1G -f 4
   orrery collective all_gather --cluster eos --ranks-per-node 1 --ranks 32
@@ -71,7 +71,7 @@ double parse_bytes(const std::string& text, const char* option) {
   return bytes;
 }
 
-std::vector<double> sizes_of(const Arguments& arguments) {
+std::vector<double> sizes_of(const CollectiveArguments& arguments) {
   const double least = parse_bytes(arguments.least_bytes, "--minbytes");
   const double most = parse_bytes(arguments.most_bytes, "--maxbytes");
   if (most < least)
@@ -84,7 +84,7 @@ std::vector<double> sizes_of(const Arguments& arguments) {
   return sizes;
 }
 
-Cluster cluster_of(const Arguments& arguments) {
+Cluster cluster_of(const CollectiveArguments& arguments) {
   const bool made_up = !arguments.node.empty() || !arguments.device.empty();
   if (arguments.cluster.empty() && !made_up)
     throw InputError({}, "no cluster", "--cluster, --node or --device (orrery collective --help)");
@@ -109,34 +109,34 @@ Cluster cluster_of(const Arguments& arguments) {
   }
 }
 
-Engines engines_of(const Arguments& arguments) {
+Engines engines_of(const CollectiveArguments& arguments) {
   Engines engines{};
   for (std::size_t e = 0; e < kEngines; ++e)
     engines[e] = arguments.engine.both() || arguments.engine.engine == kEngineNames[e];
   return engines;
 }
 
-DiscreteEventOptions des_of(const Arguments& arguments) {
+DiscreteEventOptions des_of(const CollectiveArguments& arguments) {
   const SimulationOptions options = arguments.engine.options();
   return {.fidelity = options.fidelity, .routing = options.routing};
 }
 
-struct Row {
+struct SizeRow {
   double bytes = 0;
   CollectivePrediction predicted;
 };
 
 struct Prediction {
-  const Arguments& arguments;
+  const CollectiveArguments& arguments;
   Engines engines;
   Cluster cluster;
   std::int64_t ranks_per_node = 1, ranks = 1;
   DiscreteEventOptions des;
   CollectiveCalibration calibration;
-  std::vector<Row> rows;
+  std::vector<SizeRow> rows;
 };
 
-Prediction predict(const Arguments& arguments) {
+Prediction predict(const CollectiveArguments& arguments) {
   Prediction p{.arguments = arguments,
                .engines = engines_of(arguments),
                .cluster = cluster_of(arguments),
@@ -157,7 +157,8 @@ Prediction predict(const Arguments& arguments) {
         fmt::format("one that NCCL has for {} of {} ranks on this cluster, such as {}", arguments.kind, p.ranks, ran));
   };
   for (const double bytes : sizes_of(arguments)) {
-    Row& row = p.rows.emplace_back(Row{bytes, predictor.predict(kind->op, bytes, algorithm, protocol, p.engines)});
+    SizeRow& row =
+        p.rows.emplace_back(SizeRow{bytes, predictor.predict(kind->op, bytes, algorithm, protocol, p.engines)});
     if (algorithm != CollectiveAlgorithm::automatic && row.predicted.algorithm != algorithm)
       refuse("--algorithm", arguments.algorithm, name_of(row.predicted.algorithm));
     if (protocol != CollectiveProtocol::automatic && row.predicted.protocol != protocol)
@@ -166,8 +167,8 @@ Prediction predict(const Arguments& arguments) {
   return p;
 }
 
-std::string difference_text(const Row& row) {
-  constexpr double kPercent = 100, kShownAsZero = 0.005;
+std::string difference_text(const SizeRow& row) {
+  constexpr double kShownAsZero = 0.005;
   const double percent = kPercent * (row.predicted.seconds[1] / row.predicted.seconds[0] - 1);
   return fmt::format("{:.2f} %", std::abs(percent) < kShownAsZero ? 0.0 : percent);
 }
@@ -193,7 +194,7 @@ std::string table_of(const Prediction& p) {
   std::vector<Column> columns;
   for (const std::string& heading : headings) columns.push_back({heading, columns.empty() || columns.size() > 2});
   std::vector<std::vector<std::string>> rows;
-  for (const Row& row : p.rows) {
+  for (const SizeRow& row : p.rows) {
     std::vector<std::string>& cells = rows.emplace_back();
     cells = {fmt::format("{:.0f}", row.bytes), name_of(row.predicted.algorithm),
              std::string(name_of(row.predicted.protocol))};
@@ -215,7 +216,7 @@ std::string csv_of(const Prediction& p) {
     if (p.engines[e])
       text += fmt::format(",{0}_seconds,{0}_algorithm_bytes_per_second,{0}_bus_bytes_per_second", kEngineNames[e]);
   text += '\n';
-  for (const Row& row : p.rows) {
+  for (const SizeRow& row : p.rows) {
     text += fmt::format("{},{},{},{},{},{}", p.arguments.kind, p.ranks, p.cluster.nodes, row.bytes,
                         name_of(row.predicted.algorithm), name_of(row.predicted.protocol));
     for (std::size_t e = 0; e < kEngines; ++e)
@@ -227,15 +228,15 @@ std::string csv_of(const Prediction& p) {
   return text;
 }
 
-Json json_of(const Prediction& p) {
-  Json points = Json::array();
-  for (const Row& row : p.rows) {
-    Json& point = points.emplace_back(Json{{"bytes", row.bytes},
-                                           {"algorithm", name_of(row.predicted.algorithm)},
-                                           {"protocol", name_of(row.predicted.protocol)}});
+OrderedJson json_of(const Prediction& p) {
+  OrderedJson points = OrderedJson::array();
+  for (const SizeRow& row : p.rows) {
+    OrderedJson& point = points.emplace_back(OrderedJson{{"bytes", row.bytes},
+                                                         {"algorithm", name_of(row.predicted.algorithm)},
+                                                         {"protocol", name_of(row.predicted.protocol)}});
     for (std::size_t e = 0; e < kEngines; ++e) {
       if (!p.engines[e]) continue;
-      Json& engine = point[std::string(kEngineNames[e])];
+      OrderedJson& engine = point[std::string(kEngineNames[e])];
       engine = {{"seconds", row.predicted.seconds[e]},
                 {"algorithm_bytes_per_second", row.bytes / row.predicted.seconds[e]},
                 {"bus_bytes_per_second", row.predicted.bus_bytes_per_second[e]}};
@@ -243,22 +244,22 @@ Json json_of(const Prediction& p) {
       const CollectiveRun& run = *row.predicted.run;
       engine["flows"] = run.flows;
       engine["flow_classes"] = run.flow_classes;
-      Json& kinds = engine["link_kinds"] = Json::array();
+      OrderedJson& kinds = engine["link_kinds"] = OrderedJson::array();
       for (const LinkReport& kind : run.link_kinds)
         kinds.push_back({{"name", kind.name}, {"utilisation", kind.utilisation}});
     }
   }
-  Json json = {{"collective", p.arguments.kind},
-               {"ranks", p.ranks},
-               {"nodes", p.cluster.nodes},
-               {"ranks_per_node", p.ranks_per_node},
-               {"groups", p.arguments.groups},
-               {"device", p.cluster.device.name},
-               {"node", p.cluster.node.name},
-               {"fabric", p.cluster.fabric.name},
-               {"node_class", p.calibration.intra_class},
-               {"network_class", p.calibration.inter_class},
-               {"note", p.calibration.note}};
+  OrderedJson json = {{"collective", p.arguments.kind},
+                      {"ranks", p.ranks},
+                      {"nodes", p.cluster.nodes},
+                      {"ranks_per_node", p.ranks_per_node},
+                      {"groups", p.arguments.groups},
+                      {"device", p.cluster.device.name},
+                      {"node", p.cluster.node.name},
+                      {"fabric", p.cluster.fabric.name},
+                      {"node_class", p.calibration.intra_class},
+                      {"network_class", p.calibration.inter_class},
+                      {"note", p.calibration.note}};
   if (p.engines[static_cast<std::size_t>(Engine::des)]) {
     json["fidelity"] = kFidelityNames[static_cast<std::size_t>(p.des.fidelity)];
     json["routing"] = kRoutingNames[static_cast<std::size_t>(p.des.routing)];
@@ -268,7 +269,7 @@ Json json_of(const Prediction& p) {
   return json;
 }
 
-void check_outputs(const Arguments& arguments) {
+void check_outputs(const CollectiveArguments& arguments) {
   std::vector<std::string> paths;
   for (const std::string* path : {&arguments.json, &arguments.csv, &arguments.markdown}) {
     if (path->empty()) continue;
@@ -278,11 +279,11 @@ void check_outputs(const Arguments& arguments) {
   }
 }
 
-bool on_standard_output(const Arguments& arguments) {
+bool on_standard_output(const CollectiveArguments& arguments) {
   return arguments.json == "-" || arguments.csv == "-" || arguments.markdown == "-";
 }
 
-void compare_with_measured(const Arguments& arguments) {
+void compare_with_measured(const CollectiveArguments& arguments) {
   MeasuredOptions options{.filter = arguments.filter,
                           .kind = arguments.kind,
                           .engines = engines_of(arguments),
@@ -304,7 +305,7 @@ void compare_with_measured(const Arguments& arguments) {
   outputs.commit();
 }
 
-void collective(const Arguments& arguments) {
+void collective(const CollectiveArguments& arguments) {
   check_outputs(arguments);
   if (arguments.measured) return compare_with_measured(arguments);
   if (arguments.kind.empty()) throw InputError({}, "no collective", "KIND or --measured (orrery collective --help)");
@@ -321,11 +322,11 @@ void collective(const Arguments& arguments) {
 }  // namespace
 
 void add_collective(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CollectiveArguments>();
   arguments->engine.engine = "both";
   CLI::App* command =
       app.add_subcommand("collective", "Predict a collective by itself, as nccl-tests times it, or measured ones");
-  command->footer(kExamples);
+  command->footer(kCollectiveExamples);
   std::vector<std::string> kinds;
   for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
   command->add_option("KIND", arguments->kind, "The collective; --measured: of these alone")

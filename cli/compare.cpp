@@ -15,14 +15,14 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct CompareArguments {
   std::string a, b;
   std::vector<std::string> sets, sets_a, sets_b, calibrations;
   std::string json;
   EngineArguments engine;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kCompareExamples = R"(Examples:
   orrery compare a.json b.json
   orrery compare measured.json small-gpt                             a report that `run` or `simulate` wrote, and a scenario
   orrery compare scenario.json --set-b plan.tensor_parallel=4        one scenario with and without a change
@@ -55,7 +55,7 @@ std::string label(const char* letter, const Side& side, const std::vector<std::s
   return text;
 }
 
-void compare(const Arguments& arguments) {
+void compare(const CompareArguments& arguments) {
   if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
   const SimulationOptions options = arguments.engine.options();
@@ -80,10 +80,10 @@ void compare(const Arguments& arguments) {
 }  // namespace
 
 void add_compare(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<CompareArguments>();
   CLI::App* command =
       app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
-  command->footer(kExamples);
+  command->footer(kCompareExamples);
   command->add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON")->required();
   command->add_option("B", arguments->b, "Another; A again when left out");
   const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {

@@ -17,13 +17,13 @@
 namespace orrery {
 namespace {
 
-struct Row {
+struct ListRow {
   std::string name;
   std::string summary;
 };
 
-std::vector<Row> models() {
-  std::vector<Row> rows;
+std::vector<ListRow> models() {
+  std::vector<ListRow> rows;
   for (const std::string& name : model_names()) {
     const Model model = read_model(name, {});
     rows.push_back(
@@ -33,8 +33,8 @@ std::vector<Row> models() {
   return rows;
 }
 
-std::vector<Row> devices() {
-  std::vector<Row> rows;
+std::vector<ListRow> devices() {
+  std::vector<ListRow> rows;
   for (const std::string& name : device_names()) {
     const Device device = find_device(name);
     rows.push_back({name, fmt::format("{} {}: {:.0f} TFLOP/s bf16, {} at {:.0f} GB/s", device.vendor,
@@ -44,8 +44,8 @@ std::vector<Row> devices() {
   return rows;
 }
 
-std::vector<Row> nodes() {
-  std::vector<Row> rows;
+std::vector<ListRow> nodes() {
+  std::vector<ListRow> rows;
   for (const std::string& name : node_names()) {
     const Node node = find_node(name);
     rows.push_back({name, fmt::format("{} x {}, {}, network {} x {:.0f} Gbit/s", node.devices,
@@ -56,8 +56,8 @@ std::vector<Row> nodes() {
   return rows;
 }
 
-std::vector<Row> fabrics() {
-  std::vector<Row> rows;
+std::vector<ListRow> fabrics() {
+  std::vector<ListRow> rows;
   for (const std::string& name : fabric_names()) {
     const Fabric fabric = find_fabric(name);
     rows.push_back(
@@ -67,8 +67,8 @@ std::vector<Row> fabrics() {
   return rows;
 }
 
-std::vector<Row> clusters() {
-  std::vector<Row> rows;
+std::vector<ListRow> clusters() {
+  std::vector<ListRow> rows;
   for (const std::string& name : cluster_names()) {
     const Cluster cluster = find_cluster(name);
     rows.push_back({name, fmt::format("{} nodes: {} x {}", cluster.nodes, cluster.devices(), cluster.device.name)});
@@ -76,8 +76,8 @@ std::vector<Row> clusters() {
   return rows;
 }
 
-std::vector<Row> strategies() {
-  std::vector<Row> rows;
+std::vector<ListRow> strategies() {
+  std::vector<ListRow> rows;
   for (const Strategy& strategy : all_strategies())
     rows.push_back(
         {std::string(strategy.name),
@@ -85,8 +85,8 @@ std::vector<Row> strategies() {
   return rows;
 }
 
-std::vector<Row> scenarios() {
-  std::vector<Row> rows;
+std::vector<ListRow> scenarios() {
+  std::vector<ListRow> rows;
   for (const BundledScenario& scenario : bundled_scenarios())
     rows.push_back({scenario.name, std::string(scenario.path)});
   return rows;
@@ -94,22 +94,22 @@ std::vector<Row> scenarios() {
 
 struct Listing {
   const char* name;
-  std::vector<Row> (*rows)();
+  std::vector<ListRow> (*rows)();
 };
 constexpr Listing kListings[] = {{"models", models},      {"clusters", clusters}, {"nodes", nodes},
                                  {"devices", devices},    {"fabrics", fabrics},   {"strategies", strategies},
                                  {"scenarios", scenarios}};
 
-std::string text_of(const std::vector<Row>& rows, bool json) {
+std::string text_of(const std::vector<ListRow>& rows, bool json) {
   if (json) {
     auto array = nlohmann::ordered_json::array();
-    for (const Row& row : rows) array.push_back({{"name", row.name}, {"summary", row.summary}});
+    for (const ListRow& row : rows) array.push_back({{"name", row.name}, {"summary", row.summary}});
     return array.dump(2) + "\n";
   }
   std::size_t width = 0;
-  for (const Row& row : rows) width = std::max(width, row.name.size());
+  for (const ListRow& row : rows) width = std::max(width, row.name.size());
   std::string text;
-  for (const Row& row : rows) text += left(row.name, width) + "  " + row.summary + "\n";
+  for (const ListRow& row : rows) text += left(row.name, width) + "  " + row.summary + "\n";
   return text;
 }
 

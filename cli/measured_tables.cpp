@@ -13,9 +13,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr double kPercent = 100;
+using OrderedJson = nlohmann::ordered_json;
 
 struct Table {
   std::vector<std::string> headings;
@@ -122,7 +120,7 @@ std::vector<std::string> remarks(const MeasuredCollectives& measured) {
   return lines;
 }
 
-Json json_of(const PredictionError& error) {
+OrderedJson json_of(const PredictionError& error) {
   return {{"points", error.points}, {"median_error", error.median}, {"bias", error.bias}};
 }
 
@@ -179,54 +177,54 @@ std::string measured_csv(const MeasuredCollectives& measured, const Engines& eng
   return text;
 }
 
-Json measured_json(const MeasuredCollectives& measured, const Engines& engines) {
+OrderedJson measured_json(const MeasuredCollectives& measured, const Engines& engines) {
   const auto by_engine = [&](auto value) {
-    Json json = Json::object();
+    OrderedJson json = OrderedJson::object();
     for (std::size_t e = 0; e < kEngines; ++e)
       if (engines[e]) json[std::string(kEngineNames[e])] = value(e);
     return json;
   };
-  Json summary = Json::array();
+  OrderedJson summary = OrderedJson::array();
   for (const ErrorSummary& s : summaries_of(measured.curves, engines))
     summary.push_back({{"level", s.level},
                        {"links", s.name},
                        {"curves", s.curves},
                        {"from_1_mib", by_engine([&](std::size_t e) { return json_of(s.large[e]); })},
                        {"all_sizes", by_engine([&](std::size_t e) { return json_of(s.all[e]); })},
-                       {"median_curve", by_engine([&](std::size_t e) { return Json(s.median_curve[e]); })}});
-  Json curves = Json::array();
+                       {"median_curve", by_engine([&](std::size_t e) { return OrderedJson(s.median_curve[e]); })}});
+  OrderedJson curves = OrderedJson::array();
   for (const MeasuredCurve& c : measured.curves) {
-    Json points = Json::array();
+    OrderedJson points = OrderedJson::array();
     for (const MeasuredPoint& p : c.points) {
-      Json point = {{"bytes", p.bytes}, {"measured_seconds", p.measured_seconds}};
+      OrderedJson point = {{"bytes", p.bytes}, {"measured_seconds", p.measured_seconds}};
       if (c.unpredicted.empty()) {
         point["algorithm"] = name_of(p.predicted.algorithm);
         point["protocol"] = name_of(p.predicted.protocol);
-        point.update(by_engine([&](std::size_t e) { return Json(p.predicted.seconds[e]); }));
+        point.update(by_engine([&](std::size_t e) { return OrderedJson(p.predicted.seconds[e]); }));
       }
       points.push_back(std::move(point));
     }
-    Json& curve = curves.emplace_back(Json{{"id", c.id},
-                                           {"source", c.source},
-                                           {"method", c.method},
-                                           {"system", c.system},
-                                           {"device", c.gpu},
-                                           {"network", c.network},
-                                           {"links", c.links},
-                                           {"class", c.calibration_class},
-                                           {"collective", c.kind},
-                                           {"forced_algorithm", c.algorithm},
-                                           {"ranks", c.ranks},
-                                           {"nodes", c.nodes},
-                                           {"not_fitted", c.not_fitted},
-                                           {"unpredicted", c.unpredicted}});
+    OrderedJson& curve = curves.emplace_back(OrderedJson{{"id", c.id},
+                                                         {"source", c.source},
+                                                         {"method", c.method},
+                                                         {"system", c.system},
+                                                         {"device", c.gpu},
+                                                         {"network", c.network},
+                                                         {"links", c.links},
+                                                         {"class", c.calibration_class},
+                                                         {"collective", c.kind},
+                                                         {"forced_algorithm", c.algorithm},
+                                                         {"ranks", c.ranks},
+                                                         {"nodes", c.nodes},
+                                                         {"not_fitted", c.not_fitted},
+                                                         {"unpredicted", c.unpredicted}});
     if (c.unpredicted.empty()) {
       curve["from_1_mib"] = by_engine([&](std::size_t e) { return json_of(error_over(c.points, e, kLargeBytes)); });
       curve["all_sizes"] = by_engine([&](std::size_t e) { return json_of(error_over(c.points, e, 0)); });
     }
     curve["points"] = std::move(points);
   }
-  Json left_out = Json::array();
+  OrderedJson left_out = OrderedJson::array();
   for (const LeftOutCurve& c : measured.left_out) left_out.push_back({{"id", c.id}, {"why", c.why}});
   return {{"summary", std::move(summary)},
           {"curves", std::move(curves)},

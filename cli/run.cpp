@@ -34,7 +34,7 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct RunArguments {
   std::string scenario;
   std::vector<std::string> sets, calibrations;
   std::string device = "cpu", ranks = "threads";
@@ -45,7 +45,7 @@ struct Arguments {
   bool predict = false, check = false, ops = false, emulate_bf16 = false;
 };
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kRunExamples = R"(Examples:
   orrery run small-gpt                                        ten steps on this machine, a thread a rank
   orrery run small-gpt --predict                              measured beside predicted, op by op
   orrery run small-gpt --predict --set plan.data_parallel=4
@@ -180,7 +180,7 @@ void require_nccl_ranks() {
   cuda_devices();
 }
 
-void run(const Arguments& arguments) {
+void run(const RunArguments& arguments) {
   ScenarioSource source;
   const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
   if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
@@ -324,10 +324,10 @@ void run(const Arguments& arguments) {
 }  // namespace
 
 void add_run(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<RunArguments>();
   CLI::App* command = app.add_subcommand(
       "run", "Execute a scenario's training steps on this machine: measured times and memory, beside the prediction");
-  command->footer(kExamples);
+  command->footer(kRunExamples);
   command->add_option("SCENARIO", arguments->scenario, "As for simulate")->required();
   command->add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
       ->allow_extra_args(false)

@@ -12,7 +12,7 @@
 namespace orrery {
 namespace {
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kRunRankExamples = R"(Examples:
   mpirun -n 2 orrery-gpu rank small-gpt --set plan.data_parallel=2 --id-directory $(mktemp -d)
   srun -N 2 --gpus-per-node 8 --ntasks-per-node 8 orrery-gpu rank scenario.json --id-directory $(mktemp -d -p /shared)
   torchrun --no-python --nproc-per-node 2 orrery-gpu rank scenario.json --id-directory $(mktemp -d)
@@ -57,7 +57,7 @@ void add_rank(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand(
       "rank", "One rank of a scenario's training steps, on a GPU and over NCCL; mpirun, srun or torchrun starts them");
-  command->footer(kExamples);
+  command->footer(kRunRankExamples);
   add_rank_options(*command, arguments->training);
   command
       ->add_option("--id-directory", arguments->id_directory,

@@ -21,11 +21,11 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // What `name` is, by kind: the same name may be a node's and a cluster's.
-Json find(const std::string& name) {
-  Json found = Json::object();
+OrderedJson find(const std::string& name) {
+  OrderedJson found = OrderedJson::object();
   const auto look = [&](const char* kind, auto read) {
     try {
       found[kind] = read();
@@ -35,14 +35,14 @@ Json find(const std::string& name) {
   };
   look("model", [&] {
     const Model model = read_model(name, {});
-    Json json = to_json(model);
+    OrderedJson json = to_json(model);
     json["parameters"] = parameters(model);
     return json;
   });
-  look("cluster", [&] { return Json(to_json(find_cluster(name))); });
-  look("node", [&] { return Json(to_json(find_node(name))); });
-  look("device", [&] { return Json(to_json(find_device(name))); });
-  look("fabric", [&] { return Json(to_json(find_fabric(name))); });
+  look("cluster", [&] { return OrderedJson(to_json(find_cluster(name))); });
+  look("node", [&] { return OrderedJson(to_json(find_node(name))); });
+  look("device", [&] { return OrderedJson(to_json(find_device(name))); });
+  look("fabric", [&] { return OrderedJson(to_json(find_fabric(name))); });
   for (const Strategy& strategy : all_strategies())
     if (strategy.name == name)
       found["strategy"] = {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
@@ -53,7 +53,7 @@ Json find(const std::string& name) {
     }
   if (const PublishedPoint* point = find_published(name)) {
     const PublishedSource& source = source_of(*point);
-    Json& measured = found["published measurement"];
+    OrderedJson& measured = found["published measurement"];
     measured = {{"file", "results/published/steps/" + source.name + ".json"},
                 {"source", source.source},
                 {"where", point->where},
@@ -87,9 +87,9 @@ std::vector<std::string> all_names() {
   return names;
 }
 
-Json scenario_of(const Json& found) {
+OrderedJson scenario_of(const OrderedJson& found) {
   if (found.contains("scenario")) {
-    Json scenario = found["scenario"];
+    OrderedJson scenario = found["scenario"];
     scenario.erase("path");
     return scenario;
   }
@@ -99,19 +99,20 @@ Json scenario_of(const Json& found) {
                    "a bundled scenario or a published measurement that is predicted");
 }
 
-std::string value_text(const Json& value) {
+std::string value_text(const OrderedJson& value) {
   if (value.is_string()) return value.get<std::string>();
   return value.is_number_float() ? fmt::format("{:.6g}", value.get<double>()) : value.dump();
 }
 
-void append_fields(std::string& text, const Json& object, std::size_t indent) {
+void append_fields(std::string& text, const OrderedJson& object, std::size_t indent) {
   std::size_t width = 0;
   for (const auto& item : object.items()) width = std::max(width, item.key().size());
   for (const auto& [key, value] : object.items()) {
     text += std::string(indent, ' ');
     if (value.is_array() && !value.empty() && value.front().is_string()) {
       text += key + "\n";
-      for (const Json& each : value) text += fmt::format("{}- {}\n", std::string(indent + 2, ' '), value_text(each));
+      for (const OrderedJson& each : value)
+        text += fmt::format("{}- {}\n", std::string(indent + 2, ' '), value_text(each));
     } else if (value.is_object()) {
       text += key + "\n";
       append_fields(text, value, indent + 2);
@@ -158,7 +159,7 @@ void add_show(CLI::App& app) {
     }
     if (!arguments->of.empty())
       throw InputError({}, describe(arguments->of), "one name to show (only links are those of something)");
-    const Json found = find(arguments->name);
+    const OrderedJson found = find(arguments->name);
     if (found.empty())
       throw InputError({}, describe(arguments->name),
                        "a name that `orrery list` prints, or an id that `orrery validate --points` prints",

@@ -15,7 +15,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 struct KindOfLink {
   LinkKind kind{};
@@ -44,7 +44,7 @@ std::string bytes_per_second_text(double rate) { return rate_text(rate) + "B/s";
 std::string kinds_text(const Topology& topology, bool json) {
   const std::vector<KindOfLink> kinds = kinds_of(topology);
   if (json) {
-    Json array = Json::array();
+    OrderedJson array = OrderedJson::array();
     for (const KindOfLink& kind : kinds)
       array.push_back({{"kind", name_of(kind.kind)},
                        {"links", kind.links},
@@ -69,7 +69,7 @@ std::string matching_text(const Topology& topology, const std::string& pattern, 
     throw InputError({}, describe(pattern), "the name of a link, or a pattern with * that matches some",
                      topology.nearest_name(pattern));
   if (json) {
-    Json array = Json::array();
+    OrderedJson array = OrderedJson::array();
     for (const LinkId link : links)
       array.push_back({{"name", topology.name(link)},
                        {"kind", name_of(topology.kind(link))},

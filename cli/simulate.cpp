@@ -26,7 +26,7 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct SimulateArguments {
   std::string scenario;
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch;
@@ -36,7 +36,7 @@ struct Arguments {
 
 constexpr std::size_t kLabelColumns = 24;
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate llama-3-70b-512-h100                        a bundled scenario (orrery list scenarios)
   orrery simulate scenario.json --set plan.zero_stage=3       one field changed
   orrery simulate korth-t5-megatron-1T-full                   a published measurement (orrery validate --points)
@@ -51,7 +51,7 @@ constexpr const char* kExamples = R"(Examples:
 // The outputs asked for: none over another or over the scenario, and at most one of them on standard output.
 class Wanted {
  public:
-  explicit Wanted(const Arguments& arguments)
+  explicit Wanted(const SimulateArguments& arguments)
       : standard_output_taken_(!arguments.explain.empty()), written_{arguments.scenario} {}
 
   template <class Text>
@@ -88,7 +88,7 @@ nlohmann::ordered_json both_json(const Report& analytical, const Report& des, bo
 }
 
 // `analytical`: to be set beside the simulation, which is then the discrete-event engine's; or nullptr.
-std::string text_of(const Simulation& simulation, const Report* analytical, const Arguments& arguments) {
+std::string text_of(const Simulation& simulation, const Report* analytical, const SimulateArguments& arguments) {
   const TableStyle style{.colour = colour_wanted()};
   const std::vector<std::string> title = title_of(simulation.scenario);
   std::string text = analytical == nullptr ? report_table(simulation.report, title, style)
@@ -100,7 +100,7 @@ std::string text_of(const Simulation& simulation, const Report* analytical, cons
 }
 
 // What was measured, where the scenario is that of a published measurement and nothing has been changed.
-std::string measurement_text(const Arguments& arguments, const Simulation& simulation) {
+std::string measurement_text(const SimulateArguments& arguments, const Simulation& simulation) {
   const PublishedPoint* point = arguments.sets.empty() ? published_argument(arguments.scenario) : nullptr;
   if (point == nullptr) return "";
   std::string text = "\nPublished measurement " + point->id + "\n";
@@ -121,7 +121,7 @@ std::string measurement_text(const Arguments& arguments, const Simulation& simul
   return text;
 }
 
-void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
+void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   Simulator simulator(read_user_calibration(arguments.calibrations));
@@ -151,7 +151,7 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   wanted.commit();
 }
 
-std::string jobs_table(const std::vector<JobResult>& jobs, const Arguments& arguments) {
+std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArguments& arguments) {
   constexpr std::array<Column, 6> kColumns{
       {{"job", false}, {"nodes"}, {"step alone"}, {"step together"}, {"slowdown"}, {"link most shared", false}}};
   std::vector<std::vector<std::string>> rows;
@@ -171,7 +171,7 @@ std::string jobs_table(const std::vector<JobResult>& jobs, const Arguments& argu
   return text;
 }
 
-void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source, const Arguments& arguments) {
+void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   if (arguments.engine.engine != "des")
     throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
                      "--engine des: the analytical engine knows one job at a time");
@@ -199,7 +199,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   wanted.commit();
 }
 
-void simulate(const Arguments& arguments) {
+void simulate(const SimulateArguments& arguments) {
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
@@ -218,10 +218,10 @@ void simulate(const Arguments& arguments) {
 }  // namespace
 
 void add_simulate(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<SimulateArguments>();
   CLI::App* command =
       app.add_subcommand("simulate", "Predict one training step: time, throughput, memory, and what bounds it");
-  command->footer(kExamples);
+  command->footer(kSimulateExamples);
   command->add_option("SCENARIO", arguments->scenario,
                       "A bundled scenario's name, a JSON file, or - for standard input");
   command

@@ -22,7 +22,7 @@
 namespace orrery {
 namespace {
 
-struct Arguments {
+struct ValidateArguments {
   ValidationFilter filter;
   std::string json, csv, fit, markdown, plot, baseline, write_baseline;
   std::string seen = std::string(kSeenNames.front());
@@ -31,7 +31,7 @@ struct Arguments {
 
 constexpr const char* kPlot = "figures/accuracy.svg";  // of results/ACCURACY.md, from its folder
 
-constexpr const char* kExamples = R"(Examples:
+constexpr const char* kValidateExamples = R"(Examples:
   orrery validate                                every published step, summed up by source
   orrery validate --source vtrain --points       a row a point
   orrery validate --gpu H100 --strategy zero-3 --json errors.json
@@ -79,7 +79,7 @@ void add_once(Outputs& outputs, std::set<std::string>& taken, const std::string&
   outputs.add(path, text());
 }
 
-void validate(const Arguments& arguments) {
+void validate(const ValidateArguments& arguments) {
   const ValidationFilter& f = arguments.filter;
   const bool filtered = !f.source.empty() || !f.gpu.empty() || !f.strategy.empty();
   for (const auto& [name, value] :
@@ -135,9 +135,9 @@ void validate(const Arguments& arguments) {
 }  // namespace
 
 void add_validate(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ValidateArguments>();
   CLI::App* command = app.add_subcommand("validate", "Hold predictions against every published measurement");
-  command->footer(kExamples);
+  command->footer(kValidateExamples);
   command->add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
   command->add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name");
   command

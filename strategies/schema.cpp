@@ -18,21 +18,21 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The properties of an object, from its table of fields.
 class Properties final : public FieldVisitor {
  public:
   // `with_defaults`: the values that the visited struct holds are what an absent field means.
   explicit Properties(bool with_defaults) : with_defaults_(with_defaults) {}
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
 
  protected:
   void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) override {
     add(name, integer_type(range), doc, value);
   }
   void number(const char* name, double& value, NumberRange range, const char* doc) override {
-    Json type{{"type", "number"}};
+    OrderedJson type{{"type", "number"}};
     type[range.exclude_least ? "exclusiveMinimum" : "minimum"] = range.least;
     if (range.most != std::numeric_limits<double>::max()) type["maximum"] = range.most;
     add(name, std::move(type), doc, value);
@@ -51,12 +51,12 @@ class Properties final : public FieldVisitor {
   }
 
  private:
-  static Json integer_type(IntegerRange range) {
-    Json type{{"type", "integer"}, {"minimum", range.least}};
+  static OrderedJson integer_type(IntegerRange range) {
+    OrderedJson type{{"type", "integer"}, {"minimum", range.least}};
     if (range.most != std::numeric_limits<std::int64_t>::max()) type["maximum"] = range.most;
     return type;
   }
-  void add(const char* name, Json type, const char* doc, const Json& value) {
+  void add(const char* name, OrderedJson type, const char* doc, const OrderedJson& value) {
     type["description"] = doc;
     if (with_defaults_) type["default"] = value;
     json[name] = std::move(type);
@@ -66,76 +66,80 @@ class Properties final : public FieldVisitor {
 };
 
 template <class Options>
-Json properties_of(bool with_defaults) {
+OrderedJson properties_of(bool with_defaults) {
   Options options;
   Properties properties(with_defaults);
   options.visit_fields(properties);
   return std::move(properties.json);
 }
 
-Json reference(const char* definition) { return {{"$ref", std::string("#/$defs/") + definition}}; }
+OrderedJson reference(const char* definition) { return {{"$ref", std::string("#/$defs/") + definition}}; }
 
 // Keys that the reader accepts everywhere and ignores.
-void add_documentation(Json& properties) {
+void add_documentation(OrderedJson& properties) {
   for (const std::string_view key : documentation_keys())
-    if (!properties.contains(key)) properties[std::string(key)] = Json{{"description", "for readers; changes nothing"}};
+    if (!properties.contains(key))
+      properties[std::string(key)] = OrderedJson{{"description", "for readers; changes nothing"}};
 }
 
-Json object(const char* description, Json properties, std::vector<std::string> required = {}) {
+OrderedJson object(const char* description, OrderedJson properties, std::vector<std::string> required = {}) {
   add_documentation(properties);
-  Json json{{"description", description},
-            {"type", "object"},
-            {"properties", std::move(properties)},
-            {"additionalProperties", false}};
+  OrderedJson json{{"description", description},
+                   {"type", "object"},
+                   {"properties", std::move(properties)},
+                   {"additionalProperties", false}};
   if (!required.empty()) json["required"] = std::move(required);
   return json;
 }
 
 // Names are matched whatever their case, and have aliases: listed as examples, not as the only values.
-Json name(const char* description, const std::vector<std::string>& names) {
+OrderedJson name(const char* description, const std::vector<std::string>& names) {
   return {{"description", description}, {"type", "string"}, {"examples", names}};
 }
 
-Json either(Json first, Json second) { return {{"anyOf", Json::array({std::move(first), std::move(second)})}}; }
+OrderedJson either(OrderedJson first, OrderedJson second) {
+  return {{"anyOf", OrderedJson::array({std::move(first), std::move(second)})}};
+}
 
-Json with_base(Json properties, const char* what, const std::vector<std::string>& names) {
+OrderedJson with_base(OrderedJson properties, const char* what, const std::vector<std::string>& names) {
   properties["base"] =
       name((std::string("preset of the ") + what + " whose fields are taken where absent here").c_str(), names);
   return properties;
 }
 
-Json model_schema() {
-  Json properties = properties_of<Model>(false);
+OrderedJson model_schema() {
+  OrderedJson properties = properties_of<Model>(false);
   properties["preset"] = name("a model whose fields are taken where absent here", model_names());
-  const Json imported{{"description", "a Hugging Face config.json"},
-                      {"type", "object"},
-                      {"anyOf", Json::array({{{"required", {"model_type"}}}, {{"required", {"architectures"}}}})}};
-  Json json = either(name("a preset, or the path of a JSON file", model_names()),
-                     object("an architecture: a preset with changes, or written out", std::move(properties)));
+  const OrderedJson imported{
+      {"description", "a Hugging Face config.json"},
+      {"type", "object"},
+      {"anyOf", OrderedJson::array({{{"required", {"model_type"}}}, {{"required", {"architectures"}}}})}};
+  OrderedJson json = either(name("a preset, or the path of a JSON file", model_names()),
+                            object("an architecture: a preset with changes, or written out", std::move(properties)));
   json["anyOf"].push_back(imported);
   return json;
 }
 
-Json cluster_schema(const Json& own_properties) {
-  Json properties = own_properties;
+OrderedJson cluster_schema(const OrderedJson& own_properties) {
+  OrderedJson properties = own_properties;
   properties["device"] = reference("device");
   properties["node"] = reference("node");
   properties["fabric"] = reference("fabric");
   properties["topology_file"] =
-      Json{{"description", "output of `nvidia-smi topo -m` on such a node"}, {"type", "string"}};
+      OrderedJson{{"description", "output of `nvidia-smi topo -m` on such a node"}, {"type", "string"}};
   return either(
       name("a preset, or the path of a JSON file", cluster_names()),
       object("nodes of a kind, joined by a fabric", with_base(std::move(properties), "cluster", cluster_names())));
 }
 
 // One alternative a kind: the fields that it has, and those that it needs.
-Json perturbation_schema() {
-  const Json all = properties_of<Perturbation>(true);
-  Json alternatives = Json::array();
+OrderedJson perturbation_schema() {
+  const OrderedJson all = properties_of<Perturbation>(true);
+  OrderedJson alternatives = OrderedJson::array();
   for (std::size_t kind = 0; kind < kPerturbationKindNames.size(); ++kind) {
     const PerturbationFields fields = fields_of(static_cast<PerturbationKind>(kind));
-    Json properties;
-    properties["kind"] = Json{{"const", kPerturbationKindNames[kind]}};
+    OrderedJson properties;
+    properties["kind"] = OrderedJson{{"const", kPerturbationKindNames[kind]}};
     for (const auto& item : all.items())
       if (fields.has(item.key())) properties[item.key()] = item.value();
     std::vector<std::string> required{"kind"};
@@ -143,43 +147,43 @@ Json perturbation_schema() {
       required.emplace_back(needed);
       properties[std::string(needed)].erase("default");
     }
-    Json alternative = object("what goes wrong on the cluster during the step", std::move(properties), required);
+    OrderedJson alternative = object("what goes wrong on the cluster during the step", std::move(properties), required);
     for (const std::string_view target : fields.targets) alternative["anyOf"].push_back({{"required", {target}}});
     alternatives.push_back(std::move(alternative));
   }
   return {{"anyOf", std::move(alternatives)}};
 }
 
-Json perturbations_schema(const Json& elsewhere) {
+OrderedJson perturbations_schema(const OrderedJson& elsewhere) {
   return either(elsewhere, {{"description", "what goes wrong on the cluster, for the discrete-event engine"},
                             {"type", "array"},
                             {"items", reference("perturbation")}});
 }
 
-Json job_schema() {
-  Json properties;
-  properties["name"] = Json{{"description", "what reports call it"}, {"type", "string"}, {"minLength", 1}};
+OrderedJson job_schema() {
+  OrderedJson properties;
+  properties["name"] = OrderedJson{{"description", "what reports call it"}, {"type", "string"}, {"minLength", 1}};
   properties["nodes"] =
-      Json{{"description", "how many of the cluster's nodes the job has"}, {"type", "integer"}, {"minimum", 1}};
+      OrderedJson{{"description", "how many of the cluster's nodes the job has"}, {"type", "integer"}, {"minimum", 1}};
   properties.update(properties_of<Placement>(true));
   for (const char* part : {"model", "workload", "plan"}) properties[part] = reference(part);
   return object("one of the jobs that share the cluster", std::move(properties),
                 {"name", "nodes", "model", "workload"});
 }
 
-Json definitions() {
-  Json device = properties_of<Device>(false);
-  device["usual_nodes"] = Json{{"description", "node presets that such devices are usually found in"},
-                               {"type", "array"},
-                               {"items", {{"type", "string"}}}};
-  Json node = properties_of<Node>(false);
+OrderedJson definitions() {
+  OrderedJson device = properties_of<Device>(false);
+  device["usual_nodes"] = OrderedJson{{"description", "node presets that such devices are usually found in"},
+                                      {"type", "array"},
+                                      {"items", {{"type", "string"}}}};
+  OrderedJson node = properties_of<Node>(false);
   node["device"] = reference("device");
 
   std::vector<std::string> scenarios;
   for (const BundledScenario& scenario : bundled_scenarios()) scenarios.push_back(scenario.name);
-  const Json elsewhere = name("the path of a JSON file, or a bundled scenario that has it", scenarios);
+  const OrderedJson elsewhere = name("the path of a JSON file, or a bundled scenario that has it", scenarios);
 
-  Json json;
+  OrderedJson json;
   json["model"] = model_schema();
   json["cluster"] = cluster_schema(properties_of<Cluster>(false));
   json["device"] = either(name("a preset", device_names()),
@@ -199,26 +203,27 @@ Json definitions() {
 
 }  // namespace
 
-Json scenario_schema() {
-  Json properties;
+OrderedJson scenario_schema() {
+  OrderedJson properties;
   properties["model"] = reference("model");
   properties["cluster"] = reference("cluster");
   properties["workload"] = reference("workload");
   properties["plan"] = reference("plan");
   properties["perturbations"] = reference("perturbations");
-  properties["jobs"] =
-      Json{{"description", "several jobs on the cluster, instead of model, workload and plan (simulate --engine des)"},
-           {"type", "array"},
-           {"items", reference("job")},
-           {"minItems", 1}};
-  const auto required = [](const char* key) { return Json{{"required", {key}}}; };
-  Json json{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "Orrery scenario"}};
+  properties["jobs"] = OrderedJson{
+      {"description", "several jobs on the cluster, instead of model, workload and plan (simulate --engine des)"},
+      {"type", "array"},
+      {"items", reference("job")},
+      {"minItems", 1}};
+  const auto required = [](const char* key) { return OrderedJson{{"required", {key}}}; };
+  OrderedJson json{{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", "Orrery scenario"}};
   json.update(
       object("What is trained, where, on which input, and how it is laid out", std::move(properties), {"cluster"}));
-  const Json one{{"required", {"model", "workload"}}, {"not", required("jobs")}};
-  const Json several{{"required", {"jobs"}},
-                     {"not", {{"anyOf", Json::array({required("model"), required("workload"), required("plan")})}}}};
-  json["oneOf"] = Json::array({one, several});
+  const OrderedJson one{{"required", {"model", "workload"}}, {"not", required("jobs")}};
+  const OrderedJson several{
+      {"required", {"jobs"}},
+      {"not", {{"anyOf", OrderedJson::array({required("model"), required("workload"), required("plan")})}}}};
+  json["oneOf"] = OrderedJson::array({one, several});
   json["$defs"] = definitions();
   return json;
 }

@@ -34,6 +34,7 @@ struct Ranking {
 Ranking ranking_of(std::span<const PredictedPoint* const> points);
 
 // By how many times they are off, either way.
+inline constexpr std::size_t kWorstShown = 10;
 void sort_worst_first(std::vector<const PredictedPoint*>& points);
 
 // What fits a device's memory: points of Quantity::fits, and those with a step time or a memory peak (they ran).

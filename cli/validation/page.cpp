@@ -18,9 +18,6 @@
 namespace orrery {
 namespace {
 
-constexpr double kPercent = 100;
-constexpr std::size_t kWorst = 10;
-
 using Rows = std::vector<std::vector<std::string>>;
 
 bool is_step(const PredictedPoint& p) { return p.point->quantity == Quantity::step_seconds; }
@@ -95,7 +92,7 @@ std::string worst(std::span<const PredictedPoint> points) {
   Rows rows;
   std::map<std::string, std::size_t> of_source;  // the worst of a source speaks for those like it
   for (const PredictedPoint* p : steps) {
-    if (rows.size() == kWorst) break;
+    if (rows.size() == kWorstShown) break;
     if (++of_source[p->source->name] > 2) continue;
     const std::string& why = explanation_of(*p->point);
     const auto text = [&](double value) { return is_step(*p) ? seconds_text(value) : bytes_text(value); };

@@ -12,10 +12,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-constexpr double kPercent = 100;
-constexpr std::size_t kWorst = 10;
+using OrderedJson = nlohmann::ordered_json;
 
 // As published, where that is none of the quantities.
 std::string measured_text(const PublishedPoint& p) {
@@ -76,7 +73,7 @@ std::string validation_table(std::span<const PredictedPoint> points) {
   for (const PredictedPoint& p : points)
     if (has_error(p)) worst.push_back(&p);
   sort_worst_first(worst);
-  worst.resize(std::min(worst.size(), kWorst));
+  worst.resize(std::min(worst.size(), kWorstShown));
   if (worst.empty()) return text;
   text += "\nWorst, by how many times too long or too short (orrery simulate ID runs one of them again)\n";
   std::vector<std::vector<std::string>> rows;
@@ -116,11 +113,11 @@ std::string points_csv(std::span<const PredictedPoint> points) {
 
 namespace {
 
-Json statistics_json(const ErrorGroup& group) {
+OrderedJson statistics_json(const ErrorGroup& group) {
   const ErrorStatistics& e = group.error;
-  Json json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
-            {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
-            {"worst", e.worst},   {"bias", e.bias}};
+  OrderedJson json{{"name", group.name}, {"points", e.points}, {"not_predicted", group.not_predicted},
+                   {"mean", e.mean},     {"median", e.median}, {"percentile_90", e.percentile_90},
+                   {"worst", e.worst},   {"bias", e.bias}};
   if (group.ranking.tables > 0)
     json["kendall_tau"] = {
         {"tables", group.ranking.tables}, {"mean", group.ranking.tau}, {"best_lost", group.ranking.best_lost}};
@@ -130,21 +127,21 @@ Json statistics_json(const ErrorGroup& group) {
 }  // namespace
 
 nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
-  Json json;
-  json["points"] = Json::array();
+  OrderedJson json;
+  json["points"] = OrderedJson::array();
   for (const PredictedPoint& p : points) {
-    Json one{{"id", p.point->id},
-             {"source", p.source->name},
-             {"where", p.point->where},
-             {"table", p.point->table},
-             {"quality", p.point->quality},
-             {"quantity", name_of(p.point->quantity)},
-             {"measured", p.point->has_value() ? Json(p.point->value) : Json()},
-             {"published",
-              {{"metric", p.point->published_metric},
-               {"value", p.point->published_value},
-               {"unit", p.point->published_unit}}},
-             {"assumptions", p.point->assumptions}};
+    OrderedJson one{{"id", p.point->id},
+                    {"source", p.source->name},
+                    {"where", p.point->where},
+                    {"table", p.point->table},
+                    {"quality", p.point->quality},
+                    {"quantity", name_of(p.point->quantity)},
+                    {"measured", p.point->has_value() ? OrderedJson(p.point->value) : OrderedJson()},
+                    {"published",
+                     {{"metric", p.point->published_metric},
+                      {"value", p.point->published_value},
+                      {"unit", p.point->published_unit}}},
+                    {"assumptions", p.point->assumptions}};
     if (p.is_predicted()) {
       one["predicted"] = p.predicted;
       if (has_error(p)) one["error"] = p.error();
@@ -163,7 +160,7 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
     if (!p.point->claims.empty()) one["claims"] = p.point->claims;
     json["points"].push_back(std::move(one));
   }
-  Json groups = Json::object();
+  OrderedJson groups = OrderedJson::object();
   for (const ErrorGroup& group : groups_by(points, [](const PredictedPoint& p) {
          return p.source->name + "/" + std::string(name_of(p.point->quantity));
        }))

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "sim/program/work.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery::bench {
@@ -108,8 +109,8 @@ class Builder {
   // "linear/bf16/4096x4096x4096"
   void name(std::string_view variant, const std::string& sizes) {
     KernelCase& c = cases_.back();
-    c.name =
-        fmt::format("{}{}{}/{}/{}", name_of(c.op.kind), variant.empty() ? "" : "/", variant, name_of(dtype_), sizes);
+    const std::string kind = is_copy(c.op.kind) ? name_of(direction_of(c.op, c.tensors)) : name_of(c.op.kind);
+    c.name = fmt::format("{}{}{}/{}/{}", kind, variant.empty() ? "" : "/", variant, name_of(dtype_), sizes);
   }
 
   // ---- matrix products
@@ -465,7 +466,6 @@ class Builder {
     const std::int64_t n = sizes_.parameters;
     for (const bool down : {true, false}) {
       KernelCase& c = begin(copy);
-      c.op.name = down ? "copy_to_host" : "copy_to_device";
       c.op.stream = down ? Stream::device_to_host : Stream::host_to_device;
       const TensorId from = read({{n}});
       const TensorId to = write({{n}});

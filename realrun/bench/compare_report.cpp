@@ -13,7 +13,7 @@
 namespace orrery::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::array kVerdicts{Verdict::failed,           Verdict::regression,  Verdict::improvement,
                                Verdict::unchanged,        Verdict::cannot_tell, Verdict::too_few_repetitions,
@@ -189,7 +189,7 @@ std::string comparison_junit(const Comparison& comparison) {
 
 std::string comparison_json(const Comparison& comparison) {
   const auto entry = [](const Difference& d) {
-    Json json{
+    OrderedJson json{
         {"name", d.name}, {"baseline_repetitions", d.baseline_repetitions}, {"new_repetitions", d.new_repetitions}};
     if (d.baseline_repetitions > 0) json["baseline_median_seconds"] = d.baseline_seconds;
     if (d.new_repetitions > 0) json["new_median_seconds"] = d.new_seconds;
@@ -199,19 +199,19 @@ std::string comparison_json(const Comparison& comparison) {
     }
     return json;
   };
-  Json json{{"baseline", comparison.baseline_file},
-            {"new", comparison.new_file},
-            {"threshold", comparison.options.threshold},
-            {"alpha", comparison.options.alpha}};
+  OrderedJson json{{"baseline", comparison.baseline_file},
+                   {"new", comparison.new_file},
+                   {"threshold", comparison.options.threshold},
+                   {"alpha", comparison.options.alpha}};
   for (const Verdict verdict : kVerdicts) json["verdicts"][name_of(verdict)] = comparison.count(verdict);
   json["warnings"] = comparison.warnings;
   json["needed_repetitions"] = comparison.needed_repetitions;
   json["repetitions"] = comparison.repetitions;
   json["set_aside"] = comparison.set_aside;
   for (std::size_t y = 0; y < kYardsticks.size(); ++y) json["drift"][std::string(kYardsticks[y])] = comparison.drift[y];
-  json["benchmarks"] = Json::array();
+  json["benchmarks"] = OrderedJson::array();
   for (const Difference& d : comparison.differences) {
-    Json& line = json["benchmarks"].emplace_back(entry(d));
+    OrderedJson& line = json["benchmarks"].emplace_back(entry(d));
     line["verdict"] = name_of(d.verdict);
     if (was_tested(d)) {
       line["explained_by_the_machine"] = d.explained;

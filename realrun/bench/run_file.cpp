@@ -7,9 +7,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "realrun/bench/text.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/report/format.h"
 
 namespace orrery::bench {
 namespace {

@@ -6,8 +6,6 @@
 
 namespace orrery::bench {
 
-inline constexpr double kPercent = 100;
-
 std::string change_text(double ratio);  // "+4.8 %"
 // The name without what Google Benchmark appends about the kind of time.
 std::string_view kernel_name(std::string_view benchmark);

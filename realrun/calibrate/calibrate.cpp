@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <set>
@@ -25,8 +24,6 @@ namespace {
 
 constexpr double kLeastPointSeconds = 0.02, kMostPointSeconds = 2;
 constexpr std::int64_t kMostCollectiveRanks = 4;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Other ranks on the same host, each at work on a point of its own, for as long as this exists.
 class Companions {
@@ -140,7 +137,7 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
   CalibrateResult result;
   result.planned = points.size();
 
-  const double begin = now(), end = begin + options.budget_seconds;
+  const double begin = wall_seconds(), end = begin + options.budget_seconds;
   const bool cpu = facts.kind == "cpu";
   const std::vector<const SweepPoint*> busy =
       cpu && facts.processors > 1 ? busy_points(points) : std::vector<const SweepPoint*>{};
@@ -156,16 +153,16 @@ CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOption
                                .point = {}};
   const auto stop = [&] {
     result.interrupted = result.interrupted || (options.interrupted && options.interrupted());
-    return result.interrupted || now() >= end;
+    return result.interrupted || wall_seconds() >= end;
   };
   const auto report = [&](const std::string& id) {
     ++progress.done;
-    progress.seconds = now() - begin;
+    progress.seconds = wall_seconds() - begin;
     progress.point = id;
     if (options.progress) options.progress(progress);
   };
   const auto point_seconds = [&] {
-    const double left = (end - now()) / static_cast<double>(progress.total - progress.done);
+    const double left = (end - wall_seconds()) / static_cast<double>(progress.total - progress.done);
     return std::clamp(left / 2, kLeastPointSeconds, kMostPointSeconds);
   };
   const auto measure = [&](const SweepPoint& point, const std::string& id) {

@@ -17,7 +17,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr double kLarge = 1 << 20;  // sizes that bandwidth decides, not latency
 constexpr double kSmallWeight = 0.5;
@@ -58,9 +58,9 @@ void add_protocols(const std::string& name, ByProtocol& values, bool ll128, cons
     if (values[p] > 0 && (p != 1 || ll128)) add(name + "." + kProtocols[p], values[p]);
 }
 
-class Fitter {
+class CollectiveFitter {
  public:
-  Fitter(const Cluster& cluster, const std::vector<CollectiveCurve>& curves)
+  CollectiveFitter(const Cluster& cluster, const std::vector<CollectiveCurve>& curves)
       : cluster_(cluster), curves_(curves), calibration(find_collective_calibration(cluster)) {}
 
   std::vector<double> log_errors(const std::vector<const CollectiveCurve*>& curves, bool weighted) const {
@@ -203,14 +203,14 @@ std::vector<Free> free_of_network(const std::vector<const CollectiveCurve*>& cur
   return free;
 }
 
-Json json_of(const ByProtocol& values, bool all = true) {
-  Json json{{"simple", values[0]}};
+OrderedJson json_of(const ByProtocol& values, bool all = true) {
+  OrderedJson json{{"simple", values[0]}};
   if (all) json["ll128"] = values[1];
   json["ll"] = values[2];
   return json;
 }
 
-Json json_of(const CollectiveResidual& r) {
+OrderedJson json_of(const CollectiveResidual& r) {
   return {{"curves", r.curves},
           {"points", r.points},
           {"median_error", r.median_error},
@@ -218,7 +218,7 @@ Json json_of(const CollectiveResidual& r) {
           {"median_error_from_1_mib", r.median_error_from_1_mib}};
 }
 
-Json json_of(const IntraCalibration& c) {
+OrderedJson json_of(const IntraCalibration& c) {
   return {{"ring_share", c.ring_share},
           {"local_steps", c.local_steps},
           {"all_to_all_share", c.all_to_all_share},
@@ -244,7 +244,7 @@ Json json_of(const IntraCalibration& c) {
           {"network_base_seconds", c.network_base_seconds}};
 }
 
-Json json_of(const InterCalibration& c) {
+OrderedJson json_of(const InterCalibration& c) {
   return {{"ring_share", c.ring_share},
           {"tree_share", c.tree_share},
           {"all_to_all_share", c.all_to_all_share},
@@ -270,7 +270,7 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
       throw InputError({curve.source, ""}, fmt::format("{} ranks on {} nodes", curve.ranks, curve.nodes),
                        fmt::format("at most the {} nodes of {} devices of the cluster that was given", cluster.nodes,
                                    cluster.node.devices));
-  Fitter fitter(cluster, curves);
+  CollectiveFitter fitter(cluster, curves);
   CollectiveFit result;
   for (const CollectiveCurve& curve : curves)
     result.errors.push_back({curve.id, static_cast<std::int64_t>(curve.points.size()), fitter.median_error(curve), 0});
@@ -305,8 +305,8 @@ CollectiveFit fit_collectives(const Cluster& cluster, const std::vector<Collecti
 }
 
 nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::string& method) {
-  Json json{{"description", "Rates and latencies of collectives, measured by a user."}, {"method", method}};
-  Json& nodes = json["node_classes"] = Json::array();
+  OrderedJson json{{"description", "Rates and latencies of collectives, measured by a user."}, {"method", method}};
+  OrderedJson& nodes = json["node_classes"] = OrderedJson::array();
   for (const IntraClass& c : fit.classes.node_classes)
     nodes.push_back({{"name", c.name},
                      {"architectures", c.architectures},
@@ -315,7 +315,7 @@ nlohmann::ordered_json collectives_json(const CollectiveFit& fit, const std::str
                      {"source", c.source},
                      {"parameters", json_of(c.parameters)},
                      {"residual", json_of(c.residual)}});
-  Json& networks = json["network_classes"] = Json::array();
+  OrderedJson& networks = json["network_classes"] = OrderedJson::array();
   for (const InterClass& c : fit.classes.network_classes)
     networks.push_back({{"name", c.name},
                         {"words", c.words},
@@ -332,8 +332,8 @@ std::string collectives_text(const CollectiveFit& fit, const std::string& method
 std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurve>& curves, const std::string& method) {
   const Node& node = cluster.node;
   const std::string system = node.name.empty() ? "measured" : node.name;
-  Json json{{"description", "Measured time of collectives (nccl-tests and the like)."},
-            {"units", "points: [bytes, microseconds]; systems: bytes per second, one direction"}};
+  OrderedJson json{{"description", "Measured time of collectives (nccl-tests and the like)."},
+                   {"units", "points: [bytes, microseconds]; systems: bytes per second, one direction"}};
   json["systems"][system] = {{"gpu", cluster.device.name},
                              {"architecture", cluster.device.architecture},
                              {"intra", kIntraFabricNames[static_cast<std::size_t>(node.intra)]},
@@ -347,9 +347,9 @@ std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurv
                              {"nic_bytes_per_second", node.nic_bytes_per_second},
                              {"fabric", kFabricKindNames[static_cast<std::size_t>(cluster.fabric.kind)]},
                              {"network", cluster.fabric.name}};
-  Json& list = json["curves"] = Json::array();
+  OrderedJson& list = json["curves"] = OrderedJson::array();
   for (const CollectiveCurve& c : curves) {
-    Json points = Json::array();
+    OrderedJson points = OrderedJson::array();
     for (const CollectivePoint& p : c.points)
       points.push_back({p.bytes, std::stod(fmt::format("{:.6g}", 1e6 * p.seconds))});
     list.push_back({{"id", c.id},

@@ -20,7 +20,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::array<Dtype, 3> kFittedDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16};
 constexpr double kNothing = 1e-9;  // a bound that stands for zero, of parameters around 1
@@ -43,9 +43,9 @@ std::vector<std::vector<MatmulTile>> tile_lists(std::int64_t multiprocessors) {
           {{128, 128}}};
 }
 
-class Fitter {
+class KernelFitter {
  public:
-  Fitter(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
+  KernelFitter(const std::vector<SweepPoint>& points, const std::map<std::string, Measurement>& measured) {
     for (const SweepPoint& p : points)
       if (const auto found = measured.find(p.id); found != measured.end())
         groups_[p.group].push_back({&p, found->second.seconds});
@@ -110,14 +110,14 @@ class Fitter {
 };
 
 // The measured device before anything is fitted: rates no kernel reaches, which become those of the fit afterwards.
-double best_rate(const Fitter& fitter, Dtype dtype) {
+double best_rate(const KernelFitter& fitter, Dtype dtype) {
   double best = 0;
   for (const Measured& m : fitter.group(fmt::format("matmul {}", name_of(dtype))))
     best = std::max(best, flops(m.point->op, m.point->tensors) / m.seconds);
   return best;
 }
 
-double best_byte_rate(const Fitter& fitter) {
+double best_byte_rate(const KernelFitter& fitter) {
   double best = 0;
   for (const auto& [name, points] : fitter.groups())
     for (const Measured& m : points)
@@ -126,7 +126,7 @@ double best_byte_rate(const Fitter& fitter) {
 }
 
 // Of the largest copy, which no cache holds.
-double copy_rate(const Fitter& fitter) {
+double copy_rate(const KernelFitter& fitter) {
   double largest = 0, rate = 0;
   for (const char* kind : {"copy copy_to_device", "copy copy_to_host"})
     for (const Measured& m : fitter.group(kind)) {
@@ -144,7 +144,7 @@ std::string vendor_of(const std::string& device) {
   return "unknown";
 }
 
-void describe_measured_device(Fitter& fitter, const BackendFacts& facts) {
+void describe_measured_device(KernelFitter& fitter, const BackendFacts& facts) {
   constexpr double kBeyond = 4;
   Device& d = fitter.device;
   d.name = device_name(facts);
@@ -157,10 +157,10 @@ void describe_measured_device(Fitter& fitter, const BackendFacts& facts) {
   for (const Dtype dtype : kFittedDtypes) d.peak_flops_per_second[index_of(dtype)] = kBeyond * best_rate(fitter, dtype);
   d.vector_flops_per_second = d.peak(Dtype::fp32);
   d.memory_bytes_per_second = kBeyond * best_byte_rate(fitter);
-  d.pcie_bytes_per_second = Fitter::round(copy_rate(fitter));
+  d.pcie_bytes_per_second = KernelFitter::round(copy_rate(fitter));
 }
 
-void fit_matmul(Fitter& fitter, Dtype dtype, CalibrationFit& result) {
+void fit_matmul(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   const std::string name = fmt::format("matmul {}", name_of(dtype));
   const Points& points = fitter.group(name);
   const bool one = fitter.device.multiprocessors == 1;
@@ -204,7 +204,7 @@ void fit_matmul(Fitter& fitter, Dtype dtype, CalibrationFit& result) {
   result.curves.push_back(std::move(best_fit));
 }
 
-void fit_attention(Fitter& fitter, Dtype dtype, CalibrationFit& result) {
+void fit_attention(KernelFitter& fitter, Dtype dtype, CalibrationFit& result) {
   const std::string name = fmt::format("attention {}", name_of(dtype));
   const Points& points = fitter.group(name);
   const bool one = fitter.device.multiprocessors == 1;
@@ -239,14 +239,14 @@ const std::vector<FitParameter>& memory_parameters() {
 }
 
 // What stands for kinds without numbers of their own: plain streams.
-Points streams_of(const Fitter& fitter) {
+Points streams_of(const KernelFitter& fitter) {
   Points streams;
   for (const char* kind : {"memory add", "memory multiply", "memory cast"})
     streams.insert(streams.end(), fitter.group(kind).begin(), fitter.group(kind).end());
   return streams;
 }
 
-void fit_memory(Fitter& fitter, CalibrationFit& result) {
+void fit_memory(KernelFitter& fitter, CalibrationFit& result) {
   const Points streams = streams_of(fitter);
   if (streams.size() <= memory_parameters().size())
     throw InputError({}, fmt::format("{} points of memory-bound kernels", streams.size()),
@@ -281,13 +281,13 @@ void fit_memory(Fitter& fitter, CalibrationFit& result) {
 
 // The rates of a device that was measured, and not described, are the highest that its kernels approach; efficiencies
 // are then shares of them.
-void state_measured_rates(Fitter& fitter) {
+void state_measured_rates(KernelFitter& fitter) {
   Device& d = fitter.device;
   Calibration& c = fitter.calibration;
   const auto rescale_to = [](double& rate, double highest, const std::vector<double*>& shares) {
     if (highest <= 0) return;
     const double stated = std::stod(fmt::format("{:.3g}", 1.005 * highest));  // rounded, and not below
-    for (double* share : shares) *share = std::min(1.0, Fitter::round(*share * rate / stated));
+    for (double* share : shares) *share = std::min(1.0, KernelFitter::round(*share * rate / stated));
     rate = stated;
   };
   for (const Dtype dtype : kFittedDtypes) {
@@ -329,11 +329,11 @@ double busy_share(const std::vector<SweepPoint>& points, const std::map<std::str
     logs += std::log(alone->second.seconds / busy->second.seconds);
     ++both;
   }
-  return both == 0 ? 1 : std::min(1.0, Fitter::round(std::exp(logs / both)));
+  return both == 0 ? 1 : std::min(1.0, KernelFitter::round(std::exp(logs / both)));
 }
 
 // Efficiencies have changed with the rates: parameters and residuals as the file will state them.
-void state_again(Fitter& fitter, CalibrationFit& result) {
+void state_again(KernelFitter& fitter, CalibrationFit& result) {
   Calibration& c = fitter.calibration;
   for (CurveFit& curve : result.curves) {
     const auto set = [&](const char* name, double value) {
@@ -370,7 +370,7 @@ void state_again(Fitter& fitter, CalibrationFit& result) {
   }
 }
 
-Json json_of(const Residual& r) {
+OrderedJson json_of(const Residual& r) {
   const auto four = [](double x) { return std::stod(fmt::format("{:.4f}", x)); };
   return {{"points", r.points},
           {"median", four(r.median)},
@@ -381,7 +381,7 @@ Json json_of(const Residual& r) {
 
 class DeviceFields final : public FieldVisitor {
  public:
-  Json json = Json::object();
+  OrderedJson json = OrderedJson::object();
 
  protected:
   void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
@@ -440,7 +440,7 @@ Residual residual_of(const std::vector<double>& log_errors) {
 CalibrationFit fit_calibration(const std::vector<SweepPoint>& points,
                                const std::map<std::string, Measurement>& measured, const BackendFacts& facts,
                                const std::optional<Device>& preset) {
-  Fitter fitter(points, measured);
+  KernelFitter fitter(points, measured);
   CalibrationFit result;
   result.device_is_measured = !preset.has_value();
   if (preset) {
@@ -498,10 +498,10 @@ CalibrationFit fit_calibration(const std::vector<SweepPoint>& points,
 std::string calibration_text(const CalibrationFit& fit, const std::string& source, const std::string& date,
                              const std::string& method) {
   const Calibration& c = fit.calibration;
-  Json json{{"name", c.name}, {"date", date}, {"source", source}, {"method", method}};
+  OrderedJson json{{"name", c.name}, {"date", date}, {"source", source}, {"method", method}};
   if (!c.note.empty()) json["note"] = c.note;
   if (c.host_processors > 0) json["host"] = {{"processors", c.host_processors}, {"busy_share", c.busy_share}};
-  Json& relative = json["relative_to"] = Json::object();
+  OrderedJson& relative = json["relative_to"] = OrderedJson::object();
   for (const Dtype dtype : kFittedDtypes)
     if (c.matmul[index_of(dtype)].measured) relative[name_of(dtype)] = fit.device.peak(dtype);
   relative["memory"] = fit.device.memory_bytes_per_second;
@@ -513,27 +513,27 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
     device.visit_fields(fields);
     json["device"] = std::move(fields.json);
   }
-  Json& matmul = json["matmul"] = Json::object();
+  OrderedJson& matmul = json["matmul"] = OrderedJson::object();
   for (const Dtype dtype : kFittedDtypes) {
     const MatmulCurve& m = c.matmul[index_of(dtype)];
     if (!m.measured) continue;
-    Json tiles = Json::array();
+    OrderedJson tiles = OrderedJson::array();
     for (const MatmulTile& tile : m.tiles) tiles.push_back({tile.m, tile.n});
-    Json& curve = matmul[name_of(dtype)] = {{"tiles", std::move(tiles)},
-                                            {"efficiency", m.efficiency},
-                                            {"half_k", m.half_k},
-                                            {"operand_cost", m.operand_cost},
-                                            {"split_k", m.split_k},
-                                            {"memory_efficiency", m.memory_efficiency},
-                                            {"overlap_loss", m.overlap_loss},
-                                            {"fixed_seconds", m.fixed_seconds},
-                                            {"residual", json_of(m.residual)}};
+    OrderedJson& curve = matmul[name_of(dtype)] = {{"tiles", std::move(tiles)},
+                                                   {"efficiency", m.efficiency},
+                                                   {"half_k", m.half_k},
+                                                   {"operand_cost", m.operand_cost},
+                                                   {"split_k", m.split_k},
+                                                   {"memory_efficiency", m.memory_efficiency},
+                                                   {"overlap_loss", m.overlap_loss},
+                                                   {"fixed_seconds", m.fixed_seconds},
+                                                   {"residual", json_of(m.residual)}};
     if (m.sustained_efficiency > 0) {
       curve["sustained_efficiency"] = m.sustained_efficiency;
       curve["sustained_seconds"] = m.sustained_seconds;
     }
   }
-  Json kinds = Json::object();
+  OrderedJson kinds = OrderedJson::object();
   for (const MemoryCurve& kind : c.memory_kinds)
     kinds[kind.name] = {
         {"efficiency", kind.efficiency}, {"fixed_seconds", kind.fixed_seconds}, {"residual", json_of(kind.residual)}};
@@ -562,10 +562,10 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   }
   if (fit.overlaps) {
     const auto direction = [](const CopyOverlap& o) {
-      return Json{{"product_slowdown", o.product_slowdown},
-                  {"copy_slowdown", o.copy_slowdown},
-                  {"product_residual", json_of(o.product_residual)},
-                  {"copy_residual", json_of(o.copy_residual)}};
+      return OrderedJson{{"product_slowdown", o.product_slowdown},
+                         {"copy_slowdown", o.copy_slowdown},
+                         {"product_residual", json_of(o.product_residual)},
+                         {"copy_residual", json_of(o.copy_residual)}};
     };
     json["overlap"] = {{"copy_to_device", direction(fit.overlaps->to_device)},
                        {"copy_to_host", direction(fit.overlaps->to_host)},
@@ -573,10 +573,10 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
   } else if (!fit.no_overlaps.empty()) {
     json["overlap"] = {{"not_measured", fit.no_overlaps}};
   }
-  Json& shapes = json["measured_shapes"] = Json::object();
+  OrderedJson& shapes = json["measured_shapes"] = OrderedJson::object();
   for (const MeasuredShape& s : c.measured_shapes) shapes[name_of(s.dtype)].push_back({s.m, s.n, s.k});
   if (!c.measured_attention.empty()) {
-    Json& attention = json["measured_attention"] = Json::array();
+    OrderedJson& attention = json["measured_attention"] = OrderedJson::array();
     for (const MeasuredAttention& m : c.measured_attention) attention.push_back({m.sequence, m.head_dim});
   }
   if (!fit.collectives.node_classes.empty())

@@ -10,7 +10,7 @@ namespace {
 using Vector = Eigen::VectorXd;
 
 constexpr double kHuberWidth = 0.1;  // beyond it a point is an outlier, whose pull no longer grows
-constexpr double kStep = 1e-4;       // of a parameter's logarithm, for differences
+constexpr double kDifference = 1e-4;  // of a parameter's logarithm, for differences
 constexpr double kNormal95 = 1.96;   // of the normal distribution's 95% interval, in standard deviations
 
 double loss_of(const Vector& errors) {
@@ -50,7 +50,8 @@ class Search {
     Eigen::MatrixXd j(at_x.size(), x.size());
     for (Eigen::Index i = 0; i < x.size(); ++i) {
       Vector moved = x;
-      const double step = x[i] + kStep > std::log(parameters_[static_cast<std::size_t>(i)].most) ? -kStep : kStep;
+      const double step =
+          x[i] + kDifference > std::log(parameters_[static_cast<std::size_t>(i)].most) ? -kDifference : kDifference;
       moved[i] += step;
       j.col(i) = (errors(moved) - at_x) / step;
     }

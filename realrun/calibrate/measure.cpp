@@ -25,10 +25,6 @@ constexpr double kOverlapSeconds = 20e-3;
 // Streams that take turns do together what one does alone, to the clock's accuracy, or hardly overlap.
 constexpr double kLeastSpeeds = 1.02, kLeastOverlap = 0.5;  // the latter: of the shorter of the two
 
-double wall_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 double thread_seconds() {
   timespec t{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -167,6 +163,10 @@ Measurement median_of(std::vector<double> seconds) {
 }
 
 }  // namespace
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& product, const SweepPoint& copy,
                                                          double seconds) {

@@ -16,6 +16,9 @@ struct Measurement {
   std::int64_t repetitions = 0;
 };
 
+// Of a clock that never goes back.
+double wall_seconds();
+
 struct OverlapMeasurement {
   Measurement product_alone, copy_alone, product_beside, copy_beside;
 };

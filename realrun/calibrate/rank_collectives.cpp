@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 #include <thread>
 #include <utility>
 
+#include "realrun/calibrate/measure.h"
 #include "realrun/in_process.h"
 
 namespace orrery {
@@ -16,8 +16,6 @@ namespace {
 
 constexpr double kWatchdogSeconds = 60;
 constexpr int kRepetitions = 41;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void run(const RankCollective& c, Communicator& communicator, const Members& members, void* from, void* to) {
   const auto elements = static_cast<std::int64_t>(c.bytes) / bytes_of(Dtype::fp32, 1);
@@ -77,10 +75,10 @@ double time_rank_collective(const RankCollective& collective,
         }
         for (int i = 0; i < kRepetitions; ++i) {
           communicator->gather_values(members, "start", {});
-          const double begin = now();
+          const double begin = wall_seconds();
           run(collective, *communicator, members, buffers[0], buffers[1]);
           backend->synchronize();
-          if (rank == 0) seconds.push_back(now() - begin);
+          if (rank == 0) seconds.push_back(wall_seconds() - begin);
         }
         communicator->finish();
         for (void* buffer : buffers) backend->release(buffer);

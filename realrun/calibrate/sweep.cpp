@@ -50,9 +50,9 @@ Tensor tensor(const char* name, Dtype dtype, std::initializer_list<Dim> dims) {
   return t;
 }
 
-class Builder {
+class PointBuilder {
  public:
-  explicit Builder(OpKind kind) {
+  explicit PointBuilder(OpKind kind) {
     point_.op.kind = kind;
     point_.op.name = name_of(kind);
   }
@@ -82,7 +82,7 @@ class Builder {
 // A product of a linear layer of `tokens` from `k` to `n` features, as the forward or one of the backwards.
 SweepPoint product(OpKind kind, Dtype dtype, std::int64_t tokens, std::int64_t n, std::int64_t k, bool bias,
                    bool transposed) {
-  Builder b(kind);
+  PointBuilder b(kind);
   b.op().compute_dtype = dtype;
   b.op().transposed_weight = transposed;
   const Tensor x = tensor("x", dtype, {{1, Axis::batch}, {tokens, Axis::sequence}, {k, Axis::hidden}});
@@ -154,7 +154,7 @@ void add_products(const SweepOptions& o, Dtype dtype, std::vector<SweepPoint>& p
 
 SweepPoint attention(bool backward, Dtype dtype, std::int64_t batch, std::int64_t sequence, std::int64_t heads,
                      std::int64_t head_dim, bool causal, bool fused) {
-  Builder b(backward ? OpKind::attention_backward : OpKind::attention);
+  PointBuilder b(backward ? OpKind::attention_backward : OpKind::attention);
   const auto heads_tensor = [&](const char* name, std::int64_t parts, Axis axis) {
     return tensor(name, dtype,
                   {{batch, Axis::batch},
@@ -228,13 +228,13 @@ Tensor rows(const char* name, Dtype dtype, Size s) {
   return tensor(name, dtype, {{1, Axis::batch}, {s.tokens, Axis::sequence}, {s.width, Axis::hidden}});
 }
 
-SweepPoint finish(Builder& b, Size s, const std::string& what = {}) {
+SweepPoint finish(PointBuilder& b, Size s, const std::string& what = {}) {
   const std::string name = memory_curve_name(b.op());
   return b.done("memory " + name, fmt::format("{} {} x {}{}", name, s.tokens, s.width, what));
 }
 
 SweepPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
-  Builder b(backward ? OpKind::norm_backward : OpKind::norm);
+  PointBuilder b(backward ? OpKind::norm_backward : OpKind::norm);
   b.op().scalar = 1e-5f;
   const Tensor statistics = tensor("statistics", Dtype::fp32,
                                    {{1, Axis::batch}, {s.tokens, Axis::sequence}, {layer_norm ? 2 : 1, Axis::none}});
@@ -261,7 +261,7 @@ SweepPoint norm(Dtype dtype, Size s, bool layer_norm, bool backward) {
 }
 
 SweepPoint rotary(Dtype dtype, Size s, bool backward) {
-  Builder b(backward ? OpKind::rotary_backward : OpKind::rotary);
+  PointBuilder b(backward ? OpKind::rotary_backward : OpKind::rotary);
   constexpr std::int64_t kHeadDim = 64, kParts = 3;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
   const Tensor qkv = tensor("qkv", dtype,
@@ -276,7 +276,7 @@ SweepPoint rotary(Dtype dtype, Size s, bool backward) {
 }
 
 SweepPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bias, bool backward) {
-  Builder b(backward ? OpKind::activation_backward : OpKind::activation);
+  PointBuilder b(backward ? OpKind::activation_backward : OpKind::activation);
   b.op().function = function;
   const bool gated = function == ActivationFunction::swiglu || function == ActivationFunction::geglu;
   const auto inner = [&](const char* name) {
@@ -293,7 +293,7 @@ SweepPoint activation(Dtype dtype, Size s, ActivationFunction function, bool bia
 
 // Reads so many tensors of one shape, writes so many.
 SweepPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, bool bias = false, int masks = 0) {
-  Builder b(kind);
+  PointBuilder b(kind);
   b.op().scalar = 0.1f;  // dropout
   const bool mask_is_read = kind == OpKind::dropout_backward;
   for (int i = 0; i < reads; ++i)
@@ -306,7 +306,7 @@ SweepPoint elementwise(OpKind kind, Dtype dtype, Size s, int reads, int writes, 
 }
 
 SweepPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
-  Builder b(backward ? OpKind::embedding_backward : OpKind::embedding);
+  PointBuilder b(backward ? OpKind::embedding_backward : OpKind::embedding);
   const std::int64_t vocabulary = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
   Tensor table = tensor("table", dtype, {{vocabulary, Axis::vocab}, {s.width, Axis::hidden}});
   b.read(tensor("ids", Dtype::int64, {{1, Axis::batch}, {s.tokens, Axis::sequence}}),
@@ -324,7 +324,7 @@ SweepPoint embedding(const SweepOptions& o, Dtype dtype, Size s, std::int64_t va
 }
 
 SweepPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_t variant, bool backward) {
-  Builder b(backward ? OpKind::cross_entropy_backward : OpKind::cross_entropy);
+  PointBuilder b(backward ? OpKind::cross_entropy_backward : OpKind::cross_entropy);
   s.width = size_between(o.most_vocabulary / 32, o.most_vocabulary, halton(variant, 5));
   s.tokens =
       std::min<std::int64_t>(s.tokens, std::max<std::int64_t>(1, static_cast<std::int64_t>(o.most_elements) / s.width));
@@ -343,7 +343,7 @@ SweepPoint cross_entropy(const SweepOptions& o, Dtype dtype, Size s, std::int64_
 
 // Over flat buffers: `width` is not a width.
 SweepPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
-  Builder b(kind);
+  PointBuilder b(kind);
   const std::int64_t n = s.tokens * s.width;
   const auto flat = [&](const char* name, Dtype type) { return tensor(name, type, {{n, Axis::none}}); };
   b.read(flat("gradient", Dtype::fp32));
@@ -360,7 +360,7 @@ SweepPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
 }
 
 SweepPoint softmax(Dtype dtype, Size s, bool backward) {
-  Builder b(backward ? OpKind::softmax_backward : OpKind::softmax);
+  PointBuilder b(backward ? OpKind::softmax_backward : OpKind::softmax);
   b.op().causal = true;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / s.tokens);
   const auto scores = [&](const char* name) {
@@ -375,7 +375,7 @@ SweepPoint softmax(Dtype dtype, Size s, bool backward) {
 }
 
 SweepPoint merge_attention(Dtype dtype, Size s) {
-  Builder b(OpKind::merge_attention);
+  PointBuilder b(OpKind::merge_attention);
   constexpr std::int64_t kHeadDim = 64;
   const std::int64_t heads = std::max<std::int64_t>(1, s.width / kHeadDim);
   const Tensor context = tensor("context", dtype,
@@ -397,7 +397,7 @@ SweepPoint merge_attention(Dtype dtype, Size s) {
 }
 
 SweepPoint pool(Dtype dtype, Size s, bool backward) {
-  Builder b(backward ? OpKind::pool_backward : OpKind::pool);
+  PointBuilder b(backward ? OpKind::pool_backward : OpKind::pool);
   constexpr std::int64_t kEach = 16;  // tokens of a sequence
   const std::int64_t sequences = std::max<std::int64_t>(1, s.tokens / kEach);
   const auto whole = [&](const char* name) {
@@ -412,7 +412,7 @@ SweepPoint pool(Dtype dtype, Size s, bool backward) {
 }
 
 SweepPoint bias_gradient(Dtype dtype, Size s) {
-  Builder b(OpKind::bias_gradient);
+  PointBuilder b(OpKind::bias_gradient);
   b.read(rows("dy", dtype, s));
   b.write(row_of("dbias", Dtype::fp32, s.width), {Fill::constant, 0});
   b.op().accumulate = true;
@@ -494,7 +494,7 @@ void add_memory_bound(const SweepOptions& o, std::vector<SweepPoint>& points) {
 void add_copies(const SweepOptions& o, std::span<const std::int64_t> kilobytes, std::vector<SweepPoint>& points) {
   for (const bool up : {true, false})
     for (const std::int64_t size : kilobytes) {
-      Builder b(OpKind::copy);
+      PointBuilder b(OpKind::copy);
       b.op().stream = up ? Stream::host_to_device : Stream::device_to_host;
       const Tensor bytes = tensor("bytes", Dtype::fp32, {{size * 1024 / bytes_of(Dtype::fp32, 1), Axis::none}});
       if (static_cast<double>(bytes.elements()) > 16 * o.most_elements) continue;

@@ -6,14 +6,16 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-void write(const Json& json, std::size_t indent, std::string& text) {
-  const bool nested = json.is_object() && (indent == 0 || std::any_of(json.begin(), json.end(), [](const Json& value) {
-                                             return value.is_object() || value.is_string();
-                                           }));
-  const bool list_of_objects =
-      json.is_array() && std::any_of(json.begin(), json.end(), [](const Json& value) { return value.is_object(); });
+void write(const OrderedJson& json, std::size_t indent, std::string& text) {
+  const bool nested =
+      json.is_object() && (indent == 0 || std::any_of(json.begin(), json.end(), [](const OrderedJson& value) {
+                             return value.is_object() || value.is_string();
+                           }));
+  const bool list_of_objects = json.is_array() && std::any_of(json.begin(), json.end(), [](const OrderedJson& value) {
+                                 return value.is_object();
+                               });
   if (!nested && !list_of_objects) {
     text += json.dump();
     return;
@@ -25,7 +27,7 @@ void write(const Json& json, std::size_t indent, std::string& text) {
     if (!first) text += ",\n";
     first = false;
     text += pad;
-    if (nested) text += Json(key).dump() + ": ";
+    if (nested) text += OrderedJson(key).dump() + ": ";
     write(value, indent + 2, text);
   }
   text += "\n" + std::string(indent, ' ') + (nested ? "}" : "]");
@@ -33,7 +35,7 @@ void write(const Json& json, std::size_t indent, std::string& text) {
 
 }  // namespace
 
-std::string written_json(const Json& json) {
+std::string written_json(const OrderedJson& json) {
   std::string text;
   write(json, 0, text);
   return text + "\n";

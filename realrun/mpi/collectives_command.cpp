@@ -16,7 +16,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 CollectiveAlgorithm algorithm_of(const CollectiveSweep& sweep) {
@@ -47,7 +47,7 @@ class Sweep {
     own_ = rank / groups;
   }
 
-  Json point(double bytes) {
+  OrderedJson point(double bytes) {
     prepare(bytes);
     run();
     check();
@@ -183,17 +183,17 @@ void run_collective_sweep(const CollectiveSweep& sweep) {
   if (sweep.step_factor < 2) throw InputError({"--stepfactor", ""}, fmt::format("{}", sweep.step_factor), "2 or more");
   Sweep runs(sweep, options);
   try {
-    Json points = Json::array();
+    OrderedJson points = OrderedJson::array();
     for (double bytes = sweep.least_bytes; bytes <= sweep.most_bytes; bytes *= static_cast<double>(sweep.step_factor))
       points.push_back(runs.point(bytes));
     const std::size_t ranks = runs.communicator().ranks();
     runs.communicator().finish();
     if (runs.communicator().rank() != 0) return;
-    const Json json{{"collective", sweep.kind},
-                    {"algorithm", name_of(options.algorithm)},
-                    {"ranks", ranks},
-                    {"groups", sweep.groups},
-                    {"points", points}};
+    const OrderedJson json{{"collective", sweep.kind},
+                           {"algorithm", name_of(options.algorithm)},
+                           {"ranks", ranks},
+                           {"groups", sweep.groups},
+                           {"points", points}};
     fmt::print("{}\n", json.dump());
   } catch (...) {
     runs.communicator().fail(std::current_exception());

@@ -28,7 +28,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kStep = "rank 0: step done: ";
+constexpr std::string_view kStepDone = "rank 0: step done: ";
 constexpr int kBadInput = 2;               // the ranks' exit code for it
 constexpr int kLookMilliseconds = 100;     // between looks for signals and mpirun's end
 constexpr int kGraceMilliseconds = 10000;  // that mpirun has to end its ranks
@@ -143,9 +143,9 @@ std::vector<char*> pointers(std::vector<std::string>& texts) {
 }
 
 // mpirun, with its standard error in a pipe. Ended, with all ranks, when the object goes.
-class Job {
+class Processes {
  public:
-  Job(std::vector<std::string> arguments, std::vector<std::string> variables) {
+  Processes(std::vector<std::string> arguments, std::vector<std::string> variables) {
     std::array<int, 2> ends{};
     if (pipe2(ends.data(), O_CLOEXEC) != 0) throw ExecutionError(fmt::format("no pipe: {}", std::strerror(errno)));
     const std::vector<char*> argv = pointers(arguments), envp = pointers(variables);
@@ -174,15 +174,15 @@ class Job {
     }
     fcntl(errors_, F_SETFL, O_NONBLOCK);
   }
-  ~Job() {
+  ~Processes() {
     if (pid_ > 0) {
       kill(pid_, SIGTERM);
       end_within(kGraceMilliseconds);
     }
     close(errors_);
   }
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
 
   // Until mpirun has ended or a signal has come; lines of its standard error go to `hear`. Its wait status. Throws
   // ExecutionError where `watch` sees what mpirun does not.
@@ -281,9 +281,9 @@ struct Heard {
 };
 
 void hear(std::string_view line, std::string_view says, const ExecutionOptions& options, Heard& heard) {
-  if (line.starts_with(kStep)) {
+  if (line.starts_with(kStepDone)) {
     std::int64_t step = 0;
-    const std::string_view number = line.substr(kStep.size());
+    const std::string_view number = line.substr(kStepDone.size());
     std::from_chars(number.data(), number.data() + number.size(), step);
     if (options.after_step) options.after_step(0, step);
   } else if (line.starts_with(says)) {
@@ -320,7 +320,7 @@ JobResults execute_ranks_over_mpi(const RankJob& job, const ExecutionOptions& op
   const Folder folder;
   Heard heard;
   RankWatch watch(static_cast<std::size_t>(job.ranks));
-  Job processes(command_line(*mpirun, program, job, options, folder), environment(watch, job.kind));
+  Processes processes(command_line(*mpirun, program, job, options, folder), environment(watch, job.kind));
   const std::optional<int> status =
       processes.wait([&](std::string_view line) { hear(line, program.says, options, heard); }, watch);
   if (!status) throw ExecutionError("interrupted");
@@ -393,7 +393,7 @@ JobResults read_rank_results(const std::string& path) {
 }
 
 void report_step(std::int64_t step) {
-  fmt::print(stderr, "{}{}\n", kStep, step);
+  fmt::print(stderr, "{}{}\n", kStepDone, step);
   std::fflush(stderr);
 }
 

@@ -22,7 +22,6 @@ namespace orrery {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using mpi::Schedule;
 using mpi::Transfer;
 using Kind = Transfer::Kind;
 
@@ -200,7 +199,7 @@ struct MpiCommunicator::Rep {
     return any;
   }
 
-  void run(const Schedule& schedule, const Members& members, const std::string& what, const Buffers& buffers);
+  void run(const mpi::Schedule& schedule, const Members& members, const std::string& what, const Buffers& buffers);
 
   void run(OpKind kind, CollectiveAlgorithm algorithm, const Members& members, const std::string& what,
            std::int64_t elements, const Buffers& buffers) {
@@ -237,7 +236,7 @@ namespace {
 // A schedule that runs: which transfers are under way, and what waits for them.
 class Running {
  public:
-  Running(const Schedule& schedule, const Members& members, const Buffers& buffers, const std::string& name,
+  Running(const mpi::Schedule& schedule, const Members& members, const Buffers& buffers, const std::string& name,
           std::size_t largest, MPI_Comm comm)
       : schedule_(schedule),
         members_(members),
@@ -361,7 +360,7 @@ class Running {
       if (--missing_[next] == 0) start(next);
   }
 
-  const Schedule& schedule_;
+  const mpi::Schedule& schedule_;
   const Members& members_;
   const Buffers buffers_;
   const std::string name_;
@@ -383,7 +382,7 @@ class Running {
 
 }  // namespace
 
-void MpiCommunicator::Rep::run(const Schedule& schedule, const Members& members, const std::string& what,
+void MpiCommunicator::Rep::run(const mpi::Schedule& schedule, const Members& members, const std::string& what,
                                const Buffers& buffers) {
   if (members.size() == 1) return;
   const std::string name = fmt::format("\"{}\" of ranks {}", what, list_of(members));
@@ -456,8 +455,8 @@ void MpiCommunicator::permute(const Members& members, const std::string& what, S
     std::memcpy(to, from, static_cast<std::size_t>(elements) * sizeof(float));
     return;
   }
-  const Schedule schedule{{Kind::receive, from_member, {{0, elements}}, {}},
-                          {Kind::send, to_member, {{0, elements}}, {}}};
+  const mpi::Schedule schedule{{Kind::receive, from_member, {{0, elements}}, {}},
+                               {Kind::send, to_member, {{0, elements}}, {}}};
   rep_->run(schedule, members, what,
             {.source = static_cast<const std::byte*>(from), .target = static_cast<std::byte*>(to)});
 }

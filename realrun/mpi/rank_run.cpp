@@ -16,7 +16,7 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // A communicator of one rank, which has nobody to wait for.
 class Alone final : public Communicator {
@@ -54,9 +54,9 @@ class Alone final : public Communicator {
   }
 };
 
-Json measured_json(const Scenario& scenario, const Program& program, const std::vector<RankResult>& results,
-                   const BackendFacts& facts) {
-  Json json = report_json(measured_report(scenario, program, results, facts));
+OrderedJson measured_json(const Scenario& scenario, const Program& program, const std::vector<RankResult>& results,
+                          const BackendFacts& facts) {
+  OrderedJson json = report_json(measured_report(scenario, program, results, facts));
   std::vector<double> slowest(results.front().step_seconds.size());
   std::vector<double> losses(results.front().losses.size());
   for (const RankResult& rank : results) {
@@ -82,7 +82,8 @@ ExecutionOptions options_of(const TrainingRun& run) {
   return options;
 }
 
-Json agreement_json(const PreparedRun& prepared, const BackendFacts& facts, const std::vector<RankResult>& results) {
+OrderedJson agreement_json(const PreparedRun& prepared, const BackendFacts& facts,
+                           const std::vector<RankResult>& results) {
   const Execution execution = assemble(prepared.scenario, results);
   ExecutionOptions exact = options_of(prepared.run);
   exact.round_to_bf16 = false;
@@ -93,7 +94,7 @@ Json agreement_json(const PreparedRun& prepared, const BackendFacts& facts, cons
         fmt::format("the layout does not compute what one rank computes: loss differs by {:.2g}, "
                     "gradients by {:.2g} ({}), parameters by {:.2g} ({}), tolerance {:g}",
                     a.loss, a.gradients, a.worst_gradient, a.parameters, a.worst_parameter, tolerance));
-  Json json;
+  OrderedJson json;
   json["losses"] = execution.losses;
   json["agreement"] = {{"loss", a.loss},
                        {"gradients", a.gradients},
@@ -152,7 +153,7 @@ std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend&
 
 void report_results(const PreparedRun& prepared, const BackendFacts& facts, const std::vector<RankResult>& results) {
   if (!prepared.run.results.empty()) return write_rank_results(prepared.run.results, {results, facts});
-  Json json;
+  OrderedJson json;
   if (prepared.run.check) {
     json = agreement_json(prepared, facts, results);
   } else if (prepared.run.alone) {

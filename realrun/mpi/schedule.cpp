@@ -28,7 +28,7 @@ std::vector<Range> chunks_of(Range range, std::int64_t chunk) {
   return chunks;
 }
 
-class Builder {
+class ScheduleBuilder {
  public:
   std::size_t add(Kind kind, std::size_t member, std::vector<Range> ranges, std::vector<std::size_t> after) {
     schedule_.push_back({kind, member, std::move(ranges), std::move(after)});
@@ -42,7 +42,7 @@ class Builder {
 
 // Patarasuk and Yuan 2009: in each step a member passes on what it got in the step before.
 Schedule ring(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) {
-  Builder b;
+  ScheduleBuilder b;
   const std::size_t next = (i + 1) % n, previous = (i + n - 1) % n;
   const auto part = [&](std::size_t c) {
     return kind == OpKind::all_reduce ? part_of(elements, as_int(n), as_int(c)) : Range{as_int(c) * elements, elements};
@@ -66,7 +66,7 @@ Schedule ring(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) 
 }
 
 Schedule chain(std::size_t n, std::size_t i, std::int64_t elements, std::int64_t chunk) {
-  Builder b;
+  ScheduleBuilder b;
   for (const Range& range : chunks_of({0, elements}, chunk)) {
     std::vector<std::size_t> after;
     if (i > 0) after.push_back(b.add(Kind::receive, i - 1, {range}, {}));
@@ -76,7 +76,7 @@ Schedule chain(std::size_t n, std::size_t i, std::int64_t elements, std::int64_t
 }
 
 Schedule all_to_all(std::size_t n, std::size_t i, std::int64_t elements) {
-  Builder b;
+  ScheduleBuilder b;
   for (std::size_t away = 1; away < n; ++away)
     b.add(Kind::receive, (i + n - away) % n, {{as_int((i + n - away) % n) * elements, elements}}, {});
   for (std::size_t away = 1; away < n; ++away)
@@ -100,7 +100,7 @@ std::int64_t parent_in_second(std::int64_t n, std::int64_t v) {
 
 // Half of the bytes up and down each of two trees.
 Schedule trees(std::size_t n, std::size_t i, std::int64_t elements, std::int64_t chunk) {
-  Builder b;
+  ScheduleBuilder b;
   for (const std::int64_t tree : {0, 1}) {
     const auto parent_of = [&](std::int64_t v) {
       return tree == 0 ? parent_in_first(as_int(n), v) : parent_in_second(as_int(n), v);
@@ -123,7 +123,7 @@ Schedule trees(std::size_t n, std::size_t i, std::int64_t elements, std::int64_t
 }
 
 Schedule halving_doubling(OpKind kind, std::size_t n, std::size_t i, std::int64_t elements) {
-  Builder b;
+  ScheduleBuilder b;
   const HalvingDoubling exchange(kind, as_int(n));
   const std::int64_t participants = exchange.participants(), extra = exchange.extra();
   // A participant's block: an equal part of the buffer, or the parts of the ranks that it stands for.

@@ -8,9 +8,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
-constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
-
 bool same_runs(const Chunk& x, const Chunk& y) {
   return std::equal(x.runs.begin(), x.runs.end(), y.runs.begin(), y.runs.end(),
                     [](const Run& r, const Run& s) { return r.piece == s.piece && r.count == s.count; });

@@ -9,8 +9,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
-
 std::string gibibytes(double bytes) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.1f GiB", bytes / static_cast<double>(1 << 30));

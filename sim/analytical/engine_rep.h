@@ -13,6 +13,9 @@
 
 namespace orrery {
 
+constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
+constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
+
 struct PieceData {
   bool used = false;
   std::int64_t most_instances = 0;  // in one run
@@ -20,7 +23,7 @@ struct PieceData {
   std::array<BlockCode, kBlockKinds> blocks;  // by BlockKind
   double recompute_flops = 0;                 // of an instance and micro-batch
 
-  const BlockCode& block(BlockKind kind) const { return blocks[static_cast<std::size_t>(kind)]; }
+  const BlockCode& block(BlockKind kind) const { return blocks[index(kind)]; }
 };
 
 // One kind of slot of a chunk, in the first, a usual, and the last micro-batch.

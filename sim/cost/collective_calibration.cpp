@@ -17,8 +17,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::string_view kFile = "results/calibration/collectives.json";
-constexpr NumberRange kShare{.least = 0, .most = 1, .exclude_least = true};
+constexpr std::string_view kCollectivesFile = "results/calibration/collectives.json";
+constexpr NumberRange kPositiveShare{.least = 0, .most = 1, .exclude_least = true};
 constexpr NumberRange kAny{};
 
 // Reads an object all of whose parameters must be given.
@@ -70,13 +70,13 @@ class Parameters {
 IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
   IntraCalibration c;
   Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kShare);
-  p.number("all_to_all_share", c.all_to_all_share, kShare);
-  p.number("send_share", c.send_share, kShare);
-  p.number("host_bridge_share", c.host_bridge_share, kShare);
+  p.number("ring_share", c.ring_share, kPositiveShare);
+  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
+  p.number("send_share", c.send_share, kPositiveShare);
+  p.number("host_bridge_share", c.host_bridge_share, kPositiveShare);
   p.number("local_steps", c.local_steps, kAny);
-  p.protocols("protocol_share", c.protocol_share, kShare);
-  p.protocols("tree_share", c.tree_share, kShare);
+  p.protocols("protocol_share", c.protocol_share, kPositiveShare);
+  p.protocols("tree_share", c.tree_share, kPositiveShare);
   p.boolean("ll128", c.ll128);
   p.rates("ll_bytes_per_second", c.ll_bytes_per_second);
   p.protocols("base_seconds", c.base_seconds, kAny);
@@ -84,8 +84,8 @@ IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
   p.protocols("send_base_seconds", c.send_base_seconds, kAny, false);
   p.protocols("all_to_all_base_seconds", c.all_to_all_base_seconds, kAny, false);
   p.number("send_step_seconds", c.send_step_seconds, kAny);
-  p.number("nvls_share", c.nvls_share, kShare);
-  p.number("nvls_network_share", c.nvls_network_share, kShare);
+  p.number("nvls_share", c.nvls_share, kPositiveShare);
+  p.number("nvls_network_share", c.nvls_network_share, kPositiveShare);
   p.integer("nvls_least_ranks", c.nvls_least_ranks, 2);
   p.number("nvls_seconds", c.nvls_seconds, kAny);
   p.number("nvls_rank_seconds", c.nvls_rank_seconds, kAny);
@@ -100,11 +100,11 @@ IntraCalibration read_intra(const Json& json, const InputError::Where& where) {
 InterCalibration read_inter(const Json& json, const InputError::Where& where) {
   InterCalibration c;
   Parameters p(json, where);
-  p.number("ring_share", c.ring_share, kShare);
-  p.number("tree_share", c.tree_share, kShare);
-  p.number("all_to_all_share", c.all_to_all_share, kShare);
+  p.number("ring_share", c.ring_share, kPositiveShare);
+  p.number("tree_share", c.tree_share, kPositiveShare);
+  p.number("all_to_all_share", c.all_to_all_share, kPositiveShare);
   p.boolean("ll128", c.ll128);
-  p.number("ll_share", c.ll_share, kShare);
+  p.number("ll_share", c.ll_share, kPositiveShare);
   p.protocols("base_seconds", c.base_seconds, kAny);
   p.protocols("ring_step_seconds", c.ring_step_seconds, kAny);
   p.protocols("tree_step_seconds", c.tree_step_seconds, kAny);
@@ -118,7 +118,7 @@ InterCalibration read_inter(const Json& json, const InputError::Where& where) {
   return c;
 }
 
-CollectiveResidual read_residual(JsonReader& reader) {
+CollectiveResidual read_collective_residual(JsonReader& reader) {
   CollectiveResidual residual;
   const Json* json = reader.take("residual");
   if (json == nullptr) return residual;
@@ -216,7 +216,7 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
         r.fail("fabrics", "nvswitch, direct_mesh, nvlink_pairs or pcie", nearest_name(fabric, kIntraFabricNames));
     r.field("least_devices", c.least_devices, at_least(1), "");
     c.parameters = read_intra(parameters, r.at("parameters"));
-    c.residual = read_residual(r);
+    c.residual = read_collective_residual(r);
   });
   for_each_class(reader, "network_classes", [&](JsonReader& r, const Json& parameters) {
     InterClass& c = classes.network_classes.emplace_back();
@@ -224,7 +224,7 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
     r.field("source", c.source, "");
     c.words = read_texts(r, "words");
     c.parameters = read_inter(parameters, r.at("parameters"));
-    c.residual = read_residual(r);
+    c.residual = read_collective_residual(r);
   });
   reader.finish();
   return classes;
@@ -232,9 +232,10 @@ CollectiveClasses read_collective_classes(const nlohmann::json& json, const Inpu
 
 const CollectiveClasses& bundled_collective_classes() {
   static const CollectiveClasses classes = [] {
-    for (const EmbeddedFile& file : embedded_files(kFile))
-      return read_collective_classes(parse_json(file.text, std::string(kFile)), {std::string(kFile), ""});
-    throw InputError({std::string(kFile), ""}, "nothing", "the bundled calibration of collectives");
+    for (const EmbeddedFile& file : embedded_files(kCollectivesFile))
+      return read_collective_classes(parse_json(file.text, std::string(kCollectivesFile)),
+                                     {std::string(kCollectivesFile), ""});
+    throw InputError({std::string(kCollectivesFile), ""}, "nothing", "the bundled calibration of collectives");
   }();
   return classes;
 }

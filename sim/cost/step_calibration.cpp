@@ -9,11 +9,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kFile = "results/calibration/steps.json";
+constexpr const char* kStepsFile = "results/calibration/steps.json";
 constexpr const char* kLeftOutFile = "results/calibration/steps_left_out.json";  // read by those alone who ask for it
 
 const Json& file() {
-  static const Json json = parse_embedded(kFile);
+  static const Json json = parse_embedded(kStepsFile);
   return json;
 }
 
@@ -78,7 +78,7 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration) {
 }
 
 const StepCalibration& step_calibration() {
-  static const StepCalibration c = read_step_calibration(file().at("fitted"), {kFile, "/fitted"});
+  static const StepCalibration c = read_step_calibration(file().at("fitted"), {kStepsFile, "/fitted"});
   return c;
 }
 

@@ -22,7 +22,7 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Member = std::int32_t;
 using Index = std::int32_t;
-constexpr Index kNone = -1;
+constexpr Index kNoParent = -1;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 Index wrap(Index i, Index n) { return ((i % n) + n) % n; }
@@ -81,9 +81,9 @@ class Nodes {
 // rotations of the path and of its mirror image do so twice.
 Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
-// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), kNone for node 0.
+// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), kNoParent for node 0.
 Index tree_parent(Index nodes, Index node) {
-  if (node == 0) return kNone;
+  if (node == 0) return kNoParent;
   const Index bit = node & -node;
   const Index up = (node ^ bit) | (bit << 1);
   return up < nodes ? up : node ^ bit;
@@ -93,7 +93,7 @@ Index tree_parent(Index nodes, Index node) {
 Index twin_parent(Index nodes, Index node) {
   const bool mirror = nodes % 2 == 0;
   const Index parent = tree_parent(nodes, mirror ? nodes - 1 - node : wrap(node - 1, nodes));
-  if (parent == kNone) return kNone;
+  if (parent == kNoParent) return kNoParent;
   return mirror ? nodes - 1 - parent : wrap(parent + 1, nodes);
 }
 
@@ -134,7 +134,7 @@ class Builder {
           chain_of(a, c, count, odd_mesh && t == 1);
           for (std::size_t j = 1; j < chain_.size(); ++j) parent[at(chain_[j])] = chain_[j - 1];
           const Index up = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
-          parent[at(chain_[0])] = up == kNone ? kNone : nodes_.of(up)[at(entry(c, count))];
+          parent[at(chain_[0])] = up == kNoParent ? kNoParent : nodes_.of(up)[at(entry(c, count))];
         }
         add_tree(parent, ends, {}, 1.0 / (count * trees));
       }
@@ -429,7 +429,7 @@ class Builder {
     Tree tree{.up = static_cast<Index>(graph_.edges.size()), .count = count};
     offset_.assign(at(count) + 1, 0);
     for (Index v = 0; v < count; ++v) {
-      if (parent[at(v)] == kNone)
+      if (parent[at(v)] == kNoParent)
         tree.root = v;
       else
         ++offset_[at(parent[at(v)]) + 1];
@@ -440,7 +440,7 @@ class Builder {
     graph_.after.resize(at(offset_[at(count)]));
     filled_.assign(offset_.begin(), offset_.end());
     for (Index v = 0; v < count; ++v) {
-      if (parent[at(v)] != kNone) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
+      if (parent[at(v)] != kNoParent) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
       if (!seeds.empty()) graph_.after[at(filled_[at(v)]++)] = seeds[at(v)];
     }
     tree.root_after = offset_[at(tree.root)];

@@ -91,7 +91,7 @@ Shape shape_of(std::string_view name) {
 }
 
 // The smaller of two numbers written out; '*' stays.
-const std::string& least(const std::string& a, const std::string& most) {
+const std::string& not_above(const std::string& a, const std::string& most) {
   if (a == "*" || a.size() < most.size()) return a;
   return a.size() == most.size() ? std::min(a, most) : most;
 }
@@ -105,7 +105,7 @@ std::string filled(std::string_view kind, const Shape& meant, const Shape& last)
       name += c;
       continue;
     }
-    name += i < meant.numbers.size() ? least(meant.numbers[i], last.numbers[i]) : "0";
+    name += i < meant.numbers.size() ? not_above(meant.numbers[i], last.numbers[i]) : "0";
     ++i;
   }
   return name;

@@ -9,7 +9,7 @@
 namespace orrery {
 namespace {
 
-constexpr std::int32_t kNone = -1;
+constexpr std::int32_t kInNoGroup = -1;
 // Beyond this many members an all-to-all sends to nodes instead of to each of their devices (FlowOptions::by_node).
 constexpr std::int64_t kMostSinglePartners = 64;
 
@@ -103,7 +103,7 @@ std::int32_t Traffic::add_background(LinkId link) {
 void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   const Job& job = jobs_[static_cast<std::size_t>(c.job)];
   const std::int64_t ranks = job.mesh.ranks();
-  groups.group_of.assign(static_cast<std::size_t>(ranks), kNone);
+  groups.group_of.assign(static_cast<std::size_t>(ranks), kInNoGroup);
   std::vector<std::int64_t> offsets{0};
   const auto is_first = [&](std::int64_t rank) {
     if (c.kind == Communicator::Kind::singles) return true;

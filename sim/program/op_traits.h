@@ -223,7 +223,7 @@ inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b01, .may_write = 0b10, .why_none = kIsDerivative},
     OpTraits{.kind = OpKind::cast, .name = "cast", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .in_place = true, .derivative = Derivative::of_dy},
+             .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy},
     OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .op_class = OpClass::memory_bound,
              .writes = 0b1, .of_update = true, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,

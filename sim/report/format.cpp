@@ -60,7 +60,7 @@ std::string left(std::string_view text, std::size_t columns) {
 }
 
 std::string signed_percent_text(double share) {
-  constexpr double kPercent = 100, kShownAsZero = 0.05;
+  constexpr double kShownAsZero = 0.05;
   const double percent = kPercent * share;
   return fmt::format("{:+.1f} %", std::fabs(percent) < kShownAsZero ? 0.0 : percent);
 }

@@ -8,6 +8,8 @@
 
 namespace orrery {
 
+inline constexpr double kPercent = 100;
+
 std::string seconds_text(double seconds);       // "9.872 s", "12.34 ms", "5.6 us"
 std::string bytes_text(double bytes);           // "71.3 GiB"
 std::string rate_text(double per_second);       // "1.234 M", for counts per second

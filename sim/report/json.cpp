@@ -9,16 +9,16 @@
 namespace orrery {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json time_json(const TimeBreakdown& time) {
-  Json json;
+OrderedJson time_json(const TimeBreakdown& time) {
+  OrderedJson json;
   for (const Term& term : terms_of(time)) json[term.name + "_seconds"] = term.seconds;
   return json;
 }
 
-Json parts_json(const MemoryBreakdown& memory) {
-  Json json;
+OrderedJson parts_json(const MemoryBreakdown& memory) {
+  OrderedJson json;
   for (const MemoryTerm& term : terms_of(memory)) json[term.name + "_bytes"] = term.bytes;
   for (const Place place : {Place::host, Place::storage})
     for (const MemoryTerm& term : terms_of(memory.bytes.at(place)))
@@ -26,15 +26,15 @@ Json parts_json(const MemoryBreakdown& memory) {
   return json;
 }
 
-Json shared_json(const SharedMemory& shared) {
+OrderedJson shared_json(const SharedMemory& shared) {
   return {{"peak_bytes", shared.peak_bytes},
           {"node_bytes", shared.node_bytes},
           {"node_capacity_bytes", shared.capacity_bytes},
           {"fits", shared.fits()}};
 }
 
-Json memory_json(const Report& r) {
-  Json json{{"peak_bytes", r.memory_peak_bytes},
+OrderedJson memory_json(const Report& r) {
+  OrderedJson json{{"peak_bytes", r.memory_peak_bytes},
             {"capacity_bytes", r.memory_capacity_bytes},
             {"margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes},
             {"fits", r.memory_fits}};
@@ -47,8 +47,8 @@ Json memory_json(const Report& r) {
   return json;
 }
 
-Json stage_json(const StageReport& stage) {
-  Json memory = parts_json(stage.memory);
+OrderedJson stage_json(const StageReport& stage) {
+  OrderedJson memory = parts_json(stage.memory);
   memory["peak_bytes"] = stage.memory.peak_bytes;
   return {{"stage", stage.stage},
           {"stages", stage.stages},
@@ -58,14 +58,14 @@ Json stage_json(const StageReport& stage) {
           {"memory", std::move(memory)}};
 }
 
-Json op_json(const OpReport& op) {
+OrderedJson op_json(const OpReport& op) {
   return {{"name", op.name},       {"stream", name_of(op.stream)},
           {"seconds", op.seconds}, {"times_per_step", op.times_per_step},
           {"flops", op.flops},     {"bytes", op.bytes},
           {"bound", op.bound}};
 }
 
-Json link_json(const LinkReport& link) {
+OrderedJson link_json(const LinkReport& link) {
   return {{"name", link.name},
           {"links", link.links},
           {"bytes_per_second", link.bytes_per_second},
@@ -76,19 +76,19 @@ Json link_json(const LinkReport& link) {
           {"over_time", link.over_time}};
 }
 
-Json discrete_event_json(const DiscreteEventReport& d) {
-  Json json{{"fidelity", d.fidelity}, {"network_model", d.network_model},
-            {"ranks", d.ranks},       {"rank_classes", d.rank_classes},
-            {"flows", d.flows},       {"flow_classes", d.flow_classes},
-            {"links", d.links},       {"link_classes", d.link_classes},
-            {"events", d.events},     {"uncontended_step_seconds", d.uncontended_step_seconds}};
+OrderedJson discrete_event_json(const DiscreteEventReport& d) {
+  OrderedJson json{{"fidelity", d.fidelity}, {"network_model", d.network_model},
+                   {"ranks", d.ranks},       {"rank_classes", d.rank_classes},
+                   {"flows", d.flows},       {"flow_classes", d.flow_classes},
+                   {"links", d.links},       {"link_classes", d.link_classes},
+                   {"events", d.events},     {"uncontended_step_seconds", d.uncontended_step_seconds}};
   const auto list = [&json](const char* key, const auto& items, auto item_json) {
-    json[key] = Json::array();
+    json[key] = OrderedJson::array();
     for (const auto& item : items) json[key].push_back(item_json(item));
   };
   list("link_kinds", d.link_kinds, link_json);
   list("busiest_links", d.busiest_links, link_json);
-  list("contention", d.contention, [](const ContentionReport& c) -> Json {
+  list("contention", d.contention, [](const ContentionReport& c) -> OrderedJson {
     return {{"who", c.who},
             {"op", c.op},
             {"link", c.link},
@@ -96,10 +96,10 @@ Json discrete_event_json(const DiscreteEventReport& d) {
             {"seconds_alone", c.seconds_alone},
             {"seconds", c.seconds}};
   });
-  list("critical_path", d.critical_path, [](const CriticalPathPart& part) -> Json {
+  list("critical_path", d.critical_path, [](const CriticalPathPart& part) -> OrderedJson {
     return {{"who", part.who}, {"what", part.what}, {"times", part.times}, {"seconds", part.seconds}};
   });
-  list("waits", d.waits, [](const WaitReport& wait) -> Json {
+  list("waits", d.waits, [](const WaitReport& wait) -> OrderedJson {
     return {{"who", wait.who},
             {"for_whom", wait.for_whom},
             {"op", wait.op},
@@ -111,23 +111,23 @@ Json discrete_event_json(const DiscreteEventReport& d) {
 
 }  // namespace
 
-Json report_json(const Report& r) {
-  Json json{{"engine", r.engine},
-            {"devices", r.devices},
-            {"step_seconds", r.step_seconds},
-            {"tokens_per_second", r.tokens_per_second},
-            {"tokens_per_second_per_device", r.tokens_per_second_per_device},
-            {"sequences_per_second", r.sequences_per_second},
-            {"model_flops_per_second_per_device", r.model_flops_per_second_per_device},
-            {"mfu", r.mfu},
-            {"mfu_full_attention", r.mfu_full_attention},
-            {"hfu", r.hfu},
-            {"flop_convention", flop_convention()},
-            {"pipeline_seconds", r.pipeline_seconds},
-            {"bubble_fraction", r.bubble_fraction},
-            {"exposed_communication_seconds", r.exposed_communication_seconds},
-            {"bound_by", r.bound_by},
-            {"memory", memory_json(r)}};
+OrderedJson report_json(const Report& r) {
+  OrderedJson json{{"engine", r.engine},
+                   {"devices", r.devices},
+                   {"step_seconds", r.step_seconds},
+                   {"tokens_per_second", r.tokens_per_second},
+                   {"tokens_per_second_per_device", r.tokens_per_second_per_device},
+                   {"sequences_per_second", r.sequences_per_second},
+                   {"model_flops_per_second_per_device", r.model_flops_per_second_per_device},
+                   {"mfu", r.mfu},
+                   {"mfu_full_attention", r.mfu_full_attention},
+                   {"hfu", r.hfu},
+                   {"flop_convention", flop_convention()},
+                   {"pipeline_seconds", r.pipeline_seconds},
+                   {"bubble_fraction", r.bubble_fraction},
+                   {"exposed_communication_seconds", r.exposed_communication_seconds},
+                   {"bound_by", r.bound_by},
+                   {"memory", memory_json(r)}};
   if (r.expected)
     json["expected_step_seconds"] = {{"share", 0.8},
                                      {"low", r.expected->low_seconds},
@@ -140,26 +140,26 @@ Json report_json(const Report& r) {
     json["bounding_stage"] = bounding.stage;
     json["time"] = time_json(bounding.time);
   }
-  json["stages"] = Json::array();
+  json["stages"] = OrderedJson::array();
   for (const StageReport& stage : r.stages) json["stages"].push_back(stage_json(stage));
   json["unmeasured_share"] = r.unmeasured_share;
-  json["unmeasured"] = Json::array();
+  json["unmeasured"] = OrderedJson::array();
   for (const UnmeasuredShape& shape : r.unmeasured)
     json["unmeasured"].push_back({{"op", shape.op}, {"shape", shape.shape}, {"share_of_step", shape.share_of_step}});
   json["notes"] = r.notes;
   if (r.discrete_event) json["discrete_event"] = discrete_event_json(*r.discrete_event);
   if (!r.ops.empty()) {
-    json["ops"] = Json::array();
+    json["ops"] = OrderedJson::array();
     for (const OpReport& op : r.ops) json["ops"].push_back(op_json(op));
   }
   return json;
 }
 
-Json comparison_json(const Report& a, const Report& b) {
-  Json change{{"step_seconds", b.step_seconds - a.step_seconds},
-              {"tokens_per_second_per_device", b.tokens_per_second_per_device - a.tokens_per_second_per_device},
-              {"mfu", b.mfu - a.mfu},
-              {"memory_peak_bytes", b.memory_peak_bytes - a.memory_peak_bytes}};
+OrderedJson comparison_json(const Report& a, const Report& b) {
+  OrderedJson change{{"step_seconds", b.step_seconds - a.step_seconds},
+                     {"tokens_per_second_per_device", b.tokens_per_second_per_device - a.tokens_per_second_per_device},
+                     {"mfu", b.mfu - a.mfu},
+                     {"memory_peak_bytes", b.memory_peak_bytes - a.memory_peak_bytes}};
   if (!a.stages.empty() && !b.stages.empty()) {
     const auto terms_a = terms_of(a.stages[static_cast<std::size_t>(a.bounding_stage)].time);
     const auto terms_b = terms_of(b.stages[static_cast<std::size_t>(b.bounding_stage)].time);

@@ -64,6 +64,7 @@ TEST(BlockClock, AnAccumulatingKernelWaitsForWhatItAddsTo) {
   Block& block = h.piece.forward;
   const TensorId c = h.copy(block, Stream::data_communication, 3).writes[0];
   Op& add = h.kernel(block, 1);
+  add.kind = OpKind::bias_gradient;
   add.writes[0] = c;  // three bytes, read and written
   add.accumulate = true;
   Clockwork w;

@@ -325,7 +325,7 @@ TEST(HandmadeStep, TheHostIsFullAtAnInstantOfItsOwn) {
   SlowCluster world;
   world.cluster.node.host_memory_bytes = 0;
   Program p = handmade_program(h.piece, 3, 2);
-  p.mesh.size(MeshAxis::dp_shard) = 2;
+  p.mesh.add(MeshAxis::dp_shard, 2);
   const Report unknown = evaluate(world, p);
   EXPECT_DOUBLE_EQ(unknown.host_memory.peak_bytes, 3 * 1000 + 3 * 100);
   EXPECT_DOUBLE_EQ(unknown.host_memory.node_bytes, 2 * 3300) << "of two ranks on one node";

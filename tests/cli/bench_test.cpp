@@ -39,7 +39,7 @@ std::string run_file(double matmul_microseconds, double norm_microseconds,
   return run.dump();
 }
 
-void expect_refused(const Workplace& place, const std::string& arguments, const std::string& sentence) {
+void expect_bench_refused(const Workplace& place, const std::string& arguments, const std::string& sentence) {
   const std::set<std::string> before = place.files();
   const CommandResult result = place.orrery(arguments);
   EXPECT_EQ(result.code, 2) << arguments << "\n" << result.err;
@@ -121,18 +121,18 @@ TEST(BenchCompare, RefusesWhatIsNoRun) {
   place.write("scenario.json", example_scenario());
   place.write("half.json", run_file(100, 10).substr(0, 300));
   place.write("none.json", R"({"context": {}, "benchmarks": []})");
-  expect_refused(place, "bench compare run.json missing.json", "missing.json: found nothing");
-  expect_refused(place, "bench compare run.json empty.json --json o.json", "empty.json");
-  expect_refused(place, "bench compare run.json half.json --json o.json", "half.json");
-  expect_refused(place, "bench compare scenario.json run.json", "the JSON of a Google Benchmark run");
-  expect_refused(place, "bench compare none.json none.json", "expected a run with benchmarks");
-  expect_refused(place, "bench compare run.json run.json --threshold soon", "expected a share: 5% or 0.05");
-  expect_refused(place, "bench compare run.json run.json --threshold -5%", "expected a share: 5% or 0.05");
-  expect_refused(place, "bench compare run.json run.json --filter '('", "expected a regular expression");
-  expect_refused(place, "bench compare run.json run.json --filter attention", "\"attention\"");
-  expect_refused(place, "bench compare run.json run.json --junit nowhere/o.xml", "nowhere/o.xml");
-  expect_refused(place, "bench compare run.json run.json --json o.json --junit nowhere/o.xml", "nowhere/o.xml");
-  expect_refused(place, "bench compare - -", "both runs on standard input");
+  expect_bench_refused(place, "bench compare run.json missing.json", "missing.json: found nothing");
+  expect_bench_refused(place, "bench compare run.json empty.json --json o.json", "empty.json");
+  expect_bench_refused(place, "bench compare run.json half.json --json o.json", "half.json");
+  expect_bench_refused(place, "bench compare scenario.json run.json", "the JSON of a Google Benchmark run");
+  expect_bench_refused(place, "bench compare none.json none.json", "expected a run with benchmarks");
+  expect_bench_refused(place, "bench compare run.json run.json --threshold soon", "expected a share: 5% or 0.05");
+  expect_bench_refused(place, "bench compare run.json run.json --threshold -5%", "expected a share: 5% or 0.05");
+  expect_bench_refused(place, "bench compare run.json run.json --filter '('", "expected a regular expression");
+  expect_bench_refused(place, "bench compare run.json run.json --filter attention", "\"attention\"");
+  expect_bench_refused(place, "bench compare run.json run.json --junit nowhere/o.xml", "nowhere/o.xml");
+  expect_bench_refused(place, "bench compare run.json run.json --json o.json --junit nowhere/o.xml", "nowhere/o.xml");
+  expect_bench_refused(place, "bench compare - -", "both runs on standard input");
 }
 
 // ---- history
@@ -187,17 +187,19 @@ TEST(BenchHistory, RefusesWhatIsNoHistory) {
   place.write("text.db", std::string(4096, 'x'));
   place.orrery("bench import run.json --history h.db");
   const std::string before = place.read("h.db");
-  expect_refused(place, "bench history linear/fp32/8x8x9 --history h.db", "(did you mean \"linear/fp32/8x8x8\"?)");
-  expect_refused(place, std::string("bench history ") + kMatmul + " --history missing.db", "missing.db: found nothing");
-  expect_refused(place, std::string("bench history ") + kMatmul + " --history empty.db",
-                 "empty.db: found an empty file");
-  expect_refused(place, std::string("bench history ") + kMatmul + " --history text.db", "text.db");
-  expect_refused(place, std::string("bench history ") + kMatmul + " --history h.db --svg nowhere/o.svg",
-                 "nowhere/o.svg");
-  expect_refused(place, "bench import run.json --history text.db", "text.db");
-  expect_refused(place, "bench import run.json --history nowhere/h.db", "nowhere/h.db");
-  expect_refused(place, "bench import empty.db --history h.db", "empty.db");
-  expect_refused(place, "bench import run.json text.db --history new.db", "text.db");
+  expect_bench_refused(place, "bench history linear/fp32/8x8x9 --history h.db",
+                       "(did you mean \"linear/fp32/8x8x8\"?)");
+  expect_bench_refused(place, std::string("bench history ") + kMatmul + " --history missing.db",
+                       "missing.db: found nothing");
+  expect_bench_refused(place, std::string("bench history ") + kMatmul + " --history empty.db",
+                       "empty.db: found an empty file");
+  expect_bench_refused(place, std::string("bench history ") + kMatmul + " --history text.db", "text.db");
+  expect_bench_refused(place, std::string("bench history ") + kMatmul + " --history h.db --svg nowhere/o.svg",
+                       "nowhere/o.svg");
+  expect_bench_refused(place, "bench import run.json --history text.db", "text.db");
+  expect_bench_refused(place, "bench import run.json --history nowhere/h.db", "nowhere/h.db");
+  expect_bench_refused(place, "bench import empty.db --history h.db", "empty.db");
+  expect_bench_refused(place, "bench import run.json text.db --history new.db", "text.db");
   EXPECT_EQ(place.read("h.db"), before);
   EXPECT_EQ(place.read("text.db"), std::string(4096, 'x'));
 }
@@ -209,7 +211,7 @@ TEST(BenchHistory, RefusesAnotherProgramsDatabase) {
               "import sqlite3\nc = sqlite3.connect('other.db')\nc.execute('create table t (x)')\nc.commit()\n");
   if (place.python("make.py") != 0) GTEST_SKIP() << "this Python has no sqlite3";
   const std::string before = place.read("other.db");
-  expect_refused(place, "bench import run.json --history other.db", "an SQLite file of another program");
+  expect_bench_refused(place, "bench import run.json --history other.db", "an SQLite file of another program");
   EXPECT_EQ(place.read("other.db"), before);
 }
 
@@ -260,13 +262,13 @@ TEST(Bench, ARunCanBeComparedAndKept) {
 TEST(Bench, SaysWhatItCannotDoBeforeItRuns) {
   Workplace place;
   place.write("text.db", std::string(4096, 'x'));
-  expect_refused(place, "bench --filter '('", "expected a regular expression");
-  expect_refused(place, "bench --filter linaer/fp32/256x512x512", "(did you mean \"linear/fp32/256x512x512\"?)");
-  expect_refused(place, "bench --output nowhere/run.json", "nowhere/run.json");
-  expect_refused(place, "bench --history text.db", "text.db");
-  expect_refused(place, "bench --repetitions 0", "--repetitions");
-  expect_refused(place, "bench --device tpu", "--device");
-  expect_refused(place, "bench compair a.json b.json", "");
+  expect_bench_refused(place, "bench --filter '('", "expected a regular expression");
+  expect_bench_refused(place, "bench --filter linaer/fp32/256x512x512", "(did you mean \"linear/fp32/256x512x512\"?)");
+  expect_bench_refused(place, "bench --output nowhere/run.json", "nowhere/run.json");
+  expect_bench_refused(place, "bench --history text.db", "text.db");
+  expect_bench_refused(place, "bench --repetitions 0", "--repetitions");
+  expect_bench_refused(place, "bench --device tpu", "--device");
+  expect_bench_refused(place, "bench compair a.json b.json", "");
 }
 
 }  // namespace

@@ -20,9 +20,9 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr double kMiB = 1 << 20;
+constexpr double kLarge = 1 << 20;  // bytes
 
-const Json& published() {
+const Json& published_collectives() {
   static const Json json = parse_json_file(ORRERY_SOURCE_DIR "/results/published/collectives.json");
   return json;
 }
@@ -83,9 +83,9 @@ struct Residuals {
 };
 Residuals recompute() {
   Residuals result;
-  for (const Json& curve : published()["curves"]) {
+  for (const Json& curve : published_collectives()["curves"]) {
     if (curve.contains("not_fitted")) continue;
-    const Cluster cluster = cluster_of(published()["systems"][curve["system"].get<std::string>()], curve);
+    const Cluster cluster = cluster_of(published_collectives()["systems"][curve["system"].get<std::string>()], curve);
     const CollectiveCalibration calibration = find_collective_calibration(cluster);
     const CollectiveModel model(cluster, calibration);
     const bool across = cluster.nodes > 1;
@@ -97,7 +97,7 @@ Residuals recompute() {
       const double error = std::abs(predicted_seconds(model, curve, bytes) / measured - 1);
       for (Errors* e : {&of_class, &of_level}) {
         e->all.push_back(error);
-        if (bytes >= kMiB) e->large.push_back(error);
+        if (bytes >= kLarge) e->large.push_back(error);
       }
     }
   }
@@ -245,13 +245,13 @@ TEST(CollectiveCalibrations, FaultsAreNamedWithTheirPlace) {
 }
 
 TEST(PublishedCollectives, SayWhereTheyWereSeenAndWhatWasLeftOut) {
-  for (const Json& curve : published()["curves"]) {
+  for (const Json& curve : published_collectives()["curves"]) {
     EXPECT_FALSE(curve["source"].get<std::string>().empty());
     EXPECT_FALSE(curve["method"].get<std::string>().empty());
-    EXPECT_TRUE(published()["systems"].contains(curve["system"].get<std::string>())) << curve["id"];
+    EXPECT_TRUE(published_collectives()["systems"].contains(curve["system"].get<std::string>())) << curve["id"];
     EXPECT_FALSE(curve["points"].empty());
   }
-  for (const Json& left : published()["left_out"]) EXPECT_FALSE(left["why"].get<std::string>().empty());
+  for (const Json& left : published_collectives()["left_out"]) EXPECT_FALSE(left["why"].get<std::string>().empty());
 }
 
 }  // namespace

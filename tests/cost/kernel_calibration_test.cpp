@@ -13,6 +13,7 @@
 #include "sim/base/preset.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
+#include "tests/cost/real.h"
 
 namespace orrery {
 namespace {
@@ -20,7 +21,6 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-double real(std::int64_t x) { return static_cast<double>(x); }
 
 Residual residual_of(const std::vector<double>& fitted_over_measured) {
   Residual r;
@@ -51,7 +51,7 @@ void expect_equal(const Residual& stated, const Residual& found, const std::stri
   EXPECT_NEAR(stated.bias, found.bias, kRounding);
 }
 
-const Json& published() {
+const Json& published_kernels() {
   static const Json json = parse_json_file(ORRERY_SOURCE_DIR "/results/published/kernels.json");
   return json;
 }
@@ -78,7 +78,7 @@ TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
     const MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
     if (!curve.measured) continue;
     std::vector<double> ratios;
-    for (const Json& p : published()["points"]) {
+    for (const Json& p : published_kernels()["points"]) {
       if (p["device"] != GetParam() || p["op"] != "matmul" || p["dtype"] != name_of(dtype) || !usable(p)) continue;
       const GemmShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3]};
       const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype, 1));
@@ -108,7 +108,7 @@ TEST_P(EveryCalibration, StatesTheAttentionResidualsThatItHas) {
     ASSERT_TRUE(use_attention_kernel(chosen, curve.name));
     const KernelModel attending(device, chosen);
     std::vector<double> ratios;
-    for (const Json& p : published()["points"]) {
+    for (const Json& p : published_kernels()["points"]) {
       if (p["device"] != GetParam() || p["op"] != "attention" || p["kernel"] != curve.name) continue;
       AttentionShape s{p["shape"][0], p["shape"][1], p["shape"][2],
                        p["shape"][3], p["shape"][3], p["shape"][4],
@@ -133,7 +133,7 @@ TEST_P(EveryCalibration, StatesTheAttentionResidualsThatItHas) {
 
 TEST_P(EveryCalibration, StatesTheMemoryResidualThatItHas) {
   std::vector<double> ratios;
-  for (const Json& p : published()["points"]) {
+  for (const Json& p : published_kernels()["points"]) {
     if (p["device"] != GetParam() || p["dtype"] != "bf16" || (p["op"] != "matmul" && p["op"] != "gemv")) continue;
     if (p["shape"][1] != 1 || !usable(p)) continue;
     const double n = p["shape"][2], k = p["shape"][3];
@@ -206,7 +206,7 @@ TEST(FindCalibration, KnowsEveryPreset) {
       EXPECT_THAT(calibrated, ::testing::Contains(c.borrowed_from));
       EXPECT_FALSE(c.note.empty());
     }
-    ASSERT_EQ(c.matmul.size(), 7u);
+    ASSERT_EQ(c.matmul.size(), static_cast<std::size_t>(kDtypes));
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
+#include "tests/cost/real.h"
 
 namespace orrery {
 namespace {
@@ -45,7 +46,6 @@ Calibration simple_calibration() {
   return c;
 }
 
-double real(std::int64_t x) { return static_cast<double>(x); }
 double gemm_bytes(const GemmShape& s, double width = 2) {
   const double b = real(s.batch), m = real(s.m), n = real(s.n), k = real(s.k);
   return b * (width * (m * k + k * n) + 2 * m * n);

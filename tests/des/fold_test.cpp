@@ -143,12 +143,12 @@ CollectiveRun expect_folds(const Cluster& c, const CollectiveRequest& request, c
   return folded;
 }
 
-struct Kind {
+struct CollectiveKind {
   OpKind kind;
   Algorithm algorithm;
 };
-const std::vector<Kind>& all_kinds() {
-  static const std::vector<Kind> kinds{{OpKind::all_reduce, Algorithm::ring},
+const std::vector<CollectiveKind>& all_kinds() {
+  static const std::vector<CollectiveKind> kinds{{OpKind::all_reduce, Algorithm::ring},
                                        {OpKind::all_reduce, Algorithm::bidirectional_ring},
                                        {OpKind::all_reduce, Algorithm::tree},
                                        {OpKind::all_reduce, Algorithm::nvls},
@@ -165,8 +165,8 @@ const std::vector<Kind>& all_kinds() {
 }
 
 // The ones that differ most in what they load.
-const std::vector<Kind>& some_kinds() {
-  static const std::vector<Kind> kinds{{OpKind::all_reduce, Algorithm::ring},
+const std::vector<CollectiveKind>& some_kinds() {
+  static const std::vector<CollectiveKind> kinds{{OpKind::all_reduce, Algorithm::ring},
                                        {OpKind::all_reduce, Algorithm::tree},
                                        {OpKind::all_reduce, Algorithm::hierarchical},
                                        {OpKind::reduce_scatter, Algorithm::halving_doubling},
@@ -220,7 +220,7 @@ TEST(Fold, OversubscribedFabricsAndStaticRoutes) {
       for (const auto& [kind, algorithm] : some_kinds())
         expect_folds(w.cluster, over_all(w.cluster, kind, algorithm), w.collectives, {}, {.routing = routing});
       for (const auto& [kind, algorithm] :
-           {Kind{OpKind::all_to_all, Algorithm::direct}, {OpKind::all_reduce, Algorithm::ring}})
+           {CollectiveKind{OpKind::all_to_all, Algorithm::direct}, {OpKind::all_reduce, Algorithm::ring}})
         expect_folds(w.cluster, over_strided(w.cluster, 8, kind, algorithm), w.collectives, {}, {.routing = routing});
     }
 }
@@ -500,7 +500,7 @@ TEST(StepExact, AChainFillsChunkByChunk) {
 TEST(StepExact, ChainsAndTreesFillQuickly) {
   for (const std::int64_t nodes : {1, 4}) {
     const World w = h100(nodes, FabricKind::single_switch, 1);
-    for (const auto& [kind, algorithm] : {Kind{OpKind::broadcast, Algorithm::ring},
+    for (const auto& [kind, algorithm] : {CollectiveKind{OpKind::broadcast, Algorithm::ring},
                                           {OpKind::all_reduce, Algorithm::tree},
                                           {OpKind::all_reduce, Algorithm::nvls}})
       for (const double bytes : {1e5, 1e8, 1e10}) {

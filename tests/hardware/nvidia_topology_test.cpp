@@ -15,14 +15,14 @@ using ::testing::HasSubstr;
 
 std::string data(const std::string& name) { return ORRERY_SOURCE_DIR "/tests/hardware/data/" + name; }
 
-Cluster read(const std::string& device, const std::string& file, nlohmann::json json = {}) {
+Cluster of_topology(const std::string& device, const std::string& file, nlohmann::json json = {}) {
   json["device"] = device;
   json["topology_file"] = data(file);
   return read_cluster(json, {"s.json", "/cluster"});
 }
 
 TEST(NvidiaTopology, DgxH100) {
-  const Cluster c = read("H100-SXM5-80GB", "dgx_h100.txt");
+  const Cluster c = of_topology("H100-SXM5-80GB", "dgx_h100.txt");
   EXPECT_EQ(c.node.devices, 8);
   EXPECT_EQ(c.node.intra, IntraFabric::nvswitch);
   EXPECT_EQ(c.node.intra_bytes_per_second, 450e9);
@@ -39,7 +39,7 @@ TEST(NvidiaTopology, TheSameMatrixWithAnotherDevicesLinkRate) {
 }
 
 TEST(NvidiaTopology, Dgx1V) {
-  const Cluster c = read("V100-SXM2-32GB", "dgx_1v.txt", {{"nodes", 4}});
+  const Cluster c = of_topology("V100-SXM2-32GB", "dgx_1v.txt", {{"nodes", 4}});
   EXPECT_EQ(c.devices(), 32);
   EXPECT_EQ(c.node.intra, IntraFabric::direct_mesh);
   EXPECT_EQ(c.node.intra_bytes_per_second, 150e9);
@@ -49,7 +49,7 @@ TEST(NvidiaTopology, Dgx1V) {
 }
 
 TEST(NvidiaTopology, PcieBox) {
-  const Cluster c = read("L40S", "pcie_l40s.txt");
+  const Cluster c = of_topology("L40S", "pcie_l40s.txt");
   EXPECT_EQ(c.node.devices, 8);
   EXPECT_EQ(c.node.intra, IntraFabric::pcie);
   EXPECT_EQ(c.node.intra_bytes_per_second, 31.5e9);
@@ -58,7 +58,7 @@ TEST(NvidiaTopology, PcieBox) {
 }
 
 TEST(NvidiaTopology, BridgedPairs) {
-  const Cluster c = read("RTX-A6000", "rtx_a6000_pairs.txt");
+  const Cluster c = of_topology("RTX-A6000", "rtx_a6000_pairs.txt");
   EXPECT_EQ(c.node.devices, 4);
   EXPECT_EQ(c.node.intra, IntraFabric::nvlink_pairs);
   EXPECT_EQ(c.node.pair_bytes_per_second, 56.25e9);
@@ -67,7 +67,7 @@ TEST(NvidiaTopology, BridgedPairs) {
 }
 
 TEST(NvidiaTopology, MeshOfFour) {  // equal pairs, but the links add up to the device's: no switch
-  const Cluster c = read("A100-SXM4-40GB", "a100_mesh_of_4.txt");
+  const Cluster c = of_topology("A100-SXM4-40GB", "a100_mesh_of_4.txt");
   EXPECT_EQ(c.node.intra, IntraFabric::direct_mesh);
   EXPECT_EQ(c.node.intra_bytes_per_second, 300e9);
   EXPECT_EQ(c.node.pair_bytes_per_second, 100e9);
@@ -76,7 +76,7 @@ TEST(NvidiaTopology, MeshOfFour) {  // equal pairs, but the links add up to the 
 }
 
 TEST(NvidiaTopology, OneGpu) {
-  const Cluster c = read("H200", "one_gpu.txt");
+  const Cluster c = of_topology("H200", "one_gpu.txt");
   EXPECT_EQ(c.devices(), 1);
 }
 
@@ -98,7 +98,7 @@ TEST(NvidiaTopology, SpacesForTabsAndATextAboveDoNotMatter) {
 TEST(NvidiaTopology, RejectsLinksThatTheDeviceCannotHave) {
   for (const auto& [device, found] : {std::pair{"A100-SXM4-80GB", "18 NVLinks"}, std::pair{"L40S", "NVLinks"}}) {
     try {
-      read(device, "dgx_h100.txt");
+      of_topology(device, "dgx_h100.txt");
       FAIL() << device;
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().pointer, "/cluster/topology_file");
@@ -109,7 +109,7 @@ TEST(NvidiaTopology, RejectsLinksThatTheDeviceCannotHave) {
 
 TEST(NvidiaTopology, RejectsAnotherDeviceCount) {
   try {
-    read("H100", "dgx_h100.txt", {{"devices_per_node", 4}});
+    of_topology("H100", "dgx_h100.txt", {{"devices_per_node", 4}});
     FAIL();
   } catch (const InputError& error) {
     EXPECT_EQ(error.where().pointer, "/cluster/devices_per_node");
@@ -117,14 +117,14 @@ TEST(NvidiaTopology, RejectsAnotherDeviceCount) {
   }
 }
 
-struct Bad {
+struct BadMatrix {
   const char* name;
   const char* text;
   const char* found;
   const char* expected;
 };
-void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.name; }
-class BadTopology : public ::testing::TestWithParam<Bad> {};
+void PrintTo(const BadMatrix& bad, std::ostream* out) { *out << bad.name; }
+class BadTopology : public ::testing::TestWithParam<BadMatrix> {};
 
 TEST_P(BadTopology, GetsItsSentence) {
   try {
@@ -137,7 +137,7 @@ TEST_P(BadTopology, GetsItsSentence) {
   }
 }
 
-constexpr Bad kBad[]{
+constexpr BadMatrix kBadMatrices[]{
     {"Empty", "", "no line of column names", "GPU0 GPU1"},
     {"AnotherFile", "name, memory\nH100, 80\n", "no line of column names", "nvidia-smi topo -m"},
     {"UnknownLink", "GPU0 GPU1 CPU Affinity\nGPU0 X NVX 0\nGPU1 NVX X 0\n", "\"NVX\" between GPU0 and GPU1 (line 2)",
@@ -153,7 +153,7 @@ constexpr Bad kBad[]{
     {"ColumnSkipped", "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n", "the column GPU2 in line 1", "GPU1"},
     {"GpuAfterNic", "GPU0 NIC0 GPU1\nGPU0 X PIX SYS\n", "the column GPU1 after NIC0", "the GPUs first"},
 };
-INSTANTIATE_TEST_SUITE_P(Input, BadTopology, ::testing::ValuesIn(kBad),
+INSTANTIATE_TEST_SUITE_P(Input, BadTopology, ::testing::ValuesIn(kBadMatrices),
                          [](const auto& bad) { return std::string(bad.param.name); });
 
 }  // namespace

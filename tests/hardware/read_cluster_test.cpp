@@ -158,7 +158,7 @@ TEST(ReadCluster, WhatIsWrittenReadsBackTheSame) {
   }
 }
 
-struct Bad {
+struct BadValue {
   const char* name;
   const char* json;
   const char* pointer;
@@ -166,12 +166,12 @@ struct Bad {
   const char* expected;
   const char* nearest = "";
 };
-void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.name; }
+void PrintTo(const BadValue& bad, std::ostream* out) { *out << bad.name; }
 
-class BadCluster : public ::testing::TestWithParam<Bad> {};
+class BadCluster : public ::testing::TestWithParam<BadValue> {};
 
 TEST_P(BadCluster, GetsItsSentence) {
-  const Bad& bad = GetParam();
+  const BadValue& bad = GetParam();
   try {
     read(bad.json);
     FAIL() << "accepted";
@@ -184,7 +184,7 @@ TEST_P(BadCluster, GetsItsSentence) {
   }
 }
 
-constexpr Bad kBad[]{
+constexpr BadValue kBadValues[]{
     {"UnknownName", R"("dgx-h10")", "", "\"dgx-h10\"", "the name of a cluster or node preset", "dgx-h100"},
     {"UnknownCluster", R"("seleen")", "", "\"seleen\"", "the name of a cluster or node preset", "selene"},
     {"NotAnObject", "3", "", "3", "the name of a cluster or node preset, or an object"},
@@ -259,7 +259,7 @@ constexpr Bad kBad[]{
     {"TopologyFileOfAnotherType", R"({"device": "h100", "topology_file": 3})", "/topology_file", "3",
      "the path of a file"},
 };
-INSTANTIATE_TEST_SUITE_P(Input, BadCluster, ::testing::ValuesIn(kBad),
+INSTANTIATE_TEST_SUITE_P(Input, BadCluster, ::testing::ValuesIn(kBadValues),
                          [](const auto& bad) { return std::string(bad.param.name); });
 
 }  // namespace

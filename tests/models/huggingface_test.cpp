@@ -104,13 +104,13 @@ TEST(HuggingFace, DeepSeekCutToItsDenseLayersIsRead) {
   EXPECT_EQ(parameters(model), 2 * 129280LL * 7168 + 3 * (187'107'328 + 3 * 7168LL * 18432 + 2 * 7168) + 7168);
 }
 
-struct Bad {
+struct BadConfig {
   const char* sample;  // changed by `patch` (null removes the key)
   const char* patch;
   const char* sentence;  // part of it
 };
 
-const Bad kBad[] = {
+const BadConfig kBadConfigs[] = {
     {"llama-3-8b", R"({"model_type": "mixtral"})",
      R"(/model/model_type: found "mixtral", expected a dense model: mixture-of-experts models are not modelled yet)"},
     {"llama-3-8b", R"({"model_type": "qwen3_moe"})",
@@ -180,7 +180,7 @@ const Bad kBad[] = {
 };
 
 TEST(HuggingFace, WhatCannotBeReadGetsASentence) {
-  for (const Bad& bad : kBad) {
+  for (const BadConfig& bad : kBadConfigs) {
     Json config = sample(bad.sample);
     config.update(Json::parse(bad.patch));
     try {

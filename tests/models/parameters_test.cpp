@@ -11,8 +11,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-Model model_of(const Json& json) { return read_model(json, {}); }
-std::int64_t count(const Json& json) { return parameters(model_of(json)); }
+Model read(const Json& json) { return read_model(json, {}); }
+std::int64_t count(const Json& json) { return parameters(read(json)); }
 
 struct KnownCount {
   const char* name;
@@ -82,7 +82,7 @@ double rounding(double published) {
 TEST(Parameters, AreThePublishedOnesForEveryPreset) {
   int stated = 0, exact = 0;
   for (const std::string& name : model_names()) {
-    const Model model = model_of(name);
+    const Model model = read(name);
     if (model.published_parameters == 0) continue;
     ++stated;
     const double published = model.published_parameters, counted = static_cast<double>(parameters(model));
@@ -103,7 +103,7 @@ TEST(Parameters, AreThePublishedOnesForEveryPreset) {
 TEST(Parameters, FollowMegatronsFormula) {
   for (const char* name :
        {"megatron-1.7b", "megatron-22b", "megatron-145b", "megatron-530b", "megatron-1t", "gpt3-175b"}) {
-    const Model m = model_of(name);
+    const Model m = read(name);
     const std::int64_t h = m.hidden, L = m.layers, V = m.vocab, s = m.max_positions;
     EXPECT_EQ(parameters(m), 12 * L * h * h + 13 * L * h + (V + s) * h + 2 * h) << name;
   }

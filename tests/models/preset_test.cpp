@@ -195,12 +195,12 @@ TEST(Mistakes, MixturesOfExpertsAreNamed) {
   }
 }
 
-struct Bad {
+struct BadModel {
   const char* json;
   const char* sentence;  // part of it
 };
 
-const Bad kBad[] = {
+const BadModel kBadModels[] = {
     {R"("llama-3-7b")", R"(: found "llama-3-7b", expected the name of a model, a config.json, or a written-out model)"},
     {R"("lama-3-8b")", R"(did you mean "llama-3-8b"?)"},
     {R"("")", R"(: found "", expected the name of a model)"},
@@ -289,7 +289,7 @@ const Bad kBad[] = {
 };
 
 TEST(Mistakes, GetASentence) {
-  for (const Bad& bad : kBad) {
+  for (const BadModel& bad : kBadModels) {
     const std::string sentence = error_of(Json::parse(bad.json));
     EXPECT_THAT(sentence, StartsWith("scenario.json: /model")) << bad.json;
     EXPECT_THAT(sentence, HasSubstr(bad.sentence)) << bad.json;

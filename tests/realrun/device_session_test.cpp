@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-std::string text_of(const std::filesystem::path& path) {
+std::string contents_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::ostringstream text;
   text << file.rdbuf();
@@ -35,16 +35,16 @@ TEST(DeviceSession, RunsAllItsPartsOnTheStandIn) {
   std::filesystem::remove_all(out);
   const std::string bin = std::filesystem::path(ORRERY_COMMAND).parent_path().string();
   EXPECT_EQ(session("--stand-in --short --bin " + bin + " --out " + out.string() + " >/dev/null"), 0)
-      << text_of(out / "summary.txt");
-  const std::string summary = text_of(out / "summary.txt");
+      << contents_of(out / "summary.txt");
+  const std::string summary = contents_of(out / "summary.txt");
   EXPECT_THAT(summary, Not(HasSubstr("failed (")));
   for (const char* part :
        {"check_one_rank", "check_tensor_parallel", "check_zero_3", "bench", "calibrate", "step_small"})
     EXPECT_THAT(summary, HasSubstr(part));
-  const auto step = nlohmann::json::parse(text_of(out / "step_small.json"));
+  const auto step = nlohmann::json::parse(contents_of(out / "step_small.json"));
   EXPECT_GT(step.at("measured").at("step_seconds").get<double>(), 0);
   EXPECT_GT(step.at("predicted").at("step_seconds").get<double>(), 0);
-  EXPECT_TRUE(nlohmann::json::parse(text_of(out / "check_zero_3.json")).at("agreement").at("agrees").get<bool>());
+  EXPECT_TRUE(nlohmann::json::parse(contents_of(out / "check_zero_3.json")).at("agreement").at("agrees").get<bool>());
 }
 
 TEST(DeviceSession, SaysWhatIsMissing) {

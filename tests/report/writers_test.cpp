@@ -9,6 +9,7 @@
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "sim/report/read_json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/terms.h"
@@ -244,6 +245,41 @@ TEST(Table, SaysHeadlineVerdictAndNotes) {
   report.memory_fits = false;
   EXPECT_THAT(report_table(report, {}, {}), HasSubstr("DOES NOT FIT, 9.31 GiB too much"));
   EXPECT_THAT(report_table(report, {}, {.colour = true}), HasSubstr("\x1b[1;31mDOES NOT FIT\x1b[0m"));
+}
+
+// What a node's devices share: by what it is for, how much of the node, and whether there is room.
+TEST(Table, SaysWhatLiesOnTheHost) {
+  Report report = example_report();
+  EXPECT_THAT(report_table(report, {}, {}),
+              AllOf(HasSubstr("in host memory"), HasSubstr("optimizer states 6.52 GiB"),
+                    HasSubstr("52.15 GiB of a node, of 93.13 GiB: fits, 40.98 GiB to spare"), Not(HasSubstr("in storage"))));
+  report.host_memory.capacity_bytes = 0;
+  EXPECT_THAT(report_table(report, {}, {}), HasSubstr("52.15 GiB of a node, whose capacity is not known"));
+  report.host_memory.capacity_bytes = 50e9;
+  report.memory_fits = false;
+  EXPECT_THAT(report_table(report, {}, {}),
+              AllOf(HasSubstr("DOES NOT FIT"), HasSubstr("5.59 GiB too much on the fullest node"),
+                    HasSubstr("fits, 18.63 GiB to spare"), Not(HasSubstr("on the fullest device"))));
+  report.stages[1].memory.bytes.at(Place::host).fill(0);
+  report.host_memory = {};
+  EXPECT_THAT(report_table(report, {}, {}), Not(HasSubstr("in host memory")));
+}
+
+TEST(ReportJson, HoldsWhatLiesOnTheHostAndReadsItBack) {
+  const Report report = example_report();
+  const auto parsed = json::parse(report_json(report).dump());
+  EXPECT_EQ(parsed["memory"]["host"]["node_bytes"], 56e9);
+  EXPECT_EQ(parsed["memory"]["host"]["node_capacity_bytes"], 100e9);
+  EXPECT_EQ(parsed["memory"]["host"]["fits"], true);
+  EXPECT_FALSE(parsed["memory"].contains("storage"));
+  EXPECT_EQ(parsed["memory"]["parts"]["host_bytes"], 7e9);
+  EXPECT_EQ(parsed["memory"]["parts"]["host_optimizer_state_bytes"], 7e9);
+  EXPECT_EQ(parsed["memory"]["parts"]["optimizer_state_bytes"], 0);
+  const Report back = read_report(parsed, {});
+  EXPECT_EQ(back.stages[1].memory.bytes, report.stages[1].memory.bytes);
+  EXPECT_EQ(back.host_memory.node_bytes, 56e9);
+  EXPECT_EQ(back.host_memory.capacity_bytes, 100e9);
+  EXPECT_TRUE(back.memory_fits);
 }
 
 TEST(Table, OfOneStageHasNoTableOfStages) {

@@ -21,12 +21,12 @@ const Cluster& four_nodes() {
   return cluster;
 }
 
-std::vector<Perturbation> read(const char* text) {
+std::vector<Perturbation> perturbations_of(const char* text) {
   return read_perturbations(json::parse(text), {"scenario.json", "/perturbations"}, four_nodes());
 }
 
 TEST(Perturbations, OfEveryKindAreReadAsWritten) {
-  const auto all = read(R"([
+  const auto all = perturbations_of(R"([
     {"kind": "slow_device", "devices": [3, 31], "factor": 0.8, "from_seconds": 1, "until_seconds": 2.5},
     {"kind": "slow_device", "count": 2, "seed": 7, "factor": 0.5, "note": "two of the 32"},
     {"kind": "slow_link", "link": "node*.nic0", "factor": 0.25, "count": 40, "seed": 1},
@@ -50,15 +50,15 @@ TEST(Perturbations, OfEveryKindAreReadAsWritten) {
   EXPECT_EQ(all[6].coefficient_of_variation, 0.1);
 }
 
-struct Refusal {
+struct BadPerturbation {
   const char* perturbation;
   const char* pointer;  // within the perturbation
   const char* sentence;
 
-  friend std::ostream& operator<<(std::ostream& out, const Refusal& r) { return out << r.perturbation; }
+  friend std::ostream& operator<<(std::ostream& out, const BadPerturbation& r) { return out << r.perturbation; }
 };
 
-const Refusal kRefusals[] = {
+const BadPerturbation kBadPerturbations[] = {
     {"3", "", "found 3, expected an object"},
     {R"({"devices": [1], "factor": 0.5})", "/kind", "found nothing, expected one of \"slow_device\""},
     {R"({"kind": "slow_devise", "devices": [1], "factor": 0.5})", "/kind", "(did you mean \"slow_device\"?)"},
@@ -106,11 +106,11 @@ const Refusal kRefusals[] = {
 };
 
 TEST(Perturbations, AreRefusedInOneSentenceWithTheirPlace) {
-  for (const Refusal& refusal : kRefusals) {
+  for (const BadPerturbation& refusal : kBadPerturbations) {
     SCOPED_TRACE(refusal.perturbation);
     const std::string first = R"({"kind": "slow_device", "devices": [0], "factor": 0.5})";
     try {
-      read(("[" + first + "," + refusal.perturbation + "]").c_str());
+      perturbations_of(("[" + first + "," + refusal.perturbation + "]").c_str());
       ADD_FAILURE() << "is accepted";
     } catch (const InputError& error) {
       EXPECT_EQ(error.where().file, "scenario.json");
@@ -121,7 +121,7 @@ TEST(Perturbations, AreRefusedInOneSentenceWithTheirPlace) {
 }
 
 TEST(Perturbations, AreAListOfTheScenario) {
-  EXPECT_THROW(read(R"({"kind": "failing_node", "nodes": [0]})"), InputError);
+  EXPECT_THROW(perturbations_of(R"({"kind": "failing_node", "nodes": [0]})"), InputError);
   json document{{"model", "llama-3-8b"},
                 {"cluster", {{"node", "dgx-h100"}, {"nodes", 4}}},
                 {"workload", {{"global_batch_size", 32}}},
