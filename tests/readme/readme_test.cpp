@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <memory>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -223,6 +223,16 @@ TEST(Readme, PicturesAreAsDrawn) {
   const std::string drawn = printed_by(ORRERY_COMMAND " simulate results/figures/interleaved.json --svg -", code);
   EXPECT_TRUE(drawn == read(kRoot / "results/figures/interleaved.svg"))
       << "tests/readme/refresh.py draws results/figures/interleaved.svg anew";
+}
+
+TEST(Readme, TheScenarioShownIsTheBundledOne) {
+  const std::string page = read(kRoot / "README.md");
+  const std::size_t begin = page.find("```json\n") + 8;
+  const auto parsed = [](const std::string& text) {
+    return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  };
+  EXPECT_EQ(parsed(page.substr(begin, page.find("```", begin) - begin)),
+            parsed(read(kRoot / "strategies/pipeline_parallel/example-llama-3-70b-512-h100.json")));
 }
 
 // ---- Links
