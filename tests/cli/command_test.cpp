@@ -279,6 +279,19 @@ TEST(Simulate, ExplainsOpsAndTerms) {
   }
 }
 
+TEST(Show, AModelsFileAsItIsRead) {
+  Workplace place;
+  std::ostringstream config;
+  config << std::ifstream(ORRERY_SOURCE_DIR "/tests/models/data/llama-3-8b.json").rdbuf();
+  place.write("config.json", config.str());
+  const auto shown = place.orrery("show ./config.json --json");
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  EXPECT_EQ(json::parse(shown.out).at("model").at("parameters"), 8030261248);
+  EXPECT_EQ(place.orrery("show scenario.json").code, 2) << "no such file";
+  place.write("scenario.json", example_scenario());
+  EXPECT_THAT(place.orrery("show scenario.json").err, HasSubstr("scenario.json: "));
+}
+
 TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {
   Workplace place;
   json good = json::parse(example_scenario());
