@@ -229,8 +229,9 @@ std::string explain(const std::string& name, const Simulation& simulation) {
   const TimeBreakdown none;
   for (const Term& term :
        terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
-    if (term.name == name) return explain_term(term, ops, simulation);
+    if (name == term.name || name == term.label) return explain_term(term, ops, simulation);
     known.push_back(term.name);
+    known.push_back(term.label);
   }
   for (const OpInPlace& place : ops) {
     known.push_back(place.name);

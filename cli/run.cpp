@@ -22,6 +22,7 @@
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
 #include "sim/cost/user_calibration.h"
+#include "sim/memory/memory.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -180,6 +181,18 @@ void require_nccl_ranks() {
   cuda_devices();
 }
 
+// What all ranks hold at the least: parameters, gradients and states, and what one micro-batch saves.
+double least_bytes(const Program& program) {
+  double bytes = 0;
+  for (const auto& stage : program.stages)
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs) {
+        const PieceMemory memory = piece_memory(program.pieces[run.piece], 0, run.count);
+        bytes += static_cast<double>(run.count) * (device_bytes(memory.resident) + device_bytes(memory.saved));
+      }
+  return bytes * static_cast<double>(program.mesh.ranks()) / static_cast<double>(program.stages.size());
+}
+
 void run(const RunArguments& arguments) {
   ScenarioSource source;
   const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
@@ -211,7 +224,17 @@ void run(const RunArguments& arguments) {
   const BackendFactory factory = backends(arguments.device, /*exact=*/false);
   if (processes && on_gpus) require_nccl_ranks();
   BackendFacts facts;
-  if (!processes) facts = factory(0)->facts();
+  if (!processes || !on_gpus) {
+    facts = factory(0)->facts();
+    // Rather than to be killed, with whatever else runs here.
+    if (const double least = least_bytes(program); facts.memory_bytes > 0 && least > facts.memory_bytes)
+      throw source.blame(
+          InputError({source.file, "/model"},
+                     fmt::format("a model that takes {} at the least, on {} rank{}", bytes_text(least), ranks,
+                                 ranks == 1 ? "" : "s"),
+                     fmt::format("what fits into the {} of this machine's {}, as with --set model.layers=2",
+                                 bytes_text(facts.memory_bytes), on_gpus ? "GPU" : "memory")));
+  }
   std::optional<Agreement> agrees;
   Report measured;
   double fastest = 0;  // step: of a host that others use too, the one that they disturbed least

@@ -23,8 +23,15 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+OrderedJson model_json(const Model& model) {
+  OrderedJson json = to_json(model);
+  json["parameters"] = parameters(model);
+  return json;
+}
+
 // What `name` is, by kind: the same name may be a node's and a cluster's.
 OrderedJson find(const std::string& name) {
+  if (name.ends_with(".json")) return {{"model", model_json(read_model(parse_json_file(name), {name, ""}))}};
   OrderedJson found = OrderedJson::object();
   const auto look = [&](const char* kind, auto read) {
     try {
@@ -33,12 +40,7 @@ OrderedJson find(const std::string& name) {
       if (!error.where().file.empty()) throw;  // a fault inside a preset; not: no such name
     }
   };
-  look("model", [&] {
-    const Model model = read_model(name, {});
-    OrderedJson json = to_json(model);
-    json["parameters"] = parameters(model);
-    return json;
-  });
+  look("model", [&] { return model_json(read_model(name, {})); });
   look("cluster", [&] { return OrderedJson(to_json(find_cluster(name))); });
   look("node", [&] { return OrderedJson(to_json(find_node(name))); });
   look("device", [&] { return OrderedJson(to_json(find_device(name))); });
@@ -134,13 +136,15 @@ void add_show(CLI::App& app) {
       app.add_subcommand("show", "Show a preset with all its figures and their sources, or a cluster's links");
   command->footer(
       "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
+      "  orrery show ./config.json                   a Hugging Face model, as it is read\n"
       "  orrery show korth-t5-megatron-1T-full --scenario > mine.json   a published step's, to be changed\n"
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
       "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
   command
       ->add_option(
           "NAME", arguments->name,
-          "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; or \"links\"")
+          "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; a model's JSON "
+          "file; or \"links\"")
       ->required();
   command->add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
   command->add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");

@@ -135,6 +135,21 @@ Json opened_up(const Json& name, const std::string& at, const std::string& file)
   }
 }
 
+// Paths that --set gives are relative to the working directory, those in a document to its file.
+void find_from_working_directory(Json& value, const std::string& at, const std::string& file) {
+  if (std::filesystem::path(file).parent_path().empty()) return;
+  const auto make_absolute = [](Json& path) {
+    if (path.is_string()) path = std::filesystem::absolute(path.get<std::string>()).string();
+  };
+  const std::string pointer = within_job(at);
+  const bool is_part = pointer == "/model" || pointer == "/cluster" || pointer == "/workload" || pointer == "/plan" ||
+                       pointer == "/perturbations";
+  if (is_part && value.is_string() && is_path(value.get_ref<const std::string&>())) make_absolute(value);
+  if (pointer == "/cluster/topology_file") make_absolute(value);
+  if (pointer == "/cluster" && value.is_object() && value.contains("topology_file"))
+    make_absolute(value["topology_file"]);
+}
+
 template <class Options>
 Options read_fields(const Part& part) {
   JsonReader reader(part.json, part.where);
@@ -177,6 +192,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
     pointer = pointer_to(pointer, key);
   }
   *at = parse_value(assignment.value);
+  find_from_working_directory(*at, pointer, file);
 }
 
 Json load_scenario_document(const std::string& name_or_path, const std::vector<std::string>& sets,

@@ -40,7 +40,8 @@ struct ScenarioSource {
 };
 
 // Overrides one value: "plan.tensor_parallel=4". The part after '=' is JSON, or else a string. Objects on the way are
-// created; a part that is a preset's name or a file is opened up first. `file` is the document's, for relative paths.
+// created; a part that is a preset's name or a file is opened up first. `file` is the document's, to which paths in it
+// are relative; a path in `argument` is relative to the working directory.
 void apply_set(nlohmann::json& document, const std::string& argument, const std::string& file);
 
 // The document of a bundled scenario's name, a path, or "-" (standard input), with `sets` applied in order. Fills

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <tuple>
 
@@ -322,13 +323,26 @@ void Results::fill_timeline(std::size_t job, Report& report) const {
   const auto classes = plan_.traffic.rank_classes();
   const JobPlan& plan = plan_.jobs[job];
   const std::size_t stages = plan.program->stages.size();
-  // The first rank of a stage speaks for it.
-  std::vector<std::uint32_t> speaker(stages, EventRecord::kNoCause);
+  // For each stage speaks the rank at the place of the one that waits least for others (of several, the first).
+  constexpr double kRounding = 1e-9;
+  double busiest = 0;
+  std::int64_t rank = 0;
   for (std::uint32_t c = 0; c < classes.size(); ++c) {
     if (static_cast<std::size_t>(classes[c].job) != job) continue;
-    std::uint32_t& s = speaker[static_cast<std::size_t>(classes[c].stage)];
-    if (s == EventRecord::kNoCause || classes[c].first_rank < classes[s].first_rank) s = c;
+    TimeBreakdown time;
+    add(time, outcome_.classes[c].accounts);
+    const double busy = time.total() + outcome_.classes[c].transfers;
+    const bool alike = std::abs(busy - busiest) <= kRounding * busiest;
+    if (alike ? classes[c].first_rank >= rank : busy < busiest) continue;
+    busiest = busy;
+    rank = classes[c].first_rank;
   }
+  const std::int64_t stride = plan.program->mesh.stride(MeshAxis::pp);
+  const std::int64_t own_stage = rank / stride % static_cast<std::int64_t>(stages);
+  std::vector<std::uint32_t> speaker(stages);
+  for (std::size_t s = 0; s < stages; ++s)
+    speaker[s] = plan_.traffic.rank_class(static_cast<std::int32_t>(job),
+                                          rank + (static_cast<std::int64_t>(s) - own_stage) * stride);
   Timeline timeline;
   std::vector<std::vector<double>> moments(stages);  // of slots: begin, end, ...
   for (const EventRecord& e : outcome_.events) {

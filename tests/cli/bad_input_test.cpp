@@ -213,6 +213,8 @@ const BadCommand kBadCommands[] = {
      "--set jobs.1.plan.tensor_parallel=1024: /jobs/1/plan/tensor_parallel: found "},
     {"simulate two-jobs-one-spine --engine des --set jobs.1.first_node=0", "/jobs/1/first_node: found "},
     {"compare two-jobs-one-spine", "/jobs: found an array of 2, expected one model, workload and plan"},
+    {"run small-gpt --set model=gpt3-175b",
+     "--set model=gpt3-175b: /model: found a model that takes "},
     {"simulate none.json", "none.json: found nothing (No such file or directory), expected a readable JSON file"},
     {"simulate .", "expected a readable JSON file"},
     {"simulate llama-3-70b-512-h10", "(did you mean \"llama-3-70b-512-h100\"?)"},

@@ -240,10 +240,31 @@ TEST(Simulate, PartsMayBeFilesBesideTheScenario) {
   EXPECT_EQ(changed.code, 0) << changed.err;
 }
 
+TEST(Simulate, FindsPathsOfSetFromTheWorkingDirectory) {
+  Workplace place;
+  place.write("cluster.json", R"({"node": "dgx-h100", "nodes": 32})");
+  std::ostringstream topology;
+  topology << std::ifstream(ORRERY_SOURCE_DIR "/tests/hardware/data/rtx_a6000_pairs.txt").rdbuf();
+  place.write("topo.txt", topology.str());
+  place.write("scenarios/scenario.json", example_scenario());
+  for (const char* scenario : {"llama-3-70b-512-h100", "scenarios/scenario.json"}) {
+    const auto result = place.orrery(std::string("simulate ") + scenario + " --set cluster=cluster.json --json -");
+    ASSERT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(json::parse(result.out).at("devices"), 256);
+    const auto described =
+        place.orrery(std::string("simulate ") + scenario + " --set model=gpt2-124m --set plan={}" +
+                     R"( --set 'workload={"sequence_length": 128, "global_batch_size": 4}')" +
+                     R"( --set 'cluster={"device": "RTX-A6000", "topology_file": "topo.txt"}')" + " --json -");
+    ASSERT_EQ(described.code, 0) << described.err;
+    EXPECT_EQ(json::parse(described.out).at("devices"), 4);
+  }
+}
+
 TEST(Simulate, ExplainsOpsAndTerms) {
   Workplace place;
-  for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention"}) {
-    const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --explain ") + name);
+  for (const char* name : {"step", "mfu", "memory", "matmul", "bubble", "exposed_tensor_communication", "attention",
+                           "matrix products", "exposed tensor-parallel communication"}) {
+    const auto result = place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'");
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;
   }
@@ -256,6 +277,19 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, HasSubstr(name));
   }
+}
+
+TEST(Show, AModelsFileAsItIsRead) {
+  Workplace place;
+  std::ostringstream config;
+  config << std::ifstream(ORRERY_SOURCE_DIR "/tests/models/data/llama-3-8b.json").rdbuf();
+  place.write("config.json", config.str());
+  const auto shown = place.orrery("show ./config.json --json");
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  EXPECT_EQ(json::parse(shown.out).at("model").at("parameters"), 8030261248);
+  EXPECT_EQ(place.orrery("show scenario.json").code, 2) << "no such file";
+  place.write("scenario.json", example_scenario());
+  EXPECT_THAT(place.orrery("show scenario.json").err, HasSubstr("scenario.json: "));
 }
 
 TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {

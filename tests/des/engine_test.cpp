@@ -405,6 +405,23 @@ TEST(SlowDevice, TheOthersWaitForIt) {
   }
 }
 
+// The timeline is of the ranks that others wait for: here of the second replica, in both stages.
+TEST(SlowDevice, TheTimelineIsOfTheSlowOne) {
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}, {MeshAxis::pp, 2}}));
+  for (const std::size_t stage : {0, 1}) p.pieces[stage].kernel(p.pieces[stage].piece.forward, 10);
+  p.program.boundary_bytes = 1;
+  p.finish();
+  for (const std::int64_t slow : {1, 3}) {
+    const Report r = run_program(ideal_cluster(4), p.program, {slow_device(slow, 0.5)}, {.timeline = true});
+    std::array<double, 2> seconds{};
+    for (const Interval& i : r.timeline.intervals)
+      if (i.stream == Stream::compute && i.kind == static_cast<std::uint8_t>(SlotKind::forward))
+        seconds[static_cast<std::size_t>(i.stage)] += i.end_seconds - i.begin_seconds;
+    EXPECT_NEAR(seconds[0], slow == 1 ? 20 : 10, 1e-8);
+    EXPECT_NEAR(seconds[1], slow == 3 ? 20 : 10, 1e-8);
+  }
+}
+
 TEST(SlowDevice, OnlyWhileItLasts) {
   const Cluster c = ideal_cluster(2);
   const HandmadeProgram p = kernel_and_ring();

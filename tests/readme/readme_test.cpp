@@ -1,85 +1,322 @@
-// Do all README examples run and print what the README shows? In ```console blocks, lines that begin with "$ " are
-// commands; what follows is their output, where a line "..." stands for any number of lines.
+// Is what README.md and docs/ tell a reader so? Every command runs and prints what is shown (refresh.py, beside this
+// file, has the rules), those that cannot run here parse, links lead somewhere, and the design documents call things
+// what the code calls them.
 #include <gtest/gtest.h>
 
+#include <CLI/CLI.hpp>
+#include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdio>
+#include <cstdlib>
+#include <filesystem>
 #include <fstream>
-#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "cli/commands.h"
+
+namespace orrery {
 namespace {
 
-struct Example {
-  std::string command;
-  std::vector<std::string> output;
-};
+namespace fs = std::filesystem;
+const fs::path kRoot = ORRERY_SOURCE_DIR;
 
-std::vector<Example> examples(const std::string& path) {
+std::string read(const fs::path& path) {
   std::ifstream in(path);
-  std::vector<Example> found;
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// What a shell command prints. `code`: its exit code.
+std::string printed_by(const std::string& command, int& code) {
+  FILE* pipe = popen(("cd '" ORRERY_SOURCE_DIR "' && " + command + " 2>&1").c_str(), "r");
+  std::string text;
+  std::array<char, 4096> buffer{};
+  while (const std::size_t n = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), n);
+  const int status = pclose(pipe);
+  code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return text;
+}
+
+std::string refresh(const std::string& arguments, int& code) {
+  return printed_by("PYTHONDONTWRITEBYTECODE=1 python3 tests/readme/refresh.py " + arguments, code);
+}
+
+// All Markdown files of the repository under `folder`, relative to its root.
+std::vector<std::string> markdown(const fs::path& folder) {
+  std::vector<std::string> pages;
+  for (auto at = fs::recursive_directory_iterator(folder); at != fs::recursive_directory_iterator(); ++at) {
+    const std::string name = at->path().filename().string();
+    if (at->is_directory() && (name.starts_with(".") || name == "build"))
+      at.disable_recursion_pending();
+    else if (name.ends_with(".md"))
+      pages.push_back(fs::relative(at->path(), kRoot).string());
+  }
+  std::sort(pages.begin(), pages.end());
+  return pages;
+}
+
+// The pages that a user reads from top to bottom.
+std::vector<std::string> guide() {
+  std::vector<std::string> pages = markdown(kRoot / "docs");
+  pages.insert(pages.begin(), "README.md");
+  return pages;
+}
+
+std::string test_name(const testing::TestParamInfo<std::string>& page) {
+  std::string name = page.param;
+  std::replace_if(
+      name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) == 0; }, '_');
+  return name;
+}
+
+// The page without its blocks of code.
+std::string prose(const std::string& page) {
+  std::istringstream in(page);
+  std::string text;
   bool inside = false;
   for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("```")) {
-      inside = line == "```console";
-    } else if (inside && line.starts_with("$ ")) {
-      found.push_back({line.substr(2), {}});
-    } else if (inside && !found.empty()) {
-      found.back().output.push_back(line);
-    }
+    if (line.starts_with("```"))
+      inside = !inside;
+    else if (!inside)
+      text += line + "\n";
   }
+  return text;
+}
+
+// What stands between backticks, lines joined.
+std::vector<std::string> inline_code(const std::string& page) {
+  static const std::regex code("`([^`]+)`");
+  const std::string text = std::regex_replace(prose(page), std::regex("\n"), " ");
+  std::vector<std::string> found;
+  for (std::sregex_iterator at(text.begin(), text.end(), code), end; at != end; ++at) found.push_back((*at)[1]);
   return found;
 }
 
-std::vector<std::string> run(std::string command) {
-  if (command.starts_with("orrery ")) command = std::string(ORRERY_COMMAND) + command.substr(6);
-  command = "cd " ORRERY_SOURCE_DIR " && " + command + " 2>&1";
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
-  std::string text;
-  std::array<char, 4096> buffer{};
-  while (const std::size_t n = fread(buffer.data(), 1, buffer.size(), pipe.get())) text.append(buffer.data(), n);
-  std::vector<std::string> lines;
-  for (std::size_t begin = 0; begin < text.size();) {
-    const std::size_t end = std::min(text.find('\n', begin), text.size());
-    std::string line = text.substr(begin, end - begin);
-    line.erase(line.find_last_not_of(' ') + 1);
-    lines.push_back(std::move(line));
-    begin = end + 1;
+// ---- Commands
+
+// The words of a shell command, up to where its output is redirected, piped or commented on.
+std::vector<std::string> words(const std::string& line) {
+  std::vector<std::string> found;
+  std::string word;
+  bool begun = false;
+  char quote = 0;
+  for (const char c : line) {
+    if (quote != 0) {
+      if (c == quote)
+        quote = 0;
+      else
+        word += c;
+    } else if (c == '\'' || c == '"') {
+      quote = c;
+      begun = true;
+    } else if (c == ' ') {
+      if (begun) found.push_back(word);
+      word.clear();
+      begun = false;
+    } else if (c == '|' || c == '>' || c == ';' || c == '&' || (c == '#' && !begun)) {
+      break;
+    } else {
+      word += c;
+      begun = true;
+    }
   }
-  return lines;
+  if (begun) found.push_back(word);
+  return found;
 }
 
-bool matches(const std::vector<std::string>& shown, std::size_t i, const std::vector<std::string>& printed, std::size_t j) {
-  if (i == shown.size()) return j == printed.size();
-  if (shown[i] == "...") {
-    for (std::size_t k = j; k <= printed.size(); ++k)
-      if (matches(shown, i + 1, printed, k)) return true;
-    return false;
-  }
-  return j < printed.size() && shown[i] == printed[j] && matches(shown, i + 1, printed, j + 1);
+void do_nothing(CLI::App& app) {
+  app.callback(nullptr);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) do_nothing(*command);
 }
 
-TEST(Readme, ExamplesPrintWhatIsShown) {
-  const std::vector<Example> all = examples(ORRERY_SOURCE_DIR "/README.md");
-  ASSERT_GE(all.size(), 5u);
-  for (const Example& example : all) {
-    const std::vector<std::string> printed = run(example.command);
-    std::string text;
-    for (const std::string& line : printed) text += line + "\n";
-    EXPECT_TRUE(matches(example.output, 0, printed, 0)) << "$ " << example.command << "\nprints\n" << text;
+// Why `orrery` would refuse these words; empty if it would not.
+std::string refusal(std::vector<std::string> arguments) {
+  CLI::App app;
+  app.set_version_flag("--version", "");
+  app.require_subcommand(1);
+  add_simulate(app);
+  add_compare(app);
+  add_collective(app);
+  add_validate(app);
+  add_run(app);
+  add_calibrate(app);
+  add_bench(app);
+  add_list(app);
+  add_show(app);
+  add_schema(app);
+  do_nothing(app);
+  std::reverse(arguments.begin(), arguments.end());
+  try {
+    app.parse(arguments);
+  } catch (const CLI::Success&) {  // --help
+  } catch (const CLI::ParseError& error) {
+    return error.what();
   }
+  return {};
+}
+
+class Guide : public testing::TestWithParam<std::string> {};
+
+TEST_P(Guide, PrintsWhatIsShown) {
+  int code = 0;
+  const std::string problems = refresh(ORRERY_COMMAND " --check " + GetParam(), code);
+  EXPECT_EQ(code, 0) << problems;
+}
+
+TEST_P(Guide, CommandsThatAreNotRunParse) {
+  int code = 0;
+  std::istringstream lines(refresh("--not-run " + GetParam(), code));
+  ASSERT_EQ(code, 0);
+  std::vector<std::string> commands = inline_code(read(kRoot / GetParam()));
+  for (std::string line; std::getline(lines, line);) commands.push_back(line);
+  for (const std::string& command : commands) {
+    std::vector<std::string> all = words(command);
+    if (all.size() < 2 || all.front() != "orrery") continue;
+    all.erase(all.begin());
+    EXPECT_EQ(refusal(all), "") << command;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Page, Guide, testing::ValuesIn(guide()), test_name);
+
+// Does the check refuse what a program would?
+TEST(GuideRules, ACommandWithAMistakeIsRefused) {
+  EXPECT_EQ(refusal(words("simulate S --json - | jq .mfu")), "");
+  EXPECT_EQ(refusal(words("simulate S --set 'cluster={\"device\": \"H20\"}' # a comment")), "");
+  EXPECT_NE(refusal(words("simulate S --jsn -")), "");
+  EXPECT_NE(refusal(words("simulate S --engine quantum")), "");
+  EXPECT_NE(refusal(words("simulat S")), "");
+  EXPECT_NE(refusal(words("calibrate import")), "");
+}
+
+// ... and what is shown that is not printed, a script that fails, a block that needs one before it?
+TEST(GuideRules, APageWithAMistakeIsRefused) {
+  std::string name = (fs::path(testing::TempDir()) / "orrery_guide_XXXXXX").string();
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  const fs::path folder = name;
+  const auto problems = [&](const std::string& page) {
+    std::ofstream(folder / "page.md") << page;
+    int code = 0;
+    std::string text = refresh(ORRERY_COMMAND " --check '" + (folder / "page.md").string() + "'", code);
+    return code == 0 ? "" : text;
+  };
+  EXPECT_EQ(problems("```console\n$ echo a; \\\n>   echo b\na\nb\n$ printf 'a\\nb\\nc\\nd\\n'\n...\nb\n...\nd\n```\n"),
+            "");
+  EXPECT_NE(problems("```console\n$ echo a\nb\n```\n"), "");
+  EXPECT_NE(problems("```console\n$ printf 'a\\nb\\n'\na\n```\n"), "");
+  EXPECT_NE(problems("```console\n$ printf 'a\\nb\\nc\\n'\n...\nc\n...\nb\n...\n```\n"), "");
+  EXPECT_EQ(problems("```jsonc\n// mine.json\n{}\n```\n```sh\ngrep -q '{}' mine.json\n```\n"), "");
+  EXPECT_NE(problems("```sh\nfalse\ntrue\n```\n"), "");
+  EXPECT_EQ(problems("```sh needs=gpu\nfalse\n```\n"), "");
+  fs::remove_all(folder);
 }
 
 TEST(Readme, PicturesAreAsDrawn) {
-  std::ifstream in(ORRERY_SOURCE_DIR "/results/figures/interleaved.svg");
-  std::vector<std::string> drawn;
-  for (std::string line; std::getline(in, line);) {
-    line.erase(line.find_last_not_of(' ') + 1);
-    drawn.push_back(line);
-  }
-  EXPECT_TRUE(run("orrery simulate results/figures/interleaved.json --svg -") == drawn)
+  int code = 0;
+  const std::string drawn = printed_by(ORRERY_COMMAND " simulate results/figures/interleaved.json --svg -", code);
+  EXPECT_TRUE(drawn == read(kRoot / "results/figures/interleaved.svg"))
       << "tests/readme/refresh.py draws results/figures/interleaved.svg anew";
 }
 
+TEST(Readme, TheScenarioShownIsTheBundledOne) {
+  const std::string page = read(kRoot / "README.md");
+  const std::size_t begin = page.find("```json\n") + 8;
+  const auto parsed = [](const std::string& text) {
+    return nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/true, /*ignore_comments=*/true);
+  };
+  EXPECT_EQ(parsed(page.substr(begin, page.find("```", begin) - begin)),
+            parsed(read(kRoot / "strategies/pipeline_parallel/example-llama-3-70b-512-h100.json")));
+}
+
+// ---- Links
+
+// As GitHub makes a heading's anchor.
+std::string anchor(const std::string& heading) {
+  std::string text;
+  for (const char c : heading) {
+    if (c == ' ')
+      text += '-';
+    else if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' || (c & 0x80) != 0)
+      text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return text;
+}
+
+std::set<std::string> anchors(const fs::path& page) {
+  std::istringstream in(prose(read(page)));
+  std::set<std::string> found;
+  for (std::string line; std::getline(in, line);)
+    if (const std::size_t level = line.find_first_not_of('#'); level > 0 && level != std::string::npos)
+      found.insert(anchor(line.substr(line.find_first_not_of(' ', level))));
+  return found;
+}
+
+TEST(Readme, LinksAndPicturesExist) {
+  static const std::regex link(R"re(\]\(([^)\s]+)\)|(?:src|href)="([^"]+)")re");
+  std::size_t links = 0;
+  for (const std::string& page : markdown(kRoot)) {
+    const std::string text = prose(read(kRoot / page));
+    for (std::sregex_iterator at(text.begin(), text.end(), link), end; at != end; ++at) {
+      const std::string target = (*at)[1].matched ? (*at)[1] : (*at)[2];
+      if (target.find("://") != std::string::npos) continue;
+      ++links;
+      const std::size_t hash = std::min(target.find('#'), target.size());
+      const fs::path file = hash == 0 ? kRoot / page : (kRoot / page).parent_path() / target.substr(0, hash);
+      EXPECT_TRUE(fs::exists(file)) << page << " links to " << target;
+      if (hash < target.size() && fs::exists(file)) {
+        EXPECT_TRUE(anchors(file).contains(target.substr(hash + 1))) << page << " links to " << target;
+      }
+    }
+  }
+  EXPECT_GE(links, 100u);
+}
+
+// ---- Names
+
+// Every word that any source file of these folders holds, comments included.
+std::set<std::string> words_of_the_code() {
+  std::set<std::string> found;
+  for (const char* folder : {"sim", "strategies", "models", "realrun", "tests"})
+    for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
+      const std::string extension = entry.path().extension().string();
+      if (extension != ".h" && extension != ".cpp") continue;
+      std::string word;
+      for (const char c : read(entry.path()) + " ") {
+        if (std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_') {
+          word += c;
+        } else if (!word.empty()) {
+          found.insert(std::move(word));
+          word.clear();
+        }
+      }
+    }
+  return found;
+}
+
+TEST(Readme, DesignDocumentsUseTheCodesNames) {
+  const std::set<std::string> known = words_of_the_code();
+  static const std::regex path(R"([a-z_]+(/[A-Za-z0-9_.]+)+)");
+  static const std::regex name(R"([A-Za-z_]\w*((::|\.|->)[A-Za-z_]\w*)*(\(\))?)");
+  static const std::regex part(R"([A-Za-z_]\w*)");
+  std::size_t names = 0;
+  for (const std::string& page : markdown(kRoot / "docs" / "design"))
+    for (const std::string& code : inline_code(read(kRoot / page))) {
+      if (std::regex_match(code, path)) {
+        EXPECT_TRUE(fs::exists(kRoot / code)) << page << " speaks of " << code;
+      } else if (std::regex_match(code, name)) {
+        for (std::sregex_iterator at(code.begin(), code.end(), part), end; at != end; ++at, ++names)
+          EXPECT_TRUE(known.contains(at->str())) << page << " speaks of " << code;
+      }
+    }
+  EXPECT_GE(names, 100u);
+}
+
 }  // namespace
+}  // namespace orrery

@@ -1,56 +1,171 @@
 #!/usr/bin/env python3
-"""Rewrites what README.md shows behind its commands with what they print now; the test beside this file holds them to it.
-Also its tables of errors, which tests/validation checks, and results/published/collectives_errors.md, which
-tests/cli/collective_test.cpp checks, and the picture of an interleaved step.
+"""Runs the commands that README.md and docs/ show, and holds what they show to what is printed.
 
-Usage: tests/readme/refresh.py build/default/orrery
-Lines "..." in the README elide output: in a block that has one, each shown line becomes the printed one that differs in
-its numbers alone.
+    tests/readme/refresh.py build/default/orrery                 rewrites what has changed: pages, tables, pictures
+    tests/readme/refresh.py build/default/orrery --check PAGE    exit 1, and says what differs (readme_test.cpp does so)
+    tests/readme/refresh.py --not-run PAGE                       the lines of scripts that are not run: they must parse
+
+In a page:
+    ```console        "$ " begins a command, which lines of "> " continue; then its output, in which a line "..." stands
+                      for any number of lines.
+    ```sh             a script; each of its commands must succeed.
+    ```sh needs=X     a script that is not run: it takes a GPU or minutes. needs=mpi: run where ranks can be.
+    ```jsonc          where its first line is "// NAME": a file of this name for the commands behind it.
+The blocks of a page run in order in one folder, in which the repository's files are seen and `orrery` is on the PATH.
+
+Also rewritten: tables of errors in docs/accuracy.md, which tests/validation checks; collectives_errors.md, which
+tests/cli/collective_test.cpp checks; the picture of an interleaved step.
 """
+import difflib
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 root = pathlib.Path(__file__).resolve().parents[2]
-readme = root / "README.md"
+BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.S | re.M)
 
 
-def output(command: str) -> str:
-    if command.startswith("orrery "):
-        command = str(pathlib.Path(sys.argv[1]).resolve()) + command[len("orrery"):]
-    done = subprocess.run(command, shell=True, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return "\n".join(line.rstrip(" ") for line in done.stdout.splitlines())
+class Place:
+    """A folder of its own, in which commands run."""
+
+    def __init__(self, orrery: str):
+        self.folder = tempfile.TemporaryDirectory(prefix="orrery_page_")
+        self.path = pathlib.Path(self.folder.name)
+        programs = pathlib.Path(orrery).resolve().parent
+        for entry in root.iterdir():
+            if not entry.name.startswith(".") and entry.name != "build":
+                (self.path / entry.name).symlink_to(entry)
+        (self.path / "build").mkdir()
+        (self.path / "build" / "default").symlink_to(programs)
+        self.has_mpi = (programs / "orrery-rank").exists() and shutil.which("mpirun") is not None
+        self.environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
+
+    def run(self, script: str) -> tuple[int, str]:
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.path, env=self.environment, text=True,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return done.returncode, "\n".join(line.rstrip(" ") for line in done.stdout.splitlines())
+
+
+def examples(block: str):
+    """(lines of the command as shown, the command, what is shown of its output)"""
+    for example in re.split(r"^\$ ", block, flags=re.M)[1:]:
+        lines = example.rstrip("\n").split("\n")
+        end = 1
+        while end < len(lines) and lines[end].startswith("> "):
+            end += 1
+        command = "\n".join([lines[0]] + [line[2:] for line in lines[1:end]])
+        yield "$ " + "\n".join(lines[:end]), command, "\n".join(lines[end:])
+
+
+def matches(shown: list, printed: list) -> bool:
+    """Is `printed` what `shown` says, with "..." for any lines?"""
+    parts = [[]]
+    for line in shown:
+        if line == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    if len(parts) == 1:
+        return shown == printed
+    first, last = parts[0], parts[-1]
+    if printed[:len(first)] != first or (last and printed[len(printed) - len(last):] != last):
+        return False
+    at, end = len(first), len(printed) - len(last)
+    for part in parts[1:-1]:
+        while at + len(part) <= end and printed[at:at + len(part)] != part:
+            at += 1
+        if at + len(part) > end:
+            return False
+        at += len(part)
+    return at <= end
 
 
 def shape(line: str) -> str:
     """A line without its numbers and bars: what it is about."""
-    return re.sub(r"[\d.]+( [mun]s\b| s\b)?|[█▏▎▍▌▋▊▉]| +", " ", line).strip().replace("  ", " ")
+    return re.sub(" +", " ", re.sub(r"[\d.]+( [mun]s\b| s\b)?|[█▏▎▍▌▋▊▉]", " ", line)).strip()
 
 
-def refresh_shown(command: str, shown: str) -> str:
-    printed = output(command).splitlines()
-    lines = []
-    for line in shown.rstrip("\n").splitlines():
-        alike = [p for p in printed if re.sub(" +", " ", shape(p)) == re.sub(" +", " ", shape(line))]
-        lines.append(alike[0] if line != "..." and alike else line)
+def as_now(shown: str, printed: str) -> str:
+    """What to show of `printed` where `shown` was shown: where lines are left out, those that differ in numbers alone."""
+    if not re.search(r"^\.\.\.$", shown, flags=re.M):
+        return printed
+    now, lines = printed.split("\n"), []
+    for line in shown.split("\n"):
+        alike = [i for i, p in enumerate(now) if shape(p) == shape(line)]
+        if line != "..." and alike:
+            line = now[alike[0]]
+            now = now[alike[0] + 1:]
+        lines.append(line)
     return "\n".join(lines)
 
 
-def refresh_block(match: re.Match) -> str:
-    lines = []
-    for example in re.split(r"^\$ ", match.group(1), flags=re.M)[1:]:
-        command, _, shown = example.partition("\n")
-        keep = re.search(r"^\.\.\.$", shown, flags=re.M)
-        lines += ["$ " + command, refresh_shown(command, shown) if keep else output(command)]
-    return "```console\n" + "\n".join(lines) + "\n```"
+def run_page(page: pathlib.Path, orrery: str, problems: list) -> str:
+    """The page with what is printed now; problems are told as they would be to a reader."""
+    place = Place(orrery)
+
+    def run_block(match: re.Match) -> str:
+        info, body = match.group(1).split(), match.group(2)
+        kind = info[0] if info else ""
+        name = re.match(r"// ([\w.-]+)\n", body)
+        if kind in ("json", "jsonc") and name:
+            (place.path / name.group(1)).write_text(body)
+        elif info == ["sh"] or (info == ["sh", "needs=mpi"] and place.has_mpi):
+            code, printed = place.run(body)
+            if code != 0:
+                problems.append(f"{page}: this script ends with {code}:\n{body}{printed}")
+        elif kind == "console":
+            lines = []
+            for as_shown, command, shown in examples(body):
+                _, printed = place.run(command)
+                if not matches(shown.split("\n"), printed.split("\n")):
+                    difference = "\n".join(difflib.unified_diff(shown.split("\n"), printed.split("\n"), "shown",
+                                                                "printed", lineterm=""))
+                    problems.append(f"{page}:\n{as_shown}\n{difference}")
+                now = as_now(shown, printed)
+                lines.append(as_shown + ("\n" + now if now else ""))
+            return f"```{match.group(1)}\n" + "\n".join(lines) + "\n```"
+        return match.group(0)
+
+    return BLOCK.sub(run_block, page.read_text())
 
 
-text = re.sub(r"```console\n(.*?)\n?```", refresh_block, readme.read_text(), flags=re.S)
-page = output("orrery validate --markdown -")
-for heading in ("| the step calibration has seen", "| framework"):
-    table = re.compile(re.escape(heading) + r".*?\n(?!\|)", flags=re.S)
-    text = table.sub(lambda _: table.search(page).group(0), text, count=1)
-readme.write_text(text)
-output("orrery collective --measured --markdown results/published/collectives_errors.md")
-output("orrery simulate results/figures/interleaved.json --svg results/figures/interleaved.svg")
+def not_run(page: pathlib.Path):
+    for info, body in BLOCK.findall(page.read_text()):
+        if re.match(r"sh needs=", info):
+            yield from re.sub(r"\\\n *", "", body).splitlines()
+
+
+def refresh(orrery: str) -> None:
+    place = Place(orrery)
+    page = place.run("orrery validate --markdown -")[1]
+    accuracy = root / "docs" / "accuracy.md"
+    text = accuracy.read_text()
+    for heading in ("| the step calibration has seen", "| framework"):
+        table = re.compile(re.escape(heading) + r".*?\n(?!\|)", flags=re.S)
+        text = table.sub(lambda _: table.search(page).group(0), text, count=1)
+    accuracy.write_text(text)
+    for guide in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        problems = []
+        guide.write_text(run_page(guide, orrery, problems))
+        for problem in problems:
+            if "this script ends with" in problem:
+                print(problem)
+    place.run("orrery collective --measured --markdown results/published/collectives_errors.md")
+    place.run("orrery simulate results/figures/interleaved.json --svg results/figures/interleaved.svg")
+
+
+if len(sys.argv) == 3 and sys.argv[1] == "--not-run":
+    print("\n".join(not_run(pathlib.Path(sys.argv[2]))))
+elif len(sys.argv) == 4 and sys.argv[2] == "--check":
+    found = []
+    run_page(pathlib.Path(sys.argv[3]), sys.argv[1], found)
+    if found:
+        sys.exit("\n".join(found) + f"\n{sys.argv[0]} brings pages up to date")
+elif len(sys.argv) == 2:
+    refresh(sys.argv[1])
+else:
+    sys.exit(__doc__)

@@ -319,7 +319,7 @@ TEST(Accuracy, ThePageIsAsGenerated) {
   for (const char* heading : {"| the step calibration has seen", "| framework"}) {
     const std::size_t begin = page.find(heading);
     const std::string table = page.substr(begin, page.find("\n\n", begin) - begin);
-    EXPECT_THAT(read("../README.md"), HasSubstr(table)) << "tests/readme/refresh.py brings README.md up to date";
+    EXPECT_THAT(read("../docs/accuracy.md"), HasSubstr(table)) << "tests/readme/refresh.py brings it up to date";
   }
   EXPECT_TRUE(read("figures/accuracy.svg") == accuracy_plot(runs.others)) << how;
 }
