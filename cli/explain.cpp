@@ -39,14 +39,16 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
   std::map<std::string, std::vector<const OpReport*>, std::less<>> reports;
   for (const OpReport& report : simulation.report.ops) reports[report.name].push_back(&report);
   std::vector<OpInPlace> ops;
-  for (const Piece& piece : simulation.program->pieces) {
+  for (std::size_t p = 0; p < simulation.program->pieces.size(); ++p) {
+    const Piece& piece = simulation.program->pieces[p];
+    const std::string title = piece_title(*simulation.program, p);
     const std::pair<const char*, const Block*> blocks[] = {{"forward", &piece.forward},
                                                            {"backward", &piece.backward},
                                                            {"weight_gradient", &piece.weight_gradient},
                                                            {"update", &piece.update}};
     for (const auto& [block_name, block] : blocks) {
       for (const Op& op : block->ops) {
-        std::string name = fmt::format("{}.{}.{}", piece.name, block_name, op.name);
+        std::string name = fmt::format("{}.{}.{}", title, block_name, op.name);
         if (const auto found = reports.find(name); found != reports.end())
           ops.push_back({std::move(name), &piece, &op, take_report(found->second, op, piece)});
       }
@@ -217,8 +219,13 @@ std::string explain_memory(const Report& r) {
 std::string explain(const std::string& name, const Simulation& simulation) {
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   std::vector<OpInPlace> wanted;
-  for (const OpInPlace& place : ops)
-    if (place.name == name || place.name.ends_with("." + name)) wanted.push_back(place);
+  for (const OpInPlace& place : ops) {
+    // "layer.forward.fc1" is the op under every plan that layers have, "layer[0:20].forward.fc1" under one of them.
+    std::string under_any_plan = place.name;
+    if (const auto bracket = under_any_plan.find('['); bracket != std::string::npos)
+      under_any_plan.erase(bracket, under_any_plan.find(']') + 1 - bracket);
+    if (place.name == name || under_any_plan == name || place.name.ends_with("." + name)) wanted.push_back(place);
+  }
   if (!wanted.empty()) return explain_ops(wanted, simulation);
 
   if (name == "step" || name == "step_seconds") return explain_step(simulation.report);

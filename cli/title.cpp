@@ -13,11 +13,14 @@ class FieldTexts final : public FieldVisitor {
  public:
   struct Field {
     std::string text, value;
+    Scope scope = Scope::all;
   };
   std::vector<Field> fields;
 
  protected:
-  void add(const char* name, const std::string& value) { fields.push_back({fmt::format("{} {}", name, value), value}); }
+  void add(const char* name, const std::string& value) {
+    fields.push_back({fmt::format("{} {}", name, value), value, scope()});
+  }
   void integer(const char* name, std::int64_t& value, IntegerRange, const char*) override {
     add(name, std::to_string(value));
   }
@@ -25,7 +28,7 @@ class FieldTexts final : public FieldVisitor {
     add(name, fmt::format("{}", value));
   }
   void boolean(const char* name, bool& value, const char*) override {
-    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false"});
+    fields.push_back({value ? name : fmt::format("no {}", name), value ? "true" : "false", scope()});
   }
   void text(const char* name, std::string& value, const char*) override { add(name, value); }
   void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange, const char*) override {
@@ -73,6 +76,17 @@ std::vector<std::string> title_of(const Scenario& scenario) {
     line += (line.empty() ? "" : ", ") + chosen[i].text;
   }
   if (!line.empty()) lines.push_back(line);
+  for (const LayerRange& range : scenario.plan.layers) {
+    const auto own = texts_of(range.plan);
+    std::string fields;
+    for (std::size_t i = 0; i < own.size(); ++i)
+      if (own[i].scope == Scope::layer && own[i].value != chosen[i].value)
+        fields += (fields.empty() ? "" : ", ") + own[i].text;
+    if (fields.empty()) continue;
+    const std::int64_t end = range.to > 0 ? range.to : model.total_layers();
+    lines.push_back(fmt::format("layers {} to {}{}: {}", range.from, end - 1,
+                                range.step > 1 ? fmt::format(" in steps of {}", range.step) : "", fields));
+  }
   return lines;
 }
 

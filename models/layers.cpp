@@ -397,6 +397,7 @@ enum class Role : std::uint8_t { encoder, decoder, decoder_with_memory };
 // `window`: positions attended to; 0: all.
 void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, Role role,
                  std::int64_t window) {
+  piece.layers = 1;
   Builder b(model, kernels, sizes, piece);
   b.attend_within(window);
   const bool causal = role != Role::encoder;

@@ -85,6 +85,11 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
 }
 
+std::int64_t Model::total_layers() const {
+  if (kind == ModelKind::swin) return std::accumulate(stage_layers.begin(), stage_layers.end(), std::int64_t{0});
+  return layers + (kind == ModelKind::encoder_decoder ? decoder_layers : 0);
+}
+
 namespace {
 
 using std::to_string;

@@ -81,6 +81,8 @@ struct Model {
 
   std::int64_t effective_kv_heads() const { return kv_heads > 0 ? kv_heads : heads; }
   bool gated() const { return activation == ActivationFunction::swiglu || activation == ActivationFunction::geglu; }
+  // Of all stacks and stages.
+  std::int64_t total_layers() const;
   bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
 };
 

@@ -97,13 +97,17 @@ void check_runnable(const Scenario& scenario) {
 
 Scenario on_one_rank(const Scenario& scenario) {
   Scenario one = scenario;
-  one.plan.tensor = {};
-  one.plan.context = {};
-  one.plan.pipeline = {};
-  one.plan.data = {};
-  one.plan.data.degree = 1;
-  one.plan.recompute = {};
-  one.plan.offload = {};
+  const auto lay_on_one = [](Plan& plan) {
+    plan.tensor = {};
+    plan.context = {};
+    plan.pipeline = {};
+    plan.data = {};
+    plan.data.degree = 1;
+    plan.recompute = {};
+    plan.offload = {};
+  };
+  lay_on_one(one.plan);
+  for (LayerRange& range : one.plan.layers) lay_on_one(range.plan);
   return one;
 }
 

@@ -44,7 +44,7 @@ std::vector<OpReport> op_reports(const Program& program, const RankResult& rank)
     const Piece& piece = program.pieces.at(measured.piece);
     const Op& op = (piece.*realrun::kBlocks.at(measured.block)).ops.at(measured.op);
     OpReport row;
-    row.name = fmt::format("{}.{}.{}", piece.name, kBlockNames[measured.block], op.name);
+    row.name = fmt::format("{}.{}.{}", piece_title(program, measured.piece), kBlockNames[measured.block], op.name);
     row.stream = op.stream;
     row.seconds = median(measured.seconds);
     row.times_per_step = measured.times_per_step;

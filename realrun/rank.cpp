@@ -72,10 +72,15 @@ void Rank::step() {
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
 
-void Rank::run_block(int block, Instance& instance, bool last_of_run, std::int64_t micro_batch) {
-  const std::vector<Op>& ops = (instance.plan->piece->*kBlocks[static_cast<std::size_t>(block)]).ops;
+void Rank::run_block(int block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch) {
+  const auto ops_of = [block](const Instance& of) -> const std::vector<Op>& {
+    return (of.plan->piece->*kBlocks[static_cast<std::size_t>(block)]).ops;
+  };
+  const std::vector<Op>& ops = ops_of(instance);
+  std::size_t buckets = 0;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
+    const std::size_t own_bucket = op.every > 1 ? buckets++ : 0;
     const bool skipped = (op.when == When::first_micro_batch && micro_batch != 0) ||
                          (op.when == When::last_micro_batch && micro_batch + 1 != program_.schedule.micro_batches);
     if (skipped || op.every == 1) {
@@ -83,15 +88,16 @@ void Rank::run_block(int block, Instance& instance, bool last_of_run, std::int64
       end_lives(block, i, instance, micro_batch);
       continue;
     }
-    auto bucket = std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.op == &op; });
-    if (bucket == waiting_.end()) bucket = waiting_.insert(waiting_.end(), Waiting{&op, block, {}});
-    bucket->instances.push_back(&instance);
-    if (!last_of_run && bucket->instances.size() < op.every) continue;
-    const std::vector<Instance*> covered = std::move(bucket->instances);
+    auto bucket = std::find_if(waiting_.begin(), waiting_.end(),
+                               [&](const Waiting& w) { return w.block == block && w.bucket == own_bucket; });
+    if (bucket == waiting_.end()) bucket = waiting_.insert(waiting_.end(), Waiting{block, own_bucket, {}});
+    bucket->ops.emplace_back(&instance, i);
+    if (!last_of_stretch && bucket->ops.size() < op.every) continue;
+    const std::vector<std::pair<Instance*, std::size_t>> covered = std::move(bucket->ops);
     waiting_.erase(bucket);
-    for (Instance* each : covered) {
-      execute(op, *each, micro_batch, block);
-      end_lives(block, i, *each, micro_batch);
+    for (const auto& [each, at] : covered) {
+      execute(ops_of(*each)[at], *each, micro_batch, block);
+      end_lives(block, at, *each, micro_batch);
     }
   }
 }
@@ -229,7 +235,7 @@ void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
       streams[0].storage.reset();
       for (std::size_t s = 0; s < kSideStreams; ++s)
         if (piece.sides[s].input != kNoTensor) hand_in(instance, piece.sides[s].input, micro_batch, streams[1 + s]);
-      run_block(0, instance, &instance == &run.instances.back(), micro_batch);
+      run_block(0, instance, run.ends_stretch && &instance == &run.instances.back(), micro_batch);
       if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, micro_batch);
       for (std::size_t s = 0; s < kSideStreams; ++s)
         if (piece.sides[s].output != kNoTensor) streams[1 + s] = hand_on(instance, piece.sides[s].output, micro_batch);
@@ -257,7 +263,7 @@ void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
         hand_in(*instance, id, micro_batch, part.storage != nullptr ? part : zeros(piece.tensors[id]));
         part = {};
       }
-      run_block(1, *instance, &*instance == &run->instances.front(), micro_batch);
+      run_block(1, *instance, run->begins_stretch && &*instance == &run->instances.front(), micro_batch);
       if (piece.input_gradient != kNoTensor) streams[0] = hand_on(*instance, piece.input_gradient, micro_batch);
       for (std::size_t s = 0; s < kSideStreams; ++s)
         if (piece.sides[s].input_gradient != kNoTensor)
@@ -270,7 +276,7 @@ void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
 void Rank::weight_gradient(RankChunk& chunk, std::int64_t micro_batch) {
   for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
     for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance)
-      run_block(2, *instance, &*instance == &run->instances.front(), micro_batch);
+      run_block(2, *instance, run->begins_stretch && &*instance == &run->instances.front(), micro_batch);
   release(chunk, micro_batch);
 }
 

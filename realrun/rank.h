@@ -68,7 +68,8 @@ struct Instance {
 };
 
 struct RankRun {
-  std::vector<Instance> instances;  // of equal pieces, in order
+  std::vector<Instance> instances;                  // of equal pieces, in order
+  bool begins_stretch = true, ends_stretch = true;  // over which buckets are filled
 };
 struct RankChunk {
   std::int64_t position = 0;
@@ -95,9 +96,9 @@ class Rank {
     TensorId id = kNoTensor;
   };
   struct Waiting {  // for a bucket to fill
-    const Op* op;
     int block;
-    std::vector<Instance*> instances;
+    std::size_t bucket;  // which of the block's: variants of a piece have the same
+    std::vector<std::pair<Instance*, std::size_t>> ops;
   };
   // The op that runs: where its time is noted.
   struct Issue {
@@ -139,7 +140,7 @@ class Rank {
   void backward(RankChunk& chunk, std::int64_t micro_batch);
   void weight_gradient(RankChunk& chunk, std::int64_t micro_batch);
   void release(RankChunk& chunk, std::int64_t micro_batch);
-  void run_block(int block, Instance& instance, bool last_of_run, std::int64_t micro_batch);
+  void run_block(int block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch);
   void end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch);
   void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& part);
   StreamPart hand_on(Instance& instance, TensorId id, std::int64_t micro_batch);

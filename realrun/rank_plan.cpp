@@ -275,8 +275,14 @@ void Rank::build_chunks() {
   for (std::size_t c = 0; c < chunks; ++c) {
     chunks_[c].position = program_.schedule.position_of(stage, c);
     std::size_t parameter = before[static_cast<std::size_t>(chunks_[c].position)];
+    const Piece* previous = nullptr;
     for (const Run& run : program_.stages[stage][c].runs) {
+      const Piece& piece = program_.pieces[run.piece];
+      const bool goes_on = previous != nullptr && share_buckets(*previous, piece);
+      if (goes_on) chunks_[c].runs.back().ends_stretch = false;
       chunks_[c].runs.emplace_back();
+      chunks_[c].runs.back().begins_stretch = !goes_on;
+      previous = &piece;
       auto& instances = chunks_[c].runs.back().instances;
       instances.resize(static_cast<std::size_t>(run.count));
       for (Instance& instance : instances) {

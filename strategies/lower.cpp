@@ -4,6 +4,7 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/layer_plans.h"
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
 #include "strategies/strategy.h"
 #include "strategies/tensor_parallel/tensor_parallel.h"
@@ -34,7 +35,13 @@ void lower(const Scenario& scenario, Program& program) {
   // One device and one line of runs; the strategies take it from there.
   program.mesh = mesh_of(scenario);
   program.line = std::move(built.runs);
-  for (const Strategy& strategy : all_strategies()) strategy.rewrite(scenario, program);
+  const LayerPlans plans = layer_plans(scenario);
+  plans.split(program);
+  for (const Strategy& strategy : all_strategies()) {
+    strategy.rewrite(scenario, program);
+    if (strategy.rewrite_piece == nullptr) continue;
+    for (Piece& piece : program.pieces) strategy.rewrite_piece(scenario, plans.of(piece), program, piece);
+  }
 }
 
 }  // namespace orrery

@@ -1,6 +1,10 @@
 // The plan: the user's choice. One member per strategy, each with its own table of fields; on paper (JSON) they are
-// one flat object, e.g. {"tensor_parallel": 8, "sequence_parallel": true, "zero_stage": 1}.
+// one flat object, e.g. {"tensor_parallel": 8, "sequence_parallel": true, "zero_stage": 1}. Fields of Scope::layer may
+// be given anew for ranges of layers: "layers": [{"from": 0, "to": 20, "recompute": "full"}].
 #pragma once
+
+#include <cstdint>
+#include <vector>
 
 #include "sim/base/fields.h"
 #include "strategies/activation_recompute/options.h"
@@ -16,6 +20,8 @@
 
 namespace orrery {
 
+struct LayerRange;
+
 struct Plan {
   batch::Options batch;
   precision::Options precision;
@@ -28,6 +34,8 @@ struct Plan {
   optimizer::Options optimizer;
   offload::Options offload;
 
+  std::vector<LayerRange> layers;  // strategies/layer_plans.h
+
   void visit_fields(FieldVisitor& v) {
     batch.visit_fields(v);
     tensor.visit_fields(v);
@@ -39,6 +47,23 @@ struct Plan {
     optimizer.visit_fields(v);
     offload.visit_fields(v);
     framework.visit_fields(v);
+  }
+};
+
+// Layers from, from + step, ... below `to`, counted from 0 in model order: of an encoder-decoder the encoder's, then
+// the decoder's; of Swin stage by stage.
+struct LayerRange {
+  std::int64_t from = 0;
+  std::int64_t to = 0;  // 0: to the last
+  std::int64_t step = 1;
+  Plan plan;  // of which only fields of Scope::layer count
+
+  // Without the plan's.
+  void visit_fields(FieldVisitor& v) {
+    v.field("from", from, degree(0),
+            "the range's first layer; layers are counted from 0 in model order, an encoder's before its decoder's");
+    v.field("to", to, degree(), "the first layer behind the range, as Python slices; absent: to the model's last");
+    v.field("step", step, degree(), "2: every second layer of the range, beginning with the first");
   }
 };
 

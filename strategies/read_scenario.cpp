@@ -159,6 +159,34 @@ Options read_fields(const Part& part) {
   return options;
 }
 
+// What a range does not give is as in the plan around it.
+LayerRange read_range(const Json& json, const InputError::Where& where, const Plan& plan) {
+  JsonReader reader(json, where);
+  LayerRange range;
+  range.visit_fields(reader);
+  reader.begin_layers();
+  range.plan = plan;
+  range.plan.visit_fields(reader);
+  reader.finish();
+  return range;
+}
+
+Plan read_plan(const Part& part) {
+  JsonReader reader(part.json, part.where);
+  Plan plan;
+  plan.visit_fields(reader);
+  const Json* ranges = reader.take("layers");
+  reader.finish();
+  if (ranges == nullptr) return plan;
+  if (!ranges->is_array()) reader.fail("layers", "an array of ranges of layers");
+  const std::string pointer = reader.at("layers").pointer;
+  std::vector<LayerRange> read;
+  for (std::size_t i = 0; i < ranges->size(); ++i)
+    read.push_back(read_range((*ranges)[i], {part.where.file, fmt::format("{}/{}", pointer, i)}, plan));
+  plan.layers = std::move(read);
+  return plan;
+}
+
 }  // namespace
 
 InputError ScenarioSource::blame(const InputError& error) const {
@@ -335,7 +363,7 @@ void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Sce
   scenario.model = cached(cache_->models, *model, "model", where("model"),
                           [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
   scenario.workload = read_fields<Workload>(open_part(*workload, "workload", where("workload"), /*keep_names=*/false));
-  if (plan != nullptr) scenario.plan = read_fields<Plan>(open_part(*plan, "plan", where("plan"), /*keep_names=*/false));
+  if (plan != nullptr) scenario.plan = read_plan(open_part(*plan, "plan", where("plan"), /*keep_names=*/false));
 }
 
 Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source) {

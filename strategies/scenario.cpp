@@ -3,6 +3,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "strategies/layer_plans.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -53,6 +54,7 @@ std::int64_t micro_batches(const Scenario& scenario) {
 void check(const Scenario& scenario) {
   check_mesh(scenario);
   check_workload(scenario);
+  check_ranges(scenario);
   for (const Strategy& strategy : all_strategies()) strategy.check(scenario);
 }
 

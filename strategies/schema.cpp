@@ -26,6 +26,7 @@ class Properties final : public FieldVisitor {
   // `with_defaults`: the values that the visited struct holds are what an absent field means.
   explicit Properties(bool with_defaults) : with_defaults_(with_defaults) {}
   OrderedJson json = OrderedJson::object();
+  bool of_layers = false;  // only fields of which ranges of layers may have their own
 
  protected:
   void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) override {
@@ -57,6 +58,7 @@ class Properties final : public FieldVisitor {
     return type;
   }
   void add(const char* name, OrderedJson type, const char* doc, const OrderedJson& value) {
+    if (of_layers && scope() != Scope::layer) return;
     type["description"] = doc;
     if (with_defaults_) type["default"] = value;
     json[name] = std::move(type);
@@ -160,6 +162,25 @@ OrderedJson perturbations_schema(const OrderedJson& elsewhere) {
                             {"items", reference("perturbation")}});
 }
 
+OrderedJson plan_schema() {
+  OrderedJson properties = properties_of<Plan>(true);
+  properties["layers"] = OrderedJson{{"description", "ranges of layers of which fields of the plan differ"},
+                                     {"type", "array"},
+                                     {"items", reference("layers")},
+                                     {"default", OrderedJson::array()}};
+  return object("how the work is laid over the devices", std::move(properties));
+}
+
+OrderedJson layers_schema() {
+  LayerRange range;
+  Properties properties(false);
+  range.visit_fields(properties);
+  properties.of_layers = true;
+  range.plan.visit_fields(properties);
+  return object("layers from, from + step, ... below to; fields that are absent are as in the plan around it",
+                std::move(properties.json));
+}
+
 OrderedJson job_schema() {
   OrderedJson properties;
   properties["name"] = OrderedJson{{"description", "what reports call it"}, {"type", "string"}, {"minLength", 1}};
@@ -194,7 +215,8 @@ OrderedJson definitions() {
       either(name("a preset", fabric_names()),
              object("how nodes are joined", with_base(properties_of<Fabric>(false), "fabric", fabric_names())));
   json["workload"] = either(elsewhere, object("what is fed to the model each step", properties_of<Workload>(true)));
-  json["plan"] = either(elsewhere, object("how the work is laid over the devices", properties_of<Plan>(true)));
+  json["plan"] = either(elsewhere, plan_schema());
+  json["layers"] = layers_schema();
   json["perturbation"] = perturbation_schema();
   json["perturbations"] = perturbations_schema(elsewhere);
   json["job"] = job_schema();

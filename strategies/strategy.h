@@ -11,6 +11,8 @@
 
 namespace orrery {
 
+class LayerPlans;
+
 struct Strategy {
   std::string_view name;     // "tensor_parallel": the folder's name
   std::string_view summary;  // one line
@@ -21,6 +23,12 @@ struct Strategy {
   // Rewrites `program`. Called in the order of the list, on a program that holds the result of those before it.
   // A strategy that the plan does not use must return at once.
   void (*rewrite)(const Scenario& scenario, Program& program);
+
+  // Rewrites a piece under the plan of its layers, from which fields of Scope::layer are read; called for every piece
+  // of `program` behind `rewrite`. nullptr: no such fields.
+  void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
+  // Says by layers what the plan's own fields say otherwise, e.g. by stages. nullptr: nothing.
+  void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
 };
 
 // In the order in which they rewrite.

@@ -111,8 +111,13 @@ std::vector<std::string> strategies_of(const Scenario& scenario) {
   add(plan.pipeline.degree > 1, "pipeline");
   add(plan.pipeline.virtual_stages > 1, "interleaved");
   using activation_recompute::Mode;
-  add(plan.recompute.mode == Mode::selective, "recompute-selective");
-  add(plan.recompute.mode == Mode::full, "recompute-full");
+  const auto recomputes = [&](Mode mode) {
+    return plan.recompute.mode == mode ||
+           std::any_of(plan.layers.begin(), plan.layers.end(),
+                       [&](const LayerRange& range) { return range.plan.recompute.mode == mode; });
+  };
+  add(recomputes(Mode::selective), "recompute-selective");
+  add(recomputes(Mode::full), "recompute-full");
   add(plan.offload.optimizer, "offload");
   return words;
 }

@@ -108,7 +108,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
     if (node.every > 1) {
-      const std::int64_t instances = instances_covered(node, at, item.count);
+      const std::int64_t instances = instances_covered(node, item.before + at, item.in_stretch());
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);

@@ -14,13 +14,14 @@
 //    compute and unless free_running, the kernels issued before it have finished.
 //  - prefetch d: it is issued when the instance d places earlier in the line starts its first kernel; the first d
 //    instances' at the beginning of the line.
-//  - every e: it runs in the last of each e instances of a run, and in the run's last for the rest.
+//  - every e: it runs in the last of each e instances of a stretch of runs, and in the stretch's last for the rest.
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
 //  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
 // The line ends with its kernels, its output, and all streams but the asynchronous ones (is_asynchronous).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -70,7 +71,7 @@ struct ClockNode {
   std::array<double, kHostIssue> kernel_seconds{};
 };
 
-// Instances of a run that the op covers when instance `at` of `count` is reached; 0: it does not run there.
+// Instances of a stretch that the op covers when instance `at` of `count` is reached; 0: it does not run there.
 std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count);
 
 struct BlockCode {
@@ -128,11 +129,30 @@ class BlockCompiler {
   std::size_t once_from_ = 0;
 };
 
-// `count` equal instances of a block.
+// `count` equal instances of a block. Buckets are filled over a stretch of items; one alone is a stretch of its own.
 struct LineItem {
   const BlockCode* code = nullptr;
   std::int64_t count = 1;
+  std::int64_t before = 0;   // instances of the stretch that come first
+  std::int64_t stretch = 0;  // all of them; 0: `count`
+
+  std::int64_t in_stretch() const { return stretch > 0 ? stretch : count; }
 };
+
+// Appends the runs of a chunk; backwards for blocks that run so. `code_of(piece)`: the compiled block.
+template <class CodeOf>
+void append_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, CodeOf code_of,
+                 std::vector<LineItem>& line) {
+  const std::size_t first = line.size();
+  for_each_stretch(pieces, runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+    std::int64_t before = 0;
+    for (const Run& run : stretch) {
+      line.push_back({&code_of(run.piece), run.count, reversed ? instances - before - run.count : before, instances});
+      before += run.count;
+    }
+  });
+  if (reversed) std::reverse(line.begin() + static_cast<std::ptrdiff_t>(first), line.end());
+}
 
 struct LineResult {
   double seconds = 0;

@@ -67,11 +67,13 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   }
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) {
-        PieceData& data = pieces[run.piece];
-        data.used = true;
-        data.most_instances = std::max(data.most_instances, run.count);
-      }
+      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+        for (const Run& run : stretch) {
+          PieceData& data = pieces[run.piece];
+          data.used = true;
+          data.most_instances = std::max(data.most_instances, instances);
+        }
+      });
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     PieceData& data = pieces[p];
     if (!data.used) continue;
@@ -112,12 +114,11 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when,
-                                       bool drain, LineResult& result) {
+void AnalyticalEngine::Rep::clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when,
+                                       LineResult& result) {
   line.clear();
-  for (const Run& run : runs) line.push_back({&pieces[run.piece].block(kind), run.count});
-  if (reversed) std::reverse(line.begin(), line.end());
-  clock.run(line, when, kernels.overlap_slowdown, drain, result);
+  append_line(program.pieces, chunk.runs, kind != BlockKind::forward, code_of(kind), line);
+  clock.run(line, when, kernels.overlap_slowdown, false, result);
 }
 
 void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk,
@@ -129,19 +130,17 @@ void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chu
       continue;
     }
     const auto kind = static_cast<BlockKind>(k);
-    const bool reversed = kind != BlockKind::forward;
     if (program.schedule.micro_batches == 1) {
-      clock_line(chunk.runs, kind, reversed, kOnly, false, l.usual);
+      clock_line(program, chunk, kind, kOnly, l.usual);
       l.first = l.last = l.usual;
       continue;
     }
     WhenSet conditions = 0;
     for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
-    clock_line(chunk.runs, kind, reversed, kUsual, false, l.usual);
+    clock_line(program, chunk, kind, kUsual, l.usual);
     l.first = l.last = l.usual;
-    if ((conditions & bit(When::first_micro_batch)) != 0)
-      clock_line(chunk.runs, kind, reversed, kFirst, false, l.first);
-    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(chunk.runs, kind, reversed, kLast, false, l.last);
+    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(program, chunk, kind, kFirst, l.first);
+    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(program, chunk, kind, kLast, l.last);
   }
 }
 
@@ -149,13 +148,10 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
   const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
   for (const BlockKind kind : {BlockKind::norm, BlockKind::update}) {
     line.clear();
-    for (const Chunk& chunk : chunks)
-      for (const Run& run : chunk.runs) {
-        const BlockCode& code = pieces[run.piece].block(kind);
-        line.push_back({&code, run.count});
-        if (kind == BlockKind::norm)
-          for (const Op& op : code.ops) c.synchronises |= op.kind == OpKind::gradient_norm;
-      }
+    for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, false, code_of(kind), line);
+    if (kind == BlockKind::norm)
+      for (const LineItem& item : line)
+        for (const Op& op : item.code->ops) c.synchronises |= op.kind == OpKind::gradient_norm;
     clock.run(line, kOnly, kernels.overlap_slowdown, true, kind == BlockKind::norm ? c.norm : c.update);
   }
 }

@@ -18,7 +18,7 @@ constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kin
 
 struct PieceData {
   bool used = false;
-  std::int64_t most_instances = 0;  // in one run
+  std::int64_t most_instances = 0;  // in one stretch of runs
   PieceMemory memory;
   std::array<BlockCode, kBlockKinds> blocks;  // by BlockKind
   double recompute_flops = 0;                 // of an instance and micro-batch
@@ -75,8 +75,10 @@ struct AnalyticalEngine::Rep {
   void fill_ops(const Program& program, Report& report) const;
   void fill_timeline(const Program& program, Report& report);
 
-  void clock_line(const std::vector<Run>& runs, BlockKind kind, bool reversed, WhenSet when, bool drain,
-                  LineResult& result);
+  auto code_of(BlockKind kind) const {
+    return [this, kind](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind); };
+  }
+  void clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when, LineResult& result);
   void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);

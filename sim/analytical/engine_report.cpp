@@ -26,16 +26,17 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   return fmt::format("{:.0f} bytes", bytes(op, tensors));
 }
 
-// How often a node with these runs of its piece is reached in one line.
+// How often a node is reached in an item of a line.
 struct Executions {
   std::int64_t instances = 1;  // that each covers
   std::int64_t times = 0;
 };
 
 template <class Visit>
-void for_executions(std::uint16_t every, std::int64_t count, Visit&& visit) {
-  if (count / every > 0) visit(Executions{every, count / every});
-  if (count % every > 0) visit(Executions{count % every, 1});
+void for_executions(std::uint16_t every, const LineItem& item, Visit&& visit) {
+  const std::int64_t behind = item.before + item.count, full = behind / every - item.before / every;
+  if (full > 0) visit(Executions{every, full});
+  if (behind == item.in_stretch() && behind % every > 0) visit(Executions{behind % every, 1});
 }
 
 }  // namespace
@@ -51,9 +52,18 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     for (const Run& run : chunk.runs)
       if (pieces[run.piece].block(BlockKind::norm).once) once_piece = run.piece;
 
+  std::array<std::vector<LineItem>, kBlockKinds> items;
+  for (std::size_t k = 0; k < kBlockKinds; ++k)
+    for (const Chunk& chunk : chunks) {
+      const auto kind = static_cast<BlockKind>(k);
+      append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
+                  code_of(kind), items[k]);
+    }
+
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     if (!pieces[p].used) continue;
     const Piece& piece = program.pieces[p];
+    const std::string title = piece_title(program, p);
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       const BlockCode& code = pieces[p].blocks[k];
       const bool update = k >= static_cast<std::size_t>(BlockKind::norm);
@@ -74,7 +84,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             return;
           }
           OpReport row;
-          row.name = fmt::format("{}.{}.{}", piece.name, name_of(static_cast<BlockKind>(k)), op.name);
+          row.name = fmt::format("{}.{}.{}", title, name_of(static_cast<BlockKind>(k)), op.name);
           row.stream = op.stream;
           row.seconds = cost.last_seconds;
           row.times_per_step = times;
@@ -86,9 +96,8 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         if (once) {
           if (p == once_piece) note({1, 1}, 1);
         } else {
-          for (const Chunk& chunk : chunks)
-            for (const Run& run : chunk.runs)
-              if (run.piece == p) for_executions(op.every, run.count, [&](Executions e) { note(e, lines_per_step); });
+          for (const LineItem& item : items[k])
+            if (item.code == &code) for_executions(op.every, item, [&](Executions e) { note(e, lines_per_step); });
         }
         const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
         if (!kernel || costs.kernels().near_measured(op, piece.tensors) || report.ops.size() == first_row) continue;

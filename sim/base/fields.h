@@ -30,34 +30,62 @@ inline IntegerRange at_least(std::int64_t least) { return {.least = least}; }
 inline IntegerRange degree(std::int64_t least = 1) { return {.least = least, .most = std::int64_t{1} << 20}; }
 inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
 
+// What one value of a field holds for.
+enum class Scope : std::uint8_t {
+  all,     // the whole struct: a field of the plan for the whole step
+  layout,  // all layers of the model: what one hands on is laid out as the next one takes it
+  layer,   // layers: ranges of them may have values of their own
+};
+
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
 
-  void field(const char* name, std::int64_t& value, IntegerRange range, const char* doc) { integer(name, value, range, doc); }
-  void field(const char* name, double& value, NumberRange range, const char* doc) { number(name, value, range, doc); }
-  void field(const char* name, bool& value, const char* doc) { boolean(name, value, doc); }
-  void field(const char* name, std::string& value, const char* doc) { text(name, value, doc); }
-  void field(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) {
+  void field(const char* name, std::int64_t& value, IntegerRange range, const char* doc, Scope scope = Scope::all) {
+    scope_ = scope;
+    integer(name, value, range, doc);
+  }
+  void field(const char* name, double& value, NumberRange range, const char* doc, Scope scope = Scope::all) {
+    scope_ = scope;
+    number(name, value, range, doc);
+  }
+  void field(const char* name, bool& value, const char* doc, Scope scope = Scope::all) {
+    scope_ = scope;
+    boolean(name, value, doc);
+  }
+  void field(const char* name, std::string& value, const char* doc, Scope scope = Scope::all) {
+    scope_ = scope;
+    text(name, value, doc);
+  }
+  void field(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc,
+             Scope scope = Scope::all) {
+    scope_ = scope;
     integers(name, value, range, doc);
   }
 
   // An enumeration whose enumerators are 0, 1, 2, ... in the order of `names`.
   template <class Enum>
     requires std::is_enum_v<Enum>
-  void field(const char* name, Enum& value, std::span<const std::string_view> names, const char* doc) {
+  void field(const char* name, Enum& value, std::span<const std::string_view> names, const char* doc,
+             Scope scope = Scope::all) {
+    scope_ = scope;
     auto index = static_cast<std::size_t>(value);
     choice(name, index, names, doc);
     value = static_cast<Enum>(index);
   }
 
  protected:
+  Scope scope() const { return scope_; }  // of the field that is visited
+
   virtual void integer(const char* name, std::int64_t& value, IntegerRange range, const char* doc) = 0;
   virtual void number(const char* name, double& value, NumberRange range, const char* doc) = 0;
   virtual void boolean(const char* name, bool& value, const char* doc) = 0;
   virtual void text(const char* name, std::string& value, const char* doc) = 0;
   virtual void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) = 0;
   virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) = 0;
+
+ private:
+  Scope scope_ = Scope::all;
 };
 
 }  // namespace orrery

@@ -131,7 +131,22 @@ const Json* JsonReader::take(const char* name) {
 
 bool JsonReader::has(const char* name) const { return object_.contains(name); }
 
+const Json* JsonReader::value_of(const char* field) {
+  if (!of_layers_ || scope() == Scope::layer) return take(field);
+  if (has(field)) refused_.push_back({field, scope()});
+  return nullptr;
+}
+
+void JsonReader::refuse(const Refused& field) const {
+  fail(field.name,
+       fmt::format("no {} for a range of layers: {}; ranges may give {}", field.name,
+                   field.scope == Scope::layout ? "what one layer hands on is not laid out anew for the next"
+                                                : "it holds for the whole step",
+                   fmt::join(known_, ", ")));
+}
+
 void JsonReader::finish() const {
+  if (!refused_.empty()) refuse(refused_.front());
   for (const auto& [key, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
     const auto documentation = documentation_keys();
@@ -187,7 +202,7 @@ bool read_integer(const Json& json, IntegerRange range, std::int64_t& value) {
 }  // namespace
 
 void JsonReader::integer(const char* name, std::int64_t& value, IntegerRange range, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   std::int64_t read = 0;
   if (!read_integer(*json, range, read)) fail(name, phrase(range));
@@ -195,7 +210,7 @@ void JsonReader::integer(const char* name, std::int64_t& value, IntegerRange ran
 }
 
 void JsonReader::number(const char* name, double& value, NumberRange range, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   if (!json->is_number()) fail(name, phrase(range));
   const double read = json->get<double>();
@@ -205,21 +220,21 @@ void JsonReader::number(const char* name, double& value, NumberRange range, cons
 }
 
 void JsonReader::boolean(const char* name, bool& value, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   if (!json->is_boolean()) fail(name, "true or false");
   value = json->get<bool>();
 }
 
 void JsonReader::text(const char* name, std::string& value, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   if (!json->is_string()) fail(name, "a string");
   value = json->get<std::string>();
 }
 
 void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   if (!json->is_array()) fail(name, "an array of integers");
   std::vector<std::int64_t> read(json->size());
@@ -233,7 +248,7 @@ void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, In
 }
 
 void JsonReader::choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) {
-  const Json* json = take(name);
+  const Json* json = value_of(name);
   if (json == nullptr) return;
   const std::string expected = fmt::format("one of \"{}\"", fmt::join(names, "\", \""));
   if (!json->is_string()) fail(name, expected);

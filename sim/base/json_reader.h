@@ -31,6 +31,8 @@ class JsonReader final : public FieldVisitor {
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
+  // From now on the object is one for a range of layers: finish() refuses fields of another scope by the reason.
+  void begin_layers() { of_layers_ = true; }
   // Throws on the first key that nobody asked for, with the nearest name that somebody did. Documentation keys are
   // always accepted.
   void finish() const;
@@ -47,9 +49,18 @@ class JsonReader final : public FieldVisitor {
   void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
 
  private:
+  struct Refused {
+    std::string name;
+    Scope scope;
+  };
+  const nlohmann::json* value_of(const char* field);
+  [[noreturn]] void refuse(const Refused& field) const;
+
   const nlohmann::json& object_;
   InputError::Where where_;
   std::vector<std::string> known_;
+  bool of_layers_ = false;
+  std::vector<Refused> refused_;
 };
 
 // Keys that document a file and change nothing: "source", "note", ...

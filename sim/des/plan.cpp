@@ -90,7 +90,9 @@ void RunPlan::compile_blocks(JobPlan& job) {
   std::vector<std::int64_t> most(program.pieces.size(), 0);
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) most[run.piece] = std::max(most[run.piece], run.count);
+      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+        for (const Run& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
+      });
 
   MemoryScratch scratch;
   BlockCompiler compiler;
@@ -158,16 +160,18 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   };
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs)
-        for (const BlockCode& code : job.codes[run.piece])
-          for (const ClockNode& node : code.nodes) {
-            if (node.once) {  // a scalar of all instances
-              add(run.piece, code, node, 1);
-              continue;
+      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+        for (const Run& run : stretch)
+          for (const BlockCode& code : job.codes[run.piece])
+            for (const ClockNode& node : code.nodes) {
+              if (node.once) {  // a scalar of all instances
+                add(run.piece, code, node, 1);
+                continue;
+              }
+              if (instances >= node.every) add(run.piece, code, node, node.every);
+              add(run.piece, code, node, instances % node.every);
             }
-            if (run.count >= node.every) add(run.piece, code, node, node.every);
-            add(run.piece, code, node, run.count % node.every);
-          }
+      });
 }
 
 void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {

@@ -96,7 +96,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
       const ClockNode& node = code.nodes[k];
       if (node.prefetch > 0) continue;
       Work& w = first[k];
-      const std::int64_t covered = node.every > 1 ? instances_covered(node, at, item->count) : 1;
+      const std::int64_t covered = node.every > 1 ? instances_covered(node, item->before + at, item->in_stretch()) : 1;
       if ((node.when & when) == 0 || (node.once && index != once_at) || covered == 0) {
         w.done = w.started = true;
         continue;
@@ -302,16 +302,17 @@ void Simulation::control(ClassRun& c) {
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
   const auto& chunks = program.stages[c.stage];
   std::vector<LineItem> items;
-  const auto items_of = [&](const Chunk& chunk, BlockKind kind) {
-    for (const Run& run : chunk.runs)
-      items.push_back({&plan.codes[run.piece][static_cast<std::size_t>(kind)], run.count});
+  const auto items_of = [&](const Chunk& chunk, BlockKind kind, bool reversed) {
+    const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
+      return plan.codes[piece][static_cast<std::size_t>(kind)];
+    };
+    append_line(program.pieces, chunk.runs, reversed, code_of, items);
   };
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Slot& slot = order[i];
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
     items.clear();
-    items_of(chunks[slot.chunk], static_cast<BlockKind>(slot.kind));
-    if (slot.kind != SlotKind::forward) std::reverse(items.begin(), items.end());
+    items_of(chunks[slot.chunk], static_cast<BlockKind>(slot.kind), slot.kind != SlotKind::forward);
     WhenSet when = kUsual;
     if (schedule.micro_batches == 1)
       when = kOnly;
@@ -358,7 +359,7 @@ void Simulation::control(ClassRun& c) {
   }
   const auto whole_stage = [&](BlockKind kind) {
     items.clear();
-    for (const Chunk& chunk : chunks) items_of(chunk, kind);
+    for (const Chunk& chunk : chunks) items_of(chunk, kind, false);
     run_line(c, items, kOnly, true, false, [] {});
   };
   whole_stage(BlockKind::norm);

@@ -312,6 +312,9 @@ class Differentiator {
 
 void Piece::clear() {
   name = "";
+  layers = 0;
+  plan = 0;
+  variant_of = kNoPiece;
   tensors.clear();
   parameters.clear();
   for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();

@@ -40,7 +40,7 @@ enum class ActivationFunction : std::uint8_t { gelu, relu, swiglu, geglu, quick_
 inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
-// For Op::every: once for all instances of a run.
+// For Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
 struct Op {
@@ -77,8 +77,9 @@ struct Op {
   bool free_running = false;
   // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
-  // Buckets: the op runs once per `every` instances of its piece (the last of them) and then covers the tensors of
-  // all of them; or `count` times per instance, each on 1/count of the bytes.
+  // Buckets: the op runs once per `every` instances (the last of them) and then covers the tensors of all of them; or
+  // `count` times per instance, each on 1/count of the bytes. Instances are counted over a stretch of a chunk's runs:
+  // equal layers, whatever their plan (share_buckets()). Variants have the op in the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
 };

@@ -13,6 +13,8 @@
 
 namespace orrery {
 
+inline constexpr std::uint16_t kNoPiece = 0xffff;
+
 struct Block {
   std::vector<Op> ops;
 };
@@ -32,6 +34,10 @@ inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kSideStream
 
 struct Piece {
   const char* name = "";  // "layer", "embedding", "head"
+  std::int64_t layers = 0;  // of the model that an instance computes; 0: embedding, head, what stands between stacks
+  // Where layers have several plans: which one this piece is laid out by (a number of the strategies'), and the piece
+  // that it is a variant of, which may be itself. Variants have the same parameters.
+  std::uint16_t plan = 0, variant_of = kNoPiece;
   std::vector<Tensor> tensors;
 
   Block forward;          // from `input` to `output`
@@ -58,6 +64,12 @@ struct Piece {
   }
   void clear();
 };
+
+// Whether buckets (Op::every) go on from instances of `a` to those of `b` behind them: equal layers, or the same layers
+// under different plans.
+inline bool share_buckets(const Piece& a, const Piece& b) {
+  return &a == &b || (a.variant_of != kNoPiece && a.variant_of == b.variant_of);
+}
 
 // Appends to piece.backward the reverse-mode derivative of piece.forward, creating gradient tensors: one input- and
 // one weight-gradient op per linear, fan-out summed by `add`. Requires: forward is in SSA form.

@@ -1,6 +1,50 @@
 #include "sim/program/program.h"
 
+#include <algorithm>
+#include <string_view>
+
 namespace orrery {
+namespace {
+
+// The layers of the model that a piece computes, in order; `all`: how many the model has.
+std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, std::int64_t& all) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  std::vector<const Chunk*> in_order(program.schedule.position.size());
+  for (std::size_t i = 0; i < in_order.size(); ++i)
+    in_order[static_cast<std::size_t>(program.schedule.position[i])] = &program.stages[i / chunks][i % chunks];
+  std::vector<std::int64_t> layers;
+  std::int64_t next = 0;
+  for (const Chunk* chunk : in_order)
+    for (const Run& run : chunk->runs) {
+      const std::int64_t behind = next + run.count * program.pieces[run.piece].layers;
+      for (; next < behind; ++next)
+        if (run.piece == piece) layers.push_back(next);
+    }
+  all = next;
+  return layers;
+}
+
+// As slices of 0 .. all-1: the longest progression from each number that is left.
+std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all) {
+  constexpr std::size_t kMost = 4;  // slices shown; more are "..."
+  std::string text;
+  std::size_t slices = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++slices) {
+    const std::int64_t step = i + 1 < numbers.size() ? numbers[i + 1] - numbers[i] : 1;
+    std::size_t end = i + 1;
+    while (end < numbers.size() && numbers[end] - numbers[end - 1] == step) ++end;
+    if (step > 1 && end - i < 3) end = i + 1;  // two numbers are no pattern
+    if (slices > 0) text += ',';
+    if (slices == kMost) return text + "...";
+    const std::int64_t by = end == i + 1 ? 1 : step;
+    text += std::to_string(numbers[i]) + ':' + std::to_string(std::min(numbers[end - 1] + by, all));
+    if (by > 1) text += ':' + std::to_string(by);
+    i = end;
+  }
+  return text;
+}
+
+}  // namespace
 
 void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
@@ -8,6 +52,17 @@ void Program::clear() {
   boundary_bytes = tied_embedding_bytes = 0;
   runtime = Runtime{};
   model = ModelWork{};
+}
+
+std::string piece_title(const Program& program, std::size_t piece) {
+  const Piece& p = program.pieces[piece];
+  const bool one_plan = std::all_of(program.pieces.begin(), program.pieces.end(), [&](const Piece& other) {
+    return other.plan == p.plan || std::string_view(other.name) != p.name;
+  });
+  if (p.layers == 0 || one_plan) return p.name;
+  std::int64_t all = 0;
+  const std::vector<std::int64_t> layers = layers_of(program, piece, all);
+  return std::string(p.name) + '[' + slices_of(layers, all) + ']';
 }
 
 }  // namespace orrery

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "sim/program/collective_algorithm.h"
@@ -67,5 +69,22 @@ struct Program {
   // Empties the program but keeps its storage, so that a search lowers a million plans without allocating.
   void clear();
 };
+
+// Calls visit(stretch, instances) for each stretch of a chunk's runs over which instances are counted into buckets.
+template <class Visit>
+void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> runs, Visit&& visit) {
+  while (!runs.empty()) {
+    std::size_t n = 0;
+    std::int64_t instances = 0;
+    do instances += runs[n++].count;
+    while (n < runs.size() && share_buckets(pieces[runs[n - 1].piece], pieces[runs[n].piece]));
+    visit(runs.first(n), instances);
+    runs = runs.subspan(n);
+  }
+}
+
+// A piece as reports name it: "layer", or with its layers where such layers have several plans, as Python slices them:
+// "layer[0:20]", "layer[0:32:2]".
+std::string piece_title(const Program& program, std::size_t piece);
 
 }  // namespace orrery

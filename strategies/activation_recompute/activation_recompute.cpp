@@ -1,12 +1,12 @@
 #include "strategies/activation_recompute/activation_recompute.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <string_view>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::activation_recompute {
 namespace {
@@ -68,6 +68,8 @@ bool in_attention_core(const Op& op) {
 // `copies` instances of a layer as one piece, each reading what the one before wrote.
 void concatenate(Piece& piece, std::int64_t copies) {
   const Piece one = piece;
+  piece.layers *= copies;
+  piece.variant_of = kNoPiece;  // of other parameters
   std::vector<std::vector<TensorId>> names{{}};
   names[0].resize(one.tensors.size());
   for (std::size_t id = 0; id < one.tensors.size(); ++id) names[0][id] = static_cast<TensorId>(id);
@@ -133,72 +135,90 @@ constexpr auto everything = [](const Op&) { return true; };
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.recompute;
-  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
-    throw InputError({"", std::string("/plan/") + field}, found, expected);
+  const auto fail = [](const std::string& field, const std::string& found, const std::string& expected) {
+    throw InputError({"", field}, found, expected);
   };
-  if (options.mode != Mode::full) {
-    if (options.every != 1) fail("recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");
-    if (options.layers != -1)
-      fail("recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
-    return;
-  }
-  if (options.every > 1 && options.layers >= 0)
-    fail("recompute_every", std::to_string(options.every),
-         "1 together with recompute_layers: the two are different methods");
-  if (options.every > 64) fail("recompute_every", std::to_string(options.every), "at most 64 layers");
+  bool full = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    const Options& own = plan.recompute;
+    const bool of_range = &plan != &scenario.plan, inherited = of_range && own.every == options.every;
+    full = full || own.mode == Mode::full;
+    if (own.mode != Mode::full && own.every != 1 && of_range && !inherited)
+      fail(at + "recompute_every", std::to_string(own.every), "1 unless recompute is \"full\"");
+    if (own.every > 64) fail(at + "recompute_every", std::to_string(own.every), "at most 64 layers");
+    if (options.layers >= 0 && own.every > 1)
+      fail(at + "recompute_every", std::to_string(own.every),
+           "1 together with recompute_layers: the two are different methods");
+    if (options.layers >= 0 && of_range && own.mode != options.mode)
+      fail(at + "recompute", '"' + std::string(kModeNames[static_cast<std::size_t>(own.mode)]) + '"',
+           "no recompute for a range of layers together with recompute_layers: both choose layers");
+  });
+  if (!full && options.every != 1)
+    fail("/plan/recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");
+  if (options.mode != Mode::full && options.layers != -1)
+    fail("/plan/recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
+// recompute_layers: the first so many of each chunk.
+void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   const Options& options = scenario.plan.recompute;
-  if (options.mode == Mode::none) return;
+  if (options.mode != Mode::full || options.layers < 0) return;
+  std::int64_t begin = 0;
+  for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
+    plans.change(begin + std::min(n, options.layers), begin + n, 1,
+                 [](Plan& plan) { plan.recompute.mode = Mode::none; });
+    begin += n;
+  }
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, Piece& piece) {
+  const Options& options = plan.recompute;
+  if (options.mode == Mode::none || !is_layer(piece)) return;
   if (options.mode == Mode::selective) {
-    if (scenario.plan.framework.flash_attention) return;
-    for (Piece& piece : program.pieces)
-      if (is_layer(piece)) recompute(piece, in_attention_core);
-    return;
+    if (!scenario.plan.framework.flash_attention) recompute(piece, in_attention_core);
+  } else if (options.every == 1) {  // each layer from its own input
+    recompute(piece, everything);
   }
+}
 
-  // Full, each layer from its own input: no stage runs the piece as it was.
-  if (options.every == 1 && options.layers < 0) {
-    for (Piece& piece : program.pieces)
-      if (is_layer(piece)) recompute(piece, everything);
-    return;
-  }
-
-  // Which runs of each chunk stay as they are, which are recomputed, singly or `every` at a time.
-  struct Variant {
+// recompute_every: within each chunk, so many instances as one piece.
+void rewrite(const Scenario& scenario, Program& program) {
+  bool grouped = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
+    grouped = grouped || (plan.recompute.mode == Mode::full && plan.recompute.every > 1);
+  });
+  if (!grouped) return;
+  const LayerPlans plans = layer_plans(scenario);
+  struct Group {
     std::uint16_t of = 0;
     std::int64_t copies = 1;
     std::uint16_t piece = 0;
   };
-  std::vector<Variant> variants;
+  std::vector<Group> groups;
   std::vector<Run> runs;
-  const std::size_t plain = program.pieces.size();
-  const auto recomputed = [&](std::uint16_t of, std::int64_t copies) {
-    for (const Variant& v : variants)
-      if (v.of == of && v.copies == copies) return v.piece;
+  const auto group = [&](std::uint16_t of, std::int64_t copies) {
+    for (const Group& g : groups)
+      if (g.of == of && g.copies == copies) return g.piece;
     Piece piece = program.pieces[of];
     if (copies > 1) concatenate(piece, copies);
     recompute(piece, everything);
     program.pieces.push_back(std::move(piece));
-    variants.push_back({of, copies, static_cast<std::uint16_t>(program.pieces.size() - 1)});
-    return variants.back().piece;
+    groups.push_back({of, copies, static_cast<std::uint16_t>(program.pieces.size() - 1)});
+    return groups.back().piece;
   };
   for (auto& stage : program.stages) {
     for (Chunk& chunk : stage) {
       runs.clear();
-      std::int64_t left = options.layers < 0 ? std::numeric_limits<std::int64_t>::max() : options.layers;
       for (const Run& run : chunk.runs) {
-        if (run.piece >= plain || !is_layer(program.pieces[run.piece])) {
+        const Piece& piece = program.pieces[run.piece];
+        const Options& options = plans.of(piece).recompute;
+        if (!is_layer(piece) || options.mode != Mode::full || options.every == 1) {
           runs.push_back(run);
           continue;
         }
-        const std::int64_t repeated = std::min(run.count, left);
-        left -= repeated;
-        const std::int64_t group = std::min(options.every, repeated);
-        if (repeated > 0) runs.push_back({recomputed(run.piece, group), repeated / group});
-        if (repeated > 0 && repeated % group != 0) runs.push_back({recomputed(run.piece, repeated % group), 1});
-        if (run.count > repeated) runs.push_back({run.piece, run.count - repeated});
+        const std::int64_t copies = std::min(options.every, run.count);
+        runs.push_back({group(run.piece, copies), run.count / copies});
+        if (run.count % copies != 0) runs.push_back({group(run.piece, run.count % copies), 1});
       }
       chunk.runs = runs;
     }

@@ -6,11 +6,13 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::activation_recompute {
 
 void check(const Scenario& scenario);
+void plan_layers(const Scenario& scenario, LayerPlans& plans);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void rewrite(const Scenario& scenario, Program& program);
 
 }  // namespace orrery::activation_recompute

@@ -14,9 +14,11 @@ struct Options {
   Balance balance = Balance::zigzag;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence; attention runs as a ring");
+    v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence; attention runs as a ring",
+            Scope::layout);
     v.field("context_parallel_balance", balance, kBalanceNames,
-            "how positions are dealt to ranks: contiguous, or zigzag (equal causal work, as Megatron-LM)");
+            "how positions are dealt to ranks: contiguous, or zigzag (equal causal work, as Megatron-LM)",
+            Scope::layout);
   }
 };
 

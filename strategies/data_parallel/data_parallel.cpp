@@ -221,7 +221,10 @@ void check(const Scenario& scenario) {
       fail("zero_shard_degree", options.shard_degree,
            "a divisor of the data-parallel degree " + std::to_string(degree));
   }
-  if (options.prefetch > 1000) fail("prefetch", options.prefetch, "at most 1000 layers");
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (plan.data.prefetch > 1000)
+      throw InputError({"", at + "prefetch"}, std::to_string(plan.data.prefetch), "at most 1000 layers");
+  });
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
@@ -232,8 +235,8 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   mesh.add(MeshAxis::dp_replicate, degree / shard);
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
-  const Options& options = scenario.plan.data;
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  const Options& options = plan.data;
   const MeshGroup shard_group = program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp}),
                   replicate_group = program.mesh.group(MeshAxis::dp_replicate);
   const std::int64_t shards = program.mesh.size(shard_group), replicas = program.mesh.size(replicate_group);
@@ -241,7 +244,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
                                                  : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);
   const Layout layout{options, shard_group, replicate_group, shards, replicas, bucket};
-  for (Piece& piece : program.pieces) Shard(layout, piece).run();
+  Shard(layout, piece).run();
 }
 
 }  // namespace orrery::data_parallel

@@ -10,13 +10,13 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::data_parallel {
 
 void check(const Scenario& scenario);
 // dp_shard and, outside of it, dp_replicate.
 void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::data_parallel

@@ -24,8 +24,10 @@ struct Options {
     v.field("overlap_param_gather", overlap_parameters,
             "gather updated parameters layer by layer under the next forward (zero_stage 1 and 2)");
     v.field("reshard_after_forward", reshard_after_forward,
-            "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward");
-    v.field("prefetch", prefetch, orrery::degree(0), "zero_stage 3: layers whose parameters are gathered ahead");
+            "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward",
+            Scope::layer);
+    v.field("prefetch", prefetch, orrery::degree(0),
+            "zero_stage 3: layers before, when a layer's parameters are gathered", Scope::layer);
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default");
   }
 };

@@ -9,13 +9,6 @@
 namespace orrery::pipeline_parallel {
 namespace {
 
-std::int64_t total_layers(const Model& model) {
-  if (model.kind != ModelKind::swin) return model.layers + (model.kind == ModelKind::encoder_decoder ? model.decoder_layers : 0);
-  std::int64_t layers = 0;
-  for (std::int64_t n : model.stage_layers) layers += n;
-  return layers;
-}
-
 // Takes layers from the line of runs as chunks ask for them. A run that is no repeated layer (embeddings, patch
 // merging, head) goes with the layer behind it, the head with the last layer.
 class Dealer {
@@ -39,11 +32,7 @@ class Dealer {
 
  private:
   void take_ends(Chunk& out) {
-    while (next_ < line_.size() && !is_layer(line_[next_])) out.runs.push_back(line_[next_++]);
-  }
-  bool is_layer(const Run& run) const {
-    const Piece& piece = pieces_[run.piece];
-    return orrery::is_layer(piece) && std::string_view(piece.name) != "patch_merging";
+    while (next_ < line_.size() && pieces_[line_[next_].piece].layers == 0) out.runs.push_back(line_[next_++]);
   }
 
   const std::vector<Piece>& pieces_;
@@ -132,7 +121,7 @@ void check(const Scenario& scenario) {
     const char* part = std::string_view(limit.field) == "global_batch_size" ? "/workload/" : "/plan/";
     throw InputError({"", part + std::string(limit.field)}, limit.found, limit.expected);
   };
-  if (const auto limit = options_limit(options, total_layers(scenario.model))) fail(*limit);
+  if (const auto limit = options_limit(options, scenario.model.total_layers())) fail(*limit);
   if (const auto limit = schedule_limit(effective_schedule(options), options.degree, chunks_per_stage(options), micro_batches(scenario)))
     fail(*limit);
 }
@@ -145,7 +134,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
 
-  const std::vector<std::int64_t> layers = split_layers(total_layers(scenario.model), options);
+  const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   Dealer dealer(program.pieces, program.line);
   program.stages.resize(static_cast<std::size_t>(stages));
   for (auto& stage : program.stages) stage.resize(static_cast<std::size_t>(chunks));

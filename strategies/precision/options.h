@@ -24,8 +24,10 @@ struct Options {
   Dtype gradient() const;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("precision", mix, kMixNames, "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16; "
-            "fp4 is refused: no kernel and no rate of it is known");
+    v.field("precision", mix, kMixNames,
+            "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16; "
+            "fp4 is refused: no kernel and no rate of it is known",
+            Scope::layer);
     v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
   }
 };

@@ -115,25 +115,31 @@ Dtype Options::gradient() const {
 }
 
 void check(const Scenario& scenario) {
-  const Options& options = scenario.plan.precision;
   const Device& device = scenario.cluster.device;
   const auto has = [&](Dtype dtype) { return device.peak_flops_per_second[static_cast<std::size_t>(dtype)] > 0; };
-  const auto fail = [&](const char* expected) {
-    throw InputError({"", "/plan/precision"},
-                     "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"",
-                     std::string(expected) + " on " + device.name);
-  };
-  if (options.mix == Mix::fp4) fail("\"fp8\", \"bf16\" or \"fp16\": no kernel and no rate of fp4 matrix products is known");
-  if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units");
-  if (options.mix == Mix::bf16 && !has(Dtype::bf16)) fail("\"fp16\" or \"fp32\": there are no bf16 matrix units");
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    const Options& options = plan.precision;
+    const auto fail = [&](const std::string& expected) {
+      throw InputError({"", at + "precision"},
+                       "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"", expected);
+    };
+    const std::string here = " on " + device.name;
+    if (options.mix == Mix::fp4)
+      fail("\"fp8\", \"bf16\" or \"fp16\": no kernel and no rate of fp4 matrix products is known" + here);
+    if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units" + here);
+    if (options.mix == Mix::bf16 && !has(Dtype::bf16))
+      fail("\"fp16\" or \"fp32\": there are no bf16 matrix units" + here);
+    if (options.storage() != scenario.plan.precision.storage())
+      fail(std::string("a mix that keeps activations in ") + name_of(scenario.plan.precision.storage()) +
+           ", as the other layers hand them on");
+  });
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
-  if (scenario.plan.precision.mix != Mix::fp8) return;
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, Piece& piece) {
+  if (plan.precision.mix != Mix::fp8 || !is_layer(piece)) return;
   const bool gathered =
       scenario.plan.data.zero_stage == 3 && data_parallel_degree(scenario) * scenario.plan.context.degree > 1;
-  for (Piece& piece : program.pieces)
-    if (is_layer(piece)) Quantiser(piece, gathered).run();
+  Quantiser(piece, gathered).run();
 }
 
 }  // namespace orrery::precision

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::precision {
 
 void check(const Scenario& scenario);
-void rewrite(const Scenario& scenario, Program& program);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::precision

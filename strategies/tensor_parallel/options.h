@@ -10,11 +10,15 @@ struct Options {
   bool overlap = false;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("tensor_parallel", degree, orrery::degree(), "ranks that share each layer's matrices (Megatron-LM)");
+    v.field("tensor_parallel", degree, orrery::degree(), "ranks that share each layer's matrices (Megatron-LM)",
+            Scope::layout);
     v.field("sequence_parallel", sequence_parallel,
-            "shard norms, dropouts and the residual stream along the sequence over the tensor-parallel ranks");
-    v.field("tensor_parallel_overlap", overlap,
-            "split the products next to a collective into chunks that overlap with it (Transformer Engine's userbuffers)");
+            "shard norms, dropouts and the residual stream along the sequence over the tensor-parallel ranks",
+            Scope::layout);
+    v.field(
+        "tensor_parallel_overlap", overlap,
+        "split the products next to a collective into chunks that overlap with it (Transformer Engine's userbuffers)",
+        Scope::layer);
   }
 };
 

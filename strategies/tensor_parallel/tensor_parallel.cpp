@@ -21,15 +21,14 @@ constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Ax
 class Partition {
  public:
   // `group_heads`: query heads of a key/value group.
-  Partition(const Options& options, const Mesh& mesh, std::int64_t group_heads, Piece& piece, std::vector<Op>& scratch)
+  Partition(const Options& options, const Mesh& mesh, std::int64_t group_heads, Piece& piece)
       : options_(options),
         all_(mesh.group(MeshAxis::tp)),
         sharing_(mesh.group(kSharing)),
         degree_(options.degree),
         ranks_per_group_(mesh.size(sharing_)),
         group_heads_(group_heads),
-        piece_(piece),
-        out_(scratch) {}
+        piece_(piece) {}
 
   void run() {
     shard_tensors();
@@ -375,7 +374,7 @@ class Partition {
   const MeshGroup all_, sharing_;
   const std::int64_t degree_, ranks_per_group_, group_heads_;
   Piece& piece_;
-  std::vector<Op>& out_;
+  std::vector<Op> out_;
   const Block* block_ = nullptr;
   std::vector<std::uint8_t> layout_;
   std::vector<TensorId> gathered_;
@@ -421,16 +420,17 @@ void check(const Scenario& scenario) {
                          "a sequence length that tensor_parallel x context_parallel = " +
                              std::to_string(t * scenario.plan.context.degree) + " divides");
   }
-  if (options.overlap) {
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (!plan.tensor.overlap) return;
     if (!options.sequence_parallel)
-      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true",
+      throw InputError({"", at + "tensor_parallel_overlap"}, "true",
                        "false without sequence_parallel, whose gathers and scatters overlap");
     for (const std::int64_t tokens : {length, decoder_length})
       if (tokens % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
         throw InputError(
-            {"", "/plan/tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
+            {"", at + "tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
             "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
-  }
+  });
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
@@ -443,12 +443,9 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   }
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
-  const Options& options = scenario.plan.tensor;
-  if (options.degree == 1) return;
-  std::vector<Op> scratch;
-  const std::int64_t group_heads = scenario.model.heads / key_value_groups(scenario.model);
-  for (Piece& piece : program.pieces) Partition(options, program.mesh, group_heads, piece, scratch).run();
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (plan.tensor.degree == 1) return;
+  Partition(plan.tensor, program.mesh, scenario.model.heads / key_value_groups(scenario.model), piece).run();
 }
 
 }  // namespace orrery::tensor_parallel

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::tensor_parallel {
 
@@ -14,6 +14,6 @@ void check(const Scenario& scenario);
 // One digit, or where there are fewer key/value heads than ranks two: the ranks that share a head ("tp.shared"), which
 // are neighbours, and the heads ("tp.groups").
 void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::tensor_parallel

@@ -71,6 +71,8 @@ const std::vector<Json> kPlans{
     {{"optimizer_offload", true}, {"zero_stage", 1}},
     {{"flash_attention", false}, {"recompute", "selective"}, {"tensor_parallel", 8}, {"sequence_parallel", true}},
     {{"cuda_graphs", true}},
+    {{"zero_stage", 1}, {"layers", Json::array({{{"from", 3}, {"to", 9}, {"recompute", "full"}}})}},
+    {{"bucket_bytes", 2000000000}, {"layers", Json::array({{{"from", 1}, {"step", 2}, {"recompute", "full"}}})}},
 };
 
 TEST(Step, TermsOfEveryStageAddUpToTheStep) {
@@ -219,12 +221,44 @@ TEST(Step, LayersBehindEachOtherCostWhatTheyCostOneByOne) {
   const orrery::Run layers = runs[1];
   runs.erase(runs.begin() + 1);
   runs.insert(runs.begin() + 1, {orrery::Run{layers.piece, 5}, {layers.piece, 1}, {layers.piece, layers.count - 6}});
-  for (auto* e : {&whole, &parts})
-    for (Piece& piece : e->program.pieces) piece.update.ops.clear();  // once a run, so they would differ
-  whole.run();
   parts.run();
   EXPECT_NEAR(whole.report.step_seconds, parts.report.step_seconds, 1e-12 * whole.report.step_seconds);
   EXPECT_EQ(whole.report.memory_peak_bytes, parts.report.memory_peak_bytes);
+}
+
+// 32 layers, two to a bucket: sixteen buckets, whatever the plans of the layers that one holds.
+TEST(Ops, BucketsAreFilledAcrossLayersOfSeveralPlans) {
+  const auto reductions = [](const Json& layers) {
+    Json plan{{"bucket_bytes", 2000000000}};  // a layer's gradients in fp32 are 0.81e9 bytes
+    if (!layers.is_null()) plan["layers"] = layers;
+    Evaluated e(document(plan));
+    e.run({.ops = true});
+    std::map<double, double> times;  // by bytes, of layers
+    for (const OpReport& op : e.report.ops)
+      if (op.name.starts_with("layer") && op.name.ends_with("gradients.all_reduce"))
+        times[op.bytes] += op.times_per_step;
+    return times;
+  };
+  const auto whole = reductions(nullptr);
+  ASSERT_EQ(whole.size(), 1u);
+  EXPECT_EQ(whole.begin()->second, 16);
+  EXPECT_EQ(reductions(Json::array({{{"from", 0}, {"to", 13}, {"recompute", "full"}}})), whole);
+  EXPECT_EQ(reductions(Json::array({{{"step", 2}, {"recompute", "full"}}})), whole);
+}
+
+TEST(Ops, AreListedByLayersWherePlansDiffer) {
+  Evaluated e(
+      document({{"tensor_parallel", 8}, {"layers", Json::array({{{"from", 3}, {"to", 9}, {"recompute", "full"}}})}}));
+  e.run({.ops = true});
+  std::map<std::string, double> times;
+  for (const OpReport& op : e.report.ops)
+    if (op.name.ends_with("backward.fc1")) times[op.name] += op.times_per_step;
+  const double micro_batches = static_cast<double>(e.program.schedule.micro_batches);
+  ASSERT_TRUE(times.contains("layer[3:9].backward.fc1"));
+  // Two products of the backward, and the repeated forward's.
+  EXPECT_EQ(times["layer[3:9].backward.fc1"], 3 * 6 * micro_batches);
+  EXPECT_EQ(times["layer[0:3,9:32].backward.fc1"], 2 * 26 * micro_batches);
+  EXPECT_EQ(times.size(), 2u);
 }
 
 // Groups are of digits: what a digit is called says nothing about its ranks.

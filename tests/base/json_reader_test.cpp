@@ -124,6 +124,42 @@ TEST(JsonReader, SaysWhereAndWhatIsWrong) {
   for (const auto& [text, sentence] : cases) EXPECT_THAT(message_of(text), HasSubstr(sentence)) << text;
 }
 
+struct Layers {
+  std::int64_t from = 0, degree = 1;
+  bool recompute = false, clip = true;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field("degree", degree, at_least(1), "", Scope::layout);
+    v.field("clip", clip, "");
+    v.field("recompute", recompute, "", Scope::layer);
+  }
+};
+
+TEST(JsonReader, RefusesWhatHoldsForMoreThanARangeOfLayersWithTheReason) {
+  const auto message = [](const char* text) -> std::string {
+    const json document = json::parse(text);
+    JsonReader reader(document, {"", "/0"});
+    Layers layers;
+    reader.field("from", layers.from, at_least(0), "");
+    reader.begin_layers();
+    layers.visit_fields(reader);
+    try {
+      reader.finish();
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    EXPECT_EQ(layers.degree, 1) << "not read";
+    return layers.recompute ? "recomputed" : "";
+  };
+  EXPECT_EQ(message(R"({"from": 3, "recompute": true})"), "recomputed");
+  EXPECT_THAT(
+      message(R"({"degree": 2})"),
+      HasSubstr("/0/degree: found 2, expected no degree for a range of layers: what one layer hands on is not laid "
+                "out anew for the next; ranges may give from, recompute"));
+  EXPECT_THAT(message(R"({"clip": false})"), HasSubstr("it holds for the whole step; ranges may give from, recompute"));
+  EXPECT_THAT(message(R"({"recomputed": true})"), HasSubstr("did you mean \"recompute\"?"));
+}
+
 TEST(JsonReader, EqualKeysOfDifferentObjectsAreNoDuplicates) {
   EXPECT_NO_THROW(parse_json(R"({"a": {"x": 1}, "b": {"x": 2}, "c": [{"x": 1}, {"x": 2}]})", "f"));
 }

@@ -131,6 +131,44 @@ const BadValue kBadValues[] = {
     {"/plan/flash_attention", "\"true\"", "/plan/flash_attention: found \"true\", expected true or false"},
     {"/plan/framework", "\"megatron\"", "/plan/framework: found \"megatron\", expected one of"},
     {"/plan/bucket_bytes", "-1", "/plan/bucket_bytes: found -1, expected an integer of at least 0"},
+    // Ranges of layers, of the model's 80.
+    {"/plan/layers", "3", "/plan/layers: found 3, expected an array of ranges of layers"},
+    {"/plan/layers", "[3]", "/plan/layers/0: found 3, expected an object"},
+    {"/plan/layers", "[{\"from\": -1}]", "/plan/layers/0/from: found -1, expected an integer from 0 to 1048576"},
+    {"/plan/layers", "[{\"to\": 0}]", "/plan/layers/0/to: found 0, expected an integer from 1 to 1048576"},
+    {"/plan/layers", "[{\"step\": 0}]", "/plan/layers/0/step: found 0, expected an integer from 1 to 1048576"},
+    {"/plan/layers", "[{\"to\": 4}, {\"from\": 80}]",
+     "/plan/layers/1/from: found 80, expected one of the model's layers 0 to 79"},
+    {"/plan/layers", "[{\"from\": 70, \"to\": 81}]",
+     "/plan/layers/0/to: found 81, expected at most 80: the model has layers 0 to 79, and \"to\" is behind the last"},
+    {"/plan/layers", "[{\"from\": 20, \"to\": 20}]",
+     "/plan/layers/0/to: found 20, expected more than \"from\", 20: \"to\" is the first layer behind the range"},
+    {"/plan/layers", "[{\"to\": 20}, {\"from\": 30}, {\"from\": 19, \"to\": 25}]",
+     "/plan/layers/2/from: found 19, expected a range that leaves layer 19 to /plan/layers/0"},
+    {"/plan/layers", "[{\"step\": 2}, {\"step\": 3, \"from\": 1}]",
+     "/plan/layers/1/from: found 1, expected a range that leaves layer 4 to /plan/layers/0"},
+    {"/plan/layers", "[{\"recomputed\": \"full\"}]",
+     "/plan/layers/0/recomputed: found the unknown key \"recomputed\", expected a known key (did you mean "
+     "\"recompute\"?)"},
+    {"/plan/layers", "[{\"recompute\": \"ful\"}]",
+     "/plan/layers/0/recompute: found \"ful\", expected one of \"none\", \"selective\", \"full\" (did you mean "
+     "\"full\"?)"},
+    {"/plan/layers", "[{\"tensor_parallel\": 4}]",
+     "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: what one layer hands "
+     "on is not laid out anew for the next; ranges may give from, to, step, "},
+    {"/plan/layers", "[{\"optimizer\": \"sgd\"}]",
+     "/plan/layers/0/optimizer: found \"sgd\", expected no optimizer for a range of layers: it holds for the whole "
+     "step; ranges may give from, to, step, "},
+    {"/plan/layers", "[{\"layers\": []}]", "/plan/layers/0/layers: found the unknown key \"layers\""},
+    {"/plan/layers", "[{\"recompute\": \"selective\", \"recompute_every\": 2}]",
+     "/plan/layers/0/recompute_every: found 2, expected 1 unless recompute is \"full\""},
+    {"/plan/layers", "[{\"recompute\": \"full\", \"recompute_every\": 65}]",
+     "/plan/layers/0/recompute_every: found 65, expected at most 64 layers"},
+    {"/plan/layers", "[{\"precision\": \"fp16\"}]",
+     "/plan/layers/0/precision: found \"fp16\", expected a mix that keeps activations in bf16, as the other layers "
+     "hand "
+     "them on"},
+    {"/plan/layers", "[{\"prefetch\": 1001}]", "/plan/layers/0/prefetch: found 1001, expected at most 1000 layers"},
     // Perturbations (all of them: tests/strategies/perturbations_test.cpp) and jobs (jobs_test.cpp there).
     {"/perturbations", "{}", "/perturbations: found an empty object, expected an array of perturbations"},
     {"/perturbations", "[{\"kind\": \"slow_link\", \"factor\": 0.5}]",
@@ -213,8 +251,7 @@ const BadCommand kBadCommands[] = {
      "--set jobs.1.plan.tensor_parallel=1024: /jobs/1/plan/tensor_parallel: found "},
     {"simulate two-jobs-one-spine --engine des --set jobs.1.first_node=0", "/jobs/1/first_node: found "},
     {"compare two-jobs-one-spine", "/jobs: found an array of 2, expected one model, workload and plan"},
-    {"run small-gpt --set model=gpt3-175b",
-     "--set model=gpt3-175b: /model: found a model that takes "},
+    {"run small-gpt --set model=gpt3-175b", "--set model=gpt3-175b: /model: found a model that takes "},
     {"simulate none.json", "none.json: found nothing (No such file or directory), expected a readable JSON file"},
     {"simulate .", "expected a readable JSON file"},
     {"simulate llama-3-70b-512-h10", "(did you mean \"llama-3-70b-512-h100\"?)"},
@@ -225,6 +262,13 @@ const BadCommand kBadCommands[] = {
      "--set: found \"plan.tensor_parallel\", expected key.key=value, as in plan.tensor_parallel=4"},
     {"simulate example.json --set =4", "--set: found \"=4\", expected key.key=value"},
     {"simulate example.json --set plan..x=4", "--set: found \"plan..x=4\", expected key.key=value"},
+    {"simulate example.json --set plan.recompute=full --set plan.recompute_layers=2 --set "
+     "'plan.layers=[{\"recompute\":\"none\"}]'",
+     "/plan/layers/0/recompute: found \"none\", expected no recompute for a range of layers together with "
+     "recompute_layers: both choose layers"},
+    {"simulate example.json --set 'plan.layers=[{\"from\":90}]'", "/plan/layers/0/from: found 90, expected one of"},
+    {"simulate example.json --set 'plan.layers=[{}]' --set plan.layers.1.from=2",
+     "/plan/layers: found \"1\", expected an index into an array of 1"},
     {"simulate example.json --set plan.tensor_parallel=5",
      "--set plan.tensor_parallel=5: /plan/tensor_parallel: found "},
     {"simulate example.json --set plan.tensor_parallel=many",

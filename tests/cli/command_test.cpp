@@ -292,6 +292,27 @@ TEST(Show, AModelsFileAsItIsRead) {
   EXPECT_THAT(place.orrery("show scenario.json").err, HasSubstr("scenario.json: "));
 }
 
+TEST(Simulate, ShowsRangesOfLayersInTitleOpsAndExplanations) {
+  const Workplace place;
+  const std::string command =
+      "simulate llama-3-70b-512-h100 --set plan.recompute=none "
+      "--set 'plan.layers=[{\"from\":0,\"to\":20,\"recompute\":\"full\"},{\"from\":40,\"step\":2}]' "
+      "--set plan.layers.1.recompute=full ";
+  const auto table = place.orrery(command);
+  ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("layers 0 to 19: recompute full\n"),
+                               HasSubstr("layers 40 to 79 in steps of 2: recompute full\n")));
+  // The first stage has layers 0 to 19 only in its first chunks: both plans, each by its layers.
+  const auto op = place.orrery(command + "--explain layer.forward.fc1");
+  ASSERT_EQ(op.code, 0) << op.err;
+  EXPECT_THAT(op.out,
+              AllOf(HasSubstr("layer[0:20,40:80:2].forward.fc1"), HasSubstr("layer[20:40,41:80:2].forward.fc1")));
+  const auto one = place.orrery(command + "--explain 'layer[0:20,40:80:2].forward.fc1'");
+  EXPECT_THAT(one.out, Not(HasSubstr("layer[20:40")));
+  const auto term = place.orrery(command + "--explain recompute");
+  EXPECT_THAT(term.out, AllOf(HasSubstr("layer[0:20,40:80:2].backward.fc1"), Not(HasSubstr("layer[20:40"))));
+}
+
 TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {
   Workplace place;
   json good = json::parse(example_scenario());

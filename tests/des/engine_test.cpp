@@ -132,6 +132,20 @@ const std::vector<Variant>& variants() {
          s.plan.pipeline.schedule = ScheduleKind::zb_v;
        }},
       {"full recomputation", [](Scenario& s) { s.plan.recompute.mode = activation_recompute::Mode::full; }},
+      {"recomputation by ranges of layers",
+       [](Scenario& s) {
+         LayerRange some{1, 4, 1, s.plan}, others{4, 0, 2, s.plan};
+         some.plan.recompute.mode = activation_recompute::Mode::full;
+         others.plan.recompute = some.plan.recompute;
+         others.plan.recompute.every = 2;
+         s.plan.layers = {some, others};
+       }},
+      {"fp8 in every second layer",
+       [](Scenario& s) {
+         LayerRange range{0, 0, 2, s.plan};
+         range.plan.precision.mix = precision::Mix::fp8;
+         s.plan.layers = {range};
+       }},
       {"CUDA graphs", [](Scenario& s) { s.plan.framework.cuda_graphs = true; }},
       {"tensor, pipeline, ZeRO 1",
        [](Scenario& s) {
@@ -160,6 +174,25 @@ TEST(Agreement, PlansOfEveryKind) {
     const Report analytical = simulate(s), des = simulate_des(s);
     EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.02) << v.name;
     expect_terms_add_up(des, v.name);
+  }
+}
+
+// Where seams lie between layers that compute the same: buckets, fused updates and gathering ahead pass over them.
+TEST(LayerRanges, SeamsBetweenPlansThatComputeTheSameChangeNothing) {
+  for (const auto& [zero, stages] : {std::pair{0, 1}, {1, 2}, {3, 1}}) {
+    Scenario whole = scenario_of("gpt3-1.3B", "dgx-h100", 4);
+    whole.workload = {2048, 0, 64};
+    whole.plan.data.zero_stage = zero;
+    whole.plan.data.prefetch = 2;
+    whole.plan.pipeline.degree = stages;
+    if (zero == 0) whole.plan.data.bucket_bytes = 600'000'000;  // of three layers
+    Scenario parts = whole;
+    LayerRange range{1, 0, 2, whole.plan};
+    range.plan.recompute.mode = activation_recompute::Mode::selective;  // nothing, with flash attention
+    parts.plan.layers = {range};
+    const Report a = simulate_des(parts), b = simulate_des(whole);
+    EXPECT_NEAR(a.step_seconds / b.step_seconds, 1, kRounding) << zero;
+    EXPECT_NEAR(a.memory_peak_bytes / b.memory_peak_bytes, 1, kRounding) << zero;
   }
 }
 

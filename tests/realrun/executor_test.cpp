@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "realrun/backend.h"
 #include "realrun/layout.h"
 #include "sim/base/error.h"
 #include "sim/program/work.h"
@@ -356,6 +357,32 @@ const Layout kLayouts[] = {
     {"RecomputeSequence",
      R"({"recompute": "full", "tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 3})"},
 
+    {"LayersRecompute", R"({"layers": [{"from": 1, "to": 3, "recompute": "full"}]})", kDropout},
+    {"LayersEverySecondBuckets",
+     R"({"data_parallel": 4, "bucket_bytes": 120000, "layers": [{"step": 2, "recompute": "full"}]})", kDropout},
+    {"LayersGroups",
+     R"({"recompute": "full", "layers": [{"to": 3, "recompute_every": 2}, {"from": 3, "recompute": "none"}]})",
+     kDropout},
+    {"LayersPipeline",
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1, "layers": [{"from": 1, "to": 3, "recompute": "full"}]})"},
+    {"LayersInterleaved",
+     R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "layers": [{"step": 3, "recompute": "full"}]})"},
+    {"LayersZbH1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "bucket_bytes": 120000,
+         "layers": [{"from": 1, "recompute": "full"}]})"},
+    {"LayersZbV",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "layers": [{"from": 1, "to": 2, "recompute": "full"}]})"},
+    {"LayersZero3",
+     R"({"data_parallel": 4, "zero_stage": 3, "layers": [
+         {"to": 2, "reshard_after_forward": false}, {"from": 2, "to": 3, "prefetch": 2, "recompute": "full"}]})",
+     kDropout},
+    {"LayersFp8",
+     R"({"precision": "fp8", "data_parallel": 2, "zero_stage": 2, "tensor_parallel": 2, "layers": [
+         {"to": 1, "precision": "bf16"}, {"from": 3, "precision": "bf16", "recompute": "full"}]})"},
+    {"LayersOverlap",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "layers": [
+         {"from": 1, "step": 2, "tensor_parallel_overlap": true, "recompute": "full"}]})"},
+
     {"Context2", R"({"context_parallel": 2})"},
     {"Context4Contiguous", R"({"context_parallel": 4, "context_parallel_balance": "contiguous"})"},
     {"Context4Zero3", R"({"context_parallel": 4, "data_parallel": 2, "zero_stage": 3})", kDropout},
@@ -619,7 +646,64 @@ TEST(Layouts, TheCasesCoverThePlan) {
           << field << " " << value;
   }
   EXPECT_GT(fields, 30u);
+  // What may differ by ranges of layers does so in a case.
+  std::set<std::string> met_in_ranges;
+  for (const Layout& layout : kLayouts)
+    for (const json& range : json::parse(layout.plan).value("layers", json::array()))
+      for (const auto& [field, value] : range.items()) met_in_ranges.insert(field);
+  for (const auto& [field, rule] : schema.at("$defs").at("layers").at("properties").items())
+    if (rule.contains("type") || rule.contains("enum")) EXPECT_TRUE(met_in_ranges.contains(field)) << field;
   for (const int stage : {1, 2, 3}) EXPECT_TRUE(met["zero_stage"].contains(std::to_string(stage)));
+}
+
+// The same ops on the same numbers: not a bit may differ.
+TEST(Layouts, RangesOfEqualValuesAreThePlanWithoutThem) {
+  for (const char* layout : {R"("data_parallel": 4, "bucket_bytes": 120000)",
+                             R"("pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3)",
+                             R"("pipeline_parallel": 2, "virtual_pipeline": 2, "tensor_parallel": 2)"}) {
+    const auto with = [&](const std::string& recompute) {
+      return execute(tiny(R"({"model": {"dropout": 0.1}, "plan": {)" + std::string(layout) + ", " + recompute + "}}"),
+                     seeded(1));
+    };
+    const Execution whole = with(R"("recompute": "full")");
+    for (const char* parts :
+         {R"("layers": [{"to": 1, "recompute": "full"}, {"from": 1, "recompute": "full"}])",
+          R"("layers": [{"step": 2, "recompute": "full"}, {"from": 1, "step": 2, "recompute": "full"}])"}) {
+      const Execution cut = with(parts);
+      for (std::size_t t = 0; t < whole.parameters.size(); ++t)
+        EXPECT_EQ(cut.parameters[t].values, whole.parameters[t].values) << layout << parts;
+    }
+    // Selective repeats nothing under flash attention: seams, but nothing behind them.
+    const Execution none = with(R"("recompute": "none")"),
+                    seams = with(R"("layers": [{"from": 1, "to": 4, "step": 2, "recompute": "selective"}])");
+    for (std::size_t t = 0; t < none.parameters.size(); ++t)
+      EXPECT_EQ(seams.parameters[t].values, none.parameters[t].values) << layout;
+  }
+}
+
+// A bucket goes on over the seam between layers of two plans: collectives are issued when they are without it.
+TEST(Layouts, BucketsAreFilledAcrossLayersOfSeveralPlans) {
+  const auto issued = [](const std::string& layers) {
+    const Scenario scenario = tiny(R"({"plan": {"data_parallel": 2, "bucket_bytes": 120000, )" + layers + "}}");
+    Program program;
+    lower(scenario, program);
+    EXPECT_TRUE(std::any_of(program.pieces.begin(), program.pieces.end(), [](const Piece& piece) {
+      const auto& ops = piece.backward.ops;
+      return std::any_of(ops.begin(), ops.end(), [](const Op& op) { return op.every == 2; });
+    }));
+    ExecutionOptions options = seeded(1);
+    options.measure = true;
+    const auto ranks = execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); });
+    std::vector<std::string> names;
+    for (const Interval& interval : ranks.front().intervals)
+      if (interval.kind == static_cast<std::uint8_t>(SlotKind::backward)) names.emplace_back(interval.name);
+    return names;
+  };
+  const auto whole = issued(R"("recompute": "none")");
+  EXPECT_GT(std::count(whole.begin(), whole.end(), "gradients.all_reduce"), 0);
+  for (const char* layers :
+       {R"("layers": [{"to": 1, "recompute": "selective"}])", R"("layers": [{"step": 2, "recompute": "selective"}])"})
+    EXPECT_EQ(issued(layers), whole) << layers;
 }
 
 TEST(Layouts, DecayWeightsAsOneRankDoes) {

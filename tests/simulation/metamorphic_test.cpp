@@ -1,4 +1,6 @@
 // Does the prediction move the right way when one thing changes?
+#include <tuple>
+
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -59,6 +61,94 @@ TEST(Metamorphic, RecomputationTradesTimeForMemory) {
   EXPECT_GT(reports[1].memory_peak_bytes, reports[2].memory_peak_bytes);
   EXPECT_DOUBLE_EQ(reports[0].hfu, reports[0].mfu_full_attention);  // stored scores are computed without the mask
   EXPECT_GT(reports[2].hfu, reports[2].mfu * 1.25);
+}
+
+// Plans in which something runs over several layers: buckets, fused updates, gathering ahead, pipelines.
+std::vector<Scenario> plans_over_layers() {
+  std::vector<Scenario> scenarios;
+  const auto add = [&](const Scenario& base, auto change) {
+    scenarios.push_back(base);
+    change(scenarios.back().plan);
+  };
+  Scenario small = scenario_of("gpt3-1.3B", "dgx-a100", 2);  // several layers a bucket
+  small.workload = {2048, 0, 64};
+  using pipeline_parallel::ScheduleKind;
+  add(small, [](Plan&) {});
+  add(small, [](Plan& p) { p.data.bucket_bytes = 1'000'000'000; });
+  add(small, [](Plan& p) { p.data.overlap_gradients = false; });
+  add(small, [](Plan& p) { p.data.zero_stage = 1; });
+  add(small, [](Plan& p) { p.data.zero_stage = 2; });
+  add(small, [](Plan& p) { p.data.zero_stage = 3, p.data.prefetch = 2; });
+  add(small, [](Plan& p) { p.data.zero_stage = 3, p.data.reshard_after_forward = false; });
+  add(small, [](Plan& p) { p.offload.optimizer = true, p.data.zero_stage = 1; });
+  add(small, [](Plan& p) { p.pipeline.degree = 4; });
+  add(small, [](Plan& p) { p.pipeline.degree = 4, p.pipeline.virtual_stages = 2; });
+  add(small, [](Plan& p) { p.pipeline.degree = 4, p.pipeline.schedule = ScheduleKind::zb_h1; });
+  add(small, [](Plan& p) { p.pipeline.degree = 4, p.pipeline.schedule = ScheduleKind::zb_v; });
+  add(gpt3_175b(), [](Plan&) {});
+  return scenarios;
+}
+
+LayerRange range_of(const Scenario& s, std::int64_t from, std::int64_t to, std::int64_t step = 1) {
+  LayerRange range{from, to, step, s.plan};
+  range.plan.layers.clear();
+  return range;
+}
+
+void expect_equal(const Scenario& a, const Scenario& b, const std::string& what) {
+  const Report x = simulate(a), y = simulate(b);
+  EXPECT_NEAR(x.step_seconds / y.step_seconds, 1, 1e-12) << what;
+  EXPECT_NEAR(x.memory_peak_bytes / y.memory_peak_bytes, 1, 1e-12) << what;
+  EXPECT_NEAR(x.hfu / y.hfu, 1, 1e-12) << what;
+}
+
+// However the layers are cut into ranges: where all say the same, it is the plan without ranges.
+TEST(Metamorphic, RangesOfEqualValuesAreThePlanWithoutThem) {
+  using activation_recompute::Mode;
+  const auto scenarios = plans_over_layers();
+  for (std::size_t i = 0; i < scenarios.size(); ++i) {
+    Scenario whole = scenarios[i];
+    whole.plan.recompute.mode = Mode::full;
+    Scenario parts = whole;
+    parts.plan.recompute.mode = Mode::none;
+    const std::int64_t layers = whole.model.layers;
+    parts.plan.layers = {range_of(whole, 0, 3), range_of(whole, 3, layers, 2), range_of(whole, 4, 0, 2)};
+    expect_equal(parts, whole, "plan " + std::to_string(i));
+  }
+}
+
+// Selective recomputation has nothing to do under flash attention: a seam between layers of which only some have it
+// must change nothing, not even where a bucket, a fused update or a gathering lies across it.
+TEST(Metamorphic, SeamsBetweenPlansThatComputeTheSameChangeNothing) {
+  using activation_recompute::Mode;
+  const auto scenarios = plans_over_layers();
+  for (std::size_t i = 0; i < scenarios.size(); ++i) {
+    const Scenario& whole = scenarios[i];
+    for (const auto& [from, to, step] : {std::tuple{2, 7, 1}, {0, 0, 2}, {1, 0, 3}}) {
+      Scenario parts = whole;
+      parts.plan.layers = {range_of(whole, from, to, step)};
+      parts.plan.layers[0].plan.recompute.mode = Mode::selective;
+      ASSERT_GT(prepare(parts).program.pieces.size(), prepare(whole).program.pieces.size());
+      expect_equal(parts, whole, "plan " + std::to_string(i) + ", every " + std::to_string(step));
+    }
+  }
+}
+
+TEST(Metamorphic, RecomputingMoreLayersTradesTimeForMemory) {
+  using activation_recompute::Mode;
+  Scenario s = gpt3_175b();
+  double seconds = 0, bytes = 1e18;
+  for (const std::int64_t layers : {0, 2, 5, 8}) {  // of each stage's 8
+    s.plan.layers.clear();
+    for (std::int64_t begin = 0; begin < 96 && layers > 0; begin += 8) {
+      s.plan.layers.push_back(range_of(s, begin, begin + layers));
+      s.plan.layers.back().plan.recompute.mode = Mode::full;
+    }
+    const Report r = simulate(s);
+    EXPECT_GT(r.step_seconds, seconds) << layers;
+    EXPECT_LT(r.memory_peak_bytes, bytes) << layers;
+    seconds = r.step_seconds, bytes = r.memory_peak_bytes;
+  }
 }
 
 TEST(Metamorphic, ShardingStatesSavesMemory) {

@@ -84,33 +84,50 @@ TEST(Sweep, PlansComposeFreely) {
               for (int recompute = 0; recompute < 3; ++recompute)
                 for (bool flash : {true, false})
                   for (auto mix : {precision::Mix::bf16, precision::Mix::fp8})
-                    for (bool offload : {false, true}) {
-                      if ((c > 1 && !flash) || (p == 1 && schedule != 1)) continue;
-                      s.plan = {};
-                      s.plan.tensor.degree = t;
-                      s.plan.tensor.sequence_parallel = sp;
-                      s.plan.tensor.overlap = sp && t > 1;
-                      s.plan.context.degree = c;
-                      s.plan.pipeline.degree = p;
-                      s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
-                      s.plan.pipeline.virtual_stages = s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 3 : 1;
-                      s.plan.data.zero_stage = zero;
-                      s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
-                      s.plan.framework.flash_attention = flash;
-                      s.plan.precision.mix = mix;
-                      s.plan.offload.optimizer = offload;
-                      const std::string what = "t" + std::to_string(t) + " c" + std::to_string(c) + " p" + std::to_string(p) + " schedule " +
-                                               std::to_string(schedule) + " zero " + std::to_string(zero) + " recompute " +
-                                               std::to_string(recompute);
-                      try {
-                        expect_sane(simulate(s), what);
-                      } catch (const std::exception& e) {
-                        FAIL() << what << ": " << e.what();
+                    for (bool offload : {false, true})
+                      for (bool ranges : {false, true}) {
+                        if ((c > 1 && !flash) || (p == 1 && schedule != 1)) continue;
+                        s.plan = {};
+                        s.plan.tensor.degree = t;
+                        s.plan.tensor.sequence_parallel = sp;
+                        s.plan.tensor.overlap = sp && t > 1;
+                        s.plan.context.degree = c;
+                        s.plan.pipeline.degree = p;
+                        s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
+                        s.plan.pipeline.virtual_stages =
+                            s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 3 : 1;
+                        s.plan.data.zero_stage = zero;
+                        s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
+                        s.plan.framework.flash_attention = flash;
+                        s.plan.precision.mix = mix;
+                        s.plan.offload.optimizer = offload;
+                        if (ranges) {  // some layers under one other plan, some under another
+                          const auto range = [&](std::int64_t from, std::int64_t to, std::int64_t step, int mode) {
+                            LayerRange r{from, to, step, s.plan};
+                            r.plan.layers.clear();
+                            r.plan.recompute.mode = static_cast<activation_recompute::Mode>(mode % 3);
+                            return r;
+                          };
+                          s.plan.layers = {range(1, 7, 1, recompute + 1), range(8, 0, 3, recompute + 2)};
+                          s.plan.layers[0].plan.tensor.overlap = false;
+                          s.plan.layers[0].plan.data.prefetch = 2;
+                          s.plan.layers[1].plan.data.reshard_after_forward = false;
+                          s.plan.layers[1].plan.precision.mix =
+                              mix == precision::Mix::fp8 ? precision::Mix::bf16 : precision::Mix::fp8;
+                        }
+                        const std::string what = "t" + std::to_string(t) + " c" + std::to_string(c) + " p" +
+                                                 std::to_string(p) + " schedule " + std::to_string(schedule) +
+                                                 " zero " + std::to_string(zero) + " recompute " +
+                                                 std::to_string(recompute) + (ranges ? " ranges" : "");
+                        try {
+                          expect_sane(simulate(s), what);
+                        } catch (const std::exception& e) {
+                          FAIL() << what << ": " << e.what();
+                        }
+                        if (HasFatalFailure()) return;
+                        ++runs;
                       }
-                      if (HasFatalFailure()) return;
-                      ++runs;
-                    }
-  EXPECT_GT(runs, 4000);
+  EXPECT_GT(runs, 8000);
 }
 
 }  // namespace
