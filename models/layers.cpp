@@ -41,6 +41,11 @@ class Builder {
   TensorId parameter(const char* name, std::initializer_list<Dim> dims) {
     return tensor(name, Category::parameter, kernels_.parameter, dims);
   }
+  TensorId input(const char* name, Input input, Dtype dtype, std::initializer_list<Dim> dims) {
+    const TensorId id = tensor(name, Category::activation, dtype, dims);
+    piece_.tensors[id].input = input;
+    return id;
+  }
   TensorId view(const char* name, TensorId base, std::int64_t begin, std::initializer_list<Dim> dims) {
     const TensorId id = activation(name, dims);
     piece_.tensors[id].alias_of = base;
@@ -56,6 +61,8 @@ class Builder {
     std::copy(reads.begin(), reads.end(), op.reads.begin());
     std::copy(writes.begin(), writes.end(), op.writes.begin());
     op.compute_dtype = kernels_.activation;
+    op.core_attention = in_core_attention_;
+    if (traits_of(kind).random) op.draw = draws_++;
     piece_.forward.ops.push_back(op);
     return piece_.forward.ops.back();
   }
@@ -83,6 +90,7 @@ class Builder {
     Tensor out = piece_.tensors[x];
     out.name = name;
     out.alias_of = kNoTensor;
+    out.input = Input::none;
     const TensorId y = piece_.add(out);
     // Mean and reciprocal deviation (RMSNorm: only the latter) of each normalised vector.
     Tensor statistics = out;
@@ -102,6 +110,7 @@ class Builder {
     t.name = name;
     t.dtype = dtype;
     t.alias_of = kNoTensor;
+    t.input = Input::none;
     const TensorId y = piece_.add(t);
     emit(OpKind::cast, name, {x}, {y});
     return y;
@@ -127,6 +136,7 @@ class Builder {
     Tensor y = piece_.tensors[x];
     y.name = name;
     y.alias_of = kNoTensor;
+    y.input = Input::none;
     y.category = Category::activation;
     y.dtype = kernels_.activation;
     y.rank = static_cast<std::uint8_t>(y.rank - static_cast<int>(in.size()));
@@ -203,8 +213,8 @@ class Builder {
     const TensorId table = piece_.sides[kPositionTable].input;
     if (table == kNoTensor) return kNoTensor;
     const Dim queries{s_.sequence, Axis::none}, keys{s_.sequence, Axis::none};
-    const TensorId ids =
-        tensor(causal ? "past_buckets" : "buckets", Category::activation, Dtype::int64, {queries, keys});
+    const TensorId ids = input(causal ? "past_buckets" : "buckets", causal ? Input::past_distances : Input::distances,
+                               Dtype::int64, {queries, keys});
     const TensorId bias = activation("position_bias", {queries, keys, position_groups(), position_heads()});
     emit(OpKind::embedding, "position_bias", {ids, table}, {bias});
     return bias;
@@ -217,6 +227,7 @@ class Builder {
         dim{s_.head_dim, Axis::head_dim};
     const std::initializer_list<Dim> matrix{batch(), groups, heads, sequence(), keys};
     const TensorId scores = activation("attention_scores", matrix);
+    in_core_attention_ = true;
     Op& product = emit(OpKind::batched_matmul, "attention_scores", {q, k}, {scores});
     product.transpose_b = true;
     product.causal = causal;
@@ -229,6 +240,7 @@ class Builder {
     }
     if (model_.relative_projection) {  // Transformer-XL (Dai et al. 2019, arXiv 1901.02860): a second product, with
                                        // positions
+      in_core_attention_ = false;
       const TensorId encodings = activation("relative_positions", {{1, Axis::none}, keys, hidden()});
       const TensorId r = linear("relative_key", encodings, {hidden()}, {groups, heads, dim}, false);
       const TensorId rows = view("relative_key", r, 0, {{1, Axis::none}, groups, heads, keys, dim});
@@ -236,6 +248,7 @@ class Builder {
       emit(OpKind::batched_matmul, "attention_relative", {q, rows}, {relative}).transpose_b = true;
       biased = activation("attention_relative", matrix);
       emit(OpKind::add, "attention_relative", {scores, relative}, {biased});
+      in_core_attention_ = true;
     }
     TensorId probabilities = activation("attention_softmax", matrix);
     if (kernels_.fused_kernels) {
@@ -254,6 +267,7 @@ class Builder {
     }
     const TensorId rows = activation("attention_context", {batch(), groups, heads, sequence(), dim});
     emit(OpKind::batched_matmul, "attention_context", {probabilities, v}, {rows}).causal = causal;
+    in_core_attention_ = false;
     return view("attention_context", rows, 0, {batch(), sequence(), groups, heads, dim});
   }
 
@@ -382,6 +396,8 @@ class Builder {
   const LayerSizes s_;
   Piece& piece_;
   std::int64_t window_ = 0;
+  bool in_core_attention_ = false;
+  std::uint8_t draws_ = 0;
 };
 
 Piece& next_piece(std::vector<Piece>& pieces, std::size_t& used, const char* name) {
@@ -460,11 +476,11 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
 }
 
 // Tokens of `ids_name` as vectors: what enters a stack.
-TensorId embed(Builder& b, const char* ids_name) {
+TensorId embed(Builder& b, const char* ids_name, Input tokens) {
   const Model& model = b.model_;
   const KernelChoices& kernels = b.kernels_;
   const Dim vocab{round_up(model.vocab, kernels.vocab_multiple), Axis::vocab};
-  const TensorId ids = b.tensor(ids_name, Category::activation, Dtype::int64, {b.batch(), b.sequence()});
+  const TensorId ids = b.input(ids_name, tokens, Dtype::int64, {b.batch(), b.sequence()});
   const TensorId table = b.parameter("embedding", {vocab, b.hidden()});
   TensorId y = b.residual("embedding");
   b.emit(OpKind::embedding, "embedding", {ids, table}, {y});
@@ -474,7 +490,7 @@ TensorId embed(Builder& b, const char* ids_name) {
     y = b.add_positions(y, rows);
   }
   if (model.token_types > 0) {
-    const TensorId segments = b.tensor("token_types", Category::activation, Dtype::int64, {b.batch(), b.sequence()});
+    const TensorId segments = b.input("token_types", Input::token_types, Dtype::int64, {b.batch(), b.sequence()});
     const TensorId types = b.parameter("token_types", {{model.token_types, Axis::none}, b.hidden()});
     const TensorId looked_up = b.residual("token_types"), sum = b.residual("token_types");
     b.emit(OpKind::embedding, "token_types", {segments, types}, {looked_up});
@@ -494,7 +510,7 @@ TensorId embed(Builder& b, const char* ids_name) {
 
 void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
   Builder b(model, kernels, sizes, piece);
-  piece.output = embed(b, "ids");
+  piece.output = embed(b, "ids", Input::tokens);
   b.begin_position_table();
   b.finish();
 }
@@ -506,7 +522,7 @@ void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoic
   piece.input = b.activation("input", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
   piece.sides[kEncoderOutput].output = model.post_norm ? b.cast("memory", piece.input, kernels.activation)
                                                        : b.norm("final_norm", piece.input, {b.hidden()});
-  piece.output = embed(b, "decoder_ids");
+  piece.output = embed(b, "decoder_ids", Input::decoder_tokens);
   b.begin_position_table();
   b.finish();
 }
@@ -518,7 +534,7 @@ void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices
   const Dim pixels{model.channels * model.patch_size * model.patch_size, Axis::none};
   const bool class_token = model.kind == ModelKind::vit;
   const Dim length{sizes.sequence - (class_token ? 1 : 0), Axis::sequence};
-  const TensorId patches = b.activation("patches", {b.batch(), length, pixels});
+  const TensorId patches = b.input("patches", Input::patches, kernels.activation, {b.batch(), length, pixels});
   TensorId y = b.linear("patch_embedding", patches, {pixels}, {b.hidden()}, true);
   if (!class_token) {
     y = b.norm("patch_norm", y, {b.hidden()});
@@ -553,7 +569,7 @@ void build_pooler(Builder& b, TensorId x) {
   const TensorId activated = b.activation("pooler", {b.batch(), one, b.hidden()});
   b.emit(OpKind::activation, "pooler", {transformed}, {activated}).function = ActivationFunction::gelu;
   const TensorId logits = b.linear("next_sentence", activated, {b.hidden()}, {classes}, true);
-  const TensorId targets = b.tensor("next_sentence", Category::activation, Dtype::int64, {b.batch(), one});
+  const TensorId targets = b.input("next_sentence", Input::next_sentence, Dtype::int64, {b.batch(), one});
   const TensorId statistics =
       b.tensor("next_sentence", Category::activation, Dtype::fp32, {{3, Axis::none}, b.batch(), one});
   b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
@@ -593,7 +609,7 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
     exact = b.tensor("logits_fp32", Category::activation, Dtype::fp32, {rows, length, vocab});
     b.emit(OpKind::cast, "logits_fp32", {logits}, {exact});
   }
-  const TensorId targets = b.tensor("targets", Category::activation, Dtype::int64, {rows, length});
+  const TensorId targets = b.input("targets", Input::targets, Dtype::int64, {rows, length});
   const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
   b.emit(OpKind::cross_entropy, "cross_entropy", {exact, targets}, {statistics});
   b.finish();

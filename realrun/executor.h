@@ -18,8 +18,6 @@
 //  takes
 //    them. The last layer to read one is handed a gradient of zeros.
 //  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
-//  - "replicated_gradients.all_reduce" packs the gradients of parameters that tensor-parallel ranks hold whole but
-//    computed from their part of the tokens or of the heads.
 //  - The gradient norm counts every parameter once. No op of the update reads it: clipping is up to ExecutionOptions.
 //  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.
 #pragma once

@@ -299,20 +299,18 @@ void Rank::update() {
     for (RankChunk& chunk : chunks_)
       for (RankRun& run : chunk.runs) {
         const auto& ops = run.instances.front().plan->piece->update.ops;
+        const PiecePlan& plan = *run.instances.front().plan;
         const std::size_t split = norm_begin(ops);
         for (std::size_t i = 0; i < ops.size(); ++i)
-          if (selects(i < split, ops[i]))
+          if (selects(i < split, ops[i], plan.reduces_norm(ops[i])))
             for (Instance& instance : run.instances) execute(ops[i], instance, -1, 3);
       }
   };
-  const auto of_norm = [](const Op& op) {
-    return op.kind == OpKind::gradient_norm || is_named(op, "gradient_norm.all_reduce");
-  };
-  run_ops([](bool before, const Op&) { return before; });
+  run_ops([](bool before, const Op&, bool) { return before; });
   sum_tied_gradients();
   squared_norm_ = 0;
   clip_ = 1;
-  run_ops([](bool, const Op& op) { return op.kind == OpKind::gradient_norm; });
+  run_ops([](bool, const Op& op, bool) { return op.kind == OpKind::gradient_norm; });
   reduce_gradient_norm();
   if (setup_.options.keep_tensors)
     for_each_instance([&](Instance& instance) {
@@ -322,7 +320,9 @@ void Rank::update() {
       backend_.synchronize();
       backend_.read(slice(instance, id, -1, false, Stream::compute), instance.captured_gradients);
     });
-  run_ops([&](bool before, const Op& op) { return !before && !of_norm(op); });
+  run_ops([](bool before, const Op& op, bool reduces_norm) {
+    return !before && !reduces_norm && op.kind != OpKind::gradient_norm;
+  });
   for_each_instance([](Instance& instance) { instance.micro.clear(); });
 }
 
@@ -413,7 +413,7 @@ void Rank::reduce_gradient_norm() {
   bool has = false;
   for_each_instance([&](Instance& instance) {
     for (const Op& op : instance.plan->piece->update.ops)
-      if (is_named(op, "gradient_norm.all_reduce")) group = op.group, has = true;
+      if (instance.plan->reduces_norm(op)) group = op.group, has = true;
   });
   for (const StoragePtr& part : norm_parts_) {
     float square = 0;

@@ -5,7 +5,6 @@
 #include <array>
 #include <map>
 #include <memory>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -21,18 +20,10 @@ using StorageSet = std::vector<StoragePtr>;  // by tensor
 
 inline constexpr std::array<Block Piece::*, 4> kBlocks{&Piece::forward, &Piece::backward, &Piece::weight_gradient,
                                                        &Piece::update};
-inline bool is_named(const Op& op, std::string_view name) { return name == op.name; }
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
 inline bool is_divided(const Tensor& t) {
   return std::any_of(t.axes.begin(), t.axes.begin() + t.rank, [](Axis axis) { return is_divided(axis); });
-}
-
-// Sums gradients packed into a buffer that no op fills: whole parameters that tensor-parallel ranks computed from a
-// part of the tokens or of the heads, or the keys and values that several ranks hold.
-inline bool is_packed_reduction(const Op& op) {
-  const std::string_view name = op.name;
-  return name == "replicated_gradients.all_reduce" || name == "key_value_gradients.all_reduce";
 }
 
 // What does not differ from one instance of a piece to the next.
@@ -41,14 +32,20 @@ struct PiecePlan {
   std::vector<View> views;
   std::vector<std::int64_t> capacity;  // of each storage: shards may reach beyond the buffer they divide
   std::vector<bool> lasting;           // lives for the whole run, not for a micro-batch
-  std::vector<bool> input;             // ids, targets: given from outside
   std::array<std::vector<std::vector<TensorId>>, 3> ends;  // by block and op: storages that nothing uses after it
   std::vector<bool> ends_handed_on;                        // storages that end once they have been handed on
   std::int64_t sequence = 0;                               // whole length of the sequences that it works on
-  // Of a packed reduction, by its op of the update: elements of the held gradients that the buffer stands for.
-  std::map<const Op*, std::vector<std::int64_t>> packed;
+  // By buffer of packed gradients: elements of the held gradients that it stands for.
+  std::map<TensorId, std::vector<std::int64_t>> packed;
+  std::vector<bool> of_norm;                                         // the gradient norm, or a part of it
   TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
   std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
+
+  // Sums gradients in a buffer that no op fills.
+  bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed.contains(op.reads[0]); }
+  // Sums the ranks' norms; `sums_norms`: the instances'.
+  bool reduces_norm(const Op& op) const { return is_communication(op.kind) && of_norm[op.reads[0]]; }
+  bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && of_norm[op.reads[0]]; }
 };
 
 // Elements of an instance's held gradients that this rank counts in the gradient norm.
@@ -128,7 +125,7 @@ class Rank {
 
   void plan_piece(const Piece& piece, PiecePlan& plan);
   void find_ends(PiecePlan& plan) const;
-  void find_partial_gradients(PiecePlan& plan) const;
+  void find_packed_gradients(PiecePlan& plan) const;
   Position position_in(const PiecePlan& plan) const;
   void build_chunks();
   void find_crossings();

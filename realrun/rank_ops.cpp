@@ -40,7 +40,7 @@ bool is_outermost(const Tensor& t, int dim) {
 }  // namespace
 
 void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block) {
-  if (is_named(op, "gradient_norm.sum")) return;  // of parts that reduce_gradient_norm() adds up
+  if (instance.plan->sums_norms(op)) return;  // reduce_gradient_norm() does
   communicator_.at(name_of(op.phase), op.name, micro_batch);
   try {
     Issue issue;
@@ -75,8 +75,8 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
   }
   if (!setup_.options.find_undefined) return;
   for (TensorId id : op.writes) {
-    if (id == kNoTensor || is_named(op, "gradient_norm.all_reduce") || op.kind == OpKind::gradient_norm) continue;
-    if (is_packed_reduction(op)) continue;
+    if (id == kNoTensor || instance.plan->reduces_norm(op) || op.kind == OpKind::gradient_norm) continue;
+    if (instance.plan->is_packed_reduction(op)) continue;
     if (backend_.has_nan(slice(instance, id, micro_batch, false, op.stream)))
       throw ExecutionError(describe(op, instance) + " wrote NaN into \"" + instance.plan->piece->tensors[id].name +
                            "\": rank " + std::to_string(position_.rank) + ", micro-batch " +
@@ -86,7 +86,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
 
 // Data from other streams; and what torch.distributed does: communication waits for the kernels issued before it.
 void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  if (is_named(op, "gradient_norm.all_reduce") || is_packed_reduction(op)) return;
+  if (instance.plan->reduces_norm(op) || instance.plan->is_packed_reduction(op)) return;
   const auto wait = [&](Use& use) {
     if (use.serial == 0 || use.stream == op.stream) return;
     order_.wait(op.stream, use);
@@ -106,9 +106,9 @@ void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micr
 }
 
 void Rank::note_uses(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  if (is_named(op, "gradient_norm.all_reduce")) return;
+  if (instance.plan->reduces_norm(op)) return;
   const Use use = order_.issued(op.stream);
-  if (is_packed_reduction(op)) {
+  if (instance.plan->is_packed_reduction(op)) {
     storage(instance, instance.plan->held_gradients, -1, false, op.stream).note_written(use);
     return;
   }
@@ -164,7 +164,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
   }
   if (op.kind == OpKind::rotary || op.kind == OpKind::rotary_backward)
     positions = sequence_positions(*instance.plan, piece.tensors[op.reads[0]]);
-  if (op.kind == OpKind::dropout || op.kind == OpKind::dropout_add) {
+  if (traits_of(op.kind).random) {
     positions = sequence_positions(*instance.plan, piece.tensors[op.writes[0]]);
     place_dropout(given, instance, micro_batch, context);
   }
@@ -324,9 +324,7 @@ void Rank::gradient_norm(const Op& op, Instance& instance, std::int64_t micro_ba
   const PiecePlan& plan = *instance.plan;
   if (plan.held_gradients == kNoTensor) return;
   if (!instance.counted.known) find_counted(instance);
-  // Offloaded gradients are still on the device.
-  const TensorId counted = is_named(op, "gradient_norm.part") ? op.reads[0] : plan.held_gradients;
-  const Slice all = slice(instance, counted, micro_batch, false, op.stream);
+  const Slice all = slice(instance, op.reads[0], micro_batch, false, op.stream);
   if (all.index != nullptr) throw std::logic_error("flat gradients are not flat");
   const auto square = [&](void* data, std::int64_t elements) {
     Tensor gradients, scalar;
@@ -392,8 +390,8 @@ void Rank::copy_between_memories(const Op& op, Instance& instance, std::int64_t 
 }
 
 void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  if (is_named(op, "gradient_norm.all_reduce")) return;  // once for all pieces: reduce_gradient_norm
-  if (is_packed_reduction(op)) return reduce_packed_gradients(op, instance);
+  if (instance.plan->reduces_norm(op)) return;  // once for all pieces: reduce_gradient_norm
+  if (instance.plan->is_packed_reduction(op)) return reduce_packed_gradients(op, instance);
   switch (op.kind) {
     case OpKind::all_reduce:
       return all_reduce(op, instance, micro_batch);
@@ -415,7 +413,7 @@ void Rank::all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch
   const Slice to = slice(instance, op.writes[0], micro_batch, true, op.stream);
   const std::int64_t n = instance.plan->piece->tensors[op.reads[0]].elements();
   void* data = to.index == nullptr ? element(to.base, to.offset, to.dtype) : from;
-  if (is_named(op, "cross_entropy.all_reduce")) {  // maxima and sums relative to them: no sum
+  if (op.reduction == Reduction::merge) {
     if (to.index != nullptr) throw std::logic_error("statistics are not dense");
     const auto ranks = static_cast<std::int64_t>(members.size());
     const StoragePtr all = scratch(ranks * n, to.dtype, op.stream);
@@ -521,7 +519,7 @@ void Rank::reduce_packed_gradients(const Op& op, Instance& instance) {
   Storage& s = storage(instance, plan.held_gradients, -1, false, op.stream);
   order_.wait(op.stream, s.written);
   order_.wait_for_compute(op.stream);
-  const std::vector<std::int64_t>& elements = plan.packed.at(&op);
+  const std::vector<std::int64_t>& elements = plan.packed.at(op.reads[0]);
   const auto n = static_cast<std::int64_t>(elements.size());
   const StoragePtr packed = scratch(n, s.dtype, op.stream);
   const Slice parts{s.data, s.dtype, 0, n, &elements};

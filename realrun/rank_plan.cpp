@@ -53,19 +53,16 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
       for (TensorId id : op.writes) touch(id, true);
     }
   plan.lasting.assign(n, false);
-  plan.input.assign(n, false);
-  const auto root = [&](TensorId id) { return id == kNoTensor ? kNoTensor : plan.views[id].root; };
   for (std::size_t id = 0; id < n; ++id) {
     const Tensor& t = piece.tensors[id];
     if (t.alias_of != kNoTensor) continue;
     plan.lasting[id] =
         t.resident || in_update[id] || conditional[id] || (t.category == Category::parameter && !written[id]);
-    bool given = root(piece.input) == id || root(piece.output_gradient) == id;
-    for (const SideStream& side : piece.sides)
-      given = given || root(side.input) == id || root(side.output_gradient) == id;
-    plan.input[id] = !plan.lasting[id] && !written[id] && !given && t.category == Category::activation &&
-                     (t.dtype == Dtype::int64 || std::string_view(t.name) == "patches");
   }
+  plan.of_norm.assign(n, false);
+  for (Block Piece::*block : kBlocks)
+    for (const Op& op : (piece.*block).ops)
+      if (op.kind == OpKind::gradient_norm) plan.of_norm[op.writes[0]] = true;
   plan.held_parameters = piece.flat_parameters;
   plan.held_gradients = piece.flat_gradients;
   for (std::size_t id = 0; id < n; ++id) {
@@ -80,7 +77,7 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
   if (plan.held_parameters != kNoTensor &&
       std::string_view(piece.tensors[plan.held_parameters].name) == "parameter_shard")
     plan.shard_begin = position_.shard * piece.tensors[plan.held_parameters].sizes[0];
-  find_partial_gradients(plan);
+  find_packed_gradients(plan);
   find_ends(plan);
 }
 
@@ -135,58 +132,27 @@ void Rank::find_ends(PiecePlan& plan) const {
   }
 }
 
-// The rule of replicated_gradients.all_reduce: whole parameters, computed from a part of the tokens or of the heads.
-void Rank::find_partial_gradients(PiecePlan& plan) const {
+// Where the gradients that the Program packs lie in what this rank holds.
+void Rank::find_packed_gradients(PiecePlan& plan) const {
   const Piece& piece = *plan.piece;
-  std::vector<TensorId> found;
-  // Between two stacks only the encoder's output is normed.
-  const std::int64_t sequence = piece.sides[kEncoderOutput].output != kNoTensor ? setup_.sequence : plan.sequence;
-  const auto in_part = [&](TensorId id) {
-    const Tensor& t = piece.tensors[id];
-    const int d = t.find(Axis::sequence);
-    return is_divided(t) || (d >= 0 && t.sizes[d] * position_.tp_degree * position_.cp_degree == sequence);
-  };
-  const auto note = [&](TensorId gradient, TensorId source) {
-    if (gradient == kNoTensor || is_divided(piece.tensors[gradient]) || !in_part(source)) return;
-    found.push_back(gradient);
-  };
-  for (const Block* block : {&piece.backward, &piece.weight_gradient})
-    for (const Op& op : block->ops) {
-      if (op.kind == OpKind::norm_backward) note(op.writes[1], op.reads[0]), note(op.writes[2], op.reads[0]);
-      if (op.kind == OpKind::bias_gradient) note(op.writes[0], op.reads[0]);
-      if (op.kind == OpKind::linear_weight_gradient) note(op.writes[0], op.reads[1]);
-    }
-  const auto of_gradient = [&](TensorId gradient) {
-    return [&piece, gradient](TensorId id) {
-      return id == gradient || piece.tensors[id].alias_of == gradient;  // rows of a table of positions
-    };
-  };
-  for (const Op& op : piece.update.ops) {
-    if (!is_packed_reduction(op)) continue;
-    const bool keys = is_named(op, "key_value_gradients.all_reduce");
-    // A piece of several layers has such an op for each of them.
-    std::size_t layers = 0, layer = 0, place = 0;
-    for (const Op& other : piece.update.ops) {
-      if (!is_named(other, op.name)) continue;
-      layer += &other < &op;
-      ++layers;
-    }
-    std::vector<std::int64_t>& packed = plan.packed[&op];
+  for (const PackedGradients& packing : piece.packed) {
+    std::vector<std::int64_t>& packed = plan.packed[packing.buffer];
     const View& held = plan.views[plan.held_gradients];
     const std::int64_t size = piece.tensors[plan.held_gradients].elements();
     std::int64_t begin = 0, elements = 0;
     for (const ParameterGradient& p : piece.parameters) {
       const Tensor& t = piece.tensors[p.parameter];
-      const bool of_layer = place++ * layers / piece.parameters.size() == layer;
       if (t.shared) continue;
-      const auto partial = std::find_if(found.begin(), found.end(), of_gradient(p.gradient));
-      for (std::int64_t e = 0; of_layer && e < t.elements(); ++e) {
-        if (keys ? !is_shared_between_ranks(t, position_, e) : partial == found.end()) continue;
+      const auto partial = std::find_if(packing.gradients.begin(), packing.gradients.end(), [&](TensorId id) {
+        return id == p.gradient || piece.tensors[id].alias_of == p.gradient;  // rows of a table of positions
+      });
+      for (std::int64_t e = 0; partial != packing.gradients.end() && e < t.elements(); ++e) {
+        if (packing.shared_heads && !is_shared_between_ranks(t, position_, e)) continue;
         ++elements;
         const std::int64_t at = begin + e - plan.shard_begin;
         if (at >= 0 && at < size) packed.push_back(held.at(at));
       }
-      if (of_layer && !keys && partial != found.end() && *partial != p.gradient) {
+      if (partial != packing.gradients.end() && *partial != p.gradient) {
         // Packed as many rows as the sequence has, of a table that may have more.
         elements -= t.elements();
         elements += piece.tensors[*partial].elements() * position_.cp_degree;
@@ -197,10 +163,11 @@ void Rank::find_partial_gradients(PiecePlan& plan) const {
     const bool sharded = size < plan.flat_elements && setup_.scenario.plan.data.zero_stage >= 2;
     const std::int64_t shards = sharded ? program_.mesh.size(program_.mesh.group({MeshAxis::dp_shard, MeshAxis::cp})) : 1;
     elements = (elements + shards - 1) / shards;
-    if (elements != piece.tensors[op.reads[0]].elements())
-      throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " +
-                           std::to_string(piece.tensors[op.reads[0]].elements()) + " gradients for " + op.name +
-                           ", but " + std::to_string(elements) + " are partial sums");
+    const Tensor& buffer = piece.tensors[packing.buffer];
+    if (elements != buffer.elements())
+      throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " + std::to_string(buffer.elements()) +
+                           " gradients into " + buffer.name + ", but " + std::to_string(elements) +
+                           " are partial sums");
   }
 }
 
@@ -351,13 +318,20 @@ void Rank::initialise(Instance& instance) {
     begin += n;
   }
   if (plan.held_parameters == kNoTensor) return;
+  // The optimizer's second operand is the weights that it updates; its first result are the parameters.
+  std::vector<bool> weights(piece.tensors.size()), states(piece.tensors.size());
+  for (const Op& op : piece.update.ops) {
+    if (!is_optimizer(op.kind)) continue;
+    for (const auto& ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
+      for (const TensorId id : ids)
+        if (id != kNoTensor) states[plan.views[id].root] = true;
+    for (const TensorId id : {op.reads[1], op.writes[0]}) weights[plan.views[id].root] = true;
+  }
   for (std::size_t id = 0; id < piece.tensors.size(); ++id) {
     const Tensor& t = piece.tensors[id];
     if (!plan.lasting[id] || t.alias_of != kNoTensor || t.rank != 1) continue;
-    const bool parameters = id == plan.views[plan.held_parameters].root;
-    const std::string_view name = t.name;
-    const bool master = name == "master_parameters" || name == "host_parameters";
-    if (!parameters && !master && t.category != Category::optimizer_state && t.category != Category::gradient) continue;
+    const bool parameters = id == plan.views[plan.held_parameters].root, master = !parameters && weights[id];
+    if (!parameters && !states[id] && t.category != Category::gradient) continue;
     const std::int64_t capacity = plan.capacity[id];
     const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute, t.place);
     instance.lasting[id] = s;
@@ -396,11 +370,11 @@ StoragePtr& Rank::storage_pointer(Instance& instance, TensorId id, std::int64_t 
   StoragePtr& s = set[root];
   if (s != nullptr) return s;
   const Tensor& t = plan.piece->tensors[root];
-  if (!writes && !plan.input[root])
+  if (!writes && t.input == Input::none)
     throw ExecutionError(std::string("tensor \"") + t.name + "\" of piece \"" + plan.piece->name +
                          "\" is read before it is written");
   s = std::make_shared<Storage>(memory_, plan.capacity[root], t.dtype, t.category, stream, t.place);
-  if (plan.input[root]) {
+  if (!writes && t.input != Input::none) {
     fill_input(plan, t, micro_batch, *s);
   } else if (t.category == Category::gradient || setup_.options.find_undefined) {
     const float nothing = t.category == Category::gradient ? 0.0f : std::numeric_limits<float>::quiet_NaN();
@@ -418,40 +392,54 @@ Storage& Rank::storage(Instance& instance, TensorId id, std::int64_t micro_batch
 void Rank::fill_input(const PiecePlan& plan, const Tensor& t, std::int64_t micro_batch, Storage& s) const {
   constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // streams apart from the parameters'
   const Model& model = setup_.scenario.model;
-  const std::string_view name = t.name;
   std::vector<float> values(static_cast<std::size_t>(t.elements()));
   const std::int64_t sequences = setup_.scenario.plan.batch.micro_batch_size, width = t.elements() / t.sizes[0];
   const std::int64_t first = (position_.replica * program_.schedule.micro_batches + micro_batch) * sequences;
   const auto draw = [&](std::uint64_t stream, std::int64_t index) {
     return counter_uniform(setup_.options.seed, kInputs + stream, static_cast<std::uint64_t>(index));
   };
-  if (name == "buckets" || name == "past_buckets") {
-    for (std::int64_t e = 0; e < t.elements(); ++e)
-      values[static_cast<std::size_t>(e)] =
-          static_cast<float>(position_bucket(e % width - e / width, name == "past_buckets", model.relative_buckets));
-  } else if (name == "patches") {
-    for (std::int64_t e = 0; e < t.elements(); ++e)
-      values[static_cast<std::size_t>(e)] = static_cast<float>(draw(4, first * width + e));
-  } else {
-    struct Input {
-      std::string_view name;
-      std::int64_t kinds;
-      std::uint64_t stream;
-    };
-    const std::array<Input, 5> known{{{"ids", model.vocab, 0},
-                                      {"targets", model.vision() ? model.classes : model.vocab, 1},
-                                      {"token_types", model.token_types, 2},
-                                      {"next_sentence", 2, 3},
-                                      {"decoder_ids", model.vocab, 5}}};
-    const auto* const input = std::find_if(known.begin(), known.end(), [&](const Input& i) { return i.name == name; });
-    if (input == known.end()) throw std::logic_error(std::string("nobody knows the input \"") + t.name + "\"");
+  const auto ids = [&](std::int64_t kinds, std::uint64_t stream) {
     const std::vector<std::int64_t> positions = sequence_positions(plan, t);
     for (std::int64_t e = 0; e < t.elements(); ++e) {
       const std::int64_t at = positions.empty() ? e % width : positions[static_cast<std::size_t>(e % width)];
-      const double u = draw(input->stream, (first + e / width) * plan.sequence + at);
-      values[static_cast<std::size_t>(e)] = static_cast<float>(
-          std::min(input->kinds - 1, static_cast<std::int64_t>((u + 1) / 2 * static_cast<double>(input->kinds))));
+      const double u = draw(stream, (first + e / width) * plan.sequence + at);
+      values[static_cast<std::size_t>(e)] =
+          static_cast<float>(std::min(kinds - 1, static_cast<std::int64_t>((u + 1) / 2 * static_cast<double>(kinds))));
     }
+  };
+  const auto distances = [&](bool past) {
+    for (std::int64_t e = 0; e < t.elements(); ++e)
+      values[static_cast<std::size_t>(e)] =
+          static_cast<float>(position_bucket(e % width - e / width, past, model.relative_buckets));
+  };
+  switch (t.input) {
+    case Input::none:
+      throw std::logic_error(std::string("\"") + t.name + "\" is not given from outside");
+    case Input::tokens:
+      ids(model.vocab, 0);
+      break;
+    case Input::targets:
+      ids(model.vision() ? model.classes : model.vocab, 1);
+      break;
+    case Input::token_types:
+      ids(model.token_types, 2);
+      break;
+    case Input::next_sentence:
+      ids(2, 3);
+      break;
+    case Input::decoder_tokens:
+      ids(model.vocab, 5);
+      break;
+    case Input::distances:
+      distances(false);
+      break;
+    case Input::past_distances:
+      distances(true);
+      break;
+    case Input::patches:
+      for (std::int64_t e = 0; e < t.elements(); ++e)
+        values[static_cast<std::size_t>(e)] = static_cast<float>(draw(4, first * width + e));
+      break;
   }
   backend_.write({s.data, s.dtype, 0, t.elements(), nullptr}, values);
 }
@@ -520,7 +508,7 @@ void Rank::place_dropout(const Op& op, const Instance& instance, std::int64_t mi
   for (const Block* block : {&piece.forward, &piece.backward}) {
     if (&op < block->ops.data() || &op >= block->ops.data() + block->ops.size()) continue;
     for (const Op& other : block->ops) {
-      if (other.kind != op.kind || !is_named(other, op.name)) continue;
+      if (other.kind != op.kind || other.draw != op.draw) continue;
       before += &other < &op;
       ++repeats;
     }
@@ -529,7 +517,7 @@ void Rank::place_dropout(const Op& op, const Instance& instance, std::int64_t mi
                                                            static_cast<std::size_t>(repeats);
   std::uint64_t hash = layer;
   const auto append = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };  // FNV-1a
-  for (const char* c = op.name; *c != 0; ++c) append(static_cast<std::uint64_t>(*c));
+  append(op.draw);
   append(static_cast<std::uint64_t>(position_.replica * program_.schedule.micro_batches + micro_batch));
   append(static_cast<std::uint64_t>(step_));
   context.dropout_stream = hash;

@@ -20,12 +20,20 @@ bool contains(const std::string& text, const std::string& part) {
   return lower_case(text).find(lower_case(part)) != std::string::npos;
 }
 
+// The model's layers, by the first of them.
+const Piece& first_layer(const Program& program) {
+  for (const Piece& piece : program.pieces)
+    if (is_layer(piece)) return piece;
+  throw InputError({"", "/model"}, "a model without equal layers", "a transformer");
+}
+
 // The ops of a block of one layer, one after the other but for what runs beside the compute stream and is not waited
 // for.
-double layer_seconds(const Report& report, std::string_view block) {
+double layer_seconds(const Simulation& simulation, std::string_view block) {
+  const std::string prefix = fmt::format("{}.{}.", first_layer(*simulation.program).name, block);
   double seconds = 0;
-  for (const OpReport& op : report.ops)
-    if (op.name.starts_with(block) && (op.stream == Stream::compute || op.stream == Stream::tensor_communication))
+  for (const OpReport& op : simulation.report.ops)
+    if (op.name.starts_with(prefix) && (op.stream == Stream::compute || op.stream == Stream::tensor_communication))
       seconds += op.seconds;
   return seconds;
 }
@@ -42,9 +50,7 @@ double model_state_bytes(const MemoryBreakdown& memory) {
 }
 
 double layer_activation_bytes(const Program& program) {
-  for (const Piece& piece : program.pieces)
-    if (std::string_view(piece.name) == "layer") return device_bytes(piece_memory(piece, 1).saved);
-  throw InputError({"", "/model"}, "a model without equal layers", "a transformer");
+  return device_bytes(piece_memory(first_layer(program), 1).saved);
 }
 
 void predict(PredictedPoint& result, Simulator& simulator) {
@@ -86,9 +92,9 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
     case Quantity::fits:
       return report.memory_fits ? 1 : 0;
     case Quantity::layer_forward_seconds:
-      return layer_seconds(report, "layer.forward.");
+      return layer_seconds(simulation, "forward");
     case Quantity::layer_backward_seconds:
-      return layer_seconds(report, "layer.backward.");
+      return layer_seconds(simulation, "backward");
     case Quantity::activation_bytes_per_layer:
       return layer_activation_bytes(*simulation.program);
     case Quantity::model_state_bytes:

@@ -73,6 +73,7 @@ class Differentiator {
     Tensor t = piece_.tensors[id];
     t.resident = t.shared = false;
     t.alias_of = kNoTensor;
+    t.input = Input::none;
     if (t.category == Category::parameter) {
       t.category = Category::gradient;
       t.dtype = gradient_dtype_;
@@ -317,6 +318,7 @@ void Piece::clear() {
   variant_of = kNoPiece;
   tensors.clear();
   parameters.clear();
+  packed.clear();
   for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();
   input = output = input_gradient = output_gradient = kNoTensor;
   sides.fill({});

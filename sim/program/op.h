@@ -40,6 +40,10 @@ enum class ActivationFunction : std::uint8_t { gelu, relu, swiglu, geglu, quick_
 inline constexpr int kActivationFunctions = 6;
 const char* name_of(ActivationFunction function);
 
+// What a reducing collective does with the ranks' values. merge: of cross-entropy statistics, whose sums of
+// exponentials are relative to each rank's own maximum.
+enum class Reduction : std::uint8_t { sum, merge };
+
 // For Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
@@ -66,11 +70,19 @@ struct Op {
   std::int64_t window = 0;  // positions attended to at the most; 0: all
   std::int64_t rotary_begin = 0;
 
+  // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
+  // selective recomputation repeats (Korthikanti et al. 2022, section 5).
+  bool core_attention = false;
+
   ActivationFunction function = ActivationFunction::gelu;
   float scalar = 0;  // dropout probability, norm epsilon
+  // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
+  // repeated op draws again what it drew.
+  std::uint8_t draw = 0;
 
   // Communication.
   MeshGroup group;
+  Reduction reduction = Reduction::sum;
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.

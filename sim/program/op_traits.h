@@ -130,6 +130,7 @@ struct OpTraits {
   OperandMask accumulates = 0;
   bool in_place = false;  // a result may lie where an operand of the same size and dtype does
   bool scratch = false;   // kernels on a GPU need memory of their own
+  bool random = false;    // draws numbers: Op::draw
   bool of_update = false;  // once a step, over flat buffers
 
   // Kernels of their own, with a cost curve each: one for every ActivationFunction; one with a bias and one without,
@@ -191,12 +192,12 @@ inline constexpr std::array kTable{
              .reads = 0b011, .may_read = 0b100, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 2,
              .why_none = kIsDerivative},
     OpTraits{.kind = OpKind::dropout, .name = "dropout", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b11, .in_place = true, .derivative = Derivative::of_dy_and_mask,
+             .reads = 0b1, .writes = 0b11, .in_place = true, .random = true, .derivative = Derivative::of_dy_and_mask,
              .backward = OpKind::dropout_backward},
     OpTraits{.kind = OpKind::dropout_backward, .name = "dropout_backward", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative},
     OpTraits{.kind = OpKind::dropout_add, .name = "dropout_add", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .random = true, .bias_read = 2,
              .derivative = Derivative::dropout_add, .backward = OpKind::dropout_backward},
     OpTraits{.kind = OpKind::add, .name = "add", .op_class = OpClass::memory_bound,
              .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .bias_read = 2,

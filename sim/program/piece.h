@@ -23,6 +23,14 @@ struct ParameterGradient {
   TensorId parameter = kNoTensor, gradient = kNoTensor;
 };
 
+// A buffer that a collective of the update sums, and the gradients that lie in it side by side. No op fills it: packing
+// costs nothing, as in a flat buffer that is cut at the right places.
+struct PackedGradients {
+  TensorId buffer = kNoTensor;
+  bool shared_heads = false;  // of each gradient only the keys and values that several ranks hold
+  std::vector<TensorId> gradients;
+};
+
 // A stream beside the residual one, for all pieces behind the one that begins it. They read it and hand it on
 // unchanged; on the way back each adds its own part to the gradient that it is handed (the last one is handed zeros).
 struct SideStream {
@@ -57,6 +65,8 @@ struct Piece {
   // rank's shard of them) that data-parallel collectives and optimizers work on. The tensors of category parameter
   // (gradient) are views of them, or of what a collective gathers from them.
   TensorId flat_parameters = kNoTensor, flat_gradients = kNoTensor;
+
+  std::vector<PackedGradients> packed;
 
   TensorId add(const Tensor& tensor) {
     tensors.push_back(tensor);

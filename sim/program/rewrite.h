@@ -28,8 +28,17 @@ inline TensorId storage_of(const Piece& piece, TensorId id) {
 inline TensorId clone_tensor(Piece& piece, TensorId id) {
   Tensor t = piece.tensors[id];
   t.alias_of = kNoTensor;
+  t.input = Input::none;
   t.resident = t.shared = false;
   return piece.add(t);
+}
+
+// Whether `id` is the norm of gradients, or of some of them.
+inline bool is_gradient_norm(const Piece& piece, TensorId id) {
+  for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+    for (const Op& op : block->ops)
+      if (op.kind == OpKind::gradient_norm && op.writes[0] == id) return true;
+  return false;
 }
 
 inline Op communication(OpKind kind, const char* name, Stream stream, MeshGroup group, TensorId read, TensorId write) {

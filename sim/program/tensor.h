@@ -40,6 +40,19 @@ enum class Place : std::uint8_t { device, host, storage };
 inline constexpr int kPlaces = 3;
 const char* name_of(Place place);
 
+// What a tensor that no op writes is given from outside, with each micro-batch.
+enum class Input : std::uint8_t {
+  none,
+  tokens,          // ids of the first stack
+  decoder_tokens,  // of the second
+  targets,         // of the loss
+  token_types,     // ids of BERT's segments
+  next_sentence,   // targets of BERT's classifier of pairs
+  patches,         // of images: numbers, not ids
+  distances,       // buckets of relative positions, of all keys
+  past_distances,  // of those that a causal mask leaves
+};
+
 // The axis of the model that a dimension runs along.
 enum class Axis : std::uint8_t {
   none,          // never sharded
@@ -74,6 +87,7 @@ struct Tensor {
   Dtype dtype = Dtype::bf16;
   Category category = Category::activation;
   Place place = Place::device;
+  Input input = Input::none;
 
   // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
   bool resident = false;

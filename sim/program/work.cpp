@@ -111,8 +111,9 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
         if (op.writes[i] != kNoTensor) total += size(op.writes[i]) * ((added >> i & 1u) != 0 ? 2 : 1);
       return total;
     }
-    case MovedBytes::rows: {  // ids; rows of the table, and as much of the other operand
-      const bool adds = traits.accumulates != 0;  // the table's rows are read, too
+    case MovedBytes::rows: {
+      // Ids; as many rows of the table as the other operand has. What they are added to is read, too.
+      const bool adds = traits.accumulates != 0;
       return size(op.reads[0]) + size(adds ? op.reads[1] : op.writes[0]) * (adds ? 3 : 2);
     }
     case MovedBytes::payload: {

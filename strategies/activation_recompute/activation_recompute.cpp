@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -56,13 +55,6 @@ void recompute(Piece& piece, Wanted wanted) {
     for (TensorId& id : again.writes) id = renamed(id);
     again.phase = Phase::recompute;
   }
-}
-
-// The ops between the QKV projection and the output projection, forward or backward.
-bool in_attention_core(const Op& op) {
-  const std::string_view name = op.name;
-  return name == "attention_scores" || name == "attention_bias" || name == "attention_mask" ||
-         name == "attention_softmax" || name == "attention_dropout" || name == "attention_context";
 }
 
 // `copies` instances of a layer as one piece, each reading what the one before wrote.
@@ -119,6 +111,13 @@ void concatenate(Piece& piece, std::int64_t copies) {
   piece.parameters.clear();
   for (const auto& map : names)
     for (const ParameterGradient& p : one.parameters) piece.parameters.push_back({map[p.parameter], map[p.gradient]});
+  piece.packed.clear();
+  for (const auto& map : names)
+    for (PackedGradients packed : one.packed) {
+      packed.buffer = map[packed.buffer];
+      for (TensorId& id : packed.gradients) id = map[id];
+      piece.packed.push_back(std::move(packed));
+    }
   piece.output = names.back()[one.output];
   piece.output_gradient = names.back()[one.output_gradient];
   piece.input_gradient = names.front()[one.input_gradient];
@@ -130,6 +129,7 @@ void concatenate(Piece& piece, std::int64_t copies) {
 }
 
 constexpr auto everything = [](const Op&) { return true; };
+constexpr auto in_core_attention = [](const Op& op) { return op.core_attention; };
 
 }  // namespace
 
@@ -175,7 +175,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, P
   const Options& options = plan.recompute;
   if (options.mode == Mode::none || !is_layer(piece)) return;
   if (options.mode == Mode::selective) {
-    if (!scenario.plan.framework.flash_attention) recompute(piece, in_attention_core);
+    if (!scenario.plan.framework.flash_attention) recompute(piece, in_core_attention);
   } else if (options.every == 1) {  // each layer from its own input
     recompute(piece, everything);
   }

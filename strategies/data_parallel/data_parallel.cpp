@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -107,7 +106,7 @@ class Shard {
         std::replace(ids.begin(), ids.end(), piece_.flat_parameters, parameter_shard);
         std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
       }
-      if (op.kind == OpKind::all_reduce && std::string_view(op.name) == "gradient_norm.all_reduce")
+      if (op.kind == OpKind::all_reduce && is_gradient_norm(piece_, op.reads[0]))
         op.group = op.group | l_.shard_group;                          // each rank now knows the norm of its shard only
       if (l_.options.zero_stage >= 2 && sums_packed_gradients(op)) {  // and packs what its shard has of them
         std::int64_t& elements = piece_.tensors[op.reads[0]].sizes[0];

@@ -11,7 +11,8 @@ Dtype moment_dtype(MomentDtype moments) {
     case MomentDtype::bf16: return Dtype::bf16;
     case MomentDtype::fp16: return Dtype::fp16;
     case MomentDtype::fp8: return Dtype::fp8;
-    case MomentDtype::int4: return Dtype::int4;
+    case MomentDtype::int4:
+      return Dtype::int4;
     default: return Dtype::fp32;
   }
 }

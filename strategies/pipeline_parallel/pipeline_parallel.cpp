@@ -1,5 +1,6 @@
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
 
+#include <algorithm>
 #include <string>
 
 #include "sim/base/error.h"
@@ -79,6 +80,13 @@ void split_weight_gradients(Piece& piece) {
   piece.weight_gradient.ops.insert(piece.weight_gradient.ops.begin(), regathered.begin(), regathered.end());
 }
 
+// A parameter of which as many rows are read as the sequence has positions.
+bool is_table_of_positions(const Piece& piece, TensorId parameter) {
+  return std::any_of(piece.tensors.begin(), piece.tensors.end(), [parameter](const Tensor& t) {
+    return t.alias_of == parameter && t.rank > 0 && t.axes[0] == Axis::sequence;
+  });
+}
+
 // The output head reuses the embedding's table, and so do the inputs of a second stack, positions included. On one
 // stage it is the same memory; otherwise the stages hold a copy each and sum its gradients once a step (Narayanan et
 // al. 2021, section 4.1).
@@ -103,7 +111,7 @@ void tie_embeddings(const Scenario& scenario, Program& program) {
     for (const ParameterGradient& p : piece.parameters) {
       const Tensor& t = piece.tensors[p.parameter];
       const bool table = t.rank == 2 && t.find(Axis::vocab) == 0;
-      if (!table && std::string_view(t.name) != "positions") continue;
+      if (!table && !is_table_of_positions(piece, p.parameter)) continue;
       if (same_stage) {
         piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
       } else if (table) {

@@ -1,5 +1,6 @@
 #include "strategies/tensor_parallel/tensor_parallel.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -34,8 +35,17 @@ class Partition {
     shard_tensors();
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
-    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, all_);
-    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, sharing_);
+    PackedGradients summed;
+    summed.gradients = replicated_;
+    reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, all_,
+                  std::move(summed));
+    PackedGradients shared;
+    shared.shared_heads = true;
+    for (const ParameterGradient& p : piece_.parameters)
+      if (std::find(shared_.begin(), shared_.end(), p.parameter) != shared_.end())
+        shared.gradients.push_back(p.gradient);
+    reduce_packed("key_value_gradients", "key_value_gradients.all_reduce", shared_elements_, sharing_,
+                  std::move(shared));
   }
 
  private:
@@ -86,7 +96,10 @@ class Partition {
       t.sizes[d] = heads + keys;
       shared = t.elements() / t.sizes[d] * keys;
     }
-    if (t.category == Category::parameter && t.alias_of == kNoTensor) shared_elements_ += shared;
+    if (t.category == Category::parameter && t.alias_of == kNoTensor && shared > 0) {
+      shared_elements_ += shared;
+      shared_.push_back(static_cast<TensorId>(&t - piece_.tensors.data()));
+    }
     // A view of the key or the value, which now come after fewer heads.
     if (t.alias_of != kNoTensor && !has_heads && t.alias_begin >= group_heads_ &&
         piece_.tensors[t.alias_of].find(Axis::group_qkv) >= 0)
@@ -320,6 +333,7 @@ class Partition {
           const TensorId global = add_tensor(piece_.tensors[local], replicated);
           Op reduction = collective(OpKind::all_reduce, local, global, op);
           reduction.name = "cross_entropy.all_reduce";
+          reduction.reduction = Reduction::merge;
           reduction.count = 3;
           out_.push_back(reduction);
           replaced_.push_back({local, global});
@@ -335,11 +349,13 @@ class Partition {
   void note_replicated(TensorId gradient, TensorId source) {
     if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
     replicated_elements_ += piece_.tensors[gradient].elements();
+    replicated_.push_back(gradient);
   }
 
   // Once a step. Packed into a buffer of its own: the gradients it sums may be
   // sharded by then.
-  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, MeshGroup group) {
+  void reduce_packed(const char* name, const char* op_name, std::int64_t elements, MeshGroup group,
+                     PackedGradients packed) {
     if (elements == 0) return;
     Tensor t;
     t.name = name;
@@ -348,6 +364,8 @@ class Partition {
     t.rank = 1;
     t.sizes[0] = elements;
     const TensorId id = add_tensor(t, replicated);
+    packed.buffer = id;
+    piece_.packed.push_back(std::move(packed));
     Op op = communication(OpKind::all_reduce, op_name, Stream::tensor_communication, group, id, id);
     op.phase = Phase::update;
     op.every = kAllInstances;
@@ -380,6 +398,7 @@ class Partition {
   std::vector<TensorId> gathered_;
   std::vector<Partial> partial_of_;
   std::vector<Replacement> replaced_;
+  std::vector<TensorId> replicated_, shared_;  // gradients, parameters
   std::int64_t replicated_elements_ = 0, shared_elements_ = 0;
 };
 

@@ -25,12 +25,15 @@ unsigned operands(const std::array<TensorId, N>& ids) {
 }
 
 // Everything that must be there is, and nothing that may not be.
-bool fits(unsigned there, unsigned must, unsigned may) { return (there & must) == must && (there & ~(must | may)) == 0; }
+bool fits(unsigned there, unsigned must, unsigned may) {
+  return (there & must) == must && (there & ~(must | may)) == 0;
+}
 
 void expect_fits(const Op& op, const std::string& where) {
   const OpTraits& t = traits_of(op.kind);
   EXPECT_TRUE(fits(operands(op.reads), t.reads, t.may_read)) << where << ": " << t.name << " " << op.name << " reads";
-  EXPECT_TRUE(fits(operands(op.writes), t.writes, t.may_write)) << where << ": " << t.name << " " << op.name << " writes";
+  EXPECT_TRUE(fits(operands(op.writes), t.writes, t.may_write))
+      << where << ": " << t.name << " " << op.name << " writes";
   EXPECT_TRUE(!op.accumulate || t.accumulates != 0) << where << ": " << t.name << " " << op.name << " accumulates";
 }
 
@@ -116,6 +119,27 @@ TEST(OpTraits, OpsOfAllBundledScenariosFitTheirRows) {
       for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
         for (const Op& op : block->ops) expect_fits(op, bundled.name + " " + piece.name);
   }
+}
+
+TEST(Inputs, AreWrittenByNobody) {
+  int met = 0;
+  for (const BundledScenario& bundled : bundled_scenarios()) {
+    ScenarioSource source;
+    const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
+    if (has_jobs(document)) continue;
+    Program program;
+    lower(read_scenario(document, source), program);
+    for (const Piece& piece : program.pieces) {
+      for (const Tensor& t : piece.tensors) met += t.input != Input::none;
+      for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+        for (const Op& op : block->ops)
+          for (const TensorId id : op.writes) {
+            if (id == kNoTensor) continue;
+            EXPECT_EQ(piece.tensors[id].input, Input::none) << bundled.name << " " << op.name;
+          }
+    }
+  }
+  EXPECT_GE(met, 2) << "tokens and targets at the least";
 }
 
 TEST(Dtypes, TakeTheirBitsRoundedUpToBytes) {

@@ -68,7 +68,8 @@ TEST(OpTraitsOfKernels, AccumulatingAddsToWhatTheTableNamesAndToNothingElse) {
     ASSERT_EQ(added.size(), once.size());
     for (std::size_t i = 0; i < once.size(); ++i)
       for (std::size_t e = 0; e < once[i].size(); ++e)
-        ASSERT_NEAR(added[i][e], once[i][e] + (accumulates(c.op.kind, i) ? kBefore : 0), 1e-4 * (1 + std::abs(once[i][e])))
+        ASSERT_NEAR(added[i][e], once[i][e] + (accumulates(c.op.kind, i) ? kBefore : 0),
+                    1e-4 * (1 + std::abs(once[i][e])))
             << c.name << ", result " << i << ", element " << e;
   }
   for (const OpTraits& traits : op_traits::kTable)
