@@ -16,6 +16,7 @@
 #include "cli/scenario_argument.h"
 #include "cli/simulation.h"
 #include "cli/validation/prediction.h"
+#include "sim/program/check.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -31,7 +32,7 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch;
   EngineArguments engine;
-  bool ops = false, verbose = false;
+  bool ops = false, verbose = false, verify = false;
 };
 
 constexpr std::size_t kLabelColumns = 24;
@@ -121,6 +122,14 @@ std::string measurement_text(const SimulateArguments& arguments, const Simulatio
   return text;
 }
 
+// What is wrong with the Program, a sentence each.
+void verify(const Program& program) {
+  const std::vector<Violation> found = check(program);
+  for (const Violation& v : found)
+    fmt::print(stderr, "orrery: rule {} of sim/program/check.h: {}\n", static_cast<int>(v.rule), v.text);
+  if (!found.empty()) throw CLI::RuntimeError(1);
+}
+
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
@@ -131,6 +140,7 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   options.timeline = !arguments.trace.empty() || !arguments.svg.empty();
   const Simulation simulation = simulator.evaluate(document, source, options);
   const Report& report = simulation.report;
+  if (arguments.verify) verify(*simulation.program);
 
   Wanted wanted(arguments);
   wanted.add(arguments.json, [&] {
@@ -146,7 +156,8 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
     wanted.print(explain(arguments.explain, simulation));
   } else if (!wanted.standard_output_taken()) {
     wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
-                 measurement_text(arguments, simulation));
+                 measurement_text(arguments, simulation) +
+                 (arguments.verify ? "\nverified: the Program's layouts, collectives and owed sums\n" : ""));
   }
   wanted.commit();
 }
@@ -177,6 +188,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
                      "--engine des: the analytical engine knows one job at a time");
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
   if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
+  if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   options.timeline = !arguments.trace.empty();
@@ -210,6 +222,7 @@ void simulate(const SimulateArguments& arguments) {
   }
   if (!arguments.csv.empty() || !arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json alone: a result a line");
+  if (arguments.verify) throw InputError({"--batch", ""}, "--verify beside it", "one scenario to verify");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   run_batch(arguments.batch, arguments.sets, arguments.json.empty() ? "-" : arguments.json, arguments.engine.options(),
             arguments.ops, read_user_calibration(arguments.calibrations));
@@ -246,6 +259,8 @@ void add_simulate(CLI::App& app) {
   command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
       ->type_name("OP|TERM");
   command->add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
+  command->add_flag("--verify", arguments->verify,
+                    "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");
   command->add_flag("--verbose", arguments->verbose, "Jobs: the whole report of each");
   arguments->engine.add_to(*command, /*both=*/true);
   command->callback([arguments] { simulate(*arguments); });

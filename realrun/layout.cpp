@@ -216,7 +216,7 @@ std::vector<std::int64_t> Position::positions(std::int64_t cp_rank) const {
   return list;
 }
 
-Position position_of(std::size_t rank, const Scenario& scenario, const Program& program, std::int64_t sequence) {
+Position position_of(std::size_t rank, const Program& program, std::int64_t sequence) {
   const Mesh& mesh = program.mesh;
   Position p;
   p.rank = rank;
@@ -227,10 +227,9 @@ Position position_of(std::size_t rank, const Scenario& scenario, const Program& 
   p.pp = mesh.coordinate(r, MeshAxis::pp);
   p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   p.sequence = sequence;
-  p.zigzag = p.cp_degree > 1 && scenario.plan.context.balance == context_parallel::Balance::zigzag &&
-             scenario.model.kind == ModelKind::decoder;
-  p.groups = scenario.model.effective_kv_heads();
-  p.group_heads = scenario.model.heads / p.groups;
+  for (const Piece& piece : program.pieces)
+    for (const Tensor& t : piece.tensors)
+      for (int d = 0; d < t.rank; ++d) p.zigzag = p.zigzag || t.deal(d) == Deal::zigzag;
   p.shard = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
   return p;
 }
@@ -283,43 +282,41 @@ bool is_whole(const Tensor& local, const Tensor& whole) {
   return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
 }
 
-bool is_shared_between_ranks(const Tensor& local, const Position& position, std::int64_t e) {
-  if (position.sharing() == 1 || local.find(Axis::groups) < 0) return false;
+bool is_behind_query_heads(const Tensor& local, std::int64_t e) {
   for (int d = local.rank; d-- > 0; e /= local.sizes[d])
-    if (local.axes[d] == Axis::group_qkv || local.axes[d] == Axis::group_heads)
-      return e % local.sizes[d] >= position.group_heads / position.sharing();
+    if (local.deal(d) == Deal::query_heads) return e % local.sizes[d] >= local.sizes[d] - local.kept;
   return true;
 }
 
+MeshGroup divided_by_query_heads(const Tensor& t) {
+  MeshGroup group;
+  for (int d = 0; d < t.rank; ++d)
+    if (t.deal(d) == Deal::query_heads) group = group | t.over[d].group();
+  return group;
+}
+
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
+  const Mesh& mesh = *position.mesh;
+  std::array<std::vector<std::int64_t>, Tensor::kMaxRank> indices;
+  for (int d = 0; d < local.rank; ++d) {
+    const std::int64_t parts = mesh.size(local.over[d].group());
+    if (local.deal(d) != Deal::query_heads && local.sizes[d] * parts != whole.sizes[d])
+      throw InputError(
+          {"", "/plan/tensor_parallel"},
+          std::string("\"") + local.name + "\" with " + std::to_string(local.sizes[d] * parts) + " rows over all ranks",
+          std::to_string(whole.sizes[d]) +
+              ", as on one rank: a vocabulary whose padding does not depend on tensor_parallel");
+    indices[static_cast<std::size_t>(d)] = dealt_indices(local.deal(d), local.over[d], whole.sizes[d], local.sizes[d],
+                                                         mesh, static_cast<std::int64_t>(position.rank));
+  }
   std::vector<std::int64_t> map(static_cast<std::size_t>(local.elements()));
-  const int groups = whole.find(Axis::groups);
-  // Ranks that share a key/value group (fewer groups than ranks).
-  const std::int64_t sharing = groups < 0 ? 1 : std::max<std::int64_t>(1, position.tp_degree / whole.sizes[groups]);
-  const std::int64_t part = position.tp % sharing;
   for (std::size_t e = 0; e < map.size(); ++e) {
     auto rest = static_cast<std::int64_t>(e);
     std::int64_t stride = 1, at = 0;
     for (int d = local.rank; d-- > 0;) {
-      std::int64_t i = rest % local.sizes[d];
+      at += indices[static_cast<std::size_t>(d)][static_cast<std::size_t>(rest % local.sizes[d])] * stride;
       rest /= local.sizes[d];
-      const std::int64_t size = local.sizes[d], full = whole.sizes[d];
-      const Axis axis = local.axes[d];
-      if ((axis == Axis::group_qkv || axis == Axis::group_heads) && size != full) {
-        // A part of the query heads; the key and the value whole.
-        const std::int64_t heads = position.group_heads / sharing;
-        i = i < heads ? part * heads + i : full - (size - i);
-      } else if (axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab) {
-        const std::int64_t shared_by = axis == Axis::groups ? sharing : 1, parts = position.tp_degree / shared_by;
-        if (size * parts != full)
-          throw InputError(
-              {"", "/plan/tensor_parallel"},
-              std::string("\"") + local.name + "\" with " + std::to_string(size * parts) + " rows over all ranks",
-              std::to_string(full) + ", as on one rank: a vocabulary whose padding does not depend on tensor_parallel");
-        i += position.tp / shared_by * size;
-      }
-      at += i * stride;
-      stride *= full;
+      stride *= whole.sizes[d];
     }
     map[e] = at;
   }

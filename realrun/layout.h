@@ -19,18 +19,20 @@ struct Position {
   std::int64_t replica = 0;   // data-parallel: which part of the global batch
   std::int64_t shard = 0;     // place in the ZeRO group
   std::int64_t sequence = 0;  // of the whole model
-  bool zigzag = false;
-  std::int64_t groups = 1, group_heads = 1;  // key/value groups of the whole model, and query heads of each
+  bool zigzag = false;        // how sequences are dealt to context-parallel ranks
 
   // The other ranks of this rank's group, and this one; ascending.
   std::vector<std::size_t> group(MeshGroup group) const;
   std::vector<std::size_t> group(MeshAxis axis) const { return group(mesh->group(axis)); }
-  // Tensor-parallel ranks that share a key/value group: 1, or more where there are fewer groups than ranks.
-  std::int64_t sharing() const { return std::max<std::int64_t>(1, tp_degree / groups); }
+  // Which part this rank has of what is divided so; the first index of a part that is dealt contiguously.
+  std::int64_t part(Division over) const { return part_of(over, *mesh, static_cast<std::int64_t>(rank)); }
+  std::int64_t begin(const Tensor& t, int dim) const { return part(t.over[dim]) * t.sizes[dim]; }
+  // Of those that differ in these digits, is this the rank that speaks for all?
+  bool is_first(MeshGroup digits) const { return mesh->coordinate(static_cast<std::int64_t>(rank), digits) == 0; }
   // Positions in the whole sequence of what context-parallel rank `cp_rank` holds.
   std::vector<std::int64_t> positions(std::int64_t cp_rank) const;
 };
-Position position_of(std::size_t rank, const Scenario& scenario, const Program& program, std::int64_t sequence);
+Position position_of(std::size_t rank, const Program& program, std::int64_t sequence);
 
 // Element e of a tensor is element offset + e of the storage of `root`, or index[e] where it is not dense.
 struct View {
@@ -60,8 +62,10 @@ bool is_whole(const Tensor& local, const Tensor& whole);
 // (a vocabulary padded to another size).
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);
 
-// Is element e of a parameter of a key or a value that several ranks hold (their query heads are divided)?
-bool is_shared_between_ranks(const Tensor& local, const Position& position, std::int64_t e);
+// Does no digit divide element e of a tensor whose query heads are divided: is it of a key or a value?
+bool is_behind_query_heads(const Tensor& local, std::int64_t e);
+// The digits that divide its query heads and leave its keys and values on every rank.
+MeshGroup divided_by_query_heads(const Tensor& t);
 
 // The bucket of a key that lies `distance` behind its query (negative: before it). Causal: keys behind share the first.
 std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t buckets);

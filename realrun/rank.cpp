@@ -388,7 +388,7 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
     if (static_cast<std::int64_t>(stage) != position_.pp)
       added_from[static_cast<std::int64_t>(stage)].assign(static_cast<std::size_t>(last - first), false);
   for (std::size_t m = 0; m < members.size(); ++m) {
-    const Position other = position_of(members[m], setup_.scenario, program_, setup_.sequence);
+    const Position other = position_of(members[m], program_, setup_.sequence);
     if (other.pp == position_.pp || all[m].empty()) continue;
     // Not yet reduced over replicas, or reduced: the same replica's is the right one where each holds all.
     const bool whole = last - first == elements;

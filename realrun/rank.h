@@ -21,10 +21,6 @@ using StorageSet = std::vector<StoragePtr>;  // by tensor
 inline constexpr std::array<Block Piece::*, 4> kBlocks{&Piece::forward, &Piece::backward, &Piece::weight_gradient,
                                                        &Piece::update};
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
-constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
-inline bool is_divided(const Tensor& t) {
-  return std::any_of(t.axes.begin(), t.axes.begin() + t.rank, [](Axis axis) { return is_divided(axis); });
-}
 
 // What does not differ from one instance of a piece to the next.
 struct PiecePlan {

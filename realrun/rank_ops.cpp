@@ -181,15 +181,19 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
     StoragePtr copy;
     reads[i] = {dense(instance, id, micro_batch, op.stream, copy), &t};
     if (copy != nullptr) held.push_back(std::move(copy));
-    if (t.rank == 2 && t.axes[0] == Axis::vocab) context.first_vocabulary_row = position_.tp * t.sizes[0];
+    if (t.rank == 2 && t.axes[0] == Axis::vocab) context.first_vocabulary_row = position_.begin(t, 0);
   }
-  // This rank's part of what is whole.
+  // This rank's part of what is whole: that of the digits which divide `part` as well.
+  const auto part_in = [&](Division part, Division whole) {
+    return program_.mesh.coordinate(static_cast<std::int64_t>(position_.rank), part.group().without(whole.group()));
+  };
   if (op.kind == OpKind::embedding) {
     Tensor& t = in_tensors[0];
-    const std::int64_t whole = t.sizes[1], size = piece.tensors[op.writes[0]].sizes[1];
+    const Tensor& y = piece.tensors[op.writes[0]];
+    const std::int64_t whole = t.sizes[1], size = y.sizes[1];
     if (size != whole) {
       const Slice part{reads[0].data, t.dtype, 0, t.elements() / whole * size,
-                       &part_index(t, 1, position_.tp * size, size)};
+                       &part_index(t, 1, part_in(y.over[1], t.over[1]) * size, size)};
       held.push_back(scratch(part.elements, t.dtype, op.stream));
       backend_.gather(op.stream, part, held.back()->data);
       held.back()->note_written(order_.issued(op.stream));
@@ -201,7 +205,8 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
       in_tensors[2].axes[0] == Axis::sequence && in_tensors[2].sizes[0] != in_tensors[0].sizes[1]) {
     Tensor& t = in_tensors[2];
     t.sizes[0] = in_tensors[0].sizes[1];
-    reads[2].data = element(reads[2].data, position_.tp * t.elements(), t.dtype);
+    const std::int64_t part = part_in(in_tensors[0].over[1], t.over[0]);
+    reads[2].data = element(reads[2].data, part * t.elements(), t.dtype);
   }
 
   struct Addition {
@@ -218,7 +223,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
     if (op.kind == OpKind::bias_gradient && t.rank == 2 && t.axes[0] == Axis::sequence &&
         in_tensors[0].sizes[1] < t.sizes[0]) {  // a part of a table of positions
       t.sizes[0] = in_tensors[0].sizes[1];
-      const std::int64_t first = position_.tp * t.elements();
+      const std::int64_t first = part_in(in_tensors[0].over[1], t.over[0]) * t.elements();
       if (to.index != nullptr) {
         std::vector<std::int64_t>& rows = row_indices_[{to.index, first}];
         if (rows.empty()) rows.assign(to.index->begin() + first, to.index->begin() + first + t.elements());
@@ -241,7 +246,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
       copied.push_back({to, result});
     }
     writes[i].tensor = &t;
-    if (t.rank == 2 && t.axes[0] == Axis::vocab) context.first_vocabulary_row = position_.tp * t.sizes[0];
+    if (t.rank == 2 && t.axes[0] == Axis::vocab) context.first_vocabulary_row = position_.begin(t, 0);
   }
   if (op.accumulate)  // one flag for all that a kernel adds to
     for (std::size_t i = 0; i < writes.size(); ++i)
@@ -251,9 +256,9 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
             backend_.fill(op.stream, {c.from->data, c.from->dtype, 0, c.from->elements, nullptr}, 0);
   const bool loss = op.kind == OpKind::cross_entropy || op.kind == OpKind::cross_entropy_backward;
   const Tensor& logits = in_tensors[0];
-  const bool divided_loss = loss && position_.tp_degree > 1 && logits.axes[logits.rank - 1] == Axis::vocab;
+  const bool divided_loss = loss && !logits.over[logits.rank - 1].empty();
   if (loss) {
-    if (divided_loss) context.first_vocabulary_row = position_.tp * logits.sizes[logits.rank - 1];
+    if (divided_loss) context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
     context.loss_gradient = 1 / tokens(in_tensors[1]);
   }
 
@@ -297,11 +302,11 @@ void Rank::find_counted(Instance& instance) const {
     const std::size_t own = ordinal++;
     const Tensor& t = piece.tensors[p.parameter];
     if (t.shared) continue;
-    const WholeParameter& whole = setup_.parameters[own];
-    const bool replicated = t.elements() == whole.tensor.elements();
-    const bool elsewhere = whole.values_of != static_cast<std::int64_t>(own) || (replicated && position_.tp > 0);
-    // Of ranks that share keys and values, the first counts them.
-    const bool shares = position_.tp % position_.sharing() != 0 && t.find(Axis::groups) >= 0;
+    // Of tensor-parallel ranks that hold the same parameter, or the same keys and values of it, the first counts them.
+    const MeshGroup same = program_.mesh.group(MeshAxis::tp).without(t.divided_over());
+    const bool elsewhere =
+        setup_.parameters[own].values_of != static_cast<std::int64_t>(own) || !position_.is_first(same);
+    const bool shares = !position_.is_first(divided_by_query_heads(t));
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
     if (!elsewhere && first < last && !shares) {
@@ -312,8 +317,7 @@ void Rank::find_counted(Instance& instance) const {
       }
     } else if (!elsewhere && first < last) {
       for (std::int64_t e = first; e < last; ++e)
-        if (!is_shared_between_ranks(t, position_, e - begin))
-          counted.scattered.push_back(plan.views[plan.held_gradients].at(e));
+        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.views[plan.held_gradients].at(e));
     }
     begin += t.elements();
   }
@@ -347,16 +351,18 @@ void Rank::gradient_norm(const Op& op, Instance& instance, std::int64_t micro_ba
 
 // Positions of the whole batch that a loss is the mean over, from the targets on this rank in one micro-batch.
 double Rank::tokens(const Tensor& targets) const {
-  const std::int64_t parts = targets.find(Axis::sequence) >= 0 ? position_.cp_degree : 1;
-  const Mesh& mesh = program_.mesh;
-  return static_cast<double>(targets.elements() * parts * program_.schedule.micro_batches *
-                             mesh.size(mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate})));
+  return static_cast<double>(targets.elements() * program_.mesh.size(targets.divided_over()) *
+                             program_.schedule.micro_batches);
 }
 
-// All tensor-parallel ranks know the same loss.
+// All ranks of a stage that have the same targets know the same loss.
 void Rank::note_loss(Instance& instance, TensorId statistics, std::int64_t micro_batch) {
-  if (position_.tp > 0) return;
+  const Mesh& mesh = program_.mesh;
   Tensor targets = instance.plan->piece->tensors[statistics];
+  const MeshGroup parts = targets.divided_over() | mesh.group(MeshAxis::pp);
+  MeshGroup same;
+  for (std::size_t d = 0; d < mesh.digits().size(); ++d) same = same | MeshGroup::of_digit(static_cast<int>(d));
+  if (!position_.is_first(same.without(parts))) return;
   targets.sizes[0] = 1;
   loss_statistics_.emplace_back(storage_pointer(instance, statistics, micro_batch, false, Stream::compute), targets);
 }

@@ -18,7 +18,7 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
       communicator_(communicator),
       order_(backend),
       memory_(backend, order_),
-      position_(position_of(communicator.rank(), setup.scenario, setup.program, setup.sequence)),
+      position_(position_of(communicator.rank(), setup.program, setup.sequence)),
       own_positions_(position_.positions(position_.cp)) {
   plans_.resize(program_.pieces.size());
   for (std::size_t p = 0; p < plans_.size(); ++p) plan_piece(program_.pieces[p], plans_[p]);
@@ -147,7 +147,7 @@ void Rank::find_packed_gradients(PiecePlan& plan) const {
         return id == p.gradient || piece.tensors[id].alias_of == p.gradient;  // rows of a table of positions
       });
       for (std::int64_t e = 0; partial != packing.gradients.end() && e < t.elements(); ++e) {
-        if (packing.shared_heads && !is_shared_between_ranks(t, position_, e)) continue;
+        if (packing.shared_heads && !is_behind_query_heads(t, e)) continue;
         ++elements;
         const std::int64_t at = begin + e - plan.shard_begin;
         if (at >= 0 && at < size) packed.push_back(held.at(at));
@@ -155,13 +155,13 @@ void Rank::find_packed_gradients(PiecePlan& plan) const {
       if (partial != packing.gradients.end() && *partial != p.gradient) {
         // Packed as many rows as the sequence has, of a table that may have more.
         elements -= t.elements();
-        elements += piece.tensors[*partial].elements() * position_.cp_degree;
+        elements += piece.tensors[*partial].elements() * program_.mesh.size(piece.tensors[*partial].divided_over());
       }
       begin += t.elements();
     }
     // Of shards, each packs what it has of them: the Program counts the mean.
-    const bool sharded = size < plan.flat_elements && setup_.scenario.plan.data.zero_stage >= 2;
-    const std::int64_t shards = sharded ? program_.mesh.size(program_.mesh.group({MeshAxis::dp_shard, MeshAxis::cp})) : 1;
+    const Tensor& held_tensor = piece.tensors[plan.held_gradients];
+    const std::int64_t shards = held_tensor.alias_of == kNoTensor ? program_.mesh.size(held_tensor.over[0].group()) : 1;
     elements = (elements + shards - 1) / shards;
     const Tensor& buffer = piece.tensors[packing.buffer];
     if (elements != buffer.elements())
@@ -488,16 +488,12 @@ bool Rank::adds(const Op& op, const Instance& instance, TensorId id) const {
   return op.phase != Phase::update && instance.plan->piece->tensors[root].category == Category::gradient;
 }
 
-// Positions of a tensor that runs along the sequence: of this context rank, or (sequence parallelism) its part of them.
+// Positions of a tensor that runs along the sequence; none of another sequence than the piece's.
 std::vector<std::int64_t> Rank::sequence_positions(const PiecePlan& plan, const Tensor& t) const {
   const int d = t.find(Axis::sequence);
-  if (d < 0) return {};
-  const std::vector<std::int64_t> own = position_in(plan).positions(position_.cp);
-  const auto size = static_cast<std::size_t>(t.sizes[d]);
-  if (size == own.size()) return own;
-  if (size * static_cast<std::size_t>(position_.tp_degree) != own.size()) return {};
-  const auto begin = own.begin() + static_cast<std::ptrdiff_t>(size) * position_.tp;
-  return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+  if (d < 0 || t.sizes[d] * program_.mesh.size(t.over[d].group()) != plan.sequence) return {};
+  return dealt_indices(t.deal(d), t.over[d], plan.sequence, t.sizes[d], program_.mesh,
+                       static_cast<std::int64_t>(position_.rank));
 }
 
 // An op's place in the model is that of the first parameter of its layer; a piece of several layers repeats its ops.
@@ -522,21 +518,14 @@ void Rank::place_dropout(const Op& op, const Instance& instance, std::int64_t mi
   append(static_cast<std::uint64_t>(step_));
   context.dropout_stream = hash;
   const Tensor& y = piece.tensors[op.writes[0]];
-  const std::int64_t groups = setup_.scenario.model.heads / position_.group_heads;
-  const std::int64_t sharing = std::max<std::int64_t>(1, position_.tp_degree / groups);
   for (int d = 0; d < y.rank; ++d) {
     const auto i = static_cast<std::size_t>(d);
     context.whole_sizes[i] = y.sizes[d];
-    if (y.axes[d] == Axis::sequence) context.whole_sizes[i] = instance.plan->sequence;
-    if (y.axes[d] == Axis::groups) {
-      context.whole_sizes[i] = groups;
-      context.part_begin[i] = position_.tp / sharing * y.sizes[d];
-    } else if (y.axes[d] == Axis::group_heads) {
-      context.whole_sizes[i] = position_.group_heads;
-      context.part_begin[i] = position_.tp % sharing * y.sizes[d];
-    } else if (is_divided(y.axes[d])) {
-      context.whole_sizes[i] = y.sizes[d] * position_.tp_degree;
-      context.part_begin[i] = position_.tp * y.sizes[d];
+    if (y.axes[d] == Axis::sequence) {
+      context.whole_sizes[i] = instance.plan->sequence;
+    } else if (y.axes[d] != Axis::batch) {  // whose parts have numbers of their own
+      context.whole_sizes[i] = y.sizes[d] * program_.mesh.size(y.over[d].group());
+      context.part_begin[i] = position_.begin(y, d);
     }
   }
 }

@@ -14,11 +14,12 @@
 namespace orrery {
 namespace {
 
-// Of the batch lower() asks for micro-batches, there is nothing to rewrite; other strategies rewrite pieces only.
+// Of strategies that rewrite pieces only.
 void nothing(const Scenario&, Program&) {}
 
 constexpr Strategy kStrategies[] = {
-    {"batch", "the global batch as replicas x micro-batches, with gradient accumulation", "-", batch::check, nothing},
+    {"batch", "the global batch as replicas x micro-batches, with gradient accumulation", "-", batch::check,
+     batch::rewrite},
     {"framework", "the training stack: fused kernels, host issue rate, memory overheads", "-", framework::check,
      framework::rewrite},
     {"precision", "bf16, fp16, fp32 and fp8 mixes", "Micikevicius et al. 2017, arXiv 1710.03740", precision::check,

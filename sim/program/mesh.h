@@ -47,7 +47,7 @@ class MeshGroup {
 
 class Mesh {
  public:
-  static constexpr int kMaxDigits = 16;
+  static constexpr int kMaxDigits = 15;  // a digit's number, and none, in four bits (Division)
 
   // Lays a digit around those that are there. One of size 1 is none: no group ever names it. Throws std::logic_error
   // for more than kMaxDigits.

@@ -31,6 +31,12 @@ const char* name_of(Place place) {
   return pick(names, place);
 }
 
+const char* name_of(Deal deal) {
+  static constexpr std::array names{"contiguous", "zigzag", "query_heads"};
+  static_assert(names.size() == kDeals);
+  return pick(names, deal);
+}
+
 const char* name_of(MeshAxis axis) {
   static constexpr std::array names{"tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"};
   static_assert(names.size() == kMeshAxes);

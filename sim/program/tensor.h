@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "sim/program/layout.h"
+
 namespace orrery {
 
 // fp8 is e4m3, fp4 e2m1 (OCP Microscaling Formats 1.0); int4 stands for any 4-bit code of quantised optimizer states.
@@ -88,6 +90,21 @@ struct Tensor {
   Category category = Category::activation;
   Place place = Place::device;
   Input input = Input::none;
+
+  // How the dimensions are divided over the mesh: sizes are of one rank's part. Whatever no digit divides is the same
+  // on all ranks, or a part of a sum that is owed (sim/program/check.h).
+  std::uint8_t kept = 0;  // of a dimension dealt by query heads: what is behind them, and on every rank
+  std::array<Division, kMaxRank> over{};
+  std::uint16_t deals = 0;  // two bits a dimension
+  Deal deal(int dim) const { return static_cast<Deal>(deals >> (2 * dim) & 3); }
+  void set_deal(int dim, Deal deal) {
+    deals = static_cast<std::uint16_t>((deals & ~(3 << (2 * dim))) | static_cast<int>(deal) << (2 * dim));
+  }
+  MeshGroup divided_over() const {  // of all dimensions
+    MeshGroup group;
+    for (int d = 0; d < rank; ++d) group = group | over[d].group();
+    return group;
+  }
 
   // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
   bool resident = false;

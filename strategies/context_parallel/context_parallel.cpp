@@ -10,8 +10,13 @@ namespace {
 
 class Ring {
  public:
-  Ring(const Options& options, const Mesh& mesh, Piece& piece)
-      : group_(mesh.group(MeshAxis::cp)), ranks_(options.degree), balance_(options.balance), piece_(piece) {}
+  // `zigzag`: sequences are dealt so, whatever masks the attention over them.
+  Ring(const Options& options, bool zigzag, const Mesh& mesh, Piece& piece)
+      : group_(mesh.group(MeshAxis::cp)),
+        ranks_(options.degree),
+        balance_(options.balance),
+        deal_(zigzag ? Deal::zigzag : Deal::contiguous),
+        piece_(piece) {}
 
   void run() {
     // A part of the sequence (a chunk of an overlapped product) begins at a part of this rank's positions.
@@ -21,8 +26,12 @@ class Ring {
       if (d >= 0 && of >= 0 && t.sizes[d] != piece_.tensors[t.alias_of].sizes[of]) t.alias_begin /= ranks_;
     }
     for (Tensor& t : piece_.tensors)
-      for (int d = 0; d < t.rank; ++d)
-        if (t.axes[d] == Axis::sequence) t.sizes[d] /= ranks_;
+      for (int d = 0; d < t.rank; ++d) {
+        if (t.axes[d] != Axis::sequence) continue;
+        t.sizes[d] /= ranks_;
+        t.over[d].prepend(group_);
+        t.set_deal(d, deal_);
+      }
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
   }
@@ -46,6 +55,8 @@ class Ring {
     Tensor t = piece_.tensors[base];
     t.sizes[3] = width;
     t.axes[3] = axis;
+    t.set_deal(3, Deal::contiguous);
+    if (axis == Axis::none) t.over[3] = {};  // keys and values: every rank has them
     t.alias_of = base;
     t.alias_begin = begin;
     return piece_.add(t);
@@ -227,6 +238,7 @@ class Ring {
   const MeshGroup group_;
   const std::int64_t ranks_;
   const Balance balance_;
+  const Deal deal_;
   Piece& piece_;
   std::vector<Op> out_;
 };
@@ -256,7 +268,8 @@ void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::cp, s
 void rewrite(const Scenario& scenario, Program& program) {
   const Options& options = scenario.plan.context;
   if (options.degree == 1) return;
-  for (Piece& piece : program.pieces) Ring(options, program.mesh, piece).run();
+  const bool zigzag = options.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;
+  for (Piece& piece : program.pieces) Ring(options, zigzag, program.mesh, piece).run();
 }
 
 }  // namespace orrery::context_parallel

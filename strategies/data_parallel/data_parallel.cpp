@@ -41,6 +41,10 @@ class Shard {
 
  private:
   std::int64_t sharded(std::int64_t elements) const { return (elements + l_.shards - 1) / l_.shards; }
+  void divide(Tensor& flat) const {
+    flat.sizes[0] = sharded(flat.sizes[0]);
+    flat.over[0].append(l_.shard_group);
+  }
 
   // Runs `op` on the data-communication stream once per bucket. A bucket holds several small layers or a part of a
   // large one.
@@ -79,10 +83,10 @@ class Shard {
   // Optimizer states, and whatever else the stage shards, become this rank's part.
   void shard_states() {
     for (Tensor& t : piece_.tensors)
-      if (t.category == Category::optimizer_state) t.sizes[0] = sharded(t.sizes[0]);
+      if (t.category == Category::optimizer_state) divide(t);
 
     Tensor shard = piece_.tensors[piece_.flat_parameters];
-    shard.sizes[0] = sharded(shard.sizes[0]);
+    divide(shard);
     shard.name = "parameter_shard";
     if (l_.options.zero_stage < 3) {
       shard.alias_of = piece_.flat_parameters;
@@ -91,7 +95,7 @@ class Shard {
     const TensorId parameter_shard = piece_.add(shard);
 
     Tensor gradient = piece_.tensors[piece_.flat_gradients];
-    gradient.sizes[0] = sharded(gradient.sizes[0]);
+    divide(gradient);
     gradient.name = "gradient_shard";
     if (l_.options.zero_stage < 2) {
       gradient.alias_of = piece_.flat_gradients;

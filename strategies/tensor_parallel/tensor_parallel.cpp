@@ -63,6 +63,7 @@ class Partition {
           shard_heads_within_groups(t, d);
         } else {
           t.sizes[d] /= degree_;
+          t.over[d].append(all_);
         }
       }
       layout_[id] = divided_here ? divided : replicated;
@@ -75,6 +76,7 @@ class Partition {
       const bool per_token = t.category == Category::activation && t.rank >= 3 && t.axes[0] == Axis::batch;
       if (layout_[id] != replicated || d < 0 || !per_token) continue;
       t.sizes[d] /= degree_;
+      t.over[d].append(all_);
       layout_[id] = sequence_sharded;
     }
   }
@@ -84,6 +86,7 @@ class Partition {
   // query heads; the parameters' are summed once a step.
   void shard_heads_within_groups(Tensor& t, int groups_dim) {
     t.sizes[groups_dim] = 1;
+    t.over[groups_dim].append(all_.without(sharing_));
     const std::int64_t heads = group_heads_ / ranks_per_group_;
     bool has_heads = false;
     std::int64_t shared = t.elements();  // of it, what all ranks of the group hold
@@ -94,6 +97,11 @@ class Partition {
       has_heads = true;
       const std::int64_t keys = t.sizes[d] - group_heads_;  // behind the query heads: none, the key, or key and value
       t.sizes[d] = heads + keys;
+      t.over[d].append(sharing_);
+      if (keys > 0) {
+        t.set_deal(d, Deal::query_heads);
+        t.kept = static_cast<std::uint8_t>(keys);
+      }
       shared = t.elements() / t.sizes[d] * keys;
     }
     if (t.category == Category::parameter && t.alias_of == kNoTensor && shared > 0) {
@@ -129,7 +137,11 @@ class Partition {
     Tensor whole = piece_.tensors[id];
     whole.alias_of = kNoTensor;
     whole.category = category;
-    if (layout(id) == sequence_sharded) whole.sizes[whole.find(Axis::sequence)] *= degree_;
+    if (layout(id) == sequence_sharded) {
+      const int d = whole.find(Axis::sequence);
+      whole.sizes[d] *= degree_;
+      whole.over[d] = {};
+    }
     return add_tensor(whole, replicated);
   }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -15,6 +16,8 @@
 #include "realrun/backend.h"
 #include "realrun/layout.h"
 #include "sim/base/error.h"
+#include "sim/program/check.h"
+#include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
@@ -92,6 +95,9 @@ double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor
 
 void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& options) {
   constexpr double kTolerance = 2e-5;
+  Program program;
+  lower(scenario, program);
+  for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
   const Execution one = execute(on_one_rank(scenario), options), many = execute(scenario, options);
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
     EXPECT_NEAR(many.losses[s], one.losses[s], kTolerance) << "step " << s;
@@ -758,6 +764,100 @@ void remove(Program& program, std::string_view name) {
     for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
       std::erase_if(block->ops, [&](const Op& op) { return name == op.name; });
 }
+
+// ---- mutants ----------------------------------------------------------------------------------------------------
+
+bool same(const std::vector<WholeTensor>& a, const std::vector<WholeTensor>& b) {
+  constexpr double kTolerance = 2e-5;
+  if (a.size() != b.size()) return false;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    double norm = 0, difference = 0;
+    for (std::size_t e = 0; e < a[t].values.size(); ++e) {
+      const double x = a[t].values[e], y = b[t].values[e];
+      norm += x * x;
+      difference += (x - y) * (x - y);
+    }
+    if (!(difference <= kTolerance * kTolerance * norm)) return false;
+  }
+  return true;
+}
+
+bool computes_the_numbers_of(const Execution& one, const Scenario& scenario, const Program& program) {
+  constexpr double kTolerance = 2e-5;
+  ExecutionOptions options = seeded(1, 2);
+  options.watchdog_seconds = 2;
+  try {
+    const Execution many = execute(scenario, program, options);
+    for (std::size_t s = 0; s < one.losses.size(); ++s)
+      if (!(std::abs(many.losses[s] - one.losses[s]) < kTolerance) ||
+          !(std::abs(many.gradient_norms[s] - one.gradient_norms[s]) < kTolerance * one.gradient_norms[s]))
+        return false;
+    return many.gradient_disagreement < kTolerance && many.parameter_disagreement < kTolerance &&
+           same(one.gradients, many.gradients) && same(one.parameters, many.parameters);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+// FSDP gathers an embedding's table for a backward that does not look into it.
+bool is_read(const Piece& piece, TensorId id) {
+  const TensorId root = storage_of(piece, id);
+  for (const TensorId end : {piece.output, piece.input_gradient})
+    if (end != kNoTensor && storage_of(piece, end) == root) return true;
+  for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
+    for (const Op& op : block->ops)
+      for (const TensorId read : op.reads)
+        if (read != kNoTensor && storage_of(piece, read) == root) return true;
+  return false;
+}
+
+// Each collective of each layout's Program dropped, issued twice, and over every other group.
+TEST(Mutants, AreCaughtByTheCheckOrByTheNumbers) {
+  int mutants = 0, by_check = 0, by_numbers = 0;
+  for (const Layout& layout : kLayouts) {
+    const Scenario scenario = scenario_of(layout);
+    const Program right = lowered(scenario);
+    Execution one;
+    const auto judge = [&](const Program& mutant, const Piece& piece, const Op& op, const char* how) {
+      ++mutants;
+      if (!check(mutant).empty()) {
+        ++by_check;
+        return;
+      }
+      if (one.losses.empty()) one = execute(on_one_rank(scenario), seeded(1, 2));
+      if (computes_the_numbers_of(one, scenario, mutant))
+        ADD_FAILURE() << layout.name << ": \"" << op.name << "\" of \"" << piece.name << "\" " << how
+                      << ": nobody notices";
+      ++by_numbers;
+    };
+    for (std::size_t p = 0; p < right.pieces.size(); ++p)
+      for (Block Piece::*block : {&Piece::forward, &Piece::backward, &Piece::weight_gradient, &Piece::update})
+        for (std::size_t i = 0; i < (right.pieces[p].*block).ops.size(); ++i) {
+          const Piece& piece = right.pieces[p];
+          const Op& op = (piece.*block).ops[i];
+          if (!is_communication(op.kind) || op.group.empty() || !is_read(piece, op.writes[0])) continue;
+          const auto at = static_cast<std::ptrdiff_t>(i);
+          Program mutant = right;
+          std::vector<Op>& ops = (mutant.pieces[p].*block).ops;
+          ops.erase(ops.begin() + at);
+          judge(mutant, piece, op, "dropped");
+          ops.insert(ops.begin() + at, 2, op);
+          judge(mutant, piece, op, "issued twice");
+          ops.erase(ops.begin() + at);
+          for (unsigned bits = 1; bits < 1u << right.mesh.digits().size(); ++bits) {
+            if (bits == op.group.bits()) continue;
+            ops[i].group = MeshGroup::from_bits(static_cast<std::uint16_t>(bits));
+            judge(mutant, piece, op, "over another group");
+          }
+        }
+  }
+  std::printf("%d mutants: %d caught by check() alone (%.1f %%), %d by the numbers\n", mutants, by_check,
+              100.0 * by_check / mutants, by_numbers);
+  EXPECT_GT(mutants, 1000);
+  EXPECT_GE(by_check, mutants * 99 / 100);
+}
+
+// ---- and what a wrong Program looks like when it runs
 
 TEST(WrongPrograms, AMissingGradientReductionShowsAsDisagreeingReplicas) {
   const Scenario scenario = tiny(R"({"plan": {"data_parallel": 2}})");

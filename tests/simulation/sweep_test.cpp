@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "sim/hardware/presets.h"
+#include "sim/program/check.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -70,10 +71,12 @@ TEST(Sweep, EveryModelRunsOnEveryCluster) {
   }
 }
 
-// The product of the strategies' choices on one small model: nothing throws but refused combinations.
+// The product of the strategies' choices on one small model: nothing throws but refused combinations, and every Program
+// is proven.
 TEST(Sweep, PlansComposeFreely) {
   Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 8);
   s.workload = {2048, 0, 256};
+  Program program;
   int runs = 0;
   for (std::int64_t t : {1, 2, 4})
     for (bool sp : {false, true})
@@ -121,6 +124,8 @@ TEST(Sweep, PlansComposeFreely) {
                                                  std::to_string(recompute) + (ranges ? " ranges" : "");
                         try {
                           expect_sane(simulate(s), what);
+                          lower(s, program);
+                          for (const Violation& v : check(program)) FAIL() << what << ": " << v.text;
                         } catch (const std::exception& e) {
                           FAIL() << what << ": " << e.what();
                         }

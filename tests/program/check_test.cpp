@@ -1,0 +1,486 @@
+// Does check() accept what is right, and say what is wrong with the smallest Program that breaks each rule?
+#include "sim/program/check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "sim/program/rewrite.h"
+
+namespace orrery {
+
+void PrintTo(const Violation& v, std::ostream* out) { *out << "rule " << static_cast<int>(v.rule) << ": " << v.text; }
+
+namespace {
+
+using testing::Each;
+using testing::Field;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+struct Part {
+  std::int64_t size;  // of one rank
+  Axis axis = Axis::none;
+  MeshGroup over = {};
+};
+
+// A piece on tp 2 x cp 2 x dp_shard 2, filled op by op.
+struct Small {
+  Small() {
+    program.mesh.add(MeshAxis::tp, 2);
+    program.mesh.add(MeshAxis::cp, 2);
+    program.mesh.add(MeshAxis::dp_shard, 2);
+    program.pieces.resize(1);
+    piece().name = "piece";
+  }
+  Piece& piece() { return program.pieces[0]; }
+  MeshGroup tp() const { return program.mesh.group(MeshAxis::tp); }
+  MeshGroup cp() const { return program.mesh.group(MeshAxis::cp); }
+  MeshGroup dp() const { return program.mesh.group(MeshAxis::dp_shard); }
+
+  TensorId tensor(const char* name, std::initializer_list<Part> parts, Category category = Category::activation) {
+    Tensor t;
+    t.name = name;
+    t.category = category;
+    for (const Part& part : parts) {
+      t.sizes[t.rank] = part.size;
+      t.axes[t.rank] = part.axis;
+      t.over[t.rank].append(part.over);
+      ++t.rank;
+    }
+    return piece().add(t);
+  }
+  // Given from outside.
+  TensorId input(const char* name, std::initializer_list<Part> parts) {
+    const TensorId id = tensor(name, parts);
+    piece().tensors[id].input = Input::patches;
+    return id;
+  }
+  TensorId buffer(const char* name, std::int64_t elements, Category category, MeshGroup over = {}) {
+    const TensorId id = tensor(name, {{elements, Axis::none, over}}, category);
+    piece().tensors[id].resident = true;
+    return id;
+  }
+  Op& op(OpKind kind, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes,
+         Block Piece::*block = &Piece::forward) {
+    Op op;
+    op.kind = kind;
+    op.name = "op";
+    std::copy(reads.begin(), reads.end(), op.reads.begin());
+    std::copy(writes.begin(), writes.end(), op.writes.begin());
+    (piece().*block).ops.push_back(op);
+    return (piece().*block).ops.back();
+  }
+  Op& collective(OpKind kind, MeshGroup group, TensorId read, TensorId write, Block Piece::*block = &Piece::forward) {
+    Op& o = op(kind, {read}, {write}, block);
+    o.group = group;
+    return o;
+  }
+  // A product over a width that tensor-parallel ranks divide: a sum that they owe each other.
+  TensorId owed(const char* name) {
+    const TensorId x = input("x", {{4, Axis::batch}, {8, Axis::ffn, tp()}}),
+                   w = tensor("w", {{8, Axis::ffn, tp()}, {6, Axis::hidden}}, Category::parameter),
+                   y = tensor(name, {{4, Axis::batch}, {6, Axis::hidden}});
+    op(OpKind::linear, {x, w}, {y});
+    return y;
+  }
+  // A parameter w of 6 and its gradient in flat buffers; a batch divided over dp leaves it owed.
+  struct Trained {
+    TensorId parameters, gradients;
+  };
+  Trained trained() {
+    const TensorId parameters = buffer("parameters", 6, Category::parameter),
+                   gradients = buffer("gradients", 6, Category::gradient),
+                   w = tensor("w", {{6, Axis::hidden}}, Category::parameter),
+                   dw = tensor("w", {{6, Axis::hidden}}, Category::gradient),
+                   dy = input("dy", {{4, Axis::batch, dp()}, {6, Axis::hidden}});
+    piece().tensors[w].alias_of = parameters;
+    piece().tensors[dw].alias_of = gradients;
+    piece().parameters.push_back({w, dw});
+    op(OpKind::bias_gradient, {dy}, {dw}, &Piece::backward);
+    return {parameters, gradients};
+  }
+  void adam(TensorId gradients, TensorId parameters) {
+    op(OpKind::sgd, {gradients, parameters}, {parameters}, &Piece::update);
+  }
+
+  Program program;
+};
+
+void expect_breaks(Rule rule, const Small& bad, const char* words) {
+  const std::vector<Violation> found = check(bad.program);
+  EXPECT_THAT(found, Not(IsEmpty()));
+  EXPECT_THAT(found, Each(Field("rule", &Violation::rule, rule)));
+  if (!found.empty()) EXPECT_THAT(found.front().text, HasSubstr(words));
+}
+void expect_proven(const Small& good) { EXPECT_THAT(check(good.program), IsEmpty()); }
+
+TEST(Check, OperandsAreDividedAlike) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId a = s.input("a", {{4, Axis::batch, s.dp()}}),
+                   b = s.input("b", {{4, Axis::batch, good ? s.dp() : MeshGroup{}}}),
+                   y = s.tensor("y", {{4, Axis::batch, s.dp()}});
+    s.op(OpKind::add, {a, b}, {y});
+    if (good) {
+      expect_proven(s);
+    } else {
+      expect_breaks(Rule::operands_agree, s,
+                    R"(piece "piece", forward, add "op": "b" [-] and "a" [dp_shard] are divided differently)");
+    }
+  }
+}
+
+TEST(Check, WhatAnOpNormalisesOrMasksOverIsWhole) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::batch}, {8, Axis::sequence, good ? MeshGroup{} : s.tp()}}),
+                   y = s.tensor("y", {{4, Axis::batch}});
+    s.op(OpKind::pool, {x}, {y});
+    good ? expect_proven(s) : expect_breaks(Rule::whole_for_op, s, R"("y" is made of parts over tp)");
+  }
+}
+
+TEST(Check, KeysThatNoRingBringsAreMissed) {
+  Small s;
+  const TensorId qkv = s.input("qkv", {{1, Axis::batch},
+                                       {8, Axis::sequence, s.cp()},
+                                       {1, Axis::groups},
+                                       {3, Axis::group_qkv},
+                                       {4, Axis::head_dim}}),
+                 y = s.tensor("y", {{1, Axis::batch},
+                                    {8, Axis::sequence, s.cp()},
+                                    {1, Axis::groups},
+                                    {1, Axis::group_heads},
+                                    {4, Axis::head_dim}});
+  s.op(OpKind::attention, {qkv}, {y});
+  expect_breaks(Rule::whole_for_op, s, R"("qkv" has the keys of one part over cp)");
+}
+
+TEST(Check, OnlyLinearOpsReadWhatIsOwed) {
+  for (const bool good : {true, false}) {
+    Small s;
+    TensorId x = s.owed("y");
+    const TensorId sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
+    if (good) s.collective(OpKind::all_reduce, s.tp(), x, sum), x = sum;
+    s.op(OpKind::activation, {x}, {z});
+    good ? expect_proven(s) : expect_breaks(Rule::owed_refused, s, R"("y" owes the sum over tp, which has to be)");
+  }
+}
+
+TEST(Check, WhatIsAddedOwesTheSame) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId a = s.owed("a"), b = good ? s.owed("b") : s.input("b", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.op(OpKind::add, {a, b}, {z});
+    s.collective(OpKind::all_reduce, s.tp(), z, sum);
+    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" owes the sum over tp, what is put together)");
+  }
+}
+
+TEST(Check, ABiasIsNotAddedToAPartOfASum) {
+  Small s;
+  s.owed("y");
+  s.piece().forward.ops.back().reads[2] = s.tensor("bias", {{6, Axis::hidden}}, Category::parameter);
+  expect_breaks(Rule::owed_alike, s, R"("bias" is added on every rank to a part of the sum over tp)");
+}
+
+TEST(Check, TensorsAreWrittenBeforeTheyAreRead) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = good ? s.input("x", {{4}}) : s.tensor("x", {{4}}), y = s.tensor("y", {{4}});
+    s.op(OpKind::cast, {x}, {y});
+    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("x" is read before anything has written it)");
+  }
+}
+
+TEST(Check, ViewsOfWhatIsPartlyWrittenAreNotThere) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{2}}), whole = s.tensor("whole", {{4}}), first = s.tensor("first", {{2}}),
+                   second = s.tensor("second", {{2}}), y = s.tensor("y", {{4}});
+    s.piece().tensors[first].alias_of = s.piece().tensors[second].alias_of = whole;
+    s.piece().tensors[second].alias_begin = 2;
+    s.op(OpKind::cast, {x}, {first});
+    if (good) s.op(OpKind::cast, {x}, {second});
+    s.op(OpKind::cast, {whole}, {y});
+    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("whole" is read before)");
+  }
+}
+
+TEST(Check, ACollectiveIsNotRepeated) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.owed("y"), sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.collective(OpKind::all_reduce, s.tp(), x, sum);
+    if (!good) s.collective(OpKind::all_reduce, s.tp(), x, sum);
+    good ? expect_proven(s) : expect_breaks(Rule::written_once, s, R"("sum" has been written in this block before)");
+  }
+}
+
+TEST(Check, AGatherTakesTheMinorDigits) {
+  for (const int how : {0, 1, 2}) {  // the minor digit, the major one, none
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::sequence, s.cp() | s.tp()}});  // cp is the major one
+    const TensorId y = s.tensor("y", {{how == 2 ? 4 : 8, Axis::sequence,
+                                       how == 0   ? s.cp()
+                                       : how == 1 ? s.tp()
+                                                  : s.cp() | s.tp()}});
+    s.collective(OpKind::all_gather, how == 1 ? s.cp() : s.tp(), x, y);
+    if (how == 0) expect_proven(s);
+    if (how == 1) expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [tp] by gathering over cp)");
+    if (how == 2)
+      expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [cp x tp] by gathering over tp)");
+  }
+}
+
+TEST(Check, AScatterTakesASumThatIsOwed) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = good ? s.owed("y") : s.input("y", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   part = s.tensor("part", {{2, Axis::batch, s.tp()}, {6, Axis::hidden}});
+    s.collective(OpKind::reduce_scatter, s.tp(), x, part);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::scatters, s, R"("y" owes the sum over nothing, the sum is taken over tp)");
+  }
+}
+
+TEST(Check, AReductionTakesASumThatIsOwed) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.owed("y"), sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.collective(OpKind::all_reduce, good ? s.tp() : s.dp(), x, sum);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::reduces, s, R"("y" owes the sum over tp, the sum is taken over dp_shard)");
+  }
+}
+
+TEST(Check, AnExchangeMovesDigitsBetweenDimensions) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::sequence, s.cp()}, {8, Axis::groups}}),
+                   y = good ? s.tensor("y", {{8, Axis::sequence}, {4, Axis::groups, s.cp()}})
+                            : s.tensor("y", {{8, Axis::sequence}, {8, Axis::groups}});
+    s.collective(OpKind::all_to_all, s.cp(), x, y);
+    good ? expect_proven(s) : expect_breaks(Rule::exchanges, s, R"("x" [cp | -] does not become "y" [- | -])");
+  }
+}
+
+TEST(Check, ARingIsOfTheDigitsThatDivideTheSequence) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::sequence, s.cp()}}), y = s.tensor("y", {{4, Axis::sequence, s.cp()}});
+    s.collective(OpKind::ring_shift, good ? s.cp() : s.tp(), x, y);
+    good ? expect_proven(s) : expect_breaks(Rule::shifts, s, R"("x" [cp] is shifted over tp)");
+  }
+}
+
+TEST(Check, SizesAreThoseOfTheLayouts) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::sequence, s.tp()}, {2}}),
+                   y = s.tensor("y", {{good ? 8 : 4, Axis::sequence}, {2}});
+    s.collective(OpKind::all_gather, s.tp(), x, y);
+    good ? expect_proven(s) : expect_breaks(Rule::sizes, s, R"("x" has 8 elements, 2 parts of "y" have 8)");
+  }
+}
+
+TEST(Check, SumsInPlaceAreTakenInTheLastMicroBatch) {
+  for (const bool good : {true, false}) {
+    Small s;
+    s.program.schedule.micro_batches = 2;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::backward).when =
+        good ? When::last_micro_batch : When::every_micro_batch;
+    s.adam(gradients, parameters);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::last_micro_batch, s, R"("gradients" is summed in place in every micro-batch)");
+  }
+}
+
+TEST(Check, ARingBringsAllKeysOnce) {
+  for (const int how : {0, 1, 2}) {  // all, not the other rank's, the same twice
+    Small s;
+    const auto tensor = [&](const char* name, std::int64_t heads, Category category = Category::activation) {
+      return s.tensor(name,
+                      {{1, Axis::batch}, {8, Axis::sequence, s.cp()}, {1, Axis::groups}, {heads}, {4, Axis::head_dim}},
+                      category);
+    };
+    const TensorId q = tensor("q", 1), keys = tensor("keys", 2),
+                   next = tensor("next", 2, Category::communication_buffer), first = tensor("first", 1),
+                   second = tensor("second", 1), merged = tensor("merged", 1), y = tensor("y", 1);
+    std::vector<TensorId> lse;
+    for (int i = 0; i < 3; ++i)
+      lse.push_back(s.tensor("lse", {{1, Axis::batch}, {1, Axis::groups}, {8, Axis::sequence, s.cp()}}));
+    for (const TensorId id : {q, keys}) s.piece().tensors[id].input = Input::patches;
+    s.collective(OpKind::ring_shift, s.cp(), keys, next);
+    s.op(OpKind::attention, {q, keys}, {first, lse[0]});
+    s.op(OpKind::attention, {q, how == 2 ? keys : next}, {second, lse[1]});
+    s.op(OpKind::merge_attention, {first, lse[0], second, lse[1]}, {merged, lse[2]});
+    s.op(OpKind::cast, {how == 1 ? first : merged}, {y});
+    if (how == 0) expect_proven(s);
+    if (how == 1) expect_breaks(Rule::sees_all_keys, s, R"("first" lacks the keys of 1 ranks before)");
+    if (how == 2) expect_breaks(Rule::sees_all_keys, s, R"("first" and "second" have both met the keys of 0 ranks)");
+  }
+}
+
+// Tensor-parallel ranks that hold a part of the tokens owe each other the gradient of a weight that all have.
+TEST(Check, PackedBuffersHoldTheOwedElements) {
+  for (const int how : {0, 1, 2}) {  // right, too small, not packed at all
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    const ParameterGradient p = s.piece().parameters[0];
+    const TensorId dy = s.input("dy", {{4, Axis::batch, s.dp()}, {2, Axis::sequence, s.tp()}, {6, Axis::hidden}});
+    s.piece().backward.ops.clear();
+    s.op(OpKind::bias_gradient, {dy}, {p.gradient}, &Piece::backward);
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    const TensorId packed = s.tensor("packed", {{how == 1 ? 5 : 6}}, Category::communication_buffer);
+    s.piece().packed.push_back({});
+    s.piece().packed.back().buffer = packed;
+    s.piece().packed.back().gradients = {p.gradient};
+    if (how != 2) s.collective(OpKind::all_reduce, s.tp(), packed, packed, &Piece::update);
+    s.adam(gradients, parameters);
+    if (how == 0) expect_proven(s);
+    if (how == 1)
+      expect_breaks(Rule::packed_gradients, s, R"("packed" has 5 elements, its gradients owe the sums of 6)");
+    if (how == 2)
+      expect_breaks(Rule::gradient_meets_state, s, R"(the gradient of "w" in "gradients" still owes the sum over tp)");
+  }
+}
+
+TEST(Check, GradientsMeetTheStateThatTheyBelongTo) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    TensorId of = parameters;
+    if (!good) of = s.buffer("shard", 3, Category::parameter, s.dp());
+    s.adam(gradients, of);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::gradient_meets_state, s,
+                         R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3)");
+  }
+}
+
+TEST(Check, TheNormIsOfAllGradients) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.piece().tensors[s.piece().parameters[0].parameter].over[0].append(s.tp());  // each rank has other parameters
+    s.piece().tensors[s.piece().parameters[0].gradient].over[0].append(s.tp());
+    s.piece().tensors[s.piece().backward.ops[0].reads[0]].over[1].append(s.tp());
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    const TensorId local = s.tensor("local", {{1}}, Category::workspace),
+                   all = s.tensor("all", {{1}}, Category::workspace);
+    s.op(OpKind::gradient_norm, {gradients}, {local}, &Piece::update);
+    if (good) s.collective(OpKind::all_reduce, s.tp(), local, all, &Piece::update);
+    s.adam(gradients, parameters);
+    good ? expect_proven(s) : expect_breaks(Rule::norm_of_all, s, R"(the norm "local" still owes the sum over tp)");
+  }
+}
+
+TEST(Check, UpdatedPartsAreGatheredBeforeTheyAreRead) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    const TensorId shard = s.tensor("shard", {{3, Axis::none, s.dp()}}, Category::parameter),
+                   part = s.tensor("part", {{3, Axis::none, s.dp()}}, Category::gradient),
+                   x = s.input("x", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}}),
+                   y = s.tensor("y", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}});
+    s.piece().tensors[shard].alias_of = parameters;
+    s.piece().tensors[part].alias_of = gradients;
+    s.op(OpKind::add, {x, kNoTensor, s.piece().parameters[0].parameter}, {y});
+    s.collective(OpKind::reduce_scatter, s.dp(), gradients, part, &Piece::update);
+    s.adam(part, shard);
+    if (good) s.collective(OpKind::all_gather, s.dp(), shard, parameters, &Piece::update);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::parameters_gathered, s,
+                         R"("w" has been updated in parts over dp_shard and not gathered)");
+  }
+}
+
+TEST(Check, WhatIsHandedOnOwesNothing) {
+  for (const bool good : {true, false}) {
+    Small s;
+    s.piece().output = s.owed("y");
+    if (good) {
+      const TensorId sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+      s.collective(OpKind::all_reduce, s.tp(), s.piece().output, sum);
+      s.piece().output = sum;
+    }
+    good ? expect_proven(s) : expect_breaks(Rule::pieces_fit, s, R"(the output "y" owes the sum over tp)");
+  }
+}
+
+TEST(Check, PiecesTakeWhatIsHandedOn) {
+  for (const bool good : {true, false}) {
+    Small s;
+    s.piece().input = s.tensor("x", {{4, Axis::batch, s.dp()}});
+    s.piece().output = s.tensor("y", {{good ? 4 : 2, Axis::batch, s.dp()}});
+    s.op(OpKind::cast, {s.piece().input}, {s.piece().output});
+    s.program.schedule.position = {0};
+    s.program.stages = {{Chunk{{{0, 2}}}}};
+    good ? expect_proven(s)
+         : expect_breaks(
+               Rule::pieces_fit, s,
+               R"(piece "piece" takes "x" [dp_shard] of 4 elements, piece "piece" hands on "y" [dp_shard] of 2)");
+  }
+}
+
+// ---- layouts ----
+
+TEST(Division, ListsDigitsFromMajorToMinor) {
+  Mesh mesh;
+  mesh.add(MeshAxis::tp, 2);
+  mesh.add(MeshAxis::cp, 3);
+  Division d;
+  EXPECT_TRUE(d.empty());
+  d.append(mesh.group(MeshAxis::tp));
+  d.prepend(mesh.group(MeshAxis::cp));
+  EXPECT_EQ(d.count(), 2);
+  EXPECT_EQ(d.digit(0), 1);
+  EXPECT_EQ(d.digit(1), 0);
+  Division both, major;
+  both.append(mesh.group({MeshAxis::tp, MeshAxis::cp}));  // the outermost digit is the major one
+  major.append(mesh.group(MeshAxis::cp));
+  EXPECT_EQ(d, both);
+  EXPECT_TRUE(d.begins_with(major));
+  EXPECT_FALSE(major.begins_with(d));
+  EXPECT_FALSE(d.has_room_for(mesh.group(MeshAxis::tp)));
+}
+
+// Every index is on one rank, but for what all have.
+TEST(Division, DealsEveryIndex) {
+  Mesh mesh;
+  mesh.add(MeshAxis::tp, 2);
+  mesh.add(MeshAxis::cp, 3);
+  Division over;
+  over.append(mesh.group({MeshAxis::tp, MeshAxis::cp}));
+  for (const Deal deal : {Deal::contiguous, Deal::zigzag}) {
+    std::vector<std::int64_t> all;
+    for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank)
+      for (const std::int64_t i : dealt_indices(deal, over, 24, 4, mesh, rank)) all.push_back(i);
+    std::sort(all.begin(), all.end());
+    for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], static_cast<std::int64_t>(i)) << name_of(deal);
+  }
+  // Of context rank 1 blocks 1 and 4 of 6, of which tensor ranks have a half each.
+  EXPECT_THAT(dealt_indices(Deal::zigzag, over, 24, 4, mesh, 2), testing::ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(dealt_indices(Deal::zigzag, over, 24, 4, mesh, 3), testing::ElementsAre(16, 17, 18, 19));
+  EXPECT_THAT(dealt_indices(Deal::contiguous, over, 24, 4, mesh, 3), testing::ElementsAre(12, 13, 14, 15));
+  // Six query heads over two ranks, a key and a value that both have.
+  Division heads;
+  heads.append(mesh.group(MeshAxis::tp));
+  EXPECT_THAT(dealt_indices(Deal::query_heads, heads, 8, 5, mesh, 1), testing::ElementsAre(3, 4, 5, 6, 7));
+}
+
+}  // namespace
+}  // namespace orrery
