@@ -85,7 +85,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const auto& tensors = place.piece->tensors;
   // What one launch covers: a part of the op's bytes, or those of several instances in one bucket or fused kernel.
   const double covered = place.report->bytes;
-  if (is_point_to_point(op.kind) || is_copy(op.kind) || op.stream == Stream::host)
+  if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
@@ -130,7 +130,9 @@ constexpr TermText kDefinitions[] = {
 
 bool belongs(const OpInPlace& place, std::string_view term) {
   const Op& op = *place.op;
-  if (term.starts_with("exposed_")) return term.substr(8) == name_of(op.stream);
+  const Stream waited_for = op.stream == Stream::compute ? op.account : op.stream;
+  if (term.starts_with("exposed_"))
+    return waited_for != Stream::compute && term.substr(8) == name_of(row_of(waited_for).account);
   if (op.stream != Stream::compute || is_communication(op.kind)) return false;
   if (term == "optimizer") return op.phase == Phase::update;
   if (op.phase == Phase::update) return false;

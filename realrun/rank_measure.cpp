@@ -26,6 +26,9 @@ void Rank::measure_step(Backend::Mark begin, Backend::Mark end) {
       term += value;
       accounted += value;
     };
+    const auto waiting_for = [&](Stream stream) -> double& {
+      return time.exposed[static_cast<std::size_t>(row_of(stream).account)];
+    };
     const Op* op = nullptr;
     if (!issue.between_stages && !issue.reduces_norm) {
       op = &(program_.pieces[issue.piece].*kBlocks[issue.block]).ops[issue.op];
@@ -39,19 +42,20 @@ void Rank::measure_step(Backend::Mark begin, Backend::Mark end) {
         for (int s = 1; s < kStreams; ++s)
           if (issue.waited_for >> s & 1u) waited = s;
         double& gap = waited == static_cast<int>(Stream::pipeline_communication) ? time.bubble
-                      : waited > 0 ? time.exposed[static_cast<std::size_t>(waited)]
+                      : waited > 0 ? waiting_for(static_cast<Stream>(waited))
                                    : time.host_issue;
         account(gap, from - compute_end);
       }
       compute_end = from + length;
-      account(op->phase == Phase::recompute ? time.recompute
-              : op->phase == Phase::update  ? time.optimizer
-              : is_matmul(op->kind)         ? time.matmul
-              : is_attention(op->kind)      ? time.attention
-                                            : time.memory_bound,
+      account(is_communication(op->kind)      ? waiting_for(op->account)
+              : op->phase == Phase::recompute ? time.recompute
+              : op->phase == Phase::update    ? time.optimizer
+              : is_matmul(op->kind)           ? time.matmul
+              : is_attention(op->kind)        ? time.attention
+                                              : time.memory_bound,
               length);
     } else if (serial) {
-      account(issue.receives ? time.bubble : time.exposed[static_cast<std::size_t>(issue.stream)], length);
+      account(issue.receives ? time.bubble : waiting_for(issue.stream), length);
     }
     Interval interval;
     interval.stage = static_cast<std::int32_t>(position_.pp);

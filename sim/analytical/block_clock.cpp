@@ -12,8 +12,10 @@ constexpr int kHost = kStreams;      // as the cause of a wait
 constexpr double kRounding = 1e-14;  // relative to the time since the line's start
 
 constexpr Account waiting_for(int cause) {
-  return cause == kHost ? kHostIssue : static_cast<Account>(kExposed + cause);
+  return cause == kHost ? kHostIssue : waiting_for(static_cast<Stream>(cause));
 }
+
+constexpr bool is_asynchronous(std::size_t stream) { return kStreamRows[stream].asynchronous; }
 
 }  // namespace
 
@@ -72,9 +74,8 @@ void LineClock::issue_ahead(std::int64_t index, double time) {
 template <bool Record>
 double LineClock::overlap_seconds(double start, double seconds) {
   double from = start + seconds, until = start;
-  for (auto s = static_cast<std::size_t>(Stream::tensor_communication);
-       s <= static_cast<std::size_t>(Stream::pipeline_communication); ++s) {
-    if (s_.free[s] <= start) continue;
+  for (std::size_t s = 0; s < kStreams; ++s) {
+    if (kStreamRows[s].occupies != Occupies::fabric || s_.free[s] <= start) continue;
     from = std::min(from, std::max(start, s_.busy_begin[s]));
     until = std::max(until, s_.free[s]);
   }
@@ -318,9 +319,8 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
     cause = static_cast<int>(by);
   };
   after(s_.entry, entry_stream_);
-  for (int s = 1; s < kStreams; ++s)
-    if (drain || !is_asynchronous(static_cast<Stream>(s)))
-      after(s_.free[static_cast<std::size_t>(s)], static_cast<Stream>(s));
+  for (std::size_t s = 0; s < kStreams; ++s)
+    if (drain || !is_asynchronous(s)) after(s_.free[s], static_cast<Stream>(s));
   result.seconds = end;
   result.accounts = s_.accounts;
   result.accounts[waiting_for(cause)] += end - s_.free[kCompute];
@@ -330,8 +330,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
         for (std::size_t a = 0; a < kAccounts; ++a)
           result.accounts[a] += static_cast<double>(item.count) * item.code->busy[w][a];
   result.stream_work = s_.work;
-  for (std::size_t s = 0; s < kStreams; ++s)
-    result.stream_end[s] = is_asynchronous(static_cast<Stream>(s)) && !drain ? s_.free[s] : 0;
+  for (std::size_t s = 0; s < kStreams; ++s) result.stream_end[s] = is_asynchronous(s) && !drain ? s_.free[s] : 0;
 }
 
 }  // namespace orrery

@@ -18,7 +18,7 @@
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
 //  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
-// The line ends with its kernels, its output, and all streams but the asynchronous ones (is_asynchronous).
+// The line ends with its kernels, its output, and all streams but the asynchronous ones (sim/program/stream.h).
 #pragma once
 
 #include <algorithm>
@@ -33,14 +33,15 @@
 
 namespace orrery {
 
-// Where a second of the compute stream goes; from kExposed on, by the stream it waited for.
+// Where a second of the compute stream goes; from kExposed on, by the account of the stream it waited for.
 enum Account : std::uint8_t { kMatmul, kAttention, kMemoryBound, kRecompute, kOptimizer, kHostIssue, kExposed };
 inline constexpr int kAccounts = kExposed + kStreams;
 using Accounts = std::array<double, kAccounts>;
 void add(TimeBreakdown& to, const Accounts& from);
 
-// What such a stream still has to do when a line ends carries into the next and finally delays the update.
-constexpr bool is_asynchronous(Stream s) { return s == Stream::data_communication || s >= Stream::device_to_host; }
+constexpr Account waiting_for(Stream stream) {
+  return static_cast<Account>(kExposed + static_cast<int>(row_of(stream).account));
+}
 
 // In which micro-batches ops run: a set of When.
 using WhenSet = std::uint8_t;

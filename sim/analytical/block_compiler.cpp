@@ -22,18 +22,8 @@ std::size_t norm_end(const Piece& piece, std::span<const TensorId> root) {
   return end;
 }
 
-Stream stream_of(MeshGroup group, const Mesh& mesh) {
-  const auto spans = [&](std::initializer_list<MeshAxis> axes) { return group.meets(mesh.group(axes)); };
-  if (spans({MeshAxis::tp})) return Stream::tensor_communication;
-  if (spans({MeshAxis::ep})) return Stream::expert_communication;
-  if (spans({MeshAxis::dp_shard, MeshAxis::dp_replicate})) return Stream::data_communication;
-  if (spans({MeshAxis::cp})) return Stream::context_communication;
-  return Stream::pipeline_communication;
-}
-
-Account account_of(const Op& op, BlockKind kind, const Mesh& mesh) {
-  if (is_communication(op.kind))
-    return static_cast<Account>(kExposed + static_cast<int>(stream_of(op.group, mesh)));
+Account account_of(const Op& op, BlockKind kind) {
+  if (is_communication(op.kind)) return waiting_for(op.stream == Stream::compute ? op.account : op.stream);
   if (kind == BlockKind::norm || kind == BlockKind::update) return kOptimizer;
   if (op.phase == Phase::recompute) return kRecompute;
   if (is_matmul(op.kind)) return kMatmul;
@@ -100,11 +90,11 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     const auto first_link = next;
     while (next != links_.end() && next->to == i) ++next;
 
-    const bool issued = op.stream != Stream::host && op.stream != Stream::storage && !context.runtime->cuda_graphs;
+    const bool issued = !runs_beside_device(op.stream) && !context.runtime->cuda_graphs;
     const double host = issued ? issue : 0;
     const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
     const bool plain = kernel && op.count == 1 && op.every == 1;
-    const Account account = account_of(op, kind, context.costs->mesh());
+    const Account account = account_of(op, kind);
     if (kernel && op.every == 1) code.busy[static_cast<std::size_t>(op.when)][account] += cost.seconds;
 
     if (plain && open != nullptr && next == first_link && open->when == bit(op.when)) {

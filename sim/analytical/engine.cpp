@@ -381,7 +381,7 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
     stage.stages = c.stages;
     stage.time = {};
     add(stage.time, c.slots);
-    stage.time.exposed[static_cast<std::size_t>(c.tail_stream)] += c.tail_seconds;
+    stage.time.exposed[static_cast<std::size_t>(row_of(c.tail_stream).account)] += c.tail_seconds;
     stage.time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] +=
         pipeline.stages[s].transfer_seconds + ends[s].tied;
     add(stage.time, c.norm.accounts);

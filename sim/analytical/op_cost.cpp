@@ -67,7 +67,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     }
     cost.last_seconds = collective(op, tensors, instances).seconds;
     cost.seconds = cost.last_seconds * op.count;
-  } else if (op.kind == OpKind::copy || op.stream == Stream::host) {
+  } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
     const Rate r = rate(op, tensors);
     if (!(r.bytes_per_second > 0)) {
       throw InputError(
@@ -124,7 +124,7 @@ std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, st
     const Direction way = direction_of(op, tensors);
     return way.from == Place::storage || way.to == Place::storage ? "NVMe" : "PCIe";
   }
-  if (op.stream == Stream::host) return "host memory";
+  if (row_of(op.stream).occupies == Occupies::host) return "host memory";
   switch (kernels_.cost(op, tensors).bound) {
     case KernelCost::Bound::compute:
       return "compute";

@@ -44,7 +44,6 @@ class OpCostModel {
   // its ranks of one stage.
   CollectiveCost transfer(double bytes, std::int64_t from_stage) const;
   double transfer_seconds(double bytes, std::int64_t from_stage) const { return transfer(bytes, from_stage).seconds; }
-  const Mesh& mesh() const { return mesh_; }
   // A once-a-step all-reduce between the first and the last pipeline stage.
   CollectiveCost ends_all_reduce(double bytes) const;
 

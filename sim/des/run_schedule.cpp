@@ -145,7 +145,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
       w->waiters |= static_cast<std::uint16_t>(1u << kController);
       c.block();
     }
-    c.out.accounts[kExposed + static_cast<std::size_t>(w->node->stream)] += now() - since;
+    c.out.accounts[waiting_for(w->node->stream)] += now() - since;
     c.gate_event = w->event;
   }
 }
@@ -156,7 +156,7 @@ void Simulation::drain(ClassRun& c, bool all) {
     const double since = now();
     std::size_t last = kStreams;
     for (std::size_t s = 1; s < kStreams; ++s) {
-      if (!all && is_asynchronous(static_cast<Stream>(s))) continue;
+      if (!all && kStreamRows[s].asynchronous) continue;
       while (c.streams[s].pending > 0) {
         c.streams[s].drain_awaited = true;
         c.block();
@@ -165,7 +165,7 @@ void Simulation::drain(ClassRun& c, bool all) {
       c.streams[s].drain_awaited = false;
     }
     if (last == kStreams) return;
-    c.out.accounts[kExposed + last] += now() - since;
+    c.out.accounts[waiting_for(static_cast<Stream>(last))] += now() - since;
     c.gate_event = c.streams[last].last_event;
   }
 }

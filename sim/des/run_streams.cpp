@@ -147,9 +147,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
   s.current = &w;
   await(c, stream, w, cause, cause_event);
   double begin = now();
-  const auto account = [&](int by) {
-    return by == kHostCause ? static_cast<std::size_t>(kHostIssue) : static_cast<std::size_t>(kExposed + by);
-  };
+  const auto account = [&](int by) { return by == kHostCause ? kHostIssue : waiting_for(static_cast<Stream>(by)); };
   if (on_compute) c.out.accounts[account(cause)] += begin - free;
   w.started = true;
   w.cause = cause_event;

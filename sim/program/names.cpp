@@ -49,22 +49,6 @@ const char* name_of(ActivationFunction function) {
   return pick(names, function);
 }
 
-const char* name_of(Stream stream) {
-  static constexpr std::array names{"compute",
-                                    "tensor_communication",
-                                    "context_communication",
-                                    "expert_communication",
-                                    "data_communication",
-                                    "parameter_communication",
-                                    "pipeline_communication",
-                                    "device_to_host",
-                                    "host_to_device",
-                                    "host",
-                                    "storage"};
-  static_assert(names.size() == kStreams);
-  return pick(names, stream);
-}
-
 const char* name_of(Phase phase) {
   static constexpr std::array names{"forward", "recompute", "input_gradient", "weight_gradient", "update"};
   return pick(names, phase);

@@ -7,27 +7,10 @@
 
 #include "sim/program/mesh.h"
 #include "sim/program/op_traits.h"
+#include "sim/program/stream.h"
 #include "sim/program/tensor.h"
 
 namespace orrery {
-
-// Streams of a rank run in order; across streams only data and events order. One communication stream per mesh
-// axis, as frameworks have one per communicator.
-enum class Stream : std::uint8_t {
-  compute,
-  tensor_communication,     // groups over tp
-  context_communication,    // groups over cp
-  expert_communication,     // groups over ep
-  data_communication,       // gradient reduction, over dp (and cp)
-  parameter_communication,  // parameter gathering, over dp
-  pipeline_communication,   // between stages
-  device_to_host,
-  host_to_device,
-  host,  // CPU kernels (offloaded optimizer)
-  storage,
-};
-inline constexpr int kStreams = 11;
-const char* name_of(Stream stream);
 
 // Why the op runs: separates model work from repeated work, and lets zero-bubble schedules move weight gradients.
 enum class Phase : std::uint8_t { forward, recompute, input_gradient, weight_gradient, update };
@@ -87,6 +70,8 @@ struct Op {
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.
   bool free_running = false;
+  // Of a collective on the compute stream, for which its kernels wait: the stream under whose account that is reported.
+  Stream account = Stream::compute;
   // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
   // Buckets: the op runs once per `every` instances (the last of them) and then covers the tensors of all of them; or

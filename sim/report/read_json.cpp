@@ -53,9 +53,10 @@ TimeBreakdown time_of(const Member& json) {
   time.host_issue = json["host_issue_seconds"].number();
   time.bubble = json["bubble_seconds"].number();
   time.optimizer = json["optimizer_seconds"].number();
-  for (int s = 1; s < kStreams; ++s)
-    time.exposed[static_cast<std::size_t>(s)] =
-        json[std::string("exposed_") + name_of(static_cast<Stream>(s)) + "_seconds"].number();
+  for (const StreamRow& row : kStreamRows)
+    if (is_account(row.stream))
+      time.exposed[static_cast<std::size_t>(row.stream)] =
+          json[std::string("exposed_") + row.name + "_seconds"].number();
   return time;
 }
 
@@ -77,8 +78,8 @@ MemoryBreakdown memory_of(const Member& json) {
 
 Stream stream_of(const Member& json) {
   const std::string name = json.text();
-  for (int s = 0; s < kStreams; ++s)
-    if (name == name_of(static_cast<Stream>(s))) return static_cast<Stream>(s);
+  for (const StreamRow& row : kStreamRows)
+    if (name == row.name) return row.stream;
   throw InputError(json.where(), "\"" + name + "\"", "the name of a stream");
 }
 

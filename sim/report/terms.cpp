@@ -3,17 +3,6 @@
 namespace orrery {
 namespace {
 
-constexpr std::array<const char*, kStreams> kStreamLabels{"compute",
-                                                          "tensor-parallel communication",
-                                                          "context-parallel communication",
-                                                          "expert-parallel communication",
-                                                          "gradient reduction",
-                                                          "parameter gathering",
-                                                          "pipeline transfers",
-                                                          "copies to the host",
-                                                          "copies to the device",
-                                                          "host kernels",
-                                                          "storage"};
 constexpr std::array<const char*, kCategories> kCategoryLabels{
     "parameters", "gradients", "optimizer states", "activations", "communication buffers", "workspace"};
 
@@ -31,10 +20,10 @@ std::vector<Term> terms_of(const TimeBreakdown& time) {
                           {"memory_bound", "memory-bound kernels", time.memory_bound},
                           {"recompute", "recomputation", time.recompute},
                           {"host_issue", "waiting for the host to launch", time.host_issue}};
-  for (int s = 1; s < kStreams; ++s)  // compute does not wait for itself
-    terms.push_back({std::string("exposed_") + name_of(static_cast<Stream>(s)),
-                     std::string("exposed ") + kStreamLabels[static_cast<std::size_t>(s)],
-                     time.exposed[static_cast<std::size_t>(s)]});
+  for (const StreamRow& row : kStreamRows)
+    if (is_account(row.stream))
+      terms.push_back({std::string("exposed_") + row.name, std::string("exposed ") + row.label,
+                       time.exposed[static_cast<std::size_t>(row.stream)]});
   terms.push_back({"bubble", "pipeline bubble", time.bubble});
   terms.push_back({"optimizer", "optimizer", time.optimizer});
   return terms;

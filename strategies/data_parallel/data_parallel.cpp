@@ -52,7 +52,10 @@ class Shard {
     op.when = when;
     // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward
     // waits.
-    if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) op.stream = Stream::compute;
+    if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) {
+      op.account = op.stream;
+      op.stream = Stream::compute;
+    }
     if (l_.options.overlap_gradients || l_.options.zero_stage >= 2) {
       if (l_.bucket_bytes == 0 || (l_.options.zero_stage >= 2 && bytes < l_.bucket_bytes)) {
         // One collective per piece: FSDP's wrapped unit. Sharded gradients never wait whole for a bucket to fill.

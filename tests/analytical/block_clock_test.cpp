@@ -1,5 +1,6 @@
 // Is the clock of a block right? Timelines worked out by hand, one rule each; then runs that jump against runs that
 // walk every instance.
+#include "sim/program/rewrite.h"
 #include "tests/analytical/handmade.h"
 
 namespace orrery {
@@ -184,6 +185,21 @@ TEST(BlockClock, ASplitCollectivePaysItsLatencyEachTime) {
   const double whole = model.cost(OpKind::all_reduce, 1 << 20, span_of(w.mesh, w.mesh.group(MeshAxis::tp), 8)).seconds;
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 4 * quarter);
   EXPECT_GT(4 * quarter, whole);
+}
+
+// Over whatever axes.
+TEST(BlockClock, ACollectiveOnTheComputeStreamIsBookedUnderItsAccount) {
+  Handmade h;
+  Clockwork w;
+  w.mesh.add(MeshAxis::tp, 8);
+  w.set_mesh(w.mesh);
+  const TensorId x = h.tensor(1 << 20);
+  Op op = communication(OpKind::all_reduce, "all_reduce", Stream::compute, w.mesh.group(MeshAxis::tp), x, x);
+  op.account = Stream::data_communication;
+  h.piece.forward.ops.push_back(op);
+  const LineResult r = w.run(h.piece);
+  EXPECT_GT(r.seconds, 0);
+  EXPECT_DOUBLE_EQ(exposed(r, Stream::data_communication), r.seconds);
 }
 
 TEST(BlockClock, ACollectiveOfOneRankIsNotIssued) {
