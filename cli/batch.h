@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/simulation.h"
 #include "sim/report/report.h"
+#include "sim/simulation/simulation.h"
 
 namespace orrery {
 

@@ -12,16 +12,16 @@
 #include <optional>
 
 #include "cli/cluster_argument.h"
-#include "cli/collective_prediction.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "cli/measured_collectives.h"
 #include "cli/measured_tables.h"
 #include "cli/names.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
+#include "sim/simulation/collective_prediction.h"
+#include "sim/validation/measured_collectives.h"
 
 namespace orrery {
 namespace {

@@ -7,10 +7,11 @@
 #include "cli/engine_options.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
-#include "cli/simulation.h"
+#include "cli/title.h"
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
 #include "sim/report/table.h"
+#include "sim/simulation/simulation.h"
 
 namespace orrery {
 namespace {

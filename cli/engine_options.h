@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "cli/simulation.h"
+#include "sim/simulation/simulation.h"
 
 namespace CLI {
 class App;

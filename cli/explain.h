@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cli/simulation.h"
+#include "sim/simulation/simulation.h"
 
 namespace orrery {
 

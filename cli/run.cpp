@@ -17,20 +17,18 @@
 #include "realrun/executor.h"
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
-#include "sim/analytical/engine.h"
 #include "sim/base/error.h"
-#include "sim/cost/calibration.h"
-#include "sim/cost/collective_calibration.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"
+#include "sim/prediction/prediction.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
-#include "strategies/framework/framework.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -59,24 +57,17 @@ constexpr const char* kRunExamples = R"(Examples:
 constexpr std::int64_t kMostRanks = 64;
 constexpr std::size_t kOpsListed = 25;
 
-// Without the step calibration: it is this repository's executor that runs, not the stack that the plan names.
-Report predict(const Scenario& scenario, const Program& program, const UserCalibration& user, bool shared) {
-  Cluster cluster = scenario.cluster;
-  user.apply(cluster);
-  Calibration kernels = user.kernels ? user.kernels_of(cluster.device) : find_calibration(cluster.device);
-  if (const std::string_view attention = framework::attention_kernel(scenario.plan); !attention.empty())
-    use_attention_kernel(kernels, attention);
-  const double share = shared ? rank_share(kernels, program.mesh.ranks()) : 1;
-  if (share < 1) take_share(share, cluster.device, kernels);
-  const CollectiveCalibration collectives = find_collective_calibration(cluster, user.collectives);
-  Report report;
-  AnalyticalEngine(cluster, kernels, collectives)
-      .evaluate(program, scenario.plan.precision.compute(), {.timeline = false, .ops = true}, report);
+// `shared`: all ranks run on the host's processor.
+Report predict_here(const Scenario& scenario, const UserCalibration& user, bool shared) {
+  const std::int64_t ranks_of_host = shared ? ranks(scenario) : 1;
+  Calibrator calibrator(user);
+  const Prepared prepared = calibrator.prepare(scenario, ranks_of_host);
+  Report report = predict(prepared, {.timeline = false, .ops = true});
   if (!user.kernels)
     report.notes.push_back(fmt::format(
         "predicted as {} by the bundled calibration: `orrery calibrate` measures this machine (--calibration FILE)",
-        cluster.device.name));
-  if (share < 1)
+        prepared.scenario.cluster.device.name));
+  if (const double share = rank_share(*prepared.kernels, ranks_of_host); share < 1)
     report.notes.push_back(
         fmt::format("ranks outnumber the processor's threads: each is given {} of one", percent_text(share)));
   return report;
@@ -279,7 +270,7 @@ void run(const RunArguments& arguments) {
       arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(facts, scenario, arguments.emulate_bf16);
   std::optional<Report> predicted;
   if (arguments.predict && measure) {
-    predicted = predict(scenario, program, user, arguments.device == "cpu");
+    predicted = predict_here(scenario, user, arguments.device == "cpu");
     // Of the same peak: that of the share of a processor which each rank has.
     if (predicted->mfu > 0) {
       const double own_peak = scenario.cluster.device.peak(scenario.plan.precision.compute());

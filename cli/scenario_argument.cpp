@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/validation/published.h"
+#include "sim/validation/published.h"
 
 namespace orrery {
 

@@ -9,12 +9,12 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "cli/show_links.h"
-#include "cli/validation/published.h"
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
+#include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
 

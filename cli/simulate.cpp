@@ -14,8 +14,7 @@
 #include "cli/explain.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
-#include "cli/simulation.h"
-#include "cli/validation/prediction.h"
+#include "cli/title.h"
 #include "sim/program/check.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
@@ -23,6 +22,8 @@
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
+#include "sim/simulation/simulation.h"
+#include "sim/validation/predicted_points.h"
 
 namespace orrery {
 namespace {

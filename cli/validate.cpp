@@ -11,13 +11,14 @@
 #include "cli/commands.h"
 #include "cli/names.h"
 #include "cli/output.h"
-#include "cli/validation/baseline.h"
-#include "cli/validation/fit.h"
-#include "cli/validation/page.h"
-#include "cli/validation/tables.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
+#include "sim/validation/baseline.h"
+#include "sim/validation/fit.h"
+#include "sim/validation/page.h"
+#include "sim/validation/tables.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -143,7 +144,7 @@ void add_validate(CLI::App& app) {
   command
       ->add_option("--strategy", arguments->filter.strategy,
                    "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
-      ->check(CLI::IsMember(texts(kStrategyWords)));
+      ->check(CLI::IsMember(texts(all_plan_words())));
   command
       ->add_option(
           "--seen", arguments->seen,

@@ -9,6 +9,7 @@
 #include "realrun/rank.h"
 #include "sim/base/error.h"
 #include "strategies/lower.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -77,38 +78,10 @@ void check_runnable(const Scenario& scenario) {
                        "not run yet");
     if (model.embedding_norm)
       throw InputError({"", "/model/embedding_norm"}, "true", "false in an encoder-decoder: not run yet");
-    if (scenario.plan.context.degree > 1)
-      throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
-                       "1 for an encoder-decoder: two sequences in parts are not run yet");
-    const Workload& workload = scenario.workload;
-    if (scenario.plan.tensor.overlap && workload.decoder_sequence_length > 0 &&
-        workload.decoder_sequence_length != workload.sequence_length)
-      throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
-                       "false, or one length: parts of the longer one are not told apart yet");
   }
-  if (scenario.plan.optimizer.moments == optimizer::MomentDtype::int4)
-    throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
   if (model.relative_projection) throw InputError({"", "/model/relative_projection"}, "true", "false: not run yet");
-  if (model.pooler &&
-      (scenario.plan.context.degree > 1 || (scenario.plan.tensor.sequence_parallel && scenario.plan.tensor.degree > 1)))
-    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
-                     "false: only one rank would hold the first token");
-}
-
-Scenario on_one_rank(const Scenario& scenario) {
-  Scenario one = scenario;
-  const auto lay_on_one = [](Plan& plan) {
-    plan.tensor = {};
-    plan.context = {};
-    plan.pipeline = {};
-    plan.data = {};
-    plan.data.degree = 1;
-    plan.recompute = {};
-    plan.offload = {};
-  };
-  lay_on_one(one.plan);
-  for (LayerRange& range : one.plan.layers) lay_on_one(range.plan);
-  return one;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.check_runnable != nullptr) strategy.check_runnable(scenario);
 }
 
 namespace {

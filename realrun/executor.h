@@ -105,10 +105,7 @@ struct Execution {
   double gradient_disagreement = 0, parameter_disagreement = 0;
 };
 
-// The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
-Scenario on_one_rank(const Scenario& scenario);
-
-// Throws InputError for models that cannot be run; all that follow do it first.
+// Throws InputError for models and plans that cannot be run; all that follow do it first.
 void check_runnable(const Scenario& scenario);
 
 // Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (Swin, padded

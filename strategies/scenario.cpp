@@ -9,20 +9,28 @@
 namespace orrery {
 namespace {
 
-std::int64_t model_parallel_ranks(const Plan& plan) { return plan.tensor.degree * plan.context.degree * plan.pipeline.degree; }
+// "8 x 2 x 4 = 64 for tensor_parallel x context_parallel x pipeline_parallel"
+std::string product_text(const Plan& plan) {
+  std::string degrees, names;
+  for (const Strategy& strategy : all_strategies()) {
+    if (strategy.ranks == nullptr) continue;
+    const char* const times = degrees.empty() ? "" : " x ";
+    degrees += times + std::to_string(strategy.ranks(plan));
+    names += times + std::string(strategy.name);
+  }
+  return degrees + " = " + std::to_string(model_parallel_ranks(plan)) + " for " + names;
+}
 
 // The mesh must fit the cluster; without a data-parallel degree it must fill it.
 void check_mesh(const Scenario& scenario) {
   const std::int64_t inner = model_parallel_ranks(scenario.plan), devices = scenario.cluster.devices();
   const Plan& plan = scenario.plan;
-  const std::string product = std::to_string(plan.tensor.degree) + " x " + std::to_string(plan.context.degree) + " x " +
-                              std::to_string(plan.pipeline.degree) + " = " + std::to_string(inner) +
-                              " for tensor_parallel x context_parallel x pipeline_parallel";
   const std::string available = "the cluster's " + std::to_string(devices) + " devices";
-  if (inner > devices) throw InputError({"", "/plan/tensor_parallel"}, product, "at most " + available);
+  if (inner > devices) throw InputError({"", "/plan/tensor_parallel"}, product_text(plan), "at most " + available);
   if (plan.data.degree == 0) {
     if (devices % inner != 0)
-      throw InputError({"", "/plan/tensor_parallel"}, product, "a divisor of " + available + " (or give data_parallel)");
+      throw InputError({"", "/plan/tensor_parallel"}, product_text(plan),
+                       "a divisor of " + available + " (or give data_parallel)");
   } else if (inner * plan.data.degree > devices) {
     throw InputError({"", "/plan/data_parallel"}, std::to_string(plan.data.degree),
                      "at most " + std::to_string(devices / inner) + ": more would not fit " + available);
@@ -41,6 +49,17 @@ void check_workload(const Scenario& scenario) {
 }
 
 }  // namespace
+
+std::int64_t model_parallel_ranks(const Plan& plan) {
+  std::int64_t product = 1;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.ranks != nullptr) product *= strategy.ranks(plan);
+  return product;
+}
+
+std::int64_t ranks(const Scenario& scenario) {
+  return model_parallel_ranks(scenario.plan) * data_parallel_degree(scenario);
+}
 
 std::int64_t data_parallel_degree(const Scenario& scenario) {
   if (scenario.plan.data.degree > 0) return scenario.plan.data.degree;

@@ -20,8 +20,12 @@ struct Scenario {
   std::vector<Perturbation> perturbations;  // of the discrete-event engine; no part of the Program
 };
 
+// Ranks over which one replica of the model is laid: the product over all strategies.
+std::int64_t model_parallel_ranks(const Plan& plan);
 // Data-parallel degree: the plan's, or what remains of the devices.
 std::int64_t data_parallel_degree(const Scenario& scenario);
+// Of all replicas.
+std::int64_t ranks(const Scenario& scenario);
 // Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size).
 std::int64_t micro_batches(const Scenario& scenario);
 

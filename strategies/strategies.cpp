@@ -18,34 +18,110 @@ namespace {
 void nothing(const Scenario&, Program&) {}
 
 constexpr Strategy kStrategies[] = {
-    {"batch", "the global batch as replicas x micro-batches, with gradient accumulation", "-", batch::check,
-     batch::rewrite},
-    {"framework", "the training stack: fused kernels, host issue rate, memory overheads", "-", framework::check,
-     framework::rewrite},
-    {"precision", "bf16, fp16, fp32 and fp8 mixes", "Micikevicius et al. 2017, arXiv 1710.03740", precision::check,
-     nothing, precision::rewrite_piece},
-    {"tensor_parallel", "matrices divided over ranks, with sequence parallelism",
-     "Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198", tensor_parallel::check,
-     nothing, tensor_parallel::rewrite_piece},
-    {"context_parallel", "sequences divided over ranks, ring attention", "Liu et al. 2023, arXiv 2310.01889",
-     context_parallel::check, context_parallel::rewrite},
-    {"pipeline_parallel", "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
-     "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241", pipeline_parallel::check,
-     pipeline_parallel::rewrite},
-    {"activation_recompute", "activations recomputed in the backward",
-     "Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022", activation_recompute::check,
-     activation_recompute::rewrite, activation_recompute::rewrite_piece, activation_recompute::plan_layers},
-    {"optimizer", "Adam and SGD with their states", "Kingma & Ba 2014, arXiv 1412.6980", optimizer::check,
-     optimizer::rewrite},
-    {"data_parallel", "replicas, ZeRO-1/2/3, FSDP and HSDP",
-     "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277", data_parallel::check, nothing,
-     data_parallel::rewrite_piece},
-    {"offload", "optimizer states and update on the CPU", "Ren et al. 2021, arXiv 2101.06840", offload::check,
-     offload::rewrite},
+    {.name = "batch",
+     .summary = "the global batch as replicas x micro-batches, with gradient accumulation",
+     .paper = "-",
+     .check = batch::check,
+     .rewrite = nothing},
+    {.name = "framework",
+     .summary = "the training stack: fused kernels, host issue rate, memory overheads",
+     .paper = "-",
+     .check = framework::check,
+     .rewrite = framework::rewrite},
+    {.name = "precision",
+     .summary = "bf16, fp16, fp32 and fp8 mixes",
+     .paper = "Micikevicius et al. 2017, arXiv 1710.03740",
+     .check = precision::check,
+     .rewrite = nothing,
+      .rewrite_piece = precision::rewrite_piece},
+    {.name = "tensor_parallel",
+     .summary = "matrices divided over ranks, with sequence parallelism",
+     .paper = "Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198",
+     .check = tensor_parallel::check,
+     .rewrite = nothing,
+      .rewrite_piece = tensor_parallel::rewrite_piece,
+     .disable = tensor_parallel::disable,
+     .ranks = tensor_parallel::ranks,
+     .words = tensor_parallel::words,
+     .check_runnable = tensor_parallel::check_runnable},
+    {.name = "context_parallel",
+     .summary = "sequences divided over ranks, ring attention",
+     .paper = "Liu et al. 2023, arXiv 2310.01889",
+     .check = context_parallel::check,
+     .rewrite = context_parallel::rewrite,
+     .disable = context_parallel::disable,
+     .ranks = context_parallel::ranks,
+     .words = context_parallel::words,
+     .check_runnable = context_parallel::check_runnable},
+    {.name = "pipeline_parallel",
+     .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
+     .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",
+     .check = pipeline_parallel::check,
+     .rewrite = pipeline_parallel::rewrite,
+     .disable = pipeline_parallel::disable,
+     .ranks = pipeline_parallel::ranks,
+     .words = pipeline_parallel::words},
+    {.name = "activation_recompute",
+     .summary = "activations recomputed in the backward",
+     .paper = "Chen et al. 2016, arXiv 1604.06174; Korthikanti et al. 2022",
+     .check = activation_recompute::check,
+     .rewrite = activation_recompute::rewrite,
+      .rewrite_piece = activation_recompute::rewrite_piece,
+      .plan_layers = activation_recompute::plan_layers,
+     .disable = activation_recompute::disable,
+     .words = activation_recompute::words},
+    {.name = "optimizer",
+     .summary = "Adam and SGD with their states",
+     .paper = "Kingma & Ba 2014, arXiv 1412.6980",
+     .check = optimizer::check,
+     .rewrite = optimizer::rewrite,
+     .check_runnable = optimizer::check_runnable},
+    {.name = "data_parallel",
+     .summary = "replicas, ZeRO-1/2/3, FSDP and HSDP",
+     .paper = "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277",
+     .check = data_parallel::check,
+     .rewrite = nothing,
+      .rewrite_piece = data_parallel::rewrite_piece,
+     .disable = data_parallel::disable,
+     .words = data_parallel::words},
+    {.name = "offload",
+     .summary = "optimizer states and update on the CPU",
+     .paper = "Ren et al. 2021, arXiv 2101.06840",
+     .check = offload::check,
+     .rewrite = offload::rewrite,
+     .disable = offload::disable,
+     .words = offload::words},
 };
 
 }  // namespace
 
 std::span<const Strategy> all_strategies() { return kStrategies; }
+
+Scenario on_one_rank(const Scenario& scenario) {
+  Scenario one = scenario;
+  for (const Strategy& strategy : kStrategies)
+    if (strategy.disable != nullptr) {
+      strategy.disable(one.plan);
+      for (LayerRange& range : one.plan.layers) strategy.disable(range.plan);
+    }
+  return one;
+}
+
+std::vector<std::string_view> all_plan_words() {
+  std::vector<std::string_view> words;
+  for (const Strategy& strategy : kStrategies)
+    if (strategy.words != nullptr)
+      for (const PlanWord& word : strategy.words()) words.push_back(word.word);
+  return words;
+}
+
+std::vector<std::string> plan_words(const Scenario& scenario) {
+  std::vector<std::string> words;
+  for (const Strategy& strategy : kStrategies)
+    if (strategy.words != nullptr)
+      for (const PlanWord& word : strategy.words())
+        if (word.used(scenario)) words.emplace_back(word.word);
+  return words;
+}
 
 }  // namespace orrery

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
@@ -12,6 +14,12 @@
 namespace orrery {
 
 class LayerPlans;
+
+// What people call a use of a strategy ("tensor", "zero-1"), and whether a plan is one.
+struct PlanWord {
+  std::string_view word;
+  bool (*used)(const Scenario& scenario);
+};
 
 struct Strategy {
   std::string_view name;     // "tensor_parallel": the folder's name
@@ -25,13 +33,27 @@ struct Strategy {
   void (*rewrite)(const Scenario& scenario, Program& program);
 
   // Rewrites a piece under the plan of its layers, from which fields of Scope::layer are read; called for every piece
-  // of `program` behind `rewrite`. nullptr: no such fields.
+  // of `program` behind `rewrite`. Null: no such fields.
   void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
-  // Says by layers what the plan's own fields say otherwise, e.g. by stages. nullptr: nothing.
+  // Says by layers what the plan's own fields say otherwise, e.g. by stages. Null: nothing.
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
+  // The rest is null where there is nothing to say.
+  // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
+  void (*disable)(Plan& plan) = nullptr;
+  // Ranks over which it divides a replica of the model.
+  std::int64_t (*ranks)(const Plan& plan) = nullptr;
+  std::span<const PlanWord> (*words)() = nullptr;
+  // Throws InputError where its Program can be timed but not yet executed (realrun/).
+  void (*check_runnable)(const Scenario& scenario) = nullptr;
 };
 
 // In the order in which they rewrite.
 std::span<const Strategy> all_strategies();
+
+// The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
+Scenario on_one_rank(const Scenario& scenario);
+// Words of all strategies, in their order; and those that a scenario's plan answers to.
+std::vector<std::string_view> all_plan_words();
+std::vector<std::string> plan_words(const Scenario& scenario);
 
 }  // namespace orrery

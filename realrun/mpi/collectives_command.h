@@ -7,7 +7,7 @@
 namespace orrery {
 
 struct CollectiveSweep {
-  std::string kind;                     // of kCollectiveKinds (cli/collective_prediction.h): all_reduce, send_recv, ...
+  std::string kind;  // of kCollectiveKinds (sim/simulation/collective_prediction.h): all_reduce, send_recv, ...
   std::string algorithm = "automatic";  // automatic: direct for all_to_all and send_recv, ring for all else
   double least_bytes = 65536, most_bytes = 16777216;
   std::int64_t step_factor = 4;

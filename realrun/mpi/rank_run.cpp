@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/report/json.h"
 #include "strategies/lower.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {

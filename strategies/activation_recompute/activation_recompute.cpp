@@ -225,4 +225,23 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
 }
 
+void disable(Plan& plan) { plan.recompute = {}; }
+
+namespace {
+
+bool recomputes(const Scenario& scenario, Mode mode) {
+  bool any = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.recompute.mode == mode; });
+  return any;
+}
+
+}  // namespace
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"recompute-selective", [](const Scenario& s) { return recomputes(s, Mode::selective); }},
+      {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }}};
+  return kWords;
+}
+
 }  // namespace orrery::activation_recompute

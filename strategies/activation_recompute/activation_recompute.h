@@ -7,6 +7,7 @@
 
 #include "sim/program/program.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery::activation_recompute {
 
@@ -14,5 +15,7 @@ void check(const Scenario& scenario);
 void plan_layers(const Scenario& scenario, LayerPlans& plans);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void rewrite(const Scenario& scenario, Program& program);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
 
 }  // namespace orrery::activation_recompute

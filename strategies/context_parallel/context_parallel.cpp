@@ -272,4 +272,24 @@ void rewrite(const Scenario& scenario, Program& program) {
   for (Piece& piece : program.pieces) Ring(options, zigzag, program.mesh, piece).run();
 }
 
+void disable(Plan& plan) { plan.context = {}; }
+
+std::int64_t ranks(const Plan& plan) { return plan.context.degree; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"context", [](const Scenario& s) { return s.plan.context.degree > 1; }}};
+  return kWords;
+}
+
+void check_runnable(const Scenario& scenario) {
+  const std::int64_t degree = scenario.plan.context.degree;
+  if (degree == 1) return;
+  if (scenario.model.kind == ModelKind::encoder_decoder)
+    throw InputError({"", "/plan/context_parallel"}, std::to_string(degree),
+                     "1 for an encoder-decoder: two sequences in parts are not run yet");
+  if (scenario.model.pooler)
+    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
+                     "false: only one rank would hold the first token");
+}
+
 }  // namespace orrery::context_parallel

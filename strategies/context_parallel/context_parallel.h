@@ -4,12 +4,16 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/strategy.h"
 
 namespace orrery::context_parallel {
 
 void check(const Scenario& scenario);
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
+void disable(Plan& plan);
+std::int64_t ranks(const Plan& plan);
+std::span<const PlanWord> words();
+void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::context_parallel

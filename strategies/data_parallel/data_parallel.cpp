@@ -253,4 +253,17 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Shard(layout, piece).run();
 }
 
+void disable(Plan& plan) {
+  plan.data = {};
+  plan.data.degree = 1;
+}
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"data", [](const Scenario& s) { return data_parallel_degree(s) > 1; }},
+                                     {"zero-1", [](const Scenario& s) { return s.plan.data.zero_stage == 1; }},
+                                     {"zero-2", [](const Scenario& s) { return s.plan.data.zero_stage == 2; }},
+                                     {"zero-3", [](const Scenario& s) { return s.plan.data.zero_stage == 3; }}};
+  return kWords;
+}
+
 }  // namespace orrery::data_parallel

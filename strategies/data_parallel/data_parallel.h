@@ -11,6 +11,7 @@
 
 #include "sim/program/program.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery::data_parallel {
 
@@ -18,5 +19,7 @@ void check(const Scenario& scenario);
 // dp_shard and, outside of it, dp_replicate.
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
 
 }  // namespace orrery::data_parallel

@@ -200,4 +200,11 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
 }
 
+void disable(Plan& plan) { plan.offload = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"offload", [](const Scenario& s) { return s.plan.offload.optimizer; }}};
+  return kWords;
+}
+
 }  // namespace orrery::offload

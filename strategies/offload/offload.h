@@ -3,11 +3,13 @@
 #pragma once
 
 #include "sim/program/program.h"
-#include "strategies/scenario.h"
+#include "strategies/strategy.h"
 
 namespace orrery::offload {
 
 void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
 
 }  // namespace orrery::offload

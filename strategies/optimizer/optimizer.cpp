@@ -130,4 +130,9 @@ void rewrite(const Scenario& scenario, Program& program) {
             scenario.plan.precision.mix == precision::Mix::fp16);
 }
 
+void check_runnable(const Scenario& scenario) {
+  if (scenario.plan.optimizer.moments == MomentDtype::int4)
+    throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
+}
+
 }  // namespace orrery::optimizer

@@ -9,5 +9,6 @@ namespace orrery::optimizer {
 
 void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
+void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::optimizer

@@ -167,4 +167,15 @@ void rewrite(const Scenario& scenario, Program& program) {
       }
 }
 
+void disable(Plan& plan) { plan.pipeline = {}; }
+
+std::int64_t ranks(const Plan& plan) { return plan.pipeline.degree; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"pipeline", [](const Scenario& s) { return s.plan.pipeline.degree > 1; }},
+      {"interleaved", [](const Scenario& s) { return s.plan.pipeline.virtual_stages > 1; }}};
+  return kWords;
+}
+
 }  // namespace orrery::pipeline_parallel

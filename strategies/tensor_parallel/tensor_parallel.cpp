@@ -479,4 +479,27 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Partition(plan.tensor, program.mesh, scenario.model.heads / key_value_groups(scenario.model), piece).run();
 }
 
+void disable(Plan& plan) { plan.tensor = {}; }
+
+std::int64_t ranks(const Plan& plan) { return plan.tensor.degree; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"tensor", [](const Scenario& s) { return s.plan.tensor.degree > 1; }},
+                                     {"sequence", [](const Scenario& s) { return s.plan.tensor.sequence_parallel; }}};
+  return kWords;
+}
+
+void check_runnable(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  const Workload& workload = scenario.workload;
+  const Options& plan = scenario.plan.tensor;
+  if (model.kind == ModelKind::encoder_decoder && plan.overlap && workload.decoder_sequence_length > 0 &&
+      workload.decoder_sequence_length != workload.sequence_length)
+    throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
+                     "false, or one length: parts of the longer one are not told apart yet");
+  if (model.pooler && plan.sequence_parallel && plan.degree > 1)
+    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
+                     "false: only one rank would hold the first token");
+}
+
 }  // namespace orrery::tensor_parallel

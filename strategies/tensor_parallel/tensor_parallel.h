@@ -7,6 +7,7 @@
 
 #include "sim/program/program.h"
 #include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
 
 namespace orrery::tensor_parallel {
 
@@ -15,5 +16,9 @@ void check(const Scenario& scenario);
 // are neighbours, and the heads ("tp.groups").
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+void disable(Plan& plan);
+std::int64_t ranks(const Plan& plan);
+std::span<const PlanWord> words();
+void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::tensor_parallel

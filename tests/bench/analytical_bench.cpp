@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "sim/analytical/engine.h"
-#include "sim/cost/calibration.h"
-#include "sim/cost/collective_calibration.h"
+#include "sim/prediction/prediction.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 
@@ -44,15 +43,16 @@ void vary_plan(Scenario& s, int i) {
 class Variations {
  public:
   Variations(const Json& document, Vary vary) : Variations(read_scenario(document, {"bench", {}}), vary) {}
-  Variations(const Scenario& base, Vary vary)
-      : kernels_(find_calibration(base.cluster.device)), collectives_(find_collective_calibration(base.cluster)) {
+  Variations(const Scenario& base, Vary vary) {
+    calibrator_.use(kernels_alone_);
+    const Prepared prepared = calibrator_.prepare(base);
     for (int i = 0; i < kPlans; ++i) {
       scenarios_.push_back(base);
       vary(scenarios_.back(), i);
       programs_.emplace_back();
       lower(scenarios_.back(), programs_.back());
     }
-    engine_ = std::make_unique<AnalyticalEngine>(scenarios_.front().cluster, kernels_, collectives_);
+    engine_ = std::make_unique<AnalyticalEngine>(scenarios_.front().cluster, *prepared.kernels, *prepared.collectives);
   }
 
   void evaluate(benchmark::State& state, const AnalyticalOptions& options = {}) {
@@ -79,8 +79,8 @@ class Variations {
   std::vector<Scenario> scenarios_;
   std::vector<Program> programs_;
   Program program_;
-  Calibration kernels_;
-  CollectiveCalibration collectives_;
+  StepCalibration kernels_alone_;
+  Calibrator calibrator_;
   std::unique_ptr<AnalyticalEngine> engine_;
   Report report_;
 };

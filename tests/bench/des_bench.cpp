@@ -3,13 +3,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
 #include "sim/des/child_process.h"
 #include "sim/des/engine.h"
 #include "sim/hardware/read_cluster.h"
-#include "strategies/framework/framework.h"
-#include "strategies/lower.h"
+#include "sim/prediction/prediction.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery {
@@ -18,21 +16,19 @@ namespace {
 constexpr double kMebibyte = 1 << 20;
 
 void run_step(benchmark::State& state, const nlohmann::json& document, DiscreteEventOptions options) {
-  const Scenario scenario = read_scenario(document, {.file = "benchmark", .sets = {}});
-  Program program;
-  lower(scenario, program);
-  Calibration kernels = find_calibration(scenario.cluster.device);
-  use_attention_kernel(kernels, framework::attention_kernel(scenario.plan));
-  const CollectiveCalibration collectives = find_collective_calibration(scenario.cluster);
+  const StepCalibration none;  // kernels and collectives alone
+  Calibrator calibrator;
+  calibrator.use(none);
+  const Prepared p = calibrator.prepare(read_scenario(document, {.file = "benchmark", .sets = {}}));
   const DiscreteEventJob job{.name = "",
-                             .program = &program,
-                             .mfu_dtype = scenario.plan.precision.compute(),
-                             .kernels = &kernels,
+                             .program = p.program,
+                             .mfu_dtype = p.scenario.plan.precision.compute(),
+                             .kernels = p.kernels,
                              .placement = {}};
   Report report;
   double peak = 0;
   for (auto _ : state) {
-    run_discrete_event(scenario.cluster, collectives, {&job, 1}, {}, options, {&report, 1});
+    run_discrete_event(p.scenario.cluster, *p.collectives, {&job, 1}, {}, options, {&report, 1});
     peak = std::max(peak, last_child_peak_bytes());
   }
   state.counters["peak_MiB"] = peak / kMebibyte;

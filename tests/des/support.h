@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/cost/calibration.h"
+#include "sim/cost/collective_calibration.h"
 #include "sim/des/engine.h"
 #include "strategies/pipeline_parallel/schedules.h"
 #include "tests/analytical/handmade.h"
@@ -225,14 +227,14 @@ inline Report run_program(const Cluster& cluster, const Program& program,
 // With its perturbations, on its cluster's calibrations.
 inline Report simulate_des(const Scenario& scenario, const DiscreteEventOptions& options = {},
                            bool interference = true) {
-  const Prepared p = prepare(scenario, interference);
+  const PreparedAlone p(scenario, interference);
   const DiscreteEventJob job{.name = "",
-                             .program = &p.program,
+                             .program = p.program,
                              .mfu_dtype = scenario.plan.precision.compute(),
-                             .kernels = &p.kernels,
+                             .kernels = p.kernels,
                              .placement = {}};
   Report report;
-  run_discrete_event(scenario.cluster, p.collectives, {&job, 1}, scenario.perturbations, options, {&report, 1});
+  run_discrete_event(p.scenario.cluster, *p.collectives, {&job, 1}, scenario.perturbations, options, {&report, 1});
   return report;
 }
 

@@ -22,6 +22,7 @@
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 #include "strategies/schema.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -658,7 +659,9 @@ TEST(Layouts, TheCasesCoverThePlan) {
     for (const json& range : json::parse(layout.plan).value("layers", json::array()))
       for (const auto& [field, value] : range.items()) met_in_ranges.insert(field);
   for (const auto& [field, rule] : schema.at("$defs").at("layers").at("properties").items())
-    if (rule.contains("type") || rule.contains("enum")) EXPECT_TRUE(met_in_ranges.contains(field)) << field;
+    if (rule.contains("type") || rule.contains("enum")) {
+      EXPECT_TRUE(met_in_ranges.contains(field)) << field;
+    }
   for (const int stage : {1, 2, 3}) EXPECT_TRUE(met["zero_stage"].contains(std::to_string(stage)));
 }
 

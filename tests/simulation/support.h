@@ -1,35 +1,34 @@
 #pragma once
 
-#include "sim/analytical/engine.h"
-#include "sim/cost/calibration.h"
-#include "sim/cost/collective_calibration.h"
-#include "strategies/framework/framework.h"
+#include "sim/prediction/prediction.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
 
-// A scenario lowered, and its cluster's calibrations.
-struct Prepared {
-  Program program;
-  Calibration kernels;
-  CollectiveCalibration collectives;
-};
-inline Prepared prepare(const Scenario& scenario, bool interference = true) {
-  Prepared p{.program = {},
-             .kernels = find_calibration(scenario.cluster.device),
-             .collectives = find_collective_calibration(scenario.cluster)};
-  lower(scenario, p.program);
-  use_attention_kernel(p.kernels, framework::attention_kernel(scenario.plan));
-  if (!interference) p.kernels.overlap_slowdown = 0;
-  return p;
+// By kernels and collectives alone: nothing that was fitted on steps.
+inline Calibrator& kernels_alone() {
+  static const StepCalibration kNone;
+  static Calibrator calibrator;
+  calibrator.use(kNone);
+  return calibrator;
 }
 
+// What an engine takes, valid until the next of them is made. Without interference a kernel runs beside a collective
+// as fast as alone.
+struct PreparedAlone : Prepared {
+  explicit PreparedAlone(const Scenario& s, bool interference = true)
+      : Prepared(kernels_alone().prepare(s)), own_kernels(*kernels) {
+    if (!interference) own_kernels.overlap_slowdown = 0;
+    kernels = &own_kernels;
+  }
+  PreparedAlone(const PreparedAlone&) = delete;
+  PreparedAlone& operator=(const PreparedAlone&) = delete;
+
+  Calibration own_kernels;
+};
+
 inline Report simulate(const Scenario& scenario, bool interference = true) {
-  const Prepared p = prepare(scenario, interference);
-  AnalyticalEngine engine(scenario.cluster, p.kernels, p.collectives);
-  Report report;
-  engine.evaluate(p.program, scenario.plan.precision.compute(), {}, report);
-  return report;
+  return predict(PreparedAlone(scenario, interference));
 }
 
 // GPT-3 175B as in Narayanan et al. 2021, table 2: tensor 8, pipeline 12, 1,536 sequences.

@@ -40,7 +40,7 @@ Sums sums_of(const Scenario& s) {
   Sums sums;
   for (const auto& stage : p.stages)
     for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) {
+      for (const auto& run : chunk.runs) {
         const Piece& piece = p.pieces[run.piece];
         if (piece.layers == 0) continue;
         sums.saved += static_cast<double>(run.count) * saved_bytes(piece);
@@ -59,7 +59,7 @@ std::vector<bool> recomputed_layers(const Scenario& s) {
   for (std::size_t q = 0; q < p.schedule.position.size(); ++q)
     for (std::size_t i = 0; i < p.schedule.position.size(); ++i) {
       if (p.schedule.position[i] != static_cast<std::int64_t>(q)) continue;
-      for (const Run& run : p.stages[i / chunks][i % chunks].runs)
+      for (const auto& run : p.stages[i / chunks][i % chunks].runs)
         for (std::int64_t n = 0; n < run.count * p.pieces[run.piece].layers; ++n)
           layers.push_back(recomputed_flops(p.pieces[run.piece]) > 0);
     }
@@ -130,7 +130,7 @@ TEST(LayerRanges, WhatStandsBetweenLayersGoesWithTheLayerBehindIt) {
     Program p;
     lower(s, p);
     int n = 0;
-    for (const Run& run : p.stages[0][0].runs) n += recomputed_flops(p.pieces[run.piece]) > 0;
+    for (const auto& run : p.stages[0][0].runs) n += recomputed_flops(p.pieces[run.piece]) > 0;
     return n;
   };
   s.plan.recompute.mode = Mode::full;
@@ -203,7 +203,7 @@ TEST(LayerRanges, GroupsOfLayersEndAtTheRange) {
   Program p;
   lower(s, p);
   std::vector<std::pair<std::int64_t, std::int64_t>> runs;  // layers of an instance, instances
-  for (const Run& run : p.stages[0][0].runs)
+  for (const auto& run : p.stages[0][0].runs)
     if (p.pieces[run.piece].layers > 0) runs.emplace_back(p.pieces[run.piece].layers, run.count);
   EXPECT_EQ(runs, (std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 2}, {3, 2}, {1, 1}, {1, 15}}));
 }
@@ -219,7 +219,7 @@ TEST(LayerRanges, PrecisionMayDifferFromLayerToLayer) {
   Program p;
   lower(s, p);
   std::vector<std::pair<std::int64_t, bool>> runs;
-  for (const Run& run : p.stages[0][0].runs) {
+  for (const auto& run : p.stages[0][0].runs) {
     const Piece& piece = p.pieces[run.piece];
     const bool fp8 = std::any_of(piece.forward.ops.begin(), piece.forward.ops.end(),
                                  [](const Op& op) { return op.compute_dtype == Dtype::fp8; });
@@ -239,7 +239,7 @@ TEST(LayerRanges, ParametersMayBeKeptOrGatheredAgainLayerByLayer) {
   s.plan.layers = {range};
   Program p;
   lower(s, p);
-  for (const Run& run : p.stages[0][0].runs) {
+  for (const auto& run : p.stages[0][0].runs) {
     const Piece& piece = p.pieces[run.piece];
     if (piece.layers == 0) continue;
     EXPECT_EQ(count_ops(piece.backward, OpKind::all_gather), run.count == 4 ? 0 : 1);
@@ -257,9 +257,10 @@ TEST(LayerRanges, ProductsMayOverlapTheirCollectivesLayerByLayer) {
   s.plan.layers = {range};
   Program p;
   lower(s, p);
-  for (const Run& run : p.stages[0][0].runs)
-    if (p.pieces[run.piece].layers > 0)
+  for (const auto& run : p.stages[0][0].runs)
+    if (p.pieces[run.piece].layers > 0) {
       EXPECT_EQ(count_ops(p.pieces[run.piece].forward, OpKind::reduce_scatter), run.count == 4 ? 2 * 4 : 2);
+    }
 }
 
 // What a range does not give is as in the plan around it, wherever in the text that stands.

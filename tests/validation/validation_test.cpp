@@ -10,15 +10,15 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "cli/validation/baseline.h"
-#include "cli/validation/errors.h"
-#include "cli/validation/fit.h"
-#include "cli/validation/intervals.h"
-#include "cli/validation/page.h"
-#include "cli/validation/prediction.h"
-#include "cli/validation/published.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/validation/baseline.h"
+#include "sim/validation/errors.h"
+#include "sim/validation/fit.h"
+#include "sim/validation/intervals.h"
+#include "sim/validation/page.h"
+#include "sim/validation/predicted_points.h"
+#include "sim/validation/published.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery {

@@ -18,6 +18,7 @@
 #include "realrun/executor.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
+#include "strategies/strategy.h"
 #include "tests/realrun/cuda_runtime/support.h"
 
 namespace orrery {

@@ -1,4 +1,4 @@
-#include "cli/validation/baseline.h"
+#include "sim/validation/baseline.h"
 
 #include <fmt/format.h>
 
@@ -7,10 +7,10 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/validation/errors.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/statistics.h"
 #include "sim/report/format.h"
+#include "sim/validation/errors.h"
 
 namespace orrery {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/validation/published.h"
+#include "sim/validation/published.h"
 
 #include <fmt/format.h>
 

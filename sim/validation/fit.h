@@ -5,9 +5,9 @@
 #include <span>
 #include <string>
 
-#include "cli/validation/intervals.h"
-#include "cli/validation/prediction.h"
 #include "sim/cost/step_calibration.h"
+#include "sim/validation/intervals.h"
+#include "sim/validation/predicted_points.h"
 
 namespace orrery {
 

@@ -1,4 +1,4 @@
-#include "cli/validation/tables.h"
+#include "sim/validation/tables.h"
 
 #include <fmt/format.h>
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/simulation.h"
-#include "cli/validation/published.h"
+#include "sim/simulation/simulation.h"
+#include "sim/validation/published.h"
 
 namespace orrery {
 
@@ -20,7 +20,7 @@ struct PredictedPoint {
   std::string device, framework;
   bool measured_device = true;  // its kernels have been measured; else its curves are borrowed
   std::int64_t devices = 0, nodes = 0;
-  std::vector<std::string> strategies;  // in the words of --strategy: "tensor", "zero-1", "recompute-full"
+  std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"
   std::string bound_by;
   TimeBreakdown time;  // of the stage that bounds the step
 
@@ -31,17 +31,10 @@ struct PredictedPoint {
 // In the quantity's unit. Of layers the simulation must have their ops.
 double predicted_value(Quantity quantity, const Simulation& simulation);
 
-// The words that a scenario's plan answers to, of these.
-inline constexpr std::array<std::string_view, 12> kStrategyWords{
-    "data",           "zero-1",  "zero-2",   "zero-3",      "tensor",
-    "sequence",       "context", "pipeline", "interleaved", "recompute-selective",
-    "recompute-full", "offload"};
-std::vector<std::string> strategies_of(const Scenario& scenario);
-
 struct ValidationFilter {
   std::string source;    // part of a source's name, title or citation, in any letter case
   std::string gpu;       // part of a device's name
-  std::string strategy;  // one of strategies_of()
+  std::string strategy;  // one of all_plan_words()
 };
 
 // What the step calibration has been fitted on: for each point all sources but its own; all; none (there is no step

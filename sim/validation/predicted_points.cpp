@@ -1,4 +1,4 @@
-#include "cli/validation/prediction.h"
+#include "sim/validation/predicted_points.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,9 @@
 #include <cctype>
 
 #include "sim/memory/memory.h"
+#include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -67,7 +69,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.framework = framework::stack_name(scenario.plan);
     result.devices = simulation.report.devices;
     result.nodes = scenario.cluster.nodes;
-    result.strategies = strategies_of(scenario);
+    result.strategies = plan_words(scenario);
     result.bound_by = simulation.report.bound_by;
     result.time = simulation.report.stages.at(static_cast<std::size_t>(simulation.report.bounding_stage)).time;
   } catch (const InputError& error) {
@@ -101,31 +103,6 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
       return model_state_bytes(fullest());
   }
   return 0;
-}
-
-std::vector<std::string> strategies_of(const Scenario& scenario) {
-  const Plan& plan = scenario.plan;
-  std::vector<std::string> words;
-  const auto add = [&](bool is, std::string word) {
-    if (is) words.push_back(std::move(word));
-  };
-  add(data_parallel_degree(scenario) > 1, "data");
-  add(plan.data.zero_stage > 0, fmt::format("zero-{}", plan.data.zero_stage));
-  add(plan.tensor.degree > 1, "tensor");
-  add(plan.tensor.sequence_parallel, "sequence");
-  add(plan.context.degree > 1, "context");
-  add(plan.pipeline.degree > 1, "pipeline");
-  add(plan.pipeline.virtual_stages > 1, "interleaved");
-  using activation_recompute::Mode;
-  const auto recomputes = [&](Mode mode) {
-    return plan.recompute.mode == mode ||
-           std::any_of(plan.layers.begin(), plan.layers.end(),
-                       [&](const LayerRange& range) { return range.plan.recompute.mode == mode; });
-  };
-  add(recomputes(Mode::selective), "recompute-selective");
-  add(recomputes(Mode::full), "recompute-full");
-  add(plan.offload.optimizer, "offload");
-  return words;
 }
 
 std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Simulator& simulator, Seen seen,

@@ -1,4 +1,4 @@
-#include "cli/validation/errors.h"
+#include "sim/validation/errors.h"
 
 #include <algorithm>
 #include <cmath>

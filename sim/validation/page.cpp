@@ -1,4 +1,4 @@
-#include "cli/validation/page.h"
+#include "sim/validation/page.h"
 
 #include <fmt/format.h>
 
@@ -8,12 +8,13 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "cli/measured_collectives.h"
-#include "cli/validation/intervals.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/calibration.h"
 #include "sim/hardware/presets.h"
 #include "sim/report/format.h"
+#include "sim/validation/intervals.h"
+#include "sim/validation/measured_collectives.h"
+#include "strategies/strategy.h"
 
 namespace orrery {
 namespace {
@@ -261,7 +262,7 @@ std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
 
 std::vector<ErrorGroup> by_strategy(const std::vector<PredictedPoint>& steps) {
   std::vector<ErrorGroup> all;
-  for (const std::string_view word : kStrategyWords)
+  for (const std::string_view word : all_plan_words())
     for (ErrorGroup& group : groups_by(steps, [&](const PredictedPoint& p) {
            const bool has = std::find(p.strategies.begin(), p.strategies.end(), word) != p.strategies.end();
            return has ? std::string(word) : std::string();

@@ -1,4 +1,4 @@
-#include "cli/validation/fit.h"
+#include "sim/validation/fit.h"
 
 #include <fmt/format.h>
 
@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/validation/intervals.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/validation/intervals.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery {

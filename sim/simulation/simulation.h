@@ -1,4 +1,4 @@
-// Evaluates scenarios: reading, lowering, calibrations, engine, report.
+// Evaluates scenarios by either engine: reading, lowering, calibrations, engine, report.
 #pragma once
 
 #include <array>
@@ -8,13 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/title.h"
-#include "sim/cost/collective_cost.h"
-#include "sim/cost/kernel_cost.h"
 #include "sim/cost/step_calibration.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/des/engine.h"
-#include "sim/program/program.h"
+#include "sim/prediction/prediction.h"
 #include "sim/report/report.h"
 #include "strategies/read_scenario.h"
 
@@ -32,13 +29,9 @@ struct SimulationOptions {
   bool ops = false;       // fill Report::ops and ::unmeasured
 };
 
-// A scenario with what became of it. Everything but `report` stays valid until the next evaluate() of its Simulator.
-struct Simulation {
-  Scenario scenario;
+// A scenario with what became of it.
+struct Simulation : Prepared {
   Report report;
-  const Program* program = nullptr;
-  const Calibration* kernels = nullptr;
-  const CollectiveCalibration* collectives = nullptr;
 };
 
 // Jobs that share a cluster, all at once, and what each takes when it has the cluster to itself: on the same nodes,
@@ -52,7 +45,7 @@ struct JobResult {
   double slowdown() const { return together.step_seconds / alone_seconds; }
 };
 
-// Keeps what costs time to make between scenarios: parsed presets, calibrations, the program's storage.
+// Keeps what costs time to make between scenarios: parsed presets, and what a Calibrator keeps.
 class Simulator {
  public:
   // `user`: what is measured by the user goes before what is bundled.
@@ -61,6 +54,9 @@ class Simulator {
 
   // In place of what is bundled. `steps` must outlive the simulator.
   void use(const StepCalibration& steps);
+
+  // Throws InputError and StalledError.
+  Simulation evaluate(Scenario scenario, const SimulationOptions& options);
 
   // Both throw InputError with the file filled in, and StalledError.
   Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);

@@ -6,11 +6,11 @@
 #include <optional>
 #include <string_view>
 
-#include "cli/simulation.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/des/engine.h"
 #include "sim/hardware/cluster.h"
 #include "sim/program/op.h"
+#include "sim/simulation/simulation.h"
 
 namespace orrery {
 

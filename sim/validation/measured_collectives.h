@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/collective_prediction.h"
+#include "sim/simulation/collective_prediction.h"
 
 namespace orrery {
 

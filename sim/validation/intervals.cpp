@@ -1,4 +1,4 @@
-#include "cli/validation/intervals.h"
+#include "sim/validation/intervals.h"
 
 #include <algorithm>
 #include <set>

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/validation/prediction.h"
+#include "sim/validation/predicted_points.h"
 
 namespace orrery {
 

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/validation/prediction.h"
 #include "sim/cost/step_calibration.h"
+#include "sim/validation/predicted_points.h"
 
 namespace orrery {
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "cli/validation/errors.h"
+#include "sim/validation/errors.h"
 
 namespace orrery {
 

@@ -1,4 +1,4 @@
-#include "cli/measured_collectives.h"
+#include "sim/validation/measured_collectives.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cli/collective_prediction.h"
+#include "sim/simulation/collective_prediction.h"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,116 @@
+// What strategies say of themselves: ranks, words, how they are switched off, what cannot be executed yet.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "strategies/lower.h"
+#include "strategies/strategy.h"
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+using testing::ElementsAre;
+
+// Every strategy that there is, at once.
+Scenario everything() {
+  Scenario s = scenario_of("gpt3-175b", "dgx-a100", 32);
+  s.workload = {2048, 0, 64};
+  s.plan.tensor.degree = 4;
+  s.plan.tensor.sequence_parallel = true;
+  s.plan.context.degree = 2;
+  s.plan.pipeline.degree = 4;
+  s.plan.pipeline.virtual_stages = 2;
+  s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::interleaved;
+  s.plan.data.zero_stage = 1;
+  s.plan.recompute.mode = activation_recompute::Mode::full;
+  s.plan.offload.optimizer = true;
+  return s;
+}
+
+TEST(StrategyList, DividesAReplicaOverTheProductOfItsRanks) {
+  const Scenario s = everything();
+  EXPECT_EQ(model_parallel_ranks(s.plan), 4 * 2 * 4);
+  EXPECT_EQ(data_parallel_degree(s), 8);
+  EXPECT_EQ(ranks(s), 256);
+  Program program;
+  lower(s, program);
+  EXPECT_EQ(program.mesh.ranks(), ranks(s));
+}
+
+TEST(StrategyList, SwitchesEveryStrategyOff) {
+  const Scenario one = on_one_rank(everything());
+  EXPECT_EQ(ranks(one), 1);
+  EXPECT_THAT(plan_words(one), ElementsAre());
+  Program program;
+  lower(one, program);
+  EXPECT_EQ(program.mesh.ranks(), 1);
+  EXPECT_EQ(one.plan.batch.micro_batch_size, everything().plan.batch.micro_batch_size) << "batches are cut alike";
+}
+
+TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
+  EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
+                                                    "recompute-full", "data", "zero-1", "offload"));
+  EXPECT_THAT(all_plan_words(),
+              ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved", "recompute-selective",
+                          "recompute-full", "data", "zero-1", "zero-2", "zero-3", "offload"));
+}
+
+TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
+  struct Refused {
+    const char* pointer;
+    std::function<void(Scenario&)> change;
+  };
+  const std::vector<Refused> all{
+      {"/plan/optimizer_dtype", [](Scenario& s) { s.plan.optimizer.moments = optimizer::MomentDtype::int4; }},
+      {"/plan/context_parallel",
+       [](Scenario& s) {
+         s.model.kind = ModelKind::encoder_decoder;
+         s.plan.context.degree = 2;
+       }},
+      {"/plan/tensor_parallel_overlap",
+       [](Scenario& s) {
+         s.model.kind = ModelKind::encoder_decoder;
+         s.workload.decoder_sequence_length = s.workload.sequence_length / 2;
+         s.plan.tensor.overlap = true;
+       }},
+      {"/model/pooler",
+       [](Scenario& s) {
+         s.model.pooler = true;
+         s.plan.context.degree = 2;
+       }},
+      {"/model/pooler",
+       [](Scenario& s) {
+         s.model.pooler = true;
+         s.plan.tensor.degree = 2;
+         s.plan.tensor.sequence_parallel = true;
+       }},
+  };
+  for (const Refused& refused : all) {
+    Scenario s = on_one_rank(everything());
+    std::vector<std::string> pointers;
+    const auto ask = [&] {
+      for (const Strategy& strategy : all_strategies()) {
+        if (strategy.check_runnable == nullptr) continue;
+        try {
+          strategy.check_runnable(s);
+        } catch (const InputError& error) {
+          pointers.push_back(error.where().pointer);
+        }
+      }
+    };
+    ask();
+    EXPECT_THAT(pointers, ElementsAre()) << refused.pointer;
+    refused.change(s);
+    ask();
+    EXPECT_THAT(pointers, ElementsAre(refused.pointer));
+  }
+}
+
+}  // namespace
+}  // namespace orrery
