@@ -213,6 +213,14 @@ std::string explain_memory(const Report& r) {
       stage.stage, stage.in_flight_micro_batches);
   for (const MemoryTerm& term : terms_of(stage.memory))
     if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
+  for (const auto& [place, shared] : {std::pair{Place::host, r.host_memory}, {Place::storage, r.storage}}) {
+    if (shared.peak_bytes <= 0) continue;
+    text += fmt::format("{}: {} of {} of a node, which its devices share\n", name_of(place),
+                        bytes_text(shared.node_bytes),
+                        shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
+    for (const MemoryTerm& term : terms_of(stage.memory.bytes.at(place)))
+      if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
+  }
   return text;
 }
 

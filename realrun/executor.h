@@ -6,8 +6,8 @@
 //  - The loss is the mean of the cross entropy over all positions of the global batch. Its gradient is scaled by that
 //    count at the source, so every reduction over ranks is a sum.
 //  - A tensor of category gradient is added to, by every op that writes it outside the update; it is zero when its
-//    storage begins: at the step's start if it is resident, else when its micro-batch first touches it. Reduce-scatters
-//    into a shard with storage of its own (ZeRO-2 and -3) add to the shard.
+//    storage begins: at the step's start if it is resident, else when its micro-batch first touches it. Reductions into
+//    storage of their own (in every micro-batch) add to it.
 //  - Positions dealt to context-parallel ranks, and which part of the keys a ring step sees, follow from the plan's
 //    balance: kernels get the positions of queries and keys and mask by them. An attention over "half of the keys" that
 //    stands for the visible half of the square is computed on all keys, masked.

@@ -418,6 +418,18 @@ void Rank::all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Slice to = slice(instance, op.writes[0], micro_batch, true, op.stream);
   const std::int64_t n = instance.plan->piece->tensors[op.reads[0]].elements();
+  const bool in_place = instance.plan->views[op.writes[0]].root == instance.plan->views[op.reads[0]].root;
+  const bool add = !in_place && adds(op, instance, op.writes[0]);
+  if (add) {
+    const StoragePtr sum = scratch(n, to.dtype, op.stream);
+    backend_.copy(op.stream, sum->data, from, n * backend_.stored_bytes(to.dtype));
+    communicator_.all_reduce(members, meeting(op), op.stream, sum->data, n, to.dtype);
+    backend_.scatter(op.stream, sum->data, to, true);
+    const Use use = order_.issued(op.stream);
+    for (const StoragePtr& s : {sum, gathered})
+      if (s != nullptr) s->note_read(use);
+    return;
+  }
   void* data = to.index == nullptr ? element(to.base, to.offset, to.dtype) : from;
   if (op.reduction == Reduction::merge) {
     if (to.index != nullptr) throw std::logic_error("statistics are not dense");

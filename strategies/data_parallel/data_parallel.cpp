@@ -1,7 +1,6 @@
 #include "strategies/data_parallel/data_parallel.h"
 
 #include <algorithm>
-#include <span>
 #include <string>
 
 #include "sim/base/error.h"
@@ -16,6 +15,8 @@ struct Layout {
   MeshGroup shard_group, replicate_group;
   std::int64_t shards, replicas;
   double bucket_bytes;
+  bool in_every_micro_batch;  // gradients are reduced as soon as they are there, and do not wait whole
+  bool keeps_parameters;      // gathered once a step
 };
 
 class Shard {
@@ -24,11 +25,7 @@ class Shard {
 
   void run() {
     if (piece_.flat_parameters == kNoTensor) return;
-    if (l_.options.zero_stage == 0) {
-      reduce_replicated(piece_.flat_gradients, piece_.flat_gradients, When::last_micro_batch,
-                        l_.shard_group | l_.replicate_group);
-      return;
-    }
+    if (l_.options.zero_stage == 0) return reduce_whole(l_.shard_group | l_.replicate_group);
     const TensorId whole_parameters = piece_.flat_parameters, whole_gradients = piece_.flat_gradients;
     shard_states();
     if (l_.options.zero_stage == 3) {
@@ -45,20 +42,20 @@ class Shard {
     flat.sizes[0] = sharded(flat.sizes[0]);
     flat.over[0].append(l_.shard_group);
   }
+  When when() const { return l_.in_every_micro_batch ? When::every_micro_batch : When::last_micro_batch; }
 
   // Runs `op` on the data-communication stream once per bucket. A bucket holds several small layers or a part of a
   // large one.
   void bucketed(Op op, double bytes, When when) {
     op.when = when;
-    // Sharded gradients (stages 2 and 3) never exist whole for longer than a bucket: without overlap the backward
-    // waits.
-    if (!l_.options.overlap_gradients && l_.options.zero_stage >= 2) {
+    // Gradients of one micro-batch never exist whole for longer than a bucket: without overlap the backward waits.
+    if (!l_.options.overlap_gradients && l_.in_every_micro_batch) {
       op.account = op.stream;
       op.stream = Stream::compute;
     }
-    if (l_.options.overlap_gradients || l_.options.zero_stage >= 2) {
-      if (l_.bucket_bytes == 0 || (l_.options.zero_stage >= 2 && bytes < l_.bucket_bytes)) {
-        // One collective per piece: FSDP's wrapped unit. Sharded gradients never wait whole for a bucket to fill.
+    if (l_.options.overlap_gradients || l_.in_every_micro_batch) {
+      if (l_.bucket_bytes == 0 || (l_.in_every_micro_batch && bytes < l_.bucket_bytes)) {
+        // One collective per piece: FSDP's wrapped unit. What does not stay whole does not wait for a bucket to fill.
       } else if (bytes >= l_.bucket_bytes) {
         op.count = static_cast<std::uint16_t>(std::clamp(bytes / l_.bucket_bytes + 0.5, 1.0, 60000.0));
       } else {
@@ -83,6 +80,26 @@ class Shard {
              static_cast<double>(piece_.tensors[whole].bytes()), when);
   }
 
+  // All ranks keep all of the sum. That of every micro-batch is added to what they have of those before.
+  void reduce_whole(MeshGroup group) {
+    const TensorId whole = piece_.flat_gradients;
+    if (!l_.in_every_micro_batch) return reduce_replicated(whole, whole, When::last_micro_batch, group);
+    Tensor sum = piece_.tensors[whole];
+    sum.name = "reduced_gradients";
+    piece_.flat_gradients = piece_.add(sum);
+    piece_.tensors[whole].resident = false;
+    for (Op& op : piece_.update.ops) replace(op, whole, piece_.flat_gradients);
+    Op op = communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, group, whole,
+                          piece_.flat_gradients);
+    op.accumulate = true;
+    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), When::every_micro_batch);
+  }
+
+  static void replace(Op& op, TensorId from, TensorId to) {
+    std::replace(op.reads.begin(), op.reads.end(), from, to);
+    std::replace(op.writes.begin(), op.writes.end(), from, to);
+  }
+
   // Optimizer states, and whatever else the stage shards, become this rank's part.
   void shard_states() {
     for (Tensor& t : piece_.tensors)
@@ -100,7 +117,7 @@ class Shard {
     Tensor gradient = piece_.tensors[piece_.flat_gradients];
     divide(gradient);
     gradient.name = "gradient_shard";
-    if (l_.options.zero_stage < 2) {
+    if (!l_.in_every_micro_batch) {
       gradient.alias_of = piece_.flat_gradients;
       gradient.resident = false;
     }
@@ -108,19 +125,17 @@ class Shard {
 
     for (Op& op : piece_.update.ops) {
       // Every micro-batch adds to the whole buffer: all of it starts from zero.
-      if (op.kind == OpKind::zero_fill && l_.options.zero_stage < 2) continue;
-      for (auto ids : {std::span<TensorId>(op.reads), std::span<TensorId>(op.writes)}) {
-        std::replace(ids.begin(), ids.end(), piece_.flat_parameters, parameter_shard);
-        std::replace(ids.begin(), ids.end(), piece_.flat_gradients, gradient_shard);
-      }
+      if (op.kind == OpKind::zero_fill && !l_.in_every_micro_batch) continue;
+      replace(op, piece_.flat_parameters, parameter_shard);
+      replace(op, piece_.flat_gradients, gradient_shard);
       if (op.kind == OpKind::all_reduce && is_gradient_norm(piece_, op.reads[0]))
-        op.group = op.group | l_.shard_group;                          // each rank now knows the norm of its shard only
-      if (l_.options.zero_stage >= 2 && sums_packed_gradients(op)) {  // and packs what its shard has of them
+        op.group = op.group | l_.shard_group;                      // each rank now knows the norm of its shard only
+      if (l_.in_every_micro_batch && sums_packed_gradients(op)) {  // and packs what its shard has of them
         std::int64_t& elements = piece_.tensors[op.reads[0]].sizes[0];
         elements = sharded(elements);
       }
     }
-    if (l_.options.zero_stage >= 2) {
+    if (l_.in_every_micro_batch) {
       piece_.tensors[piece_.flat_gradients].resident = false;
       piece_.flat_gradients = gradient_shard;
     }
@@ -137,11 +152,10 @@ class Shard {
   }
 
   void scatter_gradients(TensorId whole) {
-    const When when = l_.options.zero_stage == 1 ? When::last_micro_batch : When::every_micro_batch;
     Op op = communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_group,
                           whole, gradient_shard_);
-    op.accumulate = when == When::every_micro_batch;  // the shard outlives the whole gradient
-    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), when);
+    op.accumulate = l_.in_every_micro_batch;  // the shard outlives the whole gradient
+    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), when());
     // The scattered shards of a bucket, and no bucket before it is scattered.
     if (l_.replicas > 1) reduce_replicated(gradient_shard_, whole, When::last_micro_batch, l_.replicate_group);
   }
@@ -162,7 +176,8 @@ class Shard {
     }
   }
 
-  // Stage 3: each block works on gathered copies of its piece's parameters.
+  // Stage 3: each block works on gathered copies of its piece's parameters. The forward's may serve the backward, too,
+  // and all micro-batches of the step.
   void gather_parameters_in_blocks(TensorId whole) {
     const TensorId forward_copy = gathered(piece_.forward, whole);
     if (!l_.options.reshard_after_forward) {  // kept for the backward
@@ -185,6 +200,7 @@ class Shard {
     op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
     op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(l_.options.prefetch, 60000));
     op.free_running = op.prefetch > 0;
+    if (l_.keeps_parameters) op.when = When::first_micro_batch;
     block.ops.insert(block.ops.begin(), op);
     return id;
   }
@@ -213,6 +229,13 @@ class Shard {
 };
 
 }  // namespace
+
+bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches) {
+  const Options& options = scenario.plan.data;
+  if (options.zero_stage >= 2 && micro_batches == 1) return true;
+  if (options.reduce_gradients != Reduction::automatic) return options.reduce_gradients == Reduction::every_micro_batch;
+  return options.zero_stage >= 2 && framework::reduces_shards_in_every_micro_batch(scenario.plan);
+}
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
@@ -249,7 +272,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (shards * replicas == 1) return;
   const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
                                                  : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);
-  const Layout layout{options, shard_group, replicate_group, shards, replicas, bucket};
+  const bool every = reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
+  const Layout layout{
+      options,  shard_group, replicate_group, shards,
+      replicas, bucket,      every,           options.zero_stage == 3 && !options.reshard_after_forward && !every};
   Shard(layout, piece).run();
 }
 

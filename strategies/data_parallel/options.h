@@ -1,13 +1,20 @@
 #pragma once
 
+#include <array>
+
 #include "sim/base/fields.h"
 
 namespace orrery::data_parallel {
+
+// Of gradients over data-parallel ranks; automatic: as the stack does.
+enum class Reduction : std::uint8_t { automatic, every_micro_batch, once };
+inline constexpr std::array<std::string_view, 3> kReductionNames{"automatic", "every_micro_batch", "once"};
 
 struct Options {
   std::int64_t degree = 0;
   std::int64_t zero_stage = 0;
   std::int64_t shard_degree = 0;
+  Reduction reduce_gradients = Reduction::automatic;
   bool overlap_gradients = true;
   bool overlap_parameters = true;
   bool reshard_after_forward = true;
@@ -20,11 +27,15 @@ struct Options {
             "what is sharded over data-parallel ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters (FSDP)");
     v.field("zero_shard_degree", shard_degree, orrery::degree(0),
             "ranks in a shard group, replicated over the others (HSDP); 0: all data-parallel ranks");
+    v.field("reduce_gradients", reduce_gradients, kReductionNames,
+            "when gradients are reduced: in every micro-batch, or once a step, whole until then; automatic: as the "
+            "stack does");
     v.field("overlap_grad_reduce", overlap_gradients, "reduce gradients bucket by bucket while the backward still runs");
     v.field("overlap_param_gather", overlap_parameters,
             "gather updated parameters layer by layer under the next forward (zero_stage 1 and 2)");
     v.field("reshard_after_forward", reshard_after_forward,
-            "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward",
+            "zero_stage 3: free a layer's parameters after its forward and gather them again for its backward; false keeps "
+            "them to the backward, all step long where gradients are reduced once",
             Scope::layer);
     v.field("prefetch", prefetch, orrery::degree(0),
             "zero_stage 3: layers before, when a layer's parameters are gathered", Scope::layer);

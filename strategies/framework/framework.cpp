@@ -15,6 +15,7 @@ struct StackPreset {
   std::string attention_kernel;
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
+  bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
 };
 
 std::array<StackPreset, kStackNames.size()> read_stacks() {
@@ -34,6 +35,8 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");
+    s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
+    s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
   }
   return stacks;
 }
@@ -74,6 +77,11 @@ std::string_view attention_kernel(const Plan& plan) {
   if (plan.framework.attention_kernel != AttentionKernel::automatic)
     return kAttentionKernelNames[static_cast<std::size_t>(plan.framework.attention_kernel)];
   return preset(plan).attention_kernel;
+}
+
+bool reduces_shards_in_every_micro_batch(const Plan& plan) {
+  const StackPreset& s = preset(plan);
+  return plan.pipeline.degree > 1 ? s.reduces_in_every_micro_batch_of_pipeline : s.reduces_in_every_micro_batch;
 }
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {

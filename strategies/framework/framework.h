@@ -16,6 +16,8 @@ std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);
 // Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
+// Gradients that are sharded (zero_stage 2 and 3): else once a step.
+bool reduces_shards_in_every_micro_batch(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

@@ -5,6 +5,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/data_parallel/data_parallel.h"
 
 namespace orrery::offload {
 namespace {
@@ -57,8 +58,9 @@ class ToHost {
   // `accumulates`: several micro-batches add to the gradients.
   ToHost(Piece& piece, bool accumulates) : piece_(piece), ops_(piece.update.ops), accumulates_(accumulates) {}
 
-  // `summed_between_stages`: the gradients are, after the last backward (a tied table's). `sharded`: by ZeRO-2 or 3.
-  void run(bool summed_between_stages, bool sharded) {
+  // `summed_between_stages`: the gradients are, after the last backward (a tied table's). `leave`: gradients of each
+  // micro-batch need not stay.
+  void run(bool summed_between_stages, bool leave) {
     const auto at = static_cast<std::size_t>(
         std::find_if(ops_.begin(), ops_.end(), [](const Op& op) { return is_optimizer(op.kind); }) - ops_.begin());
     if (at == ops_.size()) return;
@@ -98,7 +100,7 @@ class ToHost {
       down.when = When::last_micro_batch;
       for (const Op& op : last.ops)
         if (op.stream == Stream::data_communication) down.every = std::max(down.every, op.every);
-      if (sharded && !reduces_shards(last)) {
+      if (leave && !reduces_shards(last)) {
         leave_the_device(down, before, last.ops);
         std::erase_if(behind, [&](const Op& op) { return op.kind == OpKind::zero_fill && op.writes[0] == gradients_; });
       }
@@ -192,11 +194,13 @@ void check(const Scenario& scenario) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.offload.optimizer) return;
+  const bool leave = scenario.plan.data.zero_stage >= 1 &&
+                     data_parallel::reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     const bool may_hold_table = p == program.line.front().piece || p == program.line.back().piece ||
                                 program.pieces[p].sides[kEncoderOutput].output != kNoTensor;
     ToHost(program.pieces[p], program.schedule.micro_batches > 1)
-        .run(may_hold_table && program.tied_embedding_bytes > 0, scenario.plan.data.zero_stage >= 2);
+        .run(may_hold_table && program.tied_embedding_bytes > 0, leave);
   }
 }
 

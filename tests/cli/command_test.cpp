@@ -268,6 +268,13 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;
   }
+  EXPECT_THAT(place.orrery("simulate offload --explain memory").out,
+              AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));
+  // A host that is too small is said in one sentence with its field; the prediction stands, as for a device.
+  const auto small = place.orrery("simulate offload --set cluster.host_memory_bytes=1e9");
+  EXPECT_EQ(small.code, 0) << small.err;
+  EXPECT_THAT(small.out, AllOf(HasSubstr("DOES NOT FIT"), HasSubstr("does not fit in host memory"),
+                               HasSubstr("/cluster/node/host_memory_bytes")));
   // Every op that is listed can be explained.
   const json report = json::parse(place.orrery("simulate llama-3-70b-512-h100 --ops --json -").out);
   ASSERT_FALSE(report.at("ops").empty());

@@ -117,7 +117,9 @@ void expect_breaks(Rule rule, const Small& bad, const char* words) {
   const std::vector<Violation> found = check(bad.program);
   EXPECT_THAT(found, Not(IsEmpty()));
   EXPECT_THAT(found, Each(Field("rule", &Violation::rule, rule)));
-  if (!found.empty()) EXPECT_THAT(found.front().text, HasSubstr(words));
+  if (!found.empty()) {
+    EXPECT_THAT(found.front().text, HasSubstr(words));
+  }
 }
 void expect_proven(const Small& good) { EXPECT_THAT(check(good.program), IsEmpty()); }
 

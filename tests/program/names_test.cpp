@@ -25,7 +25,7 @@ class Words {
  public:
   const char* next() {
     std::string word;
-    const std::uint32_t length = 1 + generator_() % 3;
+    const std::uint32_t length = static_cast<std::uint32_t>(1 + generator_() % 3);
     for (std::uint32_t i = 0; i < length; ++i) word += static_cast<char>('a' + generator_() % 4);
     return kept_.emplace_back(std::move(word)).c_str();
   }

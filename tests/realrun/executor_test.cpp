@@ -318,6 +318,23 @@ const Layout kLayouts[] = {
     {"Zero3Kept", R"({"data_parallel": 4, "zero_stage": 3, "reshard_after_forward": false})"},
     {"Zero3Hybrid", R"({"data_parallel": 4, "zero_stage": 3, "zero_shard_degree": 2})"},
     {"Zero3FsdpLlama", R"({"data_parallel": 4, "zero_stage": 3, "framework": "fsdp"})", kLlama},
+    {"ReplicasReducedInEveryMicroBatch", R"({"data_parallel": 4, "reduce_gradients": "every_micro_batch"})"},
+    {"ReplicasEveryMicroBatchNoOverlap",
+     R"({"data_parallel": 2, "reduce_gradients": "every_micro_batch", "overlap_grad_reduce": false, "bucket_bytes": 20000})"},
+    {"Zero1EveryMicroBatch", R"({"data_parallel": 2, "zero_stage": 1, "reduce_gradients": "every_micro_batch"})"},
+    {"Zero2Once", R"({"data_parallel": 2, "zero_stage": 2, "reduce_gradients": "once", "bucket_bytes": 120000})"},
+    {"Zero2OnceNoOverlap",
+     R"({"data_parallel": 2, "zero_stage": 2, "reduce_gradients": "once", "overlap_grad_reduce": false})"},
+    {"Zero2OneMicroBatch", R"({"data_parallel": 8, "zero_stage": 2, "reduce_gradients": "once"})"},
+    {"Zero3Once", R"({"data_parallel": 4, "zero_stage": 3, "reduce_gradients": "once", "bucket_bytes": 120000})"},
+    {"Zero3KeptOnce",
+     R"({"data_parallel": 2, "zero_stage": 3, "reduce_gradients": "once", "reshard_after_forward": false})"},
+    {"Zero3KeptOnceFp8",
+     R"({"data_parallel": 2, "zero_stage": 3, "reduce_gradients": "once", "reshard_after_forward": false,
+         "precision": "fp8", "framework": "fsdp"})"},
+    {"Zero3KeptOnceSequence",
+     R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "zero_stage": 3,
+         "reduce_gradients": "once", "reshard_after_forward": false, "recompute": "full"})"},
     {"Momentum", R"({"data_parallel": 2, "zero_stage": 3, "optimizer": "sgd_momentum"})"},
 
     {"Tensor2", R"({"tensor_parallel": 2})"},
@@ -628,6 +645,27 @@ bool is_refused(const std::string& field, const nlohmann::ordered_json& value) {
   }
   return false;
 }
+
+// When gradients are reduced, at every stage, with and without a pipeline and replicas of shard groups.
+class Reductions : public testing::TestWithParam<std::tuple<int, const char*, const char*, bool>> {};
+TEST_P(Reductions, ComputeTheNumbersOfOneRank) {
+  const auto& [stage, reduce, schedule, hybrid] = GetParam();
+  json plan{{"zero_stage", stage}, {"reduce_gradients", reduce}, {"data_parallel", hybrid ? 4 : 2}};
+  if (hybrid && stage > 0) plan["zero_shard_degree"] = 2;
+  if (stage == 3) plan["reshard_after_forward"] = std::string_view(schedule) == "zb-h1";
+  if (std::string_view(schedule) != "none") plan["pipeline_parallel"] = 2, plan["pipeline_schedule"] = schedule;
+  expect_same_numbers(tiny(json{{"plan", plan}}.dump()), seeded(1));
+}
+std::string reduction_name(const testing::TestParamInfo<Reductions::ParamType>& test) {
+  const auto& [stage, reduce, schedule, hybrid] = test.param;
+  std::string name = "Zero" + std::to_string(stage) + "_" + reduce + "_" + schedule;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name + (hybrid ? "_hybrid" : "");
+}
+INSTANTIATE_TEST_SUITE_P(All, Reductions,
+                         testing::Combine(testing::Range(0, 4), testing::Values("every_micro_batch", "once"),
+                                          testing::Values("none", "1f1b", "zb-h1"), testing::Bool()),
+                         reduction_name);
 
 // Every field of the plan has a case that sets it, and every value of the fields that name one. Of algorithms and
 // protocols of collectives, which change no number, one will do.

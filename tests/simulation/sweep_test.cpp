@@ -100,6 +100,8 @@ TEST(Sweep, PlansComposeFreely) {
                         s.plan.pipeline.virtual_stages =
                             s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 3 : 1;
                         s.plan.data.zero_stage = zero;
+                        s.plan.data.reduce_gradients =
+                            static_cast<data_parallel::Reduction>(runs % 3);  // one after another
                         s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
                         s.plan.framework.flash_attention = flash;
                         s.plan.precision.mix = mix;

@@ -287,6 +287,39 @@ TEST(StateMemory, OffloadedGradientsLeaveTheDeviceAsTheyAreReduced) {
       }
 }
 
+// Once a step: gradients are whole until then at every stage, and so are parameters that the backward does not free.
+TEST(StateMemory, OfGradientsThatWaitForTheEndOfTheStep) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
+  s.workload = {1024, 0, 32};
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.precision.gradients = precision::GradientDtype::bf16;
+  const double P = static_cast<double>(parameters(s.model)), N = 8;
+  Program p;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const bool kept : {false, true}) {
+      s.plan.data.zero_stage = stage;
+      s.plan.data.reshard_after_forward = !kept;
+      s.plan.data.reduce_gradients = data_parallel::Reduction::once;
+      lower(s, p);
+      EXPECT_NEAR(resident(p, Category::gradient) / (2 * P), 1, 1e-3) << stage;  // but the vocabulary's padding
+      const double parameters = stage < 3 ? 2 * P : kept ? 2 * P + 2 * P / N : 2 * P / N;
+      EXPECT_NEAR(resident(p, Category::parameter) / parameters, 1, 1e-3) << stage << kept;
+      s.plan.data.reduce_gradients = data_parallel::Reduction::every_micro_batch;
+      lower(s, p);
+      EXPECT_NEAR(resident(p, Category::gradient) / (2 * P / (stage == 0 ? 1 : N)), 1, 1e-3) << stage;
+      // What the backward reads is kept for it: all but the embedding's table.
+      if (stage < 3 || !kept) {
+        EXPECT_NEAR(resident(p, Category::parameter) / parameters, 1, 1e-3) << stage;
+      }
+    }
+  // A single micro-batch has nothing to wait for.
+  s.workload.global_batch_size = 8;
+  s.plan.data.zero_stage = 2;
+  s.plan.data.reduce_gradients = data_parallel::Reduction::once;
+  lower(s, p);
+  EXPECT_NEAR(resident(p, Category::gradient) / (2 * P / N), 1, 1e-3);
+}
+
 TEST(StateMemory, HybridShardingDividesByTheShardGroupOnly) {
   Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 4);
   s.workload = {1024, 0, 32};

@@ -325,6 +325,74 @@ TEST(DataParallel, MovesTheVolumesOfTheZeroPaper) {
   }
 }
 
+// README's second table: with m micro-batches, whole buffers of gradients and parameters that a rank moves in a step.
+TEST(DataParallel, MovesTheVolumesOfWhenGradientsAreReduced) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
+  const double m = 4;
+  s.workload = {1024, 0, 32};
+  s.plan.batch.micro_batch_size = 1;
+  Program p;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const auto reduction : {data_parallel::Reduction::every_micro_batch, data_parallel::Reduction::once})
+      for (const bool kept : {false, true}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage << (kept ? ", kept" : "") << " reduction "
+                                        << static_cast<int>(reduction));
+        s.plan.data.zero_stage = stage;
+        s.plan.data.reduce_gradients = reduction;
+        s.plan.data.reshard_after_forward = !kept;
+        lower(s, p);
+        ASSERT_EQ(p.schedule.micro_batches, static_cast<std::int64_t>(m));
+        const Piece& layer = piece_named(p, "layer");
+        double all = 0;
+        for (const ParameterGradient& g : layer.parameters)
+          all += static_cast<double>(layer.tensors[g.parameter].elements());
+        double gradients = 0, parameters = 0;
+        for (const Block* block : {&layer.forward, &layer.backward, &layer.update})
+          for (const Op& op : block->ops) {
+            const double times = block == &layer.update || op.when != When::every_micro_batch ? 1 : m;
+            const Tensor& whole = layer.tensors[op.kind == OpKind::all_gather ? op.writes[0] : op.reads[0]];
+            if (op.reads[0] == kNoTensor || static_cast<double>(whole.elements()) != all) continue;
+            const double moved = static_cast<double>(whole.elements()) / all * times;
+            if (op.kind == OpKind::all_reduce) gradients += 2 * moved;
+            if (op.kind == OpKind::reduce_scatter) gradients += moved;
+            if (op.kind == OpKind::all_gather) parameters += moved;
+          }
+        const double times = reduction == data_parallel::Reduction::once ? 1 : m;
+        EXPECT_DOUBLE_EQ(gradients, stage == 0 ? 2 * times : times);
+        EXPECT_DOUBLE_EQ(parameters, stage == 0 ? 0 : stage < 3 ? 1 : kept ? times : 2 * m);
+      }
+}
+
+// What stacks do: sharded gradients in every micro-batch, but FSDP once under a pipeline; others once.
+TEST(DataParallel, ReducesWhenTheStackDoes) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 2);
+  s.workload = {1024, 0, 64};
+  s.plan.batch.micro_batch_size = 1;
+  const auto every = [&](framework::Stack stack, int stage, int pipeline) {
+    s.plan.framework.stack = stack;
+    s.plan.data.zero_stage = stage;
+    s.plan.pipeline.degree = pipeline;
+    Program p;
+    lower(s, p);
+    for (const Op& op : piece_named(p, "layer").backward.ops)
+      if (op.kind == OpKind::reduce_scatter || op.kind == OpKind::all_reduce) return op.when == When::every_micro_batch;
+    ADD_FAILURE() << "no reduction";
+    return false;
+  };
+  for (const int pipeline : {1, 2})
+    for (const int stage : {0, 1})
+      for (const auto stack : {framework::Stack::megatron_core, framework::Stack::deepspeed, framework::Stack::fsdp})
+        EXPECT_FALSE(every(stack, stage, pipeline)) << stage;
+  for (const int stage : {2, 3}) {
+    EXPECT_TRUE(every(framework::Stack::deepspeed, stage, 1));
+    EXPECT_TRUE(every(framework::Stack::megatron_core, stage, 1));
+    EXPECT_TRUE(every(framework::Stack::megatron_core, stage, 2));
+    EXPECT_TRUE(every(framework::Stack::fsdp, stage, 1));
+    EXPECT_FALSE(every(framework::Stack::fsdp, stage, 2));
+    EXPECT_FALSE(every(framework::Stack::fsdp_compiled, stage, 2));
+  }
+}
+
 // Sums over tensor-parallel ranks, once a step, of what the rank has: a shard where gradients are sharded.
 TEST(DataParallel, ShardedGradientsArePackedAsShards) {
   Scenario s = scenario_of("gpt3-1.3B", "dgx-h100", 2);
