@@ -3,16 +3,21 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/json_writer.h"
+#include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
 
@@ -29,6 +34,14 @@ OrderedJson error_json(const InputError& error) {
             {"found", error.found()},
             {"expected", error.expected()},
             {"nearest", error.nearest()}}}};
+}
+
+void write_result(const Report& report, bool ops, std::string& text) {
+  JsonWriter writer(text);
+  writer.begin_object();
+  write_report(report, ops, writer);
+  writer.field("version", ORRERY_VERSION);
+  writer.end_object();
 }
 
 // On a terminal, how far a batch has come: not before it has taken a second, and a few times a second from then on.
@@ -69,10 +82,9 @@ std::size_t count_lines(std::ifstream& file) {
 }  // namespace
 
 OrderedJson result_json(const Report& report, bool ops) {
-  OrderedJson json = report_json(report);
-  if (!ops) json.erase("ops");
-  json["version"] = ORRERY_VERSION;
-  return json;
+  std::string text;
+  write_result(report, ops, text);
+  return OrderedJson::parse(text);
 }
 
 OrderedJson jobs_json(const std::vector<JobResult>& jobs, bool ops) {
@@ -92,13 +104,152 @@ OrderedJson jobs_json(const std::vector<JobResult>& jobs, bool ops) {
   return {{"jobs", std::move(list)}, {"version", ORRERY_VERSION}};
 }
 
-void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
-               SimulationOptions options, bool ops, UserCalibration user) {
-  const bool standard_input = input == "-";
-  const std::string name = standard_input ? "<stdin>" : input;
+namespace {
+
+constexpr std::string_view kScenario = "scenario";  // as a field: the line's place
+
+// One line's results, in the forms that are wanted.
+class BatchResults {
+ public:
+  explicit BatchResults(const BatchOptions& options) : options_(options) {
+    for (const std::string& name : options.fields) fields_.push_back({name, find_report_column(name)});
+    if (fields_.empty() && !options.csv.empty()) {
+      fields_.push_back({std::string(kScenario), nullptr});
+      for (const ReportColumn& column : report_columns()) fields_.push_back({column.name, &column});
+    }
+    if (!options.json.empty()) json_.emplace(options.json);
+    if (options.csv.empty()) return;
+    csv_.emplace(options.csv);
+    for (const Field& field : fields_) line_ += field.name + ',';
+    csv_->write(line_ + "error\n");
+  }
+
+  bool need_ops() const {
+    return options_.ops || (options_.fields.empty() && json_) ||
+           std::any_of(fields_.begin(), fields_.end(),
+                       [](const Field& f) { return f.column != nullptr && f.column->of_ops; });
+  }
+
+  void add(const std::string& scenario, const Report& report) {
+    if (json_) {
+      line_.clear();
+      if (options_.fields.empty()) {
+        write_result(report, options_.ops, line_);
+      } else {
+        JsonWriter writer(line_);
+        writer.begin_object();
+        write_fields(scenario, report, writer);
+        writer.end_object();
+      }
+      json_->write(line_ += '\n');
+    }
+    if (csv_) csv_->write(csv_line(scenario, &report, ""));
+  }
+
+  void add(const std::string& scenario, const std::vector<JobResult>& jobs) {
+    const auto label = [&](const JobResult& job) { return scenario + "#" + job.job.name; };
+    if (json_ && options_.fields.empty()) {
+      json_->write(jobs_json(jobs, options_.ops).dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
+    } else if (json_) {
+      line_.clear();
+      JsonWriter writer(line_);
+      writer.begin_object();
+      writer.key("jobs");
+      writer.begin_array();
+      for (const JobResult& job : jobs) {
+        writer.begin_object();
+        writer.field("name", job.job.name);
+        writer.field("slowdown", job.slowdown());
+        writer.field("alone_seconds", job.alone_seconds);
+        writer.key("together");
+        writer.begin_object();
+        write_fields(label(job), job.together, writer);
+        writer.end_object();
+        writer.end_object();
+      }
+      writer.end_array();
+      writer.end_object();
+      json_->write(line_ += '\n');
+    }
+    if (csv_)
+      for (const JobResult& job : jobs) csv_->write(csv_line(label(job), &job.together, ""));
+  }
+
+  void add_error(const std::string& scenario, const OrderedJson& error) {
+    if (json_) json_->write(error.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
+    if (csv_) csv_->write(csv_line(scenario, nullptr, error["error"]["message"].get_ref<const std::string&>()));
+  }
+
+  void commit() {
+    if (json_) json_->commit();
+    if (csv_) csv_->commit();
+  }
+
+ private:
+  struct Field {
+    std::string name;
+    const ReportColumn* column;  // nullptr: the line's place
+  };
+
+  void write_fields(const std::string& scenario, const Report& report, JsonWriter& writer) const {
+    for (const Field& field : fields_) {
+      writer.key(field.name);
+      if (field.column == nullptr) {
+        writer.value(scenario);
+      } else {
+        write_json(field.column->value(report), writer);
+      }
+    }
+  }
+
+  // `report`: none of a line in error, whose fields are empty.
+  const std::string& csv_line(const std::string& scenario, const Report* report, const std::string& error) {
+    line_.clear();
+    for (const Field& field : fields_) {
+      if (field.column == nullptr) {
+        line_ += csv_text(scenario);
+      } else if (report != nullptr) {
+        append_csv(field.column->value(*report), line_);
+      }
+      line_ += ',';
+    }
+    line_ += csv_text(error);
+    return line_ += '\n';
+  }
+
+  const BatchOptions& options_;
+  std::vector<Field> fields_;
+  std::optional<OutputStream> json_, csv_;
+  std::string line_;
+};
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
+}  // namespace
+
+std::vector<std::string> read_fields(const std::string& text) {
+  std::vector<std::string> names{std::string(kScenario)}, fields;
+  for (const ReportColumn& column : report_columns()) names.push_back(column.name);
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    begin = end + 1;
+    if (std::find(names.begin(), names.end(), name) == names.end())
+      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", name),
+                       "names of the columns that --csv has, separated by commas", nearest_name(name, names));
+    if (std::find(fields.begin(), fields.end(), name) != fields.end())
+      throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", name), "each field once");
+    fields.push_back(name);
+  }
+  return fields;
+}
+
+void run_batch(const BatchOptions& options, UserCalibration user) {
+  const bool standard_input = options.input == "-";
+  const std::string name = standard_input ? "<stdin>" : options.input;
   std::ifstream file;
   if (!standard_input) {
-    file.open(input);
+    file.open(options.input);
     if (!file || file.peek() == std::ifstream::traits_type::eof()) {
       const char* reason = file ? "the file is empty" : std::strerror(errno);
       if (!file || file.bad())
@@ -108,29 +259,56 @@ void run_batch(const std::string& input, const std::vector<std::string>& sets, c
   }
   Progress progress(!standard_input && ::isatty(STDERR_FILENO) != 0 ? count_lines(file) : 0);
   std::istream& lines = standard_input ? std::cin : file;
-  OutputStream results(output);
-  options.timeline = false;
-  options.ops = true;
+  BatchResults results(options);
+  SimulationOptions simulation = options.simulation;
+  simulation.timeline = false;
+  simulation.ops = results.need_ops();
   Simulator simulator(std::move(user));
-  std::size_t number = 0;
+  std::size_t number = 0, scenarios = 0, failed = 0;
+  ScenarioSource source{"", options.sets};
   for (std::string line; std::getline(lines, line);) {
-    const ScenarioSource source{fmt::format("{}:{}", name, ++number), sets};
-    OrderedJson result;
+    ++number;
+    if (is_blank(line)) continue;
+    ++scenarios;
+    source.file = fmt::format("{}:{}", name, number);
+    // Only what becomes of the line is its error; that results cannot be written is the batch's.
+    const Report* report = nullptr;
+    std::optional<Simulation> one;
+    std::optional<std::vector<JobResult>> jobs;
+    OrderedJson error;
     try {
-      nlohmann::json document = parse_json(line, source.file);
-      for (const std::string& set : sets) apply_set(document, set, source.file);
-      result = options.engine == Engine::des && has_jobs(document)
-                   ? jobs_json(simulator.evaluate_jobs(document, source, options), ops)
-                   : result_json(simulator.evaluate(document, source, options).report, ops);
-    } catch (const InputError& error) {
-      result = error_json(error);
-    } catch (const StalledError& error) {
-      result = {{"error", {{"message", error.what()}, {"file", source.file}, {"stalled", true}}}};
+      if (simulation.engine == Engine::analytical) {
+        report = &simulator.evaluate_line(line, source, simulation.ops);
+      } else {
+        nlohmann::json document = parse_json(line, source.file);
+        for (const std::string& set : source.sets) apply_set(document, set, source.file);
+        if (has_jobs(document)) {
+          jobs = simulator.evaluate_jobs(document, source, simulation);
+        } else {
+          report = &one.emplace(simulator.evaluate(document, source, simulation)).report;
+        }
+      }
+    } catch (const InputError& wrong) {
+      error = error_json(wrong);
+    } catch (const StalledError& stalled) {
+      error = {{"error", {{"message", stalled.what()}, {"file", source.file}, {"stalled", true}}}};
     }
-    results.write(result.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
+    if (report != nullptr) {
+      results.add(source.file, *report);
+    } else if (jobs) {
+      results.add(source.file, *jobs);
+    } else {
+      ++failed;
+      results.add_error(source.file, error);
+    }
     progress.advance();
   }
+  if (scenarios == 0) throw InputError({name, ""}, "no scenario", "a scenario a line");
   results.commit();
+  if (failed == scenarios)
+    throw InputError({name, ""},
+                     scenarios == 1 ? "one scenario, in error" : fmt::format("{} scenarios, each in error", scenarios),
+                     "at least one that can be simulated; the output says what is wrong with each");
 }
 
 }  // namespace orrery

@@ -1,4 +1,4 @@
-// Many scenarios in one process: a JSON line in, a JSON line out.
+// Many scenarios in one process: a line of JSON in, a line of JSON or CSV out.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -15,10 +15,22 @@ nlohmann::ordered_json result_json(const Report& report, bool ops);
 // {"jobs": [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}], "version": ...}
 nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 
-// Each line of `input` ("-": standard input) is a scenario, or with the discrete-event engine jobs; `output` gets its
-// result, or {"error": {...}}, on the line of the same number. Relative paths in a scenario start from the folder of
-// `input`.
-void run_batch(const std::string& input, const std::vector<std::string>& sets, const std::string& output,
-               SimulationOptions options, bool ops, UserCalibration user);
+struct BatchOptions {
+  std::string input;                // a file, or "-": standard input
+  std::vector<std::string> sets;    // applied to every line
+  std::string json, csv;            // where results go, "-": standard output; empty: not in that form
+  std::vector<std::string> fields;  // of CSV's columns, or empty: all of the report
+  SimulationOptions simulation;
+  bool ops = false;  // keep the list of ops; not with fields
+};
+
+// "a,b,c" as names of CSV's columns. Throws InputError for what is none, or comes twice.
+std::vector<std::string> read_fields(const std::string& text);
+
+// Each line of the input that is not blank is a scenario, or with the discrete-event engine jobs. The outputs get its
+// result, or what is wrong with it ({"error": {...}}, or a text in CSV's last column), in the same order. Relative
+// paths in a scenario start from the input's folder. Throws InputError when there is no scenario at all, and, once
+// everything is written, when each of them is in error.
+void run_batch(const BatchOptions& options, UserCalibration user);
 
 }  // namespace orrery

@@ -31,7 +31,7 @@ namespace {
 struct SimulateArguments {
   std::string scenario;
   std::vector<std::string> sets, calibrations;
-  std::string json, csv, trace, svg, explain, batch;
+  std::string json, csv, trace, svg, explain, batch, fields;
   EngineArguments engine;
   bool ops = false, verbose = false, verify = false;
 };
@@ -47,6 +47,7 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate scenario.json --svg schedule.svg            a picture of the pipeline's schedule
   orrery simulate scenario.json --explain layer.forward.fc1   one op's formula with its numbers
   orrery simulate --batch scenarios.jsonl                     a scenario a line in, a result a line out
+  orrery simulate --batch scenarios.jsonl --fields scenario,step_seconds,memory_fits --csv results.csv
   orrery simulate straggler --engine des                      event by event: contention, slow parts, failures
   orrery simulate two-jobs-one-spine --engine des             jobs that share a cluster)";
 
@@ -212,7 +213,28 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   wanted.commit();
 }
 
+void simulate_batch(const SimulateArguments& arguments) {
+  if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
+    throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
+  if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
+  if (arguments.ops && !arguments.fields.empty())
+    throw InputError({"--fields", ""}, "--ops beside it", "one of the two: a list of ops is no field");
+  if (!arguments.json.empty() && arguments.json == arguments.csv)
+    throw InputError({arguments.json, ""}, "one file for several purposes", "an output of its own for each form");
+  BatchOptions options{.input = arguments.batch,
+                       .sets = arguments.sets,
+                       .json = arguments.json,
+                       .csv = arguments.csv,
+                       .fields = arguments.fields.empty() ? std::vector<std::string>{} : read_fields(arguments.fields),
+                       .simulation = arguments.engine.options(),
+                       .ops = arguments.ops};
+  if (options.json.empty() && options.csv.empty()) options.json = "-";
+  run_batch(options, read_user_calibration(arguments.calibrations));
+}
+
 void simulate(const SimulateArguments& arguments) {
+  if (arguments.batch.empty() && !arguments.fields.empty())
+    throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
@@ -221,12 +243,8 @@ void simulate(const SimulateArguments& arguments) {
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
-  if (!arguments.csv.empty() || !arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
-    throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json alone: a result a line");
   if (arguments.verify) throw InputError({"--batch", ""}, "--verify beside it", "one scenario to verify");
-  if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
-  run_batch(arguments.batch, arguments.sets, arguments.json.empty() ? "-" : arguments.json, arguments.engine.options(),
-            arguments.ops, read_user_calibration(arguments.calibrations));
+  simulate_batch(arguments);
 }
 
 }  // namespace
@@ -247,10 +265,14 @@ void add_simulate(CLI::App& app) {
     command->add_option(name, path, text)->type_name("FILE");
   };
   file("--json", arguments->json, "Write the report as JSON; - for standard output");
-  file("--csv", arguments->csv, "Write the report as a row of CSV with a header");
+  file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
+  command
+      ->add_option("--fields", arguments->fields,
+                   "Of a batch's results these columns of --csv alone, as step_seconds,mfu,memory_fits")
+      ->type_name("NAME,NAME");
   command
       ->add_option(
           "--calibration", arguments->calibrations,

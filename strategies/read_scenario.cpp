@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "models/read_model.h"
+#include "sim/base/json_members.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/hardware/read_cluster.h"
@@ -18,6 +22,9 @@ namespace orrery {
 namespace {
 
 using Json = nlohmann::json;
+
+enum PartOfLine : std::uint8_t { kModel, kCluster, kWorkload, kPlan, kParts };
+constexpr std::array<std::string_view, kParts> kPartNames{"model", "cluster", "workload", "plan"};
 
 bool is_path(std::string_view text) { return text.ends_with(".json") || text.find('/') != std::string_view::npos; }
 
@@ -243,11 +250,72 @@ Json load_scenario_document(const std::string& name_or_path, const std::vector<s
   return document;
 }
 
+namespace {
+
+// What parts of lines were read as, by their texts.
+template <class Value>
+class ReadParts {
+ public:
+  // From those that are kept, or what `read` makes of the text.
+  template <class Read>
+  const Value& get(std::string_view text, Read read) {
+    if (const auto found = values_.find(text); found != values_.end()) return found->second;
+    Value value = read();
+    // Those of a sweep that never come again would fill the memory in the end.
+    constexpr std::size_t kMost = 1 << 12;
+    if (values_.size() >= kMost) values_.clear();
+    return values_.emplace(text, std::move(value)).first->second;
+  }
+
+ private:
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
+};
+
+}  // namespace
+
 struct ScenarioReader::Cache {
   // By the part's text and the folder that relative paths start from.
   std::unordered_map<std::string, Model> models;
   std::unordered_map<std::string, Cluster> clusters;
+
+  // Of lines: all in one folder, and with the same sets.
+  struct Lines {
+    std::string folder;
+    std::vector<std::string> sets;
+    std::array<std::vector<std::string>, kParts> sets_of;  // by part
+    bool other_sets = false;                               // of what is no part
+    ReadParts<Model> models;
+    ReadParts<std::pair<Cluster, std::int64_t>> clusters;
+    ReadParts<Workload> workloads;
+    ReadParts<Plan> plans;
+  };
+  Lines lines;
+  std::int64_t clusters_met = 0;
+  std::vector<JsonMember> members;
+
+  void begin_lines(const ScenarioSource& source);
 };
+
+void ScenarioReader::Cache::begin_lines(const ScenarioSource& source) {
+  const std::string_view folder = std::string_view(source.file).substr(0, source.file.rfind('/') + 1);
+  if (lines.folder == folder && lines.sets == source.sets) return;
+  Lines begun;
+  begun.folder = folder;
+  begun.sets = source.sets;
+  for (const std::string& set : source.sets) {
+    const std::string key = Assignment(set).keys.front();
+    const auto part = std::find(kPartNames.begin(), kPartNames.end(), key);
+    if (part == kPartNames.end()) {
+      begun.other_sets = true;
+    } else {
+      begun.sets_of[static_cast<std::size_t>(part - kPartNames.begin())].push_back(set);
+    }
+  }
+  lines = std::move(begun);
+}
 
 ScenarioReader::ScenarioReader() : cache_(std::make_unique<Cache>()) {}
 ScenarioReader::~ScenarioReader() = default;
@@ -353,17 +421,93 @@ Cluster ScenarioReader::take_cluster(JsonReader& reader, const std::string& file
                 [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
 }
 
-void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Scenario& scenario) {
+namespace {
+
+const Json& need_model(JsonReader& reader) {
   const Json* model = reader.take("model");
-  const Json* workload = reader.take("workload");
-  const Json* plan = reader.take("plan");
   if (model == nullptr) reader.fail("model", "a model: a preset's name, a file, or an object");
+  return *model;
+}
+
+const Json& need_workload(JsonReader& reader) {
+  const Json* workload = reader.take("workload");
   if (workload == nullptr) reader.fail("workload", "what is fed to the model each step: an object or a file");
-  const auto where = [&](const char* key) { return InputError::Where{file, reader.at(key).pointer}; };
-  scenario.model = cached(cache_->models, *model, "model", where("model"),
-                          [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
-  scenario.workload = read_fields<Workload>(open_part(*workload, "workload", where("workload"), /*keep_names=*/false));
-  if (plan != nullptr) scenario.plan = read_plan(open_part(*plan, "plan", where("plan"), /*keep_names=*/false));
+  return *workload;
+}
+
+Workload take_workload(JsonReader& reader, const std::string& file) {
+  return read_fields<Workload>(
+      open_part(need_workload(reader), "workload", {file, reader.at("workload").pointer}, /*keep_names=*/false));
+}
+
+Plan take_plan(JsonReader& reader, const std::string& file) {
+  const Json* plan = reader.take("plan");
+  if (plan == nullptr) return {};
+  return read_plan(open_part(*plan, "plan", {file, reader.at("plan").pointer}, /*keep_names=*/false));
+}
+
+}  // namespace
+
+Model ScenarioReader::take_model(JsonReader& reader, const std::string& file) {
+  return cached(cache_->models, need_model(reader), "model", {file, reader.at("model").pointer},
+                [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
+}
+
+void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Scenario& scenario) {
+  need_model(reader);  // what is missing, before what is wrong
+  need_workload(reader);
+  scenario.model = take_model(reader, file);
+  scenario.workload = take_workload(reader, file);
+  scenario.plan = take_plan(reader, file);
+}
+
+std::optional<ScenarioReader::Line> ScenarioReader::read_line(std::string_view line, const ScenarioSource& source) {
+  Cache& cache = *cache_;
+  if (!split_members(line, cache.members)) return std::nullopt;
+  std::array<std::string_view, kParts> texts;
+  try {
+    cache.begin_lines(source);
+    if (cache.lines.other_sets) return std::nullopt;
+    for (const JsonMember& member : cache.members) {
+      const auto part = std::find(kPartNames.begin(), kPartNames.end(), member.key);
+      if (part != kPartNames.end()) {
+        texts[static_cast<std::size_t>(part - kPartNames.begin())] = member.text;
+        continue;
+      }
+      const auto comments = documentation_keys();
+      if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return std::nullopt;
+      parse_json(member.text, source.file);
+    }
+    // From a document of the part alone, after the sets that write it.
+    const auto read = [&](PartOfLine part, auto take) {
+      const auto index = static_cast<std::size_t>(part);
+      Json document = Json::object();
+      if (!texts[index].empty()) document[std::string(kPartNames[index])] = parse_json(texts[index], source.file);
+      for (const std::string& set : cache.lines.sets_of[index]) apply_set(document, set, source.file);
+      JsonReader reader(document, {source.file, ""});
+      return take(reader);
+    };
+    Line result;
+    Scenario& scenario = result.scenario;
+    scenario.model = cache.lines.models.get(texts[kModel], [&] {
+      return read(kModel, [&](JsonReader& reader) { return take_model(reader, source.file); });
+    });
+    scenario.workload = cache.lines.workloads.get(texts[kWorkload], [&] {
+      return read(kWorkload, [&](JsonReader& reader) { return take_workload(reader, source.file); });
+    });
+    scenario.plan = cache.lines.plans.get(
+        texts[kPlan], [&] { return read(kPlan, [&](JsonReader& reader) { return take_plan(reader, source.file); }); });
+    std::tie(scenario.cluster, result.cluster) = cache.lines.clusters.get(texts[kCluster], [&] {
+      return read(kCluster, [&](JsonReader& reader) {
+        return std::pair{take_cluster(reader, source.file), ++cache.clusters_met};
+      });
+    });
+    return result;
+  } catch (const InputError&) {
+    return std::nullopt;
+  } catch (const Json::exception&) {
+    return std::nullopt;
+  }
 }
 
 Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source) {

@@ -16,8 +16,10 @@
 //                 "first_node": 1 } ] }
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -76,6 +78,14 @@ class ScenarioReader {
   Scenario read(const nlohmann::json& document, const ScenarioSource& source);
   // Placements lie within the cluster and share no node. A plain scenario is one job on its whole cluster.
   JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
+  // A scenario of many, each a line of JSON: what read() makes of the line's document after `source.sets` (apply_set).
+  // Model, cluster, workload and plan that stand in the line as in an earlier one are not parsed again. None where it
+  // takes read() to tell, because the line is wrong, or no plain scenario (jobs, perturbations, comments inside).
+  struct Line {
+    Scenario scenario;
+    std::int64_t cluster = 0;  // a number of its own for each cluster as it was written
+  };
+  std::optional<Line> read_line(std::string_view line, const ScenarioSource& source);
   // The "cluster" of a scenario or of jobs; the rest is not read.
   Cluster read_cluster_of(const nlohmann::json& document, const ScenarioSource& source);
 
@@ -84,6 +94,7 @@ class ScenarioReader {
   std::unique_ptr<Cache> cache_;
 
   Cluster take_cluster(JsonReader& reader, const std::string& file);
+  Model take_model(JsonReader& reader, const std::string& file);
   void take_parts(JsonReader& reader, const std::string& file, Scenario& scenario);
   Job read_job(const nlohmann::json& json, const InputError::Where& where, const Cluster& cluster);
 };

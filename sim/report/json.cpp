@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "sim/report/terms.h"
 
@@ -11,148 +14,209 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-OrderedJson time_json(const TimeBreakdown& time) {
-  OrderedJson json;
-  for (const Term& term : terms_of(time)) json[term.name + "_seconds"] = term.seconds;
-  return json;
+void write_parts(const MemoryBreakdown& memory, JsonWriter& w) {
+  for (const MemoryPart& part : memory_parts()) w.field(part.key, part.of(memory));
+  for (const Place place : {Place::host, Place::storage}) {
+    const CategoryBytes& there = memory.bytes.at(place);
+    for (std::size_t c = 0; c < there.size(); ++c)
+      if (there[c] != 0)
+        w.field(fmt::format("{}_{}_bytes", name_of(place), name_of(static_cast<Category>(c))), there[c]);
+  }
 }
 
-OrderedJson parts_json(const MemoryBreakdown& memory) {
-  OrderedJson json;
-  for (const MemoryTerm& term : terms_of(memory)) json[term.name + "_bytes"] = term.bytes;
-  for (const Place place : {Place::host, Place::storage})
-    for (const MemoryTerm& term : terms_of(memory.bytes.at(place)))
-      if (term.bytes != 0) json[fmt::format("{}_{}_bytes", name_of(place), term.name)] = term.bytes;
-  return json;
+void write_shared(const char* key, const SharedMemory& shared, JsonWriter& w) {
+  if (!(shared.peak_bytes > 0)) return;
+  w.key(key);
+  w.begin_object();
+  w.field("peak_bytes", shared.peak_bytes);
+  w.field("node_bytes", shared.node_bytes);
+  w.field("node_capacity_bytes", shared.capacity_bytes);
+  w.field("fits", shared.fits());
+  w.end_object();
 }
 
-OrderedJson shared_json(const SharedMemory& shared) {
-  return {{"peak_bytes", shared.peak_bytes},
-          {"node_bytes", shared.node_bytes},
-          {"node_capacity_bytes", shared.capacity_bytes},
-          {"fits", shared.fits()}};
+void write_time(const TimeBreakdown& time, JsonWriter& w) {
+  w.key("time");
+  w.begin_object();
+  for (const TimeTerm& term : time_terms()) w.field(term.key, term.of(time));
+  w.end_object();
 }
 
-OrderedJson memory_json(const Report& r) {
-  OrderedJson json{{"peak_bytes", r.memory_peak_bytes},
-            {"capacity_bytes", r.memory_capacity_bytes},
-            {"margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes},
-            {"fits", r.memory_fits}};
-  if (r.host_memory.peak_bytes > 0) json["host"] = shared_json(r.host_memory);
-  if (r.storage.peak_bytes > 0) json["storage"] = shared_json(r.storage);
-  if (r.stages.empty()) return json;
-  const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
-  json["stage"] = fullest.stage;
-  json["parts"] = parts_json(fullest.memory);
-  return json;
+void write_memory(const Report& r, JsonWriter& w) {
+  w.key("memory");
+  w.begin_object();
+  w.field("peak_bytes", r.memory_peak_bytes);
+  w.field("capacity_bytes", r.memory_capacity_bytes);
+  w.field("margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes);
+  w.field("fits", r.memory_fits);
+  write_shared("host", r.host_memory, w);
+  write_shared("storage", r.storage, w);
+  if (!r.stages.empty()) {
+    const StageReport& fullest = r.stages[static_cast<std::size_t>(r.memory_stage)];
+    w.field("stage", fullest.stage);
+    w.key("parts");
+    w.begin_object();
+    write_parts(fullest.memory, w);
+    w.end_object();
+  }
+  w.end_object();
 }
 
-OrderedJson stage_json(const StageReport& stage) {
-  OrderedJson memory = parts_json(stage.memory);
-  memory["peak_bytes"] = stage.memory.peak_bytes;
-  return {{"stage", stage.stage},
-          {"stages", stage.stages},
-          {"busy_seconds", stage.busy_seconds},
-          {"in_flight_micro_batches", stage.in_flight_micro_batches},
-          {"time", time_json(stage.time)},
-          {"memory", std::move(memory)}};
+void write(const StageReport& stage, JsonWriter& w) {
+  w.field("stage", stage.stage);
+  w.field("stages", stage.stages);
+  w.field("busy_seconds", stage.busy_seconds);
+  w.field("in_flight_micro_batches", stage.in_flight_micro_batches);
+  write_time(stage.time, w);
+  w.key("memory");
+  w.begin_object();
+  write_parts(stage.memory, w);
+  w.field("peak_bytes", stage.memory.peak_bytes);
+  w.end_object();
 }
 
-OrderedJson op_json(const OpReport& op) {
-  return {{"name", op.name},       {"stream", name_of(op.stream)},
-          {"seconds", op.seconds}, {"times_per_step", op.times_per_step},
-          {"flops", op.flops},     {"bytes", op.bytes},
-          {"bound", op.bound}};
+void write(const UnmeasuredShape& shape, JsonWriter& w) {
+  w.field("op", shape.op);
+  w.field("shape", shape.shape);
+  w.field("share_of_step", shape.share_of_step);
 }
 
-OrderedJson link_json(const LinkReport& link) {
-  return {{"name", link.name},
-          {"links", link.links},
-          {"bytes_per_second", link.bytes_per_second},
-          {"bytes", link.bytes},
-          {"busiest_bytes", link.busiest_bytes},
-          {"busy_seconds", link.busy_seconds},
-          {"utilisation", link.utilisation},
-          {"over_time", link.over_time}};
+void write(const OpReport& op, JsonWriter& w) {
+  w.field("name", op.name);
+  w.field("stream", name_of(op.stream));
+  w.field("seconds", op.seconds);
+  w.field("times_per_step", op.times_per_step);
+  w.field("flops", op.flops);
+  w.field("bytes", op.bytes);
+  w.field("bound", op.bound);
 }
 
-OrderedJson discrete_event_json(const DiscreteEventReport& d) {
-  OrderedJson json{{"fidelity", d.fidelity}, {"network_model", d.network_model},
-                   {"ranks", d.ranks},       {"rank_classes", d.rank_classes},
-                   {"flows", d.flows},       {"flow_classes", d.flow_classes},
-                   {"links", d.links},       {"link_classes", d.link_classes},
-                   {"events", d.events},     {"uncontended_step_seconds", d.uncontended_step_seconds}};
-  const auto list = [&json](const char* key, const auto& items, auto item_json) {
-    json[key] = OrderedJson::array();
-    for (const auto& item : items) json[key].push_back(item_json(item));
-  };
-  list("link_kinds", d.link_kinds, link_json);
-  list("busiest_links", d.busiest_links, link_json);
-  list("contention", d.contention, [](const ContentionReport& c) -> OrderedJson {
-    return {{"who", c.who},
-            {"op", c.op},
-            {"link", c.link},
-            {"times_per_step", c.times_per_step},
-            {"seconds_alone", c.seconds_alone},
-            {"seconds", c.seconds}};
-  });
-  list("critical_path", d.critical_path, [](const CriticalPathPart& part) -> OrderedJson {
-    return {{"who", part.who}, {"what", part.what}, {"times", part.times}, {"seconds", part.seconds}};
-  });
-  list("waits", d.waits, [](const WaitReport& wait) -> OrderedJson {
-    return {{"who", wait.who},
-            {"for_whom", wait.for_whom},
-            {"op", wait.op},
-            {"times", wait.times},
-            {"seconds", wait.seconds}};
-  });
-  return json;
+void write(const LinkReport& link, JsonWriter& w) {
+  w.field("name", link.name);
+  w.field("links", link.links);
+  w.field("bytes_per_second", link.bytes_per_second);
+  w.field("bytes", link.bytes);
+  w.field("busiest_bytes", link.busiest_bytes);
+  w.field("busy_seconds", link.busy_seconds);
+  w.field("utilisation", link.utilisation);
+  w.key("over_time");
+  w.begin_array();
+  for (const double share : link.over_time) w.value(share);
+  w.end_array();
+}
+
+void write(const ContentionReport& c, JsonWriter& w) {
+  w.field("who", c.who);
+  w.field("op", c.op);
+  w.field("link", c.link);
+  w.field("times_per_step", c.times_per_step);
+  w.field("seconds_alone", c.seconds_alone);
+  w.field("seconds", c.seconds);
+}
+
+void write(const CriticalPathPart& part, JsonWriter& w) {
+  w.field("who", part.who);
+  w.field("what", part.what);
+  w.field("times", part.times);
+  w.field("seconds", part.seconds);
+}
+
+void write(const WaitReport& wait, JsonWriter& w) {
+  w.field("who", wait.who);
+  w.field("for_whom", wait.for_whom);
+  w.field("op", wait.op);
+  w.field("times", wait.times);
+  w.field("seconds", wait.seconds);
+}
+
+template <class Item>
+void write_list(std::string_view key, const std::vector<Item>& items, JsonWriter& w) {
+  w.key(key);
+  w.begin_array();
+  for (const Item& item : items) {
+    w.begin_object();
+    write(item, w);
+    w.end_object();
+  }
+  w.end_array();
+}
+
+void write(const DiscreteEventReport& d, JsonWriter& w) {
+  w.field("fidelity", d.fidelity);
+  w.field("network_model", d.network_model);
+  w.field("ranks", d.ranks);
+  w.field("rank_classes", d.rank_classes);
+  w.field("flows", d.flows);
+  w.field("flow_classes", d.flow_classes);
+  w.field("links", d.links);
+  w.field("link_classes", d.link_classes);
+  w.field("events", d.events);
+  w.field("uncontended_step_seconds", d.uncontended_step_seconds);
+  write_list("link_kinds", d.link_kinds, w);
+  write_list("busiest_links", d.busiest_links, w);
+  write_list("contention", d.contention, w);
+  write_list("critical_path", d.critical_path, w);
+  write_list("waits", d.waits, w);
 }
 
 }  // namespace
 
-OrderedJson report_json(const Report& r) {
-  OrderedJson json{{"engine", r.engine},
-                   {"devices", r.devices},
-                   {"step_seconds", r.step_seconds},
-                   {"tokens_per_second", r.tokens_per_second},
-                   {"tokens_per_second_per_device", r.tokens_per_second_per_device},
-                   {"sequences_per_second", r.sequences_per_second},
-                   {"model_flops_per_second_per_device", r.model_flops_per_second_per_device},
-                   {"mfu", r.mfu},
-                   {"mfu_full_attention", r.mfu_full_attention},
-                   {"hfu", r.hfu},
-                   {"flop_convention", flop_convention()},
-                   {"pipeline_seconds", r.pipeline_seconds},
-                   {"bubble_fraction", r.bubble_fraction},
-                   {"exposed_communication_seconds", r.exposed_communication_seconds},
-                   {"bound_by", r.bound_by},
-                   {"memory", memory_json(r)}};
-  if (r.expected)
-    json["expected_step_seconds"] = {{"share", 0.8},
-                                     {"low", r.expected->low_seconds},
-                                     {"high", r.expected->high_seconds},
-                                     {"comparable", r.expected->comparable},
-                                     {"points", r.expected->points},
-                                     {"sources", r.expected->sources}};
+void write_report(const Report& r, bool ops, JsonWriter& w) {
+  w.field("engine", r.engine);
+  w.field("devices", r.devices);
+  w.field("step_seconds", r.step_seconds);
+  w.field("tokens_per_second", r.tokens_per_second);
+  w.field("tokens_per_second_per_device", r.tokens_per_second_per_device);
+  w.field("sequences_per_second", r.sequences_per_second);
+  w.field("model_flops_per_second_per_device", r.model_flops_per_second_per_device);
+  w.field("mfu", r.mfu);
+  w.field("mfu_full_attention", r.mfu_full_attention);
+  w.field("hfu", r.hfu);
+  w.field("flop_convention", flop_convention());
+  w.field("pipeline_seconds", r.pipeline_seconds);
+  w.field("bubble_fraction", r.bubble_fraction);
+  w.field("exposed_communication_seconds", r.exposed_communication_seconds);
+  w.field("bound_by", r.bound_by);
+  write_memory(r, w);
+  if (r.expected) {
+    w.key("expected_step_seconds");
+    w.begin_object();
+    w.field("share", 0.8);
+    w.field("low", r.expected->low_seconds);
+    w.field("high", r.expected->high_seconds);
+    w.field("comparable", r.expected->comparable);
+    w.field("points", r.expected->points);
+    w.field("sources", r.expected->sources);
+    w.end_object();
+  }
   if (!r.stages.empty()) {
     const StageReport& bounding = r.stages[static_cast<std::size_t>(r.bounding_stage)];
-    json["bounding_stage"] = bounding.stage;
-    json["time"] = time_json(bounding.time);
+    w.field("bounding_stage", bounding.stage);
+    write_time(bounding.time, w);
   }
-  json["stages"] = OrderedJson::array();
-  for (const StageReport& stage : r.stages) json["stages"].push_back(stage_json(stage));
-  json["unmeasured_share"] = r.unmeasured_share;
-  json["unmeasured"] = OrderedJson::array();
-  for (const UnmeasuredShape& shape : r.unmeasured)
-    json["unmeasured"].push_back({{"op", shape.op}, {"shape", shape.shape}, {"share_of_step", shape.share_of_step}});
-  json["notes"] = r.notes;
-  if (r.discrete_event) json["discrete_event"] = discrete_event_json(*r.discrete_event);
-  if (!r.ops.empty()) {
-    json["ops"] = OrderedJson::array();
-    for (const OpReport& op : r.ops) json["ops"].push_back(op_json(op));
+  write_list("stages", r.stages, w);
+  w.field("unmeasured_share", r.unmeasured_share);
+  write_list("unmeasured", r.unmeasured, w);
+  w.key("notes");
+  w.begin_array();
+  for (const std::string& note : r.notes) w.value(note);
+  w.end_array();
+  if (r.discrete_event) {
+    w.key("discrete_event");
+    w.begin_object();
+    write(*r.discrete_event, w);
+    w.end_object();
   }
-  return json;
+  if (ops && !r.ops.empty()) write_list("ops", r.ops, w);
+}
+
+OrderedJson report_json(const Report& r) {
+  std::string text;
+  JsonWriter writer(text);
+  writer.begin_object();
+  write_report(r, /*ops=*/true, writer);
+  writer.end_object();
+  return OrderedJson::parse(text);
 }
 
 OrderedJson comparison_json(const Report& a, const Report& b) {

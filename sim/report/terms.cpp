@@ -1,5 +1,7 @@
 #include "sim/report/terms.h"
 
+#include <utility>
+
 namespace orrery {
 namespace {
 
@@ -14,19 +16,52 @@ double TimeBreakdown::total() const {
   return seconds;
 }
 
+const std::vector<TimeTerm>& time_terms() {
+  static const std::vector<TimeTerm> all = [] {
+    std::vector<TimeTerm> terms;
+    const auto add = [&](std::string name, std::string label, double TimeBreakdown::*field, std::size_t stream = 0) {
+      std::string key = name + "_seconds";
+      terms.push_back({std::move(name), std::move(label), std::move(key), field, stream});
+    };
+    add("matmul", "matrix products", &TimeBreakdown::matmul);
+    add("attention", "attention", &TimeBreakdown::attention);
+    add("memory_bound", "memory-bound kernels", &TimeBreakdown::memory_bound);
+    add("recompute", "recomputation", &TimeBreakdown::recompute);
+    add("host_issue", "waiting for the host to launch", &TimeBreakdown::host_issue);
+    for (const StreamRow& row : kStreamRows)
+      if (is_account(row.stream))
+        add(std::string("exposed_") + row.name, std::string("exposed ") + row.label, nullptr,
+            static_cast<std::size_t>(row.stream));
+    add("bubble", "pipeline bubble", &TimeBreakdown::bubble);
+    add("optimizer", "optimizer", &TimeBreakdown::optimizer);
+    return terms;
+  }();
+  return all;
+}
+
 std::vector<Term> terms_of(const TimeBreakdown& time) {
-  std::vector<Term> terms{{"matmul", "matrix products", time.matmul},
-                          {"attention", "attention", time.attention},
-                          {"memory_bound", "memory-bound kernels", time.memory_bound},
-                          {"recompute", "recomputation", time.recompute},
-                          {"host_issue", "waiting for the host to launch", time.host_issue}};
-  for (const StreamRow& row : kStreamRows)
-    if (is_account(row.stream))
-      terms.push_back({std::string("exposed_") + row.name, std::string("exposed ") + row.label,
-                       time.exposed[static_cast<std::size_t>(row.stream)]});
-  terms.push_back({"bubble", "pipeline bubble", time.bubble});
-  terms.push_back({"optimizer", "optimizer", time.optimizer});
+  std::vector<Term> terms;
+  for (const TimeTerm& term : time_terms()) terms.push_back({term.name, term.label, term.of(time)});
   return terms;
+}
+
+const std::vector<MemoryPart>& memory_parts() {
+  static const std::vector<MemoryPart> all = [] {
+    std::vector<MemoryPart> parts;
+    const auto add = [&](std::string name, std::string label, double MemoryBreakdown::*field,
+                         Place place = Place::device, std::size_t category = 0) {
+      std::string key = name + "_bytes";
+      parts.push_back({std::move(name), std::move(label), std::move(key), field, place, category});
+    };
+    for (std::size_t c = 0; c < kCategories; ++c)
+      add(name_of(static_cast<Category>(c)), kCategoryLabels[c], nullptr, Place::device, c);
+    add("framework", "framework", &MemoryBreakdown::framework_bytes);
+    add("fragmentation", "fragmentation", &MemoryBreakdown::fragmentation_bytes);
+    add(name_of(Place::host), "in host memory", nullptr, Place::host);
+    add(name_of(Place::storage), "in storage", nullptr, Place::storage);
+    return parts;
+  }();
+  return all;
 }
 
 std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes) {
@@ -37,11 +72,8 @@ std::vector<MemoryTerm> terms_of(const CategoryBytes& bytes) {
 }
 
 std::vector<MemoryTerm> terms_of(const MemoryBreakdown& memory) {
-  std::vector<MemoryTerm> terms = terms_of(memory.bytes.at(Place::device));
-  terms.push_back({"framework", "framework", memory.framework_bytes});
-  terms.push_back({"fragmentation", "fragmentation", memory.fragmentation_bytes});
-  terms.push_back({name_of(Place::host), "in host memory", memory.bytes.in(Place::host)});
-  terms.push_back({name_of(Place::storage), "in storage", memory.bytes.in(Place::storage)});
+  std::vector<MemoryTerm> terms;
+  for (const MemoryPart& part : memory_parts()) terms.push_back({part.name, part.label, part.of(memory)});
   return terms;
 }
 

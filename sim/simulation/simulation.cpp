@@ -2,26 +2,66 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/json_reader.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery {
 
 struct Simulator::Rep {
   explicit Rep(UserCalibration user) : calibrator(std::move(user)) {}
 
+  // A cluster as a stack finds it, and the engine that knows it.
+  struct Machine {
+    Machine(const Cluster& of, const Calibration& k, const CollectiveCalibration& c)
+        : cluster(of), kernels(k), collectives(c), engine(cluster, kernels, collectives) {}
+    Cluster cluster;
+    const Calibration& kernels;
+    CollectiveCalibration collectives;
+    AnalyticalEngine engine;
+  };
+
   ScenarioReader reader;
   Calibrator calibrator;
+  // Of lines.
+  Program program;
+  Report report;
+  std::map<std::string, std::unique_ptr<Machine>> machines;
+
+  // Where `line`'s cluster is not calibrated yet, it is: its numbers are the machine's afterwards.
+  Machine& machine_of(ScenarioReader::Line& line);
 };
+
+Simulator::Rep::Machine& Simulator::Rep::machine_of(ScenarioReader::Line& line) {
+  Scenario& scenario = line.scenario;
+  const std::string stack = stack_of(scenario);
+  // All that a calibration goes by.
+  const std::string key = fmt::format("{}\n{}\n{}\n{}", line.cluster, framework::attention_kernel(scenario.plan),
+                                      std::min(scenario.cluster.node.devices, ranks(scenario)), stack);
+  const auto found = machines.find(key);
+  if (found != machines.end()) return *found->second;
+  constexpr std::size_t kMost = 64;  // of a sweep over clusters each may come once
+  if (machines.size() >= kMost) machines.clear();
+  const Calibration& kernels = calibrator.kernels(scenario.cluster, scenario);
+  return *machines
+              .emplace(key, std::make_unique<Machine>(scenario.cluster, kernels,
+                                                      calibrator.collectives(scenario.cluster, {&stack, 1})))
+              .first->second;
+}
 
 Simulator::Simulator(UserCalibration user) : rep_(std::make_unique<Rep>(std::move(user))) {}
 Simulator::~Simulator() = default;
 
-void Simulator::use(const StepCalibration& steps) { rep_->calibrator.use(steps); }
+void Simulator::use(const StepCalibration& steps) {
+  if (&steps != &rep_->calibrator.steps()) rep_->machines.clear();
+  rep_->calibrator.use(steps);
+}
 
 namespace {
 
@@ -65,7 +105,41 @@ std::string most_shared_link(const Report& alone, const Report& together) {
   return link;
 }
 
+// What the analytical engine's report says beyond the engine.
+void complete(const Scenario& scenario, const Calibration& kernels, const StepCalibration& steps, Report& report) {
+  if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
+  // What was published ran undisturbed, and was predicted in closed form.
+  const std::string stack = stack_of(scenario);
+  report.expected = expected_step(stack, kernels, report);
+  if (!report.expected && steps.stacks.contains(stack))
+    report.notes.push_back(
+        fmt::format("steps of the stack {} have been published by too few sources to say how far off this may be "
+                    "(results/ACCURACY.md)",
+                    stack));
+}
+
 }  // namespace
+
+const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSource& source, bool ops) {
+  if (std::optional<ScenarioReader::Line> read = rep_->reader.read_line(line, source)) {
+    try {
+      Scenario& scenario = read->scenario;
+      Rep::Machine& machine = rep_->machine_of(*read);
+      scenario.cluster = machine.cluster;
+      rep_->calibrator.lower(scenario, rep_->program);
+      machine.engine.evaluate(rep_->program, scenario.plan.precision.compute(), {.timeline = false, .ops = ops},
+                              rep_->report);
+      complete(scenario, machine.kernels, rep_->calibrator.steps(), rep_->report);
+      check_ends(rep_->report);
+      return rep_->report;
+    } catch (const InputError&) {  // evaluate() finds it again, and says where it stands
+    }
+  }
+  nlohmann::json document = parse_json(line, source.file);
+  for (const std::string& set : source.sets) apply_set(document, set, source.file);
+  rep_->report = evaluate(document, source, {.ops = ops}).report;
+  return rep_->report;
+}
 
 Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source,
                                const SimulationOptions& options) {
@@ -93,15 +167,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
-  if (!s.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
-  // What was published ran undisturbed, and was predicted in closed form.
-  const std::string stack = stack_of(s);
-  report.expected = expected_step(stack, *result.kernels, report);
-  if (!report.expected && rep_->calibrator.steps().stacks.contains(stack))
-    report.notes.push_back(
-        fmt::format("steps of the stack {} have been published by too few sources to say how far off this may be "
-                    "(results/ACCURACY.md)",
-                    stack));
+  complete(s, *result.kernels, rep_->calibrator.steps(), report);
   return result;
 }
 

@@ -60,6 +60,10 @@ class Simulator {
 
   // Both throw InputError with the file filled in, and StalledError.
   Simulation evaluate(const nlohmann::json& document, const ScenarioSource& source, const SimulationOptions& options);
+  // The analytical engine's report of a scenario that is a line of JSON, with `source.sets` applied: that of
+  // evaluate(), in a fraction of the time where model, cluster, workload or plan stand in the line as in earlier ones.
+  // `ops`: fill Report::ops and ::unmeasured. Valid until the next call.
+  const Report& evaluate_line(std::string_view line, const ScenarioSource& source, bool ops);
   // Always the discrete-event engine. REQUIRES: has_jobs(document).
   std::vector<JobResult> evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
                                        const SimulationOptions& options);

@@ -1,0 +1,41 @@
+#include "sim/base/json_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+namespace orrery {
+
+void JsonWriter::value(double number) {
+  separate();
+  if (!std::isfinite(number)) {
+    out_ += "null";
+    return;
+  }
+  const std::size_t begin = out_.size();
+  fmt::format_to(std::back_inserter(out_), "{}", number);
+  if (out_.find_first_of(".e", begin) == std::string::npos) out_ += ".0";
+}
+
+void JsonWriter::value(std::int64_t number) {
+  separate();
+  fmt::format_to(std::back_inserter(out_), "{}", number);
+}
+
+void JsonWriter::value(std::string_view text) {
+  separate();
+  const bool plain =
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+  if (plain) {
+    out_ += '"';
+    out_ += text;
+    out_ += '"';
+  } else {
+    out_ += nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+}
+
+}  // namespace orrery

@@ -1,0 +1,63 @@
+// JSON written straight into a text: where a tree of values would cost more than what it holds.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace orrery {
+
+// Compact, keys in the order of the calls, which must nest; nothing checks that they do. Numbers read back as the same
+// ones, doubles as doubles (2.0); those that JSON lacks are null. What is no UTF-8 in a text becomes U+FFFD.
+class JsonWriter {
+ public:
+  // Appends to `out`, which must outlive the writer.
+  explicit JsonWriter(std::string& out) : out_(out) {}
+
+  void begin_object() { begin('{'); }
+  void end_object() { end('}'); }
+  void begin_array() { begin('['); }
+  void end_array() { end(']'); }
+  void key(std::string_view name) {
+    value(name);
+    out_ += ':';
+    comma_ = false;
+  }
+
+  void value(double number);
+  void value(std::int64_t number);
+  void value(std::string_view text);
+  void value(const char* text) { value(std::string_view(text)); }
+  template <std::same_as<bool> Bool>
+  void value(Bool truth) {
+    separate();
+    out_ += truth ? "true" : "false";
+  }
+
+  template <class Value>
+  void field(std::string_view name, const Value& its) {
+    key(name);
+    value(its);
+  }
+
+ private:
+  void separate() {
+    if (comma_) out_ += ',';
+    comma_ = true;
+  }
+  void begin(char bracket) {
+    separate();
+    out_ += bracket;
+    comma_ = false;
+  }
+  void end(char bracket) {
+    out_ += bracket;
+    comma_ = true;
+  }
+
+  std::string& out_;
+  bool comma_ = false;  // before what comes next
+};
+
+}  // namespace orrery

@@ -1,0 +1,93 @@
+#include "sim/report/columns.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "sim/report/format.h"
+#include "sim/report/terms.h"
+
+namespace orrery {
+namespace {
+
+const StageReport& stage_of(const Report& report, std::int64_t index) {
+  static const StageReport none;
+  return report.stages.empty() ? none : report.stages[static_cast<std::size_t>(index)];
+}
+
+}  // namespace
+
+const std::vector<ReportColumn>& report_columns() {
+  static const std::vector<ReportColumn> all = [] {
+    std::vector<ReportColumn> columns;
+    const auto add = [&](std::string name, std::function<ColumnValue(const Report&)> value, bool of_ops = false) {
+      columns.push_back({std::move(name), std::move(value), of_ops});
+    };
+    const auto number = [&](std::string name, double Report::*field, bool of_ops = false) {
+      add(
+          std::move(name), [field](const Report& r) { return r.*field; }, of_ops);
+    };
+    const auto text = [&](std::string name, std::string Report::*field) {
+      add(std::move(name), [field](const Report& r) { return std::string_view(r.*field); });
+    };
+    text("engine", &Report::engine);
+    add("devices", [](const Report& r) { return r.devices; });
+    number("step_seconds", &Report::step_seconds);
+    add("expected_step_seconds_low", [](const Report& r) { return r.expected ? r.expected->low_seconds : 0; });
+    add("expected_step_seconds_high", [](const Report& r) { return r.expected ? r.expected->high_seconds : 0; });
+    number("tokens_per_second", &Report::tokens_per_second);
+    number("tokens_per_second_per_device", &Report::tokens_per_second_per_device);
+    number("sequences_per_second", &Report::sequences_per_second);
+    number("model_flops_per_second_per_device", &Report::model_flops_per_second_per_device);
+    number("mfu", &Report::mfu);
+    number("mfu_full_attention", &Report::mfu_full_attention);
+    number("hfu", &Report::hfu);
+    number("bubble_fraction", &Report::bubble_fraction);
+    number("exposed_communication_seconds", &Report::exposed_communication_seconds);
+    text("bound_by", &Report::bound_by);
+    add("memory_fits", [](const Report& r) { return r.memory_fits; });
+    number("memory_peak_bytes", &Report::memory_peak_bytes);
+    number("memory_capacity_bytes", &Report::memory_capacity_bytes);
+    for (const auto& [place, shared] :
+         {std::pair{Place::host, &Report::host_memory}, std::pair{Place::storage, &Report::storage}}) {
+      const std::string node = std::string("node_") + name_of(place);
+      add(node + "_bytes", [shared = shared](const Report& r) { return (r.*shared).node_bytes; });
+      add(node + "_capacity_bytes", [shared = shared](const Report& r) { return (r.*shared).capacity_bytes; });
+    }
+    for (const TimeTerm& term : time_terms())
+      add(term.key, [&term](const Report& r) { return term.of(stage_of(r, r.bounding_stage).time); });
+    for (const MemoryPart& part : memory_parts())
+      add(part.key, [&part](const Report& r) { return part.of(stage_of(r, r.memory_stage).memory); });
+    number("unmeasured_share", &Report::unmeasured_share, /*of_ops=*/true);
+    return columns;
+  }();
+  return all;
+}
+
+const ReportColumn* find_report_column(std::string_view name) {
+  const std::vector<ReportColumn>& all = report_columns();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const ReportColumn& c) { return c.name == name; });
+  return found == all.end() ? nullptr : &*found;
+}
+
+void append_csv(const ColumnValue& value, std::string& out) {
+  std::visit(
+      [&](const auto& its) {
+        using Value = std::decay_t<decltype(its)>;
+        if constexpr (std::is_same_v<Value, std::string_view>) {
+          out += csv_text(its);
+        } else {
+          fmt::format_to(std::back_inserter(out), "{}", its);
+        }
+      },
+      value);
+}
+
+void write_json(const ColumnValue& value, JsonWriter& writer) {
+  std::visit([&](const auto& its) { writer.value(its); }, value);
+}
+
+}  // namespace orrery
