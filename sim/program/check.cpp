@@ -268,6 +268,7 @@ class PieceCheck {
       elementwise_on_flat(op);
     } else {
       compute(op);
+      if (op.kind == OpKind::copy) updated(op.writes[0]);  // parameters that the host has updated
     }
   }
 
@@ -395,7 +396,8 @@ class PieceCheck {
       const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
       const TensorId keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : op.reads[first];
       if (const int d = tensor(keys).find(Axis::sequence); d >= 0)
-        if (const MeshGroup parts = tensor(keys).over[d].group().without(ring_group_); !parts.empty())
+        if (const MeshGroup parts = tensor(keys).over[d].group().without(ring_group_);
+            !parts.empty() && op.window != 1)  // a window of one is the query's own position
           report(Rule::whole_for_op, quoted(keys) + " has the keys of one part over " + words(mesh_, parts) +
                                          ", and no ring brings the others");
     }
