@@ -1,24 +1,21 @@
 #include "strategies/lower.h"
 
 #include "models/layers.h"
-#include "strategies/context_parallel/context_parallel.h"
-#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
-#include "strategies/pipeline_parallel/pipeline_parallel.h"
 #include "strategies/strategy.h"
-#include "strategies/tensor_parallel/tensor_parallel.h"
 
 namespace orrery {
 namespace {
 
-// From neighbouring ranks outwards, Megatron's default order: tp-cp-dp-pp.
+// From neighbouring ranks outwards in the order of MeshAxis, Megatron's default: tp-cp-ep-dp-pp.
 Mesh mesh_of(const Scenario& scenario) {
-  Mesh mesh;
-  tensor_parallel::add_digits(scenario, mesh);
-  context_parallel::add_digits(scenario, mesh);
-  data_parallel::add_digits(scenario, mesh);
-  pipeline_parallel::add_digits(scenario, mesh);
+  Mesh by_strategy, mesh;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.add_digits != nullptr) strategy.add_digits(scenario, by_strategy);
+  for (int axis = 0; axis < kMeshAxes; ++axis)
+    for (const Digit& digit : by_strategy.digits())
+      if (digit.axis == static_cast<MeshAxis>(axis)) mesh.add(digit.axis, digit.size, digit.name);
   return mesh;
 }
 

@@ -38,6 +38,8 @@ struct Strategy {
   // Says by layers what the plan's own fields say otherwise, e.g. by stages. Null: nothing.
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
   // The rest is null where there is nothing to say.
+  // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the order of MeshAxis.
+  void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
   // Ranks over which it divides a replica of the model.
