@@ -15,6 +15,18 @@ constexpr Account waiting_for(int cause) {
   return cause == kHost ? kHostIssue : waiting_for(static_cast<Stream>(cause));
 }
 
+// Of the streams whose work slows kernels beside it.
+constexpr std::size_t kFabricStreams = std::count_if(kStreamRows.begin(), kStreamRows.end(), [](const StreamRow& row) {
+  return row.occupies == Occupies::fabric;
+});
+constexpr std::array<std::size_t, kFabricStreams> fabric_streams() {
+  std::array<std::size_t, kFabricStreams> streams{};
+  std::size_t n = 0;
+  for (std::size_t s = 0; s < kStreamRows.size(); ++s)
+    if (kStreamRows[s].occupies == Occupies::fabric) streams[n++] = s;
+  return streams;
+}
+
 constexpr bool is_asynchronous(std::size_t stream) { return kStreamRows[stream].asynchronous; }
 
 }  // namespace
@@ -74,8 +86,9 @@ void LineClock::issue_ahead(std::int64_t index, double time) {
 template <bool Record>
 double LineClock::overlap_seconds(double start, double seconds) {
   double from = start + seconds, until = start;
-  for (std::size_t s = 0; s < kStreams; ++s) {
-    if (kStreamRows[s].occupies != Occupies::fabric || s_.free[s] <= start) continue;
+  static constexpr auto kStreamsOfFabric = fabric_streams();
+  for (const std::size_t s : kStreamsOfFabric) {
+    if (s_.free[s] <= start) continue;
     from = std::min(from, std::max(start, s_.busy_begin[s]));
     until = std::max(until, s_.free[s]);
   }

@@ -164,6 +164,10 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
 // A node's devices share the place; the stage that puts most there may fill a whole node.
 void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report) {
   const bool flying = find_peaks(program, place);
+  const bool stays = std::any_of(classes.begin(), classes.end(), [place](const StageClass& c) {
+    return c.resident.in(place) != 0 || c.update_transient.in(place) != 0;
+  });
+  if (!flying && !stays) return;
   for (std::size_t s = 0; s < program.stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     CategoryBytes bytes = added(c.resident.at(place), c.update_transient.at(place));

@@ -1,6 +1,7 @@
 // How a dimension of a tensor is divided over a mesh.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -37,8 +38,11 @@ class Division {
   // Of a group the outermost digit is the major one, so that parts are in the order of the group's ranks. Both throw
   // std::logic_error for more than kMost digits.
   void append(MeshGroup minor) {
-    for (int d = Mesh::kMaxDigits; d-- > 0;)
-      if (minor.contains(d)) push_back(d);
+    for (unsigned bits = minor.bits(); bits != 0;) {
+      const int outermost = std::bit_width(bits) - 1;
+      push_back(outermost);
+      bits &= ~(1u << outermost);
+    }
   }
   void prepend(MeshGroup major) {
     const Division minor = *this;

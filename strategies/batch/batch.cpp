@@ -17,12 +17,13 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite(const Scenario&, Program& program) {
-  const MeshGroup replicas = program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate});
+  Division replicas;
+  replicas.append(program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   if (replicas.empty()) return;
   for (Piece& piece : program.pieces)
     for (Tensor& t : piece.tensors)
       for (int d = 0; d < t.rank; ++d)
-        if (t.axes[d] == Axis::batch) t.over[d].append(replicas);
+        if (t.axes[d] == Axis::batch) t.over[d] = replicas;
 }
 
 }  // namespace orrery::batch
