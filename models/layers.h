@@ -24,7 +24,6 @@ struct KernelChoices {
 struct ModelPieces {
   std::vector<Piece>* pieces = nullptr;  // overwritten; storage is reused
   std::vector<Run> runs;                 // in model order; `piece` indexes *pieces
-  bool tied_ends = false;                // the last run uses the first run's embedding table
 };
 
 // Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of layers.

@@ -24,7 +24,7 @@ Mesh mesh_of(const Scenario& scenario) {
 void lower(const Scenario& scenario, Program& program) {
   check(scenario);
   program.clear();
-  ModelPieces built{&program.pieces, std::move(program.line), false};
+  ModelPieces built{&program.pieces, std::move(program.line)};
   const std::int64_t micro_batch = scenario.plan.batch.micro_batch_size;
   build_pieces(scenario.model, scenario.workload, micro_batch, framework::kernel_choices(scenario), built);
   program.model = model_work(scenario.model, scenario.workload, micro_batch, built);

@@ -24,7 +24,7 @@ std::vector<std::string> names_of(const Block& block) {
 TEST(SwinLayer, AttendsWithinWindowsThatAreCutOutAndPutBack) {
   const Model model = read_model("swin-t", {});
   std::vector<Piece> pieces;
-  ModelPieces built{&pieces, {}, false};
+  ModelPieces built{&pieces, {}};
   build_pieces(model, {}, 2, {}, built);
   const auto layer = std::find_if(pieces.begin(), pieces.end(),
                                   [](const Piece& piece) { return std::string_view(piece.name) == "layer"; });

@@ -1,0 +1,149 @@
+#include "models/builder.h"
+
+#include <algorithm>
+
+namespace orrery {
+
+TensorId Builder::tensor(const char* name, Category category, Dtype dtype, std::initializer_list<Dim> dims) {
+  Tensor t;
+  t.name = name;
+  t.category = category;
+  t.dtype = dtype;
+  for (const Dim& d : dims) {
+    t.sizes[t.rank] = d.size;
+    t.axes[t.rank] = d.axis;
+    ++t.rank;
+  }
+  return piece.add(t);
+}
+
+TensorId Builder::input(const char* name, Input input, Dtype dtype, std::initializer_list<Dim> dims) {
+  const TensorId id = tensor(name, Category::activation, dtype, dims);
+  piece.tensors[id].input = input;
+  return id;
+}
+
+TensorId Builder::view(const char* name, TensorId base, std::int64_t begin, std::initializer_list<Dim> dims) {
+  const TensorId id = activation(name, dims);
+  piece.tensors[id].alias_of = base;
+  piece.tensors[id].alias_begin = begin;
+  return id;
+}
+
+Op& Builder::emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+                  std::initializer_list<TensorId> writes) {
+  Op op;
+  op.kind = kind;
+  op.name = name;
+  std::copy(reads.begin(), reads.end(), op.reads.begin());
+  std::copy(writes.begin(), writes.end(), op.writes.begin());
+  op.compute_dtype = kernels.activation;
+  op.core_attention = in_core_attention;
+  if (traits_of(kind).random) op.draw = draws_++;
+  piece.forward.ops.push_back(op);
+  return piece.forward.ops.back();
+}
+
+TensorId Builder::norm(const char* name, TensorId x, std::initializer_list<Dim> width) {
+  const TensorId weight = parameter(name, width);
+  const TensorId bias = model.norm == NormKind::layernorm && model.norm_bias ? parameter(name, width) : kNoTensor;
+  return norm(name, x, width, weight, bias);
+}
+
+TensorId Builder::norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias) {
+  // PyTorch has a kernel for LayerNorm; RMSNorm is composed of element-wise ones, in fp32 (the models' reference
+  // code).
+  if (casts_around() && model.norm == NormKind::rmsnorm)
+    return cast(name, norm_kernel(name, cast(name, x, Dtype::fp32), width, weight, bias), kernels.activation);
+  return norm_kernel(name, x, width, weight, bias);
+}
+
+TensorId Builder::norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight,
+                              TensorId bias) {
+  Tensor out = piece.tensors[x];
+  out.name = name;
+  out.alias_of = kNoTensor;
+  out.input = Input::none;
+  const TensorId y = piece.add(out);
+  // Mean and reciprocal deviation (RMSNorm: only the latter) of each normalised vector.
+  Tensor statistics = out;
+  statistics.dtype = Dtype::fp32;
+  statistics.rank = static_cast<std::uint8_t>(out.rank - static_cast<int>(width.size()));
+  statistics.sizes[statistics.rank] = model.norm == NormKind::layernorm ? 2 : 1;
+  statistics.axes[statistics.rank] = Axis::none;
+  ++statistics.rank;
+  emit(OpKind::norm, name, {x, weight, bias}, {y, piece.add(statistics)}).scalar = 1e-5f;
+  return y;
+}
+
+TensorId Builder::cast(const char* name, TensorId x, Dtype dtype) {
+  Tensor t = piece.tensors[x];
+  t.name = name;
+  t.dtype = dtype;
+  t.alias_of = kNoTensor;
+  t.input = Input::none;
+  const TensorId y = piece.add(t);
+  emit(OpKind::cast, name, {x}, {y});
+  return y;
+}
+
+TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
+                         bool bias, TensorId* bias_out) {
+  Tensor w;
+  w.name = name;
+  w.category = Category::parameter;
+  w.dtype = kernels.parameter;
+  for (const auto& dims : {in, out})
+    for (const Dim& d : dims) {
+      w.sizes[w.rank] = d.size;
+      w.axes[w.rank] = d.axis;
+      ++w.rank;
+    }
+  const TensorId weight = piece.add(w);
+  const TensorId b = bias ? parameter(name, out) : kNoTensor;
+  const bool fused = bias_out != nullptr && kernels.fused_kernels;
+  if (bias_out != nullptr) *bias_out = fused ? b : kNoTensor;
+  Tensor y = piece.tensors[x];
+  y.name = name;
+  y.alias_of = kNoTensor;
+  y.input = Input::none;
+  y.category = Category::activation;
+  y.dtype = kernels.activation;
+  y.rank = static_cast<std::uint8_t>(y.rank - static_cast<int>(in.size()));
+  for (const Dim& d : out) {
+    y.sizes[y.rank] = d.size;
+    y.axes[y.rank] = d.axis;
+    ++y.rank;
+  }
+  const TensorId result = piece.add(y);
+  emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims =
+      static_cast<std::uint8_t>(in.size());
+  return result;
+}
+
+TensorId Builder::add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias) {
+  const TensorId y = residual(name);
+  if (model.dropout == 0) {
+    emit(OpKind::add, name, {x, residual_stream, bias}, {y});
+    return y;
+  }
+  const TensorId mask = tensor(name, Category::activation, Dtype::uint8, {batch(), sequence(), hidden()});
+  if (kernels.fused_kernels) {
+    emit(OpKind::dropout_add, name, {x, residual_stream, bias}, {y, mask}).scalar = static_cast<float>(model.dropout);
+    return y;
+  }
+  const TensorId dropped = residual(name);
+  emit(OpKind::dropout, name, {x}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
+  emit(OpKind::add, name, {dropped, residual_stream}, {y});
+  return y;
+}
+
+TensorId Builder::add_positions(TensorId x, TensorId table) {
+  const TensorId rows = view("positions", table, 0, {sequence(), hidden()});
+  piece.tensors[rows].category = Category::parameter;
+  const TensorId y = residual("positions");
+  emit(OpKind::add, "positions", {x, kNoTensor, rows}, {y});
+  return y;
+}
+
+}  // namespace orrery

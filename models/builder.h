@@ -1,0 +1,76 @@
+// Writes one piece: tensors and ops in the order in which a framework issues them.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "models/layers.h"
+
+namespace orrery {
+
+// The sizes of one transformer layer: the model's own, or of one Swin stage.
+struct LayerSizes {
+  std::int64_t batch, sequence, key_sequence;
+  std::int64_t hidden, groups, group_heads, head_dim, ffn;
+};
+
+struct Builder {
+  Builder(const Model& of, const KernelChoices& by, const LayerSizes& with, Piece& into)
+      : model(of), kernels(by), sizes(with), piece(into) {}
+
+  TensorId tensor(const char* name, Category category, Dtype dtype, std::initializer_list<Dim> dims);
+  TensorId activation(const char* name, std::initializer_list<Dim> dims) {
+    return tensor(name, Category::activation, kernels.activation, dims);
+  }
+  TensorId parameter(const char* name, std::initializer_list<Dim> dims) {
+    return tensor(name, Category::parameter, kernels.parameter, dims);
+  }
+  TensorId input(const char* name, Input input, Dtype dtype, std::initializer_list<Dim> dims);
+  TensorId view(const char* name, TensorId base, std::int64_t begin, std::initializer_list<Dim> dims);
+
+  Op& emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
+           std::initializer_list<TensorId> writes);
+
+  Dim batch() const { return {sizes.batch, Axis::batch}; }
+  Dim sequence() const { return {sizes.sequence, Axis::sequence}; }
+  Dim hidden() const { return {sizes.hidden, Axis::hidden}; }
+  Dim groups() const { return {sizes.groups, Axis::groups}; }
+  Dim heads() const { return {sizes.group_heads, Axis::group_heads}; }
+  Dim head_dim() const { return {sizes.head_dim, Axis::head_dim}; }
+
+  TensorId residual(const char* name) { return activation(name, {batch(), sequence(), hidden()}); }
+
+  // Norm over the last dimension(s) of x; its output has x's shape.
+  TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width);
+  TensorId norm(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
+
+  // Without fused kernels, what is computed in fp32 is cast up and down by kernels of its own.
+  bool casts_around() const { return !kernels.fused_kernels && kernels.activation != Dtype::fp32; }
+  TensorId cast(const char* name, TensorId x, Dtype dtype);
+
+  // y = x w (+ bias). With fused kernels the bias is left to the one that consumes y: *bias_out receives it.
+  TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
+                  bool bias, TensorId* bias_out = nullptr);
+
+  // residual + dropout(x + bias)
+  TensorId add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias);
+
+  // x plus the first rows of a table of positions.
+  TensorId add_positions(TensorId x, TensorId table);
+
+  void finish() { differentiate(piece, kernels.gradient); }
+
+  const Model& model;
+  const KernelChoices& kernels;
+  const LayerSizes sizes;
+  Piece& piece;
+  std::int64_t window = 0;         // positions that self attention attends to; 0: all
+  bool in_core_attention = false;  // of the ops that are emitted (Op::core_attention)
+
+ private:
+  TensorId norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight, TensorId bias);
+
+  std::uint8_t draws_ = 0;
+};
+
+}  // namespace orrery

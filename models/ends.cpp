@@ -1,0 +1,139 @@
+#include "models/ends.h"
+
+#include <algorithm>
+
+#include "models/attention.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Tokens of `ids_name` as vectors: what enters a stack.
+TensorId embed(Builder& b, const char* ids_name, Input tokens) {
+  const Model& model = b.model;
+  const KernelChoices& kernels = b.kernels;
+  const Dim vocab{round_up(model.vocab, kernels.vocab_multiple), Axis::vocab};
+  const TensorId ids = b.input(ids_name, tokens, Dtype::int64, {b.batch(), b.sequence()});
+  const TensorId table = b.parameter("embedding", {vocab, b.hidden()});
+  TensorId y = b.residual("embedding");
+  b.emit(OpKind::embedding, "embedding", {ids, table}, {y});
+  if (model.positions == Positions::learned) {
+    const TensorId rows =
+        b.parameter("positions", {{model.max_positions + model.extra_positions, Axis::none}, b.hidden()});
+    y = b.add_positions(y, rows);
+  }
+  if (model.token_types > 0) {
+    const TensorId segments = b.input("token_types", Input::token_types, Dtype::int64, {b.batch(), b.sequence()});
+    const TensorId types = b.parameter("token_types", {{model.token_types, Axis::none}, b.hidden()});
+    const TensorId looked_up = b.residual("token_types"), sum = b.residual("token_types");
+    b.emit(OpKind::embedding, "token_types", {segments, types}, {looked_up});
+    b.emit(OpKind::add, "token_types", {y, looked_up}, {sum});
+    y = sum;
+  }
+  if (model.embedding_norm) y = b.norm("embedding_norm", y, {b.hidden()});
+  if (model.dropout > 0) {
+    const TensorId dropped = b.residual("embedding_dropout");
+    const TensorId mask =
+        b.tensor("embedding_dropout", Category::activation, Dtype::uint8, {b.batch(), b.sequence(), b.hidden()});
+    b.emit(OpKind::dropout, "embedding_dropout", {y}, {dropped, mask}).scalar = static_cast<float>(model.dropout);
+    y = dropped;
+  }
+  return y;
+}
+
+// BERT's next-sentence classifier on the first token (Devlin et al. 2018, section 3.1).
+void build_pooler(Builder& b, TensorId x) {
+  const Dim one{1, Axis::none}, classes{2, Axis::none};
+  const TensorId first = b.activation("pooler", {b.batch(), one, b.hidden()});
+  b.emit(OpKind::pool, "pooler", {x}, {first});
+  const TensorId transformed = b.linear("pooler", first, {b.hidden()}, {b.hidden()}, true);
+  const TensorId activated = b.activation("pooler", {b.batch(), one, b.hidden()});
+  b.emit(OpKind::activation, "pooler", {transformed}, {activated}).function = ActivationFunction::gelu;
+  const TensorId logits = b.linear("next_sentence", activated, {b.hidden()}, {classes}, true);
+  const TensorId targets = b.input("next_sentence", Input::next_sentence, Dtype::int64, {b.batch(), one});
+  const TensorId statistics =
+      b.tensor("next_sentence", Category::activation, Dtype::fp32, {{3, Axis::none}, b.batch(), one});
+  b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
+}
+
+}  // namespace
+
+void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  piece.output = embed(b, "ids", Input::tokens);
+  begin_position_table(b);
+  b.finish();
+}
+
+void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  piece.input = b.activation("input", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
+  piece.sides[kEncoderOutput].output = model.post_norm ? b.cast("memory", piece.input, kernels.activation)
+                                                       : b.norm("final_norm", piece.input, {b.hidden()});
+  piece.output = embed(b, "decoder_ids", Input::decoder_tokens);
+  begin_position_table(b);
+  b.finish();
+}
+
+void build_patch_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  const Dim pixels{model.channels * model.patch_size * model.patch_size, Axis::none};
+  const bool class_token = model.kind == ModelKind::vit;
+  const Dim length{sizes.sequence - (class_token ? 1 : 0), Axis::sequence};
+  const TensorId patches = b.input("patches", Input::patches, kernels.activation, {b.batch(), length, pixels});
+  TensorId y = b.linear("patch_embedding", patches, {pixels}, {b.hidden()}, true);
+  if (!class_token) {
+    y = b.norm("patch_norm", y, {b.hidden()});
+  } else {
+    const TensorId token = b.parameter("class_token", {b.hidden()}), whole = b.residual("class_token");
+    b.emit(OpKind::pool, "class_token", {y, token}, {whole});
+    y = b.add_positions(whole, b.parameter("positions", {{sizes.sequence, Axis::none}, b.hidden()}));
+  }
+  piece.output = y;
+  b.finish();
+}
+
+void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  const TensorId x = piece.input = b.residual("input");
+  const bool vision = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
+  if (model.pooler) build_pooler(b, x);
+  TensorId y = model.post_norm ? x : b.norm("final_norm", x, {b.hidden()});
+  Dim length = b.sequence(), rows = b.batch();
+  if (vision) {  // one vector per image: the class token, or the mean over patches
+    length = {1, Axis::none};
+    rows.size = model.kind == ModelKind::swin
+                    ? std::max<std::int64_t>(1, sizes.batch / std::max<std::int64_t>(1, sizes.key_sequence))
+                    : rows.size;
+    const TensorId pooled = b.activation("pool", {rows, length, b.hidden()});
+    b.emit(OpKind::pool, "pool", {y}, {pooled});
+    y = pooled;
+  }
+  if (model.kind == ModelKind::encoder) {  // BERT's masked-language-model head
+    y = b.linear("head_transform", y, {b.hidden()}, {b.hidden()}, model.linear_bias);
+    const TensorId activated = b.residual("head_activation");
+    b.emit(OpKind::activation, "head_activation", {y}, {activated}).function = ActivationFunction::gelu;
+    y = b.norm("head_norm", activated, {b.hidden()});
+  }
+  const std::int64_t outputs = vision ? model.classes : round_up(model.vocab, kernels.vocab_multiple);
+  const Dim vocab{outputs, vision ? Axis::none : Axis::vocab};
+  const TensorId table = b.parameter("head", {vocab, b.hidden()});
+  const TensorId logits = b.activation("logits", {rows, length, vocab});
+  const TensorId bias = model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
+  b.emit(OpKind::linear, "logits", {y, table, bias}, {logits}).transposed_weight = true;
+  // The loss is computed in fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are kept).
+  TensorId exact = logits;
+  if (kernels.activation != Dtype::fp32) {
+    exact = b.tensor("logits_fp32", Category::activation, Dtype::fp32, {rows, length, vocab});
+    b.emit(OpKind::cast, "logits_fp32", {logits}, {exact});
+  }
+  const TensorId targets = b.input("targets", Input::targets, Dtype::int64, {rows, length});
+  const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
+  b.emit(OpKind::cross_entropy, "cross_entropy", {exact, targets}, {statistics});
+  b.finish();
+}
+
+}  // namespace orrery

@@ -1,0 +1,14 @@
+// One transformer layer, as all architectures have it.
+#pragma once
+
+#include "models/builder.h"
+
+namespace orrery {
+
+enum class LayerRole : std::uint8_t { encoder, decoder, decoder_with_memory };
+
+// `window`: positions attended to; 0: all.
+void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
+                 LayerRole role, std::int64_t window);
+
+}  // namespace orrery
