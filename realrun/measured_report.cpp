@@ -37,12 +37,11 @@ void add(TimeBreakdown& to, const TimeBreakdown& from) {
 }
 
 std::vector<OpReport> op_reports(const Program& program, const RankResult& rank) {
-  constexpr std::array<const char*, realrun::kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient",
-                                                                         "update"};
+  constexpr std::array<const char*, kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient", "update"};
   std::vector<OpReport> rows;
   for (const MeasuredOp& measured : rank.ops) {
     const Piece& piece = program.pieces.at(measured.piece);
-    const Op& op = (piece.*realrun::kBlocks.at(measured.block)).ops.at(measured.op);
+    const Op& op = (piece.*kBlocks.at(measured.block)).ops.at(measured.op);
     OpReport row;
     row.name = fmt::format("{}.{}.{}", piece_title(program, measured.piece), kBlockNames[measured.block], op.name);
     row.stream = op.stream;

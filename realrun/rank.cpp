@@ -9,6 +9,7 @@ namespace orrery::realrun {
 namespace {
 
 constexpr Stream kStages = Stream::pipeline_communication;
+constexpr std::int64_t kOfStep = -1;  // in place of a micro-batch
 
 }  // namespace
 
@@ -72,9 +73,9 @@ void Rank::step() {
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
 
-void Rank::run_block(int block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch) {
+void Rank::run_block(std::size_t block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch) {
   const auto ops_of = [block](const Instance& of) -> const std::vector<Op>& {
-    return (of.plan->piece->*kBlocks[static_cast<std::size_t>(block)]).ops;
+    return (of.plan->piece->*kBlocks[block]).ops;
   };
   const std::vector<Op>& ops = ops_of(instance);
   std::size_t buckets = 0;
@@ -102,14 +103,20 @@ void Rank::run_block(int block, Instance& instance, bool last_of_stretch, std::i
   }
 }
 
-void Rank::end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch) {
+void Rank::end_lives(std::size_t block, std::size_t op, Instance& instance, std::int64_t micro_batch) {
+  const Stream stream = (instance.plan->piece->*kBlocks[block]).ops[op].stream;
+  for (const TensorId id : instance.plan->begins_anew[block][op]) {
+    if (instance.lasting[id] == nullptr) continue;
+    Storage& s = *instance.lasting[id];
+    backend_.fill(stream, {s.data, s.dtype, 0, s.elements, nullptr}, 0);
+    s.note_written(order_.issued(stream));
+  }
   const auto set = instance.micro.find(micro_batch);
   if (set == instance.micro.end() || set->second.empty()) return;
-  for (const TensorId id : instance.plan->ends[static_cast<std::size_t>(block)][op]) {
+  for (const TensorId id : instance.plan->ends[block][op]) {
     // The head reads the table that the embedding has gathered, and adds to its gradient.
-    if (&instance == embedding_ && (id == instance.plan->views[table_].root ||
-                                    (table_gradient_ != kNoTensor && id == instance.plan->views[table_gradient_].root)))
-      continue;
+    const auto is = [&](TensorId of) { return of != kNoTensor && id == instance.plan->views[of].root; };
+    if (shares_table_ && &instance == embedding_ && (is(table_) || is(table_gradient_))) continue;
     set->second[id].reset();
   }
 }
@@ -122,7 +129,7 @@ void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, co
     throw ExecutionError(std::string("piece \"") + plan.piece->name + "\" takes " + std::to_string(t.elements()) +
                          " elements, its neighbour hands on " + std::to_string(stream.elements));
   const bool same = view.dense() && view.offset == 0 && plan.capacity[view.root] == stream.elements &&
-                    !plan.lasting[view.root] && t.dtype == stream.dtype;
+                    !plan.lasts(view.root) && t.dtype == stream.dtype;
   if (same) {
     StorageSet& set = instance.micro[micro_batch];
     if (set.empty()) set.resize(plan.piece->tensors.size());
@@ -138,7 +145,7 @@ void Rank::hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, co
   storage(instance, id, micro_batch, true, Stream::compute).note_written(use);
 }
 
-Rank::StreamPart Rank::hand_on(Instance& instance, TensorId id, std::int64_t micro_batch) {
+Rank::StreamPart Rank::hand_on(Instance& instance, TensorId id, std::size_t block, std::int64_t micro_batch) {
   const PiecePlan& plan = *instance.plan;
   const View& view = plan.views[id];
   const Tensor& t = plan.piece->tensors[id];
@@ -153,7 +160,7 @@ Rank::StreamPart Rank::hand_on(Instance& instance, TensorId id, std::int64_t mic
     copy->note_written(use);
     stream.storage = copy;
   }
-  if (plan.ends_handed_on[view.root]) instance.micro[micro_batch][view.root].reset();
+  if (plan.ends_handed_on(view.root, block)) instance.micro[micro_batch][view.root].reset();
   return stream;
 }
 
@@ -236,9 +243,10 @@ void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
       for (std::size_t s = 0; s < kSideStreams; ++s)
         if (piece.sides[s].input != kNoTensor) hand_in(instance, piece.sides[s].input, micro_batch, streams[1 + s]);
       run_block(0, instance, run.ends_stretch && &instance == &run.instances.back(), micro_batch);
-      if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, micro_batch);
+      if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, kForwardBlock, micro_batch);
       for (std::size_t s = 0; s < kSideStreams; ++s)
-        if (piece.sides[s].output != kNoTensor) streams[1 + s] = hand_on(instance, piece.sides[s].output, micro_batch);
+        if (piece.sides[s].output != kNoTensor)
+          streams[1 + s] = hand_on(instance, piece.sides[s].output, kForwardBlock, micro_batch);
     }
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
   if (chunk.position < last) send(chunk.position + 1, chunk.position + 1, micro_batch, false, streams);
@@ -264,10 +272,11 @@ void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
         part = {};
       }
       run_block(1, *instance, run->begins_stretch && &*instance == &run->instances.front(), micro_batch);
-      if (piece.input_gradient != kNoTensor) streams[0] = hand_on(*instance, piece.input_gradient, micro_batch);
+      if (piece.input_gradient != kNoTensor)
+        streams[0] = hand_on(*instance, piece.input_gradient, kBackwardBlock, micro_batch);
       for (std::size_t s = 0; s < kSideStreams; ++s)
         if (piece.sides[s].input_gradient != kNoTensor)
-          streams[1 + s] = hand_on(*instance, piece.sides[s].input_gradient, micro_batch);
+          streams[1 + s] = hand_on(*instance, piece.sides[s].input_gradient, kBackwardBlock, micro_batch);
     }
   if (chunk.position > 0) send(chunk.position - 1, chunk.position, micro_batch, true, streams);
   if (!program_.schedule.split_backward) release(chunk, micro_batch);
@@ -296,15 +305,15 @@ void Rank::update() {
     return static_cast<std::size_t>(it - ops.begin());
   };
   const auto run_ops = [&](auto selects) {
-    for (RankChunk& chunk : chunks_)
-      for (RankRun& run : chunk.runs) {
-        const auto& ops = run.instances.front().plan->piece->update.ops;
-        const PiecePlan& plan = *run.instances.front().plan;
-        const std::size_t split = norm_begin(ops);
-        for (std::size_t i = 0; i < ops.size(); ++i)
-          if (selects(i < split, ops[i], plan.reduces_norm(ops[i])))
-            for (Instance& instance : run.instances) execute(ops[i], instance, -1, 3);
+    for_each_instance([&](Instance& instance) {
+      const std::vector<Op>& ops = instance.plan->piece->update.ops;
+      const std::size_t split = norm_begin(ops);
+      for (std::size_t i = 0; i < ops.size(); ++i) {
+        if (!selects(i < split, ops[i], instance.plan->reduces_norm(ops[i]))) continue;
+        execute(ops[i], instance, kOfStep, kUpdateBlock);
+        end_lives(kUpdateBlock, i, instance, kOfStep);
       }
+    });
   };
   run_ops([](bool before, const Op&, bool) { return before; });
   sum_tied_gradients();

@@ -13,13 +13,12 @@
 #include "realrun/executor.h"
 #include "realrun/layout.h"
 #include "realrun/storage.h"
+#include "sim/program/liveness.h"
 
 namespace orrery::realrun {
 
 using StorageSet = std::vector<StoragePtr>;  // by tensor
 
-inline constexpr std::array<Block Piece::*, 4> kBlocks{&Piece::forward, &Piece::backward, &Piece::weight_gradient,
-                                                       &Piece::update};
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 
 // What does not differ from one instance of a piece to the next.
@@ -27,16 +26,25 @@ struct PiecePlan {
   const Piece* piece = nullptr;
   std::vector<View> views;
   std::vector<std::int64_t> capacity;  // of each storage: shards may reach beyond the buffer they divide
-  std::vector<bool> lasting;           // lives for the whole run, not for a micro-batch
-  std::array<std::vector<std::vector<TensorId>>, 3> ends;  // by block and op: storages that nothing uses after it
-  std::vector<bool> ends_handed_on;                        // storages that end once they have been handed on
-  std::int64_t sequence = 0;                               // whole length of the sequences that it works on
+  Liveness lives;
+  // By block and op: storages that nothing uses after it, here or at a neighbour.
+  std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> ends;
+  // The same of gradients that are one buffer for all micro-batches, and reduced in each: they begin anew.
+  std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> begins_anew;
+  std::int64_t sequence = 0;  // whole length of the sequences that it works on
   // By buffer of packed gradients: elements of the held gradients that it stands for.
   std::map<TensorId, std::vector<std::int64_t>> packed;
   std::vector<bool> of_norm;                                         // the gradient norm, or a part of it
   TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
   std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
 
+  // Whether the storage lives for the whole run, not for a micro-batch.
+  bool lasts(TensorId storage) const { return lives.of(storage).keeper == Keeper::step; }
+  // Whether it ends once the block has handed it on.
+  bool ends_handed_on(TensorId storage, std::size_t block) const {
+    const Life& life = lives.of(storage);
+    return life.keeper != Keeper::step && (life.handed_on & ~life.kept & bit_of_block(block)) != 0;
+  }
   // Sums gradients in a buffer that no op fills.
   bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed.contains(op.reads[0]); }
   // Sums the ranks' norms; `sums_norms`: the instances'.
@@ -89,7 +97,7 @@ class Rank {
     TensorId id = kNoTensor;
   };
   struct Waiting {  // for a bucket to fill
-    int block;
+    std::size_t block;
     std::size_t bucket;  // which of the block's: variants of a piece have the same
     std::vector<std::pair<Instance*, std::size_t>> ops;
   };
@@ -133,10 +141,10 @@ class Rank {
   void backward(RankChunk& chunk, std::int64_t micro_batch);
   void weight_gradient(RankChunk& chunk, std::int64_t micro_batch);
   void release(RankChunk& chunk, std::int64_t micro_batch);
-  void run_block(int block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch);
-  void end_lives(int block, std::size_t op, Instance& instance, std::int64_t micro_batch);
+  void run_block(std::size_t block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch);
+  void end_lives(std::size_t block, std::size_t op, Instance& instance, std::int64_t micro_batch);
   void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& part);
-  StreamPart hand_on(Instance& instance, TensorId id, std::int64_t micro_batch);
+  StreamPart hand_on(Instance& instance, TensorId id, std::size_t block, std::int64_t micro_batch);
   StreamPart zeros(const Tensor& tensor);
   // All streams that cross the boundary before `position`; `residual`: what the neighbour inside takes or gives.
   Streams receive(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
@@ -151,7 +159,7 @@ class Rank {
   void reduce_gradient_norm();
   void gather_losses();
 
-  void execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block);
+  void execute(const Op& op, Instance& instance, std::int64_t micro_batch, std::size_t block);
   void wait_for_operands(const Op& op, Instance& instance, std::int64_t micro_batch);
   void note_uses(const Op& op, Instance& instance, std::int64_t micro_batch);
   void kernel(const Op& op, Instance& instance, std::int64_t micro_batch);
@@ -215,6 +223,7 @@ class Rank {
   // Rows of a table of positions whose view is not dense.
   std::map<std::pair<const std::vector<std::int64_t>*, std::int64_t>, std::vector<std::int64_t>> row_indices_;
   Instance* embedding_ = nullptr;  // of this stage
+  bool shares_table_ = false;      // other pieces of the stage use the embedding's
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
   bool ring_causal_ = false;
   std::int64_t ring_window_ = 0;

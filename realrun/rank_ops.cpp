@@ -39,7 +39,7 @@ bool is_outermost(const Tensor& t, int dim) {
 
 }  // namespace
 
-void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, int block) {
+void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, std::size_t block) {
   if (instance.plan->sums_norms(op)) return;  // reduce_gradient_norm() does
   communicator_.at(name_of(op.phase), op.name, micro_batch);
   try {
@@ -50,7 +50,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, i
       const Piece& piece = *instance.plan->piece;
       issue = {.piece = static_cast<std::uint16_t>(&piece - program_.pieces.data()),
                .block = static_cast<std::uint8_t>(block),
-               .op = static_cast<std::uint16_t>(&op - (piece.*kBlocks[static_cast<std::size_t>(block)]).ops.data()),
+               .op = static_cast<std::uint16_t>(&op - (piece.*kBlocks[block]).ops.data()),
                .stream = op.stream,
                .begin = backend_.mark(op.stream),
                .waited_for = waited_for_,

@@ -33,31 +33,11 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
   plan.views = views_of(piece, position_in(plan));
   const std::size_t n = piece.tensors.size();
   plan.capacity.assign(n, 0);
-  std::vector<bool> written(n), in_update(n), in_step(n), conditional(n);
   for (std::size_t id = 0; id < n; ++id) {
     const View& v = plan.views[id];
     const std::int64_t elements = piece.tensors[id].elements();
     const std::int64_t end = v.dense() ? v.offset + elements : *std::max_element(v.index.begin(), v.index.end()) + 1;
     plan.capacity[v.root] = std::max(plan.capacity[v.root], end);
-  }
-  for (Block Piece::*block : kBlocks)
-    for (const Op& op : (piece.*block).ops) {
-      const auto touch = [&](TensorId id, bool write) {
-        if (id == kNoTensor) return;
-        const TensorId root = plan.views[id].root;
-        if (write && !written[root] && op.when != When::every_micro_batch) conditional[root] = true;
-        if (write) written[root] = true;
-        (block == &Piece::update ? in_update : in_step)[root] = true;
-      };
-      for (TensorId id : op.reads) touch(id, false);
-      for (TensorId id : op.writes) touch(id, true);
-    }
-  plan.lasting.assign(n, false);
-  for (std::size_t id = 0; id < n; ++id) {
-    const Tensor& t = piece.tensors[id];
-    if (t.alias_of != kNoTensor) continue;
-    plan.lasting[id] =
-        t.resident || in_update[id] || conditional[id] || (t.category == Category::parameter && !written[id]);
   }
   plan.of_norm.assign(n, false);
   for (Block Piece::*block : kBlocks)
@@ -78,57 +58,26 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
       std::string_view(piece.tensors[plan.held_parameters].name) == "parameter_shard")
     plan.shard_begin = position_.shard * piece.tensors[plan.held_parameters].sizes[0];
   find_packed_gradients(plan);
+  plan.lives.find(piece);
   find_ends(plan);
 }
 
-// A storage ends with its last use in a block if no later block touches it, or the next that does defines it anew in
-// whole. What pieces hand on ends when it has been handed on.
 void Rank::find_ends(PiecePlan& plan) const {
   const Piece& piece = *plan.piece;
-  const std::size_t n = piece.tensors.size();
-  struct Touch {
-    bool any = false, defines = false;
-    std::size_t last = 0;
-  };
-  std::array<std::vector<Touch>, 3> touches;  // of forward, backward, weight_gradient; the update ends all
-  for (std::size_t b = 0; b < touches.size(); ++b) {
-    touches[b].resize(n);
-    const std::vector<Op>& ops = (piece.*kBlocks[b]).ops;
-    plan.ends[b].resize(ops.size());
-    for (std::size_t i = 0; i < ops.size(); ++i) {
-      const auto touch = [&](TensorId id, bool write) {
-        if (id == kNoTensor || piece.tensors[id].shared) return;
-        const TensorId root = plan.views[id].root;
-        Touch& t = touches[b][root];
-        const bool whole = piece.tensors[id].elements() == piece.tensors[root].elements();
-        if (!t.any)
-          t.defines = write && whole && ops[i].when == When::every_micro_batch &&
-                      piece.tensors[root].category != Category::gradient;
-        t.any = true;
-        t.last = i;
-      };
-      for (TensorId id : ops[i].reads) touch(id, false);
-      for (TensorId id : ops[i].writes) touch(id, true);
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    for (auto* of : {&plan.ends, &plan.begins_anew}) (*of)[b].resize((piece.*kBlocks[b]).ops.size());
+  for (const TensorId storage : plan.lives.storages()) {
+    const Tensor& t = piece.tensors[storage];
+    const Life& life = plan.lives.of(storage);
+    if (t.shared) continue;
+    if (plan.lasts(storage)) {
+      const bool reduced = t.category == Category::gradient && !t.resident && life.read && !life.touches(kUpdateBlock);
+      if (reduced && life.touches(kWeightGradientBlock))
+        plan.begins_anew[kWeightGradientBlock][life.last[kWeightGradientBlock]].push_back(storage);
+      continue;
     }
-  }
-  const auto root = [&](TensorId id) { return id == kNoTensor ? kNoTensor : plan.views[id].root; };
-  plan.ends_handed_on.assign(n, false);
-  for (std::size_t id = 0; id < n; ++id) {
-    if (plan.views[id].root != id || plan.lasting[id] || piece.tensors[id].shared) continue;
-    for (std::size_t b = 0; b < touches.size(); ++b) {
-      if (!touches[b][id].any) continue;
-      std::size_t next = b + 1;
-      while (next < touches.size() && !touches[next][id].any) ++next;
-      if (next < touches.size() && !touches[next][id].defines) continue;
-      bool handed_on = (b == 0 && root(piece.output) == id) || (b == 1 && root(piece.input_gradient) == id);
-      for (const SideStream& side : piece.sides)
-        handed_on = handed_on || (b == 0 && root(side.output) == id) || (b == 1 && root(side.input_gradient) == id);
-      if (handed_on) {
-        plan.ends_handed_on[id] = true;
-      } else {
-        plan.ends[b][touches[b][id].last].push_back(static_cast<TensorId>(id));
-      }
-    }
+    for (std::size_t b = 0; b < kBlocks.size(); ++b)
+      if (life.touches(b) && !life.outlives(b)) plan.ends[b][life.last[b]].push_back(storage);
   }
 }
 
@@ -262,6 +211,7 @@ void Rank::build_chunks() {
   }
   for_each_instance([&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
+    for (const Tensor& t : piece.tensors) shares_table_ = shares_table_ || t.shared;
     for (const Op& op : piece.forward.ops)
       if (embedding_ == nullptr && op.kind == OpKind::embedding && is_vocabulary_table(piece.tensors[op.reads[1]])) {
         embedding_ = &instance;
@@ -329,7 +279,7 @@ void Rank::initialise(Instance& instance) {
   }
   for (std::size_t id = 0; id < piece.tensors.size(); ++id) {
     const Tensor& t = piece.tensors[id];
-    if (!plan.lasting[id] || t.alias_of != kNoTensor || t.rank != 1) continue;
+    if (t.alias_of != kNoTensor || t.rank != 1 || !plan.lasts(static_cast<TensorId>(id))) continue;
     const bool parameters = id == plan.views[plan.held_parameters].root, master = !parameters && weights[id];
     if (!parameters && !states[id] && t.category != Category::gradient) continue;
     const std::int64_t capacity = plan.capacity[id];
@@ -365,7 +315,7 @@ StoragePtr& Rank::storage_pointer(Instance& instance, TensorId id, std::int64_t 
                                   Stream stream) {
   const PiecePlan& plan = *instance.plan;
   const TensorId root = plan.views[id].root;
-  StorageSet& set = plan.lasting[root] ? instance.lasting : instance.micro[micro_batch];
+  StorageSet& set = plan.lasts(root) ? instance.lasting : instance.micro[micro_batch];
   if (set.empty()) set.resize(plan.piece->tensors.size());
   StoragePtr& s = set[root];
   if (s != nullptr) return s;

@@ -98,7 +98,7 @@ struct BlockCode {
 struct CompileContext {
   const OpCostModel* costs = nullptr;
   const Runtime* runtime = nullptr;
-  std::span<const TensorId> root;  // of each tensor: the storage it lives in (MemoryScratch::root)
+  std::span<const TensorId> root;  // of each tensor: the storage it lives in (Liveness::storage)
 };
 
 enum class BlockKind : std::uint8_t { forward, backward, weight_gradient, norm, update };

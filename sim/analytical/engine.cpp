@@ -79,7 +79,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     if (!data.used) continue;
     const Piece& piece = program.pieces[p];
     data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
-    const CompileContext context{&costs, &program.runtime, scratch.root};
+    const CompileContext context{&costs, &program.runtime, scratch.lives.storage()};
     for (std::size_t k = 0; k < kBlockKinds; ++k)
       compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
     data.recompute_flops = 0;

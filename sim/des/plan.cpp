@@ -7,7 +7,7 @@
 #include <random>
 
 #include "sim/base/error.h"
-#include "sim/memory/memory.h"
+#include "sim/program/liveness.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -94,14 +94,14 @@ void RunPlan::compile_blocks(JobPlan& job) {
         for (const Run& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
       });
 
-  MemoryScratch scratch;
+  Liveness lives;
   BlockCompiler compiler;
   job.codes.resize(program.pieces.size());
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     if (most[p] == 0) continue;
     const Piece& piece = program.pieces[p];
-    piece_memory(piece, program.runtime.granularity, most[p], scratch);
-    const CompileContext context{job.costs.get(), &program.runtime, scratch.root};
+    lives.find(piece);
+    const CompileContext context{job.costs.get(), &program.runtime, lives.storage()};
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       BlockCode& code = job.codes[p][k];
       compiler.compile(piece, static_cast<BlockKind>(k), context, code);

@@ -7,145 +7,67 @@
 namespace orrery {
 namespace {
 
-constexpr int kForward = 0, kBackward = 1, kWeightGradient = 2, kUpdate = 3, kBlocks = 4;
 using Storage = MemoryScratch::Storage;
 
 constexpr std::size_t index(Place place) { return static_cast<std::size_t>(place); }
 
-constexpr bool is_persistent(Category category) {
-  return category == Category::parameter || category == Category::gradient || category == Category::optimizer_state;
-}
-
 class Walk {
  public:
-  Walk(const Piece& piece, const Granularity& granularity, std::int64_t instances, MemoryScratch& scratch)
+  Walk(const Piece& piece, std::int64_t instances, MemoryScratch& scratch)
       : piece_(piece),
         instances_(instances),
-        blocks_{&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update},
-        root_(scratch.root),
+        lives_(scratch.lives),
         storages_(scratch.storages),
+        passing_(scratch.passing),
         entering_(scratch.entering),
         starts_(scratch.starts),
-        ends_(scratch.ends) {
-    find_roots(granularity);
-    for (int b = 0; b < kBlocks; ++b) record_accesses(b);
-  }
+        ends_(scratch.ends) {}
 
-  PieceMemory run() {
+  PieceMemory run(const Granularity& granularity) {
     PieceMemory memory;
+    lives_.find(piece_);
+    storages_.resize(piece_.tensors.size());
     for (auto& ids : entering_) ids.clear();
-    for (std::size_t i = 0; i < storages_.size(); ++i)
-      if (root_[i] == i) classify(static_cast<TensorId>(i), memory);
-    memory.forward_transient = transient(kForward, memory.saved);
-    memory.backward_transient = transient(kBackward, memory.saved);
-    memory.weight_gradient_transient = transient(kWeightGradient, memory.saved_weight_gradient);
-    memory.update_transient = transient(kUpdate, {});
+    passing_.clear();
+    for (const TensorId id : lives_.storages()) {
+      elsewhere_ = elsewhere_ || place(id) != Place::device;
+      const auto bytes = static_cast<double>(piece_.tensors[id].bytes());
+      const double granule = granularity.bytes[index(place(id))];
+      storages_[id] = {.bytes = granule > 0 ? std::ceil(bytes / granule) * granule : bytes};
+      keep(id, memory);
+    }
+    for (const SideStream& side : piece_.sides)
+      if (side.input != kNoTensor) keep_side_input(lives_.storage(side.input), memory);
+    memory.forward_transient = transient(kForwardBlock, memory.saved);
+    memory.backward_transient = transient(kBackwardBlock, memory.saved);
+    memory.weight_gradient_transient = transient(kWeightGradientBlock, memory.saved_weight_gradient);
+    memory.update_transient = transient(kUpdateBlock, {});
     return memory;
   }
 
  private:
-  static constexpr std::uint8_t bit(int block) { return static_cast<std::uint8_t>(1u << block); }
   Category category(TensorId id) const { return piece_.tensors[id].category; }
-
   Place place(TensorId id) const { return piece_.tensors[id].place; }
+  void add(TensorId id, PlacedBytes& to) const { to.of(place(id), category(id)) += storages_[id].bytes; }
 
-  void find_roots(const Granularity& granularities) {
-    const auto& tensors = piece_.tensors;
-    root_.resize(tensors.size());
-    storages_.resize(tensors.size());
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      auto id = static_cast<TensorId>(i);
-      while (tensors[id].alias_of != kNoTensor) id = tensors[id].alias_of;
-      root_[i] = id;
-      if (id != i) continue;
-      const auto bytes = static_cast<double>(tensors[i].bytes());
-      const double granularity = granularities.bytes[index(tensors[i].place)];
-      elsewhere_ = elsewhere_ || tensors[i].place != Place::device;
-      storages_[i] = Storage{};
-      storages_[i].bytes = granularity > 0 ? std::ceil(bytes / granularity) * granularity : bytes;
-    }
+  // What it adds beyond a block.
+  void keep(TensorId id, PieceMemory& memory) {
+    const Life& life = lives_.of(id);
+    if (life.keeper == Keeper::step) return add(id, memory.resident);
+    if (life.keeper == Keeper::others || life.touched == 0) return;
+    passing_.push_back(id);
+    if ((life.kept & bit_of_block(kForwardBlock)) != 0) add(id, memory.saved);
+    if (life.enters_block(kWeightGradientBlock)) add(id, memory.saved_weight_gradient);
+    for (std::size_t block = 0; block < kBlocks.size(); ++block)
+      if (life.enters_block(block)) entering_[block].push_back(id);
   }
 
-  void access(int block, std::uint16_t position, const Op& op, TensorId id, bool write) {
-    const TensorId root = root_[id];
-    Storage& s = storages_[root];
-    const bool always = op.when == When::every_micro_batch;
-    if ((s.touched & bit(block)) == 0) {
-      if (s.touched == 0 && write && !always) s.conditional = true;
-      const bool whole = always || !is_persistent(category(root));
-      if (write && whole && (!op.accumulate || s.touched == 0)) s.defined |= bit(block);
-      s.touched |= bit(block);
-      s.first[static_cast<std::size_t>(block)] = position;
-    }
-    s.last[static_cast<std::size_t>(block)] = position;
-    s.read |= !write;
-    s.unconditional |= always;
+  void keep_side_input(TensorId id, PieceMemory& memory) const {
+    if (lives_.of(id).touches(kBackwardBlock)) add(id, memory.saved_side_input);
   }
 
-  void record_accesses(int block) {
-    const auto& ops = blocks_[static_cast<std::size_t>(block)]->ops;
-    for (std::size_t p = 0; p < ops.size(); ++p) {
-      const Op& op = ops[p];
-      for (TensorId id : op.reads)
-        if (id != kNoTensor) access(block, static_cast<std::uint16_t>(p), op, id, false);
-      for (TensorId id : op.writes)
-        if (id != kNoTensor) access(block, static_cast<std::uint16_t>(p), op, id, true);
-    }
-  }
-
-  bool is(TensorId root, TensorId boundary) const { return boundary != kNoTensor && root_[boundary] == root; }
-
-  bool is_resident(TensorId id, const Storage& s) const {
-    const Category c = category(id);
-    if (piece_.tensors[id].resident) return true;
-    if (is_persistent(c)) {
-      const bool flat = (c == Category::parameter && piece_.flat_parameters != kNoTensor) ||
-                        (c == Category::gradient && piece_.flat_gradients != kNoTensor);
-      return (!s.read && !flat) || (s.touched & ~s.defined) != 0;
-    }
-    const bool in_step = (s.touched & (bit(kForward) | bit(kBackward) | bit(kWeightGradient))) != 0;
-    const bool updated = (s.touched & bit(kUpdate)) != 0;
-    const std::uint8_t first = s.touched & static_cast<std::uint8_t>(-s.touched);
-    const bool written_first = (s.defined & first) != 0;
-    return (in_step && updated) || (s.conditional && s.unconditional) || (place(id) != Place::device && !written_first);
-  }
-
-  void classify(TensorId id, PieceMemory& memory) {
-    Storage& s = storages_[id];
-    const auto add = [&](PlacedBytes& to) { to.of(place(id), category(id)) += s.bytes; };
-    const auto touches = [&](int block) { return (s.touched & bit(block)) != 0; };
-    const auto enters = [&](int block) { return (s.touched & ~s.defined & bit(block)) != 0; };
-    bool side_input = false, side_gradient = false, side_output = false;
-    for (const SideStream& side : piece_.sides) {
-      side_input = side_input || is(id, side.input);
-      side_gradient = side_gradient || is(id, side.input_gradient);
-      side_output = side_output || is(id, side.output);
-    }
-    if (piece_.tensors[id].shared || side_input || side_gradient) {
-      if (side_input && touches(kBackward)) add(memory.saved_side_input);
-      return;
-    }
-    if (is_resident(id, s)) {
-      add(memory.resident);
-      return;
-    }
-    s.comes_and_goes = true;
-    const bool for_weights = enters(kWeightGradient);
-    const bool redefined = touches(kBackward) && !enters(kBackward);
-    const bool saved = touches(kForward) && (enters(kBackward) || (for_weights && !redefined));
-    if (saved) add(memory.saved);
-    if (for_weights) add(memory.saved_weight_gradient);
-    if (saved || is(id, piece_.output) || side_output) s.outlives |= bit(kForward);
-    if (for_weights || is(id, piece_.input_gradient)) s.outlives |= bit(kBackward);
-    for (int block = 0; block < kBlocks; ++block)
-      if (enters(block) || (block == kBackward && saved)) {
-        entering_[static_cast<std::size_t>(block)].push_back(id);
-        s.enters |= bit(block);
-      }
-  }
-
-  PlacedBytes transient(int block, const PlacedBytes& saved) {
-    const auto& ops = blocks_[static_cast<std::size_t>(block)]->ops;
+  PlacedBytes transient(std::size_t block, const PlacedBytes& saved) {
+    const std::vector<Op>& ops = (piece_.*kBlocks[block]).ops;
     if (ops.empty()) return {};
     PlacedBytes now = saved * -1, ahead{};
     std::array<double, kPlaces> sums;
@@ -155,7 +77,7 @@ class Walk {
       sums[index(place(id))] += bytes;
     };
     list_lives(block, ops.size());
-    for (TensorId id : entering_[static_cast<std::size_t>(block)]) change(id, storages_[id].bytes);
+    for (TensorId id : entering_[block]) change(id, storages_[id].bytes);
     PlacedBytes worst = now;
     std::array<double, kPlaces> most = sums;
     const std::size_t places = elsewhere_ ? kPlaces : 1;
@@ -169,24 +91,22 @@ class Walk {
       for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
       const Op& op = ops[p];
       if (op.prefetch > 0) hold_for_others(op, false, op.prefetch, ahead);
-      if (op.every > 1 && block != kUpdate) hold_for_others(op, true, op.every - 1, ahead);
+      if (op.every > 1 && block != kUpdateBlock) hold_for_others(op, true, op.every - 1, ahead);
     }
     worst += ahead;
     return worst;
   }
 
   // Of each op, whose life in the block begins and ends with it; what enters the block alive has begun before.
-  void list_lives(int block, std::size_t ops) {
-    const auto b = static_cast<std::size_t>(block);
+  void list_lives(std::size_t block, std::size_t ops) {
     starts_.assign(ops, kNoTensor);
     ends_.assign(ops, kNoTensor);
-    for (std::size_t i = 0; i < storages_.size(); ++i) {
-      if (root_[i] != i) continue;
-      Storage& s = storages_[i];
-      if (!s.comes_and_goes || (s.touched & bit(block)) == 0) continue;
-      const auto id = static_cast<TensorId>(i);
-      if ((s.enters & bit(block)) == 0) s.next_start = std::exchange(starts_[s.first[b]], id);
-      if ((s.outlives & bit(block)) == 0) s.next_end = std::exchange(ends_[s.last[b]], id);
+    for (const TensorId id : passing_) {
+      const Life& life = lives_.of(id);
+      if (!life.touches(block)) continue;
+      Storage& s = storages_[id];
+      if (!life.enters_block(block)) s.next_start = std::exchange(starts_[life.first[block]], id);
+      if (!life.outlives(block)) s.next_end = std::exchange(ends_[life.last[block]], id);
     }
   }
 
@@ -197,8 +117,8 @@ class Walk {
     std::size_t n = 0;
     const auto hold = [&](TensorId id, bool counts) {
       if (id == kNoTensor) return;
-      const TensorId root = root_[id];
-      if (!storages_[root].comes_and_goes) return;
+      const TensorId root = lives_.storage(id);
+      if (lives_.of(root).keeper != Keeper::blocks) return;
       if (std::find(used.begin(), used.begin() + n, root) != used.begin() + n) return;
       used[n++] = root;
       if (counts) ahead.of(place(root), category(root)) += others * storages_[root].bytes;
@@ -210,10 +130,10 @@ class Walk {
   const Piece& piece_;
   const std::int64_t instances_;
   bool elsewhere_ = false;  // something lies beyond the device
-  std::array<const Block*, kBlocks> blocks_;
-  std::vector<TensorId>& root_;
+  Liveness& lives_;
   std::vector<Storage>& storages_;
-  std::array<std::vector<TensorId>, 4>& entering_;
+  std::vector<TensorId>& passing_;
+  std::array<std::vector<TensorId>, kBlocks.size()>& entering_;
   std::vector<TensorId>&starts_, &ends_;
 };
 
@@ -231,7 +151,7 @@ void Fullest::consider(const PlacedBytes& bytes) {
 
 PieceMemory piece_memory(const Piece& piece, const Granularity& granularity, std::int64_t instances,
                          MemoryScratch& scratch) {
-  return Walk(piece, granularity, instances, scratch).run();
+  return Walk(piece, instances, scratch).run(granularity);
 }
 
 PieceMemory piece_memory(const Piece& piece, const Granularity& granularity, std::int64_t instances) {

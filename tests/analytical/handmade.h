@@ -10,7 +10,7 @@
 #include "sim/analytical/block_clock.h"
 #include "sim/cost/collective_calibration.h"
 #include "sim/hardware/read_cluster.h"
-#include "sim/memory/memory.h"
+#include "sim/program/liveness.h"
 
 namespace orrery {
 
@@ -93,10 +93,10 @@ class Clockwork {
     costs.set_mesh(m);
   }
   const BlockCode& compile(const Piece& piece, BlockKind kind = BlockKind::forward) {
-    MemoryScratch scratch;
-    piece_memory(piece, 1, 1, scratch);
+    Liveness lives;
+    lives.find(piece);
     codes.emplace_back();
-    BlockCompiler().compile(piece, kind, {&costs, &runtime, scratch.root}, codes.back());
+    BlockCompiler().compile(piece, kind, {&costs, &runtime, lives.storage()}, codes.back());
     return codes.back();
   }
   LineResult run(const std::vector<LineItem>& line, WhenSet when = kUsual, bool drain = false, bool jump = true) {
