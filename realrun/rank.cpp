@@ -73,34 +73,70 @@ void Rank::step() {
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
 
-void Rank::run_block(std::size_t block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch) {
+template <class Take, class Give>
+void Rank::run_line(std::size_t block, RankChunk& chunk, std::int64_t micro_batch, Take take, Give give) {
+  const std::vector<InLine>& line = chunk.line(block);
+  const IssueAhead order{static_cast<std::int64_t>(line.size()), chunk.longest_ahead[block]};
+  const auto issue = [&](std::int64_t at, int least, int most) {
+    run_ahead(block, *line[static_cast<std::size_t>(at)].instance, micro_batch, least, most);
+  };
+  order.at_beginning(issue);
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    take(*line[i].instance);
+    run_block(block, line[i], micro_batch, [&] { order.when_starts(static_cast<std::int64_t>(i), issue); });
+    give(*line[i].instance);
+  }
+}
+
+void Rank::run_ahead(std::size_t block, Instance& instance, std::int64_t micro_batch, int least, int most) {
+  const std::vector<Op>& ops = (instance.plan->piece->*kBlocks[block]).ops;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!instance.plan->is_ahead(block, i) || ops[i].prefetch < least || ops[i].prefetch > most) continue;
+    if (!runs(ops[i], micro_batch)) continue;
+    execute(ops[i], instance, micro_batch, block);
+    end_lives(block, i, instance, micro_batch);
+  }
+}
+
+template <class Begun>
+void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_batch, Begun begun) {
   const auto ops_of = [block](const Instance& of) -> const std::vector<Op>& {
     return (of.plan->piece->*kBlocks[block]).ops;
   };
+  Instance& instance = *at.instance;
   const std::vector<Op>& ops = ops_of(instance);
   std::size_t buckets = 0;
+  bool began = false;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
     const std::size_t own_bucket = op.every > 1 ? buckets++ : 0;
-    const bool skipped = (op.when == When::first_micro_batch && micro_batch != 0) ||
-                         (op.when == When::last_micro_batch && micro_batch + 1 != program_.schedule.micro_batches);
+    if (instance.plan->is_ahead(block, i)) continue;
+    const bool skipped = !runs(op, micro_batch);
     if (skipped || op.every == 1) {
       if (!skipped) execute(op, instance, micro_batch, block);
       end_lives(block, i, instance, micro_batch);
+      if (skipped || began || op.stream != Stream::compute) continue;
+      began = true;
+      begun();
       continue;
     }
     auto bucket = std::find_if(waiting_.begin(), waiting_.end(),
                                [&](const Waiting& w) { return w.block == block && w.bucket == own_bucket; });
     if (bucket == waiting_.end()) bucket = waiting_.insert(waiting_.end(), Waiting{block, own_bucket, {}});
     bucket->ops.emplace_back(&instance, i);
-    if (!last_of_stretch && bucket->ops.size() < op.every) continue;
+    const std::int64_t instances = instances_covered(op.every, at.place);
+    if (instances == 0) continue;
     const std::vector<std::pair<Instance*, std::size_t>> covered = std::move(bucket->ops);
     waiting_.erase(bucket);
-    for (const auto& [each, at] : covered) {
-      execute(ops_of(*each)[at], *each, micro_batch, block);
-      end_lives(block, at, *each, micro_batch);
+    if (static_cast<std::int64_t>(covered.size()) != instances)
+      throw std::logic_error("a bucket of " + std::to_string(instances) + " layers holds " +
+                             std::to_string(covered.size()));
+    for (const auto& [each, of_each] : covered) {
+      execute(ops_of(*each)[of_each], *each, micro_batch, block);
+      end_lives(block, of_each, *each, micro_batch);
     }
   }
+  if (!began) begun();
 }
 
 void Rank::end_lives(std::size_t block, std::size_t op, Instance& instance, std::int64_t micro_batch) {
@@ -231,23 +267,24 @@ void Rank::send(const MessageTag& tag, StreamPart& part) {
 
 void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
   Streams streams;
-  if (chunk.position > 0) {
-    const Piece& first = *chunk.runs.front().instances.front().plan->piece;
-    streams = receive(chunk.position, chunk.position, micro_batch, false, first.tensors[first.input]);
-  }
-  for (RankRun& run : chunk.runs)
-    for (Instance& instance : run.instances) {
-      const Piece& piece = *instance.plan->piece;
-      if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, streams[0]);
-      streams[0].storage.reset();
-      for (std::size_t s = 0; s < kSideStreams; ++s)
-        if (piece.sides[s].input != kNoTensor) hand_in(instance, piece.sides[s].input, micro_batch, streams[1 + s]);
-      run_block(0, instance, run.ends_stretch && &instance == &run.instances.back(), micro_batch);
-      if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, kForwardBlock, micro_batch);
-      for (std::size_t s = 0; s < kSideStreams; ++s)
-        if (piece.sides[s].output != kNoTensor)
-          streams[1 + s] = hand_on(instance, piece.sides[s].output, kForwardBlock, micro_batch);
-    }
+  bool received = chunk.position == 0;
+  const auto take = [&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (!std::exchange(received, true))
+      streams = receive(chunk.position, chunk.position, micro_batch, false, piece.tensors[piece.input]);
+    if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, streams[0]);
+    streams[0].storage.reset();
+    for (std::size_t s = 0; s < kSideStreams; ++s)
+      if (piece.sides[s].input != kNoTensor) hand_in(instance, piece.sides[s].input, micro_batch, streams[1 + s]);
+  };
+  const auto give = [&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (piece.output != kNoTensor) streams[0] = hand_on(instance, piece.output, kForwardBlock, micro_batch);
+    for (std::size_t s = 0; s < kSideStreams; ++s)
+      if (piece.sides[s].output != kNoTensor)
+        streams[1 + s] = hand_on(instance, piece.sides[s].output, kForwardBlock, micro_batch);
+  };
+  run_line(kForwardBlock, chunk, micro_batch, take, give);
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
   if (chunk.position < last) send(chunk.position + 1, chunk.position + 1, micro_batch, false, streams);
 }
@@ -255,43 +292,42 @@ void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
 void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
   Streams streams;
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
-  if (chunk.position < last) {
-    const Piece& piece = *chunk.runs.back().instances.back().plan->piece;
-    streams = receive(chunk.position, chunk.position + 1, micro_batch, true, piece.tensors[piece.output_gradient]);
-  }
-  for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
-    for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance) {
-      const Piece& piece = *instance->plan->piece;
-      if (piece.output_gradient != kNoTensor) hand_in(*instance, piece.output_gradient, micro_batch, streams[0]);
-      streams[0].storage.reset();
-      for (std::size_t s = 0; s < kSideStreams; ++s) {
-        const TensorId id = piece.sides[s].output_gradient;
-        if (id == kNoTensor) continue;
-        StreamPart& part = streams[1 + s];
-        hand_in(*instance, id, micro_batch, part.storage != nullptr ? part : zeros(piece.tensors[id]));
-        part = {};
-      }
-      run_block(1, *instance, run->begins_stretch && &*instance == &run->instances.front(), micro_batch);
-      if (piece.input_gradient != kNoTensor)
-        streams[0] = hand_on(*instance, piece.input_gradient, kBackwardBlock, micro_batch);
-      for (std::size_t s = 0; s < kSideStreams; ++s)
-        if (piece.sides[s].input_gradient != kNoTensor)
-          streams[1 + s] = hand_on(*instance, piece.sides[s].input_gradient, kBackwardBlock, micro_batch);
+  bool received = chunk.position == last;
+  const auto take = [&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (!std::exchange(received, true))
+      streams = receive(chunk.position, chunk.position + 1, micro_batch, true, piece.tensors[piece.output_gradient]);
+    if (piece.output_gradient != kNoTensor) hand_in(instance, piece.output_gradient, micro_batch, streams[0]);
+    streams[0].storage.reset();
+    for (std::size_t s = 0; s < kSideStreams; ++s) {
+      const TensorId id = piece.sides[s].output_gradient;
+      if (id == kNoTensor) continue;
+      StreamPart& part = streams[1 + s];
+      hand_in(instance, id, micro_batch, part.storage != nullptr ? part : zeros(piece.tensors[id]));
+      part = {};
     }
+  };
+  const auto give = [&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (piece.input_gradient != kNoTensor)
+      streams[0] = hand_on(instance, piece.input_gradient, kBackwardBlock, micro_batch);
+    for (std::size_t s = 0; s < kSideStreams; ++s)
+      if (piece.sides[s].input_gradient != kNoTensor)
+        streams[1 + s] = hand_on(instance, piece.sides[s].input_gradient, kBackwardBlock, micro_batch);
+  };
+  run_line(kBackwardBlock, chunk, micro_batch, take, give);
   if (chunk.position > 0) send(chunk.position - 1, chunk.position, micro_batch, true, streams);
   if (!program_.schedule.split_backward) release(chunk, micro_batch);
 }
 
 void Rank::weight_gradient(RankChunk& chunk, std::int64_t micro_batch) {
-  for (auto run = chunk.runs.rbegin(); run != chunk.runs.rend(); ++run)
-    for (auto instance = run->instances.rbegin(); instance != run->instances.rend(); ++instance)
-      run_block(2, *instance, run->begins_stretch && &*instance == &run->instances.front(), micro_batch);
+  const auto nothing = [](Instance&) {};
+  run_line(kWeightGradientBlock, chunk, micro_batch, nothing, nothing);
   release(chunk, micro_batch);
 }
 
 void Rank::release(RankChunk& chunk, std::int64_t micro_batch) {
-  for (RankRun& run : chunk.runs)
-    for (Instance& instance : run.instances) instance.micro.erase(micro_batch);
+  for (Instance& instance : chunk.instances) instance.micro.erase(micro_batch);
 }
 
 // ---- update -----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
 #include "realrun/executor.h"
 #include "realrun/layout.h"
 #include "realrun/storage.h"
-#include "sim/program/liveness.h"
+#include "sim/program/issue.h"
 
 namespace orrery::realrun {
 
@@ -31,6 +31,7 @@ struct PiecePlan {
   std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> ends;
   // The same of gradients that are one buffer for all micro-batches, and reduced in each: they begin anew.
   std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> begins_anew;
+  std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead;  // by block and op: issued ahead; empty: none
   std::int64_t sequence = 0;  // whole length of the sequences that it works on
   // By buffer of packed gradients: elements of the held gradients that it stands for.
   std::map<TensorId, std::vector<std::int64_t>> packed;
@@ -38,6 +39,14 @@ struct PiecePlan {
   TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
   std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
 
+  bool is_ahead(std::size_t block, std::size_t op) const { return !ahead[block].empty() && ahead[block][op] != 0; }
+  std::int64_t longest_ahead(std::size_t block) const {
+    std::int64_t longest = 0;
+    for (std::size_t i = 0; i < ahead[block].size(); ++i)
+      if (is_ahead(block, i))
+        longest = std::max(longest, static_cast<std::int64_t>((piece->*kBlocks[block]).ops[i].prefetch));
+    return longest;
+  }
   // Whether the storage lives for the whole run, not for a micro-batch.
   bool lasts(TensorId storage) const { return lives.of(storage).keeper == Keeper::step; }
   // Whether it ends once the block has handed it on.
@@ -68,13 +77,18 @@ struct Instance {
   std::vector<float> captured_gradients;
 };
 
-struct RankRun {
-  std::vector<Instance> instances;                  // of equal pieces, in order
-  bool begins_stretch = true, ends_stretch = true;  // over which buckets are filled
+// An instance where a line reaches it.
+struct InLine {
+  Instance* instance = nullptr;
+  PlaceInStretch place;
 };
 struct RankChunk {
   std::int64_t position = 0;
-  std::vector<RankRun> runs;
+  std::vector<Instance> instances;            // in the order of the model
+  std::vector<InLine> forwards, backwards;    // lines of them
+  std::array<std::int64_t, kBlocks.size()> longest_ahead{};  // of a block's ops
+
+  const std::vector<InLine>& line(std::size_t block) const { return block == kForwardBlock ? forwards : backwards; }
 };
 
 struct RunSetup {
@@ -141,7 +155,17 @@ class Rank {
   void backward(RankChunk& chunk, std::int64_t micro_batch);
   void weight_gradient(RankChunk& chunk, std::int64_t micro_batch);
   void release(RankChunk& chunk, std::int64_t micro_batch);
-  void run_block(std::size_t block, Instance& instance, bool last_of_stretch, std::int64_t micro_batch);
+  // The block of all instances of the chunk in a line: take(instance) before it, give(instance) behind it.
+  template <class Take, class Give>
+  void run_line(std::size_t block, RankChunk& chunk, std::int64_t micro_batch, Take take, Give give);
+  // `begun`: when the first kernel has been issued.
+  template <class Begun>
+  void run_block(std::size_t block, const InLine& at, std::int64_t micro_batch, Begun begun);
+  // Its ops that are issued so many instances ahead.
+  void run_ahead(std::size_t block, Instance& instance, std::int64_t micro_batch, int least, int most);
+  bool runs(const Op& op, std::int64_t micro_batch) const {
+    return (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
+  }
   void end_lives(std::size_t block, std::size_t op, Instance& instance, std::int64_t micro_batch);
   void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& part);
   StreamPart hand_on(Instance& instance, TensorId id, std::size_t block, std::int64_t micro_batch);
@@ -200,8 +224,7 @@ class Rank {
   template <class Visit>
   void for_each_instance(Visit visit) {
     for (RankChunk& chunk : chunks_)
-      for (RankRun& run : chunk.runs)
-        for (Instance& instance : run.instances) visit(instance);
+      for (Instance& instance : chunk.instances) visit(instance);
   }
 
   const RunSetup& setup_;

@@ -84,7 +84,7 @@ void Rank::execute(const Op& op, Instance& instance, std::int64_t micro_batch, s
   }
 }
 
-// Data from other streams; and what torch.distributed does: communication waits for the kernels issued before it.
+// Data from other streams, and the kernels issued before it.
 void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micro_batch) {
   if (instance.plan->reduces_norm(op) || instance.plan->is_packed_reduction(op)) return;
   const auto wait = [&](Use& use) {
@@ -102,7 +102,7 @@ void Rank::wait_for_operands(const Op& op, Instance& instance, std::int64_t micr
   };
   for (TensorId id : op.reads) operand(id, false);
   for (TensorId id : op.writes) operand(id, true);
-  if (is_communication(op.kind) && !op.free_running) order_.wait_for_compute(op.stream);
+  if (waits_for_compute(op)) order_.wait_for_compute(op.stream);
 }
 
 void Rank::note_uses(const Op& op, Instance& instance, std::int64_t micro_batch) {

@@ -59,6 +59,10 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     plan.shard_begin = position_.shard * piece.tensors[plan.held_parameters].sizes[0];
   find_packed_gradients(plan);
   plan.lives.find(piece);
+  FindAhead find_ahead;
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    if (!find_ahead((piece.*kBlocks[b]).ops, plan.lives.storage(), boundary_of(piece, b).input, plan.ahead[b]))
+      plan.ahead[b].clear();
   find_ends(plan);
 }
 
@@ -191,23 +195,27 @@ void Rank::build_chunks() {
   for (std::size_t c = 0; c < chunks; ++c) {
     chunks_[c].position = program_.schedule.position_of(stage, c);
     std::size_t parameter = before[static_cast<std::size_t>(chunks_[c].position)];
-    const Piece* previous = nullptr;
-    for (const Run& run : program_.stages[stage][c].runs) {
-      const Piece& piece = program_.pieces[run.piece];
-      const bool goes_on = previous != nullptr && share_buckets(*previous, piece);
-      if (goes_on) chunks_[c].runs.back().ends_stretch = false;
-      chunks_[c].runs.emplace_back();
-      chunks_[c].runs.back().begins_stretch = !goes_on;
-      previous = &piece;
-      auto& instances = chunks_[c].runs.back().instances;
-      instances.resize(static_cast<std::size_t>(run.count));
-      for (Instance& instance : instances) {
+    const std::vector<Run>& runs = program_.stages[stage][c].runs;
+    std::vector<Instance>& instances = chunks_[c].instances;
+    for (const Run& run : runs)
+      for (std::int64_t i = 0; i < run.count; ++i) {
+        Instance& instance = instances.emplace_back();
         instance.plan = &plans_[run.piece];
         instance.first_parameter = parameter;
         parameter += instance.plan->piece->parameters.size();
         instance.lasting.resize(instance.plan->piece->tensors.size());
+        for (std::size_t b = 0; b < kBlocks.size(); ++b)
+          chunks_[c].longest_ahead[b] = std::max(chunks_[c].longest_ahead[b], instance.plan->longest_ahead(b));
       }
-    }
+    std::size_t next = 0;
+    for_each_in_line(program_.pieces, runs, false, [&](const Run& run, PlaceInStretch place) {
+      for (std::int64_t i = 0; i < run.count; ++i, ++place.before)
+        chunks_[c].forwards.push_back({&instances[next++], place});
+    });
+    for_each_in_line(program_.pieces, runs, true, [&](const Run& run, PlaceInStretch place) {
+      for (std::int64_t i = 0; i < run.count; ++i, ++place.before)
+        chunks_[c].backwards.push_back({&instances[--next], place});
+    });
   }
   for_each_instance([&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;

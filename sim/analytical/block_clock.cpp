@@ -36,11 +36,6 @@ const char* name_of(BlockKind kind) {
   return names[static_cast<std::size_t>(kind)];
 }
 
-std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count) {
-  if ((at + 1) % node.every == 0) return node.every;
-  return at == count - 1 ? count % node.every : 0;
-}
-
 void add(TimeBreakdown& to, const Accounts& from) {
   to.matmul += from[kMatmul];
   to.attention += from[kAttention];
@@ -75,14 +70,6 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
   }
 }
 
-void LineClock::issue_ahead(std::int64_t index, double time) {
-  const std::int64_t last = std::min(index + ahead_, length_ - 1);
-  for (std::int64_t target = index + 1; target <= last; ++target) {
-    const auto distance = static_cast<int>(target - index);
-    issue_prefetched(target, distance, distance, time);
-  }
-}
-
 template <bool Record>
 double LineClock::overlap_seconds(double start, double seconds) {
   double from = start + seconds, until = start;
@@ -108,6 +95,10 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   const std::int64_t index = base + at;
   double& compute = s_.free[kCompute];
   bool began = false;
+  const auto begin = [&](double time) {
+    order_.when_starts(index,
+                       [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, time); });
+  };
   std::size_t prefetched = 0;
   ++walked_;
   s_.host += code.graph_host_seconds;
@@ -122,7 +113,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
     if (node.every > 1) {
-      const std::int64_t instances = instances_covered(node, item.before + at, item.in_stretch());
+      const std::int64_t instances = instances_covered(node.every, item.place(at));
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);
@@ -167,7 +158,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     if (stream == kCompute) {
       if (!began) {
         began = true;
-        if (ahead_ > 0) issue_ahead(index, start);
+        if (order_.longest > 0) begin(start);
       }
       s_.accounts[waiting_for(cause)] += start - compute;
       if (!node.counted) s_.accounts[node.account] += seconds;
@@ -204,7 +195,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     first_part_[k] = start + last_seconds;
     s_.host += node.host;
   }
-  if (!began && ahead_ > 0) issue_ahead(index, std::max(compute, s_.host));
+  if (!began && order_.longest > 0) begin(std::max(compute, s_.host));
 
   double exit = -1;
   if (code.exit_compute != BlockCode::kNone) {
@@ -224,11 +215,11 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
 }
 
 void LineClock::snapshot(std::int64_t index, std::vector<double>& x) const {
-  x.resize(kStateSize + static_cast<std::size_t>(ahead_ * ahead_nodes_));
+  x.resize(kStateSize + static_cast<std::size_t>(order_.longest * ahead_nodes_));
   std::memcpy(x.data(), &s_, sizeof(State));
   auto out = x.begin() + static_cast<std::ptrdiff_t>(kStateSize);
-  for (std::int64_t target = index; target < index + ahead_; ++target) {
-    const auto slot = ahead_end_.begin() + target % (ahead_ + 1) * ahead_nodes_;
+  for (std::int64_t target = index; target < index + order_.longest; ++target) {
+    const auto slot = ahead_end_.begin() + target % (order_.longest + 1) * ahead_nodes_;
     out = std::copy(slot, slot + ahead_nodes_, out);
   }
 }
@@ -236,7 +227,7 @@ void LineClock::snapshot(std::int64_t index, std::vector<double>& x) const {
 void LineClock::restore(std::int64_t index, const std::vector<double>& x) {
   std::memcpy(static_cast<void*>(&s_), x.data(), sizeof(State));
   auto in = x.begin() + static_cast<std::ptrdiff_t>(kStateSize);
-  for (std::int64_t target = index; target < index + ahead_; ++target, in += ahead_nodes_)
+  for (std::int64_t target = index; target < index + order_.longest; ++target, in += ahead_nodes_)
     std::copy(in, in + ahead_nodes_, ahead_slot(target));
 }
 
@@ -258,7 +249,7 @@ std::int64_t LineClock::steady_periods(std::int64_t most) const {
 void LineClock::walk(const LineItem& item, std::int64_t base) {
   const std::int64_t count = item.count;
   // The last instances differ: they start other pieces ahead, or nothing, and end the norm.
-  const std::int64_t margin = std::max<std::int64_t>(ahead_, 1);
+  const std::int64_t margin = std::max<std::int64_t>(order_.longest, 1);
   // Instances after which the state may repeat: buckets fill; and streams that wait for each other across instances
   // may take turns (the cyclicity of a max-plus system), so longer periods are tried when one shows no steady advance.
   std::int64_t multiple = 1, period = item.code->period;
@@ -298,25 +289,25 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   slowdown_ = overlap_slowdown;
   jump_ = jump;
   s_ = {};
-  length_ = ahead_ = ahead_nodes_ = 0;
+  order_ = {};
+  ahead_nodes_ = 0;
   entry_stream_ = Stream::compute;
   std::size_t nodes = 0;
   for (const LineItem& item : line) {
-    length_ += item.count;
-    if (item.code->once) once_at_ = length_ - 1;
+    order_.length += item.count;
+    if (item.code->once) once_at_ = order_.length - 1;
     nodes = std::max(nodes, item.code->nodes.size());
     ahead_nodes_ = std::max(ahead_nodes_, static_cast<std::int64_t>(item.code->prefetched.size()));
     for (std::uint16_t k : item.code->prefetched)
-      ahead_ = std::max(ahead_, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
+      order_.longest = std::max(order_.longest, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
   }
   if (end_.size() < nodes) {
     end_.resize(nodes);
     first_part_.resize(nodes);
   }
-  ahead_ = std::min(ahead_, length_);
-  ahead_end_.assign(static_cast<std::size_t>((ahead_ + 1) * ahead_nodes_), 0.0);
-  for (std::int64_t target = 0; target < ahead_; ++target)
-    issue_prefetched(target, static_cast<int>(target) + 1, 0xffff, 0);
+  order_.longest = std::min(order_.longest, order_.length);
+  ahead_end_.assign(static_cast<std::size_t>((order_.longest + 1) * ahead_nodes_), 0.0);
+  order_.at_beginning([&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, 0); });
 
   std::int64_t base = 0;
   for (const LineItem& item : line) {

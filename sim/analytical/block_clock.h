@@ -12,9 +12,7 @@
 //    device start a line together.
 //  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
 //    compute and unless free_running, the kernels issued before it have finished.
-//  - prefetch d: it is issued when the instance d places earlier in the line starts its first kernel; the first d
-//    instances' at the beginning of the line.
-//  - every e: it runs in the last of each e instances of a stretch of runs, and in the stretch's last for the rest.
+//  - What is issued ahead, and buckets: sim/program/issue.h.
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
 //  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
@@ -28,7 +26,7 @@
 #include <vector>
 
 #include "sim/analytical/op_cost.h"
-#include "sim/program/program.h"
+#include "sim/program/issue.h"
 #include "sim/report/report.h"
 
 namespace orrery {
@@ -42,14 +40,6 @@ void add(TimeBreakdown& to, const Accounts& from);
 constexpr Account waiting_for(Stream stream) {
   return static_cast<Account>(kExposed + static_cast<int>(row_of(stream).account));
 }
-
-// In which micro-batches ops run: a set of When.
-using WhenSet = std::uint8_t;
-constexpr WhenSet bit(When when) { return static_cast<WhenSet>(1u << static_cast<unsigned>(when)); }
-inline constexpr WhenSet kUsual = bit(When::every_micro_batch);
-inline constexpr WhenSet kFirst = kUsual | bit(When::first_micro_batch);
-inline constexpr WhenSet kLast = kUsual | bit(When::last_micro_batch);
-inline constexpr WhenSet kOnly = kFirst | kLast;  // a step of one micro-batch
 
 // One op, or neighbouring kernels of the compute stream.
 struct ClockNode {
@@ -71,9 +61,6 @@ struct ClockNode {
   // Seconds by account of the kernels it merges: by which a slow-down is booked.
   std::array<double, kHostIssue> kernel_seconds{};
 };
-
-// Instances of a stretch that the op covers when instance `at` of `count` is reached; 0: it does not run there.
-std::int64_t instances_covered(const ClockNode& node, std::int64_t at, std::int64_t count);
 
 struct BlockCode {
   static constexpr std::uint16_t kNone = 0xffff;
@@ -124,7 +111,8 @@ class BlockCompiler {
   std::vector<std::uint16_t> node_of_;
   std::vector<Link> links_;
   std::vector<std::uint8_t> needed_;      // a kernel whose end another stream waits for
-  std::vector<std::uint8_t> prefetches_;  // depends on nothing in its own instance but other such ops
+  FindAhead find_ahead_;
+  std::vector<std::uint8_t> ahead_;       // issued ahead of its instance
   std::vector<std::uint16_t> waited_;     // streams that have waited for the op already
   std::uint16_t entry_waited_ = 0;
   std::size_t once_from_ = 0;
@@ -138,21 +126,16 @@ struct LineItem {
   std::int64_t stretch = 0;  // all of them; 0: `count`
 
   std::int64_t in_stretch() const { return stretch > 0 ? stretch : count; }
+  PlaceInStretch place(std::int64_t at) const { return {before + at, in_stretch()}; }
 };
 
 // Appends the runs of a chunk; backwards for blocks that run so. `code_of(piece)`: the compiled block.
 template <class CodeOf>
 void append_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, CodeOf code_of,
                  std::vector<LineItem>& line) {
-  const std::size_t first = line.size();
-  for_each_stretch(pieces, runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-    std::int64_t before = 0;
-    for (const Run& run : stretch) {
-      line.push_back({&code_of(run.piece), run.count, reversed ? instances - before - run.count : before, instances});
-      before += run.count;
-    }
+  for_each_in_line(pieces, runs, reversed, [&](const Run& run, PlaceInStretch place) {
+    line.push_back({&code_of(run.piece), run.count, place.before, place.count});
   });
-  if (reversed) std::reverse(line.begin() + static_cast<std::ptrdiff_t>(first), line.end());
 }
 
 struct LineResult {
@@ -183,10 +166,9 @@ class LineClock {
   void walk(const LineItem& item, std::int64_t base);
   template <bool Record>
   void instance(const LineItem& item, std::int64_t at, std::int64_t base);
-  void issue_ahead(std::int64_t index, double time);  // what may start when instance `index` starts
   void issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time);
   const BlockCode& code_of(std::int64_t index) const;
-  double* ahead_slot(std::int64_t index) { return ahead_end_.data() + index % (ahead_ + 1) * ahead_nodes_; }
+  double* ahead_slot(std::int64_t index) { return ahead_end_.data() + index % (order_.longest + 1) * ahead_nodes_; }
   void snapshot(std::int64_t index, std::vector<double>& x) const;
   void restore(std::int64_t index, const std::vector<double>& x);
   // Periods that the state may be advanced by x2 - x1 each before another operand of some maximum takes over; 0 when
@@ -199,14 +181,13 @@ class LineClock {
   WhenSet when_ = kUsual;
   double slowdown_ = 0;
   bool jump_ = true;
-  std::int64_t length_ = 0;
+  IssueAhead order_;
   std::int64_t once_at_ = 0;  // the last instance with ops that run once
   Stream entry_stream_ = Stream::compute;
   State s_;
   std::vector<double> end_, first_part_;  // by node of the current instance
-  std::int64_t ahead_ = 0;                // longest prefetch distance in the line
   std::int64_t ahead_nodes_ = 0;          // most prefetched nodes in a block
-  std::vector<double> ahead_end_;         // [instance % (ahead + 1)][node's place among the prefetched]
+  std::vector<double> ahead_end_;         // [instance % (longest + 1)][node's place among the prefetched]
   // Of the last period and the one before: how far each operand of each maximum lay below it.
   std::vector<double> slacks_, last_slacks_;
   std::vector<double> x0_, x1_, x2_;  // the state after the last three periods

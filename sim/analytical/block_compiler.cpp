@@ -37,13 +37,11 @@ constexpr std::uint16_t bit_of(Stream s) { return static_cast<std::uint16_t>(1u 
 void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId entry, BlockCode& code) {
   const Op& op = code.ops[to];
   const bool on_compute = op.stream == Stream::compute;
-  const bool waits = !on_compute && !op.free_running && op.prefetch == 0;
+  const bool waits = waits_for_compute(op);
   // A wait that not every line passes may not stand for later ones.
   const bool always = op.when == When::every_micro_batch && op.every == 1;
-  bool own_instance = false;
   const auto add = [&](std::int32_t from) {
     const Op& producer = code.ops[static_cast<std::size_t>(from)];
-    own_instance |= !prefetches_[static_cast<std::size_t>(from)];
     if (producer.stream == op.stream) return;
     std::uint16_t& waited = waited_[static_cast<std::size_t>(from)];
     if ((waited & bit_of(op.stream)) != 0 && op.count == 1) return;
@@ -54,16 +52,9 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   const auto depend = [&](TensorId id) {
     const TensorId root = context.root[id];
     const std::int32_t compute = last_compute_[root], other = last_other_[root];
-    if (compute != kNobody && !on_compute) {
-      if (waits) {
-        own_instance = true;  // after the kernels issued before it anyway
-      } else {
-        add(compute);
-      }
-    }
+    if (compute != kNobody && !on_compute && !waits) add(compute);  // else after the kernels issued before it anyway
     if (other != kNobody) add(other);
     if (compute == kNobody && other == kNobody && entry != kNoTensor && root == context.root[entry]) {
-      own_instance = true;
       if ((entry_waited_ & bit_of(op.stream)) != 0) return;
       if (always) entry_waited_ |= bit_of(op.stream);
       links_.push_back({BlockCode::kEntry, static_cast<std::uint16_t>(to)});
@@ -74,7 +65,6 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   if (op.accumulate)
     for (TensorId id : op.writes)
       if (id != kNoTensor) depend(id);
-  prefetches_[to] = op.prefetch > 0 && !on_compute && op.every == 1 && !own_instance;
 }
 
 void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, BlockCode& code) {
@@ -111,10 +101,10 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       node.op = static_cast<std::uint16_t>(i);
       node.every = op.every;
       node.count = op.count;
-      node.prefetch = prefetches_[i] ? op.prefetch : 0;
+      node.prefetch = !ahead_.empty() && ahead_[i] ? op.prefetch : 0;
       node.stream = op.stream;
       node.when = bit(op.when);
-      node.waits_for_compute = op.stream != Stream::compute && !op.free_running && op.prefetch == 0;
+      node.waits_for_compute = waits_for_compute(op);
       node.once = is_communication(op.kind) && i >= once_from_;
       code.once |= node.once;
       node.moves = is_communication(op.kind);
@@ -150,18 +140,13 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.piece = &piece;
   code.model = context.costs;
 
-  TensorId entry = kNoTensor, exit = kNoTensor;
+  const Boundary boundary = boundary_of(piece, static_cast<std::size_t>(kind));
+  const TensorId entry = boundary.input, exit = boundary.output;
   switch (kind) {
     case BlockKind::forward:
-      code.ops = piece.forward.ops;
-      entry = piece.input, exit = piece.output;
-      break;
     case BlockKind::backward:
-      code.ops = piece.backward.ops;
-      entry = piece.output_gradient, exit = piece.input_gradient;
-      break;
     case BlockKind::weight_gradient:
-      code.ops = piece.weight_gradient.ops;
+      code.ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;
       break;
     case BlockKind::norm:
     case BlockKind::update: {
@@ -176,11 +161,12 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   last_compute_.assign(piece.tensors.size(), kNobody);
   last_other_.assign(piece.tensors.size(), kNobody);
   needed_.assign(n, 0);
-  prefetches_.assign(n, 0);
   waited_.assign(n, 0);
   node_of_.resize(n);
   links_.clear();
   entry_waited_ = 0;
+
+  if (!find_ahead_(code.ops, context.root, entry, ahead_)) ahead_.clear();
 
   // Collectives of the gradient norm itself come after the first norm and run once for all instances.
   once_from_ = n;

@@ -18,15 +18,15 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
     line = c.lines.back().get();
   }
   std::size_t works = 0;
-  std::int64_t length = 0, once_at = -1, ahead = 0;
+  IssueAhead order;
+  std::int64_t once_at = -1;
   for (const LineItem& item : items) {
     works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
-    length += item.count;
-    if (item.code->once) once_at = length - 1;
+    order.length += item.count;
+    if (item.code->once) once_at = order.length - 1;
     for (const std::uint16_t k : item.code->prefetched)
-      ahead = std::max(ahead, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
+      order.longest = std::max(order.longest, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
   }
-  ahead = std::min(ahead, length);
   line->works.assign(works, {});
   line->gate = {};
   line->gate.done = !input_to_come;
@@ -40,7 +40,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
     Work* works;
   };
   std::vector<Instance> instances;
-  instances.reserve(static_cast<std::size_t>(length));
+  instances.reserve(static_cast<std::size_t>(order.length));
   Work* next = line->works.data();
   for (const LineItem& item : items)
     for (std::int64_t at = 0; at < item.count; ++at) {
@@ -80,14 +80,15 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
     }
   };
   const auto issue_ahead = [&](std::int64_t index, Work* trigger) {
-    for (std::int64_t target = index + 1; target <= std::min(index + ahead, length - 1); ++target)
-      issue_prefetched(target, static_cast<int>(target - index), static_cast<int>(target - index), trigger);
+    order.when_starts(index, [&](std::int64_t target, int least, int most) {
+      issue_prefetched(target, least, most, trigger);
+    });
   };
-  for (std::int64_t target = 0; target < ahead; ++target)
-    issue_prefetched(target, static_cast<int>(target) + 1, 0xffff, nullptr);
+  order.at_beginning(
+      [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, nullptr); });
 
   Work *entry = &line->gate, *other_entry = nullptr, *last_compute = nullptr;
-  for (std::int64_t index = 0; index < length; ++index) {
+  for (std::int64_t index = 0; index < order.length; ++index) {
     const auto& [item, at, first] = instances[static_cast<std::size_t>(index)];
     const BlockCode& code = *item->code;
     bool began = false;
@@ -96,7 +97,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
       const ClockNode& node = code.nodes[k];
       if (node.prefetch > 0) continue;
       Work& w = first[k];
-      const std::int64_t covered = node.every > 1 ? instances_covered(node, item->before + at, item->in_stretch()) : 1;
+      const std::int64_t covered = node.every > 1 ? instances_covered(node.every, item->place(at)) : 1;
       if ((node.when & when) == 0 || (node.once && index != once_at) || covered == 0) {
         w.done = w.started = true;
         continue;
@@ -313,13 +314,7 @@ void Simulation::control(ClassRun& c) {
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
     items.clear();
     items_of(chunks[slot.chunk], static_cast<BlockKind>(slot.kind), slot.kind != SlotKind::forward);
-    WhenSet when = kUsual;
-    if (schedule.micro_batches == 1)
-      when = kOnly;
-    else if (slot.micro_batch == 0)
-      when = kFirst;
-    else if (slot.micro_batch + 1 == schedule.micro_batches)
-      when = kLast;
+    const WhenSet when = conditions_of(slot.micro_batch, schedule.micro_batches);
     // The first forward's gathering of parameters needs no input: it runs while the pipeline fills.
     std::int32_t from_stage = 0;
     const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);

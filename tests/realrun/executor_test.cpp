@@ -795,6 +795,26 @@ TEST(Layouts, HoldWhatIsPredicted) {
   EXPECT_EQ(met, names.size());
 }
 
+// As the engines time it: those of the first layers before any kernel, then one more with each layer that begins.
+TEST(Layouts, GatherParametersAsManyLayersAheadAsThePlanSays) {
+  for (const int layers : {1, 3}) {
+    const Scenario scenario = tiny(R"({"model": {"tied_embeddings": false}, "plan": {"data_parallel": 2,
+        "zero_stage": 3, "prefetch": )" + std::to_string(layers) + "}}");
+    Program program;
+    lower(scenario, program);
+    ExecutionOptions options = seeded(1);
+    options.measure = true;
+    const auto ranks = execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); });
+    int gathers = 0, kernels = 0;
+    for (const Interval& interval : ranks.front().intervals) {
+      kernels += interval.stream == Stream::compute;
+      if (kernels == 2) break;
+      gathers += interval.stream == Stream::parameter_communication;
+    }
+    EXPECT_EQ(gathers, layers + 1);
+  }
+}
+
 TEST(Layouts, DecayWeightsAsOneRankDoes) {
   for (const char* rule : {"adamw", "adam", "sgd_momentum"}) {
     ExecutionOptions options = seeded(1);
