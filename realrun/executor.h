@@ -8,10 +8,8 @@
 //  - A tensor of category gradient is added to, by every op that writes it outside the update; it is zero when its
 //    storage begins: at the step's start if it is resident, else when its micro-batch first touches it. Reductions into
 //    storage of their own (in every micro-batch) add to it.
-//  - Positions dealt to context-parallel ranks, and which part of the keys a ring step sees, follow from the plan's
-//    balance: kernels get the positions of queries and keys and mask by them. An attention over "half of the keys" that
-//    stands for the visible half of the square is computed on all keys, masked.
-//  - Key gradients of a ring come home with the last shift, however many steps it took.
+//  - Which positions a rank's queries and keys have follows from their layouts and the step of the ring that the op
+//    states: kernels mask by them, as FLOPs are counted (sim/program/work.h).
 //  - The tied embedding's exchange between stages (Program::tied_embedding_bytes) sums the table's gradients before the
 //    norm; of an encoder-decoder up to three stages hold a copy.
 //  - Side streams (Piece::sides) cross a boundary between stages as messages of their own, where a piece behind it

@@ -69,7 +69,7 @@ bool keeps_order(const Match& m, const Tensor& view) {
 class Viewer {
  public:
   Viewer(const Piece& piece, const Position& position)
-      : piece_(piece), position_(position), positions_(position.positions(position.cp)) {}
+      : piece_(piece), position_(position) {}
 
   std::vector<View> run() {
     views_.resize(piece_.tensors.size());
@@ -100,6 +100,10 @@ class Viewer {
       view.offset = base.offset;
       return view;
     }
+    positions_.clear();
+    if (const int d = t.find(Axis::sequence); d >= 0)
+      positions_ = dealt_indices(t.deal(d), t.over[d], t.sizes[d] * position_.mesh->size(t.over[d].group()), t.sizes[d],
+                                 *position_.mesh, static_cast<std::int64_t>(position_.rank));
     std::vector<std::int64_t> index(static_cast<std::size_t>(n));
     for (std::int64_t e = 0; e < n; ++e) index[static_cast<std::size_t>(e)] = base.at(element(e, t, of, m));
     bool dense = true;
@@ -152,7 +156,7 @@ class Viewer {
 
   const Piece& piece_;
   const Position& position_;
-  const std::vector<std::int64_t> positions_;
+  std::vector<std::int64_t> positions_;  // of the view that is looked at
   std::vector<View> views_;
 };
 
@@ -205,15 +209,19 @@ std::vector<std::size_t> Position::group(MeshGroup group) const {
   return members;
 }
 
-std::vector<std::int64_t> Position::positions(std::int64_t cp_rank) const {
-  std::vector<std::int64_t> list;
-  const std::int64_t parts = zigzag ? 2 * cp_degree : cp_degree, part = sequence / parts;
-  const auto append = [&](std::int64_t index) {
-    for (std::int64_t i = 0; i < part; ++i) list.push_back(index * part + i);
+AttentionPositions attention_positions(const Op& op, const Piece& piece, const Position& position) {
+  const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
+  const Tensor &q = piece.tensors[op.reads[first]], &kv = piece.tensors[op.reads[first + 1]];
+  const std::int64_t whole = q.sizes[1] * op.parts;
+  const auto dealt = [&](const Tensor& t, std::size_t rank) {
+    return dealt_indices(t.deal(1), t.over[1], whole, t.sizes[1], *position.mesh, static_cast<std::int64_t>(rank));
   };
-  append(cp_rank);
-  if (zigzag) append(parts - 1 - cp_rank);
-  return list;
+  // The keys' rank: so many places before this one in the ring.
+  const std::vector<std::size_t> ring = position.group(kv.over[1].group());
+  const std::size_t own = static_cast<std::size_t>(
+      std::find(ring.begin(), ring.end(), position.rank) - ring.begin());
+  const std::size_t before = static_cast<std::size_t>(op.keys_before) % ring.size();
+  return {dealt(q, position.rank), dealt(kv, ring[(own + ring.size() - before) % ring.size()])};
 }
 
 Position position_of(std::size_t rank, const Program& program, std::int64_t sequence) {
@@ -222,14 +230,11 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   p.rank = rank;
   p.mesh = &mesh;
   const auto r = static_cast<std::int64_t>(rank);
-  p.tp = mesh.coordinate(r, MeshAxis::tp), p.tp_degree = mesh.size(MeshAxis::tp);
-  p.cp = mesh.coordinate(r, MeshAxis::cp), p.cp_degree = mesh.size(MeshAxis::cp);
+  p.tp_degree = mesh.size(MeshAxis::tp);
+  p.cp_degree = mesh.size(MeshAxis::cp);
   p.pp = mesh.coordinate(r, MeshAxis::pp);
   p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   p.sequence = sequence;
-  for (const Piece& piece : program.pieces)
-    for (const Tensor& t : piece.tensors)
-      for (int d = 0; d < t.rank; ++d) p.zigzag = p.zigzag || t.deal(d) == Deal::zigzag;
   p.shard = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
   return p;
 }

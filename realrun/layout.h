@@ -15,11 +15,10 @@ namespace orrery::realrun {
 struct Position {
   std::size_t rank = 0;
   const Mesh* mesh = nullptr;
-  std::int64_t tp = 0, tp_degree = 1, cp = 0, cp_degree = 1, pp = 0;
+  std::int64_t tp_degree = 1, cp_degree = 1, pp = 0;
   std::int64_t replica = 0;   // data-parallel: which part of the global batch
   std::int64_t shard = 0;     // place in the ZeRO group
   std::int64_t sequence = 0;  // of the whole model
-  bool zigzag = false;        // how sequences are dealt to context-parallel ranks
 
   // The other ranks of this rank's group, and this one; ascending.
   std::vector<std::size_t> group(MeshGroup group) const;
@@ -29,10 +28,14 @@ struct Position {
   std::int64_t begin(const Tensor& t, int dim) const { return part(t.over[dim]) * t.sizes[dim]; }
   // Of those that differ in these digits, is this the rank that speaks for all?
   bool is_first(MeshGroup digits) const { return mesh->coordinate(static_cast<std::int64_t>(rank), digits) == 0; }
-  // Positions in the whole sequence of what context-parallel rank `cp_rank` holds.
-  std::vector<std::int64_t> positions(std::int64_t cp_rank) const;
 };
 Position position_of(std::size_t rank, const Program& program, std::int64_t sequence);
+
+// Positions in the whole sequence of the queries and the keys of an attention over one that is dealt to ranks.
+struct AttentionPositions {
+  std::vector<std::int64_t> queries, keys;
+};
+AttentionPositions attention_positions(const Op& op, const Piece& piece, const Position& position);
 
 // Element e of a tensor is element offset + e of the storage of `root`, or index[e] where it is not dense.
 struct View {

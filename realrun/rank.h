@@ -237,7 +237,6 @@ class Rank {
   std::vector<PiecePlan> plans_;
   std::vector<RankChunk> chunks_;
   std::vector<Waiting> waiting_;
-  std::vector<std::int64_t> own_positions_;
   std::map<std::array<std::int64_t, 5>, std::vector<std::int64_t>> part_indices_;
   std::map<MessageTag, StreamPart> own_messages_;  // between chunks of this stage
   // By boundary (the position behind it) and side stream: what crosses it, if anything.
@@ -248,8 +247,6 @@ class Rank {
   Instance* embedding_ = nullptr;  // of this stage
   bool shares_table_ = false;      // other pieces of the stage use the embedding's
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
-  bool ring_causal_ = false;
-  std::int64_t ring_window_ = 0;
   std::int64_t step_ = 0;
   double squared_norm_ = 0, clip_ = 1;
   std::vector<StoragePtr> norm_parts_;

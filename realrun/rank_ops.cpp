@@ -143,24 +143,10 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
   std::array<Operand, 4> writes;
   std::vector<StoragePtr> held;  // gathered operands, until the kernel is issued
   std::vector<std::int64_t> positions, key_positions;
-  std::int64_t owner = -1;
-
-  if (is_attention(op.kind) && position_.cp_degree > 1) {
-    const bool backward = op.kind == OpKind::attention_backward;
-    TensorId& keys = op.reads[backward ? 4 : 1];
-    // What a step sees of the keys is up to the mask: half of them stand for half of the square.
-    const Tensor& t = piece.tensors[keys];
-    if (t.sizes[1] < static_cast<std::int64_t>(own_positions_.size())) keys = t.alias_of;
-    owner = storage(instance, keys, micro_batch, false, op.stream).owner;
-    if (owner < 0) {
-      owner = position_.cp;
-      ring_causal_ = op.causal;
-      ring_window_ = op.window;
-    }
-    op.causal = ring_causal_;
-    op.window = ring_window_;
-    positions = own_positions_;
-    key_positions = position_.positions(owner);
+  if (is_attention(op.kind) && op.parts > 1) {
+    AttentionPositions at = attention_positions(op, piece, position_);
+    positions = std::move(at.queries);
+    key_positions = std::move(at.keys);
   }
   if (op.kind == OpKind::rotary || op.kind == OpKind::rotary_backward)
     positions = sequence_positions(*instance.plan, piece.tensors[op.reads[0]]);
@@ -279,14 +265,6 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
     for (const Addition& c : copied) c.from->note_read(use);
   }
   if (op.kind == OpKind::cross_entropy && !divided_loss) note_loss(instance, op.writes[0], micro_batch);
-  if (position_.cp_degree == 1) return;
-  // Gradients of keys belong to whom the keys belong to.
-  if (op.kind == OpKind::attention_backward)
-    storage(instance, op.writes[1], micro_batch, true, op.stream).owner = owner;
-  if (op.kind == OpKind::add && op.reads[1] != kNoTensor &&
-      piece.tensors[op.writes[0]].category == Category::communication_buffer)
-    storage(instance, op.writes[0], micro_batch, true, op.stream).owner =
-        storage(instance, op.reads[0], micro_batch, false, op.stream).owner;
 }
 
 // Every parameter of the model counts once, on whichever rank holds it first.
@@ -515,20 +493,15 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
 
 void Rank::ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const Members members = position_.group(op.group);
-  const auto n = static_cast<std::int64_t>(members.size()), own = position_.cp;
-  const std::int64_t noted = storage(instance, op.reads[0], micro_batch, false, op.stream).owner;
-  const std::int64_t owner = noted < 0 ? own : noted;
+  const auto n = static_cast<std::int64_t>(members.size()),
+             own = program_.mesh.coordinate(static_cast<std::int64_t>(position_.rank), op.group);
   StoragePtr gathered;
   const void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Target to = target(instance, op.writes[0], micro_batch, op.stream);
-  const bool onward = instance.plan->piece->tensors[op.writes[0]].category == Category::communication_buffer;
-  // All ranks have shifted as often: what one holds is as far from home as what the others hold.
-  const std::int64_t next = onward ? (own + 1) % n : owner,
-                     previous = onward ? (own + n - 1) % n : (2 * own + n - owner) % n;
+  const std::int64_t next = (own + op.places) % n, previous = (own + n - op.places % n) % n;
   communicator_.permute(members, meeting(op), op.stream, from, to.data, to.slice.elements, to.slice.dtype,
                         static_cast<std::size_t>(next), static_cast<std::size_t>(previous));
   put(to, op.stream);
-  if (onward) storage(instance, op.writes[0], micro_batch, true, op.stream).owner = (owner + n - 1) % n;
   if (gathered != nullptr) gathered->note_read(order_.issued(op.stream));
 }
 

@@ -18,8 +18,7 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
       communicator_(communicator),
       order_(backend),
       memory_(backend, order_),
-      position_(position_of(communicator.rank(), setup.program, setup.sequence)),
-      own_positions_(position_.positions(position_.cp)) {
+      position_(position_of(communicator.rank(), setup.program, setup.sequence)) {
   plans_.resize(program_.pieces.size());
   for (std::size_t p = 0; p < plans_.size(); ++p) plan_piece(program_.pieces[p], plans_[p]);
   build_chunks();

@@ -58,8 +58,6 @@ struct Storage {
   Dtype dtype = Dtype::fp32;
   Category category = Category::activation;
   Place place = Place::device;
-  // Context parallelism: the rank whose keys (or gradients of keys) these are. -1: its own.
-  std::int64_t owner = -1;
   Use written;
   std::vector<Use> read;  // since then; the last of each stream
   void note_read(const Use& use);

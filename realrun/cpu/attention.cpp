@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "realrun/cpu/kernel_call.h"
 
@@ -35,6 +38,19 @@ class Mask {
   }
 
   bool all() const { return !causal_ && window_ == 0; }
+
+  // The queries that see any key and the keys that any query sees, from the first to the last: what is computed.
+  struct Rectangle {
+    std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
+  };
+  Rectangle rectangle(std::int64_t queries, std::int64_t keys) const {
+    if (all() || query_positions_.empty() || key_positions_.empty()) return {0, queries, 0, keys};
+    const std::int64_t before = window_ == 0 ? kFar : causal_ ? window_ - 1 : (window_ - 1) / 2,
+                       after = causal_ ? 0 : window_ / 2;
+    const auto [q, q_count] = span_of(query_positions_, key_positions_, before, after);
+    const auto [k, k_count] = span_of(key_positions_, query_positions_, after, before);
+    return {q, q_count, k, k_count};
+  }
   bool sees(std::int64_t query, std::int64_t key) const {
     const std::int64_t q =
         query_positions_.empty() ? query + shift_ : query_positions_[static_cast<std::size_t>(query)];
@@ -45,6 +61,24 @@ class Mask {
   }
 
  private:
+  static constexpr std::int64_t kFar = std::int64_t{1} << 60;
+
+  // Of those that have a partner from `before` positions before to `after` behind them: the first, and how many there
+  // are up to the last.
+  static std::pair<std::int64_t, std::int64_t> span_of(std::span<const std::int64_t> these,
+                                                       std::span<const std::int64_t> partners, std::int64_t before,
+                                                       std::int64_t after) {
+    std::vector<std::int64_t> sorted(partners.begin(), partners.end());
+    std::sort(sorted.begin(), sorted.end());
+    const auto has_partner = [&](std::int64_t at) {
+      const auto nearest = std::lower_bound(sorted.begin(), sorted.end(), at - before);
+      return nearest != sorted.end() && *nearest <= at + after;
+    };
+    const auto first = std::find_if(these.begin(), these.end(), has_partner);
+    const auto last = std::find_if(these.rbegin(), these.rend(), has_partner).base();
+    return {first - these.begin(), std::max<std::int64_t>(0, last - first)};
+  }
+
   std::span<const std::int64_t> query_positions_, key_positions_;
   std::int64_t shift_;
   bool causal_;
@@ -120,17 +154,19 @@ struct PositionBias {
   std::int64_t keys, heads;
 };
 
-void masked_scores(const Mask& mask, const Rows& q, const Rows& k, double scale, const PositionBias& bias,
-                   std::int64_t head, Matrix& scores) {
-  scores.noalias() = q * k.transpose();
+// Of the rectangle's queries and keys.
+void masked_scores(const Mask& mask, const Mask::Rectangle& r, const Rows& q, const Rows& k, double scale,
+                   const PositionBias& bias, std::int64_t head, Matrix& scores) {
+  scores.noalias() = q.middleRows(r.first_query, r.queries) * k.middleRows(r.first_key, r.keys).transpose();
   scores *= static_cast<float>(scale);
   if (bias.data != nullptr)
     for (Eigen::Index i = 0; i < scores.rows(); ++i)
-      for (Eigen::Index j = 0; j < scores.cols(); ++j) scores(i, j) += bias.at(i, j, head);
+      for (Eigen::Index j = 0; j < scores.cols(); ++j)
+        scores(i, j) += bias.at(r.first_query + i, r.first_key + j, head);
   if (mask.all()) return;
   for (Eigen::Index i = 0; i < scores.rows(); ++i)
     for (Eigen::Index j = 0; j < scores.cols(); ++j)
-      if (!mask.sees(i, j)) scores(i, j) = kMasked;
+      if (!mask.sees(r.first_query + i, r.first_key + j)) scores(i, j) = kMasked;
 }
 
 // In place; returns log(sum(exp)). A row of nothing but masked scores becomes zeros.
@@ -268,13 +304,18 @@ void attention(const KernelCall& call) {
   const Mask mask(call, s.queries, s.keys, s.fused);
   const PositionBias bias(call, s, call.has_read(2) ? &call.read(2) : nullptr);
   const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
+  const Mask::Rectangle r = mask.rectangle(s.queries, s.keys);
   Matrix scores;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
-    masked_scores(mask, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale, bias,
-                  g * s.heads + h, scores);
-    for (std::int64_t i = 0; i < s.queries; ++i)
-      lse.data[row + i] = static_cast<float>(softmax_row(scores.data() + i * s.keys, s.keys));
-    context.head(b, g, h, s.queries).noalias() = scores * kv.columns(b, g, s.value_begin, s.value_width, s.keys);
+    std::fill_n(lse.data + row, s.queries, kMasked);
+    context.head(b, g, h, s.queries).setZero();
+    if (r.queries == 0) return;
+    masked_scores(mask, r, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale,
+                  bias, g * s.heads + h, scores);
+    for (std::int64_t i = 0; i < r.queries; ++i)
+      lse.data[row + r.first_query + i] = static_cast<float>(softmax_row(scores.data() + i * r.keys, r.keys));
+    context.head(b, g, h, s.queries).middleRows(r.first_query, r.queries).noalias() =
+        scores * kv.columns(b, g, s.value_begin, s.value_width, s.keys).middleRows(r.first_key, r.keys);
   });
 }
 
@@ -300,27 +341,36 @@ void attention_backward(const KernelCall& call) {
   const HeadsTensor q{call.read(3)}, kv{s.fused ? call.read(3) : *kv_buffer}, context{call.read(1)},
       dcontext{call.read(0)};
   const HeadsTensor dq{call.write(0)}, dkv{key_gradient};
+  const Mask::Rectangle r = mask.rectangle(s.queries, s.keys);
   Matrix p, ds;
   for_each_head(s, [&](std::int64_t b, std::int64_t g, std::int64_t h, std::int64_t row) {
+    dq.head(b, g, h, s.queries).setZero();
+    if (r.queries == 0) return;
     const Rows queries = q.head(b, g, h, s.queries), keys = kv.columns(b, g, s.key_begin, s.key_width, s.keys);
-    const Rows d_out = dcontext.head(b, g, h, s.queries), out = context.head(b, g, h, s.queries);
+    const auto d_out = dcontext.head(b, g, h, s.queries).middleRows(r.first_query, r.queries),
+               out = context.head(b, g, h, s.queries).middleRows(r.first_query, r.queries);
     const std::int64_t head = g * s.heads + h;
-    masked_scores(mask, queries, keys, s.scale, bias, head, p);
-    for (std::int64_t i = 0; i < s.queries; ++i)
-      for (std::int64_t j = 0; j < s.keys; ++j)
-        p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - lse.data[row + i]);
-    dkv.columns(b, g, s.value_begin, s.value_width, s.keys).noalias() += p.transpose() * d_out;
-    ds.noalias() = d_out * kv.columns(b, g, s.value_begin, s.value_width, s.keys).transpose();
-    for (std::int64_t i = 0; i < s.queries; ++i) {
+    masked_scores(mask, r, queries, keys, s.scale, bias, head, p);
+    const float* const log_sum_exp = lse.data + row + r.first_query;
+    for (std::int64_t i = 0; i < r.queries; ++i)
+      for (std::int64_t j = 0; j < r.keys; ++j)
+        p(i, j) = p(i, j) == kMasked ? 0 : std::exp(p(i, j) - log_sum_exp[i]);
+    dkv.columns(b, g, s.value_begin, s.value_width, s.keys).middleRows(r.first_key, r.keys).noalias() +=
+        p.transpose() * d_out;
+    ds.noalias() =
+        d_out * kv.columns(b, g, s.value_begin, s.value_width, s.keys).middleRows(r.first_key, r.keys).transpose();
+    for (std::int64_t i = 0; i < r.queries; ++i) {
       const float delta = d_out.row(i).dot(out.row(i));
-      for (std::int64_t j = 0; j < s.keys; ++j) {
+      for (std::int64_t j = 0; j < r.keys; ++j) {
         const float score_gradient = p(i, j) * (ds(i, j) - delta);
-        if (dbias.data != nullptr) dbias.at(i, j, head) += score_gradient;
+        if (dbias.data != nullptr) dbias.at(r.first_query + i, r.first_key + j, head) += score_gradient;
         ds(i, j) = score_gradient * static_cast<float>(s.scale);
       }
     }
-    dq.head(b, g, h, s.queries).noalias() = ds * keys;
-    dkv.columns(b, g, s.key_begin, s.key_width, s.keys).noalias() += ds.transpose() * queries;
+    dq.head(b, g, h, s.queries).middleRows(r.first_query, r.queries).noalias() =
+        ds * keys.middleRows(r.first_key, r.keys);
+    dkv.columns(b, g, s.key_begin, s.key_width, s.keys).middleRows(r.first_key, r.keys).noalias() +=
+        ds.transpose() * queries.middleRows(r.first_query, r.queries);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "sim/program/rewrite.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 namespace {
@@ -391,10 +392,15 @@ class PieceCheck {
   }
 
   // ---- rings ----
+  static bool masks(const Op& op) { return op.causal || op.window > 0; }
   void follow_ring(const Op& op) {
     if (is_attention(op.kind)) {
       const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
       const TensorId keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : op.reads[first];
+      if (const int d = tensor(op.reads[first]).find(Axis::sequence); d >= 0 && masks(op))
+        if (const std::int64_t parts = mesh_.size(tensor(op.reads[first]).over[d].group()); parts != op.parts)
+          report(Rule::sizes, layout(op.reads[first]) + " has one of " + std::to_string(parts) +
+                                  " parts of the positions, the op states " + std::to_string(op.parts));
       if (const int d = tensor(keys).find(Axis::sequence); d >= 0)
         if (const MeshGroup parts = tensor(keys).over[d].group().without(ring_group_);
             !parts.empty() && op.window != 1)  // a window of one is the query's own position
@@ -423,7 +429,10 @@ class PieceCheck {
       const TensorId q = op.reads[backward ? 3 : 0], kv = op.reads[backward ? 4 : 1];
       const TensorId keys = kv == kNoTensor ? q : storage_or_self(kv);
       const std::int64_t travelled = state_[keys].travelled % ranks;
-      if (travelled == 0) mask_ = &op;
+      if (travelled != op.keys_before)
+        report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
+                                        " ranks before, the op states " + std::to_string(op.keys_before));
+      mask_ = &op;
       if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
       std::vector<bool> seen(static_cast<std::size_t>(ranks));
       seen[static_cast<std::size_t>(travelled)] = true;
@@ -465,30 +474,16 @@ class PieceCheck {
       report(Rule::sees_all_keys, quoted(id) + " is still " + std::to_string(state_[as].travelled) +
                                       " ranks away from where its keys belong");
     for (std::size_t i = 0; i < state_[as].seen.size(); ++i)
-      if (!state_[as].seen[i] && visible(as, static_cast<std::int64_t>(i)))
+      if (!state_[as].seen[i] && visible(static_cast<std::int64_t>(i)))
         report(Rule::sees_all_keys, quoted(id) + " lacks the keys of " + std::to_string(i) + " ranks before");
   }
 
   // Whether any rank's queries see keys of the rank `away` places before.
-  bool visible(TensorId id, std::int64_t away) const {
-    const Tensor& t = tensor(id);
-    const int d = t.find(Axis::sequence);
-    if (d < 0 || mask_ == nullptr || mask_->window == 0) return true;
-    const std::int64_t ranks = mesh_.size(ring_group_), local = t.sizes[d];
-    const bool zigzag = t.deal(d) == Deal::zigzag;
-    const std::int64_t block = zigzag ? local / 2 : local;
-    const std::int64_t before = mask_->causal ? mask_->window - 1 : (mask_->window - 1) / 2,
-                       after = mask_->causal ? 0 : mask_->window / 2;
-    for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      const std::int64_t owner = (rank - away + ranks) % ranks;
-      for (const std::int64_t q : {rank, 2 * ranks - 1 - rank})
-        for (const std::int64_t k : {owner, 2 * ranks - 1 - owner}) {
-          if (!zigzag && (q >= ranks || k >= ranks)) continue;
-          const std::int64_t nearest = (q - k) * block - (block - 1), farthest = (q - k) * block + (block - 1);
-          if (nearest <= before && farthest >= -after) return true;
-        }
-    }
-    return false;
+  bool visible(std::int64_t away) const {
+    if (mask_ == nullptr) return true;
+    Op op = *mask_;
+    op.keys_before = static_cast<std::int32_t>(away);
+    return attended_pairs(op, piece_.tensors).seen > 0;
   }
 
   // ---- collectives ----
@@ -567,9 +562,7 @@ class PieceCheck {
         const State source = state_[storage_or_self(from)];
         write(to, owed(from));
         state_[to].seen = source.seen;
-        // Keys go on; gradients that are handed to what stays go home.
-        const bool onward = b.category == Category::communication_buffer;
-        state_[to].travelled = onward ? (source.travelled + 1) % std::max<std::int64_t>(1, mesh_.size(op.group)) : 0;
+        state_[to].travelled = (source.travelled + op.places) % mesh_.size(op.group);
         return;
       }
       default:

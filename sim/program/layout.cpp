@@ -13,12 +13,10 @@ std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {
 
 std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t whole, std::int64_t local,
                                         const Mesh& mesh, std::int64_t rank) {
-  // The digits of the axis that the first belongs to, and the rest.
   std::int64_t parts = 1, part = 0, minor_parts = 1, minor_part = 0;
   for (int n = 0; n < over.count(); ++n) {
     const Digit& digit = mesh.digits()[static_cast<std::size_t>(over.digit(n))];
-    const bool major = digit.axis == mesh.digits()[static_cast<std::size_t>(over.digit(0))].axis;
-    std::int64_t &count = major ? parts : minor_parts, &at = major ? part : minor_part;
+    std::int64_t &count = n == 0 ? parts : minor_parts, &at = n == 0 ? part : minor_part;
     count *= digit.size;
     at = at * digit.size + rank / digit.stride % digit.size;
   }

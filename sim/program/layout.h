@@ -80,8 +80,8 @@ class Division {
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
-// The indices that `rank` has of a dimension of `whole`, `local` of them. The deal is of the digits of the axis that
-// the first digit belongs to; the rest cut what these leave contiguously. Indices of a last part may reach beyond
+// The indices that `rank` has of a dimension of `whole`, `local` of them. The deal is of the first digit; the
+// rest cut what it leaves contiguously. Indices of a last part may reach beyond
 // `whole` (padded flat buffers).
 std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t whole, std::int64_t local,
                                         const Mesh& mesh, std::int64_t rank);

@@ -51,6 +51,10 @@ struct Op {
   // Attention.
   bool causal = false;
   std::int64_t window = 0;  // positions attended to at the most; 0: all
+  // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
+  // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
+  // tensors' layouts to say.
+  std::int32_t parts = 1, keys_before = 0;
   std::int64_t rotary_begin = 0;
 
   // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
@@ -66,6 +70,7 @@ struct Op {
   // Communication.
   MeshGroup group;
   Reduction reduction = Reduction::sum;
+  std::int32_t places = 1;  // ring_shift: to the rank so many places behind
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.

@@ -1,6 +1,8 @@
 #include "sim/program/work.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 
 namespace orrery {
 namespace {
@@ -11,18 +13,59 @@ std::int64_t product(const Tensor& t, int first, int last) {
   return n;
 }
 
-// Pairs (query, key) that attention with this mask touches, over all heads: FlashAttention skips what is masked.
-double attended_pairs(const AttentionShape& s) {
-  const auto q = static_cast<double>(s.queries), k = static_cast<double>(s.keys);
-  double pairs = q * k;
-  // Queries align with the last keys, so query i sees k - q + i + 1 keys; the dense half-square is the field's usual count.
-  if (s.causal) pairs = q * (k - q) + q * q / 2;
-  if (s.window > 0) {
-    const double w = static_cast<double>(s.window);
-    // A causal window is still filling up during the first w positions.
-    pairs = std::min(pairs, s.causal && q == k && w < q ? q * w - w * w / 2 : q * w);
+// q.., kv.. start at reads[0] forward and at reads[3] backward (after dcontext, context, log_sum_exp).
+std::size_t first_operand(const Op& op) { return op.kind == OpKind::attention_backward ? 3 : 0; }
+
+// Runs of neighbouring positions, all of one length.
+struct Runs {
+  std::array<std::int64_t, 2> begin{};
+  std::size_t count = 1;
+  std::int64_t length = 0;
+};
+Runs runs_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t positions) {
+  if (deal != Deal::zigzag || parts == 1) return {{part * positions}, 1, positions};
+  const std::int64_t half = positions / 2;
+  return {{part * half, (2 * parts - 1 - part) * half}, 2, half};
+}
+
+// Of queries at a, a + 1, .. (`queries` of them) and keys at b, b + 1, .. the pairs with query - key <= most.
+std::int64_t pairs_up_to(std::int64_t most, std::int64_t a, std::int64_t queries, std::int64_t b, std::int64_t keys) {
+  const std::int64_t z = most - (a - b);  // of offsets i - j, counted from 0 each
+  const std::int64_t first = std::clamp<std::int64_t>(z + 1, 0, queries),  // the first that does not pair with all
+      last = std::clamp<std::int64_t>(z + keys, first, queries);           // the first behind it that pairs with none
+  // Query i pairs with keys + z - i of them.
+  return first * keys + (last - first) * (2 * (keys + z) - first - (last - 1)) / 2;
+}
+
+AttendedPairs pairs_of(bool causal, std::int64_t window, const Runs& queries, const Runs& keys) {
+  AttendedPairs p;
+  if (!causal && window == 0) {
+    p.keys = static_cast<std::int64_t>(keys.count) * keys.length;
+    p.seen = static_cast<std::int64_t>(queries.count) * queries.length * p.keys;
+    p.counted = static_cast<double>(p.seen);
+    return p;
   }
-  return pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
+  std::int64_t own = 0, behind = 0;
+  for (std::size_t k = 0; k < keys.count; ++k) {
+    const std::int64_t before = p.seen;
+    for (std::size_t q = 0; q < queries.count; ++q) {
+      const auto up_to = [&](std::int64_t most) {
+        return pairs_up_to(most, queries.begin[q], queries.length, keys.begin[k], keys.length);
+      };
+      const auto at = [&](std::int64_t distance) { return up_to(distance) - up_to(distance - 1); };
+      const std::int64_t all = queries.length * keys.length;
+      if (!causal) {  // around the query, as many positions as the window has
+        p.seen += up_to((window - 1) / 2) - up_to(-(window / 2) - 1);
+        continue;
+      }
+      p.seen += (window > 0 ? up_to(window - 1) : all) - up_to(-1);
+      own += at(0);
+      if (window > 0) behind += at(window);
+    }
+    if (p.seen > before) p.keys += keys.length;
+  }
+  p.counted = static_cast<double>(p.seen) + static_cast<double>(behind - own) / 2;
+  return p;
 }
 
 }  // namespace
@@ -60,10 +103,9 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
 
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   const bool backward = op.kind == OpKind::attention_backward;
-  // q.., kv.. start at reads[0] forward and at reads[3] backward (after dcontext, context, log_sum_exp).
-  const Tensor& q = tensors[op.reads[backward ? 3 : 0]];
+  const Tensor& q = tensors[op.reads[first_operand(op)]];
   const Tensor& context = tensors[backward ? op.reads[1] : op.writes[0]];
-  const TensorId kv_id = op.reads[backward ? 4 : 1];
+  const TensorId kv_id = op.reads[first_operand(op) + 1];
   AttentionShape s;
   s.batch = context.sizes[0];
   s.queries = context.sizes[1];
@@ -74,7 +116,35 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   s.keys = kv_id == kNoTensor ? s.queries : tensors[kv_id].sizes[1];
   s.causal = op.causal;
   s.window = op.window;
+  if (op.keys_before > 0 && (op.causal || op.window > 0)) {
+    s.keys = std::max<std::int64_t>(1, (std::llround(attended_pairs(op, tensors).counted) + s.queries / 2) / s.queries);
+    s.causal = false;
+    s.window = 0;
+  }
   return s;
+}
+
+AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part) {
+  const std::size_t first = first_operand(op);
+  const Tensor& q = tensors[op.reads[first]];
+  const Tensor& kv = tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
+  const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
+  // Queries align with the last keys.
+  if (op.parts == 1) return pairs_of(op.causal, op.window, {{keys - queries}, 1, queries}, {{0}, 1, keys});
+  const Runs of_queries = runs_of_part(q.deal(1), op.parts, part, queries);
+  if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, {{0}, 1, keys});
+  return pairs_of(op.causal, op.window, of_queries,
+                  runs_of_part(kv.deal(1), op.parts, (part - op.keys_before + op.parts) % op.parts, keys));
+}
+
+AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
+  AttendedPairs most = attended_pairs(op, tensors, op.parts - 1);
+  if (op.parts == 1 || (!op.causal && op.window == 0)) return most;
+  // Without a window ranks are of two kinds: those whose keys come from before them, and those that went round.
+  const std::int64_t others = op.window > 0 ? op.parts - 1 : 1;
+  for (std::int64_t part = 0; part < others; ++part)
+    if (const AttendedPairs p = attended_pairs(op, tensors, part); p.counted > most.counted) most = p;
+  return most;
 }
 
 Direction direction_of(const Op& copy, std::span<const Tensor> tensors) {
@@ -93,7 +163,8 @@ double flops(const Op& op, std::span<const Tensor> tensors) {
     const double d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
     // Forward: S = QK^T, O = PV. Backward: S again, dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q.
     const double per_pair = op.kind == OpKind::attention ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
-    return per_pair * attended_pairs(s);
+    const double pairs = attended_pairs(op, tensors).counted;  // of one head
+    return per_pair * pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
   }
   return 0;
 }
@@ -106,6 +177,12 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       double total = 0;
       for (TensorId id : op.reads)
         if (id != kNoTensor) total += size(id);
+      if (op.keys_before > 0) {  // of keys that have come round a ring those that are seen
+        const TensorId keys = op.reads[first_operand(op) + 1];
+        const auto seen = static_cast<double>(attended_pairs(op, tensors).keys),
+                   all = static_cast<double>(tensors[keys].sizes[1]);
+        total -= size(keys) * (1 - seen / all);
+      }
       const unsigned added = op.accumulate ? traits.accumulates : 0u;
       for (std::size_t i = 0; i < op.writes.size(); ++i)
         if (op.writes[i] != kNoTensor) total += size(op.writes[i]) * ((added >> i & 1u) != 0 ? 2 : 1);

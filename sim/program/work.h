@@ -16,6 +16,7 @@ struct GemmShape {
 // Of a matmul op; m runs over tokens for `linear`.
 GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors);
 
+// What a kernel computes: of a ring's later step as many keys as a query sees on average, and no mask.
 struct AttentionShape {
   std::int64_t batch = 1, heads = 1, kv_heads = 1, queries = 1, keys = 1, head_dim = 1, value_head_dim = 1;
   bool causal = false;
@@ -23,6 +24,19 @@ struct AttentionShape {
 };
 // Of an `attention` or `attention_backward` op.
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors);
+
+// Pairs (query, key) that attention touches in one head of one sequence, from the positions that its operands have
+// (layouts, Op::parts, Op::keys_before): those that kernels mask by. Kernels skip what is masked.
+struct AttendedPairs {
+  std::int64_t seen = 0;
+  // What FLOPs count: on the edges of a causal mask, a query's own key and the first one behind its window, half of
+  // each pair. The dense half-square is the field's usual count.
+  double counted = 0;
+  std::int64_t keys = 0;  // in runs of neighbouring positions of which any is seen
+};
+// By the rank that has this part of the queries; by the rank that sees the most, for which the others wait.
+AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
+AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
 
 // The way that a copy takes.
 struct Direction {
@@ -32,7 +46,7 @@ struct Direction {
 Direction direction_of(const Op& copy, std::span<const Tensor> tensors);
 std::string name_of(Direction direction);  // "copy_to_host": for benchmarks and calibrations
 
-// Multiply-adds count two. Causal attention counts the lower triangle only (what FlashAttention executes);
+// Multiply-adds count two. Attention counts the pairs that its mask leaves (what FlashAttention executes);
 // attention_backward counts the recomputation of the scores (5 products against the forward's 2).
 double flops(const Op& op, std::span<const Tensor> tensors);
 

@@ -4,6 +4,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "sim/program/work.h"
 
 namespace orrery::context_parallel {
 namespace {
@@ -14,7 +15,6 @@ class Ring {
   Ring(const Options& options, bool zigzag, const Mesh& mesh, Piece& piece)
       : group_(mesh.group(MeshAxis::cp)),
         ranks_(options.degree),
-        balance_(options.balance),
         deal_(zigzag ? Deal::zigzag : Deal::contiguous),
         piece_(piece) {}
 
@@ -79,95 +79,49 @@ class Ring {
     return id;
   }
 
-  void shift(const char* name, TensorId from, TensorId to, const Op& cause) {
+  void shift(const char* name, TensorId from, TensorId to, const Op& cause, std::int64_t places = 1) {
     Op op = communication(OpKind::ring_shift, name, Stream::context_communication, group_, from, to);
     op.phase = cause.phase;
+    op.places = static_cast<std::int32_t>(places);
     out_.push_back(op);
   }
 
-  // The keys of step i that this rank's queries see. Step 0 is the causal square on the diagonal. Later steps: without
-  // a mask, all; zigzag, half of the square on every rank; contiguous, the last rank sees all and the ring waits for it.
-  TensorId visible_keys(TensorId keys, std::int64_t step, const Op& whole) {
-    if (step == 0 || !whole.causal || whole.window > 0 || balance_ == Balance::contiguous) return keys;
-    Tensor half = piece_.tensors[keys];
-    half.sizes[1] = std::max<std::int64_t>(1, half.sizes[1] / 2);
-    half.alias_of = keys;
-    half.alias_begin = 0;
-    return piece_.add(half);
-  }
-
-  // Pairs (query, key) that a window leaves of two chunks of m positions, the queries' `apart` chunks behind the keys'
-  // (before them if negative, which only an unmasked window sees): those with query - key in [-after, before].
-  static std::int64_t pairs_in_window(std::int64_t before, std::int64_t after, std::int64_t m, std::int64_t apart) {
-    // Of all offsets t - x of places t, x in [0, m): how many are z at the most?
-    const auto up_to = [m](std::int64_t z) {
-      if (z <= -m) return std::int64_t{0};
-      if (z >= m - 1) return m * m;
-      return z < 0 ? (m + z) * (m + z + 1) / 2 : m * m - (m - 1 - z) * (m - z) / 2;
-    };
-    return up_to(before - apart * m) - up_to(-after - apart * m - 1);
-  }
-
-  // Pairs that the window leaves in step `step` on the rank that sees the most of them: the ring waits for it.
-  std::int64_t pairs_in_step(const Op& whole, std::int64_t positions, std::int64_t step) const {
-    const bool zigzag = balance_ == Balance::zigzag && whole.causal;
-    const std::int64_t m = zigzag ? positions / 2 : positions;
-    const std::int64_t before = whole.causal ? whole.window - 1 : (whole.window - 1) / 2;
-    const std::int64_t after = whole.causal ? 0 : whole.window / 2;
-    std::int64_t most = 0;
-    for (std::int64_t rank = 0; rank < ranks_; ++rank) {
-      const std::int64_t owner = (rank - step + ranks_) % ranks_;  // of the keys
-      std::int64_t pairs = 0;
-      for (const bool second_query : {false, true})
-        for (const bool second_key : {false, true}) {
-          if (!zigzag && (second_query || second_key)) continue;
-          const std::int64_t q = second_query ? 2 * ranks_ - 1 - rank : rank,
-                             k = second_key ? 2 * ranks_ - 1 - owner : owner;
-          pairs += pairs_in_window(before, after, m, q - k);
-        }
-      most = std::max(most, pairs);
-    }
-    return most;
+  Op step_of(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
+    Op op = whole;
+    op.parts = static_cast<std::int32_t>(ranks_);
+    op.keys_before = static_cast<std::int32_t>(step);
+    const std::size_t first = whole.kind == OpKind::attention_backward ? 3 : 0;
+    op.reads[first] = q;
+    op.reads[first + 1] = keys;
+    return op;
   }
 
   // Whether any rank has anything to see in a step.
-  bool attends(const Op& whole, std::int64_t positions, std::int64_t step) const {
-    return step == 0 || whole.window == 0 || pairs_in_step(whole, positions, step) > 0;
+  bool attends(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
+    return attended_pairs(step_of(whole, q, keys, step), piece_.tensors).seen > 0;
   }
 
   // Steps up to the last one with anything to see. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in
   // either direction, so that even a short window needs the ring's last step.
-  std::int64_t steps(const Op& whole, TensorId keys) const {
+  std::int64_t steps(const Op& whole, TensorId q, TensorId keys) const {
     std::int64_t n = ranks_;
-    while (!attends(whole, piece_.tensors[keys].sizes[1], n - 1)) --n;
+    while (n > 1 && !attends(whole, q, keys, n - 1)) --n;
     return n;
-  }
-
-  Op step_of(const Op& whole, TensorId keys, std::int64_t step) const {
-    Op op = whole;
-    op.causal = whole.causal && step == 0;
-    if (whole.window > 0 && step > 0) {  // as many keys a query, on average
-      const std::int64_t positions = piece_.tensors[keys].sizes[1];
-      op.window = std::max<std::int64_t>(1, (pairs_in_step(whole, positions, step) + positions / 2) / positions);
-    }
-    return op;
   }
 
   void forward(const Op& whole) {
     const auto [q, local] = split(whole.reads[0], whole.reads[1]);
-    const std::int64_t positions = piece_.tensors[local].sizes[1];
     TensorId keys = local, context = kNoTensor, lse = kNoTensor;
-    const std::int64_t steps = this->steps(whole, local);
+    const std::int64_t steps = this->steps(whole, q, local);
     for (std::int64_t i = 0; i < steps; ++i) {
       const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
-      if (attends(whole, positions, i)) {
+      if (attends(whole, q, keys, i)) {
         const bool only = i == 0 && last;
         const TensorId part = only ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
         const TensorId part_lse = only ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-        Op op = step_of(whole, keys, i);
-        op.reads = {q, visible_keys(keys, i, whole), kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+        Op op = step_of(whole, q, keys, i);
         op.writes = {part, part_lse, kNoTensor, kNoTensor};
         out_.push_back(op);
         if (i == 0) {
@@ -196,20 +150,17 @@ class Ring {
   void backward(const Op& whole) {
     const auto [q, local] = split(whole.reads[3], whole.reads[4]);
     const auto [dq, dlocal] = split(whole.writes[0], whole.writes[1]);
-    const std::int64_t positions = piece_.tensors[local].sizes[1];
     TensorId keys = local, dquery = kNoTensor, travelling = kNoTensor;
-    const std::int64_t steps = this->steps(whole, local);
+    const std::int64_t steps = this->steps(whole, q, local);
     for (std::int64_t i = 0; i < steps; ++i) {
       const bool last = i + 1 == steps;
       const TensorId next = last ? kNoTensor : ring_buffer(local);
       if (!last) shift("ring.keys", keys, next, whole);
-      if (attends(whole, positions, i)) {
+      if (attends(whole, q, keys, i)) {
         const bool only = i == 0 && last;
         const TensorId part_q = only ? dq : clone_tensor(piece_, dq);
         const TensorId part_k = only ? dlocal : ring_buffer(local);
-        Op op = step_of(whole, keys, i);
-        op.reads[3] = q;
-        op.reads[4] = visible_keys(keys, i, whole);
+        Op op = step_of(whole, q, keys, i);
         op.writes = {part_q, part_k, kNoTensor, kNoTensor};
         out_.push_back(op);
         dquery = i == 0 ? part_q : sum(dquery, part_q, last ? dq : clone_tensor(piece_, dq), whole);
@@ -217,7 +168,7 @@ class Ring {
       }
       if (steps == 1) break;  // nobody else's keys were looked at
       const TensorId arrived = last ? dlocal : ring_buffer(local);
-      shift("ring.key_gradients", travelling, arrived, whole);
+      shift("ring.key_gradients", travelling, arrived, whole, last ? ranks_ - i : 1);
       travelling = arrived;
       keys = next;
     }
@@ -237,7 +188,6 @@ class Ring {
 
   const MeshGroup group_;
   const std::int64_t ranks_;
-  const Balance balance_;
   const Deal deal_;
   Piece& piece_;
   std::vector<Op> out_;

@@ -310,7 +310,8 @@ TEST(Check, SumsInPlaceAreTakenInTheLastMicroBatch) {
 }
 
 TEST(Check, ARingBringsAllKeysOnce) {
-  for (const int how : {0, 1, 2}) {  // all, not the other rank's, the same twice
+  // All; not the other rank's; the same twice; others than the op states; of other parts than the op states.
+  for (const int how : {0, 1, 2, 3, 4}) {
     Small s;
     const auto tensor = [&](const char* name, std::int64_t heads, Category category = Category::activation) {
       return s.tensor(name,
@@ -326,12 +327,16 @@ TEST(Check, ARingBringsAllKeysOnce) {
     for (const TensorId id : {q, keys}) s.piece().tensors[id].input = Input::patches;
     s.collective(OpKind::ring_shift, s.cp(), keys, next);
     s.op(OpKind::attention, {q, keys}, {first, lse[0]});
-    s.op(OpKind::attention, {q, how == 2 ? keys : next}, {second, lse[1]});
+    s.op(OpKind::attention, {q, how == 2 ? keys : next}, {second, lse[1]}).keys_before = how == 2 || how == 3 ? 0 : 1;
     s.op(OpKind::merge_attention, {first, lse[0], second, lse[1]}, {merged, lse[2]});
+    for (Op& op : s.piece().forward.ops)
+      if (op.kind == OpKind::attention) op.causal = true, op.parts = how == 4 ? 4 : 2;
     s.op(OpKind::cast, {how == 1 ? first : merged}, {y});
     if (how == 0) expect_proven(s);
     if (how == 1) expect_breaks(Rule::sees_all_keys, s, R"("first" lacks the keys of 1 ranks before)");
     if (how == 2) expect_breaks(Rule::sees_all_keys, s, R"("first" and "second" have both met the keys of 0 ranks)");
+    if (how == 3) expect_breaks(Rule::sees_all_keys, s, R"("next" has the keys of 1 ranks before, the op states 0)");
+    if (how == 4) expect_breaks(Rule::sizes, s, "has one of 2 parts of the positions, the op states 4");
   }
 }
 

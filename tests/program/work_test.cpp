@@ -54,14 +54,16 @@ Maker attention(std::int64_t queries, std::int64_t keys, bool causal, std::int64
 }
 
 // Pairs of one head that the mask leaves. Queries align with the last keys. The field's dense half-square: a query
-// whose mask is still filling up sees half of its own key.
+// whose mask is still filling up sees half of its own key. A window without a causal mask lies around the query.
 double seen_pairs(std::int64_t queries, std::int64_t keys, bool causal, std::int64_t window) {
   double pairs = 0;
   for (std::int64_t q = 0; q < queries; ++q) {
     const std::int64_t at = keys - queries + q;
-    const std::int64_t all = causal ? at + 1 : keys;
+    const std::int64_t first = window == 0 ? 0 : causal ? at - window + 1 : at - (window - 1) / 2,
+                       last = causal ? at : window == 0 ? keys - 1 : at + window / 2;
     const bool filling = window == 0 || at < window;
-    pairs += static_cast<double>(window > 0 ? std::min(window, all) : all) - (causal && filling ? 0.5 : 0);
+    pairs += static_cast<double>(std::min(last, keys - 1) - std::max<std::int64_t>(first, 0) + 1) -
+             (causal && filling ? 0.5 : 0);
   }
   return pairs;
 }

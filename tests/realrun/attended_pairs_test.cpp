@@ -1,0 +1,137 @@
+// Are the pairs (query, key) that FLOPs count those that a kernel sees, on every rank and in every step of a ring?
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "realrun/layout.h"
+#include "sim/program/work.h"
+#include "strategies/lower.h"
+#include "strategies/read_scenario.h"
+#include "tests/realrun/kernel_harness.h"
+
+namespace orrery::cpu {
+namespace {
+
+constexpr std::int64_t kLength = 24;  // twice two, three and four ranks divide it
+
+Scenario attention_scenario(const std::string& model, const std::string& plan) {
+  nlohmann::json document = nlohmann::json::parse(R"({
+    "model": {"layers": 1, "hidden": 8, "heads": 2, "vocab": 512, "max_positions": 24, "dropout": 0},
+    "cluster": {"node": "dgx-h100", "nodes": 2}, "workload": {"sequence_length": 24, "global_batch_size": 1},
+    "plan": {"precision": "fp32", "data_parallel": 1}})");
+  document["model"].merge_patch(nlohmann::json::parse(model));
+  document["plan"].merge_patch(nlohmann::json::parse(plan));
+  return read_scenario(document, {});
+}
+
+std::vector<Op> attentions(const Piece& piece, const Block& block) {
+  std::vector<Op> ops;
+  if (std::string_view(piece.name) != "layer") return ops;
+  for (const Op& op : block.ops)
+    if (is_attention(op.kind)) ops.push_back(op);
+  return ops;
+}
+
+// A kernel weighs equal scores alike: the log of the sum of exponentials of zeros is the log of how many keys a query
+// sees.
+std::int64_t seen_by_kernel(const Op& op, const Piece& piece, const realrun::Position& position) {
+  const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
+  const bool is_forward = op.kind == OpKind::attention;
+  const Tensor& q = piece.tensors[op.reads[first]];
+  const Tensor& context = piece.tensors[is_forward ? op.writes[0] : op.reads[1]];
+  const Tensor& lse = piece.tensors[is_forward ? op.writes[1] : op.reads[2]];
+  Op forward = op_of(OpKind::attention);
+  forward.causal = op.causal, forward.window = op.window;
+  const auto zeros = [](Tensor t) {
+    t.alias_of = kNoTensor;
+    return Operand{t, Values(static_cast<std::size_t>(t.elements()), 0.0f)};
+  };
+  std::vector<Operand> reads{zeros(q)};
+  if (op.reads[first + 1] != kNoTensor) reads.push_back(zeros(piece.tensors[op.reads[first + 1]]));
+  realrun::AttentionPositions at;
+  KernelContext kernel;
+  if (op.parts > 1) {
+    at = realrun::attention_positions(op, piece, position);
+    kernel.query_positions = at.queries, kernel.key_positions = at.keys;
+  }
+  const Values sums = call(forward, reads, {context, lse}, kernel)[1];
+  std::int64_t seen = 0;
+  for (const float sum : sums) seen += std::llround(std::exp(static_cast<double>(sum)));
+  return seen;
+}
+
+struct Masked {
+  const char* name;
+  const char* model;
+};
+constexpr Masked kMasks[] = {
+    {"causal", "{}"},
+    {"causal, a window", R"({"sliding_window": 5})"},
+    {"causal, a long window", R"({"sliding_window": 17})"},
+    {"no mask", R"({"kind": "encoder", "token_types": 2, "pooler": false})"},
+    {"a window", R"({"kind": "encoder", "token_types": 2, "pooler": false, "sliding_window": 6})"}};
+
+void expect_counted_as_seen(const Masked& mask, const std::string& plan) {
+  Program one, program;
+  lower(attention_scenario(mask.model, "{}"), one);
+  lower(attention_scenario(mask.model, plan), program);
+  const std::string what = std::string(mask.name) + ", " + plan;
+  std::int64_t whole = 0, parts = 0;
+  for (const Piece& piece : one.pieces)
+    for (const Op& op : attentions(piece, piece.forward)) {
+      whole += seen_by_kernel(op, piece, realrun::position_of(0, one, kLength));
+      EXPECT_EQ(attended_pairs(op, piece.tensors).seen * 2, whole) << what;
+    }
+  ASSERT_GT(whole, 0) << what;
+  for (const Piece& piece : program.pieces)
+    for (const Block* block : {&piece.forward, &piece.backward})
+      for (const Op& op : attentions(piece, *block)) {
+        const AttentionShape shape = attention_shape(op, piece.tensors);
+        const std::int64_t heads = shape.batch * shape.heads;
+        AttendedPairs most;
+        for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
+          const realrun::Position position = realrun::position_of(static_cast<std::size_t>(rank), program, kLength);
+          const Tensor& q = piece.tensors[op.reads[op.kind == OpKind::attention ? 0 : 3]];
+          const AttendedPairs pairs = attended_pairs(op, piece.tensors, position.part(q.over[1]));
+          const std::int64_t seen = seen_by_kernel(op, piece, position);
+          EXPECT_EQ(pairs.seen * heads, seen)
+              << what << ", rank " << rank << ", keys of " << op.keys_before << " before";
+          if (op.kind == OpKind::attention) parts += seen;
+          if (pairs.counted > most.counted) most = pairs;
+        }
+        EXPECT_EQ(attended_pairs(op, piece.tensors).counted, most.counted) << what << ": the slowest rank's";
+        const double products = op.kind == OpKind::attention ? 2 : 5;
+        EXPECT_DOUBLE_EQ(flops(op, piece.tensors),
+                         products * 2 * static_cast<double>(shape.head_dim * heads) * most.counted)
+            << what;
+      }
+  EXPECT_EQ(parts, whole) << what << ": every pair once";
+}
+
+TEST(AttendedPairs, AreThoseThatKernelsSeeOnEveryRankAndStepOfARing) {
+  for (const Masked& mask : kMasks)
+    for (const int ranks : {2, 3, 4})
+      for (const char* balance : {"zigzag", "contiguous"})
+        expect_counted_as_seen(mask, R"({"context_parallel": )" + std::to_string(ranks) +
+                                         R"(, "context_parallel_balance": ")" + balance + "\"}");
+}
+
+// In a later step of a zigzag ring all queries see the first half of the keys, or the second half sees all.
+TEST(AttendedPairs, AZigzagStepIsHalfOfTheSquareOnEveryRank) {
+  Program program;
+  lower(attention_scenario("{}", R"({"context_parallel": 4})"), program);
+  for (const Piece& piece : program.pieces)
+    for (const Op& op : attentions(piece, piece.forward))
+      for (std::int64_t part = 0; part < 4; ++part) {
+        const AttendedPairs pairs = attended_pairs(op, piece.tensors, part);
+        EXPECT_EQ(pairs.counted, 6 * 6 / 2);
+        EXPECT_EQ(pairs.keys, op.keys_before == 0 || op.keys_before > part ? 6 : 3);
+      }
+}
+
+}  // namespace
+}  // namespace orrery::cpu
