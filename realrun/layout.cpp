@@ -283,6 +283,10 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
   return all;
 }
 
+bool is_contiguous_part(const Tensor& whole, const Tensor& part, int dim) {
+  return part.deal(dim) == Deal::contiguous || part.over[dim].empty() || !whole.over[dim].empty();
+}
+
 bool is_whole(const Tensor& local, const Tensor& whole) {
   return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
 }

@@ -59,6 +59,9 @@ struct WholeParameter {
 };
 std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied);
 
+// Whether parts of a collective's group lie side by side in what they are parts of: a deal is of the first digit only.
+bool is_contiguous_part(const Tensor& whole, const Tensor& part, int dim);
+
 // Whether a rank holds all of a parameter, in the same order.
 bool is_whole(const Tensor& local, const Tensor& whole);
 // Of each local element of a parameter, the element of the whole one. Throws InputError where the layouts do not match

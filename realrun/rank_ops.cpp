@@ -31,10 +31,10 @@ void check_division(const Tensor& part, const Tensor& whole, int dim, std::int64
                            "\"");
 }
 
-bool is_outermost(const Tensor& t, int dim) {
+bool lies_part_after_part(const Tensor& whole, const Tensor& part, int dim) {
   for (int d = 0; d < dim; ++d)
-    if (t.sizes[d] != 1) return false;
-  return true;
+    if (whole.sizes[d] != 1) return false;
+  return is_contiguous_part(whole, part, dim);
 }
 
 }  // namespace
@@ -383,6 +383,8 @@ void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batc
       return all_gather(op, instance, micro_batch);
     case OpKind::reduce_scatter:
       return reduce_scatter(op, instance, micro_batch);
+    case OpKind::all_to_all:
+      return all_to_all(op, instance, micro_batch);
     case OpKind::ring_shift:
       return ring_shift(op, instance, micro_batch);
     default:
@@ -431,20 +433,20 @@ void Rank::all_gather(const Op& op, Instance& instance, std::int64_t micro_batch
   const Tensor &part = piece.tensors[op.reads[0]], &whole = piece.tensors[op.writes[0]];
   const Members members = position_.group(op.group);
   const int dim = divided_dimension(whole, part);
-  const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
+  const std::int64_t n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
   check_division(part, whole, dim, ranks);
   StoragePtr gathered;
   const void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Target to = target(instance, op.writes[0], micro_batch, op.stream);
   const bool room = to.copy == nullptr && to.slice.offset + n * ranks <=
                                               storage(instance, op.writes[0], micro_batch, true, op.stream).elements;
-  if (is_outermost(whole, dim) && (room || n * ranks == whole.elements())) {
+  if (lies_part_after_part(whole, part, dim) && (room || n * ranks == whole.elements())) {
     communicator_.all_gather(members, meeting(op), op.stream, from, to.data, n, part.dtype);
   } else {
     const StoragePtr all = scratch(n * ranks, part.dtype, op.stream);
     communicator_.all_gather(members, meeting(op), op.stream, from, all->data, n, part.dtype);
     for (std::int64_t r = 0; r < ranks; ++r) {
-      const std::vector<std::int64_t>& index = part_index(whole, dim, r * size, size);
+      const std::vector<std::int64_t>& index = member_index(whole, part, dim, members[static_cast<std::size_t>(r)], r);
       backend_.scatter(op.stream, element(all->data, r * n, part.dtype),
                        {to.data, part.dtype, 0, static_cast<std::int64_t>(index.size()), &index}, false);
     }
@@ -459,16 +461,16 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
   const Tensor &part = piece.tensors[op.writes[0]], &whole = piece.tensors[op.reads[0]];
   const Members members = position_.group(op.group);
   const int dim = divided_dimension(whole, part);
-  const std::int64_t size = part.sizes[dim], n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
+  const std::int64_t n = part.elements(), ranks = static_cast<std::int64_t>(members.size());
   check_division(part, whole, dim, ranks);
   StoragePtr gathered;
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   StoragePtr ordered;  // part after part
-  if (!is_outermost(whole, dim) || n * ranks != whole.elements()) {
+  if (!lies_part_after_part(whole, part, dim) || n * ranks != whole.elements()) {
     ordered = scratch(n * ranks, part.dtype, op.stream);
     if (n * ranks != whole.elements()) backend_.fill(op.stream, {ordered->data, part.dtype, 0, n * ranks, nullptr}, 0);
     for (std::int64_t r = 0; r < ranks; ++r) {
-      const std::vector<std::int64_t>& index = part_index(whole, dim, r * size, size);
+      const std::vector<std::int64_t>& index = member_index(whole, part, dim, members[static_cast<std::size_t>(r)], r);
       backend_.gather(op.stream, {from, part.dtype, 0, static_cast<std::int64_t>(index.size()), &index},
                       element(ordered->data, r * n, part.dtype));
     }
@@ -488,6 +490,39 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
   }
   const Use use = order_.issued(op.stream);
   for (const StoragePtr& s : {gathered, ordered})
+    if (s != nullptr) s->note_read(use);
+}
+
+// The group's digits leave dimensions for others: every rank sends each what that one has in the new layout.
+void Rank::all_to_all(const Op& op, Instance& instance, std::int64_t micro_batch) {
+  const Piece& piece = *instance.plan->piece;
+  const Tensor &before = piece.tensors[op.reads[0]], &after = piece.tensors[op.writes[0]];
+  const Members members = position_.group(op.group);
+  const std::int64_t n = before.elements() / static_cast<std::int64_t>(members.size());
+  StoragePtr gathered;
+  void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
+  const Target to = target(instance, op.writes[0], micro_batch, op.stream);
+  const StoragePtr sent = scratch(before.elements(), before.dtype, op.stream),
+                   received = scratch(after.elements(), after.dtype, op.stream);
+  const auto for_each_part = [&](const Tensor& t, const Tensor& other, auto visit) {
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const std::vector<std::int64_t>& index = exchanged_index(t, other, members[m]);
+      if (static_cast<std::int64_t>(index.size()) != n)
+        throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
+                               "\" by an exchange");
+      visit(static_cast<std::int64_t>(m) * n, index);
+    }
+  };
+  for_each_part(before, after, [&](std::int64_t at, const std::vector<std::int64_t>& index) {
+    backend_.gather(op.stream, {from, before.dtype, 0, n, &index}, element(sent->data, at, before.dtype));
+  });
+  communicator_.all_to_all(members, meeting(op), op.stream, sent->data, received->data, n, before.dtype);
+  for_each_part(after, before, [&](std::int64_t at, const std::vector<std::int64_t>& index) {
+    backend_.scatter(op.stream, element(received->data, at, after.dtype), {to.data, after.dtype, 0, n, &index}, false);
+  });
+  put(to, op.stream);
+  const Use use = order_.issued(op.stream);
+  for (const StoragePtr& s : {gathered, sent, received})
     if (s != nullptr) s->note_read(use);
 }
 

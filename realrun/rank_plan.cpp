@@ -440,6 +440,48 @@ const std::vector<std::int64_t>& Rank::part_index(const Tensor& whole, int dim, 
   return found->second;
 }
 
+const std::vector<std::int64_t>& Rank::member_index(const Tensor& whole, const Tensor& part, int dim,
+                                                    std::size_t member, std::int64_t place) {
+  const std::int64_t size = part.sizes[dim];
+  if (is_contiguous_part(whole, part, dim)) return part_index(whole, dim, place * size, size);
+  std::int64_t inner = 1, outer = 1;
+  for (int d = dim + 1; d < whole.rank; ++d) inner *= whole.sizes[d];
+  for (int d = 0; d < dim; ++d) outer *= whole.sizes[d];
+  const std::vector<std::int64_t> dealt = dealt_indices(part.deal(dim), part.over[dim], whole.sizes[dim], size,
+                                                        program_.mesh, static_cast<std::int64_t>(member));
+  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, dealt.front(), -size});
+  if (!fresh) return found->second;
+  for (std::int64_t o = 0; o < outer; ++o)
+    for (const std::int64_t at : dealt)
+      for (std::int64_t i = 0; i < inner; ++i)
+        found->second.push_back((o * whole.sizes[dim] + at) * inner + i);
+  return found->second;
+}
+
+const std::vector<std::int64_t>& Rank::exchanged_index(const Tensor& tensor, const Tensor& other, std::size_t member) {
+  std::vector<std::int64_t> box;  // of each dimension its size, the first index, how many
+  std::int64_t elements = 1;
+  for (int d = 0; d < tensor.rank; ++d) {
+    const MeshGroup more = other.over[d].group().without(tensor.over[d].group());
+    const std::int64_t count = tensor.sizes[d] / program_.mesh.size(more);
+    box.insert(box.end(), {tensor.sizes[d],
+                           program_.mesh.coordinate(static_cast<std::int64_t>(member), more) * count, count});
+    elements *= count;
+  }
+  auto [found, fresh] = box_indices_.try_emplace(box);
+  if (!fresh) return found->second;
+  for (std::int64_t e = 0; e < elements; ++e) {
+    std::int64_t rest = e, stride = 1, at = 0;
+    for (auto d = static_cast<std::size_t>(tensor.rank); d-- > 0;) {
+      at += (box[3 * d + 1] + rest % box[3 * d + 2]) * stride;
+      rest /= box[3 * d + 2];
+      stride *= box[3 * d];
+    }
+    found->second.push_back(at);
+  }
+  return found->second;
+}
+
 bool Rank::adds(const Op& op, const Instance& instance, TensorId id) const {
   const TensorId root = instance.plan->views[id].root;  // a view of a gradient may be called otherwise
   return op.phase != Phase::update && instance.plan->piece->tensors[root].category == Category::gradient;

@@ -533,24 +533,27 @@ class PieceCheck {
         return reduce(op, from, to);
       case OpKind::all_to_all: {
         const Tensor &a = tensor(from), &b = tensor(to);
-        int lost = -1, gained = -1;
-        bool fits = a.rank == b.rank;
+        MeshGroup lost, gained;
+        bool fits = a.rank == b.rank, sized = true;
         for (int d = 0; fits && d < a.rank; ++d) {
-          if (a.over[d] == b.over[d]) continue;
-          Division more = a.over[d], less = b.over[d];
-          if (more.has_room_for(op.group)) more.append(op.group);
-          if (less.has_room_for(op.group)) less.append(op.group);
-          if (less == a.over[d] && lost < 0) {
-            lost = d;
-          } else if (more == b.over[d] && gained < 0) {
-            gained = d;
-          } else {
-            fits = false;
-          }
+          const MeshGroup less = a.over[d].group().without(b.over[d].group()),
+                          more = b.over[d].group().without(a.over[d].group());
+          const auto with = [](Division over, MeshGroup minor) {
+            if (over.has_room_for(minor)) over.append(minor);
+            return over;
+          };
+          // Minor digits leave, or come.
+          fits = less.empty() ? with(a.over[d], more) == b.over[d] : with(b.over[d], less) == a.over[d];
+          fits = fits && !lost.meets(less) && !gained.meets(more) && (a.deal(d) == b.deal(d) || b.over[d].empty());
+          sized = sized && a.sizes[d] * mesh_.size(less) == b.sizes[d] * mesh_.size(more);
+          lost = lost | less, gained = gained | more;
         }
-        if (!fits || lost < 0 || gained < 0)
+        if (!fits || lost != op.group || gained != op.group) {
           report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by moving " +
                                       words(mesh_, op.group) + " from one dimension to another");
+        } else if (!sized) {
+          report(Rule::sizes, "local sizes of " + layout(from) + " and " + layout(to) + " are of other layouts");
+        }
         return write(to, owed(from));
       }
       case OpKind::ring_shift: {

@@ -277,6 +277,23 @@ TEST(Check, AnExchangeMovesDigitsBetweenDimensions) {
   }
 }
 
+// Of two digits one may go to key/value groups and one to the query heads within them; they leave as minor ones.
+TEST(Check, AnExchangeMovesEachDigitOnce) {
+  for (const int how : {0, 1, 2, 3}) {  // right; one digit left behind; not the minor one; sizes of another layout
+    Small s;
+    const MeshGroup both = s.cp() | s.tp();
+    const TensorId x = s.input("x", {{2, Axis::sequence, both}, {8, Axis::groups}, {6, Axis::group_heads}});
+    TensorId y = s.tensor("y", {{8, Axis::sequence}, {4, Axis::groups, s.cp()}, {3, Axis::group_heads, s.tp()}});
+    if (how == 2) y = s.tensor("y", {{4, Axis::sequence, s.tp()}, {4, Axis::groups, s.cp()}, {6, Axis::group_heads}});
+    if (how == 3) s.piece().tensors[y].sizes[2] = 6;
+    s.collective(OpKind::all_to_all, how == 0 || how == 3 ? both : s.cp(), x, y);
+    if (how == 0) expect_proven(s);
+    if (how == 1) expect_breaks(Rule::exchanges, s, "by moving cp from one dimension to another");
+    if (how == 2) expect_breaks(Rule::exchanges, s, R"("x" [cp x tp | - | -] does not become "y" [tp | cp | -])");
+    if (how == 3) expect_breaks(Rule::sizes, s, "local sizes of");
+  }
+}
+
 TEST(Check, ARingIsOfTheDigitsThatDivideTheSequence) {
   for (const bool good : {true, false}) {
     Small s;
