@@ -54,6 +54,7 @@ constexpr Strategy kStrategies[] = {
      .disable = context_parallel::disable,
      .ranks = context_parallel::ranks,
      .words = context_parallel::words,
+     .context_types = context_parallel::kTypes,
      .check_runnable = context_parallel::check_runnable},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
@@ -100,6 +101,16 @@ constexpr Strategy kStrategies[] = {
 }  // namespace
 
 std::span<const Strategy> all_strategies() { return kStrategies; }
+
+std::span<const std::string_view> context_parallel::type_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all;
+    for (const Strategy& strategy : kStrategies)
+      all.insert(all.end(), strategy.context_types.begin(), strategy.context_types.end());
+    return all;
+  }();
+  return names;
+}
 
 Scenario on_one_rank(const Scenario& scenario) {
   Scenario one = scenario;

@@ -45,6 +45,9 @@ struct Strategy {
   // Ranks over which it divides a replica of the model.
   std::int64_t (*ranks)(const Plan& plan) = nullptr;
   std::span<const PlanWord> (*words)() = nullptr;
+  // Of context_parallel_type the names that it answers to: how attention works on divided sequences. It divides them
+  // then, adds digits of the axis cp and lays attention out (strategies/context_parallel/context_parallel.h).
+  std::span<const std::string_view> context_types = {};
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
 };

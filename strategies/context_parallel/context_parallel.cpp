@@ -1,5 +1,7 @@
 #include "strategies/context_parallel/context_parallel.h"
 
+#include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "sim/base/error.h"
@@ -9,29 +11,23 @@
 namespace orrery::context_parallel {
 namespace {
 
+// A part of a fused tensor.
+TensorId part_of_fused(Piece& piece, TensorId base, std::int64_t begin, std::int64_t width, Axis axis) {
+  Tensor t = piece.tensors[base];
+  t.sizes[3] = width;
+  t.axes[3] = axis;
+  t.set_deal(3, Deal::contiguous);
+  if (axis == Axis::none) t.over[3] = {};  // keys and values: every rank has them
+  t.alias_of = base;
+  t.alias_begin = begin;
+  return piece.add(t);
+}
+
 class Ring {
  public:
-  // `zigzag`: sequences are dealt so, whatever masks the attention over them.
-  Ring(const Options& options, bool zigzag, const Mesh& mesh, Piece& piece)
-      : group_(mesh.group(MeshAxis::cp)),
-        ranks_(options.degree),
-        deal_(zigzag ? Deal::zigzag : Deal::contiguous),
-        piece_(piece) {}
+  Ring(Piece& piece, const Mesh& mesh, MeshGroup ring) : group_(ring), ranks_(mesh.size(ring)), piece_(piece) {}
 
   void run() {
-    // A part of the sequence (a chunk of an overlapped product) begins at a part of this rank's positions.
-    for (Tensor& t : piece_.tensors) {
-      const int d = t.find(Axis::sequence),
-                of = t.alias_of == kNoTensor ? -1 : piece_.tensors[t.alias_of].find(Axis::sequence);
-      if (d >= 0 && of >= 0 && t.sizes[d] != piece_.tensors[t.alias_of].sizes[of]) t.alias_begin /= ranks_;
-    }
-    for (Tensor& t : piece_.tensors)
-      for (int d = 0; d < t.rank; ++d) {
-        if (t.axes[d] != Axis::sequence) continue;
-        t.sizes[d] /= ranks_;
-        t.over[d].prepend(group_);
-        t.set_deal(d, deal_);
-      }
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
   }
@@ -49,28 +45,6 @@ class Ring {
       }
     }
     block.ops = out_;
-  }
-
-  TensorId view(TensorId base, std::int64_t begin, std::int64_t width, Axis axis) {
-    Tensor t = piece_.tensors[base];
-    t.sizes[3] = width;
-    t.axes[3] = axis;
-    t.set_deal(3, Deal::contiguous);
-    if (axis == Axis::none) t.over[3] = {};  // keys and values: every rank has them
-    t.alias_of = base;
-    t.alias_begin = begin;
-    return piece_.add(t);
-  }
-
-  struct QueryAndKeys {
-    TensorId query, keys;
-  };
-  // A fused QKV tensor as its query part and its key-value part; what is apart stays so.
-  QueryAndKeys split(TensorId first, TensorId second) {
-    if (second != kNoTensor) return {first, second};
-    const std::int64_t heads = piece_.tensors[first].sizes[3] - 2;
-    const TensorId q = view(first, 0, heads, Axis::group_heads);
-    return {q, view(first, heads, 2, Axis::none)};
   }
 
   TensorId ring_buffer(TensorId like) {
@@ -110,7 +84,7 @@ class Ring {
   }
 
   void forward(const Op& whole) {
-    const auto [q, local] = split(whole.reads[0], whole.reads[1]);
+    const auto [q, local] = queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
     TensorId keys = local, context = kNoTensor, lse = kNoTensor;
     const std::int64_t steps = this->steps(whole, q, local);
     for (std::int64_t i = 0; i < steps; ++i) {
@@ -148,8 +122,8 @@ class Ring {
   // Keys go round once more; their gradients travel with them and come home after the last step, straight to their
   // owner where the ring ends early.
   void backward(const Op& whole) {
-    const auto [q, local] = split(whole.reads[3], whole.reads[4]);
-    const auto [dq, dlocal] = split(whole.writes[0], whole.writes[1]);
+    const auto [q, local] = queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
+    const auto [dq, dlocal] = queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
     TensorId keys = local, dquery = kNoTensor, travelling = kNoTensor;
     const std::int64_t steps = this->steps(whole, q, local);
     for (std::int64_t i = 0; i < steps; ++i) {
@@ -188,10 +162,13 @@ class Ring {
 
   const MeshGroup group_;
   const std::int64_t ranks_;
-  const Deal deal_;
   Piece& piece_;
   std::vector<Op> out_;
 };
+
+std::int64_t length_of(const Scenario& scenario) {
+  return scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
+}
 
 }  // namespace
 
@@ -204,22 +181,80 @@ void check(const Scenario& scenario) {
   if (scenario.model.kind == ModelKind::vit || scenario.model.kind == ModelKind::swin)
     fail("1 for a vision model, whose sequences are the patches of one image");
   if (scenario.model.relative_buckets > 0)
-    fail("1 for a model with a table of relative positions, which a ring does not cut");
-  if (!scenario.plan.framework.flash_attention) fail("1 without flash_attention: ring attention never stores the scores");
-  const std::int64_t length = scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
-  const bool zigzag = scenario.plan.context.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;
-  const std::int64_t parts = zigzag ? 2 * c : c;
-  if (length % parts != 0)
-    fail((zigzag ? "a degree of which twice divides" : "a divisor of") + std::string(" the sequence of ") + std::to_string(length) + " tokens");
+    fail("1 for a model with a table of relative positions, which is not cut");
+  if (!scenario.plan.framework.flash_attention)
+    fail("1 without flash_attention: attention over divided sequences never stores the scores");
+  for (const std::int64_t length : {length_of(scenario), scenario.workload.decoder_sequence_length})
+    if (length % c != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
+  if (is_of_type(scenario.plan, kTypes)) check_deal(scenario, c);
 }
 
-void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::cp, scenario.plan.context.degree); }
+Type type_named(std::string_view name) {
+  const std::span<const std::string_view> names = type_names();
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) throw std::logic_error("no context_parallel_type is named " + std::string(name));
+  return static_cast<Type>(found - names.begin());
+}
+
+bool is_of_type(const Plan& plan, std::span<const std::string_view> names) {
+  const std::string_view type = type_names()[static_cast<std::size_t>(plan.context.type)];
+  return plan.context.degree > 1 && std::find(names.begin(), names.end(), type) != names.end();
+}
+
+Deal deal_over(const Scenario& scenario, std::int64_t ranks) {
+  const bool zigzag = scenario.plan.context.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;
+  return zigzag && ranks > 1 ? Deal::zigzag : Deal::contiguous;
+}
+
+void check_deal(const Scenario& scenario, std::int64_t ranks) {
+  const std::int64_t length = length_of(scenario);
+  if (deal_over(scenario, ranks) == Deal::zigzag && length % (2 * ranks) != 0)
+    throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
+                     "a degree whose zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
+                         std::to_string(length) + " tokens");
+}
+
+void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal) {
+  const std::int64_t ranks = mesh.size(over.group());
+  // A part of the sequence (a chunk of an overlapped product) begins at a part of this rank's positions.
+  for (Tensor& t : piece.tensors) {
+    const int d = t.find(Axis::sequence),
+              of = t.alias_of == kNoTensor ? -1 : piece.tensors[t.alias_of].find(Axis::sequence);
+    if (d >= 0 && of >= 0 && t.sizes[d] != piece.tensors[t.alias_of].sizes[of]) t.alias_begin /= ranks;
+  }
+  for (Tensor& t : piece.tensors)
+    for (int d = 0; d < t.rank; ++d) {
+      if (t.axes[d] != Axis::sequence) continue;
+      t.sizes[d] /= ranks;
+      Division divided = over;
+      for (int n = 0; n < t.over[d].count(); ++n) divided.append(MeshGroup::of_digit(t.over[d].digit(n)));
+      t.over[d] = divided;
+      t.set_deal(d, deal);
+    }
+}
+
+QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second) {
+  if (second != kNoTensor) return {first, second};
+  const std::int64_t heads = piece.tensors[first].sizes[3] - 2;
+  const TensorId q = part_of_fused(piece, first, 0, heads, Axis::group_heads);
+  return {q, part_of_fused(piece, first, heads, 2, Axis::none)};
+}
+
+void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring) { Ring(piece, mesh, ring).run(); }
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
+}
 
 void rewrite(const Scenario& scenario, Program& program) {
-  const Options& options = scenario.plan.context;
-  if (options.degree == 1) return;
-  const bool zigzag = options.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;
-  for (Piece& piece : program.pieces) Ring(options, zigzag, program.mesh, piece).run();
+  if (!is_of_type(scenario.plan, kTypes)) return;
+  const MeshGroup ring = program.mesh.group(MeshAxis::cp);
+  Division over;
+  over.append(ring);
+  for (Piece& piece : program.pieces) {
+    divide_sequence(piece, program.mesh, over, deal_over(scenario, scenario.plan.context.degree));
+    ring_attention(piece, program.mesh, ring);
+  }
 }
 
 void disable(Plan& plan) { plan.context = {}; }

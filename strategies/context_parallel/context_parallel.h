@@ -1,7 +1,11 @@
-// Context parallelism: every rank holds 1/cp of each sequence, through the whole layer. Attention runs as a ring
-// (Liu et al. 2023, arXiv 2310.01889): keys and values travel round the ranks, each step computes attention with one
-// part and merges the results by their log-sum-exp. Under a causal mask the zigzag deal gives every rank equal work.
+// Context parallelism: every rank holds 1/cp of each sequence, through the whole layer. What attention does then is for
+// the plan's context_parallel_type to say. Here it is a ring (Liu et al. 2023, arXiv 2310.01889): keys and values
+// travel round the ranks, each step computes attention with one part and merges the results by their log-sum-exp. Under
+// a causal mask the zigzag deal gives every rank equal work.
 #pragma once
+
+#include <array>
+#include <string_view>
 
 #include "sim/program/program.h"
 #include "strategies/strategy.h"
@@ -15,5 +19,32 @@ void disable(Plan& plan);
 std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);
+
+// The ring's names; p2p is Megatron-Core's.
+inline constexpr std::array<std::string_view, 2> kTypes{"ring", "p2p"};
+
+// ---- for all strategies that lay out attention over divided sequences ----
+
+// One of type_names(). Throws std::logic_error for no such name.
+Type type_named(std::string_view name);
+// Whether a plan divides sequences and has attention laid out in one of these ways.
+bool is_of_type(const Plan& plan, std::span<const std::string_view> names);
+
+// How positions are dealt to `ranks` of a ring, or to those that gather all keys; throws InputError unless the
+// sequence can be dealt so.
+Deal deal_over(const Scenario& scenario, std::int64_t ranks);
+void check_deal(const Scenario& scenario, std::int64_t ranks);
+
+// Divides the sequences of a piece over digits, the major one first, of which the first deals them.
+void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal);
+
+// A fused QKV tensor as views of its queries and of its keys and values, in two tensors; what is apart stays so.
+struct QueriesAndKeys {
+  TensorId queries = kNoTensor, keys = kNoTensor;
+};
+QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second);
+
+// Makes a ring of every attention over sequences that are divided over `ring`, forward and backward.
+void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring);
 
 }  // namespace orrery::context_parallel

@@ -114,6 +114,8 @@ const BadValue kBadValues[] = {
     {"/plan/pipeline_stage_layers", "[4, -4]",
      "/plan/pipeline_stage_layers/1: found -4, expected an integer of at least 0"},
     {"/plan/context_parallel", "0", "/plan/context_parallel: found 0, expected an integer from 1 to 1048576"},
+    {"/plan/context_parallel_type", "\"rings\"",
+     "/plan/context_parallel_type: found \"rings\", expected one of \"ring\", \"p2p\""},
     {"/plan/context_parallel_balance", "\"zig\"", "/plan/context_parallel_balance: found \"zig\", expected one of"},
     {"/plan/data_parallel", "-1", "/plan/data_parallel: found -1, expected an integer from 0 to 1048576"},
     {"/plan/zero_stage", "4", "/plan/zero_stage: found 4, expected an integer from 0 to 3"},

@@ -410,6 +410,7 @@ const Layout kLayouts[] = {
          {"from": 1, "step": 2, "tensor_parallel_overlap": true, "recompute": "full"}]})"},
 
     {"Context2", R"({"context_parallel": 2})"},
+    {"Context2ByMegatronsName", R"({"context_parallel": 2, "context_parallel_type": "p2p"})"},
     {"Context4Contiguous", R"({"context_parallel": 4, "context_parallel_balance": "contiguous"})"},
     {"Context4Zero3", R"({"context_parallel": 4, "data_parallel": 2, "zero_stage": 3})", kDropout},
     {"Context4Llama", R"({"context_parallel": 4, "recompute": "full"})", kLlama},
