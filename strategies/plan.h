@@ -17,6 +17,7 @@
 #include "strategies/pipeline_parallel/options.h"
 #include "strategies/precision/options.h"
 #include "strategies/tensor_parallel/options.h"
+#include "strategies/usp/options.h"
 
 namespace orrery {
 
@@ -28,6 +29,7 @@ struct Plan {
   framework::Options framework;
   tensor_parallel::Options tensor;
   context_parallel::Options context;
+  usp::Options usp;
   activation_recompute::Options recompute;
   pipeline_parallel::Options pipeline;
   data_parallel::Options data;
@@ -40,6 +42,7 @@ struct Plan {
     batch.visit_fields(v);
     tensor.visit_fields(v);
     context.visit_fields(v);
+    usp.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
     recompute.visit_fields(v);

@@ -10,6 +10,7 @@
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
 #include "strategies/tensor_parallel/tensor_parallel.h"
+#include "strategies/usp/usp.h"
 
 namespace orrery {
 namespace {
@@ -56,6 +57,15 @@ constexpr Strategy kStrategies[] = {
      .words = context_parallel::words,
      .context_types = context_parallel::kTypes,
      .check_runnable = context_parallel::check_runnable},
+    {.name = "usp",
+     .summary = "sequences divided over ranks that exchange heads for positions, alone or in rings",
+     .paper = "Jacobs et al. 2023, arXiv 2309.14509; Fang & Zhao 2024, arXiv 2405.07719",
+     .check = usp::check,
+     .rewrite = usp::rewrite,
+     .add_digits = usp::add_digits,
+     .disable = usp::disable,
+     .words = usp::words,
+     .context_types = usp::kTypes},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

@@ -120,6 +120,15 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOnEveryRankAndStepOfARing) {
                                          R"(, "context_parallel_balance": ")" + balance + "\"}");
 }
 
+// Ranks that exchange heads see the same pairs of other heads.
+TEST(AttendedPairs, AreThoseThatKernelsSeeOfExchangedHeads) {
+  for (const Masked& mask : kMasks)
+    for (const char* inner : {"true", "false"})
+      for (const int ranks : {2, 4, 8})
+        expect_counted_as_seen(mask, R"({"context_parallel_type": "usp", "ulysses_degree": 2, "context_parallel": )" +
+                                         std::to_string(ranks) + R"(, "ulysses_inner": )" + inner + "}");
+}
+
 // In a later step of a zigzag ring all queries see the first half of the keys, or the second half sees all.
 TEST(AttendedPairs, AZigzagStepIsHalfOfTheSquareOnEveryRank) {
   Program program;

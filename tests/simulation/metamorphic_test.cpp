@@ -1,6 +1,7 @@
 // Does the prediction move the right way when one thing changes?
 #include <tuple>
 
+#include "strategies/context_parallel/context_parallel.h"
 #include "strategies/lower.h"
 #include "tests/simulation/support.h"
 
@@ -68,6 +69,27 @@ TEST(Metamorphic, RecomputationTradesTimeForMemory) {
   EXPECT_GT(reports[1].memory_peak_bytes, reports[2].memory_peak_bytes);
   EXPECT_DOUBLE_EQ(reports[0].hfu, reports[0].mfu_full_attention);  // stored scores are computed without the mask
   EXPECT_GT(reports[2].hfu, reports[2].mfu * 1.25);
+}
+
+// Sixteen ranks share a sequence over two nodes: exchanges belong inside a node, where they do not, a step is slower; who
+// exchanges alone is balanced whatever the deal, who has a ring is not.
+TEST(Metamorphic, ExchangesBelongInsideANodeAndNeedNoDeal) {
+  Scenario s = scenario_of("llama-3-8b", "hgx-a800", 2);
+  s.workload = {81920, 0, 1};
+  s.plan.context.degree = 16;
+  s.plan.context.type = context_parallel::type_named("usp");
+  s.plan.usp.ulysses_degree = 4;
+  const double inside = simulate(s).step_seconds;
+  s.plan.context.balance = context_parallel::Balance::contiguous;
+  EXPECT_GT(simulate(s).step_seconds, 1.2 * inside);
+  s.plan.context.balance = context_parallel::Balance::zigzag;
+  s.plan.usp.ulysses_inner = false;
+  EXPECT_GT(simulate(s).step_seconds, inside);
+  s.plan.usp = {};
+  s.plan.context.type = context_parallel::type_named("ulysses");
+  const double exchanged = simulate(s).step_seconds;
+  s.plan.context.balance = context_parallel::Balance::contiguous;
+  EXPECT_DOUBLE_EQ(simulate(s).step_seconds, exchanged);
 }
 
 // Plans in which something runs over several layers: buckets, fused updates, gathering ahead, pipelines.

@@ -1,8 +1,10 @@
 // Does every bundled model run on every bundled cluster, and every plan on a model, with sane numbers?
+#include <array>
 #include <cmath>
 
 #include "sim/hardware/presets.h"
 #include "sim/program/check.h"
+#include "strategies/context_parallel/context_parallel.h"
 #include "tests/simulation/support.h"
 
 namespace orrery {
@@ -95,6 +97,13 @@ TEST(Sweep, PlansComposeFreely) {
                         s.plan.tensor.sequence_parallel = sp;
                         s.plan.tensor.overlap = sp && t > 1;
                         s.plan.context.degree = c;
+                        if (c > 1) {  // one after another
+                          static constexpr std::array<const char*, 3> kTypes{"ring", "ulysses", "usp"};
+                          const auto type = static_cast<std::size_t>(runs / 3 % 3);
+                          s.plan.context.type = context_parallel::type_named(kTypes[type]);
+                          if (type == 2) s.plan.context.degree = 4, s.plan.usp.ulysses_degree = 2;
+                          s.plan.usp.ulysses_inner = runs / 12 % 2 == 0;
+                        }
                         s.plan.pipeline.degree = p;
                         s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
                         s.plan.pipeline.virtual_stages =

@@ -1,0 +1,224 @@
+#include "strategies/usp/usp.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/context_parallel/context_parallel.h"
+
+namespace orrery::usp {
+namespace {
+
+constexpr std::span<const std::string_view> kUlysses{kTypes.data(), 2}, kUsp{kTypes.data() + 2, 2};
+
+constexpr const char *kHeads = "cp.ulysses", *kSharing = "cp.shared", *kRing = "cp.ring";
+
+// Of a rank, when tensor parallelism has taken its part.
+struct Heads {
+  std::int64_t key_value = 1, query = 1;
+};
+Heads heads_of(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads(),
+                     t = scenario.plan.tensor.degree;
+  return {std::max<std::int64_t>(1, groups / t), model.heads / t};
+}
+
+// Ranks that exchange.
+std::int64_t ulysses_ranks(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  if (!context_parallel::is_of_type(plan, kTypes)) return 1;
+  if (context_parallel::is_of_type(plan, kUlysses)) return plan.context.degree;
+  if (plan.usp.ulysses_degree > 0) return plan.usp.ulysses_degree;
+  return std::gcd(plan.context.degree, heads_of(scenario).key_value);
+}
+
+std::int64_t ring_ranks(const Scenario& scenario) { return scenario.plan.context.degree / ulysses_ranks(scenario); }
+
+// Around each attention the ranks of a group exchange: of their own positions all heads become, of all positions their
+// own heads. Where there are more ranks than key/value heads, several share one and its query heads.
+class Exchange {
+ public:
+  Exchange(const Mesh& mesh, Piece& piece)
+      : mesh_(mesh), heads_(mesh.group(kHeads)), sharing_(mesh.group(kSharing)), piece_(piece) {
+    ring_.append(mesh.group(kRing));
+  }
+
+  void run() {
+    rewrite_block(piece_.forward);
+    rewrite_block(piece_.backward);
+  }
+
+ private:
+  // Tensors of a forward, all positions of a rank's heads, and the context by which its backward knows them.
+  struct Attention {
+    TensorId local_context, queries, keys, context, log_sum_exp;
+  };
+
+  void rewrite_block(Block& block) {
+    out_.clear();
+    for (const Op& op : block.ops) {
+      if (op.kind == OpKind::attention) {
+        forward(op);
+      } else if (op.kind == OpKind::attention_backward) {
+        backward(op);
+      } else {
+        out_.push_back(op);
+      }
+    }
+    block.ops = out_;
+  }
+
+  // The tensor with positions of all ranks of `group`, and of the heads the part of `group`.
+  TensorId with_positions_of(TensorId id, MeshGroup group) {
+    const TensorId all = clone_tensor(piece_, id);
+    Tensor& t = piece_.tensors[all];
+    const int sequence = t.find(Axis::sequence);
+    t.sizes[sequence] *= mesh_.size(group);
+    const MeshGroup left = (heads_ | sharing_).without(group);
+    t.over[sequence] = ring_;
+    t.over[sequence].append(left);
+    const auto divide = [&](Axis axis, MeshGroup by) {
+      const int d = t.find(axis);
+      if (d < 0 || by.empty()) return;
+      t.sizes[d] /= mesh_.size(by);
+      t.over[d].append(by);
+    };
+    divide(Axis::groups, heads_ & group);
+    divide(Axis::group_heads, sharing_ & group);
+    return all;
+  }
+  TensorId with_all_positions(TensorId id) { return with_positions_of(id, heads_ | sharing_); }
+  // Of keys and values, whose heads are not divided further: with the positions of those who have other heads.
+  TensorId with_own_key_heads(TensorId id) { return heads_.empty() ? id : with_positions_of(id, heads_); }
+  TensorId shared(TensorId id, TensorId like) {
+    if (sharing_.empty()) return id;
+    const TensorId all = clone_tensor(piece_, id);
+    Tensor& t = piece_.tensors[all];
+    const int sequence = t.find(Axis::sequence);
+    t.sizes[sequence] = piece_.tensors[like].sizes[sequence];
+    t.over[sequence] = ring_;
+    return all;
+  }
+
+  // K and V travel apart, as the published code has it.
+  enum class Tensors : std::uint16_t { one = 1, keys_and_values = 2 };
+  void communicate(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause,
+                   Tensors tensors) {
+    if (group.empty()) return;
+    Op op = communication(kind, name, Stream::context_communication, group, from, to);
+    op.phase = cause.phase;
+    op.count = static_cast<std::uint16_t>(tensors);
+    out_.push_back(op);
+  }
+  void exchange(const char* name, TensorId from, TensorId to, const Op& cause) {
+    communicate(OpKind::all_to_all, name, heads_ | sharing_, from, to, cause, Tensors::one);
+  }
+
+  void forward(const Op& whole) {
+    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
+    Attention a;
+    a.local_context = whole.writes[0];
+    a.queries = with_all_positions(q);
+    exchange("ulysses.queries", q, a.queries, whole);
+    const TensorId own = with_own_key_heads(kv);
+    communicate(OpKind::all_to_all, "ulysses.keys", heads_, kv, own, whole, Tensors::keys_and_values);
+    a.keys = shared(own, a.queries);
+    communicate(OpKind::all_gather, "ulysses.shared_keys", sharing_, own, a.keys, whole, Tensors::keys_and_values);
+    a.context = with_all_positions(whole.writes[0]);
+    a.log_sum_exp = with_all_positions(whole.writes[1]);
+    Op op = whole;
+    op.reads[0] = a.queries;
+    op.reads[1] = a.keys;
+    op.writes = {a.context, a.log_sum_exp, kNoTensor, kNoTensor};
+    out_.push_back(op);
+    exchange("ulysses.context", a.context, a.local_context, whole);
+    attentions_.push_back(a);
+  }
+
+  void backward(const Op& whole) {
+    const auto found = std::find_if(attentions_.begin(), attentions_.end(),
+                                    [&](const Attention& a) { return a.local_context == whole.reads[1]; });
+    if (found == attentions_.end()) throw std::logic_error("a backward of an attention that no forward has");
+    const Attention a = *found;
+    const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
+    const TensorId dcontext = with_all_positions(whole.reads[0]);
+    exchange("ulysses.context_gradient", whole.reads[0], dcontext, whole);
+    const TensorId dqueries = with_all_positions(dq), own = with_own_key_heads(dkv), dkeys = shared(own, dqueries);
+    Op op = whole;
+    op.reads = {dcontext, a.context, a.log_sum_exp, a.queries, a.keys, kNoTensor};
+    op.writes = {dqueries, dkeys, kNoTensor, kNoTensor};
+    out_.push_back(op);
+    exchange("ulysses.query_gradient", dqueries, dq, whole);
+    communicate(OpKind::reduce_scatter, "ulysses.shared_key_gradients", sharing_, dkeys, own, whole,
+                Tensors::keys_and_values);
+    communicate(OpKind::all_to_all, "ulysses.key_gradients", heads_, own, dkv, whole, Tensors::keys_and_values);
+  }
+
+  const Mesh& mesh_;
+  const MeshGroup heads_, sharing_;
+  Division ring_;
+  Piece& piece_;
+  std::vector<Op> out_;
+  std::vector<Attention> attentions_;
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const std::int64_t whole = scenario.plan.context.degree, given = scenario.plan.usp.ulysses_degree;
+  const auto fail = [](std::int64_t found, const std::string& expected) {
+    throw InputError({"", "/plan/ulysses_degree"}, std::to_string(found), expected);
+  };
+  const bool usp = context_parallel::is_of_type(scenario.plan, kUsp);
+  if (given > 0 && !usp && given != ulysses_ranks(scenario))
+    fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
+  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  const std::int64_t ranks = ulysses_ranks(scenario), heads = heads_of(scenario).query;
+  if (whole % ranks != 0) fail(ranks, "a divisor of context_parallel, " + std::to_string(whole));
+  if (heads % ranks != 0) {
+    const std::string expected =
+        "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged";
+    if (usp) fail(ranks, expected);
+    throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
+  }
+  context_parallel::check_deal(scenario, ring_ranks(scenario));
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  const std::int64_t ranks = ulysses_ranks(scenario), heads = std::gcd(ranks, heads_of(scenario).key_value);
+  const bool inner = scenario.plan.usp.ulysses_inner;
+  if (!inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
+  mesh.add(MeshAxis::cp, heads, kHeads);
+  mesh.add(MeshAxis::cp, ranks / heads, kSharing);
+  if (inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  const Mesh& mesh = program.mesh;
+  const MeshGroup ring = mesh.group(kRing);
+  Division over;  // a ring's part of the sequence, and of that an exchanging rank's
+  over.append(ring);
+  over.append(mesh.group(kHeads) | mesh.group(kSharing));
+  for (Piece& piece : program.pieces) {
+    context_parallel::divide_sequence(piece, mesh, over, context_parallel::deal_over(scenario, ring_ranks(scenario)));
+    Exchange(mesh, piece).run();
+    if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring);
+  }
+}
+
+void disable(Plan& plan) { plan.usp = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"ulysses", [](const Scenario& s) { return ulysses_ranks(s) > 1; }},
+  };
+  return kWords;
+}
+
+}  // namespace orrery::usp

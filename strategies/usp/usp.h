@@ -1,0 +1,22 @@
+// Sequences divided over ranks that exchange heads for positions around attention (DeepSpeed-Ulysses: Jacobs et al.
+// 2023, arXiv 2309.14509), and these groups in rings (USP: Fang & Zhao 2024, arXiv 2405.07719).
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "sim/program/program.h"
+#include "strategies/strategy.h"
+
+namespace orrery::usp {
+
+// Of context_parallel_type; a2a and a2a+p2p are Megatron-Core's names.
+inline constexpr std::array<std::string_view, 4> kTypes{"ulysses", "a2a", "usp", "a2a+p2p"};
+
+void check(const Scenario& scenario);
+void add_digits(const Scenario& scenario, Mesh& mesh);
+void rewrite(const Scenario& scenario, Program& program);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
+
+}  // namespace orrery::usp
