@@ -1,5 +1,6 @@
 // The list of strategies, in the order in which they rewrite a Program.
 #include "strategies/activation_recompute/activation_recompute.h"
+#include "strategies/all_gather_context/all_gather_context.h"
 #include "strategies/batch/batch.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
@@ -66,6 +67,14 @@ constexpr Strategy kStrategies[] = {
      .disable = usp::disable,
      .words = usp::words,
      .context_types = usp::kTypes},
+    {.name = "all_gather_context",
+     .summary = "sequences divided over ranks that gather all keys and values",
+     .paper = "Llama Team 2024, arXiv 2407.21783",
+     .check = all_gather_context::check,
+     .rewrite = all_gather_context::rewrite,
+     .add_digits = all_gather_context::add_digits,
+     .words = all_gather_context::words,
+     .context_types = all_gather_context::kTypes},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

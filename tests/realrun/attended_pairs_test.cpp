@@ -120,6 +120,15 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOnEveryRankAndStepOfARing) {
                                          R"(, "context_parallel_balance": ")" + balance + "\"}");
 }
 
+TEST(AttendedPairs, AreThoseThatKernelsSeeOfGatheredKeys) {
+  for (const Masked& mask : kMasks)
+    for (const int ranks : {2, 3, 4})
+      for (const char* balance : {"zigzag", "contiguous"})
+        expect_counted_as_seen(mask, R"({"context_parallel_type": "all_gather", "context_parallel": )" +
+                                         std::to_string(ranks) + R"(, "context_parallel_balance": ")" + balance +
+                                         "\"}");
+}
+
 // Ranks that exchange heads see the same pairs of other heads.
 TEST(AttendedPairs, AreThoseThatKernelsSeeOfExchangedHeads) {
   for (const Masked& mask : kMasks)

@@ -98,8 +98,8 @@ TEST(Sweep, PlansComposeFreely) {
                         s.plan.tensor.overlap = sp && t > 1;
                         s.plan.context.degree = c;
                         if (c > 1) {  // one after another
-                          static constexpr std::array<const char*, 3> kTypes{"ring", "ulysses", "usp"};
-                          const auto type = static_cast<std::size_t>(runs / 3 % 3);
+                          static constexpr std::array<const char*, 4> kTypes{"ring", "ulysses", "usp", "all_gather"};
+                          const auto type = static_cast<std::size_t>(runs / 3 % 4);
                           s.plan.context.type = context_parallel::type_named(kTypes[type]);
                           if (type == 2) s.plan.context.degree = 4, s.plan.usp.ulysses_degree = 2;
                           s.plan.usp.ulysses_inner = runs / 12 % 2 == 0;

@@ -1,0 +1,120 @@
+#include "strategies/all_gather_context/all_gather_context.h"
+
+#include <vector>
+
+#include "sim/program/rewrite.h"
+#include "strategies/context_parallel/context_parallel.h"
+
+namespace orrery::all_gather_context {
+namespace {
+
+class Gathering {
+ public:
+  Gathering(const Mesh& mesh, Piece& piece)
+      : group_(mesh.group(MeshAxis::cp)), ranks_(mesh.size(group_)), piece_(piece) {}
+
+  void run() {
+    rewrite_block(piece_.forward);
+    rewrite_block(piece_.backward);
+  }
+
+ private:
+  void rewrite_block(Block& block) {
+    out_.clear();
+    for (const Op& op : block.ops) {
+      if (op.kind == OpKind::attention) {
+        forward(op);
+      } else if (op.kind == OpKind::attention_backward) {
+        backward(op);
+      } else {
+        out_.push_back(op);
+      }
+    }
+    block.ops = out_;
+  }
+
+  // Keys and values of the whole sequence, in the order of its positions.
+  TensorId of_all(TensorId keys) {
+    const TensorId id = clone_tensor(piece_, keys);
+    Tensor& t = piece_.tensors[id];
+    const int d = t.find(Axis::sequence);
+    t.axes[d] = Axis::key_sequence;
+    t.sizes[d] *= ranks_;
+    t.over[d] = {};
+    t.set_deal(d, Deal::contiguous);
+    t.category = Category::communication_buffer;
+    return id;
+  }
+
+  // Keys and values apart, as the published code has it.
+  void communicate(OpKind kind, const char* name, TensorId from, TensorId to, const Op& cause) {
+    Op op = communication(kind, name, Stream::context_communication, group_, from, to);
+    op.phase = cause.phase;
+    op.count = 2;
+    out_.push_back(op);
+  }
+
+  // The attention over `keys`, which are of all ranks.
+  Op over(const Op& whole, TensorId queries, TensorId keys) const {
+    Op op = whole;
+    const std::size_t first = whole.kind == OpKind::attention_backward ? 3 : 0;
+    op.reads[first] = queries;
+    op.reads[first + 1] = keys;
+    op.parts = static_cast<std::int32_t>(ranks_);
+    return op;
+  }
+
+  void forward(const Op& whole) {
+    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
+    const TensorId keys = of_all(kv);
+    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
+    out_.push_back(over(whole, q, keys));
+  }
+
+  // Gathered anew: a rank keeps its own keys only.
+  void backward(const Op& whole) {
+    const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
+    const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
+    const TensorId keys = of_all(kv), key_gradients = of_all(dkv);
+    communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
+    Op op = over(whole, q, keys);
+    op.writes = {dq, key_gradients, kNoTensor, kNoTensor};
+    out_.push_back(op);
+    communicate(OpKind::reduce_scatter, "context.key_gradients", key_gradients, dkv, whole);
+  }
+
+  const MeshGroup group_;
+  const std::int64_t ranks_;
+  Piece& piece_;
+  std::vector<Op> out_;
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  if (context_parallel::is_of_type(scenario.plan, kTypes))
+    context_parallel::check_deal(scenario, scenario.plan.context.degree);
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (context_parallel::is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  Division over;
+  over.append(program.mesh.group(MeshAxis::cp));
+  const Deal deal = context_parallel::deal_over(scenario, scenario.plan.context.degree);
+  for (Piece& piece : program.pieces) {
+    context_parallel::divide_sequence(piece, program.mesh, over, deal);
+    Gathering(program.mesh, piece).run();
+  }
+}
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"all-gather-context", [](const Scenario& s) { return context_parallel::is_of_type(s.plan, kTypes); }}};
+  return kWords;
+}
+
+}  // namespace orrery::all_gather_context

@@ -1,0 +1,21 @@
+// Sequences divided over ranks that gather the keys and values of all before attention (Llama 3, arXiv 2407.21783,
+// section 3.3.2; Megatron-Core's cp_comm_type all_gather).
+#pragma once
+
+#include <array>
+#include <string_view>
+
+#include "sim/program/program.h"
+#include "strategies/strategy.h"
+
+namespace orrery::all_gather_context {
+
+// Of context_parallel_type; Megatron-Core writes the one, Transformer Engine the other.
+inline constexpr std::array<std::string_view, 2> kTypes{"all_gather", "allgather"};
+
+void check(const Scenario& scenario);
+void add_digits(const Scenario& scenario, Mesh& mesh);
+void rewrite(const Scenario& scenario, Program& program);
+std::span<const PlanWord> words();
+
+}  // namespace orrery::all_gather_context
