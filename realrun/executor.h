@@ -3,8 +3,7 @@
 // compared with every other; and it is measured, in the form of a prediction (measured_report.h).
 //
 // What the Program leaves open, and how it is taken here:
-//  - The loss is the mean of the cross entropy over all positions of the global batch. Its gradient is scaled by that
-//    count at the source, so every reduction over ranks is a sum.
+//  - The loss that is reported is the mean of the cross entropy over all positions of the global batch.
 //  - A tensor of category gradient is added to, by every op that writes it outside the update; it is zero when its
 //    storage begins: at the step's start if it is resident, else when its micro-batch first touches it. Reductions into
 //    storage of their own (in every micro-batch) add to it.
@@ -16,7 +15,7 @@
 //  takes
 //    them. The last layer to read one is handed a gradient of zeros.
 //  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
-//  - The gradient norm counts every parameter once. No op of the update reads it: clipping is up to ExecutionOptions.
+//  - The gradient norm counts every parameter once; what the update's ops read as it is that of all pieces and ranks.
 //  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.
 #pragma once
 
@@ -39,7 +38,6 @@ struct ExecutionOptions {
   std::uint64_t seed = 1;  // of parameters and inputs: a function of (seed, parameter, element), whatever the layout
   std::int64_t steps = 1;  // the same batch each step
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  double maximum_gradient_norm = 0;  // 0: gradients are not clipped
   bool round_to_bf16 = false;        // fp32 storage: tensors of bf16 hold what bf16 can
   // Storage that nothing has written holds NaN; an op that writes NaN ends the run, naming the op.
   bool find_undefined = true;
@@ -81,7 +79,7 @@ struct HeldPart {
 struct RankResult {
   std::size_t rank = 0;
   std::int64_t stage = 0;
-  std::vector<double> losses, gradient_norms;  // by step, warm-up included; the losses are this rank's share
+  std::vector<double> losses, gradient_norms;  // by step, warm-up included, unscaled; losses: this rank's share
   std::vector<HeldPart> parts;                 // if kept
   // If measured:
   std::vector<double> step_seconds;         // of the measured steps without marks
@@ -97,7 +95,7 @@ struct Execution {
   std::vector<double> losses, gradient_norms;  // by step
   // In the order of the model: piece by piece, in each in the order of Piece::parameters; a tied head's table is left
   // out.
-  std::vector<WholeTensor> gradients;   // of the last step, before clipping
+  std::vector<WholeTensor> gradients;   // of the last step, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
   // Where several ranks hold the same element: the largest difference between them, over the tensor's largest value.
   double gradient_disagreement = 0, parameter_disagreement = 0;

@@ -2,7 +2,9 @@
 // say.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <span>
 
@@ -29,10 +31,9 @@ struct KernelContext {
 
   bool round_to_bf16 = false;  // fp32 storage: what is written to tensors of bf16, to the nearest, ties to even
 
-  // Optimizers. Gradients are multiplied by `gradient_scale` first (clipping; the inverse of a loss scale).
+  // Optimizers. Gradients are multiplied by clipped_factor() first.
   std::int64_t step = 1;  // from 1
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  double gradient_scale = 1;
   bool decoupled_weight_decay = true;  // AdamW; false: Adam with L2 regularisation
 
   // Attention under sequence or context parallelism: positions of this rank's queries and keys in the whole sequence (a
@@ -47,11 +48,19 @@ struct KernelContext {
   // First row of the vocabulary that this rank holds (embedding, cross entropy: tensors with Axis::vocab); ids outside
   // contribute nothing. Ids outside other tables are an error (CPU) or contribute nothing (CUDA).
   std::int64_t first_vocabulary_row = 0;
-  double loss_gradient = 1;  // of the loss by the loss of a token: 1 / tokens where the loss is their mean
 
   std::int64_t images = 0;  // of the micro-batch; patch merging must know them to find neighbours across windows
   // Which vector stands for a sequence where shapes leave it open: the mean of its tokens (Swin), or the first one.
   bool pool_mean = false;
 };
+
+// As PyTorch's clip_grad_norm_ and Megatron-LM's clip_grad_by_total_norm_fp32 have it.
+inline constexpr double kClippingEpsilon = 1e-6;
+// What `op` multiplies its operand by: Op::factor, and less where the norm of what comes out would exceed Op::scalar.
+// `squared_norm`: of all that the factor goes to.
+inline double clipped_factor(const Op& op, double squared_norm) {
+  const double norm = std::abs(op.factor) * std::sqrt(squared_norm), limit = op.scalar;
+  return op.factor * std::min(1.0, limit / (norm + kClippingEpsilon));
+}
 
 }  // namespace orrery

@@ -11,6 +11,28 @@ namespace {
 constexpr Stream kStages = Stream::pipeline_communication;
 constexpr std::int64_t kOfStep = -1;  // in place of a micro-batch
 
+// Of the update: the gradient norm, or what would follow it.
+std::size_t norm_begin(const std::vector<Op>& ops) {
+  const auto it = std::find_if(ops.begin(), ops.end(), [](const Op& op) {
+    return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || op.kind == OpKind::copy;
+  });
+  return static_cast<std::size_t>(it - ops.begin());
+}
+
+// What held gradients are still multiplied by behind their norm, or where the host has a copy, but for clipping: the
+// inverse of a loss scale.
+double later_factor(const PiecePlan& plan) {
+  const std::vector<Op>& ops = plan.piece->update.ops;
+  const std::size_t norm = norm_begin(ops);
+  double factor = 1;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].kind != OpKind::scale && !is_optimizer(ops[i].kind)) continue;
+    const bool done = i < norm && plan.views[ops[i].writes[0]].root == plan.views[plan.held_gradients].root;
+    if (!done) factor *= ops[i].factor;
+  }
+  return factor;
+}
+
 }  // namespace
 
 RankResult Rank::run() {
@@ -334,12 +356,6 @@ void Rank::release(RankChunk& chunk, std::int64_t micro_batch) {
 
 void Rank::update() {
   // Up to the gradient norm; what the norm needs; what follows it.
-  const auto norm_begin = [](const std::vector<Op>& ops) {
-    const auto it = std::find_if(ops.begin(), ops.end(), [](const Op& op) {
-      return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || op.kind == OpKind::copy;
-    });
-    return static_cast<std::size_t>(it - ops.begin());
-  };
   const auto run_ops = [&](auto selects) {
     for_each_instance([&](Instance& instance) {
       const std::vector<Op>& ops = instance.plan->piece->update.ops;
@@ -354,7 +370,6 @@ void Rank::update() {
   run_ops([](bool before, const Op&, bool) { return before; });
   sum_tied_gradients();
   squared_norm_ = 0;
-  clip_ = 1;
   run_ops([](bool, const Op& op, bool) { return op.kind == OpKind::gradient_norm; });
   reduce_gradient_norm();
   if (setup_.options.keep_tensors)
@@ -364,6 +379,8 @@ void Rank::update() {
       instance.captured_gradients.resize(static_cast<std::size_t>(instance.plan->piece->tensors[id].elements()));
       backend_.synchronize();
       backend_.read(slice(instance, id, -1, false, Stream::compute), instance.captured_gradients);
+      const double factor = later_factor(*instance.plan);
+      for (float& g : instance.captured_gradients) g = static_cast<float>(factor * g);
     });
   run_ops([](bool before, const Op& op, bool reduces_norm) {
     return !before && !reduces_norm && op.kind != OpKind::gradient_norm;
@@ -476,10 +493,19 @@ void Rank::reduce_gradient_norm() {
     sum = 0;
     for (const std::vector<double>& each : all) sum += each.at(0);
   }
-  const double norm = std::sqrt(sum);
-  result_.gradient_norms.push_back(norm);
-  const double most = setup_.options.maximum_gradient_norm;
-  if (most > 0 && norm > most) clip_ = most / norm;
+  double factor = 1;
+  for_each_instance([&](Instance& instance) {
+    const Piece& piece = *instance.plan->piece;
+    if (!piece.update.ops.empty()) factor = later_factor(*instance.plan);
+    for (const Op& op : piece.update.ops) {
+      if (!instance.plan->reduces_norm(op)) continue;
+      const auto square = static_cast<float>(sum);
+      const TensorId id = op.writes[0];
+      backend_.write(slice(instance, id, -1, true, Stream::compute), {&square, 1});
+      storage(instance, id, -1, true, Stream::compute).note_written(order_.issued(Stream::compute));
+    }
+  });
+  result_.gradient_norms.push_back(factor * std::sqrt(sum));
 }
 
 void Rank::gather_losses() {

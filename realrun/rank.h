@@ -255,7 +255,7 @@ class Rank {
   bool shares_table_ = false;      // other pieces of the stage use the embedding's
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
   std::int64_t step_ = 0;
-  double squared_norm_ = 0, clip_ = 1;
+  double squared_norm_ = 0;
   std::vector<StoragePtr> norm_parts_;
   std::vector<std::pair<StoragePtr, Tensor>> loss_statistics_;  // of this step's micro-batches
   std::vector<Issue> issues_;                                   // of this step

@@ -134,7 +134,6 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
   context.step = step_ + 1;
   context.learning_rate = options.learning_rate, context.beta1 = options.beta1, context.beta2 = options.beta2;
   context.epsilon = options.epsilon, context.weight_decay = options.weight_decay, context.momentum = options.momentum;
-  context.gradient_scale = clip_;
   context.decoupled_weight_decay = setup_.scenario.plan.optimizer.rule != optimizer::Rule::adam;
 
   std::array<Tensor, 6> in_tensors;
@@ -243,10 +242,7 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
   const bool loss = op.kind == OpKind::cross_entropy || op.kind == OpKind::cross_entropy_backward;
   const Tensor& logits = in_tensors[0];
   const bool divided_loss = loss && !logits.over[logits.rank - 1].empty();
-  if (loss) {
-    if (divided_loss) context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
-    context.loss_gradient = 1 / tokens(in_tensors[1]);
-  }
+  if (divided_loss) context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
 
   backend_.run(op, reads, writes, context);
 

@@ -411,7 +411,7 @@ class Builder {
     write(statistics, Dtype::fp32);
     name("", logit_sizes);
 
-    begin(cross_entropy_backward).context.loss_gradient = 1 / static_cast<double>(b * s);
+    begin(cross_entropy_backward).op.factor = 1 / static_cast<double>(b * s);
     read(logits);
     read({{b, Axis::batch}, {s, Axis::sequence}}, Dtype::int64, ids);
     read(statistics, Dtype::fp32, {Contents::Kind::constant, 4});  // near the largest of some thousand normal numbers
@@ -441,6 +441,14 @@ class Builder {
       read({{elements}}, Dtype::fp32);
       write({{1}}, Dtype::fp32);
       name("", fmt::format("{}", elements));
+    }
+
+    for (const bool clips : {false, true}) {
+      begin(scale).op.scalar = 1;
+      const TensorId gradients = read({{n}}, Dtype::fp32);
+      if (clips) read({{1}}, Dtype::fp32, {Contents::Kind::constant, 4});
+      update(gradients);
+      name(clips ? "clip" : "plain", sizes);
     }
 
     // Mixed precision with fp32 master weights (Micikevicius et al. 2018), and all in fp32.

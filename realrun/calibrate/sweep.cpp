@@ -351,6 +351,10 @@ SweepPoint optimizer(OpKind kind, Dtype dtype, Size s, bool master) {
     b.write(tensor("norm", Dtype::fp32, {{1, Axis::none}}));
     return finish(b, {1, n});
   }
+  if (kind == OpKind::scale) {
+    b.write(flat("scaled", Dtype::fp32));
+    return finish(b, {1, n});
+  }
   // Weights and moments in place: fp32 masters where there are any, and then the parameters too.
   if (master) b.write(flat("parameter", dtype));
   b.write(b.read(flat("weight", master ? Dtype::fp32 : dtype)));
@@ -465,6 +469,7 @@ const std::vector<Maker>& memory_makers() {
       [](O, Dtype d, Size s, std::int64_t) { return pool(d, s, false); },
       [](O, Dtype d, Size s, std::int64_t) { return pool(d, s, true); },
       [](O, Dtype d, Size s, std::int64_t) { return optimizer(OpKind::gradient_norm, d, s, false); },
+      [](O, Dtype d, Size s, std::int64_t) { return optimizer(OpKind::scale, d, s, false); },
       [](O, Dtype d, Size s, std::int64_t v) { return optimizer(OpKind::adam, d, s, d != Dtype::fp32 && v % 2 == 1); },
       [](O, Dtype d, Size s, std::int64_t v) { return optimizer(OpKind::sgd, d, s, d != Dtype::fp32 && v % 2 == 1); },
   };

@@ -84,6 +84,7 @@ void pool_backward(const KernelCall& call);
 
 // optimizer.cpp
 void gradient_norm(const KernelCall& call);
+void scale(const KernelCall& call);
 void adam(const KernelCall& call);
 void sgd(const KernelCall& call);
 

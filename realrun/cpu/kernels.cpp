@@ -72,6 +72,8 @@ void dispatch(const KernelCall& call) {
       return merge_attention(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
+    case OpKind::scale:
+      return scale(call);
     case OpKind::adam:
       return adam(call);
     case OpKind::sgd:

@@ -29,7 +29,7 @@ struct Buffer {
 //
 // cross_entropy: the loss of a token is maximum + log(sum) - target. The sum is relative to the local maximum: ranks
 // that divide the vocabulary multiply it by exp(local - global maximum) before they add.
-// gradient_norm writes the square of the norm, so that ranks can add theirs.
+// gradient_norm writes the square of the norm, so that ranks can add theirs. What reads it (norm_operand()) clips.
 // Kernels of kinds with OpTraits::in_place may write where they read; others may not.
 //
 // Throws std::logic_error for kinds that are no kernel and for shapes that do not fit together.

@@ -1,4 +1,5 @@
 // Optimizers over flat buffers. Sums and updates in double: a step's rounding is the storage's.
+#include <algorithm>
 #include <cmath>
 
 #include "realrun/cpu/kernel_call.h"
@@ -6,11 +7,24 @@
 namespace orrery::cpu {
 namespace {
 
+std::size_t norm_at(const KernelCall& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
+
+// What is read but for the norm.
+std::span<const Buffer> states(const KernelCall& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
+
+double factor_of(const KernelCall& call) {
+  if (!call.has_read(norm_at(call))) return call.op.factor;
+  const Buffer& square = call.read(norm_at(call));
+  call.require(square.elements() == 1, "the norm is one number");
+  call.require(call.op.scalar > 0, "gradients are clipped to a positive norm");
+  return clipped_factor(call.op, square.data[0]);
+}
+
 // The weights that are updated: fp32 master copies where there are any, otherwise the parameters. Either are the
 // second tensor read; the parameters are the first written.
 void check_sizes(const KernelCall& call) {
   const Buffer& gradient = call.read(0);
-  for (const Buffer& b : call.reads)
+  for (const Buffer& b : states(call))
     if (b.data != nullptr) call.require_same_elements(gradient, b);
   for (const Buffer& b : call.writes)
     if (b.data != nullptr) call.require_same_elements(gradient, b);
@@ -31,20 +45,28 @@ void gradient_norm(const KernelCall& call) {
   call.write(0).data[0] = static_cast<float>(sum);
 }
 
+void scale(const KernelCall& call) {
+  const Buffer &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  const double factor = factor_of(call);
+  for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = static_cast<float>(factor * x.data[i]);
+}
+
 // Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2.
 void adam(const KernelCall& call) {
   check_sizes(call);
   const std::size_t written = count(call.writes);
-  call.require(count(call.reads) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
+  call.require(count(states(call)) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
   const bool has_master = written == 4;
   const std::size_t moments = has_master ? 2 : 1;
   const KernelContext& c = call.context;
+  const double factor = factor_of(call);
   call.require(c.step >= 1, "steps count from 1");
   const double correction1 = 1 - std::pow(c.beta1, static_cast<double>(c.step));
   const double correction2 = 1 - std::pow(c.beta2, static_cast<double>(c.step));
   for (std::int64_t i = 0; i < call.read(0).elements(); ++i) {
     const double w = call.reads[1].data[i];
-    double g = c.gradient_scale * call.reads[0].data[i];
+    double g = factor * call.reads[0].data[i];
     if (!c.decoupled_weight_decay) g += c.weight_decay * w;
     const double m = c.beta1 * call.reads[2].data[i] + (1 - c.beta1) * g;
     const double v = c.beta2 * call.reads[3].data[i] + (1 - c.beta2) * g * g;
@@ -60,16 +82,17 @@ void adam(const KernelCall& call) {
 // As torch.optim.SGD: v = momentum v + g, w = w - learning_rate v.
 void sgd(const KernelCall& call) {
   check_sizes(call);
-  const std::size_t read = count(call.reads), written = count(call.writes);
+  const std::size_t read = count(states(call)), written = count(call.writes);
   // Without master weights the parameter is among the reads, so that these are the gradient and all that is written.
   const bool has_master = read == written;
   const bool has_momentum = read == 3;
   call.require((read == 2 || read == 3) && (has_master || read == written + 1),
                "expected gradient, weights and at most one moment");
   const KernelContext& c = call.context;
+  const double factor = factor_of(call);
   for (std::int64_t i = 0; i < call.read(0).elements(); ++i) {
     const double w = call.reads[1].data[i];
-    double g = c.gradient_scale * call.reads[0].data[i] + c.weight_decay * w;
+    double g = factor * call.reads[0].data[i] + c.weight_decay * w;
     if (has_momentum) {
       g += c.momentum * call.reads[2].data[i];
       call.writes[has_master ? 2 : 1].data[i] = static_cast<float>(g);

@@ -155,7 +155,7 @@ void cross_entropy_backward(const KernelCall& call) {
     for (std::int64_t c = 0; c < columns; ++c) {
       const double probability = std::exp(logits.data[t * columns + c] - maximum) / sum;
       dlogits.data[t * columns + c] =
-          static_cast<float>(call.context.loss_gradient * (probability - (c == target ? 1 : 0)));
+          static_cast<float>(call.op.factor * (probability - (c == target ? 1 : 0)));
     }
   }
 }

@@ -18,10 +18,11 @@ struct AdamFactors {
   float gradient_scale, beta1, beta2, l2, kept, step_size, correction2, epsilon;
 };
 
-AdamFactors factors_of(const KernelContext& c) {
+// `squared_norm`: nullptr where nothing is clipped.
+AdamFactors factors_of(const Op& op, const float* squared_norm, const KernelContext& c) {
   if (c.step < 1) throw std::logic_error("kernel adam: steps count from 1");
   const auto step = static_cast<double>(c.step);
-  return {.gradient_scale = static_cast<float>(c.gradient_scale),
+  return {.gradient_scale = static_cast<float>(squared_norm == nullptr ? op.factor : clipped_factor(op, *squared_norm)),
           .beta1 = static_cast<float>(c.beta1),
           .beta2 = static_cast<float>(c.beta2),
           .l2 = c.decoupled_weight_decay ? 0.0f : static_cast<float>(c.weight_decay),
@@ -55,8 +56,13 @@ void* at(const Operand& operand, std::int64_t element) {
   return static_cast<char*>(operand.data) + element * bytes_of(operand.tensor->dtype, 1);
 }
 
-void adam(std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
+void adam(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes, const KernelContext& context,
           Workers& workers) {
+  const auto at_norm = static_cast<std::size_t>(norm_operand(op.kind));
+  const void* const square = at_norm < reads.size() ? reads[at_norm].data : nullptr;
+  if (square != nullptr && reads[at_norm].tensor->dtype != Dtype::fp32)
+    throw std::logic_error("kernel adam: the norm is not fp32");
+  reads = reads.first(std::min(reads.size(), at_norm));
   const std::size_t written = count(writes);
   if (count(reads) != 4 || (written != 3 && written != 4))
     throw std::logic_error("kernel adam: expected gradient, weights and two moments");
@@ -64,7 +70,7 @@ void adam(std::span<const Operand> reads, std::span<const Operand> writes, const
   for (std::size_t i = 0; i < 4; ++i)
     if (reads[i].tensor->elements() != elements || (i < written && writes[i].tensor->elements() != elements))
       throw std::logic_error("kernel adam: tensors differ in their number of elements");
-  const AdamFactors factors = factors_of(context);
+  const AdamFactors factors = factors_of(op, static_cast<const float*>(square), context);
   workers.divide(elements, kBlock, [&](std::int64_t begin, std::int64_t end) {
     std::array<std::array<float, kBlock>, 4> block;  // as the reads: gradient, weight, two moments
     for (std::int64_t e = begin; e < end; e += kBlock) {
@@ -152,7 +158,7 @@ void Workers::divide(std::int64_t elements, std::int64_t granule,
 
 void run_on_host(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                  const KernelContext& context, Workers& workers) {
-  if (op.kind == OpKind::adam) return adam(reads, writes, context, workers);
+  if (op.kind == OpKind::adam) return adam(op, reads, writes, context, workers);
   through_floats(op, reads, writes, context);
 }
 

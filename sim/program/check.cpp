@@ -63,6 +63,7 @@ OpRule rule_of(OpKind kind) {
     case OpKind::dropout:
     case OpKind::dropout_backward:
     case OpKind::cast:
+    case OpKind::scale:
       return {.linear = 0b1};
     case OpKind::rotary:
     case OpKind::pool:
@@ -684,7 +685,7 @@ class PieceCheck {
       return write(op.writes[0], {});
     }
     for (const TensorId id : op.reads)
-      if (id != kNoTensor && tensor(id).over[0] != tensor(op.reads[0]).over[0])
+      if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
         report(Rule::operands_agree, layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds");
     for (const TensorId id : op.writes) {
       if (id == kNoTensor) continue;
@@ -693,6 +694,16 @@ class PieceCheck {
       write(id, {});
       if (id != op.reads[0]) flats_[id] = flats_.at(op.reads[0]);
     }
+  }
+
+  // A clip coefficient of a part of the norm would be another one on each rank.
+  bool clips_by(const Op& op, TensorId id) {
+    const int at = norm_operand(op.kind);
+    if (at < 0 || op.reads[static_cast<std::size_t>(at)] != id) return false;
+    if (!owed(id).empty())
+      report(Rule::norm_of_all, "gradients are clipped by " + quoted(id) + ", which still owes the sum over " +
+                                    words(mesh_, owed(id)));
+    return true;
   }
 
   void expect_owes_nothing(TensorId id) {
@@ -717,7 +728,7 @@ class PieceCheck {
     if (is_flat(op.reads[0])) expect_owes_nothing(op.reads[0]);
     for (const auto ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
       for (const TensorId id : ids) {
-        if (id == kNoTensor || tensor(id).elements() == 1) continue;
+        if (id == kNoTensor || clips_by(op, id)) continue;
         if (tensor(id).over[0] != tensor(op.reads[0]).over[0] || tensor(id).sizes[0] != tensor(op.reads[0]).sizes[0])
           report(Rule::gradient_meets_state, "gradients " + layout(op.reads[0]) + " of " +
                                                  std::to_string(tensor(op.reads[0]).sizes[0]) + " elements meet " +

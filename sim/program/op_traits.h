@@ -55,9 +55,10 @@ enum class OpKind : std::uint8_t {
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Optimizer, on the flat buffers of a piece.
-  gradient_norm,  // reads gradients; writes a scalar
-  adam,           // reads gradient and states; writes parameter [, master], exp_avg, exp_avg_sq
-  sgd,            // reads gradient and states; writes parameter [, master] [, momentum]
+  gradient_norm,  // reads gradients; writes a scalar: the square of their norm
+  scale,          // reads x [, norm]; writes x times Op::factor, clipped (clipped_factor() of realrun/kernel.h)
+  adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
+  sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]
 
   // Communication over Op::group. Bytes follow from the tensors: see sim/program/work.h.
   all_reduce,      // reads x; writes x'
@@ -232,11 +233,14 @@ inline constexpr std::array kTable{
 
     OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},
+    OpTraits{.kind = OpKind::scale, .name = "scale", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .of_update = true,
+             .why_none = kAddedLater},
     OpTraits{.kind = OpKind::adam, .name = "adam", .op_class = OpClass::optimizer,
-             .reads = 0b1111, .writes = 0b0111, .may_write = 0b1000, .in_place = true, .of_update = true,
+             .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000, .in_place = true, .of_update = true,
              .why_none = kAfterLoss},
     OpTraits{.kind = OpKind::sgd, .name = "sgd", .op_class = OpClass::optimizer,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b001, .may_write = 0b110, .in_place = true,
+             .reads = 0b0011, .may_read = 0b1100, .writes = 0b001, .may_write = 0b110, .in_place = true,
              .of_update = true, .why_none = kAfterLoss},
 
     OpTraits{.kind = OpKind::all_reduce, .name = "all_reduce", .op_class = OpClass::collective,
@@ -282,6 +286,8 @@ constexpr bool is_matmul(OpKind k) { return traits_of(k).op_class == OpClass::ma
 constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass::attention; }
 constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }
 constexpr bool is_point_to_point(OpKind k) { return traits_of(k).op_class == OpClass::point_to_point; }
+// Of an optimizer's op and of a scale: where it reads the square of the global norm, if it clips by it.
+constexpr int norm_operand(OpKind k) { return k == OpKind::adam ? 4 : k == OpKind::sgd ? 3 : k == OpKind::scale ? 1 : -1; }
 constexpr bool is_communication(OpKind k) {
   return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
 }

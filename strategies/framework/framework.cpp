@@ -15,6 +15,7 @@ struct StackPreset {
   std::string attention_kernel;
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
+  GradientScaling gradient_scaling = GradientScaling::passes;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
 };
 
@@ -35,6 +36,10 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");
+    const std::string scaling = j.at("gradient_scaling");
+    s.gradient_scaling = scaling == "fused"      ? GradientScaling::fused
+                         : scaling == "one_pass" ? GradientScaling::one_pass
+                                                 : GradientScaling::passes;
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
   }
@@ -78,6 +83,8 @@ std::string_view attention_kernel(const Plan& plan) {
     return kAttentionKernelNames[static_cast<std::size_t>(plan.framework.attention_kernel)];
   return preset(plan).attention_kernel;
 }
+
+GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradient_scaling; }
 
 bool reduces_shards_in_every_micro_batch(const Plan& plan) {
   const StackPreset& s = preset(plan);

@@ -16,6 +16,13 @@ std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);
 // Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
+// What a stack does with gradients between their reduction and the update.
+enum class GradientScaling : std::uint8_t {
+  passes,    // one over all of them divides by the loss scale, another clips
+  one_pass,  // does both
+  fused,     // the optimizer's kernel does
+};
+GradientScaling gradient_scaling(const Plan& plan);
 // Gradients that are sharded (zero_stage 2 and 3): else once a step.
 bool reduces_shards_in_every_micro_batch(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);

@@ -25,13 +25,7 @@ Op copy(const char* name, Stream stream, TensorId from, TensorId to) {
   return op;
 }
 
-// Dynamic loss scaling's division, which only the optimizer waits for: the CPU divides what it has received.
-bool is_unscale(const Piece& piece, const Op& op) {
-  return op.kind == OpKind::cast && op.reads[0] == op.writes[0] &&
-         piece.tensors[op.writes[0]].category == Category::gradient;
-}
-
-// Before the optimizer, does anything but the global norm still change the gradients? A packed buffer stands for those
+// Before the optimizer, does anything but the global norm and what scales by it still change the gradients? A packed buffer stands for those
 // that it was packed from, so every collective counts that does not carry the norm.
 bool changed_in_update(const Piece& piece, std::size_t optimizer) {
   std::vector<TensorId> of_norm;
@@ -40,7 +34,7 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer) {
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
-    if (!norm && !is_unscale(piece, op)) return true;
+    if (!norm && op.kind != OpKind::scale) return true;
     if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }
   return false;
@@ -73,19 +67,27 @@ class ToHost {
     host_gradients_ = host_twin(piece_, gradients_, "host_gradients");
     host_parameters_ = host_twin(piece_, parameters_, "host_parameters");
 
+    // Gradients are unscaled and clipped where they are when the norm is known: the CPU does both at once.
     std::vector<Op> before, on_cpu;
-    for (std::size_t i = 0; i < at; ++i) {
-      if (is_unscale(piece_, ops_[i])) {
-        on_cpu.push_back(on_host(ops_[i]));
-      } else {
-        before.push_back(ops_[i]);
-      }
-    }
-    Op step = on_host(ops_[at]);
+    for (std::size_t i = 0; i < at; ++i)
+      (ops_[i].kind == OpKind::scale && !copied_in_update ? on_cpu : before).push_back(ops_[i]);
+    for (std::size_t i = 1; i < on_cpu.size(); ++i) on_cpu[i].factor *= on_cpu[i - 1].factor;
+    if (on_cpu.size() > 1) on_cpu.erase(on_cpu.begin(), on_cpu.end() - 1);
+    on_cpu.push_back(ops_[at]);
+    for (Op& op : on_cpu) op = on_host(op);
+    Op& step = on_cpu.back();
     step.name = "cpu_adam";
     replace_reads(step, parameters_, host_parameters_);
     step.writes[0] = host_parameters_;
-    on_cpu.push_back(step);
+    for (Op& op : on_cpu) {
+      TensorId& norm = op.reads[static_cast<std::size_t>(norm_operand(op.kind))];
+      if (norm == kNoTensor) continue;
+      const TensorId twin = host_twin(piece_, norm, "host_gradient_norm");
+      Op down = copy("gradient_norm.to_host", Stream::device_to_host, norm, twin);
+      down.every = kAllInstances;
+      before.push_back(down);
+      norm = twin;
+    }
     on_cpu.push_back(copy("parameters.to_device", Stream::host_to_device, host_parameters_, parameters_));
     std::vector<Op> behind(ops_.begin() + static_cast<std::ptrdiff_t>(at) + 1, ops_.end());
 

@@ -2,6 +2,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery::optimizer {
 namespace {
@@ -38,7 +39,20 @@ Op over_buffer(OpKind kind, const char* name) {
   return op;
 }
 
-void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradient_dtype, bool scaled_loss) {
+struct Gradients {
+  Dtype dtype;
+  double loss_scale;
+  framework::GradientScaling scaling;
+};
+
+Op scale(const char* name, TensorId gradients, double factor) {
+  Op op = over_buffer(OpKind::scale, name);
+  op.reads[0] = op.writes[0] = gradients;
+  op.factor = factor;
+  return op;
+}
+
+void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradients& gradients) {
   std::int64_t elements = 0;
   Dtype storage = Dtype::fp32;
   for (const ParameterGradient& p : piece.parameters) {
@@ -50,7 +64,7 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradi
   if (elements == 0) return;
 
   piece.flat_parameters = flat(piece, "parameters", Category::parameter, storage, elements);
-  piece.flat_gradients = flat(piece, "gradients", Category::gradient, gradient_dtype, elements);
+  piece.flat_gradients = flat(piece, "gradients", Category::gradient, gradients.dtype, elements);
   std::int64_t begin = 0;
   for (const ParameterGradient& p : piece.parameters) {
     Tensor& parameter = piece.tensors[p.parameter];
@@ -62,14 +76,16 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradi
     begin += parameter.elements();
   }
 
-  if (scaled_loss) {  // dynamic loss scaling: gradients are divided by the scale and searched for overflows
-    Op unscale = over_buffer(OpKind::cast, "unscale");
-    unscale.reads[0] = piece.flat_gradients;
-    unscale.writes[0] = piece.flat_gradients;
-    piece.update.ops.push_back(unscale);
+  using framework::GradientScaling;
+  // Dynamic loss scaling: what divides by the scale searches for overflows as well.
+  double unscale = 1 / gradients.loss_scale;
+  if (unscale != 1 && gradients.scaling == GradientScaling::passes) {
+    piece.update.ops.push_back(scale("unscale", piece.flat_gradients, unscale));
+    unscale = 1;
   }
 
-  if (options.clip_gradients) {
+  TensorId norm_of_all = kNoTensor;
+  if (options.clip_grad > 0) {
     Tensor scalar;
     scalar.name = "gradient_norm";
     scalar.category = Category::workspace;
@@ -89,6 +105,18 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradi
     reduce.phase = Phase::update;
     reduce.every = kAllInstances;
     piece.update.ops.push_back(reduce);
+    norm_of_all = global;
+  }
+  const auto clip = [&](Op& op) {
+    if (norm_of_all == kNoTensor) return;
+    op.reads[static_cast<std::size_t>(norm_operand(op.kind))] = norm_of_all;
+    op.scalar = static_cast<float>(options.clip_grad);
+  };
+  if (gradients.scaling != GradientScaling::fused && (norm_of_all != kNoTensor || unscale != 1)) {
+    const bool clips = norm_of_all != kNoTensor;
+    Op pass = scale(!clips ? "unscale" : unscale == 1 ? "clip" : "unscale_and_clip", piece.flat_gradients, unscale);
+    clip(pass);
+    piece.update.ops.push_back(pass);
   }
 
   const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
@@ -105,12 +133,26 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, Dtype gradi
   // States are read and written; so is the parameter itself where no master copy stands for it.
   for (std::size_t i = 0, r = 1; i < w; ++i)
     if (i > 0 || !(options.master_parameters && storage != Dtype::fp32)) update.reads[r++] = update.writes[i];
+  if (gradients.scaling == GradientScaling::fused) {
+    update.factor = unscale;
+    clip(update);
+  }
   piece.update.ops.push_back(update);
 
   // The next step accumulates into cleared gradients.
   Op clear = over_buffer(OpKind::zero_fill, "zero_gradients");
   clear.writes[0] = piece.flat_gradients;
   piece.update.ops.push_back(clear);
+}
+
+// The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.
+void scale_loss(Piece& piece, const Program& program, double loss_scale) {
+  for (Op& op : piece.backward.ops) {
+    if (op.kind != OpKind::cross_entropy_backward) continue;
+    const Tensor& targets = piece.tensors[op.reads[1]];
+    op.factor = loss_scale / static_cast<double>(targets.elements() * program.mesh.size(targets.divided_over()) *
+                                                 program.schedule.micro_batches);
+  }
 }
 
 }  // namespace
@@ -125,9 +167,13 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
-  for (Piece& piece : program.pieces)
-    lay_out(piece, program.mesh, scenario.plan.optimizer, scenario.plan.precision.gradient(),
-            scenario.plan.precision.mix == precision::Mix::fp16);
+  const precision::Options& precision = scenario.plan.precision;
+  const Gradients gradients{precision.gradient(), precision.gradient_factor(),
+                            framework::gradient_scaling(scenario.plan)};
+  for (Piece& piece : program.pieces) {
+    scale_loss(piece, program, gradients.loss_scale);
+    lay_out(piece, program.mesh, scenario.plan.optimizer, gradients);
+  }
 }
 
 void check_runnable(const Scenario& scenario) {

@@ -15,13 +15,14 @@ struct Options {
   Rule rule = Rule::adamw;
   MomentDtype moments = MomentDtype::fp32;
   bool master_parameters = true;
-  bool clip_gradients = true;
+  double clip_grad = 1;
 
   void visit_fields(FieldVisitor& v) {
     v.field("optimizer", rule, kRuleNames, "update rule, with its states");
     v.field("optimizer_dtype", moments, kMomentDtypeNames, "of the optimizer's moments");
     v.field("master_parameters", master_parameters, "keep an fp32 copy of 16-bit parameters for the optimizer");
-    v.field("clip_gradients", clip_gradients, "clip by the global norm, which all ranks agree on before the update");
+    v.field("clip_grad", clip_grad, NumberRange{},
+            "global norm that gradients are clipped to, which all ranks agree on before the update; 0: not clipped");
   }
 };
 

@@ -16,12 +16,15 @@ inline constexpr std::array<std::string_view, 3> kGradientDtypeNames{"fp32", "bf
 struct Options {
   Mix mix = Mix::bf16;
   GradientDtype gradients = GradientDtype::fp32;
+  double loss_scale = 65536;
 
   // Of parameters and activations.
   Dtype storage() const;
   // Of the layers' matrix products: what MFU is measured against.
   Dtype compute() const;
   Dtype gradient() const;
+  // What gradients are larger by than the loss says, up to the update.
+  double gradient_factor() const { return mix == Mix::fp16 ? loss_scale : 1; }
 
   void visit_fields(FieldVisitor& v) {
     v.field("precision", mix, kMixNames,
@@ -29,6 +32,7 @@ struct Options {
             "fp4 is refused: no kernel and no rate of it is known",
             Scope::layer);
     v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
+    v.field("loss_scale", loss_scale, positive(), "of fp16: by which the loss is multiplied and gradients are divided");
   }
 };
 

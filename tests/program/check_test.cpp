@@ -412,6 +412,33 @@ TEST(Check, TheNormIsOfAllGradients) {
   }
 }
 
+// Each rank would clip by the norm of what it has.
+TEST(Check, GradientsAreClippedByTheNormOfAll) {
+  for (const OpKind kind : {OpKind::scale, OpKind::sgd})
+    for (const bool good : {true, false}) {
+      Small s;
+      const auto [parameters, gradients] = s.trained();
+      s.piece().tensors[s.piece().parameters[0].parameter].over[0].append(s.tp());  // each rank has other parameters
+      s.piece().tensors[s.piece().parameters[0].gradient].over[0].append(s.tp());
+      s.piece().tensors[s.piece().backward.ops[0].reads[0]].over[1].append(s.tp());
+      s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+      const TensorId local = s.tensor("local", {{1}}, Category::workspace),
+                     all = s.tensor("all", {{1}}, Category::workspace);
+      s.op(OpKind::gradient_norm, {gradients}, {local}, &Piece::update);
+      s.collective(OpKind::all_reduce, s.tp(), local, all, &Piece::update);
+      const TensorId norm = good ? all : local;
+      if (kind == OpKind::scale) {
+        s.op(OpKind::scale, {gradients, norm}, {gradients}, &Piece::update);
+        s.adam(gradients, parameters);
+      } else {
+        s.op(OpKind::sgd, {gradients, parameters, kNoTensor, norm}, {parameters}, &Piece::update);
+      }
+      good ? expect_proven(s)
+           : expect_breaks(Rule::norm_of_all, s,
+                           R"(gradients are clipped by "local", which still owes the sum over tp)");
+    }
+}
+
 TEST(Check, UpdatedPartsAreGatheredBeforeTheyAreRead) {
   for (const bool good : {true, false}) {
     Small s;

@@ -125,20 +125,25 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       KernelContext context;
       context.step = 5;
       context.weight_decay = 0.1;
-      context.gradient_scale = 0.25;
       context.decoupled_weight_decay = decoupled;
       Op op;
       op.kind = OpKind::adam;
       op.name = "test";
+      op.factor = 0.25;
+      op.scalar = 3;  // a norm of 32 becomes 8, which is clipped
+      Values square{32 * 32};
+      const Tensor one = shaped({{1}});
 
       std::vector<cpu::Buffer> in, out;
       for (Values& v : expected) in.push_back({v.data(), &fp32});
+      in.push_back({square.data(), &one});
       if (master) out.push_back({expected_parameter.data(), &fp32});
       for (std::size_t i = 1; i < 4; ++i) out.push_back({expected[i].data(), &fp32});
       cpu::run_kernel(op, in, out, context);
 
       const std::vector<Operand> reads{
-          {values[0].data(), &fp32}, {values[1].data(), &fp32}, {values[2].data(), &fp32}, {second.data(), &narrow}};
+          {values[0].data(), &fp32}, {values[1].data(), &fp32}, {values[2].data(), &fp32}, {second.data(), &narrow},
+          {square.data(), &one}};
       std::vector<Operand> writes;
       if (master) writes.push_back({written.data(), &parameter});
       for (std::size_t i = 1; i < 4; ++i) writes.push_back(reads[i]);

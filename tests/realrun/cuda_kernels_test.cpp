@@ -540,8 +540,8 @@ TEST(CudaCrossEntropy, IsTheCpusInEveryDtypeOfAPartOfTheVocabulary) {
         const Given targets = ids({{7}}, 5, columns + 3), x = normal(logits, 1, 4);
         KernelContext context;
         context.first_vocabulary_row = first;
-        context.loss_gradient = 0.25;
         Op op = op_of(cross_entropy);
+        op.factor = 0.25;
         expect_as_cpu(op, {x, targets}, poisoned({statistics}), context, 4);
         const Values s = on_cpu(op, {x, targets}, poisoned({statistics}), context)[0];
         op.kind = cross_entropy_backward;
@@ -567,6 +567,24 @@ TEST(CudaPool, IsTheCpusInEveryDtype) {
 
 // --- Optimizers
 
+// Of gradients whose norm is 8: halved, and clipped to 3.
+const Given square{shaped({{1}}, Dtype::fp32), {64}};
+Op scaling(OpKind kind, bool clips) {
+  Op op = op_of(kind);
+  op.factor = 0.5;
+  if (clips) op.scalar = 3;
+  return op;
+}
+
+TEST(CudaScale, IsTheCpusInEveryDtype) {
+  for (const Dtype dtype : kDtypes)
+    for (const std::int64_t n : {1, 1111, 4096}) {
+      const Tensor x = shaped({{n}}, dtype);
+      expect_as_cpu(scaling(scale, false), {normal(x, 1)}, poisoned({x}), {});
+      expect_as_cpu(scaling(scale, true), {normal(x, 1), square}, poisoned({x}), {});
+    }
+}
+
 TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
   for (const Dtype dtype : kDtypes)
     for (const Dtype moments : {Dtype::fp32, Dtype::bf16})
@@ -578,13 +596,15 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
         KernelContext context;
         context.step = 7;
         context.weight_decay = 0.1;
-        context.gradient_scale = 0.5;
         context.learning_rate = 0.01;
         for (const bool decoupled : {false, true}) {
           context.decoupled_weight_decay = decoupled;
-          const std::vector<Given> reads{normal(narrow, 1), normal(master ? wide : narrow, 2), normal(m, 3), second};
-          expect_as_cpu(op_of(adam), reads,
-                        poisoned(master ? std::vector{narrow, wide, m, m} : std::vector{narrow, m, m}), context);
+          std::vector<Given> reads{normal(narrow, 1), normal(master ? wide : narrow, 2), normal(m, 3), second};
+          for (const Op& op : {scaling(adam, false), scaling(adam, true)}) {
+            if (op.scalar > 0) reads.push_back(square);
+            expect_as_cpu(op, reads, poisoned(master ? std::vector{narrow, wide, m, m} : std::vector{narrow, m, m}),
+                          context);
+          }
         }
         for (const bool momentum : {false, true}) {
           std::vector<Given> reads{normal(narrow, 1), normal(master ? wide : narrow, 2)};
@@ -594,7 +614,10 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
             reads.push_back(normal(m, 3));
             results.push_back(m);
           }
-          expect_as_cpu(op_of(sgd), reads, poisoned(results), context);
+          expect_as_cpu(scaling(sgd, false), reads, poisoned(results), context);
+          reads.resize(3);
+          reads.push_back(square);
+          expect_as_cpu(scaling(sgd, true), reads, poisoned(results), context);
         }
       }
 }

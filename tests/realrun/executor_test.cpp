@@ -253,20 +253,45 @@ TEST(OneRank, EveryStepDrawsItsOwnDropout) {
 
 TEST(OneRank, ClippingScalesTheGradientsToTheGivenNorm) {
   ExecutionOptions options = seeded(1, 1);
-  const Scenario sgd = tiny(R"({"plan": {"optimizer": "sgd"}})");
-  options.learning_rate = 1;
-  const Execution free = execute(sgd, options);
-  options.maximum_gradient_norm = free.gradient_norms[0] / 2;
-  const Execution clipped = execute(sgd, options);
-  options.learning_rate = 0;
-  const Execution start = execute(sgd, options);
-  for (std::size_t t = 0; t < start.parameters.size(); ++t)
-    for (std::size_t e = 0; e < start.parameters[t].values.size(); e += 7) {
-      const double moved =
-          static_cast<double>(free.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]);
-      EXPECT_NEAR(
-          static_cast<double>(clipped.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]),
-          moved / 2, 1e-6);
+  for (const char* stack : {"megatron-core", "deepspeed", "jax"})
+    for (const char* precision : {"fp32", "fp16"}) {
+      Scenario sgd = tiny(R"({"plan": {"optimizer": "sgd", "framework": ")" + std::string(stack) +
+                          R"(", "precision": ")" + std::string(precision) + R"(", "clip_grad": 1e9}})");
+      options.learning_rate = 1;
+      const Execution free = execute(sgd, options);
+      sgd.plan.optimizer.clip_grad = free.gradient_norms[0] / 2;
+      const Execution clipped = execute(sgd, options);
+      EXPECT_EQ(clipped.gradient_norms, free.gradient_norms) << "before clipping";
+      options.learning_rate = 0;
+      const Execution start = execute(sgd, options);
+      for (std::size_t t = 0; t < start.parameters.size(); ++t)
+        for (std::size_t e = 0; e < start.parameters[t].values.size(); e += 7) {
+          const double moved =
+              static_cast<double>(free.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]);
+          EXPECT_NEAR(
+              static_cast<double>(clipped.parameters[t].values[e]) - static_cast<double>(start.parameters[t].values[e]),
+              moved / 2, 1e-6)
+              << stack << " " << precision;
+        }
+    }
+}
+
+// Whoever divides by it, and wherever: before the norm or with it, in a pass or in the optimizer, on device or host.
+TEST(OneRank, TheLossScaleChangesNoNumber) {
+  for (const char* plan : {R"("framework": "megatron-core")", R"("framework": "deepspeed")", R"("framework": "jax")",
+                           R"("framework": "megatron-core", "optimizer_offload": true)",
+                           R"("framework": "deepspeed", "optimizer_offload": true)",
+                           R"("framework": "jax", "optimizer_offload": true)"})
+    for (const char* clip : {"0", "0.1"}) {
+      Scenario scaled = tiny(R"({"plan": {"precision": "fp16", "clip_grad": )" + std::string(clip) + ", " + plan + "}}");
+      const Execution large = execute(scaled, seeded(1));
+      scaled.plan.precision.loss_scale = 1;
+      const Execution none = execute(scaled, seeded(1));
+      EXPECT_LT(distance(none.gradients, large.gradients), 1e-6) << plan << clip;
+      EXPECT_LT(distance(none.parameters, large.parameters), 1e-6) << plan << clip;
+      EXPECT_EQ(none.losses, large.losses) << plan << clip;
+      for (std::size_t s = 0; s < none.gradient_norms.size(); ++s)
+        EXPECT_NEAR(large.gradient_norms[s], none.gradient_norms[s], 1e-6 * none.gradient_norms[s]) << plan << clip;
     }
 }
 
@@ -458,13 +483,13 @@ const Layout kLayouts[] = {
          "optimizer_offload": true})"},
     {"OffloadUnclipped",
      R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "optimizer_offload": true,
-         "clip_gradients": false})"},
+         "clip_grad": 0})"},
     {"OffloadTensorSequence", R"({"tensor_parallel": 2, "sequence_parallel": true, "optimizer_offload": true})"},
     {"OffloadTensorSequenceZero2",
      R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 2, "optimizer_offload": true})"},
     {"OffloadTiedPipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "optimizer_offload": true})"},
     {"OffloadTiedPipelineUnclipped",
-     R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "clip_gradients": false})"},
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "clip_grad": 0})"},
     {"OffloadZbH1",
      R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "optimizer_offload": true})"},
     {"OffloadScaledLoss", R"({"data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "precision": "fp16"})"},
@@ -633,14 +658,14 @@ const Layout kLayouts[] = {
      R"({"data_parallel": 4, "zero_stage": 2, "zero_shard_degree": 2, "overlap_grad_reduce": false})"},
     {"Zero3NoOverlap", R"({"data_parallel": 2, "zero_stage": 3, "overlap_grad_reduce": false, "prefetch": 0})"},
     {"Zero3FarPrefetch", R"({"data_parallel": 2, "zero_stage": 3, "prefetch": 3, "micro_batch_size": 2})"},
-    {"Unclipped", R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "clip_gradients": false})"},
+    {"Unclipped", R"({"data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "clip_grad": 0})"},
     {"Adam", R"({"data_parallel": 2, "zero_stage": 2, "optimizer": "adam"})"},
     {"Sgd", R"({"tensor_parallel": 2, "pipeline_parallel": 2, "optimizer": "sgd"})"},
     {"MomentsInFewerBits", R"({"data_parallel": 2, "zero_stage": 1, "precision": "bf16", "optimizer_dtype": "fp8"})"},
     {"NoMasterParameters",
      R"({"data_parallel": 2, "zero_stage": 3, "precision": "bf16", "master_parameters": false, "gradient_dtype": "bf16"})"},
     {"ScaledLoss", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 1, "precision": "fp16",
-         "gradient_dtype": "fp16", "optimizer_dtype": "fp16"})"},
+         "gradient_dtype": "fp16", "optimizer_dtype": "fp16", "loss_scale": 1024})"},
     {"Fp8ZbH1",
      R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "precision": "fp8", "optimizer_dtype": "bf16"})"},
 
@@ -914,12 +939,19 @@ TEST(Layouts, ComputeTheNumbersOfOneRankForOtherSeeds) {
 }
 
 TEST(Layouts, ClipAtTheSameNorm) {
-  ExecutionOptions options = seeded(1);
-  options.maximum_gradient_norm = 0.5;
-  expect_same_numbers(
-      tiny(R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2,
-                                        "zero_stage": 3}})"),
-      options);
+  for (const char* plan :
+       {R"("tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2)",
+        R"("context_parallel": 2, "data_parallel": 2)", R"("data_parallel": 2, "optimizer_offload": true)",
+        R"("pipeline_parallel": 2, "data_parallel": 2, "optimizer_offload": true)"})
+    for (const char* zero : {"0", "1", "2", "3"})
+      for (const char* how : {R"("framework": "megatron-core", "precision": "fp32")",
+                              R"("framework": "deepspeed", "precision": "fp16")",
+                              R"("framework": "jax", "precision": "fp16")"}) {
+        SCOPED_TRACE(std::string(plan) + " zero " + zero + " " + how);
+        expect_same_numbers(tiny(R"({"plan": {"clip_grad": 0.1, "zero_stage": )" + std::string(zero) + ", " + plan +
+                                 ", " + how + "}}"),
+                            seeded(1));
+      }
 }
 
 // Threads meet in any order, sums run in the order of the ranks.

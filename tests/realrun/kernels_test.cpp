@@ -763,16 +763,14 @@ TEST(CrossEntropyKernel, DerivativesAreSlopes) {
   expect_derivative(m, [](Machine& x) { x.values(1) = {0, 6, 3, 2, 2, 5}; });
 }
 
-TEST(CrossEntropyKernel, TheLossGradientScales) {
+TEST(CrossEntropyKernel, TheFactorScales) {
   const Operand logits = random_operand({{2}, {3, Axis::vocab}}, 1), targets{plain({{2}}), {0, 2}};
   const Tensor statistics = plain({{3}, {2}});
   const Values s = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
-  KernelContext context;
-  const Values one =
-      call(op_of(cross_entropy_backward), {logits, targets, {statistics, s}}, {logits.tensor}, context)[0];
-  context.loss_gradient = 0.5;
-  const Values half =
-      call(op_of(cross_entropy_backward), {logits, targets, {statistics, s}}, {logits.tensor}, context)[0];
+  Op op = op_of(cross_entropy_backward);
+  const Values one = call(op, {logits, targets, {statistics, s}}, {logits.tensor})[0];
+  op.factor = 0.5;
+  const Values half = call(op, {logits, targets, {statistics, s}}, {logits.tensor})[0];
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_FLOAT_EQ(half[i], one[i] / 2);
 }
 
@@ -820,6 +818,52 @@ TEST(GradientNormKernel, IsTheSumOfSquares) {
   EXPECT_EQ(call(op_of(gradient_norm), {{plain({{3}}), {1, -2, 3}}}, {plain({{1}})})[0][0], 14);
 }
 
+// Where the factor alone leaves the norm above the limit, it goes on until the limit.
+TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
+  const Operand x{plain({{3}}), {1, -2, 3}};
+  const auto norm = [](double n) { return Operand{plain({{1}}), {static_cast<float>(n * n)}}; };
+  Op op = op_of(scale);
+  op.factor = 0.5;
+  EXPECT_EQ(call(op, {x}, {x.tensor})[0], (Values{0.5f, -1, 1.5f}));
+  op.scalar = 3;
+  EXPECT_EQ(call(op, {x, norm(5)}, {x.tensor})[0], (Values{0.5f, -1, 1.5f})) << "2.5 is not clipped";
+  const Values clipped = call(op, {x, norm(12)}, {x.tensor})[0];
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(clipped[i], x.values[i] / 4, 1e-6) << "6 becomes 3";
+  EXPECT_EQ(call(op, {x, norm(0)}, {x.tensor})[0], (Values{0.5f, -1, 1.5f}));
+  op.scalar = 0;
+  EXPECT_THROW(call(op, {x, norm(5)}, {x.tensor}), std::logic_error) << "clipped to nothing";
+  op.scalar = 3;
+  EXPECT_THROW(call(op, {x, x}, {x.tensor}), std::logic_error) << "a norm of three numbers";
+}
+
+// The optimizers' kernels scale as a pass before them would have.
+TEST(ScaleKernel, IsWhatOptimizersFuse) {
+  const Operand g = random_operand({{7}}, 1), w = random_operand({{7}}, 2), m = random_operand({{7}}, 3),
+                norm{plain({{1}}), {64}};
+  Operand v = random_operand({{7}}, 4);
+  for (float& x : v.values) x = std::abs(x);
+  Op scaling = op_of(scale);
+  scaling.factor = 0.5;
+  scaling.scalar = 3;
+  const Operand scaled{g.tensor, call(scaling, {g, norm}, {g.tensor})[0]};
+  for (const OpKind kind : {adam, sgd}) {
+    Op fused = op_of(kind);
+    fused.factor = 0.5;
+    fused.scalar = 3;
+    std::vector<Operand> reads{g, w, m};
+    std::vector<Tensor> results{w.tensor, m.tensor};
+    if (kind == adam) reads.push_back(v), results.push_back(v.tensor);
+    reads.push_back(norm);
+    const auto together = call(fused, reads, results);
+    reads[0] = scaled;
+    reads.pop_back();
+    const auto apart = call(op_of(kind), reads, results);
+    for (std::size_t r = 0; r < apart.size(); ++r)
+      for (std::size_t i = 0; i < apart[r].size(); ++i)
+        EXPECT_NEAR(together[r][i], apart[r][i], 1e-6 * (1 + std::abs(apart[r][i]))) << name_of(kind) << " " << r;
+  }
+}
+
 // Buffers that live over several steps, updated in place.
 class Training {
  public:
@@ -843,13 +887,14 @@ class Training {
 TEST(AdamKernel, FollowsTheFormulaOverSteps) {
   for (const bool decoupled : {true, false})
     for (const bool master : {true, false}) {
-      Training t(op_of(adam), master ? std::vector<std::size_t>{0, 2, 3, 4} : std::vector<std::size_t>{0, 1, 3, 4},
+      Op op = op_of(adam);
+      op.factor = 0.5;
+      Training t(op, master ? std::vector<std::size_t>{0, 2, 3, 4} : std::vector<std::size_t>{0, 1, 3, 4},
                  master ? std::vector<std::size_t>{1, 2, 3, 4} : std::vector<std::size_t>{1, 3, 4});
       KernelContext c;
       c.learning_rate = 0.01;
       c.weight_decay = 0.1;
       c.epsilon = 0.01;
-      c.gradient_scale = 0.5;
       c.decoupled_weight_decay = decoupled;
       double w = 0.7f, m = 0, v = 0;
       for (int step = 1; step <= 5; ++step) {

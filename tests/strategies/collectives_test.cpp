@@ -498,7 +498,7 @@ CopyDown copy_down(const Piece& piece) {
         copy.every = op.every;
       } else if (found && is_communication(op.kind) && name != "gradient_norm.all_reduce") {
         ++copy.changes_after;
-      } else if (found && name == "unscale" && op.stream != Stream::host) {
+      } else if (found && op.kind == OpKind::scale && op.stream != Stream::host) {
         ++copy.changes_after;
       }
     }

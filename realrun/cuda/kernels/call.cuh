@@ -134,6 +134,7 @@ void rotary_backward(const Call& call);
 
 // optimizer.cu
 void gradient_norm(const Call& call);
+void scale(const Call& call);
 void adam(const Call& call);
 void sgd(const Call& call);
 std::int64_t gradient_norm_scratch(const Call& call);

@@ -87,6 +87,8 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
       return merge_attention(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
+    case OpKind::scale:
+      return scale(call);
     case OpKind::adam:
       return adam(call);
     case OpKind::sgd:

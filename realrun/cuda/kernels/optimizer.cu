@@ -43,11 +43,52 @@ std::int64_t square_blocks(const Call& call) {
                                   call.launch.processors * kBlocksPerProcessor);
 }
 
+// --- Scaling and clipping
+
+// clipped_factor() (realrun/kernel.h), where the norm is. No norm: the factor.
+struct Scaling {
+  float factor, limit;
+  const float* square;
+  __device__ float operator()() const {
+    if (square == nullptr) return factor;
+    const float norm = fabsf(factor) * sqrtf(*square);
+    return factor * fminf(1, limit / (norm + static_cast<float>(kClippingEpsilon)));
+  }
+};
+
+std::size_t norm_at(const Call& call) { return static_cast<std::size_t>(norm_operand(call.op.kind)); }
+
+// What is read but for the norm.
+std::span<const Operand> states(const Call& call) { return call.reads.first(std::min(norm_at(call), call.reads.size())); }
+
+Scaling scaling_of(const Call& call) {
+  Scaling s{static_cast<float>(call.op.factor), call.op.scalar, nullptr};
+  if (!call.has_read(norm_at(call))) return s;
+  const Operand& square = call.read(norm_at(call));
+  call.require(elements(square) == 1, "the norm is one number");
+  call.require(s.limit > 0, "gradients are clipped to a positive norm");
+  s.square = call.singles(square);
+  return s;
+}
+
+template <int kVector>
+__global__ void scale_kernel(std::int64_t elements, Scaling scaling, Any x, Any y) {
+  const std::int64_t i = thread_number() * kVector;
+  if (i >= elements) return;
+  const float factor = scaling();
+  float values[kVector];
+  load_vector<kVector>(x, i, values);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) values[j] *= factor;
+  store_vector<kVector>(y, i, values);
+}
+
 // --- Updates
 
 struct Adam {
   std::int64_t elements;
-  float gradient_scale, beta1, beta2, learning_rate, epsilon, decay;
+  Scaling scaling;
+  float beta1, beta2, learning_rate, epsilon, decay;
   float correction1, root_correction2;  // 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t)
   float one_minus_beta1, one_minus_beta2;
   bool decoupled;
@@ -60,6 +101,7 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
   if (i >= c.elements) return;
   const Raw<kVector> raw_g = load_raw<kVector>(gradient, i), raw_w = load_raw<kVector>(weight, i),
                      raw_m = load_raw<kVector>(first, i), raw_v = load_raw<kVector>(second, i);
+  const float factor = c.scaling();
   float g[kVector], w[kVector], m[kVector], v[kVector];
   unpack<kVector>(raw_g, gradient.dtype, g);
   unpack<kVector>(raw_w, weight.dtype, w);
@@ -67,7 +109,7 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
   unpack<kVector>(raw_v, second.dtype, v);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    float d = c.gradient_scale * g[j];
+    float d = factor * g[j];
     if (!c.decoupled) d += c.decay * w[j];
     m[j] = c.beta1 * m[j] + c.one_minus_beta1 * d;
     v[j] = c.beta2 * v[j] + c.one_minus_beta2 * d * d;
@@ -82,7 +124,8 @@ __global__ void adam_kernel(Adam c, Any gradient, Any weight, Any first, Any sec
 
 struct Sgd {
   std::int64_t elements;
-  float gradient_scale, learning_rate, decay, momentum;
+  Scaling scaling;
+  float learning_rate, decay, momentum;
 };
 
 template <int kVector>
@@ -91,13 +134,14 @@ __global__ void sgd_kernel(Sgd c, Any gradient, Any weight, Any moment, Any to, 
   if (i >= c.elements) return;
   const Raw<kVector> raw_g = load_raw<kVector>(gradient, i), raw_w = load_raw<kVector>(weight, i),
                      raw_m = moment.data == nullptr ? raw_g : load_raw<kVector>(moment, i);
+  const float factor = c.scaling();
   float g[kVector], w[kVector], m[kVector];
   unpack<kVector>(raw_g, gradient.dtype, g);
   unpack<kVector>(raw_w, weight.dtype, w);
   if (moment.data != nullptr) unpack<kVector>(raw_m, moment.dtype, m);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    g[j] = c.gradient_scale * g[j] + c.decay * w[j];
+    g[j] = factor * g[j] + c.decay * w[j];
     if (moment.data != nullptr) g[j] += c.momentum * m[j];
     w[j] -= c.learning_rate * g[j];
   }
@@ -108,7 +152,7 @@ __global__ void sgd_kernel(Sgd c, Any gradient, Any weight, Any moment, Any to, 
 
 void check_sizes(const Call& call) {
   const Operand& gradient = call.read(0);
-  for (const Operand& o : call.reads)
+  for (const Operand& o : states(call))
     if (o.data != nullptr) call.require_same_elements(gradient, o);
   for (const Operand& o : call.writes)
     if (o.data != nullptr) call.require_same_elements(gradient, o);
@@ -144,18 +188,31 @@ void gradient_norm(const Call& call) {
   ORRERY_LAUNCH(add_squares_kernel, dim3(1), kThreads, kRoomBytes, call.launch.stream, count, partial, out);
 }
 
+void scale(const Call& call) {
+  const Operand &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  const Any in = call.numbers(x), out = call.numbers(y);
+  const Scaling scaling = scaling_of(call);
+  const bool is_wide = wide(elements(y), {in, out});
+  const auto issue = [&](auto kernel) {
+    launch("scale_kernel", kernel, grid_for(elements(y), is_wide), kThreads, 0, call.launch.stream, elements(y),
+           scaling, in, out);
+  };
+  is_wide ? issue(scale_kernel<kWide>) : issue(scale_kernel<1>);
+}
+
 // Operands: realrun/cpu/optimizer.cpp. Factors are computed in double.
 void adam(const Call& call) {
   check_sizes(call);
   const std::size_t written = count(call.writes);
-  call.require(count(call.reads) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
+  call.require(count(states(call)) == 4 && (written == 3 || written == 4), "expected gradient, weights and two moments");
   const bool has_master = written == 4;
   const std::size_t moments = has_master ? 2 : 1;
   const KernelContext& k = call.context;
   call.require(k.step >= 1, "steps count from 1");
   const auto power = [&](double beta) { return 1 - std::pow(beta, static_cast<double>(k.step)); };
   const auto single = [](double x) { return static_cast<float>(x); };
-  const Adam c{elements(call.read(0)), single(k.gradient_scale),   single(k.beta1),
+  const Adam c{elements(call.read(0)), scaling_of(call),           single(k.beta1),
                single(k.beta2),        single(k.learning_rate),    single(k.epsilon),
                single(k.weight_decay), single(1 / power(k.beta1)), single(1 / std::sqrt(power(k.beta2))),
                single(1 - k.beta1),    single(1 - k.beta2),        k.decoupled_weight_decay};
@@ -173,14 +230,14 @@ void adam(const Call& call) {
 
 void sgd(const Call& call) {
   check_sizes(call);
-  const std::size_t read = count(call.reads), written = count(call.writes);
+  const std::size_t read = count(states(call)), written = count(call.writes);
   // Without master weights the parameter is among the reads, so that these are the gradient and all that is written.
   const bool has_master = read == written;
   const bool has_momentum = read == 3;
   call.require((read == 2 || read == 3) && (has_master || read == written + 1),
                "expected gradient, weights and at most one moment");
   const KernelContext& k = call.context;
-  const Sgd c{elements(call.read(0)), static_cast<float>(k.gradient_scale), static_cast<float>(k.learning_rate),
+  const Sgd c{elements(call.read(0)), scaling_of(call), static_cast<float>(k.learning_rate),
               static_cast<float>(k.weight_decay), static_cast<float>(k.momentum)};
   const Any g = call.numbers(call.reads[0]), w = call.numbers(call.reads[1]),
             moment = has_momentum ? call.numbers(call.reads[2]) : Any{}, to = call.numbers(call.writes[0]),

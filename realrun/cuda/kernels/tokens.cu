@@ -476,7 +476,7 @@ void cross_entropy_backward(const Call& call) {
   const float* const stored = call.singles(statistics);
   const auto issue = [&, tokens = tokens, columns = columns](auto kernel) {
     launch("cross_entropy_backward_kernel", kernel, blocks(tokens), kThreads, 0, call.launch.stream, tokens, columns,
-           first_row(call, logits), call.context.loss_gradient, in, index, stored, out);
+           first_row(call, logits), static_cast<float>(call.op.factor), in, index, stored, out);
   };
   wide(columns, {in, out}) ? issue(cross_entropy_backward_kernel<kWide>) : issue(cross_entropy_backward_kernel<1>);
 }

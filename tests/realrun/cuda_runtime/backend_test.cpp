@@ -171,10 +171,11 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
   KernelContext context;
   context.step = 3;
   context.weight_decay = 0.1;
-  context.gradient_scale = 0.5;
+  Op adam = op_of(OpKind::adam, Stream::host);
+  adam.factor = 0.5;
   {
     std::vector<Operand> gone(reads.begin(), reads.end());  // operands need not outlive the call
-    backend.run(op_of(OpKind::adam, Stream::host), gone, writes, context);
+    backend.run(adam, gone, writes, context);
     gone.assign(4, {});
   }
   backend.wait(Stream::host_to_device, backend.record(Stream::host));
@@ -186,7 +187,7 @@ TEST(CudaBackend, OffloadedAdamWaitsForItsGradientsAndIsTheCpus) {
       cpu::Buffer{g.data(), &fp32}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
   const std::array<cpu::Buffer, 4> out{
       cpu::Buffer{p.data(), &bf16}, {w.data(), &fp32}, {mm.data(), &fp32}, {vv.data(), &fp32}};
-  cpu::run_kernel(op_of(OpKind::adam), in, out, context);
+  cpu::run_kernel(adam, in, out, context);
   const Values new_master = master.values(), new_m = m.values(), new_v = v.values(), new_parameters = updated.values();
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
     ASSERT_NEAR(new_master[i], w[i], 1e-6 * (1 + std::abs(w[i])));
