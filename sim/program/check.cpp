@@ -37,6 +37,7 @@ struct OpRule {
   std::uint8_t linear = 0;  // reads that may owe a sum, which the results then owe; all of one op owe the same
   bool product = false;     // of them one may owe, not both
   bool sums = false;        // sums over axes that a result lacks: it owes the sum over what divides them
+  std::uint8_t constant = 0;  // results that do not depend on what may owe: every rank has them
 };
 OpRule rule_of(OpKind kind) {
   switch (kind) {
@@ -58,9 +59,10 @@ OpRule rule_of(OpKind kind) {
     case OpKind::embedding:
     case OpKind::cross_entropy:
       return {.sums = true};
+    case OpKind::dropout:
+      return {.linear = 0b1, .constant = 0b10};  // the mask
     case OpKind::softmax_backward:
     case OpKind::activation_backward:
-    case OpKind::dropout:
     case OpKind::dropout_backward:
     case OpKind::cast:
     case OpKind::scale:
@@ -78,7 +80,29 @@ OpRule rule_of(OpKind kind) {
 // Fused projections are divided by query heads, as what they are cut into is.
 Axis divided_axis(Axis axis) { return axis == Axis::group_qkv ? Axis::group_heads : axis; }
 
-// Of these operands a rank takes, or gives, its part of what it has whole: ids of all tokens, tables of positions.
+// Whether an element of the results needs more than its own part of this dimension of an operand, and no sum of parts
+// gives it: what is normalised, turned in pairs, scored by, or masked by positions that nobody hands the kernel.
+bool mixes(const Op& op, std::size_t read, const Tensor& t, int dim) {
+  const bool last = dim == t.rank - 1;
+  switch (op.kind) {
+    case OpKind::softmax:
+      return last || ((op.causal || op.window > 0) && dim == t.rank - 2);
+    case OpKind::softmax_backward:
+      return last;
+    case OpKind::norm_backward:
+      return read < 2 && last;  // dy, x
+    case OpKind::rotary:
+    case OpKind::rotary_backward:
+    case OpKind::attention:
+    case OpKind::attention_backward:
+      return t.axes[dim] == Axis::head_dim;
+    default:
+      return false;
+  }
+}
+
+// Of these operands a rank takes, or gives, its part of the sequence that it has whole: ids of all tokens, tables of
+// positions.
 bool reads_part_of(OpKind kind, std::size_t i) {
   return (kind == OpKind::embedding && i == 0) || (kind == OpKind::add && i == 2);
 }
@@ -316,7 +340,8 @@ class PieceCheck {
         }
         known->read = known->read || read;
         known->read_in_parts = known->read_in_parts || (read && !by_heads);
-        const bool alike = part ? known->over.begins_with(t.over[d]) : known->over == t.over[d];
+        const bool alike =
+            part && axis == Axis::sequence ? known->over.begins_with(t.over[d]) : known->over == t.over[d];
         if (alike && (known->zigzag == zigzag || t.over[d].empty())) continue;
         report(Rule::operands_agree,
                layout(id) + " and " + layout(known->first) + " are divided differently along " + "one axis");
@@ -326,6 +351,14 @@ class PieceCheck {
     };
     // Whoever takes part of an operand is compared with the others.
     bool agree = true;
+    for (std::size_t i = 0; i < op.reads.size() && agree; ++i)
+      for (int d = 0; op.reads[i] != kNoTensor && d < tensor(op.reads[i]).rank && agree; ++d) {
+        const MeshGroup parts = tensor(op.reads[i]).over[d].group();
+        if (parts.empty() || !mixes(op, i, tensor(op.reads[i]), d)) continue;
+        report(Rule::whole_for_op, quoted(op.reads[i]) + " is divided over " + words(mesh_, parts) +
+                                       " along a dimension that this op needs whole");
+        agree = false;
+      }
     for (const bool parts : {false, true}) {
       for (std::size_t i = 0; i < op.reads.size(); ++i)
         if (op.reads[i] != kNoTensor && reads_part_of(op.kind, i) == parts)
@@ -367,7 +400,8 @@ class PieceCheck {
              quoted(owing) + " owes the sum over " + words(mesh_, passed) + ", what is put together with it does not");
 
     follow_ring(op);
-    for (const TensorId id : op.writes) {
+    for (std::size_t w = 0; w < op.writes.size(); ++w) {
+      const TensorId id = op.writes[w];
       if (id == kNoTensor) continue;
       const Tensor& t = tensor(id);
       MeshGroup summed;
@@ -388,7 +422,14 @@ class PieceCheck {
       if (op.kind == OpKind::linear && op.reads[2] != kNoTensor && !(summed | passed).empty())
         report(Rule::owed_alike, quoted(op.reads[2]) + " is added on every rank to a part of the sum over " +
                                      words(mesh_, summed | passed));
-      write(id, passed | summed);
+      MeshGroup owes = summed;
+      if ((rule.constant >> w & 1u) == 0) owes = owes | passed;
+      if (const MeshGroup both = owes & divided_without_rest(t); !both.empty()) {
+        report(Rule::owed_refused, quoted(id) + " is divided over " + words(mesh_, both) +
+                                       ", over which it would owe a sum: the ranks have parts of different elements");
+        owes = owes.without(both);
+      }
+      write(id, owes);
     }
   }
 
