@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "cli/output.h"
+#include "cli/scenario_argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/columns.h"
@@ -232,8 +233,10 @@ std::vector<std::string> read_fields(const std::string& text) {
   for (const ReportColumn& column : report_columns()) names.push_back(column.name);
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
-    const std::string name = text.substr(begin, end - begin);
+    std::string name = text.substr(begin, end - begin);
     begin = end + 1;
+    name.erase(0, name.find_first_not_of(' '));
+    name.erase(name.find_last_not_of(' ') + 1);
     if (std::find(names.begin(), names.end(), name) == names.end())
       throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", name),
                        "names of the columns that --csv has, separated by commas", nearest_name(name, names));
@@ -257,6 +260,11 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
       file.clear();
     }
   }
+  // What no line can be read with is not each line's error.
+  for (const std::string& set : options.sets) {
+    nlohmann::json nothing;
+    apply_set(nothing, set, "");
+  }
   Progress progress(!standard_input && ::isatty(STDERR_FILENO) != 0 ? count_lines(file) : 0);
   std::istream& lines = standard_input ? std::cin : file;
   BatchResults results(options);
@@ -265,6 +273,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   simulation.ops = results.need_ops();
   Simulator simulator(std::move(user));
   std::size_t number = 0, scenarios = 0, failed = 0;
+  std::string first_error;
   ScenarioSource source{"", options.sets};
   for (std::string line; std::getline(lines, line);) {
     ++number;
@@ -277,6 +286,11 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     std::optional<std::vector<JobResult>> jobs;
     OrderedJson error;
     try {
+      if (line[line.find_first_not_of(" \t\r")] == '"') {  // a name stands for its scenario, as in a command line
+        ScenarioSource named;
+        line = scenario_argument(parse_json(line, source.file).get<std::string>(), {}, named).dump();
+        source.file = std::move(named.file);
+      }
       if (simulation.engine == Engine::analytical) {
         report = &simulator.evaluate_line(line, source, simulation.ops);
       } else {
@@ -298,7 +312,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     } else if (jobs) {
       results.add(source.file, *jobs);
     } else {
-      ++failed;
+      if (++failed == 1) first_error = error["error"]["message"].get<std::string>();
       results.add_error(source.file, error);
     }
     progress.advance();
@@ -309,6 +323,8 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     throw InputError({name, ""},
                      scenarios == 1 ? "one scenario, in error" : fmt::format("{} scenarios, each in error", scenarios),
                      "at least one that can be simulated; the output says what is wrong with each");
+  if (failed > 0)
+    fmt::print(stderr, "orrery: {} of {} scenarios in error, the first: {}\n", failed, scenarios, first_error);
 }
 
 }  // namespace orrery

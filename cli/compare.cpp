@@ -43,8 +43,13 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
   if (is_report(document)) {
     if (!sets.empty()) throw InputError({source.file, ""}, "a report, and --set", "a scenario: a report's run is over");
     Report report = read_report(document, {source.file, ""});
-    return {report.engine == "measured" ? "a measured run (" + source.file + ")" : "a prediction (" + source.file + ")",
-            std::move(report)};
+    std::string title = report.engine == "measured" ? "a measured run" : "a prediction";
+    if (document.contains("scenario") && document["scenario"].is_string())
+      title += " of " + document["scenario"].get<std::string>();
+    if (document.contains("set") && document["set"].is_array())
+      for (const auto& set : document["set"])
+        if (set.is_string()) title += ", " + set.get<std::string>();
+    return {title + " (" + source.file + ")", std::move(report)};
   }
   Simulation simulation = Simulator(user).evaluate(document, source, options);
   return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report)};

@@ -3,16 +3,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <sstream>
 
 #include "sim/base/json_reader.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
+#include "strategies/precision/precision.h"
 
 namespace orrery {
 namespace {
+
+constexpr std::int64_t kMostLayers = 1 << 20;
 
 // An op of the program beside what the engine says of it.
 struct OpInPlace {
@@ -35,6 +43,43 @@ const OpReport* take_report(std::vector<const OpReport*>& candidates, const Op& 
   return report;
 }
 
+// "layer[0:20,40:80:2].forward.fc1": the layers that the slices have, as Python counts them, and the name without them.
+struct SlicedName {
+  std::string plain;
+  std::set<std::int64_t> layers;
+};
+std::optional<SlicedName> sliced(const std::string& name) {
+  const std::size_t open = name.find('['), close = name.find(']', open);
+  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
+  SlicedName result{name.substr(0, open) + name.substr(close + 1), {}};
+  std::istringstream slices(name.substr(open + 1, close - open - 1));
+  for (std::string slice; std::getline(slices, slice, ',');) {
+    std::array<std::int64_t, 3> numbers{0, 0, 1};  // from, to, step
+    std::size_t count = 0;
+    std::istringstream parts(slice);
+    for (std::string part; std::getline(parts, part, ':') && count < numbers.size(); ++count) {
+      const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), numbers[count]);
+      if (error != std::errc() || numbers[count] < 0 || numbers[count] > kMostLayers) return result;  // "0:2..."
+      if (end != part.data() + part.size()) break;
+    }
+    if (count < 2) numbers[1] = numbers[0] + 1;
+    for (std::int64_t layer = numbers[0]; layer < numbers[1]; layer += std::max<std::int64_t>(numbers[2], 1))
+      result.layers.insert(layer);
+  }
+  return result;
+}
+
+// "layer.forward.fc1" asks for the op under every plan that layers have, "layer[5].forward.fc1" under that of one.
+bool asks_for(const std::string& wanted, const std::string& name) {
+  if (name == wanted || name.ends_with("." + wanted)) return true;
+  const std::optional<SlicedName> of = sliced(name), asked = sliced(wanted);
+  const std::string& plain = of ? of->plain : name;
+  if (!asked) return plain == wanted;
+  if (plain != asked->plain) return false;
+  return !of || std::any_of(asked->layers.begin(), asked->layers.end(),
+                            [&](std::int64_t layer) { return of->layers.contains(layer); });
+}
+
 std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
   std::map<std::string, std::vector<const OpReport*>, std::less<>> reports;
   for (const OpReport& report : simulation.report.ops) reports[report.name].push_back(&report);
@@ -49,7 +94,15 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
     for (const auto& [block_name, block] : blocks) {
       for (const Op& op : block->ops) {
         std::string name = fmt::format("{}.{}.{}", title, block_name, op.name);
-        if (const auto found = reports.find(name); found != reports.end())
+        auto found = reports.find(name);
+        if (found == reports.end()) {  // once for all layers
+          name = fmt::format("{}.{}.{}", piece.name, block_name, op.name);
+          found = reports.find(name);
+          if (std::any_of(ops.begin(), ops.end(),
+                          [&](const OpInPlace& o) { return o.name == name && o.op->kind == op.kind; }))
+            continue;
+        }
+        if (found != reports.end())
           ops.push_back({std::move(name), &piece, &op, take_report(found->second, op, piece)});
       }
     }
@@ -89,8 +142,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(op.kind, covered,
-                 span_of(simulation.program->mesh, op.group, cluster.node.devices));
+        .explain(op.kind, covered, span_of(simulation.program->mesh, op.group, cluster.node.devices));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)
@@ -193,14 +245,17 @@ std::string explain_step(const Report& report) {
 std::string explain_mfu(const Simulation& simulation) {
   const Report& r = simulation.report;
   const ModelWork& work = simulation.program->model;
+  const Dtype dtype = precision::peak_dtype(simulation.scenario);
   const double peak = r.mfu > 0 ? r.model_flops_per_second_per_device / r.mfu : 0;
   return fmt::format(
       "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} TFLOP/s)\n"
       "{}\nattention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
-      "peak of {}: {}\n",
+      "peak of {} in {}{}: {}\n",
       percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12,
       flop_convention(), work.flops_per_step_full_attention, percent_text(r.mfu_full_attention),
-      simulation.scenario.cluster.device.name, simulation.scenario.cluster.device.source);
+      simulation.scenario.cluster.device.name, name_of(dtype),
+      simulation.scenario.plan.layers.empty() ? "" : ", the fastest that layers compute in",
+      simulation.scenario.cluster.device.source);
 }
 
 std::string explain_memory(const Report& r) {
@@ -215,9 +270,9 @@ std::string explain_memory(const Report& r) {
     if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
   for (const auto& [place, shared] : {std::pair{Place::host, r.host_memory}, {Place::storage, r.storage}}) {
     if (shared.peak_bytes <= 0) continue;
-    text += fmt::format("{}: {} of {} of a node, which its devices share\n", name_of(place),
-                        bytes_text(shared.node_bytes),
-                        shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
+    text +=
+        fmt::format("{}: {} of {} of a node, which its devices share\n", name_of(place), bytes_text(shared.node_bytes),
+                    shared.capacity_bytes > 0 ? bytes_text(shared.capacity_bytes) : "an unknown capacity");
     for (const MemoryTerm& term : terms_of(stage.memory.bytes.at(place)))
       if (term.bytes != 0) text += fmt::format("  {:<44}{:>14}\n", term.label, bytes_text(term.bytes));
   }
@@ -229,13 +284,8 @@ std::string explain_memory(const Report& r) {
 std::string explain(const std::string& name, const Simulation& simulation) {
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   std::vector<OpInPlace> wanted;
-  for (const OpInPlace& place : ops) {
-    // "layer.forward.fc1" is the op under every plan that layers have, "layer[0:20].forward.fc1" under one of them.
-    std::string under_any_plan = place.name;
-    if (const auto bracket = under_any_plan.find('['); bracket != std::string::npos)
-      under_any_plan.erase(bracket, under_any_plan.find(']') + 1 - bracket);
-    if (place.name == name || under_any_plan == name || place.name.ends_with("." + name)) wanted.push_back(place);
-  }
+  for (const OpInPlace& place : ops)
+    if (asks_for(name, place.name)) wanted.push_back(place);
   if (!wanted.empty()) return explain_ops(wanted, simulation);
 
   if (name == "step" || name == "step_seconds") return explain_step(simulation.report);

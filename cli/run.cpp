@@ -27,6 +27,7 @@
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
 #include "strategies/lower.h"
+#include "strategies/precision/precision.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
 
@@ -273,7 +274,7 @@ void run(const RunArguments& arguments) {
     predicted = predict_here(scenario, user, arguments.device == "cpu");
     // Of the same peak: that of the share of a processor which each rank has.
     if (predicted->mfu > 0) {
-      const double own_peak = scenario.cluster.device.peak(scenario.plan.precision.compute());
+      const double own_peak = scenario.cluster.device.peak(precision::peak_dtype(scenario));
       const double scale = own_peak * predicted->mfu / predicted->model_flops_per_second_per_device;
       for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= scale;
     }

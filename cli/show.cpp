@@ -31,7 +31,12 @@ OrderedJson model_json(const Model& model) {
 
 // What `name` is, by kind: the same name may be a node's and a cluster's.
 OrderedJson find(const std::string& name) {
-  if (name.ends_with(".json")) return {{"model", model_json(read_model(parse_json_file(name), {name, ""}))}};
+  if (name.ends_with(".json")) {
+    const nlohmann::json document = parse_json_file(name);
+    if (document.is_object() && document.contains("cluster") && document.contains("workload"))
+      throw InputError({name, ""}, "a scenario", "a model's file; orrery simulate reads scenarios");
+    return {{"model", model_json(read_model(document, {name, ""}))}};
+  }
   OrderedJson found = OrderedJson::object();
   const auto look = [&](const char* kind, auto read) {
     try {

@@ -1,5 +1,6 @@
 // orrery simulate: one scenario, or a batch of them.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -33,7 +34,7 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch, fields;
   EngineArguments engine;
-  bool ops = false, verbose = false, verify = false;
+  bool ops = false, verbose = false, verify = false, fields_given = false;
 };
 
 constexpr std::size_t kLabelColumns = 24;
@@ -132,6 +133,13 @@ void verify(const Program& program) {
   if (!found.empty()) throw CLI::RuntimeError(1);
 }
 
+// The scenario and what was set in it, as it was asked for.
+std::vector<std::string> changed(const ScenarioSource& source) {
+  std::vector<std::string> words{source.file};
+  for (const std::string& set : source.sets) words.insert(words.end(), {"--set", set});
+  return words;
+}
+
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
@@ -146,11 +154,13 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
 
   Wanted wanted(arguments);
   wanted.add(arguments.json, [&] {
-    return (analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops)).dump(2) +
-           "\n";
+    nlohmann::ordered_json json = {{"scenario", source.file}, {"set", arguments.sets}};
+    json.update(analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops));
+    return json.dump(2) + "\n";
   });
   wanted.add(arguments.csv, [&] {
-    return csv_header() + (analytical ? csv_row(source.file, *analytical) : "") + csv_row(source.file, report);
+    const std::string of = fmt::format("{}", fmt::join(changed(source), " "));
+    return csv_header() + (analytical ? csv_row(of, *analytical) : "") + csv_row(of, report);
   });
   wanted.add(arguments.trace, [&] { return report_trace(report); });
   wanted.add(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
@@ -233,6 +243,8 @@ void simulate_batch(const SimulateArguments& arguments) {
 }
 
 void simulate(const SimulateArguments& arguments) {
+  if (arguments.fields_given && arguments.fields.empty())
+    throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.batch.empty() && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
   if (arguments.batch.empty() == arguments.scenario.empty())
@@ -272,7 +284,8 @@ void add_simulate(CLI::App& app) {
   command
       ->add_option("--fields", arguments->fields,
                    "Of a batch's results these columns of --csv alone, as step_seconds,mfu,memory_fits")
-      ->type_name("NAME,NAME");
+      ->type_name("NAME,NAME")
+      ->each([arguments](const std::string&) { arguments->fields_given = true; });
   command
       ->add_option(
           "--calibration", arguments->calibrations,

@@ -5,6 +5,8 @@
 
 #include <utility>
 
+#include "strategies/data_parallel/data_parallel.h"
+
 namespace orrery {
 namespace {
 
@@ -46,6 +48,16 @@ std::vector<FieldTexts::Field> texts_of(Options options) {
   return std::move(texts.fields);
 }
 
+// What the stack's own way comes to, where it matters and the plan leaves it open.
+std::string when_reduced(const Scenario& scenario) {
+  const data_parallel::Options& data = scenario.plan.data;
+  const bool open = data.reduce_gradients == data_parallel::Reduction::automatic && data.zero_stage >= 2;
+  if (!open || data_parallel_degree(scenario) == 1 || micro_batches(scenario) == 1) return "";
+  return data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario))
+             ? "reduce_gradients every_micro_batch (the stack's own)"
+             : "reduce_gradients once (the stack's own)";
+}
+
 }  // namespace
 
 std::vector<std::string> title_of(const Scenario& scenario) {
@@ -75,6 +87,7 @@ std::vector<std::string> title_of(const Scenario& scenario) {
     if (line.size() + chosen[i].text.size() > kWidth) lines.push_back(std::exchange(line, {}));
     line += (line.empty() ? "" : ", ") + chosen[i].text;
   }
+  if (const std::string reduced = when_reduced(scenario); !reduced.empty()) line += ", " + reduced;
   if (!line.empty()) lines.push_back(line);
   for (const LayerRange& range : scenario.plan.layers) {
     const auto own = texts_of(range.plan);
@@ -84,8 +97,8 @@ std::vector<std::string> title_of(const Scenario& scenario) {
         fields += (fields.empty() ? "" : ", ") + own[i].text;
     if (fields.empty()) continue;
     const std::int64_t end = range.to > 0 ? range.to : model.total_layers();
-    lines.push_back(fmt::format("layers {} to {}{}: {}", range.from, end - 1,
-                                range.step > 1 ? fmt::format(" in steps of {}", range.step) : "", fields));
+    lines.push_back(fmt::format("layers[{}:{}{}]: {}", range.from, end,
+                                range.step > 1 ? fmt::format(":{}", range.step) : "", fields));
   }
   return lines;
 }

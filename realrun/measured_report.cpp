@@ -10,6 +10,7 @@
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
+#include "strategies/precision/precision.h"
 
 namespace orrery {
 namespace {
@@ -85,7 +86,7 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
   report.tokens_per_second_per_device = report.tokens_per_second / devices;
   report.sequences_per_second = model.sequences_per_step / step;
   report.model_flops_per_second_per_device = model.flops_per_step / step / devices;
-  const double peak = scenario.cluster.device.peak(scenario.plan.precision.compute());
+  const double peak = scenario.cluster.device.peak(precision::peak_dtype(scenario));
   if (peak > 0) {
     report.mfu = report.model_flops_per_second_per_device / peak;
     report.mfu_full_attention = model.flops_per_step_full_attention / step / devices / peak;

@@ -155,8 +155,9 @@ void check_ranges(const Scenario& scenario) {
     for (std::int64_t layer = range.from; layer < end; layer += range.step) {
       std::size_t& of = owner[static_cast<std::size_t>(layer)];
       if (of < ranges.size())
-        fail("from", range.from,
-             "a range that leaves layer " + std::to_string(layer) + " to /plan/layers/" + std::to_string(of));
+        throw InputError({"", "/plan/layers/" + std::to_string(i)},
+                         "layer " + std::to_string(layer) + ", which /plan/layers/" + std::to_string(of) + " has",
+                         "ranges that do not overlap");
       of = i;
     }
   }

@@ -84,7 +84,9 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
             return;
           }
           OpReport row;
-          row.name = fmt::format("{}.{}.{}", title, name_of(static_cast<BlockKind>(k)), op.name);
+          // What runs once for all instances is of all layers, whatever their plans.
+          const std::string_view of = once || op.every == kAllInstances ? std::string_view(piece.name) : title;
+          row.name = fmt::format("{}.{}.{}", of, name_of(static_cast<BlockKind>(k)), op.name);
           row.stream = op.stream;
           row.seconds = cost.last_seconds;
           row.times_per_step = times;

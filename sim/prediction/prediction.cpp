@@ -13,6 +13,7 @@
 #include "sim/cost/collective_calibration.h"
 #include "strategies/framework/framework.h"
 #include "strategies/lower.h"
+#include "strategies/precision/precision.h"
 
 namespace orrery {
 
@@ -96,7 +97,7 @@ std::string stack_of(const Scenario& scenario) { return std::string(framework::s
 Report predict(const Prepared& prepared, const AnalyticalOptions& options) {
   AnalyticalEngine engine(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
   Report report;
-  engine.evaluate(*prepared.program, prepared.scenario.plan.precision.compute(), options, report);
+  engine.evaluate(*prepared.program, precision::peak_dtype(prepared.scenario), options, report);
   check_ends(report);
   return report;
 }

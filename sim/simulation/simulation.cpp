@@ -11,6 +11,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "strategies/framework/framework.h"
+#include "strategies/precision/precision.h"
 
 namespace orrery {
 
@@ -127,7 +128,7 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
       Rep::Machine& machine = rep_->machine_of(*read);
       scenario.cluster = machine.cluster;
       rep_->calibrator.lower(scenario, rep_->program);
-      machine.engine.evaluate(rep_->program, scenario.plan.precision.compute(), {.timeline = false, .ops = ops},
+      machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
                               rep_->report);
       complete(scenario, machine.kernels, rep_->calibrator.steps(), rep_->report);
       check_ends(rep_->report);
@@ -158,7 +159,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
   if (options.engine == Engine::des) {
     const DiscreteEventJob job{.name = "",
                                .program = result.program,
-                               .mfu_dtype = s.plan.precision.compute(),
+                               .mfu_dtype = precision::peak_dtype(s),
                                .kernels = result.kernels,
                                .placement = {}};
     run_discrete_event(s.cluster, *result.collectives, {&job, 1}, s.perturbations, discrete_event_options(options),
@@ -188,7 +189,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     }
     jobs.push_back({.name = job.name,
                     .program = &programs[i],
-                    .mfu_dtype = job.scenario.plan.precision.compute(),
+                    .mfu_dtype = precision::peak_dtype(job.scenario),
                     .kernels = &calibrator.kernels(job.scenario.cluster, job.scenario),
                     .placement = job.placement});
   }

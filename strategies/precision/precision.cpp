@@ -142,4 +142,12 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, P
   Quantiser(piece, gathered).run();
 }
 
+Dtype peak_dtype(const Scenario& scenario) {
+  const Device& device = scenario.cluster.device;
+  Dtype fastest = scenario.plan.precision.compute();
+  for (const LayerRange& range : scenario.plan.layers)
+    if (const Dtype dtype = range.plan.precision.compute(); device.peak(dtype) > device.peak(fastest)) fastest = dtype;
+  return fastest;
+}
+
 }  // namespace orrery::precision

@@ -9,6 +9,8 @@
 namespace orrery::precision {
 
 void check(const Scenario& scenario);
+// Against whose peak MFU is counted: of the precisions that layers compute in, the one with the fastest products.
+Dtype peak_dtype(const Scenario& scenario);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 
 }  // namespace orrery::precision

@@ -151,9 +151,9 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"from\": 20, \"to\": 20}]",
      "/plan/layers/0/to: found 20, expected more than \"from\", 20: \"to\" is the first layer behind the range"},
     {"/plan/layers", "[{\"to\": 20}, {\"from\": 30}, {\"from\": 19, \"to\": 25}]",
-     "/plan/layers/2/from: found 19, expected a range that leaves layer 19 to /plan/layers/0"},
+     "/plan/layers/2: found layer 19, which /plan/layers/0 has, expected ranges that do not overlap"},
     {"/plan/layers", "[{\"step\": 2}, {\"step\": 3, \"from\": 1}]",
-     "/plan/layers/1/from: found 1, expected a range that leaves layer 4 to /plan/layers/0"},
+     "/plan/layers/1: found layer 4, which /plan/layers/0 has, expected ranges that do not overlap"},
     {"/plan/layers", "[{\"recomputed\": \"full\"}]",
      "/plan/layers/0/recomputed: found the unknown key \"recomputed\", expected a known key (did you mean "
      "\"recompute\"?)"},

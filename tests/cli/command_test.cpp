@@ -283,8 +283,9 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;
   }
-  EXPECT_THAT(place.orrery("simulate offload --explain memory").out,
-              AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));
+  EXPECT_THAT(
+      place.orrery("simulate offload --explain memory").out,
+      AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));
   // A host that is too small is said in one sentence with its field; the prediction stands, as for a device.
   const auto small = place.orrery("simulate offload --set cluster.host_memory_bytes=1e9");
   EXPECT_EQ(small.code, 0) << small.err;
@@ -311,7 +312,8 @@ TEST(Show, AModelsFileAsItIsRead) {
   EXPECT_EQ(json::parse(shown.out).at("model").at("parameters"), 8030261248);
   EXPECT_EQ(place.orrery("show scenario.json").code, 2) << "no such file";
   place.write("scenario.json", example_scenario());
-  EXPECT_THAT(place.orrery("show scenario.json").err, HasSubstr("scenario.json: "));
+  EXPECT_THAT(place.orrery("show scenario.json").err,
+              HasSubstr("scenario.json: found a scenario, expected a model's file"));
 }
 
 TEST(Simulate, ShowsRangesOfLayersInTitleOpsAndExplanations) {
@@ -322,8 +324,8 @@ TEST(Simulate, ShowsRangesOfLayersInTitleOpsAndExplanations) {
       "--set plan.layers.1.recompute=full ";
   const auto table = place.orrery(command);
   ASSERT_EQ(table.code, 0) << table.err;
-  EXPECT_THAT(table.out, AllOf(HasSubstr("layers 0 to 19: recompute full\n"),
-                               HasSubstr("layers 40 to 79 in steps of 2: recompute full\n")));
+  EXPECT_THAT(table.out,
+              AllOf(HasSubstr("layers[0:20]: recompute full\n"), HasSubstr("layers[40:80:2]: recompute full\n")));
   // The first stage has layers 0 to 19 only in its first chunks: both plans, each by its layers.
   const auto op = place.orrery(command + "--explain layer.forward.fc1");
   ASSERT_EQ(op.code, 0) << op.err;
@@ -331,6 +333,13 @@ TEST(Simulate, ShowsRangesOfLayersInTitleOpsAndExplanations) {
               AllOf(HasSubstr("layer[0:20,40:80:2].forward.fc1"), HasSubstr("layer[20:40,41:80:2].forward.fc1")));
   const auto one = place.orrery(command + "--explain 'layer[0:20,40:80:2].forward.fc1'");
   EXPECT_THAT(one.out, Not(HasSubstr("layer[20:40")));
+  const auto fifth = place.orrery(command + "--explain 'layer[5].forward.fc1'");
+  EXPECT_EQ(fifth.out, one.out) << "the layers that have layer 5's plan";
+  const auto both = place.orrery(command + "--explain 'layer[10:30].forward.fc1'");
+  EXPECT_EQ(both.out, op.out);
+  const auto update = place.orrery(command + "--explain 'layer[5].update.adam'");
+  EXPECT_THAT(update.out, HasSubstr("layer.update.adam")) << "one launch for all layers: " << update.err;
+  EXPECT_EQ(place.orrery(command + "--explain 'layer[90].forward.fc1'").code, 2);
   const auto term = place.orrery(command + "--explain recompute");
   EXPECT_THAT(term.out, AllOf(HasSubstr("layer[0:20,40:80:2].backward.fc1"), Not(HasSubstr("layer[20:40"))));
 }
@@ -429,7 +438,10 @@ TEST(Batch, SaysOfEveryLineWhatASingleRunSays) {
     for (std::size_t i = 0; i < lines.size(); ++i) {
       const auto one = place.orrery("simulate -" + sets + " --json -", lines[i]);
       if (one.code == 0) {
-        EXPECT_EQ(json::parse(one.out), results[i]) << lines[i] << sets;
+        json report = json::parse(one.out);
+        EXPECT_EQ(report["scenario"], "<stdin>");
+        report.erase("scenario"), report.erase("set");
+        EXPECT_EQ(report, results[i]) << lines[i] << sets;
         ++good_ones;
         continue;
       }
@@ -514,6 +526,45 @@ TEST(Batch, FailsWhereNoLineIsAScenarioThatCanBeSimulated) {
     EXPECT_THAT(result.err, HasSubstr("found no scenario, expected a scenario a line"));
   }
   EXPECT_THAT(place.files(), ElementsAre("batch.jsonl", "results.jsonl"));
+}
+
+TEST(Batch, RefusesASetThatNoLineCanHaveBeforeAnythingIsWritten) {
+  Workplace place;
+  place.write("batch.jsonl", example_scenario_line());
+  place.write("results.csv", "of yesterday");
+  const auto result = place.orrery("simulate --batch batch.jsonl --set nonsense --csv results.csv");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("found \"nonsense\", expected key.key=value"));
+  EXPECT_EQ(place.read("results.csv"), "of yesterday");
+}
+
+TEST(Batch, TakesNamesOfScenariosAndCountsErrors) {
+  const std::string lines = "\"llama-3-70b-512-h100\"\n{}\n\"korth-t5-megatron-1T-full\"\n\"no-such-scenario\"\n";
+  const auto result = Workplace().orrery("simulate --batch - --fields 'step_seconds, mfu' --csv -", lines);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("2 of 4 scenarios in error, the first: <stdin>:2"));
+  const auto one = Workplace().orrery("simulate --batch - --fields mfu --json -", "\"korth-t5-megatron-1T-full\"\n");
+  const auto alone = Workplace().orrery("simulate korth-t5-megatron-1T-full --json -");
+  EXPECT_EQ(json::parse(one.out)["mfu"], json::parse(alone.out)["mfu"]);
+}
+
+TEST(Simulate, CountsMfuAgainstTheFastestPrecisionOfTheLayers) {
+  const auto mfu = [](const std::string& precision) {
+    const auto result = Workplace().orrery("simulate llama-3-70b-512-h100 --json - --set " + precision);
+    return result.code == 0 ? json::parse(result.out)["mfu"].get<double>() : 0.0;
+  };
+  const double plan = mfu("plan.precision=fp8");
+  EXPECT_GT(plan, 0);
+  EXPECT_NEAR(mfu("'plan.layers=[{\"precision\":\"fp8\"}]'"), plan, 0.02 * plan) << "the same step, but for the ends";
+}
+
+TEST(Compare, SaysWhatAStoredReportIsOf) {
+  Workplace place;
+  place.orrery("simulate llama-3-70b-512-h100 --set plan.zero_stage=0 --json then.json");
+  const auto table = place.orrery("compare then.json llama-3-70b-512-h100");
+  EXPECT_THAT(table.out, HasSubstr("a prediction of strategies/pipeline_parallel/example-llama-3-70b-512-h100.json, "
+                                   "plan.zero_stage=0 (then.json)"))
+      << table.err;
 }
 
 TEST(Batch, AppliesSetsToEveryLineAndWritesFiles) {
