@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
-#include <string_view>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -14,11 +13,6 @@ namespace {
 bool same_axis(Axis a, Axis b) {
   const auto plain = [](Axis x) { return x == Axis::key_sequence ? Axis::sequence : x; };
   return plain(a) == plain(b);
-}
-
-bool is_shard(const Tensor& t) {
-  const std::string_view name = t.name;
-  return name == "parameter_shard" || name == "gradient_shard";
 }
 
 // For each dimension of a view, the base's; the base's dimension that is cut or dropped.
@@ -90,8 +84,10 @@ class Viewer {
     const Tensor& of = piece_.tensors[t.alias_of];
     view.root = base.root;
     const bool flat = of.rank == 1 && (of.category == Category::parameter || of.category == Category::gradient);
-    if (flat || is_shard(t)) {  // slices of a flat buffer; a shard begins where the rank's part does
-      view.offset = base.offset + (is_shard(t) ? position_.shard * t.sizes[0] : t.alias_begin);
+    if (flat) {  // slices of a flat buffer; a part of what the base is divided into begins where the rank's part does
+      view.offset = base.offset + t.alias_begin;
+      if (t.rank == 1 && t.axes[0] == Axis::none)
+        view.offset += position_.part(t.over[0].behind(of.over[0])) * t.sizes[0];
       return view;
     }
     const std::int64_t n = t.elements();

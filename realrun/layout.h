@@ -17,7 +17,7 @@ struct Position {
   const Mesh* mesh = nullptr;
   std::int64_t tp_degree = 1, cp_degree = 1, pp = 0;
   std::int64_t replica = 0;   // data-parallel: which part of the global batch
-  std::int64_t shard = 0;     // place in the ZeRO group
+  std::int64_t shard = 0;     // place among the ranks that may share a replica's state
   std::int64_t sequence = 0;  // of the whole model
 
   // The other ranks of this rank's group, and this one; ascending.

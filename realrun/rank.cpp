@@ -21,13 +21,14 @@ std::size_t norm_begin(const std::vector<Op>& ops) {
 
 // What held gradients are still multiplied by behind their norm, or where the host has a copy, but for clipping: the
 // inverse of a loss scale.
-double later_factor(const PiecePlan& plan) {
+double later_factor(const PiecePlan& plan, std::size_t set) {
   const std::vector<Op>& ops = plan.piece->update.ops;
   const std::size_t norm = norm_begin(ops);
   double factor = 1;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     if (ops[i].kind != OpKind::scale && !is_optimizer(ops[i].kind)) continue;
-    const bool done = i < norm && plan.views[ops[i].writes[0]].root == plan.views[plan.held_gradients].root;
+    if (held_by(*plan.piece, ops[i].writes[0]) != set) continue;
+    const bool done = i < norm && plan.views[ops[i].writes[0]].root == plan.views[plan.held[set].gradients].root;
     if (!done) factor *= ops[i].factor;
   }
   return factor;
@@ -374,13 +375,17 @@ void Rank::update() {
   reduce_gradient_norm();
   if (setup_.options.keep_tensors)
     for_each_instance([&](Instance& instance) {
-      const TensorId id = instance.plan->held_gradients;
-      if (id == kNoTensor) return;
-      instance.captured_gradients.resize(static_cast<std::size_t>(instance.plan->piece->tensors[id].elements()));
-      backend_.synchronize();
-      backend_.read(slice(instance, id, -1, false, Stream::compute), instance.captured_gradients);
-      const double factor = later_factor(*instance.plan);
-      for (float& g : instance.captured_gradients) g = static_cast<float>(factor * g);
+      const PiecePlan& plan = *instance.plan;
+      instance.captured_gradients.clear();
+      for (std::size_t s = 0; s < plan.held.size(); ++s) {
+        const TensorId id = plan.held[s].gradients;
+        std::vector<float>& captured = instance.captured_gradients.emplace_back(
+            static_cast<std::size_t>(plan.piece->tensors[id].elements()));
+        backend_.synchronize();
+        backend_.read(slice(instance, id, -1, false, Stream::compute), captured);
+        const double factor = later_factor(plan, s);
+        for (float& g : captured) g = static_cast<float>(factor * g);
+      }
     });
   run_ops([](bool before, const Op& op, bool reduces_norm) {
     return !before && !reduces_norm && op.kind != OpKind::gradient_norm;
@@ -391,60 +396,66 @@ void Rank::update() {
 // The table's gradients of the stages that hold a copy.
 void Rank::sum_tied_gradients() {
   if (program_.tied_embedding_bytes == 0) return;
-  Instance* owner = nullptr;
-  std::int64_t begin = 0, elements = 0;  // of the table in the flat gradients
+  TiedTable table;
   for_each_instance([&](Instance& instance) {
-    std::int64_t at = 0;
     const Piece& piece = *instance.plan->piece;
+    std::vector<std::int64_t> at(piece.sets.size());
     for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
       const Tensor& t = piece.tensors[piece.parameters[p].parameter];
       if (t.shared) continue;
-      if (holds_tied_table(piece, p, instance.first_parameter + p))
-        owner = &instance, begin = at, elements = t.elements();
-      at += t.elements();
+      const std::size_t set = piece.parameters[p].set;
+      if (holds_tied_table(piece, p, instance.first_parameter + p)) table = {&instance, set, at[set], t.elements()};
+      at[set] += t.elements();
     }
   });
-  if (setup_.scenario.plan.data.zero_stage >= 1) return sum_tied_shards(owner, begin, elements);
-  if (owner == nullptr) return;
+  // All stages know of each other whether they hold shards.
+  const auto is_divided = [](const Piece& piece) {
+    return std::any_of(piece.sets.begin(), piece.sets.end(), [](const auto& set) { return !set.over.states.empty(); });
+  };
+  if (std::any_of(program_.pieces.begin(), program_.pieces.end(), is_divided)) return sum_tied_shards(table);
+  if (table.owner == nullptr) return;
+  Instance& owner = *table.owner;
+  const TensorId held = owner.plan->held[table.set].gradients;
   const std::vector<std::size_t> line = position_.group(MeshAxis::pp);
   Members holders;
   for (const std::size_t stage : table_holders_) holders.push_back(line.at(stage));
   std::sort(holders.begin(), holders.end());
-  Slice gradients = slice(*owner, owner->plan->held_gradients, -1, false, kStages);
-  Storage& s = storage(*owner, owner->plan->held_gradients, -1, false, kStages);
+  Slice gradients = slice(owner, held, -1, false, kStages);
+  Storage& s = storage(owner, held, -1, false, kStages);
   if (gradients.index != nullptr) throw std::logic_error("flat gradients are not flat");
   order_.wait(kStages, s.written);
   Issue issue{.stream = kStages, .micro_batch = -1, .between_stages = true};
   if (measuring_) issue.begin = backend_.mark(kStages);
-  communicator_.all_reduce(holders, "tied embedding", kStages, element(s.data, gradients.offset + begin, s.dtype),
-                           elements, s.dtype);
+  communicator_.all_reduce(holders, "tied embedding", kStages, element(s.data, gradients.offset + table.begin, s.dtype),
+                           table.elements, s.dtype);
   if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
   s.note_written(order_.issued(kStages));
 }
 
 // Shards: the table's places in the flat buffers of the stages differ, and with them who holds what. Everyone shows
 // what it holds and adds what the other stages have of its own part.
-void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t elements) {
+void Rank::sum_tied_shards(const TiedTable& table) {
+  const std::int64_t elements = table.elements;
   std::vector<double> mine;
-  std::int64_t first = 0, last = 0;
+  std::int64_t first = 0, last = 0, begin = 0;  // of the table, what is held; where in it the table begins
   std::vector<float> values;
-  if (owner != nullptr) {
-    const PiecePlan& plan = *owner->plan;
-    const std::int64_t held = plan.piece->tensors[plan.held_gradients].elements();
-    first = std::clamp<std::int64_t>(plan.shard_begin - begin, 0, elements);
-    last = std::clamp<std::int64_t>(plan.shard_begin + held - begin, 0, elements);
+  if (table.owner != nullptr) {
+    const HeldSet& set = table.owner->plan->held[table.set];
+    const std::int64_t held = table.owner->plan->piece->tensors[set.gradients].elements();
+    begin = table.begin - set.begin;
+    first = std::clamp<std::int64_t>(-begin, 0, elements);
+    last = std::clamp<std::int64_t>(held - begin, 0, elements);
     values.resize(static_cast<std::size_t>(held));
     backend_.synchronize();
-    backend_.read(slice(*owner, plan.held_gradients, -1, false, Stream::compute), values);
+    backend_.read(slice(*table.owner, set.gradients, -1, false, Stream::compute), values);
     mine.push_back(static_cast<double>(first));
     for (std::int64_t e = first; e < last; ++e)
-      mine.push_back(static_cast<double>(values[static_cast<std::size_t>(begin + e - plan.shard_begin)]));
+      mine.push_back(static_cast<double>(values[static_cast<std::size_t>(begin + e)]));
   }
   const Members members = position_.group(
       program_.mesh.group({MeshAxis::pp, MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp}));
   const auto all = communicator_.gather_values(members, "tied embedding", std::move(mine));
-  if (owner == nullptr || first == last) return;
-  const PiecePlan& plan = *owner->plan;
+  if (table.owner == nullptr || first == last) return;
   std::map<std::int64_t, std::vector<bool>> added_from;  // by stage
   for (const std::size_t stage : table_holders_)
     if (static_cast<std::int64_t>(stage) != position_.pp)
@@ -461,13 +472,14 @@ void Rank::sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t ele
       const std::int64_t e = from + static_cast<std::int64_t>(i) - 1;
       if (e < first || e >= last || added[static_cast<std::size_t>(e - first)]) continue;
       added[static_cast<std::size_t>(e - first)] = true;
-      values[static_cast<std::size_t>(begin + e - plan.shard_begin)] += static_cast<float>(all[m][i]);
+      values[static_cast<std::size_t>(begin + e)] += static_cast<float>(all[m][i]);
     }
   }
   for (const auto& [stage, added] : added_from)
     if (std::find(added.begin(), added.end(), false) != added.end())
       throw ExecutionError("stage " + std::to_string(stage) + " lacks a part of the tied table");
-  backend_.write(slice(*owner, plan.held_gradients, -1, false, Stream::compute), values);
+  const TensorId held = table.owner->plan->held[table.set].gradients;
+  backend_.write(slice(*table.owner, held, -1, false, Stream::compute), values);
 }
 
 void Rank::reduce_gradient_norm() {
@@ -496,7 +508,7 @@ void Rank::reduce_gradient_norm() {
   double factor = 1;
   for_each_instance([&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
-    if (!piece.update.ops.empty()) factor = later_factor(*instance.plan);
+    if (!instance.plan->held.empty()) factor = later_factor(*instance.plan, 0);  // of all sets the same
     for (const Op& op : piece.update.ops) {
       if (!instance.plan->reduces_norm(op)) continue;
       const auto square = static_cast<float>(sum);
@@ -532,11 +544,12 @@ std::vector<HeldPart> Rank::held() {
   backend_.synchronize();
   for_each_instance([&](Instance& instance) {
     const PiecePlan& plan = *instance.plan;
-    if (plan.held_parameters == kNoTensor) return;
-    const std::int64_t held = plan.piece->tensors[plan.held_parameters].elements();
-    std::vector<float> values(static_cast<std::size_t>(held));
-    backend_.read(slice(instance, plan.held_parameters, -1, false, Stream::compute), values);
-    std::int64_t begin = 0;
+    std::vector<std::vector<float>> values;  // by set
+    for (const HeldSet& set : plan.held) {
+      values.emplace_back(static_cast<std::size_t>(plan.piece->tensors[set.parameters].elements()));
+      backend_.read(slice(instance, set.parameters, -1, false, Stream::compute), values.back());
+    }
+    std::vector<std::int64_t> begins(plan.held.size());
     std::size_t ordinal = instance.first_parameter;
     for (const ParameterGradient& p : plan.piece->parameters) {
       const std::size_t own = ordinal++;
@@ -545,14 +558,15 @@ std::vector<HeldPart> Rank::held() {
       HeldPart part;
       part.parameter = static_cast<std::size_t>(setup_.parameters[own].values_of);
       const std::vector<std::int64_t> element = whole_elements(local, setup_.parameters[own].tensor, position_);
+      const std::vector<float>&value = values[p.set], &gradient = instance.captured_gradients[p.set];
       for (std::int64_t e = 0; e < local.elements(); ++e) {
-        const std::int64_t at = begin + e - plan.shard_begin;
-        if (at < 0 || at >= held) continue;
+        const std::int64_t at = begins[p.set] + e - plan.held[p.set].begin;
+        if (at < 0 || at >= static_cast<std::int64_t>(value.size())) continue;
         part.element.push_back(element[static_cast<std::size_t>(e)]);
-        part.gradient.push_back(instance.captured_gradients[static_cast<std::size_t>(at)]);
-        part.value.push_back(values[static_cast<std::size_t>(at)]);
+        part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
+        part.value.push_back(value[static_cast<std::size_t>(at)]);
       }
-      begin += local.elements();
+      begins[p.set] += local.elements();
       parts.push_back(std::move(part));
     }
   });

@@ -19,7 +19,15 @@ namespace orrery::realrun {
 
 using StorageSet = std::vector<StoragePtr>;  // by tensor
 
+// The number of the set to which a buffer of the update belongs. Throws ExecutionError where there is none.
+std::size_t held_by(const Piece& piece, TensorId buffer);
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
+
+// Of a parameter set what a rank updates: all of it, or its part.
+struct HeldSet {
+  TensorId parameters = kNoTensor, gradients = kNoTensor;
+  std::int64_t begin = 0, elements = 0;  // in the whole flat buffers; elements that these have
+};
 
 // What does not differ from one instance of a piece to the next.
 struct PiecePlan {
@@ -33,11 +41,10 @@ struct PiecePlan {
   std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> begins_anew;
   std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead;  // by block and op: issued ahead; empty: none
   std::int64_t sequence = 0;  // whole length of the sequences that it works on
-  // By buffer of packed gradients: elements of the held gradients that it stands for.
-  std::map<TensorId, std::vector<std::int64_t>> packed;
-  std::vector<bool> of_norm;                                         // the gradient norm, or a part of it
-  TensorId held_parameters = kNoTensor, held_gradients = kNoTensor;  // what this rank updates: all, or its shard
-  std::int64_t shard_begin = 0, flat_elements = 0;                   // of the flat buffers
+  std::vector<HeldSet> held;  // by set
+  // By buffer of packed gradients: of each set, elements of the held gradients that it stands for.
+  std::map<TensorId, std::vector<std::vector<std::int64_t>>> packed;
+  std::vector<bool> of_norm;  // holds the gradient norm, or parts of it
 
   bool is_ahead(std::size_t block, std::size_t op) const { return !ahead[block].empty() && ahead[block][op] != 0; }
   std::int64_t longest_ahead(std::size_t block) const {
@@ -57,11 +64,12 @@ struct PiecePlan {
   // Sums gradients in a buffer that no op fills.
   bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed.contains(op.reads[0]); }
   // Sums the ranks' norms; `sums_norms`: the instances'.
-  bool reduces_norm(const Op& op) const { return is_communication(op.kind) && of_norm[op.reads[0]]; }
-  bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && of_norm[op.reads[0]]; }
+  bool reduces_norm(const Op& op) const { return is_communication(op.kind) && is_norm(op.reads[0]); }
+  bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && is_norm(op.reads[0]); }
+  bool is_norm(TensorId id) const { return of_norm[views[id].root]; }
 };
 
-// Elements of an instance's held gradients that this rank counts in the gradient norm.
+// Elements of a set's held gradients that this rank counts in the gradient norm.
 struct CountedGradients {
   bool known = false;
   std::vector<std::pair<std::int64_t, std::int64_t>> ranges;  // first, one past the last
@@ -73,8 +81,8 @@ struct Instance {
   std::size_t first_parameter = 0;  // in the model
   StorageSet lasting;
   std::map<std::int64_t, StorageSet> micro;
-  CountedGradients counted;
-  std::vector<float> captured_gradients;
+  std::vector<CountedGradients> counted;               // by set
+  std::vector<std::vector<float>> captured_gradients;  // of each set what is held
 };
 
 // An instance where a line reaches it.
@@ -179,7 +187,12 @@ class Rank {
   std::size_t rank_at(std::int64_t position) const;
   void update();
   void sum_tied_gradients();
-  void sum_tied_shards(Instance* owner, std::int64_t begin, std::int64_t elements);
+  struct TiedTable {  // in the flat gradients of a set
+    Instance* owner = nullptr;
+    std::size_t set = 0;
+    std::int64_t begin = 0, elements = 0;
+  };
+  void sum_tied_shards(const TiedTable& table);
   void reduce_gradient_norm();
   void gather_losses();
 
@@ -188,7 +201,7 @@ class Rank {
   void note_uses(const Op& op, Instance& instance, std::int64_t micro_batch);
   void kernel(const Op& op, Instance& instance, std::int64_t micro_batch);
   void gradient_norm(const Op& op, Instance& instance, std::int64_t micro_batch);
-  void find_counted(Instance& instance) const;
+  void find_counted(Instance& instance, std::size_t set) const;
   void communicate(const Op& op, Instance& instance, std::int64_t micro_batch);
   void copy_between_memories(const Op& op, Instance& instance, std::int64_t micro_batch);
   void all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch);

@@ -109,7 +109,10 @@ void Rank::note_uses(const Op& op, Instance& instance, std::int64_t micro_batch)
   if (instance.plan->reduces_norm(op)) return;
   const Use use = order_.issued(op.stream);
   if (instance.plan->is_packed_reduction(op)) {
-    storage(instance, instance.plan->held_gradients, -1, false, op.stream).note_written(use);
+    const auto& packed = instance.plan->packed.at(op.reads[0]);
+    for (std::size_t s = 0; s < packed.size(); ++s)
+      if (!packed[s].empty())
+        storage(instance, instance.plan->held[s].gradients, -1, false, op.stream).note_written(use);
     return;
   }
   const auto note = [&](TensorId id, bool write) {
@@ -264,20 +267,25 @@ void Rank::kernel(const Op& given, Instance& instance, std::int64_t micro_batch)
 }
 
 // Every parameter of the model counts once, on whichever rank holds it first.
-void Rank::find_counted(Instance& instance) const {
+void Rank::find_counted(Instance& instance, std::size_t set) const {
   const PiecePlan& plan = *instance.plan;
   const Piece& piece = *plan.piece;
-  CountedGradients& counted = instance.counted;
+  CountedGradients& counted = instance.counted[set];
   counted.known = true;
-  const std::int64_t held = piece.tensors[plan.held_gradients].elements();
-  std::int64_t begin = -plan.shard_begin;
+  const Tensor& gradients = piece.tensors[plan.held[set].gradients];
+  const std::int64_t held = gradients.elements();
+  MeshGroup summed;  // over which the ranks' norms are
+  for (const Op& op : piece.update.ops)
+    if (plan.reduces_norm(op)) summed = op.group;
+  summed = summed.without(gradients.divided_over() | program_.mesh.group(MeshAxis::pp));
+  std::int64_t begin = -plan.held[set].begin;
   std::size_t ordinal = instance.first_parameter;
   for (const ParameterGradient& p : piece.parameters) {
     const std::size_t own = ordinal++;
     const Tensor& t = piece.tensors[p.parameter];
-    if (t.shared) continue;
-    // Of tensor-parallel ranks that hold the same parameter, or the same keys and values of it, the first counts them.
-    const MeshGroup same = program_.mesh.group(MeshAxis::tp).without(t.divided_over());
+    if (t.shared || p.set != set) continue;
+    // Of ranks that hold the same parameter, or the same keys and values of it, the first counts them.
+    const MeshGroup same = summed.without(t.divided_over());
     const bool elsewhere =
         setup_.parameters[own].values_of != static_cast<std::int64_t>(own) || !position_.is_first(same);
     const bool shares = !position_.is_first(divided_by_query_heads(t));
@@ -291,7 +299,7 @@ void Rank::find_counted(Instance& instance) const {
       }
     } else if (!elsewhere && first < last) {
       for (std::int64_t e = first; e < last; ++e)
-        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.views[plan.held_gradients].at(e));
+        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.views[plan.held[set].gradients].at(e));
     }
     begin += t.elements();
   }
@@ -300,8 +308,10 @@ void Rank::find_counted(Instance& instance) const {
 // Squares of the norm of what is counted; added up by reduce_gradient_norm().
 void Rank::gradient_norm(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const PiecePlan& plan = *instance.plan;
-  if (plan.held_gradients == kNoTensor) return;
-  if (!instance.counted.known) find_counted(instance);
+  const std::size_t set = held_by(*plan.piece, op.reads[0]);
+  instance.counted.resize(plan.held.size());
+  CountedGradients& counted = instance.counted[set];
+  if (!counted.known) find_counted(instance, set);
   const Slice all = slice(instance, op.reads[0], micro_batch, false, op.stream);
   if (all.index != nullptr) throw std::logic_error("flat gradients are not flat");
   const auto square = [&](void* data, std::int64_t elements) {
@@ -313,12 +323,12 @@ void Rank::gradient_norm(const Op& op, Instance& instance, std::int64_t micro_ba
     backend_.run(op, read, write, {});
     norm_parts_.back()->note_written(order_.issued(op.stream));
   };
-  for (const auto& [first, last] : instance.counted.ranges)
+  for (const auto& [first, last] : counted.ranges)
     square(element(all.base, all.offset + first, all.dtype), last - first);
-  if (instance.counted.scattered.empty()) return;
-  const auto n = static_cast<std::int64_t>(instance.counted.scattered.size());
+  if (counted.scattered.empty()) return;
+  const auto n = static_cast<std::int64_t>(counted.scattered.size());
   const StoragePtr packed = scratch(n, all.dtype, op.stream);
-  backend_.gather(op.stream, {all.base, all.dtype, 0, n, &instance.counted.scattered}, packed->data);
+  backend_.gather(op.stream, {all.base, all.dtype, 0, n, &counted.scattered}, packed->data);
   square(packed->data, n);
   packed->note_read(order_.issued(op.stream));
 }
@@ -538,16 +548,24 @@ void Rank::ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch
 
 void Rank::reduce_packed_gradients(const Op& op, Instance& instance) {
   const PiecePlan& plan = *instance.plan;
-  Storage& s = storage(instance, plan.held_gradients, -1, false, op.stream);
-  order_.wait(op.stream, s.written);
+  const auto& elements = plan.packed.at(op.reads[0]);
+  const Dtype dtype = plan.piece->tensors[op.reads[0]].dtype;
+  std::int64_t all = 0;
+  std::vector<std::pair<std::int64_t, Slice>> parts;  // where in the buffer, of what is held of each set
+  for (std::size_t set = 0; set < elements.size(); ++set) {
+    if (elements[set].empty()) continue;
+    Storage& s = storage(instance, plan.held[set].gradients, -1, false, op.stream);
+    order_.wait(op.stream, s.written);
+    const auto n = static_cast<std::int64_t>(elements[set].size());
+    parts.push_back({all, {s.data, s.dtype, 0, n, &elements[set]}});
+    all += n;
+  }
   order_.wait_for_compute(op.stream);
-  const std::vector<std::int64_t>& elements = plan.packed.at(op.reads[0]);
-  const auto n = static_cast<std::int64_t>(elements.size());
-  const StoragePtr packed = scratch(n, s.dtype, op.stream);
-  const Slice parts{s.data, s.dtype, 0, n, &elements};
-  backend_.gather(op.stream, parts, packed->data);
-  communicator_.all_reduce(position_.group(op.group), meeting(op), op.stream, packed->data, n, s.dtype);
-  backend_.scatter(op.stream, packed->data, parts, false);
+  const StoragePtr packed = scratch(all, dtype, op.stream);
+  for (const auto& [begin, part] : parts) backend_.gather(op.stream, part, element(packed->data, begin, dtype));
+  communicator_.all_reduce(position_.group(op.group), meeting(op), op.stream, packed->data, all, dtype);
+  for (const auto& [begin, part] : parts)
+    backend_.scatter(op.stream, element(packed->data, begin, dtype), part, false);
   packed->note_read(order_.issued(op.stream));
 }
 

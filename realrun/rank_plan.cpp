@@ -11,6 +11,14 @@
 
 namespace orrery::realrun {
 
+std::size_t held_by(const Piece& piece, TensorId buffer) {
+  const ParameterSet* set = set_of(piece, buffer);
+  if (set == nullptr)
+    throw ExecutionError(std::string("\"") + piece.tensors[buffer].name + "\" of piece \"" + piece.name +
+                         "\" belongs to no parameter set");
+  return static_cast<std::size_t>(set - piece.sets.data());
+}
+
 Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
     : setup_(setup),
       program_(setup.program),
@@ -38,24 +46,22 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     const std::int64_t end = v.dense() ? v.offset + elements : *std::max_element(v.index.begin(), v.index.end()) + 1;
     plan.capacity[v.root] = std::max(plan.capacity[v.root], end);
   }
+  for (Block Piece::*block : kBlocks)
+    for (const Op& op : (piece.*block).ops) {
+      if (op.kind != OpKind::all_gather || piece.tensors[op.writes[0]].rank != 1) continue;
+      const View& whole = plan.views[op.writes[0]];  // of a flat buffer: with the padding of the last parts
+      plan.capacity[whole.root] =
+          std::max(plan.capacity[whole.root],
+                   whole.offset + piece.tensors[op.reads[0]].elements() * program_.mesh.size(op.group));
+    }
   plan.of_norm.assign(n, false);
   for (Block Piece::*block : kBlocks)
     for (const Op& op : (piece.*block).ops)
-      if (op.kind == OpKind::gradient_norm) plan.of_norm[op.writes[0]] = true;
-  plan.held_parameters = piece.flat_parameters;
-  plan.held_gradients = piece.flat_gradients;
-  for (std::size_t id = 0; id < n; ++id) {
-    const std::string_view name = piece.tensors[id].name;
-    if (name == "parameter_shard") plan.held_parameters = static_cast<TensorId>(id);
-    // Offloaded gradients are held by the host, shard or not.
-    if (name == "gradient_shard" && piece.tensors[piece.flat_gradients].place == Place::device)
-      plan.held_gradients = static_cast<TensorId>(id);
-  }
+      if (op.kind == OpKind::gradient_norm) plan.of_norm[plan.views[op.writes[0]].root] = true;
+  for (const ParameterSet& set : piece.sets)
+    plan.held.push_back({set.own_parameters, set.own_gradients, position_.begin(piece.tensors[set.own_parameters], 0), 0});
   for (const ParameterGradient& p : piece.parameters)
-    if (!piece.tensors[p.parameter].shared) plan.flat_elements += piece.tensors[p.parameter].elements();
-  if (plan.held_parameters != kNoTensor &&
-      std::string_view(piece.tensors[plan.held_parameters].name) == "parameter_shard")
-    plan.shard_begin = position_.shard * piece.tensors[plan.held_parameters].sizes[0];
+    if (!piece.tensors[p.parameter].shared) plan.held.at(p.set).elements += piece.tensors[p.parameter].elements();
   find_packed_gradients(plan);
   plan.lives.find(piece);
   FindAhead find_ahead;
@@ -88,38 +94,42 @@ void Rank::find_ends(PiecePlan& plan) const {
 void Rank::find_packed_gradients(PiecePlan& plan) const {
   const Piece& piece = *plan.piece;
   for (const PackedGradients& packing : piece.packed) {
-    std::vector<std::int64_t>& packed = plan.packed[packing.buffer];
-    const View& held = plan.views[plan.held_gradients];
-    const std::int64_t size = piece.tensors[plan.held_gradients].elements();
-    std::int64_t begin = 0, elements = 0;
+    std::vector<std::vector<std::int64_t>>& packed = plan.packed[packing.buffer];
+    packed.resize(plan.held.size());
+    std::vector<std::int64_t> begins(plan.held.size()), elements(plan.held.size());
     for (const ParameterGradient& p : piece.parameters) {
       const Tensor& t = piece.tensors[p.parameter];
       if (t.shared) continue;
+      const HeldSet& held = plan.held[p.set];
+      const View& view = plan.views[held.gradients];
+      const std::int64_t size = piece.tensors[held.gradients].elements();
+      std::int64_t& begin = begins[p.set];
       const auto partial = std::find_if(packing.gradients.begin(), packing.gradients.end(), [&](TensorId id) {
         return id == p.gradient || piece.tensors[id].alias_of == p.gradient;  // rows of a table of positions
       });
       for (std::int64_t e = 0; partial != packing.gradients.end() && e < t.elements(); ++e) {
         if (packing.shared_heads && !is_behind_query_heads(t, e)) continue;
-        ++elements;
-        const std::int64_t at = begin + e - plan.shard_begin;
-        if (at >= 0 && at < size) packed.push_back(held.at(at));
+        ++elements[p.set];
+        const std::int64_t at = begin + e - held.begin;
+        if (at >= 0 && at < size) packed[p.set].push_back(view.at(at));
       }
       if (partial != packing.gradients.end() && *partial != p.gradient) {
         // Packed as many rows as the sequence has, of a table that may have more.
-        elements -= t.elements();
-        elements += piece.tensors[*partial].elements() * program_.mesh.size(piece.tensors[*partial].divided_over());
+        elements[p.set] -= t.elements();
+        elements[p.set] += piece.tensors[*partial].elements() * program_.mesh.size(piece.tensors[*partial].divided_over());
       }
       begin += t.elements();
     }
     // Of shards, each packs what it has of them: the Program counts the mean.
-    const Tensor& held_tensor = piece.tensors[plan.held_gradients];
-    const std::int64_t shards = held_tensor.alias_of == kNoTensor ? program_.mesh.size(held_tensor.over[0].group()) : 1;
-    elements = (elements + shards - 1) / shards;
+    std::int64_t all = 0;
+    for (std::size_t s = 0; s < elements.size(); ++s) {
+      const std::int64_t shards = program_.mesh.size(piece.tensors[piece.sets[s].gradients].divided_over());
+      all += (elements[s] + shards - 1) / shards;
+    }
     const Tensor& buffer = piece.tensors[packing.buffer];
-    if (elements != buffer.elements())
+    if (all != buffer.elements())
       throw ExecutionError(std::string("piece \"") + piece.name + "\" packs " + std::to_string(buffer.elements()) +
-                           " gradients into " + buffer.name + ", but " + std::to_string(elements) +
-                           " are partial sums");
+                           " gradients into " + buffer.name + ", but " + std::to_string(all) + " are partial sums");
   }
 }
 
@@ -236,8 +246,10 @@ void Rank::build_chunks() {
 void Rank::initialise(Instance& instance) {
   const PiecePlan& plan = *instance.plan;
   const Piece& piece = *plan.piece;
-  std::vector<float> flat(static_cast<std::size_t>(plan.flat_elements), 0.0f);
-  std::size_t begin = 0, ordinal = instance.first_parameter;
+  std::vector<std::vector<float>> flats;  // by set
+  for (const HeldSet& held : plan.held) flats.emplace_back(static_cast<std::size_t>(held.elements), 0.0f);
+  std::vector<std::size_t> begins(plan.held.size());
+  std::size_t ordinal = instance.first_parameter;
   for (const ParameterGradient& p : piece.parameters) {
     const std::size_t own = ordinal++;
     const Tensor& local = piece.tensors[p.parameter];
@@ -245,6 +257,8 @@ void Rank::initialise(Instance& instance) {
     const WholeParameter& whole = setup_.parameters[static_cast<std::size_t>(setup_.parameters[own].values_of)];
     const Tensor& shape = setup_.parameters[own].tensor;
     const auto n = static_cast<std::size_t>(local.elements());
+    std::vector<float>& flat = flats[p.set];
+    std::size_t& begin = begins[p.set];
     const std::vector<std::int64_t> element =
         is_whole(local, shape) ? std::vector<std::int64_t>{} : whole_elements(local, shape, position_);
     for (std::size_t e = 0; e < n; ++e) {
@@ -274,34 +288,38 @@ void Rank::initialise(Instance& instance) {
     }
     begin += n;
   }
-  if (plan.held_parameters == kNoTensor) return;
+  if (plan.held.empty()) return;
   // The optimizer's second operand is the weights that it updates; its first result are the parameters.
-  std::vector<bool> weights(piece.tensors.size()), states(piece.tensors.size());
+  constexpr std::size_t kNoSet = kNoTensor;
+  std::vector<std::size_t> weights(piece.tensors.size(), kNoSet), parameters(piece.tensors.size(), kNoSet);
+  std::vector<bool> states(piece.tensors.size());
   for (const Op& op : piece.update.ops) {
     if (!is_optimizer(op.kind)) continue;
+    const std::size_t set = held_by(piece, op.writes[0]);
     for (const auto& ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
       for (const TensorId id : ids)
         if (id != kNoTensor) states[plan.views[id].root] = true;
-    for (const TensorId id : {op.reads[1], op.writes[0]}) weights[plan.views[id].root] = true;
+    for (const TensorId id : {op.reads[1], op.writes[0]}) weights[plan.views[id].root] = set;
   }
+  for (std::size_t s = 0; s < plan.held.size(); ++s) parameters[plan.views[plan.held[s].parameters].root] = s;
   for (std::size_t id = 0; id < piece.tensors.size(); ++id) {
     const Tensor& t = piece.tensors[id];
     if (t.alias_of != kNoTensor || t.rank != 1 || !plan.lasts(static_cast<TensorId>(id))) continue;
-    const bool parameters = id == plan.views[plan.held_parameters].root, master = !parameters && weights[id];
-    if (!parameters && !states[id] && t.category != Category::gradient) continue;
+    const bool device = parameters[id] != kNoSet;  // or a copy of the weights elsewhere, in more bits
+    const std::size_t set = device ? parameters[id] : weights[id];
+    if (!device && !states[id] && t.category != Category::gradient) continue;
     const std::int64_t capacity = plan.capacity[id];
     const auto s = std::make_shared<Storage>(memory_, capacity, t.dtype, t.category, Stream::compute, t.place);
     instance.lasting[id] = s;
     backend_.fill(Stream::compute, {s->data, t.dtype, 0, capacity, nullptr}, 0);
     s->note_written(order_.issued(Stream::compute));
-    if (!parameters && !master) continue;
-    // A shard with storage of its own begins in the middle of the flat buffer.
-    const bool whole = parameters && t.elements() == plan.flat_elements;
-    const std::int64_t from = whole ? 0 : plan.shard_begin;
-    const std::int64_t n = std::min(capacity, plan.flat_elements - from);
+    if (set == kNoSet) continue;
+    // A part with storage of its own begins in the middle of the flat buffer.
+    const std::int64_t from = position_.part(t.over[0]) * t.sizes[0];
+    const std::int64_t n = std::min(capacity, plan.held[set].elements - from);
     if (n > 0)
       backend_.write({s->data, t.dtype, 0, n, nullptr},
-                     std::span(flat).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(n)));
+                     std::span(flats[set]).subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(n)));
   }
 }
 

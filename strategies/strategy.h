@@ -14,6 +14,9 @@
 namespace orrery {
 
 class LayerPlans;
+namespace data_parallel {
+struct Sharding;
+}
 
 // What people call a use of a strategy ("tensor", "zero-1"), and whether a plan is one.
 struct PlanWord {
@@ -37,6 +40,9 @@ struct Strategy {
   void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
   // Says by layers what the plan's own fields say otherwise, e.g. by stages. Null: nothing.
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
+  // Divides parameter sets otherwise than `sharding` says; asked for every piece when data_parallel lays it out.
+  // Null: it does not.
+  void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding) = nullptr;
   // The rest is null where there is nothing to say.
   // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the order of MeshAxis.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;

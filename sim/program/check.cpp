@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -160,9 +161,10 @@ class PieceCheck {
                                      words(mesh_, owed(side.input_gradient)) + ", the piece before expects " +
                                      words(mesh_, owed_beside(side.input_gradient)));
     run(piece_.update, "update");
-    for (const auto& [id, what] : norms_)
+    for (const TensorId id : norms_)
       if (!owed(id).empty())
         report(Rule::norm_of_all, "the norm " + quoted(id) + " still owes the sum over " + words(mesh_, owed(id)));
+    for (const ParameterSet& set : piece_.sets) expect_divided(set);
     // What the next step reads.
     second_step_ = true;
     run(piece_.forward, "forward of the next step");
@@ -545,7 +547,11 @@ class PieceCheck {
   }
   void expect_parts(const Tensor& part, const Tensor& whole, int dim, MeshGroup group) {
     const std::int64_t parts = part.sizes[dim] * mesh_.size(group);
-    const bool padded = whole.rank == 1 && parts >= whole.sizes[0] && parts - whole.sizes[0] < mesh_.size(group);
+    // Flat buffers are padded to a multiple of the smallest parts.
+    std::int64_t multiple = mesh_.size(group);
+    for (const ParameterSet& set : piece_.sets)
+      if (set.over.states.contains(group)) multiple = std::max(multiple, mesh_.size(set.over.states));
+    const bool padded = whole.rank == 1 && parts >= whole.sizes[0] && parts - whole.sizes[0] < multiple;
     bool rest = true;
     for (int d = 0; d < whole.rank; ++d) rest = rest && (d == dim || part.sizes[d] == whole.sizes[d]);
     if (rest && (parts == whole.sizes[dim] || padded)) return;
@@ -653,7 +659,7 @@ class PieceCheck {
   void reduce(const Op& op, TensorId from, TensorId to) {
     if (!same_layout(tensor(from), tensor(to)) || tensor(from).elements() != tensor(to).elements())
       report(Rule::reduces, layout(from) + " and its sum " + layout(to) + " are laid out differently");
-    if (norms_.contains(from)) norms_.erase(from), norms_[to] = 0;
+    if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
     take_sum(op, from, to, Rule::reduces);
   }
 
@@ -678,45 +684,43 @@ class PieceCheck {
   }
 
   void sum_packed(const Op& op, const PackedGradients& packing) {
-    const TensorId held = held_gradients();
-    if (held == kNoTensor) return;
-    auto& sums = flats_.at(held);
-    std::int64_t elements = 0;
+    if (piece_.sets.empty()) return;
     for (const TensorId id : packing.gradients) {
       std::size_t p = 0;
-      if (!is_gradient_of_parameter(id, p) || !sums.contains(p)) {
+      const bool known = is_gradient_of_parameter(id, p) && piece_.parameters[p].set < piece_.sets.size();
+      const auto held = flats_.find(known ? piece_.sets[piece_.parameters[p].set].own_gradients : kNoTensor);
+      if (held == flats_.end() || !held->second.contains(p)) {
         report(Rule::packed_gradients, quoted(id) + " is packed, but no gradient of a parameter held here");
         continue;
       }
-      const Tensor& t = tensor(id);
-      MeshGroup& owes = sums.at(p);
+      MeshGroup& owes = held->second.at(p);
       if (!owes.contains(op.group))
         report(Rule::packed_gradients, "the gradient " + quoted(id) + " owes the sum over " + words(mesh_, owes) +
                                            ", the packed sum is taken over " + words(mesh_, op.group));
       owes = owes.without(op.group);
-      // Rows of a table, of all the ranks that look into it.
-      const MeshGroup rows = t.divided_over().without(tensor(piece_.parameters[p].gradient).divided_over());
-      elements += (packing.shared_heads ? elements_on_all(t) : t.elements()) * mesh_.size(rows);
     }
-    // Shards with a buffer of their own pack what they have; views of the whole gradients pack from the whole.
-    const std::int64_t shards = tensor(held).alias_of == kNoTensor ? mesh_.size(tensor(held).divided_over()) : 1;
-    elements = (elements + shards - 1) / shards;
+    const std::int64_t elements = packed_elements(mesh_, piece_, packing);
     if (elements != tensor(packing.buffer).elements())
       report(Rule::packed_gradients, quoted(packing.buffer) + " has " +
                                          std::to_string(tensor(packing.buffer).elements()) +
                                          " elements, its gradients " + "owe the sums of " + std::to_string(elements));
   }
-  // Of a dimension divided by query heads, the key and the value.
-  std::int64_t elements_on_all(const Tensor& t) const {
-    for (int d = 0; d < t.rank; ++d)
-      if (t.deal(d) == Deal::query_heads) return t.elements() / t.sizes[d] * t.kept;
-    return t.elements();
-  }
-  // What this rank updates: the gradients that the update's kernels read.
-  TensorId held_gradients() const {
-    for (const Op& op : piece_.update.ops)
-      if (!is_communication(op.kind) && is_flat(op.reads[0]) && op.kind != OpKind::zero_fill) return op.reads[0];
-    return kNoTensor;
+  // What a set says of itself is what its tensors are.
+  void expect_divided(const ParameterSet& set) {
+    const auto expect = [&](TensorId id, MeshGroup group, const char* what) {
+      if (id == kNoTensor || tensor(id).divided_over() == group) return;
+      report(Rule::sets_divided, layout(id) + " are the " + what + " of a parameter set that divides them over " +
+                                     words(mesh_, group));
+    };
+    expect(set.parameters, set.over.weights, "weights");
+    expect(set.gradients, set.over.gradients, "gradients");
+    expect(set.own_parameters, set.over.states, "weights that are updated");
+    expect(set.own_gradients, set.over.states, "gradients that are updated with");
+    expect(set.secondary, set.over.secondary, "second copy of the weights");
+    if (set.own_parameters == kNoTensor || set.own_gradients == kNoTensor) return;
+    if (tensor(set.own_parameters).over[0] != tensor(set.own_gradients).over[0])
+      report(Rule::sets_divided, layout(set.own_parameters) + " are updated with " + layout(set.own_gradients) +
+                                     ": parts of two orders");
   }
 
   // ---- the update ----
@@ -759,10 +763,10 @@ class PieceCheck {
       expect_owes_nothing(op.reads[0]);
       write(op.writes[0], norm_group_);
     } else {  // of parts of itself
-      norms_.erase(op.reads[0]);
+      norms_.erase(storage_of(piece_, op.reads[0]));
       write(op.writes[0], owed(op.reads[0]));
     }
-    norms_[op.writes[0]] = 0;
+    norms_.insert(storage_of(piece_, op.writes[0]));
   }
 
   void optimize(const Op& op) {
@@ -796,7 +800,7 @@ class PieceCheck {
   std::map<TensorId, std::size_t> parameter_of_;                // by gradient
   std::map<TensorId, std::map<std::size_t, MeshGroup>> flats_;  // owed by each parameter in a buffer of gradients
   std::map<TensorId, const PackedGradients*> packings_;
-  std::map<TensorId, int> norms_;
+  std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
   std::vector<MeshGroup> contributed_;  // by parameter
   bool has_optimizer_ = false;          // without one parameters are there, but lie nowhere

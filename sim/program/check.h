@@ -40,6 +40,7 @@ enum class Rule : std::uint8_t {
   norm_of_all = 17,           // the gradient norm is summed over all ranks whose gradients differ
   parameters_gathered = 18,   // updated parameters are whole again before they are read
   pieces_fit = 19,            // a piece takes what the piece before it hands on, both ways
+  sets_divided = 20,          // the buffers of a parameter set are divided over its groups, its parts in one order
 };
 
 struct Violation {

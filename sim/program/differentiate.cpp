@@ -318,11 +318,11 @@ void Piece::clear() {
   variant_of = kNoPiece;
   tensors.clear();
   parameters.clear();
+  sets.clear();
   packed.clear();
   for (Block* block : {&forward, &backward, &weight_gradient, &update}) block->ops.clear();
   input = output = input_gradient = output_gradient = kNoTensor;
   sides.fill({});
-  flat_parameters = flat_gradients = kNoTensor;
 }
 
 void differentiate(Piece& piece, Dtype gradient_dtype) { Differentiator(piece, gradient_dtype).run(); }

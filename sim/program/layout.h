@@ -66,6 +66,12 @@ class Division {
     const unsigned mask = (1u << (4 * major.count())) - 1;
     return (digits_ & mask) == major.digits_;
   }
+  // The digits behind those of `major`. REQUIRES: begins_with(major).
+  constexpr Division behind(Division major) const {
+    Division minor;
+    minor.digits_ = static_cast<std::uint16_t>(digits_ >> (4 * major.count()));
+    return minor;
+  }
   constexpr bool operator==(const Division&) const = default;
 
  private:

@@ -11,8 +11,7 @@ bool is_resident(const Piece& piece, const Tensor& t, const Life& life) {
   if (t.resident) return true;
   const BlockSet undefined = life.touched & static_cast<BlockSet>(~life.defined);
   if (is_persistent(t.category)) {
-    const bool flat = (t.category == Category::parameter && piece.flat_parameters != kNoTensor) ||
-                      (t.category == Category::gradient && piece.flat_gradients != kNoTensor);
+    const bool flat = t.category != Category::optimizer_state && !piece.sets.empty();
     return (!life.read && !flat) || undefined != 0;
   }
   const bool in_step = (life.touched & ~bit_of_block(kUpdateBlock)) != 0;

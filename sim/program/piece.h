@@ -21,6 +21,25 @@ struct Block {
 
 struct ParameterGradient {
   TensorId parameter = kNoTensor, gradient = kNoTensor;
+  std::uint8_t set = 0;  // of Piece::sets
+};
+
+// The digits over which each of what a parameter set consists of is divided; none: whole on every rank.
+struct ShardGroups {
+  MeshGroup weights, gradients, states;
+  MeshGroup secondary;  // of a second copy of the weights; none: there is no such copy
+};
+
+// Parameters that share flat buffers, in which all of them lie in the order of Piece::parameters, and the groups over
+// which these are divided. The parameters themselves are views of the buffers, or of what a collective gathers from them
+// and scatters into them.
+struct ParameterSet {
+  TensorId parameters = kNoTensor, gradients = kNoTensor;  // what this rank has of them all step long
+  // What its optimizer works on: the same, or parts of them. Where a part begins is said by what it is divided over and
+  // what it is a view of is not (Tensor::over).
+  TensorId own_parameters = kNoTensor, own_gradients = kNoTensor;
+  TensorId secondary = kNoTensor;
+  ShardGroups over;
 };
 
 // A buffer that a collective of the update sums, and the gradients that lie in it side by side. No op fills it: packing
@@ -61,10 +80,8 @@ struct Piece {
   // Which gradient belongs to which parameter, in the order of the parameters; filled by differentiate().
   std::vector<ParameterGradient> parameters;
 
-  // All parameters (gradients) of the piece, concatenated in the order of the table: the resident buffers (or this
-  // rank's shard of them) that data-parallel collectives and optimizers work on. The tensors of category parameter
-  // (gradient) are views of them, or of what a collective gathers from them.
-  TensorId flat_parameters = kNoTensor, flat_gradients = kNoTensor;
+  // The flat buffers that data-parallel collectives and optimizers work on; empty: parameters lie nowhere.
+  std::vector<ParameterSet> sets;
 
   std::vector<PackedGradients> packed;
 

@@ -33,11 +33,64 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   return piece.add(t);
 }
 
-// Whether `id` is the norm of gradients, or of some of them.
+// The set whose parameters or gradients lie in flat buffer `id`, as what this rank has of them or as a copy of it (in
+// another place); null for any other tensor.
+inline const ParameterSet* set_of(const Piece& piece, TensorId id) {
+  const auto holds = [&](TensorId buffer) -> const ParameterSet* {
+    for (const ParameterSet& set : piece.sets)
+      for (const TensorId part : {set.parameters, set.gradients, set.own_parameters, set.own_gradients})
+        if (part != kNoTensor && part == buffer) return &set;
+    return nullptr;
+  };
+  if (const ParameterSet* set = holds(id)) return set;
+  for (const Block* block : {&piece.backward, &piece.weight_gradient, &piece.update})
+    for (const Op& op : block->ops) {
+      if (op.kind != OpKind::copy || (op.reads[0] != id && op.writes[0] != id)) continue;
+      if (const ParameterSet* set = holds(op.reads[0] == id ? op.writes[0] : op.reads[0])) return set;
+    }
+  return nullptr;
+}
+
+// The parameter whose gradient `id` is, or is a part of; null for any other tensor.
+inline const ParameterGradient* parameter_of_gradient(const Piece& piece, TensorId id) {
+  for (; id != kNoTensor; id = piece.tensors[id].alias_of)
+    for (const ParameterGradient& p : piece.parameters)
+      if (p.gradient == id) return &p;
+  return nullptr;
+}
+
+// Of a dimension dealt by query heads, what is behind them and on every rank; of any other tensor all.
+inline std::int64_t elements_behind_query_heads(const Tensor& t) {
+  for (int d = 0; d < t.rank; ++d)
+    if (t.deal(d) == Deal::query_heads) return t.elements() / t.sizes[d] * t.kept;
+  return t.elements();
+}
+
+// What a rank packs into a buffer: of gradients that lie in shards, of each set the mean over its shards, rounded up.
+inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const PackedGradients& packed) {
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < piece.sets.size(); ++s) {
+    std::int64_t elements = 0;
+    for (const TensorId id : packed.gradients) {
+      const ParameterGradient* p = parameter_of_gradient(piece, id);
+      if (p == nullptr || p->set != s) continue;
+      const Tensor& t = piece.tensors[id];
+      // Rows of a table, of all the ranks that look into it.
+      const MeshGroup rows = t.divided_over().without(piece.tensors[p->gradient].divided_over());
+      elements += (packed.shared_heads ? elements_behind_query_heads(t) : t.elements()) * mesh.size(rows);
+    }
+    const std::int64_t parts = mesh.size(piece.tensors[piece.sets[s].gradients].divided_over());
+    all += (elements + parts - 1) / parts;
+  }
+  return all;
+}
+
+// Whether `id` is the norm of gradients, or of some of them, or holds several such.
 inline bool is_gradient_norm(const Piece& piece, TensorId id) {
+  const TensorId root = storage_of(piece, id);
   for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
     for (const Op& op : block->ops)
-      if (op.kind == OpKind::gradient_norm && op.writes[0] == id) return true;
+      if (op.kind == OpKind::gradient_norm && storage_of(piece, op.writes[0]) == root) return true;
   return false;
 }
 

@@ -1,7 +1,10 @@
 #include "strategies/data_parallel/data_parallel.h"
 
 #include <algorithm>
+#include <array>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -10,56 +13,123 @@
 namespace orrery::data_parallel {
 namespace {
 
-struct Layout {
-  const Options& options;
-  MeshGroup shard_group, replicate_group;
-  std::int64_t shards, replicas;
-  double bucket_bytes;
-  bool in_every_micro_batch;  // gradients are reduced as soon as they are there, and do not wait whole
-  bool keeps_parameters;      // gathered once a step
-};
-
+// Lays out one set.
 class Shard {
  public:
-  Shard(const Layout& layout, Piece& piece) : l_(layout), piece_(piece) {}
+  Shard(const Sharding& sharding, const Options& options, double bucket_bytes, const Mesh& mesh, Piece& piece,
+        ParameterSet& set)
+      : s_(sharding),
+        over_(sharding.over),
+        options_(options),
+        bucket_bytes_(bucket_bytes),
+        mesh_(mesh),
+        piece_(piece),
+        set_(set),
+        whole_parameters_(set.parameters),
+        whole_gradients_(set.gradients) {
+    const MeshGroup gradients = over_.gradients.empty() ? over_.weights : over_.gradients;
+    if (!gradients.contains(over_.weights) || !over_.states.contains(gradients) ||
+        !(over_.gradients.empty() || s_.reduced == over_.gradients) || !s_.ranks.contains(s_.reduced | over_.states))
+      throw std::logic_error("parameter sets are divided over groups of which none holds the other");
+    levels_ = {over_.weights, gradients.without(over_.weights), over_.states.without(gradients)};
+  }
 
   void run() {
-    if (piece_.flat_parameters == kNoTensor) return;
-    if (l_.options.zero_stage == 0) return reduce_whole(l_.shard_group | l_.replicate_group);
-    const TensorId whole_parameters = piece_.flat_parameters, whole_gradients = piece_.flat_gradients;
-    shard_states();
-    if (l_.options.zero_stage == 3) {
-      gather_parameters_in_blocks(whole_parameters);
-    } else {
-      gather_updated_parameters(whole_parameters);
+    set_.over = over_;
+    divide_states();
+    divide_parameters();
+    divide_gradients();
+    for (Op& op : piece_.update.ops) {
+      // Every micro-batch adds to all that is held: all of it starts from zero.
+      replace(op, whole_gradients_, op.kind == OpKind::zero_fill ? set_.gradients : set_.own_gradients);
+      replace(op, whole_parameters_, set_.own_parameters);
     }
-    scatter_gradients(whole_gradients);
+    if (!over_.weights.empty()) gather_parameters_in_blocks();
+    if (set_.own_parameters != set_.parameters) gather_updated_parameters();
+    reduce_gradients();
   }
 
  private:
-  std::int64_t sharded(std::int64_t elements) const { return (elements + l_.shards - 1) / l_.shards; }
-  void divide(Tensor& flat) const {
-    flat.sizes[0] = sharded(flat.sizes[0]);
-    flat.over[0].append(l_.shard_group);
+  // The part of a flat buffer that is divided over `group` rather than what it is divided over now. All parts are made
+  // of equal units, as many as the states have parts: the last ones reach beyond the buffer.
+  void divide(Tensor& flat, MeshGroup group) const {
+    if (flat.over[0].group() == group) return;
+    std::int64_t minor = 1;
+    for (const MeshGroup level : levels_)
+      if (!group.contains(level)) minor *= mesh_.size(level);
+    const std::int64_t units = mesh_.size(over_.states), whole = piece_.tensors[whole_parameters_].sizes[0];
+    flat.sizes[0] = (whole + units - 1) / units * minor;
+    for (const MeshGroup level : levels_)
+      if (group.contains(level) && !flat.over[0].group().contains(level)) flat.over[0].append(level);
   }
-  When when() const { return l_.in_every_micro_batch ? When::every_micro_batch : When::last_micro_batch; }
+  // What `flat` is divided over now and `group` besides: as a buffer of its own, or as a view of it.
+  TensorId part(TensorId flat, MeshGroup group, const char* name, bool view) {
+    Tensor t = piece_.tensors[flat];
+    divide(t, group);
+    t.name = name;
+    if (view) {
+      t.alias_of = flat;
+      t.resident = false;
+    }
+    return piece_.add(t);
+  }
 
-  // Runs `op` on the data-communication stream once per bucket. A bucket holds several small layers or a part of a
-  // large one.
-  void bucketed(Op op, double bytes, When when) {
+  void divide_states() {
+    for (const Op& op : piece_.update.ops) {
+      if (!is_optimizer(op.kind) || op.reads[0] != whole_gradients_) continue;
+      for (const TensorId id : op.writes)
+        if (id != kNoTensor && piece_.tensors[id].category == Category::optimizer_state)
+          divide(piece_.tensors[id], over_.states);
+    }
+  }
+
+  void divide_parameters() {
+    if (!over_.weights.empty()) {
+      set_.parameters = part(whole_parameters_, over_.weights, "parameter_shard", false);
+      piece_.tensors[whole_parameters_].resident = false;
+    }
+    set_.own_parameters = set_.parameters;
+    if (over_.states != over_.weights)
+      set_.own_parameters = part(set_.parameters, over_.states, "parameter_shard", true);
+  }
+
+  // A sum that is taken in every micro-batch is added to what earlier ones have left, in a buffer of its own.
+  void divide_gradients() {
+    if (!s_.reduced.empty()) {
+      set_.gradients = part(whole_gradients_, over_.gradients, "reduced_gradients", false);
+      piece_.tensors[whole_gradients_].resident = false;
+    }
+    set_.own_gradients = set_.gradients;
+    if (over_.states != over_.gradients)
+      set_.own_gradients = part(set_.gradients, over_.states, "gradient_shard", true);
+  }
+
+  static void replace(Op& op, TensorId from, TensorId to) {
+    std::replace(op.reads.begin(), op.reads.end(), from, to);
+    std::replace(op.writes.begin(), op.writes.end(), from, to);
+  }
+
+  // Runs a reduction on the data-communication stream once per bucket. A bucket holds several small layers or a part of
+  // a large one.
+  void bucketed(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, When when,
+                bool accumulate) {
+    Op op = communication(kind, name, Stream::data_communication, group, from, to);
+    op.accumulate = accumulate;
     op.when = when;
+    const bool in_every_micro_batch = !s_.reduced.empty();
+    const auto bytes = static_cast<double>(piece_.tensors[whole_gradients_].bytes());  // what fills the buckets
     // Gradients of one micro-batch never exist whole for longer than a bucket: without overlap the backward waits.
-    if (!l_.options.overlap_gradients && l_.in_every_micro_batch) {
+    if (!options_.overlap_gradients && in_every_micro_batch) {
       op.account = op.stream;
       op.stream = Stream::compute;
     }
-    if (l_.options.overlap_gradients || l_.in_every_micro_batch) {
-      if (l_.bucket_bytes == 0 || (l_.in_every_micro_batch && bytes < l_.bucket_bytes)) {
+    if (options_.overlap_gradients || in_every_micro_batch) {
+      if (bucket_bytes_ == 0 || (in_every_micro_batch && bytes < bucket_bytes_)) {
         // One collective per piece: FSDP's wrapped unit. What does not stay whole does not wait for a bucket to fill.
-      } else if (bytes >= l_.bucket_bytes) {
-        op.count = static_cast<std::uint16_t>(std::clamp(bytes / l_.bucket_bytes + 0.5, 1.0, 60000.0));
+      } else if (bytes >= bucket_bytes_) {
+        op.count = static_cast<std::uint16_t>(std::clamp(bytes / bucket_bytes_ + 0.5, 1.0, 60000.0));
       } else {
-        op.every = static_cast<std::uint16_t>(std::clamp(l_.bucket_bytes / std::max(bytes, 1.0), 1.0, 60000.0));
+        op.every = static_cast<std::uint16_t>(std::clamp(bucket_bytes_ / std::max(bytes, 1.0), 1.0, 60000.0));
       }
       op.phase = Phase::weight_gradient;
       // Behind the weight gradients, which zero-bubble schedules run apart.
@@ -73,145 +143,157 @@ class Shard {
     }
   }
 
-  // `whole`: whose bytes fill the buckets.
-  void reduce_replicated(TensorId gradients, TensorId whole, When when, MeshGroup group) {
-    bucketed(communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, group, gradients,
-                           gradients),
-             static_cast<double>(piece_.tensors[whole].bytes()), when);
-  }
-
-  // All ranks keep all of the sum. That of every micro-batch is added to what they have of those before.
-  void reduce_whole(MeshGroup group) {
-    const TensorId whole = piece_.flat_gradients;
-    if (!l_.in_every_micro_batch) return reduce_replicated(whole, whole, When::last_micro_batch, group);
-    Tensor sum = piece_.tensors[whole];
-    sum.name = "reduced_gradients";
-    piece_.flat_gradients = piece_.add(sum);
-    piece_.tensors[whole].resident = false;
-    for (Op& op : piece_.update.ops) replace(op, whole, piece_.flat_gradients);
-    Op op = communication(OpKind::all_reduce, "gradients.all_reduce", Stream::data_communication, group, whole,
-                          piece_.flat_gradients);
-    op.accumulate = true;
-    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), When::every_micro_batch);
-  }
-
-  static void replace(Op& op, TensorId from, TensorId to) {
-    std::replace(op.reads.begin(), op.reads.end(), from, to);
-    std::replace(op.writes.begin(), op.writes.end(), from, to);
-  }
-
-  // Optimizer states, and whatever else the stage shards, become this rank's part.
-  void shard_states() {
-    for (Tensor& t : piece_.tensors)
-      if (t.category == Category::optimizer_state) divide(t);
-
-    Tensor shard = piece_.tensors[piece_.flat_parameters];
-    divide(shard);
-    shard.name = "parameter_shard";
-    if (l_.options.zero_stage < 3) {
-      shard.alias_of = piece_.flat_parameters;
-      shard.resident = false;
+  // From all of a sum, or a part of it, to a smaller part: level by level.
+  void scatter(TensorId from, TensorId to, When when, bool accumulate) {
+    for (const MeshGroup level : levels_) {
+      const MeshGroup divided = piece_.tensors[from].divided_over(), target = piece_.tensors[to].divided_over();
+      if (level.empty() || divided.contains(level) || !target.contains(level)) continue;
+      const bool last = (divided | level) == target;
+      const TensorId next =
+          last ? to : part(from, divided | level, "gradient_shard", piece_.tensors[to].alias_of != kNoTensor);
+      if (!last) piece_.tensors[next].resident = false;
+      bucketed(OpKind::reduce_scatter, "gradients.reduce_scatter", level, from, next, when, accumulate && last);
+      from = next;
     }
-    const TensorId parameter_shard = piece_.add(shard);
+  }
 
-    Tensor gradient = piece_.tensors[piece_.flat_gradients];
-    divide(gradient);
-    gradient.name = "gradient_shard";
-    if (!l_.in_every_micro_batch) {
-      gradient.alias_of = piece_.flat_gradients;
-      gradient.resident = false;
-    }
-    const TensorId gradient_shard = piece_.add(gradient);
+  void reduce_gradients() {
+    const auto all_reduce = [&](MeshGroup group, TensorId from, TensorId to, When when) {
+      bucketed(OpKind::all_reduce, "gradients.all_reduce", group, from, to, when, from != to);
+    };
+    if (!s_.reduced.empty() && over_.gradients.empty())
+      all_reduce(s_.reduced, whole_gradients_, set_.gradients, When::every_micro_batch);
+    if (!over_.gradients.empty()) scatter(whole_gradients_, set_.gradients, When::every_micro_batch, true);
+    if (set_.own_gradients != set_.gradients)
+      scatter(set_.gradients, set_.own_gradients, When::last_micro_batch, false);
+    // The scattered parts of a bucket, and no bucket before it is scattered.
+    if (const MeshGroup rest = s_.ranks.without(s_.reduced | over_.states); !rest.empty())
+      all_reduce(rest, set_.own_gradients, set_.own_gradients, When::last_micro_batch);
+  }
 
-    for (Op& op : piece_.update.ops) {
-      // Every micro-batch adds to the whole buffer: all of it starts from zero.
-      if (op.kind == OpKind::zero_fill && !l_.in_every_micro_batch) continue;
-      replace(op, piece_.flat_parameters, parameter_shard);
-      replace(op, piece_.flat_gradients, gradient_shard);
-      if (op.kind == OpKind::all_reduce && is_gradient_norm(piece_, op.reads[0]))
-        op.group = op.group | l_.shard_group;                      // each rank now knows the norm of its shard only
-      if (l_.in_every_micro_batch && sums_packed_gradients(op)) {  // and packs what its shard has of them
-        std::int64_t& elements = piece_.tensors[op.reads[0]].sizes[0];
-        elements = sharded(elements);
+  // Where more ranks share the states than the weights: the updated parts are gathered under the next step's first
+  // forward, or right after the update.
+  void gather_updated_parameters() {
+    std::vector<Op>& ops = options_.overlap_parameters ? piece_.forward.ops : piece_.update.ops;
+    auto at = options_.overlap_parameters ? 0 : static_cast<std::ptrdiff_t>(ops.size());
+    TensorId from = set_.own_parameters;
+    for (std::size_t l = levels_.size(); l-- > 1;) {
+      if (levels_[l].empty()) continue;
+      const MeshGroup left = piece_.tensors[from].divided_over().without(levels_[l]);
+      const TensorId to = left == over_.weights ? set_.parameters : part(set_.parameters, left, "parameter_shard", true);
+      Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, levels_[l],
+                            from, to);
+      if (options_.overlap_parameters) {
+        op.when = When::first_micro_batch;
+        op.free_running = true;
+        op.prefetch = 1;
+      } else {
+        op.phase = Phase::update;
+        op.every = kAllInstances;
       }
-    }
-    if (l_.in_every_micro_batch) {
-      piece_.tensors[piece_.flat_gradients].resident = false;
-      piece_.flat_gradients = gradient_shard;
-    }
-    if (l_.options.zero_stage == 3) {
-      piece_.tensors[piece_.flat_parameters].resident = false;
-      piece_.flat_parameters = parameter_shard;
-    }
-    parameter_shard_ = parameter_shard;
-    gradient_shard_ = gradient_shard;
-  }
-
-  bool sums_packed_gradients(const Op& op) const {
-    return op.kind == OpKind::all_reduce && piece_.tensors[op.reads[0]].category == Category::communication_buffer;
-  }
-
-  void scatter_gradients(TensorId whole) {
-    Op op = communication(OpKind::reduce_scatter, "gradients.reduce_scatter", Stream::data_communication, l_.shard_group,
-                          whole, gradient_shard_);
-    op.accumulate = l_.in_every_micro_batch;  // the shard outlives the whole gradient
-    bucketed(op, static_cast<double>(piece_.tensors[whole].bytes()), when());
-    // The scattered shards of a bucket, and no bucket before it is scattered.
-    if (l_.replicas > 1) reduce_replicated(gradient_shard_, whole, When::last_micro_batch, l_.replicate_group);
-  }
-
-  // Stages 1 and 2: the updated shards are gathered under the next step's first forward, or right after the update.
-  void gather_updated_parameters(TensorId whole) {
-    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_group,
-                          parameter_shard_, whole);
-    if (l_.options.overlap_parameters) {
-      op.when = When::first_micro_batch;
-      op.free_running = true;
-      op.prefetch = 1;
-      piece_.forward.ops.insert(piece_.forward.ops.begin(), op);
-    } else {
-      op.phase = Phase::update;
-      op.every = kAllInstances;
-      piece_.update.ops.push_back(op);
+      ops.insert(ops.begin() + at++, op);
+      from = to;
     }
   }
 
-  // Stage 3: each block works on gathered copies of its piece's parameters. The forward's may serve the backward, too,
-  // and all micro-batches of the step.
-  void gather_parameters_in_blocks(TensorId whole) {
-    const TensorId forward_copy = gathered(piece_.forward, whole);
-    if (!l_.options.reshard_after_forward) {  // kept for the backward
-      rename_parameters(piece_.backward, whole, forward_copy);
-      rename_parameters(piece_.weight_gradient, whole, forward_copy);
+  // Each block works on gathered copies of the weights. The forward's may serve the backward, too, and all micro-batches
+  // of the step; or the backward gathers what the forward has left it in a smaller group.
+  void gather_parameters_in_blocks() {
+    const TensorId forward_copy = gathered(piece_.forward, set_.parameters, over_.weights);
+    if (!options_.reshard_after_forward) {  // kept for the backward
+      rename_parameters(piece_.backward, forward_copy);
+      rename_parameters(piece_.weight_gradient, forward_copy);
       return;
     }
-    gathered(piece_.backward, whole);
+    if (over_.secondary.empty()) {
+      gathered(piece_.backward, set_.parameters, over_.weights);
+    } else {
+      keep_secondary(forward_copy);
+      gathered(piece_.backward, set_.secondary, over_.secondary);
+    }
   }
 
   // Prepends the gather to `block` and lets its ops read slices of the gathered copy.
-  TensorId gathered(Block& block, TensorId whole) {
-    Tensor copy = piece_.tensors[whole];
+  TensorId gathered(Block& block, TensorId from, MeshGroup group) {
+    Tensor copy = piece_.tensors[whole_parameters_];
     copy.resident = false;
     copy.name = "gathered_parameters";
     const TensorId id = piece_.add(copy);
-    rename_parameters(block, whole, id);
-    Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, l_.shard_group,
-                          parameter_shard_, id);
-    op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
-    op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(l_.options.prefetch, 60000));
-    op.free_running = op.prefetch > 0;
-    if (l_.keeps_parameters) op.when = When::first_micro_batch;
-    block.ops.insert(block.ops.begin(), op);
+    rename_parameters(block, id);
+    const auto put = [&](MeshGroup over, TensorId shard, TensorId whole) {
+      Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, over, shard,
+                            whole);
+      op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+      op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(options_.prefetch, 60000));
+      op.free_running = op.prefetch > 0;
+      if (s_.keeps_parameters) op.when = When::first_micro_batch;
+      block.ops.insert(block.ops.begin(), op);
+    };
+    const MeshGroup first = s_.gathered_first & group, second = group.without(first);
+    if (first.empty() || second.empty()) {
+      put(group, from, id);
+      return id;
+    }
+    // Parts lie in the order of the first digits, then of the second: as a matrix they are gathered along its rows by
+    // those that share a column, then along the columns.
+    Tensor part = piece_.tensors[from];
+    Division rows, columns, both;
+    rows.append(first);
+    columns.append(second);
+    both.append(first);
+    both.append(second);
+    if (part.over[0] != both) throw std::logic_error("digits that are gathered first are not the outer ones");
+    const std::int64_t n = part.sizes[0];
+    part.rank = 2;
+    part.sizes[0] = 1, part.sizes[1] = n;
+    part.over[0] = rows, part.over[1] = columns;
+    part.alias_of = from;
+    part.resident = false;
+    Tensor column = part;
+    column.name = "gathered_column";
+    column.category = Category::communication_buffer;
+    column.sizes[0] = mesh_.size(first);
+    column.over[0] = {};
+    column.alias_of = kNoTensor;
+    Tensor matrix = column;
+    matrix.name = copy.name;
+    matrix.category = copy.category;
+    matrix.sizes[1] = n * mesh_.size(second);
+    matrix.over[1] = {};
+    matrix.alias_of = id;
+    const TensorId part_id = piece_.add(part), column_id = piece_.add(column), matrix_id = piece_.add(matrix);
+    put(second, column_id, matrix_id);
+    put(first, part_id, column_id);
     return id;
   }
 
-  void rename_parameters(Block& block, TensorId whole, TensorId copy) {
+  // A second copy of the weights, divided over fewer ranks: each keeps its part of what the forward has gathered.
+  void keep_secondary(TensorId gathered) {
+    Tensor own = piece_.tensors[gathered];
+    const std::int64_t ranks = mesh_.size(over_.secondary);
+    own.sizes[0] = (own.sizes[0] + ranks - 1) / ranks;
+    own.over[0].append(over_.secondary);
+    own.name = "secondary_shard";
+    Tensor kept = own;
+    own.alias_of = gathered;
+    kept.resident = true;
+    Op op;
+    op.kind = OpKind::cast;
+    op.name = "keep_secondary";
+    op.reads[0] = piece_.add(own);
+    op.writes[0] = set_.secondary = piece_.add(kept);
+    auto& ops = piece_.forward.ops;
+    const auto behind = std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.kind != OpKind::all_gather; });
+    ops.insert(behind, op);
+  }
+
+  void rename_parameters(Block& block, TensorId copy) {
     std::vector<TensorId> renamed(piece_.tensors.size(), kNoTensor);
     const std::size_t count = piece_.tensors.size();
     for (std::size_t id = 0; id < count; ++id) {  // a view of a view comes after what it views
       const TensorId base = piece_.tensors[id].alias_of;
       if (base == kNoTensor || piece_.tensors[id].category != Category::parameter) continue;
-      const TensorId renamed_base = base == whole ? copy : renamed[base];
+      const TensorId renamed_base = base == whole_parameters_ ? copy : renamed[base];
       if (renamed_base == kNoTensor) continue;
       Tensor view = piece_.tensors[id];
       view.alias_of = renamed_base;
@@ -222,9 +304,15 @@ class Shard {
         if (id != kNoTensor && id < count && renamed[id] != kNoTensor) id = renamed[id];
   }
 
-  const Layout& l_;
+  const Sharding& s_;
+  const ShardGroups over_;
+  const Options& options_;
+  const double bucket_bytes_;
+  const Mesh& mesh_;
   Piece& piece_;
-  TensorId parameter_shard_ = kNoTensor, gradient_shard_ = kNoTensor;
+  ParameterSet& set_;
+  const TensorId whole_parameters_, whole_gradients_;
+  std::array<MeshGroup, 3> levels_;  // of over.states, each dividing what the one before it leaves: major digits first
   std::ptrdiff_t reductions_before_update_ = 0;
 };
 
@@ -260,23 +348,53 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);
   const std::int64_t shard = options.zero_stage == 0 || options.shard_degree == 0 ? degree : options.shard_degree;
-  mesh.add(MeshAxis::dp_shard, shard);
+  mesh.add(MeshAxis::dp_shard, shard / mesh.size(mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate})));
   mesh.add(MeshAxis::dp_replicate, degree / shard);
 }
 
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program) {
   const Options& options = plan.data;
-  const MeshGroup shard_group = program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp}),
-                  replicate_group = program.mesh.group(MeshAxis::dp_replicate);
-  const std::int64_t shards = program.mesh.size(shard_group), replicas = program.mesh.size(replicate_group);
-  if (shards * replicas == 1) return;
-  const double bucket = options.bucket_bytes > 0 ? static_cast<double>(options.bucket_bytes)
-                                                 : framework::gradient_bucket_bytes(scenario.plan, shards * replicas);
   const bool every = reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
-  const Layout layout{
-      options,  shard_group, replicate_group, shards,
-      replicas, bucket,      every,           options.zero_stage == 3 && !options.reshard_after_forward && !every};
-  Shard(layout, piece).run();
+  Sharding s;
+  s.ranks = program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp});
+  s.reduced = every ? s.ranks : MeshGroup{};
+  if (options.zero_stage > 0) {
+    s.over.states = program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp});
+    s.reduced = s.over.gradients = every ? s.over.states : MeshGroup{};
+    if (options.zero_stage == 3) s.over.weights = s.over.states;
+  }
+  s.keeps_parameters = options.zero_stage == 3 && !options.reshard_after_forward && !every;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.shard != nullptr) strategy.shard(scenario, plan, program.mesh, s);
+  return s;
+}
+
+void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
+             Piece& piece) {
+  MeshGroup states;
+  for (const Sharding& sharding : by_set) states = states | sharding.over.states;
+  for (Op& op : piece.update.ops)
+    if (op.kind == OpKind::all_reduce && is_gradient_norm(piece, op.reads[0]))
+      op.group = op.group | states;  // each rank knows the norms of its parts only
+  bool divided = false;
+  // The last set first: what comes before a block's ops is then in the order of the sets.
+  for (std::size_t i = piece.sets.size(); i-- > 0;) {
+    const Sharding& sharding = by_set[std::min(i, by_set.size() - 1)];
+    Shard(sharding, options, bucket_bytes, mesh, piece, piece.sets[i]).run();
+    divided = divided || !sharding.over.gradients.empty();
+  }
+  if (!divided) return;
+  for (const PackedGradients& packed : piece.packed)  // ranks pack what they have of them
+    piece.tensors[packed.buffer].sizes[0] = packed_elements(mesh, piece, packed);
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  const Sharding sharding = sharding_of(scenario, plan, program);
+  if (sharding.ranks.empty()) return;
+  const double bucket = plan.data.bucket_bytes > 0
+                            ? static_cast<double>(plan.data.bucket_bytes)
+                            : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));
+  lay_out({&sharding, 1}, plan.data, bucket, program.mesh, piece);
 }
 
 void disable(Plan& plan) {

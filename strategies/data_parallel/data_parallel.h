@@ -11,7 +11,12 @@
 // Gradients are reduced once a step, and are whole on every rank until then, or in every micro-batch
 // (reduce_gradients): then a rank keeps no more of them than its part of the sum, and stages 1 and 2 are the same
 // Program.
+//
+// All this is one pass with values: over which ranks a parameter set's weights, gradients, states and a second copy of
+// the weights are divided (Sharding). Other strategies change the values (Strategy::shard) and write no pass.
 #pragma once
+
+#include <span>
 
 #include "sim/program/program.h"
 #include "strategies/layer_plans.h"
@@ -19,8 +24,25 @@
 
 namespace orrery::data_parallel {
 
+// Over which ranks a parameter set is divided, and when what they have meets.
+struct Sharding {
+  MeshGroup ranks;  // hold the same parameters: gradients are summed over them
+  // weights within states; gradients as far as `reduced` goes, within states too and no less than weights.
+  ShardGroups over;
+  MeshGroup reduced;         // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
+  MeshGroup gathered_first;  // of over.weights' outer digits: a gather of its own, before the one over the rest
+  bool keeps_parameters = false;  // gathered once a step
+};
+// As zero_stage and reduce_gradients have it, and then as other strategies do.
+Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
+
+// Lays a piece's parameter sets out: the i-th by the i-th sharding, or by the last; all pieces by the same. Throws
+// std::logic_error for groups that do not hold one another.
+void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
+             Piece& piece);
+
 void check(const Scenario& scenario);
-// dp_shard and, outside of it, dp_replicate.
+// Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);

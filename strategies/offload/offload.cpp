@@ -25,16 +25,17 @@ Op copy(const char* name, Stream stream, TensorId from, TensorId to) {
   return op;
 }
 
-// Before the optimizer, does anything but the global norm and what scales by it still change the gradients? A packed buffer stands for those
-// that it was packed from, so every collective counts that does not carry the norm.
-bool changed_in_update(const Piece& piece, std::size_t optimizer) {
+// Before the optimizer, does anything but the global norm and what scales by it still change the gradients? A packed
+// buffer stands for those that it was packed from, so every collective counts that does not carry the norm.
+bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradients) {
   std::vector<TensorId> of_norm;
   for (std::size_t i = 0; i < optimizer; ++i) {
     const Op& op = piece.update.ops[i];
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
-    if (!norm && op.kind != OpKind::scale) return true;
+    const bool of_another_set = !is_communication(op.kind) && op.writes[0] != gradients;
+    if (!norm && !of_another_set && op.kind != OpKind::scale) return true;
     if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }
   return false;
@@ -50,15 +51,18 @@ bool reduces_shards(const Block& block) {
 class ToHost {
  public:
   // `accumulates`: several micro-batches add to the gradients.
-  ToHost(Piece& piece, bool accumulates) : piece_(piece), ops_(piece.update.ops), accumulates_(accumulates) {}
+  ToHost(Piece& piece, ParameterSet& set, bool accumulates)
+      : piece_(piece), set_(set), ops_(piece.update.ops), accumulates_(accumulates) {}
 
   // `summed_between_stages`: the gradients are, after the last backward (a tied table's). `leave`: gradients of each
   // micro-batch need not stay.
   void run(bool summed_between_stages, bool leave) {
     const auto at = static_cast<std::size_t>(
-        std::find_if(ops_.begin(), ops_.end(), [](const Op& op) { return is_optimizer(op.kind); }) - ops_.begin());
+        std::find_if(ops_.begin(), ops_.end(),
+                     [&](const Op& op) { return is_optimizer(op.kind) && op.reads[0] == set_.own_gradients; }) -
+        ops_.begin());
     if (at == ops_.size()) return;
-    const bool copied_in_update = summed_between_stages || changed_in_update(piece_, at);
+    const bool copied_in_update = summed_between_stages || changed_in_update(piece_, at, set_.own_gradients);
 
     for (TensorId id : ops_[at].writes)
       if (id != kNoTensor && piece_.tensors[id].category == Category::optimizer_state)
@@ -69,8 +73,10 @@ class ToHost {
 
     // Gradients are unscaled and clipped where they are when the norm is known: the CPU does both at once.
     std::vector<Op> before, on_cpu;
-    for (std::size_t i = 0; i < at; ++i)
-      (ops_[i].kind == OpKind::scale && !copied_in_update ? on_cpu : before).push_back(ops_[i]);
+    for (std::size_t i = 0; i < at; ++i) {
+      const bool scales = ops_[i].kind == OpKind::scale && ops_[i].writes[0] == gradients_;
+      (scales && !copied_in_update ? on_cpu : before).push_back(ops_[i]);
+    }
     for (std::size_t i = 1; i < on_cpu.size(); ++i) on_cpu[i].factor *= on_cpu[i - 1].factor;
     if (on_cpu.size() > 1) on_cpu.erase(on_cpu.begin(), on_cpu.end() - 1);
     on_cpu.push_back(ops_[at]);
@@ -126,7 +132,7 @@ class ToHost {
   // the host has of earlier micro-batches comes up and is added to before (DeepSpeed: the CPU would be too slow).
   void leave_the_device(Op& down, std::vector<Op>& update, std::vector<Op>& last) {
     piece_.tensors[gradients_].resident = false;
-    piece_.flat_gradients = host_gradients_;
+    set_.gradients = set_.own_gradients = host_gradients_;
     Stream stream = Stream::compute;  // or the one that reduces: what else is done to gradients is done there
     for (Op& op : last) {
       if (op.kind != OpKind::reduce_scatter || op.writes[0] != gradients_) continue;
@@ -160,8 +166,9 @@ class ToHost {
       down.reads[0] = sum;
     }
     // The norm is taken on the device, of what is about to leave it; the update adds up the layers' parts.
-    const auto norm =
-        std::find_if(update.begin(), update.end(), [](const Op& op) { return op.kind == OpKind::gradient_norm; });
+    const auto norm = std::find_if(update.begin(), update.end(), [&](const Op& op) {
+      return op.kind == OpKind::gradient_norm && op.reads[0] == gradients_;
+    });
     if (norm == update.end()) return;
     Op part = *norm;
     part.name = "gradient_norm.part";
@@ -177,6 +184,7 @@ class ToHost {
   }
 
   Piece& piece_;
+  ParameterSet& set_;
   std::vector<Op>& ops_;
   const bool accumulates_;
   TensorId gradients_ = kNoTensor, parameters_ = kNoTensor, host_gradients_ = kNoTensor, host_parameters_ = kNoTensor;
@@ -201,8 +209,10 @@ void rewrite(const Scenario& scenario, Program& program) {
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     const bool may_hold_table = p == program.line.front().piece || p == program.line.back().piece ||
                                 program.pieces[p].sides[kEncoderOutput].output != kNoTensor;
-    ToHost(program.pieces[p], program.schedule.micro_batches > 1)
-        .run(may_hold_table && program.tied_embedding_bytes > 0, leave);
+    for (ParameterSet& set : program.pieces[p].sets)
+      ToHost(program.pieces[p], set, program.schedule.micro_batches > 1)
+          .run(may_hold_table && program.tied_embedding_bytes > 0,
+               (leave || !set.over.gradients.empty()) && set.gradients == set.own_gradients);
   }
 }
 

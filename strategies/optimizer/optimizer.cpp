@@ -1,5 +1,8 @@
 #include "strategies/optimizer/optimizer.h"
 
+#include <algorithm>
+#include <stdexcept>
+
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
@@ -52,78 +55,94 @@ Op scale(const char* name, TensorId gradients, double factor) {
   return op;
 }
 
-void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradients& gradients) {
+// Puts the parameters of a set side by side into flat buffers.
+void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
+  const auto each = [&](auto visit) {
+    for (const ParameterGradient& p : piece.parameters)
+      if (p.set == number && !piece.tensors[p.parameter].shared) visit(p);
+  };
   std::int64_t elements = 0;
   Dtype storage = Dtype::fp32;
-  for (const ParameterGradient& p : piece.parameters) {
-    const Tensor& parameter = piece.tensors[p.parameter];
-    if (parameter.shared) continue;
-    storage = parameter.dtype;
-    elements += parameter.elements();
-  }
+  each([&](const ParameterGradient& p) {
+    storage = piece.tensors[p.parameter].dtype;
+    elements += piece.tensors[p.parameter].elements();
+  });
   if (elements == 0) return;
-
-  piece.flat_parameters = flat(piece, "parameters", Category::parameter, storage, elements);
-  piece.flat_gradients = flat(piece, "gradients", Category::gradient, gradients.dtype, elements);
+  ParameterSet& set = piece.sets[number];
+  set.parameters = set.own_parameters = flat(piece, "parameters", Category::parameter, storage, elements);
+  set.gradients = set.own_gradients = flat(piece, "gradients", Category::gradient, gradient_dtype, elements);
   std::int64_t begin = 0;
-  for (const ParameterGradient& p : piece.parameters) {
+  each([&](const ParameterGradient& p) {
     Tensor& parameter = piece.tensors[p.parameter];
-    if (parameter.shared) continue;
-    parameter.alias_of = piece.flat_parameters;
+    parameter.alias_of = set.parameters;
     parameter.alias_begin = begin;
-    piece.tensors[p.gradient].alias_of = piece.flat_gradients;
+    piece.tensors[p.gradient].alias_of = set.gradients;
     piece.tensors[p.gradient].alias_begin = begin;
     begin += parameter.elements();
-  }
+  });
+}
 
-  using framework::GradientScaling;
-  // Dynamic loss scaling: what divides by the scale searches for overflows as well.
-  double unscale = 1 / gradients.loss_scale;
-  if (unscale != 1 && gradients.scaling == GradientScaling::passes) {
-    piece.update.ops.push_back(scale("unscale", piece.flat_gradients, unscale));
-    unscale = 1;
-  }
+// What gradients are divided by, and clipped with: a pass of its own, or with the update.
+struct Scaling {
+  double factor = 1;
+  TensorId norm = kNoTensor;  // none: they are not clipped
+  float clip = 0;
 
-  TensorId norm_of_all = kNoTensor;
-  if (options.clip_grad > 0) {
-    Tensor scalar;
-    scalar.name = "gradient_norm";
-    scalar.category = Category::workspace;
-    scalar.dtype = Dtype::fp32;
-    scalar.rank = 1;
-    const TensorId local = piece.add(scalar), global = piece.add(scalar);
+  bool any() const { return norm != kNoTensor || factor != 1; }
+  void put(Op& op) const {
+    op.factor = factor;
+    if (norm == kNoTensor) return;
+    op.reads[static_cast<std::size_t>(norm_operand(op.kind))] = norm;
+    op.scalar = clip;
+  }
+};
+
+// Of the gradients of all sets.
+TensorId add_norm(Piece& piece, const Mesh& mesh) {
+  Tensor scalar;
+  scalar.name = "gradient_norm";
+  scalar.category = Category::workspace;
+  scalar.dtype = Dtype::fp32;
+  scalar.rank = 1;
+  const TensorId local = piece.add(scalar), global = piece.add(scalar);
+  const auto add = [&](TensorId of, TensorId to) {
     Op norm = over_buffer(OpKind::gradient_norm, "gradient_norm");
-    norm.reads[0] = piece.flat_gradients;
-    norm.writes[0] = local;
+    norm.reads[0] = of;
+    norm.writes[0] = to;
     piece.update.ops.push_back(norm);
-    // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
-    // Without tensor parallelism the sum goes where gradients do.
-    const Stream stream =
-        mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
-    Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
-                              mesh.group({MeshAxis::tp, MeshAxis::pp}), local, global);
-    reduce.phase = Phase::update;
-    reduce.every = kAllInstances;
-    piece.update.ops.push_back(reduce);
-    norm_of_all = global;
-  }
-  const auto clip = [&](Op& op) {
-    if (norm_of_all == kNoTensor) return;
-    op.reads[static_cast<std::size_t>(norm_operand(op.kind))] = norm_of_all;
-    op.scalar = static_cast<float>(options.clip_grad);
   };
-  if (gradients.scaling != GradientScaling::fused && (norm_of_all != kNoTensor || unscale != 1)) {
-    const bool clips = norm_of_all != kNoTensor;
-    Op pass = scale(!clips ? "unscale" : unscale == 1 ? "clip" : "unscale_and_clip", piece.flat_gradients, unscale);
-    clip(pass);
-    piece.update.ops.push_back(pass);
+  if (piece.sets.size() == 1) {
+    add(piece.sets[0].gradients, local);
+  } else {
+    Tensor all = scalar;
+    all.sizes[0] = static_cast<std::int64_t>(piece.sets.size());
+    scalar.alias_of = piece.add(all);
+    for (const ParameterSet& set : piece.sets) {
+      add(set.gradients, piece.add(scalar));
+      ++scalar.alias_begin;
+    }
+    add(scalar.alias_of, local);
   }
+  // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
+  // Without tensor parallelism the sum goes where gradients do.
+  const Stream stream =
+      mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
+  Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
+                            mesh.group({MeshAxis::tp, MeshAxis::pp}), local, global);
+  reduce.phase = Phase::update;
+  reduce.every = kAllInstances;
+  piece.update.ops.push_back(reduce);
+  return global;
+}
 
+void add_update(Piece& piece, const ParameterSet& set, const Options& options, const Scaling& scaling) {
+  const Dtype storage = piece.tensors[set.parameters].dtype;
+  const std::int64_t elements = piece.tensors[set.parameters].elements();
   const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
   Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
-  update.reads[0] = piece.flat_gradients;
+  update.reads[0] = set.gradients;
   std::size_t w = 0;
-  update.writes[w++] = piece.flat_parameters;
+  update.writes[w++] = set.parameters;
   if (options.master_parameters && storage != Dtype::fp32)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
@@ -133,16 +152,49 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradi
   // States are read and written; so is the parameter itself where no master copy stands for it.
   for (std::size_t i = 0, r = 1; i < w; ++i)
     if (i > 0 || !(options.master_parameters && storage != Dtype::fp32)) update.reads[r++] = update.writes[i];
-  if (gradients.scaling == GradientScaling::fused) {
-    update.factor = unscale;
-    clip(update);
-  }
+  scaling.put(update);
   piece.update.ops.push_back(update);
 
   // The next step accumulates into cleared gradients.
   Op clear = over_buffer(OpKind::zero_fill, "zero_gradients");
-  clear.writes[0] = piece.flat_gradients;
+  clear.writes[0] = set.gradients;
   piece.update.ops.push_back(clear);
+}
+
+void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradients& gradients) {
+  std::size_t sets = 0;
+  for (const ParameterGradient& p : piece.parameters)
+    if (!piece.tensors[p.parameter].shared) sets = std::max<std::size_t>(sets, p.set + 1u);
+  piece.sets.resize(sets);
+  for (std::size_t s = 0; s < sets; ++s) {
+    lay_out(piece, s, gradients.dtype);
+    if (piece.sets[s].parameters == kNoTensor) throw std::logic_error("a parameter set without parameters");
+  }
+  if (sets == 0) return;
+
+  using framework::GradientScaling;
+  // Dynamic loss scaling: what divides by the scale searches for overflows as well.
+  Scaling scaling{1 / gradients.loss_scale, kNoTensor, 0};
+  if (scaling.factor != 1 && gradients.scaling == GradientScaling::passes) {
+    for (const ParameterSet& set : piece.sets)
+      piece.update.ops.push_back(scale("unscale", set.gradients, scaling.factor));
+    scaling.factor = 1;
+  }
+  if (options.clip_grad > 0) {
+    scaling.norm = add_norm(piece, mesh);
+    scaling.clip = static_cast<float>(options.clip_grad);
+  }
+  if (gradients.scaling != GradientScaling::fused && scaling.any()) {
+    const bool clips = scaling.norm != kNoTensor;
+    const char* name = !clips ? "unscale" : scaling.factor == 1 ? "clip" : "unscale_and_clip";
+    for (const ParameterSet& set : piece.sets) {
+      Op pass = scale(name, set.gradients, scaling.factor);
+      scaling.put(pass);
+      piece.update.ops.push_back(pass);
+    }
+    scaling = {};
+  }
+  for (const ParameterSet& set : piece.sets) add_update(piece, set, options, scaling);
 }
 
 // The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.

@@ -28,6 +28,11 @@ struct Maker {
     t.resident = false;
     return piece.add(t);
   }
+  const ParameterSet& set(TensorId parameters, TensorId gradients) {
+    ParameterSet& set = piece.sets.emplace_back();
+    set.parameters = parameters, set.gradients = gradients;
+    return set;
+  }
   Op& op(Block& block, std::initializer_list<TensorId> reads, std::initializer_list<TensorId> writes,
          OpKind kind = OpKind::cast) {
     Op o;
@@ -100,9 +105,8 @@ TEST(PieceMemory, ViewsShareTheirStorageAndKeepItAlive) {
 
 TEST(PieceMemory, SlicesOfFlatBuffersAddNothing) {
   Maker m;
-  m.piece.flat_parameters = m.resident(100, Category::parameter);
-  m.piece.flat_gradients = m.resident(200, Category::gradient);
-  const TensorId w = m.view(m.piece.flat_parameters, 60), dw = m.view(m.piece.flat_gradients, 120);
+  const ParameterSet& set = m.set(m.resident(100, Category::parameter), m.resident(200, Category::gradient));
+  const TensorId w = m.view(set.parameters, 60), dw = m.view(set.gradients, 120);
   m.op(m.piece.forward, {w}, {m.tensor(1)});
   m.op(m.piece.backward, {w}, {dw}).accumulate = true;
   const PieceMemory memory = piece_memory(m.piece, 1);
@@ -134,7 +138,7 @@ TEST(PieceMemory, ATensorOfAnotherPieceCountsThere) {
 // A ZeRO-3 layer: a resident shard, gathered for each block.
 Maker gathered_layer(std::uint16_t prefetch) {
   Maker m;
-  const TensorId shard = m.piece.flat_parameters = m.resident(10, Category::parameter);
+  const TensorId shard = m.set(m.resident(10, Category::parameter), kNoTensor).parameters;
   for (Block* block : {&m.piece.forward, &m.piece.backward}) {
     const TensorId whole = m.tensor(80, Category::parameter), slice = m.view(whole, 80);
     m.op(*block, {shard}, {whole}, OpKind::all_gather).prefetch = prefetch;
@@ -158,7 +162,7 @@ TEST(PieceMemory, PrefetchHoldsTheNextLayersToo) {
 
 TEST(PieceMemory, ParametersKeptForTheBackwardAreHeldOnce) {
   Maker m;
-  const TensorId shard = m.piece.flat_parameters = m.resident(10, Category::parameter);
+  const TensorId shard = m.set(m.resident(10, Category::parameter), kNoTensor).parameters;
   const TensorId whole = m.tensor(80, Category::parameter);
   m.op(m.piece.forward, {shard}, {whole}, OpKind::all_gather);
   m.op(m.piece.backward, {whole}, {m.tensor(1)});
@@ -169,10 +173,10 @@ TEST(PieceMemory, ParametersKeptForTheBackwardAreHeldOnce) {
 
 TEST(PieceMemory, UnreducedGradientsWaitForTheirBucket) {
   Maker m;
-  m.piece.flat_gradients = m.resident(10, Category::gradient);
+  const TensorId shard = m.set(kNoTensor, m.resident(10, Category::gradient)).gradients;
   const TensorId whole = m.tensor(80, Category::gradient);
   m.op(m.piece.backward, {m.tensor(1)}, {whole}).accumulate = true;
-  m.op(m.piece.backward, {whole}, {m.piece.flat_gradients}, OpKind::reduce_scatter).every = 4;
+  m.op(m.piece.backward, {whole}, {shard}, OpKind::reduce_scatter).every = 4;
   EXPECT_EQ(of(piece_memory(m.piece, 1, 24).resident, Category::gradient), 10);
   EXPECT_EQ(of(piece_memory(m.piece, 1, 24).backward_transient, Category::gradient), 4 * 80);
   EXPECT_EQ(of(piece_memory(m.piece, 1, 2).backward_transient, Category::gradient), 2 * 80);
@@ -278,10 +282,10 @@ TEST(PieceMemory, TheAllocatorRoundsEveryStorageUp) {
 
 TEST(PieceMemory, TemporariesOfTheUpdateAreItsOwn) {
   Maker m;
-  m.piece.flat_gradients = m.resident(8, Category::gradient);
+  const TensorId gradients = m.set(kNoTensor, m.resident(8, Category::gradient)).gradients;
   const TensorId unscaled = m.tensor(16, Category::workspace);
-  m.op(m.piece.update, {m.piece.flat_gradients}, {unscaled});
-  m.op(m.piece.update, {unscaled}, {m.piece.flat_gradients}, OpKind::adam);
+  m.op(m.piece.update, {gradients}, {unscaled});
+  m.op(m.piece.update, {unscaled}, {gradients}, OpKind::adam);
   const PieceMemory memory = piece_memory(m.piece, 1);
   EXPECT_EQ(device_bytes(memory.update_transient), 16);
   EXPECT_EQ(device_bytes(memory.resident), 8);

@@ -103,6 +103,9 @@ struct Small {
     piece().tensors[w].alias_of = parameters;
     piece().tensors[dw].alias_of = gradients;
     piece().parameters.push_back({w, dw});
+    ParameterSet& set = piece().sets.emplace_back();
+    set.parameters = set.own_parameters = parameters;
+    set.gradients = set.own_gradients = gradients;
     op(OpKind::bias_gradient, {dy}, {dw}, &Piece::backward);
     return {parameters, gradients};
   }
@@ -392,6 +395,29 @@ TEST(Check, GradientsMeetTheStateThatTheyBelongTo) {
     good ? expect_proven(s)
          : expect_breaks(Rule::gradient_meets_state, s,
                          R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3)");
+  }
+}
+
+TEST(Check, SetsAreDividedAsTheySay) {
+  for (const int how : {0, 1, 2}) {  // right, whole where the set says parts, parts in two orders
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    s.adam(gradients, parameters);
+    ParameterSet& set = s.piece().sets[0];
+    if (how == 1) set.over.weights = s.dp();
+    if (how == 2) {
+      const TensorId a = set.own_parameters = s.tensor("a", {{2, Axis::none, s.dp()}}, Category::parameter),
+                     b = set.own_gradients = s.tensor("b", {{2, Axis::none, s.tp()}}, Category::gradient);
+      s.piece().tensors[a].over[0].append(s.tp());
+      s.piece().tensors[b].over[0].append(s.dp());
+      set.over.states = s.tp() | s.dp();
+    }
+    if (how == 0) expect_proven(s);
+    if (how == 1)
+      expect_breaks(Rule::sets_divided, s,
+                    R"("parameters" [-] are the weights of a parameter set that divides them over dp_shard)");
+    if (how == 2) expect_breaks(Rule::sets_divided, s, R"("a" [dp_shard x tp] are updated with "b" [tp x dp_shard])");
   }
 }
 

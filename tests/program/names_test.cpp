@@ -6,7 +6,6 @@
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
-#include <string_view>
 
 #include "realrun/executor.h"
 #include "sim/analytical/engine.h"
@@ -35,15 +34,11 @@ class Words {
   std::deque<std::string> kept_;
 };
 
-// The executor still finds shards of flat buffers by these two names.
-bool is_exempt(std::string_view name) { return name == "parameter_shard" || name == "gradient_shard"; }
-
 Program renamed(const Program& program, Words& words) {
   Program other = program;
   for (Piece& piece : other.pieces) {
     piece.name = words.next();
-    for (Tensor& t : piece.tensors)
-      if (!is_exempt(t.name)) t.name = words.next();
+    for (Tensor& t : piece.tensors) t.name = words.next();
     for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient, &piece.update})
       for (Op& op : block->ops) op.name = words.next();
   }

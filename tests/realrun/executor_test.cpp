@@ -25,6 +25,7 @@
 #include "strategies/read_scenario.h"
 #include "strategies/schema.h"
 #include "strategies/strategy.h"
+#include "tests/strategies/two_sets.h"
 
 namespace orrery {
 namespace {
@@ -96,12 +97,10 @@ double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor
   return worst;
 }
 
-void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& options) {
+void expect_same_numbers(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {
   constexpr double kTolerance = 2e-5;
-  Program program;
-  lower(scenario, program);
   for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
-  const Execution one = execute(on_one_rank(scenario), options), many = execute(scenario, options);
+  const Execution one = execute(on_one_rank(scenario), options), many = execute(scenario, program, options);
   for (std::size_t s = 0; s < one.losses.size(); ++s) {
     EXPECT_NEAR(many.losses[s], one.losses[s], kTolerance) << "step " << s;
     EXPECT_NEAR(many.gradient_norms[s], one.gradient_norms[s], kTolerance * one.gradient_norms[s]) << "step " << s;
@@ -110,6 +109,12 @@ void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& optio
   EXPECT_LT(distance(one.parameters, many.parameters), kTolerance);
   EXPECT_LT(many.gradient_disagreement, kTolerance);
   EXPECT_LT(many.parameter_disagreement, kTolerance);
+}
+
+void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& options) {
+  Program program;
+  lower(scenario, program);
+  expect_same_numbers(scenario, program, options);
 }
 
 // ---- one rank ---------------------------------------------------------------------------------------------------
@@ -769,6 +774,65 @@ INSTANTIATE_TEST_SUITE_P(All, Reductions,
                          testing::Combine(testing::Range(0, 4), testing::Values("every_micro_batch", "once"),
                                           testing::Values("none", "1f1b", "zb-h1"), testing::Bool()),
                          reduction_name);
+
+// Pieces of two parameter sets, alike and divided over different groups.
+TEST(Layouts, OfTwoParameterSetsComputeTheNumbersOfOneRank) {
+  const auto expect_same = [](const std::string& plan, const std::vector<Strategy>& strategies, const char* model) {
+    SCOPED_TRACE(plan);
+    json patch = json::parse(model);
+    patch["plan"] = json::parse(plan);
+    const Scenario scenario = tiny(patch.dump());
+    Program program;
+    lower(scenario, strategies, program);
+    bool two = false;
+    for (const Piece& piece : program.pieces) two = two || piece.sets.size() == 2;
+    EXPECT_TRUE(two);
+    expect_same_numbers(scenario, program, seeded(1));
+  };
+  for (const char* rest :
+       {R"("zero_stage": 0)", R"("zero_stage": 1, "overlap_param_gather": false)", R"("zero_stage": 2)",
+        R"("zero_stage": 3, "reshard_after_forward": false)", R"("zero_stage": 1, "zero_shard_degree": 2)",
+        R"("zero_stage": 2, "optimizer_offload": true)", R"("zero_stage": 1, "optimizer_offload": true)",
+        R"("zero_stage": 2, "precision": "fp16", "overlap_grad_reduce": false)"})
+    expect_same(R"({"data_parallel": 4, )" + std::string(rest) + "}", with_two_sets<alike>(), "{}");
+  constexpr const char* kHybrid =
+      R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3})";
+  expect_same(kHybrid, with_two_sets<alike>(), kLlama);
+  expect_same(kHybrid, with_two_sets<rest_stays_whole>(), kLlama);
+  expect_same(kHybrid, with_two_sets<rest_is_replicated>(), "{}");
+  for (const char* reduced : {"every_micro_batch", "once"})
+    for (const int stage : {1, 2, 3}) {
+      const std::string plan = R"({"data_parallel": 4, "zero_stage": )" + std::to_string(stage) +
+                               R"(, "reduce_gradients": ")" + reduced + R"("})";
+      expect_same(plan, with_two_sets<rest_stays_whole>(), R"({"model": {"hidden": 36, "ffn": 50}})");
+      expect_same(plan, with_two_sets<rest_is_replicated>(), "{}");
+    }
+}
+
+// Weights, gradients and states each over other ranks, and sums that go from one group to the next.
+TEST(Layouts, OfThreeShardGroupsComputeTheNumbersOfOneRank) {
+  std::vector<Strategy> strategies = with_two_sets<three_levels>();
+  for (Strategy& strategy : strategies)
+    if (strategy.name == std::string_view("data_parallel"))
+      strategy.add_digits = [](const Scenario&, Mesh& mesh) {
+        mesh.add(MeshAxis::dp_shard, 2, "dp_shard.pair");
+        mesh.add(MeshAxis::dp_shard, 2);
+        mesh.add(MeshAxis::dp_replicate, 2);
+      };
+  for (const char* plan : {R"({"data_parallel": 8, "zero_stage": 3})",
+                           R"({"data_parallel": 8, "zero_stage": 3, "overlap_param_gather": false, "prefetch": 0})",
+                           R"({"data_parallel": 8, "pipeline_parallel": 2, "zero_stage": 3})"})
+    for (const char* model : {R"({"workload": {"global_batch_size": 16}})",
+                              R"({"workload": {"global_batch_size": 16}, "model": {"hidden": 36, "ffn": 50}})"}) {
+      SCOPED_TRACE(std::string(plan) + model);
+      json patch = json::parse(model);
+      patch["plan"] = json::parse(plan);
+      const Scenario scenario = tiny(patch.dump());
+      Program program;
+      lower(scenario, strategies, program);
+      expect_same_numbers(scenario, program, seeded(1));
+    }
+}
 
 // Every field of the plan has a case that sets it, and every value of the fields that name one. Of algorithms and
 // protocols of collectives, which change no number, one will do.

@@ -228,7 +228,7 @@ TEST(ModelOnKernels, AdamOnTheseGradientsLearnsTheTargets) {
     for (std::size_t i = 0; i < moments.size(); ++i)
       for (std::size_t j = 0; j < moments[i].size(); ++j) {
         Machine& m = *chain.machines()[i];
-        const auto [parameter, gradient] = m.piece.parameters[j];
+        const TensorId parameter = m.piece.parameters[j].parameter, gradient = m.piece.parameters[j].gradient;
         const Tensor& t = m.piece.tensors[parameter];
         const Buffer w{m.values(parameter).data(), &t}, first_moment{moments[i][j].m.data(), &t},
             second_moment{moments[i][j].v.data(), &t};
