@@ -18,6 +18,7 @@
 #include "strategies/precision/options.h"
 #include "strategies/tensor_parallel/options.h"
 #include "strategies/usp/options.h"
+#include "strategies/zeropp/options.h"
 
 namespace orrery {
 
@@ -33,6 +34,7 @@ struct Plan {
   activation_recompute::Options recompute;
   pipeline_parallel::Options pipeline;
   data_parallel::Options data;
+  zeropp::Options zeropp;
   optimizer::Options optimizer;
   offload::Options offload;
 
@@ -45,6 +47,7 @@ struct Plan {
     usp.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
+    zeropp.visit_fields(v);
     recompute.visit_fields(v);
     precision.visit_fields(v);
     optimizer.visit_fields(v);

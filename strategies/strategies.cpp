@@ -12,6 +12,7 @@
 #include "strategies/strategy.h"
 #include "strategies/tensor_parallel/tensor_parallel.h"
 #include "strategies/usp/usp.h"
+#include "strategies/zeropp/zeropp.h"
 
 namespace orrery {
 namespace {
@@ -99,6 +100,15 @@ constexpr Strategy kStrategies[] = {
      .check = optimizer::check,
      .rewrite = optimizer::rewrite,
      .check_runnable = optimizer::check_runnable},
+    {.name = "zeropp",
+     .summary = "ZeRO++: a second copy of the weights in a smaller group (hpZ)",
+     .paper = "Wang et al. 2023, arXiv 2306.10209",
+     .check = zeropp::check,
+     .rewrite = nothing,
+     .shard = zeropp::shard,
+     .add_digits = zeropp::add_digits,
+     .disable = zeropp::disable,
+     .words = zeropp::words},
     {.name = "data_parallel",
      .summary = "replicas, ZeRO-1/2/3, FSDP and HSDP",
      .paper = "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277",

@@ -202,6 +202,8 @@ const BadValue kBadValues[] = {
     {"/workload/sequence_length", "8191", "/plan/sequence_parallel: found sequences of 8191 tokens"},
     {"/plan/zero_shard_degree", "3",
      "/plan/zero_shard_degree: found 3, expected a divisor of the data-parallel degree 16"},
+    {"/plan/zero_hpz_partition_size", "-1", "/plan/zero_hpz_partition_size: found -1, expected an integer from 0"},
+    {"/plan/zero_hpz_partition_size", "8", "/plan/zero_hpz_partition_size: found 8, expected 0 below zero_stage 3"},
     {"/plan/recompute_every", "2", "/plan/recompute_every: found 2, expected 1 unless recompute is \"full\""},
 };
 

@@ -197,6 +197,28 @@ TEST(Metamorphic, ShardingStatesSavesMemory) {
   }
 }
 
+// Nodes of eight joined by 100 Gbit/s: groups of a node save time, and cost memory.
+TEST(Metamorphic, SmallerShardGroupsCostMemoryAndSaveTime) {
+  Scenario s = scenario_of("gpt3-13b-5120", "aws-p3dn", 8);
+  s.workload = {1024, 0, 1024};
+  s.plan.batch.micro_batch_size = 2;
+  s.plan.precision.mix = precision::Mix::fp16;
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  s.plan.data.zero_stage = 3;
+  const Report zero3 = simulate(s);
+  double bytes = 1e18;
+  for (const std::int64_t size : {4, 8, 16, 64}) {  // hpZ: the second copy
+    s.plan.zeropp.secondary = size;
+    const Report r = simulate(s);
+    EXPECT_LT(r.memory_peak_bytes, bytes) << size;
+    EXPECT_GT(r.memory_peak_bytes, zero3.memory_peak_bytes) << size;
+    if (size <= 8) {
+      EXPECT_LT(r.step_seconds, zero3.step_seconds) << size;
+    }
+    bytes = r.memory_peak_bytes;
+  }
+}
+
 // Norm weights' gradients are summed over tensor-parallel ranks; that must not keep the whole gradients alive.
 TEST(Metamorphic, ShardingGradientsSavesMemoryWithSequenceParallelismToo) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 8);

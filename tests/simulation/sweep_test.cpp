@@ -111,6 +111,8 @@ TEST(Sweep, PlansComposeFreely) {
                         s.plan.data.zero_stage = zero;
                         s.plan.data.reduce_gradients =
                             static_cast<data_parallel::Reduction>(runs % 3);  // one after another
+                        const bool pairs = zero == 3 && data_parallel_degree(s) % 2 == 0;  // of replicas
+                        if (pairs && !ranges && runs / 3 % 3 == 1) s.plan.zeropp.secondary = 2;
                         s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
                         s.plan.framework.flash_attention = flash;
                         s.plan.precision.mix = mix;

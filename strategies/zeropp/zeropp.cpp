@@ -1,0 +1,47 @@
+#include "strategies/zeropp/zeropp.h"
+
+#include "sim/base/error.h"
+#include "strategies/data_parallel/data_parallel.h"
+
+namespace orrery::zeropp {
+namespace {
+
+constexpr const char* kDigit = "dp_shard.secondary";
+
+bool used(const Scenario& scenario) { return scenario.plan.zeropp.secondary > 1; }
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  if (!used(scenario)) return;
+  const auto fail = [&](const std::string& expected) {
+    throw InputError({"", "/plan/zero_hpz_partition_size"}, std::to_string(scenario.plan.zeropp.secondary), expected);
+  };
+  const data_parallel::Options& data = scenario.plan.data;
+  if (data.zero_stage != 3) fail("0 below zero_stage 3, whose weights are whole on every rank");
+  const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(scenario);
+  if (shards % scenario.plan.zeropp.secondary != 0)
+    fail("a divisor of the " + std::to_string(shards) + " ranks of a shard group");
+  for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
+    if (!plan.data.reshard_after_forward)
+      throw InputError({"", at + "reshard_after_forward"}, "false",
+                       "true with zero_hpz_partition_size: what the forward keeps the backward does not gather");
+  });
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (used(scenario)) mesh.add(MeshAxis::dp_shard, scenario.plan.zeropp.secondary, kDigit);
+}
+
+void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {
+  if (used(scenario)) sharding.over.secondary = mesh.group(kDigit) | mesh.group(MeshAxis::cp);
+}
+
+void disable(Plan& plan) { plan.zeropp = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"hpz", used}};
+  return kWords;
+}
+
+}  // namespace orrery::zeropp

@@ -1,0 +1,123 @@
+// ZeRO++'s hpZ: the bytes of the second copy, and which group each gather runs over.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "sim/base/error.h"
+#include "sim/program/check.h"
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+using testing::HasSubstr;
+
+// Four nodes of eight, two micro-batches.
+Scenario zero3_on_four_nodes() {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 4);
+  s.workload = {1024, 0, 64};
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.precision.gradients = precision::GradientDtype::bf16;
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  s.plan.data.zero_stage = 3;
+  return s;
+}
+
+PlacedBytes zeropp_layer_resident(const Program& p) { return piece_memory(piece_named(p, "layer"), 1).resident; }
+
+double zeropp_layer_elements(const Program& p) {
+  double n = 0;
+  const Piece& layer = piece_named(p, "layer");
+  for (const ParameterGradient& g : layer.parameters) n += static_cast<double>(layer.tensors[g.parameter].elements());
+  return n;
+}
+
+// Wang et al. 2023, section 3.2: 2 P / p bytes on top of ZeRO-3's 16 P / N.
+TEST(Zeropp, KeepsASecondCopyOfTheWeightsInTheSmallerGroup) {
+  for (const std::int64_t size : {0, 2, 8, 16}) {
+    Scenario s = zero3_on_four_nodes();
+    s.plan.zeropp.secondary = size;
+    Program p;
+    lower(s, p);
+    for (const Violation& v : check(p)) ADD_FAILURE() << v.text;
+    const double n = zeropp_layer_elements(p), copy = size > 1 ? 2 * n / static_cast<double>(size) : 0;
+    const PlacedBytes m = zeropp_layer_resident(p);
+    EXPECT_NEAR(m.of(Place::device, Category::parameter) / (2 * n / 32 + copy), 1, 1e-4) << size;
+    EXPECT_NEAR(m.of(Place::device, Category::gradient) / (2 * n / 32), 1, 1e-4) << size;
+    EXPECT_NEAR(m.of(Place::device, Category::optimizer_state) / (12 * n / 32), 1, 1e-4) << size;
+  }
+}
+
+// Section 3.2: of ZeRO-3's three volumes M that cross nodes the backward's gather does so no more.
+TEST(Zeropp, GathersForTheBackwardInTheSmallerGroup) {
+  for (const std::int64_t context : {1, 2}) {
+    Scenario s = zero3_on_four_nodes();
+    s.plan.zeropp.secondary = 8 / context;
+    s.plan.context.degree = context;
+    Program p;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    const auto gathers = [&](const Block& block) {
+      std::vector<std::int64_t> ranks;
+      for (const Op& op : block.ops)
+        if (op.kind == OpKind::all_gather) ranks.push_back(p.mesh.size(op.group));
+      return ranks;
+    };
+    EXPECT_THAT(gathers(layer.forward), testing::ElementsAre(32));
+    EXPECT_THAT(gathers(layer.backward), testing::ElementsAre(8));
+    for (const Op& op : layer.backward.ops) {
+      if (op.kind == OpKind::all_gather) {  // neighbours: a node's
+        for (std::size_t d = 0; d < p.mesh.digits().size(); ++d)
+          EXPECT_EQ(op.group.contains(static_cast<int>(d)), p.mesh.digits()[d].stride < 8) << d;
+      } else if (op.kind == OpKind::reduce_scatter) {
+        EXPECT_EQ(p.mesh.size(op.group), 32);
+      }
+    }
+    EXPECT_EQ(count_ops(layer.forward, OpKind::cast), 1) << "what keeps the part";
+    EXPECT_EQ(p.mesh.size(layer.sets[0].over.secondary), 8);
+  }
+}
+
+TEST(Zeropp, ComposesWithReplicasOfShardGroups) {
+  Scenario s = zero3_on_four_nodes();
+  s.plan.data.shard_degree = 16;
+  s.plan.zeropp.secondary = 8;
+  Program p;
+  lower(s, p);
+  EXPECT_EQ(p.mesh.size(MeshAxis::dp_shard), 16);
+  EXPECT_EQ(p.mesh.size(MeshAxis::dp_replicate), 2);
+  EXPECT_NEAR(zeropp_layer_resident(p).of(Place::device, Category::parameter) / (2 * zeropp_layer_elements(p)),
+              1.0 / 16 + 1.0 / 8, 1e-5);
+}
+
+TEST(Zeropp, RefusesWhatItCannotLayOut) {
+  const auto refusal = [](auto change) {
+    Scenario s = zero3_on_four_nodes();
+    s.plan.zeropp.secondary = 8;
+    change(s.plan);
+    Program p;
+    try {
+      lower(s, p);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing");
+  };
+  EXPECT_THAT(refusal([](Plan& p) { p.data.zero_stage = 2; }), HasSubstr("/plan/zero_hpz_partition_size: found 8"));
+  EXPECT_THAT(refusal([](Plan& p) { p.zeropp.secondary = 5; }),
+              HasSubstr("/plan/zero_hpz_partition_size: found 5, expected a divisor of the 32 ranks"));
+  EXPECT_THAT(refusal([](Plan& p) { p.data.shard_degree = 4; }), HasSubstr("expected a divisor of the 4 ranks"));
+  EXPECT_THAT(refusal([](Plan& p) { p.data.reshard_after_forward = false; }),
+              HasSubstr("/plan/reshard_after_forward: found false"));
+  EXPECT_THAT(refusal([](Plan& p) {
+                LayerRange range;
+                range.to = 2;
+                range.plan = p;
+                range.plan.data.reshard_after_forward = false;
+                p.layers = {range};
+              }),
+              HasSubstr("/plan/layers/0/reshard_after_forward: found false"));
+  EXPECT_EQ(refusal([](Plan& p) { p.zeropp.secondary = 1; }), "nothing");
+}
+
+}  // namespace
+}  // namespace orrery
