@@ -12,6 +12,7 @@
 #include "strategies/context_parallel/options.h"
 #include "strategies/data_parallel/options.h"
 #include "strategies/framework/options.h"
+#include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
 #include "strategies/optimizer/options.h"
 #include "strategies/pipeline_parallel/options.h"
@@ -35,6 +36,7 @@ struct Plan {
   pipeline_parallel::Options pipeline;
   data_parallel::Options data;
   zeropp::Options zeropp;
+  mics::Options mics;
   optimizer::Options optimizer;
   offload::Options offload;
 
@@ -48,6 +50,7 @@ struct Plan {
     pipeline.visit_fields(v);
     data.visit_fields(v);
     zeropp.visit_fields(v);
+    mics.visit_fields(v);
     recompute.visit_fields(v);
     precision.visit_fields(v);
     optimizer.visit_fields(v);

@@ -5,6 +5,7 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
@@ -109,6 +110,15 @@ constexpr Strategy kStrategies[] = {
      .add_digits = zeropp::add_digits,
      .disable = zeropp::disable,
      .words = zeropp::words},
+    {.name = "mics",
+     .summary = "states divided over partition groups, gradients reduced in two hops",
+     .paper = "Zhang et al. 2022, arXiv 2205.00119",
+     .check = mics::check,
+     .rewrite = nothing,
+     .shard = mics::shard,
+     .add_digits = mics::add_digits,
+     .disable = mics::disable,
+     .words = mics::words},
     {.name = "data_parallel",
      .summary = "replicas, ZeRO-1/2/3, FSDP and HSDP",
      .paper = "Rajbhandari et al. 2020, arXiv 1910.02054; Zhao et al. 2023, arXiv 2304.11277",

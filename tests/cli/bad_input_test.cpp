@@ -204,6 +204,9 @@ const BadValue kBadValues[] = {
      "/plan/zero_shard_degree: found 3, expected a divisor of the data-parallel degree 16"},
     {"/plan/zero_hpz_partition_size", "-1", "/plan/zero_hpz_partition_size: found -1, expected an integer from 0"},
     {"/plan/zero_hpz_partition_size", "8", "/plan/zero_hpz_partition_size: found 8, expected 0 below zero_stage 3"},
+    {"/plan/mics_shard_size", "8", "/plan/mics_shard_size: found 8, expected 0 below zero_stage 3"},
+    {"/plan/mics_hierarchical_params_gather", "true",
+     "/plan/mics_hierarchical_params_gather: found true, expected false without mics_shard_size"},
     {"/plan/recompute_every", "2", "/plan/recompute_every: found 2, expected 1 unless recompute is \"full\""},
 };
 

@@ -217,6 +217,25 @@ TEST(Metamorphic, SmallerShardGroupsCostMemoryAndSaveTime) {
     }
     bytes = r.memory_peak_bytes;
   }
+  s.plan.zeropp.secondary = 0;
+  s.plan.mics.shard_size = 8;
+  const Report node = simulate(s);
+  EXPECT_LT(node.step_seconds, 0.6 * zero3.step_seconds);
+  bytes = node.memory_peak_bytes;
+  for (const std::int64_t size : {16, 32, 64}) {
+    s.plan.mics.shard_size = size;
+    s.plan.mics.hierarchical = false;
+    const Report r = simulate(s);
+    EXPECT_LT(r.memory_peak_bytes, bytes) << size;
+    EXPECT_GT(r.step_seconds, node.step_seconds) << size;
+    bytes = r.memory_peak_bytes;
+    s.plan.mics.hierarchical = true;
+    EXPECT_LT(simulate(s).step_seconds, r.step_seconds) << size;
+    if (size == 64) {
+      EXPECT_DOUBLE_EQ(r.step_seconds, zero3.step_seconds) << "one partition group of all ranks is ZeRO-3";
+      EXPECT_DOUBLE_EQ(r.memory_peak_bytes, zero3.memory_peak_bytes);
+    }
+  }
 }
 
 // Norm weights' gradients are summed over tensor-parallel ranks; that must not keep the whole gradients alive.

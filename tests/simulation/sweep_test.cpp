@@ -113,6 +113,9 @@ TEST(Sweep, PlansComposeFreely) {
                             static_cast<data_parallel::Reduction>(runs % 3);  // one after another
                         const bool pairs = zero == 3 && data_parallel_degree(s) % 2 == 0;  // of replicas
                         if (pairs && !ranges && runs / 3 % 3 == 1) s.plan.zeropp.secondary = 2;
+                        if (pairs && runs / 3 % 3 == 2 &&
+                            s.plan.data.reduce_gradients != data_parallel::Reduction::once)
+                          s.plan.mics.shard_size = 2;
                         s.plan.recompute.mode = static_cast<activation_recompute::Mode>(recompute);
                         s.plan.framework.flash_attention = flash;
                         s.plan.precision.mix = mix;

@@ -59,7 +59,7 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(all_plan_words(),
               ElementsAre("tensor", "sequence", "context", "ulysses", "all-gather-context", "pipeline", "interleaved",
                           "recompute-selective",
-                          "recompute-full", "hpz", "data", "zero-1", "zero-2", "zero-3", "offload"));
+                          "recompute-full", "hpz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -1,0 +1,75 @@
+#include "strategies/mics/mics.h"
+
+#include "sim/base/error.h"
+#include "strategies/data_parallel/data_parallel.h"
+
+namespace orrery::mics {
+namespace {
+
+constexpr const char* kInNode = "dp_shard.node";
+
+bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
+
+// Ranks within a node that hold parts of the same weights; 0: no whole number of them.
+std::int64_t ranks_in_node(const Scenario& scenario) {
+  const std::int64_t devices = scenario.cluster.node.devices,
+                     inner = scenario.plan.tensor.degree * scenario.plan.context.degree;
+  return devices % inner == 0 ? devices / inner : 0;
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Plan& plan = scenario.plan;
+  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
+    throw InputError({"", std::string("/plan/") + field}, found, expected);
+  };
+  if (!used(scenario)) {
+    if (plan.mics.hierarchical)
+      fail("mics_hierarchical_params_gather", "true", "false without mics_shard_size, which is 0");
+    return;
+  }
+  const std::string size = std::to_string(plan.mics.shard_size);
+  if (plan.data.zero_stage != 3) fail("mics_shard_size", size, "0 below zero_stage 3: MiCS divides weights, too");
+  if (plan.data.shard_degree > 0)
+    fail("zero_shard_degree", std::to_string(plan.data.shard_degree), "0 with mics_shard_size, which says the same");
+  if (plan.data.reduce_gradients == data_parallel::Reduction::once)
+    fail("reduce_gradients", "\"once\"",
+         "\"every_micro_batch\" or \"automatic\" with mics_shard_size: partition groups reduce in every micro-batch");
+  if (plan.zeropp.secondary > 1)
+    fail("zero_hpz_partition_size", std::to_string(plan.zeropp.secondary), "0 with mics_shard_size");
+  const std::int64_t degree = data_parallel_degree(scenario);
+  if (degree % plan.mics.shard_size != 0)
+    fail("mics_shard_size", size, "a divisor of the data-parallel degree " + std::to_string(degree));
+  if (!plan.mics.hierarchical) return;
+  const std::int64_t in_node = ranks_in_node(scenario);
+  if (in_node < 2 || plan.mics.shard_size <= in_node || plan.mics.shard_size % in_node != 0)
+    fail("mics_hierarchical_params_gather", "true",
+         "false: a partition group of " + size + " ranks is not of several nodes with several ranks each");
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (!used(scenario)) return;
+  const Options& options = scenario.plan.mics;
+  const std::int64_t in_node = options.hierarchical ? ranks_in_node(scenario) : 1;
+  mesh.add(MeshAxis::dp_shard, in_node, kInNode);
+  mesh.add(MeshAxis::dp_shard, options.shard_size / in_node);
+  mesh.add(MeshAxis::dp_replicate, data_parallel_degree(scenario) / options.shard_size);
+}
+
+void shard(const Scenario& scenario, const Plan&, const Mesh& mesh, data_parallel::Sharding& sharding) {
+  if (!used(scenario)) return;
+  sharding.reduced = sharding.over.gradients = sharding.over.weights;
+  sharding.keeps_parameters = false;
+  if (scenario.plan.mics.hierarchical)
+    sharding.gathered_first = mesh.group(MeshAxis::dp_shard).without(mesh.group(kInNode));
+}
+
+void disable(Plan& plan) { plan.mics = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"mics", used}};
+  return kWords;
+}
+
+}  // namespace orrery::mics
