@@ -182,6 +182,7 @@ void check(const Scenario& scenario) {
     fail("1 for a vision model, whose sequences are the patches of one image");
   if (scenario.model.relative_buckets > 0)
     fail("1 for a model with a table of relative positions, which is not cut");
+  if (scenario.model.pooler) fail("1 for a model with a pooler, which reads the first token that one rank alone has");
   if (!scenario.plan.framework.flash_attention)
     fail("1 without flash_attention: attention over divided sequences never stores the scores");
   for (const std::int64_t length : {length_of(scenario), scenario.workload.decoder_sequence_length})
@@ -272,9 +273,6 @@ void check_runnable(const Scenario& scenario) {
   if (scenario.model.kind == ModelKind::encoder_decoder)
     throw InputError({"", "/plan/context_parallel"}, std::to_string(degree),
                      "1 for an encoder-decoder: two sequences in parts are not run yet");
-  if (scenario.model.pooler)
-    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
-                     "false: only one rank would hold the first token");
 }
 
 }  // namespace orrery::context_parallel

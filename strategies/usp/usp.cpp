@@ -174,6 +174,7 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/ulysses_degree"}, std::to_string(found), expected);
   };
   const bool usp = context_parallel::is_of_type(scenario.plan, kUsp);
+  if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1, which leaves nobody to exchange with");
   if (given > 0 && !usp && given != ulysses_ranks(scenario))
     fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
   if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
@@ -207,7 +208,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   over.append(mesh.group(kHeads) | mesh.group(kSharing));
   for (Piece& piece : program.pieces) {
     context_parallel::divide_sequence(piece, mesh, over, context_parallel::deal_over(scenario, ring_ranks(scenario)));
-    Exchange(mesh, piece).run();
+    if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
     if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring);
   }
 }

@@ -119,7 +119,7 @@ const BadValue kBadValues[] = {
     {"/plan/context_parallel_type", "\"ulyses\"", "(did you mean \"ulysses\"?)"},
     {"/plan/ulysses_degree", "-1", "/plan/ulysses_degree: found -1, expected an integer from 0 to 1048576"},
     {"/plan/ulysses_degree", "2",
-     "/plan/ulysses_degree: found 2, expected 0 without context_parallel_type \"usp\", whose groups it divides"},
+     "/plan/ulysses_degree: found 2, expected 0 or 1 with context_parallel 1, which leaves nobody to exchange with"},
     {"/plan/ulysses_inner", "1", "/plan/ulysses_inner: found 1, expected true or false"},
     {"/plan/context_parallel_balance", "\"zig\"", "/plan/context_parallel_balance: found \"zig\", expected one of"},
     {"/plan/data_parallel", "-1", "/plan/data_parallel: found -1, expected an integer from 0 to 1048576"},

@@ -629,6 +629,7 @@ const Layout kLayouts[] = {
      kLatent},
     {"Ulysses4LatentShared", R"({"context_parallel": 4, "context_parallel_type": "ulysses"})", kLatent},
     {"Usp2x2", R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2})"},
+    {"Usp1x2", R"({"context_parallel": 2, "context_parallel_type": "usp", "ulysses_degree": 1})"},
     {"Usp2x2RingInner",
      R"({"context_parallel": 4, "context_parallel_type": "a2a+p2p", "ulysses_degree": 2, "ulysses_inner": false})"},
     {"Usp2x2Contiguous",

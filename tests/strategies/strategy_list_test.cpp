@@ -83,11 +83,6 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
       {"/model/pooler",
        [](Scenario& s) {
          s.model.pooler = true;
-         s.plan.context.degree = 2;
-       }},
-      {"/model/pooler",
-       [](Scenario& s) {
-         s.model.pooler = true;
          s.plan.tensor.degree = 2;
          s.plan.tensor.sequence_parallel = true;
        }},

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/base/error.h"
+#include "sim/program/check.h"
 #include "tests/strategies/divided_sequences.h"
 
 namespace orrery {
@@ -123,6 +124,22 @@ TEST(Usp, TheDefaultDegreeFollowsFromTheKeyHeads) {
   EXPECT_EQ(lowered_of(s).mesh.size(lowered_of(s).mesh.group("cp.ulysses")), 2);
 }
 
+TEST(Usp, OneExchangingRankIsARing) {
+  for (const char* model : {"llama-3-8b", "falcon-7b"}) {
+    Scenario alone = divided(model, 4, "usp", 1), ring = divided(model, 4, "ring");
+    const Program p = lowered_of(alone), q = lowered_of(ring);
+    EXPECT_TRUE(check(p).empty()) << model;
+    ASSERT_EQ(p.pieces.size(), q.pieces.size());
+    for (std::size_t i = 0; i < p.pieces.size(); ++i) {
+      EXPECT_EQ(p.pieces[i].tensors.size(), q.pieces[i].tensors.size()) << model;
+      EXPECT_EQ(p.pieces[i].forward.ops.size(), q.pieces[i].forward.ops.size()) << model;
+      EXPECT_EQ(p.pieces[i].backward.ops.size(), q.pieces[i].backward.ops.size()) << model;
+    }
+  }
+  Scenario automatic = divided("falcon-7b", 4, "usp");  // one key head: nothing to exchange it for
+  EXPECT_TRUE(check(lowered_of(automatic)).empty());
+}
+
 TEST(Usp, GroupsThatDoNotDivideAreRefusedInOneSentence) {
   struct Bad {
     const char* pointer;
@@ -154,6 +171,12 @@ TEST(Usp, GroupsThatDoNotDivideAreRefusedInOneSentence) {
          s.plan.usp.ulysses_degree = 1;
          s.workload.sequence_length = 65544;
        }},
+      {"/plan/ulysses_degree", "expected 0 or 1 with context_parallel 1",
+       [](Scenario& s) {
+         s.plan.context.degree = 1;
+         s.plan.usp.ulysses_degree = 2;
+       }},
+      {"/plan/context_parallel", "expected 1 for a model with a pooler", [](Scenario& s) { s.model.pooler = true; }},
       {"/plan/context_parallel", "expected 1 without flash_attention",
        [](Scenario& s) { s.plan.framework.flash_attention = false; }},
       {"/plan/context_parallel", "expected 1 for a model with a table of relative positions",
