@@ -9,11 +9,7 @@ TensorId Builder::tensor(const char* name, Category category, Dtype dtype, std::
   t.name = name;
   t.category = category;
   t.dtype = dtype;
-  for (const Dim& d : dims) {
-    t.sizes[t.rank] = d.size;
-    t.axes[t.rank] = d.axis;
-    ++t.rank;
-  }
+  for (const Dim& d : dims) t.append(d);
   return piece.add(t);
 }
 
@@ -94,11 +90,7 @@ TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim
   w.category = Category::parameter;
   w.dtype = kernels.parameter;
   for (const auto& dims : {in, out})
-    for (const Dim& d : dims) {
-      w.sizes[w.rank] = d.size;
-      w.axes[w.rank] = d.axis;
-      ++w.rank;
-    }
+    for (const Dim& d : dims) w.append(d);
   const TensorId weight = piece.add(w);
   const TensorId b = bias ? parameter(name, out) : kNoTensor;
   const bool fused = bias_out != nullptr && kernels.fused_kernels;
@@ -110,11 +102,7 @@ TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim
   y.category = Category::activation;
   y.dtype = kernels.activation;
   y.rank = static_cast<std::uint8_t>(y.rank - static_cast<int>(in.size()));
-  for (const Dim& d : out) {
-    y.sizes[y.rank] = d.size;
-    y.axes[y.rank] = d.axis;
-    ++y.rank;
-  }
+  for (const Dim& d : out) y.append(d);
   const TensorId result = piece.add(y);
   emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims =
       static_cast<std::uint8_t>(in.size());

@@ -206,7 +206,7 @@ std::vector<std::size_t> Position::group(MeshGroup group) const {
 }
 
 AttentionPositions attention_positions(const Op& op, const Piece& piece, const Position& position) {
-  const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
+  const std::size_t first = queries_operand(op.kind);
   const Tensor &q = piece.tensors[op.reads[first]], &kv = piece.tensors[op.reads[first + 1]];
   const std::int64_t whole = q.sizes[1] * op.parts;
   const auto dealt = [&](const Tensor& t, std::size_t rank) {

@@ -87,10 +87,7 @@ class Builder {
     Tensor t;
     t.name = "operand";
     t.dtype = dtype;
-    for (const Dim& d : dims) {
-      t.sizes[t.rank] = d.size;
-      t.axes[t.rank++] = d.axis;
-    }
+    for (const Dim& d : dims) t.append(d);
     cases_.back().tensors.push_back(t);
     cases_.back().contents.push_back(contents);
     return static_cast<TensorId>(cases_.back().tensors.size() - 1);

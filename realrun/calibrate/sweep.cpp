@@ -42,11 +42,7 @@ Tensor tensor(const char* name, Dtype dtype, std::initializer_list<Dim> dims) {
   Tensor t;
   t.name = name;
   t.dtype = dtype;
-  for (const Dim& dim : dims) {
-    t.sizes[t.rank] = dim.size;
-    t.axes[t.rank] = dim.axis;
-    ++t.rank;
-  }
+  for (const Dim& dim : dims) t.append(dim);
   return t;
 }
 

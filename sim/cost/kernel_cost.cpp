@@ -38,7 +38,7 @@ double flops_per_pair(const AttentionShape& s, bool backward) {
 }
 
 Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
-  return tensors[op.reads[op.kind == OpKind::attention_backward ? 3 : 0]].dtype;
+  return tensors[op.reads[queries_operand(op.kind)]].dtype;
 }
 
 // Whether a bias is among the operands, for the kinds that have a curve for that.

@@ -439,7 +439,7 @@ class PieceCheck {
   static bool masks(const Op& op) { return op.causal || op.window > 0; }
   void follow_ring(const Op& op) {
     if (is_attention(op.kind)) {
-      const std::size_t first = op.kind == OpKind::attention_backward ? 3 : 0;
+      const std::size_t first = queries_operand(op.kind);
       const TensorId keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : op.reads[first];
       if (const int d = tensor(op.reads[first]).find(Axis::sequence); d >= 0 && masks(op))
         if (const std::int64_t parts = mesh_.size(tensor(op.reads[first]).over[d].group()); parts != op.parts)

@@ -282,6 +282,9 @@ inline constexpr int kOpKinds = static_cast<int>(op_traits::kTable.size());
 constexpr const OpTraits& traits_of(OpKind kind) { return op_traits::kTable[static_cast<std::size_t>(kind)]; }
 constexpr const char* name_of(OpKind kind) { return traits_of(kind).name; }
 
+// Of attention and its derivative, which read is the queries; the keys and values, where they are apart, are behind it.
+constexpr std::size_t queries_operand(OpKind k) { return k == OpKind::attention_backward ? 3 : 0; }
+
 constexpr bool is_matmul(OpKind k) { return traits_of(k).op_class == OpClass::matrix_product; }
 constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass::attention; }
 constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }

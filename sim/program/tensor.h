@@ -116,6 +116,13 @@ struct Tensor {
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
 
+  // REQUIRES: fewer than kMaxRank dimensions.
+  void append(const Dim& dim) {
+    sizes[rank] = dim.size;
+    axes[rank] = dim.axis;
+    ++rank;
+  }
+
   std::int64_t elements() const {
     std::int64_t n = 1;
     for (int i = 0; i < rank; ++i) n *= sizes[i];

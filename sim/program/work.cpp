@@ -13,9 +13,6 @@ std::int64_t product(const Tensor& t, int first, int last) {
   return n;
 }
 
-// q.., kv.. start at reads[0] forward and at reads[3] backward (after dcontext, context, log_sum_exp).
-std::size_t first_operand(const Op& op) { return op.kind == OpKind::attention_backward ? 3 : 0; }
-
 // Runs of neighbouring positions, all of one length.
 struct Runs {
   std::array<std::int64_t, 2> begin{};
@@ -103,9 +100,9 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
 
 AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   const bool backward = op.kind == OpKind::attention_backward;
-  const Tensor& q = tensors[op.reads[first_operand(op)]];
+  const Tensor& q = tensors[op.reads[queries_operand(op.kind)]];
   const Tensor& context = tensors[backward ? op.reads[1] : op.writes[0]];
-  const TensorId kv_id = op.reads[first_operand(op) + 1];
+  const TensorId kv_id = op.reads[queries_operand(op.kind) + 1];
   AttentionShape s;
   s.batch = context.sizes[0];
   s.queries = context.sizes[1];
@@ -125,7 +122,7 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
 }
 
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part) {
-  const std::size_t first = first_operand(op);
+  const std::size_t first = queries_operand(op.kind);
   const Tensor& q = tensors[op.reads[first]];
   const Tensor& kv = tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
   const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
@@ -178,7 +175,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
       for (TensorId id : op.reads)
         if (id != kNoTensor) total += size(id);
       if (op.keys_before > 0) {  // of keys that have come round a ring those that are seen
-        const TensorId keys = op.reads[first_operand(op) + 1];
+        const TensorId keys = op.reads[queries_operand(op.kind) + 1];
         const auto seen = static_cast<double>(attended_pairs(op, tensors).keys),
                    all = static_cast<double>(tensors[keys].sizes[1]);
         total -= size(keys) * (1 - seen / all);

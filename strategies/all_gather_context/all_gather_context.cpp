@@ -14,25 +14,11 @@ class Gathering {
       : group_(mesh.group(MeshAxis::cp)), ranks_(mesh.size(group_)), piece_(piece) {}
 
   void run() {
-    rewrite_block(piece_.forward);
-    rewrite_block(piece_.backward);
+    context_parallel::replace_attention(
+        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
   }
 
  private:
-  void rewrite_block(Block& block) {
-    out_.clear();
-    for (const Op& op : block.ops) {
-      if (op.kind == OpKind::attention) {
-        forward(op);
-      } else if (op.kind == OpKind::attention_backward) {
-        backward(op);
-      } else {
-        out_.push_back(op);
-      }
-    }
-    block.ops = out_;
-  }
-
   // Keys and values of the whole sequence, in the order of its positions.
   TensorId of_all(TensorId keys) {
     const TensorId id = clone_tensor(piece_, keys);
@@ -54,21 +40,11 @@ class Gathering {
     out_.push_back(op);
   }
 
-  // The attention over `keys`, which are of all ranks.
-  Op over(const Op& whole, TensorId queries, TensorId keys) const {
-    Op op = whole;
-    const std::size_t first = whole.kind == OpKind::attention_backward ? 3 : 0;
-    op.reads[first] = queries;
-    op.reads[first + 1] = keys;
-    op.parts = static_cast<std::int32_t>(ranks_);
-    return op;
-  }
-
   void forward(const Op& whole) {
     const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
     const TensorId keys = of_all(kv);
     communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
-    out_.push_back(over(whole, q, keys));
+    out_.push_back(context_parallel::attention_of_parts(whole, q, keys, ranks_));
   }
 
   // Gathered anew: a rank keeps its own keys only.
@@ -77,7 +53,7 @@ class Gathering {
     const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
     const TensorId keys = of_all(kv), key_gradients = of_all(dkv);
     communicate(OpKind::all_gather, "context.keys", kv, keys, whole);
-    Op op = over(whole, q, keys);
+    Op op = context_parallel::attention_of_parts(whole, q, keys, ranks_);
     op.writes = {dq, key_gradients, kNoTensor, kNoTensor};
     out_.push_back(op);
     communicate(OpKind::reduce_scatter, "context.key_gradients", key_gradients, dkv, whole);

@@ -28,25 +28,11 @@ class Ring {
   Ring(Piece& piece, const Mesh& mesh, MeshGroup ring) : group_(ring), ranks_(mesh.size(ring)), piece_(piece) {}
 
   void run() {
-    rewrite_block(piece_.forward);
-    rewrite_block(piece_.backward);
+    replace_attention(
+        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
   }
 
  private:
-  void rewrite_block(Block& block) {
-    out_.clear();
-    for (const Op& op : block.ops) {
-      if (op.kind == OpKind::attention) {
-        forward(op);
-      } else if (op.kind == OpKind::attention_backward) {
-        backward(op);
-      } else {
-        out_.push_back(op);
-      }
-    }
-    block.ops = out_;
-  }
-
   TensorId ring_buffer(TensorId like) {
     const TensorId id = clone_tensor(piece_, like);
     piece_.tensors[id].category = Category::communication_buffer;
@@ -61,12 +47,8 @@ class Ring {
   }
 
   Op step_of(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
-    Op op = whole;
-    op.parts = static_cast<std::int32_t>(ranks_);
+    Op op = attention_of_parts(whole, q, keys, ranks_);
     op.keys_before = static_cast<std::int32_t>(step);
-    const std::size_t first = whole.kind == OpKind::attention_backward ? 3 : 0;
-    op.reads[first] = q;
-    op.reads[first + 1] = keys;
     return op;
   }
 
@@ -239,6 +221,15 @@ QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second) {
   const std::int64_t heads = piece.tensors[first].sizes[3] - 2;
   const TensorId q = part_of_fused(piece, first, 0, heads, Axis::group_heads);
   return {q, part_of_fused(piece, first, heads, 2, Axis::none)};
+}
+
+Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int64_t parts) {
+  Op op = whole;
+  const std::size_t first = queries_operand(whole.kind);
+  op.reads[first] = queries;
+  op.reads[first + 1] = keys;
+  op.parts = static_cast<std::int32_t>(parts);
+  return op;
 }
 
 void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring) { Ring(piece, mesh, ring).run(); }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <string_view>
+#include <vector>
 
 #include "sim/program/program.h"
 #include "strategies/strategy.h"
@@ -43,6 +44,27 @@ struct QueriesAndKeys {
   TensorId queries = kNoTensor, keys = kNoTensor;
 };
 QueriesAndKeys queries_and_keys(Piece& piece, TensorId first, TensorId second);
+
+// The attention over `parts` parts of a sequence, of these queries and keys.
+Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int64_t parts);
+
+// Replaces every attention of a piece by what forward(op) and backward(op) append to `out`.
+template <class Forward, class Backward>
+void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Backward backward) {
+  for (Block* block : {&piece.forward, &piece.backward}) {
+    out.clear();
+    for (const Op& op : block->ops) {
+      if (op.kind == OpKind::attention) {
+        forward(op);
+      } else if (op.kind == OpKind::attention_backward) {
+        backward(op);
+      } else {
+        out.push_back(op);
+      }
+    }
+    block->ops = out;
+  }
+}
 
 // Makes a ring of every attention over sequences that are divided over `ring`, forward and backward.
 void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring);

@@ -48,8 +48,8 @@ class Exchange {
   }
 
   void run() {
-    rewrite_block(piece_.forward);
-    rewrite_block(piece_.backward);
+    context_parallel::replace_attention(
+        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
   }
 
  private:
@@ -57,20 +57,6 @@ class Exchange {
   struct Attention {
     TensorId local_context, queries, keys, context, log_sum_exp;
   };
-
-  void rewrite_block(Block& block) {
-    out_.clear();
-    for (const Op& op : block.ops) {
-      if (op.kind == OpKind::attention) {
-        forward(op);
-      } else if (op.kind == OpKind::attention_backward) {
-        backward(op);
-      } else {
-        out_.push_back(op);
-      }
-    }
-    block.ops = out_;
-  }
 
   // The tensor with positions of all ranks of `group`, and of the heads the part of `group`.
   TensorId with_positions_of(TensorId id, MeshGroup group) {

@@ -29,11 +29,7 @@ Tensor shaped(std::initializer_list<Dim> dims, Dtype dtype) {
   Tensor t;
   t.name = "tensor";
   t.dtype = dtype;
-  for (const Dim& d : dims) {
-    t.sizes[t.rank] = d.size;
-    t.axes[t.rank] = d.axis;
-    ++t.rank;
-  }
+  for (const Dim& d : dims) t.append(d);
   return t;
 }
 

@@ -22,11 +22,7 @@ inline Tensor shaped(std::initializer_list<Dim> dims, Category category = Catego
   t.name = "tensor";
   t.dtype = dtype;
   t.category = category;
-  for (const Dim& d : dims) {
-    t.sizes[t.rank] = d.size;
-    t.axes[t.rank] = d.axis;
-    ++t.rank;
-  }
+  for (const Dim& d : dims) t.append(d);
   return t;
 }
 

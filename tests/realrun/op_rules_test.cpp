@@ -165,10 +165,7 @@ struct Case {
 Tensor shaped(std::initializer_list<Dim> dims) {
   Tensor t;
   t.dtype = Dtype::fp32;
-  for (const Dim& d : dims) {
-    t.sizes[t.rank] = d.size;
-    t.axes[t.rank++] = d.axis;
-  }
+  for (const Dim& d : dims) t.append(d);
   return t;
 }
 

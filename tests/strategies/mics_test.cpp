@@ -131,13 +131,7 @@ TEST(Mics, RefusesWhatItCannotLayOut) {
   const auto refusal = [](auto change) {
     Scenario s = mics_of(8);
     change(s.plan);
-    Program p;
-    try {
-      lower(s, p);
-    } catch (const InputError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
+    return refusal_of(s);
   };
   EXPECT_EQ(refusal([](Plan&) {}), "nothing");
   EXPECT_THAT(refusal([](Plan& p) { p.data.zero_stage = 2; }), HasSubstr("/plan/mics_shard_size: found 8, expected 0"));

@@ -10,16 +10,8 @@
 namespace orrery {
 namespace {
 
-// Two nodes of eight, four micro-batches, 16-bit parameters and gradients.
-Scenario sixteen_ranks() {
-  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 2);
-  s.workload = {1024, 0, 64};
-  s.plan.batch.micro_batch_size = 1;
-  s.plan.precision.gradients = precision::GradientDtype::bf16;
-  s.plan.framework.stack = framework::Stack::deepspeed;
-  s.plan.data.zero_stage = 3;
-  return s;
-}
+// Four micro-batches.
+Scenario sixteen_ranks() { return zero3_of_deepspeed(2); }
 
 template <ShardingRule rule>
 Program with(const Scenario& scenario) {

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/read_model.h"
+#include "sim/base/error.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/memory/memory.h"
 #include "sim/program/work.h"
@@ -30,6 +31,28 @@ inline Scenario megatron_22b() {
   s.plan.framework.flash_attention = false;
   s.plan.precision.mix = precision::Mix::fp16;
   return s;
+}
+
+// GPT-2 on nodes of eight, 64 sequences a step one by one: 16-bit parameters and gradients, ZeRO-3 as DeepSpeed has it.
+inline Scenario zero3_of_deepspeed(std::int64_t nodes) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", nodes);
+  s.workload = {1024, 0, 64};
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.precision.gradients = precision::GradientDtype::bf16;
+  s.plan.framework.stack = framework::Stack::deepspeed;
+  s.plan.data.zero_stage = 3;
+  return s;
+}
+
+// What lowering it is refused with; "nothing" where it is not.
+inline std::string refusal_of(const Scenario& scenario) {
+  Program program;
+  try {
+    lower(scenario, program);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "nothing";
 }
 
 inline const Piece& piece_named(const Program& program, std::string_view name) {

@@ -11,16 +11,8 @@ namespace {
 
 using testing::HasSubstr;
 
-// Four nodes of eight, two micro-batches.
-Scenario zero3_on_four_nodes() {
-  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 4);
-  s.workload = {1024, 0, 64};
-  s.plan.batch.micro_batch_size = 1;
-  s.plan.precision.gradients = precision::GradientDtype::bf16;
-  s.plan.framework.stack = framework::Stack::deepspeed;
-  s.plan.data.zero_stage = 3;
-  return s;
-}
+// Two micro-batches.
+Scenario zero3_on_four_nodes() { return zero3_of_deepspeed(4); }
 
 PlacedBytes zeropp_layer_resident(const Program& p) { return piece_memory(piece_named(p, "layer"), 1).resident; }
 
@@ -94,13 +86,7 @@ TEST(Zeropp, RefusesWhatItCannotLayOut) {
     Scenario s = zero3_on_four_nodes();
     s.plan.zeropp.secondary = 8;
     change(s.plan);
-    Program p;
-    try {
-      lower(s, p);
-    } catch (const InputError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
+    return refusal_of(s);
   };
   EXPECT_THAT(refusal([](Plan& p) { p.data.zero_stage = 2; }), HasSubstr("/plan/zero_hpz_partition_size: found 8"));
   EXPECT_THAT(refusal([](Plan& p) { p.zeropp.secondary = 5; }),
