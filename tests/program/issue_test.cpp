@@ -91,12 +91,14 @@ TEST(Issue, OnlyWhatNeedsNothingOfItsInstanceIsIssuedAhead) {
   op(OpKind::all_gather, kGathers, 1, y, made);  // made here
   op(OpKind::all_gather, kGathers, 1, x, made);  // the block's input
   op(OpKind::all_gather, kGathers, 0, shard, whole);
+  op(OpKind::reduce_scatter, kGathers, 1, shard, y);  // and adds to what is made here
+  piece.forward.ops.back().accumulate = true;
   Liveness lives;
   lives.find(piece);
   std::vector<std::uint8_t> ahead;
   FindAhead find;
   ASSERT_TRUE(find(piece.forward.ops, lives.storage(), boundary_of(piece, kForwardBlock).input, ahead));
-  EXPECT_EQ(ahead, (std::vector<std::uint8_t>{1, 1, 0, 0, 0, 0}));
+  EXPECT_EQ(ahead, (std::vector<std::uint8_t>{1, 1, 0, 0, 0, 0, 0}));
   EXPECT_FALSE(find(piece.backward.ops, lives.storage(), kNoTensor, ahead));
 }
 

@@ -80,6 +80,8 @@ TEST(Usp, KeyHeadsAreReplicatedWhereRanksOutnumberThem) {
   }
   EXPECT_DOUBLE_EQ(received, keys * (kRanks - 1) / kRanks);
   EXPECT_DOUBLE_EQ(traffic(p, OpKind::reduce_scatter).elements, keys) << "and their gradients are summed";
+  for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter})
+    EXPECT_EQ(traffic(p, kind, "ulysses.shared").calls, 2) << "keys and values apart";
 }
 
 // Exchanged heads see all positions: a causal mask is balanced however positions are dealt. Rings need the zigzag deal.
