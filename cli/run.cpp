@@ -185,155 +185,190 @@ double least_bytes(const Program& program) {
   return bytes * static_cast<double>(program.mesh.ranks()) / static_cast<double>(program.stages.size());
 }
 
-void run(const RunArguments& arguments) {
+// A scenario that can be executed here, lowered.
+struct RunJob {
   ScenarioSource source;
-  const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, source);
-  if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
-  const Scenario scenario = read_scenario(document, source);
-  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  Scenario scenario;
   Program program;
+  bool processes = false, on_gpus = false;
+};
+
+// What a run found.
+struct RunOutcome {
+  BackendFacts facts;
+  std::optional<Agreement> agrees;  // with the same model on one rank, where asked for
+  double tolerance = 0;
+  std::optional<Report> measured;  // none without steps
+  std::optional<Report> predicted;
+  double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
+};
+
+RunJob job_of(const RunArguments& arguments) {
+  RunJob job;
+  const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
+  if (has_jobs(document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
+  job.scenario = read_scenario(document, job.source);
+  job.processes = arguments.ranks == "mpi";
+  job.on_gpus = arguments.device == "cuda";
   try {
-    lower(scenario, program);
+    lower(job.scenario, job.program);
   } catch (const InputError& error) {
-    throw source.blame(error);
+    throw job.source.blame(error);
   }
-  const std::int64_t ranks = program.mesh.ranks();
-  if (ranks > kMostRanks)
-    throw InputError({source.file, "/plan"}, fmt::format("{} ranks", ranks),
+  if (const std::int64_t ranks = job.program.mesh.ranks(); ranks > kMostRanks)
+    throw InputError({job.source.file, "/plan"}, fmt::format("{} ranks", ranks),
                      fmt::format("at most {}: they share this machine", kMostRanks));
-  const bool processes = arguments.ranks == "mpi", on_gpus = arguments.device == "cuda";
-  if (processes && !arguments.trace.empty())
+  if (job.processes && !arguments.trace.empty())
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
   if (arguments.steps == 0 && !arguments.check)
     throw InputError({"--steps", ""}, "0 without --check",
                      "a step to measure; orrery simulate predicts without running");
-  const bool measure = arguments.steps > 0;
-  ProgressLine progress;
+  if (job.processes && job.on_gpus) require_nccl_ranks();
+  return job;
+}
+
+// Rather than to be killed, with whatever else runs here.
+void require_memory(const RunJob& job, const BackendFacts& facts) {
+  const double least = least_bytes(job.program);
+  if (facts.memory_bytes <= 0 || least <= facts.memory_bytes) return;
+  const std::int64_t ranks = job.program.mesh.ranks();
+  throw InputError(
+      {job.source.file, "/model"},
+      fmt::format("a model that takes {} at the least, on {} rank{}", bytes_text(least), ranks, ranks == 1 ? "" : "s"),
+      fmt::format("what fits into the {} of this machine's {}, as with --set model.layers=2",
+                  bytes_text(facts.memory_bytes), job.on_gpus ? "GPU" : "memory"));
+}
+
+RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
+  RunOutcome outcome;
+  const auto execute_with = [&](const ExecutionOptions& options, bool exact) {
+    if (!job.processes) return execute_ranks(job.scenario, job.program, options, backends(arguments.device, exact));
+    JobResults results = execute_ranks_over_mpi(
+        {arguments.scenario, arguments.sets, job.program.mesh.ranks(), job.on_gpus ? RankKind::cuda : RankKind::cpu},
+        options);
+    outcome.facts = std::move(results.facts);
+    return std::move(results.ranks);
+  };
+  if (!job.processes || !job.on_gpus) {
+    outcome.facts = backends(arguments.device, /*exact=*/false)(0)->facts();
+    require_memory(job, outcome.facts);
+  }
+  check_runnable(job.scenario);
   ExecutionOptions options;
   options.seed = arguments.seed;
   options.find_undefined = arguments.check;
   options.round_to_bf16 = arguments.emulate_bf16;
-  const BackendFactory factory = backends(arguments.device, /*exact=*/false);
-  if (processes && on_gpus) require_nccl_ranks();
-  BackendFacts facts;
-  if (!processes || !on_gpus) {
-    facts = factory(0)->facts();
-    // Rather than to be killed, with whatever else runs here.
-    if (const double least = least_bytes(program); facts.memory_bytes > 0 && least > facts.memory_bytes)
-      throw source.blame(
-          InputError({source.file, "/model"},
-                     fmt::format("a model that takes {} at the least, on {} rank{}", bytes_text(least), ranks,
-                                 ranks == 1 ? "" : "s"),
-                     fmt::format("what fits into the {} of this machine's {}, as with --set model.layers=2",
-                                 bytes_text(facts.memory_bytes), on_gpus ? "GPU" : "memory")));
+  if (arguments.check) {
+    const ExecutionOptions checked = options_to_compare(options);
+    const std::vector<RankResult> results = execute_with(checked, /*exact=*/true);
+    ExecutionOptions exact = checked;
+    exact.round_to_bf16 = false;
+    outcome.agrees = agreement(execute(on_one_rank(job.scenario), exact), assemble(job.scenario, results));
   }
-  std::optional<Agreement> agrees;
-  Report measured;
-  double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
-  const RankJob job{arguments.scenario, arguments.sets, ranks, on_gpus ? RankKind::cuda : RankKind::cpu};
-  const auto as_processes = [&](const ExecutionOptions& wanted) {
-    JobResults results = execute_ranks_over_mpi(job, wanted);
-    facts = std::move(results.facts);
-    return std::move(results.ranks);
-  };
-  try {
-    check_runnable(scenario);
-    if (arguments.check) {
-      const ExecutionOptions checked = options_to_compare(options);
-      ExecutionOptions exact = checked;
-      exact.round_to_bf16 = false;
-      const std::vector<RankResult> results =
-          processes ? as_processes(checked)
-                    : execute_ranks(scenario, program, checked, backends(arguments.device, /*exact=*/true));
-      agrees = agreement(execute(on_one_rank(scenario), exact), assemble(scenario, results));
-    }
-    if (measure) {
-      options.measure = true;
-      options.keep_tensors = false;
-      options.find_undefined = false;
-      options.steps = arguments.steps;
-      options.warmup_steps = arguments.warmup;
-      const std::int64_t steps = arguments.warmup + arguments.steps;
-      options.after_step = [&progress, steps](std::size_t rank, std::int64_t step) {
-        if (rank == 0) progress.show(fmt::format("step {} of {}", step + 1, steps));
-      };
-      const std::vector<RankResult> results =
-          processes ? as_processes(options) : execute_ranks(scenario, program, options, factory);
-      progress.clear();
-      measured = measured_report(scenario, program, results, facts);
-      fastest = fastest_step_seconds(results);
-    }
-  } catch (const InputError& error) {
-    throw source.blame(error);
+  if (arguments.steps > 0) {
+    ProgressLine progress;
+    options.measure = true;
+    options.keep_tensors = false;
+    options.find_undefined = false;
+    options.steps = arguments.steps;
+    options.warmup_steps = arguments.warmup;
+    const std::int64_t steps = arguments.warmup + arguments.steps;
+    options.after_step = [&progress, steps](std::size_t rank, std::int64_t step) {
+      if (rank == 0) progress.show(fmt::format("step {} of {}", step + 1, steps));
+    };
+    const std::vector<RankResult> results = execute_with(options, /*exact=*/false);
+    progress.clear();
+    outcome.measured = measured_report(job.scenario, job.program, results, outcome.facts);
+    outcome.fastest = fastest_step_seconds(results);
   }
+  outcome.tolerance =
+      arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(outcome.facts, job.scenario, arguments.emulate_bf16);
+  return outcome;
+}
 
-  const double tolerance =
-      arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(facts, scenario, arguments.emulate_bf16);
-  std::optional<Report> predicted;
-  if (arguments.predict && measure) {
-    predicted = predict_here(scenario, user, arguments.device == "cpu");
-    // Of the same peak: that of the share of a processor which each rank has.
-    if (predicted->mfu > 0) {
-      const double own_peak = scenario.cluster.device.peak(precision::peak_dtype(scenario));
-      const double scale = own_peak * predicted->mfu / predicted->model_flops_per_second_per_device;
-      for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= scale;
-    }
+void add_prediction(const RunJob& job, const UserCalibration& user, RunOutcome& outcome) {
+  Report& measured = *outcome.measured;
+  const Report& predicted = outcome.predicted.emplace(predict_here(job.scenario, user, !job.on_gpus));
+  // Of the same peak: that of the share of a processor which each rank has.
+  if (predicted.mfu > 0) {
+    const double own_peak = job.scenario.cluster.device.peak(precision::peak_dtype(job.scenario));
+    const double scale = own_peak * predicted.mfu / predicted.model_flops_per_second_per_device;
+    for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= scale;
   }
+}
+
+nlohmann::ordered_json outcome_json(const RunArguments& arguments, const RunJob& job, const RunOutcome& outcome) {
+  nlohmann::ordered_json json;
+  if (outcome.predicted) {
+    json = comparison_json(*outcome.measured, *outcome.predicted);
+    json = {{"measured", json["a"]}, {"predicted", json["b"]}, {"change", json["change"]}};
+    json["step_error"] = outcome.predicted->step_seconds / outcome.measured->step_seconds - 1;
+  } else if (outcome.measured) {
+    json = report_json(*outcome.measured);
+  }
+  if (outcome.measured) json["fastest_step_seconds"] = outcome.fastest;
+  if (outcome.agrees) json["agreement"] = agreement_json(*outcome.agrees, outcome.tolerance);
+  json["backend"] = {{"kind", outcome.facts.kind},
+                     {"device", outcome.facts.device},
+                     {"software", outcome.facts.software},
+                     {"ranks", arguments.ranks}};
+  json["scenario"] = job.source.file;
+  json["version"] = ORRERY_VERSION;
+  return json;
+}
+
+std::string outcome_text(const RunArguments& arguments, const RunJob& job, const RunOutcome& outcome) {
+  const TableStyle style{.colour = colour_wanted()};
+  const std::int64_t ranks = job.program.mesh.ranks();
+  const char* over = !job.processes ? "" : job.on_gpus ? " over NCCL" : " over MPI";
+  std::vector<std::string> title = title_of(job.scenario);
+  title.push_back(fmt::format("run on {} ({} rank{}{})", outcome.facts.device, ranks, ranks == 1 ? "" : "s", over));
+  const Report* measured = outcome.measured ? &*outcome.measured : nullptr;
+  const Report* predicted = outcome.predicted ? &*outcome.predicted : nullptr;
+  std::string text;
+  if (predicted != nullptr) {
+    text = comparison_table(*measured, *predicted, title, style, {.a = "measured", .b = "predicted"});
+  } else if (measured != nullptr) {
+    text = report_table(*measured, title, style);
+  }
+  if (measured != nullptr && (predicted != nullptr || arguments.ops))
+    text += op_table(*measured, predicted, arguments.ops);
+  if (predicted != nullptr)
+    text += fmt::format("\nstep: measured {} (fastest {}), predicted {} ({})\n", seconds_text(measured->step_seconds),
+                        seconds_text(outcome.fastest), seconds_text(predicted->step_seconds),
+                        error_text(measured->step_seconds, predicted->step_seconds));
+  if (outcome.agrees) text += agreement_text(*outcome.agrees, outcome.tolerance);
+  if (predicted != nullptr) text += notes_text({measured, predicted});
+  return text;
+}
+
+void run(const RunArguments& arguments) {
+  const RunJob job = job_of(arguments);
+  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  RunOutcome outcome;
+  try {
+    outcome = execute_job(arguments, job);
+  } catch (const InputError& error) {
+    throw job.source.blame(error);
+  }
+  if (arguments.predict && outcome.measured) add_prediction(job, user, outcome);
 
   Outputs outputs;
-  if (!arguments.json.empty()) {
-    nlohmann::ordered_json json;
-    if (predicted) {
-      json = comparison_json(measured, *predicted);
-      json = {{"measured", json["a"]}, {"predicted", json["b"]}, {"change", json["change"]}};
-      json["step_error"] = predicted->step_seconds / measured.step_seconds - 1;
-    } else if (measure) {
-      json = report_json(measured);
-    }
-    if (measure) json["fastest_step_seconds"] = fastest;
-    if (agrees) json["agreement"] = agreement_json(*agrees, tolerance);
-    json["backend"] = {
-        {"kind", facts.kind}, {"device", facts.device}, {"software", facts.software}, {"ranks", arguments.ranks}};
-    json["scenario"] = source.file;
-    json["version"] = ORRERY_VERSION;
-    outputs.add(arguments.json, json.dump(2) + "\n");
-  }
-  if (measure && !arguments.csv.empty()) {
-    std::string text = csv_header() + csv_row(source.file, measured);
-    if (predicted) text += csv_row(source.file, *predicted);
+  if (!arguments.json.empty()) outputs.add(arguments.json, outcome_json(arguments, job, outcome).dump(2) + "\n");
+  if (outcome.measured && !arguments.csv.empty()) {
+    std::string text = csv_header() + csv_row(job.source.file, *outcome.measured);
+    if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted);
     outputs.add(arguments.csv, text);
   }
-  if (measure && !arguments.trace.empty()) outputs.add(arguments.trace, report_trace(measured));
+  if (outcome.measured && !arguments.trace.empty()) outputs.add(arguments.trace, report_trace(*outcome.measured));
   const bool text_wanted = arguments.json != "-" && arguments.csv != "-" && arguments.trace != "-";
-  if (text_wanted) {
-    const TableStyle style{.colour = colour_wanted()};
-    std::vector<std::string> title = title_of(scenario);
-    title.push_back(fmt::format("run on {} ({} rank{}{})", facts.device, ranks, ranks == 1 ? "" : "s",
-                                !processes ? ""
-                                : on_gpus  ? " over NCCL"
-                                           : " over MPI"));
-    std::string text;
-    if (predicted) {
-      text = comparison_table(measured, *predicted, title, style, {.a = "measured", .b = "predicted"});
-    } else if (measure) {
-      text = report_table(measured, title, style);
-    }
-    if (measure && (predicted || arguments.ops))
-      text += op_table(measured, predicted ? &*predicted : nullptr, arguments.ops);
-    if (predicted)
-      text += fmt::format("\nstep: measured {} (fastest {}), predicted {} ({})\n", seconds_text(measured.step_seconds),
-                          seconds_text(fastest), seconds_text(predicted->step_seconds),
-                          error_text(measured.step_seconds, predicted->step_seconds));
-    if (agrees) text += agreement_text(*agrees, tolerance);
-    if (predicted) text += notes_text({&measured, &*predicted});
-    outputs.add("-", text);
-  }
+  if (text_wanted) outputs.add("-", outcome_text(arguments, job, outcome));
   outputs.commit();
-  if (agrees && !agrees->within(tolerance))
+  if (outcome.agrees && !outcome.agrees->within(outcome.tolerance))
     throw ExecutionError(
         fmt::format("the layout does not compute what one rank computes (gradients differ by {:.2g}, "
                     "parameters by {:.2g}, tolerance {:g})",
-                    agrees->gradients, agrees->parameters, tolerance));
+                    outcome.agrees->gradients, outcome.agrees->parameters, outcome.tolerance));
 }
 
 }  // namespace

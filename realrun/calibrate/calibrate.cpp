@@ -112,6 +112,155 @@ std::string describe_method(const BackendFacts& facts, const CalibrateOptions& o
       measured, planned, time, 1e-6 * o.footprint_bytes);
 }
 
+// One calibration: what there is to measure, measured in passes within a budget, and fitted.
+class CalibrationRun {
+ public:
+  CalibrationRun(const MakeBackend& make_backend, const CalibrateOptions& options)
+      : make_backend_(make_backend),
+        options_(options),
+        backend_(make_backend()),
+        facts_(backend_->facts()),
+        points_(sweep(options.sweep)),
+        journal_(opened(options, facts_)),
+        meter_(*backend_, options.footprint_bytes),
+        begin_(wall_seconds()) {
+    if (facts_.kind == "cpu" && facts_.processors > 1) busy_ = busy_points(points_);
+    if (!busy_.empty()) collectives_ = rank_collectives(std::min(facts_.processors, kMostCollectiveRanks));
+    if (facts_.asynchronous_streams) pairs_ = overlap_pairs(options.sweep);
+    progress_.total = static_cast<std::size_t>(options.passes) *
+                      (points_.size() + busy_.size() + collectives_.size() + pairs_.size());
+    progress_.budget_seconds = options.budget_seconds;
+  }
+
+  CalibrateResult run() {
+    for (std::int64_t pass = 0; pass < options_.passes; ++pass) measure_all(/*first=*/pass == 0);
+    return fitted();
+  }
+
+ private:
+  static Journal opened(const CalibrateOptions& options, const BackendFacts& facts) {
+    if (options.restart) std::remove(options.journal.c_str());
+    return Journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
+  }
+
+  // One pass, as far as the budget goes.
+  void measure_all(bool first) {
+    for (const SweepPoint& point : points_) {
+      if (to_be_skipped(point.id, first)) continue;
+      if (stop()) break;
+      measure(point, point.id);
+    }
+    for (const SweepPoint* point : busy_) {
+      if (stop()) break;
+      const Companions companions(make_backend_, *point, options_.footprint_bytes, facts_.processors - 1);
+      measure(*point, busy_id(point->id));
+    }
+    for (const OverlapPair& pair : pairs_) {
+      if (to_be_skipped(pair.copy_beside, first)) continue;  // the last of the four
+      if (stop()) break;
+      measure(pair);
+    }
+    for (const RankCollective& collective : collectives_) {
+      if (stop()) break;
+      const double seconds = time_rank_collective(collective, make_backend_);
+      journal_.add(collective.id, {.seconds = seconds, .spread = 0, .issue_seconds = seconds, .repetitions = 1});
+      report(collective.id);
+    }
+  }
+
+  // An interrupted calibration goes on with its first pass, and then measures everything again.
+  bool to_be_skipped(const std::string& id, bool first) {
+    const bool known = first && journal_.points().count(id) > 0;
+    if (known) ++progress_.done;
+    return known || impossible_.count(id) > 0;
+  }
+
+  bool stop() {
+    interrupted_ = interrupted_ || (options_.interrupted && options_.interrupted());
+    return interrupted_ || wall_seconds() >= begin_ + options_.budget_seconds;
+  }
+
+  // What one point may take of the time that is left.
+  double point_seconds() const {
+    const double left =
+        (begin_ + options_.budget_seconds - wall_seconds()) / static_cast<double>(progress_.total - progress_.done);
+    return std::clamp(left / 2, kLeastPointSeconds, kMostPointSeconds);
+  }
+
+  void report(const std::string& id) {
+    ++progress_.done;
+    progress_.seconds = wall_seconds() - begin_;
+    progress_.point = id;
+    if (options_.progress) options_.progress(progress_);
+  }
+
+  void measure(const SweepPoint& point, const std::string& id) {
+    try {
+      journal_.add(id, meter_.measure(point, point_seconds()));
+    } catch (const DeviceError&) {
+      backend_->synchronize();  // throws again where it was more than memory
+      impossible_.insert(id);
+    }
+    report(id);
+  }
+
+  void measure(const OverlapPair& pair) {
+    try {
+      if (const auto m = meter_.measure_overlap(pair.product, pair.copy, point_seconds())) {
+        journal_.add(pair.product_alone, m->product_alone);
+        journal_.add(pair.copy_alone, m->copy_alone);
+        journal_.add(pair.product_beside, m->product_beside);
+        journal_.add(pair.copy_beside, m->copy_beside);
+      } else {
+        streams_take_turns_ = true;
+      }
+    } catch (const DeviceError&) {
+      backend_->synchronize();
+      impossible_.insert(pair.copy_beside);
+    }
+    report(pair.copy_beside);
+  }
+
+  CalibrateResult fitted() const {
+    CalibrateResult result;
+    result.interrupted = interrupted_;
+    result.planned = points_.size();
+    for (const SweepPoint& point : points_) result.measured += journal_.points().count(point.id);
+    result.fit = fit_calibration(points_, journal_.points(), facts_, options_.preset);
+    const std::string source =
+        fmt::format("measured on {} by orrery calibrate --device {} ({})", facts_.device, facts_.kind, facts_.software);
+    result.fit.overlaps = fit_overlaps(pairs_, journal_.points());
+    if (result.fit.overlaps) {
+      result.fit.overlaps->source = source;
+    } else {
+      result.fit.no_overlaps = pairs_.empty()        ? "the backend runs its streams one after another"
+                               : streams_take_turns_ ? "copies and products took turns"
+                                                     : "the time was up before both directions were measured";
+    }
+    if (const std::vector<CollectiveCurve> curves = curves_of(collectives_, journal_); !curves.empty())
+      result.fit.collectives =
+          fit_collectives(host_of(result.fit.device, curves.front().ranks), curves, source).classes;
+    result.text = calibration_text(result.fit, source, journal_.header().date,
+                                   describe_method(facts_, options_, result.measured, result.planned));
+    return result;
+  }
+
+  const MakeBackend& make_backend_;
+  const CalibrateOptions& options_;
+  const std::unique_ptr<Backend> backend_;
+  const BackendFacts facts_;
+  const std::vector<SweepPoint> points_;
+  std::vector<const SweepPoint*> busy_;  // measured once more beside as many others as there are processors
+  std::vector<RankCollective> collectives_;
+  std::vector<OverlapPair> pairs_;
+  Journal journal_;
+  Meter meter_;
+  std::set<std::string> impossible_;  // too large for the memory
+  bool streams_take_turns_ = false, interrupted_ = false;
+  CalibrationProgress progress_;
+  const double begin_;
+};
+
 }  // namespace
 
 CalibrateOptions options_for(const BackendFacts& facts) {
@@ -127,119 +276,7 @@ CalibrateOptions options_for(const BackendFacts& facts) {
 }
 
 CalibrateResult calibrate(const MakeBackend& make_backend, const CalibrateOptions& options) {
-  const std::unique_ptr<Backend> backend = make_backend();
-  const BackendFacts facts = backend->facts();
-  const std::vector<SweepPoint> points = sweep(options.sweep);
-  if (options.restart) std::remove(options.journal.c_str());
-  Journal journal(options.journal, {facts.kind, facts.device, facts.software, options.date});
-  Meter meter(*backend, options.footprint_bytes);
-  std::set<std::string> impossible;  // too large for the memory
-  CalibrateResult result;
-  result.planned = points.size();
-
-  const double begin = wall_seconds(), end = begin + options.budget_seconds;
-  const bool cpu = facts.kind == "cpu";
-  const std::vector<const SweepPoint*> busy =
-      cpu && facts.processors > 1 ? busy_points(points) : std::vector<const SweepPoint*>{};
-  const std::vector<RankCollective> collectives =
-      busy.empty() ? std::vector<RankCollective>{} : rank_collectives(std::min(facts.processors, kMostCollectiveRanks));
-  const std::vector<OverlapPair> pairs =
-      facts.asynchronous_streams ? overlap_pairs(options.sweep) : std::vector<OverlapPair>{};
-  const auto passes = static_cast<std::size_t>(options.passes);
-  CalibrationProgress progress{.done = 0,
-                               .total = passes * (points.size() + busy.size() + collectives.size() + pairs.size()),
-                               .seconds = 0,
-                               .budget_seconds = options.budget_seconds,
-                               .point = {}};
-  const auto stop = [&] {
-    result.interrupted = result.interrupted || (options.interrupted && options.interrupted());
-    return result.interrupted || wall_seconds() >= end;
-  };
-  const auto report = [&](const std::string& id) {
-    ++progress.done;
-    progress.seconds = wall_seconds() - begin;
-    progress.point = id;
-    if (options.progress) options.progress(progress);
-  };
-  const auto point_seconds = [&] {
-    const double left = (end - wall_seconds()) / static_cast<double>(progress.total - progress.done);
-    return std::clamp(left / 2, kLeastPointSeconds, kMostPointSeconds);
-  };
-  const auto measure = [&](const SweepPoint& point, const std::string& id) {
-    try {
-      journal.add(id, meter.measure(point, point_seconds()));
-    } catch (const DeviceError&) {
-      backend->synchronize();  // throws again where it was more than memory
-      impossible.insert(id);
-    }
-    report(id);
-  };
-  bool streams_take_turns = false;
-  const auto measure_overlap = [&](const OverlapPair& pair) {
-    try {
-      if (const auto m = meter.measure_overlap(pair.product, pair.copy, point_seconds())) {
-        journal.add(pair.product_alone, m->product_alone);
-        journal.add(pair.copy_alone, m->copy_alone);
-        journal.add(pair.product_beside, m->product_beside);
-        journal.add(pair.copy_beside, m->copy_beside);
-      } else {
-        streams_take_turns = true;
-      }
-    } catch (const DeviceError&) {
-      backend->synchronize();
-      impossible.insert(pair.copy_beside);
-    }
-    report(pair.copy_beside);
-  };
-  for (std::size_t pass = 0; pass < passes; ++pass) {
-    for (const SweepPoint& point : points) {
-      // An interrupted calibration goes on with its first pass, and then measures everything again.
-      if (pass == 0 && journal.points().count(point.id) > 0) {
-        ++progress.done;
-        continue;
-      }
-      if (impossible.count(point.id) > 0) continue;
-      if (stop()) break;
-      measure(point, point.id);
-    }
-    for (const SweepPoint* point : busy) {
-      if (stop()) break;
-      const Companions companions(make_backend, *point, options.footprint_bytes, facts.processors - 1);
-      measure(*point, busy_id(point->id));
-    }
-    for (const OverlapPair& pair : pairs) {
-      if (pass == 0 && journal.points().count(pair.copy_beside) > 0) {  // the last of the four
-        ++progress.done;
-        continue;
-      }
-      if (impossible.count(pair.copy_beside) > 0) continue;
-      if (stop()) break;
-      measure_overlap(pair);
-    }
-    for (const RankCollective& collective : collectives) {
-      if (stop()) break;
-      const double seconds = time_rank_collective(collective, make_backend);
-      journal.add(collective.id, {.seconds = seconds, .spread = 0, .issue_seconds = seconds, .repetitions = 1});
-      report(collective.id);
-    }
-  }
-  for (const SweepPoint& point : points) result.measured += journal.points().count(point.id);
-  result.fit = fit_calibration(points, journal.points(), facts, options.preset);
-  const std::string source =
-      fmt::format("measured on {} by orrery calibrate --device {} ({})", facts.device, facts.kind, facts.software);
-  result.fit.overlaps = fit_overlaps(pairs, journal.points());
-  if (result.fit.overlaps) {
-    result.fit.overlaps->source = source;
-  } else {
-    result.fit.no_overlaps = pairs.empty()        ? "the backend runs its streams one after another"
-                             : streams_take_turns ? "copies and products took turns"
-                                                  : "the time was up before both directions were measured";
-  }
-  if (const std::vector<CollectiveCurve> curves = curves_of(collectives, journal); !curves.empty())
-    result.fit.collectives = fit_collectives(host_of(result.fit.device, curves.front().ranks), curves, source).classes;
-  result.text = calibration_text(result.fit, source, journal.header().date,
-                                 describe_method(facts, options, result.measured, result.planned));
-  return result;
+  return CalibrationRun(make_backend, options).run();
 }
 
 }  // namespace orrery
