@@ -137,6 +137,21 @@ TEST_F(RunOverMpi, ComputesWhatOneRankComputesInTheSameReportAsThreads) {
   EXPECT_TRUE(leaves_no_results());
 }
 
+// All-to-alls, rings and gathers over groups of some of the ranks.
+TEST_F(RunOverMpi, ComputesWhatOneRankComputesOverGroupsOfSomeRanks) {
+  const Workplace place;
+  place.write("tiny.json", kTiny);
+  for (const char* plan :
+       {"--set plan.context_parallel=4 --set plan.context_parallel_type=usp --set plan.ulysses_degree=2",
+        "--set plan.context_parallel=2 --set plan.data_parallel=2 --set plan.context_parallel_type=all_gather",
+        "--set plan.data_parallel=4 --set plan.zero_stage=3 --set plan.zero_hpz_partition_size=2",
+        "--set plan.data_parallel=4 --set plan.zero_stage=3 --set plan.mics_shard_size=2"}) {
+    const CommandResult mpi = place.orrery(std::string("run tiny.json --ranks mpi --check --steps 0 --json - ") + plan);
+    ASSERT_EQ(mpi.code, 0) << plan << mpi.err;
+    EXPECT_TRUE(json::parse(mpi.out)["agreement"]["agrees"]) << plan;
+  }
+}
+
 TEST_F(RunOverMpi, HandsOverTheStorageOfNarrowTensors) {
   const Workplace place;
   place.write("tiny.json", kTiny);

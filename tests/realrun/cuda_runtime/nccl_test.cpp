@@ -310,9 +310,20 @@ TEST_F(Nccl, ProcessesComputeWhatOneRankAndWhatThreadsCompute) {
   for (const char* plan : {R"({"data_parallel": 2})", R"({"data_parallel": 2, "zero_stage": 3})",
                            R"({"tensor_parallel": 2, "sequence_parallel": true})", R"({"pipeline_parallel": 2})",
                            R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "pipeline_schedule": "interleaved"})",
-                           R"({"context_parallel": 2})"}) {
+                           R"({"context_parallel": 2})",
+                           R"({"context_parallel": 2, "context_parallel_type": "ulysses"})",
+                           R"({"context_parallel": 2, "context_parallel_type": "all_gather"})"}) {
     SCOPED_TRACE(plan);
     EXPECT_EQ(run(2, "steps", plan), kTwoPassed);
+  }
+}
+
+TEST_F(Nccl, GroupsOfSomeProcessesDoSoToo) {
+  for (const char* plan : {R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2})",
+                           R"({"data_parallel": 4, "zero_stage": 3, "zero_hpz_partition_size": 2})",
+                           R"({"data_parallel": 4, "zero_stage": 3, "mics_shard_size": 2})"}) {
+    SCOPED_TRACE(plan);
+    EXPECT_EQ(run(4, "steps", plan), (std::vector<int>{0, 0, 0, 0}));
   }
 }
 
