@@ -256,7 +256,7 @@ class Rank {
   std::vector<PiecePlan> plans_;
   std::vector<RankChunk> chunks_;
   std::vector<Waiting> waiting_;
-  std::map<std::array<std::int64_t, 5>, std::vector<std::int64_t>> part_indices_;
+  std::map<std::array<std::int64_t, 6>, std::vector<std::int64_t>> part_indices_;
   std::map<std::vector<std::int64_t>, std::vector<std::int64_t>> box_indices_;
   std::map<MessageTag, StreamPart> own_messages_;  // between chunks of this stage
   // By boundary (the position behind it) and side stream: what crosses it, if anything.

@@ -449,7 +449,7 @@ const std::vector<std::int64_t>& Rank::part_index(const Tensor& whole, int dim, 
   std::int64_t inner = 1, outer = 1;
   for (int d = dim + 1; d < whole.rank; ++d) inner *= whole.sizes[d];
   for (int d = 0; d < dim; ++d) outer *= whole.sizes[d];
-  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, begin, size});
+  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, begin, size, 0});
   if (!fresh) return found->second;
   const std::int64_t inside = std::clamp<std::int64_t>(whole.sizes[dim] - begin, 0, size);
   for (std::int64_t o = 0; o < outer; ++o)
@@ -467,7 +467,9 @@ const std::vector<std::int64_t>& Rank::member_index(const Tensor& whole, const T
   for (int d = 0; d < dim; ++d) outer *= whole.sizes[d];
   const std::vector<std::int64_t> dealt = dealt_indices(part.deal(dim), part.over[dim], whole.sizes[dim], size,
                                                         program_.mesh, static_cast<std::int64_t>(member));
-  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, dealt.front(), -size});
+  std::int64_t dealt_so = static_cast<std::int64_t>(part.deal(dim));
+  for (int n = 0; n < part.over[dim].count(); ++n) dealt_so = dealt_so << 4 | (part.over[dim].digit(n) + 1);
+  auto [found, fresh] = part_indices_.try_emplace({outer, whole.sizes[dim], inner, dealt.front(), size, dealt_so});
   if (!fresh) return found->second;
   for (std::int64_t o = 0; o < outer; ++o)
     for (const std::int64_t at : dealt)

@@ -324,7 +324,7 @@ class PieceCheck {
     struct Divided {
       Axis axis;
       Division over;
-      bool zigzag;
+      Deal deal;
       bool read, read_in_parts;  // in parts: without a rest that all ranks have
       TensorId first;
     };
@@ -334,17 +334,18 @@ class PieceCheck {
       for (int d = 0; d < t.rank; ++d) {
         const Axis axis = divided_axis(t.axes[d]);
         if (axis == Axis::none) continue;
-        const bool zigzag = t.deal(d) == Deal::zigzag, by_heads = t.deal(d) == Deal::query_heads;
+        const bool by_heads = t.deal(d) == Deal::query_heads;
+        const Deal deal = by_heads ? Deal::contiguous : t.deal(d);  // of what is divided
         const auto known = std::find_if(axes.begin(), axes.end(), [&](const Divided& a) { return a.axis == axis; });
         if (known == axes.end()) {
-          axes.push_back({axis, t.over[d], zigzag, read, read && !by_heads, id});
+          axes.push_back({axis, t.over[d], deal, read, read && !by_heads, id});
           continue;
         }
         known->read = known->read || read;
         known->read_in_parts = known->read_in_parts || (read && !by_heads);
         const bool alike =
             part && axis == Axis::sequence ? known->over.begins_with(t.over[d]) : known->over == t.over[d];
-        if (alike && (known->zigzag == zigzag || t.over[d].empty())) continue;
+        if (alike && (known->deal == deal || t.over[d].empty())) continue;
         report(Rule::operands_agree,
                layout(id) + " and " + layout(known->first) + " are divided differently along " + "one axis");
         return false;

@@ -31,6 +31,8 @@ std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t w
     } else if (deal == Deal::query_heads && parts > 1) {
       const std::int64_t heads = (whole - local) / (parts - 1);
       index = at < heads ? part * heads + at : whole - (local - at);
+    } else if (deal == Deal::striped) {
+      index = at * parts + part;
     }
     indices[static_cast<std::size_t>(i)] = index;
   }

@@ -17,8 +17,9 @@ enum class Deal : std::uint8_t {
                 // causal mask then have equal work
   query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
                 // rank
+  striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
 };
-inline constexpr int kDeals = 3;
+inline constexpr int kDeals = 4;
 const char* name_of(Deal deal);
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts

@@ -32,7 +32,7 @@ const char* name_of(Place place) {
 }
 
 const char* name_of(Deal deal) {
-  static constexpr std::array names{"contiguous", "zigzag", "query_heads"};
+  static constexpr std::array names{"contiguous", "zigzag", "query_heads", "striped"};
   static_assert(names.size() == kDeals);
   return pick(names, deal);
 }

@@ -95,10 +95,10 @@ struct Tensor {
   // on all ranks, or a part of a sum that is owed (sim/program/check.h).
   std::uint8_t kept = 0;  // of a dimension dealt by query heads: what is behind them, and on every rank
   std::array<Division, kMaxRank> over{};
-  std::uint16_t deals = 0;  // two bits a dimension
-  Deal deal(int dim) const { return static_cast<Deal>(deals >> (2 * dim) & 3); }
+  std::uint32_t deals = 0;  // four bits a dimension
+  Deal deal(int dim) const { return static_cast<Deal>(deals >> (4 * dim) & 0xf); }
   void set_deal(int dim, Deal deal) {
-    deals = static_cast<std::uint16_t>((deals & ~(3 << (2 * dim))) | static_cast<int>(deal) << (2 * dim));
+    deals = (deals & ~(0xfu << (4 * dim))) | static_cast<std::uint32_t>(deal) << (4 * dim);
   }
   MeshGroup divided_over() const {  // of all dimensions
     MeshGroup group;

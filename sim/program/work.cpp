@@ -13,25 +13,30 @@ std::int64_t product(const Tensor& t, int first, int last) {
   return n;
 }
 
-// Runs of neighbouring positions, all of one length.
+// Runs of positions, all of one length, each position so far behind the one before it.
 struct Runs {
   std::array<std::int64_t, 2> begin{};
   std::size_t count = 1;
-  std::int64_t length = 0;
+  std::int64_t length = 0, apart = 1;
 };
 Runs runs_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t positions) {
+  if (deal == Deal::striped) return {{part}, 1, positions, parts};
   if (deal != Deal::zigzag || parts == 1) return {{part * positions}, 1, positions};
   const std::int64_t half = positions / 2;
   return {{part * half, (2 * parts - 1 - part) * half}, 2, half};
 }
 
-// Of queries at a, a + 1, .. (`queries` of them) and keys at b, b + 1, .. the pairs with query - key <= most.
-std::int64_t pairs_up_to(std::int64_t most, std::int64_t a, std::int64_t queries, std::int64_t b, std::int64_t keys) {
-  const std::int64_t z = most - (a - b);  // of offsets i - j, counted from 0 each
-  const std::int64_t first = std::clamp<std::int64_t>(z + 1, 0, queries),  // the first that does not pair with all
-      last = std::clamp<std::int64_t>(z + keys, first, queries);           // the first behind it that pairs with none
-  // Query i pairs with keys + z - i of them.
-  return first * keys + (last - first) * (2 * (keys + z) - first - (last - 1)) / 2;
+std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+// Of queries at a, a + 1, .. (`queries` of them) and keys at b, b + 1, .. the pairs with query - key <= most; of
+// positions that lie apart as `step` says of queries, `key_step`, which divides it, of keys.
+std::int64_t pairs_up_to(std::int64_t most, std::int64_t a, std::int64_t queries, std::int64_t step, std::int64_t b,
+                         std::int64_t keys, std::int64_t key_step) {
+  const std::int64_t z = floor_of(most - (a - b), key_step), r = step / key_step;
+  // Query i pairs with keys + z - r i of them.
+  const std::int64_t first = std::clamp<std::int64_t>(floor_of(z, r) + 1, 0, queries),  // the first that lacks some
+      last = std::clamp<std::int64_t>(floor_of(z + keys - 1, r) + 1, first, queries);   // that pairs with none
+  return first * keys + (last - first) * (2 * (keys + z) - r * (first + last - 1)) / 2;
 }
 
 AttendedPairs pairs_of(bool causal, std::int64_t window, const Runs& queries, const Runs& keys) {
@@ -47,7 +52,8 @@ AttendedPairs pairs_of(bool causal, std::int64_t window, const Runs& queries, co
     const std::int64_t before = p.seen;
     for (std::size_t q = 0; q < queries.count; ++q) {
       const auto up_to = [&](std::int64_t most) {
-        return pairs_up_to(most, queries.begin[q], queries.length, keys.begin[k], keys.length);
+        return pairs_up_to(most, queries.begin[q], queries.length, queries.apart, keys.begin[k], keys.length,
+                           keys.apart);
       };
       const auto at = [&](std::int64_t distance) { return up_to(distance) - up_to(distance - 1); };
       const std::int64_t all = queries.length * keys.length;

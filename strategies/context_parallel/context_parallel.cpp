@@ -185,8 +185,10 @@ bool is_of_type(const Plan& plan, std::span<const std::string_view> names) {
 }
 
 Deal deal_over(const Scenario& scenario, std::int64_t ranks) {
-  const bool zigzag = scenario.plan.context.balance == Balance::zigzag && scenario.model.kind == ModelKind::decoder;
-  return zigzag && ranks > 1 ? Deal::zigzag : Deal::contiguous;
+  if (ranks == 1 || scenario.model.kind != ModelKind::decoder) return Deal::contiguous;
+  static constexpr std::array kDealt{Deal::contiguous, Deal::zigzag, Deal::striped};
+  static_assert(kDealt.size() == kBalanceNames.size());
+  return kDealt[static_cast<std::size_t>(scenario.plan.context.balance)];
 }
 
 void check_deal(const Scenario& scenario, std::int64_t ranks) {

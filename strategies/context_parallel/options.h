@@ -11,8 +11,8 @@ enum class Type : std::uint8_t { ring };
 // The names of all strategies of the list that lay attention out so (Strategy::context_types).
 std::span<const std::string_view> type_names();
 
-enum class Balance : std::uint8_t { contiguous, zigzag };
-inline constexpr std::array<std::string_view, 2> kBalanceNames{"contiguous", "zigzag"};
+enum class Balance : std::uint8_t { contiguous, zigzag, striped };
+inline constexpr std::array<std::string_view, 3> kBalanceNames{"contiguous", "zigzag", "striped"};
 
 struct Options {
   std::int64_t degree = 1;
@@ -25,7 +25,8 @@ struct Options {
             "how attention meets what the other ranks have of a sequence; Megatron-Core's names say the same",
             Scope::layout);
     v.field("context_parallel_balance", balance, kBalanceNames,
-            "how positions are dealt to ranks: contiguous, or zigzag (equal causal work, as Megatron-LM)",
+            "how positions are dealt to ranks: contiguous; zigzag (equal causal work, as Megatron-LM); striped (the "
+            "same, position i to rank i mod context_parallel, as Striped Attention)",
             Scope::layout);
   }
 };

@@ -542,7 +542,7 @@ TEST(Division, DealsEveryIndex) {
   mesh.add(MeshAxis::cp, 3);
   Division over;
   over.append(mesh.group({MeshAxis::tp, MeshAxis::cp}));
-  for (const Deal deal : {Deal::contiguous, Deal::zigzag}) {
+  for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::striped}) {
     std::vector<std::int64_t> all;
     for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank)
       for (const std::int64_t i : dealt_indices(deal, over, 24, 4, mesh, rank)) all.push_back(i);
@@ -553,6 +553,9 @@ TEST(Division, DealsEveryIndex) {
   EXPECT_THAT(dealt_indices(Deal::zigzag, over, 24, 4, mesh, 2), testing::ElementsAre(4, 5, 6, 7));
   EXPECT_THAT(dealt_indices(Deal::zigzag, over, 24, 4, mesh, 3), testing::ElementsAre(16, 17, 18, 19));
   EXPECT_THAT(dealt_indices(Deal::contiguous, over, 24, 4, mesh, 3), testing::ElementsAre(12, 13, 14, 15));
+  // Every third index, of which tensor ranks have the first and the second half.
+  EXPECT_THAT(dealt_indices(Deal::striped, over, 24, 4, mesh, 2), testing::ElementsAre(1, 4, 7, 10));
+  EXPECT_THAT(dealt_indices(Deal::striped, over, 24, 4, mesh, 3), testing::ElementsAre(13, 16, 19, 22));
   // Six query heads over two ranks, a key and a value that both have.
   Division heads;
   heads.append(mesh.group(MeshAxis::tp));

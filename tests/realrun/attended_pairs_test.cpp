@@ -115,7 +115,7 @@ void expect_counted_as_seen(const Masked& mask, const std::string& plan) {
 TEST(AttendedPairs, AreThoseThatKernelsSeeOnEveryRankAndStepOfARing) {
   for (const Masked& mask : kMasks)
     for (const int ranks : {2, 3, 4})
-      for (const char* balance : {"zigzag", "contiguous"})
+      for (const char* balance : {"zigzag", "contiguous", "striped"})
         expect_counted_as_seen(mask, R"({"context_parallel": )" + std::to_string(ranks) +
                                          R"(, "context_parallel_balance": ")" + balance + "\"}");
 }
@@ -123,7 +123,7 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOnEveryRankAndStepOfARing) {
 TEST(AttendedPairs, AreThoseThatKernelsSeeOfGatheredKeys) {
   for (const Masked& mask : kMasks)
     for (const int ranks : {2, 3, 4})
-      for (const char* balance : {"zigzag", "contiguous"})
+      for (const char* balance : {"zigzag", "contiguous", "striped"})
         expect_counted_as_seen(mask, R"({"context_parallel_type": "all_gather", "context_parallel": )" +
                                          std::to_string(ranks) + R"(, "context_parallel_balance": ")" + balance +
                                          "\"}");
@@ -134,8 +134,10 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOfExchangedHeads) {
   for (const Masked& mask : kMasks)
     for (const char* inner : {"true", "false"})
       for (const int ranks : {2, 4, 8})
-        expect_counted_as_seen(mask, R"({"context_parallel_type": "usp", "ulysses_degree": 2, "context_parallel": )" +
-                                         std::to_string(ranks) + R"(, "ulysses_inner": )" + inner + "}");
+        for (const char* balance : {"zigzag", "striped"})
+          expect_counted_as_seen(mask, R"({"context_parallel_type": "usp", "ulysses_degree": 2, "context_parallel": )" +
+                                           std::to_string(ranks) + R"(, "ulysses_inner": )" + inner +
+                                           R"(, "context_parallel_balance": ")" + balance + "\"}");
 }
 
 // In a later step of a zigzag ring all queries see the first half of the keys, or the second half sees all.
@@ -149,6 +151,23 @@ TEST(AttendedPairs, AZigzagStepIsHalfOfTheSquareOnEveryRank) {
         EXPECT_EQ(pairs.counted, 6 * 6 / 2);
         EXPECT_EQ(pairs.keys, op.keys_before == 0 || op.keys_before > part ? 6 : 3);
       }
+}
+
+// Striped Attention, section 3: in every step a rank sees a triangle of its square, with its diagonal where its queries
+// lie behind the keys' rank and without it where that rank lies behind.
+TEST(AttendedPairs, AStripedStepIsATriangleOnEveryRankWithOrWithoutItsDiagonal) {
+  Program program;
+  lower(attention_scenario("{}", R"({"context_parallel": 4, "context_parallel_balance": "striped"})"), program);
+  int steps = 0;
+  for (const Piece& piece : program.pieces)
+    for (const Op& op : attentions(piece, piece.forward)) {
+      ++steps;
+      for (std::int64_t part = 0; part < 4; ++part)
+        EXPECT_EQ(attended_pairs(op, piece.tensors, part).seen, op.keys_before <= part ? 6 * 7 / 2 : 6 * 5 / 2);
+      // Of the slowest rank's pairs only a query's own key counts half.
+      EXPECT_EQ(attended_pairs(op, piece.tensors).counted, op.keys_before == 0 ? 6 * 6 / 2 : 6 * 7 / 2);
+    }
+  EXPECT_EQ(steps, 4);
 }
 
 }  // namespace

@@ -103,6 +103,7 @@ TEST(Sweep, PlansComposeFreely) {
                           s.plan.context.type = context_parallel::type_named(kTypes[type]);
                           if (type == 2) s.plan.context.degree = 4, s.plan.usp.ulysses_degree = 2;
                           s.plan.usp.ulysses_inner = runs / 12 % 2 == 0;
+                          s.plan.context.balance = static_cast<context_parallel::Balance>(runs / 24 % 3);
                         }
                         s.plan.pipeline.degree = p;
                         s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);

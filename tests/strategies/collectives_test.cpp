@@ -171,19 +171,23 @@ double attention_flops(const Program& p) {
   return total;
 }
 
-TEST(ContextParallel, ZigzagSharesCausalWorkEquallyContiguousDoesNot) {
+TEST(ContextParallel, ZigzagAndStripedShareCausalWorkEquallyContiguousDoesNot) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
   s.workload = {8192, 0, 8};
-  Program one, zigzag, contiguous;
+  Program one, zigzag, contiguous, striped;
   lower(s, one);
   s.plan.context.degree = 8;
   s.workload.global_batch_size = 1;
   lower(s, zigzag);
   s.plan.context.balance = context_parallel::Balance::contiguous;
   lower(s, contiguous);
+  s.plan.context.balance = context_parallel::Balance::striped;
+  lower(s, striped);
   EXPECT_DOUBLE_EQ(attention_flops(one), 8 * attention_flops(zigzag));
   // The last rank attends to everything before it: (2c - 1)/c of the mean.
   EXPECT_DOUBLE_EQ(attention_flops(contiguous), attention_flops(zigzag) * 15 / 8);
+  // Of 1,024 positions in each later step the diagonal, half of which the slowest rank sees more than its share.
+  EXPECT_DOUBLE_EQ(attention_flops(striped), attention_flops(zigzag) * (1 + 7.0 / 8 / 1024));
 }
 
 // The gradients of the keys that a step's queries see: five products where the forward has two, on the same pairs.
@@ -233,6 +237,23 @@ TEST(ContextParallel, SlidingWindowsKeepTheirWorkAndSkipFarSteps) {
   EXPECT_EQ(count_ops(layer.forward, OpKind::ring_shift), 1);
   EXPECT_EQ(count_ops(layer.backward, OpKind::ring_shift), 1 + 2);  // keys; gradients, the last time to their owner
   EXPECT_NEAR(attended_pairs(p) / (4096.0 * 4096), 1, 1e-3);
+}
+
+// Keys of the rank j places before lie j, j + 8, .. positions back: a window of four sees those of three ranks.
+TEST(ContextParallel, AStripedDealNeedsAsManyStepsAsTheWindowHasPositions) {
+  Scenario s = scenario_of("mistral-7b", "dgx-h100", 1);
+  s.workload = {32768, 0, 1};
+  s.plan.context.degree = 8;
+  s.plan.context.balance = context_parallel::Balance::striped;
+  Program p;
+  lower(s, p);
+  EXPECT_EQ(count_ops(piece_named(p, "layer").forward, OpKind::attention), 8);
+  // An eighth of all pairs: the short windows at the start of the sequence are shared, too.
+  EXPECT_NEAR(attended_pairs(p) / (4096.0 * 4096), 15.0 / 16, 2e-4);
+  s.model.sliding_window = 4;
+  lower(s, p);
+  EXPECT_EQ(count_ops(piece_named(p, "layer").forward, OpKind::attention), 4);
+  EXPECT_EQ(count_ops(piece_named(p, "layer").forward, OpKind::ring_shift), 3);
 }
 
 // Chunks of 2,048 positions: a query sees its own chunk and the two before it. These lie one and two ranks back for a
