@@ -142,7 +142,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(op.kind, covered, span_of(simulation.program->mesh, op.group, cluster.node.devices));
+        .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster.node.devices));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)

@@ -207,7 +207,7 @@ class Rank {
   void all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch);
   void all_gather(const Op& op, Instance& instance, std::int64_t micro_batch);
   void reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_batch);
-  void all_to_all(const Op& op, Instance& instance, std::int64_t micro_batch);
+  void redistribute(const Op& op, Instance& instance, std::int64_t micro_batch);
   void ring_shift(const Op& op, Instance& instance, std::int64_t micro_batch);
   void reduce_packed_gradients(const Op& op, Instance& instance);
   double tokens(const Tensor& targets) const;
@@ -229,8 +229,9 @@ class Rank {
   // Of what a group's collective gathers or scatters along a dimension the elements that `member` has.
   const std::vector<std::int64_t>& member_index(const Tensor& whole, const Tensor& part, int dim, std::size_t member,
                                                 std::int64_t place);
-  // Of a tensor that is exchanged the elements that `member` has in the other layout, or has had.
-  const std::vector<std::int64_t>& exchanged_index(const Tensor& tensor, const Tensor& other, std::size_t member);
+  const std::vector<std::int64_t>& exchanged_index(const Tensor& tensor, std::size_t rank, const Tensor& in,
+                                                   std::size_t other);
+  std::int64_t longest_exchange(const Tensor& from, const Tensor& to, const Members& members);
   bool adds(const Op& op, const Instance& instance, TensorId id) const;
   std::vector<std::int64_t> sequence_positions(const PiecePlan& plan, const Tensor& tensor) const;
   void place_dropout(const Op& op, const Instance& instance, std::int64_t micro_batch, KernelContext& context) const;
@@ -257,7 +258,7 @@ class Rank {
   std::vector<RankChunk> chunks_;
   std::vector<Waiting> waiting_;
   std::map<std::array<std::int64_t, 6>, std::vector<std::int64_t>> part_indices_;
-  std::map<std::vector<std::int64_t>, std::vector<std::int64_t>> box_indices_;
+  std::map<std::vector<std::int64_t>, std::vector<std::int64_t>> exchanged_indices_;
   std::map<MessageTag, StreamPart> own_messages_;  // between chunks of this stage
   // By boundary (the position behind it) and side stream: what crosses it, if anything.
   std::vector<std::array<const Tensor*, kSideStreams>> crossings_;

@@ -390,7 +390,8 @@ void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batc
     case OpKind::reduce_scatter:
       return reduce_scatter(op, instance, micro_batch);
     case OpKind::all_to_all:
-      return all_to_all(op, instance, micro_batch);
+    case OpKind::redistribute:
+      return redistribute(op, instance, micro_batch);
     case OpKind::ring_shift:
       return ring_shift(op, instance, micro_batch);
     default:
@@ -499,33 +500,38 @@ void Rank::reduce_scatter(const Op& op, Instance& instance, std::int64_t micro_b
     if (s != nullptr) s->note_read(use);
 }
 
-// The group's digits leave dimensions for others: every rank sends each what that one has in the new layout.
-void Rank::all_to_all(const Op& op, Instance& instance, std::int64_t micro_batch) {
+// Every rank sends each what it has and that one has in the new layout, in the order of the whole; parts are as long as
+// the longest.
+void Rank::redistribute(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const Piece& piece = *instance.plan->piece;
   const Tensor &before = piece.tensors[op.reads[0]], &after = piece.tensors[op.writes[0]];
   const Members members = position_.group(op.group);
-  const std::int64_t n = before.elements() / static_cast<std::int64_t>(members.size());
+  const auto ranks = static_cast<std::int64_t>(members.size());
+  const std::int64_t n = longest_exchange(before, after, members);
   StoragePtr gathered;
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Target to = target(instance, op.writes[0], micro_batch, op.stream);
-  const StoragePtr sent = scratch(before.elements(), before.dtype, op.stream),
-                   received = scratch(after.elements(), after.dtype, op.stream);
-  const auto for_each_part = [&](const Tensor& t, const Tensor& other, auto visit) {
-    for (std::size_t m = 0; m < members.size(); ++m) {
-      const std::vector<std::int64_t>& index = exchanged_index(t, other, members[m]);
-      if (static_cast<std::int64_t>(index.size()) != n)
-        throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
-                               "\" by an exchange");
-      visit(static_cast<std::int64_t>(m) * n, index);
-    }
-  };
-  for_each_part(before, after, [&](std::int64_t at, const std::vector<std::int64_t>& index) {
-    backend_.gather(op.stream, {from, before.dtype, 0, n, &index}, element(sent->data, at, before.dtype));
-  });
+  const StoragePtr sent = scratch(n * ranks, before.dtype, op.stream),
+                   received = scratch(n * ranks, after.dtype, op.stream);
+  const auto elements = [](const std::vector<std::int64_t>& index) { return static_cast<std::int64_t>(index.size()); };
+  for (std::int64_t m = 0; m < ranks; ++m) {
+    const std::vector<std::int64_t>& index =
+        exchanged_index(before, position_.rank, after, members[static_cast<std::size_t>(m)]);
+    backend_.gather(op.stream, {from, before.dtype, 0, elements(index), &index},
+                    element(sent->data, m * n, before.dtype));
+  }
   communicator_.all_to_all(members, meeting(op), op.stream, sent->data, received->data, n, before.dtype);
-  for_each_part(after, before, [&](std::int64_t at, const std::vector<std::int64_t>& index) {
-    backend_.scatter(op.stream, element(received->data, at, after.dtype), {to.data, after.dtype, 0, n, &index}, false);
-  });
+  std::int64_t arrived = 0;
+  for (std::int64_t m = 0; m < ranks; ++m) {
+    const std::vector<std::int64_t>& index =
+        exchanged_index(after, position_.rank, before, members[static_cast<std::size_t>(m)]);
+    backend_.scatter(op.stream, element(received->data, m * n, after.dtype),
+                     {to.data, after.dtype, 0, elements(index), &index}, false);
+    arrived += elements(index);
+  }
+  if (arrived != after.elements())
+    throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
+                           "\" by an exchange");
   put(to, op.stream);
   const Use use = order_.issued(op.stream);
   for (const StoragePtr& s : {gathered, sent, received})

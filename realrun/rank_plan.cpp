@@ -478,28 +478,54 @@ const std::vector<std::int64_t>& Rank::member_index(const Tensor& whole, const T
   return found->second;
 }
 
-const std::vector<std::int64_t>& Rank::exchanged_index(const Tensor& tensor, const Tensor& other, std::size_t member) {
-  std::vector<std::int64_t> box;  // of each dimension its size, the first index, how many
-  std::int64_t elements = 1;
-  for (int d = 0; d < tensor.rank; ++d) {
-    const MeshGroup more = other.over[d].group().without(tensor.over[d].group());
-    const std::int64_t count = tensor.sizes[d] / program_.mesh.size(more);
-    box.insert(box.end(), {tensor.sizes[d],
-                           program_.mesh.coordinate(static_cast<std::int64_t>(member), more) * count, count});
-    elements *= count;
-  }
-  auto [found, fresh] = box_indices_.try_emplace(box);
-  if (!fresh) return found->second;
-  for (std::int64_t e = 0; e < elements; ++e) {
-    std::int64_t rest = e, stride = 1, at = 0;
-    for (auto d = static_cast<std::size_t>(tensor.rank); d-- > 0;) {
-      at += (box[3 * d + 1] + rest % box[3 * d + 2]) * stride;
-      rest /= box[3 * d + 2];
-      stride *= box[3 * d];
+// Of the elements that `rank` has in one layout those that `other` has in another one, as elements of the first and in
+// the order of the whole.
+const std::vector<std::int64_t>& Rank::exchanged_index(const Tensor& tensor, std::size_t rank, const Tensor& in,
+                                                       std::size_t other) {
+  const Mesh& mesh = program_.mesh;
+  std::vector<std::int64_t> key{static_cast<std::int64_t>(rank), static_cast<std::int64_t>(other)};
+  for (const Tensor* t : {&tensor, &in})
+    for (int d = 0; d < t->rank; ++d) {
+      key.insert(key.end(), {t->sizes[d], static_cast<std::int64_t>(t->deal(d))});
+      for (int n = 0; n < t->over[d].count(); ++n) key.push_back(-1 - t->over[d].digit(n));
     }
-    found->second.push_back(at);
+  auto [found, fresh] = exchanged_indices_.try_emplace(std::move(key));
+  if (!fresh) return found->second;
+  std::vector<std::int64_t>& elements = found->second;
+  elements.push_back(0);
+  for (int d = 0; d < tensor.rank; ++d) {
+    std::vector<std::int64_t> here;  // along this dimension
+    if (tensor.over[d] == in.over[d] && tensor.deal(d) == in.deal(d)) {
+      for (std::int64_t i = 0; i < tensor.sizes[d]; ++i) here.push_back(i);
+    } else {
+      const std::int64_t whole = tensor.sizes[d] * mesh.size(tensor.over[d].group());
+      const auto of = [&](const Tensor& t, std::size_t r) {
+        return dealt_indices(t.deal(d), t.over[d], whole, t.sizes[d], mesh, static_cast<std::int64_t>(r));
+      };
+      const std::vector<std::int64_t> own = of(tensor, rank);
+      std::vector<std::int64_t> theirs = of(in, other);
+      std::sort(theirs.begin(), theirs.end());
+      for (std::size_t i = 0; i < own.size(); ++i)
+        if (std::binary_search(theirs.begin(), theirs.end(), own[i])) here.push_back(static_cast<std::int64_t>(i));
+      std::sort(here.begin(), here.end(), [&](std::int64_t a, std::int64_t b) {
+        return own[static_cast<std::size_t>(a)] < own[static_cast<std::size_t>(b)];
+      });
+    }
+    std::vector<std::int64_t> next;
+    next.reserve(elements.size() * here.size());
+    for (const std::int64_t at : elements)
+      for (const std::int64_t i : here) next.push_back(at * tensor.sizes[d] + i);
+    elements = std::move(next);
   }
-  return found->second;
+  return elements;
+}
+
+// Of what any member sends another.
+std::int64_t Rank::longest_exchange(const Tensor& from, const Tensor& to, const Members& members) {
+  std::size_t longest = 0;
+  for (const std::size_t a : members)
+    for (const std::size_t b : members) longest = std::max(longest, exchanged_index(from, a, to, b).size());
+  return static_cast<std::int64_t>(longest);
 }
 
 bool Rank::adds(const Op& op, const Instance& instance, TensorId id) const {

@@ -30,12 +30,13 @@ GroupSpan OpCostModel::span(const Op& op) const {
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
+  const OpKind kind = collective_of(op.kind);
   for (const Collective& met : collectives_met_)
-    if (met.kind == op.kind && met.group == op.group && met.bytes == payload) return met.cost;
+    if (met.kind == kind && met.group == op.group && met.bytes == payload) return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
-  const CollectiveCost cost = collectives_.cost(op.kind, payload, span(op), algorithm_, protocol_);
-  collectives_met_.push_back({op.kind, op.group, payload, cost});
+  const CollectiveCost cost = collectives_.cost(kind, payload, span(op), algorithm_, protocol_);
+  collectives_met_.push_back({kind, op.group, payload, cost});
   return cost;
 }
 

@@ -145,7 +145,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (is_communication(op.kind)) {
       if (is_point_to_point(op.kind))
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
-      x = add_exchange(traffic.groups(id, op.group), op.kind, payload,
+      x = add_exchange(traffic.groups(id, op.group), collective_of(op.kind), payload,
                        job.costs->collective(op, piece.tensors, instances));
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;

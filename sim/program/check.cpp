@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 
+#include "sim/program/redistribute.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 
@@ -537,6 +539,7 @@ class PieceCheck {
     if (divided.rank != whole.rank) return false;
     dim = -1;
     for (int d = 0; d < divided.rank; ++d) {
+      if (divided.deal(d) != whole.deal(d) && !whole.over[d].empty()) return false;
       if (divided.over[d] == whole.over[d]) continue;
       Division expected = whole.over[d];
       if (!expected.has_room_for(group)) return false;
@@ -580,31 +583,9 @@ class PieceCheck {
         return scatter(op, from, to);
       case OpKind::all_reduce:
         return reduce(op, from, to);
-      case OpKind::all_to_all: {
-        const Tensor &a = tensor(from), &b = tensor(to);
-        MeshGroup lost, gained;
-        bool fits = a.rank == b.rank, sized = true;
-        for (int d = 0; fits && d < a.rank; ++d) {
-          const MeshGroup less = a.over[d].group().without(b.over[d].group()),
-                          more = b.over[d].group().without(a.over[d].group());
-          const auto with = [](Division over, MeshGroup minor) {
-            if (over.has_room_for(minor)) over.append(minor);
-            return over;
-          };
-          // Minor digits leave, or come.
-          fits = less.empty() ? with(a.over[d], more) == b.over[d] : with(b.over[d], less) == a.over[d];
-          fits = fits && !lost.meets(less) && !gained.meets(more) && (a.deal(d) == b.deal(d) || b.over[d].empty());
-          sized = sized && a.sizes[d] * mesh_.size(less) == b.sizes[d] * mesh_.size(more);
-          lost = lost | less, gained = gained | more;
-        }
-        if (!fits || lost != op.group || gained != op.group) {
-          report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by moving " +
-                                      words(mesh_, op.group) + " from one dimension to another");
-        } else if (!sized) {
-          report(Rule::sizes, "local sizes of " + layout(from) + " and " + layout(to) + " are of other layouts");
-        }
-        return write(to, owed(from));
-      }
+      case OpKind::all_to_all:
+      case OpKind::redistribute:
+        return exchange(op, from, to);
       case OpKind::ring_shift: {
         const Tensor &a = tensor(from), &b = tensor(to);
         const int d = a.find(Axis::sequence);
@@ -620,6 +601,20 @@ class PieceCheck {
       default:
         return write(to, owed(from));
     }
+  }
+
+  void exchange(const Op& op, TensorId from, TensorId to) {
+    const std::optional<Redistribution> needed = redistribution(mesh_, tensor(from), tensor(to));
+    if (!needed || needed->group != op.group) {
+      report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by an exchange over " +
+                                  words(mesh_, op.group) +
+                                  (needed ? ": what differs is over " + words(mesh_, needed->group)
+                                          : ": they are not of one whole over the same digits"));
+    } else if (op.factor != needed->share) {
+      report(Rule::sizes, "of " + layout(from) + " a share of " + std::to_string(needed->share) + " becomes " +
+                              layout(to) + ", the op moves " + std::to_string(op.factor));
+    }
+    write(to, owed(from));
   }
 
   void expect_last(const Op& op, TensorId id) {

@@ -28,7 +28,7 @@ enum class Rule : std::uint8_t {
   gathers = 7,            // the result is the operand without the group's digits, the minor ones of one dimension
   scatters = 8,           // the operand owes the group's sum; the result is divided over the group's digits as well
   reduces = 9,            // the operand owes the group's sum, the result is laid out as the operand
-  exchanges = 10,         // all-to-all: the group's digits move from one dimension to another
+  exchanges = 10,         // a redistribution: both layouts are of one whole, over digits of which the group's differ
   shifts = 11,            // a ring is of the digits that divide the operand
   sizes = 12,             // local sizes are those of the layouts
   last_micro_batch = 13,  // sums in place, of what later micro-batches add to, are taken in the last one

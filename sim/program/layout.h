@@ -1,6 +1,7 @@
 // How a dimension of a tensor is divided over a mesh.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <stdexcept>
@@ -87,9 +88,55 @@ class Division {
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
-// The indices that `rank` has of a dimension of `whole`, `local` of them. The deal is of the first digit; the
-// rest cut what it leaves contiguously. Indices of a last part may reach beyond
-// `whole` (padded flat buffers).
+// Indices begin, begin + apart, ..
+struct IndexRun {
+  std::int64_t begin = 0, count = 0, apart = 1;
+  constexpr std::int64_t at(std::int64_t i) const { return begin + i * apart; }
+  constexpr IndexRun slice(std::int64_t first, std::int64_t n) const { return {at(first), n, apart}; }
+};
+
+// visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
+template <class Visit>
+void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
+                          Visit&& visit) {
+  if (parts == 1) deal = Deal::contiguous;
+  switch (deal) {
+    case Deal::contiguous:
+      return visit(IndexRun{part * local, local});
+    case Deal::zigzag:
+      visit(IndexRun{part * (local / 2), local / 2});
+      return visit(IndexRun{(2 * parts - 1 - part) * (local / 2), local / 2});
+    case Deal::query_heads: {
+      const std::int64_t heads = (whole - local) / (parts - 1);
+      visit(IndexRun{part * heads, heads});
+      return visit(IndexRun{whole - (local - heads), local - heads});
+    }
+    case Deal::striped:
+      return visit(IndexRun{part, local, parts});
+  }
+}
+
+// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. The deal is of
+// the first digit; the rest cut what it leaves contiguously. Indices of a last part may reach beyond `whole` (padded
+// flat buffers).
+template <class Visit>
+void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
+                        std::int64_t rank, Visit&& visit) {
+  std::int64_t parts = 1, part = 0, minor_parts = 1, minor_part = 0;
+  for (int n = 0; n < over.count(); ++n) {
+    const Digit& digit = mesh.digits()[static_cast<std::size_t>(over.digit(n))];
+    std::int64_t &count = n == 0 ? parts : minor_parts, &at = n == 0 ? part : minor_part;
+    count *= digit.size;
+    at = at * digit.size + rank / digit.stride % digit.size;
+  }
+  std::int64_t before = 0;  // in what the first digit leaves
+  const std::int64_t begin = minor_part * local, end = begin + local;
+  for_each_run_of_part(deal, parts, part, whole, local * minor_parts, [&](const IndexRun& run) {
+    const std::int64_t first = std::max(begin - before, std::int64_t{0}), last = std::min(end - before, run.count);
+    if (first < last) visit(run.slice(first, last - first));
+    before += run.count;
+  });
+}
 std::vector<std::int64_t> dealt_indices(Deal deal, Division over, std::int64_t whole, std::int64_t local,
                                         const Mesh& mesh, std::int64_t rank);
 

@@ -63,7 +63,9 @@ struct Op {
 
   ActivationFunction function = ActivationFunction::gelu;
   float scalar = 0;   // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
-  double factor = 1;  // on the operand of scale, on the gradients of optimizers, on the result of cross_entropy_backward
+  // On the operand of scale, on the gradients of optimizers, on the result of cross_entropy_backward; of what
+  // redistribute moves (Redistribution::share).
+  double factor = 1;
   // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
   // repeated op draws again what it drew.
   std::uint8_t draw = 0;

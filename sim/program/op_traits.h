@@ -65,6 +65,7 @@ enum class OpKind : std::uint8_t {
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
   all_to_all,      // reads x; writes x'
+  redistribute,    // reads x; writes x in another layout (sim/program/redistribute.h): all-to-all of what differs
   broadcast,       // from the group's first rank
   reduce,          // to the group's first rank
   ring_shift,      // send to the next, receive from the previous rank of the group; reads x, writes x'
@@ -92,7 +93,7 @@ enum class OpClass : std::uint8_t {
 enum class MovedBytes : std::uint8_t {
   operands,  // each tensor read once, written once; what is added to is read, too
   rows,      // of a table as many rows as the other operand has, not the table
-  payload,   // the full buffer: whichever side is not a shard
+  payload,   // the full buffer: whichever side is not a shard; of a redistribute the share of it that Op::factor says
   source,    // what a copy reads
 };
 
@@ -251,6 +252,9 @@ inline constexpr std::array kTable{
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::all_to_all, .name = "all_to_all", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
+    OpTraits{.kind = OpKind::redistribute, .name = "redistribute", .op_class = OpClass::collective,
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy,
+             .backward = OpKind::redistribute},
     OpTraits{.kind = OpKind::broadcast, .name = "broadcast", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::reduce, .name = "reduce", .op_class = OpClass::collective,
@@ -294,6 +298,8 @@ constexpr int norm_operand(OpKind k) { return k == OpKind::adam ? 4 : k == OpKin
 constexpr bool is_communication(OpKind k) {
   return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
 }
+// The collective that a communication is on the wire.
+constexpr OpKind collective_of(OpKind k) { return k == OpKind::redistribute ? OpKind::all_to_all : k; }
 constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy; }
 // Has kernels: it computes rather than moves data between ranks or memories.
 constexpr bool is_computation(OpKind k) { return !is_communication(k) && !is_copy(k); }

@@ -14,6 +14,11 @@ inline bool is_layer(const Piece& piece) {
   return piece.input != kNoTensor && piece.output != kNoTensor && piece.sides[kEncoderOutput].output == kNoTensor;
 }
 
+// Redistributes the residual stream between pieces that lay it out differently, and does nothing else.
+inline bool is_joint(const Piece& piece) {
+  return piece.forward.ops.size() == 1 && piece.forward.ops.front().kind == OpKind::redistribute;
+}
+
 inline void replace_reads(Op& op, TensorId from, TensorId to) {
   std::replace(op.reads.begin(), op.reads.end(), from, to);
 }

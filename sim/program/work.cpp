@@ -1,7 +1,6 @@
 #include "sim/program/work.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 namespace orrery {
@@ -13,60 +12,53 @@ std::int64_t product(const Tensor& t, int first, int last) {
   return n;
 }
 
-// Runs of positions, all of one length, each position so far behind the one before it.
-struct Runs {
-  std::array<std::int64_t, 2> begin{};
-  std::size_t count = 1;
-  std::int64_t length = 0, apart = 1;
+// The positions of a part, `count` of them.
+struct Dealt {
+  Deal deal = Deal::contiguous;
+  std::int64_t parts = 1, part = 0, count = 0, first = 0;  // first: of the sequence
+  template <class Visit>
+  void for_each_run(Visit&& visit) const {
+    for_each_run_of_part(deal, parts, part, parts * count, count,
+                         [&](const IndexRun& run) { visit(IndexRun{first + run.begin, run.count, run.apart}); });
+  }
 };
-Runs runs_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t positions) {
-  if (deal == Deal::striped) return {{part}, 1, positions, parts};
-  if (deal != Deal::zigzag || parts == 1) return {{part * positions}, 1, positions};
-  const std::int64_t half = positions / 2;
-  return {{part * half, (2 * parts - 1 - part) * half}, 2, half};
-}
 
 std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
-// Of queries at a, a + 1, .. (`queries` of them) and keys at b, b + 1, .. the pairs with query - key <= most; of
-// positions that lie apart as `step` says of queries, `key_step`, which divides it, of keys.
-std::int64_t pairs_up_to(std::int64_t most, std::int64_t a, std::int64_t queries, std::int64_t step, std::int64_t b,
-                         std::int64_t keys, std::int64_t key_step) {
-  const std::int64_t z = floor_of(most - (a - b), key_step), r = step / key_step;
-  // Query i pairs with keys + z - r i of them.
-  const std::int64_t first = std::clamp<std::int64_t>(floor_of(z, r) + 1, 0, queries),  // the first that lacks some
-      last = std::clamp<std::int64_t>(floor_of(z + keys - 1, r) + 1, first, queries);   // that pairs with none
-  return first * keys + (last - first) * (2 * (keys + z) - r * (first + last - 1)) / 2;
+// The pairs with query - key <= most. REQUIRES: keys that lie apart as queries do, or closer by a whole factor.
+std::int64_t pairs_up_to(std::int64_t most, const IndexRun& queries, const IndexRun& keys) {
+  const std::int64_t z = floor_of(most - (queries.begin - keys.begin), keys.apart), r = queries.apart / keys.apart,
+                     n = keys.count;
+  // Query i pairs with n + z - r i keys.
+  const std::int64_t first = std::clamp<std::int64_t>(floor_of(z, r) + 1, 0, queries.count),  // the first lacking some
+      last = std::clamp<std::int64_t>(floor_of(z + n - 1, r) + 1, first, queries.count);      // that pairs with none
+  return first * n + (last - first) * (2 * (n + z) - r * (first + last - 1)) / 2;
 }
 
-AttendedPairs pairs_of(bool causal, std::int64_t window, const Runs& queries, const Runs& keys) {
+AttendedPairs pairs_of(bool causal, std::int64_t window, const Dealt& queries, const Dealt& keys) {
   AttendedPairs p;
   if (!causal && window == 0) {
-    p.keys = static_cast<std::int64_t>(keys.count) * keys.length;
-    p.seen = static_cast<std::int64_t>(queries.count) * queries.length * p.keys;
+    p.keys = keys.count;
+    p.seen = queries.count * p.keys;
     p.counted = static_cast<double>(p.seen);
     return p;
   }
   std::int64_t own = 0, behind = 0;
-  for (std::size_t k = 0; k < keys.count; ++k) {
+  keys.for_each_run([&](const IndexRun& k) {
     const std::int64_t before = p.seen;
-    for (std::size_t q = 0; q < queries.count; ++q) {
-      const auto up_to = [&](std::int64_t most) {
-        return pairs_up_to(most, queries.begin[q], queries.length, queries.apart, keys.begin[k], keys.length,
-                           keys.apart);
-      };
+    queries.for_each_run([&](const IndexRun& q) {
+      const auto up_to = [&](std::int64_t most) { return pairs_up_to(most, q, k); };
       const auto at = [&](std::int64_t distance) { return up_to(distance) - up_to(distance - 1); };
-      const std::int64_t all = queries.length * keys.length;
       if (!causal) {  // around the query, as many positions as the window has
         p.seen += up_to((window - 1) / 2) - up_to(-(window / 2) - 1);
-        continue;
+        return;
       }
-      p.seen += (window > 0 ? up_to(window - 1) : all) - up_to(-1);
+      p.seen += (window > 0 ? up_to(window - 1) : q.count * k.count) - up_to(-1);
       own += at(0);
       if (window > 0) behind += at(window);
-    }
-    if (p.seen > before) p.keys += keys.length;
-  }
+    });
+    if (p.seen > before) p.keys += k.count;
+  });
   p.counted = static_cast<double>(p.seen) + static_cast<double>(behind - own) / 2;
   return p;
 }
@@ -133,11 +125,13 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std:
   const Tensor& kv = tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
   const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
   // Queries align with the last keys.
-  if (op.parts == 1) return pairs_of(op.causal, op.window, {{keys - queries}, 1, queries}, {{0}, 1, keys});
-  const Runs of_queries = runs_of_part(q.deal(1), op.parts, part, queries);
-  if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, {{0}, 1, keys});
+  const Dealt all{.count = keys};
+  if (op.parts == 1) return pairs_of(op.causal, op.window, {.count = queries, .first = keys - queries}, all);
+  const Dealt of_queries{.deal = q.deal(1), .parts = op.parts, .part = part, .count = queries};
+  if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, all);
+  const std::int64_t owner = (part - op.keys_before + op.parts) % op.parts;
   return pairs_of(op.causal, op.window, of_queries,
-                  runs_of_part(kv.deal(1), op.parts, (part - op.keys_before + op.parts) % op.parts, keys));
+                  {.deal = kv.deal(1), .parts = op.parts, .part = owner, .count = keys});
 }
 
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
@@ -202,7 +196,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
         if (id != kNoTensor) largest = std::max(largest, size(id));
       for (TensorId id : op.writes)
         if (id != kNoTensor) largest = std::max(largest, size(id));
-      return largest;
+      return op.kind == OpKind::redistribute ? largest * op.factor : largest;
     }
     case MovedBytes::source:
       return size(op.reads[0]);

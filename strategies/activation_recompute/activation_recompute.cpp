@@ -128,6 +128,8 @@ void concatenate(Piece& piece, std::int64_t copies) {
   }
 }
 
+bool keeps_activations(const Piece& piece) { return is_layer(piece) && !is_joint(piece); }
+
 constexpr auto everything = [](const Op&) { return true; };
 constexpr auto in_core_attention = [](const Op& op) { return op.core_attention; };
 
@@ -173,7 +175,7 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, Piece& piece) {
   const Options& options = plan.recompute;
-  if (options.mode == Mode::none || !is_layer(piece)) return;
+  if (options.mode == Mode::none || !keeps_activations(piece)) return;
   if (options.mode == Mode::selective) {
     if (!scenario.plan.framework.flash_attention) recompute(piece, in_core_attention);
   } else if (options.every == 1) {  // each layer from its own input
@@ -212,7 +214,7 @@ void rewrite(const Scenario& scenario, Program& program) {
       for (const Run& run : chunk.runs) {
         const Piece& piece = program.pieces[run.piece];
         const Options& options = plans.of(piece).recompute;
-        if (!is_layer(piece) || options.mode != Mode::full || options.every == 1) {
+        if (!keeps_activations(piece) || options.mode != Mode::full || options.every == 1) {
           runs.push_back(run);
           continue;
         }

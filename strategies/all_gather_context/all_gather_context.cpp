@@ -76,15 +76,13 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (context_parallel::is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
   Division over;
   over.append(program.mesh.group(MeshAxis::cp));
-  const Deal deal = context_parallel::deal_over(scenario, scenario.plan.context.degree);
-  for (Piece& piece : program.pieces) {
-    context_parallel::divide_sequence(piece, program.mesh, over, deal);
-    Gathering(program.mesh, piece).run();
-  }
+  const Deal deal = context_parallel::deal_over(scenario, plan, scenario.plan.context.degree);
+  context_parallel::divide_sequence(piece, program.mesh, over, deal);
+  Gathering(program.mesh, piece).run();
 }
 
 std::span<const PlanWord> words() {

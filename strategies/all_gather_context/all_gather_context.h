@@ -15,7 +15,7 @@ inline constexpr std::array<std::string_view, 2> kTypes{"all_gather", "allgather
 
 void check(const Scenario& scenario);
 void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 std::span<const PlanWord> words();
 
 }  // namespace orrery::all_gather_context

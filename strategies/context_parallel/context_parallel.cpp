@@ -7,6 +7,7 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::context_parallel {
 namespace {
@@ -184,19 +185,24 @@ bool is_of_type(const Plan& plan, std::span<const std::string_view> names) {
   return plan.context.degree > 1 && std::find(names.begin(), names.end(), type) != names.end();
 }
 
-Deal deal_over(const Scenario& scenario, std::int64_t ranks) {
+Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
   if (ranks == 1 || scenario.model.kind != ModelKind::decoder) return Deal::contiguous;
   static constexpr std::array kDealt{Deal::contiguous, Deal::zigzag, Deal::striped};
   static_assert(kDealt.size() == kBalanceNames.size());
-  return kDealt[static_cast<std::size_t>(scenario.plan.context.balance)];
+  return kDealt[static_cast<std::size_t>(plan.context.balance)];
 }
 
 void check_deal(const Scenario& scenario, std::int64_t ranks) {
   const std::int64_t length = length_of(scenario);
-  if (deal_over(scenario, ranks) == Deal::zigzag && length % (2 * ranks) != 0)
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (deal_over(scenario, plan, ranks) != Deal::zigzag || length % (2 * ranks) == 0) return;
+    const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
+                               std::to_string(length) + " tokens";
+    if (&plan != &scenario.plan)
+      throw InputError({"", at + "context_parallel_balance"}, "\"zigzag\"", "another deal, or a degree whose " + blocks);
     throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
-                     "a degree whose zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
-                         std::to_string(length) + " tokens");
+                     "a degree whose " + blocks);
+  });
 }
 
 void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal) {
@@ -240,15 +246,13 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!is_of_type(scenario.plan, kTypes)) return;
   const MeshGroup ring = program.mesh.group(MeshAxis::cp);
   Division over;
   over.append(ring);
-  for (Piece& piece : program.pieces) {
-    divide_sequence(piece, program.mesh, over, deal_over(scenario, scenario.plan.context.degree));
-    ring_attention(piece, program.mesh, ring);
-  }
+  divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree));
+  ring_attention(piece, program.mesh, ring);
 }
 
 void disable(Plan& plan) { plan.context = {}; }

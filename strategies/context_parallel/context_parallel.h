@@ -15,7 +15,7 @@ namespace orrery::context_parallel {
 
 void check(const Scenario& scenario);
 void add_digits(const Scenario& scenario, Mesh& mesh);
-void rewrite(const Scenario& scenario, Program& program);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
@@ -31,9 +31,9 @@ Type type_named(std::string_view name);
 // Whether a plan divides sequences and has attention laid out in one of these ways.
 bool is_of_type(const Plan& plan, std::span<const std::string_view> names);
 
-// How positions are dealt to `ranks` of a ring, or to those that gather all keys; throws InputError unless the
-// sequence can be dealt so.
-Deal deal_over(const Scenario& scenario, std::int64_t ranks);
+// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan; throws
+// InputError unless the sequence can be dealt so in all layers.
+Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
 void check_deal(const Scenario& scenario, std::int64_t ranks);
 
 // Divides the sequences of a piece over digits, the major one first, of which the first deals them.

@@ -27,7 +27,7 @@ struct Options {
     v.field("context_parallel_balance", balance, kBalanceNames,
             "how positions are dealt to ranks: contiguous; zigzag (equal causal work, as Megatron-LM); striped (the "
             "same, position i to rank i mod context_parallel, as Striped Attention)",
-            Scope::layout);
+            Scope::layer);
   }
 };
 

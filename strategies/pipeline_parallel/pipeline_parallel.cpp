@@ -5,6 +5,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/joints.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::pipeline_parallel {
@@ -142,6 +143,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
 
+  join_layouts(program);  // by now every piece is laid out
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   Dealer dealer(program.pieces, program.line);
   program.stages.resize(static_cast<std::size_t>(stages));

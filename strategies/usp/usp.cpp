@@ -101,7 +101,7 @@ class Exchange {
     out_.push_back(op);
   }
   void exchange(const char* name, TensorId from, TensorId to, const Op& cause) {
-    communicate(OpKind::all_to_all, name, heads_ | sharing_, from, to, cause, Tensors::one);
+    communicate(OpKind::redistribute, name, heads_ | sharing_, from, to, cause, Tensors::one);
   }
 
   void forward(const Op& whole) {
@@ -111,7 +111,7 @@ class Exchange {
     a.queries = with_all_positions(q);
     exchange("ulysses.queries", q, a.queries, whole);
     const TensorId own = with_own_key_heads(kv);
-    communicate(OpKind::all_to_all, "ulysses.keys", heads_, kv, own, whole, Tensors::keys_and_values);
+    communicate(OpKind::redistribute, "ulysses.keys", heads_, kv, own, whole, Tensors::keys_and_values);
     a.keys = shared(own, a.queries);
     communicate(OpKind::all_gather, "ulysses.shared_keys", sharing_, own, a.keys, whole, Tensors::keys_and_values);
     a.context = with_all_positions(whole.writes[0]);
@@ -141,7 +141,7 @@ class Exchange {
     exchange("ulysses.query_gradient", dqueries, dq, whole);
     communicate(OpKind::reduce_scatter, "ulysses.shared_key_gradients", sharing_, dkeys, own, whole,
                 Tensors::keys_and_values);
-    communicate(OpKind::all_to_all, "ulysses.key_gradients", heads_, own, dkv, whole, Tensors::keys_and_values);
+    communicate(OpKind::redistribute, "ulysses.key_gradients", heads_, own, dkv, whole, Tensors::keys_and_values);
   }
 
   const Mesh& mesh_;
@@ -185,18 +185,17 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
 }
 
-void rewrite(const Scenario& scenario, Program& program) {
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
   const Mesh& mesh = program.mesh;
   const MeshGroup ring = mesh.group(kRing);
   Division over;  // a ring's part of the sequence, and of that an exchanging rank's
   over.append(ring);
   over.append(mesh.group(kHeads) | mesh.group(kSharing));
-  for (Piece& piece : program.pieces) {
-    context_parallel::divide_sequence(piece, mesh, over, context_parallel::deal_over(scenario, ring_ranks(scenario)));
-    if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
-    if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring);
-  }
+  const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
+  context_parallel::divide_sequence(piece, mesh, over, deal);
+  if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
+  if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring);
 }
 
 void disable(Plan& plan) { plan.usp = {}; }

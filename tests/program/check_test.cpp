@@ -275,25 +275,53 @@ TEST(Check, AnExchangeMovesDigitsBetweenDimensions) {
     const TensorId x = s.input("x", {{4, Axis::sequence, s.cp()}, {8, Axis::groups}}),
                    y = good ? s.tensor("y", {{8, Axis::sequence}, {4, Axis::groups, s.cp()}})
                             : s.tensor("y", {{8, Axis::sequence}, {8, Axis::groups}});
-    s.collective(OpKind::all_to_all, s.cp(), x, y);
+    s.collective(OpKind::redistribute, s.cp(), x, y);
     good ? expect_proven(s) : expect_breaks(Rule::exchanges, s, R"("x" [cp | -] does not become "y" [- | -])");
   }
 }
 
-// Of two digits one may go to key/value groups and one to the query heads within them; they leave as minor ones.
-TEST(Check, AnExchangeMovesEachDigitOnce) {
-  for (const int how : {0, 1, 2, 3}) {  // right; one digit left behind; not the minor one; sizes of another layout
+// Of two digits one may go to key/value groups and one to the query heads within them, or both change places.
+TEST(Check, AnExchangeIsOverTheDigitsThatDiffer) {
+  for (const int how : {0, 1, 2, 3, 4}) {  // right twice; one digit left behind; a digit too many; another whole
     Small s;
     const MeshGroup both = s.cp() | s.tp();
     const TensorId x = s.input("x", {{2, Axis::sequence, both}, {8, Axis::groups}, {6, Axis::group_heads}});
     TensorId y = s.tensor("y", {{8, Axis::sequence}, {4, Axis::groups, s.cp()}, {3, Axis::group_heads, s.tp()}});
-    if (how == 2) y = s.tensor("y", {{4, Axis::sequence, s.tp()}, {4, Axis::groups, s.cp()}, {6, Axis::group_heads}});
-    if (how == 3) s.piece().tensors[y].sizes[2] = 6;
-    s.collective(OpKind::all_to_all, how == 0 || how == 3 ? both : s.cp(), x, y);
+    if (how == 1) y = s.tensor("y", {{4, Axis::sequence, s.tp()}, {4, Axis::groups, s.cp()}, {6, Axis::group_heads}});
+    if (how == 3) y = s.tensor("y", {{4, Axis::sequence, s.cp()}, {4, Axis::groups, s.tp()}, {6, Axis::group_heads}});
+    if (how == 4) s.piece().tensors[y].sizes[2] = 6;
+    Op& op = s.collective(OpKind::redistribute, how == 2 ? s.cp() : both, x, y);
+    if (how == 1) op.factor = 4.0 / 3;  // a rank of four has none of its elements in the other layout
+    if (how < 2) expect_proven(s);
+    if (how == 2) expect_breaks(Rule::exchanges, s, "by an exchange over cp: what differs is over cp x tp");
+    if (how == 3) expect_breaks(Rule::exchanges, s, "by an exchange over cp x tp: what differs is over tp");
+    if (how == 4) expect_breaks(Rule::exchanges, s, "they are not of one whole over the same digits");
+  }
+}
+
+TEST(Check, ARedistributionMovesWhatTwoDealsDoNotShare) {
+  for (const int how : {0, 1, 2}) {  // right; none of it said to move; a deal that does not fit
+    Small s;
+    const std::int64_t size = how == 2 ? 5 : 6;
+    const TensorId x = s.input("x", {{size, Axis::sequence, s.cp()}}), y = s.tensor("y", {{size, Axis::sequence, s.cp()}});
+    s.piece().tensors[x].set_deal(0, Deal::zigzag);
+    // Of zigzag blocks 0 and 3 of three positions rank 0 keeps the first.
+    s.collective(OpKind::redistribute, s.cp(), x, y).factor = how == 1 ? 0 : 1;
     if (how == 0) expect_proven(s);
-    if (how == 1) expect_breaks(Rule::exchanges, s, "by moving cp from one dimension to another");
-    if (how == 2) expect_breaks(Rule::exchanges, s, R"("x" [cp x tp | - | -] does not become "y" [tp | cp | -])");
-    if (how == 3) expect_breaks(Rule::sizes, s, "local sizes of");
+    if (how == 1) expect_breaks(Rule::sizes, s, R"(of "x" [cp zigzag] a share of 1.000000 becomes "y" [cp])");
+    if (how == 2) expect_breaks(Rule::exchanges, s, "they are not of one whole over the same digits");
+  }
+}
+
+TEST(Check, WhatIsGatheredKeepsItsDeal) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{2, Axis::sequence, s.cp() | s.tp()}}),
+                   y = s.tensor("y", {{4, Axis::sequence, s.cp()}});
+    s.piece().tensors[x].set_deal(0, Deal::zigzag);
+    if (good) s.piece().tensors[y].set_deal(0, Deal::zigzag);
+    s.collective(OpKind::all_gather, s.tp(), x, y);
+    good ? expect_proven(s) : expect_breaks(Rule::gathers, s, R"("x" [cp x tp zigzag] does not become "y" [cp])");
   }
 }
 

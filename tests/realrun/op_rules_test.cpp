@@ -19,6 +19,7 @@
 #include "realrun/cpu/kernels.h"
 #include "sim/program/check.h"
 #include "sim/program/program.h"
+#include "sim/program/redistribute.h"
 #include "sim/program/rewrite.h"
 
 namespace orrery::op_rules {
@@ -50,7 +51,8 @@ const char* word(Axis axis) {
 }
 
 // Every digit divides a dimension that it fits, or is owed, or neither; two digits of one dimension in either order.
-std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_owe) {
+// Sequences that one digit divides are dealt in all ways; `all_deals`: those that two divide, as well.
+std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_owe, bool all_deals = false) {
   std::vector<Layout> found;
   const int digits = static_cast<int>(mesh.digits().size());
   constexpr int kNone = -1, kOwed = -2;
@@ -91,6 +93,15 @@ std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_o
     if (digits == 2 && choice[0] == choice[1] && choice[0] >= 0) add(true, Deal::contiguous);
     if (digits == 1 && choice[0] >= 0 && whole.axes[choice[0]] == Axis::sequence)
       for (const Deal deal : {Deal::zigzag, Deal::striped}) add(false, deal);
+    if (digits != 2 || !all_deals) return;
+    const auto along_sequence = [&](std::size_t d) {
+      return choice[d] >= 0 && whole.axes[choice[d]] == Axis::sequence;
+    };
+    if (!along_sequence(0) && !along_sequence(1)) return;
+    for (const Deal deal : {Deal::zigzag, Deal::striped}) {
+      add(false, deal);
+      if (choice[0] == choice[1]) add(true, deal);
+    }
   };
   choose(choose, 0);
   return found;
@@ -968,6 +979,38 @@ void move_part(Values& whole, const Tensor& sizes, int dim, std::int64_t part, s
     }
 }
 
+// What every rank has when each of a group has given the others the elements that these need; false where the group
+// lacks some.
+bool exchange(MeshGroup group, const Layout& from, const Layout& to, const Tensor& whole, const Mesh& mesh,
+              const std::vector<Values>& given, std::vector<Values>& results) {
+  results.assign(given.size(), {});
+  for (std::size_t rank = 0; rank < given.size(); ++rank) {
+    std::map<std::int64_t, float> there;
+    for (const std::int64_t m : members(group, mesh, static_cast<std::int64_t>(rank))) {
+      const Index at = elements(from.tensor, whole, mesh, m);
+      for (std::size_t i = 0; i < at.size(); ++i) there.emplace(at[i], given[static_cast<std::size_t>(m)][i]);
+    }
+    for (const std::int64_t i : elements(to.tensor, whole, mesh, static_cast<std::int64_t>(rank))) {
+      const auto found = there.find(i);
+      if (found == there.end()) return false;
+      results[rank].push_back(found->second);
+    }
+  }
+  return true;
+}
+
+// Of the elements of one layout, those that leave the rank which sends the most.
+std::int64_t most_sent(const Layout& from, const Layout& to, const Tensor& whole, const Mesh& mesh) {
+  std::int64_t most = 0;
+  for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
+    const Index before = elements(from.tensor, whole, mesh, rank), after = elements(to.tensor, whole, mesh, rank);
+    std::int64_t sent = 0;
+    for (const std::int64_t i : before) sent += std::find(after.begin(), after.end(), i) == after.end();
+    most = std::max(most, sent);
+  }
+  return most;
+}
+
 // What the collective leaves on every rank; false where sizes do not fit it.
 bool communicate(OpKind kind, MeshGroup group, const Tensor& from, const Tensor& to, const Mesh& mesh,
                  const std::vector<Values>& given, std::vector<Values>& results) {
@@ -979,12 +1022,12 @@ bool communicate(OpKind kind, MeshGroup group, const Tensor& from, const Tensor&
     if (dim >= 0) return false;
     dim = d;
   }
-  const bool grows = kind == all_gather || kind == all_to_all, shrinks = kind == reduce_scatter || kind == all_to_all;
+  const bool grows = kind == all_gather, shrinks = kind == reduce_scatter;
   if ((larger >= 0) != grows || (smaller >= 0) != shrinks) return false;
   // Of flat buffers the last part may reach beyond the end.
   const auto fits = [&](const Tensor& part, const Tensor& whole, int dim) {
     const std::int64_t parts = part.sizes[dim] * ranks;
-    return parts == whole.sizes[dim] || (whole.rank == 1 && kind != all_to_all && parts > whole.sizes[dim]);
+    return parts == whole.sizes[dim] || (whole.rank == 1 && parts > whole.sizes[dim]);
   };
   if ((grows && !fits(from, to, larger)) || (shrinks && !fits(to, from, smaller))) return false;
   results.assign(given.size(), {});
@@ -996,13 +1039,9 @@ bool communicate(OpKind kind, MeshGroup group, const Tensor& from, const Tensor&
     if (kind == all_gather) padded.sizes[larger] = from.sizes[larger] * ranks;
     if (kind == reduce_scatter) padded.sizes[smaller] = to.sizes[smaller] * ranks;
     Values whole(static_cast<std::size_t>(padded.elements()));
-    if (kind == all_gather || kind == all_to_all) {
+    if (kind == all_gather) {
       for (std::int64_t m = 0; m < ranks; ++m) {
-        Values part = given[static_cast<std::size_t>(all[static_cast<std::size_t>(m)])], taken_part;
-        if (kind == all_to_all) {
-          move_part(part, from, smaller, own, ranks, taken_part, false);
-          part = taken_part;
-        }
+        Values part = given[static_cast<std::size_t>(all[static_cast<std::size_t>(m)])];
         move_part(whole, padded, larger, m, ranks, part, true);
       }
       whole.resize(static_cast<std::size_t>(to.elements()));
@@ -1022,6 +1061,7 @@ bool communicate(OpKind kind, MeshGroup group, const Tensor& from, const Tensor&
 }
 
 constexpr Missing kMissingCollectives[]{
+    {"all_gather of sequences, rule 7", 14, "digits of two dimensions at once, the major of two, or of another order"},
     {"all_gather of a flat buffer, rule 12", 3, "a last part with nothing in it"},
     {"reduce_scatter of a flat buffer, rule 12", 3, "a last part with nothing in it"},
 };
@@ -1035,12 +1075,15 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
       for (std::size_t i = 0, n = groups.size(); i < n; ++i)
         groups.push_back(groups[i] | MeshGroup::of_digit(static_cast<int>(d)));
     Checker checker(mesh);
+    bool by_element = false;  // how what a collective leaves is found
     const auto one = [&](OpKind kind, MeshGroup group, const char* what, const Tensor& whole, const Values& values,
                          const Layout& from, const Layout& to) {
       ++tally.asked;
       Op op;
       op.kind = kind;
       op.group = group;
+      const auto needed = redistribution(mesh, from.tensor, to.tensor);
+      if (kind == redistribute && needed) op.factor = needed->share;
       const Layout* const reads[]{&from};
       const Layout* const writes[]{&to};
       const Verdict verdict = checker.check(op, reads, writes);
@@ -1063,24 +1106,41 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
         expected.push_back(held({to.tensor, {}, ""}, room, padded, mesh, r));
       }
       const bool fits = static_cast<std::int64_t>(given.size()) == mesh.ranks() &&
-                        communicate(kind, group, from.tensor, to.tensor, mesh, given, results);
+                        (kind == redistribute || by_element
+                             ? exchange(group, from, to, whole, mesh, given, results)
+                             : communicate(kind, group, from.tensor, to.tensor, mesh, given, results));
       const auto right = [&](MeshGroup owed) { return fits && holds(add, to, owed, results, expected, mesh); };
       const std::string text = from.name + " -> " + to.name + " over " + words(mesh, group);
+      // A redistribution changes what divides a tensor, over the least group: other digits are gathered, or cut.
+      const auto is_another_op = [&] {
+        if (from.tensor.divided_over() != to.tensor.divided_over()) return true;
+        return std::any_of(groups.begin(), groups.end(), [&](MeshGroup less) {
+          return less != group && group.contains(less) && exchange(less, from, to, whole, mesh, given, results) &&
+                 right(from.owed);
+        });
+      };
       if (verdict.broken.empty()) {
+        if (kind == redistribute) {
+          const double ranks = static_cast<double>(mesh.size(group)),
+                       all = static_cast<double>(from.tensor.elements());
+          EXPECT_DOUBLE_EQ(op.factor * all * (ranks - 1) / ranks,
+                           static_cast<double>(most_sent(from, to, whole, mesh)))
+              << text;
+        }
         if (right(verdict.owed[0])) {
           ++tally.right;
         } else {
           tally.wrong.push_back(std::string(name_of(kind)) + " " + what + ": " + text +
                                 (verdict.owed[0].empty() ? "" : " owed over " + words(mesh, verdict.owed[0])));
         }
-      } else if (std::any_of(groups.begin(), groups.end(), right)) {
+      } else if (std::any_of(groups.begin(), groups.end(), right) && !(kind == redistribute && is_another_op())) {
         tally.missing[std::string(name_of(kind)) + " " + what + ", rule " +
                       std::to_string(static_cast<int>(verdict.broken.front()))]
             .insert(text);
       }
     };
     const auto each = [&](auto visit) {
-      for (const OpKind kind : {all_reduce, all_gather, reduce_scatter, all_to_all})
+      for (const OpKind kind : {all_reduce, all_gather, reduce_scatter, redistribute})
         for (std::size_t g = 1; g < groups.size(); ++g) visit(kind, groups[g]);
     };
     const auto numbers = [](const Tensor& t) {
@@ -1096,6 +1156,19 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
       for (const Layout& from : layouts_of(matrix, mesh, true))
         for (const Layout& to : layouts_of(matrix, mesh, false)) one(kind, group, "of a matrix", matrix, values, from, to);
     });
+
+    // Sequences that are dealt in other ways than contiguously: what comes together, and what changes its deal.
+    const Tensor sequences = shaped({{4 * n, Axis::sequence}, {n, Axis::hidden}});
+    const Values positions = numbers(sequences);
+    by_element = true;
+    for (std::size_t g = 1; g < groups.size(); ++g)
+      for (const Layout& from : layouts_of(sequences, mesh, false, true))
+        for (const Layout& to : layouts_of(sequences, mesh, false, true)) {
+          one(redistribute, groups[g], "of sequences", sequences, positions, from, to);
+          if (to.tensor.elements() == from.tensor.elements() * mesh.size(groups[g]))
+            one(all_gather, groups[g], "of sequences", sequences, positions, from, to);
+        }
+    by_element = false;
 
     if (mesh.digits().size() > 1) continue;
     for (const bool flat : {true, false}) {

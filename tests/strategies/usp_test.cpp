@@ -17,7 +17,7 @@ using testing::HasSubstr;
 TEST(Usp, UlyssesExchangesEightTensorsALayer) {
   for (const std::int64_t n : {2, 8, 32}) {
     const Program p = lowered_of(divided("llama-2-7b", n, "ulysses"));
-    const LayerTraffic t = traffic(p, OpKind::all_to_all);
+    const LayerTraffic t = traffic(p, OpKind::redistribute);
     EXPECT_EQ(t.calls, 8);
     EXPECT_DOUBLE_EQ(t.elements, 8 * kBsh / static_cast<double>(n));
     EXPECT_EQ(traffic(p, OpKind::ring_shift).calls, 0);
@@ -40,8 +40,8 @@ TEST(Usp, RingsOfGroupsCarryTheHeadsOfARank) {
   for (const std::int64_t u : {1, 2, 4, 8}) {
     const std::int64_t n = 8, r = n / u;
     const Program p = lowered_of(divided("llama-2-7b", n, "usp", u));
-    EXPECT_EQ(traffic(p, OpKind::all_to_all).calls, u > 1 ? 8 : 0);
-    EXPECT_DOUBLE_EQ(traffic(p, OpKind::all_to_all).elements, u > 1 ? 8 * kBsh / static_cast<double>(n) : 0);
+    EXPECT_EQ(traffic(p, OpKind::redistribute).calls, u > 1 ? 8 : 0);
+    EXPECT_DOUBLE_EQ(traffic(p, OpKind::redistribute).elements, u > 1 ? 8 * kBsh / static_cast<double>(n) : 0);
     EXPECT_DOUBLE_EQ(traffic(p, OpKind::ring_shift, "ring.keys").elements,
                      4 * kBsh / static_cast<double>(u) * static_cast<double>(r - 1) / static_cast<double>(r));
   }
@@ -50,7 +50,7 @@ TEST(Usp, RingsOfGroupsCarryTheHeadsOfARank) {
 // Table 2's lines for grouped-query attention: of Llama 3 8B four query heads share a key head.
 TEST(Usp, GroupedKeysMakeExchangesAndRingsSmaller) {
   constexpr double kRanks = 8, kShare = 4;
-  EXPECT_DOUBLE_EQ(traffic(lowered_of(divided("llama-3-8b", 8, "ulysses")), OpKind::all_to_all).elements,
+  EXPECT_DOUBLE_EQ(traffic(lowered_of(divided("llama-3-8b", 8, "ulysses")), OpKind::redistribute).elements,
                    4 * kBsh / kRanks + 4 * kBsh / kRanks / kShare);
   EXPECT_DOUBLE_EQ(traffic(lowered_of(divided("llama-3-8b", 8, "ring")), OpKind::ring_shift, "ring.keys").elements,
                    4 * kBsh / kShare * (kRanks - 1) / kRanks);
