@@ -530,7 +530,7 @@ class PieceCheck {
     if (mask_ == nullptr) return true;
     Op op = *mask_;
     op.keys_before = static_cast<std::int32_t>(away);
-    return attended_pairs(op, piece_.tensors).seen > 0;
+    return attends(op, piece_.tensors);
   }
 
   // ---- collectives ----

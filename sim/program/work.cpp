@@ -119,15 +119,28 @@ AttentionShape attention_shape(const Op& op, std::span<const Tensor> tensors) {
   return s;
 }
 
-AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part) {
+namespace {
+
+const Tensor& queries_of(const Op& op, std::span<const Tensor> tensors) {
+  return tensors[op.reads[queries_operand(op.kind)]];
+}
+const Tensor& keys_of(const Op& op, std::span<const Tensor> tensors) {
   const std::size_t first = queries_operand(op.kind);
-  const Tensor& q = tensors[op.reads[first]];
-  const Tensor& kv = tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
+  return tensors[op.reads[first + 1] == kNoTensor ? op.reads[first] : op.reads[first + 1]];
+}
+Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
+  return {.deal = q.deal(1), .parts = op.parts, .part = part, .count = q.sizes[1]};
+}
+
+}  // namespace
+
+AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part) {
+  const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
   const std::int64_t queries = q.sizes[1], keys = kv.sizes[1];
-  // Queries align with the last keys.
   const Dealt all{.count = keys};
+  // Queries align with the last keys.
   if (op.parts == 1) return pairs_of(op.causal, op.window, {.count = queries, .first = keys - queries}, all);
-  const Dealt of_queries{.deal = q.deal(1), .parts = op.parts, .part = part, .count = queries};
+  const Dealt of_queries = queries_of_part(op, q, part);
   if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, all);
   const std::int64_t owner = (part - op.keys_before + op.parts) % op.parts;
   return pairs_of(op.causal, op.window, of_queries,
@@ -135,13 +148,24 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std:
 }
 
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
-  AttendedPairs most = attended_pairs(op, tensors, op.parts - 1);
-  if (op.parts == 1 || (!op.causal && op.window == 0)) return most;
-  // Without a window ranks are of two kinds: those whose keys come from before them, and those that went round.
-  const std::int64_t others = op.window > 0 ? op.parts - 1 : 1;
-  for (std::int64_t part = 0; part < others; ++part)
-    if (const AttendedPairs p = attended_pairs(op, tensors, part); p.counted > most.counted) most = p;
-  return most;
+  std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
+  if (op.parts > 1 && op.window > 0) {
+    const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
+    const Dealt all{.count = kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
+    double most = 0;
+    for (std::int64_t part = op.parts; part-- > 0;)
+      if (const double own = pairs_of(op.causal, op.window, queries_of_part(op, q, part), all).counted; own > most) {
+        most = own;
+        busiest = part;
+      }
+  }
+  return attended_pairs(op, tensors, busiest);
+}
+
+bool attends(const Op& op, std::span<const Tensor> tensors) {
+  for (std::int64_t part = op.parts; part-- > 0;)
+    if (attended_pairs(op, tensors, part).seen > 0) return true;
+  return false;
 }
 
 Direction direction_of(const Op& copy, std::span<const Tensor> tensors) {

@@ -34,9 +34,12 @@ struct AttendedPairs {
   double counted = 0;
   std::int64_t keys = 0;  // in runs of neighbouring positions of which any is seen
 };
-// By the rank that has this part of the queries; by the rank that sees the most, for which the others wait.
+// By the rank that has this part of the queries; by the one that sees the most in all steps of a ring together, for
+// which the others wait: neighbours wait for each other's keys, not all for the slowest in each step.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
+// Whether any rank sees anything.
+bool attends(const Op& op, std::span<const Tensor> tensors);
 
 // The way that a copy takes.
 struct Direction {

@@ -55,7 +55,7 @@ class Ring {
 
   // Whether any rank has anything to see in a step.
   bool attends(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
-    return attended_pairs(step_of(whole, q, keys, step), piece_.tensors).seen > 0;
+    return orrery::attends(step_of(whole, q, keys, step), piece_.tensors);
   }
 
   // Steps up to the last one with anything to see. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in
