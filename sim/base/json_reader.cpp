@@ -250,11 +250,11 @@ void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, In
 void JsonReader::choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) {
   const Json* json = value_of(name);
   if (json == nullptr) return;
-  const std::string expected = fmt::format("one of \"{}\"", fmt::join(names, "\", \""));
-  if (!json->is_string()) fail(name, expected);
+  const auto expected = [&] { return fmt::format("one of \"{}\"", fmt::join(names, "\", \"")); };
+  if (!json->is_string()) fail(name, expected());
   const auto& wanted = json->get_ref<const std::string&>();
   const auto at = std::find(names.begin(), names.end(), wanted);
-  if (at == names.end()) fail(name, expected, nearest_name(wanted, names));
+  if (at == names.end()) fail(name, expected(), nearest_name(wanted, names));
   index = static_cast<std::size_t>(at - names.begin());
 }
 
