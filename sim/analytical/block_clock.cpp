@@ -103,8 +103,9 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   ++walked_;
   s_.host += code.graph_host_seconds;
 
-  for (std::size_t k = 0; k < code.nodes.size(); ++k) {
-    const ClockNode& node = code.nodes[k];
+  const std::span<const ClockNode> nodes = code.nodes;
+  for (std::size_t k = 0; k < nodes.size(); ++k) {
+    const ClockNode& node = nodes[k];
     if (node.prefetch > 0) {
       end_[k] = first_part_[k] = ahead_slot(index)[prefetched++];
       continue;
@@ -143,7 +144,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
         after(s_.entry, static_cast<int>(entry_stream_));
         continue;
       }
-      const ClockNode& producer = code.nodes[from];
+      const ClockNode& producer = nodes[from];
       const bool in_parts = node.count > 1 && producer.count == node.count;
       after(in_parts ? first_part_[from] : end_[from], static_cast<int>(producer.stream));
       if (in_parts && end_[from] > tail) {
@@ -330,7 +331,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   result.accounts[waiting_for(cause)] += end - s_.free[kCompute];
   for (const LineItem& item : line)
     for (std::size_t w = 0; w < item.code->busy.size(); ++w)
-      if ((when & bit(static_cast<When>(w))) != 0)
+      if ((when & item.code->conditions & bit(static_cast<When>(w))) != 0)
         for (std::size_t a = 0; a < kAccounts; ++a)
           result.accounts[a] += static_cast<double>(item.count) * item.code->busy[w][a];
   result.stream_work = s_.work;

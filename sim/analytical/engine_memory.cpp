@@ -125,11 +125,15 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
   const bool flying = find_peaks(program, Place::device);
   for (StageReport& stage : report.stages) stage.memory = {};
   report.memory_peak_bytes = 0;
+  double update = 0, resident = 0;  // of the class
   for (std::size_t s = 0; s < program.stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
+    if (s == 0 || stage_class[s] != stage_class[s - 1]) {
+      update = device_bytes(c.update_transient);
+      resident = device_bytes(c.resident);
+    }
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
-    const double slots = flying ? peaks.stages[s].bytes : 0, update = device_bytes(c.update_transient);
-    const double resident = device_bytes(c.resident);
+    const double slots = flying ? peaks.stages[s].bytes : 0;
     // Stages of a class differ in what is in flight; the fullest speaks for it.
     if (stage.memory.peak_bytes > 0 &&
         resident + std::max(slots, update) + framework <= stage.memory.peak_bytes - stage.memory.fragmentation_bytes)

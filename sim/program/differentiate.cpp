@@ -70,7 +70,8 @@ class Differentiator {
 
   // A new gradient tensor of the same shape.
   TensorId like(TensorId id) {
-    Tensor t = piece_.tensors[id];
+    const TensorId gradient = add_tensor(piece_.tensors[id]);
+    Tensor& t = piece_.tensors[gradient];
     t.resident = t.shared = false;
     t.alias_of = kNoTensor;
     t.input = Input::none;
@@ -80,7 +81,7 @@ class Differentiator {
     } else {
       t.category = Category::activation;
     }
-    return add_tensor(t);
+    return gradient;
   }
 
   TensorId gradient_of(TensorId id) const { return gradient_[id]; }
@@ -306,7 +307,7 @@ class Differentiator {
   Piece& piece_;
   Dtype gradient_dtype_;
   std::vector<TensorId> gradient_;
-  std::vector<bool> needs_;
+  std::vector<std::uint8_t> needs_;  // booleans
 };
 
 }  // namespace

@@ -31,11 +31,12 @@ inline TensorId storage_of(const Piece& piece, TensorId id) {
 
 // A copy of tensor `id` that owns its memory.
 inline TensorId clone_tensor(Piece& piece, TensorId id) {
-  Tensor t = piece.tensors[id];
+  const TensorId clone = piece.add(piece.tensors[id]);
+  Tensor& t = piece.tensors[clone];
   t.alias_of = kNoTensor;
   t.input = Input::none;
   t.resident = t.shared = false;
-  return piece.add(t);
+  return clone;
 }
 
 // The set whose parameters or gradients lie in flat buffer `id`, as what this rank has of them or as a copy of it (in

@@ -22,8 +22,7 @@ void rewrite(const Scenario&, Program& program) {
   if (replicas.empty()) return;
   for (Piece& piece : program.pieces)
     for (Tensor& t : piece.tensors)
-      for (int d = 0; d < t.rank; ++d)
-        if (t.axes[d] == Axis::batch) t.over[d] = replicas;
+      if (const int d = t.find(Axis::batch); d >= 0) t.over[d] = replicas;
 }
 
 }  // namespace orrery::batch

@@ -147,11 +147,12 @@ void rewrite(const Scenario& scenario, Program& program) {
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   Dealer dealer(program.pieces, program.line);
   program.stages.resize(static_cast<std::size_t>(stages));
-  for (auto& stage : program.stages) stage.resize(static_cast<std::size_t>(chunks));
   std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));
-  for (std::size_t s = 0; s < program.stages.size(); ++s)
-    for (std::size_t c = 0; c < program.stages[s].size(); ++c)
-      at[static_cast<std::size_t>(program.schedule.position[s * static_cast<std::size_t>(chunks) + c])] = &program.stages[s][c];
+  auto position = program.schedule.position.begin();
+  for (auto& stage : program.stages) {
+    stage.resize(static_cast<std::size_t>(chunks));
+    for (Chunk& chunk : stage) at[static_cast<std::size_t>(*position++)] = &chunk;
+  }
   for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
 
   if (!scenario.model.vision()) tie_embeddings(scenario, program);

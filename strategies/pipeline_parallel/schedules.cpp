@@ -41,14 +41,16 @@ class OrderWriter {
     if (stage.repeats == 0) stage.body = stage.epilogue = stage.end;
   }
 
-  void add(std::initializer_list<Step> steps, std::int64_t repeats) {
+  template <std::size_t kSteps>
+  void add(const Step (&steps)[kSteps], std::int64_t repeats) {
+    static_assert(kSteps <= Segment::kMaxSlots);
     if (repeats <= 0) return;
     Segment& segment = out_.segments.emplace_back();
     segment.repeats = static_cast<std::uint32_t>(repeats);
-    for (const Step& step : steps) {
-      segment.slots[segment.size++] = {step.kind, static_cast<std::uint16_t>(step.chunk),
-                                       static_cast<std::uint32_t>(step.micro_batch)};
-    }
+    segment.size = kSteps;
+    for (std::size_t i = 0; i < kSteps; ++i)
+      segment.slots[i] = {steps[i].kind, static_cast<std::uint16_t>(steps[i].chunk),
+                          static_cast<std::uint32_t>(steps[i].micro_batch)};
   }
 
   // The same, without the slots of micro-batches that do not exist.

@@ -17,7 +17,10 @@ constexpr int kOverlapChunks = 4;
 // The digit of ranks that share a key/value head.
 constexpr const char* kSharing = "tp.shared";
 
-constexpr bool is_divided(Axis axis) { return axis == Axis::groups || axis == Axis::ffn || axis == Axis::vocab; }
+constexpr unsigned bit_of(Axis axis) { return 1u << static_cast<unsigned>(axis); }
+constexpr bool is_divided(Axis axis) {
+  return (bit_of(axis) & (bit_of(Axis::groups) | bit_of(Axis::ffn) | bit_of(Axis::vocab))) != 0;
+}
 
 class Partition {
  public:
@@ -265,8 +268,8 @@ class Partition {
     out_.clear();
     partial_of_.clear();
     gathered_.assign(piece_.tensors.size(), kNoTensor);
-    for (std::size_t i = 0; i < block.ops.size(); ++i)
-      rewrite_op(block.ops[i], i + 1 < block.ops.size() ? &block.ops[i + 1] : nullptr);
+    const Op* const end = block.ops.data() + block.ops.size();
+    for (const Op* op = block.ops.data(); op != end; ++op) rewrite_op(*op, op + 1 != end ? op + 1 : nullptr);
     block.ops.swap(out_);
   }
 
