@@ -27,6 +27,11 @@ constexpr std::array<std::size_t, kFabricStreams> fabric_streams() {
   return streams;
 }
 
+// Where levels of the fabric are shared: what is served in a queue of it.
+constexpr bool is_queued(const ClockNode& node) {
+  return node.stream != Stream::compute && (node.moves || row_of(node.stream).occupies == Occupies::fabric);
+}
+
 constexpr bool is_asynchronous(std::size_t stream) { return kStreamRows[stream].asynchronous; }
 
 }  // namespace
@@ -52,6 +57,36 @@ const BlockCode& LineClock::code_of(std::int64_t index) const {
   return *line_[i].code;
 }
 
+SharedFabric::Ticket LineClock::issue(const BlockCode& code, const ClockNode& node, std::int64_t instances,
+                                      double release, double last_release) {
+  FabricWork work{.latency_seconds = node.last_seconds};
+  if (node.moves) work = fabric_work(code.model->collective(code.ops[node.op], code.piece->tensors, instances));
+  const auto stream = static_cast<std::size_t>(node.stream);
+  SharedFabric::Ticket ticket = 0;
+  for (int part = 0; part < node.count; ++part) {
+    const double later = node.count > 1 ? (last_release - release) * part / (node.count - 1) : 0;
+    ticket = fabric_.issue(stream, release + later, work, s_.free[kCompute]);
+  }
+  return ticket;
+}
+
+template <bool Shared>
+double LineClock::end_of(const ClockNode& node, std::size_t k) {
+  if constexpr (Shared)
+    if (end_[k] > 0 && is_queued(node))
+      return fabric_.end(static_cast<std::size_t>(node.stream), static_cast<SharedFabric::Ticket>(end_[k]) - 1);
+  return end_[k];
+}
+
+template <bool Shared>
+double LineClock::first_part_of(const ClockNode& node, std::size_t k) {
+  if constexpr (Shared)
+    if (end_[k] > 0 && is_queued(node))
+      return fabric_.end(static_cast<std::size_t>(node.stream), static_cast<SharedFabric::Ticket>(end_[k]) - node.count);
+  return first_part_[k];
+}
+
+template <bool Shared>
 void LineClock::issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time) {
   const BlockCode& code = code_of(target);
   double* ends = ahead_slot(target);
@@ -63,21 +98,32 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
       continue;
     }
     const auto stream = static_cast<std::size_t>(node.stream);
+    s_.host += node.host;
+    if (Shared && is_queued(node)) {
+      ends[k] = static_cast<double>(issue(code, node, node.every, time, time) + 1);
+      s_.work[stream] += node.seconds;
+      continue;
+    }
     if (time > s_.free[stream] && node.moves) s_.busy_begin[stream] = time;
     ends[k] = s_.free[stream] = std::max(s_.free[stream], time) + node.seconds;
     s_.work[stream] += node.seconds;
-    s_.host += node.host;
   }
 }
 
-template <bool Record>
+template <bool Record, bool Shared>
 double LineClock::overlap_seconds(double start, double seconds) {
   double from = start + seconds, until = start;
   static constexpr auto kStreamsOfFabric = fabric_streams();
-  for (const std::size_t s : kStreamsOfFabric) {
-    if (s_.free[s] <= start) continue;
-    from = std::min(from, std::max(start, s_.busy_begin[s]));
-    until = std::max(until, s_.free[s]);
+  if constexpr (Shared) {
+    const SharedFabric::Stretch busy = fabric_.busy(start, start + seconds * (1 + slowdown_));
+    from = std::min(from, busy.from);
+    until = std::max(until, busy.until);
+  } else {
+    for (const std::size_t s : kStreamsOfFabric) {
+      if (s_.free[s] <= start) continue;
+      from = std::min(from, std::max(start, s_.busy_begin[s]));
+      until = std::max(until, s_.free[s]);
+    }
   }
   const double beside = seconds - (from - start);  // what remains to be done when the collective is there
   const double room = (until - from) / (1 + slowdown_);
@@ -89,15 +135,16 @@ double LineClock::overlap_seconds(double start, double seconds) {
   return std::max(0.0, std::min(beside, room)) * slowdown_;
 }
 
-template <bool Record>
+template <bool Record, bool Shared>
 void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t base) {
   const BlockCode& code = *item.code;
   const std::int64_t index = base + at;
   double& compute = s_.free[kCompute];
   bool began = false;
   const auto begin = [&](double time) {
+    if (all_ahead_) return;
     order_.when_starts(index,
-                       [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, time); });
+                       [&](std::int64_t target, int least, int most) { issue_prefetched<Shared>(target, least, most, time); });
   };
   std::size_t prefetched = 0;
   ++walked_;
@@ -113,8 +160,9 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     end_[k] = first_part_[k] = 0;  // if it does not run: nothing to wait for
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
+    std::int64_t instances = 1;
     if (node.every > 1) {
-      const std::int64_t instances = instances_covered(node.every, item.place(at));
+      instances = instances_covered(node.every, item.place(at));
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);
@@ -124,7 +172,8 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     }
 
     const auto stream = static_cast<std::size_t>(node.stream);
-    double start = s_.free[stream];
+    const bool queued = Shared && is_queued(node);
+    double start = queued ? 0 : s_.free[stream];
     int cause = static_cast<int>(stream);
     [[maybe_unused]] const std::size_t first_slack = slacks_.size();
     const auto after = [&](double time, int by) {
@@ -146,9 +195,10 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       }
       const ClockNode& producer = nodes[from];
       const bool in_parts = node.count > 1 && producer.count == node.count;
-      after(in_parts ? first_part_[from] : end_[from], static_cast<int>(producer.stream));
-      if (in_parts && end_[from] > tail) {
-        tail = end_[from];
+      const double produced = end_of<Shared>(producer, from);
+      after(in_parts ? first_part_of<Shared>(producer, from) : produced, static_cast<int>(producer.stream));
+      if (in_parts && produced > tail) {
+        tail = produced;
         tail_cause = static_cast<int>(producer.stream);
       }
     }
@@ -156,15 +206,25 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       for (std::size_t i = first_slack; i < slacks_.size(); ++i) slacks_[i] = start - slacks_[i];
 
     double end = 0;
+    if (queued) {
+      end_[k] = static_cast<double>(issue(code, node, instances, start, std::max(start, tail)) + 1);
+      s_.work[stream] += seconds;
+      s_.host += node.host;
+      continue;
+    }
     if (stream == kCompute) {
       if (!began) {
         began = true;
         if (order_.longest > 0) begin(start);
       }
       s_.accounts[waiting_for(cause)] += start - compute;
+      if (Shared && node.moves) {
+        seconds = fabric_.end(kCompute, issue(code, node, instances, start, std::max(start, tail))) - start;
+        tail = 0;
+      }
       if (!node.counted) s_.accounts[node.account] += seconds;
       if (slowdown_ > 0 && !node.moves) {
-        const double extra = overlap_seconds<Record>(start, seconds);
+        const double extra = overlap_seconds<Record, Shared>(start, seconds);
         if (extra > 0)
           for (std::size_t a = 0; a < node.kernel_seconds.size(); ++a)
             s_.accounts[a] += extra * node.kernel_seconds[a] / node.seconds;
@@ -200,11 +260,11 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
 
   double exit = -1;
   if (code.exit_compute != BlockCode::kNone) {
-    exit = end_[code.exit_compute];
+    exit = end_of<Shared>(code.nodes[code.exit_compute], code.exit_compute);
     entry_stream_ = Stream::compute;
   }
   if (code.exit_other != BlockCode::kNone) {
-    const double other = end_[code.exit_other];
+    const double other = end_of<Shared>(code.nodes[code.exit_other], code.exit_other);
     if constexpr (Record)
       if (exit >= 0) slacks_.push_back(std::abs(exit - other));
     if (other > exit) {
@@ -215,13 +275,26 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   if (exit >= 0) s_.entry = exit;
 }
 
-void LineClock::snapshot(std::int64_t index, std::vector<double>& x) const {
+void LineClock::snapshot(std::int64_t index, std::vector<double>& x, std::vector<double>& same) const {
   x.resize(kStateSize + static_cast<std::size_t>(order_.longest * ahead_nodes_));
   std::memcpy(x.data(), &s_, sizeof(State));
   auto out = x.begin() + static_cast<std::ptrdiff_t>(kStateSize);
   for (std::int64_t target = index; target < index + order_.longest; ++target) {
     const auto slot = ahead_end_.begin() + target % (order_.longest + 1) * ahead_nodes_;
     out = std::copy(slot, slot + ahead_nodes_, out);
+  }
+  if (!shared_) return;
+  same.clear();
+  fabric_.snapshot(x, same);
+  for (std::int64_t target = index; target < index + order_.longest; ++target) {
+    const BlockCode& code = code_of(target);
+    const double* tickets = ahead_end_.data() + target % (order_.longest + 1) * ahead_nodes_;
+    for (std::size_t k = 0; k < code.prefetched.size(); ++k) {
+      const ClockNode& node = code.nodes[code.prefetched[k]];
+      if (!is_queued(node) || tickets[k] == 0) continue;
+      same.push_back(fabric_.place(static_cast<std::size_t>(node.stream),
+                                   static_cast<SharedFabric::Ticket>(tickets[k]) - 1));
+    }
   }
 }
 
@@ -230,14 +303,21 @@ void LineClock::restore(std::int64_t index, const std::vector<double>& x) {
   auto in = x.begin() + static_cast<std::ptrdiff_t>(kStateSize);
   for (std::int64_t target = index; target < index + order_.longest; ++target, in += ahead_nodes_)
     std::copy(in, in + ahead_nodes_, ahead_slot(target));
+  if (shared_) fabric_.move_to(&*in);
 }
 
 std::int64_t LineClock::steady_periods(std::int64_t most) const {
+  if (x0_.size() != x2_.size() || x1_.size() != x2_.size()) return 0;
   double scale = 0;
   for (double x : x2_) scale = std::max(scale, std::abs(x));
   const double tolerance = kRounding * scale;
   for (std::size_t i = 0; i < x2_.size(); ++i)
     if (std::abs((x2_[i] - x1_[i]) - (x1_[i] - x0_[i])) > tolerance) return 0;
+  if (shared_) {
+    if (same1_.size() != same2_.size()) return 0;
+    for (std::size_t i = 0; i < same2_.size(); ++i)
+      if (std::abs(same2_[i] - same1_[i]) > tolerance) return 0;
+  }
   if (slacks_.size() != last_slacks_.size()) return 0;
   for (std::size_t i = 0; i < slacks_.size(); ++i) {
     const double shrinking = last_slacks_[i] - slacks_[i];
@@ -247,6 +327,7 @@ std::int64_t LineClock::steady_periods(std::int64_t most) const {
   return most;
 }
 
+template <bool Shared>
 void LineClock::walk(const LineItem& item, std::int64_t base) {
   const std::int64_t count = item.count;
   // The last instances differ: they start other pieces ahead, or nothing, and end the norm.
@@ -259,14 +340,15 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   int known = 0;  // periods in a row, of which the state after the last three is in x0, x1, x2
   while (at < count) {
     if (!jump_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
-      instance<false>(item, at++, base);
+      instance<false, Shared>(item, at++, base);
       continue;
     }
     slacks_.clear();
-    for (std::int64_t i = 0; i < period; ++i) instance<true>(item, at++, base);
+    for (std::int64_t i = 0; i < period; ++i) instance<true, Shared>(item, at++, base);
     std::swap(x0_, x1_);
     std::swap(x1_, x2_);
-    snapshot(base + at, x2_);
+    if constexpr (Shared) std::swap(same1_, same2_);
+    snapshot(base + at, x2_, same2_);
     if (++known >= 3) {
       const std::int64_t periods = steady_periods((count - at - margin) / period);
       if (periods > 0) {
@@ -283,18 +365,38 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   }
 }
 
+template <bool Shared>
+void LineClock::walk_line() {
+  if (all_ahead_)
+    for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched<Shared>(i, 1, IssueAhead::kAny, 0);
+  else
+    order_.at_beginning(
+        [&](std::int64_t target, int least, int most) { issue_prefetched<Shared>(target, least, most, 0); });
+  std::int64_t base = 0;
+  for (const LineItem& item : line_) {
+    walk<Shared>(item, base);
+    base += item.count;
+  }
+}
+
 void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain,
-                    LineResult& result, bool jump) {
+                    LineResult& result, bool jump, const LineStart& start) {
   line_ = line;
   when_ = when;
   slowdown_ = overlap_slowdown;
-  jump_ = jump;
+  all_ahead_ = start.waits_seconds > 0;
+  jump_ = jump && !all_ahead_;
   s_ = {};
+  s_.free[kCompute] = s_.entry = start.waits_seconds;
   order_ = {};
   ahead_nodes_ = 0;
   entry_stream_ = Stream::compute;
   std::size_t nodes = 0;
+  StreamsByLevel on_level{};
   for (const LineItem& item : line) {
+    for (std::size_t w = 0; w < item.code->on_level.size(); ++w)
+      if ((when & bit(static_cast<When>(w))) != 0)
+        for (std::size_t l = 0; l < kFabricLevels; ++l) on_level[l] |= item.code->on_level[w][l];
     order_.length += item.count;
     if (item.code->once) once_at_ = order_.length - 1;
     nodes = std::max(nodes, item.code->nodes.size());
@@ -306,14 +408,23 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
     end_.resize(nodes);
     first_part_.resize(nodes);
   }
-  order_.longest = std::min(order_.longest, order_.length);
+  order_.longest = all_ahead_ && order_.longest > 0 ? order_.length : std::min(order_.longest, order_.length);
   ahead_end_.assign(static_cast<std::size_t>((order_.longest + 1) * ahead_nodes_), 0.0);
-  order_.at_beginning([&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, 0); });
-
-  std::int64_t base = 0;
-  for (const LineItem& item : line) {
-    walk(item, base);
-    base += item.count;
+  shared_ = (shares_levels_ && any_meet(on_level)) || start.backlog != nullptr;
+  result.carried = {};
+  if (shared_) {
+    fabric_.clear();
+    if (start.backlog != nullptr)
+      for (std::size_t s = 0; s < kStreams; ++s) {
+        const auto& works = (*start.backlog)[s];
+        for (const FabricWork& work : works) fabric_.issue(s, 0, work, 0);
+        for (const FabricWork& work : works) result.carried[s] += work.alone();
+      }
+    walk_line<true>();
+    for (std::size_t s = 0; s < kStreams; ++s)
+      if (s != kCompute) s_.free[s] = std::max(s_.free[s], fabric_.end(s));
+  } else {
+    walk_line<false>();
   }
 
   double end = s_.free[kCompute];
@@ -326,7 +437,8 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   after(s_.entry, entry_stream_);
   for (std::size_t s = 0; s < kStreams; ++s)
     if (drain || !is_asynchronous(s)) after(s_.free[s], static_cast<Stream>(s));
-  result.seconds = end;
+  if (start.backlog != nullptr) fabric_.leave(end, *start.backlog);
+  result.seconds = end - start.waits_seconds;
   result.accounts = s_.accounts;
   result.accounts[waiting_for(cause)] += end - s_.free[kCompute];
   for (const LineItem& item : line)
@@ -335,7 +447,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
         for (std::size_t a = 0; a < kAccounts; ++a)
           result.accounts[a] += static_cast<double>(item.count) * item.code->busy[w][a];
   result.stream_work = s_.work;
-  for (std::size_t s = 0; s < kStreams; ++s) result.stream_end[s] = is_asynchronous(s) && !drain ? s_.free[s] : 0;
+  for (std::size_t s = 0; s < kStreams; ++s) result.stream_end[s] = is_asynchronous(s) && !drain ? std::max(0.0, s_.free[s] - start.waits_seconds) : 0;
 }
 
 }  // namespace orrery

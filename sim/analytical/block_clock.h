@@ -16,6 +16,8 @@
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
 //  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
+//  - Where collectives of two streams of the line meet on a level of the fabric, those under way at once share it
+//    (fabric_share.h): what is said above of a collective's seconds is then its part's.
 // The line ends with its kernels, its output, and all streams but the asynchronous ones (sim/program/stream.h).
 #pragma once
 
@@ -25,6 +27,7 @@
 #include <span>
 #include <vector>
 
+#include "sim/analytical/fabric_share.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/program/issue.h"
 #include "sim/report/report.h"
@@ -72,6 +75,7 @@ struct BlockCode {
   std::vector<OpCost> costs;                               // by op of the block
   double graph_host_seconds = 0;                           // issue of the whole block as one graph
   std::array<Accounts, 3> busy{};                          // kernel seconds of an instance, by When
+  std::array<StreamsByLevel, 3> on_level{};                // of its collectives, by When
   std::uint16_t exit_compute = kNone, exit_other = kNone;  // the nodes that finish the block's output
   WhenSet conditions = 0;                                  // of its ops: which micro-batches differ
   bool once = false;                                       // has ops that run once for all instances of the line
@@ -142,7 +146,17 @@ struct LineResult {
   double seconds = 0;
   Accounts accounts{};                         // add up to `seconds`
   std::array<double, kStreams> stream_end{};   // of asynchronous streams, from the line's start; 0: idle
-  std::array<double, kStreams> stream_work{};  // seconds of work on every stream
+  std::array<double, kStreams> stream_work{};  // seconds of work on every stream, alone
+  std::array<double, kStreams> carried{};      // of LineStart::backlog: seconds of it, had the streams nothing else
+};
+
+// What a line finds at its start.
+struct LineStart {
+  // Until its input is there, and its first kernel may start; what `result` says is then from there on. Ops that are
+  // issued ahead start at once.
+  double waits_seconds = 0;
+  // Of the fabric: what the slot before it has left on asynchronous streams. Replaced by what the line leaves.
+  FabricBacklog* backlog = nullptr;
 };
 
 class LineClock {
@@ -150,7 +164,10 @@ class LineClock {
   // `drain`: the line also ends with its asynchronous streams.
   // `jump`: false walks every instance, as a check.
   void run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain, LineResult& result,
-           bool jump = true);
+           bool jump = true, const LineStart& start = {});
+  // Whether streams share levels of the fabric. They do unless told otherwise.
+  void shares_levels(bool value) { shares_levels_ = value; }
+  bool shares_levels() const { return shares_levels_; }
   // Instances walked since construction.
   std::int64_t walked() const { return walked_; }
 
@@ -163,18 +180,30 @@ class LineClock {
   };
   static constexpr std::size_t kStateSize = sizeof(State) / sizeof(double);
 
+  template <bool Shared>
   void walk(const LineItem& item, std::int64_t base);
-  template <bool Record>
+  template <bool Record, bool Shared>
   void instance(const LineItem& item, std::int64_t at, std::int64_t base);
+  template <bool Shared>
   void issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time);
+  template <bool Shared>
+  void walk_line();
+  // To the fabric whose levels are shared; its parts one after the other, from the release of the first to that of the
+  // last.
+  SharedFabric::Ticket issue(const BlockCode& code, const ClockNode& node, std::int64_t instances, double release,
+                             double last_release);
+  template <bool Shared>
+  double end_of(const ClockNode& node, std::size_t k);
+  template <bool Shared>
+  double first_part_of(const ClockNode& node, std::size_t k);
   const BlockCode& code_of(std::int64_t index) const;
   double* ahead_slot(std::int64_t index) { return ahead_end_.data() + index % (order_.longest + 1) * ahead_nodes_; }
-  void snapshot(std::int64_t index, std::vector<double>& x) const;
+  void snapshot(std::int64_t index, std::vector<double>& x, std::vector<double>& same) const;
   void restore(std::int64_t index, const std::vector<double>& x);
   // Periods that the state may be advanced by x2 - x1 each before another operand of some maximum takes over; 0 when
   // the last two periods differ.
   std::int64_t steady_periods(std::int64_t most) const;
-  template <bool Record>
+  template <bool Record, bool Shared>
   double overlap_seconds(double start, double seconds);
 
   std::span<const LineItem> line_;
@@ -185,12 +214,17 @@ class LineClock {
   std::int64_t once_at_ = 0;  // the last instance with ops that run once
   Stream entry_stream_ = Stream::compute;
   State s_;
-  std::vector<double> end_, first_part_;  // by node of the current instance
+  std::vector<double> end_, first_part_;  // by node of the current instance; of the fabric's: its ticket from 1
   std::int64_t ahead_nodes_ = 0;          // most prefetched nodes in a block
   std::vector<double> ahead_end_;         // [instance % (longest + 1)][node's place among the prefetched]
+  bool shares_levels_ = true;
+  bool all_ahead_ = false;  // what is issued ahead was, at the line's start
+  bool shared_ = false;     // streams of the line meet on a level of the fabric
+  SharedFabric fabric_;
   // Of the last period and the one before: how far each operand of each maximum lay below it.
   std::vector<double> slacks_, last_slacks_;
   std::vector<double> x0_, x1_, x2_;  // the state after the last three periods
+  std::vector<double> same1_, same2_;  // and of the fabric what must not change
   std::int64_t walked_ = 0;
 };
 

@@ -123,6 +123,9 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     if (account < kHostIssue) code.nodes.back().kernel_seconds[account] += cost.seconds;
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
+    StreamsByLevel& on_level = code.on_level[static_cast<std::size_t>(op.when)];
+    if (cost.on_scale_up) on_level[0] |= bit_of(op.stream);
+    if (cost.on_network) on_level[1] |= bit_of(op.stream);
   }
   if (context.runtime->cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = issue;
 }
@@ -133,6 +136,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.prefetched.clear();
   code.graph_host_seconds = 0;
   code.busy = {};
+  code.on_level = {};
   code.exit_compute = code.exit_other = BlockCode::kNone;
   code.conditions = 0;
   code.once = false;

@@ -21,6 +21,13 @@ const LineResult& line_of(const SlotLines& lines, std::uint32_t micro_batch, std
   return micro_batch + 1 == micro_batches ? lines.last : lines.usual;
 }
 
+// What a stream has left behind a line that was clocked with so much carried into it, if it is `before` instead; no
+// less than what it leaves with nothing before it.
+double left_behind(const LineResult& l, const LineResult& first, std::size_t stream, double before) {
+  const double least = std::max(0.0, first.stream_end[stream] - first.seconds);
+  return std::max(least, l.stream_end[stream] - l.seconds + before - l.carried[stream]);
+}
+
 void add(Accounts& to, const Accounts& from, double times) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += times * from[i];
 }
@@ -37,6 +44,7 @@ std::span<const std::int32_t> AnalyticalEngine::stage_classes() const { return r
 void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options,
                                 Report& report) {
   Rep& r = *rep_;
+  r.clock.shares_levels(options.shares_levels);
   r.prepare_pieces(program);
   r.find_classes(program);
   r.clock_slots(program);
@@ -115,10 +123,10 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
 }
 
 void AnalyticalEngine::Rep::clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when,
-                                       LineResult& result) {
+                                       LineResult& result, const LineStart& start) {
   line.clear();
   append_line(program.pieces, chunk.runs, kind != BlockKind::forward, code_of(kind), line);
-  clock.run(line, when, kernels.overlap_slowdown, false, result);
+  clock.run(line, when, kernels.overlap_slowdown, false, result, true, start);
 }
 
 void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk,
@@ -184,8 +192,12 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
     const LineResult& l = line_of(chunks[slot.chunk][index(slot.kind)], slot.micro_batch, n);
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
-        if (const std::size_t s = used[i]; l.stream_end[s] > 0)
-          end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
+        if (const std::size_t s = used[i]; l.stream_end[s] > 0) {
+          if (l.carried[s] > 0)
+            end[s] = time + l.seconds + left_behind(l, chunks[slot.chunk][index(slot.kind)].first, s, std::max(0.0, end[s] - time));
+          else
+            end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
+        }
     time += l.seconds;
   };
   const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
@@ -232,26 +244,6 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
   }
 }
 
-// What the first micro-batch's forward adds, the gathering of updated parameters, needs no input: a stage gathers while
-// the pipeline fills. Only what outlasts the wait for the first input stays in the slot.
-void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  constexpr std::size_t kForward = index(SlotKind::forward);
-  bool any = false;
-  for (const auto& l : lines) any |= l[kForward].first.seconds > l[kForward].usual.seconds;
-  if (!any) return;
-  at_position.resize(program.schedule.position.size());
-  for (std::size_t i = 0; i < at_position.size(); ++i)
-    at_position[static_cast<std::size_t>(program.schedule.position[i])] = static_cast<std::uint32_t>(i);
-  double wait = 0;  // until the first input can have come through the positions before
-  for (const std::uint32_t at : at_position) {
-    const std::size_t stage = at / chunks, c = static_cast<std::size_t>(stage_class[stage]);
-    SlotLines& l = lines[c * chunks + at % chunks][kForward];
-    if (classes[c].first_stage == static_cast<std::int32_t>(stage) && wait >= l.first.seconds - l.usual.seconds) l.first = l.usual;
-    wait += l.first.seconds;
-  }
-}
-
 void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto n = static_cast<double>(program.schedule.micro_batches);
@@ -272,6 +264,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   gather_while_waiting(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
+    carry_backlogs(program, i);
     const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
     Fullest update;
     for (std::size_t k = 0; k < chunks; ++k) {

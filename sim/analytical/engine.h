@@ -29,6 +29,9 @@ namespace orrery {
 struct AnalyticalOptions {
   bool timeline = false;  // fill Report::timeline (walks every slot)
   bool ops = false;       // fill Report::ops and ::unmeasured
+  // Streams that meet on a level of the fabric share it (fabric_share.h); false: each collective has its links to
+  // itself, and the step is one without contention.
+  bool shares_levels = true;
 };
 
 class AnalyticalEngine {

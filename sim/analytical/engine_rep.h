@@ -66,6 +66,7 @@ struct AnalyticalEngine::Rep {
   void prepare_pieces(const Program& program);
   void find_classes(const Program& program);
   void gather_while_waiting(const Program& program);
+  void carry_backlogs(const Program& program, std::size_t stage_class);
   void clock_slots(const Program& program);
   void walk_pipeline(const Program& program);
   void finish_stages(const Program& program);
@@ -78,7 +79,8 @@ struct AnalyticalEngine::Rep {
   auto code_of(BlockKind kind) const {
     return [this, kind](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind); };
   }
-  void clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when, LineResult& result);
+  void clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when, LineResult& result,
+                  const LineStart& start = {});
   void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
@@ -105,6 +107,8 @@ struct AnalyticalEngine::Rep {
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [class * chunks + chunk][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
+  std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
+  std::vector<FabricBacklog> backlogs;                   // the same
   std::vector<ChunkMemory> memory;                       // [class * chunks + chunk]
   std::vector<ChunkBytes> chunk_bytes;
   std::vector<double> hops;

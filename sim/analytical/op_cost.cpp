@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
 #include "sim/program/work.h"
 
@@ -66,8 +67,11 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
       cost.absent = true;
       return cost;
     }
-    cost.last_seconds = collective(op, tensors, instances).seconds;
+    const CollectiveCost& one = collective(op, tensors, instances);
+    cost.last_seconds = one.seconds;
     cost.seconds = cost.last_seconds * op.count;
+    cost.on_scale_up = is_felt(one) && one.intra_seconds > 0;
+    cost.on_network = is_felt(one) && one.inter_seconds > 0;
   } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
     const Rate r = rate(op, tensors);
     if (!(r.bytes_per_second > 0)) {

@@ -19,6 +19,7 @@ struct OpCost {
   double last_seconds = 0;  // of the last of the `count` launches
   double flops = 0;         // matmuls and attention
   bool absent = false;      // a collective over a group of one: not issued
+  bool on_scale_up = false, on_network = false;  // levels of the fabric that a collective is felt on
 };
 
 // Not thread-safe: remembers the groups and collectives it has met on a mesh.

@@ -46,8 +46,8 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   std::vector<std::vector<std::int32_t>> stage_classes;
   for (std::size_t j = 0; j < jobs.size(); ++j) {
     AnalyticalEngine engine(cluster, *jobs[j].kernels, collectives);
-    engine.evaluate(*jobs[j].program, jobs[j].mfu_dtype, {.timeline = options.timeline, .ops = options.ops},
-                    reports[j]);
+    engine.evaluate(*jobs[j].program, jobs[j].mfu_dtype,
+                    {.timeline = options.timeline, .ops = options.ops, .shares_levels = false}, reports[j]);
     stage_classes.emplace_back(engine.stage_classes().begin(), engine.stage_classes().end());
   }
 

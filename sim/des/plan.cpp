@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 
+#include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
@@ -52,7 +53,7 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
   x.kind = kind;
   x.bytes = bytes;
   x.cost = cost;
-  if (std::max(cost.intra_seconds, cost.inter_seconds) >= kUnfelt * cost.latency_seconds) {
+  if (is_felt(cost)) {
     PatternKind pattern{.communicator = communicator,
                         .kind = kind,
                         .algorithm = cost.algorithm,

@@ -26,9 +26,6 @@ struct Exchange {
   // Filled once the traffic is folded. Bytes on the links for each of a flow's share, protocol overheads included.
   double wire_inside = 0, wire_outside = 0;
 };
-// An exchange whose bytes take less than this part of its latency (a gradient norm's scalar) takes its time but no
-// links: it cannot be felt by others, and would tell apart ranks that are alike in everything else.
-inline constexpr double kUnfelt = 1e-3;
 inline constexpr std::int32_t kNoPattern = -2;
 inline constexpr std::uint32_t kNoExchange = 0xffffffff;
 
