@@ -45,32 +45,23 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
   }
 }
 
-// Forward FLOPs of the matrix products of a piece. Attention is apart: with the mask halved, and in full.
-struct ForwardFlops {
-  double linear = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
-};
+}  // namespace
 
-ForwardFlops forward_flops(const Piece& piece) {
-  ForwardFlops f;
-  for (Op op : piece.forward.ops) {
-    if (op.kind == OpKind::linear) {
-      f.linear += flops(op, piece.tensors);
-    } else if (op.kind == OpKind::batched_matmul) {
-      const double full = flops(op, piece.tensors);
-      f.attention_full += full;
-      f.attention_executed += full;
-      f.attention_masked += op.causal ? full / 2 : full;
-    } else if (op.kind == OpKind::attention) {
-      f.attention_masked += flops(op, piece.tensors);
-      f.attention_executed += flops(op, piece.tensors);
-      op.causal = false;
-      f.attention_full += flops(op, piece.tensors);
-    }
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors) {
+  ProductFlops f;
+  if (op.kind == OpKind::batched_matmul) {
+    f.attention_full = f.attention_executed = flops(op, tensors);
+    f.attention_masked = op.causal ? f.attention_full / 2 : f.attention_full;
+  } else if (op.kind == OpKind::attention) {
+    f.attention_masked = f.attention_executed = flops(op, tensors);
+    Op unmasked = op;
+    unmasked.causal = false;
+    f.attention_full = flops(unmasked, tensors);
+  } else if (is_matmul(op.kind)) {
+    f.linear = flops(op, tensors);
   }
   return f;
 }
-
-}  // namespace
 
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out) {
@@ -100,14 +91,12 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
 
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch, const ModelPieces& built) {
   ModelWork work;
-  ForwardFlops total;
+  ProductFlops total;
   for (const Run& run : built.runs) {
-    const ForwardFlops f = forward_flops((*built.pieces)[run.piece]);
-    const auto n = static_cast<double>(run.count);
-    total.linear += n * f.linear;
-    total.attention_masked += n * f.attention_masked;
-    total.attention_full += n * f.attention_full;
-    total.attention_executed += n * f.attention_executed;
+    const Piece& piece = (*built.pieces)[run.piece];
+    ProductFlops forward;
+    for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors), 1);
+    total.add(forward, static_cast<double>(run.count));
   }
   // The backward computes two products for each of the forward's (Narayanan et al. 2021, appendix).
   const double micro_batches = static_cast<double>(workload.global_batch_size) / static_cast<double>(micro_batch);

@@ -2,6 +2,7 @@
 // its derivative. Dimensions carry axes, so strategies shard and rewrite the pieces without knowing the model.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "models/model.h"
@@ -29,6 +30,20 @@ struct ModelPieces {
 // Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of layers.
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
+
+// FLOPs of matrix products. Attention is apart: with the mask halved, in full, and as its kernels compute it.
+struct ProductFlops {
+  double linear = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
+
+  void add(const ProductFlops& other, double times) {
+    linear += times * other.linear;
+    attention_masked += times * other.attention_masked;
+    attention_full += times * other.attention_full;
+    attention_executed += times * other.attention_executed;
+  }
+};
+// Of an op of a built piece; none of an attention's backward, which repeats a part of the forward.
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors);
 
 // FLOPs and tokens of a whole step, from the built (unsharded) pieces: the products of the forward, twice again for the
 // backward; the padded vocabulary counts.

@@ -42,10 +42,11 @@ class Assembly {
       }
     }
   }
-  std::vector<WholeTensor> take(const std::vector<WholeParameter>& parameters, double& disagreement) {
+  // `trained`: what is frozen has none.
+  std::vector<WholeTensor> take(const std::vector<WholeParameter>& parameters, bool trained, double& disagreement) {
     std::vector<WholeTensor> tensors;
     for (std::size_t p = 0; p < whole_.size(); ++p) {
-      if (parameters[p].values_of != static_cast<std::int64_t>(p)) continue;
+      if (parameters[p].values_of != static_cast<std::int64_t>(p) || (trained && parameters[p].frozen)) continue;
       if (std::find(known_[p].begin(), known_[p].end(), false) != known_[p].end())
         throw ExecutionError("no rank holds all of \"" + whole_[p].name + "\"");
       double largest = 0, difference = 0;
@@ -175,11 +176,11 @@ Execution assemble(const Scenario& scenario, const std::vector<RankResult>& rank
   std::sort(ordered.begin(), ordered.end(), [](const auto* a, const auto* b) { return a->rank < b->rank; });
   for (const RankResult* rank : ordered)
     for (const HeldPart& part : rank->parts) {
-      gradients.add(part.parameter, part.element, part.gradient);
+      if (!part.gradient.empty()) gradients.add(part.parameter, part.element, part.gradient);
       values.add(part.parameter, part.element, part.value);
     }
-  result.gradients = gradients.take(whole.parameters, result.gradient_disagreement);
-  result.parameters = values.take(whole.parameters, result.parameter_disagreement);
+  result.gradients = gradients.take(whole.parameters, true, result.gradient_disagreement);
+  result.parameters = values.take(whole.parameters, false, result.parameter_disagreement);
   return result;
 }
 

@@ -95,7 +95,7 @@ struct Execution {
   std::vector<double> losses, gradient_norms;  // by step
   // In the order of the model: piece by piece, in each in the order of Piece::parameters; a tied head's table is left
   // out.
-  std::vector<WholeTensor> gradients;   // of the last step, unscaled, before clipping
+  std::vector<WholeTensor> gradients;   // of the last step and of what is trained, unscaled, before clipping
   std::vector<WholeTensor> parameters;  // after the last step
   // Where several ranks hold the same element: the largest difference between them, over the tensor's largest value.
   double gradient_disagreement = 0, parameter_disagreement = 0;

@@ -248,6 +248,7 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
         w.tensor = piece.tensors[p.parameter];
         w.name = std::string(piece.name) + (is_layer(piece) ? " " + std::to_string(layer) : "") + " " + w.tensor.name;
         w.initial = InitialValue::shift;
+        w.frozen = p.gradient == kNoTensor;
         TensorId quantised = kNoTensor;
         for (const Op& op : piece.forward.ops) {
           if (op.kind == OpKind::cast && op.reads[0] == p.parameter) quantised = op.writes[0];

@@ -56,6 +56,7 @@ struct WholeParameter {
   InitialValue initial = InitialValue::matrix;
   double deviation = 0;
   std::int64_t values_of = 0;  // the parameter whose values it has: itself, or the table it is tied to
+  bool frozen = false;         // has no gradient
 };
 std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied);
 

@@ -379,8 +379,9 @@ void Rank::update() {
       instance.captured_gradients.clear();
       for (std::size_t s = 0; s < plan.held.size(); ++s) {
         const TensorId id = plan.held[s].gradients;
-        std::vector<float>& captured = instance.captured_gradients.emplace_back(
-            static_cast<std::size_t>(plan.piece->tensors[id].elements()));
+        std::vector<float>& captured = instance.captured_gradients.emplace_back();
+        if (id == kNoTensor) continue;
+        captured.resize(static_cast<std::size_t>(plan.piece->tensors[id].elements()));
         backend_.synchronize();
         backend_.read(slice(instance, id, -1, false, Stream::compute), captured);
         const double factor = later_factor(plan, s);
@@ -508,7 +509,8 @@ void Rank::reduce_gradient_norm() {
   double factor = 1;
   for_each_instance([&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
-    if (!instance.plan->held.empty()) factor = later_factor(*instance.plan, 0);  // of all sets the same
+    for (std::size_t s = 0; s < piece.sets.size(); ++s)
+      if (!piece.sets[s].frozen()) factor = later_factor(*instance.plan, s);  // of all sets the same
     for (const Op& op : piece.update.ops) {
       if (!instance.plan->reduces_norm(op)) continue;
       const auto square = static_cast<float>(sum);
@@ -563,7 +565,7 @@ std::vector<HeldPart> Rank::held() {
         const std::int64_t at = begins[p.set] + e - plan.held[p.set].begin;
         if (at < 0 || at >= static_cast<std::int64_t>(value.size())) continue;
         part.element.push_back(element[static_cast<std::size_t>(e)]);
-        part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
+        if (p.gradient != kNoTensor) part.gradient.push_back(gradient[static_cast<std::size_t>(at)]);
         part.value.push_back(value[static_cast<std::size_t>(at)]);
       }
       begins[p.set] += local.elements();

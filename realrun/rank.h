@@ -23,7 +23,7 @@ using StorageSet = std::vector<StoragePtr>;  // by tensor
 std::size_t held_by(const Piece& piece, TensorId buffer);
 inline bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
 
-// Of a parameter set what a rank updates: all of it, or its part.
+// Of a parameter set what a rank updates: all of it, or its part; of a frozen one, which has no gradients, what it has.
 struct HeldSet {
   TensorId parameters = kNoTensor, gradients = kNoTensor;
   std::int64_t begin = 0, elements = 0;  // in the whole flat buffers; elements that these have

@@ -99,7 +99,7 @@ void Rank::find_packed_gradients(PiecePlan& plan) const {
     std::vector<std::int64_t> begins(plan.held.size()), elements(plan.held.size());
     for (const ParameterGradient& p : piece.parameters) {
       const Tensor& t = piece.tensors[p.parameter];
-      if (t.shared) continue;
+      if (t.shared || p.gradient == kNoTensor) continue;
       const HeldSet& held = plan.held[p.set];
       const View& view = plan.views[held.gradients];
       const std::int64_t size = piece.tensors[held.gradients].elements();
@@ -123,6 +123,7 @@ void Rank::find_packed_gradients(PiecePlan& plan) const {
     // Of shards, each packs what it has of them: the Program counts the mean.
     std::int64_t all = 0;
     for (std::size_t s = 0; s < elements.size(); ++s) {
+      if (piece.sets[s].frozen()) continue;
       const std::int64_t shards = program_.mesh.size(piece.tensors[piece.sets[s].gradients].divided_over());
       all += (elements[s] + shards - 1) / shards;
     }

@@ -133,11 +133,13 @@ class PieceCheck {
         contributed_(piece.parameters.size()) {
     for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
       const TensorId gradient = piece.parameters[p].gradient;
+      if (gradient == kNoTensor) continue;
       parameter_of_[gradient] = p;
       flats_[storage_of(piece, gradient)].emplace(p, MeshGroup{});
     }
     for (const PackedGradients& packing : piece.packed) packings_[packing.buffer] = &packing;
-    for (const Op& op : piece.update.ops) has_optimizer_ = has_optimizer_ || is_optimizer(op.kind);
+    for (const Op& op : piece.update.ops) laid_out_ = laid_out_ || is_optimizer(op.kind);
+    for (const ParameterSet& set : piece.sets) laid_out_ = laid_out_ || set.frozen();
     for (const Block* block : {&piece.forward, &piece.backward})
       for (const Op& op : block->ops)
         if (op.kind == OpKind::ring_shift) ring_group_ = ring_group_ | op.group;
@@ -167,6 +169,11 @@ class PieceCheck {
       if (!owed(id).empty())
         report(Rule::norm_of_all, "the norm " + quoted(id) + " still owes the sum over " + words(mesh_, owed(id)));
     for (const ParameterSet& set : piece_.sets) expect_divided(set);
+    for (const ParameterGradient& p : piece_.parameters)
+      if (p.set < piece_.sets.size() && !tensor(p.parameter).shared &&
+          (p.gradient == kNoTensor) != piece_.sets[p.set].frozen())
+        report(Rule::frozen_stays, quoted(p.parameter) + (p.gradient == kNoTensor ? " is frozen" : " is trained") +
+                                       " and lies in a parameter set that is not");
     // What the next step reads.
     second_step_ = true;
     run(piece_.forward, "forward of the next step");
@@ -313,7 +320,7 @@ class PieceCheck {
                                               words(mesh_, stale->second) + " and not gathered since");
         stale->second = {};  // said once
       }
-      if (!has_optimizer_) return;
+      if (!laid_out_) return;
     }
     if (written_as(id) != kNoTensor || t.input != Input::none || tensor(root).input != Input::none) return;
     if (tensor(root).resident || tensor(root).shared || packings_.contains(id)) return;
@@ -783,6 +790,8 @@ class PieceCheck {
     write(id, {});
     if (tensor(id).category != Category::parameter) return;
     const TensorId root = storage_of(piece_, id);
+    if (const ParameterSet* set = set_of(piece_, root); set != nullptr && set->frozen())
+      report(Rule::frozen_stays, quoted(id) + " is updated, and has the parameters of a frozen set");
     stale_[root] = tensor(id).divided_over().without(tensor(root).divided_over());
   }
 
@@ -799,7 +808,7 @@ class PieceCheck {
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
   std::vector<MeshGroup> contributed_;  // by parameter
-  bool has_optimizer_ = false;          // without one parameters are there, but lie nowhere
+  bool laid_out_ = false;               // without an optimizer parameters are there, but lie nowhere
   MeshGroup ring_group_;                // the digits that shifts go round
   const Op* mask_ = nullptr;
   const Op* op_ = nullptr;
@@ -843,6 +852,10 @@ class LineCheck {
   void meet(const HandedOn& from, const Piece& to, TensorId forward, TensorId backward) {
     meet(from, from.forward, to, forward);
     meet(from, from.backward, to, backward);
+    if (from.piece != nullptr && from.backward != kNoTensor && backward == kNoTensor)
+      found_.push_back({Rule::pieces_fit, std::string("piece \"") + from.piece->name + "\" takes \"" +
+                                              from.piece->tensors[from.backward].name +
+                                              "\" for its backward, which piece \"" + to.name + "\" does not hand on"});
   }
   void meet(const HandedOn& from, TensorId handed_on, const Piece& to, TensorId taken) {
     if (from.piece == nullptr || handed_on == kNoTensor || taken == kNoTensor) return;
@@ -888,11 +901,12 @@ std::vector<Violation> check(const Program& program) {
     for (std::size_t i = 0; i < program.pieces[p].parameters.size(); ++i) {
       const Piece& piece = program.pieces[p];
       const Tensor& t = piece.tensors[piece.parameters[i].parameter];
-      if (!t.shared) continue;
+      if (!t.shared || piece.parameters[i].gradient == kNoTensor) continue;
       for (std::size_t q = 0; q < program.pieces.size(); ++q)
         for (std::size_t j = 0; j < program.pieces[q].parameters.size(); ++j) {
-          const Tensor& owner = program.pieces[q].tensors[program.pieces[q].parameters[j].parameter];
-          if (owner.shared || owner.axes != t.axes || owner.sizes != t.sizes) continue;
+          const ParameterGradient& other = program.pieces[q].parameters[j];
+          const Tensor& owner = program.pieces[q].tensors[other.parameter];
+          if (owner.shared || other.gradient == kNoTensor || owner.axes != t.axes || owner.sizes != t.sizes) continue;
           if (contributed[p][i] != contributed[q][j])
             found.push_back({Rule::owed_alike, std::string("piece \"") + piece.name + "\": the gradient of \"" +
                                                    t.name + "\", which lies " + "in piece \"" + program.pieces[q].name +

@@ -41,6 +41,7 @@ enum class Rule : std::uint8_t {
   parameters_gathered = 18,   // updated parameters are whole again before they are read
   pieces_fit = 19,            // a piece takes what the piece before it hands on, both ways
   sets_divided = 20,          // the buffers of a parameter set are divided over its groups, its parts in one order
+  frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
 };
 
 struct Violation {

@@ -180,7 +180,7 @@ inline constexpr std::array kTable{
              .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
              .derivative = Derivative::norm, .backward = OpKind::norm_backward},
     OpTraits{.kind = OpKind::norm_backward, .name = "norm_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b011, .may_write = 0b100, .accumulates = 0b110, .in_place = true,
+             .reads = 0b1111, .writes = 0b001, .may_write = 0b110, .accumulates = 0b110, .in_place = true,
              .scratch = true, .bias_write = 2, .why_none = kIsDerivative},
     OpTraits{.kind = OpKind::rotary, .name = "rotary", .op_class = OpClass::memory_bound,
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,

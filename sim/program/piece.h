@@ -20,7 +20,7 @@ struct Block {
 };
 
 struct ParameterGradient {
-  TensorId parameter = kNoTensor, gradient = kNoTensor;
+  TensorId parameter = kNoTensor, gradient = kNoTensor;  // none of a frozen parameter, which is not trained
   std::uint8_t set = 0;  // of Piece::sets
 };
 
@@ -32,7 +32,7 @@ struct ShardGroups {
 
 // Parameters that share flat buffers, in which all of them lie in the order of Piece::parameters, and the groups over
 // which these are divided. The parameters themselves are views of the buffers, or of what a collective gathers from them
-// and scatters into them.
+// and scatters into them. A set is trained as a whole or frozen: then it has weights alone, no gradients and no states.
 struct ParameterSet {
   TensorId parameters = kNoTensor, gradients = kNoTensor;  // what this rank has of them all step long
   // What its optimizer works on: the same, or parts of them. Where a part begins is said by what it is divided over and
@@ -40,6 +40,8 @@ struct ParameterSet {
   TensorId own_parameters = kNoTensor, own_gradients = kNoTensor;
   TensorId secondary = kNoTensor;
   ShardGroups over;
+
+  bool frozen() const { return gradients == kNoTensor; }
 };
 
 // A buffer that a collective of the update sums, and the gradients that lie in it side by side. No op fills it: packing

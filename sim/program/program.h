@@ -27,7 +27,9 @@ struct Chunk {
 
 // What the numbers of the model are, independent of how it is laid out: for MFU and per-token figures.
 struct ModelWork {
-  double flops_per_step = 0;                  // forward and backward of the model, no recomputation; causal halved
+  // Forward and backward of the model, no recomputation; causal halved. Of the backward what the gradients of trained
+  // parameters need.
+  double flops_per_step = 0;
   double flops_per_step_full_attention = 0;   // the same, attention counted without the causal mask (PaLM appendix B)
   double executed_flops_per_step = 0;           // of the kernels that run: stored scores are computed unmasked
   double tokens_per_step = 0;                 // positions of the global batch (decoder side for encoder-decoders)

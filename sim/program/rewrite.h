@@ -76,6 +76,7 @@ inline std::int64_t elements_behind_query_heads(const Tensor& t) {
 inline std::int64_t packed_elements(const Mesh& mesh, const Piece& piece, const PackedGradients& packed) {
   std::int64_t all = 0;
   for (std::size_t s = 0; s < piece.sets.size(); ++s) {
+    if (piece.sets[s].frozen()) continue;
     std::int64_t elements = 0;
     for (const TensorId id : packed.gradients) {
       const ParameterGradient* p = parameter_of_gradient(piece, id);

@@ -110,7 +110,10 @@ void concatenate(Piece& piece, std::int64_t copies) {
   }
   piece.parameters.clear();
   for (const auto& map : names)
-    for (const ParameterGradient& p : one.parameters) piece.parameters.push_back({map[p.parameter], map[p.gradient]});
+    for (const ParameterGradient& p : one.parameters) {
+      const TensorId gradient = p.gradient == kNoTensor ? kNoTensor : map[p.gradient];
+      piece.parameters.push_back({map[p.parameter], gradient, p.set});
+    }
   piece.packed.clear();
   for (const auto& map : names)
     for (PackedGradients packed : one.packed) {
@@ -128,7 +131,9 @@ void concatenate(Piece& piece, std::int64_t copies) {
   }
 }
 
-bool keeps_activations(const Piece& piece) { return is_layer(piece) && !is_joint(piece); }
+bool keeps_activations(const Piece& piece) {
+  return is_layer(piece) && !is_joint(piece) && !piece.backward.ops.empty();
+}
 
 constexpr auto everything = [](const Op&) { return true; };
 constexpr auto in_core_attention = [](const Op& op) { return op.core_attention; };

@@ -36,6 +36,11 @@ class Shard {
 
   void run() {
     set_.over = over_;
+    if (set_.frozen()) {
+      divide_parameters();
+      if (!over_.weights.empty()) gather_parameters_in_blocks();
+      return;
+    }
     divide_states();
     divide_parameters();
     divide_gradients();
@@ -205,6 +210,7 @@ class Shard {
       rename_parameters(piece_.weight_gradient, forward_copy);
       return;
     }
+    if (piece_.backward.ops.empty()) return;  // of what is frozen up to here
     if (over_.secondary.empty()) {
       gathered(piece_.backward, set_.parameters, over_.weights);
     } else {
@@ -376,10 +382,17 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
   for (Op& op : piece.update.ops)
     if (op.kind == OpKind::all_reduce && is_gradient_norm(piece, op.reads[0]))
       op.group = op.group | states;  // each rank knows the norms of its parts only
+  // What is frozen is divided as far as the weights of what is not.
+  const auto of_weights = [](Sharding sharding) {
+    sharding.over.gradients = sharding.reduced = {};
+    sharding.over.states = sharding.over.weights;
+    return sharding;
+  };
   bool divided = false;
   // The last set first: what comes before a block's ops is then in the order of the sets.
   for (std::size_t i = piece.sets.size(); i-- > 0;) {
-    const Sharding& sharding = by_set[std::min(i, by_set.size() - 1)];
+    const Sharding& given = by_set[std::min(i, by_set.size() - 1)];
+    const Sharding sharding = piece.sets[i].frozen() ? of_weights(given) : given;
     Shard(sharding, options, bucket_bytes, mesh, piece, piece.sets[i]).run();
     divided = divided || !sharding.over.gradients.empty();
   }

@@ -24,7 +24,7 @@
 
 namespace orrery::data_parallel {
 
-// Over which ranks a parameter set is divided, and when what they have meets.
+// Over which ranks a parameter set is divided, and when what they have meets. Of a frozen set only weights count.
 struct Sharding {
   MeshGroup ranks;  // hold the same parameters: gradients are summed over them
   // weights within states; gradients as far as `reduced` goes, within states too and no less than weights.

@@ -55,7 +55,7 @@ Op scale(const char* name, TensorId gradients, double factor) {
   return op;
 }
 
-// Puts the parameters of a set side by side into flat buffers.
+// Puts the parameters of a set side by side into flat buffers; if they are frozen into one, of weights.
 void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
   const auto each = [&](auto visit) {
     for (const ParameterGradient& p : piece.parameters)
@@ -63,22 +63,27 @@ void lay_out(Piece& piece, std::size_t number, Dtype gradient_dtype) {
   };
   std::int64_t elements = 0;
   Dtype storage = Dtype::fp32;
+  bool trained = false, frozen = false;
   each([&](const ParameterGradient& p) {
+    (p.gradient != kNoTensor ? trained : frozen) = true;
     storage = piece.tensors[p.parameter].dtype;
     elements += piece.tensors[p.parameter].elements();
   });
   if (elements == 0) return;
   ParameterSet& set = piece.sets[number];
   set.parameters = set.own_parameters = flat(piece, "parameters", Category::parameter, storage, elements);
-  set.gradients = set.own_gradients = flat(piece, "gradients", Category::gradient, gradient_dtype, elements);
+  if (trained && frozen) throw std::logic_error("a parameter set that is trained in part");
+  if (trained)
+    set.gradients = set.own_gradients = flat(piece, "gradients", Category::gradient, gradient_dtype, elements);
   std::int64_t begin = 0;
   each([&](const ParameterGradient& p) {
     Tensor& parameter = piece.tensors[p.parameter];
     parameter.alias_of = set.parameters;
     parameter.alias_begin = begin;
-    piece.tensors[p.gradient].alias_of = set.gradients;
-    piece.tensors[p.gradient].alias_begin = begin;
     begin += parameter.elements();
+    if (p.gradient == kNoTensor) return;
+    piece.tensors[p.gradient].alias_of = set.gradients;
+    piece.tensors[p.gradient].alias_begin = parameter.alias_begin;
   });
 }
 
@@ -97,6 +102,12 @@ struct Scaling {
   }
 };
 
+template <class Visit>
+void for_each_trained(const Piece& piece, Visit&& visit) {
+  for (const ParameterSet& set : piece.sets)
+    if (!set.frozen()) visit(set);
+}
+
 // Of the gradients of all sets.
 TensorId add_norm(Piece& piece, const Mesh& mesh) {
   Tensor scalar;
@@ -111,16 +122,18 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
     norm.writes[0] = to;
     piece.update.ops.push_back(norm);
   };
-  if (piece.sets.size() == 1) {
-    add(piece.sets[0].gradients, local);
+  std::int64_t sets = 0;
+  for_each_trained(piece, [&](const ParameterSet&) { ++sets; });
+  if (sets == 1) {
+    for_each_trained(piece, [&](const ParameterSet& set) { add(set.gradients, local); });
   } else {
     Tensor all = scalar;
-    all.sizes[0] = static_cast<std::int64_t>(piece.sets.size());
+    all.sizes[0] = sets;
     scalar.alias_of = piece.add(all);
-    for (const ParameterSet& set : piece.sets) {
+    for_each_trained(piece, [&](const ParameterSet& set) {
       add(set.gradients, piece.add(scalar));
       ++scalar.alias_begin;
-    }
+    });
     add(scalar.alias_of, local);
   }
   // Each stage and tensor-parallel rank holds other parameters; data parallelism adds its digits where it shards.
@@ -170,14 +183,15 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradi
     lay_out(piece, s, gradients.dtype);
     if (piece.sets[s].parameters == kNoTensor) throw std::logic_error("a parameter set without parameters");
   }
-  if (sets == 0) return;
+  if (std::ranges::all_of(piece.sets, &ParameterSet::frozen)) return;
 
   using framework::GradientScaling;
   // Dynamic loss scaling: what divides by the scale searches for overflows as well.
   Scaling scaling{1 / gradients.loss_scale, kNoTensor, 0};
   if (scaling.factor != 1 && gradients.scaling == GradientScaling::passes) {
-    for (const ParameterSet& set : piece.sets)
+    for_each_trained(piece, [&](const ParameterSet& set) {
       piece.update.ops.push_back(scale("unscale", set.gradients, scaling.factor));
+    });
     scaling.factor = 1;
   }
   if (options.clip_grad > 0) {
@@ -187,14 +201,14 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradi
   if (gradients.scaling != GradientScaling::fused && scaling.any()) {
     const bool clips = scaling.norm != kNoTensor;
     const char* name = !clips ? "unscale" : scaling.factor == 1 ? "clip" : "unscale_and_clip";
-    for (const ParameterSet& set : piece.sets) {
+    for_each_trained(piece, [&](const ParameterSet& set) {
       Op pass = scale(name, set.gradients, scaling.factor);
       scaling.put(pass);
       piece.update.ops.push_back(pass);
-    }
+    });
     scaling = {};
   }
-  for (const ParameterSet& set : piece.sets) add_update(piece, set, options, scaling);
+  for_each_trained(piece, [&](const ParameterSet& set) { add_update(piece, set, options, scaling); });
 }
 
 // The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.

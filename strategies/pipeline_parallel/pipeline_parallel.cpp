@@ -114,8 +114,9 @@ void tie_embeddings(const Scenario& scenario, Program& program) {
       const bool table = t.rank == 2 && t.find(Axis::vocab) == 0;
       if (!table && !is_table_of_positions(piece, p.parameter)) continue;
       if (same_stage) {
-        piece.tensors[p.parameter].shared = piece.tensors[p.gradient].shared = true;
-      } else if (table) {
+        piece.tensors[p.parameter].shared = true;
+        if (p.gradient != kNoTensor) piece.tensors[p.gradient].shared = true;
+      } else if (table && p.gradient != kNoTensor) {
         program.tied_embedding_bytes = static_cast<double>(piece.tensors[p.gradient].bytes());
       }
     }

@@ -202,6 +202,12 @@ std::int64_t chunks_per_stage(const Options& options) {
   }
 }
 
+std::size_t stage_of_position(const Options& options, std::size_t position) {
+  const auto stages = static_cast<std::size_t>(options.degree);
+  const bool up = effective_schedule(options) == ScheduleKind::zb_v && position >= stages;
+  return up ? 2 * stages - 1 - position : position % stages;
+}
+
 std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
                                     std::int64_t micro_batches) {
   constexpr std::int64_t kMost = 65535;  // what Slot::chunk holds; stages alike

@@ -22,6 +22,8 @@ struct Limit {
 ScheduleKind effective_schedule(const Options& options);
 // Model chunks per stage of the effective schedule: zb-v has 2, interleaved `virtual_pipeline`, the others 1.
 std::int64_t chunks_per_stage(const Options& options);
+// Which stage holds the chunk at a position of the model.
+std::size_t stage_of_position(const Options& options, std::size_t position);
 
 // Nothing when build_schedule accepts these numbers.
 std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,

@@ -107,9 +107,12 @@ class Partition {
       }
       shared = t.elements() / t.sizes[d] * keys;
     }
-    if (t.category == Category::parameter && t.alias_of == kNoTensor && shared > 0) {
+    const auto id = static_cast<TensorId>(&t - piece_.tensors.data());
+    const bool trained = std::ranges::any_of(
+        piece_.parameters, [&](const ParameterGradient& p) { return p.parameter == id && p.gradient != kNoTensor; });
+    if (trained && shared > 0) {
       shared_elements_ += shared;
-      shared_.push_back(static_cast<TensorId>(&t - piece_.tensors.data()));
+      shared_.push_back(id);
     }
     // A view of the key or the value, which now come after fewer heads.
     if (t.alias_of != kNoTensor && !has_heads && t.alias_begin >= group_heads_ &&
@@ -375,7 +378,7 @@ class Partition {
     Tensor t;
     t.name = name;
     t.category = Category::communication_buffer;
-    t.dtype = piece_.tensors[piece_.parameters.front().gradient].dtype;
+    t.dtype = piece_.tensors[packed.gradients.front()].dtype;
     t.rank = 1;
     t.sizes[0] = elements;
     const TensorId id = add_tensor(t, replicated);

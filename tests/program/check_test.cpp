@@ -541,6 +541,52 @@ TEST(Check, PiecesTakeWhatIsHandedOn) {
   }
 }
 
+// ---- frozen parameters ----
+
+TEST(Check, AFrozenSetIsNotUpdated) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::backward);
+    const TensorId frozen = s.buffer("frozen", 6, Category::parameter),
+                   w = s.tensor("v", {{6, Axis::hidden}}, Category::parameter);
+    s.piece().tensors[w].alias_of = frozen;
+    s.piece().parameters.push_back({w, kNoTensor, 1});
+    ParameterSet& set = s.piece().sets.emplace_back();
+    set.parameters = set.own_parameters = frozen;
+    s.op(OpKind::sgd, {gradients, good ? parameters : frozen}, {good ? parameters : frozen}, &Piece::update);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::frozen_stays, s, R"("frozen" is updated, and has the parameters of a frozen set)");
+  }
+}
+
+TEST(Check, AParameterWithoutAGradientLiesInAFrozenSet) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::backward);
+    if (!good) s.piece().parameters[0].gradient = kNoTensor;
+    good ? expect_proven(s)
+         : expect_breaks(Rule::frozen_stays, s, R"("w" is frozen and lies in a parameter set that is not)");
+  }
+}
+
+// What is frozen up to here needs no gradient, and hands none on; what is trained does.
+TEST(Check, APieceHandsOnTheGradientThatTheOneBeforeTakes) {
+  for (const bool good : {true, false}) {
+    Small s;
+    s.piece().input = s.tensor("x", {{4, Axis::batch, s.dp()}});
+    s.piece().output = s.tensor("y", {{4, Axis::batch, s.dp()}});
+    s.op(OpKind::cast, {s.piece().input}, {s.piece().output});
+    if (!good) s.piece().output_gradient = s.tensor("dy", {{4, Axis::batch, s.dp()}});
+    s.program.schedule.position = {0};
+    s.program.stages = {{Chunk{{{0, 2}}}}};
+    good ? expect_proven(s)
+         : expect_breaks(Rule::pieces_fit, s,
+                         R"(piece "piece" takes "dy" for its backward, which piece "piece" does not hand on)");
+  }
+}
+
 // ---- layouts ----
 
 TEST(Division, ListsDigitsFromMajorToMinor) {

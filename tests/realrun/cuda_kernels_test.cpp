@@ -363,6 +363,7 @@ TEST(CudaNorm, IsTheCpusInEveryDtypeAndWidth) {
         const std::vector<Given> reads{
             normal(x, 4), normal(x, 1, 3), normal(weight, 2), {statistics, stored_statistics}};
         expect_as_cpu(op, reads, poisoned({x, weight, narrow}), {}, 4);
+        expect_as_cpu(op, reads, poisoned({x}), {}, 4);  // of a frozen weight
         op.accumulate = true;
         std::vector<Given> results = poisoned({x});
         results.push_back(normal(weight, 5));

@@ -519,6 +519,10 @@ TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
   for (const float d : dx) EXPECT_FALSE(std::isnan(d));
   for (int i = 0; i < 4; ++i)
     EXPECT_NEAR(dw[i], 100 + dy[i] * x[i] + dy[4 + i] * x[4 + i] + dy[8 + i] * x[8 + i], 1e-4);
+  // Of a frozen weight there is no gradient.
+  Values alone(12, NAN);
+  run_kernel(op, reads, std::array<Buffer, 1>{Buffer{alone.data(), &wide}}, {});
+  EXPECT_EQ(alone, dx);
 }
 
 // --- Element by element
