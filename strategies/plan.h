@@ -12,6 +12,7 @@
 #include "strategies/context_parallel/options.h"
 #include "strategies/data_parallel/options.h"
 #include "strategies/framework/options.h"
+#include "strategies/freeze/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
 #include "strategies/optimizer/options.h"
@@ -37,6 +38,7 @@ struct Plan {
   data_parallel::Options data;
   zeropp::Options zeropp;
   mics::Options mics;
+  freeze::Options freeze;
   optimizer::Options optimizer;
   offload::Options offload;
 
@@ -53,6 +55,7 @@ struct Plan {
     mics.visit_fields(v);
     recompute.visit_fields(v);
     precision.visit_fields(v);
+    freeze.visit_fields(v);
     optimizer.visit_fields(v);
     offload.visit_fields(v);
     framework.visit_fields(v);

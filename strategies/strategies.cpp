@@ -5,6 +5,7 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/freeze/freeze.h"
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
@@ -32,6 +33,12 @@ constexpr Strategy kStrategies[] = {
      .paper = "-",
      .check = framework::check,
      .rewrite = framework::rewrite},
+    {.name = "freeze",
+     .summary = "parameters that are not trained: layers, embedding, head",
+     .paper = "-",
+     .check = freeze::check,
+     .rewrite = freeze::rewrite,
+     .words = freeze::words},
     {.name = "precision",
      .summary = "bf16, fp16, fp32 and fp8 mixes",
      .paper = "Micikevicius et al. 2017, arXiv 1710.03740",

@@ -818,6 +818,78 @@ const Layout kLayouts[] = {
     {"StackFsdpCompiled", R"({"framework": "fsdp-compiled", "data_parallel": 2, "zero_stage": 3, "precision": "bf16"})",
      kLlama},
     {"StackOrrery", R"({"framework": "orrery", "tensor_parallel": 2, "data_parallel": 2, "bucket_bytes": 120000})"},
+    // Of a tied model the head's table is frozen with the embedding's, its norm is not: two parameter sets.
+    {"FreezeLowerHalf", R"({"data_parallel": 2, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
+    {"FreezeLowerHalfBuckets",
+     R"({"data_parallel": 2, "bucket_bytes": 120000, "freeze_embedding": true, "layers": [{"to": 1, "freeze": true}]})",
+     kDropout},
+    {"FreezeUpperHalfZero1",
+     R"({"data_parallel": 2, "zero_stage": 1, "layers": [{"from": 2, "freeze": true}], "recompute": "full"})"},
+    {"FreezeZero2Once",
+     R"({"data_parallel": 2, "zero_stage": 2, "reduce_gradients": "once", "freeze": true, "bucket_bytes": 20000})",
+     kLlama},
+    {"FreezeZero3", R"({"data_parallel": 4, "zero_stage": 3, "freeze_embedding": true, "recompute": "full",
+         "layers": [{"to": 3, "freeze": true}]})"},
+    {"FreezeZero3OddShards",
+     R"({"data_parallel": 8, "zero_stage": 3, "freeze_embedding": true, "layers": [{"step": 2, "freeze": true}]})",
+     R"({"hidden": 36, "ffn": 50, "tied_embeddings": false})"},
+    {"FreezeZero3KeptOnce", R"({"data_parallel": 2, "zero_stage": 3, "reduce_gradients": "once",
+         "reshard_after_forward": false, "layers": [{"from": 1, "to": 3, "freeze": true}]})",
+     kLlama},
+    {"FreezeZero3Head", R"({"data_parallel": 4, "zero_stage": 3, "zero_shard_degree": 2, "framework": "fsdp",
+         "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})",
+     kLlama},
+    {"FreezeHpz", R"({"data_parallel": 4, "zero_stage": 3, "zero_hpz_partition_size": 2, "freeze_embedding": true,
+         "layers": [{"from": 0, "to": 4, "step": 3, "freeze": true}]})",
+     kLlama},
+    {"FreezeTensor4SharedKeys",
+     R"({"tensor_parallel": 4, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 2, "freeze_embedding": true,
+         "layers": [{"to": 4, "step": 2, "freeze": true}], "recompute": "full"})",
+     kLlama},
+    {"FreezeTensor2Overlap", R"({"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true,
+         "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})",
+     kDropout},
+    {"FreezeContext2", R"({"context_parallel": 2, "data_parallel": 2, "zero_stage": 1, "freeze_embedding": true,
+         "layers": [{"to": 1, "freeze": true}, {"from": 2, "to": 3, "freeze": true}]})",
+     kLlama},
+    {"FreezeUlyssesZero3", R"({"context_parallel": 2, "context_parallel_type": "ulysses", "data_parallel": 2,
+         "zero_stage": 3, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
+    {"FreezePipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1, "freeze_embedding": true,
+         "layers": [{"to": 1, "freeze": true}, {"from": 3, "freeze": true}], "recompute": "full"})"},
+    {"FreezePipelineZero3", R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3, "freeze_head": true,
+         "layers": [{"from": 3, "freeze": true}]})",
+     kLlama},
+    {"FreezePipelineZbH1Tensor", R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "tensor_parallel": 2,
+         "sequence_parallel": true, "layers": [{"from": 1, "to": 3, "freeze": true}]})"},
+    {"FreezeInterleaved", R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "data_parallel": 2,
+         "layers": [{"from": 1, "step": 2, "freeze": true}]})"},
+    {"FreezeRecomputeEvery2", R"({"recompute": "full", "recompute_every": 2, "data_parallel": 2, "zero_stage": 1,
+         "freeze_embedding": true, "layers": [{"to": 1, "freeze": true}]})",
+     kDropout},
+    {"FreezeRecomputeEvery2Upper",
+     R"({"recompute": "full", "recompute_every": 2, "layers": [{"from": 2, "freeze": true}]})"},
+    {"FreezeOffload", R"({"data_parallel": 2, "zero_stage": 1, "optimizer_offload": true, "freeze_embedding": true,
+         "layers": [{"to": 2, "freeze": true}]})"},
+    {"FreezeScaledLoss", R"({"data_parallel": 2, "precision": "fp16", "gradient_dtype": "fp16", "loss_scale": 1024,
+         "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
+    {"FreezeFp8Zero3", R"({"data_parallel": 2, "zero_stage": 3, "precision": "fp8", "freeze_embedding": true,
+         "layers": [{"to": 2, "freeze": true}]})",
+     kLlama},
+    {"FreezeLatent",
+     R"({"data_parallel": 2, "zero_stage": 3, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})",
+     kLatent},
+    {"FreezeStoredScores", R"({"tensor_parallel": 2, "flash_attention": false, "recompute": "selective",
+         "freeze_embedding": true, "layers": [{"to": 1, "freeze": true}, {"from": 3, "freeze": true}]})",
+     kDropout},
+    {"FreezeAllButTheHead", R"({"data_parallel": 2, "zero_stage": 3, "freeze": true, "freeze_embedding": true})", kVit},
+    {"FreezeEncoder", R"({"data_parallel": 2, "zero_stage": 3, "freeze_embedding": true,
+         "layers": [{"to": 2, "freeze": true}]})",
+     kT5},
+    {"FreezeDecoder",
+     R"({"tensor_parallel": 2, "data_parallel": 2, "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})",
+     kT5Gated},
+    {"FreezeDecoderPipeline", R"({"pipeline_parallel": 2, "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})",
+     kT5Gated},
     {"HowCollectivesAndKernelsAreLaunched",
      R"({"data_parallel": 2, "cuda_graphs": true, "attention_kernel": "flash_attention_1", )"
      R"("collective_algorithm": "tree", "collective_protocol": "ll128"})"},
@@ -1012,7 +1084,8 @@ TEST(Layouts, HoldWhatIsPredicted) {
       "Tensor4Sequence", "Tensor2SequenceOverlap", "Pipeline2", "Pipeline4Gpipe", "PipelineInterleaved", "PipelineZbV",
       "RecomputeFull", "RecomputeEvery3", "RecomputeSelective", "LayersRecompute", "Context2", "Context4Llama",
       "LayersZbH1", "OffloadOneRank", "OffloadZero1", "OffloadZbH1", "Tensor4SharedKeys", "LatentRecompute",
-      "VitZero1", "T5Pipeline2", "T5Recompute", "ScaledLoss", "Fp8ZbH1"};
+      "VitZero1", "T5Pipeline2", "T5Recompute", "ScaledLoss", "Fp8ZbH1", "FreezeLowerHalf", "FreezeUpperHalfZero1",
+      "FreezeZero2Once", "FreezeZero3KeptOnce", "FreezePipeline", "FreezeRecomputeEvery2", "FreezeOffload"};
   std::size_t met = 0;
   for (const Layout& layout : kLayouts) {
     if (!names.contains(layout.name)) continue;
@@ -1041,6 +1114,44 @@ TEST(Layouts, HoldWhatIsPredicted) {
     }
   }
   EXPECT_EQ(met, names.size());
+}
+
+// Of what is trained the gradients are those without freezing; what is frozen keeps every bit, and the rest moves.
+TEST(Layouts, FreezingChangesNoGradientAndNoFrozenWeight) {
+  std::size_t met = 0;
+  for (const Layout& layout : kLayouts) {
+    if (!std::string_view(layout.name).starts_with("Freeze")) continue;
+    ++met;
+    SCOPED_TRACE(layout.name);
+    const Scenario scenario = scenario_of(layout);
+    Scenario all = on_one_rank(scenario);
+    all.plan.freeze = {};
+    for (LayerRange& range : all.plan.layers) range.plan.freeze = {};
+    ExecutionOptions options = seeded(1, 1);
+    const Execution trained = execute(all, options);
+    options.learning_rate = 0;
+    const Execution start = execute(all, options);
+    options.learning_rate = 1e-3;
+    const Execution one = execute(on_one_rank(scenario), options);
+    EXPECT_EQ(one.losses, trained.losses);
+    options.steps = 3;
+    const Execution many = execute(scenario, options);
+    // Pieces are frozen as a whole, but for a table of its own name: the gradients are parameters with others left out.
+    std::size_t next = 0;
+    for (std::size_t t = 0; t < start.parameters.size(); ++t) {
+      const WholeTensor& before = start.parameters[t];
+      if (next < one.gradients.size() && one.gradients[next].name == before.name) {
+        EXPECT_EQ(one.gradients[next++].values, trained.gradients[t].values) << before.name;
+        EXPECT_NE(many.parameters[t].values, before.values) << before.name;
+      } else {
+        EXPECT_EQ(many.parameters[t].values, before.values) << before.name;
+        EXPECT_NE(trained.parameters[t].values, before.values) << before.name;
+      }
+    }
+    EXPECT_EQ(next, one.gradients.size());
+    EXPECT_LT(next, start.parameters.size());
+  }
+  EXPECT_GT(met, 20u);
 }
 
 // As the engines time it: those of the first layers before any kernel, then one more with each layer that begins.

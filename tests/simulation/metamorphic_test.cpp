@@ -197,6 +197,34 @@ TEST(Metamorphic, ShardingStatesSavesMemory) {
   }
 }
 
+// From below each frozen layer saves its backward and its activations; from above less than that.
+TEST(Metamorphic, FreezingSavesTimeAndMemory) {
+  for (const int stage : {0, 1, 3}) {
+    Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+    s.workload = {2048, 0, 64};
+    s.plan.data.zero_stage = stage;
+    const auto frozen = [&](bool lower, std::int64_t layers) {
+      Scenario f = s;
+      (lower ? f.plan.freeze.embedding : f.plan.freeze.head) = true;
+      f.plan.layers = {{lower ? 0 : 32 - layers, lower ? layers : 32, 1, s.plan}};
+      f.plan.layers[0].plan.freeze.layers = true;
+      return simulate(f);
+    };
+    Report last_lower = simulate(s), last_upper = last_lower;
+    for (const std::int64_t layers : {1, 8, 31, 32}) {
+      const Report lower = frozen(true, layers), upper = frozen(false, layers);
+      EXPECT_LT(lower.step_seconds, last_lower.step_seconds) << stage << " " << layers;
+      EXPECT_LT(lower.memory_peak_bytes, last_lower.memory_peak_bytes) << stage << " " << layers;
+      EXPECT_LT(upper.step_seconds, last_upper.step_seconds) << stage << " " << layers;
+      EXPECT_LT(upper.memory_peak_bytes, last_upper.memory_peak_bytes) << stage << " " << layers;
+      EXPECT_GT(lower.mfu, 0.8 * last_lower.mfu);
+      EXPECT_LT(lower.mfu, 1.1 * last_lower.mfu);
+      last_lower = lower, last_upper = upper;
+    }
+    EXPECT_LT(last_lower.step_seconds, last_upper.step_seconds);
+  }
+}
+
 // Nodes of eight joined by 100 Gbit/s: groups of a node save time, and cost memory.
 TEST(Metamorphic, SmallerShardGroupsCostMemoryAndSaveTime) {
   Scenario s = scenario_of("gpt3-13b-5120", "aws-p3dn", 8);

@@ -137,6 +137,14 @@ TEST(Sweep, PlansComposeFreely) {
                           s.plan.layers[1].plan.precision.mix =
                               mix == precision::Mix::fp8 ? precision::Mix::bf16 : precision::Mix::fp8;
                         }
+                        // Layers that are not trained, some of them in front of all that are.
+                        const bool ends = p == 1 && runs % 7 == 1;
+                        s.plan.freeze = {.layers = false, .embedding = ends, .head = ends};
+                        if (runs % 5 == 1 && !ranges) {
+                          s.plan.layers = {{ends ? 0 : 2, 8, 1 + runs % 2, s.plan}};
+                          s.plan.layers[0].plan.layers.clear();
+                        }
+                        if (!s.plan.layers.empty()) s.plan.layers[0].plan.freeze.layers = runs % 5 < 3;
                         const std::string what = "t" + std::to_string(t) + " c" + std::to_string(c) + " p" +
                                                  std::to_string(p) + " schedule " + std::to_string(schedule) +
                                                  " zero " + std::to_string(zero) + " recompute " +

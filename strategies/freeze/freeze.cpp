@@ -1,0 +1,287 @@
+#include "strategies/freeze/freeze.h"
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "models/layers.h"
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/layer_plans.h"
+#include "strategies/pipeline_parallel/schedules.h"
+
+namespace orrery::freeze {
+namespace {
+
+bool used(const Scenario& scenario) {
+  const Options& ends = scenario.plan.freeze;
+  bool any = ends.embedding || ends.head;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.freeze.layers; });
+  return any;
+}
+
+// By layer.
+std::vector<bool> frozen_layers(const Scenario& scenario) {
+  const std::int64_t layers = scenario.model.total_layers();
+  std::vector<bool> frozen(static_cast<std::size_t>(layers), scenario.plan.freeze.layers);
+  for (const LayerRange& range : scenario.plan.layers)
+    for (std::int64_t l = range.from; l < (range.to > 0 ? range.to : layers); l += range.step)
+      frozen[static_cast<std::size_t>(l)] = range.plan.freeze.layers;
+  return frozen;
+}
+
+// Of what pieces hand on, the streams to which something leads that is trained: their gradients are needed.
+struct Trained {
+  bool residual = false;
+  std::array<bool, kSideStreams> sides{};
+  bool operator==(const Trained&) const = default;
+};
+
+// A table of tokens, which the head of a tied model has in common with the embedding.
+bool is_vocabulary_table(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::vocab; }
+
+// Takes the gradients of some parameters out of a piece, and of its backward what only they needed.
+class Freezer {
+ public:
+  Freezer(Piece& piece, const Trained& before) : piece_(piece), before_(before) {}
+
+  template <class IsFrozen>
+  void run(IsFrozen is_frozen) {
+    bool trains = false;
+    for (ParameterGradient& p : piece_.parameters) {
+      if (is_frozen(piece_.tensors[p.parameter])) p.gradient = kNoTensor;
+      trains = trains || p.gradient != kNoTensor;
+    }
+    for (ParameterGradient& p : piece_.parameters) p.set = trains && p.gradient == kNoTensor ? 1 : 0;
+    find_what_is_handed_on();
+    prune();
+  }
+
+  const Trained& behind() const { return behind_; }
+  bool pruned() const { return pruned_; }
+
+ private:
+  std::size_t root(TensorId id) const { return storage_of(piece_, id); }
+
+  void find_what_is_handed_on() {
+    std::vector<bool> trained(piece_.tensors.size());
+    for (const ParameterGradient& p : piece_.parameters)
+      if (p.gradient != kNoTensor) trained[root(p.parameter)] = true;
+    const auto taken = [&](TensorId id, bool is) {
+      if (id != kNoTensor && is) trained[root(id)] = true;
+    };
+    taken(piece_.input, before_.residual);
+    for (std::size_t s = 0; s < kSideStreams; ++s) taken(piece_.sides[s].input, before_.sides[s]);
+    for (const Op& op : piece_.forward.ops) {
+      const bool any = std::ranges::any_of(op.reads, [&](TensorId id) { return id != kNoTensor && trained[root(id)]; });
+      for (const TensorId id : op.writes) taken(id, any);
+    }
+    behind_.residual = piece_.output != kNoTensor && trained[root(piece_.output)];
+    behind_.sides = before_.sides;  // of streams that pass by
+    for (std::size_t s = 0; s < kSideStreams; ++s)
+      if (const TensorId on = piece_.sides[s].output; on != kNoTensor) behind_.sides[s] = trained[root(on)];
+  }
+
+  // From the end: an op stays if anybody needs a result of it, and a result that nobody needs goes where the kernel can
+  // leave it out.
+  void prune() {
+    std::vector<bool> needed(piece_.tensors.size());
+    const auto need = [&](TensorId id) { needed[root(id)] = true; };
+    for (const ParameterGradient& p : piece_.parameters)
+      if (p.gradient != kNoTensor) need(p.gradient);
+    const auto hand_on = [&](TensorId& gradient, bool is_needed) {
+      if (!is_needed) gradient = kNoTensor;
+      if (gradient != kNoTensor) need(gradient);
+    };
+    hand_on(piece_.input_gradient, before_.residual);
+    if (!behind_.residual) piece_.output_gradient = kNoTensor;
+    for (std::size_t s = 0; s < kSideStreams; ++s) {
+      hand_on(piece_.sides[s].input_gradient, before_.sides[s]);
+      if (!behind_.sides[s]) piece_.sides[s].output_gradient = kNoTensor;
+    }
+    std::vector<Op>& ops = piece_.backward.ops;
+    const auto is_needed = [&](TensorId id) { return id != kNoTensor && needed[root(id)]; };
+    std::vector<Op> kept;  // from the last
+    for (std::size_t i = ops.size(); i-- > 0;) {
+      Op op = ops[i];
+      if (std::ranges::none_of(op.writes, is_needed)) continue;
+      for (std::size_t w = 0; w < op.writes.size(); ++w) {
+        if (op.writes[w] == kNoTensor || is_needed(op.writes[w]) || (traits_of(op.kind).may_write >> w & 1u) == 0)
+          continue;
+        op.writes[w] = kNoTensor;
+        pruned_ = true;
+      }
+      for (const TensorId id : op.reads)
+        if (id != kNoTensor) need(id);
+      kept.push_back(op);
+    }
+    pruned_ = pruned_ || kept.size() < ops.size();
+    ops.assign(kept.rbegin(), kept.rend());
+  }
+
+  Piece& piece_;
+  const Trained before_;
+  Trained behind_;
+  bool pruned_ = false;
+};
+
+// Products of the backward that are no more, of two for each of the forward's.
+ProductFlops spared(const Piece& piece) {
+  ProductFlops flops;
+  for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors), 2);
+  for (const Op& op : piece.backward.ops) {
+    if (op.kind != OpKind::attention_backward) {
+      flops.add(product_flops(op, piece.tensors), -1);
+      continue;
+    }
+    for (const Op& forward : piece.forward.ops)  // four products, of one kernel
+      if (forward.kind == OpKind::attention && forward.writes[0] == op.reads[1])
+        flops.add(product_flops(forward, piece.tensors), -2);
+  }
+  return flops;
+}
+
+// Cuts the line where what is trained changes, and makes the pieces anew.
+class Line {
+ public:
+  Line(const Scenario& scenario, Program& program)
+      : scenario_(scenario), program_(program), plans_(layer_plans(scenario)), from_(program.pieces) {}
+
+  ProductFlops run() {
+    program_.pieces.clear();
+    std::vector<Run> runs;
+    Trained before;
+    for (const Run& run : program_.line)
+      for (std::int64_t left = run.count; left > 0; left -= runs.back().count) {
+        const Made made = piece(run.piece, before);
+        // Once an instance hands on what it takes all that follow are like it.
+        const std::int64_t count = made.behind == before ? left : 1;
+        runs.push_back({made.piece, count});
+        spared_.add(made.spared, static_cast<double>(count));
+        before = made.behind;
+      }
+    program_.line = std::move(runs);
+    return spared_;
+  }
+
+ private:
+  struct Made {
+    std::uint16_t of = 0, piece = 0;
+    Trained before, behind;
+    ProductFlops spared;
+  };
+
+  Made piece(std::uint16_t of, const Trained& before) {
+    for (const Made& m : made_)
+      if (m.of == of && m.before == before) return m;
+    Piece piece = from_[of];
+    const bool all = is_frozen(piece), table = is_tied_head(piece) && scenario_.plan.freeze.embedding;
+    Freezer freezer(piece, before);
+    freezer.run([&](const Tensor& t) { return all || (table && is_vocabulary_table(t)); });
+    Made made{of, static_cast<std::uint16_t>(program_.pieces.size()), before, freezer.behind(), {}};
+    if (freezer.pruned()) {
+      made.spared = spared(piece);
+      piece.variant_of = kNoPiece;  // its buckets of gradients, if any, are its own
+    } else if (piece.variant_of != kNoPiece) {
+      piece.variant_of = family(piece.variant_of, made.piece);
+    }
+    program_.pieces.push_back(std::move(piece));
+    made_.push_back(made);
+    return made;
+  }
+
+  // Variants that train all they have stay such.
+  std::uint16_t family(std::uint16_t before, std::uint16_t first) {
+    for (const auto& [from, to] : families_)
+      if (from == before) return to;
+    families_.emplace_back(before, first);
+    return first;
+  }
+
+  bool is_tied_head(const Piece& piece) const {
+    return piece.output == kNoTensor && scenario_.model.tied_embeddings && !scenario_.model.vision();
+  }
+  bool is_frozen(const Piece& piece) const {
+    if (is_layer(piece)) return plans_.of(piece).freeze.layers;
+    return piece.output == kNoTensor ? scenario_.plan.freeze.head : scenario_.plan.freeze.embedding;
+  }
+
+  const Scenario& scenario_;
+  Program& program_;
+  const LayerPlans plans_;
+  const std::vector<Piece> from_;
+  std::vector<Made> made_;
+  std::vector<std::pair<std::uint16_t, std::uint16_t>> families_;
+  ProductFlops spared_;
+};
+
+[[noreturn]] void fail(const char* field, const std::string& found, const std::string& expected) {
+  throw InputError({"", std::string("/plan/") + field}, found, expected);
+}
+
+// Every boundary between model chunks is crossed by gradients, and every stage takes part in the norm of them.
+void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
+  const pipeline_parallel::Options& pipeline = scenario.plan.pipeline;
+  const Options& ends = scenario.plan.freeze;
+  const Model& model = scenario.model;
+  // An impossible split is for the pipeline to say.
+  if (pipeline_parallel::options_limit(pipeline, model.total_layers())) return;
+  const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
+  if (layers.size() == 1) return;
+  if (ends.embedding && model.relative_buckets > 0)
+    fail("freeze_embedding", "true", "false with pipeline_parallel: it has tables of relative positions, whose "
+                                     "gradients stages hand on");
+  std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
+  std::int64_t begin = 0;
+  for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {
+    const std::int64_t end = begin + layers[q];
+    bool any = q == 0 ? !ends.embedding : q + 1 == layers.size() && !ends.head;
+    for (std::int64_t l = begin; l < end; ++l) {
+      const bool behind_seam = model.kind == ModelKind::encoder_decoder && l == model.layers;
+      any = any || !frozen[static_cast<std::size_t>(l)] || (behind_seam && !ends.embedding);
+    }
+    if (q == 0 && !any)
+      fail("freeze_embedding", "true", "false, or a layer that is trained among the first model chunk's " +
+                                           std::to_string(layers[0]) +
+                                           ": stages without a backward are not in the pipeline's schedules");
+    const std::size_t stage = pipeline_parallel::stage_of_position(pipeline, q);
+    trains[stage] = trains[stage] || any;
+  }
+  for (std::size_t s = 0; s < trains.size(); ++s)
+    if (!trains[s])
+      fail("pipeline_parallel", std::to_string(pipeline.degree),
+           "stages that train something: all that stage " + std::to_string(s) + " holds is frozen");
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  if (!used(scenario)) return;
+  const Options& ends = scenario.plan.freeze;
+  if (ends.head && !ends.embedding && scenario.model.tied_embeddings && !scenario.model.vision())
+    fail("freeze_head", "true", "freeze_embedding as well: the head of this model is its embedding's table");
+  const std::vector<bool> frozen = frozen_layers(scenario);
+  const bool layers = std::find(frozen.begin(), frozen.end(), false) == frozen.end();
+  if (layers && ends.embedding && ends.head)
+    fail("freeze_head", "true",
+         "false, or layers or an embedding that are trained: a step that trains nothing is none");
+  check_pipeline(scenario, frozen);
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!used(scenario)) return;
+  const ProductFlops spared = Line(scenario, program).run();
+  const double micro_batches = static_cast<double>(scenario.workload.global_batch_size) /
+                               static_cast<double>(scenario.plan.batch.micro_batch_size);
+  program.model.flops_per_step -= micro_batches * (spared.linear + spared.attention_masked);
+  program.model.executed_flops_per_step -= micro_batches * (spared.linear + spared.attention_executed);
+  program.model.flops_per_step_full_attention -= micro_batches * (spared.linear + spared.attention_full);
+}
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"freeze", used}};
+  return kWords;
+}
+
+}  // namespace orrery::freeze
