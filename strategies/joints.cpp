@@ -21,12 +21,12 @@ Tensor handed_on(Tensor t) {
   return t;
 }
 
-// The piece between two of these layouts.
-std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, std::uint16_t plan) {
+// The piece between two of these layouts; `back`: gradients are handed back through it.
+std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool back, std::uint16_t plan) {
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     const Piece& piece = program.pieces[p];
     if (is_joint(piece) && laid_out_alike(piece.tensors[piece.input], from) &&
-        laid_out_alike(piece.tensors[piece.output], to))
+        laid_out_alike(piece.tensors[piece.output], to) && back == !piece.backward.ops.empty())
       return static_cast<std::uint16_t>(p);
   }
   const auto by = redistribution(program.mesh, from, to);
@@ -40,7 +40,7 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, std:
                         piece.output);
   op.factor = by->share;
   piece.forward.ops.push_back(op);
-  differentiate(piece, from.dtype);
+  if (back) differentiate(piece, from.dtype);
   program.pieces.push_back(std::move(piece));
   return static_cast<std::uint16_t>(program.pieces.size() - 1);
 }
@@ -60,7 +60,7 @@ void join_layouts(Program& program) {
         differ = true;
         // By value: the pieces may move.
         const Tensor from = before.tensors[before.output], to = behind.tensors[behind.input];
-        line.push_back({joint(program, from, to, behind.plan), 1});
+        line.push_back({joint(program, from, to, behind.input_gradient != kNoTensor, behind.plan), 1});
       }
     }
     if (differ) line.push_back(program.line[i]);

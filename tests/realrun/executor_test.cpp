@@ -854,6 +854,10 @@ const Layout kLayouts[] = {
      kLlama},
     {"FreezeUlyssesZero3", R"({"context_parallel": 2, "context_parallel_type": "ulysses", "data_parallel": 2,
          "zero_stage": 3, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
+    {"FreezeLayersDealtOtherwise", R"({"context_parallel": 2, "data_parallel": 2, "zero_stage": 3,
+        "freeze_embedding": true, "recompute": "full", "layers": [
+        {"to": 2, "freeze": true, "context_parallel_balance": "striped"},
+        {"from": 3, "freeze": true, "context_parallel_balance": "contiguous"}]})"},
     {"FreezePipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 1, "freeze_embedding": true,
          "layers": [{"to": 1, "freeze": true}, {"from": 3, "freeze": true}], "recompute": "full"})"},
     {"FreezePipelineZero3", R"({"pipeline_parallel": 2, "data_parallel": 2, "zero_stage": 3, "freeze_head": true,
