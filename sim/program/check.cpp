@@ -146,6 +146,13 @@ class PieceCheck {
   }
 
   void run() {
+    for (const Tensor& t : piece_.tensors)
+      for (int d = 0; d < t.rank; ++d)
+        if (!deals_evenly(mesh_, t, d)) {
+          report(Rule::sizes, "\"" + std::string(t.name) + "\" " + words(mesh_, t) +
+                                  " has no whole blocks of its deal for every part");
+          return;  // no rank's elements are known
+        }
     given(piece_.input);
     for (const SideStream& side : piece_.sides) given(side.input);
     run(piece_.forward, "forward");

@@ -1,6 +1,67 @@
 #include "sim/program/layout.h"
 
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+
 namespace orrery {
+namespace {
+
+struct Tables {
+  std::mutex mutex;
+  int count = 0;
+  std::array<std::vector<std::int64_t>, kMostTables> owners;
+  std::array<std::atomic<const BlockTable*>, kMostTables> tables{};  // whoever has a number finds its table without lock
+};
+Tables& tables() {
+  static Tables all;
+  return all;
+}
+
+BlockTable by_part(std::span<const std::int64_t> owners) {
+  BlockTable table{.blocks = static_cast<std::int64_t>(owners.size()), .of_part = {}};
+  std::vector<std::int64_t> blocks;
+  for (std::size_t b = 0; b < owners.size(); ++b) {
+    if (owners[b] < 0) throw std::logic_error("a table of blocks names a part below 0");
+    const auto part = static_cast<std::size_t>(owners[b]);
+    if (part >= table.of_part.size()) table.of_part.resize(part + 1), blocks.resize(part + 1);
+    ++blocks[part];
+    std::vector<IndexRun>& runs = table.of_part[part];
+    const auto at = static_cast<std::int64_t>(b);
+    if (!runs.empty() && runs.back().begin + runs.back().count == at) {
+      ++runs.back().count;
+    } else {
+      runs.push_back({at, 1});
+    }
+  }
+  if (owners.empty() || std::any_of(blocks.begin(), blocks.end(), [&](std::int64_t n) { return n != blocks[0]; }))
+    throw std::logic_error("a table gives its parts unequal numbers of blocks");
+  return table;
+}
+
+}  // namespace
+
+Deal deal_by_table(std::span<const std::int64_t> owners) {
+  const auto deal = [](int number) { return static_cast<Deal>(static_cast<int>(Deal::table) + number); };
+  Tables& all = tables();
+  const std::lock_guard lock(all.mutex);
+  for (int n = 0; n < all.count; ++n)
+    if (std::ranges::equal(all.owners[static_cast<std::size_t>(n)], owners)) return deal(n);
+  if (all.count == kMostTables) throw std::length_error("too many tables of blocks in one process");
+  auto table = std::make_unique<const BlockTable>(by_part(owners));
+  const auto n = static_cast<std::size_t>(all.count);
+  all.owners[n].assign(owners.begin(), owners.end());
+  all.tables[n] = table.release();
+  return deal(all.count++);
+}
+
+const BlockTable& table_of(Deal deal) {
+  const auto n = static_cast<std::size_t>(deal) - static_cast<std::size_t>(Deal::table);
+  const BlockTable* table = n < kMostTables ? tables().tables[n].load() : nullptr;
+  if (table == nullptr) throw std::logic_error("no table of blocks has this number");
+  return *table;
+}
 
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {
   std::int64_t part = 0;

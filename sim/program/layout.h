@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -12,16 +13,24 @@
 namespace orrery {
 
 // Which indices each part of a dimension has.
-enum class Deal : std::uint8_t {
+enum class Deal : std::uint16_t {
   contiguous,   // part p the p-th of equal parts
   zigzag,       // of twice as many blocks as parts, the p-th from the front and the p-th from the back: the ranks of a
                 // causal mask then have equal work
   query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
                 // rank
   striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
+  table,        // and whatever is above: by a table of blocks (deal_by_table)
 };
-inline constexpr int kDeals = 4;
+inline constexpr int kDeals = 5;  // kinds of them
 const char* name_of(Deal deal);
+
+// A dimension in as many equal blocks as `owners` has, of which part owners[b] has block b; every part has as many, in
+// their order. Equal tables are one deal. Tables are kept as long as the process runs, so that a tensor names one by a
+// number. Throws std::logic_error for parts of unequal size and std::length_error beyond kMostTables.
+Deal deal_by_table(std::span<const std::int64_t> owners);
+inline constexpr int kMostTables = 4096;
+constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
 // what one rank of the first has, and so on. Like a group it means nothing without its mesh.
@@ -95,6 +104,13 @@ struct IndexRun {
   constexpr IndexRun slice(std::int64_t first, std::int64_t n) const { return {at(first), n, apart}; }
 };
 
+// REQUIRES: is_table(deal), and a part of it.
+struct BlockTable {
+  std::int64_t blocks = 0;
+  std::vector<std::vector<IndexRun>> of_part;  // neighbouring blocks in one run
+};
+const BlockTable& table_of(Deal deal);
+
 // visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
 template <class Visit>
 void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std::int64_t whole, std::int64_t local,
@@ -113,6 +129,12 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
     }
     case Deal::striped:
       return visit(IndexRun{part, local, parts});
+    default: {
+      const BlockTable& table = table_of(deal);
+      const std::int64_t block = whole / table.blocks;
+      for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part)))
+        visit(IndexRun{run.begin * block, run.count * block});
+    }
   }
 }
 

@@ -32,9 +32,9 @@ const char* name_of(Place place) {
 }
 
 const char* name_of(Deal deal) {
-  static constexpr std::array names{"contiguous", "zigzag", "query_heads", "striped"};
+  static constexpr std::array names{"contiguous", "zigzag", "query_heads", "striped", "table"};
   static_assert(names.size() == kDeals);
-  return pick(names, deal);
+  return pick(names, is_table(deal) ? Deal::table : deal);
 }
 
 const char* name_of(MeshAxis axis) {

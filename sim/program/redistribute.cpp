@@ -12,12 +12,6 @@ std::int64_t whole_of(const Mesh& mesh, const Tensor& t, int dim) {
   return t.sizes[dim] * mesh.size(t.over[dim].group());
 }
 
-// A zigzag deal is of twice as many blocks as parts.
-bool is_dealt_evenly(const Mesh& mesh, const Tensor& t, int dim) {
-  if (deal_of(t, dim) != Deal::zigzag) return true;
-  return whole_of(mesh, t, dim) % (2 * mesh.size(MeshGroup::of_digit(t.over[dim].digit(0)))) == 0;
-}
-
 // How many indices two runs share.
 std::int64_t common(const IndexRun& a, const IndexRun& b) {
   std::int64_t first = 0;
@@ -42,6 +36,16 @@ std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int di
 
 }  // namespace
 
+// A zigzag deal is of twice as many blocks as parts.
+bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
+  const Deal deal = deal_of(t, dim);
+  if (deal != Deal::zigzag && !is_table(deal)) return true;
+  const std::int64_t parts = mesh.size(MeshGroup::of_digit(t.over[dim].digit(0))), whole = whole_of(mesh, t, dim);
+  if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
+  const BlockTable& table = table_of(deal);
+  return static_cast<std::int64_t>(table.of_part.size()) == parts && whole % table.blocks == 0;
+}
+
 std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to) {
   if (from.rank != to.rank) return std::nullopt;
   MeshGroup left, come;
@@ -55,7 +59,7 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
     }
     if (deal_of(from, d) == Deal::query_heads || deal_of(to, d) == Deal::query_heads) return std::nullopt;
     if (whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
-    if (!is_dealt_evenly(mesh, from, d) || !is_dealt_evenly(mesh, to, d)) return std::nullopt;
+    if (!deals_evenly(mesh, from, d) || !deals_evenly(mesh, to, d)) return std::nullopt;
     changed |= 1u << d;
     // The deal is of the first digit, and the digits are major to minor: what both layouts begin with stays.
     int stays = 0;

@@ -17,4 +17,7 @@ struct Redistribution {
 // From one layout of a tensor to another; nothing where they are not of the same whole, divided over the same digits.
 std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to);
 
+// Whether the blocks of a dimension's deal are as many as its parts need, and divide it.
+bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim);
+
 }  // namespace orrery

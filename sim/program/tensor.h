@@ -93,11 +93,28 @@ struct Tensor {
   // on all ranks, or a part of a sum that is owed (sim/program/check.h).
   std::uint8_t kept = 0;  // of a dimension dealt by query heads: what is behind them, and on every rank
   std::array<Division, kMaxRank> over{};
-  std::uint32_t deals = 0;  // four bits a dimension
-  Deal deal(int dim) const { return static_cast<Deal>(deals >> (4 * dim) & 0xf); }
-  void set_deal(int dim, Deal deal) {
-    deals = (deals & ~(0xfu << (4 * dim))) | static_cast<std::uint32_t>(deal) << (4 * dim);
+  // Three bits a dimension; behind them the number, from 1, of the table that dimensions are dealt by, if any is.
+  std::uint32_t deals = 0;
+  Deal deal(int dim) const {
+    const std::uint32_t kind = deals >> (3 * dim) & 7;
+    return static_cast<Deal>(kind == kTable ? kTable + (deals >> kTableBit) - 1 : kind);
   }
+  // Throws std::logic_error for a second table.
+  void set_deal(int dim, Deal deal) {
+    const auto number = static_cast<std::uint32_t>(deal);
+    deals = (deals & ~(7u << (3 * dim))) | std::min(number, kTable) << (3 * dim);
+    const std::uint32_t table = is_table(deal) ? number - kTable + 1 : 0, before = deals >> kTableBit;
+    if (table == before) return;
+    bool others = false;
+    for (int d = 0; d < kMaxRank; ++d) others = others || (d != dim && (deals >> (3 * d) & 7) == kTable);
+    if (!others) {
+      deals = (deals & ((1u << kTableBit) - 1)) | table << kTableBit;
+    } else if (table != 0) {
+      throw std::logic_error("a tensor is dealt by two tables");
+    }
+  }
+  static constexpr std::uint32_t kTable = static_cast<std::uint32_t>(Deal::table);
+  static constexpr int kTableBit = 3 * kMaxRank;
   MeshGroup divided_over() const {  // of all dimensions
     MeshGroup group;
     for (int d = 0; d < rank; ++d) group = group | over[d].group();

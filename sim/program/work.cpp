@@ -148,9 +148,10 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std:
 }
 
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
+  const Tensor& q = queries_of(op, tensors);
   std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
-  if (op.parts > 1 && op.window > 0) {
-    const Tensor &q = queries_of(op, tensors), &kv = keys_of(op, tensors);
+  if (op.parts > 1 && (op.window > 0 || is_table(q.deal(1)))) {
+    const Tensor& kv = keys_of(op, tensors);
     const Dealt all{.count = kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
     double most = 0;
     for (std::int64_t part = op.parts; part-- > 0;)

@@ -149,6 +149,36 @@ class Ring {
   std::vector<Op> out_;
 };
 
+// Of plans that deal by a table: it gives every rank as many blocks, which divide the sequence.
+void check_blocks(const Scenario& scenario, std::int64_t ranks, std::int64_t length) {
+  const auto fail = [](const std::string& at, const std::string& found, const std::string& expected) {
+    throw InputError({"", at + "context_parallel_blocks"}, found, expected);
+  };
+  bool used = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (plan.context.balance != Balance::table) return;
+    used = true;
+    if (ranks == 1) return;
+    const std::vector<std::int64_t>& blocks = plan.context.blocks;
+    const auto n = static_cast<std::int64_t>(blocks.size());
+    if (blocks.empty()) fail(at, "none", "the rank of each block, with context_parallel_balance \"table\"");
+    if (length % n != 0)
+      fail(at, std::to_string(n) + " blocks", "a divisor of the sequence of " + std::to_string(length) + " tokens");
+    std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks));
+    for (const std::int64_t rank : blocks) {
+      if (rank >= ranks) fail(at, std::to_string(rank), "one of the ranks 0 to " + std::to_string(ranks - 1));
+      ++of_rank[static_cast<std::size_t>(rank)];
+    }
+    for (std::size_t r = 0; r < of_rank.size(); ++r)
+      if (of_rank[r] * ranks != n)
+        fail(at, std::to_string(of_rank[r]) + " of " + std::to_string(n) + " blocks for rank " + std::to_string(r),
+             "as many for each of the " + std::to_string(ranks) + " ranks");
+  });
+  if (!used && !scenario.plan.context.blocks.empty())
+    fail("/plan/", std::to_string(scenario.plan.context.blocks.size()) + " blocks",
+         "none unless context_parallel_balance is \"table\"");
+}
+
 std::int64_t length_of(const Scenario& scenario) {
   return scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
 }
@@ -187,13 +217,22 @@ bool is_of_type(const Plan& plan, std::span<const std::string_view> names) {
 
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
   if (ranks == 1 || scenario.model.kind != ModelKind::decoder) return Deal::contiguous;
-  static constexpr std::array kDealt{Deal::contiguous, Deal::zigzag, Deal::striped};
-  static_assert(kDealt.size() == kBalanceNames.size());
-  return kDealt[static_cast<std::size_t>(plan.context.balance)];
+  switch (plan.context.balance) {
+    case Balance::contiguous:
+      return Deal::contiguous;
+    case Balance::zigzag:
+      return Deal::zigzag;
+    case Balance::striped:
+      return Deal::striped;
+    case Balance::table:
+      break;
+  }
+  return deal_by_table(plan.context.blocks);
 }
 
 void check_deal(const Scenario& scenario, std::int64_t ranks) {
   const std::int64_t length = length_of(scenario);
+  check_blocks(scenario, ranks, length);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (deal_over(scenario, plan, ranks) != Deal::zigzag || length % (2 * ranks) == 0) return;
     const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <vector>
 
 #include "sim/base/fields.h"
 
@@ -11,13 +12,14 @@ enum class Type : std::uint8_t { ring };
 // The names of all strategies of the list that lay attention out so (Strategy::context_types).
 std::span<const std::string_view> type_names();
 
-enum class Balance : std::uint8_t { contiguous, zigzag, striped };
-inline constexpr std::array<std::string_view, 3> kBalanceNames{"contiguous", "zigzag", "striped"};
+enum class Balance : std::uint8_t { contiguous, zigzag, striped, table };
+inline constexpr std::array<std::string_view, 4> kBalanceNames{"contiguous", "zigzag", "striped", "table"};
 
 struct Options {
   std::int64_t degree = 1;
   Type type = Type::ring;
   Balance balance = Balance::zigzag;
+  std::vector<std::int64_t> blocks;
 
   void visit_fields(FieldVisitor& v) {
     v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence", Scope::layout);
@@ -26,7 +28,11 @@ struct Options {
             Scope::layout);
     v.field("context_parallel_balance", balance, kBalanceNames,
             "how positions are dealt to ranks: contiguous; zigzag (equal causal work, as Megatron-LM); striped (the "
-            "same, position i to rank i mod context_parallel, as Striped Attention)",
+            "same, position i to rank i mod context_parallel, as Striped Attention); table (context_parallel_blocks)",
+            Scope::layer);
+    v.field("context_parallel_blocks", blocks, orrery::degree(0),
+            "of context_parallel_balance table: which rank has each of so many equal blocks of the sequence, in order; "
+            "every rank has as many (of usp: which rank of its ring)",
             Scope::layer);
   }
 };

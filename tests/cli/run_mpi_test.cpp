@@ -144,6 +144,8 @@ TEST_F(RunOverMpi, ComputesWhatOneRankComputesOverGroupsOfSomeRanks) {
   for (const char* plan :
        {"--set plan.context_parallel=4 --set plan.context_parallel_type=usp --set plan.ulysses_degree=2",
         "--set plan.context_parallel=2 --set plan.data_parallel=2 --set plan.context_parallel_type=all_gather",
+        // Between two deals ranks give each other parts of unequal size.
+        R"(--set plan.context_parallel=4 --set 'plan.layers=[{"from":1,"context_parallel_balance":"contiguous"}]')",
         "--set plan.data_parallel=4 --set plan.zero_stage=3 --set plan.zero_hpz_partition_size=2",
         "--set plan.data_parallel=4 --set plan.zero_stage=3 --set plan.mics_shard_size=2"}) {
     const CommandResult mpi = place.orrery(std::string("run tiny.json --ranks mpi --check --steps 0 --json - ") + plan);

@@ -309,7 +309,20 @@ TEST(Check, ARedistributionMovesWhatTwoDealsDoNotShare) {
     s.collective(OpKind::redistribute, s.cp(), x, y).factor = how == 1 ? 0 : 1;
     if (how == 0) expect_proven(s);
     if (how == 1) expect_breaks(Rule::sizes, s, R"(of "x" [cp zigzag] a share of 1.000000 becomes "y" [cp])");
-    if (how == 2) expect_breaks(Rule::exchanges, s, "they are not of one whole over the same digits");
+    if (how == 2) expect_breaks(Rule::sizes, s, R"("x" [cp zigzag] has no whole blocks of its deal for every part)");
+  }
+}
+
+TEST(Check, ATableHasBlocksForEveryPart) {
+  for (const int how : {0, 1, 2}) {  // right; of three parts; of blocks that do not divide
+    Small s;
+    const std::vector<std::int64_t> two{1, 0, 0, 1}, three{1, 0, 2}, six{1, 0, 0, 1, 1, 0};
+    const TensorId x = s.input("x", {{4, Axis::sequence, s.cp()}}), y = s.tensor("y", {{4, Axis::sequence, s.cp()}});
+    s.piece().tensors[x].set_deal(0, deal_by_table(how == 0 ? two : how == 1 ? three : six));
+    s.piece().tensors[y].set_deal(0, s.piece().tensors[x].deal(0));
+    s.op(OpKind::cast, {x}, {y});
+    how == 0 ? expect_proven(s)
+             : expect_breaks(Rule::sizes, s, R"("x" [cp table] has no whole blocks of its deal for every part)");
   }
 }
 
@@ -616,7 +629,8 @@ TEST(Division, DealsEveryIndex) {
   mesh.add(MeshAxis::cp, 3);
   Division over;
   over.append(mesh.group({MeshAxis::tp, MeshAxis::cp}));
-  for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::striped}) {
+  for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::striped,
+                          deal_by_table(std::vector<std::int64_t>{2, 0, 1, 1, 2, 0})}) {
     std::vector<std::int64_t> all;
     for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank)
       for (const std::int64_t i : dealt_indices(deal, over, 24, 4, mesh, rank)) all.push_back(i);
@@ -630,6 +644,15 @@ TEST(Division, DealsEveryIndex) {
   // Every third index, of which tensor ranks have the first and the second half.
   EXPECT_THAT(dealt_indices(Deal::striped, over, 24, 4, mesh, 2), testing::ElementsAre(1, 4, 7, 10));
   EXPECT_THAT(dealt_indices(Deal::striped, over, 24, 4, mesh, 3), testing::ElementsAre(13, 16, 19, 22));
+  // Of context rank 1 of three blocks 2 and 3 of six, of which tensor ranks have one each.
+  const std::vector<std::int64_t> owners{0, 2, 1, 1, 0, 2};
+  const Deal table = deal_by_table(owners);
+  EXPECT_EQ(table, deal_by_table(owners));
+  EXPECT_NE(table, deal_by_table(std::vector<std::int64_t>{0, 2, 1, 1, 2, 0}));
+  EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 2), testing::ElementsAre(8, 9, 10, 11));
+  EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 3), testing::ElementsAre(12, 13, 14, 15));
+  EXPECT_THAT(dealt_indices(table, over, 24, 4, mesh, 5), testing::ElementsAre(20, 21, 22, 23));
+  EXPECT_THROW(deal_by_table(std::vector<std::int64_t>{0, 0, 1}), std::logic_error);
   // Six query heads over two ranks, a key and a value that both have.
   Division heads;
   heads.append(mesh.group(MeshAxis::tp));

@@ -145,6 +145,19 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOfExchangedHeads) {
                                            R"(, "context_parallel_balance": ")" + balance + "\"}");
 }
 
+// Blocks of two positions, of which ranks have any.
+TEST(AttendedPairs, AreThoseThatKernelsSeeOfBlocksByATable) {
+  for (const Masked& mask : kMasks)
+    for (const char* blocks : {"2, [0, 1, 1, 1, 0, 1, 0, 0, 1, 0, 0, 1]", "3, [2, 2, 0, 1, 0, 1, 1, 2, 0, 0, 2, 1]",
+                               "4, [3, 0, 0, 2, 1, 3, 1, 2, 2, 1, 3, 0]"})
+      for (const char* type : {"ring", "all_gather"}) {
+        const std::string text(blocks);
+        expect_counted_as_seen(mask, R"({"context_parallel_type": ")" + std::string(type) + R"(", "context_parallel": )" +
+                                         text.substr(0, 1) + R"(, "context_parallel_balance": "table",
+                                         "context_parallel_blocks": )" + text.substr(3) + "}");
+      }
+}
+
 // In a later step of a zigzag ring all queries see the first half of the keys, or the second half sees all.
 TEST(AttendedPairs, AZigzagStepIsHalfOfTheSquareOnEveryRank) {
   Program program;

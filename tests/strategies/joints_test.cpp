@@ -95,6 +95,53 @@ TEST(Joints, ADealOfSomeLayersThatDoesNotDivideIsRefusedAtItsField) {
   }
 }
 
+TEST(ContextDeals, TablesThatDoNotFitAreRefusedAtTheirField) {
+  struct Bad {
+    std::vector<std::int64_t> blocks;
+    const char* sentence;
+  };
+  for (const Bad& bad : {Bad{{}, "found none, expected the rank of each block"},
+                         Bad{{0, 1, 2}, "found 3 blocks, expected a divisor of the sequence of 65536 tokens"},
+                         Bad{{0, 1, 2, 4}, "found 4, expected one of the ranks 0 to 3"},
+                         Bad{{1, 1, 2, 3}, "found 0 of 4 blocks for rank 0, expected as many for each of the 4 ranks"}}) {
+    for (const bool of_range : {false, true}) {
+      Scenario s = divided("llama-3-8b", 4, "ring");
+      if (of_range) s.plan.layers = {dealt(s, 3, 4, Balance::table)};
+      Plan& plan = of_range ? s.plan.layers[0].plan : s.plan;
+      plan.context.balance = Balance::table;
+      plan.context.blocks = bad.blocks;
+      try {
+        lowered_of(s);
+        ADD_FAILURE() << bad.sentence;
+      } catch (const InputError& error) {
+        EXPECT_EQ(error.where().pointer, std::string(of_range ? "/plan/layers/0/" : "/plan/") + "context_parallel_blocks");
+        EXPECT_THAT(error.what(), HasSubstr(bad.sentence));
+      }
+    }
+  }
+  Scenario unused = divided("llama-3-8b", 4, "ring");
+  unused.plan.context.blocks = {0, 1, 2, 3};
+  EXPECT_THROW(lowered_of(unused), InputError);
+}
+
+// A table of the zigzag deal's blocks is the zigzag deal: the same pairs in every step, the same time.
+TEST(ContextDeals, ATableOfZigzagBlocksIsTheZigzagDeal) {
+  Scenario s = divided("llama-3-8b", 4, "ring");
+  const Program zigzag = lowered_of(s);
+  s.plan.context.balance = Balance::table;
+  s.plan.context.blocks = {0, 1, 2, 3, 3, 2, 1, 0};
+  const Program table = lowered_of(s);
+  EXPECT_TRUE(check(table).empty());
+  const Piece &a = piece_named(zigzag, "layer"), &b = piece_named(table, "layer");
+  ASSERT_EQ(a.forward.ops.size(), b.forward.ops.size());
+  for (std::size_t i = 0; i < a.forward.ops.size(); ++i) {
+    if (a.forward.ops[i].kind != OpKind::attention) continue;
+    for (std::int64_t part = 0; part < 4; ++part)
+      EXPECT_EQ(attended_pairs(a.forward.ops[i], a.tensors, part).counted,
+                attended_pairs(b.forward.ops[i], b.tensors, part).counted);
+  }
+}
+
 // Layouts that are not of one whole over the same digits.
 TEST(Redistribution, IsBetweenLayoutsOfOneWholeOverTheSameDigits) {
   Mesh mesh;
