@@ -82,7 +82,8 @@ template <bool Shared>
 double LineClock::first_part_of(const ClockNode& node, std::size_t k) {
   if constexpr (Shared)
     if (end_[k] > 0 && is_queued(node))
-      return fabric_.end(static_cast<std::size_t>(node.stream), static_cast<SharedFabric::Ticket>(end_[k]) - node.count);
+      return fabric_.end(static_cast<std::size_t>(node.stream),
+                         static_cast<SharedFabric::Ticket>(end_[k]) - node.count);
   return first_part_[k];
 }
 
@@ -100,7 +101,7 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
     const auto stream = static_cast<std::size_t>(node.stream);
     s_.host += node.host;
     if (Shared && is_queued(node)) {
-      ends[k] = static_cast<double>(issue(code, node, node.every, time, time) + 1);
+      ends[k] = static_cast<double>(issue(code, node, node.every == kAllInstances ? 1 : node.every, time, time) + 1);
       s_.work[stream] += node.seconds;
       continue;
     }
@@ -143,8 +144,9 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   bool began = false;
   const auto begin = [&](double time) {
     if (all_ahead_) return;
-    order_.when_starts(index,
-                       [&](std::int64_t target, int least, int most) { issue_prefetched<Shared>(target, least, most, time); });
+    order_.when_starts(index, [&](std::int64_t target, int least, int most) {
+      issue_prefetched<Shared>(target, least, most, time);
+    });
   };
   std::size_t prefetched = 0;
   ++walked_;
@@ -447,7 +449,8 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
         for (std::size_t a = 0; a < kAccounts; ++a)
           result.accounts[a] += static_cast<double>(item.count) * item.code->busy[w][a];
   result.stream_work = s_.work;
-  for (std::size_t s = 0; s < kStreams; ++s) result.stream_end[s] = is_asynchronous(s) && !drain ? std::max(0.0, s_.free[s] - start.waits_seconds) : 0;
+  for (std::size_t s = 0; s < kStreams; ++s)
+    result.stream_end[s] = is_asynchronous(s) && !drain ? std::max(0.0, s_.free[s] - start.waits_seconds) : 0;
 }
 
 }  // namespace orrery

@@ -193,8 +193,9 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
         if (const std::size_t s = used[i]; l.stream_end[s] > 0) {
+          const LineResult& first = chunks[slot.chunk][index(slot.kind)].first;
           if (l.carried[s] > 0)
-            end[s] = time + l.seconds + left_behind(l, chunks[slot.chunk][index(slot.kind)].first, s, std::max(0.0, end[s] - time));
+            end[s] = time + l.seconds + left_behind(l, first, s, std::max(0.0, end[s] - time));
           else
             end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
         }

@@ -153,8 +153,7 @@ SharedFabric::Stretch SharedFabric::busy(double from, double until) {
       if (ended && items[i].end <= from) continue;
       const bool begun = ended || (i == head.at && head.begun);
       stretch.from = std::min(stretch.from, std::max(from, begun ? items[i].begin : items[i].release));
-      if (head.at == items.size()) stretch.until = std::max(stretch.until, std::min(until, items.back().end));
-      else stretch.until = until;
+      stretch.until = std::max(stretch.until, head.at == items.size() ? std::min(until, items.back().end) : until);
       break;
     }
   }
