@@ -227,7 +227,12 @@ Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
     case Balance::table:
       break;
   }
-  return deal_by_table(plan.context.blocks);
+  try {
+    return deal_by_table(plan.context.blocks);
+  } catch (const std::length_error&) {
+    throw InputError({"", "/plan/context_parallel_blocks"}, "one table more",
+                     "at most " + std::to_string(kMostTables) + " different ones in one command");
+  }
 }
 
 void check_deal(const Scenario& scenario, std::int64_t ranks) {
