@@ -16,7 +16,9 @@ float decode(std::uint32_t code, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const auto exponent = static_cast<int>(code >> mantissa_bits);
   const double fraction = static_cast<double>(code & ((1u << mantissa_bits) - 1)) / (1 << mantissa_bits);
-  return static_cast<float>(exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias));
+  const auto power_of_two = [](int e) { return std::bit_cast<double>(static_cast<std::uint64_t>(e + 1023) << 52); };
+  return static_cast<float>(exponent == 0 ? fraction * power_of_two(1 - bias)
+                                          : (1 + fraction) * power_of_two(exponent - bias));
 }
 
 std::uint32_t encode(float x, int exponent_bits, int mantissa_bits, std::uint32_t largest, std::uint32_t beyond,

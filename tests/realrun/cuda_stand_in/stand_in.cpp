@@ -329,7 +329,7 @@ void warp_operation(const char* name, unsigned mask, void* slot, void (*work)(Sl
   if (w.arrived == 0) {
     w.operation = name;
     w.mask = mask;
-  } else if (std::strcmp(w.operation, name) != 0 || w.mask != mask) {
+  } else if ((w.operation != name && std::strcmp(w.operation, name) != 0) || w.mask != mask) {
     fail("lanes of a warp are in different warp operations");
   }
   w.slots[lane] = slot;
@@ -425,12 +425,17 @@ void give_products(Slots& slots, unsigned) {
     for (unsigned i = 0; i < 4; ++i)
       b[thread * 2 + i % 2 + (i < 2 ? 0 : 8)][group] = s.to_float(half(s.b[i / 2], i % 2));
   }
-  for (unsigned lane = 0; lane < kLanes; ++lane)
-    for (unsigned i = 0; i < 4; ++i) {
-      const unsigned row = i < 2 ? lane / 4 : lane / 4 + 8, column = lane % 4 * 2 + i % 2;
-      float& c = slot(lane).c[i];
-      for (unsigned k = 0; k < kK; ++k) c += a[row][k] * b[k][column];
-    }
+  float sums[kM][kN];
+  const auto each = [&](auto visit) {
+    for (unsigned lane = 0; lane < kLanes; ++lane)
+      for (unsigned i = 0; i < 4; ++i)
+        visit(sums[i < 2 ? lane / 4 : lane / 4 + 8][lane % 4 * 2 + i % 2], slot(lane).c[i]);
+  };
+  each([](float& sum, const float& c) { sum = c; });
+  for (unsigned row = 0; row < kM; ++row)
+    for (unsigned k = 0; k < kK; ++k)
+      for (unsigned column = 0; column < kN; ++column) sums[row][column] += a[row][k] * b[k][column];
+  each([](const float& sum, float& c) { c = sum; });
   ++machine().facts.tensor_core_products;
 }
 
@@ -475,11 +480,14 @@ std::uint32_t round_to(float magnitude, int mantissa, int bias) {
   return static_cast<std::uint32_t>(std::min(code, 65535.0));
 }
 
+// Exact; of exponents of normal numbers.
+float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23); }
+
 float expand(std::uint32_t magnitude, int mantissa, int bias) {
   const std::uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
   const auto e = static_cast<int>(exponent);
-  return exponent == 0 ? std::ldexp(static_cast<float>(fraction), 1 - bias - mantissa)
-                       : std::ldexp(static_cast<float>(fraction + (1u << mantissa)), e - bias - mantissa);
+  return exponent == 0 ? static_cast<float>(fraction) * power_of_two(1 - bias - mantissa)
+                       : static_cast<float>(fraction + (1u << mantissa)) * power_of_two(e - bias - mantissa);
 }
 
 }  // namespace
