@@ -75,9 +75,9 @@ std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_o
         l.name += std::string("/") + mesh.digits()[static_cast<std::size_t>(l.tensor.over[d].digit(n))].name;
       if (deal == Deal::contiguous || whole.axes[d] != Axis::sequence || l.tensor.over[d].empty()) continue;
       if (deal != Deal::striped && l.tensor.sizes[d] % 2 != 0) return;
-      std::vector<std::int64_t> owners;  // of a table: 0, 1, .. and then 1, 2, .., 0
+      std::vector<std::int64_t> owners;  // of a table: the zigzag deal's, the last rank first
       const std::int64_t parts = mesh.size(MeshGroup::of_digit(l.tensor.over[d].digit(0)));
-      for (std::int64_t b = 0; b < 2 * parts; ++b) owners.push_back((b + b / parts) % parts);
+      for (std::int64_t b = 0; b < 2 * parts; ++b) owners.push_back(b < parts ? parts - 1 - b : b - parts);
       l.tensor.set_deal(d, deal == Deal::table ? deal_by_table(owners) : deal);
       l.name += std::string(" ") + name_of(deal);
     }
