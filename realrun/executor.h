@@ -9,11 +9,8 @@
 //    storage of their own (in every micro-batch) add to it.
 //  - Which positions a rank's queries and keys have follows from their layouts and the step of the ring that the op
 //    states: kernels mask by them, as FLOPs are counted (sim/program/work.h).
-//  - The tied embedding's exchange between stages (Program::tied_embedding_bytes) sums the table's gradients before the
-//    norm; of an encoder-decoder up to three stages hold a copy.
-//  - Side streams (Piece::sides) cross a boundary between stages as messages of their own, where a piece behind it
-//  takes
-//    them. The last layer to read one is handed a gradient of zeros.
+//  - Side streams (Piece::sides) cross a border between stages as messages of their own, where a piece behind it takes
+//    them (sim/program/borders.h). The last layer to read one is handed a gradient of zeros.
 //  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
 //  - The gradient norm counts every parameter once; what the update's ops read as it is that of all pieces and ranks.
 //  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.

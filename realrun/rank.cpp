@@ -90,8 +90,9 @@ void Rank::step() {
         break;
     }
   });
-  for_each_instance([&](Instance& instance) { instance.micro.clear(); });
-  update();
+  for_each_instance([](Instance& instance) { instance.micro.clear(); });
+  for (const UpdatePart part : kStepEnd) end_step(part);
+  for_each_instance([](Instance& instance) { instance.micro.clear(); });
 }
 
 // ---- blocks -----------------------------------------------------------------------------------------------------
@@ -237,22 +238,23 @@ Rank::StreamPart Rank::zeros(const Tensor& tensor) {
   return part;
 }
 
-Rank::Streams Rank::receive(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
-                            const Tensor& residual) {
+const std::array<const Tensor*, 1 + kSideStreams>& Rank::crossing_to(std::int64_t position, bool backward) const {
+  return backward ? borders_[static_cast<std::size_t>(position)].backward
+                  : borders_[static_cast<std::size_t>(position - 1)].forward;
+}
+
+Rank::Streams Rank::receive(std::int64_t position, std::int64_t micro_batch, bool backward) {
   Streams streams;
-  streams[0] = receive({position, micro_batch, backward, 0}, residual);
-  const auto& crossing = crossings_.at(static_cast<std::size_t>(boundary));
-  for (std::size_t s = 0; s < kSideStreams; ++s)
-    if (crossing[s] != nullptr) streams[1 + s] = receive({position, micro_batch, backward, 1 + s}, *crossing[s]);
+  const auto& crossing = crossing_to(position, backward);
+  for (std::size_t s = 0; s < streams.size(); ++s)
+    if (crossing[s] != nullptr) streams[s] = receive({position, micro_batch, backward, s}, *crossing[s]);
   return streams;
 }
 
-void Rank::send(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
-                Streams& streams) {
-  send({position, micro_batch, backward, 0}, streams[0]);
-  const auto& crossing = crossings_.at(static_cast<std::size_t>(boundary));
-  for (std::size_t s = 0; s < kSideStreams; ++s)
-    if (crossing[s] != nullptr) send({position, micro_batch, backward, 1 + s}, streams[1 + s]);
+void Rank::send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams) {
+  const auto& crossing = crossing_to(position, backward);
+  for (std::size_t s = 0; s < streams.size(); ++s)
+    if (crossing[s] != nullptr) send({position, micro_batch, backward, s}, streams[s]);
 }
 
 Rank::StreamPart Rank::receive(const MessageTag& tag, const Tensor& tensor) {
@@ -293,8 +295,7 @@ void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
   bool received = chunk.position == 0;
   const auto take = [&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
-    if (!std::exchange(received, true))
-      streams = receive(chunk.position, chunk.position, micro_batch, false, piece.tensors[piece.input]);
+    if (!std::exchange(received, true)) streams = receive(chunk.position, micro_batch, false);
     if (piece.input != kNoTensor) hand_in(instance, piece.input, micro_batch, streams[0]);
     streams[0].storage.reset();
     for (std::size_t s = 0; s < kSideStreams; ++s)
@@ -309,7 +310,7 @@ void Rank::forward(RankChunk& chunk, std::int64_t micro_batch) {
   };
   run_line(kForwardBlock, chunk, micro_batch, take, give);
   const std::int64_t last = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
-  if (chunk.position < last) send(chunk.position + 1, chunk.position + 1, micro_batch, false, streams);
+  if (chunk.position < last) send(chunk.position + 1, micro_batch, false, streams);
 }
 
 void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
@@ -318,8 +319,7 @@ void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
   bool received = chunk.position == last;
   const auto take = [&](Instance& instance) {
     const Piece& piece = *instance.plan->piece;
-    if (!std::exchange(received, true))
-      streams = receive(chunk.position, chunk.position + 1, micro_batch, true, piece.tensors[piece.output_gradient]);
+    if (!std::exchange(received, true)) streams = receive(chunk.position, micro_batch, true);
     if (piece.output_gradient != kNoTensor) hand_in(instance, piece.output_gradient, micro_batch, streams[0]);
     streams[0].storage.reset();
     for (std::size_t s = 0; s < kSideStreams; ++s) {
@@ -339,7 +339,7 @@ void Rank::backward(RankChunk& chunk, std::int64_t micro_batch) {
         streams[1 + s] = hand_on(instance, piece.sides[s].input_gradient, kBackwardBlock, micro_batch);
   };
   run_line(kBackwardBlock, chunk, micro_batch, take, give);
-  if (chunk.position > 0) send(chunk.position - 1, chunk.position, micro_batch, true, streams);
+  if (chunk.position > 0) send(chunk.position - 1, micro_batch, true, streams);
   if (!program_.schedule.split_backward) release(chunk, micro_batch);
 }
 
@@ -355,132 +355,36 @@ void Rank::release(RankChunk& chunk, std::int64_t micro_batch) {
 
 // ---- update -----------------------------------------------------------------------------------------------------
 
-void Rank::update() {
-  // Up to the gradient norm; what the norm needs; what follows it.
-  const auto run_ops = [&](auto selects) {
-    for_each_instance([&](Instance& instance) {
-      const std::vector<Op>& ops = instance.plan->piece->update.ops;
-      const std::size_t split = norm_begin(ops);
-      for (std::size_t i = 0; i < ops.size(); ++i) {
-        if (!selects(i < split, ops[i], instance.plan->reduces_norm(ops[i]))) continue;
-        execute(ops[i], instance, kOfStep, kUpdateBlock);
-        end_lives(kUpdateBlock, i, instance, kOfStep);
-      }
-    });
-  };
-  run_ops([](bool before, const Op&, bool) { return before; });
-  sum_tied_gradients();
-  squared_norm_ = 0;
-  run_ops([](bool, const Op& op, bool) { return op.kind == OpKind::gradient_norm; });
-  reduce_gradient_norm();
-  if (setup_.options.keep_tensors)
-    for_each_instance([&](Instance& instance) {
-      const PiecePlan& plan = *instance.plan;
-      instance.captured_gradients.clear();
-      for (std::size_t s = 0; s < plan.held.size(); ++s) {
-        const TensorId id = plan.held[s].gradients;
-        std::vector<float>& captured = instance.captured_gradients.emplace_back();
-        if (id == kNoTensor) continue;
-        captured.resize(static_cast<std::size_t>(plan.piece->tensors[id].elements()));
-        backend_.synchronize();
-        backend_.read(slice(instance, id, -1, false, Stream::compute), captured);
-        const double factor = later_factor(plan, s);
-        for (float& g : captured) g = static_cast<float>(factor * g);
-      }
-    });
-  run_ops([](bool before, const Op& op, bool reduces_norm) {
-    return !before && !reduces_norm && op.kind != OpKind::gradient_norm;
-  });
-  for_each_instance([](Instance& instance) { instance.micro.clear(); });
-}
-
-// The table's gradients of the stages that hold a copy.
-void Rank::sum_tied_gradients() {
-  if (program_.tied_embedding_bytes == 0) return;
-  TiedTable table;
+void Rank::end_step(UpdatePart part) {
+  if (part == UpdatePart::norm) squared_norm_ = 0;
   for_each_instance([&](Instance& instance) {
-    const Piece& piece = *instance.plan->piece;
-    std::vector<std::int64_t> at(piece.sets.size());
-    for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
-      const Tensor& t = piece.tensors[piece.parameters[p].parameter];
-      if (t.shared) continue;
-      const std::size_t set = piece.parameters[p].set;
-      if (holds_tied_table(piece, p, instance.first_parameter + p)) table = {&instance, set, at[set], t.elements()};
-      at[set] += t.elements();
+    const std::vector<Op>& ops = instance.plan->piece->update.ops;
+    const auto [begin, end] = instance.plan->update.range(part);
+    const std::size_t reduced = norm_begin(ops);
+    for (std::size_t i = begin; i < end; ++i) {
+      if (i == reduced) capture_gradients(instance);
+      if (!instance.plan->reduces_norm(ops[i])) execute(ops[i], instance, kOfStep, kUpdateBlock);
+      end_lives(kUpdateBlock, i, instance, kOfStep);
     }
+    if (part == kStepEnd.back() && reduced == ops.size()) capture_gradients(instance);
   });
-  // All stages know of each other whether they hold shards.
-  const auto is_divided = [](const Piece& piece) {
-    return std::any_of(piece.sets.begin(), piece.sets.end(), [](const auto& set) { return !set.over.states.empty(); });
-  };
-  if (std::any_of(program_.pieces.begin(), program_.pieces.end(), is_divided)) return sum_tied_shards(table);
-  if (table.owner == nullptr) return;
-  Instance& owner = *table.owner;
-  const TensorId held = owner.plan->held[table.set].gradients;
-  const std::vector<std::size_t> line = position_.group(MeshAxis::pp);
-  Members holders;
-  for (const std::size_t stage : table_holders_) holders.push_back(line.at(stage));
-  std::sort(holders.begin(), holders.end());
-  Slice gradients = slice(owner, held, -1, false, kStages);
-  Storage& s = storage(owner, held, -1, false, kStages);
-  if (gradients.index != nullptr) throw std::logic_error("flat gradients are not flat");
-  order_.wait(kStages, s.written);
-  Issue issue{.stream = kStages, .micro_batch = -1, .between_stages = true};
-  if (measuring_) issue.begin = backend_.mark(kStages);
-  communicator_.all_reduce(holders, "tied embedding", kStages, element(s.data, gradients.offset + table.begin, s.dtype),
-                           table.elements, s.dtype);
-  if (measuring_) issue.end = backend_.mark(kStages), issues_.push_back(issue);
-  s.note_written(order_.issued(kStages));
+  if (part == UpdatePart::norm) reduce_gradient_norm();
 }
 
-// Shards: the table's places in the flat buffers of the stages differ, and with them who holds what. Everyone shows
-// what it holds and adds what the other stages have of its own part.
-void Rank::sum_tied_shards(const TiedTable& table) {
-  const std::int64_t elements = table.elements;
-  std::vector<double> mine;
-  std::int64_t first = 0, last = 0, begin = 0;  // of the table, what is held; where in it the table begins
-  std::vector<float> values;
-  if (table.owner != nullptr) {
-    const HeldSet& set = table.owner->plan->held[table.set];
-    const std::int64_t held = table.owner->plan->piece->tensors[set.gradients].elements();
-    begin = table.begin - set.begin;
-    first = std::clamp<std::int64_t>(-begin, 0, elements);
-    last = std::clamp<std::int64_t>(held - begin, 0, elements);
-    values.resize(static_cast<std::size_t>(held));
+void Rank::capture_gradients(Instance& instance) {
+  if (!setup_.options.keep_tensors) return;
+  const PiecePlan& plan = *instance.plan;
+  instance.captured_gradients.clear();
+  for (std::size_t s = 0; s < plan.held.size(); ++s) {
+    const TensorId id = plan.held[s].gradients;
+    std::vector<float>& captured = instance.captured_gradients.emplace_back();
+    if (id == kNoTensor) continue;
+    captured.resize(static_cast<std::size_t>(plan.piece->tensors[id].elements()));
     backend_.synchronize();
-    backend_.read(slice(*table.owner, set.gradients, -1, false, Stream::compute), values);
-    mine.push_back(static_cast<double>(first));
-    for (std::int64_t e = first; e < last; ++e)
-      mine.push_back(static_cast<double>(values[static_cast<std::size_t>(begin + e)]));
+    backend_.read(slice(instance, id, kOfStep, false, Stream::compute), captured);
+    const double factor = later_factor(plan, s);
+    for (float& g : captured) g = static_cast<float>(factor * g);
   }
-  const Members members = position_.group(
-      program_.mesh.group({MeshAxis::pp, MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp}));
-  const auto all = communicator_.gather_values(members, "tied embedding", std::move(mine));
-  if (table.owner == nullptr || first == last) return;
-  std::map<std::int64_t, std::vector<bool>> added_from;  // by stage
-  for (const std::size_t stage : table_holders_)
-    if (static_cast<std::int64_t>(stage) != position_.pp)
-      added_from[static_cast<std::int64_t>(stage)].assign(static_cast<std::size_t>(last - first), false);
-  for (std::size_t m = 0; m < members.size(); ++m) {
-    const Position other = position_of(members[m], program_, setup_.sequence);
-    if (other.pp == position_.pp || all[m].empty()) continue;
-    // Not yet reduced over replicas, or reduced: the same replica's is the right one where each holds all.
-    const bool whole = last - first == elements;
-    if (whole && (other.shard != position_.shard || other.replica != position_.replica)) continue;
-    std::vector<bool>& added = added_from.at(other.pp);
-    const auto from = static_cast<std::int64_t>(all[m][0]);
-    for (std::size_t i = 1; i < all[m].size(); ++i) {
-      const std::int64_t e = from + static_cast<std::int64_t>(i) - 1;
-      if (e < first || e >= last || added[static_cast<std::size_t>(e - first)]) continue;
-      added[static_cast<std::size_t>(e - first)] = true;
-      values[static_cast<std::size_t>(begin + e)] += static_cast<float>(all[m][i]);
-    }
-  }
-  for (const auto& [stage, added] : added_from)
-    if (std::find(added.begin(), added.end(), false) != added.end())
-      throw ExecutionError("stage " + std::to_string(stage) + " lacks a part of the tied table");
-  const TensorId held = table.owner->plan->held[table.set].gradients;
-  backend_.write(slice(*table.owner, held, -1, false, Stream::compute), values);
 }
 
 void Rank::reduce_gradient_norm() {

@@ -13,7 +13,9 @@
 #include "realrun/executor.h"
 #include "realrun/layout.h"
 #include "realrun/storage.h"
+#include "sim/program/borders.h"
 #include "sim/program/issue.h"
+#include "sim/program/step_end.h"
 
 namespace orrery::realrun {
 
@@ -35,6 +37,7 @@ struct PiecePlan {
   std::vector<View> views;
   std::vector<std::int64_t> capacity;  // of each storage: shards may reach beyond the buffer they divide
   Liveness lives;
+  UpdateParts update;
   // By block and op: storages that nothing uses after it, here or at a neighbour.
   std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> ends;
   // The same of gradients that are one buffer for all micro-batches, and reduced in each: they begin anew.
@@ -154,8 +157,6 @@ class Rank {
   void find_packed_gradients(PiecePlan& plan) const;
   Position position_in(const PiecePlan& plan) const;
   void build_chunks();
-  void find_crossings();
-  bool holds_tied_table(const Piece& piece, std::size_t place, std::size_t ordinal) const;
   void initialise(Instance& instance);
 
   void step();
@@ -178,22 +179,16 @@ class Rank {
   void hand_in(Instance& instance, TensorId id, std::int64_t micro_batch, const StreamPart& part);
   StreamPart hand_on(Instance& instance, TensorId id, std::size_t block, std::int64_t micro_batch);
   StreamPart zeros(const Tensor& tensor);
-  // All streams that cross the boundary before `position`; `residual`: what the neighbour inside takes or gives.
-  Streams receive(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward,
-                  const Tensor& residual);
-  void send(std::int64_t position, std::int64_t boundary, std::int64_t micro_batch, bool backward, Streams& streams);
+  // All streams that cross a border on their way to the chunk at `position`.
+  Streams receive(std::int64_t position, std::int64_t micro_batch, bool backward);
+  void send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams);
+  const std::array<const Tensor*, 1 + kSideStreams>& crossing_to(std::int64_t position, bool backward) const;
   StreamPart receive(const MessageTag& tag, const Tensor& tensor);
   void send(const MessageTag& tag, StreamPart& part);
   std::size_t rank_at(std::int64_t position) const;
-  void update();
-  void sum_tied_gradients();
-  struct TiedTable {  // in the flat gradients of a set
-    Instance* owner = nullptr;
-    std::size_t set = 0;
-    std::int64_t begin = 0, elements = 0;
-  };
-  void sum_tied_shards(const TiedTable& table);
+  void end_step(UpdatePart part);
   void reduce_gradient_norm();
+  void capture_gradients(Instance& instance);
   void gather_losses();
 
   void execute(const Op& op, Instance& instance, std::int64_t micro_batch, std::size_t block);
@@ -202,6 +197,7 @@ class Rank {
   void kernel(const Op& op, Instance& instance, std::int64_t micro_batch);
   void gradient_norm(const Op& op, Instance& instance, std::int64_t micro_batch);
   void find_counted(Instance& instance, std::size_t set) const;
+  Members members_of(const Op& op) const;
   void communicate(const Op& op, Instance& instance, std::int64_t micro_batch);
   void copy_between_memories(const Op& op, Instance& instance, std::int64_t micro_batch);
   void all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch);
@@ -260,9 +256,7 @@ class Rank {
   std::map<std::array<std::int64_t, 6>, std::vector<std::int64_t>> part_indices_;
   std::map<std::vector<std::int64_t>, std::vector<std::int64_t>> exchanged_indices_;
   std::map<MessageTag, StreamPart> own_messages_;  // between chunks of this stage
-  // By boundary (the position behind it) and side stream: what crosses it, if anything.
-  std::vector<std::array<const Tensor*, kSideStreams>> crossings_;
-  std::vector<std::size_t> table_holders_;  // stages with a copy of the tied table
+  Borders borders_;
   // Rows of a table of positions whose view is not dense.
   std::map<std::pair<const std::vector<std::int64_t>*, std::int64_t>, std::vector<std::int64_t>> row_indices_;
   Instance* embedding_ = nullptr;  // of this stage

@@ -367,7 +367,10 @@ void Rank::put(const Target& target, Stream stream) {
   target.copy->note_read(order_.issued(stream));
 }
 
-std::string Rank::meeting(const Op& op) const { return std::string(op.name) + ", " + name_of(op.phase); }
+std::string Rank::meeting(const Op& op) const {
+  if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // of several pieces' ops
+  return std::string(op.name) + ", " + name_of(op.phase);
+}
 
 void Rank::copy_between_memories(const Op& op, Instance& instance, std::int64_t micro_batch) {
   const Slice from = slice(instance, op.reads[0], micro_batch, false, op.stream),
@@ -377,6 +380,14 @@ void Rank::copy_between_memories(const Op& op, Instance& instance, std::int64_t 
   if (from.index != nullptr || to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
   backend_.copy(op.stream, element(to.base, to.offset, to.dtype), element(from.base, from.offset, from.dtype),
                 from.elements * backend_.stored_bytes(from.dtype));
+}
+
+Members Rank::members_of(const Op& op) const {
+  if (op.stages == 0) return position_.group(op.group);
+  const Members line = position_.group(MeshAxis::pp);
+  Members members;
+  for (const std::uint16_t stage : program_.stage_groups[op.stages - 1u]) members.push_back(line.at(stage));
+  return members;
 }
 
 void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batch) {
@@ -400,7 +411,7 @@ void Rank::communicate(const Op& op, Instance& instance, std::int64_t micro_batc
 }
 
 void Rank::all_reduce(const Op& op, Instance& instance, std::int64_t micro_batch) {
-  const Members members = position_.group(op.group);
+  const Members members = members_of(op);
   StoragePtr gathered;
   void* from = dense(instance, op.reads[0], micro_batch, op.stream, gathered);
   const Slice to = slice(instance, op.writes[0], micro_batch, true, op.stream);

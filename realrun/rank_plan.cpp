@@ -64,6 +64,7 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     if (!piece.tensors[p.parameter].shared) plan.held.at(p.set).elements += piece.tensors[p.parameter].elements();
   find_packed_gradients(plan);
   plan.lives.find(piece);
+  plan.update = UpdateParts(piece, plan.lives.storage(), !program_.stage_groups.empty());
   FindAhead find_ahead;
   for (std::size_t b = 0; b < kBlocks.size(); ++b)
     if (!find_ahead((piece.*kBlocks[b]).ops, plan.lives.storage(), boundary_of(piece, b).input, plan.ahead[b]))
@@ -140,39 +141,8 @@ Position Rank::position_in(const PiecePlan& plan) const {
   return position;
 }
 
-// Whether the `place`-th parameter of a piece, the `ordinal`-th of the model, is a copy of a table that others use too.
-bool Rank::holds_tied_table(const Piece& piece, std::size_t place, std::size_t ordinal) const {
-  const Tensor& t = piece.tensors[piece.parameters[place].parameter];
-  if (t.shared || !is_vocabulary_table(t)) return false;
-  const std::int64_t table = setup_.parameters[ordinal].values_of;
-  return std::any_of(setup_.parameters.begin(), setup_.parameters.end(), [&](const WholeParameter& p) {
-    return p.values_of == table && &p != &setup_.parameters[static_cast<std::size_t>(table)];
-  });
-}
-
-// A side stream crosses a boundary if what comes first behind it takes the stream rather than begins a new one.
-void Rank::find_crossings() {
-  const std::size_t positions = program_.schedule.position.size();
-  crossings_.resize(positions + 1);
-  crossings_.back().fill(nullptr);
-  std::vector<const Chunk*> chunks(positions);
-  for (std::size_t s = 0; s < program_.stages.size(); ++s)
-    for (std::size_t c = 0; c < program_.stages[s].size(); ++c)
-      chunks[static_cast<std::size_t>(program_.schedule.position_of(s, c))] = &program_.stages[s][c];
-  for (std::size_t q = positions; q-- > 0;) {
-    crossings_[q] = crossings_[q + 1];
-    for (auto run = chunks[q]->runs.rbegin(); run != chunks[q]->runs.rend(); ++run) {
-      const Piece& piece = program_.pieces[run->piece];
-      for (std::size_t s = 0; s < kSideStreams; ++s) {
-        if (piece.sides[s].output != kNoTensor) crossings_[q][s] = nullptr;
-        if (piece.sides[s].input != kNoTensor) crossings_[q][s] = &piece.tensors[piece.sides[s].input];
-      }
-    }
-  }
-}
-
 void Rank::build_chunks() {
-  find_crossings();
+  borders_.find(program_);
   const auto stage = static_cast<std::size_t>(position_.pp);
   // Parameters of the model before each chunk, in the order of the chunks' positions.
   std::vector<std::size_t> before(program_.schedule.position.size() + 1, 0);
@@ -185,19 +155,6 @@ void Rank::build_chunks() {
       before[static_cast<std::size_t>(program_.schedule.position_of(s, c)) + 1] = n;
     }
   for (std::size_t q = 1; q < before.size(); ++q) before[q] += before[q - 1];
-  for (std::size_t s = 0; s < program_.stages.size(); ++s) {
-    bool holds = false;
-    for (std::size_t c = 0; c < chunks; ++c) {
-      std::size_t ordinal = before[static_cast<std::size_t>(program_.schedule.position_of(s, c))];
-      for (const Run& run : program_.stages[s][c].runs) {
-        const Piece& piece = program_.pieces[run.piece];
-        for (std::int64_t i = 0; i < run.count; ++i)
-          for (std::size_t p = 0; p < piece.parameters.size(); ++p)
-            holds = holds_tied_table(piece, p, ordinal++) || holds;
-      }
-    }
-    if (holds) table_holders_.push_back(s);
-  }
   if (before.back() != setup_.parameters.size())
     throw ExecutionError("the stages hold " + std::to_string(before.back()) + " parameters, the model has " +
                          std::to_string(setup_.parameters.size()));

@@ -37,8 +37,8 @@ constexpr bool is_asynchronous(std::size_t stream) { return kStreamRows[stream].
 }  // namespace
 
 const char* name_of(BlockKind kind) {
-  constexpr std::array<const char*, kBlockKinds> names{"forward", "backward", "weight_gradient", "update", "update"};
-  return names[static_cast<std::size_t>(kind)];
+  constexpr std::array<const char*, 3> names{"forward", "backward", "weight_gradient"};
+  return is_of_update(kind) ? "update" : names[static_cast<std::size_t>(kind)];
 }
 
 void add(TimeBreakdown& to, const Accounts& from) {
@@ -390,6 +390,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   jump_ = jump && !all_ahead_;
   s_ = {};
   s_.free[kCompute] = s_.entry = start.waits_seconds;
+  s_.host = start.host_seconds;
   order_ = {};
   ahead_nodes_ = 0;
   entry_stream_ = Stream::compute;
@@ -449,6 +450,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
         for (std::size_t a = 0; a < kAccounts; ++a)
           result.accounts[a] += static_cast<double>(item.count) * item.code->busy[w][a];
   result.stream_work = s_.work;
+  result.host = s_.host - end;
   for (std::size_t s = 0; s < kStreams; ++s)
     result.stream_end[s] = is_asynchronous(s) && !drain ? std::max(0.0, s_.free[s] - start.waits_seconds) : 0;
 }

@@ -30,6 +30,7 @@
 #include "sim/analytical/fabric_share.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/program/issue.h"
+#include "sim/program/step_end.h"
 #include "sim/report/report.h"
 
 namespace orrery {
@@ -90,18 +91,23 @@ struct CompileContext {
   const OpCostModel* costs = nullptr;
   const Runtime* runtime = nullptr;
   std::span<const TensorId> root;  // of each tensor: the storage it lives in (Liveness::storage)
+  bool sums_over_stages = false;   // of any piece of the program
 };
 
-enum class BlockKind : std::uint8_t { forward, backward, weight_gradient, norm, update };
-inline constexpr int kBlockKinds = 5;
-// As ops of the report are named: the norm is a part of the update.
+// The update block is compiled part by part (UpdatePart).
+enum class BlockKind : std::uint8_t { forward, backward, weight_gradient, gradients, stages, norm, update };
+inline constexpr int kBlockKinds = 7;
+constexpr bool is_of_update(BlockKind kind) { return kind >= BlockKind::gradients; }
+constexpr BlockKind block_of(UpdatePart part) {
+  return static_cast<BlockKind>(static_cast<int>(BlockKind::gradients) + static_cast<int>(part));
+}
+// As ops of the report are named.
 const char* name_of(BlockKind kind);
 
 // Compiles blocks; keeps its working storage between calls.
 class BlockCompiler {
  public:
-  // `norm` and `update` are the two parts of a piece's update block: up to the exchange of the gradient norm, and
-  // after. `piece` must outlive the code.
+  // `piece` must outlive the code.
   void compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code);
 
  private:
@@ -148,6 +154,7 @@ struct LineResult {
   std::array<double, kStreams> stream_end{};   // of asynchronous streams, from the line's start; 0: idle
   std::array<double, kStreams> stream_work{};  // seconds of work on every stream, alone
   std::array<double, kStreams> carried{};      // of LineStart::backlog: seconds of it, had the streams nothing else
+  double host = 0;                             // when the host has issued all, from the line's end: usually before
 };
 
 // What a line finds at its start.
@@ -157,6 +164,7 @@ struct LineStart {
   double waits_seconds = 0;
   // Of the fabric: what the slot before it has left on asynchronous streams. Replaced by what the line leaves.
   FabricBacklog* backlog = nullptr;
+  double host_seconds = 0;  // when the host begins to issue: before the line if it has run ahead
 };
 
 class LineClock {

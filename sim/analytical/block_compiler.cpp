@@ -8,23 +8,9 @@ namespace {
 
 constexpr std::int32_t kNobody = -1;
 
-// One past the last op of the update that belongs to the global gradient norm: the norms, and exchanges of their
-// results. What stands before them (a reduction of gradients that does not overlap) comes with them.
-std::size_t norm_end(const Piece& piece, std::span<const TensorId> root) {
-  const auto& ops = piece.update.ops;
-  std::size_t end = 0;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].kind == OpKind::gradient_norm) end = i + 1;
-    if (!is_communication(ops[i].kind) || end == 0) continue;
-    for (std::size_t j = 0; j < i; ++j)
-      if (ops[j].kind == OpKind::gradient_norm && root[ops[j].writes[0]] == root[ops[i].reads[0]]) end = i + 1;
-  }
-  return end;
-}
-
 Account account_of(const Op& op, BlockKind kind) {
   if (is_communication(op.kind)) return waiting_for(op.stream == Stream::compute ? op.account : op.stream);
-  if (kind == BlockKind::norm || kind == BlockKind::update) return kOptimizer;
+  if (is_of_update(kind)) return kOptimizer;
   if (op.phase == Phase::recompute) return kRecompute;
   if (is_matmul(op.kind)) return kMatmul;
   return is_attention(op.kind) ? kAttention : kMemoryBound;
@@ -146,22 +132,17 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
 
   const Boundary boundary = boundary_of(piece, static_cast<std::size_t>(kind));
   const TensorId entry = boundary.input, exit = boundary.output;
-  switch (kind) {
-    case BlockKind::forward:
-    case BlockKind::backward:
-    case BlockKind::weight_gradient:
-      code.ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;
-      break;
-    case BlockKind::norm:
-    case BlockKind::update: {
-      const std::span<const Op> ops = piece.update.ops;
-      const std::size_t split = norm_end(piece, context.root);
-      code.ops = kind == BlockKind::norm ? ops.first(split) : ops.subspan(split);
-      break;
-    }
+  if (is_of_update(kind)) {
+    const UpdateParts parts(piece, context.root, context.sums_over_stages);
+    const auto part = static_cast<UpdatePart>(static_cast<int>(kind) - static_cast<int>(BlockKind::gradients));
+    const auto [begin, end] = parts.range(part);
+    code.ops = std::span<const Op>(piece.update.ops).subspan(begin, end - begin);
+  } else {
+    code.ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;
   }
   const std::size_t n = code.ops.size();
   code.costs.resize(n);
+  if (n == 0) return;
   last_compute_.assign(piece.tensors.size(), kNobody);
   last_other_.assign(piece.tensors.size(), kNobody);
   needed_.assign(n, 0);

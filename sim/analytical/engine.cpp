@@ -67,7 +67,8 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
 std::int64_t AnalyticalEngine::instances_walked() const { return rep_->clock.walked(); }
 
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
-  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol);
+  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
+                 program.stage_groups);
   if (pieces.size() < program.pieces.size()) pieces.resize(program.pieces.size());
   for (PieceData& data : pieces) {
     data.used = false;
@@ -87,7 +88,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     if (!data.used) continue;
     const Piece& piece = program.pieces[p];
     data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
-    const CompileContext context{&costs, &program.runtime, scratch.lives.storage()};
+    const CompileContext context{&costs, &program.runtime, scratch.lives.storage(), !program.stage_groups.empty()};
     for (std::size_t k = 0; k < kBlockKinds; ++k)
       compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
     data.recompute_flops = 0;
@@ -101,15 +102,13 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   classes.clear();
   stage_class.resize(program.stages.size());
   const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
-  const bool tied = program.tied_embedding_bytes > 0 && last > 0;
-  const auto is_end = [&](std::int32_t s) { return tied && (s == 0 || s == last); };
   for (std::int32_t s = 0; s <= last; ++s) {
     const auto& chunks = program.stages[static_cast<std::size_t>(s)];
     std::size_t c = classes.size();
     // Stages repeat what stands just before them, or nothing.
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
-      if (is_end(s) == is_end(like) && same_chunks(program.stages[static_cast<std::size_t>(like)], chunks)) break;
+      if (same_chunks(program.stages[static_cast<std::size_t>(like)], chunks)) break;
       --c;
     }
     if (c == 0) {
@@ -154,13 +153,24 @@ void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chu
 
 void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) {
   const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
-  for (const BlockKind kind : {BlockKind::norm, BlockKind::update}) {
+  for (const UpdatePart part : kStepEnd) {
+    if (program.stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
     line.clear();
-    for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, false, code_of(kind), line);
-    if (kind == BlockKind::norm)
+    for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, false, code_of(block_of(part)), line);
+    if (part == UpdatePart::norm)
       for (const LineItem& item : line)
         for (const Op& op : item.code->ops) c.synchronises |= op.kind == OpKind::gradient_norm;
-    clock.run(line, kOnly, kernels.overlap_slowdown, true, kind == BlockKind::norm ? c.norm : c.update);
+    if (part == UpdatePart::stages) {
+      for (const LineItem& item : line)
+        for (const ClockNode& node : item.code->nodes)
+          c.sums.push_back({item.code->ops[node.op].stages - 1u, node.seconds, item.code->ops[node.op].name});
+    } else {
+      // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
+      LineStart start;
+      if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
+      clock.run(line, kOnly, kernels.overlap_slowdown, true,
+                part == UpdatePart::gradients ? c.gradients : part == UpdatePart::norm ? c.norm : c.update, true, start);
+    }
   }
 }
 
@@ -295,24 +305,59 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
 }
 
 void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
-  const std::size_t stages = program.stages.size();
-  hops.resize(stages);
-  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border.
+  borders.find(program);
+  hops.assign(borders.size(), 0);
+  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border, and
+  // most hand on alike.
   const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
-  const std::int64_t step = stride % per_node;
+  leaves_node.resize(program.stages.size());
   std::int64_t in_node = 0;  // place of the stage's first rank in its node
-  double within = -1, across = -1;
-  for (std::size_t s = 0; s + 1 < stages; ++s) {
-    in_node += step;
-    const bool next_node = stride >= per_node || in_node >= per_node;
+  for (std::size_t s = 0; s < leaves_node.size(); ++s) {
+    in_node += stride % per_node;
+    leaves_node[s] = stride >= per_node || in_node >= per_node;
     if (in_node >= per_node) in_node -= per_node;
-    double& known = next_node ? across : within;
-    if (known < 0) known = costs.transfer_seconds(program.boundary_bytes, static_cast<std::int64_t>(s));
-    hops[s] = known;
   }
-  hops[stages - 1] = costs.transfer_seconds(program.boundary_bytes, static_cast<std::int64_t>(stages) - 1);
+  const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
+  struct Known {
+    double bytes = -1, seconds = 0;
+  };
+  std::array<Known, 2> known;  // within a node, across its border
+  Border before;
+  double bytes = 0;
+  for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
+    if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
+    const std::int32_t stage = borders.behind_stage(q);
+    if (borders[q] != before) {
+      before = borders[q];
+      bytes = std::max(before.forward_bytes(), before.backward_bytes());
+    }
+    if (stage == last) {  // round the ring
+      hops[q] = costs.transfer_seconds(bytes, stage);
+      continue;
+    }
+    Known& like = known[leaves_node[static_cast<std::size_t>(stage)] ? 1 : 0];
+    if (like.bytes != bytes) like = {bytes, costs.transfer_seconds(bytes, stage)};
+    hops[q] = like.seconds;
+  }
   const PipelineCosts pipeline_costs{stage_class, seconds, hops};
   walker.walk(program.schedule, pipeline_costs, pipeline);
+}
+
+// Sums over stages: their ranks wait for each other.
+void AnalyticalEngine::Rep::sum_over_stages(const Program& program) {
+  for (std::size_t g = 0; g < program.stage_groups.size(); ++g) {
+    double begin = 0, took = 0;
+    for (const std::uint16_t s : program.stage_groups[g]) {
+      begin = std::max(begin, ends[s].reduced);
+      for (const StageSum& sum : classes[static_cast<std::size_t>(stage_class[s])].sums)
+        if (sum.group == g) took = std::max(took, sum.seconds);
+    }
+    for (const std::uint16_t s : program.stage_groups[g]) {
+      ends[s].bubble += begin - ends[s].reduced;
+      ends[s].reduced = begin + took;
+      ends[s].sums += took;
+    }
+  }
 }
 
 void AnalyticalEngine::Rep::finish_stages(const Program& program) {
@@ -320,21 +365,13 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
   ends.assign(stages, {});
   for (std::size_t s = 0; s < stages; ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
-    ends[s].reduced = pipeline.stages[s].finish + c.tail_seconds;
+    ends[s].drained = pipeline.stages[s].finish + c.tail_seconds;
+    ends[s].reduced = ends[s].drained + c.gradients.seconds;
     const StageClock& clock_of = pipeline.stages[s];
     // Clamped: what is left of an always busy stage is rounding.
     ends[s].bubble = std::max(0.0, clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds);
   }
-  tied_seconds = 0;
-  if (program.tied_embedding_bytes > 0 && stages > 1) {
-    tied_seconds = costs.ends_all_reduce(program.tied_embedding_bytes).seconds;
-    const double begin = std::max(ends.front().reduced, ends.back().reduced);
-    for (StageEnd* e : {&ends.front(), &ends.back()}) {
-      e->bubble += begin - e->reduced;
-      e->reduced = begin + tied_seconds;
-      e->tied = tied_seconds;
-    }
-  }
+  sum_over_stages(program);
   bool synchronises = false;
   double slowest = 0;
   for (std::size_t s = 0; s < stages; ++s) {
@@ -377,7 +414,8 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
     add(stage.time, c.slots);
     stage.time.exposed[static_cast<std::size_t>(row_of(c.tail_stream).account)] += c.tail_seconds;
     stage.time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] +=
-        pipeline.stages[s].transfer_seconds + ends[s].tied;
+        pipeline.stages[s].transfer_seconds + ends[s].sums;
+    add(stage.time, c.gradients.accounts);
     add(stage.time, c.norm.accounts);
     add(stage.time, c.update.accounts);
     stage.time.bubble = ends[s].bubble;

@@ -111,11 +111,11 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
     if (!data.used) continue;
     for (const BlockCode& code : data.blocks)
       for (const ClockNode& node : code.nodes)
-        if (node.moves) use(code.ops[node.op].group);
+        if (node.moves && code.ops[node.op].stages == 0) use(code.ops[node.op].group);
   }
   const MeshGroup stages = program.mesh.group(MeshAxis::pp);
-  if (program.boundary_bytes > 0 && !stages.empty()) use(stages);
-  const std::size_t count = communicators.size() + (tied_seconds > 0 ? 1 : 0);
+  if (!stages.empty()) use(stages);
+  const std::size_t count = communicators.size() + program.stage_groups.size();
   return program.runtime.context_bytes + static_cast<double>(count) * program.runtime.buffer_bytes_per_communicator;
 }
 

@@ -10,6 +10,7 @@
 #include "sim/analytical/op_cost.h"
 #include "sim/analytical/pipeline_walk.h"
 #include "sim/memory/memory.h"
+#include "sim/program/borders.h"
 
 namespace orrery {
 
@@ -37,10 +38,18 @@ struct ChunkMemory {
   std::array<PlacedBytes, kSlotKinds> transient{};
 };
 
+// Over Program::stage_groups[group].
+struct StageSum {
+  std::size_t group = 0;
+  double seconds = 0;
+  const char* name = "";  // of the op
+};
+
 // Stages with equal chunks.
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
-  LineResult norm, update;
+  LineResult gradients, norm, update;   // parts of the end of the step
+  std::vector<StageSum> sums;           // and the part between the first two of them
   bool synchronises = false;            // the gradient norm is one of all stages
   std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
   double tail_seconds = 0;
@@ -51,8 +60,9 @@ struct StageClass {
 };
 
 struct StageEnd {
-  double reduced = 0;       // slots and reductions are done
-  double tied = 0;          // of which: the tied embedding's exchange
+  double drained = 0;       // slots are done, and what they left on asynchronous streams
+  double reduced = 0;       // and all reductions of gradients
+  double sums = 0;          // of which: those over stages, without the waits for each other
   double synchronised = 0;  // and the gradient norm of all stages is known
   double end = 0;           // parameters are updated
   double bubble = 0;
@@ -69,6 +79,7 @@ struct AnalyticalEngine::Rep {
   void carry_backlogs(const Program& program, std::size_t stage_class);
   void clock_slots(const Program& program);
   void walk_pipeline(const Program& program);
+  void sum_over_stages(const Program& program);
   void finish_stages(const Program& program);
   void fill_time(const Program& program, Dtype mfu_dtype, Report& report);
   void fill_memory(const Program& program, Report& report);
@@ -111,12 +122,13 @@ struct AnalyticalEngine::Rep {
   std::vector<FabricBacklog> backlogs;                   // the same
   std::vector<ChunkMemory> memory;                       // [class * chunks + chunk]
   std::vector<ChunkBytes> chunk_bytes;
-  std::vector<double> hops;
+  Borders borders;
+  std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
+  std::vector<double> hops;               // [position]
   PipelineClock pipeline;
   PipelinePeaks peaks;
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
-  double tied_seconds = 0;
   double step_seconds = 0;
   std::int32_t bounding_stage = 0;
 };

@@ -66,7 +66,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     const std::string title = piece_title(program, p);
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       const BlockCode& code = pieces[p].blocks[k];
-      const bool update = k >= static_cast<std::size_t>(BlockKind::norm);
+      const bool update = is_of_update(static_cast<BlockKind>(k));
       for (std::size_t i = 0; i < code.ops.size(); ++i) {
         const Op& op = code.ops[i];
         if (code.costs[i].absent) continue;
@@ -165,10 +165,15 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
       const double tail = classes[c].tail[static_cast<std::size_t>(stream)];
       interval(static_cast<Stream>(stream), slots_end, slots_end + tail, "drain");
     }
-    interval(Stream::pipeline_communication, end.reduced - end.tied, end.reduced, "tied_embedding.all_reduce");
+    interval(Stream::compute, end.drained, end.drained + classes[c].gradients.seconds, "gradients");
+    double sum_end = end.reduced;
+    for (auto sum = classes[c].sums.rbegin(); sum != classes[c].sums.rend(); ++sum) {
+      interval(Stream::pipeline_communication, sum_end - sum->seconds, sum_end, sum->name);
+      sum_end -= sum->seconds;
+    }
     interval(Stream::compute, end.reduced, end.reduced + classes[c].norm.seconds, "gradient_norm");
     interval(Stream::compute, end.synchronised, end.end, "update");
-    sample(end.reduced, sum(held, classes[c].update_transient));
+    sample(end.drained, sum(held, classes[c].update_transient));
     sample(end.end, held);
   }
 }

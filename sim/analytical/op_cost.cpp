@@ -14,8 +14,10 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
   set_mesh(Mesh{});
 }
 
-void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol) {
+void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
+                           std::span<const std::vector<std::uint16_t>> stage_groups) {
   mesh_ = mesh;
+  stage_groups_ = stage_groups;
   algorithm_ = algorithm;
   protocol_ = protocol;
   spans_met_.clear();
@@ -24,20 +26,40 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
 
 GroupSpan OpCostModel::span(const Op& op) const {
   for (const Span& met : spans_met_)
-    if (met.group == op.group) return met.span;
-  spans_met_.push_back({op.group, span_of(mesh_, op.group, cluster_.node.devices)});
-  return spans_met_.back().span;
+    if (met.group == op.group && met.stages == op.stages) return met.span;
+  const GroupSpan span = op.stages != 0 ? span_of_stages(stage_groups_[op.stages - 1u])
+                                        : span_of(mesh_, op.group, cluster_.node.devices);
+  spans_met_.push_back({op.group, op.stages, span});
+  return span;
+}
+
+// Of the first ranks of the stages; all their ranks have such groups.
+GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) const {
+  const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
+  GroupSpan span;
+  span.ranks = static_cast<std::int64_t>(stages.size());
+  span.stride = stride * (stages[1] - stages[0]);
+  std::int64_t node = -1, here = 0;
+  span.nodes = span.ranks_per_node = 0;
+  for (const std::uint16_t stage : stages) {  // ascending
+    const std::int64_t at = stride * stage / per_node;
+    if (at != node) ++span.nodes, here = 0;
+    node = at;
+    span.ranks_per_node = std::max(span.ranks_per_node, ++here);
+  }
+  span.groups_sharing_nics = std::min(stride, per_node);
+  return span;
 }
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   const OpKind kind = collective_of(op.kind);
   for (const Collective& met : collectives_met_)
-    if (met.kind == kind && met.group == op.group && met.bytes == payload) return met.cost;
+    if (met.kind == kind && met.group == op.group && met.stages == op.stages && met.bytes == payload) return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const CollectiveCost cost = collectives_.cost(kind, payload, span(op), algorithm_, protocol_);
-  collectives_met_.push_back({kind, op.group, payload, cost});
+  collectives_met_.push_back({kind, op.group, op.stages, payload, cost});
   return cost;
 }
 
@@ -63,7 +85,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds = cost.last_seconds * op.count;
     cost.absent = mesh_.size(MeshAxis::pp) == 1;
   } else if (is_communication(op.kind)) {
-    if (op.group.empty()) {
+    if (op.is_alone()) {
       cost.absent = true;
       return cost;
     }
@@ -103,19 +125,6 @@ CollectiveCost OpCostModel::transfer(double bytes, std::int64_t from_stage) cons
   const std::int64_t distance = std::abs(to - from);
   return collectives_.transfer(bytes, leaves_node ? std::max(distance, per_node) : distance,
                                        std::min(stride, per_node));
-}
-
-CollectiveCost OpCostModel::ends_all_reduce(double bytes) const {
-  const std::int64_t stride = mesh_.stride(MeshAxis::pp), per_node = cluster_.node.devices;
-  const std::int64_t distance = stride * (mesh_.size(MeshAxis::pp) - 1);
-  if (distance == 0) return {};
-  GroupSpan span;
-  span.ranks = 2;
-  span.stride = distance;
-  span.ranks_per_node = distance < per_node ? 2 : 1;
-  span.nodes = 2 / span.ranks_per_node;
-  span.groups_sharing_nics = std::min(stride, per_node);
-  return collectives_.cost(OpKind::all_reduce, bytes, span, algorithm_, protocol_);
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

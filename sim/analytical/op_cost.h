@@ -29,9 +29,10 @@ class OpCostModel {
   OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
 
   // Call once before the ops of a program with another mesh. The algorithm and protocol are of all its collectives that
-  // have them.
+  // have them. `stage_groups`: Program::stage_groups; must outlive the model.
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
-                CollectiveProtocol protocol = CollectiveProtocol::automatic);
+                CollectiveProtocol protocol = CollectiveProtocol::automatic,
+                std::span<const std::vector<std::uint16_t>> stage_groups = {});
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
@@ -45,8 +46,6 @@ class OpCostModel {
   // its ranks of one stage.
   CollectiveCost transfer(double bytes, std::int64_t from_stage) const;
   double transfer_seconds(double bytes, std::int64_t from_stage) const { return transfer(bytes, from_stage).seconds; }
-  // A once-a-step all-reduce between the first and the last pipeline stage.
-  CollectiveCost ends_all_reduce(double bytes) const;
 
   // What bounds the op, in words, for OpReport.
   std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
@@ -59,9 +58,11 @@ class OpCostModel {
   };
   Rate rate(const Op& op, std::span<const Tensor> tensors) const;
   GroupSpan span(const Op& op) const;
+  GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
   struct Collective {  // its cost depends on nothing else
     OpKind kind;
     MeshGroup group;
+    std::uint8_t stages;
     double bytes;
     CollectiveCost cost;
   };
@@ -71,10 +72,12 @@ class OpCostModel {
   KernelModel kernels_;
   CollectiveModel collectives_;
   Mesh mesh_;
+  std::span<const std::vector<std::uint16_t>> stage_groups_;
   CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
   struct Span {
     MeshGroup group;
+    std::uint8_t stages;
     GroupSpan span;
   };
   mutable std::vector<Span> spans_met_;              // on this mesh

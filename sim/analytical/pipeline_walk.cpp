@@ -86,11 +86,8 @@ struct Geometry {
     for (std::size_t q = 1; q < positions; ++q) {
       const std::int32_t from = stage_at[q - 1], to = stage_at[q], last = static_cast<std::int32_t>(p) - 1;
       if (from == to) continue;
-      if (to == from + 1 || from == to + 1)
-        hop_before[q] = hop_seconds[std::min(from, to)];
-      else if (from == last && to == 0)
-        hop_before[q] = hop_seconds[last];
-      else
+      hop_before[q] = hop_seconds[q - 1];
+      if (to != from + 1 && from != to + 1 && !(from == last && to == 0))
         throw std::logic_error(
             fmt::format("schedule: positions {} and {} lie on stages {} and {}, no neighbours", q - 1, q, from, to));
     }

@@ -31,8 +31,7 @@ using ChunkSeconds = std::array<SlotSeconds, kSlotKinds>;  // by SlotKind
 struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
   std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]
-  std::span<const double> hop_seconds;        // [stage]: between it and the next, same in both directions; the last
-                                              // one: from the last stage to the first (interleaved, p > 2)
+  std::span<const double> hop_seconds;        // [position]: from its chunk to the next and back; on one stage none
 };
 
 struct StageClock {

@@ -10,9 +10,10 @@ struct RingRows {
   Index p = 0, v = 0, n = 0, offset = 0;  // n = m v; shrinks when rows are skipped
   Index last = 0;                         // n - 1 as it was at the start
   double* own = nullptr;
-  double *below = nullptr, *above = nullptr;               // hop from the previous stage on the ring, from the next
   double *forward = nullptr, *backward = nullptr;          // [chunk * p + u]
+  double *below = nullptr, *above = nullptr;               // likewise: hop from the position before, from the next
   double *forward_now = nullptr, *backward_now = nullptr;  // [u], of the chunks of the row at hand
+  double *below_now = nullptr, *above_now = nullptr;       // likewise
   // What the first and the last micro-batch take more than the usual one, [chunk * p + u].
   double *first_forward = nullptr, *last_forward = nullptr, *first_backward = nullptr, *last_backward = nullptr;
   double* forward_tokens = nullptr;     // [k]
@@ -59,8 +60,10 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
   const Index p = r.p, v = r.v, n = r.n, period = p * v;
   Standing f(t_begin, p, v), b(t_begin - r.offset + p - 1, p, v);  // of stage 0's forward, of the last stage's backward
   for (Index u = 0; u < p; ++u) {
-    r.forward_now[u] = r.forward[(u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u];
-    r.backward_now[u] = r.backward[(v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u];
+    const Index f_at = (u < p - 1 - f.place ? f.run_before(v) : f.run) * p + u,
+                b_at = (v - 1 - (u <= b.place ? b.run : b.run_before(v))) * p + u;
+    r.forward_now[u] = r.forward[f_at], r.below_now[u] = r.below[f_at];
+    r.backward_now[u] = r.backward[b_at], r.above_now[u] = r.above[b_at];
   }
   for (Index t = t_begin; t < t_end; ++t, f.next(p, v), b.next(p, v)) {
     // Forward k = f0 + u and backward k = b0 - u of this row.
@@ -71,11 +74,11 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
     // In each row one stage comes to a new chunk in each direction: it has the first place of a run.
     const Index first_f = p - 1 - f.place, first_b = b.place;
     const Index f_row = f.run * p, b_row = (v - 1 - b.run) * p;
-    r.forward_now[first_f] = r.forward[f_row + first_f];
-    r.backward_now[first_b] = r.backward[b_row + first_b];
+    r.forward_now[first_f] = r.forward[f_row + first_f], r.below_now[first_f] = r.below[f_row + first_f];
+    r.backward_now[first_b] = r.backward[b_row + first_b], r.above_now[first_b] = r.above[b_row + first_b];
     if (!kEdge) {
-      run_pairs(p, r.own, r.forward_tokens + f0, r.below, r.forward_now, r.backward_tokens + (r.last - b0), r.above,
-                r.backward_now);
+      run_pairs(p, r.own, r.forward_tokens + f0, r.below_now, r.forward_now, r.backward_tokens + (r.last - b0),
+                r.above_now, r.backward_now);
       continue;
     }
     const auto add = [&r](Index u, double& token, double more) { token += more, r.own[u] += more; };
@@ -85,7 +88,8 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
         run_slots<false>(end - begin, r.own + begin, tokens + (at + begin), hop + begin, seconds + begin, nullptr);
     };
     // Another stage has the last place of a run, of the run before unless that stage is the row's first.
-    slots(std::max<Index>(0, -f0), std::min(p, n - f0), r.forward_tokens, f0, r.below, r.forward_now);
+    slots(std::max<Index>(0, -f0), std::min(p, n - f0), r.forward_tokens, f0, r.below_now,
+          r.forward_now);
     const Index last_f = first_f == 0 ? p - 1 : first_f - 1;
     const Index last_f_row = first_f == 0 ? f_row : f.run_before(v) * p;
     if (const Index k = f0 + first_f; k >= 0 && k < period)
@@ -94,7 +98,8 @@ inline __attribute__((always_inline)) void run_ring_rows(RingRows& r, Index t_be
       add(last_f, r.forward_tokens[k], r.last_forward[last_f_row + last_f]);
     if (t < p) r.first_forward_end[p - 1 - t] = r.forward_tokens[0];
 
-    slots(std::max<Index>(0, b0 - n + 1), std::min(p, b0 + 1), r.backward_tokens, r.last - b0, r.above, r.backward_now);
+    slots(std::max<Index>(0, b0 - n + 1), std::min(p, b0 + 1), r.backward_tokens, r.last - b0, r.above_now,
+          r.backward_now);
     const Index last_b = first_b == p - 1 ? 0 : first_b + 1;
     const Index last_b_row = first_b == p - 1 ? b_row : (v - 1 - b.run_before(v)) * p;
     if (const Index k = b0 - first_b; k >= 0 && k < period)
@@ -163,21 +168,20 @@ class Interleaved {
     rows_.offset = 2 * (p_ - 1) + (v_ - 1) * p_;
     // Forward n-1 of stage s is in row n-1+s, its backward 0 in row offset-s.
     if (forwards_first) rows_.offset = std::max(rows_.offset, rows_.n - 1 + 2 * (p_ - 1));
-    Arena arena(storage_.values, (6 + 6 * v_) * p_);
-    for (double** array :
-         {&rows_.own, &rows_.below, &rows_.above, &rows_.first_forward_end, &rows_.forward_now, &rows_.backward_now})
+    Arena arena(storage_.values, (6 + 8 * v_) * p_);
+    for (double** array : {&rows_.own, &rows_.first_forward_end, &rows_.forward_now, &rows_.backward_now,
+                           &rows_.below_now, &rows_.above_now})
       *array = arena.take(p_);
     for (double** array : {&rows_.forward, &rows_.backward, &rows_.first_forward, &rows_.last_forward,
-                           &rows_.first_backward, &rows_.last_backward})
+                           &rows_.first_backward, &rows_.last_backward, &rows_.below, &rows_.above})
       *array = arena.take(v_ * p_);
-    const double wrap = p_ > 2 ? costs_.hop_seconds[p_ - 1] : costs_.hop_seconds[0];
     for (Index s = 0; s < p_; ++s) {
       const Index u = p_ - 1 - s;
-      rows_.below[u] = s > 0 ? costs_.hop_seconds[s - 1] : wrap;
-      rows_.above[u] = s + 1 < p_ ? costs_.hop_seconds[s] : wrap;
       for (Index c = 0; c < v_; ++c) {
         const SlotSeconds &f = seconds(s, c, SlotKind::forward), &b = seconds(s, c, SlotKind::backward);
-        const Index at = c * p_ + u;
+        const Index at = c * p_ + u, position = c * p_ + s;
+        rows_.below[at] = position > 0 ? costs_.hop_seconds[position - 1] : 0;
+        rows_.above[at] = costs_.hop_seconds[position];
         rows_.forward[at] = f.usual;
         rows_.backward[at] = b.usual;
         rows_.first_forward[at] = f.first - f.usual;  // m is at least p, which is at least 2

@@ -8,6 +8,7 @@
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
+#include "sim/program/borders.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
 
@@ -80,7 +81,8 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.placement = request.placement;
   job.overlap_slowdown = request.kernels->overlap_slowdown;
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
-  job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol);
+  job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
+                      program.stage_groups);
   compile_blocks(job);
   add_block_exchanges(id, job);
   add_stage_exchanges(id, job);
@@ -102,7 +104,7 @@ void RunPlan::compile_blocks(JobPlan& job) {
     if (most[p] == 0) continue;
     const Piece& piece = program.pieces[p];
     lives.find(piece);
-    const CompileContext context{job.costs.get(), &program.runtime, lives.storage()};
+    const CompileContext context{job.costs.get(), &program.runtime, lives.storage(), !program.stage_groups.empty()};
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       BlockCode& code = job.codes[p][k];
       compiler.compile(piece, static_cast<BlockKind>(k), context, code);
@@ -146,7 +148,11 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (is_communication(op.kind)) {
       if (is_point_to_point(op.kind))
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
-      x = add_exchange(traffic.groups(id, op.group), collective_of(op.kind), payload,
+      const std::int32_t communicator =
+          op.stages == 0 ? traffic.groups(id, op.group)
+                         : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
+                                                  program.stage_groups[op.stages - 1u].end()});
+      x = add_exchange(communicator, collective_of(op.kind), payload,
                        job.costs->collective(op, piece.tensors, instances));
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
@@ -176,28 +182,23 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
 }
 
 void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
-  const Program& program = *job.program;
-  const Schedule& schedule = program.schedule;
-  const auto chunks = static_cast<std::size_t>(schedule.chunks);
-  job.stage_at.assign(schedule.position.size(), 0);
-  for (std::size_t i = 0; i < schedule.position.size(); ++i)
-    job.stage_at[static_cast<std::size_t>(schedule.position[i])] = static_cast<std::int32_t>(i / chunks);
-  job.forward.assign(job.stage_at.size(), kNoExchange);
+  Borders borders;
+  borders.find(*job.program);
+  for (std::size_t q = 0; q < borders.size(); ++q) job.stage_at.push_back(borders.stage_at(q));
+  job.forward.assign(borders.size(), kNoExchange);
   job.backward = job.forward;
-  for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q) {
+  for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
     const std::int32_t from = job.stage_at[q], to = job.stage_at[q + 1];
-    if (from == to || !(program.boundary_bytes > 0)) continue;
-    const std::int32_t last = static_cast<std::int32_t>(program.stages.size()) - 1;
-    const std::int32_t border = from == last && to == 0 ? last : std::min(from, to);
-    const CollectiveCost cost = job.costs->transfer(program.boundary_bytes, border);
-    const std::int32_t pairs = traffic.pairs(id, from, to);
-    job.forward[q] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost);
-    job.backward[q + 1] = add_exchange(pairs, OpKind::send, program.boundary_bytes, cost, {}, true);
+    if (from == to) continue;
+    // Whoever hands on is told apart with whom it hands on to, even if it is nothing but the order.
+    const std::int32_t pairs = traffic.of_stages(id, {from, to});
+    const auto add = [&](std::uint32_t& x, double bytes, bool reversed) {
+      if (bytes > 0)
+        x = add_exchange(pairs, OpKind::send, bytes, job.costs->transfer(bytes, borders.behind_stage(q)), {}, reversed);
+    };
+    add(job.forward[q], borders[q].forward_bytes(), false);
+    add(job.backward[q + 1], borders[q].backward_bytes(), true);
   }
-  if (program.tied_embedding_bytes > 0 && program.stages.size() > 1)
-    job.tied =
-        add_exchange(traffic.pairs(id, 0, static_cast<std::int64_t>(program.stages.size()) - 1), OpKind::all_reduce,
-                     program.tied_embedding_bytes, job.costs->ends_all_reduce(program.tied_embedding_bytes));
 }
 
 void RunPlan::add_perturbations(std::span<const Perturbation> all) {

@@ -52,7 +52,6 @@ struct JobPlan {
   std::vector<OpName> ops;
   // By position of the chunk that sends: to position + 1 forwards, to position - 1 backwards; kNoExchange on one stage.
   std::vector<std::uint32_t> forward, backward;
-  std::uint32_t tied = kNoExchange;
   bool synchronises = false;           // all stages meet at the gradient norm
   std::vector<std::int32_t> stage_at;  // [position]
 };

@@ -364,9 +364,6 @@ void Results::fill_timeline(std::size_t job, Report& report) const {
       case EventRecord::transfer:
         timeline.arrows.push_back({s, static_cast<std::int32_t>(classes[e.name].stage), e.begin, e.end});
         break;
-      case EventRecord::tied:
-        timeline.intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, "tied_embedding.all_reduce"});
-        break;
     }
   }
   // Memory changes with the slots: the same samples, at their new times.

@@ -122,6 +122,7 @@ struct ClassRun : Self {
   std::array<std::vector<Arrival>, 2> inputs;  // by SlotKind, see input_of(): [chunk * micro_batches + micro_batch]
   std::vector<std::unique_ptr<Line>> lines;    // reused
   std::uint32_t gate_event = EventRecord::kNoCause;
+  double host_ahead = 0;  // of the end of the last line: by so much earlier the host had issued all of it
   double rate = 1;      // of kernels
   int collectives = 0;  // under way beside the kernels
   bool in_kernel = false;
@@ -150,8 +151,12 @@ class Simulation {
 
   // The schedule.
   void control(ClassRun& c);
+  void append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
+  void end_step(ClassRun& c, UpdatePart part);
+  void sum_over_stages(ClassRun& c, std::span<const LineItem> items);
+  void meet_at_norm(ClassRun& c);
   void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain, bool input_to_come,
-                const std::function<void()>& wait_for_input);
+                const std::function<void()>& wait_for_input, double host_ahead = 0);
   void drain(ClassRun& c, bool all);
   void await_input(ClassRun& c, const Slot& slot, std::size_t position);
   void post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);

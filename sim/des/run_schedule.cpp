@@ -9,7 +9,7 @@ namespace orrery {
 
 // The rules are those of sim/analytical/block_clock.h.
 void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain_all,
-                          bool input_to_come, const std::function<void()>& wait_for_input) {
+                          bool input_to_come, const std::function<void()>& wait_for_input, double host_ahead) {
   Line* line = nullptr;
   for (const auto& l : c.lines)
     if (l->left == 0) line = l.get();
@@ -53,7 +53,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
       }
     }
 
-  const double origin = now();
+  const double origin = now() - host_ahead;
   double host = 0;
   const auto prepare = [&](Work& w, std::int64_t covered) {
     const ClockNode& node = *w.node;
@@ -138,6 +138,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   }
   c.gate_event = compute.last_event;
   drain(c, drain_all);
+  c.host_ahead = std::max(0.0, now() - (origin + host));
   // Its output, should an asynchronous stream make it.
   for (Work* w : {entry, other_entry}) {
     if (w == nullptr || w->done) continue;
@@ -296,24 +297,71 @@ void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position
   }
 }
 
+void Simulation::append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind,
+                              std::vector<LineItem>& items) const {
+  const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
+    return c.plan->codes[piece][static_cast<std::size_t>(kind)];
+  };
+  const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
+  append_line(c.plan->program->pieces, chunk.runs, reversed, code_of, items);
+}
+
+// Their ranks wait for each other, and do nothing else.
+void Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
+  for (const LineItem& item : items)
+    for (const ClockNode& node : item.code->nodes) {
+      std::uint32_t cause = c.gate_event;
+      const std::uint32_t name = c.plan->op_of.at(&node);
+      const double begin = exchange(c, c, c.plan->exchange_of.at({&node, 1}), kComputeStream, name, true, false, cause);
+      c.out.accounts[waiting_for(Stream::pipeline_communication)] += now() - begin;
+      c.gate_event = record({.begin = begin,
+                             .end = now(),
+                             .cause = cause,
+                             .rank_class = c.id,
+                             .name = name,
+                             .chunk = 0,
+                             .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
+                             .kind = EventRecord::op});
+    }
+}
+
+void Simulation::meet_at_norm(ClassRun& c) {
+  if (!c.plan->synchronises) return;
+  Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
+  const double since = now();
+  if (++barrier.arrived == barrier.expected) {
+    barrier.open = true;
+    barrier.last_event = c.gate_event;
+    for (Self* s : barrier.waiting) s->wake();
+    return;
+  }
+  barrier.waiting.push_back(&c);
+  c.waits_for = "the gradient norm of all stages";
+  while (!barrier.open) c.block();
+  c.waits_for.clear();
+  if (now() > since) c.gate_event = barrier.last_event;
+}
+
+void Simulation::end_step(ClassRun& c, UpdatePart part) {
+  std::vector<LineItem> items;
+  for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
+  if (part == UpdatePart::stages) return sum_over_stages(c, items);
+  // Nobody waits for the host behind the reductions: it goes on issuing.
+  run_line(c, items, kOnly, true, false, [] {}, part == UpdatePart::norm ? c.host_ahead : 0);
+  if (part == UpdatePart::norm) meet_at_norm(c);
+}
+
 void Simulation::control(ClassRun& c) {
-  const JobPlan& plan = *c.plan;
-  const Program& program = *plan.program;
+  const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
   const auto& chunks = program.stages[c.stage];
   std::vector<LineItem> items;
-  const auto items_of = [&](const Chunk& chunk, BlockKind kind, bool reversed) {
-    const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
-      return plan.codes[piece][static_cast<std::size_t>(kind)];
-    };
-    append_line(program.pieces, chunk.runs, reversed, code_of, items);
-  };
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Slot& slot = order[i];
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
     items.clear();
-    items_of(chunks[slot.chunk], static_cast<BlockKind>(slot.kind), slot.kind != SlotKind::forward);
+    append_items(c, chunks[slot.chunk], static_cast<BlockKind>(slot.kind), items);
     const WhenSet when = conditions_of(slot.micro_batch, schedule.micro_batches);
     // The first forward's gathering of parameters needs no input: it runs while the pipeline fills.
     std::int32_t from_stage = 0;
@@ -339,41 +387,7 @@ void Simulation::control(ClassRun& c) {
   c.out.slots_end = now();
   drain(c, true);
 
-  if (plan.tied != kNoExchange && (c.stage == 0 || c.stage + 1 == program.stages.size())) {
-    std::uint32_t cause = c.gate_event;
-    const double begin = exchange(c, c, plan.tied, kComputeStream, kTransferName, true, false, cause);
-    c.out.transfers += now() - begin;
-    c.gate_event = record({.begin = begin,
-                           .end = now(),
-                           .cause = cause,
-                           .rank_class = c.id,
-                           .name = c.id,
-                           .chunk = 0,
-                           .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
-                           .kind = EventRecord::tied});
-  }
-  const auto whole_stage = [&](BlockKind kind) {
-    items.clear();
-    for (const Chunk& chunk : chunks) items_of(chunk, kind, false);
-    run_line(c, items, kOnly, true, false, [] {});
-  };
-  whole_stage(BlockKind::norm);
-  if (plan.synchronises) {
-    Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
-    const double since = now();
-    if (++barrier.arrived == barrier.expected) {
-      barrier.open = true;
-      barrier.last_event = c.gate_event;
-      for (Self* s : barrier.waiting) s->wake();
-    } else {
-      barrier.waiting.push_back(&c);
-      c.waits_for = "the gradient norm of all stages";
-      while (!barrier.open) c.block();
-      c.waits_for.clear();
-      if (now() > since) c.gate_event = barrier.last_event;
-    }
-  }
-  whole_stage(BlockKind::update);
+  for (const UpdatePart part : kStepEnd) end_step(c, part);
   c.out.end = now();
   c.out.last_event = c.gate_event;
   c.finished = true;

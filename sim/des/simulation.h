@@ -29,7 +29,7 @@ struct FlowRecord {
 };
 // An op of a rank class on a stream, a transfer, or a slot.
 struct EventRecord {
-  enum Kind : std::uint8_t { op, transfer, slot, tied };
+  enum Kind : std::uint8_t { op, transfer, slot };
   static constexpr std::uint32_t kNoCause = 0xffffffff;
   double begin = 0, end = 0;
   std::uint32_t cause = kNoCause;  // the event that let this one begin

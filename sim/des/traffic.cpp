@@ -69,11 +69,10 @@ std::int32_t find_or_add(std::vector<T>& all, const T& wanted) {
 std::int32_t Traffic::groups(std::int32_t job, MeshGroup group) {
   return find_or_add(communicators_, Communicator{.job = job, .group = group});
 }
-std::int32_t Traffic::pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage) {
+std::int32_t Traffic::of_stages(std::int32_t job, std::vector<std::int64_t> stages) {
   return find_or_add(
       communicators_,
-      Communicator{
-          .job = job, .kind = Communicator::Kind::pairs, .group = {}, .from_stage = from_stage, .to_stage = to_stage});
+      Communicator{.job = job, .kind = Communicator::Kind::stages, .group = {}, .stages = std::move(stages)});
 }
 std::int32_t Traffic::singles(std::int32_t job) {
   return find_or_add(communicators_, Communicator{.job = job, .kind = Communicator::Kind::singles, .group = {}});
@@ -107,7 +106,7 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
   std::vector<std::int64_t> offsets{0};
   const auto is_first = [&](std::int64_t rank) {
     if (c.kind == Communicator::Kind::singles) return true;
-    if (c.kind == Communicator::Kind::pairs) return rank / job.stage_stride % job.stages == c.from_stage;
+    if (c.kind == Communicator::Kind::stages) return rank / job.stage_stride % job.stages == c.stages.front();
     return job.mesh.coordinate(rank, c.group) == 0;
   };
   if (c.kind == Communicator::Kind::digits) {
@@ -118,8 +117,9 @@ void Traffic::enumerate(const Communicator& c, Groups& groups) const {
       for (std::int64_t i = 1; i < digits[d].size; ++i)
         for (std::size_t j = 0; j < inner; ++j) offsets.push_back(offsets[j] + i * digits[d].stride);
     }
-  } else if (c.kind == Communicator::Kind::pairs) {
-    offsets.push_back((c.to_stage - c.from_stage) * job.stage_stride);
+  } else if (c.kind == Communicator::Kind::stages) {
+    for (std::size_t i = 1; i < c.stages.size(); ++i)
+      offsets.push_back((c.stages[i] - c.stages.front()) * job.stage_stride);
   }
   groups.size = static_cast<std::int64_t>(offsets.size());
   for (std::int64_t rank = 0; rank < ranks; ++rank) {

@@ -77,8 +77,8 @@ class Traffic {
   std::int32_t add_job(const Mesh& mesh, const Placement& placement);
   // Communicators; found again when asked for again.
   std::int32_t groups(std::int32_t job, MeshGroup group);
-  // Ranks at the same place of two pipeline stages.
-  std::int32_t pairs(std::int32_t job, std::int64_t from_stage, std::int64_t to_stage);
+  // Ranks at the same place of these pipeline stages, in this order.
+  std::int32_t of_stages(std::int32_t job, std::vector<std::int64_t> stages);
   // Every rank by itself, for copies between its memories.
   std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
@@ -130,11 +130,11 @@ class Traffic {
     std::vector<std::uint64_t> marks;
   };
   struct Communicator {
-    enum class Kind : std::uint8_t { digits, pairs, singles };
+    enum class Kind : std::uint8_t { digits, stages, singles };
     std::int32_t job = 0;
     Kind kind = Kind::digits;
     MeshGroup group;
-    std::int64_t from_stage = 0, to_stage = 0;
+    std::vector<std::int64_t> stages = {};
     bool operator==(const Communicator&) const = default;
   };
   struct Groups {  // of a communicator

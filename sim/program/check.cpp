@@ -119,20 +119,55 @@ MeshGroup divided_without_rest(const Tensor& t) {
   return group;
 }
 
+// The stages that hold one parameter, and what they sum.
+class Holders {
+ public:
+  explicit Holders(const Program& program) : operands_(program.stage_groups.size() + 1) {
+    for (std::size_t s = 0; s < program.stages.size(); ++s)
+      for (const Chunk& chunk : program.stages[s])
+        for (const Run& run : chunk.runs)
+          for (const ParameterGradient& p : program.pieces[run.piece].parameters) {
+            if (p.tied == 0) continue;
+            std::vector<std::uint16_t>& held = stages_[p.tied];
+            if (held.empty() || held.back() != s) held.push_back(static_cast<std::uint16_t>(s));
+          }
+  }
+  const std::vector<std::uint16_t>* of(const Piece& piece, std::size_t parameter) const {
+    const auto held = stages_.find(piece.parameters[parameter].tied);
+    return held == stages_.end() ? nullptr : &held->second;
+  }
+  // Of a parameter that this piece keeps.
+  bool several(const Piece& piece, std::size_t parameter) const {
+    const std::vector<std::uint16_t>* held = of(piece, parameter);
+    return held != nullptr && held->size() > 1 && !piece.tensors[piece.parameters[parameter].parameter].shared;
+  }
+  // What another piece sums with it; null: this is the first.
+  const Tensor* meet(std::uint8_t stages, const Tensor& operand) {
+    return std::exchange(operands_[stages], &operand);
+  }
+
+ private:
+  std::map<std::uint8_t, std::vector<std::uint16_t>> stages_;  // by ParameterGradient::tied, ascending
+  std::vector<const Tensor*> operands_;                        // by Op::stages
+};
+
 // One piece through a step: forward, backward, weight gradients, update, and the next step's forward.
 class PieceCheck {
  public:
-  PieceCheck(const Program& program, const Piece& piece, MeshGroup norm_group, std::vector<Violation>& found)
+  PieceCheck(const Program& program, const Piece& piece, MeshGroup norm_group, Holders& holders,
+             std::vector<Violation>& found)
       : mesh_(program.mesh),
         program_(program),
         piece_(piece),
         norm_group_(norm_group),
+        holders_(holders),
         found_(found),
         owed_(piece.tensors.size()),
         state_(piece.tensors.size()),
         contributed_(piece.parameters.size()) {
     for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
       const TensorId gradient = piece.parameters[p].gradient;
+      owes_stages_.push_back(gradient != kNoTensor && holders.several(piece, p));
       if (gradient == kNoTensor) continue;
       parameter_of_[gradient] = p;
       flats_[storage_of(piece, gradient)].emplace(p, MeshGroup{});
@@ -175,6 +210,7 @@ class PieceCheck {
     for (const TensorId id : norms_)
       if (!owed(id).empty())
         report(Rule::norm_of_all, "the norm " + quoted(id) + " still owes the sum over " + words(mesh_, owed(id)));
+    for (std::size_t p = 0; p < owes_stages_.size(); ++p) expect_summed_over_stages(p);
     for (const ParameterSet& set : piece_.sets) expect_divided(set);
     for (const ParameterGradient& p : piece_.parameters)
       if (p.set < piece_.sets.size() && !tensor(p.parameter).shared &&
@@ -586,6 +622,7 @@ class PieceCheck {
   void communicate(const Op& op) {
     const TensorId from = op.reads[0], to = op.writes[0];
     if (from == kNoTensor || to == kNoTensor) return;
+    if (op.stages != 0) return sum_over_stages(op, from, to);
     if (const auto packing = packings_.find(from); packing != packings_.end()) return sum_packed(op, *packing->second);
     if (from != to && state_[to].own_block == serial_)
       report(Rule::written_once, quoted(to) + " has been written in this block before");
@@ -634,6 +671,53 @@ class PieceCheck {
   void expect_last(const Op& op, TensorId id) {
     if (block_ == &piece_.update || op.when == When::last_micro_batch || program_.schedule.micro_batches == 1) return;
     report(Rule::last_micro_batch, quoted(id) + " is summed in place in every micro-batch, and added to in between");
+  }
+
+  // Parameters of whose gradients a tensor is: of a flat buffer all, or the one that a view of it is.
+  std::vector<std::size_t> gradients_in(TensorId id) const {
+    std::vector<std::size_t> parameters;
+    const auto flat = flats_.find(storage_of(piece_, id));
+    if (flat == flats_.end()) return parameters;
+    const auto whole = flats_.find(id);
+    for (const auto& [p, owes] : whole != flats_.end() ? whole->second : flat->second) {
+      const Tensor& gradient = tensor(piece_.parameters[p].gradient);
+      if (whole != flats_.end() ||
+          (gradient.alias_begin == tensor(id).alias_begin && gradient.elements() == tensor(id).elements()))
+        parameters.push_back(p);
+    }
+    return parameters;
+  }
+  void sum_over_stages(const Op& op, TensorId from, TensorId to) {
+    const auto wrong = [&](const std::string& text) { report(Rule::summed_over_holders, text); };
+    if (op.stages > program_.stage_groups.size()) return wrong("is of a list of stages that there is not");
+    const std::vector<std::uint16_t>& stages = program_.stage_groups[op.stages - 1u];
+    const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
+                         return is_communication(before.kind);
+                       });
+    if (op.kind != OpKind::all_reduce || !op.group.empty() || from != to || !leads)
+      wrong("sums over stages are all-reduces in place, over lists of stages alone, behind the update's reductions");
+    const std::vector<std::size_t> parameters = gradients_in(from);
+    if (parameters.empty()) wrong(quoted(from) + " is no gradient");
+    for (const std::size_t p : parameters) {
+      const std::string of = "the gradient of " + quoted(piece_.parameters[p].parameter);
+      const std::vector<std::uint16_t>* held = holders_.of(piece_, p);
+      if (!owes_stages_[p]) {
+        wrong(of + " owes no sum over stages");
+      } else if (held == nullptr || *held != stages) {
+        wrong(of + " is summed over other stages than those that hold it");
+      }
+      owes_stages_[p] = false;
+    }
+    if (const Tensor* other = holders_.meet(op.stages, tensor(from));
+        other != nullptr && (other->elements() != tensor(from).elements() || other->over != tensor(from).over))
+      wrong(layout(from) + " is summed with " + words(mesh_, *other) + " of " + std::to_string(other->elements()) +
+            " elements of another stage");
+  }
+  void expect_summed_over_stages(std::size_t p) {
+    if (!owes_stages_[p]) return;
+    report(Rule::summed_over_holders, "the gradient of " + quoted(piece_.parameters[p].parameter) +
+                                          " is not summed over the stages that hold it");
+    owes_stages_[p] = false;  // said once
   }
 
   void gather(const Op& op, TensorId from, TensorId to) {
@@ -762,10 +846,12 @@ class PieceCheck {
   }
 
   void expect_owes_nothing(TensorId id) {
-    for (const auto& [p, owes] : flats_.at(id))
+    for (const auto& [p, owes] : flats_.at(id)) {
+      expect_summed_over_stages(p);
       if (!owes.empty())
         report(Rule::gradient_meets_state, "the gradient of " + quoted(piece_.parameters[p].parameter) + " in " +
                                                quoted(id) + " still owes the sum over " + words(mesh_, owes));
+    }
   }
 
   void norm(const Op& op) {
@@ -806,6 +892,7 @@ class PieceCheck {
   const Program& program_;
   const Piece& piece_;
   const MeshGroup norm_group_;
+  Holders& holders_;
   std::vector<Violation>& found_;
   std::vector<MeshGroup> owed_;
   std::vector<State> state_;
@@ -815,6 +902,7 @@ class PieceCheck {
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;
   std::vector<MeshGroup> contributed_;  // by parameter
+  std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
   bool laid_out_ = false;               // without an optimizer parameters are there, but lie nowhere
   MeshGroup ring_group_;                // the digits that shifts go round
   const Op* mask_ = nullptr;
@@ -897,9 +985,10 @@ MeshGroup digits_of_gradients(const Program& program) {
 std::vector<Violation> check(const Program& program) {
   std::vector<Violation> found;
   const MeshGroup norm_group = digits_of_gradients(program);
+  Holders holders(program);
   std::vector<std::vector<MeshGroup>> contributed(program.pieces.size());
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
-    PieceCheck piece(program, program.pieces[p], norm_group, found);
+    PieceCheck piece(program, program.pieces[p], norm_group, holders, found);
     piece.run();
     contributed[p] = piece.contributed();
   }

@@ -42,6 +42,8 @@ enum class Rule : std::uint8_t {
   pieces_fit = 19,            // a piece takes what the piece before it hands on, both ways
   sets_divided = 20,          // the buffers of a parameter set are divided over its groups, its parts in one order
   frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
+  summed_over_holders = 22,   // the gradient of a parameter that several stages hold is summed over just these, once,
+                              // behind the reductions of the update and before anything else reads it
 };
 
 struct Violation {

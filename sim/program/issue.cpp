@@ -11,7 +11,7 @@ bool FindAhead::operator()(std::span<const Op> ops, std::span<const TensorId> st
   if (input != kNoTensor) made_here_[storage[input]] = kBefore;
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Op& op = ops[i];
-    if (is_communication(op.kind) && op.group.empty()) {  // of one rank: its result is its operand
+    if (is_communication(op.kind) && op.is_alone()) {
       if (op.reads[0] != kNoTensor && op.writes[0] != kNoTensor)
         made_here_[storage[op.writes[0]]] = made_here_[storage[op.reads[0]]];
       continue;

@@ -73,6 +73,9 @@ struct Op {
   // Communication.
   MeshGroup group;
   Reduction reduction = Reduction::sum;
+  // One more than the number of a list of Program::stage_groups: the group are the ranks that have these stages and all
+  // other coordinates of this one. 0: none. Of an all-reduce in the update, in place of `group`.
+  std::uint8_t stages = 0;
   std::int32_t places = 1;  // ring_shift: to the rank so many places behind
   // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
@@ -87,6 +90,9 @@ struct Op {
   // equal layers, whatever their plan (share_buckets()). Variants have the op in the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
+
+  // Whether a collective is of one rank: its result is its operand.
+  bool is_alone() const { return group.empty() && stages == 0; }
 };
 
 }  // namespace orrery

@@ -21,7 +21,8 @@ struct Block {
 
 struct ParameterGradient {
   TensorId parameter = kNoTensor, gradient = kNoTensor;  // none of a frozen parameter, which is not trained
-  std::uint8_t set = 0;  // of Piece::sets
+  std::uint8_t set = 0;   // of Piece::sets
+  std::uint8_t tied = 0;  // equal numbers: one parameter of the model, which several pieces hold; 0: of this piece alone
 };
 
 // The digits over which each of what a parameter set consists of is divided; none: whole on every rank.
@@ -73,7 +74,7 @@ struct Piece {
   Block backward;         // from `output_gradient` to `input_gradient`; includes recomputation and, unless split,
                           // the weight gradients
   Block weight_gradient;  // what zero-bubble schedules run apart; empty unless split
-  Block update;           // once a step: gradient norm, optimizer
+  Block update;           // once a step, in parts (sim/program/step_end.h): reductions, gradient norm, optimizer
 
   TensorId input = kNoTensor, output = kNoTensor;  // the residual stream; kNoTensor at the ends of the model
   TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;

@@ -49,7 +49,7 @@ std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all
 void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
   mesh = Mesh{};
-  boundary_bytes = tied_embedding_bytes = 0;
+  stage_groups.clear();
   runtime = Runtime{};
   model = ModelWork{};
 }

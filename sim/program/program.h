@@ -59,11 +59,9 @@ struct Program {
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 
-  // What a forward sends to the next chunk (a backward returns as much): bytes per micro-batch and rank.
-  double boundary_bytes = 0;
-  // Once a step, beside the pieces' update blocks: the tied embedding's gradient all-reduce between the stages that
-  // hold a copy; engines time it between the first and the last stage.
-  double tied_embedding_bytes = 0;
+  // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the order
+  // of the lists.
+  std::vector<std::vector<std::uint16_t>> stage_groups;
 
   Runtime runtime;
   ModelWork model;

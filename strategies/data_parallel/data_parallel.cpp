@@ -48,6 +48,7 @@ class Shard {
       // Every micro-batch adds to all that is held: all of it starts from zero.
       replace(op, whole_gradients_, op.kind == OpKind::zero_fill ? set_.gradients : set_.own_gradients);
       replace(op, whole_parameters_, set_.own_parameters);
+      if (op.stages != 0 && set_.gradients != whole_gradients_) sum_what_is_held(op);
     }
     if (!over_.weights.empty()) gather_parameters_in_blocks();
     if (set_.own_parameters != set_.parameters) gather_updated_parameters();
@@ -107,6 +108,19 @@ class Shard {
     set_.own_gradients = set_.gradients;
     if (over_.states != over_.gradients)
       set_.own_gradients = part(set_.gradients, over_.states, "gradient_shard", true);
+  }
+
+  // Sums over stages are of what has been reduced: of a set that is divided all, of another the same part.
+  void sum_what_is_held(Op& op) {
+    const Tensor& gradient = piece_.tensors[op.reads[0]];
+    if (gradient.alias_of != whole_gradients_) return;
+    TensorId held = set_.gradients;
+    if (over_.gradients.empty()) {
+      Tensor view = gradient;
+      view.alias_of = set_.gradients;
+      held = piece_.add(view);
+    }
+    op.reads[0] = op.writes[0] = held;
   }
 
   static void replace(Op& op, TensorId from, TensorId to) {

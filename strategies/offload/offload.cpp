@@ -34,7 +34,10 @@ bool changed_in_update(const Piece& piece, std::size_t optimizer, TensorId gradi
     const bool norm = op.kind == OpKind::gradient_norm ||
                       (is_communication(op.kind) &&
                        std::find(of_norm.begin(), of_norm.end(), storage_of(piece, op.reads[0])) != of_norm.end());
-    const bool of_another_set = !is_communication(op.kind) && op.writes[0] != gradients;
+    // A packed buffer lies apart from what it was packed from.
+    const bool of_another_set = is_communication(op.kind) ? op.stages != 0 && storage_of(piece, op.writes[0]) !=
+                                                                                  storage_of(piece, gradients)
+                                                          : op.writes[0] != gradients;
     if (!norm && !of_another_set && op.kind != OpKind::scale) return true;
     if (norm) of_norm.push_back(storage_of(piece, op.writes[0]));
   }
@@ -54,15 +57,14 @@ class ToHost {
   ToHost(Piece& piece, ParameterSet& set, bool accumulates)
       : piece_(piece), set_(set), ops_(piece.update.ops), accumulates_(accumulates) {}
 
-  // `summed_between_stages`: the gradients are, after the last backward (a tied table's). `leave`: gradients of each
-  // micro-batch need not stay.
-  void run(bool summed_between_stages, bool leave) {
+  // `leave`: gradients of each micro-batch need not stay.
+  void run(bool leave) {
     const auto at = static_cast<std::size_t>(
         std::find_if(ops_.begin(), ops_.end(),
                      [&](const Op& op) { return is_optimizer(op.kind) && op.reads[0] == set_.own_gradients; }) -
         ops_.begin());
     if (at == ops_.size()) return;
-    const bool copied_in_update = summed_between_stages || changed_in_update(piece_, at, set_.own_gradients);
+    const bool copied_in_update = changed_in_update(piece_, at, set_.own_gradients);
 
     for (TensorId id : ops_[at].writes)
       if (id != kNoTensor && piece_.tensors[id].category == Category::optimizer_state)
@@ -206,14 +208,10 @@ void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.offload.optimizer) return;
   const bool leave = scenario.plan.data.zero_stage >= 1 &&
                      data_parallel::reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
-  for (std::size_t p = 0; p < program.pieces.size(); ++p) {
-    const bool may_hold_table = p == program.line.front().piece || p == program.line.back().piece ||
-                                program.pieces[p].sides[kEncoderOutput].output != kNoTensor;
-    for (ParameterSet& set : program.pieces[p].sets)
-      ToHost(program.pieces[p], set, program.schedule.micro_batches > 1)
-          .run(may_hold_table && program.tied_embedding_bytes > 0,
-               (leave || !set.over.gradients.empty()) && set.gradients == set.own_gradients);
-  }
+  for (Piece& piece : program.pieces)
+    for (ParameterSet& set : piece.sets)
+      ToHost(piece, set, program.schedule.micro_batches > 1)
+          .run((leave || !set.over.gradients.empty()) && set.gradients == set.own_gradients);
 }
 
 void disable(Plan& plan) { plan.offload = {}; }

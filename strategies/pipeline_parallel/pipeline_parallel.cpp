@@ -1,7 +1,9 @@
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -88,40 +90,98 @@ bool is_table_of_positions(const Piece& piece, TensorId parameter) {
   });
 }
 
+bool is_table_of_tokens(const Piece& piece, TensorId parameter) {
+  const Tensor& t = piece.tensors[parameter];
+  return t.rank == 2 && t.find(Axis::vocab) == 0;
+}
+
 // The output head reuses the embedding's table, and so do the inputs of a second stack, positions included. On one
 // stage it is the same memory; otherwise the stages hold a copy each and sum its gradients once a step (Narayanan et
 // al. 2021, section 4.1).
-void tie_embeddings(const Scenario& scenario, Program& program) {
-  std::vector<std::uint16_t> holders;  // in model order
-  for (const Run& run : program.line) {
-    const Piece& piece = program.pieces[run.piece];
-    const bool looks_up = &run == &program.line.front() || piece.sides[kEncoderOutput].output != kNoTensor;
-    if (looks_up || (&run == &program.line.back() && scenario.model.tied_embeddings)) holders.push_back(run.piece);
-  }
-  const auto stage_of = [&](std::uint16_t piece) {
-    for (std::size_t s = 0; s < program.stages.size(); ++s)
-      for (const Chunk& chunk : program.stages[s])
-        for (const Run& run : chunk.runs)
-          if (run.piece == piece) return s;
-    return program.stages.size();
-  };
-  for (std::size_t h = 1; h < holders.size(); ++h) {
-    const bool same_stage = std::any_of(holders.begin(), holders.begin() + static_cast<std::ptrdiff_t>(h),
-                                        [&](std::uint16_t p) { return stage_of(p) == stage_of(holders[h]); });
-    Piece& piece = program.pieces[holders[h]];
-    for (const ParameterGradient& p : piece.parameters) {
-      const Tensor& t = piece.tensors[p.parameter];
-      const bool table = t.rank == 2 && t.find(Axis::vocab) == 0;
-      if (!table && !is_table_of_positions(piece, p.parameter)) continue;
-      if (same_stage) {
-        piece.tensors[p.parameter].shared = true;
-        if (p.gradient != kNoTensor) piece.tensors[p.gradient].shared = true;
-      } else if (table && p.gradient != kNoTensor) {
-        program.tied_embedding_bytes = static_cast<double>(piece.tensors[p.gradient].bytes());
-      }
+class Ties {
+ public:
+  Ties(const Scenario& scenario, Program& program) : scenario_(scenario), program_(program) {
+    for (const Run& run : program.line) {
+      const Piece& piece = program.pieces[run.piece];
+      const bool looks_up = &run == &program.line.front() || piece.sides[kEncoderOutput].output != kNoTensor;
+      if (looks_up || (&run == &program.line.back() && scenario.model.tied_embeddings)) holders_.push_back(run.piece);
     }
   }
-}
+
+  void tie() {
+    program_.stage_groups.clear();
+    tie(1, is_table_of_tokens, "tied_embedding.all_reduce");
+    tie(2, is_table_of_positions, "tied_positions.all_reduce");
+  }
+
+ private:
+  struct Copy {
+    std::uint16_t piece = 0, stage = 0;
+    std::size_t parameter = 0;
+  };
+
+  std::uint16_t stage_of(std::uint16_t piece) const {
+    for (std::size_t s = 0; s < program_.stages.size(); ++s)
+      for (const Chunk& chunk : program_.stages[s])
+        for (const Run& run : chunk.runs)
+          if (run.piece == piece) return static_cast<std::uint16_t>(s);
+    throw std::logic_error("a piece of the model that no stage has");
+  }
+
+  void tie(std::uint8_t number, bool (*is_it)(const Piece&, TensorId), const char* name) {
+    std::vector<Copy> copies;  // the first of each stage
+    const auto tied = [&](const Copy& c) -> ParameterGradient& {
+      return program_.pieces[c.piece].parameters[c.parameter];
+    };
+    for (const std::uint16_t holder : holders_) {
+      Piece& piece = program_.pieces[holder];
+      for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
+        if (!is_it(piece, piece.parameters[p].parameter)) continue;
+        const Copy copy{holder, stage_of(holder), p};
+        tied(copy).tied = number;
+        if (std::none_of(copies.begin(), copies.end(), [&](const Copy& c) { return c.stage == copy.stage; })) {
+          copies.push_back(copy);
+          continue;
+        }
+        piece.tensors[tied(copy).parameter].shared = true;
+        if (tied(copy).gradient != kNoTensor) piece.tensors[tied(copy).gradient].shared = true;
+      }
+    }
+    const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };
+    if (copies.size() < 2 || std::all_of(copies.begin(), copies.end(), is_frozen)) return;
+    std::vector<std::uint16_t>& stages = program_.stage_groups.emplace_back();
+    for (const Copy& c : copies) stages.push_back(c.stage);
+    std::sort(stages.begin(), stages.end());
+    for (const Copy& c : copies) {
+      Piece& piece = program_.pieces[c.piece];
+      Op sum = communication(OpKind::all_reduce, name, Stream::pipeline_communication, {}, tied(c).gradient,
+                             tied(c).gradient);
+      sum.phase = Phase::update;
+      sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
+      piece.update.ops.push_back(sum);
+      // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed optimizer
+      // has for shared embeddings.
+      if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
+    }
+  }
+
+  // One that no other parameter of the piece is in.
+  static std::uint8_t own_set(const Piece& piece, std::size_t parameter) {
+    bool alone = true;
+    std::uint8_t next = 0;
+    for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
+      const std::uint8_t set = piece.parameters[p].set;
+      if (p == parameter || piece.tensors[piece.parameters[p].parameter].shared) continue;
+      alone = alone && set != piece.parameters[parameter].set;
+      next = std::max<std::uint8_t>(next, static_cast<std::uint8_t>(set + 1));
+    }
+    return alone ? piece.parameters[parameter].set : next;
+  }
+
+  const Scenario& scenario_;
+  Program& program_;
+  std::vector<std::uint16_t> holders_;  // in model order
+};
 
 }  // namespace
 
@@ -156,19 +216,9 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
   for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
 
-  if (!scenario.model.vision()) tie_embeddings(scenario, program);
+  if (!scenario.model.vision()) Ties(scenario, program).tie();
   if (program.schedule.split_backward)
     for (Piece& piece : program.pieces) split_weight_gradients(piece);
-
-  program.boundary_bytes = 0;
-  if (stages * chunks > 1)
-    for (const Piece& piece : program.pieces)
-      if (is_layer(piece)) {
-        double bytes = static_cast<double>(piece.tensors[piece.output].bytes());
-        for (const SideStream& side : piece.sides)
-          if (side.input != kNoTensor) bytes += static_cast<double>(piece.tensors[side.input].bytes());
-        program.boundary_bytes = std::max(program.boundary_bytes, bytes);
-      }
 }
 
 void disable(Plan& plan) { plan.pipeline = {}; }

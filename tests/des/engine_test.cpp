@@ -362,7 +362,7 @@ HandmadeProgram three_blocking_micro_batches() {
     p.pieces[stage].kernel(p.pieces[stage].piece.forward, stage == 0 ? 10 : 1);
     p.pieces[stage].kernel(p.pieces[stage].piece.backward, stage == 0 ? 10 : 1);
   }
-  p.program.boundary_bytes = kNicRate;
+  p.hand_on(kNicRate);
   pipeline_parallel::build_schedule(ScheduleKind::one_f_one_b, 2, 1, 3, p.program.schedule);
   p.program.schedule.blocking_transfers = true;
   p.finish();
@@ -442,7 +442,7 @@ TEST(SlowDevice, TheOthersWaitForIt) {
 TEST(SlowDevice, TheTimelineIsOfTheSlowOne) {
   HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}, {MeshAxis::pp, 2}}));
   for (const std::size_t stage : {0, 1}) p.pieces[stage].kernel(p.pieces[stage].piece.forward, 10);
-  p.program.boundary_bytes = 1;
+  p.hand_on(1);
   p.finish();
   for (const std::int64_t slow : {1, 3}) {
     const Report r = run_program(ideal_cluster(4), p.program, {slow_device(slow, 0.5)}, {.timeline = true});
@@ -453,6 +453,52 @@ TEST(SlowDevice, TheTimelineIsOfTheSlowOne) {
     EXPECT_NEAR(seconds[0], slow == 1 ? 20 : 10, 1e-8);
     EXPECT_NEAR(seconds[1], slow == 3 ? 20 : 10, 1e-8);
   }
+}
+
+// Ranks of the next stage that nothing but the order tells apart.
+TEST(SlowDevice, DelaysWhoeverFollowsEvenIfNothingIsHandedOn) {
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}, {MeshAxis::pp, 2}}));
+  for (const std::size_t stage : {0, 1}) p.pieces[stage].kernel(p.pieces[stage].piece.forward, 10);
+  p.finish();
+  for (const std::int64_t slow : {0, 1, 2, 3})
+    EXPECT_NEAR(run_program(ideal_cluster(4), p.program, {slow_device(slow, 0.5)}).step_seconds, 10 + 20, 1e-8) << slow;
+}
+
+// Stages send what crosses between them: here nothing to the second, ten seconds' worth to the third.
+TEST(Agreement, EachBorderTakesTheTimeOfWhatCrossesIt) {
+  HandmadeProgram p(mesh_of({{MeshAxis::pp, 3}}));
+  for (Handmade& piece : p.pieces) piece.kernel(piece.piece.forward, 1);
+  p.hand_on(10 * kNicRate);
+  p.pieces[1].piece.input = p.pieces[1].piece.input_gradient = kNoTensor;
+  const Report r = run_program(ideal_cluster(3), p.finish());
+  EXPECT_NEAR(r.step_seconds, 3 + 10 + 10, 1e-8) << "and the gradient's way back";
+  EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
+}
+
+// A sum over three of four stages: their ranks wait for the last of them, the fourth stage does not.
+TEST(Agreement, StagesThatHoldOneParameterSumItTogether) {
+  HandmadeProgram p(mesh_of({{MeshAxis::pp, 4}}));
+  p.program.stage_groups = {{0, 1, 3}};
+  for (std::size_t s = 0; s < 4; ++s) {
+    Handmade& piece = p.pieces[s];
+    piece.kernel(piece.piece.forward, 1);
+    piece.kernel(piece.piece.backward, 1);
+    if (s == 2) continue;
+    Op sum;
+    sum.kind = OpKind::all_reduce;
+    sum.name = "sum";
+    sum.stream = Stream::pipeline_communication;
+    sum.phase = Phase::update;
+    sum.reads[0] = sum.writes[0] = piece.tensor(static_cast<std::int64_t>(3 * kNicRate), Category::gradient, true);
+    sum.stages = 1;
+    piece.piece.update.ops.push_back(sum);
+    piece.kernel(piece.piece.update, s == 3 ? 10 : 1).phase = Phase::update;
+  }
+  // A ring of three sends 2 x 2/3 of the bytes over each NIC.
+  const Report r = run_program(ideal_cluster(4), p.finish());
+  EXPECT_NEAR(r.step_seconds, 4 + 4 + 4 + 10, 1e-8);
+  EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
+  EXPECT_NEAR(r.stages[0].time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)], 4, 1e-8);
 }
 
 TEST(SlowDevice, OnlyWhileItLasts) {

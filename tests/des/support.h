@@ -177,6 +177,15 @@ struct HandmadeProgram {
     piece.piece.forward.ops.push_back(op);
     return piece.piece.forward.ops.back();
   }
+  // So many bytes cross each border between stages, both ways.
+  void hand_on(double bytes) {
+    for (std::size_t s = 0; s < pieces.size(); ++s) {
+      Handmade& piece = pieces[s];
+      const auto tensor = [&] { return piece.tensor(static_cast<std::int64_t>(bytes)); };
+      if (s > 0) piece.piece.input = tensor(), piece.piece.input_gradient = tensor();
+      if (s + 1 < pieces.size()) piece.piece.output = tensor(), piece.piece.output_gradient = tensor();
+    }
+  }
   const Program& finish() {
     program.pieces.clear();
     program.stages.clear();

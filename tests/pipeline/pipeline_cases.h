@@ -46,7 +46,7 @@ struct Costs {
 inline Costs uniform_costs(const Schedule& schedule, double f, double b, double w = 0, double hop = 0) {
   const std::size_t p = schedule.stages.size(), v = static_cast<std::size_t>(schedule.chunks);
   const ChunkSeconds seconds{SlotSeconds{f, f, f}, SlotSeconds{b, b, b}, SlotSeconds{w, w, w}};
-  return {std::vector<std::int32_t>(p, 0), std::vector<ChunkSeconds>(v, seconds), std::vector<double>(p, hop)};
+  return {std::vector<std::int32_t>(p, 0), std::vector<ChunkSeconds>(v, seconds), std::vector<double>(p * v, hop)};
 }
 
 inline PipelineClock clock_of(const Schedule& schedule, const Costs& costs) {

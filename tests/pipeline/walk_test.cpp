@@ -32,7 +32,7 @@ Costs random_costs(Random& random, std::int64_t p, std::int64_t v) {
   }
   const int hops = static_cast<int>(pick(random, 3));  // none, all the same, all different
   const double hop = draw() / 4;
-  for (std::int64_t s = 0; s < p; ++s) costs.hops.push_back(hops == 0 ? 0 : hops == 1 ? hop : draw() / 2);
+  for (std::int64_t q = 0; q < p * v; ++q) costs.hops.push_back(hops == 0 ? 0 : hops == 1 ? hop : draw() / 2);
   return costs;
 }
 
@@ -199,7 +199,7 @@ TEST(Walk, NeverGetsFasterByLongerTransfersOrSlots) {
     schedule.blocking_transfers = pick(random, 2);
     Costs costs = random_costs(random, p, v);
     const double before = clock_of(schedule, costs).makespan;
-    costs.hops[pick(random, p)] += 0.5;
+    costs.hops[pick(random, p * v)] += 0.5;
     const double longer_hop = clock_of(schedule, costs).makespan;
     EXPECT_GE(longer_hop, before * (1 - 1e-12)) << name_of(kind);
     costs.seconds[pick(random, std::ssize(costs.seconds))][pick(random, 3)].usual += 0.5;

@@ -462,6 +462,38 @@ TEST(Check, SetsAreDividedAsTheySay) {
   }
 }
 
+TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
+  enum How { kRight, kMissing, kTwice, kOfOtherStages, kOfOthersToo, kBehindAKernel, kOfAnotherSize };
+  for (const How how : {kRight, kMissing, kTwice, kOfOtherStages, kOfOthersToo, kBehindAKernel, kOfAnotherSize}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.piece().parameters[0].tied = 1;
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    if (how == kBehindAKernel) s.op(OpKind::scale, {gradients}, {gradients}, &Piece::update);
+    for (int times = how == kMissing ? 0 : how == kTwice ? 2 : 1; times > 0; --times)
+      s.collective(OpKind::all_reduce, how == kOfOthersToo ? s.tp() : MeshGroup{}, gradients, gradients, &Piece::update)
+          .stages = how == kOfOtherStages ? 2 : 1;
+    s.adam(gradients, parameters);
+    Program& p = s.program;
+    p.pieces.push_back(p.pieces[0]);
+    if (how == kOfAnotherSize)  // and all that belongs to it
+      for (const TensorId id : {parameters, gradients, s.piece().parameters[0].parameter, s.piece().parameters[0].gradient})
+        p.pieces[1].tensors[id].sizes[0] = 8;
+    p.pieces.emplace_back().name = "between";
+    p.stages = {{{{{0, 1}}}}, {{{{2, 1}}}}, {{{{1, 1}}}}};
+    p.schedule.position = {0, 1, 2};
+    p.schedule.chunks = 1;
+    p.stage_groups = {{0, 2}, {0, 1, 2}};
+    const auto breaks = [&](const char* words) { expect_breaks(Rule::summed_over_holders, s, words); };
+    if (how == kRight) expect_proven(s);
+    if (how == kMissing) breaks(R"(the gradient of "w" is not summed over the stages that hold it)");
+    if (how == kTwice) breaks(R"(the gradient of "w" owes no sum over stages)");
+    if (how == kOfOtherStages) breaks(R"(the gradient of "w" is summed over other stages than those that hold it)");
+    if (how == kOfOthersToo || how == kBehindAKernel) breaks("behind the update's reductions");
+    if (how == kOfAnotherSize) breaks(R"("gradients" [-] is summed with [-] of 6 elements of another stage)");
+  }
+}
+
 TEST(Check, TheNormIsOfAllGradients) {
   for (const bool good : {true, false}) {
     Small s;

@@ -1325,7 +1325,7 @@ TEST(Mutants, AreCaughtByTheCheckOrByTheNumbers) {
         for (std::size_t i = 0; i < (right.pieces[p].*block).ops.size(); ++i) {
           const Piece& piece = right.pieces[p];
           const Op& op = (piece.*block).ops[i];
-          if (!is_communication(op.kind) || op.group.empty() || !is_read(piece, op.writes[0])) continue;
+          if (!is_communication(op.kind) || op.is_alone() || !is_read(piece, op.writes[0])) continue;
           const auto at = static_cast<std::ptrdiff_t>(i);
           Program mutant = right;
           std::vector<Op>& ops = (mutant.pieces[p].*block).ops;

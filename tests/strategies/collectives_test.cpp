@@ -1,11 +1,18 @@
 // Do strategies insert the communication that their papers prescribe?
+#include <gmock/gmock.h>
+
 #include <algorithm>
 
+#include "sim/program/borders.h"
 #include "sim/program/rewrite.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
 namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::IsEmpty;
 
 double communicated(const Block& block, const Piece& piece, OpKind kind) {
   double total = 0;
@@ -601,20 +608,87 @@ TEST(Offload, CopiesInTheUpdateWhatIsSummedThere) {
   EXPECT_EQ(copy_down(piece_named(p, "layer")).changes_after, 0);
 }
 
+// The only sum over stages of a piece.
+const Op* stage_sum(const Piece& piece) {
+  const Op* found = nullptr;
+  for (const Op& op : piece.update.ops)
+    if (op.stages != 0) {
+      EXPECT_EQ(found, nullptr);
+      found = &op;
+    }
+  return found;
+}
+
+// What a forward sends from each position to the next; the backward sends as much back.
+std::vector<double> bytes_sent(const Program& p) {
+  Borders borders;
+  borders.find(p);
+  std::vector<double> sent;
+  for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
+    sent.push_back(borders[q].forward_bytes());
+    EXPECT_DOUBLE_EQ(borders[q].backward_bytes(), sent.back());
+  }
+  return sent;
+}
+
 TEST(Pipeline, TiedEmbeddingsAreSummedBetweenTheEnds) {
   Scenario s = megatron_22b();
   s.cluster = read_cluster({{"node", "dgx-a100"}, {"nodes", 4}}, {});
   s.plan.batch.micro_batch_size = 1;
   Program p;
   lower(s, p);
-  EXPECT_EQ(p.tied_embedding_bytes, 0);  // one stage holds the table once
+  EXPECT_THAT(p.stage_groups, IsEmpty()) << "one stage holds the table once";
   s.plan.pipeline.degree = 4;
   lower(s, p);
-  EXPECT_DOUBLE_EQ(p.tied_embedding_bytes, 51200.0 / 8 * 6144 * 4);
-  EXPECT_DOUBLE_EQ(p.boundary_bytes, 1.0 * 2048 * 6144 * 2);
+  EXPECT_THAT(p.stage_groups, ElementsAre(ElementsAre(0, 3)));
+  for (const char* end : {"embedding", "head"}) {
+    const Piece& piece = piece_named(p, end);
+    const Op* sum = stage_sum(piece);
+    ASSERT_NE(sum, nullptr) << end;
+    EXPECT_DOUBLE_EQ(bytes(*sum, piece.tensors), 51200.0 / 8 * 6144 * 4);
+  }
+  EXPECT_EQ(stage_sum(piece_named(p, "layer")), nullptr);
+  EXPECT_THAT(bytes_sent(p), Each(1.0 * 2048 * 6144 * 2));
   s.plan.tensor.sequence_parallel = true;
   lower(s, p);
-  EXPECT_DOUBLE_EQ(p.boundary_bytes, 1.0 * 2048 * 6144 * 2 / 8);
+  EXPECT_THAT(bytes_sent(p), Each(1.0 * 2048 * 6144 * 2 / 8));
+}
+
+// Divided, both ends have to divide the table alike: in buffers of its own.
+TEST(Pipeline, ATiedTableThatIsShardedHasASetOfItsOwn) {
+  Scenario s = megatron_22b();
+  s.cluster = read_cluster({{"node", "dgx-a100"}, {"nodes", 8}}, {});
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.pipeline.degree = 4;
+  s.plan.data.degree = 2;
+  Program p;
+  for (const std::int64_t stage : {0, 1, 2, 3}) {
+    s.plan.data.zero_stage = stage;
+    s.plan.data.reduce_gradients =
+        stage >= 2 ? data_parallel::Reduction::every_micro_batch : data_parallel::Reduction::once;
+    lower(s, p);
+    for (const char* end : {"embedding", "head"}) {
+      const Piece& piece = piece_named(p, end);
+      const Op* sum = stage_sum(piece);
+      ASSERT_NE(sum, nullptr) << end;
+      const double table = 51200.0 / 8 * 6144 * 4;
+      EXPECT_DOUBLE_EQ(bytes(*sum, piece.tensors), stage < 2 ? table : table / 2) << stage;
+      EXPECT_EQ(piece.sets.size(), stage == 0 ? 1u : 2u) << stage;
+    }
+  }
+}
+
+// An encoder's first stage, the decoder's, and the head's each have a copy of one table.
+TEST(Pipeline, AllStagesThatHoldATableSumIt) {
+  Scenario s = scenario_of("t5-large", "dgx-a100", 1);
+  s.workload = {512, 128, 8};
+  s.plan.pipeline.degree = 4;
+  Program p;
+  lower(s, p);
+  EXPECT_THAT(p.stage_groups, ElementsAre(ElementsAre(0, 2, 3)));
+  s.plan.pipeline.degree = 2;
+  lower(s, p);
+  EXPECT_THAT(p.stage_groups, ElementsAre(ElementsAre(0, 1))) << "the decoder's is the head's";
 }
 
 // Between decoder stages goes the encoder's output beside the residual stream: all layers read it.
@@ -626,10 +700,11 @@ TEST(Pipeline, StagesOfAnEncoderDecoderHandOnItsMemory) {
   lower(s, p);
   // Residual streams of 1,024 in bf16; a stack's table of 32 buckets for 16 heads goes along.
   const double encoder = 512.0 * 1024 * 2, decoder = 128.0 * 1024 * 2, table = 32.0 * 16 * 2;
-  EXPECT_DOUBLE_EQ(p.boundary_bytes, std::max(encoder + table, decoder + encoder + table));
-  s.workload = {512, 512, 8};
+  EXPECT_THAT(bytes_sent(p), ElementsAre(encoder + table, encoder, decoder + encoder + table));
+  s.plan.pipeline.degree = 2;
+  s.plan.pipeline.virtual_stages = 2;
   lower(s, p);
-  EXPECT_DOUBLE_EQ(p.boundary_bytes, 2 * encoder + table);
+  EXPECT_THAT(bytes_sent(p), ElementsAre(encoder + table, encoder, decoder + encoder + table));
 }
 
 TEST(Pipeline, ZeroBubbleRunsWeightGradientsApart) {

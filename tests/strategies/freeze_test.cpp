@@ -228,7 +228,7 @@ TEST(Freeze, FreezesATiedTableInTheHeadAsWell) {
   for (const std::int64_t stages : {1, 2}) {
     s.plan.pipeline.degree = stages;
     const Program p = lowered_and_proven(s);
-    EXPECT_EQ(p.tied_embedding_bytes, 0);
+    EXPECT_TRUE(p.stage_groups.empty());
     const Piece& head = p.pieces[p.line.back().piece];
     ASSERT_EQ(head.sets.size(), stages == 1 ? 1u : 2u);
     EXPECT_FALSE(head.sets[0].frozen());

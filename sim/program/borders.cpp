@@ -1,0 +1,45 @@
+#include "sim/program/borders.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace orrery {
+
+void Borders::find(const Program& program) {
+  const std::size_t positions = program.schedule.position.size();
+  stage_at_.resize(positions);
+  chunk_at_.resize(positions);
+  borders_.resize(positions);
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    for (std::size_t c = 0; c < program.stages[s].size(); ++c) {
+      const auto q = static_cast<std::size_t>(program.schedule.position_of(s, c));
+      stage_at_[q] = static_cast<std::int32_t>(s);
+      chunk_at_[q] = &program.stages[s][c];
+    }
+  Border crossing;  // in front of what has been seen
+  for (std::size_t q = positions; q-- > 0;) {
+    borders_[q] = crossing;
+    for (auto run = chunk_at_[q]->runs.rbegin(); run != chunk_at_[q]->runs.rend(); ++run) {
+      const Piece& piece = program.pieces[run->piece];
+      const auto take = [&](std::size_t stream, TensorId forward, TensorId backward) {
+        crossing.forward[stream] = &piece.tensors[forward];
+        crossing.backward[stream] = backward == kNoTensor ? nullptr : &piece.tensors[backward];
+      };
+      if (piece.output != kNoTensor) crossing.forward[0] = crossing.backward[0] = nullptr;  // what is behind takes this
+      if (piece.input != kNoTensor) take(0, piece.input, piece.input_gradient);
+      for (std::size_t s = 0; s < kSideStreams; ++s) {
+        const SideStream& side = piece.sides[s];
+        if (side.output != kNoTensor) crossing.forward[1 + s] = crossing.backward[1 + s] = nullptr;  // it begins here
+        if (side.input != kNoTensor) take(1 + s, side.input, side.input_gradient);
+      }
+    }
+  }
+}
+
+std::int32_t Borders::behind_stage(std::size_t position) const {
+  const std::int32_t from = stage_at(position), to = stage_at(position + 1);
+  // From the last stage to the first, unless they are neighbours anyway.
+  return std::abs(from - to) == 1 ? std::min(from, to) : std::max(from, to);
+}
+
+}  // namespace orrery
