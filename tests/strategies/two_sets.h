@@ -2,6 +2,7 @@
 // own.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 #include <vector>
@@ -18,12 +19,19 @@ using ShardingRule = Shardings (*)(const Mesh& mesh, const data_parallel::Shardi
 
 inline void divide_into_two_sets(const Scenario&, Program& program) {
   for (Piece& piece : program.pieces) {
-    bool matrices = false;
-    for (const ParameterGradient& p : piece.parameters) {
-      const Tensor& t = piece.tensors[p.parameter];
-      matrices = matrices || (t.rank > 1 && !t.shared);
-    }
-    for (ParameterGradient& p : piece.parameters) p.set = matrices && piece.tensors[p.parameter].rank < 2 ? 1 : 0;
+    // What stages sum with others keeps a set of its own.
+    const auto is_summed = [&](const ParameterGradient& p) {
+      return std::ranges::any_of(piece.update.ops,
+                                 [&](const Op& op) { return op.stages != 0 && op.reads[0] == p.gradient; });
+    };
+    const bool any_summed = std::ranges::any_of(piece.parameters, is_summed);
+    const auto is_of_first = [&](const ParameterGradient& p) {
+      return any_summed ? is_summed(p) : piece.tensors[p.parameter].rank > 1;
+    };
+    const bool first = std::ranges::any_of(piece.parameters, [&](const ParameterGradient& p) {
+      return is_of_first(p) && !piece.tensors[p.parameter].shared;
+    });
+    for (ParameterGradient& p : piece.parameters) p.set = first && !is_of_first(p) ? 1 : 0;
   }
 }
 
