@@ -88,7 +88,7 @@ std::vector<PlanKind> plan_kinds() {
       {"pipeline", pipelines, 0.1, 3},
       {"pipeline, ZeRO-1", with(pipelines, zero1), 0.1, 2.5},
       {"pipeline, ZeRO-2", with(pipelines, zero2), 0.3, 12},
-      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.7, 15},
+      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.7, 17.5},
   };
 }
 
