@@ -27,7 +27,8 @@ struct ModelPieces {
   std::vector<Run> runs;                 // in model order; `piece` indexes *pieces
 };
 
-// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of layers.
+// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of
+// layers.
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
 

@@ -299,7 +299,8 @@ void Rank::find_counted(Instance& instance, std::size_t set) const {
       }
     } else if (!elsewhere && first < last) {
       for (std::int64_t e = first; e < last; ++e)
-        if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.views[plan.held[set].gradients].at(e));
+        if (!is_behind_query_heads(t, e - begin))
+          counted.scattered.push_back(plan.views[plan.held[set].gradients].at(e));
     }
     begin += t.elements();
   }

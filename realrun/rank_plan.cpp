@@ -59,7 +59,8 @@ void Rank::plan_piece(const Piece& piece, PiecePlan& plan) {
     for (const Op& op : (piece.*block).ops)
       if (op.kind == OpKind::gradient_norm) plan.of_norm[plan.views[op.writes[0]].root] = true;
   for (const ParameterSet& set : piece.sets)
-    plan.held.push_back({set.own_parameters, set.own_gradients, position_.begin(piece.tensors[set.own_parameters], 0), 0});
+    plan.held.push_back(
+        {set.own_parameters, set.own_gradients, position_.begin(piece.tensors[set.own_parameters], 0), 0});
   for (const ParameterGradient& p : piece.parameters)
     if (!piece.tensors[p.parameter].shared) plan.held.at(p.set).elements += piece.tensors[p.parameter].elements();
   find_packed_gradients(plan);
@@ -117,7 +118,8 @@ void Rank::find_packed_gradients(PiecePlan& plan) const {
       if (partial != packing.gradients.end() && *partial != p.gradient) {
         // Packed as many rows as the sequence has, of a table that may have more.
         elements[p.set] -= t.elements();
-        elements[p.set] += piece.tensors[*partial].elements() * program_.mesh.size(piece.tensors[*partial].divided_over());
+        elements[p.set] +=
+            piece.tensors[*partial].elements() * program_.mesh.size(piece.tensors[*partial].divided_over());
       }
       begin += t.elements();
     }

@@ -169,7 +169,10 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
       LineStart start;
       if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
       clock.run(line, kOnly, kernels.overlap_slowdown, true,
-                part == UpdatePart::gradients ? c.gradients : part == UpdatePart::norm ? c.norm : c.update, true, start);
+                part == UpdatePart::gradients ? c.gradients
+                : part == UpdatePart::norm    ? c.norm
+                                              : c.update,
+                true, start);
     }
   }
 }
@@ -307,8 +310,8 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
 void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
   borders.find(program);
   hops.assign(borders.size(), 0);
-  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border, and
-  // most hand on alike.
+  // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border,
+  // and most hand on alike.
   const std::int64_t stride = program.mesh.stride(MeshAxis::pp), per_node = cluster.node.devices;
   leaves_node.resize(program.stages.size());
   std::int64_t in_node = 0;  // place of the stage's first rank in its node

@@ -3,16 +3,16 @@
 // until it repeats. Cost does not grow with the data-parallel replicas, nor with equal layers.
 //
 // The step: the pipeline's slots (sim/analytical/block_clock.h gives their seconds, pipeline_walk.h their order); what
-// is left on asynchronous streams (gradient reduction); the parts of the update blocks (sim/program/step_end.h): sums over
-// stages, whose ranks wait for each other, the gradient norm, at which all stages meet, the optimizer. It ends when the
-// slowest stage ends.
+// is left on asynchronous streams (gradient reduction); the parts of the update blocks (sim/program/step_end.h): sums
+// over stages, whose ranks wait for each other, the gradient norm, at which all stages meet, the optimizer. It ends
+// when the slowest stage ends.
 //
 // Conventions of the report:
 //  - The bounding stage is the one that waits least for others; every stage's terms add up to step_seconds.
 //  busy_seconds
 //    is all but the bubble.
-//  - hfu counts the FLOPs of the kernels that run (stored scores unmasked) plus those of matmuls and attention of Phase::recompute. What a fused
-//    attention backward recomputes inside is not counted.
+//  - hfu counts the FLOPs of the kernels that run (stored scores unmasked) plus those of matmuls and attention of
+//    Phase::recompute. What a fused attention backward recomputes inside is not counted.
 //  - in_flight_micro_batches counts chunks: a micro-batch in flight in two chunks of a stage counts two.
 #pragma once
 

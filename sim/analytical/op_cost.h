@@ -36,8 +36,8 @@ class OpCostModel {
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
-  // device and its host run at the PCIe rate of the device, those from or to storage at its share of the NVMe rate, host
-  // kernels at its share of the host's memory rate. Throws InputError when the cluster lacks a rate.
+  // device and its host run at the PCIe rate of the device, those from or to storage at its share of the NVMe rate,
+  // host kernels at its share of the host's memory rate. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   // A collective op (not send, receive): one of its `count` launches.

@@ -12,7 +12,8 @@ struct Tables {
   std::mutex mutex;
   int count = 0;
   std::array<std::vector<std::int64_t>, kMostTables> owners;
-  std::array<std::atomic<const BlockTable*>, kMostTables> tables{};  // whoever has a number finds its table without lock
+  // Whoever has a number finds its table without the lock.
+  std::array<std::atomic<const BlockTable*>, kMostTables> tables{};
 };
 Tables& tables() {
   static Tables all;

@@ -294,7 +294,9 @@ constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass:
 constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }
 constexpr bool is_point_to_point(OpKind k) { return traits_of(k).op_class == OpClass::point_to_point; }
 // Of an optimizer's op and of a scale: where it reads the square of the global norm, if it clips by it.
-constexpr int norm_operand(OpKind k) { return k == OpKind::adam ? 4 : k == OpKind::sgd ? 3 : k == OpKind::scale ? 1 : -1; }
+constexpr int norm_operand(OpKind k) {
+  return k == OpKind::adam ? 4 : k == OpKind::sgd ? 3 : k == OpKind::scale ? 1 : -1;
+}
 constexpr bool is_communication(OpKind k) {
   return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
 }

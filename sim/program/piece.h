@@ -22,7 +22,8 @@ struct Block {
 struct ParameterGradient {
   TensorId parameter = kNoTensor, gradient = kNoTensor;  // none of a frozen parameter, which is not trained
   std::uint8_t set = 0;   // of Piece::sets
-  std::uint8_t tied = 0;  // equal numbers: one parameter of the model, which several pieces hold; 0: of this piece alone
+  // Equal numbers: one parameter of the model, which several pieces hold; 0: of this piece alone.
+  std::uint8_t tied = 0;
 };
 
 // The digits over which each of what a parameter set consists of is divided; none: whole on every rank.
@@ -32,8 +33,9 @@ struct ShardGroups {
 };
 
 // Parameters that share flat buffers, in which all of them lie in the order of Piece::parameters, and the groups over
-// which these are divided. The parameters themselves are views of the buffers, or of what a collective gathers from them
-// and scatters into them. A set is trained as a whole or frozen: then it has weights alone, no gradients and no states.
+// which these are divided. The parameters themselves are views of the buffers, or of what a collective gathers from
+// them and scatters into them. A set is trained as a whole or frozen: then it has weights alone, no gradients and no
+// states.
 struct ParameterSet {
   TensorId parameters = kNoTensor, gradients = kNoTensor;  // what this rank has of them all step long
   // What its optimizer works on: the same, or parts of them. Where a part begins is said by what it is divided over and

@@ -59,8 +59,8 @@ struct Program {
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 
-  // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the order
-  // of the lists.
+  // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the
+  // order of the lists.
   std::vector<std::vector<std::uint16_t>> stage_groups;
 
   Runtime runtime;

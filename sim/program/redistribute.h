@@ -10,8 +10,8 @@ namespace orrery {
 
 struct Redistribution {
   MeshGroup group;  // the least that has all parts; none: the layouts are the same
-  // Op::factor: so much of the tensor an all-to-all of equal parts would have, in which a rank sends as much as here the
-  // one that sends the most. Where every rank gives each other one as much, all of it.
+  // Op::factor: so much of the tensor an all-to-all of equal parts would have, in which a rank sends as much as here
+  // the one that sends the most. Where every rank gives each other one as much, all of it.
   double share = 0;
 };
 // From one layout of a tensor to another; nothing where they are not of the same whole, divided over the same digits.

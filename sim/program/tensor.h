@@ -14,7 +14,8 @@ namespace orrery {
 enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, int64, int32, uint8, fp4, int4 };
 inline constexpr int kDtypes = 9;
 
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 64, 32, 8, 4, 4};  // a local one is built in each call
+// Of the namespace: a local one is built in each call.
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 64, 32, 8, 4, 4};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
 // Of so many elements side by side: rounded up to whole bytes.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {

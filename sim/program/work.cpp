@@ -178,7 +178,8 @@ std::string name_of(Direction direction) { return std::string("copy_to_") + name
 double flops(const Op& op, std::span<const Tensor> tensors) {
   if (is_matmul(op.kind)) {
     const GemmShape g = gemm_shape(op, tensors);
-    return 2.0 * static_cast<double>(g.batch) * static_cast<double>(g.m) * static_cast<double>(g.n) * static_cast<double>(g.k);
+    return 2.0 * static_cast<double>(g.batch) * static_cast<double>(g.m) * static_cast<double>(g.n) *
+           static_cast<double>(g.k);
   }
   if (is_attention(op.kind)) {
     const AttentionShape s = attention_shape(op, tensors);

@@ -81,7 +81,8 @@ void headline(std::string& out, const Report& r, TableStyle style) {
                         seconds_text(r.expected->high_seconds), r.expected->comparable);
   line(out, "step time", seconds_text(r.step_seconds), remark(range));
   const auto too_much = [&](std::string_view label, double bytes, std::string_view where) {
-    if (bytes > 0) line(out, label, paint("DOES NOT FIT", Paint::bad, style), bytes_text(bytes) + " too much " + std::string(where));
+    if (bytes > 0)
+      line(out, label, paint("DOES NOT FIT", Paint::bad, style), bytes_text(bytes) + " too much " + std::string(where));
   };
   too_much("memory", r.memory_peak_bytes - r.memory_capacity_bytes, "on the fullest device");
   if (!r.host_memory.fits())

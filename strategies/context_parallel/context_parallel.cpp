@@ -243,7 +243,8 @@ void check_deal(const Scenario& scenario, std::int64_t ranks) {
     const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
                                std::to_string(length) + " tokens";
     if (&plan != &scenario.plan)
-      throw InputError({"", at + "context_parallel_balance"}, "\"zigzag\"", "another deal, or a degree whose " + blocks);
+      throw InputError({"", at + "context_parallel_balance"}, "\"zigzag\"",
+                       "another deal, or a degree whose " + blocks);
     throw InputError({"", "/plan/context_parallel"}, std::to_string(scenario.plan.context.degree),
                      "a degree whose " + blocks);
   });

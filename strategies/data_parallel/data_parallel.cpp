@@ -199,7 +199,8 @@ class Shard {
     for (std::size_t l = levels_.size(); l-- > 1;) {
       if (levels_[l].empty()) continue;
       const MeshGroup left = piece_.tensors[from].divided_over().without(levels_[l]);
-      const TensorId to = left == over_.weights ? set_.parameters : part(set_.parameters, left, "parameter_shard", true);
+      const TensorId to =
+          left == over_.weights ? set_.parameters : part(set_.parameters, left, "parameter_shard", true);
       Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, levels_[l],
                             from, to);
       if (options_.overlap_parameters) {
@@ -215,8 +216,8 @@ class Shard {
     }
   }
 
-  // Each block works on gathered copies of the weights. The forward's may serve the backward, too, and all micro-batches
-  // of the step; or the backward gathers what the forward has left it in a smaller group.
+  // Each block works on gathered copies of the weights. The forward's may serve the backward, too, and all
+  // micro-batches of the step; or the backward gathers what the forward has left it in a smaller group.
   void gather_parameters_in_blocks() {
     const TensorId forward_copy = gathered(piece_.forward, set_.parameters, over_.weights);
     if (!options_.reshard_after_forward) {  // kept for the backward

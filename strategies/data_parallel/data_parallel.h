@@ -29,7 +29,7 @@ struct Sharding {
   MeshGroup ranks;  // hold the same parameters: gradients are summed over them
   // weights within states; gradients as far as `reduced` goes, within states too and no less than weights.
   ShardGroups over;
-  MeshGroup reduced;         // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
+  MeshGroup reduced;  // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
   MeshGroup gathered_first;  // of over.weights' outer digits: a gather of its own, before the one over the rest
   bool keeps_parameters = false;  // gathered once a step
 };

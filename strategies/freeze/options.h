@@ -17,7 +17,8 @@ struct Options {
     v.field("freeze_embedding", embedding,
             "freeze: what stands before a stack's layers is not trained, tables of tokens and positions; nor is a head "
             "that is tied to them");
-    v.field("freeze_head", head, "freeze: what stands behind the last layer is not trained, final norm and output layer");
+    v.field("freeze_head", head,
+            "freeze: what stands behind the last layer is not trained, final norm and output layer");
   }
 };
 

@@ -70,9 +70,9 @@ void split_weight_gradients(Piece& piece) {
   std::vector<Op> regathered;
   for (const Op& gather : piece.backward.ops) {
     if (gather.kind != OpKind::all_gather) continue;
-    const bool read_later = std::any_of(piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end(), [&](const Op& op) {
-      return std::find(op.reads.begin(), op.reads.end(), gather.writes[0]) != op.reads.end();
-    });
+    const bool read_later = std::any_of(
+        piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end(),
+        [&](const Op& op) { return std::find(op.reads.begin(), op.reads.end(), gather.writes[0]) != op.reads.end(); });
     if (!read_later) continue;
     Op again = gather;
     again.phase = Phase::weight_gradient;
@@ -159,8 +159,8 @@ class Ties {
       sum.phase = Phase::update;
       sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
       piece.update.ops.push_back(sum);
-      // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed optimizer
-      // has for shared embeddings.
+      // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed
+      // optimizer has for shared embeddings.
       if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
     }
   }
@@ -192,7 +192,8 @@ void check(const Scenario& scenario) {
     throw InputError({"", part + std::string(limit.field)}, limit.found, limit.expected);
   };
   if (const auto limit = options_limit(options, scenario.model.total_layers())) fail(*limit);
-  if (const auto limit = schedule_limit(effective_schedule(options), options.degree, chunks_per_stage(options), micro_batches(scenario)))
+  if (const auto limit = schedule_limit(effective_schedule(options), options.degree, chunks_per_stage(options),
+                                        micro_batches(scenario)))
     fail(*limit);
 }
 

@@ -351,7 +351,8 @@ TEST(HandmadeStep, PeakMemoryIsWhatIsInFlightAtItsWorst) {
 // What three layers put on the host in two micro-batches, one at a time, beside what stays there; eight devices a node.
 TEST(HandmadeStep, TheHostIsFullAtAnInstantOfItsOwn) {
   Handmade h;
-  const TensorId a = h.kernel(h.piece.forward, 100).writes[0], down = h.copy(h.piece.forward, Stream::device_to_host, 100, {a}).writes[0];
+  const TensorId a = h.kernel(h.piece.forward, 100).writes[0],
+                 down = h.copy(h.piece.forward, Stream::device_to_host, 100, {a}).writes[0];
   h.kernel(h.piece.backward, 1, {down});
   const TensorId states = h.tensor(1000, Category::optimizer_state, true);
   h.piece.tensors[states].place = Place::host;
@@ -371,7 +372,8 @@ TEST(HandmadeStep, TheHostIsFullAtAnInstantOfItsOwn) {
   world.cluster.node.host_memory_bytes = 6599;
   const Report r = evaluate(world, p);
   EXPECT_FALSE(r.memory_fits);
-  EXPECT_THAT(r.notes, Contains(AllOf(HasSubstr("does not fit in host memory"), HasSubstr("/cluster/node/host_memory_bytes"))));
+  EXPECT_THAT(r.notes,
+              Contains(AllOf(HasSubstr("does not fit in host memory"), HasSubstr("/cluster/node/host_memory_bytes"))));
 }
 
 // NVMe or PCIe follows from where the bytes lie, whatever the stream.

@@ -303,7 +303,8 @@ TEST(Check, ARedistributionMovesWhatTwoDealsDoNotShare) {
   for (const int how : {0, 1, 2}) {  // right; none of it said to move; a deal that does not fit
     Small s;
     const std::int64_t size = how == 2 ? 5 : 6;
-    const TensorId x = s.input("x", {{size, Axis::sequence, s.cp()}}), y = s.tensor("y", {{size, Axis::sequence, s.cp()}});
+    const TensorId x = s.input("x", {{size, Axis::sequence, s.cp()}}),
+                   y = s.tensor("y", {{size, Axis::sequence, s.cp()}});
     s.piece().tensors[x].set_deal(0, Deal::zigzag);
     // Of zigzag blocks 0 and 3 of three positions rank 0 keeps the first.
     s.collective(OpKind::redistribute, s.cp(), x, y).factor = how == 1 ? 0 : 1;
@@ -477,7 +478,8 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
     Program& p = s.program;
     p.pieces.push_back(p.pieces[0]);
     if (how == kOfAnotherSize)  // and all that belongs to it
-      for (const TensorId id : {parameters, gradients, s.piece().parameters[0].parameter, s.piece().parameters[0].gradient})
+      for (const TensorId id :
+           {parameters, gradients, s.piece().parameters[0].parameter, s.piece().parameters[0].gradient})
         p.pieces[1].tensors[id].sizes[0] = 8;
     p.pieces.emplace_back().name = "between";
     p.stages = {{{{{0, 1}}}}, {{{{2, 1}}}}, {{{{1, 1}}}}};

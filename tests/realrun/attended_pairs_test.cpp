@@ -152,9 +152,11 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOfBlocksByATable) {
                                "4, [3, 0, 0, 2, 1, 3, 1, 2, 2, 1, 3, 0]"})
       for (const char* type : {"ring", "all_gather"}) {
         const std::string text(blocks);
-        expect_counted_as_seen(mask, R"({"context_parallel_type": ")" + std::string(type) + R"(", "context_parallel": )" +
-                                         text.substr(0, 1) + R"(, "context_parallel_balance": "table",
-                                         "context_parallel_blocks": )" + text.substr(3) + "}");
+        expect_counted_as_seen(mask, R"({"context_parallel_type": ")" + std::string(type) +
+                                         R"(", "context_parallel": )" + text.substr(0, 1) +
+                                         R"(, "context_parallel_balance": "table",
+                                         "context_parallel_blocks": )" +
+                                         text.substr(3) + "}");
       }
 }
 

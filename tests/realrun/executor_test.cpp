@@ -288,7 +288,8 @@ TEST(OneRank, TheLossScaleChangesNoNumber) {
                            R"("framework": "deepspeed", "optimizer_offload": true)",
                            R"("framework": "jax", "optimizer_offload": true)"})
     for (const char* clip : {"0", "0.1"}) {
-      Scenario scaled = tiny(R"({"plan": {"precision": "fp16", "clip_grad": )" + std::string(clip) + ", " + plan + "}}");
+      Scenario scaled =
+          tiny(R"({"plan": {"precision": "fp16", "clip_grad": )" + std::string(clip) + ", " + plan + "}}");
       const Execution large = execute(scaled, seeded(1));
       scaled.plan.precision.loss_scale = 1;
       const Execution none = execute(scaled, seeded(1));
@@ -370,7 +371,8 @@ const Layout kLayouts[] = {
     {"Momentum", R"({"data_parallel": 2, "zero_stage": 3, "optimizer": "sgd_momentum"})"},
 
     {"Hpz", R"({"data_parallel": 4, "zero_stage": 3, "zero_hpz_partition_size": 2})"},
-    {"HpzOddShards", R"({"data_parallel": 8, "zero_stage": 3, "zero_hpz_partition_size": 4, "reduce_gradients": "once"})",
+    {"HpzOddShards",
+     R"({"data_parallel": 8, "zero_stage": 3, "zero_hpz_partition_size": 4, "reduce_gradients": "once"})",
      R"({"hidden": 36, "ffn": 50})"},
     {"HpzHybrid",
      R"({"data_parallel": 8, "zero_stage": 3, "zero_shard_degree": 4, "zero_hpz_partition_size": 2, "prefetch": 0})"},
@@ -735,7 +737,8 @@ const Layout kLayouts[] = {
     {"AllGather4LlamaRecompute",
      R"({"context_parallel": 4, "context_parallel_type": "all_gather", "recompute": "full", "micro_batch_size": 2})",
      kLlama},
-    {"AllGather4Window", R"({"context_parallel": 4, "context_parallel_type": "all_gather"})", R"({"sliding_window": 3})"},
+    {"AllGather4Window", R"({"context_parallel": 4, "context_parallel_type": "all_gather"})",
+     R"({"sliding_window": 3})"},
     {"AllGather4Encoder", R"({"context_parallel": 4, "context_parallel_type": "all_gather"})", kEncoder},
     {"AllGather2Tensor4SharedKeys",
      R"({"context_parallel": 2, "context_parallel_type": "all_gather", "tensor_parallel": 4, "sequence_parallel": true})",
@@ -910,8 +913,8 @@ const Layout kLayouts[] = {
     {"FreezeDecoder",
      R"({"tensor_parallel": 2, "data_parallel": 2, "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})",
      kT5Gated},
-    {"FreezeDecoderPipeline", R"({"pipeline_parallel": 2, "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})",
-     kT5Gated},
+    {"FreezeDecoderPipeline",
+     R"({"pipeline_parallel": 2, "freeze_head": true, "layers": [{"from": 2, "freeze": true}]})", kT5Gated},
     {"HowCollectivesAndKernelsAreLaunched",
      R"({"data_parallel": 2, "cuda_graphs": true, "attention_kernel": "flash_attention_1", )"
      R"("collective_algorithm": "tree", "collective_protocol": "ll128"})"},
@@ -1097,9 +1100,9 @@ TEST(Layouts, BucketsAreFilledAcrossLayersOfSeveralPlans) {
     EXPECT_EQ(issued(layers), whole) << layers;
 }
 
-// The memory model and the executor read the same lives: at the peak a stage holds what is predicted, and, where kernels
-// take no parts of tensors, a gathered operand. (A table that ends of a stage share is not among these: what ZeRO-3
-// gathers of it, and its gradient, lives from one end to the other, which the prediction does not know.)
+// The memory model and the executor read the same lives: at the peak a stage holds what is predicted, and, where
+// kernels take no parts of tensors, a gathered operand. (A table that ends of a stage share is not among these: what
+// ZeRO-3 gathers of it, and its gradient, lives from one end to the other, which the prediction does not know.)
 TEST(Layouts, HoldWhatIsPredicted) {
   const std::set<std::string_view> names{
       "Replicas", "ReplicasSmallBuckets", "Zero1", "Zero1NoOverlap", "Zero2Once", "Zero3KeptOnce", "Tensor2",

@@ -630,7 +630,8 @@ class Builder {
   }
 
   void attentions() {
-    const Dim groups{n_, Axis::groups}, heads{2, Axis::group_heads}, dim{2 * n_, Axis::head_dim}, keys{n_ * 2, Axis::key_sequence};
+    const Dim groups{n_, Axis::groups}, heads{2, Axis::group_heads}, dim{2 * n_, Axis::head_dim},
+        keys{n_ * 2, Axis::key_sequence};
     for (const bool causal : {false, true}) {
       begin(attention, causal ? "causal" : "").causal = causal;
       read("q", {b_, s_, groups, heads, dim});
@@ -1165,7 +1166,8 @@ TEST(CollectiveRules, NoneIsWrongAndTheMissingOnesAreKnown) {
     const Values values = numbers(matrix);
     each([&](OpKind kind, MeshGroup group) {
       for (const Layout& from : layouts_of(matrix, mesh, true))
-        for (const Layout& to : layouts_of(matrix, mesh, false)) one(kind, group, "of a matrix", matrix, values, from, to);
+        for (const Layout& to : layouts_of(matrix, mesh, false))
+          one(kind, group, "of a matrix", matrix, values, from, to);
     });
 
     // Sequences that are dealt in other ways than contiguously: what comes together, and what changes its deal.

@@ -71,8 +71,8 @@ TEST(Metamorphic, RecomputationTradesTimeForMemory) {
   EXPECT_GT(reports[2].hfu, reports[2].mfu * 1.25);
 }
 
-// Sixteen ranks share a sequence over two nodes: exchanges belong inside a node, where they do not, a step is slower; who
-// exchanges alone is balanced whatever the deal, who has a ring is not.
+// Sixteen ranks share a sequence over two nodes: exchanges belong inside a node, where they do not, a step is slower;
+// who exchanges alone is balanced whatever the deal, who has a ring is not.
 TEST(Metamorphic, ExchangesBelongInsideANodeAndNeedNoDeal) {
   Scenario s = scenario_of("llama-3-8b", "hgx-a800", 2);
   s.workload = {81920, 0, 1};
@@ -308,7 +308,8 @@ TEST(Metamorphic, ZeroBubbleHoldsLittleMoreThanOneForwardOneBackward) {
 TEST(Metamorphic, OverlapNeverSlowsTheStepWhereKernelsDoNotInterfere) {
   Scenario s = gpt3_175b();
   s.cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 48}}, {});
-  for (bool* flag : {&s.plan.data.overlap_gradients, &s.plan.data.overlap_parameters, &s.plan.pipeline.overlap_transfers}) {
+  for (bool* flag :
+       {&s.plan.data.overlap_gradients, &s.plan.data.overlap_parameters, &s.plan.pipeline.overlap_transfers}) {
     *flag = true;
     const double with = simulate(s, false).step_seconds;
     *flag = false;

@@ -11,7 +11,8 @@ namespace orrery {
 namespace {
 
 void expect_sane(const Report& r, const std::string& what) {
-  for (double x : {r.step_seconds, r.tokens_per_second, r.mfu, r.hfu, r.memory_peak_bytes, r.model_flops_per_second_per_device}) {
+  for (double x :
+       {r.step_seconds, r.tokens_per_second, r.mfu, r.hfu, r.memory_peak_bytes, r.model_flops_per_second_per_device}) {
     ASSERT_TRUE(std::isfinite(x)) << what;
     ASSERT_GT(x, 0) << what;
   }
@@ -29,10 +30,12 @@ Scenario data_parallel_only(const Model& model, const Cluster& cluster) {
   Scenario s;
   s.model = model;
   s.cluster = cluster;
-  s.workload.sequence_length = model.vision() ? 0 : std::min<std::int64_t>(model.max_positions > 0 ? model.max_positions : 2048, 2048);
+  s.workload.sequence_length =
+      model.vision() ? 0 : std::min<std::int64_t>(model.max_positions > 0 ? model.max_positions : 2048, 2048);
   s.workload.global_batch_size = cluster.devices();
-  s.plan.precision.mix = cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::bf16)] > 0 ? precision::Mix::bf16
-                                                                                                        : precision::Mix::fp16;
+  s.plan.precision.mix = cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::bf16)] > 0
+                             ? precision::Mix::bf16
+                             : precision::Mix::fp16;
   return s;
 }
 

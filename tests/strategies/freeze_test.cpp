@@ -100,7 +100,8 @@ TEST(Freeze, SparesWeightGradientsAndTheBackwardBelowWhatIsTrained) {
   EXPECT_NEAR(upper_half.model.executed_flops_per_step / executed_products(upper_half), 1, 1e-12);
   // With the mask halved and in full what is spared is the same: all of it is linear.
   EXPECT_DOUBLE_EQ(all.model.flops_per_step - upper_half.model.flops_per_step, n * linear);
-  EXPECT_DOUBLE_EQ(all.model.flops_per_step_full_attention - upper_half.model.flops_per_step_full_attention, n * linear);
+  EXPECT_DOUBLE_EQ(all.model.flops_per_step_full_attention - upper_half.model.flops_per_step_full_attention,
+                   n * linear);
 
   // One kernel instead of stored scores counts alike.
   s.plan.framework.flash_attention = true;
@@ -111,7 +112,8 @@ TEST(Freeze, SparesWeightGradientsAndTheBackwardBelowWhatIsTrained) {
   s.plan.freeze.embedding = false;
   const Program flash_all = lowered_and_proven(s);
   for (const auto member : {&ModelWork::flops_per_step, &ModelWork::flops_per_step_full_attention})
-    EXPECT_NEAR((flash_all.model.*member - flash.model.*member) / (all.model.*member - lower_half.model.*member), 1, 1e-12);
+    EXPECT_NEAR((flash_all.model.*member - flash.model.*member) / (all.model.*member - lower_half.model.*member), 1,
+                1e-12);
 }
 
 // 2 bytes a frozen parameter; 18 of a trained one (bf16, gradients and states in fp32). No activations are kept where
@@ -149,7 +151,8 @@ TEST(Freeze, KeepsWeightsAlone) {
   const Program recomputed = lowered_and_proven(s);
   for_each_run(recomputed, [&](const Piece& piece, double) {
     if (std::string_view(piece.name) != "layer") return;
-    const bool repeats = std::ranges::any_of(piece.backward.ops, [](const Op& op) { return op.phase == Phase::recompute; });
+    const bool repeats =
+        std::ranges::any_of(piece.backward.ops, [](const Op& op) { return op.phase == Phase::recompute; });
     EXPECT_EQ(repeats, !piece.backward.ops.empty());
   });
 }
@@ -177,7 +180,8 @@ TEST(Freeze, ReducesWhatIsTrainedAndGathersWhatIsRead) {
       return std::array{reduced, gathered_forward, gathered_backward};
     };
     const Program whole = lowered_and_proven(s);
-    const double layer = elements_of(piece_named(whole, "layer")), embedding = elements_of(piece_named(whole, "embedding"));
+    const double layer = elements_of(piece_named(whole, "layer")),
+                 embedding = elements_of(piece_named(whole, "embedding"));
     const auto all = moved(whole);
     s.plan.freeze.embedding = true;
     s.plan.layers = {frozen_range(s, 0, 24)};

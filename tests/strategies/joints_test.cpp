@@ -1,4 +1,5 @@
-// Where layers are laid out differently, is what they hand on redistributed between them, and does that cost what moves?
+// Where layers are laid out differently, is what they hand on redistributed between them, and does that cost what
+// moves?
 #include "strategies/joints.h"
 
 #include <gmock/gmock.h>
@@ -100,10 +101,11 @@ TEST(ContextDeals, TablesThatDoNotFitAreRefusedAtTheirField) {
     std::vector<std::int64_t> blocks;
     const char* sentence;
   };
-  for (const Bad& bad : {Bad{{}, "found none, expected the rank of each block"},
-                         Bad{{0, 1, 2}, "found 3 blocks, expected a divisor of the sequence of 65536 tokens"},
-                         Bad{{0, 1, 2, 4}, "found 4, expected one of the ranks 0 to 3"},
-                         Bad{{1, 1, 2, 3}, "found 0 of 4 blocks for rank 0, expected as many for each of the 4 ranks"}}) {
+  for (const Bad& bad :
+       {Bad{{}, "found none, expected the rank of each block"},
+        Bad{{0, 1, 2}, "found 3 blocks, expected a divisor of the sequence of 65536 tokens"},
+        Bad{{0, 1, 2, 4}, "found 4, expected one of the ranks 0 to 3"},
+        Bad{{1, 1, 2, 3}, "found 0 of 4 blocks for rank 0, expected as many for each of the 4 ranks"}}) {
     for (const bool of_range : {false, true}) {
       Scenario s = divided("llama-3-8b", 4, "ring");
       if (of_range) s.plan.layers = {dealt(s, 3, 4, Balance::table)};
@@ -114,7 +116,8 @@ TEST(ContextDeals, TablesThatDoNotFitAreRefusedAtTheirField) {
         lowered_of(s);
         ADD_FAILURE() << bad.sentence;
       } catch (const InputError& error) {
-        EXPECT_EQ(error.where().pointer, std::string(of_range ? "/plan/layers/0/" : "/plan/") + "context_parallel_blocks");
+        EXPECT_EQ(error.where().pointer,
+                  std::string(of_range ? "/plan/layers/0/" : "/plan/") + "context_parallel_blocks");
         EXPECT_THAT(error.what(), HasSubstr(bad.sentence));
       }
     }
@@ -166,9 +169,11 @@ TEST(Redistribution, IsBetweenLayoutsOfOneWholeOverTheSameDigits) {
   }
   EXPECT_TRUE(redistribution(mesh, zigzag, zigzag)->group.empty());
   // What the first digit deals is cut by the second: all of it moves when the deal changes.
-  EXPECT_EQ(redistribution(mesh, tensor(4, cp | tp, Deal::zigzag, 8, {}), tensor(4, cp | tp, Deal::striped, 8, {}))->group,
-            cp | tp);
-  EXPECT_EQ(redistribution(mesh, tensor(4, cp | tp, Deal::zigzag, 8, {}), tensor(8, cp, Deal::zigzag, 4, tp))->group, tp);
+  EXPECT_EQ(
+      redistribution(mesh, tensor(4, cp | tp, Deal::zigzag, 8, {}), tensor(4, cp | tp, Deal::striped, 8, {}))->group,
+      cp | tp);
+  EXPECT_EQ(redistribution(mesh, tensor(4, cp | tp, Deal::zigzag, 8, {}), tensor(8, cp, Deal::zigzag, 4, tp))->group,
+            tp);
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(32, {}, Deal::contiguous, 8, {})));
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(16, tp, Deal::contiguous, 8, {})));
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(4, cp, Deal::zigzag, 8, {}))) << "another whole";
