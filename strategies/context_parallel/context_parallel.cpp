@@ -151,12 +151,18 @@ class Ring {
 
 // Of plans that deal by a table: it gives every rank as many blocks, which divide the sequence.
 void check_blocks(const Scenario& scenario, std::int64_t ranks, std::int64_t length) {
+  constexpr const char* kOnlyOfTables = "none unless context_parallel_balance is \"table\"";
   const auto fail = [](const std::string& at, const std::string& found, const std::string& expected) {
     throw InputError({"", at + "context_parallel_blocks"}, found, expected);
   };
   bool used = false;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (plan.context.balance != Balance::table) return;
+    if (plan.context.balance != Balance::table) {
+      // A range has those of the plan around it, for ranges that are dealt by them.
+      if (!plan.context.blocks.empty() && plan.context.blocks != scenario.plan.context.blocks)
+        fail(at, std::to_string(plan.context.blocks.size()) + " blocks", kOnlyOfTables);
+      return;
+    }
     used = true;
     if (ranks == 1) return;
     const std::vector<std::int64_t>& blocks = plan.context.blocks;
@@ -175,8 +181,7 @@ void check_blocks(const Scenario& scenario, std::int64_t ranks, std::int64_t len
              "as many for each of the " + std::to_string(ranks) + " ranks");
   });
   if (!used && !scenario.plan.context.blocks.empty())
-    fail("/plan/", std::to_string(scenario.plan.context.blocks.size()) + " blocks",
-         "none unless context_parallel_balance is \"table\"");
+    fail("/plan/", std::to_string(scenario.plan.context.blocks.size()) + " blocks", kOnlyOfTables);
 }
 
 std::int64_t length_of(const Scenario& scenario) {

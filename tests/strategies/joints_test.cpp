@@ -125,6 +125,17 @@ TEST(ContextDeals, TablesThatDoNotFitAreRefusedAtTheirField) {
   Scenario unused = divided("llama-3-8b", 4, "ring");
   unused.plan.context.blocks = {0, 1, 2, 3};
   EXPECT_THROW(lowered_of(unused), InputError);
+  // Of a range that does not say "table" as well.
+  unused.plan.context.blocks = {};
+  unused.plan.layers = {dealt(unused, 3, 4, Balance::striped)};
+  unused.plan.layers[0].plan.context.blocks = {0, 1, 2, 3};
+  try {
+    lowered_of(unused);
+    ADD_FAILURE();
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().pointer, "/plan/layers/0/context_parallel_blocks");
+    EXPECT_THAT(error.what(), HasSubstr("none unless context_parallel_balance is \"table\""));
+  }
 }
 
 // A table of the zigzag deal's blocks is the zigzag deal: the same pairs in every step, the same time.
