@@ -80,13 +80,18 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   const auto stage = static_cast<std::size_t>(classes[stage_class_of].first_stage);
   auto* own = &lines[stage_class_of * chunks];
+  // A slot k is of a chunk and a kind.
   const auto slots = chunks * kSlotKinds;
+  const auto chunk_of = [&](std::size_t k) -> const Chunk& { return program.stages[stage][k / kSlotKinds]; };
+  const auto lines_of = [&](std::size_t k) -> SlotLines& { return own[k / kSlotKinds][k % kSlotKinds]; };
+  const auto clock_behind = [&](FabricBacklog& backlog, std::size_t k, WhenSet when, LineResult& result) {
+    clock_line(program, chunk_of(k), static_cast<BlockKind>(k % kSlotKinds), when, result, {.backlog = &backlog});
+  };
   StreamsByLevel on_level{};
   bool leaves = false;
   for (std::size_t k = 0; k < slots; ++k) {
-    const LineResult& usual = own[k / kSlotKinds][k % kSlotKinds].usual;
-    leaves |= leaves_behind(usual);
-    for (const Run& run : program.stages[stage][k / kSlotKinds].runs)
+    leaves |= leaves_behind(lines_of(k).usual);
+    for (const Run& run : chunk_of(k).runs)
       for (std::size_t l = 0; l < kFabricLevels; ++l)
         on_level[l] |= pieces[run.piece].blocks[k % kSlotKinds].on_level[0][l];
   }
@@ -103,45 +108,38 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   backlogs.assign(slots, {});
   LineResult first;
   for (std::size_t k = 0; k < slots; ++k)
-    if (slot_before[k] != kNone && leaves_behind(own[k / kSlotKinds][k % kSlotKinds].usual))
-      clock_line(program, program.stages[stage][k / kSlotKinds], static_cast<BlockKind>(k % kSlotKinds), kUsual, first,
-                 {.backlog = &backlogs[k]});
+    if (slot_before[k] != kNone && leaves_behind(lines_of(k).usual)) clock_behind(backlogs[k], k, kUsual, first);
   // As many rounds as there are usual micro-batches, each behind the one before; the last of few stands for the rest.
   const std::int64_t usual_ones = std::max<std::int64_t>(n - 2, 1);
   std::vector<LineResult> sums(slots);
-  FabricBacklog backlog;
   for (std::int64_t round = 0, rounds = std::min<std::int64_t>(usual_ones, kRounds); round < rounds; ++round) {
     bool same = true;
     for (std::size_t k = 0; k < slots; ++k) {
       if (slot_before[k] == kNone) continue;
-      LineResult& usual = own[k / kSlotKinds][k % kSlotKinds].usual;
+      LineResult& usual = lines_of(k).usual;
       const double was = usual.seconds;
       backlogs[k] = backlogs[static_cast<std::size_t>(slot_before[k])];
-      clock_line(program, program.stages[stage][k / kSlotKinds], static_cast<BlockKind>(k % kSlotKinds), kUsual, usual,
-                 {.backlog = &backlogs[k]});
+      clock_behind(backlogs[k], k, kUsual, usual);
       same &= std::abs(usual.seconds - was) <= kSame * was;
     }
     const bool last = round + 1 == rounds || (same && round > 0);
     const auto times = static_cast<double>(last ? usual_ones - round : 1);
     for (std::size_t k = 0; k < slots; ++k)
-      add(sums[k], own[k / kSlotKinds][k % kSlotKinds].usual, times / static_cast<double>(usual_ones));
+      add(sums[k], lines_of(k).usual, times / static_cast<double>(usual_ones));
     if (last) break;
   }
-  for (std::size_t k = 0; k < slots; ++k)
-    if (slot_before[k] != kNone) own[k / kSlotKinds][k % kSlotKinds].usual = sums[k];
   for (std::size_t k = 0; k < slots; ++k) {
-    SlotLines& l = own[k / kSlotKinds][k % kSlotKinds];
-    WhenSet conditions = 0;
-    for (const Run& run : program.stages[stage][k / kSlotKinds].runs)
-      conditions |= pieces[run.piece].blocks[k % kSlotKinds].conditions;
     if (slot_before[k] == kNone) continue;
+    SlotLines& l = lines_of(k);
+    l.usual = sums[k];
+    WhenSet conditions = 0;
+    for (const Run& run : chunk_of(k).runs) conditions |= pieces[run.piece].blocks[k % kSlotKinds].conditions;
     if ((conditions & bit(When::last_micro_batch)) == 0) {
       l.last = l.usual;
       continue;
     }
-    backlog = backlogs[static_cast<std::size_t>(slot_before[k])];
-    clock_line(program, program.stages[stage][k / kSlotKinds], static_cast<BlockKind>(k % kSlotKinds), kLast, l.last,
-               {.backlog = &backlog});
+    FabricBacklog backlog = backlogs[static_cast<std::size_t>(slot_before[k])];
+    clock_behind(backlog, k, kLast, l.last);
   }
 }
 
