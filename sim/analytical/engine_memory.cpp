@@ -87,16 +87,18 @@ bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
   return any;
 }
 
-CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) const {
+CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto c = static_cast<std::size_t>(stage_class[stage]);
+  const StagePeak& peak = peaks[stage];
+  held_micro_batches.assign(chunks, {});
+  count_held(program.schedule, stage, peak.at, held_micro_batches);
   CategoryBytes bytes{};
   for (std::size_t k = 0; k < chunks; ++k) {
     const ChunkMemory& m = memory[c * chunks + k];
-    bytes = added(bytes, m.saved.at(place), static_cast<double>(peaks.in_flight[stage * chunks + k]));
-    bytes = added(bytes, m.kept.at(place), static_cast<double>(peaks.awaiting_weight_gradient[stage * chunks + k]));
+    bytes = added(bytes, m.saved.at(place), static_cast<double>(held_micro_batches[k].in_flight));
+    bytes = added(bytes, m.kept.at(place), static_cast<double>(held_micro_batches[k].awaiting_weight_gradient));
   }
-  const StagePeak& peak = peaks.stages[stage];
   return added(bytes, memory[c * chunks + peak.chunk].transient[index(peak.slot)].at(place));
 }
 
@@ -120,7 +122,6 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
 }
 
 void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const double framework = framework_bytes(program);
   const bool flying = find_peaks(program, Place::device);
   for (StageReport& stage : report.stages) stage.memory = {};
@@ -133,7 +134,7 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
       resident = device_bytes(c.resident);
     }
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
-    const double slots = flying ? peaks.stages[s].bytes : 0;
+    const double slots = flying ? peaks[s].bytes : 0;
     // Stages of a class differ in what is in flight; the fullest speaks for it.
     if (stage.memory.peak_bytes > 0 &&
         resident + std::max(slots, update) + framework <= stage.memory.peak_bytes - stage.memory.fragmentation_bytes)
@@ -149,8 +150,8 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
     m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes + m.fragmentation_bytes;
     stage.in_flight_micro_batches = 0;
     if (in_slot)
-      for (std::size_t k = 0; k < chunks; ++k)
-        stage.in_flight_micro_batches += static_cast<double>(peaks.in_flight[s * chunks + k]);
+      for (const HeldMicroBatches& of_chunk : held_micro_batches)
+        stage.in_flight_micro_batches += static_cast<double>(of_chunk.in_flight);
   }
   for (std::size_t i = 0; i < report.stages.size(); ++i) {
     if (report.stages[i].memory.peak_bytes <= report.memory_peak_bytes) continue;
@@ -175,7 +176,7 @@ void AnalyticalEngine::Rep::fill_shared(const Program& program, Place place, Sha
   for (std::size_t s = 0; s < program.stages.size(); ++s) {
     const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
     CategoryBytes bytes = added(c.resident.at(place), c.update_transient.at(place));
-    if (flying && peaks.stages[s].bytes > c.update_transient.in(place))
+    if (flying && peaks[s].bytes > c.update_transient.in(place))
       bytes = added(c.resident.at(place), bytes_at_peak(program, s, place));
     CategoryBytes& fullest = report.stages[static_cast<std::size_t>(stage_class[s])].memory.bytes.at(place);
     if (total(bytes) <= total(fullest)) continue;

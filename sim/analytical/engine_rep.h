@@ -73,8 +73,8 @@ struct AnalyticalEngine::Rep {
       : cluster(cluster_), kernels(kernels_), collectives(collectives_), costs(cluster_, kernels_, collectives_) {}
 
   // The steps of evaluate(), in order.
-  void prepare_pieces(const Program& program);
   void find_classes(const Program& program);
+  void prepare_pieces(const Program& program);
   void gather_while_waiting(const Program& program);
   void carry_backlogs(const Program& program, std::size_t stage_class);
   void clock_slots(const Program& program);
@@ -97,7 +97,7 @@ struct AnalyticalEngine::Rep {
   void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
   ChunkMemory chunk_memory(const Chunk& chunk) const;
   bool find_peaks(const Program& program, Place place);
-  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place) const;
+  CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place);
   void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
   double framework_bytes(const Program& program);
 
@@ -126,7 +126,8 @@ struct AnalyticalEngine::Rep {
   std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
   std::vector<double> hops;               // [position]
   PipelineClock pipeline;
-  PipelinePeaks peaks;
+  std::vector<StagePeak> peaks;        // by stage
+  std::vector<HeldMicroBatches> held_micro_batches;  // by chunk: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
   double step_seconds = 0;

@@ -104,19 +104,20 @@ struct StagePeak {
   double bytes = 0;
   SlotKind slot = SlotKind::forward;  // that runs at the peak, and its chunk
   std::uint16_t chunk = 0;
-};
-
-struct PipelinePeaks {
-  std::vector<StagePeak> stages;
-  // At the peak, [stage * chunks + chunk]: micro-batches between the start of their forward and the end of their
-  // backward; and those that wait for, or are in, their weight_gradient.
-  std::vector<std::int64_t> in_flight, awaiting_weight_gradient;
-  std::vector<std::int64_t> scratch;
+  std::size_t at = 0;  // which of the stage's slots it is, in their order
 };
 
 // The fullest instant of each stage. `bytes`: [class * chunks + chunk]. Does not depend on durations, as what a stage
 // holds changes with its own slots only. Cost: linear in segments, not in micro-batches.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
-                PipelinePeaks& out);
+                std::vector<StagePeak>& out);
+
+// Micro-batches of a chunk.
+struct HeldMicroBatches {
+  std::int64_t in_flight = 0;                 // between the start of their forward and the end of their backward
+  std::int64_t awaiting_weight_gradient = 0;  // that wait for, or are in, their weight_gradient
+};
+// While slot `at` of the stage runs; adds to `held`, by chunk. Linear in segments.
+void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held);
 
 }  // namespace orrery

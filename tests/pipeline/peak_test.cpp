@@ -6,16 +6,23 @@
 namespace orrery::pipeline_parallel {
 namespace {
 
-PipelinePeaks peaks_of(const Schedule& schedule, const ChunkBytes& bytes) {
+std::vector<StagePeak> peaks_of(const Schedule& schedule, const ChunkBytes& bytes) {
   const std::vector<std::int32_t> classes(schedule.stages.size(), 0);
   const std::vector<ChunkBytes> all(static_cast<std::size_t>(schedule.chunks), bytes);
-  PipelinePeaks peaks;
+  std::vector<StagePeak> peaks;
   peak_bytes(schedule, classes, all, peaks);
   return peaks;
 }
 
+// By chunk.
+std::vector<HeldMicroBatches> held_at(const Schedule& schedule, std::int64_t stage, std::size_t slot) {
+  std::vector<HeldMicroBatches> held(static_cast<std::size_t>(schedule.chunks));
+  count_held(schedule, stage, slot, held);
+  return held;
+}
+
 TEST(Peak, OfGpipeIsAllMicroBatches) {
-  for (const StagePeak& stage : peaks_of(schedule_of(ScheduleKind::gpipe, 4, 37), {.saved = 1}).stages)
+  for (const StagePeak& stage : peaks_of(schedule_of(ScheduleKind::gpipe, 4, 37), {.saved = 1}))
     EXPECT_EQ(stage.bytes, 37);
 }
 
@@ -23,10 +30,11 @@ TEST(Peak, OfGpipeIsAllMicroBatches) {
 TEST(Peak, OfOneFOneBIsPMinusStage) {
   for (std::int64_t p = 1; p <= 9; ++p)
     for (std::int64_t m = 1; m <= 20; ++m) {
-      const PipelinePeaks peaks = peaks_of(schedule_of(ScheduleKind::one_f_one_b, p, m), {.saved = 1});
+      const Schedule schedule = schedule_of(ScheduleKind::one_f_one_b, p, m);
+      const std::vector<StagePeak> peaks = peaks_of(schedule, {.saved = 1});
       for (std::int64_t s = 0; s < p; ++s) {
-        EXPECT_EQ(peaks.stages[s].bytes, std::min(m, p - s));
-        EXPECT_EQ(peaks.in_flight[s], std::min(m, p - s));
+        EXPECT_EQ(peaks[s].bytes, std::min(m, p - s));
+        EXPECT_EQ(held_at(schedule, s, peaks[s].at)[0].in_flight, std::min(m, p - s));
       }
     }
 }
@@ -37,10 +45,10 @@ TEST(Peak, OfInterleavedIsLargerByPMinusOneOverPV) {
     for (std::int64_t v = 2; v <= 5; ++v)
       for (std::int64_t groups = 2; groups <= 4; ++groups) {
         const Schedule schedule = schedule_of(ScheduleKind::interleaved, p, groups * p, v);
-        const PipelinePeaks peaks = peaks_of(schedule, {.saved = 1 / real(v)});
-        EXPECT_NEAR(peaks.stages[0].bytes, real(p) * (1 + real(p - 1) / real(p * v)), 1e-12) << "p=" << p << " v=" << v;
+        const std::vector<StagePeak> peaks = peaks_of(schedule, {.saved = 1 / real(v)});
+        EXPECT_NEAR(peaks[0].bytes, real(p) * (1 + real(p - 1) / real(p * v)), 1e-12) << "p=" << p << " v=" << v;
         std::int64_t chunks = 0;
-        for (std::int64_t c = 0; c < v; ++c) chunks += peaks.in_flight[c];
+        for (const HeldMicroBatches& held : held_at(schedule, 0, peaks[0].at)) chunks += held.in_flight;
         EXPECT_EQ(chunks, p * v + p - 1);
       }
 }
@@ -50,9 +58,8 @@ TEST(Peak, OfZbH1IsThatOfOneFOneB) {
   for (std::int64_t p = 1; p <= 9; ++p)
     for (std::int64_t m = p; m <= 3 * p; ++m) {
       const Schedule schedule = schedule_of(ScheduleKind::zb_h1, p, m);
-      const PipelinePeaks full = peaks_of(schedule, {.saved = 1, .kept = 1});
-      for (const StagePeak& stage : full.stages) EXPECT_EQ(stage.bytes, p);
-      EXPECT_EQ(peaks_of(schedule, {.saved = 1, .kept = 0.5}).stages[0].bytes, p);
+      for (const StagePeak& stage : peaks_of(schedule, {.saved = 1, .kept = 1})) EXPECT_EQ(stage.bytes, p);
+      EXPECT_EQ(peaks_of(schedule, {.saved = 1, .kept = 0.5})[0].bytes, p);
     }
 }
 
@@ -60,7 +67,7 @@ TEST(Peak, OfZbH1IsThatOfOneFOneB) {
 TEST(Peak, OfZbVIsThatOfOneFOneBOnEveryStage) {
   for (std::int64_t p = 1; p <= 9; ++p)
     for (std::int64_t m = 2 * p; m <= 4 * p; ++m)
-      for (const StagePeak& stage : peaks_of(schedule_of(ScheduleKind::zb_v, p, m), {.saved = 0.5, .kept = 0.5}).stages)
+      for (const StagePeak& stage : peaks_of(schedule_of(ScheduleKind::zb_v, p, m), {.saved = 0.5, .kept = 0.5}))
         EXPECT_EQ(stage.bytes, p) << "p=" << p << " m=" << m;
 }
 
@@ -80,7 +87,7 @@ TEST(Peak, OfSegmentsIsThatOfEverySlot) {
     for (std::int64_t s = 0; s < p; ++s) classes.push_back(static_cast<std::int32_t>(pick(random, 3)));
     for (ChunkBytes& b : bytes)
       b = {.saved = size(random), .kept = 2 * size(random), .transient = {size(random), size(random), size(random)}};
-    PipelinePeaks peaks;
+    std::vector<StagePeak> peaks;
     peak_bytes(schedule, classes, bytes, peaks);
     for (std::int64_t s = 0; s < p; ++s) {
       std::vector<double> in_flight(v), awaiting(v);
@@ -94,12 +101,13 @@ TEST(Peak, OfSegmentsIsThatOfEverySlot) {
         if (slot.kind == SlotKind::backward) --in_flight[slot.chunk], awaiting[slot.chunk] += schedule.split_backward;
         if (slot.kind == SlotKind::weight_gradient) --awaiting[slot.chunk];
       });
-      ASSERT_NEAR(peaks.stages[s].bytes, peak, 1e-9 * peak) << name_of(kind) << " p=" << p << " m=" << m << " s=" << s;
+      ASSERT_NEAR(peaks[s].bytes, peak, 1e-9 * peak) << name_of(kind) << " p=" << p << " m=" << m << " s=" << s;
       double explained =
-          bytes[classes[s] * v + peaks.stages[s].chunk].transient[static_cast<std::size_t>(peaks.stages[s].slot)];
+          bytes[classes[s] * v + peaks[s].chunk].transient[static_cast<std::size_t>(peaks[s].slot)];
+      const std::vector<HeldMicroBatches> held = held_at(schedule, s, peaks[s].at);
       for (std::int64_t c = 0; c < v; ++c)
-        explained += real(peaks.in_flight[s * v + c]) * bytes[classes[s] * v + c].saved +
-                     real(peaks.awaiting_weight_gradient[s * v + c]) * bytes[classes[s] * v + c].kept;
+        explained += real(held[c].in_flight) * bytes[classes[s] * v + c].saved +
+                     real(held[c].awaiting_weight_gradient) * bytes[classes[s] * v + c].kept;
       ASSERT_NEAR(explained, peak, 1e-9 * peak);
     }
   }
