@@ -295,6 +295,7 @@ struct ScenarioReader::Cache {
   Lines lines;
   std::int64_t clusters_met = 0;
   std::vector<JsonMember> members;
+  Line line;  // the last one: its strings keep their storage
 
   void begin_lines(const ScenarioSource& source);
 };
@@ -461,13 +462,13 @@ void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Sce
   scenario.plan = take_plan(reader, file);
 }
 
-std::optional<ScenarioReader::Line> ScenarioReader::read_line(std::string_view line, const ScenarioSource& source) {
+ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const ScenarioSource& source) {
   Cache& cache = *cache_;
-  if (!split_members(line, cache.members)) return std::nullopt;
+  if (!split_members(line, cache.members)) return nullptr;
   std::array<std::string_view, kParts> texts;
   try {
     cache.begin_lines(source);
-    if (cache.lines.other_sets) return std::nullopt;
+    if (cache.lines.other_sets) return nullptr;
     for (const JsonMember& member : cache.members) {
       const auto part = std::find(kPartNames.begin(), kPartNames.end(), member.key);
       if (part != kPartNames.end()) {
@@ -475,7 +476,7 @@ std::optional<ScenarioReader::Line> ScenarioReader::read_line(std::string_view l
         continue;
       }
       const auto comments = documentation_keys();
-      if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return std::nullopt;
+      if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return nullptr;
       parse_json(member.text, source.file);
     }
     // From a document of the part alone, after the sets that write it.
@@ -487,8 +488,7 @@ std::optional<ScenarioReader::Line> ScenarioReader::read_line(std::string_view l
       JsonReader reader(document, {source.file, ""});
       return take(reader);
     };
-    Line result;
-    Scenario& scenario = result.scenario;
+    Scenario& scenario = cache.line.scenario;
     scenario.model = cache.lines.models.get(texts[kModel], [&] {
       return read(kModel, [&](JsonReader& reader) { return take_model(reader, source.file); });
     });
@@ -497,16 +497,16 @@ std::optional<ScenarioReader::Line> ScenarioReader::read_line(std::string_view l
     });
     scenario.plan = cache.lines.plans.get(
         texts[kPlan], [&] { return read(kPlan, [&](JsonReader& reader) { return take_plan(reader, source.file); }); });
-    std::tie(scenario.cluster, result.cluster) = cache.lines.clusters.get(texts[kCluster], [&] {
+    std::tie(scenario.cluster, cache.line.cluster) = cache.lines.clusters.get(texts[kCluster], [&] {
       return read(kCluster, [&](JsonReader& reader) {
         return std::pair{take_cluster(reader, source.file), ++cache.clusters_met};
       });
     });
-    return result;
+    return &cache.line;
   } catch (const InputError&) {
-    return std::nullopt;
+    return nullptr;
   } catch (const Json::exception&) {
-    return std::nullopt;
+    return nullptr;
   }
 }
 

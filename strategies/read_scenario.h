@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -79,13 +78,14 @@ class ScenarioReader {
   // Placements lie within the cluster and share no node. A plain scenario is one job on its whole cluster.
   JobsDocument read_jobs(const nlohmann::json& document, const ScenarioSource& source);
   // A scenario of many, each a line of JSON: what read() makes of the line's document after `source.sets` (apply_set).
-  // Model, cluster, workload and plan that stand in the line as in an earlier one are not parsed again. None where it
-  // takes read() to tell, because the line is wrong, or no plain scenario (jobs, perturbations, comments inside).
+  // Model, cluster, workload and plan that stand in the line as in an earlier one are not parsed again. Null where it
+  // takes read() to tell, because the line is wrong, or no plain scenario (jobs, perturbations, comments inside); else
+  // the caller's until the next line is read.
   struct Line {
     Scenario scenario;
     std::int64_t cluster = 0;  // a number of its own for each cluster as it was written
   };
-  std::optional<Line> read_line(std::string_view line, const ScenarioSource& source);
+  Line* read_line(std::string_view line, const ScenarioSource& source);
   // The "cluster" of a scenario or of jobs; the rest is not read.
   Cluster read_cluster_of(const nlohmann::json& document, const ScenarioSource& source);
 

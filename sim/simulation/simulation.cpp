@@ -122,7 +122,7 @@ void complete(const Scenario& scenario, const Calibration& kernels, const StepCa
 }  // namespace
 
 const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSource& source, bool ops) {
-  if (std::optional<ScenarioReader::Line> read = rep_->reader.read_line(line, source)) {
+  if (ScenarioReader::Line* read = rep_->reader.read_line(line, source)) {
     try {
       Scenario& scenario = read->scenario;
       Rep::Machine& machine = rep_->machine_of(*read);
