@@ -86,12 +86,17 @@ struct BlockCode {
   const OpCostModel* model = nullptr;
 };
 
-// What a block is compiled with.
+// What the blocks of a piece are compiled with.
 struct CompileContext {
-  const OpCostModel* costs = nullptr;
-  const Runtime* runtime = nullptr;
-  std::span<const TensorId> root;  // of each tensor: the storage it lives in (Liveness::storage)
-  bool sums_over_stages = false;   // of any piece of the program
+  // `storage`: of each tensor (Liveness). `sums_over_stages`: of any piece of the program.
+  CompileContext(const Piece& piece, const OpCostModel& model, const Runtime& of_program,
+                 std::span<const TensorId> storage, bool sums_over_stages)
+      : costs(&model), runtime(&of_program), root(storage), update(piece, storage, sums_over_stages) {}
+
+  const OpCostModel* costs;
+  const Runtime* runtime;
+  std::span<const TensorId> root;
+  UpdateParts update;
 };
 
 // The update block is compiled part by part (UpdatePart).

@@ -133,9 +133,8 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   const Boundary boundary = boundary_of(piece, static_cast<std::size_t>(kind));
   const TensorId entry = boundary.input, exit = boundary.output;
   if (is_of_update(kind)) {
-    const UpdateParts parts(piece, context.root, context.sums_over_stages);
     const auto part = static_cast<UpdatePart>(static_cast<int>(kind) - static_cast<int>(BlockKind::gradients));
-    const auto [begin, end] = parts.range(part);
+    const auto [begin, end] = context.update.range(part);
     code.ops = std::span<const Op>(piece.update.ops).subspan(begin, end - begin);
   } else {
     code.ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;

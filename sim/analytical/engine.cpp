@@ -8,14 +8,6 @@
 namespace orrery {
 namespace {
 
-bool same_runs(const Chunk& x, const Chunk& y) {
-  return std::equal(x.runs.begin(), x.runs.end(), y.runs.begin(), y.runs.end(),
-                    [](const Run& r, const Run& s) { return r.piece == s.piece && r.count == s.count; });
-}
-bool same_chunks(const std::vector<Chunk>& a, const std::vector<Chunk>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), same_runs);
-}
-
 const LineResult& line_of(const SlotLines& lines, std::uint32_t micro_batch, std::int64_t micro_batches) {
   if (micro_batch == 0) return lines.first;
   return micro_batch + 1 == micro_batches ? lines.last : lines.usual;
@@ -45,8 +37,8 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
                                 Report& report) {
   Rep& r = *rep_;
   r.clock.shares_levels(options.shares_levels);
-  r.prepare_pieces(program);
   r.find_classes(program);
+  r.prepare_pieces(program);
   r.clock_slots(program);
   r.walk_pipeline(program);
   r.finish_stages(program);
@@ -74,8 +66,8 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     data.used = false;
     data.most_instances = 0;
   }
-  for (const auto& stage : program.stages)
-    for (const Chunk& chunk : stage)
+  for (const StageClass& c : classes)
+    for (const Chunk& chunk : program.stages[static_cast<std::size_t>(c.first_stage)])
       for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
         for (const Run& run : stretch) {
           PieceData& data = pieces[run.piece];
@@ -88,7 +80,7 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     if (!data.used) continue;
     const Piece& piece = program.pieces[p];
     data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
-    const CompileContext context{&costs, &program.runtime, scratch.lives.storage(), !program.stage_groups.empty()};
+    const CompileContext context(piece, costs, program.runtime, scratch.lives.storage(), !program.stage_groups.empty());
     for (std::size_t k = 0; k < kBlockKinds; ++k)
       compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
     data.recompute_flops = 0;
@@ -108,7 +100,7 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
     // Stages repeat what stands just before them, or nothing.
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
-      if (same_chunks(program.stages[static_cast<std::size_t>(like)], chunks)) break;
+      if (program.stages[static_cast<std::size_t>(like)] == chunks) break;
       --c;
     }
     if (c == 0) {
@@ -157,6 +149,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
     if (program.stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
     line.clear();
     for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, false, code_of(block_of(part)), line);
+    if (std::all_of(line.begin(), line.end(), [](const LineItem& item) { return item.code->nodes.empty(); })) continue;
     if (part == UpdatePart::norm)
       for (const LineItem& item : line)
         for (const Op& op : item.code->ops) c.synchronises |= op.kind == OpKind::gradient_norm;
@@ -269,7 +262,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   };
   for (std::size_t at = 0; at < lines.size(); ++at) {
     std::size_t like = 0;  // equal chunks take equal times: a virtual pipeline has many
-    while (like < at && !same_runs(chunk_at(like), chunk_at(at))) ++like;
+    while (like < at && chunk_at(like) != chunk_at(at)) ++like;
     if (like < at)
       lines[at] = lines[like];
     else
@@ -321,26 +314,20 @@ void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
     if (in_node >= per_node) in_node -= per_node;
   }
   const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
-  struct Known {
-    double bytes = -1, seconds = 0;
-  };
-  std::array<Known, 2> known;  // within a node, across its border
-  Border before;
-  double bytes = 0;
+  // Of the borders alike at hand: within a node, across its edge.
+  std::array<double, 2> known{};
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
+    const auto bytes = [&] { return std::max(borders[q].forward_bytes(), borders[q].backward_bytes()); };
+    if (q == 0 || borders.number(q) != borders.number(q - 1)) known = {-1, -1};
     if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
     const std::int32_t stage = borders.behind_stage(q);
-    if (borders[q] != before) {
-      before = borders[q];
-      bytes = std::max(before.forward_bytes(), before.backward_bytes());
-    }
     if (stage == last) {  // round the ring
-      hops[q] = costs.transfer_seconds(bytes, stage);
+      hops[q] = costs.transfer_seconds(bytes(), stage);
       continue;
     }
-    Known& like = known[leaves_node[static_cast<std::size_t>(stage)] ? 1 : 0];
-    if (like.bytes != bytes) like = {bytes, costs.transfer_seconds(bytes, stage)};
-    hops[q] = like.seconds;
+    double& seconds_across = known[leaves_node[static_cast<std::size_t>(stage)] ? 1 : 0];
+    if (seconds_across < 0) seconds_across = costs.transfer_seconds(bytes(), stage);
+    hops[q] = seconds_across;
   }
   const PipelineCosts pipeline_costs{stage_class, seconds, hops};
   walker.walk(program.schedule, pipeline_costs, pipeline);

@@ -182,6 +182,21 @@ class SingleChunk {
   // What micro-batch i takes more than the usual one.
   double more(const SlotSeconds& d, Index i) const { return seconds_of(d, i, m_) - d.usual; }
 
+  // What a stage's slots take; of the first and the last micro-batch what is more.
+  struct Stage {
+    double forward = 0, backward = 0;
+    double first_forward = 0, last_forward = 0, first_backward = 0, last_backward = 0;
+  };
+  Stage stage(Index s) const {
+    const SlotSeconds &f = seconds(s, SlotKind::forward), &b = seconds(s, SlotKind::backward);
+    Stage of{.forward = f.usual, .backward = b.usual, .first_forward = more(f, 0), .first_backward = more(b, 0)};
+    if (m_ > 1) {
+      of.last_forward = more(f, m_ - 1);
+      of.last_backward = more(b, m_ - 1);
+    }
+    return of;
+  }
+
   // Pairs of rows leave no tokens behind: puts what row t, an even one, reads where the other rows look for it.
   void place_tokens(Index t) {
     const Half &even = rows_.half[0], &odd = rows_.half[1];
@@ -216,22 +231,21 @@ class SingleChunk {
          {&rows_.first_forward, &rows_.last_forward, &rows_.first_backward, &rows_.last_backward,
           &rows_.weight_gradient, &rows_.first_weight_gradient, &rows_.first_forward_end, &rows_.last_backward_end})
       *array = arena.take(p_);
+    Stage like;  // of the stage's class
     for (Index s = 0; s < p_; ++s) {
+      if (s == 0 || costs_.stage_class[s] != costs_.stage_class[s - 1]) like = stage(s);
       Half& half = rows_.half[s & 1];
       const Index u = s >> 1;
-      const SlotSeconds &f = seconds(s, SlotKind::forward), &b = seconds(s, SlotKind::backward);
       const double below = s > 0 ? hop(s - 1) : 0, above = s + 1 < p_ ? hop(s) : 0;
-      half.forward[u] = f.usual + (blocking_ ? below : 0);
-      half.backward[u] = b.usual + (blocking_ ? above : 0);
+      half.forward[u] = like.forward + (blocking_ ? below : 0);
+      half.backward[u] = like.backward + (blocking_ ? above : 0);
       half.below[u] = blocking_ ? 0 : below;
       half.above[u] = blocking_ ? 0 : above;
       half.after_forward[u] = blocking_ ? above : 0;  // until a backward is next
-      rows_.first_forward[s] = more(f, 0);
-      rows_.first_backward[s] = more(b, 0);
-      if (m_ > 1) {
-        rows_.last_forward[s] = more(f, m_ - 1);
-        rows_.last_backward[s] = more(b, m_ - 1);
-      }
+      rows_.first_forward[s] = like.first_forward;
+      rows_.first_backward[s] = like.first_backward;
+      rows_.last_forward[s] = like.last_forward;
+      rows_.last_backward[s] = like.last_backward;
       if (split_) {
         const SlotSeconds& w = seconds(s, SlotKind::weight_gradient);
         rows_.weight_gradient[s] = w.usual;

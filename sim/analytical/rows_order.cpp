@@ -96,9 +96,10 @@ bool is_interleaved(const StageOrder& order, Index p, Index v, Index m, Index le
 
 Order recognise(const Schedule& schedule) {
   const Index p = static_cast<Index>(schedule.stages.size()), v = schedule.chunks, m = schedule.micro_batches;
+  const std::int64_t* position = schedule.position.data();
   for (Index s = 0; s < p; ++s)
     for (Index c = 0; c < v; ++c)
-      if (schedule.position_of(s, c) != c * p + s) return Order::other;
+      if (*position++ != c * p + s) return Order::other;
   const auto all = [&](auto&& is) {
     for (Index s = 0; s < p; ++s)
       if (!is(schedule.order(s), s)) return false;

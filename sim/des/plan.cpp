@@ -104,7 +104,7 @@ void RunPlan::compile_blocks(JobPlan& job) {
     if (most[p] == 0) continue;
     const Piece& piece = program.pieces[p];
     lives.find(piece);
-    const CompileContext context{job.costs.get(), &program.runtime, lives.storage(), !program.stage_groups.empty()};
+    const CompileContext context(piece, *job.costs, program.runtime, lives.storage(), !program.stage_groups.empty());
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
       BlockCode& code = job.codes[p][k];
       compiler.compile(piece, static_cast<BlockKind>(k), context, code);

@@ -9,7 +9,8 @@ void Borders::find(const Program& program) {
   const std::size_t positions = program.schedule.position.size();
   stage_at_.resize(positions);
   chunk_at_.resize(positions);
-  borders_.resize(positions);
+  like_.resize(positions);
+  borders_.clear();
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     for (std::size_t c = 0; c < program.stages[s].size(); ++c) {
       const auto q = static_cast<std::size_t>(program.schedule.position_of(s, c));
@@ -17,8 +18,12 @@ void Borders::find(const Program& program) {
       chunk_at_[q] = &program.stages[s][c];
     }
   Border crossing;  // in front of what has been seen
+  borders_.push_back(crossing);
   for (std::size_t q = positions; q-- > 0;) {
-    borders_[q] = crossing;
+    like_[q] = static_cast<std::uint32_t>(borders_.size() - 1);
+    // In front of a chunk stands what stands in front of an equal one behind it: each stream is either the chunk's own
+    // or passes by.
+    if (q + 1 < positions && *chunk_at_[q] == *chunk_at_[q + 1]) continue;
     for (auto run = chunk_at_[q]->runs.rbegin(); run != chunk_at_[q]->runs.rend(); ++run) {
       const Piece& piece = program.pieces[run->piece];
       const auto take = [&](std::size_t stream, TensorId forward, TensorId backward) {
@@ -33,6 +38,7 @@ void Borders::find(const Program& program) {
         if (side.input != kNoTensor) take(1 + s, side.input, side.input_gradient);
       }
     }
+    borders_.push_back(crossing);
   }
 }
 

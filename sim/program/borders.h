@@ -17,7 +17,6 @@ struct Border {
   // Of a micro-batch and rank.
   double forward_bytes() const { return bytes(forward); }
   double backward_bytes() const { return bytes(backward); }
-  bool operator==(const Border&) const = default;
 
  private:
   static double bytes(const std::array<const Tensor*, 1 + kSideStreams>& streams) {
@@ -32,8 +31,10 @@ struct Border {
 class Borders {
  public:
   void find(const Program& program);
-  const Border& operator[](std::size_t position) const { return borders_[position]; }
-  std::size_t size() const { return borders_.size(); }
+  const Border& operator[](std::size_t position) const { return borders_[like_[position]]; }
+  // Positions of one number have equal borders.
+  std::uint32_t number(std::size_t position) const { return like_[position]; }
+  std::size_t size() const { return like_.size(); }
   // The stage that holds the chunk at the position.
   std::int32_t stage_at(std::size_t position) const { return stage_at_[position]; }
   // On the ring of stages: the stage behind which the border is, whichever way it is crossed. REQUIRES: not the last
@@ -42,6 +43,7 @@ class Borders {
 
  private:
   std::vector<Border> borders_;
+  std::vector<std::uint32_t> like_;  // by position: which of them
   std::vector<std::int32_t> stage_at_;
   std::vector<const Chunk*> chunk_at_;
 };

@@ -35,6 +35,14 @@ struct Op {
   Phase phase = Phase::forward;
   Stream stream = Stream::compute;
   When when = When::every_micro_batch;
+  // Of a collective on the compute stream, for which its kernels wait: the stream under whose account that is reported.
+  Stream account = Stream::compute;
+  // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
+  // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
+  // torch.distributed does.
+  bool free_running = false;
+  // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
+  std::uint16_t prefetch = 0;
   const char* name = "";  // static storage: "fc1", "attention", "gradients.reduce_scatter"
 
   std::array<TensorId, 6> reads{kNoTensor, kNoTensor, kNoTensor, kNoTensor, kNoTensor, kNoTensor};
@@ -48,8 +56,16 @@ struct Op {
   bool accumulate = false;            // adds into the writes that OpTraits::accumulates names (reads them, too)
   Dtype compute_dtype = Dtype::bf16;  // of the tensor cores: fp8 inputs may differ from the tensors' storage
 
+  ActivationFunction function = ActivationFunction::gelu;
+  // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
+  // repeated op draws again what it drew.
+  std::uint8_t draw = 0;
+
   // Attention.
   bool causal = false;
+  // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
+  // selective recomputation repeats (Korthikanti et al. 2022, section 5).
+  bool core_attention = false;
   std::int64_t window = 0;  // positions attended to at the most; 0: all
   // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
   // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
@@ -57,18 +73,10 @@ struct Op {
   std::int32_t parts = 1, keys_before = 0;
   std::int64_t rotary_begin = 0;
 
-  // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
-  // selective recomputation repeats (Korthikanti et al. 2022, section 5).
-  bool core_attention = false;
-
-  ActivationFunction function = ActivationFunction::gelu;
-  float scalar = 0;   // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
   // On the operand of scale, on the gradients of optimizers, on the result of cross_entropy_backward; of what
   // redistribute moves (Redistribution::share).
   double factor = 1;
-  // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
-  // repeated op draws again what it drew.
-  std::uint8_t draw = 0;
+  float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
   // Communication.
   MeshGroup group;
@@ -77,14 +85,6 @@ struct Op {
   // other coordinates of this one. 0: none. Of an all-reduce in the update, in place of `group`.
   std::uint8_t stages = 0;
   std::int32_t places = 1;  // ring_shift: to the rank so many places behind
-  // True: starts as soon as its data and its stream allow, even before compute issued earlier has finished
-  // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
-  // torch.distributed does.
-  bool free_running = false;
-  // Of a collective on the compute stream, for which its kernels wait: the stream under whose account that is reported.
-  Stream account = Stream::compute;
-  // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
-  std::uint16_t prefetch = 0;
   // Buckets: the op runs once per `every` instances (the last of them) and then covers the tensors of all of them; or
   // `count` times per instance, each on 1/count of the bytes. Instances are counted over a stretch of a chunk's runs:
   // equal layers, whatever their plan (share_buckets()). Variants have the op in the same place.

@@ -19,10 +19,12 @@ namespace orrery {
 struct Run {
   std::uint16_t piece = 0;
   std::int64_t count = 1;
+  bool operator==(const Run&) const = default;
 };
 
 struct Chunk {
   std::vector<Run> runs;
+  bool operator==(const Chunk&) const = default;
 };
 
 // What the numbers of the model are, independent of how it is laid out: for MFU and per-token figures.

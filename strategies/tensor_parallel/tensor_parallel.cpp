@@ -269,6 +269,7 @@ class Partition {
   void rewrite_block(Block& block) {
     block_ = &block;
     out_.clear();
+    out_.reserve(2 * block.ops.size());
     partial_of_.clear();
     gathered_.assign(piece_.tensors.size(), kNoTensor);
     const Op* const end = block.ops.data() + block.ops.size();

@@ -96,7 +96,8 @@ class Clockwork {
     Liveness lives;
     lives.find(piece);
     codes.emplace_back();
-    BlockCompiler().compile(piece, kind, {&costs, &runtime, lives.storage()}, codes.back());
+    const CompileContext context(piece, costs, runtime, lives.storage(), /*sums_over_stages=*/false);
+    BlockCompiler().compile(piece, kind, context, codes.back());
     return codes.back();
   }
   LineResult run(const std::vector<LineItem>& line, WhenSet when = kUsual, bool drain = false, bool jump = true) {
