@@ -163,6 +163,9 @@ void check(const Scenario& scenario) {
   if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1, which leaves nobody to exchange with");
   if (given > 0 && !usp && given != ulysses_ranks(scenario))
     fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
+  if (!scenario.plan.usp.ulysses_inner && !usp)
+    throw InputError({"", "/plan/ulysses_inner"}, "false",
+                     "true without context_parallel_type \"usp\", whose groups it orders");
   if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
   const std::int64_t ranks = ulysses_ranks(scenario), heads = heads_of(scenario).query;
   if (whole % ranks != 0) fail(ranks, "a divisor of context_parallel, " + std::to_string(whole));

@@ -105,7 +105,7 @@ TEST(Sweep, PlansComposeFreely) {
                           const auto type = static_cast<std::size_t>(runs / 3 % 4);
                           s.plan.context.type = context_parallel::type_named(kTypes[type]);
                           if (type == 2) s.plan.context.degree = 4, s.plan.usp.ulysses_degree = 2;
-                          s.plan.usp.ulysses_inner = runs / 12 % 2 == 0;
+                          s.plan.usp.ulysses_inner = type != 2 || runs / 12 % 2 == 0;
                           s.plan.context.balance = static_cast<context_parallel::Balance>(runs / 24 % 3);
                         }
                         s.plan.pipeline.degree = p;

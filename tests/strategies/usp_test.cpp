@@ -173,6 +173,11 @@ TEST(Usp, GroupsThatDoNotDivideAreRefusedInOneSentence) {
          s.plan.usp.ulysses_degree = 1;
          s.workload.sequence_length = 65544;
        }},
+      {"/plan/ulysses_inner", "found false, expected true without context_parallel_type \"usp\"",
+       [](Scenario& s) {
+         s.plan.context.type = context_parallel::type_named("ring");
+         s.plan.usp = {.ulysses_degree = 0, .ulysses_inner = false};
+       }},
       {"/plan/ulysses_degree", "expected 0 or 1 with context_parallel 1",
        [](Scenario& s) {
          s.plan.context.degree = 1;
