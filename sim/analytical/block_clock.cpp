@@ -369,11 +369,13 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
 
 template <bool Shared>
 void LineClock::walk_line() {
-  if (all_ahead_)
+  if (all_ahead_) {
     for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched<Shared>(i, 1, IssueAhead::kAny, 0);
-  else
+    s_.host = std::max(s_.host, s_.free[kCompute]);  // then it waits for the input, too
+  } else {
     order_.at_beginning(
         [&](std::int64_t target, int least, int most) { issue_prefetched<Shared>(target, least, most, 0); });
+  }
   std::int64_t base = 0;
   for (const LineItem& item : line_) {
     walk<Shared>(item, base);

@@ -7,9 +7,8 @@
 // equal layers.
 //
 // Rules of one op, in the order of issue:
-//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host
-//  and
-//    device start a line together.
+//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host and
+//    device start a line together: the host waits for what the stage before hands on (Megatron-LM's batch_p2p_sync).
 //  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
 //    compute and unless free_running, the kernels issued before it have finished.
 //  - What is issued ahead, and buckets: sim/program/issue.h.
@@ -165,7 +164,7 @@ struct LineResult {
 // What a line finds at its start.
 struct LineStart {
   // Until its input is there, and its first kernel may start; what `result` says is then from there on. Ops that are
-  // issued ahead start at once.
+  // issued ahead start at once; when the host has issued them it waits for the input.
   double waits_seconds = 0;
   // Of the fabric: what the slot before it has left on asynchronous streams. Replaced by what the line leaves.
   FabricBacklog* backlog = nullptr;

@@ -67,9 +67,17 @@ struct Work {
 
 struct Line {
   double begin = 0;
+  std::uint32_t cause = EventRecord::kNoCause;  // the event that let it begin
   std::vector<Work> works;
-  Work gate;              // the line's input
   std::int64_t left = 0;  // on streams other than compute
+};
+
+// How a line is run.
+struct LineRun {
+  bool drain_all = false;  // it also ends with its asynchronous streams
+  double host_ahead = 0;   // by so much earlier the host begins
+  // Until its input is there. What is issued ahead is issued before, all else behind it. None: it is there.
+  std::function<void()> wait_for_input = {};
 };
 
 struct ClassRun;
@@ -130,6 +138,7 @@ struct ClassRun : Self {
   std::vector<std::mt19937_64> jitter;  // by perturbation that has it
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
+  std::vector<std::pair<double, double>> stage_waits;  // from, until: a collective waited for another stage; apart
   const Arrival* awaited = nullptr;  // the input that the controller waits for
   std::string waits_for;             // in words, while the controller waits for another stage
 };
@@ -155,9 +164,13 @@ class Simulation {
   void end_step(ClassRun& c, UpdatePart part);
   void sum_over_stages(ClassRun& c, std::span<const LineItem> items);
   void meet_at_norm(ClassRun& c);
-  void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain, bool input_to_come,
-                const std::function<void()>& wait_for_input, double host_ahead = 0);
+  class LineIssue;
+  void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, const LineRun& run);
+  static Line& free_line(ClassRun& c);
   void drain(ClassRun& c, bool all);
+  // What the compute stream has waited since then. While a collective waited for another stage nothing is booked: what
+  // remains of the step is the pipeline's bubble.
+  void book_wait(ClassRun& c, Account account, double since);
   void await_input(ClassRun& c, const Slot& slot, std::size_t position);
   void post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
@@ -191,6 +204,8 @@ class Simulation {
                   bool moves, std::uint32_t& cause);
   void flows(const Exchange& x, std::uint32_t group_class);
   void flows_exactly(const Exchange& x, std::uint32_t group_class);
+  // A collective on one of its streams has waited until now for another stage.
+  static void note_stage_wait(ClassRun& c, double from);
   // What an exchange of one group class takes, by the run's fidelity.
   void transmit(const Exchange& x, std::uint32_t group_class);
   void wait(const sg4::CommPtr& comm, std::uint32_t flow_class);

@@ -130,6 +130,12 @@ void Simulation::transmit(const Exchange& x, std::uint32_t group_class) {
     flows(x, group_class);
 }
 
+void Simulation::note_stage_wait(ClassRun& c, double from) {
+  auto& waits = c.stage_waits;
+  for (; !waits.empty() && waits.back().second >= from; waits.pop_back()) from = std::min(from, waits.back().first);
+  waits.emplace_back(from, now());
+}
+
 double Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size_t stream, std::uint32_t name,
                             bool meet, bool moves, std::uint32_t& cause) {
   const Exchange& x = plan_.exchanges[id];
@@ -192,6 +198,7 @@ double Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std::size
     m.cause = cause;
     for (const auto& [other, when] : m.arrived) {
       if (other == c.id || m.begin <= when) continue;
+      if (classes_[other]->stage != c.stage) note_stage_wait(*classes_[other], when);
       const auto [row, is_new] = wait_rows_.try_emplace({other, c.id, name}, out_.waits.size());
       if (is_new) out_.waits.push_back({.rank_class = other, .for_class = c.id, .name = name});
       out_.waits[row->second].times += 1;

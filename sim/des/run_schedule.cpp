@@ -7,147 +7,211 @@
 
 namespace orrery {
 
-// The rules are those of sim/analytical/block_clock.h.
-void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, bool drain_all,
-                          bool input_to_come, const std::function<void()>& wait_for_input, double host_ahead) {
-  Line* line = nullptr;
-  for (const auto& l : c.lines)
-    if (l->left == 0) line = l.get();
-  if (line == nullptr) {
-    c.lines.push_back(std::make_unique<Line>());
-    line = c.lines.back().get();
-  }
-  std::size_t works = 0;
-  IssueAhead order;
-  std::int64_t once_at = -1;
-  for (const LineItem& item : items) {
-    works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
-    order.length += item.count;
-    if (item.code->once) once_at = order.length - 1;
-    for (const std::uint16_t k : item.code->prefetched)
-      order.longest = std::max(order.longest, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
-  }
-  line->works.assign(works, {});
-  line->gate = {};
-  line->gate.done = !input_to_come;
-  line->gate.event = line->gate.cause = c.gate_event;
-  line->begin = now();
+// The host's way through a line: it issues works in program order, with its clock beside them. The rules are those of
+// sim/analytical/block_clock.h.
+class Simulation::LineIssue {
+ public:
+  // `begin`: when the host begins.
+  LineIssue(Simulation& simulation, ClassRun& c, Line& line, std::span<const LineItem> items, WhenSet when,
+            double begin);
 
-  // Where each instance's works begin, for those that are issued ahead.
+  // What is issued ahead, of whatever distance: all that can be done before the input is there. The host goes on when
+  // it is.
+  void issue_all_ahead();
+  void input_has_come() { host_ = std::max(host_, now() - begin_); }
+  // What is left.
+  void issue();
+
+  double host() const { return begin_ + host_; }  // when it has issued all so far
+  // Who makes the line's output; null: nobody.
+  std::array<Work*, 2> output() const { return {entry_, other_entry_}; }
+
+ private:
   struct Instance {
     const LineItem* item;
     std::int64_t at;
     Work* works;
   };
-  std::vector<Instance> instances;
-  instances.reserve(static_cast<std::size_t>(order.length));
-  Work* next = line->works.data();
+  void lay_out(std::span<const LineItem> items);
+  void prepare(Work& w, std::int64_t covered) const;
+  // Of an instance; `trigger`: what starts it.
+  void issue_prefetched(std::int64_t target, int least, int most, Work* trigger);
+  void issue_ahead(std::int64_t index, Work* trigger);
+  void issue_instance(std::int64_t index);
+  // Instances that the node covers in this one; 0: it does not run here.
+  std::int64_t covered_by(const ClockNode& node, std::int64_t index) const;
+
+  Simulation& simulation_;
+  ClassRun& c_;
+  Line& line_;
+  const WhenSet when_;
+  const double begin_;
+  double host_ = 0;  // since then
+  IssueAhead order_;
+  std::int64_t once_at_ = -1;  // the last instance with ops that run once
+  bool all_ahead_ = false;     // what is issued ahead was
+  std::vector<Instance> instances_;
+  Work *entry_ = nullptr, *other_entry_ = nullptr, *last_compute_ = nullptr;
+};
+
+Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line, std::span<const LineItem> items,
+                                 WhenSet when, double begin)
+    : simulation_(simulation), c_(c), line_(line), when_(when), begin_(begin) {
+  for (const LineItem& item : items) {
+    order_.length += item.count;
+    if (item.code->once) once_at_ = order_.length - 1;
+    for (const std::uint16_t k : item.code->prefetched)
+      order_.longest = std::max(order_.longest, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
+  }
+  lay_out(items);
+}
+
+void Simulation::LineIssue::lay_out(std::span<const LineItem> items) {
+  std::size_t works = 0;
+  for (const LineItem& item : items) works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
+  line_.works.assign(works, {});
+  instances_.reserve(static_cast<std::size_t>(order_.length));
+  Work* next = line_.works.data();
   for (const LineItem& item : items)
     for (std::int64_t at = 0; at < item.count; ++at) {
-      instances.push_back({&item, at, next});
+      instances_.push_back({&item, at, next});
       for (const ClockNode& node : item.code->nodes) {
         next->node = &node;
         next->code = item.code;
-        next->instance = instances.back().works;
+        next->instance = instances_.back().works;
         ++next;
       }
     }
+}
 
-  const double origin = now() - host_ahead;
-  double host = 0;
-  const auto prepare = [&](Work& w, std::int64_t covered) {
-    const ClockNode& node = *w.node;
-    w.seconds = node.seconds;
-    if (node.every > 1 && covered != node.every) {
-      w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
-    }
-    const auto x = c.plan->exchange_of.find({w.node, covered});
-    if (x != c.plan->exchange_of.end()) w.exchange = x->second;
-  };
-  const auto issue_prefetched = [&](std::int64_t target, int least, int most, Work* trigger) {
-    const Instance& instance = instances[static_cast<std::size_t>(target)];
-    for (const std::uint16_t k : instance.item->code->prefetched) {
-      Work& w = instance.works[k];
-      if (w.node->prefetch < least || w.node->prefetch > most) continue;
-      if ((w.node->when & when) == 0) {
-        w.done = true;
-        continue;
-      }
-      prepare(w, 1);
-      w.trigger = input_to_come ? nullptr : trigger;  // nothing to wait for while the pipeline fills
-      host += w.node->host;
-      enqueue(c, *line, w);
-    }
-  };
-  const auto issue_ahead = [&](std::int64_t index, Work* trigger) {
-    order.when_starts(index, [&](std::int64_t target, int least, int most) {
-      issue_prefetched(target, least, most, trigger);
-    });
-  };
-  order.at_beginning(
-      [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, nullptr); });
+void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
+  const ClockNode& node = *w.node;
+  w.seconds = node.seconds;
+  if (node.every > 1 && covered != node.every)
+    w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
+  const auto x = c_.plan->exchange_of.find({w.node, covered});
+  if (x != c_.plan->exchange_of.end()) w.exchange = x->second;
+}
 
-  Work *entry = &line->gate, *other_entry = nullptr, *last_compute = nullptr;
-  for (std::int64_t index = 0; index < order.length; ++index) {
-    const auto& [item, at, first] = instances[static_cast<std::size_t>(index)];
-    const BlockCode& code = *item->code;
-    bool began = false;
-    host += code.graph_host_seconds;
-    for (std::size_t k = 0; k < code.nodes.size(); ++k) {
-      const ClockNode& node = code.nodes[k];
-      if (node.prefetch > 0) continue;
-      Work& w = first[k];
-      const std::int64_t covered = node.every > 1 ? instances_covered(node.every, item->place(at)) : 1;
-      if ((node.when & when) == 0 || (node.once && index != once_at) || covered == 0) {
-        w.done = w.started = true;
-        continue;
-      }
-      prepare(w, node.once ? 1 : covered);
-      if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = origin + host + node.host_first;
-      if (node.host > node.host_first) w.host_end = origin + host + node.host_bound;
-      if (node.waits_for_compute) w.compute_before = last_compute != nullptr ? last_compute : &line->gate;
-      w.entry = entry;
-      w.other_entry = other_entry;
-      host += node.host;
-      enqueue(c, *line, w);
-      if (node.stream != Stream::compute) continue;
-      last_compute = &w;
-      if (began) continue;
+void Simulation::LineIssue::issue_prefetched(std::int64_t target, int least, int most, Work* trigger) {
+  const Instance& instance = instances_[static_cast<std::size_t>(target)];
+  for (const std::uint16_t k : instance.item->code->prefetched) {
+    Work& w = instance.works[k];
+    if (w.node->prefetch < least || w.node->prefetch > most) continue;
+    if ((w.node->when & when_) == 0) {
+      w.done = true;
+      continue;
+    }
+    prepare(w, 1);
+    w.trigger = trigger;
+    host_ += w.node->host;
+    simulation_.enqueue(c_, line_, w);
+  }
+}
+
+void Simulation::LineIssue::issue_all_ahead() {
+  all_ahead_ = true;
+  for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched(i, 1, IssueAhead::kAny, nullptr);
+}
+
+void Simulation::LineIssue::issue_ahead(std::int64_t index, Work* trigger) {
+  if (all_ahead_) return;
+  order_.when_starts(index, [&](std::int64_t target, int least, int most) {
+    issue_prefetched(target, least, most, trigger);
+  });
+}
+
+std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64_t index) const {
+  if ((node.when & when_) == 0 || (node.once && index != once_at_)) return 0;
+  if (node.every == 1) return 1;
+  const Instance& instance = instances_[static_cast<std::size_t>(index)];
+  const std::int64_t covered = instances_covered(node.every, instance.item->place(instance.at));
+  return node.once ? std::min<std::int64_t>(covered, 1) : covered;
+}
+
+void Simulation::LineIssue::issue_instance(std::int64_t index) {
+  Work* const first = instances_[static_cast<std::size_t>(index)].works;
+  const BlockCode& code = *instances_[static_cast<std::size_t>(index)].item->code;
+  bool began = false;
+  host_ += code.graph_host_seconds;
+  for (std::size_t k = 0; k < code.nodes.size(); ++k) {
+    const ClockNode& node = code.nodes[k];
+    if (node.prefetch > 0) continue;
+    Work& w = first[k];
+    const std::int64_t covered = covered_by(node, index);
+    if (covered == 0) {
+      w.done = w.started = true;
+      continue;
+    }
+    prepare(w, covered);
+    if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = host() + node.host_first;
+    if (node.waits_for_compute) w.compute_before = last_compute_;
+    w.entry = entry_;
+    w.other_entry = other_entry_;
+    const bool begins = node.stream == Stream::compute && !began;
+    simulation_.enqueue(c_, line_, w);
+    if (node.stream == Stream::compute) last_compute_ = &w;
+    if (begins) {
       began = true;
       issue_ahead(index, &w);
-      if (node.host > node.host_first) w.host_end = origin + host - node.host + node.host_bound;  // after those
     }
-    if (!began) issue_ahead(index, last_compute);
-    if (code.exit_compute != BlockCode::kNone || code.exit_other != BlockCode::kNone) {
-      entry = code.exit_compute != BlockCode::kNone ? &first[code.exit_compute] : nullptr;
-      other_entry = code.exit_other != BlockCode::kNone ? &first[code.exit_other] : nullptr;
-    }
+    if (node.host > node.host_first) w.host_end = host() + node.host_bound;  // after those
+    host_ += node.host;
   }
+  if (!began) issue_ahead(index, last_compute_);
+  if (code.exit_compute == BlockCode::kNone && code.exit_other == BlockCode::kNone) return;
+  entry_ = code.exit_compute != BlockCode::kNone ? &first[code.exit_compute] : nullptr;
+  other_entry_ = code.exit_other != BlockCode::kNone ? &first[code.exit_other] : nullptr;
+}
 
-  if (input_to_come) {
-    wait_for_input();
-    line->gate.event = c.gate_event;
-    finish(c, line->gate);
+void Simulation::LineIssue::issue() {
+  if (!all_ahead_)
+    order_.at_beginning(
+        [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, nullptr); });
+  for (std::int64_t index = 0; index < order_.length; ++index) issue_instance(index);
+}
+
+Line& Simulation::free_line(ClassRun& c) {
+  for (const auto& line : c.lines)
+    if (line->left == 0) return *line;
+  return *c.lines.emplace_back(std::make_unique<Line>());
+}
+
+void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, const LineRun& run) {
+  Line& line = free_line(c);
+  const auto begin = [&] {
+    line.begin = now();
+    line.cause = c.gate_event;
+  };
+  begin();
+  LineIssue issue(*this, c, line, items, when, now() - run.host_ahead);
+  if (run.wait_for_input) {
+    issue.issue_all_ahead();
+    run.wait_for_input();
+    issue.input_has_come();
+    begin();
   }
+  issue.issue();
+
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
     Work* w = compute.queue.front().first;
     compute.queue.pop_front();
-    perform(c, kComputeStream, *w, *line);
+    perform(c, kComputeStream, *w, line);
   }
   c.gate_event = compute.last_event;
-  drain(c, drain_all);
-  c.host_ahead = std::max(0.0, now() - (origin + host));
+  drain(c, run.drain_all);
+  c.host_ahead = std::max(0.0, now() - issue.host());
   // Its output, should an asynchronous stream make it.
-  for (Work* w : {entry, other_entry}) {
+  for (Work* w : issue.output()) {
     if (w == nullptr || w->done) continue;
     const double since = now();
     while (!w->done) {
       w->waiters |= static_cast<std::uint16_t>(1u << kController);
       c.block();
     }
-    c.out.accounts[waiting_for(w->node->stream)] += now() - since;
+    book_wait(c, waiting_for(w->node->stream), since);
     c.gate_event = w->event;
   }
 }
@@ -167,7 +231,7 @@ void Simulation::drain(ClassRun& c, bool all) {
       c.streams[s].drain_awaited = false;
     }
     if (last == kStreams) return;
-    c.out.accounts[waiting_for(static_cast<Stream>(last))] += now() - since;
+    book_wait(c, waiting_for(static_cast<Stream>(last)), since);
     c.gate_event = c.streams[last].last_event;
   }
 }
@@ -347,7 +411,7 @@ void Simulation::end_step(ClassRun& c, UpdatePart part) {
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
   if (part == UpdatePart::stages) return sum_over_stages(c, items);
   // Nobody waits for the host behind the reductions: it goes on issuing.
-  run_line(c, items, kOnly, true, false, [] {}, part == UpdatePart::norm ? c.host_ahead : 0);
+  run_line(c, items, kOnly, {.drain_all = true, .host_ahead = part == UpdatePart::norm ? c.host_ahead : 0});
   if (part == UpdatePart::norm) meet_at_norm(c);
 }
 
@@ -367,12 +431,16 @@ void Simulation::control(ClassRun& c) {
     std::int32_t from_stage = 0;
     const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);
     double begin = 0;
-    if (!early) await_input(c, slot, position);
-    begin = now();
-    run_line(c, items, when, false, early, [&] {
+    const auto wait_for_input = [&] {
       await_input(c, slot, position);
       begin = now();
-    });
+    };
+    LineRun run;
+    if (early)
+      run.wait_for_input = wait_for_input;
+    else
+      wait_for_input();
+    run_line(c, items, when, run);
     c.gate_event = record({.begin = begin,
                            .end = now(),
                            .cause = c.gate_event,

@@ -1,4 +1,5 @@
 // How a stream works off its ops.
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -69,6 +70,13 @@ void Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std
     sleep_until(w.issued);
     cause = kHostCause;
   }
+}
+
+void Simulation::book_wait(ClassRun& c, Account account, double since) {
+  double seconds = now() - since;
+  for (auto wait = c.stage_waits.rbegin(); wait != c.stage_waits.rend() && wait->second > since; ++wait)
+    seconds -= wait->second - std::max(wait->first, since);
+  c.out.accounts[account] += seconds;
 }
 
 void Simulation::interrupt(ClassRun& c) {
@@ -143,12 +151,12 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
   const double free = now();
   int cause = static_cast<int>(stream);
   // What came last: the stream's work before, or the line's start.
-  std::uint32_t cause_event = on_compute || s.last_end >= line.begin ? s.last_event : line.gate.cause;
+  std::uint32_t cause_event = on_compute || s.last_end >= line.begin ? s.last_event : line.cause;
   s.current = &w;
   await(c, stream, w, cause, cause_event);
   double begin = now();
   const auto account = [&](int by) { return by == kHostCause ? kHostIssue : waiting_for(static_cast<Stream>(by)); };
-  if (on_compute) c.out.accounts[account(cause)] += begin - free;
+  if (on_compute) book_wait(c, account(cause), free);
   w.started = true;
   w.cause = cause_event;
   wake_waiters(c, w);  // triggered by the start
@@ -170,7 +178,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
         leader->waiters |= static_cast<std::uint16_t>(1u << stream);
         self.block();
       }
-      if (on_compute) c.out.accounts[account(static_cast<int>(leader->node->stream))] += now() - waiting_since;
+      if (on_compute) book_wait(c, waiting_for(leader->node->stream), waiting_since);
     }
     const double part_begin = now();
     if (is_kernel) {

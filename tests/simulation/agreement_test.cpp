@@ -85,10 +85,10 @@ std::vector<PlanKind> plan_kinds() {
       {"context parallel, ulysses", context("ulysses"), 0.02, 3},
       {"context parallel, usp", context("usp"), 0.02, 1},
       {"context parallel, all_gather", context("all_gather"), 0.01, 0.5},
-      {"pipeline", pipelines, 0.1, 3},
-      {"pipeline, ZeRO-1", with(pipelines, zero1), 0.1, 2.5},
-      {"pipeline, ZeRO-2", with(pipelines, zero2), 0.3, 12},
-      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.7, 17.5},
+      {"pipeline", pipelines, 0.01, 2.5},
+      {"pipeline, ZeRO-1", with(pipelines, zero1), 0.01, 2},
+      {"pipeline, ZeRO-2", with(pipelines, zero2), 0.2, 11.5},
+      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.4, 17.5},
   };
 }
 
