@@ -42,7 +42,7 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
                         std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
                         const DiscreteEventOptions& options, std::span<Report> reports) {
   check_placements(cluster, jobs);
-  // Memory, the table of ops, and the step without contention.
+  // Memory, the table of ops, and the step in which every collective has its links to itself.
   std::vector<std::vector<std::int32_t>> stage_classes;
   for (std::size_t j = 0; j < jobs.size(); ++j) {
     AnalyticalEngine engine(cluster, *jobs[j].kernels, collectives);

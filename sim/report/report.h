@@ -128,7 +128,7 @@ struct DiscreteEventReport {
   std::int64_t flows = 0, flow_classes = 0;
   std::int64_t links = 0, link_classes = 0;
   std::int64_t events = 0;                      // kernels, waits and flows simulated
-  double uncontended_step_seconds = 0;          // the analytical engine's
+  double uncontended_step_seconds = 0;          // the analytical engine's, links unshared and nothing disturbed
   std::vector<LinkReport> link_kinds;           // all that carry anything, by kind
   std::vector<LinkReport> busiest_links;        // single links, busiest first; the first of links that are alike
   std::vector<ContentionReport> contention;     // most time lost first

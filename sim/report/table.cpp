@@ -227,7 +227,7 @@ void simulated(std::string& out, const Report& r, const DiscreteEventReport& d, 
        fmt::format("{} ranks as {}, {} flows as {}, {} links as {}; {} events", d.ranks, d.rank_classes, d.flows,
                    d.flow_classes, d.links, d.link_classes, d.events));
   if (d.uncontended_step_seconds > 0)
-    line(out, "without contention", seconds_text(d.uncontended_step_seconds),
+    line(out, "in closed form, links unshared", seconds_text(d.uncontended_step_seconds),
          "simulated " + signed_percent_text(r.step_seconds / d.uncontended_step_seconds - 1));
 }
 
