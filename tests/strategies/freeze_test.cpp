@@ -290,8 +290,9 @@ TEST(Freeze, RefusesWhatIsNoStep) {
   EXPECT_EQ(staged(23), "nothing");
   EXPECT_THAT(staged(24), HasSubstr("/plan/freeze_embedding: found true, expected false, or a layer that is trained "
                                     "among the first model chunk's 24"));
-  const auto last_of_four = [&](bool head) {
+  const auto last_of_four = [&](bool head, double clip_grad = 1) {
     return refusal([&](Scenario& s) {
+      s.plan.optimizer.clip_grad = clip_grad;
       s.model.tied_embeddings = false;
       s.plan.pipeline.degree = 4;
       s.plan.freeze = {.layers = false, .embedding = false, .head = head};
@@ -299,8 +300,9 @@ TEST(Freeze, RefusesWhatIsNoStep) {
     });
   };
   EXPECT_EQ(last_of_four(false), "nothing");
-  EXPECT_THAT(last_of_four(true), HasSubstr("/plan/pipeline_parallel: found 4, expected stages that train something: "
-                                            "all that stage 3 holds is frozen"));
+  EXPECT_THAT(last_of_four(true), HasSubstr("/plan/pipeline_parallel: found 4, expected stages that train something, "
+                                            "or clip_grad 0: all that stage 3 holds is frozen"));
+  EXPECT_EQ(last_of_four(true, 0), "nothing") << "no norm, no stage that it needs";
 }
 
 }  // namespace
