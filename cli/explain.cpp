@@ -279,6 +279,14 @@ std::string explain_memory(const Report& r) {
   return text;
 }
 
+// Of one purpose: what the whole table has of it, and where its time is.
+std::string explain_memory_part(const MemoryPart& part, const Report& r) {
+  const double bytes = r.stages.empty() ? 0 : part.of(r.stages[static_cast<std::size_t>(r.memory_stage)].memory);
+  return fmt::format("{}, a part of memory: {} at the peak of the fullest stage\n"
+                     "what is done with them takes time under names of its own: ops (--ops) and terms\n\n{}",
+                     part.label, bytes_text(bytes), explain_memory(r));
+}
+
 }  // namespace
 
 std::string explain(const std::string& name, const Simulation& simulation) {
@@ -300,12 +308,18 @@ std::string explain(const std::string& name, const Simulation& simulation) {
     known.push_back(term.name);
     known.push_back(term.label);
   }
+  for (const MemoryPart& part : memory_parts()) {
+    if (name == part.name || name == part.label) return explain_memory_part(part, simulation.report);
+    known.push_back(part.name);
+    known.push_back(part.label);
+  }
   for (const OpInPlace& place : ops) {
     known.push_back(place.name);
     known.emplace_back(place.op->name);
   }
   throw InputError({"--explain", ""}, describe(name),
-                   "an op (see --ops) or a term: step, mfu, memory, matmul, bubble, ...", nearest_name(name, known));
+                   "an op (see --ops), a term or a part of memory: step, mfu, memory, matmul, gradients, ...",
+                   nearest_name(name, known));
 }
 
 std::string op_table(const Simulation& simulation) {

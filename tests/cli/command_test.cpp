@@ -289,6 +289,9 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;
   }
+  for (const char* name : {"gradient", "gradients", "optimizer states", "framework"})
+    EXPECT_THAT(place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'").out,
+                AllOf(HasSubstr(", a part of memory: "), HasSubstr("at the peak, on the fullest stage"))) << name;
   EXPECT_THAT(
       place.orrery("simulate offload --explain memory").out,
       AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));
