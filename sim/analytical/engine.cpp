@@ -171,11 +171,12 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
 }
 
 // Work on asynchronous streams is served in order: a slot's ends `stream_end` after the slot began, or later by what
-// was left of the slots before. Slots are taken back to back, without the bubbles between them, so that the tail is
-// never taken for shorter than it is.
-void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
-                                      const std::array<SlotLines, kSlotKinds>* chunks) {
+// was left of the slots before. Slots are taken back to back where the waits between them were not looked for, so that
+// the tail is never taken for shorter than it is.
+void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_class_of) {
   const Schedule& schedule = program.schedule;
+  StageClass& c = classes[stage_class_of];
+  const auto* chunks = &lines[stage_class_of * static_cast<std::size_t>(schedule.chunks)];
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
   bool usual = false;
@@ -209,7 +210,11 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
   };
   const StageOrder order = schedule.order(static_cast<std::size_t>(c.first_stage));
   if (usual) {
-    order.for_each(pass);
+    std::size_t slots = 0;
+    order.for_each([&](const Slot& slot) {
+      time += wait(stage_class_of, slots++);
+      pass(slot);
+    });
   } else {
     // Only the first and last micro-batches matter: stretches without them pass as a whole.
     const auto stretch = [&](std::span<const Segment> segments, std::uint32_t shift) {
@@ -244,7 +249,8 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, StageClass& c,
     stretch(order.epilogue, 0);
   }
   for (std::size_t s = 0; s < kStreams; ++s) {
-    c.tail[s] = std::max(0.0, end[s] - time);
+    const bool followed = c.followed && kStreamRows[s].occupies == Occupies::fabric;
+    c.tail[s] = followed ? c.left[s] : std::max(0.0, end[s] - time);
     if (c.tail[s] <= c.tail_seconds) continue;
     c.tail_seconds = c.tail[s];
     c.tail_stream = static_cast<Stream>(s);
@@ -269,6 +275,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
       clock_chunk(program, chunk_at(at), lines[at]);
   }
   gather_while_waiting(program);
+  find_waits(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     carry_backlogs(program, i);
@@ -296,7 +303,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
     }
     c.update_transient = update.bytes();
     clock_update(program, c);
-    find_tail(program, c, &lines[i * chunks]);
+    find_tail(program, i);
   }
 }
 

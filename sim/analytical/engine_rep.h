@@ -51,6 +51,8 @@ struct StageClass {
   LineResult gradients, norm, update;   // parts of the end of the step
   std::vector<StageSum> sums;           // and the part between the first two of them
   bool synchronises = false;            // the gradient norm is one of all stages
+  bool followed = false;                // slot by slot: what `left` has is behind the last one
+  std::array<double, kStreams> left{};  // seconds until the fabric's asynchronous streams have ended
   std::array<double, kStreams> tail{};  // work left on asynchronous streams when the last slot ends
   double tail_seconds = 0;
   Stream tail_stream = Stream::compute;
@@ -76,7 +78,10 @@ struct AnalyticalEngine::Rep {
   void find_classes(const Program& program);
   void prepare_pieces(const Program& program);
   void gather_while_waiting(const Program& program);
+  void find_waits(const Program& program);
   void carry_backlogs(const Program& program, std::size_t stage_class);
+  bool slows_itself(const Program& program, std::size_t stage_class) const;
+  void follow_backlogs(const Program& program, std::size_t stage_class);
   void clock_slots(const Program& program);
   void walk_pipeline(const Program& program);
   void sum_over_stages(const Program& program);
@@ -94,7 +99,11 @@ struct AnalyticalEngine::Rep {
                   const LineStart& start = {});
   void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
-  void find_tail(const Program& program, StageClass& c, const std::array<SlotLines, kSlotKinds>* chunks);
+  void find_tail(const Program& program, std::size_t stage_class);
+  // Of a slot of the class, by its place in the order, before it begins; 0 where it was not looked for.
+  double wait(std::size_t stage_class_of, std::size_t slot) const {
+    return waits.empty() ? 0 : waits[stage_class_of * (waits.size() / classes.size()) + slot];
+  }
   ChunkMemory chunk_memory(const Chunk& chunk) const;
   bool find_peaks(const Program& program, Place place);
   CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place);
@@ -120,6 +129,9 @@ struct AnalyticalEngine::Rep {
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
   std::vector<FabricBacklog> backlogs;                   // the same
+  std::vector<double> waits;                             // [class][slot in order]: before it; none: not looked for
+  SharedFabric fabric;                                   // while a stage waits
+  PipelineTimeline walked;                               // where waits were looked for
   std::vector<ChunkMemory> memory;                       // [class * chunks + chunk]
   std::vector<ChunkBytes> chunk_bytes;
   Borders borders;

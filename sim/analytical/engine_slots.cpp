@@ -9,6 +9,8 @@ namespace {
 
 constexpr double kSame = 1e-6;  // relative: of a slot's seconds from round to round
 constexpr std::int64_t kRounds = 4;
+constexpr std::int64_t kFollowed = 16;     // micro-batches
+constexpr std::size_t kMostWalked = 4096;  // slots of all stages
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;
@@ -20,10 +22,27 @@ void add(LineResult& to, const LineResult& from, double times) {
   }
 }
 
+SlotSeconds seconds_of(const SlotLines& l) { return {l.first.seconds, l.usual.seconds, l.last.seconds}; }
+
 bool leaves_behind(const LineResult& l) {
   for (std::size_t s = 0; s < kStreams; ++s)
     if (kStreamRows[s].occupies == Occupies::fabric && l.stream_end[s] > l.seconds) return true;
   return false;
+}
+
+bool is_empty(const FabricBacklog& backlog) {
+  return std::all_of(backlog.begin(), backlog.end(), [](const auto& works) { return works.empty(); });
+}
+
+bool same(double a, double b) { return std::abs(a - b) <= kSame * std::max(a, b); }
+bool same(const FabricBacklog& a, const FabricBacklog& b) {
+  const auto same_work = [](const FabricWork& x, const FabricWork& y) {
+    return same(x.latency_seconds, y.latency_seconds) && same(x.seconds[0], y.seconds[0]) &&
+           same(x.seconds[1], y.seconds[1]) && x.in_sequence == y.in_sequence;
+  };
+  for (std::size_t s = 0; s < a.size(); ++s)
+    if (!std::equal(a[s].begin(), a[s].end(), b[s].begin(), b[s].end(), same_work)) return false;
+  return true;
 }
 
 }  // namespace
@@ -70,13 +89,106 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   }
 }
 
+// Stages wait between their slots, and what those have left on asynchronous streams goes on meanwhile. How long, a walk
+// of all slots tells, as long as there are few of them; in it none is slowed yet by what others leave.
+void AnalyticalEngine::Rep::find_waits(const Program& program) {
+  waits.clear();
+  const Schedule& schedule = program.schedule;
+  const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
+  const std::size_t slots_of_stage =
+      chunks * static_cast<std::size_t>(schedule.micro_batches * (schedule.split_backward ? 3 : 2));
+  if (stages == 1 || schedule.micro_batches == 1 || stages * slots_of_stage > kMostWalked) return;
+  if (std::none_of(lines.begin(), lines.end(), [](const std::array<SlotLines, kSlotKinds>& kinds) {
+        return std::any_of(kinds.begin(), kinds.end(), [](const SlotLines& l) { return leaves_behind(l.usual); });
+      }))
+    return;
+  for (std::size_t at = 0; at < lines.size(); ++at)
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
+  walk_pipeline(program);
+  walk_timeline(schedule, {stage_class, seconds, hops}, pipeline, walked);
+  for (const StageClass& c : classes) {
+    double end = 0;
+    for (std::size_t i = 0; i < slots_of_stage; ++i) {
+      const SlotRecord& slot = walked.slots[static_cast<std::size_t>(c.first_stage) * slots_of_stage + i];
+      waits.push_back(slot.begin_seconds - end);
+      end = slot.end_seconds;
+    }
+  }
+}
+
+// Whether what the class's slots leave meets other streams of the next ones.
+bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
+  if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
+  const auto& stage = program.stages[static_cast<std::size_t>(classes[stage_class_of].first_stage)];
+  StreamsByLevel on_level{};
+  bool leaves = false;
+  for (std::size_t c = 0; c < stage.size(); ++c)
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+      leaves |= leaves_behind(lines[stage_class_of * stage.size() + c][kind].usual);
+      for (const Run& run : stage[c].runs)
+        for (std::size_t l = 0; l < kFabricLevels; ++l)
+          on_level[l] |= pieces[run.piece].blocks[kind].on_level[0][l];
+    }
+  return leaves && any_meet(on_level);
+}
+
+// Few micro-batches are clocked one by one, each behind what those before have left; what recurs is clocked once.
+void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t stage_class_of) {
+  const Schedule& schedule = program.schedule;
+  const std::int64_t n = schedule.micro_batches;
+  const auto chunks = static_cast<std::size_t>(schedule.chunks);
+  StageClass& c = classes[stage_class_of];
+  const auto stage = static_cast<std::size_t>(c.first_stage);
+  // The last that was clocked in a usual micro-batch.
+  struct Clocked {
+    bool known = false;
+    FabricBacklog before, behind;
+    LineResult result;
+  };
+  std::vector<Clocked> clocked(chunks * kSlotKinds);
+  std::vector<LineResult> sums(chunks * kSlotKinds);
+  FabricBacklog backlog, before;
+  std::size_t slots = 0;
+  schedule.order(stage).for_each([&](const Slot& slot) {
+    fabric.work_off(wait(stage_class_of, slots++), backlog);
+    const std::size_t k = slot.chunk * kSlotKinds + index(slot.kind);
+    SlotLines& l = lines[stage_class_of * chunks + slot.chunk][index(slot.kind)];
+    const bool first = slot.micro_batch == 0, last = slot.micro_batch + 1 == n;
+    LineResult result = first ? l.first : last ? l.last : l.usual;
+    Clocked& like = clocked[k];
+    if (!first && !last && like.known && same(like.before, backlog)) {
+      result = like.result;
+      backlog = like.behind;
+    } else if (!is_empty(backlog) || leaves_behind(result)) {
+      before = backlog;
+      LineResult behind;
+      clock_line(program, program.stages[stage][slot.chunk], static_cast<BlockKind>(slot.kind),
+                 conditions_of(slot.micro_batch, n), behind, {.backlog = &backlog});
+      if (!first || slot.kind != SlotKind::forward) result = behind;  // that was clocked with its input to come
+      if (!first && !last) like = {true, before, backlog, result};
+    }
+    if (first)
+      l.first = result;
+    else if (last)
+      l.last = result;
+    else
+      add(sums[k], result, 1.0 / static_cast<double>(n - 2));
+  });
+  if (n > 2)
+    for (std::size_t k = 0; k < sums.size(); ++k)
+      lines[stage_class_of * chunks + k / kSlotKinds][k % kSlotKinds].usual = sums[k];
+  c.left = fabric.work_off(backlog);
+  c.followed = true;
+}
+
 // Where streams meet on a level of the fabric, what a slot leaves on asynchronous ones slows the next slot. Slots of
 // the usual micro-batches are clocked again behind what is left by the slot before them, until nothing changes; the
 // first have nothing before them.
 void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t stage_class_of) {
+  if (!slows_itself(program, stage_class_of)) return;
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
-  if (n == 1 || !clock.shares_levels()) return;
+  if (!waits.empty() && n <= kFollowed) return follow_backlogs(program, stage_class_of);
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   const auto stage = static_cast<std::size_t>(classes[stage_class_of].first_stage);
   auto* own = &lines[stage_class_of * chunks];
@@ -87,23 +199,21 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   const auto clock_behind = [&](FabricBacklog& backlog, std::size_t k, WhenSet when, LineResult& result) {
     clock_line(program, chunk_of(k), static_cast<BlockKind>(k % kSlotKinds), when, result, {.backlog = &backlog});
   };
-  StreamsByLevel on_level{};
-  bool leaves = false;
-  for (std::size_t k = 0; k < slots; ++k) {
-    leaves |= leaves_behind(lines_of(k).usual);
-    for (const Run& run : chunk_of(k).runs)
-      for (std::size_t l = 0; l < kFabricLevels; ++l)
-        on_level[l] |= pieces[run.piece].blocks[k % kSlotKinds].on_level[0][l];
-  }
-  if (!leaves || !any_meet(on_level)) return;
 
   constexpr std::int32_t kNone = -1;
   slot_before.assign(slots, kNone);
+  std::vector<double> wait_before(slots), last_wait_before(slots);
   std::int32_t before = kNone;
+  std::size_t place = 0;
   schedule.order(stage).for_each([&](const Slot& slot) {
-    const auto k = static_cast<std::int32_t>(slot.chunk * kSlotKinds + index(slot.kind));
-    if (slot.micro_batch == n / 2) slot_before[static_cast<std::size_t>(k)] = before;
-    before = k;
+    const std::size_t k = slot.chunk * kSlotKinds + index(slot.kind);
+    const double waited = wait(stage_class_of, place++);
+    if (slot.micro_batch == n / 2) {
+      slot_before[k] = before;
+      wait_before[k] = waited;
+    }
+    if (slot.micro_batch + 1 == n) last_wait_before[k] = waited;
+    before = static_cast<std::int32_t>(k);
   });
   backlogs.assign(slots, {});
   LineResult first;
@@ -113,16 +223,17 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   const std::int64_t usual_ones = std::max<std::int64_t>(n - 2, 1);
   std::vector<LineResult> sums(slots);
   for (std::int64_t round = 0, rounds = std::min<std::int64_t>(usual_ones, kRounds); round < rounds; ++round) {
-    bool same = true;
+    bool settled = true;
     for (std::size_t k = 0; k < slots; ++k) {
       if (slot_before[k] == kNone) continue;
       LineResult& usual = lines_of(k).usual;
       const double was = usual.seconds;
       backlogs[k] = backlogs[static_cast<std::size_t>(slot_before[k])];
+      if (wait_before[k] > 0) fabric.work_off(wait_before[k], backlogs[k]);
       clock_behind(backlogs[k], k, kUsual, usual);
-      same &= std::abs(usual.seconds - was) <= kSame * was;
+      settled &= same(usual.seconds, was);
     }
-    const bool last = round + 1 == rounds || (same && round > 0);
+    const bool last = round + 1 == rounds || (settled && round > 0);
     const auto times = static_cast<double>(last ? usual_ones - round : 1);
     for (std::size_t k = 0; k < slots; ++k)
       add(sums[k], lines_of(k).usual, times / static_cast<double>(usual_ones));
@@ -139,6 +250,7 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
       continue;
     }
     FabricBacklog backlog = backlogs[static_cast<std::size_t>(slot_before[k])];
+    if (last_wait_before[k] > 0) fabric.work_off(last_wait_before[k], backlog);
     clock_behind(backlog, k, kLast, l.last);
   }
 }

@@ -175,6 +175,24 @@ void SharedFabric::leave(double at, FabricBacklog& backlog) {
   }
 }
 
+void SharedFabric::begin_with(const FabricBacklog& backlog) {
+  clear();
+  for (std::size_t s = 0; s < kStreams; ++s)
+    for (const FabricWork& work : backlog[s]) issue(s, 0, work, 0);
+}
+
+void SharedFabric::work_off(double seconds, FabricBacklog& backlog) {
+  begin_with(backlog);
+  leave(seconds, backlog);
+}
+
+std::array<double, kStreams> SharedFabric::work_off(const FabricBacklog& backlog) {
+  begin_with(backlog);
+  std::array<double, kStreams> ends{};
+  for (std::size_t s = 0; s < kStreams; ++s) ends[s] = end(s);
+  return ends;
+}
+
 void SharedFabric::snapshot(std::vector<double>& times, std::vector<double>& same) const {
   times.push_back(state_.time);
   for (std::size_t u = 0; u < used_.size(); ++u) {

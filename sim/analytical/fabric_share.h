@@ -73,6 +73,10 @@ class SharedFabric {
   Stretch busy(double from, double until);
   // Goes on to `at` and tells what the asynchronous streams have left then.
   void leave(double at, FabricBacklog& backlog);
+  // Begins anew: so many seconds with nothing but the backlog, and what is left of it.
+  void work_off(double seconds, FabricBacklog& backlog);
+  // The same until nothing is left: when each stream has ended.
+  std::array<double, kStreams> work_off(const FabricBacklog& backlog);
 
   // For lines that repeat. The state at an instant in two parts: times (and tickets) that may advance by the same from
   // period to period, and what must stay the same if the next period is to be like the last.
@@ -107,6 +111,7 @@ class SharedFabric {
   };
 
   static constexpr std::uint8_t kUnused = 0xff;
+  void begin_with(const FabricBacklog& backlog);
   // Until the time, or the end of an item, if that comes first.
   void run(State& state, double until, std::size_t use = kMost, std::size_t item = 0);
   void copy(State& to, const State& from) const;

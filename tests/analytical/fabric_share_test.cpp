@@ -96,6 +96,23 @@ TEST(FabricShare, AStreamsOwnRunInOrder) {
   EXPECT_DOUBLE_EQ(busy.until, 5);
 }
 
+TEST(FabricShare, ABacklogIsWorkedOff) {
+  SharedFabric fabric;
+  fabric.issue(kTensor, 0, in_node(9), 0);  // of another slot
+  FabricBacklog backlog;
+  backlog[kData] = {over_network(3, 1), in_node(2)};
+  EXPECT_DOUBLE_EQ(fabric.work_off(backlog)[kData], 1 + 3 + 2);
+  EXPECT_DOUBLE_EQ(fabric.work_off(backlog)[kTensor], 0);
+  fabric.work_off(2, backlog);
+  ASSERT_EQ(backlog[kData].size(), 2u);
+  EXPECT_DOUBLE_EQ(backlog[kData].front().alone(), 2);
+  fabric.work_off(3, backlog);
+  ASSERT_EQ(backlog[kData].size(), 1u);
+  EXPECT_DOUBLE_EQ(fabric.work_off(backlog)[kData], 1);
+  fabric.work_off(1, backlog);
+  EXPECT_TRUE(backlog[kData].empty());
+}
+
 TEST(FabricShare, WhatIsLeftGoesOnInTheNextSlot) {
   SharedFabric fabric;
   fabric.issue(kTensor, 0, in_node(2), 0);

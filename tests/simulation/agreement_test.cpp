@@ -87,8 +87,8 @@ std::vector<PlanKind> plan_kinds() {
       {"context parallel, all_gather", context("all_gather"), 0.01, 0.5},
       {"pipeline", pipelines, 0.01, 2.5},
       {"pipeline, ZeRO-1", with(pipelines, zero1), 0.01, 2},
-      {"pipeline, ZeRO-2", with(pipelines, zero2), 0.2, 11.5},
-      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.4, 17.5},
+      {"pipeline, ZeRO-2", with(pipelines, zero2), 0.2, 3},
+      {"pipeline, ZeRO-3", with(pipelines, zero3), 0.15, 3},
   };
 }
 
@@ -137,8 +137,8 @@ void compare(const PlanKind& kind, const Site& site, std::vector<Difference>& al
 }
 
 // The bounds are what is reached, rounded up. What remains beyond a tenth of a percent: transfers between stages share
-// NICs with collectives in the discrete-event engine alone; reductions that pile up catch up while a stage waits; and
-// several flows of one exchange (all-to-all, rings over NICs that ranks share) take more of a link than one.
+// NICs with collectives in the discrete-event engine alone; and several flows of one exchange (all-to-all, rings over
+// NICs that ranks share) take more of a link than one.
 TEST(AgreementOfEngines, ByKindOfPlan) {
   fmt::print("{:<30} {:>5} {:>9} {:>9} {:>9}\n", "difference in percent", "plans", "median", "mean", "worst");
   std::size_t plans = 0;
