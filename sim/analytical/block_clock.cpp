@@ -136,11 +136,101 @@ double LineClock::overlap_seconds(double start, double seconds) {
   return std::max(0.0, std::min(beside, room)) * slowdown_;
 }
 
+// When a node may start, by what it waited for last; and when what it depends on part by part has ended.
+struct LineClock::Start {
+  double time = 0, tail = 0;
+  int cause = 0, tail_cause = 0;
+};
+
+template <bool Record, bool Shared>
+[[gnu::always_inline]] inline LineClock::Start LineClock::start_of(const BlockCode& code, const ClockNode& node,
+                                                                   bool queued) {
+  const auto stream = static_cast<std::size_t>(node.stream);
+  Start start{.time = queued ? 0 : s_.free[stream], .cause = static_cast<int>(stream)};
+  [[maybe_unused]] const std::size_t first_slack = slacks_.size();
+  const auto after = [&](double time, int by) {
+    if constexpr (Record) slacks_.push_back(time);
+    if (time <= start.time) return;
+    start.time = time;
+    start.cause = by;
+  };
+  if constexpr (Record) slacks_.push_back(start.time);
+  if (node.host_first > 0 || code.graph_host_seconds > 0) after(s_.host + node.host_first, kHost);
+  if (node.waits_for_compute) after(s_.free[kCompute], static_cast<int>(kCompute));
+  for (std::size_t d = node.first_dep; d < node.first_dep + node.deps; ++d) {
+    const std::uint16_t from = code.deps[d];
+    if (from == BlockCode::kEntry) {
+      after(s_.entry, static_cast<int>(entry_stream_));
+      continue;
+    }
+    const ClockNode& producer = code.nodes[from];
+    const bool in_parts = node.count > 1 && producer.count == node.count;
+    const double produced = end_of<Shared>(producer, from);
+    after(in_parts ? first_part_of<Shared>(producer, from) : produced, static_cast<int>(producer.stream));
+    if (in_parts && produced > start.tail) {
+      start.tail = produced;
+      start.tail_cause = static_cast<int>(producer.stream);
+    }
+  }
+  if constexpr (Record)
+    for (std::size_t i = first_slack; i < slacks_.size(); ++i) slacks_[i] = start.time - slacks_[i];
+  return start;
+}
+
+// On the compute stream; returns its end. `seconds`: alone, then as they were.
+template <bool Record, bool Shared>
+[[gnu::always_inline]] inline double LineClock::run_on_compute(const BlockCode& code, const ClockNode& node,
+                                                               std::int64_t instances, Start& start, double& seconds) {
+  s_.accounts[waiting_for(start.cause)] += start.time - s_.free[kCompute];
+  if (Shared && node.moves) {
+    const double last_release = std::max(start.time, start.tail);
+    seconds = fabric_.end(kCompute, issue(code, node, instances, start.time, last_release)) - start.time;
+    start.tail = 0;
+  }
+  if (!node.counted) s_.accounts[node.account] += seconds;
+  if (slowdown_ > 0 && !node.moves) {
+    const double extra = overlap_seconds<Record, Shared>(start.time, seconds);
+    if (extra > 0)
+      for (std::size_t a = 0; a < node.kernel_seconds.size(); ++a)
+        s_.accounts[a] += extra * node.kernel_seconds[a] / node.seconds;
+    seconds += extra;
+  }
+  double end = start.time + seconds;
+  if (node.host > node.host_first) {
+    const double host_end = s_.host + node.host_bound;
+    if constexpr (Record) slacks_.push_back(std::abs(end - host_end));
+    if (host_end > end) {
+      s_.accounts[kHostIssue] += host_end - end;
+      end = host_end;
+    }
+  }
+  return end;
+}
+
+// When the block's output is there: from there the next instance takes it.
+template <bool Record, bool Shared>
+[[gnu::always_inline]] inline void LineClock::hand_on(const BlockCode& code) {
+  double exit = -1;
+  if (code.exit_compute != BlockCode::kNone) {
+    exit = end_of<Shared>(code.nodes[code.exit_compute], code.exit_compute);
+    entry_stream_ = Stream::compute;
+  }
+  if (code.exit_other != BlockCode::kNone) {
+    const double other = end_of<Shared>(code.nodes[code.exit_other], code.exit_other);
+    if constexpr (Record)
+      if (exit >= 0) slacks_.push_back(std::abs(exit - other));
+    if (other > exit) {
+      exit = other;
+      entry_stream_ = code.nodes[code.exit_other].stream;
+    }
+  }
+  if (exit >= 0) s_.entry = exit;
+}
+
 template <bool Record, bool Shared>
 void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t base) {
   const BlockCode& code = *item.code;
   const std::int64_t index = base + at;
-  double& compute = s_.free[kCompute];
   bool began = false;
   const auto begin = [&](double time) {
     if (all_ahead_) return;
@@ -175,106 +265,39 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
 
     const auto stream = static_cast<std::size_t>(node.stream);
     const bool queued = Shared && is_queued(node);
-    double start = queued ? 0 : s_.free[stream];
-    int cause = static_cast<int>(stream);
-    [[maybe_unused]] const std::size_t first_slack = slacks_.size();
-    const auto after = [&](double time, int by) {
-      if constexpr (Record) slacks_.push_back(time);
-      if (time <= start) return;
-      start = time;
-      cause = by;
-    };
-    if constexpr (Record) slacks_.push_back(start);
-    if (node.host_first > 0 || code.graph_host_seconds > 0) after(s_.host + node.host_first, kHost);
-    if (node.waits_for_compute) after(compute, static_cast<int>(kCompute));
-    double tail = 0;  // when what it depends on part by part has ended
-    int tail_cause = 0;
-    for (std::size_t d = node.first_dep; d < node.first_dep + node.deps; ++d) {
-      const std::uint16_t from = code.deps[d];
-      if (from == BlockCode::kEntry) {
-        after(s_.entry, static_cast<int>(entry_stream_));
-        continue;
-      }
-      const ClockNode& producer = nodes[from];
-      const bool in_parts = node.count > 1 && producer.count == node.count;
-      const double produced = end_of<Shared>(producer, from);
-      after(in_parts ? first_part_of<Shared>(producer, from) : produced, static_cast<int>(producer.stream));
-      if (in_parts && produced > tail) {
-        tail = produced;
-        tail_cause = static_cast<int>(producer.stream);
-      }
-    }
-    if constexpr (Record)
-      for (std::size_t i = first_slack; i < slacks_.size(); ++i) slacks_[i] = start - slacks_[i];
-
-    double end = 0;
+    Start start = start_of<Record, Shared>(code, node, queued);
     if (queued) {
-      end_[k] = static_cast<double>(issue(code, node, instances, start, std::max(start, tail)) + 1);
+      end_[k] = static_cast<double>(issue(code, node, instances, start.time, std::max(start.time, start.tail)) + 1);
       s_.work[stream] += seconds;
       s_.host += node.host;
       continue;
     }
+    double end = 0;
     if (stream == kCompute) {
       if (!began) {
         began = true;
-        if (order_.longest > 0) begin(start);
+        if (order_.longest > 0) begin(start.time);
       }
-      s_.accounts[waiting_for(cause)] += start - compute;
-      if (Shared && node.moves) {
-        seconds = fabric_.end(kCompute, issue(code, node, instances, start, std::max(start, tail))) - start;
-        tail = 0;
-      }
-      if (!node.counted) s_.accounts[node.account] += seconds;
-      if (slowdown_ > 0 && !node.moves) {
-        const double extra = overlap_seconds<Record, Shared>(start, seconds);
-        if (extra > 0)
-          for (std::size_t a = 0; a < node.kernel_seconds.size(); ++a)
-            s_.accounts[a] += extra * node.kernel_seconds[a] / node.seconds;
-        seconds += extra;
-      }
-      end = start + seconds;
-      if (node.host > node.host_first) {
-        const double host_end = s_.host + node.host_bound;
-        if constexpr (Record) slacks_.push_back(std::abs(end - host_end));
-        if (host_end > end) {
-          s_.accounts[kHostIssue] += host_end - end;
-          end = host_end;
-        }
-      }
+      end = run_on_compute<Record, Shared>(code, node, instances, start, seconds);
     } else {
-      if (node.moves && start > s_.free[stream]) s_.busy_begin[stream] = start;
-      end = start + seconds;
+      if (node.moves && start.time > s_.free[stream]) s_.busy_begin[stream] = start.time;
+      end = start.time + seconds;
     }
-    if (tail > 0) {
-      const double tail_end = tail + last_seconds;
+    if (start.tail > 0) {
+      const double tail_end = start.tail + last_seconds;
       if constexpr (Record) slacks_.push_back(std::abs(end - tail_end));
       if (tail_end > end) {
-        if (stream == kCompute) s_.accounts[waiting_for(tail_cause)] += tail_end - end;
+        if (stream == kCompute) s_.accounts[waiting_for(start.tail_cause)] += tail_end - end;
         end = tail_end;
       }
     }
     s_.work[stream] += seconds;
     s_.free[stream] = end_[k] = end;
-    first_part_[k] = start + last_seconds;
+    first_part_[k] = start.time + last_seconds;
     s_.host += node.host;
   }
-  if (!began && order_.longest > 0) begin(std::max(compute, s_.host));
-
-  double exit = -1;
-  if (code.exit_compute != BlockCode::kNone) {
-    exit = end_of<Shared>(code.nodes[code.exit_compute], code.exit_compute);
-    entry_stream_ = Stream::compute;
-  }
-  if (code.exit_other != BlockCode::kNone) {
-    const double other = end_of<Shared>(code.nodes[code.exit_other], code.exit_other);
-    if constexpr (Record)
-      if (exit >= 0) slacks_.push_back(std::abs(exit - other));
-    if (other > exit) {
-      exit = other;
-      entry_stream_ = code.nodes[code.exit_other].stream;
-    }
-  }
-  if (exit >= 0) s_.entry = exit;
+  if (!began && order_.longest > 0) begin(std::max(s_.free[kCompute], s_.host));
+  hand_on<Record, Shared>(code);
 }
 
 void LineClock::snapshot(std::int64_t index, std::vector<double>& x, std::vector<double>& same) const {

@@ -196,6 +196,15 @@ class LineClock {
   void walk(const LineItem& item, std::int64_t base);
   template <bool Record, bool Shared>
   void instance(const LineItem& item, std::int64_t at, std::int64_t base);
+  // Parts of it, inlined: it is what evaluation consists of.
+  struct Start;
+  template <bool Record, bool Shared>
+  Start start_of(const BlockCode& code, const ClockNode& node, bool queued);
+  template <bool Record, bool Shared>
+  double run_on_compute(const BlockCode& code, const ClockNode& node, std::int64_t instances, Start& start,
+                        double& seconds);
+  template <bool Record, bool Shared>
+  void hand_on(const BlockCode& code);
   template <bool Shared>
   void issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time);
   template <bool Shared>
