@@ -190,7 +190,10 @@ fi
 
 calibration=$out/calibration.json
 if [ $stand_in = yes ]; then
-  part calibrate 75 "$program" calibrate --device "$device" --quick --budget 50s --restart --output "$calibration" --journal "$out/calibration.points.jsonl"
+  # As little as can be fitted: what a slow or busy machine has not measured in one turn it measures in the next ones.
+  rm -f "$out/calibration.points.jsonl"
+  part calibrate 75 bash -c 'for turn in {1..7}; do "$program" calibrate --device "$device" --quick --budget 10s \
+    --output "$1" --journal "$2" && exit; done; exit 1' - "$calibration" "$out/calibration.points.jsonl"
 elif [ $short = yes ]; then
   part calibrate 45 "$program" calibrate --device "$device" --quick --budget 30s --restart --output "$calibration" --journal "$out/calibration.points.jsonl"
 else
