@@ -323,8 +323,11 @@ void attention_backward(const KernelCall& call) {
   const Buffer* const kv_buffer = call.has_read(4) ? &call.read(4) : nullptr;
   const Buffer& lse = call.read(2);
   const Shape s = shape_of(call, call.read(3), kv_buffer, call.read(1), lse);
-  call.require_same_elements(call.read(0), call.read(1));
-  call.require_same_elements(call.read(3), call.write(0));
+  const auto same_sizes = [](const Buffer& a, const Buffer& b) {
+    return a.tensor->rank == b.tensor->rank && a.tensor->sizes == b.tensor->sizes;
+  };
+  call.require(same_sizes(call.read(0), call.read(1)), "the context's gradient does not fit the context");
+  call.require(same_sizes(call.read(3), call.write(0)), "the gradient of the queries does not fit the queries");
   const Buffer& key_gradient = s.fused ? call.write(0) : call.write(1);
   if (!s.fused) {
     // A ring step may see only the first of a rank's keys: the others' gradient is zero.

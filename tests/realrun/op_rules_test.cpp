@@ -435,6 +435,9 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
   struct Slot {
     std::vector<Layout> layouts;
     std::vector<std::vector<Values>> by_rank;  // of each layout what ranks hold, or should
+    std::vector<std::size_t> shapes;           // of each layout the first that differs in the deal alone
+    std::size_t count() const { return std::max<std::size_t>(layouts.size(), 1); }
+    std::size_t shape(std::size_t layout) const { return layouts.empty() ? 0 : shapes[layout]; }
   };
   const auto slot_of = [&](const Operand& o, bool is_read) {
     Slot slot;
@@ -443,6 +446,10 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
     for (const Layout& l : slot.layouts) {
       std::vector<Values>& ranks = slot.by_rank.emplace_back();
       for (std::int64_t r = 0; r < mesh.ranks(); ++r) ranks.push_back(held(l, o.whole, o.values, mesh, r));
+      slot.shapes.push_back(static_cast<std::size_t>(
+          std::find_if(slot.layouts.begin(), slot.layouts.end(),
+                       [&](const Layout& other) { return other.tensor.over == l.tensor.over && other.owed == l.owed; }) -
+          slot.layouts.begin()));
     }
     return slot;
   };
@@ -455,30 +462,65 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
     for (std::size_t i = 0, n = sums.size(); i < n; ++i)
       sums.push_back(sums[i] | MeshGroup::of_digit(static_cast<int>(d)));
 
+  // Computed once for all layouts that make no difference to it. Whether kernels take the parts is the same however these
+  // are dealt, and what they compute however the results are, but where a result's positions choose what is drawn or read.
+  const std::size_t reads_count = c.reads.size();
+  const bool by_position = traits_of(c.op.kind).random || c.op.kind == embedding || c.op.kind == add ||
+                           c.op.kind == bias_gradient;
+  const auto sizes_product = [&](std::size_t begin) {
+    std::size_t product = 1;
+    for (std::size_t s = begin; s < slots.size(); ++s) product *= slots[s].count();
+    return product;
+  };
+  enum Answer : char { unknown, no, yes };
+  struct Computed {
+    bool known = false;
+    std::vector<std::vector<Values>> results;
+    std::vector<Answer> right;  // by result, its layout and the sum
+  };
+  std::vector<Answer> fitting(sizes_product(0), unknown);
+  std::vector<Computed> computed(sizes_product(reads_count));  // from the parts at hand
+  std::size_t most_layouts = 1;
+  for (const Slot& slot : slots) most_layouts = std::max(most_layouts, slot.count());
+
   Checker checker(mesh);
   std::vector<std::size_t> at(slots.size());
-  std::vector<std::vector<Values>> results;
+  std::vector<const Layout*> layouts(slots.size());
+  std::vector<const std::vector<Values>*> values(slots.size());
   const auto one = [&] {
-    std::vector<const Layout*> layouts;
-    std::vector<const std::vector<Values>*> values;
+    std::size_t shapes = 0, outcome = 0;
     for (std::size_t s = 0; s < slots.size(); ++s) {
-      layouts.push_back(slots[s].layouts.empty() ? nullptr : &slots[s].layouts[at[s]]);
-      values.push_back(slots[s].layouts.empty() ? nullptr : &slots[s].by_rank[at[s]]);
+      const Slot& slot = slots[s];
+      layouts[s] = slot.layouts.empty() ? nullptr : &slot.layouts[at[s]];
+      values[s] = slot.layouts.empty() ? nullptr : &slot.by_rank[at[s]];
+      shapes = shapes * slot.count() + slot.shape(at[s]);
+      if (s >= reads_count) outcome = outcome * slot.count() + (by_position ? at[s] : slot.shape(at[s]));
     }
-    const std::span<const Layout* const> all(layouts), reads = all.first(c.reads.size()),
-                                              writes = all.subspan(c.reads.size());
+    const std::span<const Layout* const> all(layouts), reads = all.first(reads_count),
+                                              writes = all.subspan(reads_count);
     ++tally.asked;
     const Verdict verdict = checker.check(c.op, reads, writes);
-    const bool fits = compute(c, reads, writes, values, mesh, results);
+    Computed& made = computed[outcome];
+    if (fitting[shapes] != no && !made.known) {
+      made.known = true;
+      fitting[shapes] = compute(c, reads, writes, values, mesh, made.results) ? yes : no;
+      made.right.assign(writes.size() * most_layouts * sums.size(), unknown);
+    }
+    const bool fits = fitting[shapes] == yes;
     const auto right = [&](std::size_t w, MeshGroup owed) {
-      return writes[w] == nullptr || holds(c.op.kind, *writes[w], owed, results[w], *values[c.reads.size() + w], mesh);
+      if (writes[w] == nullptr) return true;
+      const auto sum = static_cast<std::size_t>(std::find(sums.begin(), sums.end(), owed) - sums.begin());
+      Answer& answer = made.right[(w * most_layouts + at[reads_count + w]) * sums.size() + sum];
+      if (answer == unknown)
+        answer = holds(c.op.kind, *writes[w], owed, made.results[w], *values[reads_count + w], mesh) ? yes : no;
+      return answer == yes;
     };
     const auto description = [&] {
       std::string text;
       for (std::size_t s = 0; s < layouts.size(); ++s)
         if (layouts[s] != nullptr)
-          text += (s == c.reads.size() ? " -> " : text.empty() ? "" : " ") +
-                  (s < c.reads.size() ? c.reads[s].name : c.writes[s - c.reads.size()].name) + layouts[s]->name;
+          text += (s == reads_count ? " -> " : text.empty() ? "" : " ") +
+                  (s < reads_count ? c.reads[s].name : c.writes[s - reads_count].name) + layouts[s]->name;
       return text;
     };
     if (verdict.broken.empty()) {
@@ -500,8 +542,10 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
     tally.missing[c.name + ", rule " + std::to_string(static_cast<int>(verdict.broken.front()))].insert(description());
   };
   const auto choose = [&](const auto& self, std::size_t s) -> void {
+    if (s == reads_count)
+      for (Computed& made : computed) made.known = false;
     if (s == slots.size()) return one();
-    for (at[s] = 0; at[s] < std::max<std::size_t>(slots[s].layouts.size(), 1); ++at[s]) self(self, s + 1);
+    for (at[s] = 0; at[s] < slots[s].count(); ++at[s]) self(self, s + 1);
   };
   choose(choose, 0);
 }
