@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <charconv>
 #include <cmath>
 #include <memory>
@@ -133,7 +132,7 @@ void compare_files(CompareArguments& arguments) {
   add(arguments.csv, bench::comparison_csv);
   if (!prints) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
   outputs.commit();
-  if (comparison.failed()) throw CLI::RuntimeError(1);
+  if (comparison.failed()) throw Exit{1};
   if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
     throw InputError(
         {arguments.candidate, ""}, "too few repetitions to tell anything of any benchmark",
@@ -182,83 +181,81 @@ void import_runs(const ImportArguments& arguments) {
 
 // ---- the subcommands
 
-void add_file(CLI::App& command, const char* option, std::string& path, const char* text) {
-  command.add_option(option, path, text)->type_name("FILE");
+void add_file(Command command, const char* option, std::string& path, const char* text) {
+  command.add_option(option, path, text).type_name("FILE");
 }
 
-void add_compare_runs(CLI::App& bench) {
+void add_compare_runs(Command bench) {
   auto arguments = std::make_shared<CompareArguments>();
-  CLI::App* command = bench.add_subcommand("compare", "Is anything slower than in an earlier run?");
-  command->footer(kCompareExamples);
-  command->add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)")->required();
-  command->add_option("NEW", arguments->candidate, "A later one; - for standard input")->required();
-  command->add_option("--threshold", arguments->threshold, "Smallest change of the median that counts: 5% or 0.05")
-      ->capture_default_str()
-      ->type_name("SHARE");
-  command->add_option("--alpha", arguments->options.alpha, "Chance of a false alarm in a comparison, at the most")
-      ->check(CLI::Range(1e-12, 0.5))
-      ->capture_default_str();
-  command->add_option("--filter", arguments->filter, "Only benchmarks whose name matches")->type_name("REGEX");
-  add_file(*command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
-  add_file(*command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
-  add_file(*command, "--json", arguments->json, "Write verdicts and numbers as JSON");
-  add_file(*command, "--csv", arguments->csv, "Write them as CSV, a row each");
-  command->callback([arguments] { compare_files(*arguments); });
+  const Command command = bench.add_subcommand("compare", "Is anything slower than in an earlier run?");
+  command.footer(kCompareExamples);
+  command.add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)").required();
+  command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required();
+  command.add_option("--threshold", arguments->threshold, "Smallest change of the median that counts: 5% or 0.05")
+      .capture_default()
+      .type_name("SHARE");
+  command.add_option("--alpha", arguments->options.alpha, "Chance of a false alarm in a comparison, at the most")
+      .within(1e-12, 0.5)
+      .capture_default();
+  command.add_option("--filter", arguments->filter, "Only benchmarks whose name matches").type_name("REGEX");
+  add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
+  add_file(command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
+  add_file(command, "--json", arguments->json, "Write verdicts and numbers as JSON");
+  add_file(command, "--csv", arguments->csv, "Write them as CSV, a row each");
+  command.callback([arguments] { compare_files(*arguments); });
 }
 
-void add_history(CLI::App& bench) {
+void add_history(Command bench) {
   auto arguments = std::make_shared<HistoryArguments>();
-  CLI::App* command = bench.add_subcommand("history", "One benchmark over all kept runs");
-  command->add_option("KERNEL", arguments->kernel, "The benchmark's name")->required();
-  command->add_option("--history", arguments->history, "Where the runs are kept")->required()->type_name("FILE");
-  add_file(*command, "--svg", arguments->svg, "Write a plot; - for standard output");
-  add_file(*command, "--csv", arguments->csv, "Write CSV, a row a run");
-  add_file(*command, "--json", arguments->json, "Write JSON");
-  command->callback([arguments] { show_history(*arguments); });
+  const Command command = bench.add_subcommand("history", "One benchmark over all kept runs");
+  command.add_option("KERNEL", arguments->kernel, "The benchmark's name").required();
+  command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
+  add_file(command, "--svg", arguments->svg, "Write a plot; - for standard output");
+  add_file(command, "--csv", arguments->csv, "Write CSV, a row a run");
+  add_file(command, "--json", arguments->json, "Write JSON");
+  command.callback([arguments] { show_history(*arguments); });
 }
 
-void add_import(CLI::App& bench) {
+void add_import(Command bench) {
   auto arguments = std::make_shared<ImportArguments>();
-  CLI::App* command =
+  const Command command =
       bench.add_subcommand("import", "Keep runs that were made elsewhere; what is there stays as it is");
-  command->add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
-      ->required()
-      ->type_name("FILE");
-  command->add_option("--history", arguments->history, "Where runs are kept")->required()->type_name("FILE");
-  command->callback([arguments] { import_runs(*arguments); });
+  command.add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
+      .required()
+      .type_name("FILE");
+  command.add_option("--history", arguments->history, "Where runs are kept").required().type_name("FILE");
+  command.callback([arguments] { import_runs(*arguments); });
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app) {
+void add_bench(Command app) {
   auto arguments = std::make_shared<BenchArguments>();
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("bench", "Measure every kernel and some training steps; compare and keep runs");
-  command->footer(kBenchExamples);
-  command->require_subcommand(0, 1);
-  command->add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches")->type_name("REGEX");
-  command->add_option("--device", arguments->device, "What runs them")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  command->add_option("--repetitions", arguments->suite.repetitions, "Of each benchmark, in random order")
-      ->check(CLI::Range(1, 10'000))
-      ->capture_default_str();
-  command->add_option("--min-time", arguments->suite.min_seconds, "Seconds that a repetition lasts at least")
-      ->check(CLI::Range(1e-6, 1e3))
-      ->capture_default_str();
+  command.footer(kBenchExamples);
+  command.require_subcommand(0, 1);
+  command.add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command.add_option("--device", arguments->device, "What runs them").one_of({"cpu", "cuda"}).capture_default();
+  command.add_option("--repetitions", arguments->suite.repetitions, "Of each benchmark, in random order")
+      .between(1, 10'000)
+      .capture_default();
+  command.add_option("--min-time", arguments->suite.min_seconds, "Seconds that a repetition lasts at least")
+      .within(1e-6, 1e3)
+      .capture_default();
   command
-      ->add_option("--patience", arguments->suite.patience_seconds,
-                   "Seconds that more repetitions may take where the machine was busy beside some; 0: none")
-      ->check(CLI::Range(0.0, 1e6))
-      ->capture_default_str();
-  add_file(*command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
-  command->add_option("--history", arguments->history, "Keep the run in this file")->type_name("FILE");
-  command->add_flag("--list", arguments->list, "Say what would run");
-  add_compare_runs(*command);
-  add_history(*command);
-  add_import(*command);
-  command->callback([command, arguments] {
-    if (command->get_subcommands().empty()) run(*arguments);
+      .add_option("--patience", arguments->suite.patience_seconds,
+                  "Seconds that more repetitions may take where the machine was busy beside some; 0: none")
+      .within(0, 1e6)
+      .capture_default();
+  add_file(command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
+  command.add_option("--history", arguments->history, "Keep the run in this file").type_name("FILE");
+  command.add_flag("--list", arguments->list, "Say what would run");
+  add_compare_runs(command);
+  add_history(command);
+  add_import(command);
+  command.callback([command, arguments] {
+    if (!command.has_subcommand_given()) run(*arguments);
   });
 }
 

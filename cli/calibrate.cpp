@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -15,6 +14,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "cli/calibrate_import.h"
@@ -109,13 +109,14 @@ class InterruptHandler {
 std::optional<Device> preset_of(const BackendFacts& facts) {
   if (facts.kind == "cpu") return std::nullopt;
   std::vector<std::string> words;
-  for (const std::string& word : CLI::detail::split(facts.device, ' ')) {
+  std::istringstream device(facts.device);
+  for (std::string word; device >> word;) {
     const bool memory = word.ends_with("GB") || word.starts_with("HBM");
     if (word != "NVIDIA" && word != "GeForce" && !memory) words.push_back(word);
   }
   std::string plain = facts.device;
   if (plain.starts_with("NVIDIA ")) plain.erase(0, std::string("NVIDIA ").size());
-  for (const std::string& name : {plain, CLI::detail::join(words, "-")}) {
+  for (const std::string& name : {plain, fmt::format("{}", fmt::join(words, "-"))}) {
     try {
       return find_device(name);
     } catch (const InputError&) {  // no such preset
@@ -212,33 +213,33 @@ void run(CalibrateArguments arguments) {
 
 }  // namespace
 
-void add_calibrate(CLI::App& app) {
+void add_calibrate(Command app) {
   auto arguments = std::make_shared<CalibrateArguments>();
-  CLI::App* command = app.add_subcommand(
+  const Command command = app.add_subcommand(
       "calibrate", "Measure kernels of this machine, and fit the calibration that predictions go by");
-  command->footer(kCalibrateExamples);
-  command->require_subcommand(0, 1);
-  command->add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+  command.footer(kCalibrateExamples);
+  command.require_subcommand(0, 1);
+  command.add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
+      .one_of({"cpu", "cuda"})
+      .capture_default();
   const auto file = [&](const char* option, std::string& path, const char* text) {
-    command->add_option(option, path, text)->type_name("FILE");
+    command.add_option(option, path, text).type_name("FILE");
   };
   file("--output", arguments->output, "The calibration [DEVICE.json]; - for standard output");
   file("--journal", arguments->journal, "What was measured, point by point [beside the output: DEVICE.points.jsonl]");
-  command->add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
-      ->type_name("TIME");
-  command->add_flag("--quick", arguments->quick, "Once over the sweep, in a minute");
-  command->add_flag("--restart", arguments->restart, "Measure anew, without the points of an earlier journal");
+  command.add_option("--budget", arguments->budget, "Time for measuring: 90s, 10min [10min; --quick: 1min]")
+      .type_name("TIME");
+  command.add_flag("--quick", arguments->quick, "Once over the sweep, in a minute");
+  command.add_flag("--restart", arguments->restart, "Measure anew, without the points of an earlier journal");
   command
-      ->add_option("--preset", arguments->preset,
-                   "The device's preset, whose peaks efficiencies are shares of [found by the device's name]")
-      ->type_name("DEVICE");
+      .add_option("--preset", arguments->preset,
+                  "The device's preset, whose peaks efficiencies are shares of [found by the device's name]")
+      .type_name("DEVICE");
   file("--device-output", arguments->device_output,
        "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
-  add_calibrate_import(*command);
-  command->callback([command, arguments] {
-    if (command->get_subcommands().empty()) run(*arguments);
+  add_calibrate_import(command);
+  command.callback([command, arguments] {
+    if (!command.has_subcommand_given()) run(*arguments);
   });
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -63,26 +62,25 @@ void import(const CalibrateImportArguments& arguments) {
 
 }  // namespace
 
-void add_calibrate_import(CLI::App& calibrate) {
+void add_calibrate_import(Command calibrate) {
   auto arguments = std::make_shared<CalibrateImportArguments>();
-  CLI::App* command = calibrate.add_subcommand("import", "Fit collectives to logs of nccl-tests");
-  command->footer(kCalibrateImportExamples);
-  command->add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J")->required();
+  const Command command = calibrate.add_subcommand("import", "Fit collectives to logs of nccl-tests");
+  command.footer(kCalibrateImportExamples);
+  command.add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J").required();
   command
-      ->add_option("--cluster", arguments->cluster,
-                   "Where they ran: a cluster, node or scenario, or the JSON file of one")
-      ->required();
-  command->add_option("--collective", arguments->log.collective,
-                      "Where a log does not say: all_reduce, all_gather, ...");
-  command->add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
-  command->add_option("--output", arguments->output, "The calibration; - for standard output")
-      ->type_name("FILE")
-      ->capture_default_str();
+      .add_option("--cluster", arguments->cluster,
+                  "Where they ran: a cluster, node or scenario, or the JSON file of one")
+      .required();
+  command.add_option("--collective", arguments->log.collective,
+                     "Where a log does not say: all_reduce, all_gather, ...");
+  command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
+  command.add_option("--output", arguments->output, "The calibration; - for standard output")
+      .type_name("FILE")
+      .capture_default();
   command
-      ->add_option("--curves", arguments->curves,
-                   "Also write the curves as results/published/collectives.json has them")
-      ->type_name("FILE");
-  command->callback([arguments] { import(*arguments); });
+      .add_option("--curves", arguments->curves, "Also write the curves as results/published/collectives.json has them")
+      .type_name("FILE");
+  command.callback([arguments] { import(*arguments); });
 }
 
 }  // namespace orrery

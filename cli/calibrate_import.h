@@ -1,12 +1,10 @@
 // orrery calibrate import: measured collectives from logs of nccl-tests.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include "cli/command.h"
 
 namespace orrery {
 
-void add_calibrate_import(CLI::App& calibrate);
+void add_calibrate_import(Command calibrate);
 
 }  // namespace orrery

@@ -1,7 +1,6 @@
 // orrery collective: nccl-tests in prediction, or beside measured curves.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -321,22 +320,21 @@ void collective(const CollectiveArguments& arguments) {
 
 }  // namespace
 
-void add_collective(CLI::App& app) {
+void add_collective(Command app) {
   auto arguments = std::make_shared<CollectiveArguments>();
   arguments->engine.engine = "both";
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("collective", "Predict a collective by itself, as nccl-tests times it, or measured ones");
-  command->footer(kCollectiveExamples);
+  command.footer(kCollectiveExamples);
   std::vector<std::string> kinds;
   for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
-  command->add_option("KIND", arguments->kind, "The collective; --measured: of these alone")
-      ->check(CLI::IsMember(kinds));
-  std::vector<CLI::Option*> of_kind;  // say nothing of measured curves
+  command.add_option("KIND", arguments->kind, "The collective; --measured: of these alone").one_of(kinds);
+  std::vector<Option> of_kind;  // say nothing of measured curves
   const auto text = [&](const char* names, std::string& value, const char* what) {
-    return of_kind.emplace_back(command->add_option(names, value, what));
+    return of_kind.emplace_back(command.add_option(names, value, what));
   };
   const auto count = [&](const char* names, auto& value, const char* what) {
-    return of_kind.emplace_back(command->add_option(names, value, what)->type_name("N"));
+    return of_kind.emplace_back(command.add_option(names, value, what).type_name("N"));
   };
   text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one");
   text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric");
@@ -344,37 +342,35 @@ void add_collective(CLI::App& app) {
   count("--nodes", arguments->nodes, "Number of nodes; 1 when left out");
   count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
-  count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn")->capture_default_str();
-  text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G")
-      ->type_name("SIZE")
-      ->capture_default_str();
-  text("-e,--maxbytes", arguments->most_bytes, "Largest size")->type_name("SIZE")->capture_default_str();
-  count("-f,--stepfactor", arguments->step_factor, "From each size to the next")->capture_default_str();
+  count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn").capture_default();
+  text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G").type_name("SIZE").capture_default();
+  text("-e,--maxbytes", arguments->most_bytes, "Largest size").type_name("SIZE").capture_default();
+  count("-f,--stepfactor", arguments->step_factor, "From each size to the next").capture_default();
   text("--algorithm", arguments->algorithm, "Instead of the fastest, as NCCL_ALGO")
-      ->transform(CLI::IsMember(texts(kCollectiveAlgorithmNames), CLI::ignore_case));
+      .one_of_in_any_case(texts(kCollectiveAlgorithmNames));
   text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
-      ->transform(CLI::IsMember(texts(kCollectiveProtocolNames), CLI::ignore_case));
+      .one_of_in_any_case(texts(kCollectiveProtocolNames));
   command
-      ->add_option_function<std::string>(
+      .add_option(
           "--measured",
           [arguments](const std::string& filter) {
             arguments->measured = true;
             arguments->filter = filter;
           },
           "Predict published measurements: all, or those whose name, source, system, network or collective says so")
-      ->expected(0, 1)
-      ->type_name("FILTER");
+      .value_optional()
+      .type_name("FILTER");
   const auto file = [&](const char* name, std::string& path, const char* what) {
-    return command->add_option(name, path, what)->type_name("FILE");
+    return command.add_option(name, path, what).type_name("FILE");
   };
   file("--json", arguments->json, "Write all points as JSON; - for standard output");
   file("--csv", arguments->csv, "Write all points as CSV, a row each");
   file("--markdown", arguments->markdown, "Write the tables of --measured as Markdown");
-  arguments->engine.add_to(*command, /*both=*/true);
-  command->callback([arguments, of_kind] {
-    for (const CLI::Option* option : of_kind)
-      if (arguments->measured && option->count() > 0)
-        throw InputError({option->get_name(), ""}, "--measured beside it",
+  arguments->engine.add_to(command, /*both=*/true);
+  command.callback([arguments, of_kind] {
+    for (const Option& option : of_kind)
+      if (arguments->measured && option.is_given())
+        throw InputError({option.name(), ""}, "--measured beside it",
                          "nothing that a measured curve has of its own: cluster, ranks, sizes, algorithm");
     collective(*arguments);
   });

@@ -4,14 +4,9 @@
 
 #include <functional>
 
-namespace CLI {
-class App;
-}
-
 namespace orrery {
 
-// `parse` calls app.parse, which runs the subcommand. `program` leads error lines.
-int run_command_line(const char* program, const CLI::App& app, int argc, char** argv,
-                     const std::function<void()>& parse);
+// `parse` calls CommandLine::parse, which runs the subcommand. `program` leads error lines.
+int run_command_line(const char* program, const std::function<void()>& parse);
 
 }  // namespace orrery

@@ -2,22 +2,20 @@
 // it throws (InputError), and main turns it into one line and an exit code.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include "cli/command.h"
 
 namespace orrery {
 
-void add_simulate(CLI::App& app);
-void add_compare(CLI::App& app);
-void add_list(CLI::App& app);
-void add_show(CLI::App& app);
-void add_collective(CLI::App& app);
-void add_validate(CLI::App& app);
-void add_run(CLI::App& app);
-void add_rank(CLI::App& app);  // orrery-gpu's
-void add_calibrate(CLI::App& app);
-void add_bench(CLI::App& app);
-void add_schema(CLI::App& app);
+void add_simulate(Command app);
+void add_compare(Command app);
+void add_list(Command app);
+void add_show(Command app);
+void add_collective(Command app);
+void add_validate(Command app);
+void add_run(Command app);
+void add_rank(Command app);  // orrery-gpu's
+void add_calibrate(Command app);
+void add_bench(Command app);
+void add_schema(Command app);
 
 }  // namespace orrery

@@ -1,5 +1,4 @@
 // orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference.
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -85,29 +84,29 @@ void compare(const CompareArguments& arguments) {
 
 }  // namespace
 
-void add_compare(CLI::App& app) {
+void add_compare(Command app) {
   auto arguments = std::make_shared<CompareArguments>();
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
-  command->footer(kCompareExamples);
-  command->add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON")->required();
-  command->add_option("B", arguments->b, "Another; A again when left out");
+  command.footer(kCompareExamples);
+  command.add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON").required();
+  command.add_option("B", arguments->b, "Another; A again when left out");
   const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
-    command->add_option(name, values, text)->allow_extra_args(false)->type_name("KEY=VALUE");
+    command.add_option(name, values, text).one_value_each().type_name("KEY=VALUE");
   };
   sets("--set", arguments->sets, "Override a field of both");
   sets("--set-a", arguments->sets_a, "Override a field of A");
   sets("--set-b", arguments->sets_b, "Override a field of B");
   command
-      ->add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
-      ->type_name("FILE");
+      .add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
+      .type_name("FILE");
   command
-      ->add_option("--calibration", arguments->calibrations,
-                   "What `orrery calibrate` has measured, for both, in place of the bundled calibration")
-      ->allow_extra_args(false)
-      ->type_name("FILE");
-  arguments->engine.add_to(*command, /*both=*/false);
-  command->callback([arguments] { compare(*arguments); });
+      .add_option("--calibration", arguments->calibrations,
+                  "What `orrery calibrate` has measured, for both, in place of the bundled calibration")
+      .one_value_each()
+      .type_name("FILE");
+  arguments->engine.add_to(command, /*both=*/false);
+  command.callback([arguments] { compare(*arguments); });
 }
 
 }  // namespace orrery

@@ -1,6 +1,5 @@
 #include "cli/engine_options.h"
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -8,18 +7,18 @@
 #include "sim/base/json_reader.h"
 
 namespace orrery {
-void EngineArguments::add_to(CLI::App& command, bool both) {
+void EngineArguments::add_to(Command command, bool both) {
   std::vector<std::string> engines = texts(kEngineNames);
   if (both) engines.emplace_back("both");
   command
       .add_option("--engine", engine,
                   both ? "How the program is timed: in closed form, event by event, or both side by side"
                        : "How the program is timed: in closed form or event by event")
-      ->check(CLI::IsMember(engines));
+      .one_of(engines);
   command.add_option("--fidelity", fidelity, "des: collectives as steady flows, or message by message")
-      ->check(CLI::IsMember(texts(kFidelityNames)));
+      .one_of(texts(kFidelityNames));
   command.add_option("--routing", routing, "des: how switches with several ways up pick one")
-      ->check(CLI::IsMember(texts(kRoutingNames)));
+      .one_of(texts(kRoutingNames));
 }
 
 SimulationOptions EngineArguments::options() const {

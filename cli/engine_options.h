@@ -4,11 +4,8 @@
 #include <optional>
 #include <string>
 
+#include "cli/command.h"
 #include "sim/simulation/simulation.h"
-
-namespace CLI {
-class App;
-}
 
 namespace orrery {
 
@@ -17,7 +14,7 @@ struct EngineArguments {
   std::string fidelity, routing;  // empty: not given
 
   // `both`: whether the command can show two engines side by side.
-  void add_to(CLI::App& command, bool both);
+  void add_to(Command command, bool both);
 
   bool both() const { return engine == "both"; }
   // Of `both` those of the discrete-event engine. Throws InputError when its options stand without it.

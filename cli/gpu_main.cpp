@@ -1,7 +1,6 @@
 // orrery-gpu: the subcommands of `orrery` that run something, for a machine with an NVIDIA GPU, the CUDA libraries and
 // nothing else. Exit codes as orrery's.
-#include <CLI/CLI.hpp>
-
+#include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "realrun/mpi/rank_watch.h"
@@ -22,15 +21,14 @@ internal error.)";
 
 int main(int argc, char** argv) {
   orrery::end_with_launcher();  // where this is a rank of `orrery run`
-  CLI::App app{"Orrery on a GPU: runs training steps, kernels and their calibration."};
-  app.set_version_flag("--version", "orrery-gpu " ORRERY_VERSION);
-  app.require_subcommand(1);
-  app.footer(kExamples);
+  const orrery::CommandLine line("Orrery on a GPU: runs training steps, kernels and their calibration.", kExamples,
+                                 "orrery-gpu " ORRERY_VERSION);
+  const orrery::Command app = line.command();
   orrery::add_run(app);
   orrery::add_rank(app);
   orrery::add_calibrate(app);
   orrery::add_bench(app);
-  const int code = orrery::run_command_line("orrery-gpu", app, argc, argv, [&] { app.parse(argc, argv); });
+  const int code = orrery::run_command_line("orrery-gpu", [&] { line.parse(argc, argv); });
   orrery::tell_launcher_of_end();
   return code;
 }

@@ -1,7 +1,6 @@
 // orrery list: what Orrery knows by name.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -115,19 +114,19 @@ std::string text_of(const std::vector<ListRow>& rows, bool json) {
 
 }  // namespace
 
-void add_list(CLI::App& app) {
+void add_list(Command app) {
   struct Arguments {
     std::string kind;
     bool json = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand("list", "List the models, clusters, ... that Orrery knows by name");
-  command->footer("Examples:\n  orrery list models\n  orrery list scenarios --json");
+  const Command command = app.add_subcommand("list", "List the models, clusters, ... that Orrery knows by name");
+  command.footer("Examples:\n  orrery list models\n  orrery list scenarios --json");
   std::vector<std::string> kinds;
   for (const Listing& listing : kListings) kinds.emplace_back(listing.name);
-  command->add_option("KIND", arguments->kind, "What to list")->required()->check(CLI::IsMember(kinds));
-  command->add_flag("--json", arguments->json, "As a JSON array");
-  command->callback([arguments] {
+  command.add_option("KIND", arguments->kind, "What to list").required().one_of(kinds);
+  command.add_flag("--json", arguments->json, "As a JSON array");
+  command.callback([arguments] {
     for (const Listing& listing : kListings)
       if (arguments->kind == listing.name) print(text_of(listing.rows(), arguments->json));
   });

@@ -2,9 +2,9 @@
 // that does not end.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "cli/command.h"
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/gpu_sibling.h"
@@ -29,10 +29,9 @@ GPU where one is asked for, or an internal error.)";
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Orrery: how long a training step of a deep network takes on a cluster, and why."};
-  app.set_version_flag("--version", "orrery " ORRERY_VERSION);
-  app.require_subcommand(1);
-  app.footer(kExamples);
+  const orrery::CommandLine line("Orrery: how long a training step of a deep network takes on a cluster, and why.",
+                                 kExamples, "orrery " ORRERY_VERSION);
+  const orrery::Command app = line.command();
   orrery::add_simulate(app);
   orrery::add_compare(app);
   orrery::add_collective(app);
@@ -43,13 +42,13 @@ int main(int argc, char** argv) {
   orrery::add_list(app);
   orrery::add_show(app);
   orrery::add_schema(app);
-  return orrery::run_command_line("orrery", app, argc, argv, [&] {
+  return orrery::run_command_line("orrery", [&] {
     orrery::become_gpu_sibling(argv);
     try {
-      app.parse(argc, argv);
+      line.parse(argc, argv);
     } catch (const orrery::StalledError& error) {  // may list the waiting ranks line by line
       fmt::print(stderr, "orrery: error: {}\n", error.what());
-      throw CLI::RuntimeError(1);
+      throw orrery::Exit{1};
     }
   });
 }

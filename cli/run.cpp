@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -373,54 +372,52 @@ void run(const RunArguments& arguments) {
 
 }  // namespace
 
-void add_run(CLI::App& app) {
+void add_run(Command app) {
   auto arguments = std::make_shared<RunArguments>();
-  CLI::App* command = app.add_subcommand(
+  const Command command = app.add_subcommand(
       "run", "Execute a scenario's training steps on this machine: measured times and memory, beside the prediction");
-  command->footer(kRunExamples);
-  command->add_option("SCENARIO", arguments->scenario, "As for simulate")->required();
-  command->add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
-      ->allow_extra_args(false)
-      ->type_name("KEY=VALUE");
+  command.footer(kRunExamples);
+  command.add_option("SCENARIO", arguments->scenario, "As for simulate").required();
+  command.add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
+      .one_value_each()
+      .type_name("KEY=VALUE");
   command
-      ->add_option("--device", arguments->device,
-                   "Where ranks run: cpu or cuda (threads: all on one GPU; processes: each on its own, in turn)")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
+      .add_option("--device", arguments->device,
+                  "Where ranks run: cpu or cuda (threads: all on one GPU; processes: each on its own, in turn)")
+      .one_of({"cpu", "cuda"})
+      .capture_default();
   command
-      ->add_option("--ranks", arguments->ranks,
-                   "What ranks are: threads of this process, or processes that mpirun starts (mpi; on GPUs over NCCL)")
-      ->check(CLI::IsMember({"threads", "mpi"}))
-      ->capture_default_str();
+      .add_option("--ranks", arguments->ranks,
+                  "What ranks are: threads of this process, or processes that mpirun starts (mpi; on GPUs over NCCL)")
+      .one_of({"threads", "mpi"})
+      .capture_default();
   command
-      ->add_option("--steps", arguments->steps, "Measured steps: the first half for the step time, the second for ops")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
-      ->capture_default_str();
-  command->add_option("--warmup", arguments->warmup, "Steps before them")
-      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000}))
-      ->capture_default_str();
-  command->add_option("--seed", arguments->seed, "Of parameters and inputs")->capture_default_str();
-  command->add_flag("--predict", arguments->predict, "Predict the same step, and set both side by side");
+      .add_option("--steps", arguments->steps, "Measured steps: the first half for the step time, the second for ops")
+      .between(0, 1'000'000)
+      .capture_default();
+  command.add_option("--warmup", arguments->warmup, "Steps before them").between(0, 1'000'000).capture_default();
+  command.add_option("--seed", arguments->seed, "Of parameters and inputs").capture_default();
+  command.add_flag("--predict", arguments->predict, "Predict the same step, and set both side by side");
   command
-      ->add_option("--calibration", arguments->calibrations,
-                   "A calibration made by `orrery calibrate`, for --predict; may be given several times")
-      ->allow_extra_args(false)
-      ->type_name("FILE");
-  command->add_flag(
+      .add_option("--calibration", arguments->calibrations,
+                  "A calibration made by `orrery calibrate`, for --predict; may be given several times")
+      .one_value_each()
+      .type_name("FILE");
+  command.add_flag(
       "--check", arguments->check,
       "First compare loss, gradients and updated parameters with those of one rank; exit 1 if they differ");
-  command->add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]")
-      ->check(CLI::PositiveNumber);
-  command->add_flag("--bf16-storage", arguments->emulate_bf16,
-                    "CPU: tensors of bf16 hold what bf16 can; without it all numbers are fp32");
-  command->add_flag("--ops", arguments->ops, "List every op");
+  command.add_option("--tolerance", arguments->tolerance, "Of --check, relative [2e-5; 2e-2 in bf16 and narrower]")
+      .positive();
+  command.add_flag("--bf16-storage", arguments->emulate_bf16,
+                   "CPU: tensors of bf16 hold what bf16 can; without it all numbers are fp32");
+  command.add_flag("--ops", arguments->ops, "List every op");
   const auto file = [&](const char* name, std::string& path, const char* text) {
-    command->add_option(name, path, text)->type_name("FILE");
+    command.add_option(name, path, text).type_name("FILE");
   };
   file("--json", arguments->json, "Write the report (with --predict: both) as JSON; - for standard output");
   file("--csv", arguments->csv, "Write a row of CSV with a header");
   file("--trace", arguments->trace, "Write the last step's timeline for Perfetto (ui.perfetto.dev)");
-  command->callback([arguments] { run(*arguments); });
+  command.callback([arguments] { run(*arguments); });
 }
 
 }  // namespace orrery

@@ -1,5 +1,4 @@
 // orrery-gpu rank: this process is one rank of a scenario's training steps, on a GPU and over NCCL.
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <memory>
 
@@ -49,21 +48,21 @@ void run(const TrainingRun& training, const std::string& id_directory) {
 
 }  // namespace
 
-void add_rank(CLI::App& app) {
+void add_rank(Command app) {
   struct Arguments {
     TrainingRun training;
     std::string id_directory;
   };
   const auto arguments = std::make_shared<Arguments>();
-  CLI::App* command = app.add_subcommand(
+  const Command command = app.add_subcommand(
       "rank", "One rank of a scenario's training steps, on a GPU and over NCCL; mpirun, srun or torchrun starts them");
-  command->footer(kRunRankExamples);
-  add_rank_options(*command, arguments->training);
+  command.footer(kRunRankExamples);
+  add_rank_options(command, arguments->training);
   command
-      ->add_option("--id-directory", arguments->id_directory,
-                   "Where ranks meet: an empty folder that all of them see, new for every run")
-      ->type_name("FOLDER");
-  command->callback([arguments] { run(arguments->training, arguments->id_directory); });
+      .add_option("--id-directory", arguments->id_directory,
+                  "Where ranks meet: an empty folder that all of them see, new for every run")
+      .type_name("FOLDER");
+  command.callback([arguments] { run(arguments->training, arguments->id_directory); });
 }
 
 }  // namespace orrery

@@ -1,7 +1,6 @@
 // orrery schema: what a scenario may contain, for editors and programs.
 #include "strategies/schema.h"
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
@@ -9,12 +8,12 @@
 
 namespace orrery {
 
-void add_schema(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("schema", "Print the JSON Schema of scenarios");
-  command->footer(
+void add_schema(Command app) {
+  const Command command = app.add_subcommand("schema", "Print the JSON Schema of scenarios");
+  command.footer(
       "Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a "
       "scenario");
-  command->callback([] { print(scenario_schema().dump(2) + "\n"); });
+  command.callback([] { print(scenario_schema().dump(2) + "\n"); });
 }
 
 }  // namespace orrery

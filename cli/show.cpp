@@ -1,7 +1,6 @@
 // orrery show: one preset with all its figures and where they come from; or the links of a cluster.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -131,34 +130,34 @@ void append_fields(std::string& text, const OrderedJson& object, std::size_t ind
 
 }  // namespace
 
-void add_show(CLI::App& app) {
+void add_show(Command app) {
   struct Arguments {
     std::string name, of, pattern, routing = std::string(kRoutingNames.front());
     bool json = false, scenario = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("show", "Show a preset with all its figures and their sources, or a cluster's links");
-  command->footer(
+  command.footer(
       "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
       "  orrery show ./config.json                   a Hugging Face model, as it is read\n"
       "  orrery show korth-t5-megatron-1T-full --scenario > mine.json   a published step's, to be changed\n"
       "  orrery show links eos                       kinds of links: how many, how fast, what they are called\n"
       "  orrery show links straggler 'node0.nic*'    the links of that name, as perturbations use it");
   command
-      ->add_option(
+      .add_option(
           "NAME", arguments->name,
           "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; a model's JSON "
           "file; or \"links\"")
-      ->required();
-  command->add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
-  command->add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
-  command->add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
-      ->check(CLI::IsMember(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end())));
-  command->add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
-  command->add_flag("--scenario", arguments->scenario,
-                    "The scenario alone, of a bundled one or a published measurement: to be changed and simulated");
-  command->callback([arguments] {
+      .required();
+  command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
+  command.add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
+  command.add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
+      .one_of(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end()));
+  command.add_flag("--json", arguments->json, "As a JSON object by kind; links: as an array");
+  command.add_flag("--scenario", arguments->scenario,
+                   "The scenario alone, of a bundled one or a published measurement: to be changed and simulated");
+  command.callback([arguments] {
     if (arguments->name == "links") {
       if (arguments->of.empty())
         throw InputError({}, "nothing after links", "a cluster, node or scenario, or the file of one");

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -130,7 +129,7 @@ void verify(const Program& program) {
   const std::vector<Violation> found = check(program);
   for (const Violation& v : found)
     fmt::print(stderr, "orrery: rule {} of sim/program/check.h: {}\n", static_cast<int>(v.rule), v.text);
-  if (!found.empty()) throw CLI::RuntimeError(1);
+  if (!found.empty()) throw Exit{1};
 }
 
 // The scenario and what was set in it, as it was asked for.
@@ -261,20 +260,20 @@ void simulate(const SimulateArguments& arguments) {
 
 }  // namespace
 
-void add_simulate(CLI::App& app) {
+void add_simulate(Command app) {
   auto arguments = std::make_shared<SimulateArguments>();
-  CLI::App* command =
+  const Command command =
       app.add_subcommand("simulate", "Predict one training step: time, throughput, memory, and what bounds it");
-  command->footer(kSimulateExamples);
-  command->add_option("SCENARIO", arguments->scenario,
-                      "A bundled scenario's name, a JSON file, or - for standard input");
+  command.footer(kSimulateExamples);
+  command.add_option("SCENARIO", arguments->scenario,
+                     "A bundled scenario's name, a JSON file, or - for standard input");
   command
-      ->add_option("--set", arguments->sets,
-                   "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
-      ->allow_extra_args(false)
-      ->type_name("KEY=VALUE");
+      .add_option("--set", arguments->sets,
+                  "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
+      .one_value_each()
+      .type_name("KEY=VALUE");
   const auto file = [&](const char* name, std::string& path, const char* text) {
-    command->add_option(name, path, text)->type_name("FILE");
+    command.add_option(name, path, text).type_name("FILE");
   };
   file("--json", arguments->json, "Write the report as JSON; - for standard output");
   file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
@@ -282,24 +281,24 @@ void add_simulate(CLI::App& app) {
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
   command
-      ->add_option("--fields", arguments->fields,
-                   "Of a batch's results these columns of --csv alone, as step_seconds,mfu,memory_fits")
-      ->type_name("NAME,NAME")
-      ->each([arguments](const std::string&) { arguments->fields_given = true; });
+      .add_option("--fields", arguments->fields,
+                  "Of a batch's results these columns of --csv alone, as step_seconds,mfu,memory_fits")
+      .type_name("NAME,NAME")
+      .on_value([arguments](const std::string&) { arguments->fields_given = true; });
   command
-      ->add_option(
+      .add_option(
           "--calibration", arguments->calibrations,
           "What `orrery calibrate` has measured, in place of the bundled calibration (several: kernels, collectives)")
-      ->allow_extra_args(false)
-      ->type_name("FILE");
-  command->add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
-      ->type_name("OP|TERM");
-  command->add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
-  command->add_flag("--verify", arguments->verify,
-                    "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");
-  command->add_flag("--verbose", arguments->verbose, "Jobs: the whole report of each");
-  arguments->engine.add_to(*command, /*both=*/true);
-  command->callback([arguments] { simulate(*arguments); });
+      .one_value_each()
+      .type_name("FILE");
+  command.add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
+      .type_name("OP|TERM");
+  command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
+  command.add_flag("--verify", arguments->verify,
+                   "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");
+  command.add_flag("--verbose", arguments->verbose, "Jobs: the whole report of each");
+  arguments->engine.add_to(command, /*both=*/true);
+  command.callback([arguments] { simulate(*arguments); });
 }
 
 }  // namespace orrery

@@ -1,7 +1,6 @@
 // orrery validate: predictions held against published measurements.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <memory>
@@ -130,41 +129,40 @@ void validate(const ValidateArguments& arguments) {
   }
   if (!taken.contains("-")) outputs.add("-", text);
   outputs.commit();
-  if (is_worse) throw CLI::RuntimeError(1);
+  if (is_worse) throw Exit{1};
 }
 
 }  // namespace
 
-void add_validate(CLI::App& app) {
+void add_validate(Command app) {
   auto arguments = std::make_shared<ValidateArguments>();
-  CLI::App* command = app.add_subcommand("validate", "Hold predictions against every published measurement");
-  command->footer(kValidateExamples);
-  command->add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
-  command->add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name");
+  const Command command = app.add_subcommand("validate", "Hold predictions against every published measurement");
+  command.footer(kValidateExamples);
+  command.add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
+  command.add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name");
   command
-      ->add_option("--strategy", arguments->filter.strategy,
-                   "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
-      ->check(CLI::IsMember(texts(all_plan_words())));
+      .add_option("--strategy", arguments->filter.strategy,
+                  "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
+      .one_of(texts(all_plan_words()));
   command
-      ->add_option(
-          "--seen", arguments->seen,
-          "Steps that the calibration has been fitted on: those of all other sources (the default), of all, or "
-          "none: kernels and collectives alone")
-      ->check(CLI::IsMember(texts(kSeenNames)));
-  command->add_option("--fit", arguments->fit,
-                      "Fit results/calibration/steps.json anew (a minute or two) and write it to a file, and "
-                      "steps_left_out.json beside "
-                      "it; or, it alone, to -; nothing else is done");
-  command->add_flag("--points", arguments->points, "A row a point instead of a row a source");
-  command->add_option("--json", arguments->json, "All points and statistics as JSON, to a file or -");
-  command->add_option("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
-  command->add_option("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
-  command->add_option(
+      .add_option("--seen", arguments->seen,
+                  "Steps that the calibration has been fitted on: those of all other sources (the default), of all, or "
+                  "none: kernels and collectives alone")
+      .one_of(texts(kSeenNames));
+  command.add_option("--fit", arguments->fit,
+                     "Fit results/calibration/steps.json anew (a minute or two) and write it to a file, and "
+                     "steps_left_out.json beside "
+                     "it; or, it alone, to -; nothing else is done");
+  command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
+  command.add_option("--json", arguments->json, "All points and statistics as JSON, to a file or -");
+  command.add_option("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
+  command.add_option("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  command.add_option(
       "--baseline", arguments->baseline,
       "Show what has moved since the figures of this file; exit 1 where a group got worse by more than its noise");
-  command->add_option("--write-baseline", arguments->write_baseline, "Write such a file");
-  command->add_option("--csv", arguments->csv, "A row a point, to a file or -");
-  command->callback([arguments] { validate(*arguments); });
+  command.add_option("--write-baseline", arguments->write_baseline, "Write such a file");
+  command.add_option("--csv", arguments->csv, "A row a point, to a file or -");
+  command.callback([arguments] { validate(*arguments); });
 }
 
 }  // namespace orrery

@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 
+#include "cli/command.h"
 #include "realrun/mpi/collectives_command.h"
 #include "realrun/mpi/mpi_communicator.h"
 #include "realrun/mpi/rank_options.h"
@@ -21,54 +21,54 @@ constexpr const char* kExamples = R"(Examples:
   mpirun -n 8 orrery-rank collective all_to_all --groups 2
   mpirun -n 2 orrery-rank run small-gpt --set plan.data_parallel=2 --steps 10)";
 
-void add_collective(CLI::App& app, CollectiveSweep& sweep) {
-  CLI::App* command =
+void add_collective(Command app, CollectiveSweep& sweep) {
+  const Command command =
       app.add_subcommand("collective", "Check and time a collective over all ranks, as nccl-tests does");
   command
-      ->add_option("KIND", sweep.kind,
-                   "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv, ping_pong")
-      ->required();
-  const auto size = CLI::AsSizeValue(false);
-  command->add_option("-b,--minbytes", sweep.least_bytes, "Smallest size")->transform(size);
-  command->add_option("-e,--maxbytes", sweep.most_bytes, "Largest size")->transform(size);
-  command->add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next")->capture_default_str();
-  command->add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct")->capture_default_str();
-  command->add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
-  command->add_option("--samples", sweep.samples, "Times to measure")->capture_default_str();
-  command->add_option("--iterations", sweep.iterations, "Of a sample, back to back; 0: enough for --sample-seconds");
-  command->add_option("--sample-seconds", sweep.sample_seconds, "Of one sample")->capture_default_str();
-  command->add_option("--watchdog-seconds", sweep.watchdog_seconds, "For one wait")->capture_default_str();
-  command->add_option("--yield-seconds", sweep.yield_seconds, "A wait yields so long before it sleeps");
-  command->add_option("--sleep-seconds", sweep.sleep_seconds, "Between a sleeping wait's looks");
-  command->add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
-  command->callback([&sweep] { run_collective_sweep(sweep); });
+      .add_option("KIND", sweep.kind,
+                  "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv, ping_pong")
+      .required();
+  command.add_option("-b,--minbytes", sweep.least_bytes, "Smallest size").bytes();
+  command.add_option("-e,--maxbytes", sweep.most_bytes, "Largest size").bytes();
+  command.add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next").capture_default();
+  command.add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct").capture_default();
+  command.add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
+  command.add_option("--samples", sweep.samples, "Times to measure").capture_default();
+  command.add_option("--iterations", sweep.iterations, "Of a sample, back to back; 0: enough for --sample-seconds");
+  command.add_option("--sample-seconds", sweep.sample_seconds, "Of one sample").capture_default();
+  command.add_option("--watchdog-seconds", sweep.watchdog_seconds, "For one wait").capture_default();
+  command.add_option("--yield-seconds", sweep.yield_seconds, "A wait yields so long before it sleeps");
+  command.add_option("--sleep-seconds", sweep.sleep_seconds, "Between a sleeping wait's looks");
+  command.add_option("--message-bytes", sweep.message_bytes, "Largest MPI message");
+  command.callback([&sweep] { run_collective_sweep(sweep); });
 }
 
-void add_run(CLI::App& app, TrainingRun& run) {
-  CLI::App* command = app.add_subcommand("run", "One rank of a scenario's training steps, on this CPU");
-  add_rank_options(*command, run);
-  command->callback([&run] { run_training(run); });
+void add_run(Command app, TrainingRun& run) {
+  const Command command = app.add_subcommand("run", "One rank of a scenario's training steps, on this CPU");
+  add_rank_options(command, run);
+  command.callback([&run] { run_training(run); });
 }
 
 // Its exit code.
 int one_rank(int argc, char** argv) {
-  CLI::App app("One rank of a job that mpirun starts");
-  app.footer(kExamples);
-  app.require_subcommand(1);
+  const CommandLine line("One rank of a job that mpirun starts", kExamples);
   CollectiveSweep sweep;
-  add_collective(app, sweep);
+  add_collective(line.command(), sweep);
   TrainingRun run;
-  add_run(app, run);
+  add_run(line.command(), run);
   try {
     const MpiSession session(&argc, &argv);
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     try {
-      app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-      if (rank == 0) return app.exit(error);
-      return error.get_exit_code();
-    } catch (const InputError& error) {  // the same on every rank
+      line.parse(argc, argv);
+    } catch (const Exit& end) {  // the same on every rank, as what follows
+      if (rank == 0) fmt::print("{}", end.text);
+      return end.code;
+    } catch (const UsageError& error) {
+      if (rank == 0) fmt::print(stderr, "orrery-rank: {}\n", error.what());
+      return 2;
+    } catch (const InputError& error) {
       if (rank == 0) fmt::print(stderr, "orrery-rank: {}\n", error.what());
       return 2;
     }

@@ -3,7 +3,6 @@
 // what the code calls them.
 #include <gtest/gtest.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -131,16 +130,10 @@ std::vector<std::string> words(const std::string& line) {
   return found;
 }
 
-void do_nothing(CLI::App& app) {
-  app.callback(nullptr);
-  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) do_nothing(*command);
-}
-
 // Why `orrery` would refuse these words; empty if it would not.
-std::string refusal(std::vector<std::string> arguments) {
-  CLI::App app;
-  app.set_version_flag("--version", "");
-  app.require_subcommand(1);
+std::string refusal(const std::vector<std::string>& arguments) {
+  const CommandLine line("", "", "orrery");
+  const Command app = line.command();
   add_simulate(app);
   add_compare(app);
   add_collective(app);
@@ -151,12 +144,10 @@ std::string refusal(std::vector<std::string> arguments) {
   add_list(app);
   add_show(app);
   add_schema(app);
-  do_nothing(app);
-  std::reverse(arguments.begin(), arguments.end());
   try {
-    app.parse(arguments);
-  } catch (const CLI::Success&) {  // --help
-  } catch (const CLI::ParseError& error) {
+    line.check(arguments);
+  } catch (const Exit&) {  // --help
+  } catch (const UsageError& error) {
     return error.what();
   }
   return {};

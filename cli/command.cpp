@@ -1,0 +1,124 @@
+#include "cli/command.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace orrery {
+namespace {
+
+// The option or subcommand that a mistyped word was meant to be.
+std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* command = &app;
+  for (const CLI::App* used : app.get_subcommands()) command = used;
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (const CLI::App* subcommand : command->get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(subcommand->get_name());
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
+    const bool is_known = std::find(known.begin(), known.end(), word) != known.end();
+    if (is_known || (command != &app && !word.starts_with("--"))) continue;
+    const std::string nearest = nearest_name(word, known);
+    if (!nearest.empty()) return " (did you mean \"" + nearest + "\"?)";
+  }
+  return {};
+}
+
+void run_nothing(CLI::App& app) {
+  app.callback(nullptr);
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) run_nothing(*command);
+}
+
+}  // namespace
+
+const Option& Option::required() const { return option_->required(), *this; }
+const Option& Option::type_name(const char* name) const { return option_->type_name(name), *this; }
+const Option& Option::capture_default() const { return option_->capture_default_str(), *this; }
+const Option& Option::one_of(const std::vector<std::string>& words) const {
+  return option_->check(CLI::IsMember(words)), *this;
+}
+const Option& Option::one_of_in_any_case(const std::vector<std::string>& words) const {
+  return option_->transform(CLI::IsMember(words, CLI::ignore_case)), *this;
+}
+const Option& Option::between(std::int64_t least, std::int64_t most) const {
+  return option_->check(CLI::Range(least, most)), *this;
+}
+const Option& Option::within(double least, double most) const { return option_->check(CLI::Range(least, most)), *this; }
+const Option& Option::positive() const { return option_->check(CLI::PositiveNumber), *this; }
+const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
+const Option& Option::one_value_each() const { return option_->allow_extra_args(false), *this; }
+const Option& Option::value_optional() const { return option_->expected(0, 1), *this; }
+const Option& Option::on_value(const std::function<void(const std::string&)>& call) const {
+  return option_->each(call), *this;
+}
+bool Option::is_given() const { return option_->count() > 0; }
+std::string Option::name() const { return option_->get_name(); }
+
+Command Command::add_subcommand(const char* name, const char* description) const {
+  return Command(app_->add_subcommand(name, description));
+}
+void Command::footer(const std::string& text) const { app_->footer(text); }
+void Command::require_subcommand(std::size_t least, std::size_t most) const { app_->require_subcommand(least, most); }
+void Command::callback(const std::function<void()>& run) const { app_->callback(run); }
+bool Command::has_subcommand_given() const { return !app_->get_subcommands().empty(); }
+
+Option Command::add_option(const char* names, std::string& value, const char* description) const {
+  return Option(app_->add_option(names, value, description));
+}
+Option Command::add_option(const char* names, std::vector<std::string>& values, const char* description) const {
+  return Option(app_->add_option(names, values, description));
+}
+Option Command::add_option(const char* names, std::int64_t& value, const char* description) const {
+  return Option(app_->add_option(names, value, description));
+}
+Option Command::add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const {
+  return Option(app_->add_option(names, value, description));
+}
+Option Command::add_option(const char* names, std::uint64_t& value, const char* description) const {
+  return Option(app_->add_option(names, value, description));
+}
+Option Command::add_option(const char* names, double& value, const char* description) const {
+  return Option(app_->add_option(names, value, description));
+}
+Option Command::add_option(const char* names, const std::function<void(const std::string&)>& take,
+                           const char* description) const {
+  return Option(app_->add_option_function<std::string>(names, take, description));
+}
+void Command::add_flag(const char* names, bool& value, const char* description) const {
+  app_->add_flag(names, value, description);
+}
+
+CommandLine::CommandLine(const char* description, const char* examples, const std::string& version)
+    : app_(std::make_unique<CLI::App>(description)) {
+  if (!version.empty()) app_->set_version_flag("--version", version);
+  app_->require_subcommand(1);
+  app_->footer(examples);
+}
+CommandLine::~CommandLine() = default;
+
+void CommandLine::parse(int argc, const char* const* argv) const {
+  try {
+    app_->parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    std::ostringstream text;
+    app_->exit(asked, text, text);
+    throw Exit{0, text.str()};
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what() + suggestion(*app_, argc, argv));
+  }
+}
+
+void CommandLine::check(std::vector<std::string> words) const {
+  run_nothing(*app_);
+  words.insert(words.begin(), "program");
+  std::vector<const char*> arguments;
+  for (const std::string& word : words) arguments.push_back(word.c_str());
+  parse(static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace orrery
