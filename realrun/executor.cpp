@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "realrun/in_process.h"
-#include "realrun/rank.h"
+#include "realrun/rank/rank.h"
 #include "sim/base/error.h"
 #include "strategies/lower.h"
 #include "strategies/strategy.h"
@@ -96,11 +96,10 @@ struct Whole {
     parameters = realrun::whole_parameters(one, scenario.model.tied_embeddings && scenario.model.vocab > 0);
     const Piece& first = one.pieces[one.line.front().piece];
     const Piece& head = one.pieces[one.line.back().piece];
-    sequence = first.tensors[first.output].sizes[1];
-    decoder_sequence = head.tensors[head.input].sizes[1];
+    sequences = {first.tensors[first.output].sizes[1], head.tensors[head.input].sizes[1]};
   }
   std::vector<WholeParameter> parameters;
-  std::int64_t sequence = 0, decoder_sequence = 0;
+  realrun::SequenceLengths sequences;
 };
 
 RankResult run_rank(const realrun::RunSetup& setup, Backend& backend, Communicator& communicator) {
@@ -127,7 +126,7 @@ Execution execute(const Scenario& scenario, const Program& program, const Execut
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& factory) {
   const Whole whole(scenario);
-  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequence, whole.decoder_sequence};
+  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequences};
   const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
   InProcessRanks shared(ranks, options.watchdog_seconds);
   std::vector<RankResult> results(ranks);
@@ -156,7 +155,7 @@ RankResult execute_rank(const Scenario& scenario, const Program& program, const 
   if (communicator.ranks() != ranks)
     throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
                      std::to_string(communicator.ranks()) + ", as many as were started");
-  return run_rank({scenario, program, options, whole.parameters, whole.sequence, whole.decoder_sequence}, backend,
+  return run_rank({scenario, program, options, whole.parameters, whole.sequences}, backend,
                   communicator);
 }
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "realrun/rank.h"
 #include "sim/base/statistics.h"
+#include "sim/program/liveness.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"

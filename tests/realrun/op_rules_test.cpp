@@ -185,7 +185,7 @@ Tensor shaped(std::initializer_list<Dim> dims) {
   return t;
 }
 
-// Positions and offsets as the executor gives them (realrun/rank_ops.cpp), of the layouts that meet.
+// Positions and offsets as the executor gives them (realrun/rank/kernels.cpp), of the layouts that meet.
 struct Placed {
   KernelContext context;
   Index queries, keys;

@@ -1,0 +1,270 @@
+#include "realrun/rank/collectives.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace orrery::realrun {
+namespace {
+
+// The name under which ranks meet.
+std::string meeting(const Op& op) {
+  if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // of several pieces' ops
+  return std::string(op.name) + ", " + name_of(op.phase);
+}
+
+// How a gather or scatter divides `whole`: into so many parts along a dimension.
+struct Partition {
+  int dim = 0;
+  std::int64_t parts = 1, elements = 0;  // of a part
+  bool in_order = false;                 // in memory part lies after part
+};
+
+int divided_dimension(const Tensor& whole, const Tensor& part) {
+  int found = -1;
+  for (int d = 0; d < whole.rank; ++d)
+    if (whole.sizes[d] != part.sizes[d]) {
+      if (found >= 0)
+        throw std::logic_error(std::string("a collective divides two dimensions of \"") + whole.name + "\"");
+      found = d;
+    }
+  return std::max(found, 0);
+}
+
+bool lies_part_after_part(const Tensor& whole, const Tensor& part, int dim) {
+  for (int d = 0; d < dim; ++d)
+    if (whole.sizes[d] != 1) return false;
+  return is_contiguous_part(whole, part, dim);
+}
+
+// Flat buffers are padded to a multiple of the ranks.
+Partition partition(const Tensor& whole, const Tensor& part, std::int64_t ranks) {
+  const int dim = divided_dimension(whole, part);
+  const std::int64_t parts = part.sizes[dim] * ranks;
+  if (parts < whole.sizes[dim] || (whole.rank > 1 && parts != whole.sizes[dim]))
+    throw std::logic_error(std::to_string(ranks) + " parts of \"" + part.name + "\" do not make \"" + whole.name +
+                           "\"");
+  return {dim, ranks, part.elements(), lies_part_after_part(whole, part, dim)};
+}
+
+std::int64_t count(const ElementIndices::Elements& index) { return static_cast<std::int64_t>(index.size()); }
+
+}  // namespace
+
+Collectives::Collectives(const Program& program, const Position& position, TensorMemory& memory,
+                         ElementIndices& indices, Communicator& communicator)
+    : program_(program),
+      position_(position),
+      memory_(memory),
+      backend_(memory.backend()),
+      indices_(indices),
+      communicator_(communicator) {}
+
+void Collectives::run(const OpCall& call) {
+  if (call.plan().is_packed_reduction(call.op)) return reduce_packed_gradients(call);
+  switch (call.op.kind) {
+    case OpKind::all_reduce:
+      return all_reduce(call);
+    case OpKind::all_gather:
+      return all_gather(call);
+    case OpKind::reduce_scatter:
+      return reduce_scatter(call);
+    case OpKind::all_to_all:
+    case OpKind::redistribute:
+      return redistribute(call);
+    case OpKind::ring_shift:
+      return ring_shift(call);
+    default:
+      throw std::logic_error("no strategy has lowered to this collective yet");
+  }
+}
+
+Members Collectives::members_of(const Op& op) const {
+  if (op.stages == 0) return position_.group(op.group);
+  const Members line = position_.group(MeshAxis::pp);
+  Members members;
+  for (const std::uint16_t stage : program_.stage_groups[op.stages - 1u]) members.push_back(line.at(stage));
+  return members;
+}
+
+bool Collectives::adds(const OpCall& call) const {
+  const bool in_place = call.plan().share_storage(call.op.writes[0], call.op.reads[0]);
+  return !in_place && call.plan().adds(call.op, call.op.writes[0]);
+}
+
+void Collectives::note_read(std::initializer_list<StoragePtr> scratch, Stream stream) {
+  if (std::all_of(scratch.begin(), scratch.end(), [](const StoragePtr& s) { return s == nullptr; })) return;
+  const Use use = memory_.order().issued(stream);
+  for (const StoragePtr& s : scratch)
+    if (s != nullptr) s->note_read(use);
+}
+
+void Collectives::all_reduce(const OpCall& call) {
+  StoragePtr gathered;
+  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  const std::int64_t n = call.read(0).elements();
+  if (adds(call)) {
+    sum_into(call, from);
+  } else if (call.op.reduction == Reduction::merge) {
+    merge_statistics(call, from);
+  } else {
+    void* data = to.index == nullptr ? memory_.element(to) : from;
+    if (data != from) backend_.copy(call.stream, data, from, bytes(n, to.dtype));
+    communicator_.all_reduce(members_of(call.op), meeting(call.op), call.stream, data, n, to.dtype);
+    if (to.index != nullptr) backend_.scatter(call.stream, data, to, false);
+  }
+  note_read({gathered}, call.stream);
+}
+
+void Collectives::sum_into(const OpCall& call, const void* from) {
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  const std::int64_t n = call.read(0).elements();
+  const StoragePtr sum = memory_.scratch(n, to.dtype, call.stream);
+  backend_.copy(call.stream, sum->data, from, bytes(n, to.dtype));
+  communicator_.all_reduce(members_of(call.op), meeting(call.op), call.stream, sum->data, n, to.dtype);
+  backend_.scatter(call.stream, sum->data, to, true);
+  note_read({sum}, call.stream);
+}
+
+void Collectives::merge_statistics(const OpCall& call, const void* from) {
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  if (to.index != nullptr) throw std::logic_error("statistics are not dense");
+  const Members members = members_of(call.op);
+  const std::int64_t n = call.read(0).elements();
+  const auto ranks = static_cast<std::int64_t>(members.size());
+  const StoragePtr all = memory_.scratch(ranks * n, to.dtype, call.stream);
+  communicator_.all_gather(members, meeting(call.op), call.stream, from, all->data, n, to.dtype);
+  std::vector<const void*> parts;
+  for (std::int64_t r = 0; r < ranks; ++r) parts.push_back(memory_.element(all->data, r * n, to.dtype));
+  backend_.merge_statistics(call.stream, parts, memory_.element(to), n / 3);
+  note_read({all}, call.stream);
+}
+
+void Collectives::all_gather(const OpCall& call) {
+  const Tensor &part = call.read(0), &whole = call.written(0);
+  const Members members = position_.group(call.op.group);
+  const Partition divided = partition(whole, part, static_cast<std::int64_t>(members.size()));
+  const std::int64_t n = divided.elements, all = n * divided.parts;
+  StoragePtr gathered;
+  const void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
+  const bool room =
+      to.copy == nullptr && to.slice.offset + all <= memory_.storage(call, call.op.writes[0], Access::write).elements;
+  if (divided.in_order && (room || all == whole.elements())) {
+    communicator_.all_gather(members, meeting(call.op), call.stream, from, to.data, n, part.dtype);
+  } else {
+    const StoragePtr parts = memory_.scratch(all, part.dtype, call.stream);
+    communicator_.all_gather(members, meeting(call.op), call.stream, from, parts->data, n, part.dtype);
+    for (std::int64_t r = 0; r < divided.parts; ++r) {
+      const auto& index = indices_.of_member(whole, part, divided.dim, members[static_cast<std::size_t>(r)], r);
+      backend_.scatter(call.stream, memory_.element(parts->data, r * n, part.dtype),
+                       {to.data, part.dtype, 0, count(index), &index}, false);
+    }
+    note_read({parts}, call.stream);
+  }
+  memory_.put(to, call.stream);
+  note_read({gathered}, call.stream);
+}
+
+void Collectives::reduce_scatter(const OpCall& call) {
+  const Tensor &part = call.written(0), &whole = call.read(0);
+  const Members members = position_.group(call.op.group);
+  const Partition divided = partition(whole, part, static_cast<std::int64_t>(members.size()));
+  const std::int64_t n = divided.elements, all = n * divided.parts;
+  StoragePtr gathered, ordered;
+  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  if (!divided.in_order || all != whole.elements()) {
+    ordered = memory_.scratch(all, part.dtype, call.stream);
+    if (all != whole.elements()) backend_.fill(call.stream, {ordered->data, part.dtype, 0, all, nullptr}, 0);
+    for (std::int64_t r = 0; r < divided.parts; ++r) {
+      const auto& index = indices_.of_member(whole, part, divided.dim, members[static_cast<std::size_t>(r)], r);
+      backend_.gather(call.stream, {from, part.dtype, 0, count(index), &index},
+                      memory_.element(ordered->data, r * n, part.dtype));
+    }
+    from = ordered->data;
+  }
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  const bool add = adds(call);
+  if (to.index == nullptr && !add) {
+    communicator_.reduce_scatter(members, meeting(call.op), call.stream, from, memory_.element(to), n, to.dtype);
+  } else {
+    const StoragePtr sum = memory_.scratch(n, part.dtype, call.stream);
+    communicator_.reduce_scatter(members, meeting(call.op), call.stream, from, sum->data, n, to.dtype);
+    backend_.scatter(call.stream, sum->data, to, add);
+    note_read({sum}, call.stream);
+  }
+  note_read({gathered, ordered}, call.stream);
+}
+
+// Every rank sends each what it has and that one has in the new layout, in the order of the whole; parts are as long as
+// the longest.
+void Collectives::redistribute(const OpCall& call) {
+  const Tensor &before = call.read(0), &after = call.written(0);
+  const Members members = position_.group(call.op.group);
+  const auto ranks = static_cast<std::int64_t>(members.size());
+  const std::int64_t n = indices_.longest_exchange(before, after, members);
+  StoragePtr gathered;
+  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
+  const StoragePtr sent = memory_.scratch(n * ranks, before.dtype, call.stream),
+                   received = memory_.scratch(n * ranks, after.dtype, call.stream);
+  for (std::int64_t m = 0; m < ranks; ++m) {
+    const auto& index = indices_.exchanged(before, position_.rank, after, members[static_cast<std::size_t>(m)]);
+    backend_.gather(call.stream, {from, before.dtype, 0, count(index), &index},
+                    memory_.element(sent->data, m * n, before.dtype));
+  }
+  communicator_.all_to_all(members, meeting(call.op), call.stream, sent->data, received->data, n, before.dtype);
+  std::int64_t arrived = 0;
+  for (std::int64_t m = 0; m < ranks; ++m) {
+    const auto& index = indices_.exchanged(after, position_.rank, before, members[static_cast<std::size_t>(m)]);
+    backend_.scatter(call.stream, memory_.element(received->data, m * n, after.dtype),
+                     {to.data, after.dtype, 0, count(index), &index}, false);
+    arrived += count(index);
+  }
+  if (arrived != after.elements())
+    throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
+                           "\" by an exchange");
+  memory_.put(to, call.stream);
+  note_read({gathered, sent, received}, call.stream);
+}
+
+void Collectives::ring_shift(const OpCall& call) {
+  const Members members = position_.group(call.op.group);
+  const auto n = static_cast<std::int64_t>(members.size()),
+             own = program_.mesh.coordinate(static_cast<std::int64_t>(position_.rank), call.op.group);
+  StoragePtr gathered;
+  const void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
+  const std::int64_t next = (own + call.op.places) % n, previous = (own + n - call.op.places % n) % n;
+  communicator_.permute(members, meeting(call.op), call.stream, from, to.data, to.slice.elements, to.slice.dtype,
+                        static_cast<std::size_t>(next), static_cast<std::size_t>(previous));
+  memory_.put(to, call.stream);
+  note_read({gathered}, call.stream);
+}
+
+// Waits for its operands itself: the buffer that the op names is filled by no op.
+void Collectives::reduce_packed_gradients(const OpCall& call) {
+  const auto& elements = call.plan().packed(call.op);
+  const Dtype dtype = call.read(0).dtype;
+  std::int64_t all = 0;
+  std::vector<std::pair<std::int64_t, Slice>> parts;  // where in the buffer, of what is held of each set
+  for (std::size_t set = 0; set < elements.size(); ++set) {
+    if (elements[set].empty()) continue;
+    Storage& s = memory_.storage(call, call.plan().held()[set].gradients, Access::read);
+    memory_.order().wait(call.stream, s.written);
+    parts.push_back({all, {s.data, s.dtype, 0, count(elements[set]), &elements[set]}});
+    all += count(elements[set]);
+  }
+  memory_.order().wait_for_compute(call.stream);
+  const StoragePtr packed = memory_.scratch(all, dtype, call.stream);
+  for (const auto& [begin, part] : parts)
+    backend_.gather(call.stream, part, memory_.element(packed->data, begin, dtype));
+  communicator_.all_reduce(position_.group(call.op.group), meeting(call.op), call.stream, packed->data, all, dtype);
+  for (const auto& [begin, part] : parts)
+    backend_.scatter(call.stream, memory_.element(packed->data, begin, dtype), part, false);
+  note_read({packed}, call.stream);
+}
+
+}  // namespace orrery::realrun

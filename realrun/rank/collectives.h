@@ -1,0 +1,47 @@
+// The collectives of a rank: operands made dense and put in the order that the communicator takes, results put where
+// they belong.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "realrun/communicator.h"
+#include "realrun/rank/element_indices.h"
+#include "realrun/rank/op_call.h"
+
+namespace orrery::realrun {
+
+class Collectives {
+ public:
+  Collectives(const Program& program, const Position& position, TensorMemory& memory, ElementIndices& indices,
+              Communicator& communicator);
+
+  // REQUIRES: a communication op that does not reduce the gradient norm (gradient_norm.h). Throws std::logic_error for
+  // operands that do not fit.
+  void run(const OpCall& call);
+
+ private:
+  void all_reduce(const OpCall& call);
+  void sum_into(const OpCall& call, const void* from);
+  void merge_statistics(const OpCall& call, const void* from);
+  void all_gather(const OpCall& call);
+  void reduce_scatter(const OpCall& call);
+  void redistribute(const OpCall& call);
+  void ring_shift(const OpCall& call);
+  void reduce_packed_gradients(const OpCall& call);
+
+  Members members_of(const Op& op) const;
+  bool adds(const OpCall& call) const;
+  std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
+  // What is read through memory that is no tensor's: noted, so that the memory is not freed before.
+  void note_read(std::initializer_list<StoragePtr> scratch, Stream stream);
+
+  const Program& program_;
+  const Position& position_;
+  TensorMemory& memory_;
+  Backend& backend_;
+  ElementIndices& indices_;
+  Communicator& communicator_;
+};
+
+}  // namespace orrery::realrun

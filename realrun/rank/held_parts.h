@@ -1,0 +1,32 @@
+// What comes out of a rank: the parts of parameters and of their gradients that it holds.
+#pragma once
+
+#include <vector>
+
+#include "realrun/rank/tensor_memory.h"
+
+namespace orrery::realrun {
+
+class HeldParts {
+ public:
+  HeldParts(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory)
+      : setup_(setup), position_(position), model_(model), memory_(memory), gradients_(model.instances()) {}
+
+  // Keeps an instance's gradients as they are now, unscaled: what follows PiecePlan::norm_begin() changes them.
+  void keep_gradients(const Instance& instance);
+  // Parameters as they are now, beside the gradients that have been kept.
+  std::vector<HeldPart> parts();
+
+ private:
+  using Values = std::vector<float>;
+  std::vector<Values> held_parameters(const Instance& instance);
+  void add_parts(const Instance& instance, std::vector<HeldPart>& parts);
+
+  const RunSetup& setup_;
+  const Position& position_;
+  const RankModel& model_;
+  TensorMemory& memory_;
+  std::vector<std::vector<Values>> gradients_;  // by instance and set
+};
+
+}  // namespace orrery::realrun

@@ -1,0 +1,229 @@
+#include "realrun/rank/kernels.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "realrun/rank/inputs.h"
+
+namespace orrery::realrun {
+namespace {
+
+bool is_table_of_positions(const Tensor& t) { return t.rank == 2 && t.axes[0] == Axis::sequence; }
+
+// Where an op stands among those of its block with the same random draw, and how many they are: a piece of several
+// layers repeats its ops.
+struct Repetition {
+  std::int64_t before = 0, all = 0;
+};
+Repetition repetition_of(const OpCall& call) {
+  Repetition repetition;
+  if (call.block != kForwardBlock && call.block != kBackwardBlock) return repetition;
+  for (const Op& other : call.plan().ops(call.block)) {
+    if (other.kind != call.op.kind || other.draw != call.op.draw) continue;
+    repetition.before += &other < &call.op;
+    ++repetition.all;
+  }
+  return repetition;
+}
+
+}  // namespace
+
+struct Kernels::Binding {
+  struct Result {  // that is not dense, or added to what its kernel cannot add to
+    std::size_t write = 0;
+    Slice to;
+    StoragePtr from;
+  };
+  Op op;
+  KernelContext context;
+  std::vector<std::int64_t> query_positions, key_positions;
+  std::array<Tensor, 6> in_tensors;
+  std::array<Tensor, 4> out_tensors;
+  std::array<Operand, 6> reads;
+  std::array<Operand, 4> writes;
+  std::vector<StoragePtr> gathered;  // operands, until the kernel is issued
+  std::vector<Result> results;
+};
+
+Kernels::Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices)
+    : setup_(setup), position_(position), memory_(memory), backend_(memory.backend()), indices_(indices) {}
+
+void Kernels::run(const OpCall& call) {
+  Binding binding;
+  binding.op = call.op;
+  binding.op.accumulate = false;  // whatever writes gradients adds to them: bind_writes()
+  binding.context = context_of(call.op);
+  if (traits_of(call.op.kind).random) place_dropout(call, binding.context);
+  find_positions(call, binding);
+  bind_reads(call, binding);
+  if (call.op.kind == OpKind::embedding) take_own_columns(call, binding);
+  if (call.op.kind == OpKind::add) take_own_rows(call, binding);
+  bind_writes(call, binding);
+  run_bound(binding);
+  add_results(call, binding);
+}
+
+KernelContext Kernels::context_of(const Op& op) const {
+  const ExecutionOptions& options = setup_.options;
+  KernelContext context;
+  context.seed = options.seed;
+  context.round_to_bf16 = options.round_to_bf16;
+  context.step = step_ + 1;
+  context.learning_rate = options.learning_rate, context.beta1 = options.beta1, context.beta2 = options.beta2;
+  context.epsilon = options.epsilon, context.weight_decay = options.weight_decay, context.momentum = options.momentum;
+  context.decoupled_weight_decay = setup_.scenario.plan.optimizer.rule != optimizer::Rule::adam;
+  if (op.kind == OpKind::softmax || op.kind == OpKind::softmax_backward)
+    context.attention_scale = 1 / std::sqrt(static_cast<double>(setup_.scenario.model.head_dim));
+  return context;
+}
+
+void Kernels::find_positions(const OpCall& call, Binding& binding) const {
+  const Op& op = call.op;
+  if (is_attention(op.kind) && op.parts > 1) {
+    AttentionPositions at = attention_positions(op, call.instance.piece(), position_);
+    binding.query_positions = std::move(at.queries);
+    binding.key_positions = std::move(at.keys);
+  } else if (op.kind == OpKind::rotary || op.kind == OpKind::rotary_backward) {
+    binding.query_positions = sequence_positions(call.plan(), call.read(0), position_);
+  } else if (traits_of(op.kind).random) {
+    binding.query_positions = sequence_positions(call.plan(), call.written(0), position_);
+  }
+  binding.context.query_positions = binding.query_positions;
+  binding.context.key_positions = binding.key_positions;
+}
+
+// An op's place in the model is that of the first parameter of its layer.
+void Kernels::place_dropout(const OpCall& call, KernelContext& context) const {
+  const Repetition repetition = repetition_of(call);
+  const std::size_t layer = call.instance.first_parameter + static_cast<std::size_t>(repetition.before) *
+                                                                call.instance.piece().parameters.size() /
+                                                                static_cast<std::size_t>(repetition.all);
+  std::uint64_t hash = layer;
+  const auto append = [&hash](std::uint64_t value) { hash = (hash ^ value) * 0x100000001b3ull; };  // FNV-1a
+  append(call.op.draw);
+  append(static_cast<std::uint64_t>(position_.replica * setup_.program.schedule.micro_batches + call.micro_batch));
+  append(static_cast<std::uint64_t>(step_));
+  context.dropout_stream = hash;
+  const Tensor& y = call.written(0);
+  for (int d = 0; d < y.rank; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    context.whole_sizes[i] = y.sizes[d];
+    if (y.axes[d] == Axis::sequence) {
+      context.whole_sizes[i] = call.plan().sequence();
+    } else if (y.axes[d] != Axis::batch) {  // whose parts have numbers of their own
+      context.whole_sizes[i] = y.sizes[d] * position_.mesh->size(y.over[d].group());
+      context.part_begin[i] = position_.begin(y, d);
+    }
+  }
+}
+
+void Kernels::bind_reads(const OpCall& call, Binding& binding) {
+  for (std::size_t i = 0; i < binding.reads.size(); ++i) {
+    const TensorId id = call.op.reads[i];
+    if (id == kNoTensor) continue;
+    Tensor& t = binding.in_tensors[i];
+    t = call.instance.tensor(id);
+    StoragePtr copy;
+    binding.reads[i] = {memory_.dense(call, id, copy), &t};
+    if (copy != nullptr) binding.gathered.push_back(std::move(copy));
+    if (is_vocabulary_table(t)) binding.context.first_vocabulary_row = position_.begin(t, 0);
+  }
+  if (call.op.kind != OpKind::cross_entropy && call.op.kind != OpKind::cross_entropy_backward) return;
+  const Tensor& logits = binding.in_tensors[0];
+  if (!logits.over[logits.rank - 1].empty())
+    binding.context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
+}
+
+std::int64_t Kernels::part_in(Division part, Division whole) const {
+  return position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), part.group().without(whole.group()));
+}
+
+// An embedding whose result is divided along the width, of rows that are whole.
+void Kernels::take_own_columns(const OpCall& call, Binding& binding) {
+  Tensor& t = binding.in_tensors[0];
+  const Tensor& y = call.written(0);
+  const std::int64_t whole = t.sizes[1], size = y.sizes[1];
+  if (size == whole) return;
+  const Slice part{binding.reads[0].data, t.dtype, 0, t.elements() / whole * size,
+                   &indices_.part(t, 1, part_in(y.over[1], t.over[1]) * size, size)};
+  const StoragePtr copy = memory_.scratch(part.elements, t.dtype, call.stream);
+  backend_.gather(call.stream, part, copy->data);
+  copy->note_written(memory_.order().issued(call.stream));
+  binding.gathered.push_back(copy);
+  t.sizes[1] = size;
+  binding.reads[0].data = copy->data;
+}
+
+// A table of positions that is added to a part of the sequence.
+void Kernels::take_own_rows(const OpCall& call, Binding& binding) {
+  if (call.op.reads[2] == kNoTensor) return;
+  const Tensor& x = binding.in_tensors[0];
+  Tensor& t = binding.in_tensors[2];
+  if (!is_table_of_positions(t) || t.sizes[0] == x.sizes[1]) return;
+  t.sizes[0] = x.sizes[1];
+  const std::int64_t part = part_in(x.over[1], t.over[0]);
+  binding.reads[2].data = memory_.element(binding.reads[2].data, part * t.elements(), t.dtype);
+}
+
+// Of the gradient of such a table the rows that this rank's part of the sequence is added to.
+Slice Kernels::own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& t) {
+  const Tensor& x = binding.in_tensors[0];
+  if (call.op.kind != OpKind::bias_gradient || !is_table_of_positions(t) || x.sizes[1] >= t.sizes[0]) return to;
+  t.sizes[0] = x.sizes[1];
+  const std::int64_t first = part_in(x.over[1], t.over[0]) * t.elements();
+  if (to.index != nullptr) {
+    to.index = &indices_.stretch(*to.index, first, t.elements());
+  } else {
+    to.offset += first;
+  }
+  to.elements = t.elements();
+  return to;
+}
+
+void Kernels::bind_writes(const OpCall& call, Binding& binding) {
+  for (std::size_t i = 0; i < binding.writes.size(); ++i) {
+    const TensorId id = call.op.writes[i];
+    if (id == kNoTensor) continue;
+    Tensor& t = binding.out_tensors[i];
+    t = call.instance.tensor(id);
+    const Slice to = own_rows(call, binding, memory_.slice(call, id, Access::write), t);
+    const bool add = call.plan().adds(call.op, id);
+    binding.writes[i].tensor = &t;
+    if (to.index == nullptr && (!add || accumulates(call.op.kind, i))) {
+      binding.writes[i].data = memory_.element(to);
+      binding.op.accumulate |= add;
+    } else {
+      const StoragePtr result = memory_.scratch(t.elements(), t.dtype, call.stream);
+      if (setup_.options.find_undefined)
+        backend_.fill(call.stream, {result->data, t.dtype, 0, t.elements(), nullptr},
+                      std::numeric_limits<float>::quiet_NaN());
+      binding.writes[i].data = result->data;
+      binding.results.push_back({i, to, result});
+    }
+    if (is_vocabulary_table(t)) binding.context.first_vocabulary_row = position_.begin(t, 0);
+  }
+}
+
+void Kernels::run_bound(Binding& binding) {
+  if (binding.op.accumulate)  // one flag for all that a kernel adds to
+    for (const Binding::Result& result : binding.results)
+      if (accumulates(binding.op.kind, result.write))
+        backend_.fill(binding.op.stream, {result.from->data, result.from->dtype, 0, result.from->elements, nullptr}, 0);
+  backend_.run(binding.op, binding.reads, binding.writes, binding.context);
+}
+
+void Kernels::add_results(const OpCall& call, Binding& binding) {
+  // A result's slice may be all of a gradient that other ops of the step have added to.
+  for (const Binding::Result& result : binding.results)
+    backend_.scatter(call.stream, result.from->data, result.to,
+                     call.plan().adds(call.op, call.op.writes[result.write]));
+  if (binding.gathered.empty() && binding.results.empty()) return;
+  const Use use = memory_.order().issued(call.stream);
+  for (const StoragePtr& s : binding.gathered) s->note_read(use);
+  for (const Binding::Result& result : binding.results) result.from->note_read(use);
+}
+
+}  // namespace orrery::realrun

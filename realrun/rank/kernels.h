@@ -1,0 +1,46 @@
+// The kernels of a rank: operands bound to memory, and what a kernel must know of its place in the whole model.
+#pragma once
+
+#include <cstdint>
+
+#include "realrun/kernel.h"
+#include "realrun/rank/element_indices.h"
+#include "realrun/rank/op_call.h"
+
+namespace orrery::realrun {
+
+class Kernels {
+ public:
+  Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices);
+
+  // Optimizers count steps, dropouts draw anew in each; from 0.
+  void begin_step(std::int64_t step) { step_ = step; }
+  // REQUIRES: no communication, no copy.
+  void run(const OpCall& call);
+
+ private:
+  struct Binding;  // of one call
+
+  KernelContext context_of(const Op& op) const;
+  void find_positions(const OpCall& call, Binding& binding) const;
+  void place_dropout(const OpCall& call, KernelContext& context) const;
+  void bind_reads(const OpCall& call, Binding& binding);
+  void bind_writes(const OpCall& call, Binding& binding);
+  // Of operands that are whole where the op works on a part: the part.
+  void take_own_columns(const OpCall& call, Binding& binding);
+  void take_own_rows(const OpCall& call, Binding& binding);
+  Slice own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& table);
+  void run_bound(Binding& binding);
+  void add_results(const OpCall& call, Binding& binding);
+  // This rank's part of what `whole` leaves together: that of the digits which divide `part` alone.
+  std::int64_t part_in(Division part, Division whole) const;
+
+  const RunSetup& setup_;
+  const Position& position_;
+  TensorMemory& memory_;
+  Backend& backend_;
+  ElementIndices& indices_;
+  std::int64_t step_ = 0;
+};
+
+}  // namespace orrery::realrun

@@ -1,0 +1,48 @@
+#include "realrun/rank/losses.h"
+
+#include <cmath>
+
+namespace orrery::realrun {
+namespace {
+
+bool gives_whole_statistics(const OpCall& call) {
+  if (call.op.kind == OpKind::all_reduce) return call.op.reduction == Reduction::merge;
+  if (call.op.kind != OpKind::cross_entropy) return false;
+  const Tensor& logits = call.read(0);
+  return logits.over[logits.rank - 1].empty();
+}
+
+}  // namespace
+
+void Losses::note(const OpCall& call) {
+  if (!gives_whole_statistics(call)) return;
+  const Mesh& mesh = program_.mesh;
+  Tensor targets = call.written(0);
+  const MeshGroup parts = targets.divided_over() | mesh.group(MeshAxis::pp);
+  MeshGroup same;
+  for (std::size_t d = 0; d < mesh.digits().size(); ++d) same = same | MeshGroup::of_digit(static_cast<int>(d));
+  if (!position_.is_first(same.without(parts))) return;
+  targets.sizes[0] = 1;
+  const std::int64_t positions =
+      targets.elements() * mesh.size(targets.divided_over()) * program_.schedule.micro_batches;
+  kept_.push_back({memory_.share(call, call.op.writes[0]), static_cast<double>(positions)});
+}
+
+double Losses::take() {
+  double loss = 0;
+  for (const auto& [storage, positions] : kept_) {
+    const auto n = static_cast<std::size_t>(storage->elements) / 3;
+    std::vector<float> statistics(3 * n);
+    memory_.backend().synchronize();
+    memory_.backend().read({storage->data, storage->dtype, 0, storage->elements, nullptr}, statistics);
+    double sum = 0;
+    for (std::size_t t = 0; t < n; ++t)
+      sum += static_cast<double>(statistics[t]) + std::log(static_cast<double>(statistics[n + t])) -
+             static_cast<double>(statistics[2 * n + t]);
+    loss += sum / positions;
+  }
+  kept_.clear();
+  return loss;
+}
+
+}  // namespace orrery::realrun

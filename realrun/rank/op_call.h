@@ -1,0 +1,25 @@
+// An op that is issued: of which instance, for which micro-batch.
+#pragma once
+
+#include <cstddef>
+
+#include "realrun/rank/tensor_memory.h"
+
+namespace orrery::realrun {
+
+struct OpCall : Work {
+  OpCall(const Instance& of, std::int64_t of_micro_batch, std::size_t of_block, std::size_t number)
+      : Work{of, of_micro_batch, of.plan->ops(of_block)[number].stream},
+        op(of.plan->ops(of_block)[number]),
+        block(of_block),
+        index(number) {}
+
+  const Op& op;
+  std::size_t block, index;  // which of the block's ops
+
+  const PiecePlan& plan() const { return *instance.plan; }
+  const Tensor& read(std::size_t i) const { return instance.tensor(op.reads[i]); }
+  const Tensor& written(std::size_t i) const { return instance.tensor(op.writes[i]); }
+};
+
+}  // namespace orrery::realrun

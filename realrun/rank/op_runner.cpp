@@ -1,0 +1,132 @@
+#include "realrun/rank/op_runner.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace orrery::realrun {
+namespace {
+
+// visit(id, access) for the tensors of an op that streams order. A gradient norm's result is kept apart.
+template <class Visit>
+void for_each_operand(const Op& op, Visit visit) {
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor) visit(id, Access::read);
+  if (op.kind == OpKind::gradient_norm) return;
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor) visit(id, Access::write);
+}
+
+}  // namespace
+
+OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
+                   StepClock& clock, GradientNorm& norm, Losses& losses)
+    : setup_(setup),
+      position_(position),
+      memory_(memory),
+      communicator_(communicator),
+      clock_(clock),
+      norm_(norm),
+      losses_(losses),
+      indices_(setup.program.mesh),
+      collectives_(setup.program, position, memory, indices_, communicator),
+      kernels_(setup, position, memory, indices_) {}
+
+void OpRunner::run(const OpCall& call) {
+  if (call.plan().sums_norms(call.op) || call.plan().reduces_norm(call.op)) return;
+  communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
+  try {
+    Issue issue = issue_of(call);
+    issue.waited_for = wait_for_operands(call);
+    clock_.begin(issue);
+    dispatch(call);
+    clock_.end(issue);
+    note_uses(call);
+  } catch (const std::logic_error& error) {
+    throw ExecutionError(describe(call) + ": " + error.what());
+  }
+  if (setup_.options.find_undefined) check_defined(call);
+}
+
+void OpRunner::dispatch(const OpCall& call) {
+  if (is_communication(call.op.kind)) {
+    collectives_.run(call);
+  } else if (call.op.kind == OpKind::copy) {
+    copy_between_memories(call);
+  } else if (call.op.kind == OpKind::gradient_norm) {
+    norm_.add_squares(call);
+  } else {
+    kernels_.run(call);
+  }
+  losses_.note(call);
+}
+
+Issue OpRunner::issue_of(const OpCall& call) const {
+  Issue issue;
+  issue.piece = static_cast<std::uint16_t>(&call.instance.piece() - setup_.program.pieces.data());
+  issue.block = static_cast<std::uint8_t>(call.block);
+  issue.op = static_cast<std::uint16_t>(call.index);
+  issue.stream = call.stream;
+  issue.micro_batch = call.micro_batch;
+  return issue;
+}
+
+// Data from other streams, and the kernels issued before it.
+std::uint64_t OpRunner::wait_for_operands(const OpCall& call) {
+  std::uint64_t waited_for = 0;
+  if (call.plan().is_packed_reduction(call.op)) return waited_for;
+  const auto wait = [&](Use& use) {
+    if (use.serial == 0 || use.stream == call.stream) return;
+    memory_.order().wait(call.stream, use);
+    waited_for |= std::uint64_t{1} << static_cast<unsigned>(use.stream);
+  };
+  for_each_operand(call.op, [&](TensorId id, Access access) {
+    Storage& s = memory_.storage(call, id, access);
+    wait(s.written);
+    if (access == Access::read) return;
+    for (Use& use : s.read) wait(use);
+  });
+  if (waits_for_compute(call.op)) memory_.order().wait_for_compute(call.stream);
+  return waited_for;
+}
+
+void OpRunner::note_uses(const OpCall& call) {
+  const Use use = memory_.order().issued(call.stream);
+  if (call.plan().is_packed_reduction(call.op)) {
+    const auto& packed = call.plan().packed(call.op);
+    for (std::size_t s = 0; s < packed.size(); ++s)
+      if (!packed[s].empty()) memory_.storage(call, call.plan().held()[s].gradients, Access::read).note_written(use);
+    return;
+  }
+  for_each_operand(call.op, [&](TensorId id, Access access) {
+    Storage& s = memory_.storage(call, id, access);
+    access == Access::write ? s.note_written(use) : s.note_read(use);
+  });
+}
+
+void OpRunner::copy_between_memories(const OpCall& call) {
+  const Slice from = memory_.slice(call, call.op.reads[0], Access::read),
+              to = memory_.slice(call, call.op.writes[0], Access::write);
+  if (from.dtype != to.dtype || from.elements != to.elements)
+    throw std::logic_error("a copy between memories changes the tensor's dtype or size");
+  if (from.index != nullptr || to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
+  Backend& backend = memory_.backend();
+  backend.copy(call.stream, memory_.element(to), memory_.element(from),
+               from.elements * backend.stored_bytes(from.dtype));
+}
+
+void OpRunner::check_defined(const OpCall& call) {
+  if (call.plan().is_packed_reduction(call.op)) return;
+  for_each_operand(call.op, [&](TensorId id, Access access) {
+    if (access == Access::read || !memory_.backend().has_nan(memory_.slice(call, id, Access::read))) return;
+    throw ExecutionError(describe(call) + " wrote NaN into \"" + call.instance.tensor(id).name + "\": rank " +
+                         std::to_string(position_.rank) + ", micro-batch " + std::to_string(call.micro_batch));
+  });
+}
+
+std::string OpRunner::describe(const OpCall& call) const {
+  const std::size_t parameter = std::min(call.instance.first_parameter, setup_.parameters.size() - 1);
+  return std::string(name_of(call.op.kind)) + " \"" + call.op.name + "\" (" + name_of(call.op.phase) + ") of piece \"" +
+         call.instance.piece().name + "\" at " + setup_.parameters[parameter].name;
+}
+
+}  // namespace orrery::realrun

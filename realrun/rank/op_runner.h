@@ -1,0 +1,45 @@
+// Runs the ops of a rank: each waits for its operands, runs as what it is (kernel, collective, copy, part of the
+// gradient norm), and is noted as their last use.
+#pragma once
+
+#include <string>
+
+#include "realrun/rank/collectives.h"
+#include "realrun/rank/gradient_norm.h"
+#include "realrun/rank/kernels.h"
+#include "realrun/rank/losses.h"
+
+namespace orrery::realrun {
+
+class OpRunner {
+ public:
+  OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
+           StepClock& clock, GradientNorm& norm, Losses& losses);
+
+  void begin_step(std::int64_t step) { kernels_.begin_step(step); }
+  // Does nothing for ops that reduce the gradient norm: GradientNorm::reduce() does it for all pieces at once. Throws
+  // ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
+  void run(const OpCall& call);
+
+ private:
+  void dispatch(const OpCall& call);
+  std::uint64_t wait_for_operands(const OpCall& call);  // returns the set of streams that it waited for
+  void note_uses(const OpCall& call);
+  void copy_between_memories(const OpCall& call);
+  void check_defined(const OpCall& call);
+  Issue issue_of(const OpCall& call) const;
+  std::string describe(const OpCall& call) const;
+
+  const RunSetup& setup_;
+  const Position& position_;
+  TensorMemory& memory_;
+  Communicator& communicator_;
+  StepClock& clock_;
+  GradientNorm& norm_;
+  Losses& losses_;
+  ElementIndices indices_;
+  Collectives collectives_;
+  Kernels kernels_;
+};
+
+}  // namespace orrery::realrun

@@ -1,0 +1,160 @@
+#include "realrun/rank/piece_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include "sim/program/rewrite.h"
+
+namespace orrery::realrun {
+
+std::size_t set_number(const Piece& piece, TensorId buffer) {
+  const ParameterSet* set = set_of(piece, buffer);
+  if (set == nullptr)
+    throw ExecutionError(std::string("\"") + piece.tensors[buffer].name + "\" of piece \"" + piece.name +
+                         "\" belongs to no parameter set");
+  return static_cast<std::size_t>(set - piece.sets.data());
+}
+
+PiecePlan::PiecePlan(const Piece& piece, const Program& program, Position position, const SequenceLengths& sequences)
+    : piece_(&piece) {
+  const SideStream& memory = piece.sides[kEncoderOutput];
+  const bool of_decoder = memory.input != kNoTensor || memory.output != kNoTensor || piece.output == kNoTensor;
+  sequence_ = of_decoder ? sequences.decoder : sequences.whole;
+  position.sequence = sequence_;
+  views_ = views_of(piece, position);
+  find_capacities(program);
+  of_norm_.assign(piece.tensors.size(), false);
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    for (const Op& op : ops(b))
+      if (op.kind == OpKind::gradient_norm) of_norm_[root(op.writes[0])] = true;
+  find_held(position);
+  for (const PackedGradients& packing : piece.packed) find_packed(packing, program);
+  lives_.find(piece);
+  update_ = UpdateParts(piece, lives_.storage(), !program.stage_groups.empty());
+  FindAhead find_ahead;
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    if (!find_ahead(ops(b), lives_.storage(), boundary_of(piece, b).input, ahead_[b])) ahead_[b].clear();
+  find_ends();
+}
+
+void PiecePlan::find_capacities(const Program& program) {
+  const std::size_t n = piece_->tensors.size();
+  capacity_.assign(n, 0);
+  for (std::size_t id = 0; id < n; ++id) {
+    const View& v = views_[id];
+    const std::int64_t elements = piece_->tensors[id].elements();
+    const std::int64_t end = v.dense() ? v.offset + elements : *std::max_element(v.index.begin(), v.index.end()) + 1;
+    capacity_[v.root] = std::max(capacity_[v.root], end);
+  }
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    for (const Op& op : ops(b)) {
+      if (op.kind != OpKind::all_gather || tensor(op.writes[0]).rank != 1) continue;
+      const View& whole = view(op.writes[0]);  // of a flat buffer: with the padding of the last parts
+      capacity_[whole.root] =
+          std::max(capacity_[whole.root], whole.offset + tensor(op.reads[0]).elements() * program.mesh.size(op.group));
+    }
+}
+
+void PiecePlan::find_held(const Position& position) {
+  for (const ParameterSet& set : piece_->sets)
+    held_.push_back({set.own_parameters, set.own_gradients, position.begin(tensor(set.own_parameters), 0), 0});
+  for (const ParameterGradient& p : piece_->parameters)
+    if (!tensor(p.parameter).shared) held_.at(p.set).elements += tensor(p.parameter).elements();
+}
+
+// Where the gradients that the Program packs lie in what this rank holds.
+void PiecePlan::find_packed(const PackedGradients& packing, const Program& program) {
+  const Mesh& mesh = program.mesh;
+  std::vector<std::vector<std::int64_t>>& packed = packed_[packing.buffer];
+  packed.resize(held_.size());
+  std::vector<std::int64_t> begins(held_.size()), elements(held_.size());
+  for (const ParameterGradient& p : piece_->parameters) {
+    const Tensor& t = tensor(p.parameter);
+    if (t.shared || p.gradient == kNoTensor) continue;
+    const HeldSet& held = held_[p.set];
+    const std::int64_t begin = begins[p.set], size = tensor(held.gradients).elements();
+    begins[p.set] += t.elements();
+    const auto partial = std::find_if(packing.gradients.begin(), packing.gradients.end(), [&](TensorId id) {
+      return id == p.gradient || tensor(id).alias_of == p.gradient;  // rows of a table of positions
+    });
+    if (partial == packing.gradients.end()) continue;
+    for (std::int64_t e = 0; e < t.elements(); ++e) {
+      if (packing.shared_heads && !is_behind_query_heads(t, e)) continue;
+      ++elements[p.set];
+      const std::int64_t at = begin + e - held.begin;
+      if (at >= 0 && at < size) packed[p.set].push_back(view(held.gradients).at(at));
+    }
+    if (*partial == p.gradient) continue;
+    // Packed as many rows as the sequence has, of a table that may have more.
+    elements[p.set] += tensor(*partial).elements() * mesh.size(tensor(*partial).divided_over()) - t.elements();
+  }
+  // Of shards, each packs what it has of them: the Program counts the mean.
+  std::int64_t all = 0;
+  for (std::size_t s = 0; s < elements.size(); ++s) {
+    if (piece_->sets[s].frozen()) continue;
+    const std::int64_t shards = mesh.size(tensor(piece_->sets[s].gradients).divided_over());
+    all += (elements[s] + shards - 1) / shards;
+  }
+  const Tensor& buffer = tensor(packing.buffer);
+  if (all != buffer.elements())
+    throw ExecutionError(std::string("piece \"") + piece_->name + "\" packs " + std::to_string(buffer.elements()) +
+                         " gradients into " + buffer.name + ", but " + std::to_string(all) + " are partial sums");
+}
+
+void PiecePlan::find_ends() {
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    for (ByOp* of : {&ends_, &begin_anew_}) (*of)[b].resize(ops(b).size());
+  for (const TensorId storage : lives_.storages()) {
+    const Tensor& t = tensor(storage);
+    const Life& life = lives_.of(storage);
+    if (t.shared) continue;
+    if (lasts(storage)) {
+      const bool reduced = t.category == Category::gradient && !t.resident && life.read && !life.touches(kUpdateBlock);
+      if (reduced && life.touches(kWeightGradientBlock))
+        begin_anew_[kWeightGradientBlock][life.last[kWeightGradientBlock]].push_back(storage);
+      continue;
+    }
+    for (std::size_t b = 0; b < kBlocks.size(); ++b)
+      if (life.touches(b) && !life.outlives(b)) ends_[b][life.last[b]].push_back(storage);
+  }
+}
+
+bool PiecePlan::ends_handed_on(TensorId storage, std::size_t block) const {
+  const Life& life = lives_.of(storage);
+  return life.keeper != Keeper::step && (life.handed_on & ~life.kept & bit_of_block(block)) != 0;
+}
+
+bool PiecePlan::adds(const Op& op, TensorId result) const {
+  // A view of a gradient may be called otherwise.
+  return op.phase != Phase::update && tensor(root(result)).category == Category::gradient;
+}
+
+std::int64_t PiecePlan::longest_ahead(std::size_t block) const {
+  std::int64_t longest = 0;
+  for (std::size_t i = 0; i < ahead_[block].size(); ++i)
+    if (is_ahead(block, i)) longest = std::max(longest, static_cast<std::int64_t>(ops(block)[i].prefetch));
+  return longest;
+}
+
+std::size_t PiecePlan::norm_begin() const {
+  const std::vector<Op>& update = ops(kUpdateBlock);
+  const auto it = std::find_if(update.begin(), update.end(), [](const Op& op) {
+    return op.kind == OpKind::gradient_norm || is_optimizer(op.kind) || op.kind == OpKind::copy;
+  });
+  return static_cast<std::size_t>(it - update.begin());
+}
+
+double PiecePlan::factor_behind_norm(std::size_t set) const {
+  const std::vector<Op>& update = ops(kUpdateBlock);
+  const std::size_t norm = norm_begin();
+  double factor = 1;
+  for (std::size_t i = 0; i < update.size(); ++i) {
+    if (update[i].kind != OpKind::scale && !is_optimizer(update[i].kind)) continue;
+    if (set_number(*piece_, update[i].writes[0]) != set) continue;
+    const bool done = i < norm && share_storage(update[i].writes[0], held_[set].gradients);
+    if (!done) factor *= update[i].factor;
+  }
+  return factor;
+}
+
+}  // namespace orrery::realrun

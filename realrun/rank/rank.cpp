@@ -1,0 +1,175 @@
+// A rank's steps: the schedule's slots, the blocks of its pieces, the update.
+#include "realrun/rank/rank.h"
+
+#include <numeric>
+#include <utility>
+
+#include "realrun/rank/initial_values.h"
+
+namespace orrery::realrun {
+
+Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
+    : setup_(setup),
+      program_(setup.program),
+      backend_(backend),
+      communicator_(communicator),
+      position_(position_of(communicator.rank(), setup.program, setup.sequences.whole)),
+      model_(setup, position_),
+      memory_(setup, position_, model_, backend),
+      clock_(program_, position_, backend),
+      norm_(setup, position_, model_, memory_, communicator, clock_),
+      losses_(program_, position_, memory_),
+      ops_(setup, position_, memory_, communicator, clock_, norm_, losses_),
+      streams_(memory_),
+      messages_(program_, position_, memory_, communicator, clock_),
+      held_(setup, position_, model_, memory_) {
+  model_.for_each_instance([&](const Instance& instance) { initialise(setup, position_, instance, memory_); });
+}
+
+RankResult Rank::run() {
+  const ExecutionOptions& options = setup_.options;
+  for (std::int64_t step = 0; step < options.warmup_steps + options.steps; ++step) {
+    const Backend::Mark begin = begin_step(step);
+    run_step();
+    end_step(step, begin);
+  }
+  result_.rank = position_.rank;
+  result_.stage = position_.pp;
+  result_.peak_bytes = memory_.ledger().peak_bytes();
+  result_.bytes_at_peak = memory_.ledger().at_peak();
+  if (options.keep_tensors) result_.parts = held_.parts();
+  backend_.synchronize();
+  communicator_.finish();
+  return std::move(result_);
+}
+
+Backend::Mark Rank::begin_step(std::int64_t step) {
+  const ExecutionOptions& options = setup_.options;
+  const std::int64_t measured = step - options.warmup_steps;
+  ops_.begin_step(step);
+  // Marks around every op would slow the steps whose time counts.
+  clock_.set_marking(options.measure && measured >= options.steps / 2);
+  if (!options.measure) return 0;
+  if (measured == 0) memory_.ledger().forget_peak();
+  backend_.synchronize();
+  backend_.forget_marks();
+  Members all(communicator_.ranks());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  communicator_.gather_values(all, "the start of a step", {});
+  return backend_.mark(Stream::compute);
+}
+
+void Rank::end_step(std::int64_t step, Backend::Mark begin) {
+  if (setup_.options.measure && step >= setup_.options.warmup_steps) {
+    for (int s = 1; s < kStreams; ++s) {  // the step ends when all streams have
+      const auto stream = static_cast<Stream>(s);
+      backend_.wait(Stream::compute, backend_.record(stream));
+    }
+    const Backend::Mark end = backend_.mark(Stream::compute);
+    backend_.synchronize();
+    clock_.add_step(begin, end, result_);
+  }
+  result_.losses.push_back(losses_.take());
+  if (setup_.options.after_step) setup_.options.after_step(position_.rank, step);
+}
+
+void Rank::run_step() {
+  program_.schedule.order(static_cast<std::size_t>(position_.pp)).for_each([&](Slot slot) { run_slot(slot); });
+  memory_.release_micro_batches();
+  for (const UpdatePart part : kStepEnd) {
+    model_.for_each_instance([&](const Instance& instance) { run_update(part, instance); });
+    if (part == UpdatePart::norm) result_.gradient_norms.push_back(norm_.reduce());
+  }
+  memory_.release_micro_batches();
+}
+
+// ---- blocks -----------------------------------------------------------------------------------------------------
+
+void Rank::run_slot(const Slot& slot) {
+  const RankChunk& chunk = model_.chunks().at(slot.chunk);
+  const auto micro_batch = static_cast<std::int64_t>(slot.micro_batch);
+  const bool last =
+      slot.kind == SlotKind::weight_gradient || (slot.kind == SlotKind::backward && !program_.schedule.split_backward);
+  const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
+                            : slot.kind == SlotKind::backward ? kBackwardBlock
+                                                              : kWeightGradientBlock;
+  run_line(block, chunk, micro_batch);
+  if (!last) return;
+  for (const Instance& instance : chunk.instances) memory_.release(instance, micro_batch);
+}
+
+void Rank::run_line(std::size_t block, const RankChunk& chunk, std::int64_t micro_batch) {
+  const std::vector<InLine>& line = chunk.line(block);
+  const bool backward = block == kBackwardBlock, crosses = block != kWeightGradientBlock;
+  const std::int64_t behind_all = static_cast<std::int64_t>(program_.schedule.position.size()) - 1;
+  const std::int64_t first = backward ? behind_all : 0, last = backward ? 0 : behind_all;
+  const IssueAhead order{static_cast<std::int64_t>(line.size()), chunk.longest_ahead[block]};
+  const auto issue = [&](std::int64_t at, int least, int most) {
+    run_ahead(block, *line[static_cast<std::size_t>(at)].instance, micro_batch, least, most);
+  };
+  order.at_beginning(issue);
+  Streams streams;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const Instance& instance = *line[i].instance;
+    if (crosses && i == 0 && chunk.position != first)
+      streams = messages_.receive(chunk.position, micro_batch, backward);
+    if (crosses) streams_.hand_in(instance, block, micro_batch, streams);
+    run_block(block, line[i], micro_batch, [&] { order.when_starts(static_cast<std::int64_t>(i), issue); });
+    if (crosses) streams_.hand_on(instance, block, micro_batch, streams);
+  }
+  if (crosses && chunk.position != last)
+    messages_.send(chunk.position + (backward ? -1 : 1), micro_batch, backward, streams);
+}
+
+void Rank::run_ahead(std::size_t block, const Instance& instance, std::int64_t micro_batch, int least, int most) {
+  const std::vector<Op>& ops = instance.plan->ops(block);
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (!instance.plan->is_ahead(block, i) || ops[i].prefetch < least || ops[i].prefetch > most) continue;
+    if (runs(ops[i], micro_batch)) run_op({instance, micro_batch, block, i});
+  }
+}
+
+template <class Begun>
+void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_batch, Begun begun) {
+  const Instance& instance = *at.instance;
+  const std::vector<Op>& ops = instance.plan->ops(block);
+  std::size_t buckets = 0;
+  bool began = false;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Op& op = ops[i];
+    const std::size_t bucket = op.every > 1 ? buckets++ : 0;
+    if (instance.plan->is_ahead(block, i)) continue;
+    if (!runs(op, micro_batch)) {
+      memory_.end_lives(OpCall(instance, micro_batch, block, i), block, i);
+    } else if (op.every > 1) {
+      for (const auto& [each, of_each] : buckets_.add(block, bucket, at, i))
+        run_op({*each, micro_batch, block, of_each});
+    } else {
+      run_op({instance, micro_batch, block, i});
+      if (began || op.stream != Stream::compute) continue;
+      began = true;
+      begun();
+    }
+  }
+  if (!began) begun();
+}
+
+void Rank::run_op(const OpCall& call) {
+  ops_.run(call);
+  memory_.end_lives(call, call.block, call.index);
+}
+
+// ---- update -----------------------------------------------------------------------------------------------------
+
+void Rank::run_update(UpdatePart part, const Instance& instance) {
+  const std::vector<Op>& ops = instance.plan->ops(kUpdateBlock);
+  const auto [begin, end] = instance.plan->update_range(part);
+  const std::size_t summed = instance.plan->norm_begin();
+  for (std::size_t i = begin; i < end; ++i) {
+    if (i == summed && setup_.options.keep_tensors) held_.keep_gradients(instance);
+    run_op({instance, kOfStep, kUpdateBlock, i});
+  }
+  if (part == kStepEnd.back() && summed == ops.size() && setup_.options.keep_tensors) held_.keep_gradients(instance);
+}
+
+}  // namespace orrery::realrun

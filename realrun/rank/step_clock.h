@@ -1,0 +1,62 @@
+// Where the seconds of a measured step go: marks around ops and messages, and the terms that follow from them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "realrun/backend.h"
+#include "realrun/executor.h"
+#include "realrun/layout.h"
+
+namespace orrery::realrun {
+
+// What runs, where its time is noted.
+struct Issue {
+  enum class Kind : std::uint8_t {
+    op,
+    send,
+    receive,        // a message to or from the neighbouring stage
+    gradient_norm,  // of all pieces
+  };
+  Kind kind = Kind::op;
+  std::uint16_t piece = 0;  // of an op
+  std::uint8_t block = 0;
+  std::uint16_t op = 0;
+  Stream stream = Stream::compute;
+  std::int64_t micro_batch = -1;
+  std::uint64_t waited_for = 0;  // set of streams
+  Backend::Mark begin = 0, end = 0;
+};
+
+class StepClock {
+ public:
+  StepClock(const Program& program, const Position& position, Backend& backend)
+      : program_(program), position_(position), backend_(backend) {}
+
+  // Whether marks are set around what is issued from here on: they slow a step.
+  void set_marking(bool marking) { marking_ = marking; }
+  void begin(Issue& issue) {
+    if (marking_) issue.begin = backend_.mark(issue.stream);
+  }
+  void end(Issue& issue) {
+    if (!marking_) return;
+    issue.end = backend_.mark(issue.stream);
+    issues_.push_back(issue);
+  }
+  // Adds a step between two marks on the compute stream to `result`. REQUIRES: the backend has been synchronized.
+  void add_step(Backend::Mark begin, Backend::Mark end, RankResult& result);
+
+ private:
+  const Op* op_of(const Issue& issue) const;
+  TimeBreakdown terms_of_step(Backend::Mark begin, double seconds) const;
+  Interval interval_of(const Issue& issue, Backend::Mark begin) const;
+  void add_ops(std::vector<MeasuredOp>& ops) const;
+
+  const Program& program_;
+  const Position& position_;
+  Backend& backend_;
+  std::vector<Issue> issues_;  // of this step
+  bool marking_ = false;
+};
+
+}  // namespace orrery::realrun

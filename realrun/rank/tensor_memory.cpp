@@ -1,0 +1,127 @@
+#include "realrun/rank/tensor_memory.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "realrun/rank/inputs.h"
+
+namespace orrery::realrun {
+
+TensorMemory::TensorMemory(const RunSetup& setup, const Position& position, const RankModel& model, Backend& backend)
+    : setup_(setup),
+      position_(position),
+      model_(model),
+      backend_(backend),
+      order_(backend),
+      ledger_(backend, order_),
+      held_(model.instances()) {}
+
+TensorMemory::StorageSet& TensorMemory::set_of(const Work& work, TensorId storage) {
+  Held& held = held_[work.instance.number];
+  StorageSet& set = work.instance.plan->lasts(storage) ? held.lasting : held.micro[work.micro_batch];
+  if (set.empty()) set.resize(work.instance.piece().tensors.size());
+  return set;
+}
+
+StoragePtr& TensorMemory::pointer(const Work& work, TensorId id, Access access) {
+  const RankModel::Owner owner = model_.owner_of(work.instance, id);
+  const TensorId root = owner.instance->plan->root(owner.id);
+  const Work there{*owner.instance, work.micro_batch, work.stream};
+  StoragePtr& s = set_of(there, root)[root];
+  if (s == nullptr) s = begin(there, root, access);
+  return s;
+}
+
+StoragePtr TensorMemory::begin(const Work& work, TensorId storage, Access access) {
+  const PiecePlan& plan = *work.instance.plan;
+  const Tensor& t = plan.tensor(storage);
+  const bool given = access == Access::read && t.input != Input::none;
+  if (access == Access::read && !given)
+    throw ExecutionError(std::string("tensor \"") + t.name + "\" of piece \"" + plan.piece().name +
+                         "\" is read before it is written");
+  StoragePtr s = allocate(plan.capacity(storage), t.dtype, t.category, work.stream, t.place);
+  if (given) {
+    const std::vector<float> values = input_values(setup_, position_, plan, t, work.micro_batch);
+    backend_.write({s->data, s->dtype, 0, t.elements(), nullptr}, values);
+  } else if (t.category == Category::gradient) {
+    fill(*s, 0, work.stream);
+  } else if (setup_.options.find_undefined) {
+    fill(*s, std::numeric_limits<float>::quiet_NaN(), work.stream);
+  }
+  return s;
+}
+
+Slice TensorMemory::slice(const Work& work, TensorId id, Access access) {
+  Storage& s = storage(work, id, access);
+  const RankModel::Owner owner = model_.owner_of(work.instance, id);
+  const View& view = owner.instance->plan->view(owner.id);
+  return {s.data, s.dtype, view.offset, owner.instance->tensor(owner.id).elements(),
+          view.dense() ? nullptr : &view.index};
+}
+
+void* TensorMemory::dense(const Work& work, TensorId id, StoragePtr& gathered) {
+  const Slice s = slice(work, id, Access::read);
+  if (s.index == nullptr) return element(s);
+  gathered = scratch(s.elements, s.dtype, work.stream);
+  backend_.gather(work.stream, s, gathered->data);
+  gathered->note_written(order_.issued(work.stream));
+  return gathered->data;
+}
+
+TensorMemory::Target TensorMemory::target(const Work& work, TensorId id) {
+  const Slice to = slice(work, id, Access::write);
+  if (to.index == nullptr) return {element(to), to, nullptr};
+  const StoragePtr copy = scratch(to.elements, to.dtype, work.stream);
+  return {copy->data, to, copy};
+}
+
+void TensorMemory::put(const Target& target, Stream stream) {
+  if (target.copy == nullptr) return;
+  backend_.scatter(stream, target.copy->data, target.slice, false);
+  target.copy->note_read(order_.issued(stream));
+}
+
+StoragePtr TensorMemory::scratch(std::int64_t elements, Dtype dtype, Stream stream) {
+  return allocate(elements, dtype, Category::workspace, stream);
+}
+
+StoragePtr TensorMemory::allocate(std::int64_t elements, Dtype dtype, Category category, Stream stream, Place place) {
+  return std::make_shared<Storage>(ledger_, elements, dtype, category, stream, place);
+}
+
+void* TensorMemory::element(void* base, std::int64_t at, Dtype dtype) const {
+  return static_cast<std::byte*>(base) + at * backend_.stored_bytes(dtype);
+}
+
+void TensorMemory::fill(Storage& s, float value, Stream stream) {
+  backend_.fill(stream, {s.data, s.dtype, 0, s.elements, nullptr}, value);
+  s.note_written(order_.issued(stream));
+}
+
+void TensorMemory::adopt(const Work& work, TensorId storage, StoragePtr memory) {
+  set_of(work, storage)[storage] = std::move(memory);
+}
+
+void TensorMemory::end(const Work& work, TensorId storage) { set_of(work, storage)[storage].reset(); }
+
+void TensorMemory::end_lives(const Work& work, std::size_t block, std::size_t op) {
+  const PiecePlan& plan = *work.instance.plan;
+  Held& held = held_[work.instance.number];
+  for (const TensorId id : plan.begin_anew(block, op))
+    if (!held.lasting.empty() && held.lasting[id] != nullptr) fill(*held.lasting[id], 0, work.stream);
+  const auto set = held.micro.find(work.micro_batch);
+  if (set == held.micro.end() || set->second.empty()) return;
+  for (const TensorId id : plan.ends(block, op))
+    if (!model_.is_shared(work.instance, id)) set->second[id].reset();
+}
+
+void TensorMemory::release(const Instance& instance, std::int64_t micro_batch) {
+  held_[instance.number].micro.erase(micro_batch);
+}
+
+void TensorMemory::release_micro_batches() {
+  for (Held& held : held_) held.micro.clear();
+}
+
+}  // namespace orrery::realrun
