@@ -88,11 +88,6 @@ Members Collectives::members_of(const Op& op) const {
   return members;
 }
 
-bool Collectives::adds(const OpCall& call) const {
-  const bool in_place = call.plan().share_storage(call.op.writes[0], call.op.reads[0]);
-  return !in_place && call.plan().adds(call.op, call.op.writes[0]);
-}
-
 void Collectives::note_read(std::initializer_list<StoragePtr> scratch, Stream stream) {
   if (std::all_of(scratch.begin(), scratch.end(), [](const StoragePtr& s) { return s == nullptr; })) return;
   const Use use = memory_.order().issued(stream);
@@ -105,7 +100,7 @@ void Collectives::all_reduce(const OpCall& call) {
   void* from = memory_.dense(call, call.op.reads[0], gathered);
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   const std::int64_t n = call.read(0).elements();
-  if (adds(call)) {
+  if (call.op.accumulate) {
     sum_into(call, from);
   } else if (call.op.reduction == Reduction::merge) {
     merge_statistics(call, from);
@@ -186,7 +181,7 @@ void Collectives::reduce_scatter(const OpCall& call) {
     from = ordered->data;
   }
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
-  const bool add = adds(call);
+  const bool add = call.op.accumulate;
   if (to.index == nullptr && !add) {
     communicator_.reduce_scatter(members, meeting(call.op), call.stream, from, memory_.element(to), n, to.dtype);
   } else {

@@ -31,7 +31,6 @@ class Collectives {
   void reduce_packed_gradients(const OpCall& call);
 
   Members members_of(const Op& op) const;
-  bool adds(const OpCall& call) const;
   std::int64_t bytes(std::int64_t elements, Dtype dtype) const { return elements * backend_.stored_bytes(dtype); }
   // What is read through memory that is no tensor's: noted, so that the memory is not freed before.
   void note_read(std::initializer_list<StoragePtr> scratch, Stream stream);

@@ -38,7 +38,6 @@ class PiecePlan {
   // Where tensors lie. Views stay where they are as long as the plan lives (Slice::index).
   const View& view(TensorId id) const { return views_[id]; }
   TensorId root(TensorId id) const { return views_[id].root; }
-  bool share_storage(TensorId a, TensorId b) const { return root(a) == root(b); }
   std::int64_t capacity(TensorId storage) const { return capacity_[storage]; }  // of elements
 
   // Whether a storage lives for the whole run, not for a micro-batch; whether it ends once the block has handed it on.

@@ -896,7 +896,7 @@ const Layout kLayouts[] = {
      kDropout},
     {"FreezeRecomputeEvery2Upper",
      R"({"recompute": "full", "recompute_every": 2, "layers": [{"from": 2, "freeze": true}]})"},
-    {"FreezeOffload", R"({"data_parallel": 2, "zero_stage": 1, "optimizer_offload": true, "freeze_embedding": true,
+    {"FreezeOffload", R"({"data_parallel": 2, "zero_stage": 2, "optimizer_offload": true, "freeze_embedding": true,
          "layers": [{"to": 2, "freeze": true}]})"},
     {"FreezeScaledLoss", R"({"data_parallel": 2, "precision": "fp16", "gradient_dtype": "fp16", "loss_scale": 1024,
          "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
