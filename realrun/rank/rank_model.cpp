@@ -64,7 +64,6 @@ void RankModel::build_chunk(RankChunk& chunk, const std::vector<Run>& runs, std:
 void RankModel::find_shared_table() {
   for_each_instance([&](const Instance& instance) {
     const Piece& piece = instance.piece();
-    for (const Tensor& t : piece.tensors) shares_table_ = shares_table_ || t.shared;
     for (const Op& op : piece.forward.ops)
       if (embedding_ == nullptr && op.kind == OpKind::embedding && is_vocabulary_table(piece.tensors[op.reads[1]])) {
         embedding_ = &instance;
@@ -81,12 +80,6 @@ RankModel::Owner RankModel::owner_of(const Instance& instance, TensorId id) cons
   if (!t.shared) return {&instance, id};
   if (embedding_ == nullptr) throw ExecutionError("a shared table without its embedding on the same stage");
   return {embedding_, t.category == Category::gradient ? table_gradient_ : table_};
-}
-
-bool RankModel::is_shared(const Instance& instance, TensorId storage) const {
-  if (!shares_table_ || &instance != embedding_) return false;
-  const auto is = [&](TensorId of) { return of != kNoTensor && storage == instance.plan->root(of); };
-  return is(table_) || is(table_gradient_);
 }
 
 }  // namespace orrery::realrun

@@ -56,9 +56,6 @@ class RankModel {
     TensorId id = kNoTensor;
   };
   Owner owner_of(const Instance& instance, TensorId id) const;
-  // Whether other pieces use the storage: what the head reads is what the embedding has gathered, and to the
-  // gradient of that it adds.
-  bool is_shared(const Instance& instance, TensorId storage) const;
 
  private:
   void build_chunk(RankChunk& chunk, const std::vector<Run>& runs, std::size_t first_parameter,
@@ -69,7 +66,6 @@ class RankModel {
   std::vector<RankChunk> chunks_;
   std::size_t instances_ = 0;
   const Instance* embedding_ = nullptr;  // of this stage
-  bool shares_table_ = false;            // other pieces of the stage use the embedding's
   TensorId table_ = kNoTensor, table_gradient_ = kNoTensor;
 };
 

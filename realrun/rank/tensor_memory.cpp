@@ -112,8 +112,7 @@ void TensorMemory::end_lives(const Work& work, std::size_t block, std::size_t op
     if (!held.lasting.empty() && held.lasting[id] != nullptr) fill(*held.lasting[id], 0, work.stream);
   const auto set = held.micro.find(work.micro_batch);
   if (set == held.micro.end() || set->second.empty()) return;
-  for (const TensorId id : plan.ends(block, op))
-    if (!model_.is_shared(work.instance, id)) set->second[id].reset();
+  for (const TensorId id : plan.ends(block, op)) set->second[id].reset();
 }
 
 void TensorMemory::release(const Instance& instance, std::int64_t micro_batch) {

@@ -43,19 +43,35 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
   }
   const PlacedBytes& side = fullest_side.bytes();
   m.saved += side;
+  // Lent gradients (PieceMemory::lent_gradients): the run that lends them, and the last one that shares them.
+  std::size_t lender = chunk.runs.size(), begins = 0;
+  for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
+    const PieceMemory& p = pieces[chunk.runs[r].piece].memory;
+    if (lender == chunk.runs.size() && p.lends_gradients) lender = r;
+    if (p.shares_gradients) begins = r;
+  }
   PlacedBytes kept_behind = m.kept;
   PlacedBytes saved = side, kept{};  // of the runs before
   Fullest forward, backward, weight_gradient;
-  for (const Run& run : chunk.runs) {
+  for (std::size_t r = 0; r < chunk.runs.size(); ++r) {
+    const Run& run = chunk.runs[r];
     const PieceMemory& p = pieces[run.piece].memory;
     const auto n = static_cast<double>(run.count);
     const PlacedBytes through = sum(saved, p.saved, n), kept_through = sum(kept, p.saved_weight_gradient, n);
     forward.consider(sum(through, p.forward_transient));
     // Backwards, the run's last instance comes first.
     const PlacedBytes behind = sum(kept_behind, p.saved_weight_gradient, -n);
-    backward.consider(sum(sum(through, behind), p.backward_transient));
-    backward.consider(
-        sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient, n - 1)), p.backward_transient));
+    const auto consider = [&](const PlacedBytes& transient) {
+      backward.consider(sum(sum(through, behind), transient));
+      backward.consider(sum(sum(sum(saved, p.saved), sum(behind, p.saved_weight_gradient, n - 1)), transient));
+    };
+    if (r <= lender || r > begins) {
+      consider(p.backward_transient);
+    } else {
+      const PlacedBytes& lent = pieces[chunk.runs[lender].piece].memory.lent_gradients;
+      if (r == begins) consider(p.backward_before_shared);
+      consider(sum(r == begins ? p.backward_from_shared : p.backward_transient, lent));
+    }
     weight_gradient.consider(sum(kept_through, p.weight_gradient_transient));
     saved = through;
     kept = kept_through;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace orrery {
@@ -29,7 +30,10 @@ class Walk {
     storages_.resize(piece_.tensors.size());
     for (auto& ids : entering_) ids.clear();
     passing_.clear();
+    std::size_t shared = kNone;  // op of the backward that first adds to shared gradients
     for (const TensorId id : lives_.storages()) {
+      if (piece_.tensors[id].shared && category(id) == Category::gradient && lives_.of(id).touches(kBackwardBlock))
+        shared = std::min<std::size_t>(shared, lives_.of(id).first[kBackwardBlock]);
       elsewhere_ = elsewhere_ || place(id) != Place::device;
       const auto bytes = static_cast<double>(piece_.tensors[id].bytes());
       const double granule = granularity.bytes[index(place(id))];
@@ -40,6 +44,11 @@ class Walk {
       if (side.input != kNoTensor) keep_side_input(lives_.storage(side.input), memory);
     memory.forward_transient = transient(kForwardBlock, memory.saved);
     memory.backward_transient = transient(kBackwardBlock, memory.saved);
+    memory.shares_gradients = shared != kNone;
+    if (memory.shares_gradients) {
+      memory.backward_before_shared = transient(kBackwardBlock, memory.saved, 0, shared);
+      memory.backward_from_shared = transient(kBackwardBlock, memory.saved, shared);
+    }
     memory.weight_gradient_transient = transient(kWeightGradientBlock, memory.saved_weight_gradient);
     memory.update_transient = transient(kUpdateBlock, {});
     return memory;
@@ -60,13 +69,17 @@ class Walk {
     if (life.enters_block(kWeightGradientBlock)) add(id, memory.saved_weight_gradient);
     for (std::size_t block = 0; block < kBlocks.size(); ++block)
       if (life.enters_block(block)) entering_[block].push_back(id);
+    if (!life.lent || category(id) != Category::gradient || !life.enters_block(kBackwardBlock)) return;
+    memory.lends_gradients = true;
+    add(id, memory.lent_gradients);
   }
 
   void keep_side_input(TensorId id, PieceMemory& memory) const {
     if (lives_.of(id).touches(kBackwardBlock)) add(id, memory.saved_side_input);
   }
 
-  PlacedBytes transient(std::size_t block, const PlacedBytes& saved) {
+  // At the worst instant of the ops from `first` to the one before `end`.
+  PlacedBytes transient(std::size_t block, const PlacedBytes& saved, std::size_t first = 0, std::size_t end = kNone) {
     const std::vector<Op>& ops = (piece_.*kBlocks[block]).ops;
     if (ops.empty()) return {};
     PlacedBytes now = saved * -1, ahead{};
@@ -78,8 +91,9 @@ class Walk {
     };
     list_lives(block, ops.size());
     for (TensorId id : entering_[block]) change(id, storages_[id].bytes);
-    PlacedBytes worst = now;
+    PlacedBytes worst = now;  // as it begins, if that counts
     std::array<double, kPlaces> most = sums;
+    if (first > 0) most.fill(-std::numeric_limits<double>::infinity());
     const std::size_t places = elsewhere_ ? kPlaces : 1;
     const auto keep_worst = [&] {
       for (std::size_t p = 0; p < places; ++p)
@@ -87,7 +101,7 @@ class Walk {
     };
     for (std::size_t p = 0; p < ops.size(); ++p) {
       for (TensorId id = starts_[p]; id != kNoTensor; id = storages_[id].next_start) change(id, storages_[id].bytes);
-      keep_worst();
+      if (p >= first && p < end) keep_worst();
       for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
       const Op& op = ops[p];
       if (op.prefetch > 0) hold_for_others(op, false, op.prefetch, ahead);
@@ -127,6 +141,7 @@ class Walk {
     for (TensorId id : op.writes) hold(id, true);
   }
 
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   const Piece& piece_;
   const std::int64_t instances_;
   bool elsewhere_ = false;  // something lies beyond the device

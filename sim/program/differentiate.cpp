@@ -72,7 +72,7 @@ class Differentiator {
   TensorId like(TensorId id) {
     const TensorId gradient = add_tensor(piece_.tensors[id]);
     Tensor& t = piece_.tensors[gradient];
-    t.resident = t.shared = false;
+    t.resident = t.shared = t.lent = false;
     t.alias_of = kNoTensor;
     t.input = Input::none;
     if (t.category == Category::parameter) {

@@ -39,6 +39,9 @@ void Liveness::end(const Piece& piece, TensorId id) {
     life.enters |= bit_of_block(kBackwardBlock);  // if only to be kept on
   }
   if (for_weights) life.kept |= bit_of_block(kBackwardBlock);
+  if (!life.lent) return;
+  if (life.touches(kForwardBlock)) life.kept |= bit_of_block(kForwardBlock);
+  if (life.touches(kForwardBlock) || life.touches(kBackwardBlock)) life.enters |= bit_of_block(kBackwardBlock);
 }
 
 void Liveness::find(const Piece& piece) {
@@ -73,6 +76,7 @@ void Liveness::find(const Piece& piece) {
         }
         life.last[block] = position;
         life.read |= !write;
+        life.lent |= tensors[id].lent;
         life.unconditional |= always;
       };
       for (const TensorId id : op.reads)

@@ -14,6 +14,8 @@
 //    anew, else they come and go. Used by the update as well as by another block, or written only in some micro-batches
 //    but read in all: resident. So is what lies beyond the device and nothing writes first.
 //  - What neighbours take (Piece::output, Piece::input_gradient, side streams') outlives the block that hands it on.
+//  - Of what is lent to other pieces of the stage (Tensor::lent), gathered parameters stay from the forward to the end of
+//    the backward, and gradients that come and go have been begun by another piece when the backward begins.
 #pragma once
 
 #include <array>
@@ -48,6 +50,7 @@ struct Life {
   BlockSet handed_on = 0;  // that end with it alive, for a neighbour
   Keeper keeper = Keeper::blocks;
   bool read = false;
+  bool lent = false;           // other pieces of the stage use it (Tensor::lent)
   bool conditional = false;    // first written only in some micro-batches
   bool unconditional = false;  // touched in every micro-batch
 

@@ -35,7 +35,7 @@ inline TensorId clone_tensor(Piece& piece, TensorId id) {
   Tensor& t = piece.tensors[clone];
   t.alias_of = kNoTensor;
   t.input = Input::none;
-  t.resident = t.shared = false;
+  t.resident = t.shared = t.lent = false;
   return clone;
 }
 

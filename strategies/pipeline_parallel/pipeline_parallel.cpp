@@ -139,12 +139,18 @@ class Ties {
         if (!is_it(piece, piece.parameters[p].parameter)) continue;
         const Copy copy{holder, stage_of(holder), p};
         tied(copy).tied = number;
-        if (std::none_of(copies.begin(), copies.end(), [&](const Copy& c) { return c.stage == copy.stage; })) {
+        const auto first =
+            std::find_if(copies.begin(), copies.end(), [&](const Copy& c) { return c.stage == copy.stage; });
+        if (first == copies.end()) {
           copies.push_back(copy);
           continue;
         }
-        piece.tensors[tied(copy).parameter].shared = true;
-        if (tied(copy).gradient != kNoTensor) piece.tensors[tied(copy).gradient].shared = true;
+        const auto mark = [&](const Copy& of, bool Tensor::*flag) {
+          for (const TensorId id : {tied(of).parameter, tied(of).gradient})
+            if (id != kNoTensor) program_.pieces[of.piece].tensors[id].*flag = true;
+        };
+        mark(copy, &Tensor::shared);
+        mark(*first, &Tensor::lent);
       }
     }
     const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };

@@ -171,6 +171,43 @@ TEST(PieceMemory, ParametersKeptForTheBackwardAreHeldOnce) {
   EXPECT_EQ(device_bytes(memory.saved), 0);
 }
 
+// A table that the head shares, gathered in the embedding's forward, and its gradient, which the head begins.
+TEST(PieceMemory, WhatIsLentStaysUntilTheLastPieceHasUsedIt) {
+  Maker lender;
+  const ParameterSet& set =
+      lender.set(lender.resident(10, Category::parameter), lender.resident(10, Category::gradient));
+  const TensorId whole = lender.tensor(80, Category::parameter), table = lender.view(whole, 60),
+                 gradients = lender.tensor(70, Category::gradient), of_table = lender.view(gradients, 60);
+  lender.op(lender.piece.forward, {set.parameters}, {whole}, OpKind::all_gather);
+  lender.op(lender.piece.forward, {table}, {lender.tensor(5)});
+  lender.op(lender.piece.backward, {}, {of_table}).accumulate = true;
+  lender.op(lender.piece.backward, {gradients}, {set.gradients}, OpKind::reduce_scatter).accumulate = true;
+  const PieceMemory alone = piece_memory(lender.piece, 1);
+  EXPECT_EQ(device_bytes(alone.saved), 0);
+  EXPECT_FALSE(alone.lends_gradients);
+  for (const TensorId id : {table, of_table}) lender.piece.tensors[id].lent = true;
+  const PieceMemory lent = piece_memory(lender.piece, 1);
+  EXPECT_EQ(device_bytes(lent.saved), 80) << "all that is gathered with it";
+  EXPECT_EQ(device_bytes(lent.saved) + device_bytes(lent.forward_transient), 80 + 5);
+  EXPECT_TRUE(lent.lends_gradients);
+  EXPECT_EQ(device_bytes(lent.lent_gradients), 70);
+  EXPECT_EQ(device_bytes(lent.saved) + device_bytes(lent.backward_transient), 80 + 70);
+  EXPECT_EQ(device_bytes(lent.resident), 20);
+
+  Maker borrower;  // which adds to it between a large temporary and a small one
+  const TensorId shared = borrower.tensor(60, Category::gradient), large = borrower.tensor(100),
+                 small = borrower.tensor(30);
+  borrower.piece.tensors[shared].shared = true;
+  borrower.op(borrower.piece.backward, {}, {large});
+  borrower.op(borrower.piece.backward, {large}, {small});
+  borrower.op(borrower.piece.backward, {small}, {shared}).accumulate = true;
+  const PieceMemory borrowed = piece_memory(borrower.piece, 1);
+  EXPECT_TRUE(borrowed.shares_gradients);
+  EXPECT_EQ(device_bytes(borrowed.backward_transient), 130);
+  EXPECT_EQ(device_bytes(borrowed.backward_before_shared), 130);
+  EXPECT_EQ(device_bytes(borrowed.backward_from_shared), 30);
+}
+
 TEST(PieceMemory, UnreducedGradientsWaitForTheirBucket) {
   Maker m;
   const TensorId shard = m.set(kNoTensor, m.resident(10, Category::gradient)).gradients;
