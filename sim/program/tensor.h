@@ -125,9 +125,9 @@ struct Tensor {
   // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
   bool resident = false;
   // Belongs to another piece of the same stage (a tied embedding table): adds no memory here.
-  bool shared = false;
+  bool shared : 1 = false;
   // Is what such pieces share: where it comes and goes, it lives from the first of them that uses it to the last.
-  bool lent = false;
+  bool lent : 1 = false;
   // A view of another tensor (a slice of a flat buffer, one of a fused QKV's parts, a reshape): it adds no bytes, and
   // the storage lives until its last view is used. A slice begins at `alias_begin`: an element of a flat buffer, or
   // an index along the dimension that is sliced (group_qkv, sequence).

@@ -145,12 +145,12 @@ class Ties {
           copies.push_back(copy);
           continue;
         }
-        const auto mark = [&](const Copy& of, bool Tensor::*flag) {
+        const auto for_each = [&](const Copy& of, auto mark) {
           for (const TensorId id : {tied(of).parameter, tied(of).gradient})
-            if (id != kNoTensor) program_.pieces[of.piece].tensors[id].*flag = true;
+            if (id != kNoTensor) mark(program_.pieces[of.piece].tensors[id]);
         };
-        mark(copy, &Tensor::shared);
-        mark(*first, &Tensor::lent);
+        for_each(copy, [](Tensor& t) { t.shared = true; });
+        for_each(*first, [](Tensor& t) { t.lent = true; });
       }
     }
     const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };
