@@ -282,9 +282,10 @@ std::string explain_memory(const Report& r) {
 // Of one purpose: what the whole table has of it, and where its time is.
 std::string explain_memory_part(const MemoryPart& part, const Report& r) {
   const double bytes = r.stages.empty() ? 0 : part.of(r.stages[static_cast<std::size_t>(r.memory_stage)].memory);
-  return fmt::format("{}, a part of memory: {} at the peak of the fullest stage\n"
-                     "what is done with them takes time under names of its own: ops (--ops) and terms\n\n{}",
-                     part.label, bytes_text(bytes), explain_memory(r));
+  return fmt::format(
+      "{}, a part of memory: {} at the peak of the fullest stage\n"
+      "what is done with them takes time under names of its own: ops (--ops) and terms\n\n{}",
+      part.label, bytes_text(bytes), explain_memory(r));
 }
 
 }  // namespace

@@ -7,8 +7,9 @@
 // equal layers.
 //
 // Rules of one op, in the order of issue:
-//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host and
-//    device start a line together: the host waits for what the stage before hands on (Megatron-LM's batch_p2p_sync).
+//  - The host issues it `host_seconds` after the previous one (CUDA graphs: all of a block at the cost of one). Host
+//    and device start a line together: the host, too, waits for what another stage hands on (Megatron-LM's
+//    batch_p2p_sync).
 //  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
 //    compute and unless free_running, the kernels issued before it have finished.
 //  - What is issued ahead, and buckets: sim/program/issue.h.

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kSame = 1e-6;  // relative: of a slot's seconds from round to round
 constexpr std::int64_t kRounds = 4;
-constexpr std::int64_t kFollowed = 16;     // micro-batches
+constexpr std::int64_t kFollowed = 64;     // micro-batches
 constexpr std::size_t kMostWalked = 4096;  // slots of all stages
 
 void add(LineResult& to, const LineResult& from, double times) {
@@ -90,7 +90,8 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
 }
 
 // Stages wait between their slots, and what those have left on asynchronous streams goes on meanwhile. How long, a walk
-// of all slots tells, as long as there are few of them; in it none is slowed yet by what others leave.
+// of all slots tells, as long as there are few of them; in it none is slowed yet by what others leave. The first stage
+// of a class speaks for it, which ends last: later ones wait less, and have more left, but are done earlier.
 void AnalyticalEngine::Rep::find_waits(const Program& program) {
   waits.clear();
   const Schedule& schedule = program.schedule;
@@ -126,8 +127,7 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
       leaves |= leaves_behind(lines[stage_class_of * stage.size() + c][kind].usual);
       for (const Run& run : stage[c].runs)
-        for (std::size_t l = 0; l < kFabricLevels; ++l)
-          on_level[l] |= pieces[run.piece].blocks[kind].on_level[0][l];
+        for (std::size_t l = 0; l < kFabricLevels; ++l) on_level[l] |= pieces[run.piece].blocks[kind].on_level[0][l];
     }
   return leaves && any_meet(on_level);
 }
