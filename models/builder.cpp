@@ -5,12 +5,13 @@
 namespace orrery {
 
 TensorId Builder::tensor(const char* name, Category category, Dtype dtype, std::initializer_list<Dim> dims) {
-  Tensor t;
+  const TensorId id = piece.add({});
+  Tensor& t = piece.tensors[id];
   t.name = name;
   t.category = category;
   t.dtype = dtype;
   for (const Dim& d : dims) t.append(d);
-  return piece.add(t);
+  return id;
 }
 
 TensorId Builder::input(const char* name, Input input, Dtype dtype, std::initializer_list<Dim> dims) {
@@ -28,7 +29,7 @@ TensorId Builder::view(const char* name, TensorId base, std::int64_t begin, std:
 
 Op& Builder::emit(OpKind kind, const char* name, std::initializer_list<TensorId> reads,
                   std::initializer_list<TensorId> writes) {
-  Op op;
+  Op& op = piece.forward.ops.emplace_back();
   op.kind = kind;
   op.name = name;
   std::copy(reads.begin(), reads.end(), op.reads.begin());
@@ -36,8 +37,7 @@ Op& Builder::emit(OpKind kind, const char* name, std::initializer_list<TensorId>
   op.compute_dtype = kernels.activation;
   op.core_attention = in_core_attention;
   if (traits_of(kind).random) op.draw = draws_++;
-  piece.forward.ops.push_back(op);
-  return piece.forward.ops.back();
+  return op;
 }
 
 TensorId Builder::norm(const char* name, TensorId x, std::initializer_list<Dim> width) {
@@ -56,18 +56,16 @@ TensorId Builder::norm(const char* name, TensorId x, std::initializer_list<Dim> 
 
 TensorId Builder::norm_kernel(const char* name, TensorId x, std::initializer_list<Dim> width, TensorId weight,
                               TensorId bias) {
-  Tensor out = piece.tensors[x];
+  const TensorId y = piece.add(piece.tensors[x]);
+  Tensor& out = piece.tensors[y];
   out.name = name;
   out.alias_of = kNoTensor;
   out.input = Input::none;
-  const TensorId y = piece.add(out);
   // Mean and reciprocal deviation (RMSNorm: only the latter) of each normalised vector.
   Tensor statistics = out;
   statistics.dtype = Dtype::fp32;
-  statistics.rank = static_cast<std::uint8_t>(out.rank - static_cast<int>(width.size()));
-  statistics.sizes[statistics.rank] = model.norm == NormKind::layernorm ? 2 : 1;
-  statistics.axes[statistics.rank] = Axis::none;
-  ++statistics.rank;
+  statistics.truncate(out.rank - static_cast<int>(width.size()));
+  statistics.append({model.norm == NormKind::layernorm ? 2 : 1, Axis::none});
   emit(OpKind::norm, name, {x, weight, bias}, {y, piece.add(statistics)}).scalar = 1e-5f;
   return y;
 }
@@ -95,15 +93,15 @@ TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim
   const TensorId b = bias ? parameter(name, out) : kNoTensor;
   const bool fused = bias_out != nullptr && kernels.fused_kernels;
   if (bias_out != nullptr) *bias_out = fused ? b : kNoTensor;
-  Tensor y = piece.tensors[x];
+  const TensorId result = piece.add(piece.tensors[x]);
+  Tensor& y = piece.tensors[result];
   y.name = name;
   y.alias_of = kNoTensor;
   y.input = Input::none;
   y.category = Category::activation;
   y.dtype = kernels.activation;
-  y.rank = static_cast<std::uint8_t>(y.rank - static_cast<int>(in.size()));
+  y.truncate(y.rank - static_cast<int>(in.size()));
   for (const Dim& d : out) y.append(d);
-  const TensorId result = piece.add(y);
   emit(OpKind::linear, name, {x, weight, fused ? kNoTensor : b}, {result}).inner_dims =
       static_cast<std::uint8_t>(in.size());
   return result;

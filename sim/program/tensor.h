@@ -82,7 +82,7 @@ struct Tensor {
   static constexpr int kMaxRank = 6;
 
   const char* name = "";  // static storage
-  std::array<std::int64_t, kMaxRank> sizes{1, 1, 1, 1, 1, 1};
+  std::array<std::int64_t, kMaxRank> sizes{1, 1, 1, 1, 1, 1};  // 1 beyond the rank
   std::array<Axis, kMaxRank> axes{};
   std::uint8_t rank = 0;
   Dtype dtype = Dtype::bf16;
@@ -134,6 +134,10 @@ struct Tensor {
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
 
+  // To its first `dims` dimensions.
+  void truncate(int dims) {
+    while (rank > dims) sizes[--rank] = 1;
+  }
   // REQUIRES: fewer than kMaxRank dimensions.
   void append(const Dim& dim) {
     sizes[rank] = dim.size;
@@ -142,9 +146,8 @@ struct Tensor {
   }
 
   std::int64_t elements() const {
-    std::int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= sizes[i];
-    return n;
+    static_assert(kMaxRank == 6);
+    return sizes[0] * sizes[1] * (sizes[2] * sizes[3]) * (sizes[4] * sizes[5]);  // asked most of all: without a loop
   }
   std::int64_t bytes() const { return bytes_of(dtype, elements()); }
 

@@ -371,6 +371,7 @@ class Checker {
     x.over[last] = {}, x.sizes[last] = 1, x.axes[last] = Axis::experts;  // an axis that no case has
     x.set_deal(last, Deal::contiguous);
     x.over[last].append(layout.owed);
+    w.truncate(2);
     w.rank = 2;
     w.axes = {Axis::experts, t.axes[last]};
     w.over = {x.over[last], t.over[last]};

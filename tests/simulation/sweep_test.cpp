@@ -156,6 +156,10 @@ TEST(Sweep, PlansComposeFreely) {
                           expect_sane(simulate(s), what);
                           lower(s, program);
                           for (const Violation& v : check(program)) FAIL() << what << ": " << v.text;
+                          for (const Piece& piece : program.pieces)
+                            for (const Tensor& tensor : piece.tensors)
+                              for (std::size_t d = tensor.rank; d < tensor.sizes.size(); ++d)
+                                ASSERT_EQ(tensor.sizes[d], 1) << what << ": " << piece.name << "." << tensor.name;
                         } catch (const std::exception& e) {
                           FAIL() << what << ": " << e.what();
                         }
