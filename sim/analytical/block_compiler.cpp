@@ -117,6 +117,18 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
 }
 
 void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code) {
+  std::span<const Op> ops;
+  if (is_of_update(kind)) {
+    const auto part = static_cast<UpdatePart>(static_cast<int>(kind) - static_cast<int>(BlockKind::gradients));
+    const auto [begin, end] = context.update.range(part);
+    ops = std::span<const Op>(piece.update.ops).subspan(begin, end - begin);
+  } else {
+    ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;
+  }
+  code.piece = &piece;
+  code.model = context.costs;
+  if (ops.empty() && code.ops.empty()) return;
+  code.ops = ops;
   code.nodes.clear();
   code.deps.clear();
   code.prefetched.clear();
@@ -127,18 +139,9 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.conditions = 0;
   code.once = false;
   code.period = 1;
-  code.piece = &piece;
-  code.model = context.costs;
 
   const Boundary boundary = boundary_of(piece, static_cast<std::size_t>(kind));
   const TensorId entry = boundary.input, exit = boundary.output;
-  if (is_of_update(kind)) {
-    const auto part = static_cast<UpdatePart>(static_cast<int>(kind) - static_cast<int>(BlockKind::gradients));
-    const auto [begin, end] = context.update.range(part);
-    code.ops = std::span<const Op>(piece.update.ops).subspan(begin, end - begin);
-  } else {
-    code.ops = (piece.*kBlocks[static_cast<std::size_t>(kind)]).ops;
-  }
   const std::size_t n = code.ops.size();
   code.costs.resize(n);
   if (n == 0) return;

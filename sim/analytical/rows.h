@@ -90,10 +90,9 @@ class PeriodFinder {
 // Hands out arrays from one growing block.
 class Arena {
  public:
-  Arena(std::vector<double>& values, Index size) : values_(values) {
-    values_.assign(static_cast<std::size_t>(size), 0.0);
-  }
-  double* take(Index n) {
+  Arena(std::vector<double>& values, Index size) : values_(values) { values_.resize(static_cast<std::size_t>(size)); }
+  double* take(Index n) { return std::fill_n(take_unset(n), n, 0.0) - n; }
+  double* take_unset(Index n) {  // with whatever was there
     double* at = values_.data() + used_;
     used_ += n;
     return at;

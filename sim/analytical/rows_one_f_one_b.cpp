@@ -220,17 +220,19 @@ class SingleChunk {
     for (Index q = 0; q < 2; ++q) {
       Half& half = rows_.half[q];
       half.count = (p_ - q + 1) / 2;
-      for (double** array : {&half.next, &half.forward, &half.backward, &half.below, &half.above, &half.after_forward,
-                             &half.after_backward})
-        *array = arena.take(n);
+      for (double** array : {&half.next, &half.forward, &half.backward, &half.below, &half.above, &half.after_forward})
+        *array = arena.take_unset(n);
+      half.after_backward = arena.take(n);
       half.own = arena.take(n + 2) + 1;
       half.own[-1] = half.own[n] = kNever;
-      if (half.count < n) half.own[half.count] = half.below[half.count] = half.above[half.count] = kNever;
+      if (half.count == n) continue;
+      half.own[half.count] = half.below[half.count] = half.above[half.count] = kNever;
+      half.forward[half.count] = half.backward[half.count] = 0;
     }
     for (double** array :
          {&rows_.first_forward, &rows_.last_forward, &rows_.first_backward, &rows_.last_backward,
           &rows_.weight_gradient, &rows_.first_weight_gradient, &rows_.first_forward_end, &rows_.last_backward_end})
-      *array = arena.take(p_);
+      *array = arena.take_unset(p_);
     Stage like;  // of the stage's class
     for (Index s = 0; s < p_; ++s) {
       if (s == 0 || costs_.stage_class[s] != costs_.stage_class[s - 1]) like = stage(s);

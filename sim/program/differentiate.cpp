@@ -10,6 +10,8 @@ namespace {
 class Differentiator {
  public:
   Differentiator(Piece& piece, Dtype gradient_dtype) : piece_(piece), gradient_dtype_(gradient_dtype) {
+    gradient_.reserve(2 * piece.tensors.size());
+    needs_.reserve(2 * piece.tensors.size());
     gradient_.assign(piece.tensors.size(), kNoTensor);
     needs_.assign(piece.tensors.size(), false);
   }
@@ -91,11 +93,12 @@ class Differentiator {
     const TensorId base = piece_.tensors[id].alias_of;
     if (base == kNoTensor) return like(id);
     if (gradient_[base] == kNoTensor) gradient_[base] = like(base);
-    Tensor t = piece_.tensors[id];
+    const TensorId view = add_tensor(piece_.tensors[id]);
+    Tensor& t = piece_.tensors[view];
     t.alias_of = gradient_[base];
     t.dtype = piece_.tensors[gradient_[base]].dtype;
     t.category = piece_.tensors[gradient_[base]].category;
-    return add_tensor(t);
+    return view;
   }
 
   // Adds a contribution to the gradient of `id`; sums fan-out.
@@ -115,21 +118,19 @@ class Differentiator {
   }
 
   Op& emit(OpKind kind, Phase phase, const char* name) {
-    Op op;
+    Op& op = piece_.backward.ops.emplace_back();
     op.kind = kind;
     op.phase = phase;
     op.name = name;
-    piece_.backward.ops.push_back(op);
-    return piece_.backward.ops.back();
+    return op;
   }
   Op& emit_like(const Op& forward, OpKind kind, Phase phase) {
-    Op op = forward;
+    Op& op = piece_.backward.ops.emplace_back(forward);
     op.kind = kind;
     op.phase = phase;
     op.reads.fill(kNoTensor);
     op.writes.fill(kNoTensor);
-    piece_.backward.ops.push_back(op);
-    return piece_.backward.ops.back();
+    return op;
   }
 
   void bias_gradient(const Op& forward, TensorId bias, TensorId dy) {
@@ -145,7 +146,7 @@ class Differentiator {
   // Biases and tables may be activations: their gradients lead further back.
   Phase phase_of(TensorId id) const { return is_parameter(id) ? Phase::weight_gradient : Phase::input_gradient; }
 
-  void reverse(const Op op) {  // by value: emitting grows the op list of another block, tensors may move
+  void reverse(const Op& op) {  // of the forward, which does not grow meanwhile
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
     if (dy == kNoTensor && op.kind != OpKind::cross_entropy) return;  // nobody downstream needs it
 

@@ -54,6 +54,7 @@ void Liveness::find(const Piece& piece) {
     if (tensors[i].alias_of == kNoTensor) storages_.push_back(id);
     while (tensors[id].alias_of != kNoTensor) id = tensors[id].alias_of;
     storage_[i] = id;
+    lives_[id].lent |= tensors[i].lent;
   }
   for (std::size_t block = 0; block < kBlocks.size(); ++block) {
     const BlockSet own = bit_of_block(block);
@@ -76,7 +77,6 @@ void Liveness::find(const Piece& piece) {
         }
         life.last[block] = position;
         life.read |= !write;
-        life.lent |= tensors[id].lent;
         life.unconditional |= always;
       };
       for (const TensorId id : op.reads)

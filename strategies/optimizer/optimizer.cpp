@@ -22,14 +22,15 @@ Dtype moment_dtype(MomentDtype moments) {
 }
 
 TensorId flat(Piece& piece, const char* name, Category category, Dtype dtype, std::int64_t elements) {
-  Tensor t;
+  const TensorId id = piece.add({});
+  Tensor& t = piece.tensors[id];
   t.name = name;
   t.category = category;
   t.dtype = dtype;
   t.rank = 1;
   t.sizes[0] = elements;
   t.resident = true;
-  return piece.add(t);
+  return id;
 }
 
 // An op over a whole flat buffer, once a step.

@@ -55,6 +55,8 @@ class Partition {
   enum Layout : std::uint8_t { replicated, divided, sequence_sharded };
 
   void shard_tensors() {
+    layout_.reserve(2 * piece_.tensors.size());
+    gathered_.reserve(2 * piece_.tensors.size());
     layout_.assign(piece_.tensors.size(), replicated);
     for (std::size_t id = 0; id < piece_.tensors.size(); ++id) {
       Tensor& t = piece_.tensors[id];
