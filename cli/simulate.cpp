@@ -282,7 +282,8 @@ void add_simulate(Command app) {
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
   command
       .add_option("--fields", arguments->fields,
-                  "Of a batch's results these columns of --csv alone, as step_seconds,mfu,memory_fits")
+                  "Of a batch these columns alone, in CSV and JSON, named as in the header of --csv: "
+                  "step_seconds,mfu,memory_fits")
       .type_name("NAME,NAME")
       .on_value([arguments](const std::string&) { arguments->fields_given = true; });
   command

@@ -365,8 +365,9 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
     ends[s].drained = pipeline.stages[s].finish + c.tail_seconds;
     ends[s].reduced = ends[s].drained + c.gradients.seconds;
     const StageClock& clock_of = pipeline.stages[s];
-    // Clamped: what is left of an always busy stage is rounding.
-    ends[s].bubble = std::max(0.0, clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds);
+    const double idle = clock_of.finish - clock_of.busy_seconds - clock_of.transfer_seconds;
+    constexpr double kRounding = 1e-13;  // relative: what is left of an always busy stage
+    ends[s].bubble = idle > kRounding * clock_of.finish ? idle : 0;
   }
   sum_over_stages(program);
   bool synchronises = false;
