@@ -94,6 +94,23 @@ TEST(Step, TermsOfEveryStageAddUpToTheStep) {
   }
 }
 
+// Huang et al. 2019: (p - 1) of m + p - 1 slots, however many micro-batches; and none where nobody is waited for.
+TEST(Step, ASmallBubbleIsNoRounding) {
+  for (const int stages : {1, 2, 4}) {
+    Json doc = document({{"pipeline_parallel", stages}, {"micro_batch_size", 1}}, 1);
+    const int micro_batches = 2048, replicas = 8 / stages;
+    doc["workload"]["global_batch_size"] = micro_batches * replicas;
+    const Evaluated e(doc);
+    const TimeBreakdown& time = e.bounding().time;
+    EXPECT_NEAR(time.total() / e.report.step_seconds, 1, 1e-12) << stages;
+    const double share = (stages - 1.0) / (micro_batches + stages - 1);
+    if (stages == 1)
+      EXPECT_EQ(time.bubble, 0);
+    else
+      EXPECT_NEAR(time.bubble / e.report.step_seconds, share, 0.2 * share) << stages;
+  }
+}
+
 TEST(Step, OpsInTheTableAddUpToTheComputeOfTheBoundingStage) {
   for (const Json& plan : kPlans) {
     SCOPED_TRACE(plan.dump());
