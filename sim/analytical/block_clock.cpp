@@ -441,13 +441,13 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   shared_ = (shares_levels_ && any_meet(on_level)) || start.backlog != nullptr;
   result.carried = {};
   if (shared_) {
-    fabric_.clear();
-    if (start.backlog != nullptr)
-      for (std::size_t s = 0; s < kStreams; ++s) {
-        const auto& works = (*start.backlog)[s];
-        for (const FabricWork& work : works) fabric_.issue(s, 0, work, 0);
-        for (const FabricWork& work : works) result.carried[s] += work.alone();
-      }
+    if (start.backlog != nullptr) {
+      fabric_.begin_with(*start.backlog);
+      for (std::size_t s = 0; s < kStreams; ++s)
+        for (const FabricWork& work : (*start.backlog)[s]) result.carried[s] += work.alone();
+    } else {
+      fabric_.clear();
+    }
     walk_line<true>();
     for (std::size_t s = 0; s < kStreams; ++s)
       if (s != kCompute) s_.free[s] = std::max(s_.free[s], fabric_.end(s));

@@ -39,6 +39,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   r.clock.shares_levels(options.shares_levels);
   r.find_classes(program);
   r.prepare_pieces(program);
+  r.find_hops(program);
   r.clock_slots(program);
   r.walk_pipeline(program);
   r.finish_stages(program);
@@ -307,7 +308,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
+void AnalyticalEngine::Rep::find_hops(const Program& program) {
   borders.find(program);
   hops.assign(borders.size(), 0);
   // Equal hops are worked out once: every stage lies as far from the next, but for those that cross a node's border,
@@ -336,6 +337,9 @@ void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
     if (seconds_across < 0) seconds_across = costs.transfer_seconds(bytes(), stage);
     hops[q] = seconds_across;
   }
+}
+
+void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
   const PipelineCosts pipeline_costs{stage_class, seconds, hops};
   walker.walk(program.schedule, pipeline_costs, pipeline);
 }

@@ -77,6 +77,7 @@ struct AnalyticalEngine::Rep {
   // The steps of evaluate(), in order.
   void find_classes(const Program& program);
   void prepare_pieces(const Program& program);
+  void find_hops(const Program& program);
   void gather_while_waiting(const Program& program);
   void find_waits(const Program& program);
   void carry_backlogs(const Program& program, std::size_t stage_class);
@@ -138,7 +139,7 @@ struct AnalyticalEngine::Rep {
   std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
   std::vector<double> hops;               // [position]
   PipelineClock pipeline;
-  std::vector<StagePeak> peaks;        // by stage
+  std::vector<StagePeak> peaks;                      // by stage
   std::vector<HeldMicroBatches> held_micro_batches;  // by chunk: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;

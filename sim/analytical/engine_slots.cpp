@@ -105,7 +105,6 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
     return;
   for (std::size_t at = 0; at < lines.size(); ++at)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
-  walk_pipeline(program);
   walk_timeline(schedule, {stage_class, seconds, hops}, pipeline, walked);
   for (const StageClass& c : classes) {
     double end = 0;

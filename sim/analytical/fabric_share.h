@@ -59,6 +59,8 @@ class SharedFabric {
   using Ticket = std::int64_t;  // 0, 1, ... on each stream
 
   void clear();
+  // Begins anew with a backlog, all of it released.
+  void begin_with(const FabricBacklog& backlog);
   // Behind what its stream has, and not before `release`. What ended before min(release, settled) is final: later calls
   // may not ask for an earlier release, or it counts as then.
   Ticket issue(std::size_t stream, double release, const FabricWork& work, double settled);
@@ -73,7 +75,7 @@ class SharedFabric {
   Stretch busy(double from, double until);
   // Goes on to `at` and tells what the asynchronous streams have left then.
   void leave(double at, FabricBacklog& backlog);
-  // Begins anew: so many seconds with nothing but the backlog, and what is left of it.
+  // begin_with(), so many seconds with nothing else, and what is left of it.
   void work_off(double seconds, FabricBacklog& backlog);
   // The same until nothing is left: when each stream has ended.
   std::array<double, kStreams> work_off(const FabricBacklog& backlog);
@@ -111,7 +113,6 @@ class SharedFabric {
   };
 
   static constexpr std::uint8_t kUnused = 0xff;
-  void begin_with(const FabricBacklog& backlog);
   // Until the time, or the end of an item, if that comes first.
   void run(State& state, double until, std::size_t use = kMost, std::size_t item = 0);
   void copy(State& to, const State& from) const;

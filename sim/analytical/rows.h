@@ -91,7 +91,11 @@ class PeriodFinder {
 class Arena {
  public:
   Arena(std::vector<double>& values, Index size) : values_(values) { values_.resize(static_cast<std::size_t>(size)); }
-  double* take(Index n) { return std::fill_n(take_unset(n), n, 0.0) - n; }
+  double* take(Index n) {
+    double* at = take_unset(n);
+    std::fill_n(at, n, 0.0);
+    return at;
+  }
   double* take_unset(Index n) {  // with whatever was there
     double* at = values_.data() + used_;
     used_ += n;
