@@ -305,6 +305,7 @@ void compare_with_measured(const CollectiveArguments& arguments) {
 }
 
 void collective(const CollectiveArguments& arguments) {
+  arguments.engine.become_program_with_engine();
   check_outputs(arguments);
   if (arguments.measured) return compare_with_measured(arguments);
   if (arguments.kind.empty()) throw InputError({}, "no collective", "KIND or --measured (orrery collective --help)");

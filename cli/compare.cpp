@@ -61,6 +61,7 @@ std::string label(const char* letter, const Side& side, const std::vector<std::s
 }
 
 void compare(const CompareArguments& arguments) {
+  arguments.engine.become_program_with_engine();
   if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
   const SimulationOptions options = arguments.engine.options();

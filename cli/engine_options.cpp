@@ -4,7 +4,9 @@
 #include <vector>
 
 #include "cli/names.h"
+#include "realrun/sibling.h"
 #include "sim/base/json_reader.h"
+#include "sim/des/engine.h"
 
 namespace orrery {
 void EngineArguments::add_to(Command command, bool both) {
@@ -19,6 +21,14 @@ void EngineArguments::add_to(Command command, bool both) {
       .one_of(texts(kFidelityNames));
   command.add_option("--routing", routing, "des: how switches with several ways up pick one")
       .one_of(texts(kRoutingNames));
+}
+
+void EngineArguments::become_program_with_engine() const {
+  if (engine == kEngineNames[static_cast<std::size_t>(Engine::analytical)] || built_with_simgrid()) return;
+  const auto sibling = sibling_program("orrery-des");
+  if (!sibling)
+    throw InputError({"--engine", ""}, engine + ", but no program orrery-des beside this one", "analytical");
+  become(*sibling);
 }
 
 SimulationOptions EngineArguments::options() const {

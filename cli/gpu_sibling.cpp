@@ -1,10 +1,5 @@
 #include "cli/gpu_sibling.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-#include <string>
 #include <string_view>
 
 #include "realrun/backend.h"
@@ -24,14 +19,9 @@ bool asks_for_cuda(char** argv) {
 
 }  // namespace
 
-std::optional<std::filesystem::path> gpu_sibling() { return sibling_program("orrery-gpu"); }
-
 void become_gpu_sibling(char** argv) {
   if (built_with_cuda() || !asks_for_cuda(argv)) return;
-  const auto sibling = gpu_sibling();
-  if (!sibling) return;
-  execv(sibling->c_str(), argv);
-  throw DeviceError("cannot start " + sibling->string() + ": " + std::strerror(errno));
+  if (const auto sibling = sibling_program("orrery-gpu")) become(*sibling);
 }
 
 }  // namespace orrery

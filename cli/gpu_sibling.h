@@ -1,13 +1,7 @@
 // `orrery` has no CUDA in it; what needs a GPU is run by `orrery-gpu`, which the same build puts beside it.
 #pragma once
 
-#include <filesystem>
-#include <optional>
-
 namespace orrery {
-
-// The program `orrery-gpu` in the folder of the running one, if it is there.
-std::optional<std::filesystem::path> gpu_sibling();
 
 // Where the arguments ask for --device cuda, this program is built without CUDA and has the sibling: becomes it, with
 // the same arguments. Returns otherwise (a backend then says what is missing).

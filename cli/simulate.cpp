@@ -242,6 +242,7 @@ void simulate_batch(const SimulateArguments& arguments) {
 }
 
 void simulate(const SimulateArguments& arguments) {
+  arguments.engine.become_program_with_engine();
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.batch.empty() && !arguments.fields.empty())

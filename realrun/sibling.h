@@ -14,4 +14,7 @@ std::optional<std::filesystem::path> running_program();
 // one itself.
 std::optional<std::filesystem::path> sibling_program(std::string_view name);
 
+// Goes on as `program`, with this process's arguments. Throws std::system_error when it cannot be started.
+[[noreturn]] void become(const std::filesystem::path& program);
+
 }  // namespace orrery

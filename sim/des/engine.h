@@ -55,6 +55,9 @@ struct DiscreteEventJob {
   Placement placement;
 };
 
+// Whether this program has SimGrid in it, which takes 30 ms to load. Without it nothing here runs.
+bool built_with_simgrid();
+
 // Runs one step of each job, all starting at once, in a process of its own (SimGrid allows one simulation a process).
 // `reports`: one for each job.
 // Throws InputError: a placement beyond the cluster, jobs on the same device, perturbations that name nothing, rates

@@ -1,4 +1,5 @@
-// The run itself, on SimGrid. Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
+// The run itself, on SimGrid (sim/des/simgrid; a program that never simulates links simgrid_absent.cpp in its place,
+// and starts without loading SimGrid). Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
 //
 // One actor per stream of a rank class (the compute stream's actor also walks the schedule), one host for the clock,
 // and a host per flow class whose route holds the links that can bind it, each as often as the class's flows pass it.
@@ -65,7 +66,7 @@ struct Outcome {
   static Outcome unpack(const std::string& bytes);
 };
 
-// One step of every job.
+// One step of every job. REQUIRES, as below: built_with_simgrid().
 Outcome simulate_steps(const RunPlan& plan);
 // One exchange, of all its groups at once.
 Outcome simulate_exchange(const RunPlan& plan, std::uint32_t exchange);

@@ -1,8 +1,10 @@
 // Does the command show what the discrete-event engine finds: perturbations, jobs, contention, failures?
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -27,6 +29,20 @@ json report_of(const Workplace& place, const std::string& arguments) {
 }
 
 double step(const json& report) { return report.at("step_seconds").get<double>(); }
+
+// `orrery` itself is linked without SimGrid.
+TEST(DiscreteEvent, ProgramOnItsOwnSaysWhatIsMissing) {
+  const Workplace place;
+  const std::filesystem::path alone =
+      std::filesystem::temp_directory_path() / ("orrery-alone-" + std::to_string(getpid()));
+  std::filesystem::copy_file(ORRERY_COMMAND, alone);
+  const auto simulated = place.program(alone, "simulate straggler --engine des");
+  const auto predicted = place.program(alone, "simulate straggler");
+  std::filesystem::remove(alone);
+  EXPECT_EQ(simulated.code, 2);
+  EXPECT_THAT(simulated.err, HasSubstr("no program orrery-des beside this one"));
+  EXPECT_EQ(predicted.code, 0) << predicted.err;
+}
 
 TEST(DiscreteEvent, ReportHasThePublicKeysAndTheyAgree) {
   const Workplace place;

@@ -1,4 +1,4 @@
-#include "sim/des/network.h"
+#include "sim/des/simgrid/network.h"
 
 #include <fmt/format.h>
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "sim/des/network.h"
+#include "sim/des/simgrid/network.h"
 #include "sim/des/simulation.h"
 
 namespace orrery {
@@ -131,16 +131,16 @@ struct ClassRun : Self {
   std::vector<std::unique_ptr<Line>> lines;    // reused
   std::uint32_t gate_event = EventRecord::kNoCause;
   double host_ahead = 0;  // of the end of the last line: by so much earlier the host had issued all of it
-  double rate = 1;      // of kernels
-  int collectives = 0;  // under way beside the kernels
+  double rate = 1;        // of kernels
+  int collectives = 0;    // under way beside the kernels
   bool in_kernel = false;
   bool finished = false;
   std::vector<std::mt19937_64> jitter;  // by perturbation that has it
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
   std::vector<std::pair<double, double>> stage_waits;  // from, until: a collective waited for another stage; apart
-  const Arrival* awaited = nullptr;  // the input that the controller waits for
-  std::string waits_for;             // in words, while the controller waits for another stage
+  const Arrival* awaited = nullptr;                    // the input that the controller waits for
+  std::string waits_for;                               // in words, while the controller waits for another stage
 };
 
 class Simulation {

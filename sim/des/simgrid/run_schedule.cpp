@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "sim/des/run.h"
+#include "sim/des/simgrid/run.h"
 
 namespace orrery {
 
@@ -116,9 +116,8 @@ void Simulation::LineIssue::issue_all_ahead() {
 
 void Simulation::LineIssue::issue_ahead(std::int64_t index, Work* trigger) {
   if (all_ahead_) return;
-  order_.when_starts(index, [&](std::int64_t target, int least, int most) {
-    issue_prefetched(target, least, most, trigger);
-  });
+  order_.when_starts(index,
+                     [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, trigger); });
 }
 
 std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64_t index) const {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "sim/des/run.h"
+#include "sim/des/simgrid/run.h"
 
 namespace orrery {
 

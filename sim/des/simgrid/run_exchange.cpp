@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/des/run.h"
+#include "sim/des/simgrid/run.h"
 
 namespace orrery {
 
