@@ -16,6 +16,7 @@
 
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
 #include "sim/report/columns.h"
@@ -251,6 +252,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   const bool standard_input = options.input == "-";
   const std::string name = standard_input ? "<stdin>" : options.input;
   std::ifstream file;
+  remember_input(standard_input ? "/dev/stdin" : options.input);
   if (!standard_input) {
     file.open(options.input);
     if (!file || file.peek() == std::ifstream::traits_type::eof()) {
@@ -306,6 +308,11 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
       error = error_json(wrong);
     } catch (const StalledError& stalled) {
       error = {{"error", {{"message", stalled.what()}, {"file", source.file}, {"stalled", true}}}};
+    } catch (const std::exception& internal) {  // one line's fault is not the others'
+      error = {{"error",
+                {{"message", fmt::format("{}: internal: {}", source.file, internal.what())},
+                 {"file", source.file},
+                 {"internal", true}}}};
     }
     if (report != nullptr) {
       results.add(source.file, *report);

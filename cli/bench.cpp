@@ -61,8 +61,7 @@ void run(BenchArguments& arguments) {
     print(listing(entries));
     return;
   }
-  // What cannot be written is said now, not after minutes.
-  if (!arguments.output.empty() && arguments.output != "-") Outputs().add(arguments.output, "");
+  check_outputs({arguments.output});
   std::optional<bench::History> history;
   if (!arguments.history.empty()) history.emplace(arguments.history, bench::History::Mode::write);
 
@@ -72,8 +71,8 @@ void run(BenchArguments& arguments) {
   const std::string document = bench::run_suite(options);
   const bench::BenchmarkRun result = bench::parse_run(document, arguments.output);
   Outputs outputs;
-  if (!arguments.output.empty()) outputs.add(arguments.output, document);
-  if (arguments.output != "-") outputs.add("-", bench::run_text(result));
+  outputs.add_wanted(arguments.output, [&] { return document; });
+  if (!outputs.on_standard_output()) outputs.add("-", bench::run_text(result));
   if (history) history->add(result);
   outputs.commit();
 }
@@ -121,16 +120,14 @@ void compare_files(CompareArguments& arguments) {
                      arguments.filter.empty() ? "a run with benchmarks" : "what a benchmark of the files contains");
   const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
   Outputs outputs;
-  bool prints = false;
   const auto add = [&](const std::string& path, auto make) {
-    if (!path.empty()) outputs.add(path, make(comparison));
-    prints = prints || path == "-";
+    outputs.add_wanted(path, [&] { return make(comparison); });
   };
   add(arguments.markdown, bench::comparison_markdown);
   add(arguments.junit, bench::comparison_junit);
   add(arguments.json, bench::comparison_json);
   add(arguments.csv, bench::comparison_csv);
-  if (!prints) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
+  if (!outputs.on_standard_output()) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
   outputs.commit();
   if (comparison.failed()) throw Exit{1};
   if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
@@ -149,15 +146,13 @@ void show_history(const HistoryArguments& arguments) {
   const bench::History history(arguments.history, bench::History::Mode::read);
   const std::vector<bench::HistoryPoint> points = history.points(arguments.kernel);
   Outputs outputs;
-  bool prints = false;
   const auto add = [&](const std::string& path, auto make) {
-    if (!path.empty()) outputs.add(path, make(arguments.kernel, points));
-    prints = prints || path == "-";
+    outputs.add_wanted(path, [&] { return make(arguments.kernel, points); });
   };
   add(arguments.svg, bench::history_svg);
   add(arguments.csv, bench::history_csv);
   add(arguments.json, bench::history_json);
-  if (!prints) outputs.add("-", bench::history_text(arguments.kernel, points));
+  if (!outputs.on_standard_output()) outputs.add("-", bench::history_text(arguments.kernel, points));
   outputs.commit();
 }
 

@@ -22,6 +22,7 @@
 #include "cli/output.h"
 #include "realrun/calibrate/write_json.h"
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/hardware/presets.h"
 
 namespace orrery {
@@ -175,9 +176,11 @@ void run(CalibrateArguments arguments) {
     arguments.journal = stem + ".points.jsonl";
   }
   options.journal = arguments.journal;
-  for (const std::string* path : {&arguments.journal, &arguments.device_output})
-    if (*path == arguments.output && *path != "-")
+  for (const std::string* path : {&arguments.output, &arguments.device_output})
+    if (*path == arguments.journal)
       throw InputError({*path, ""}, "one file for several purposes", "a file of its own for each output");
+  remember_input(arguments.journal);
+  check_outputs({arguments.output, arguments.device_output});
 
   // Opened before anything is measured: a path that cannot be written says so now.
   OutputStream output(arguments.output);

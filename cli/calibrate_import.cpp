@@ -40,8 +40,6 @@ void import(const CalibrateImportArguments& arguments) {
   for (const CollectiveCurve& curve : curves) sources += (sources.empty() ? "" : ", ") + curve.source;
   const CollectiveFit fit = fit_collectives(cluster, curves, sources);
 
-  if (!arguments.curves.empty() && arguments.curves == arguments.output)
-    throw InputError({arguments.curves, ""}, "one file for several purposes", "a file of its own for each output");
   std::string fitted;
   for (const std::string& name : fit.fitted) fitted += (fitted.empty() ? "" : ", ") + name;
   Outputs outputs;
@@ -49,8 +47,8 @@ void import(const CalibrateImportArguments& arguments) {
               collectives_text(fit, fmt::format("orrery calibrate import: {}; Huber fit in log space of {}; all other "
                                                 "parameters are those of the bundled calibration",
                                                 method, fitted)));
-  if (!arguments.curves.empty()) outputs.add(arguments.curves, curves_text(cluster, curves, method));
-  if (arguments.output != "-" && arguments.curves != "-") {
+  outputs.add_wanted(arguments.curves, [&] { return curves_text(cluster, curves, method); });
+  if (!outputs.on_standard_output()) {
     std::string text =
         fmt::format("{:48} {:>6} {:>16} {:>16}\n", "curve", "points", "bundled: median", "fitted: median");
     for (const CurveError& e : fit.errors)

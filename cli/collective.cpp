@@ -268,20 +268,6 @@ OrderedJson json_of(const Prediction& p) {
   return json;
 }
 
-void check_outputs(const CollectiveArguments& arguments) {
-  std::vector<std::string> paths;
-  for (const std::string* path : {&arguments.json, &arguments.csv, &arguments.markdown}) {
-    if (path->empty()) continue;
-    if (std::find(paths.begin(), paths.end(), *path) != paths.end())
-      throw InputError({*path, ""}, "one file for several purposes", "a file of its own for each output");
-    paths.push_back(*path);
-  }
-}
-
-bool on_standard_output(const CollectiveArguments& arguments) {
-  return arguments.json == "-" || arguments.csv == "-" || arguments.markdown == "-";
-}
-
 void compare_with_measured(const CollectiveArguments& arguments) {
   MeasuredOptions options{.filter = arguments.filter,
                           .kind = arguments.kind,
@@ -297,25 +283,25 @@ void compare_with_measured(const CollectiveArguments& arguments) {
     measured = predict_measured(options);
   }
   Outputs outputs;
-  if (!arguments.json.empty()) outputs.add(arguments.json, measured_json(measured, options.engines).dump(2) + "\n");
-  if (!arguments.csv.empty()) outputs.add(arguments.csv, measured_csv(measured, options.engines));
-  if (!arguments.markdown.empty()) outputs.add(arguments.markdown, measured_markdown(measured, options.engines));
-  if (!on_standard_output(arguments)) outputs.add("-", measured_table(measured, options.engines));
+  outputs.add_wanted(arguments.json, [&] { return measured_json(measured, options.engines).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.csv, [&] { return measured_csv(measured, options.engines); });
+  outputs.add_wanted(arguments.markdown, [&] { return measured_markdown(measured, options.engines); });
+  if (!outputs.on_standard_output()) outputs.add("-", measured_table(measured, options.engines));
   outputs.commit();
 }
 
 void collective(const CollectiveArguments& arguments) {
   arguments.engine.become_program_with_engine();
-  check_outputs(arguments);
+  check_outputs({arguments.json, arguments.csv, arguments.markdown});
   if (arguments.measured) return compare_with_measured(arguments);
   if (arguments.kind.empty()) throw InputError({}, "no collective", "KIND or --measured (orrery collective --help)");
   if (!arguments.markdown.empty())
     throw InputError({"--markdown", ""}, "no --measured beside it", "--measured, or --json or --csv");
   const Prediction prediction = predict(arguments);
   Outputs outputs;
-  if (!arguments.json.empty()) outputs.add(arguments.json, json_of(prediction).dump(2) + "\n");
-  if (!arguments.csv.empty()) outputs.add(arguments.csv, csv_of(prediction));
-  if (!on_standard_output(arguments)) outputs.add("-", table_of(prediction));
+  outputs.add_wanted(arguments.json, [&] { return json_of(prediction).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.csv, [&] { return csv_of(prediction); });
+  if (!outputs.on_standard_output()) outputs.add("-", table_of(prediction));
   outputs.commit();
 }
 

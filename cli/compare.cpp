@@ -71,12 +71,12 @@ void compare(const CompareArguments& arguments) {
       evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b, options, user);
   const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
-  if (!arguments.json.empty()) {
+  outputs.add_wanted(arguments.json, [&] {
     nlohmann::ordered_json json = comparison_json(report_a, report_b);
     json["version"] = ORRERY_VERSION;
-    outputs.add(arguments.json, json.dump(2) + "\n");
-  }
-  if (arguments.json != "-")
+    return json.dump(2) + "\n";
+  });
+  if (!outputs.on_standard_output())
     outputs.add("-",
                 comparison_table(report_a, report_b, {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
                                  {.colour = colour_wanted()}));

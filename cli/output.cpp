@@ -7,9 +7,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 
 namespace orrery {
 namespace {
@@ -23,13 +26,25 @@ void write_all(std::FILE* file, const std::string& text, const std::string& path
   if (std::fwrite(text.data(), 1, text.size(), file) != text.size()) fail_to_write(path);
 }
 
-// Devices and pipes (/dev/stdout, a named pipe) cannot be put in place by renaming: written directly.
-bool is_special(const std::string& path) {
-  struct stat status {};
-  return ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
+// Where outputs under way are to stand. Commands write from one thread.
+std::set<std::string>& taken_places() {
+  static std::set<std::string> places;
+  return places;
 }
 
-std::FILE* open_beside(const std::string& path, std::string& temporary) {
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+}  // namespace
+
+void OutputFile::refuse_inputs() const {
+  if (is_input(path_))
+    throw InputError({path_, ""}, "a file that this command reads", "a file of its own for each output");
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path) {
   struct stat status {};
   const bool exists = ::stat(path.c_str(), &status) == 0;
   if (exists && S_ISDIR(status.st_mode)) {
@@ -37,72 +52,105 @@ std::FILE* open_beside(const std::string& path, std::string& temporary) {
     fail_to_write(path);
   }
   if (exists && ::access(path.c_str(), W_OK) != 0) fail_to_write(path);
-  if (is_special(path)) {
-    temporary.clear();
-    std::FILE* file = std::fopen(path.c_str(), "wb");
-    if (file == nullptr) fail_to_write(path);
-    return file;
+  special_ = exists && !S_ISREG(status.st_mode);
+  if (special_) {
+    file_ = std::fopen(path.c_str(), "wb");
+    if (file_ == nullptr) fail_to_write(path);
+    return;
   }
-  temporary = path + ".XXXXXX";
-  const int descriptor = ::mkstemp(temporary.data());
-  if (descriptor < 0) {
-    temporary.clear();
+  refuse_inputs();
+  std::error_code error;
+  place_ = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error).string();
+  if (error) {
+    errno = error.value();
     fail_to_write(path);
   }
-  // mkstemp makes the file private; give it the mode that the target has, or would be created with.
+  // The mode that the target has, or would be created with.
   const mode_t mask = ::umask(0);
   ::umask(mask);
-  ::fchmod(descriptor, exists ? (status.st_mode & 07777u) : (0666u & ~mask));
-  return ::fdopen(descriptor, "wb");
+  const mode_t mode = exists ? (status.st_mode & 07777u) : (0666u & ~mask);
+  const std::string folder = folder_of(place_);
+  int descriptor = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
+  if (descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
+    temporary_ = folder + "/.orrery-XXXXXX";
+    descriptor = ::mkostemp(temporary_.data(), O_CLOEXEC);
+    if (descriptor < 0) temporary_.clear();
+  }
+  if (descriptor < 0) fail_to_write(path);
+  ::fchmod(descriptor, mode);
+  file_ = ::fdopen(descriptor, "wb");
+  if (!taken_places().insert(place_).second) {
+    place_.clear();  // the other's
+    std::fclose(file_);
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+    throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
+  }
 }
 
-void put_in_place(const std::string& temporary, const std::string& path) {
-  if (!temporary.empty() && std::rename(temporary.c_str(), path.c_str()) != 0) fail_to_write(path);
+OutputFile::~OutputFile() {
+  if (file_ != nullptr) std::fclose(file_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  taken_places().erase(place_);
 }
 
-}  // namespace
+void OutputFile::write(const std::string& text) { write_all(file_, text, path_); }
 
-Outputs::~Outputs() {
-  for (const Pending& pending : pending_)
-    if (!pending.temporary.empty()) std::remove(pending.temporary.c_str());
+void OutputFile::commit() {
+  if (std::fflush(file_) != 0) fail_to_write(path_);
+  if (!special_) {
+    refuse_inputs();  // it may have been read since
+    if (temporary_.empty()) {
+      // A name can be given to a file without one, but not that of another file: by way of a name of its own.
+      const std::string unnamed = "/proc/self/fd/" + std::to_string(::fileno(file_));
+      std::string name;
+      for (int i = 0; temporary_.empty(); ++i) {
+        name = folder_of(place_) + "/.orrery-" + std::to_string(::getpid()) + "-" + std::to_string(i);
+        if (::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+          temporary_ = name;
+        } else if (errno != EEXIST) {
+          fail_to_write(path_);
+        }
+      }
+    }
+    if (std::rename(temporary_.c_str(), place_.c_str()) != 0) fail_to_write(path_);
+    temporary_.clear();
+  }
+  const int failed = std::fclose(file_);
+  file_ = nullptr;
+  if (failed != 0) fail_to_write(path_);
 }
 
 void Outputs::add(const std::string& path, const std::string& text) {
-  if (path == "-") {
-    standard_output_ += text;
-    return;
-  }
-  Pending& pending = pending_.emplace_back();
-  pending.path = path;
-  std::FILE* file = open_beside(path, pending.temporary);
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) fail_to_write(path);
+  if (path != "-") return files_.emplace_back(path).write(text);
+  if (standard_output_)
+    throw InputError({"standard output", ""}, "several outputs", "a place of its own for each output");
+  standard_output_ = text;
 }
 
 void Outputs::commit() {
-  for (Pending& pending : pending_) {
-    put_in_place(pending.temporary, pending.path);
-    pending.temporary.clear();
-  }
-  if (!standard_output_.empty()) print(standard_output_);  // last: who reads it may leave (| head)
+  for (OutputFile& file : files_) file.commit();
+  files_.clear();
+  if (standard_output_) print(*standard_output_);  // last: who reads it may leave (| head)
 }
 
-OutputStream::OutputStream(const std::string& path)
-    : path_(path), file_(path == "-" ? stdout : open_beside(path, temporary_)) {}
-
-OutputStream::~OutputStream() {
-  if (file_ != nullptr && file_ != stdout) std::fclose(file_);
-  if (!temporary_.empty()) std::remove(temporary_.c_str());
+OutputStream::OutputStream(const std::string& path) {
+  if (path != "-") file_.emplace(path);
 }
 
-void OutputStream::write(const std::string& text) { write_all(file_, text, path_); }
+void OutputStream::write(const std::string& text) {
+  if (file_) return file_->write(text);
+  write_all(stdout, text, "standard output");
+}
 
 void OutputStream::commit() {
-  const int failed = file_ == stdout ? std::fflush(file_) : std::fclose(file_);
-  file_ = nullptr;
-  if (failed != 0) fail_to_write(path_);
-  put_in_place(temporary_, path_);
-  temporary_.clear();
+  if (file_) return file_->commit();
+  if (std::fflush(stdout) != 0) fail_to_write("standard output");
+}
+
+void check_outputs(std::initializer_list<std::string_view> paths) {
+  Outputs outputs;
+  for (const std::string_view path : paths)
+    if (!path.empty()) outputs.add(std::string(path), "");
 }
 
 void print(const std::string& text) {

@@ -344,6 +344,7 @@ std::string outcome_text(const RunArguments& arguments, const RunJob& job, const
 void run(const RunArguments& arguments) {
   const RunJob job = job_of(arguments);
   const UserCalibration user = read_user_calibration(arguments.calibrations);
+  check_outputs({arguments.json, arguments.csv, arguments.trace});
   RunOutcome outcome;
   try {
     outcome = execute_job(arguments, job);
@@ -353,15 +354,16 @@ void run(const RunArguments& arguments) {
   if (arguments.predict && outcome.measured) add_prediction(job, user, outcome);
 
   Outputs outputs;
-  if (!arguments.json.empty()) outputs.add(arguments.json, outcome_json(arguments, job, outcome).dump(2) + "\n");
-  if (outcome.measured && !arguments.csv.empty()) {
-    std::string text = csv_header() + csv_row(job.source.file, *outcome.measured);
-    if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted);
-    outputs.add(arguments.csv, text);
+  outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });
+  if (outcome.measured) {
+    outputs.add_wanted(arguments.csv, [&] {
+      std::string text = csv_header() + csv_row(job.source.file, *outcome.measured);
+      if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted);
+      return text;
+    });
+    outputs.add_wanted(arguments.trace, [&] { return report_trace(*outcome.measured); });
   }
-  if (outcome.measured && !arguments.trace.empty()) outputs.add(arguments.trace, report_trace(*outcome.measured));
-  const bool text_wanted = arguments.json != "-" && arguments.csv != "-" && arguments.trace != "-";
-  if (text_wanted) outputs.add("-", outcome_text(arguments, job, outcome));
+  if (!outputs.on_standard_output()) outputs.add("-", outcome_text(arguments, job, outcome));
   outputs.commit();
   if (outcome.agrees && !outcome.agrees->within(outcome.tolerance))
     throw ExecutionError(

@@ -51,35 +51,6 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate straggler --engine des                      event by event: contention, slow parts, failures
   orrery simulate two-jobs-one-spine --engine des             jobs that share a cluster)";
 
-// The outputs asked for: none over another or over the scenario, and at most one of them on standard output.
-class Wanted {
- public:
-  explicit Wanted(const SimulateArguments& arguments)
-      : standard_output_taken_(!arguments.explain.empty()), written_{arguments.scenario} {}
-
-  template <class Text>
-  void add(const std::string& path, Text text) {
-    if (path.empty()) return;
-    if (path == "-") {
-      if (standard_output_taken_)
-        throw InputError({"", ""}, "\"-\" for several outputs", "at most one on standard output");
-      standard_output_taken_ = true;
-    } else if (std::find(written_.begin(), written_.end(), path) != written_.end()) {
-      throw InputError({path, ""}, "one file for several purposes", "a file of its own for each output");
-    }
-    written_.push_back(path);
-    outputs_.add(path, text());
-  }
-  bool standard_output_taken() const { return standard_output_taken_; }
-  void print(const std::string& text) { outputs_.add("-", text); }
-  void commit() { outputs_.commit(); }
-
- private:
-  bool standard_output_taken_;
-  std::vector<std::string> written_;
-  Outputs outputs_;
-};
-
 nlohmann::ordered_json both_json(const Report& analytical, const Report& des, bool ops) {
   nlohmann::ordered_json compared = comparison_json(analytical, des);
   for (const char* side : {"a", "b"})
@@ -151,26 +122,26 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   const Report& report = simulation.report;
   if (arguments.verify) verify(*simulation.program);
 
-  Wanted wanted(arguments);
-  wanted.add(arguments.json, [&] {
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] {
     nlohmann::ordered_json json = {{"scenario", source.file}, {"set", arguments.sets}};
     json.update(analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops));
     return json.dump(2) + "\n";
   });
-  wanted.add(arguments.csv, [&] {
+  outputs.add_wanted(arguments.csv, [&] {
     const std::string of = fmt::format("{}", fmt::join(changed(source), " "));
     return csv_header() + (analytical ? csv_row(of, *analytical) : "") + csv_row(of, report);
   });
-  wanted.add(arguments.trace, [&] { return report_trace(report); });
-  wanted.add(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
+  outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
+  outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
   if (!arguments.explain.empty()) {
-    wanted.print(explain(arguments.explain, simulation));
-  } else if (!wanted.standard_output_taken()) {
-    wanted.print(text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
-                 measurement_text(arguments, simulation) +
-                 (arguments.verify ? "\nverified: the Program's layouts, collectives and owed sums\n" : ""));
+    outputs.add("-", explain(arguments.explain, simulation));
+  } else if (!outputs.on_standard_output()) {
+    outputs.add("-", text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
+                         measurement_text(arguments, simulation) +
+                         (arguments.verify ? "\nverified: the Program's layouts, collectives and owed sums\n" : ""));
   }
-  wanted.commit();
+  outputs.commit();
 }
 
 std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArguments& arguments) {
@@ -206,20 +177,20 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   const std::vector<JobResult> jobs =
       Simulator(read_user_calibration(arguments.calibrations)).evaluate_jobs(document, source, options);
 
-  Wanted wanted(arguments);
-  wanted.add(arguments.json, [&] { return jobs_json(jobs, arguments.ops).dump(2) + "\n"; });
-  wanted.add(arguments.csv, [&] {
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] { return jobs_json(jobs, arguments.ops).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.csv, [&] {
     std::string text = csv_header();
     for (const JobResult& result : jobs) text += csv_row(source.file + "#" + result.job.name, result.together);
     return text;
   });
-  wanted.add(arguments.trace, [&] {
+  outputs.add_wanted(arguments.trace, [&] {
     std::vector<TracedJob> traced;
     for (const JobResult& result : jobs) traced.push_back({result.job.name, &result.together});
     return jobs_trace(traced);
   });
-  if (!wanted.standard_output_taken()) wanted.print(jobs_table(jobs, arguments));
-  wanted.commit();
+  if (!outputs.on_standard_output()) outputs.add("-", jobs_table(jobs, arguments));
+  outputs.commit();
 }
 
 void simulate_batch(const SimulateArguments& arguments) {
@@ -228,8 +199,6 @@ void simulate_batch(const SimulateArguments& arguments) {
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   if (arguments.ops && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "--ops beside it", "one of the two: a list of ops is no field");
-  if (!arguments.json.empty() && arguments.json == arguments.csv)
-    throw InputError({arguments.json, ""}, "one file for several purposes", "an output of its own for each form");
   BatchOptions options{.input = arguments.batch,
                        .sets = arguments.sets,
                        .json = arguments.json,
@@ -238,6 +207,7 @@ void simulate_batch(const SimulateArguments& arguments) {
                        .simulation = arguments.engine.options(),
                        .ops = arguments.ops};
   if (options.json.empty() && options.csv.empty()) options.json = "-";
+  check_outputs({options.json, options.csv});
   run_batch(options, read_user_calibration(arguments.calibrations));
 }
 

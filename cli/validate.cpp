@@ -40,7 +40,7 @@ constexpr const char* kValidateExamples = R"(Examples:
 
 // The left-out fits go to FILE_left_out.json beside FILE.json.
 void fit(const std::string& path) {
-  if (path != "-") Outputs().add(path, "");  // what cannot be written is said now, not after minutes
+  check_outputs({path});
   Outputs outputs;
   ProgressLine progress;
   const StepFit steps = fit_steps([&](std::size_t done, std::size_t total) {
@@ -67,16 +67,6 @@ void fit(const std::string& path) {
     throw InputError({"--gpu", ""}, describe(filter.gpu), "part of a device's name (orrery list devices)",
                      nearest_name(filter.gpu, device_names()));
   throw InputError({}, "no predicted point of that source, GPU and strategy together", "one filter less");
-}
-
-// Each output to a place of its own.
-void add_once(Outputs& outputs, std::set<std::string>& taken, const std::string& path, const auto& text) {
-  if (path.empty()) return;
-  std::error_code ignored;
-  if (!taken.insert(path == "-" ? path : std::filesystem::weakly_canonical(path, ignored).string()).second)
-    throw InputError({path == "-" ? "standard output" : path, ""}, "several outputs",
-                     "a place of its own for each output");
-  outputs.add(path, text());
 }
 
 void validate(const ValidateArguments& arguments) {
@@ -107,12 +97,11 @@ void validate(const ValidateArguments& arguments) {
   const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
   if (points.empty()) refuse(arguments.filter, simulator);
   Outputs outputs;
-  std::set<std::string> taken;
-  add_once(outputs, taken, arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
-  add_once(outputs, taken, arguments.csv, [&] { return points_csv(points); });
-  add_once(outputs, taken, arguments.plot, [&] { return accuracy_plot(points); });
-  add_once(outputs, taken, arguments.write_baseline, [&] { return baseline_json(points).dump(1) + "\n"; });
-  add_once(outputs, taken, arguments.markdown, [&] {
+  outputs.add_wanted(arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
+  outputs.add_wanted(arguments.csv, [&] { return points_csv(points); });
+  outputs.add_wanted(arguments.plot, [&] { return accuracy_plot(points); });
+  outputs.add_wanted(arguments.write_baseline, [&] { return baseline_json(points).dump(1) + "\n"; });
+  outputs.add_wanted(arguments.markdown, [&] {
     return accuracy_page(
         {.others = predicted(Seen::others), .all = predicted(Seen::all), .none = predicted(Seen::none)}, kPlot);
   });
@@ -127,7 +116,7 @@ void validate(const ValidateArguments& arguments) {
     if (!f.gpu.empty() || !f.strategy.empty())
       text += "\nPoints that are not predicted have no device and no plan, and are not among these\n";
   }
-  if (!taken.contains("-")) outputs.add("-", text);
+  if (!outputs.on_standard_output()) outputs.add("-", text);
   outputs.commit();
   if (is_worse) throw Exit{1};
 }

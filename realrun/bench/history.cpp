@@ -13,6 +13,7 @@
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/base/statistics.h"
 
 namespace orrery::bench {
@@ -130,6 +131,7 @@ History::History(const std::string& path, Mode mode) : path_(path), database_(nu
   const int code = sqlite3_open_v2(path.c_str(), &opened, flags, nullptr);
   database_.reset(opened);
   check(code, "open");
+  remember_input(path);
   sqlite3_busy_timeout(opened, kBusyMilliseconds);
   if (mode == Mode::write && sqlite3_db_readonly(opened, "main") != 0)
     throw InputError({path, ""}, "that it cannot be written", "the path of a file to write");

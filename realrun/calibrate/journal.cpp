@@ -6,12 +6,11 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {
@@ -94,18 +93,12 @@ Parsed parse(const std::string& text, const std::string& path) {
   return parsed;
 }
 
-std::string text_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw InputError({path, ""}, "that it cannot be read", "the journal of a calibration");
-  return text.str();
-}
+constexpr std::string_view kJournal = "the journal of a calibration";
 
 }  // namespace
 
 JournalContents read_journal(const std::string& path) {
-  Parsed parsed = parse(text_of(path), path);
+  Parsed parsed = parse(read_file(path, kJournal), path);
   if (parsed.whole_bytes == 0) read_header(Json(), path);
   return std::move(parsed.contents);
 }
@@ -114,7 +107,7 @@ Journal::Journal(std::string path, const JournalHeader& header) : path_(std::mov
   std::error_code ignored;
   const bool there = std::filesystem::exists(path_, ignored) && std::filesystem::file_size(path_, ignored) > 0;
   if (there) {
-    Parsed parsed = parse(text_of(path_), path_);
+    Parsed parsed = parse(read_file(path_, kJournal), path_);
     if (parsed.whole_bytes == 0) read_header(Json(), path_);
     if (!parsed.contents.header.same_machine(header))
       throw InputError(

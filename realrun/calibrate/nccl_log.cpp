@@ -7,7 +7,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 
 namespace orrery {
@@ -229,12 +229,7 @@ CollectiveCurve parse_nccl_log(const std::string& text, const std::string& file,
 }
 
 CollectiveCurve read_nccl_log(const std::string& file, const LogOptions& options) {
-  std::ifstream stream(file, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (!stream || std::filesystem::is_directory(file))
-    throw InputError({file, ""}, "that it cannot be read", "a log of nccl-tests");
-  return parse_nccl_log(text.str(), file, options);
+  return parse_nccl_log(read_file(file, "a log of nccl-tests"), file, options);
 }
 
 }  // namespace orrery

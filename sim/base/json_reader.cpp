@@ -5,15 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "sim/base/input_file.h"
 #include "sim/base/preset.h"
 
 namespace orrery {
@@ -68,12 +65,17 @@ InputError syntax_error(const Json::parse_error& error, std::string_view text, c
                     std::string(expected));
 }
 
+constexpr int kMostDepth = 200;
+
 }  // namespace
 
 Json parse_json(std::string_view text, const std::string& file) {
   const char* reached = text.data();
   std::vector<std::set<std::string, std::less<>>> open_objects;
-  const auto callback = [&](int, Json::parse_event_t event, Json& parsed) {
+  const auto callback = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth > kMostDepth)
+      throw InputError({file, ""}, fmt::format("values {} deep in each other", depth),
+                       fmt::format("at most {}", kMostDepth));
     if (event == Json::parse_event_t::object_start) {
       open_objects.emplace_back();
     } else if (event == Json::parse_event_t::object_end) {
@@ -103,20 +105,7 @@ Json parse_json(std::string_view text, const std::string& file) {
 nlohmann::json parse_embedded(const char* path) { return parse_json(embedded_files(path).front().text, path); }
 
 Json parse_json_file(const std::string& path) {
-  const bool standard_input = path == "-";
-  const std::string name = standard_input ? "<stdin>" : path;
-  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(
-      standard_input ? stdin : std::fopen(path.c_str(), "rb"),
-      standard_input ? [](std::FILE*) { return 0; } : [](std::FILE* f) { return std::fclose(f); });
-  std::string text;
-  if (file) {
-    std::array<char, 1 << 16> buffer;
-    while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get()))
-      text.append(buffer.data(), got);
-  }
-  if (!file || std::ferror(file.get()))
-    throw InputError({name, ""}, fmt::format("nothing ({})", std::strerror(errno)), "a readable JSON file");
-  return parse_json(text, name);
+  return parse_json(read_file(path, "a readable JSON file"), path == "-" ? "<stdin>" : path);
 }
 
 JsonReader::JsonReader(const Json& object, InputError::Where where) : object_(object), where_(std::move(where)) {

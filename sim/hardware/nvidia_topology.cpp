@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
-#include <memory>
 #include <optional>
 #include <utility>
+
+#include "sim/base/input_file.h"
 
 namespace orrery {
 namespace {
@@ -243,17 +241,7 @@ NvidiaTopology parse_nvidia_topology(std::string_view text, const std::string& f
 }
 
 NvidiaTopology read_nvidia_topology_file(const std::string& path, const InputError::Where& where) {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             [](std::FILE* f) { return std::fclose(f); });
-  std::string text;
-  if (file) {
-    std::array<char, 1 << 14> buffer;
-    while (const std::size_t got = std::fread(buffer.data(), 1, buffer.size(), file.get()))
-      text.append(buffer.data(), got);
-  }
-  if (!file || std::ferror(file.get()))
-    throw InputError(where, fmt::format("\"{}\" ({})", path, std::strerror(errno)), "a readable file");
-  return parse_nvidia_topology(text, path);
+  return parse_nvidia_topology(read_file(path, "a readable file", where), path);
 }
 
 void apply(const NvidiaTopology& topology, const Device& device, const InputError::Where& where, Node& node) {

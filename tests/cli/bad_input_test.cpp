@@ -301,7 +301,7 @@ const BadCommand kBadCommands[] = {
     {"simulate example.json --json . ", "cannot be written"},
     {"simulate example.json --json out.json --csv /nonexistent/out.csv",
      "/nonexistent/out.csv: found that it cannot be written"},
-    {"simulate example.json --json - --csv -", "at most one on standard output"},
+    {"simulate example.json --json - --csv -", "standard output: found several outputs"},
     {"simulate example.json --explain layer.forward.fc9 --json out.json",
      "--explain: found \"layer.forward.fc9\", expected an op"},
     {"simulate example.json --explain bubbel", "(did you mean \"bubble\"?)"},
@@ -309,7 +309,7 @@ const BadCommand kBadCommands[] = {
     {"simulate example.json --batch lines.jsonl", "found a scenario beside --batch"},
     {"simulate --batch lines.jsonl --trace out.json", "--batch: found an output for one scenario beside it"},
     {"simulate --batch lines.jsonl --json /nonexistent/out.jsonl", "cannot be written"},
-    {"simulate --batch lines.jsonl --json - --csv -", "one file for several purposes"},
+    {"simulate --batch lines.jsonl --json - --csv -", "standard output: found several outputs"},
     {"simulate --batch lines.jsonl --fields mfu,step_second",
      "--fields: found the unknown field \"step_second\", expected names of the columns that --csv has, separated by "
      "commas (did you mean \"step_seconds\"?)"},

@@ -257,7 +257,7 @@ TEST(Collective, BadInputIsOneSentence) {
       {"all_reduce --node dgx-a100 --algorithm nvls", "--algorithm: found \"nvls\""},
       {"all_to_all --node dgx-h100 --protocol ll128", "--protocol: found \"ll128\""},
       {"all_reduce --node dgx-h100 --engine analytical --routing sprayed", "--routing: found \"sprayed\""},
-      {"all_reduce --node dgx-h100 --json - --csv -", "one file for several purposes"},
+      {"all_reduce --node dgx-h100 --json - --csv -", "standard output: found several outputs"},
       {"all_reduce --node dgx-h100 --markdown -", "--markdown: found no --measured beside it"},
       {"all_reduce --node dgx-h100 --algorythm ring", "(did you mean \"--algorithm\"?)"},
       {"reduce --measured h200", "of a measured reduce"},

@@ -26,6 +26,9 @@ class Workplace {
   // The same with another program than the built `orrery`.
   CommandResult program(const std::string& path, const std::string& arguments, const std::string& input = {}) const;
 
+  // A script for bash, run in the folder; $ORRERY is the built `orrery`.
+  CommandResult shell(const std::string& script) const;
+
   // The exit code of python3 with these arguments; what it printed is in ".stdout" and ".stderr".
   int python(const std::string& arguments) const;
 

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 constexpr const char* kInput = ".stdin";
 constexpr const char* kOutput = ".stdout";
 constexpr const char* kErrors = ".stderr";
+constexpr const char* kScript = ".script";
 
 }  // namespace
 
@@ -50,6 +51,13 @@ CommandResult Workplace::program(const std::string& path, const std::string& arg
   return {code, read(kOutput), read(kErrors)};
 }
 
+CommandResult Workplace::shell(const std::string& script) const {
+  write(kInput, "");
+  write(kScript, script);
+  const int code = run("ORRERY='" + std::string(ORRERY_COMMAND) + "' bash " + kScript);
+  return {code, read(kOutput), read(kErrors)};
+}
+
 int Workplace::python(const std::string& arguments) const {
   write(kInput, "");
   return run("python3 " + arguments);
@@ -70,7 +78,7 @@ std::set<std::string> Workplace::files() const {
   std::set<std::string> names;
   for (const auto& entry : fs::recursive_directory_iterator(folder_))
     if (entry.is_regular_file()) names.insert(fs::relative(entry.path(), folder_).string());
-  for (const char* own : {kInput, kOutput, kErrors}) names.erase(own);
+  for (const char* own : {kInput, kOutput, kErrors, kScript}) names.erase(own);
   return names;
 }
 
@@ -291,7 +299,8 @@ TEST(Simulate, ExplainsOpsAndTerms) {
   }
   for (const char* name : {"gradient", "gradients", "optimizer states", "framework"})
     EXPECT_THAT(place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'").out,
-                AllOf(HasSubstr(", a part of memory: "), HasSubstr("at the peak, on the fullest stage"))) << name;
+                AllOf(HasSubstr(", a part of memory: "), HasSubstr("at the peak, on the fullest stage")))
+        << name;
   EXPECT_THAT(
       place.orrery("simulate offload --explain memory").out,
       AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));
