@@ -258,6 +258,39 @@ std::string explain_mfu(const Simulation& simulation) {
       simulation.scenario.cluster.device.source);
 }
 
+std::string explain_hfu(const Simulation& simulation) {
+  const Report& r = simulation.report;
+  const double per_device = r.mfu > 0 ? r.model_flops_per_second_per_device * r.hfu / r.mfu : 0;
+  return fmt::format(
+      "HFU: {}\n  = FLOPs that the devices execute / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} "
+      "TFLOP/s)\nthose of the model ({:.4e}, see mfu), recomputation, and whatever a kernel computes beyond a causal "
+      "mask\n",
+      percent_text(r.hfu), per_device * r.step_seconds * static_cast<double>(r.devices), seconds_text(r.step_seconds),
+      r.devices, r.hfu > 0 ? per_device / r.hfu * 1e-12 : 0, simulation.program->model.flops_per_step);
+}
+
+std::string explain_rates(const Simulation& simulation) {
+  const Report& r = simulation.report;
+  return fmt::format(
+      "tokens/s: {}, {} per device; sequences/s: {}\n  = those of one step / step time\n  = {:.0f} tokens in {:.0f} "
+      "sequences / {}; of the {} devices each has its share\n",
+      rate_text(r.tokens_per_second), rate_text(r.tokens_per_second_per_device), rate_text(r.sequences_per_second),
+      r.tokens_per_second * r.step_seconds, r.sequences_per_second * r.step_seconds, seconds_text(r.step_seconds),
+      r.devices);
+}
+
+std::string explain_exposed_communication(const Report& r) {
+  std::string text = fmt::format(
+      "exposed communication: {}, what the bounding stage's compute stream waits for collectives and messages\n",
+      seconds_text(r.exposed_communication_seconds));
+  if (r.stages.empty()) return text;
+  const TimeBreakdown& time = r.stages[static_cast<std::size_t>(r.bounding_stage)].time;
+  for (const TimeTerm& term : time_terms())
+    if (term.field == nullptr && term.of(time) != 0 && kStreamRows[term.stream].occupies == Occupies::fabric)
+      text += fmt::format("  {:<44}{:>12}  {}\n", term.label, seconds_text(term.of(time)), term.name);
+  return text;
+}
+
 std::string explain_memory(const Report& r) {
   std::string text = fmt::format("memory: {} of {} at the peak, on the fullest stage\n",
                                  bytes_text(r.memory_peak_bytes), bytes_text(r.memory_capacity_bytes));
@@ -288,6 +321,26 @@ std::string explain_memory_part(const MemoryPart& part, const Report& r) {
       part.label, bytes_text(bytes), explain_memory(r));
 }
 
+// Lines of the report's head, by their labels and by their names in JSON and CSV.
+struct HeadLine {
+  std::array<std::string_view, 6> names;
+  std::string (*explain)(const Simulation&);
+};
+constexpr std::array<HeadLine, 6> kHeadLines{{
+    {{"step", "step time", "step_seconds", "bound by", "bound_by"},
+     [](const Simulation& s) { return explain_step(s.report); }},
+    {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
+      "sequences_per_second"},
+     explain_rates},
+    {{"mfu", "MFU", "MFU, full attention", "mfu_full_attention", "model TFLOP/s per device",
+      "model_flops_per_second_per_device"},
+     explain_mfu},
+    {{"hfu", "HFU"}, explain_hfu},
+    {{"exposed communication", "exposed_communication_seconds"},
+     [](const Simulation& s) { return explain_exposed_communication(s.report); }},
+    {{"memory", "peak", "memory_peak_bytes"}, [](const Simulation& s) { return explain_memory(s.report); }},
+}};
+
 }  // namespace
 
 std::string explain(const std::string& name, const Simulation& simulation) {
@@ -297,11 +350,14 @@ std::string explain(const std::string& name, const Simulation& simulation) {
     if (asks_for(name, place.name)) wanted.push_back(place);
   if (!wanted.empty()) return explain_ops(wanted, simulation);
 
-  if (name == "step" || name == "step_seconds") return explain_step(simulation.report);
-  if (name == "mfu") return explain_mfu(simulation);
-  if (name == "memory") return explain_memory(simulation.report);
-  std::vector<std::string> known{"step", "mfu", "memory"};
   const Report& report = simulation.report;
+  std::vector<std::string> known;
+  for (const HeadLine& line : kHeadLines)
+    for (const std::string_view word : line.names) {
+      if (word.empty()) continue;
+      if (name == word) return line.explain(simulation);
+      known.emplace_back(word);
+    }
   const TimeBreakdown none;
   for (const Term& term :
        terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
@@ -319,7 +375,7 @@ std::string explain(const std::string& name, const Simulation& simulation) {
     known.emplace_back(place.op->name);
   }
   throw InputError({"--explain", ""}, describe(name),
-                   "an op (see --ops), a term or a part of memory: step, mfu, memory, matmul, gradients, ...",
+                   "an op (see --ops), or a line of the report: step, mfu, memory, matmul, gradients, ...",
                    nearest_name(name, known));
 }
 
