@@ -187,7 +187,7 @@ TEST(GuideRules, ACommandWithAMistakeIsRefused) {
   EXPECT_NE(refusal(words("calibrate import")), "");
 }
 
-// ... and what is shown that is not printed, a script that fails, a block that needs one before it?
+// ... and what is shown that is not printed, a script that fails, a block that needs one before it, a table's cell?
 TEST(GuideRules, APageWithAMistakeIsRefused) {
   std::string name = (fs::path(testing::TempDir()) / "orrery_guide_XXXXXX").string();
   ASSERT_NE(mkdtemp(name.data()), nullptr);
@@ -206,7 +206,22 @@ TEST(GuideRules, APageWithAMistakeIsRefused) {
   EXPECT_EQ(problems("```jsonc\n// mine.json\n{}\n```\n```sh\ngrep -q '{}' mine.json\n```\n"), "");
   EXPECT_NE(problems("```sh\nfalse\ntrue\n```\n"), "");
   EXPECT_EQ(problems("```sh needs=gpu\nfalse\n```\n"), "");
+  const std::string table =
+      "<!-- orrery simulate zeropp: zero, des zero\n\n-->\n| p | step | des |\n|---|---|---|\n| 8 | 0 s | 0 ms |\n";
+  EXPECT_NE(problems(table), "") << "no such field";
+  const auto of_devices = [](const std::string& cell) {
+    return "<!-- orrery simulate zeropp: devices / 2\n\n-->\n| p | half |\n|---|---|\n| 8 | " + cell + " |\n";
+  };
+  EXPECT_EQ(problems(of_devices("32")), "");
+  EXPECT_NE(problems(of_devices("31")), "");
+  EXPECT_NE(problems(of_devices("many")), "");
   fs::remove_all(folder);
+}
+
+TEST(Readme, TablesOfStrategiesAreAsPredicted) {
+  int code = 0;
+  const std::string problems = refresh(ORRERY_COMMAND " --check-tables", code);
+  EXPECT_EQ(code, 0) << problems;
 }
 
 TEST(Readme, PicturesAreAsDrawn) {

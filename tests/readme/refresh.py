@@ -3,6 +3,7 @@
 
     tests/readme/refresh.py build/default/orrery                 rewrites what has changed: pages, tables, pictures
     tests/readme/refresh.py build/default/orrery --check PAGE    exit 1, and says what differs (readme_test.cpp does so)
+    tests/readme/refresh.py build/default/orrery --check-tables  the same of tables in strategies/*/README.md
     tests/readme/refresh.py --not-run PAGE                       the lines of scripts that are not run: they must parse
 
 In a page:
@@ -13,10 +14,17 @@ In a page:
     ```jsonc          where its first line is "// NAME": a file of this name for the commands behind it.
 The blocks of a page run in order in one folder, in which the repository's files are seen and `orrery` is on the PATH.
 
+In strategies/*/README.md two kinds of table are held to what is predicted, to the digits that they show:
+    | id | published | predicted | error | kernels alone |     of published points, by what `orrery validate` says of them
+    <!-- orrery simulate NAME: FIELD, FIELD                   of scenarios: fields of --csv in the last columns, a line of
+    --set plan.x=1                                            options a row; "des FIELD" by --engine des, "A + B" their
+    -->                                                       sum, "A / 1e9" in another unit, "-" not held
 Also rewritten: tables of errors in docs/accuracy.md, which tests/validation checks; collectives_errors.md, which
 tests/cli/collective_test.cpp checks; the picture of an interleaved step.
 """
+import csv
 import difflib
+import json
 import os
 import pathlib
 import re
@@ -133,6 +141,118 @@ def run_page(page: pathlib.Path, orrery: str, problems: list) -> str:
     return BLOCK.sub(run_block, page.read_text())
 
 
+TABLE = re.compile(r"(?:^<!-- orrery simulate (?P<head>[^:]*): (?P<fields>[^\n]*)\n(?P<lines>.*?)^-->\n+)?"
+                   r"(?P<table>(?:^\|[^\n]*\n)+)", flags=re.S | re.M)
+UNITS = {"": 1, "s": 1, "ms": 1e-3, "us": 1e-6, "%": 1e-2, "GiB": 2**30, "MiB": 2**20, "GB": 1e9}
+NUMBER = re.compile(r"([+-]?)(\d[\d,]*(?:\.(\d+))?)( ?)([a-zA-Z%]*)")
+
+
+def cell_as_now(cell: str, value: float) -> str:
+    """The cell with its first number as `value` has it, in the cell's unit and to its digits."""
+    shown = NUMBER.search(cell)
+    if shown is None or shown.group(5) not in UNITS:
+        raise ValueError(f"no number in a known unit in the cell {cell!r}")
+    sign, digits = shown.group(1), len(shown.group(3) or "")
+    in_unit = value / UNITS[shown.group(5)]
+    now = f"{in_unit:{'+' if sign else ''}.{digits}f}"
+    as_shown = float(sign + shown.group(2).replace(",", ""))
+    if abs(as_shown - in_unit) <= 0.5000001 * 10**-digits:  # rounded either way
+        return cell
+    return cell[:shown.start()] + now + shown.group(4) + shown.group(5) + cell[shown.end():]
+
+
+def cells_of(row: str) -> list:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+class Predictions:
+    def __init__(self, orrery: str):
+        self.place, self.known = Place(orrery), {}
+
+    def of_points(self, seen: str) -> dict:
+        if seen not in self.known:
+            code, printed = self.place.run(f"orrery validate --seen {seen} --json -")
+            assert code == 0, printed
+            self.known[seen] = {point["id"]: point for point in json.loads(printed)["points"]}
+        return self.known[seen]
+
+    def of_scenario(self, arguments: str) -> dict:
+        if arguments not in self.known:
+            code, printed = self.place.run(f"orrery simulate {arguments} --csv -")
+            if code != 0:
+                raise ValueError(f"orrery simulate {arguments}: {printed}")
+            row = list(csv.DictReader(printed.splitlines()))[-1]
+            self.known[arguments] = row
+        return self.known[arguments]
+
+    def field(self, arguments: str, field: str) -> float:
+        by_des = field.startswith("des ")
+        total, scale = 0.0, 1.0
+        for sign, term in re.findall(r"([+/]?)\s*([\w.]+)", field.removeprefix("des ")):
+            if sign == "/":
+                scale = float(term)
+            else:
+                total += float(self.of_scenario(arguments + (" --engine des" if by_des else ""))[term])
+        return total / scale
+
+
+def points_table(rows: list, predictions: Predictions) -> list:
+    heads, now = cells_of(rows[0]), rows[:2]
+    for row in rows[2:]:
+        cells = cells_of(row)
+        name = re.search(r"`([^`]+)`", cells[heads.index("id")])
+        if name:
+            for head, seen in (("predicted", "others"), ("error", "others"), ("kernels alone", "none")):
+                if head in heads:
+                    point = predictions.of_points(seen)[name.group(1)]
+                    at = heads.index(head)
+                    cells[at] = cell_as_now(cells[at], point["predicted" if head == "predicted" else "error"])
+        now.append("| " + " | ".join(cells) + " |")
+    return now
+
+
+def scenarios_table(head: str, fields: str, lines: list, rows: list, predictions: Predictions) -> list:
+    fields = [field.strip() for field in fields.split(",")]
+    if len(lines) != len(rows) - 2:
+        raise ValueError(f"{len(lines)} lines of options for {len(rows) - 2} rows")
+    now = rows[:2]
+    for options, row in zip(lines, rows[2:]):
+        cells = cells_of(row)
+        for at, field in enumerate(fields, len(cells) - len(fields)):
+            if field != "-" and cells[at] != "-":
+                cells[at] = cell_as_now(cells[at], predictions.field(f"{head} {options}".strip(), field))
+        now.append("| " + " | ".join(cells) + " |")
+    return now
+
+
+def tables_as_now(page: pathlib.Path, predictions: Predictions, problems: list) -> str:
+    """The page with its tables of predictions as they are now."""
+    def table(match: re.Match) -> str:
+        rows = match.group("table").rstrip("\n").split("\n")
+        try:
+            if match.group("head"):
+                lines = [line.strip() for line in match.group("lines").rstrip("\n").split("\n")]
+                now = scenarios_table(match.group("head"), match.group("fields"), lines, rows, predictions)
+            elif "id" in cells_of(rows[0]) and "predicted" in cells_of(rows[0]):
+                now = points_table(rows, predictions)
+            else:
+                return match.group(0)
+        except (KeyError, ValueError) as error:
+            problems.append(f"{page}, the table under {rows[0]}: {error}")
+            return match.group(0)
+        changed = [f"-{a}\n+{b}" for a, b in zip(rows, now) if cells_of(a) != cells_of(b)]
+        if not changed:
+            return match.group(0)
+        problems.append(f"{page}:\n" + "\n".join(changed))
+        return match.group(0)[:match.start("table") - match.start()] + "\n".join(now) + "\n"
+
+    return TABLE.sub(table, page.read_text())
+
+
+def strategies_pages() -> list:
+    return sorted((root / "strategies").glob("*/README.md"))
+
+
 def not_run(page: pathlib.Path):
     for info, body in BLOCK.findall(page.read_text()):
         if re.match(r"sh needs=", info):
@@ -154,15 +274,25 @@ def refresh(orrery: str) -> None:
         for problem in problems:
             if "this script ends with" in problem:
                 print(problem)
+    predictions = Predictions(orrery)
+    for strategy in strategies_pages():
+        strategy.write_text(tables_as_now(strategy, predictions, []))
     place.run("orrery collective --measured --markdown results/published/collectives_errors.md")
     place.run("orrery simulate results/figures/interleaved.json --svg results/figures/interleaved.svg")
 
 
 if len(sys.argv) == 3 and sys.argv[1] == "--not-run":
     print("\n".join(not_run(pathlib.Path(sys.argv[2]))))
+elif len(sys.argv) == 3 and sys.argv[2] == "--check-tables":
+    found, predicted = [], Predictions(sys.argv[1])
+    for strategy in strategies_pages():
+        tables_as_now(strategy, predicted, found)
+    if found:
+        sys.exit("\n".join(found) + f"\n{sys.argv[0]} brings tables up to date")
 elif len(sys.argv) == 4 and sys.argv[2] == "--check":
     found = []
     run_page(pathlib.Path(sys.argv[3]), sys.argv[1], found)
+    tables_as_now(pathlib.Path(sys.argv[3]), Predictions(sys.argv[1]), found)
     if found:
         sys.exit("\n".join(found) + f"\n{sys.argv[0]} brings pages up to date")
 elif len(sys.argv) == 2:
