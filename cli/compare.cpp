@@ -4,6 +4,7 @@
 
 #include "cli/commands.h"
 #include "cli/engine_options.h"
+#include "cli/inputs.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
@@ -32,10 +33,12 @@ constexpr const char* kCompareExamples = R"(Examples:
 struct Side {
   std::string title;  // with the file
   Report report;
+  nlohmann::ordered_json inputs;
 };
 
 Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets,
-              const SimulationOptions& options, const UserCalibration& user) {
+              const SimulationOptions& options, const std::vector<std::string>& calibrations,
+              const UserCalibration& user) {
   sets.insert(sets.end(), own_sets.begin(), own_sets.end());
   ScenarioSource source;
   const nlohmann::json document = scenario_argument(scenario, sets, source);
@@ -48,10 +51,12 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
     if (document.contains("set") && document["set"].is_array())
       for (const auto& set : document["set"])
         if (set.is_string()) title += ", " + set.get<std::string>();
-    return {title + " (" + source.file + ")", std::move(report)};
+    return {title + " (" + source.file + ")", std::move(report),
+            document.contains("inputs") ? nlohmann::ordered_json(document["inputs"]) : nlohmann::ordered_json()};
   }
   Simulation simulation = Simulator(user).evaluate(document, source, options);
-  return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report)};
+  return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report),
+          inputs_json(document, source, calibrations)};
 }
 
 std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets) {
@@ -66,13 +71,16 @@ void compare(const CompareArguments& arguments) {
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
   const SimulationOptions options = arguments.engine.options();
   const UserCalibration user = read_user_calibration(arguments.calibrations);
-  const Side a = evaluate(arguments.a, arguments.sets, arguments.sets_a, options, user);
-  const Side b =
-      evaluate(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets, arguments.sets_b, options, user);
+  const auto side = [&](const std::string& scenario, const std::vector<std::string>& own_sets) {
+    return evaluate(scenario, arguments.sets, own_sets, options, arguments.calibrations, user);
+  };
+  const Side a = side(arguments.a, arguments.sets_a);
+  const Side b = side(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets_b);
   const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
     nlohmann::ordered_json json = comparison_json(report_a, report_b);
+    json["inputs"] = {{"a", a.inputs}, {"b", b.inputs}};
     json["version"] = ORRERY_VERSION;
     return json.dump(2) + "\n";
   });

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "cli/commands.h"
+#include "cli/inputs.h"
 #include "cli/output.h"
 #include "cli/title.h"
 #include "realrun/agreement.h"
@@ -187,6 +188,7 @@ double least_bytes(const Program& program) {
 // A scenario that can be executed here, lowered.
 struct RunJob {
   ScenarioSource source;
+  nlohmann::json document;
   Scenario scenario;
   Program program;
   bool processes = false, on_gpus = false;
@@ -204,9 +206,9 @@ struct RunOutcome {
 
 RunJob job_of(const RunArguments& arguments) {
   RunJob job;
-  const nlohmann::json document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
-  if (has_jobs(document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
-  job.scenario = read_scenario(document, job.source);
+  job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
+  if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
+  job.scenario = read_scenario(job.document, job.source);
   job.processes = arguments.ranks == "mpi";
   job.on_gpus = arguments.device == "cuda";
   try {
@@ -312,6 +314,8 @@ nlohmann::ordered_json outcome_json(const RunArguments& arguments, const RunJob&
                      {"software", outcome.facts.software},
                      {"ranks", arguments.ranks}};
   json["scenario"] = job.source.file;
+  json["set"] = job.source.sets;
+  json["inputs"] = inputs_json(job.document, job.source, arguments.calibrations);
   json["version"] = ORRERY_VERSION;
   return json;
 }

@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/explain.h"
+#include "cli/inputs.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
@@ -31,7 +32,7 @@ namespace {
 struct SimulateArguments {
   std::string scenario;
   std::vector<std::string> sets, calibrations;
-  std::string json, csv, trace, svg, explain, batch, fields;
+  std::string json, csv, trace, svg, explain, batch, fields, label;
   EngineArguments engine;
   bool ops = false, verbose = false, verify = false, fields_given = false;
 };
@@ -103,11 +104,21 @@ void verify(const Program& program) {
   if (!found.empty()) throw Exit{1};
 }
 
-// The scenario and what was set in it, as it was asked for.
-std::vector<std::string> changed(const ScenarioSource& source) {
-  std::vector<std::string> words{source.file};
-  for (const std::string& set : source.sets) words.insert(words.end(), {"--set", set});
+// What a row of CSV is called: the label, else the scenario and what was set in it, as it was asked for.
+std::string row_name(const ScenarioSource& source, const SimulateArguments& arguments) {
+  if (!arguments.label.empty()) return arguments.label;
+  std::string words = source.file;
+  for (const std::string& set : source.sets) words += " --set " + set;
   return words;
+}
+
+// What JSON begins with.
+nlohmann::ordered_json head_json(const ScenarioSource& source, const SimulateArguments& arguments) {
+  nlohmann::ordered_json json;
+  if (!arguments.label.empty()) json["label"] = arguments.label;
+  json["scenario"] = source.file;
+  json["set"] = arguments.sets;
+  return json;
 }
 
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
@@ -124,12 +135,13 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
-    nlohmann::ordered_json json = {{"scenario", source.file}, {"set", arguments.sets}};
+    nlohmann::ordered_json json = head_json(source, arguments);
     json.update(analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops));
+    json["inputs"] = inputs_json(document, source, arguments.calibrations);
     return json.dump(2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
-    const std::string of = fmt::format("{}", fmt::join(changed(source), " "));
+    const std::string of = row_name(source, arguments);
     return csv_header() + (analytical ? csv_row(of, *analytical) : "") + csv_row(of, report);
   });
   outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
@@ -178,10 +190,16 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
       Simulator(read_user_calibration(arguments.calibrations)).evaluate_jobs(document, source, options);
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] { return jobs_json(jobs, arguments.ops).dump(2) + "\n"; });
+  outputs.add_wanted(arguments.json, [&] {
+    nlohmann::ordered_json json = head_json(source, arguments);
+    json.update(jobs_json(jobs, arguments.ops));
+    json["inputs"] = inputs_json(document, source, arguments.calibrations);
+    return json.dump(2) + "\n";
+  });
   outputs.add_wanted(arguments.csv, [&] {
     std::string text = csv_header();
-    for (const JobResult& result : jobs) text += csv_row(source.file + "#" + result.job.name, result.together);
+    for (const JobResult& result : jobs)
+      text += csv_row(row_name(source, arguments) + "#" + result.job.name, result.together);
     return text;
   });
   outputs.add_wanted(arguments.trace, [&] {
@@ -196,6 +214,9 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
 void simulate_batch(const SimulateArguments& arguments) {
   if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
+  if (!arguments.label.empty())
+    throw InputError({"--batch", ""}, "--label beside it",
+                     "one scenario to be called so; a result a line has its line");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   if (arguments.ops && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "--ops beside it", "one of the two: a list of ops is no field");
@@ -248,6 +269,10 @@ void add_simulate(Command app) {
   };
   file("--json", arguments->json, "Write the report as JSON; - for standard output");
   file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
+  command
+      .add_option("--label", arguments->label,
+                  "What the result is called in JSON and CSV; else its scenario and --sets")
+      .type_name("TEXT");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");

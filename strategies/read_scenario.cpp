@@ -597,4 +597,23 @@ std::vector<BundledScenario> bundled_scenarios() {
   return scenarios;
 }
 
+Json written_out(const Json& document, const ScenarioSource& source) {
+  return blaming(source, [&] {
+    const auto write_parts = [&](Json& of, const std::string& pointer) {
+      const auto at = [&](const char* key) { return InputError::Where{source.file, pointer_to(pointer, key)}; };
+      for (const char* key : {"workload", "plan", "perturbations"})
+        if (of.contains(key)) of[key] = open_part(of[key], key, at(key), /*keep_names=*/false).json;
+      if (!of.contains("model")) return;
+      const Part model = open_part(of["model"], "model", at("model"), /*keep_names=*/true);
+      of["model"] = to_json(read_model(model.json, model.where));
+    };
+    Json whole = document;
+    write_parts(whole, "");
+    whole["cluster"] = to_json(ScenarioReader().read_cluster_of(document, source));
+    if (has_jobs(whole))
+      for (std::size_t i = 0; i < whole["jobs"].size(); ++i) write_parts(whole["jobs"][i], fmt::format("/jobs/{}", i));
+    return whole;
+  });
+}
+
 }  // namespace orrery

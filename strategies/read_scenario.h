@@ -102,6 +102,10 @@ class ScenarioReader {
 // The same for a single document.
 Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& source);
 
+// The document with everything in it that it names: parts in files, its model and cluster in full. Reads as the same
+// scenario from any folder.
+nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource& source);
+
 // Scenarios that come with Orrery: strategies/*/example-<name>.json; some hold jobs.
 struct BundledScenario {
   std::string name;

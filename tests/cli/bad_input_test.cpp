@@ -75,7 +75,7 @@ const BadValue kBadValues[] = {
     {"/cluster/nodes", "1.5", "/cluster/nodes: found 1.5, expected an integer from 1 to"},
     {"/cluster/node_count", "4", "/cluster/node_count: found the unknown key \"node_count\""},
     {"/cluster/fabric", "\"infiniban\"", "/cluster/fabric: found \"infiniban\", expected"},
-    {"/cluster/nic_bytes_per_second", "-1", "/cluster/nic_bytes_per_second: found -1, expected a number of at least 0"},
+    {"/cluster/nic_bytes_per_second", "-1", "/cluster/nic_bytes_per_second: found -1, expected 0 or a number from 1000 to 1e+16"},
     // The workload.
     {"/workload/sequence_length", "-1",
      "/workload/sequence_length: found -1, expected an integer from 0 to 4294967296"},

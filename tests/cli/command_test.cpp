@@ -239,7 +239,7 @@ TEST(Simulate, SetOverridesWhatTheScenarioSays) {
             usual["step_seconds"].get<double>());
   EXPECT_LT(report("--set model.layers=60")["step_seconds"].get<double>(), usual["step_seconds"].get<double>());
   const auto figures = [](json of) {
-    of.erase("set");
+    of.erase("set"), of.erase("inputs");
     return of;
   };
   EXPECT_EQ(figures(report("--set cluster.nodes=32 --set cluster.nodes=64")), figures(usual)) << "the last one counts";
@@ -297,6 +297,18 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, Not(IsEmpty())) << name;
   }
+  // Every line of the head, by the label that is printed.
+  std::istringstream head(place.orrery("simulate llama-3-70b-512-h100").out);
+  std::string line;
+  while (std::getline(head, line) && !line.starts_with("  step time")) {
+  }
+  int lines = 0;
+  for (; line.starts_with("  "); std::getline(head, line), ++lines) {
+    const std::string label = line.substr(2, line.find("  ", 2) - 2);
+    const auto result = place.orrery("simulate llama-3-70b-512-h100 --explain '" + label + "'");
+    EXPECT_EQ(result.code, 0) << label << ": " << result.err;
+  }
+  EXPECT_GE(lines, 11);
   for (const char* name : {"gradient", "gradients", "optimizer states", "framework"})
     EXPECT_THAT(place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'").out,
                 AllOf(HasSubstr(", a part of memory: "), HasSubstr("at the peak, on the fullest stage")))
@@ -318,6 +330,46 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, HasSubstr(name));
   }
+}
+
+// A result's inputs are a scenario that gives the same result, wherever it is taken.
+TEST(Simulate, ResultsNameTheirInputs) {
+  Workplace place;
+  json parts = json::parse(example_scenario());
+  for (const char* part : {"model", "cluster", "workload", "plan"})
+    if (parts.contains(part) && parts[part].is_object()) {
+      place.write(std::string("sub/") + part + ".json", parts[part].dump());
+      parts[part] = std::string("./") + part + ".json";
+    }
+  place.write("sub/parts.json", parts.dump());
+  const auto result = [&](const std::string& arguments) {
+    const auto run = place.orrery("simulate " + arguments + " --json -");
+    EXPECT_EQ(run.code, 0) << arguments << ": " << run.err;
+    return run.code == 0 ? json::parse(run.out) : json::object();
+  };
+  for (const char* arguments : {"sub/parts.json --set plan.zero_stage=1", "offload", "straggler --engine des",
+                                "two-jobs-one-spine --engine des"}) {
+    const json first = result(arguments);
+    place.write("again.json", first.at("inputs").at("scenario").dump());
+    const std::string engine = std::string_view(arguments).ends_with("des") ? " --engine des" : "";
+    json again = result("again.json" + engine);
+    EXPECT_EQ(again.at("inputs").at("digest"), first["inputs"]["digest"]) << arguments;
+    json figures = first;
+    for (json* of : {&figures, &again})
+      for (const char* key : {"scenario", "set"}) of->erase(key);
+    EXPECT_EQ(again, figures) << arguments;
+  }
+  const json digest = result("offload")["inputs"]["digest"];
+  EXPECT_EQ(digest.get<std::string>().size(), 16u);
+  EXPECT_NE(result("offload --set cluster.nodes=2 --set workload.global_batch_size=1024")["inputs"]["digest"], digest);
+  EXPECT_NE(result("offload --set cluster.device.memory_bytes=5e10")["inputs"]["digest"], digest);
+  const json labelled = result("offload --label 'a name'");
+  EXPECT_EQ(labelled.at("label"), "a name");
+  EXPECT_EQ(labelled["inputs"]["digest"], digest);
+  EXPECT_THAT(place.orrery("simulate offload --label 'a, name' --csv -").out, HasSubstr("\n\"a, name\","));
+  const json compared = json::parse(place.orrery("compare offload --set-b plan.optimizer_offload=false --json -").out);
+  EXPECT_EQ(compared.at("inputs").at("a").at("digest"), digest);
+  EXPECT_NE(compared["inputs"]["b"]["digest"], digest);
 }
 
 TEST(Show, AModelsFileAsItIsRead) {
@@ -396,7 +448,7 @@ TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {
 
   const auto one = place.orrery("simulate - --json -", good.dump());
   json alone = json::parse(one.out);
-  alone.erase("scenario"), alone.erase("set");
+  for (const char* key : {"scenario", "set", "inputs"}) alone.erase(key);
   EXPECT_EQ(alone, results[0]) << "a batch says the same as single runs";
   EXPECT_EQ(place.orrery("simulate --batch -", place.read("batch.jsonl")).out.size(),
             place.orrery("simulate --batch - --json -", place.read("batch.jsonl")).out.size());
@@ -460,7 +512,7 @@ TEST(Batch, SaysOfEveryLineWhatASingleRunSays) {
       if (one.code == 0) {
         json report = json::parse(one.out);
         EXPECT_EQ(report["scenario"], "<stdin>");
-        report.erase("scenario"), report.erase("set");
+        for (const char* key : {"scenario", "set", "inputs"}) report.erase(key);
         EXPECT_EQ(report, results[i]) << lines[i] << sets;
         ++good_ones;
         continue;
