@@ -36,6 +36,7 @@ class Properties final : public FieldVisitor {
     OrderedJson type{{"type", "number"}};
     type[range.exclude_least ? "exclusiveMinimum" : "minimum"] = range.least;
     if (range.most != std::numeric_limits<double>::max()) type["maximum"] = range.most;
+    if (range.or_zero) type = {{"anyOf", {{{"const", 0}}, std::move(type)}}};
     add(name, std::move(type), doc, value);
   }
   void boolean(const char* name, bool& value, const char* doc) override {

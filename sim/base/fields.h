@@ -24,10 +24,15 @@ struct NumberRange {
   double least = 0;
   double most = std::numeric_limits<double>::max();
   bool exclude_least = false;
+  bool or_zero = false;  // 0 stands for none
 };
 inline IntegerRange at_least(std::int64_t least) { return {.least = least}; }
 // Degrees and sizes of parts of a job: far beyond any cluster, and small enough that their products do not overflow.
 inline IntegerRange degree(std::int64_t least = 1) { return {.least = least, .most = std::int64_t{1} << 20}; }
+inline NumberRange or_none(NumberRange range) {
+  range.or_zero = true;
+  return range;
+}
 inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
 
 // What one value of a field holds for.

@@ -164,9 +164,12 @@ std::string phrase(IntegerRange range) {
 }
 
 std::string phrase(NumberRange range) {
-  const std::string least = fmt::format("{} {}", range.exclude_least ? "greater than" : "of at least", range.least);
-  if (range.most == std::numeric_limits<double>::max()) return "a number " + least;
-  return fmt::format("a number {} and at most {}", least, range.most);
+  const std::string none = range.or_zero ? "0 or " : "";
+  const std::string least =
+      fmt::format("{}a number {} {}", none, range.exclude_least ? "greater than" : "of at least", range.least);
+  if (range.most == std::numeric_limits<double>::max()) return least;
+  if (range.exclude_least) return fmt::format("{} and at most {}", least, range.most);
+  return fmt::format("{}a number from {} to {}", none, range.least, range.most);
 }
 
 // As in JSON Schema, 8.0 is the integer 8.
@@ -204,7 +207,8 @@ void JsonReader::number(const char* name, double& value, NumberRange range, cons
   if (!json->is_number()) fail(name, phrase(range));
   const double read = json->get<double>();
   const bool enough = range.exclude_least ? read > range.least : read >= range.least;
-  if (!enough || read > range.most) fail(name, phrase(range));
+  const bool none = range.or_zero && read == 0;
+  if (!none && (!enough || read > range.most)) fail(name, phrase(range));
   value = read;
 }
 

@@ -55,11 +55,8 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
   x.bytes = bytes;
   x.cost = cost;
   if (is_felt(cost)) {
-    PatternKind pattern{.communicator = communicator,
-                        .kind = kind,
-                        .algorithm = cost.algorithm,
-                        .way = way,
-                        .reversed = reversed};
+    PatternKind pattern{
+        .communicator = communicator, .kind = kind, .algorithm = cost.algorithm, .way = way, .reversed = reversed};
     if (options.fidelity == Fidelity::step_exact) {
       const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
       pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)
@@ -148,10 +145,10 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     if (is_communication(op.kind)) {
       if (is_point_to_point(op.kind))
         throw std::logic_error("sends and receives between stages belong to the schedule, not to a block");
-      const std::int32_t communicator =
-          op.stages == 0 ? traffic.groups(id, op.group)
-                         : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
-                                                  program.stage_groups[op.stages - 1u].end()});
+      const std::int32_t communicator = op.stages == 0
+                                            ? traffic.groups(id, op.group)
+                                            : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
+                                                                     program.stage_groups[op.stages - 1u].end()});
       x = add_exchange(communicator, collective_of(op.kind), payload,
                        job.costs->collective(op, piece.tensors, instances));
     } else if (op.kind == OpKind::copy) {
@@ -202,6 +199,8 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
 }
 
 void RunPlan::add_perturbations(std::span<const Perturbation> all) {
+  constexpr double kLeastRateLeft = 1e-6;  // of a link, by all that slow it: below, times lose their digits
+  std::map<LinkId, double> rate_left;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Perturbation& p = all[i];
     const auto at = [&](const char* field) {
@@ -239,6 +238,12 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     }
     if (p.kind == PerturbationKind::slow_link && p.factor > 1)
       throw InputError(at("factor"), fmt::format("{}", p.factor), "at most 1: the part of the rate that remains");
+    if (p.kind == PerturbationKind::slow_link)
+      for (const LinkId l : r.links)
+        if (double& left = rate_left.try_emplace(l, 1).first->second; (left *= p.factor) < kLeastRateLeft)
+          throw InputError(at("factor"),
+                           fmt::format("{}, which with those before leaves {:.2g} of a rate", p.factor, left),
+                           fmt::format("at least {:g} left of every link", kLeastRateLeft));
 
     if (!devices.empty()) {
       std::vector<char> hit(static_cast<std::size_t>(cluster.devices()), 0);

@@ -6,6 +6,14 @@ namespace {
 constexpr IntegerRange kPerNode{.least = 1, .most = kMostDevicesPerNode};
 constexpr IntegerRange kNodes{.least = 1, .most = kMostNodes};
 
+// Whatever was or will be built, and no unit mistaken by far.
+constexpr NumberRange kRate{.least = 1e3, .most = 1e16};
+constexpr NumberRange kFlops{.least = 1e6, .most = 1e20};
+constexpr NumberRange kSize{.least = 1e3, .most = 1e18};
+constexpr NumberRange kLatency{.least = 0, .most = 1};
+constexpr NumberRange kRatio{.least = 1e-3, .most = 1e3};
+constexpr NumberRange kWatts{.least = 0, .most = 1e6};
+
 constexpr std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dtype); }
 
 }  // namespace
@@ -26,75 +34,73 @@ double Device::peak(Dtype dtype) const {
 }
 
 void Device::visit_fields(FieldVisitor& v) {
-  const NumberRange any{};
   v.field("name", name, "of the device type; a calibration is looked up by it");
   v.field("vendor", vendor, "maker");
   v.field("architecture", architecture, "generation: Ampere, Hopper, CDNA3");
   v.field("source", source, "where the figures were read");
-  v.field("fp32_flops_per_second", peak_flops_per_second[index_of(Dtype::fp32)], any,
+  v.field("fp32_flops_per_second", peak_flops_per_second[index_of(Dtype::fp32)], or_none(kFlops),
           "peak of fp32 matrix products; the TF32 rate if `tf32`");
   v.field("tf32", tf32, "fp32 matrix products run in TF32");
-  v.field("fp16_flops_per_second", peak_flops_per_second[index_of(Dtype::fp16)], any,
+  v.field("fp16_flops_per_second", peak_flops_per_second[index_of(Dtype::fp16)], or_none(kFlops),
           "dense peak of fp16 matrix products with fp32 accumulation; 0: none");
-  v.field("bf16_flops_per_second", peak_flops_per_second[index_of(Dtype::bf16)], any,
+  v.field("bf16_flops_per_second", peak_flops_per_second[index_of(Dtype::bf16)], or_none(kFlops),
           "dense peak of bf16 matrix products; 0: none");
-  v.field("fp8_flops_per_second", peak_flops_per_second[index_of(Dtype::fp8)], any,
+  v.field("fp8_flops_per_second", peak_flops_per_second[index_of(Dtype::fp8)], or_none(kFlops),
           "dense peak of fp8 matrix products; 0: none");
-  v.field("vector_flops_per_second", vector_flops_per_second, positive(), "fp32 peak outside the matrix units");
-  v.field("memory_bytes", memory_bytes, positive(), "usable device memory");
-  v.field("memory_bytes_per_second", memory_bytes_per_second, positive(), "datasheet rate of the device memory");
-  v.field("l2_bytes", l2_bytes, any, "last-level cache on the device");
-  v.field("multiprocessors", multiprocessors, at_least(1), "SMs or CUs");
-  v.field("pcie_bytes_per_second", pcie_bytes_per_second, positive(), "PCIe rate, one direction");
-  v.field("scale_up_links", scale_up_links, at_least(0), "NVLinks or xGMI links of the device");
-  v.field("scale_up_link_bytes_per_second", scale_up_link_bytes_per_second, any, "rate of one of them, one direction");
-  v.field("tdp_watts", tdp_watts, any, "thermal design power");
+  v.field("vector_flops_per_second", vector_flops_per_second, kFlops, "fp32 peak outside the matrix units");
+  v.field("memory_bytes", memory_bytes, kSize, "usable device memory");
+  v.field("memory_bytes_per_second", memory_bytes_per_second, kRate, "datasheet rate of the device memory");
+  v.field("l2_bytes", l2_bytes, or_none(kSize), "last-level cache on the device");
+  v.field("multiprocessors", multiprocessors, degree(), "SMs or CUs");
+  v.field("pcie_bytes_per_second", pcie_bytes_per_second, kRate, "PCIe rate, one direction");
+  v.field("scale_up_links", scale_up_links, degree(0), "NVLinks or xGMI links of the device");
+  v.field("scale_up_link_bytes_per_second", scale_up_link_bytes_per_second, or_none(kRate),
+          "rate of one of them, one direction");
+  v.field("tdp_watts", tdp_watts, kWatts, "thermal design power");
 }
 
 void Node::visit_rates(FieldVisitor& v) {
-  const NumberRange any{};
   v.field("intra_fabric", intra, kIntraFabricNames, "how the devices of a node are joined");
-  v.field("intra_node_bytes_per_second", intra_bytes_per_second, any,
+  v.field("intra_node_bytes_per_second", intra_bytes_per_second, or_none(kRate),
           "per device and direction over the scale-up fabric; 0: the device's own");
-  v.field("pair_bytes_per_second", pair_bytes_per_second, any,
+  v.field("pair_bytes_per_second", pair_bytes_per_second, or_none(kRate),
           "between two devices alone, one direction; 0: as intra_node_bytes_per_second");
   v.field("in_switch_reduction", in_switch_reduction, "the scale-up switch reduces (NVLink SHARP)");
-  v.field("pcie_bytes_per_second", pcie_bytes_per_second, any,
+  v.field("pcie_bytes_per_second", pcie_bytes_per_second, or_none(kRate),
           "between host and one device, one direction; 0: the device's PCIe rate");
-  v.field("devices_per_pcie_switch", devices_per_pcie_switch, at_least(1), "devices behind one PCIe switch");
+  v.field("devices_per_pcie_switch", devices_per_pcie_switch, degree(), "devices behind one PCIe switch");
   v.field("nics", nics, IntegerRange{.least = 0, .most = kPerNode.most}, "network ports of a node that devices use");
-  v.field("nic_bytes_per_second", nic_bytes_per_second, any, "of one NIC, one direction");
-  v.field("host_memory_bytes", host_memory_bytes, any, "CPU memory of a node");
-  v.field("host_memory_bytes_per_second", host_memory_bytes_per_second, any, "rate of the CPU memory");
-  v.field("host_flops_per_second", host_flops_per_second, any, "fp32 vector peak of the CPUs of a node");
-  v.field("nvme_bytes", nvme_bytes, any, "local solid-state storage of a node");
-  v.field("nvme_read_bytes_per_second", nvme_read_bytes_per_second, any, "of all drives of a node");
-  v.field("nvme_write_bytes_per_second", nvme_write_bytes_per_second, any, "of all drives of a node");
+  v.field("nic_bytes_per_second", nic_bytes_per_second, or_none(kRate), "of one NIC, one direction");
+  v.field("host_memory_bytes", host_memory_bytes, or_none(kSize), "CPU memory of a node");
+  v.field("host_memory_bytes_per_second", host_memory_bytes_per_second, or_none(kRate), "rate of the CPU memory");
+  v.field("host_flops_per_second", host_flops_per_second, or_none(kFlops), "fp32 vector peak of the CPUs of a node");
+  v.field("nvme_bytes", nvme_bytes, or_none(kSize), "local solid-state storage of a node");
+  v.field("nvme_read_bytes_per_second", nvme_read_bytes_per_second, or_none(kRate), "of all drives of a node");
+  v.field("nvme_write_bytes_per_second", nvme_write_bytes_per_second, or_none(kRate), "of all drives of a node");
 }
 
 void Node::visit_fields(FieldVisitor& v) {
   v.field("name", name, "of the node type");
   v.field("source", source, "where the figures were read");
   v.field("devices", devices, kPerNode, "per node");
-  v.field("devices_per_host", devices_per_host, at_least(0), "where a node is a rack of several hosts; 0: one host");
+  v.field("devices_per_host", devices_per_host, degree(0), "where a node is a rack of several hosts; 0: one host");
   v.field("fabric", fabric, "fabric preset that usually joins such nodes");
   visit_rates(v);
 }
 
 void Fabric::visit_fields(FieldVisitor& v) {
-  const NumberRange any{};
   v.field("name", name, "of the fabric");
   v.field("source", source, "where the figures were read");
   v.field("kind", kind, kFabricKindNames, "topology");
-  v.field("nodes_per_leaf", nodes_per_leaf, at_least(0),
+  v.field("nodes_per_leaf", nodes_per_leaf, degree(0),
           "nodes under one leaf switch (or one set of rail switches); 0: one leaf reaches every node");
-  v.field("oversubscription", oversubscription, NumberRange{.least = 1}, "leaf down-links over up-links");
-  v.field("latency_seconds", latency_seconds, any, "one way, between nodes under one leaf");
-  v.field("hop_latency_seconds", hop_latency_seconds, any, "added by each further switch");
-  v.field("nodes_per_group", nodes_per_group, at_least(0), "dragonfly: nodes of a group");
-  v.field("groups", groups, at_least(0), "dragonfly: groups; 0: as many as the nodes fill");
-  v.field("global_taper", global_taper, positive(), "dragonfly: injection over global bandwidth");
-  v.field("dimensions", dimensions, at_least(1), "torus: nodes along each dimension; left out: the most cubic three");
+  v.field("oversubscription", oversubscription, NumberRange{.least = 1, .most = 1e3}, "leaf down-links over up-links");
+  v.field("latency_seconds", latency_seconds, kLatency, "one way, between nodes under one leaf");
+  v.field("hop_latency_seconds", hop_latency_seconds, kLatency, "added by each further switch");
+  v.field("nodes_per_group", nodes_per_group, degree(0), "dragonfly: nodes of a group");
+  v.field("groups", groups, degree(0), "dragonfly: groups; 0: as many as the nodes fill");
+  v.field("global_taper", global_taper, kRatio, "dragonfly: injection over global bandwidth");
+  v.field("dimensions", dimensions, degree(), "torus: nodes along each dimension; left out: the most cubic three");
 }
 
 void Cluster::visit_fields(FieldVisitor& v) {
@@ -105,7 +111,7 @@ void Cluster::visit_fields(FieldVisitor& v) {
   node.visit_rates(v);
   const double before = inter_node_bytes_per_second();
   double inter = before;
-  v.field("inter_node_bytes_per_second", inter, positive(), "all NICs of a node together, one direction");
+  v.field("inter_node_bytes_per_second", inter, kRate, "all NICs of a node together, one direction");
   if (inter != before) {
     if (node.nics == 0) node.nics = 1;
     node.nic_bytes_per_second = inter / static_cast<double>(node.nics);

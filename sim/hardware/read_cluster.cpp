@@ -166,6 +166,13 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   // A mesh at another rate has other links: each pair's share changes alike.
   if (cluster.node.intra == IntraFabric::direct_mesh && preset_intra > 0 && !json.contains("pair_bytes_per_second"))
     cluster.node.pair_bytes_per_second *= cluster.node.intra_bytes_per_second / preset_intra;
+  if (cluster.node.in_switch_reduction && cluster.node.intra != IntraFabric::nvswitch) {
+    // Asked for, or of the node whose fabric has been replaced?
+    if (json.contains("in_switch_reduction"))
+      reader.fail("in_switch_reduction", fmt::format("false, as {} has no switch that could reduce",
+                                                     kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)]));
+    cluster.node.in_switch_reduction = false;
+  }
   complete_intra(reader, cluster.node, cluster.device);
 
   if (cluster.nodes > 1 && cluster.inter_node_bytes_per_second() <= 0)

@@ -215,7 +215,8 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
     return Limit{"pipeline_parallel", fmt::to_string(stages), fmt::format("1 to {} stages", kMost)};
   if (chunks < 1 || chunks > kMost)
     return Limit{"virtual_pipeline", fmt::to_string(chunks), fmt::format("1 to {} model chunks per stage", kMost)};
-  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / chunks;  // Slot::micro_batch
+  constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 20;  // no step has had a hundredth of it
+  const std::int64_t most = std::min(kMostMicroBatches, std::numeric_limits<std::int32_t>::max() / chunks);
   if (micro_batches < 1 || micro_batches > most)
     return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
                  fmt::format("1 to {} micro-batches per pipeline", most)};

@@ -59,8 +59,8 @@ TEST(Contention, RingsOfDifferentGroupsMeetAtTheNic) {
   const Cluster c = ideal_cluster(2, 2, 1);
   HandmadeProgram p(mesh_of({{MeshAxis::tp, 2}, {MeshAxis::dp_shard, 2}}));
   // Over all four: 3/4 of the bytes leave a node, on two channels. Over two: half of the bytes of either ring.
-  p.collective(0, OpKind::all_gather, Stream::tensor_communication, p.program.mesh.group({MeshAxis::tp, MeshAxis::dp_shard}),
-               4.0 / 3 * kNicSecond);
+  p.collective(0, OpKind::all_gather, Stream::tensor_communication,
+               p.program.mesh.group({MeshAxis::tp, MeshAxis::dp_shard}), 4.0 / 3 * kNicSecond);
   p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard, kNicSecond);
   // Four flows of half a NIC-second each, which all get a quarter of the NIC.
   const Report r = run_program(c, p.finish());
@@ -190,6 +190,9 @@ TEST(SlowLink, HalfTheRateTakesTwiceTheTime) {
                 2 * kRingSeconds);
     // A link that nothing uses.
     EXPECT_SAME(seconds(ideal_cluster(5), ring, {slow_link("node4.nic0", 0.5)}, options), kRingSeconds);
+    // Below a millionth of a rate times would lose their digits: each is above, not both.
+    EXPECT_THROW(seconds(c, ring, {slow_link("node1.nic0.out", 1e-4), slow_link("node1.*", 1e-3)}, options),
+                 InputError);
   }
 }
 

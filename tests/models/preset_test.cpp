@@ -233,7 +233,7 @@ const BadModel kBadModels[] = {
      R"(/kind: found "cnn", expected one of "decoder", "encoder")"},
     {R"({"layers": 2, "hidden": 64, "heads": 4, "vocab": 8, "dropout": 1})", "/dropout: found 1, expected less than 1"},
     {R"({"layers": 2, "hidden": 64, "heads": 4, "vocab": 8, "dropout": -0.1})",
-     "/dropout: found -0.1, expected a number of at least 0"},
+     "/dropout: found -0.1, expected a number from 0 to 1"},
     {R"({"layers": 2, "hidden": 64, "heads": 4, "vocab": 8, "tied_embeddings": 1})",
      "/tied_embeddings: found 1, expected true or false"},
     {R"({"layers": 2, "hidden": 64, "heads": 4, "vocab": 8, "max_positions": 0})",
