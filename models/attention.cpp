@@ -48,7 +48,8 @@ TensorId scores_of(Builder& b, TensorId q, TensorId k, std::initializer_list<Dim
                                       // positions
     b.in_core_attention = false;
     const Dim one{1, Axis::none};
-    const TensorId encodings = b.activation("relative_positions", {one, keys, b.hidden()});
+    const TensorId encodings =
+        b.input("relative_positions", Input::sinusoids, b.kernels.activation, {one, keys, b.hidden()});
     const TensorId r = b.linear("relative_key", encodings, {b.hidden()}, {groups, heads, b.head_dim()}, false);
     const TensorId rows = b.view("relative_key", r, 0, {one, groups, heads, keys, b.head_dim()});
     const TensorId relative = b.activation("attention_relative", matrix);

@@ -50,7 +50,8 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
   const auto set = [&](std::int64_t e, auto value) { values[static_cast<std::size_t>(e)] = static_cast<float>(value); };
   switch (t.input) {
     case Input::none:
-      throw std::logic_error(std::string("\"") + t.name + "\" is not given from outside");
+    case Input::sinusoids:  // of models that are not run yet (check_runnable)
+      throw std::logic_error(std::string("\"") + t.name + "\" is given no values from outside");
     case Input::distances:
     case Input::past_distances:
       for (std::int64_t e = 0; e < t.elements(); ++e)

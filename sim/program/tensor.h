@@ -52,6 +52,7 @@ enum class Input : std::uint8_t {
   patches,         // of images: numbers, not ids
   distances,       // buckets of relative positions, of all keys
   past_distances,  // of those that a causal mask leaves
+  sinusoids,       // of relative positions: numbers, of all keys
 };
 
 // The axis of the model that a dimension runs along.

@@ -200,6 +200,8 @@ void check(const Scenario& scenario) {
     fail("1 for a vision model, whose sequences are the patches of one image");
   if (scenario.model.relative_buckets > 0)
     fail("1 for a model with a table of relative positions, which is not cut");
+  if (scenario.model.relative_projection)
+    fail("1 for a model with projected relative positions, whose attention stores the scores");
   if (scenario.model.pooler) fail("1 for a model with a pooler, which reads the first token that one rank alone has");
   if (!scenario.plan.framework.flash_attention)
     fail("1 without flash_attention: attention over divided sequences never stores the scores");

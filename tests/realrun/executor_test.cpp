@@ -1463,6 +1463,7 @@ TEST(WrongPrograms, WhatIsNotRunYetIsRefused) {
         R"({"model": {"kind": "encoder_decoder", "positions": "rotary"}, "workload": {"decoder_sequence_length": 8},
             "plan": {"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true}})",
         R"({"model": {"positions": "relative", "relative_buckets": 8}, "plan": {"context_parallel": 2}})",
+        R"({"model": {"positions": "relative", "relative_projection": true}})",
         R"({"model": {"kind": "swin", "layers": null, "heads": null, "vocab": null, "max_positions": null,
             "image_size": 24, "patch_size": 4, "window": 3, "stage_layers": [1, 1], "stage_heads": [2, 4],
             "classes": 10}})"})

@@ -186,6 +186,8 @@ TEST(Usp, GroupsThatDoNotDivideAreRefusedInOneSentence) {
       {"/plan/context_parallel", "expected 1 for a model with a pooler", [](Scenario& s) { s.model.pooler = true; }},
       {"/plan/context_parallel", "expected 1 without flash_attention",
        [](Scenario& s) { s.plan.framework.flash_attention = false; }},
+      {"/plan/context_parallel", "expected 1 for a model with projected relative positions",
+       [](Scenario& s) { s.model.relative_projection = true; }},
       {"/plan/context_parallel", "expected 1 for a model with a table of relative positions",
        [](Scenario& s) { s.model.relative_buckets = 32; }},
   };
