@@ -151,6 +151,7 @@ class Ties {
         };
         for_each(copy, [](Tensor& t) { t.shared = true; });
         for_each(*first, [](Tensor& t) { t.lent = true; });
+        pack_where_it_lies(copy, *first);
       }
     }
     const auto is_frozen = [&](const Copy& c) { return tied(c).gradient == kNoTensor; };
@@ -168,6 +169,36 @@ class Ties {
       // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed
       // optimizer has for shared embeddings.
       if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
+    }
+  }
+
+  // What ranks of a stage owe each other of a gradient they sum once, in the piece where it lies: of a table of
+  // positions as many rows as the longer of the two sequences has.
+  void pack_where_it_lies(const Copy& copy, const Copy& owner) {
+    Piece &from = program_.pieces[copy.piece], &to = program_.pieces[owner.piece];
+    const TensorId gradient = from.parameters[copy.parameter].gradient, kept = to.parameters[owner.parameter].gradient;
+    if (gradient == kNoTensor || kept == kNoTensor) return;
+    const auto packed_in = [](const Piece& piece, std::vector<TensorId>& packed, TensorId storage) {
+      return std::find_if(packed.begin(), packed.end(), [&](TensorId id) { return storage_of(piece, id) == storage; });
+    };
+    const auto rows_of_all = [&](const Tensor& t) { return t.elements() * program_.mesh.size(t.divided_over()); };
+    for (std::size_t i = 0; i < from.packed.size(); ++i) {
+      PackedGradients& packed = from.packed[i];
+      const auto rows = packed_in(from, packed.gradients, gradient);
+      if (rows == packed.gradients.end()) continue;
+      Tensor t = from.tensors[*rows];
+      for (PackedGradients& other : to.packed) {
+        const auto known = packed_in(to, other.gradients, kept);
+        if (known == other.gradients.end() || rows_of_all(to.tensors[*known]) >= rows_of_all(t)) continue;
+        to.tensors[other.buffer].sizes[0] += rows_of_all(t) - rows_of_all(to.tensors[*known]);
+        t.alias_of = kept;
+        *known = to.add(t);
+      }
+      from.tensors[packed.buffer].sizes[0] -= rows_of_all(t);
+      packed.gradients.erase(rows);
+      if (!packed.gradients.empty()) continue;
+      std::erase_if(from.update.ops, [&](const Op& op) { return op.reads[0] == packed.buffer; });
+      from.packed.erase(from.packed.begin() + static_cast<std::ptrdiff_t>(i--));
     }
   }
 

@@ -63,6 +63,29 @@ TEST(SequenceParallel, MovesAsMuchAsTensorParallelDoes) {
                    communicated(b.forward, b, OpKind::all_gather) + communicated(b.forward, b, OpKind::reduce_scatter));
 }
 
+// A table of positions that two stacks share: its gradient is summed where it lies, in all rows that either reads.
+TEST(SequenceParallel, SumsTheGradientOfASharedTableOnce) {
+  Scenario s = scenario_of("t5-3b-nemo", "dgx-a100", 1);
+  s.plan.tensor.degree = 2;
+  s.plan.tensor.sequence_parallel = true;
+  const auto summed = [&](std::int64_t length, std::int64_t decoder_length, const char* name) {
+    s.workload = {length, decoder_length, 8};
+    Program p;
+    lower(s, p);
+    const Piece& piece = piece_named(p, name);
+    std::int64_t elements = 0;
+    for (const PackedGradients& packed : piece.packed) elements += piece.tensors[packed.buffer].elements();
+    return elements;
+  };
+  const std::int64_t rows = 256 * s.model.hidden;
+  EXPECT_EQ(summed(512, 256, "embedding"), summed(256, 256, "embedding") + rows);
+  EXPECT_EQ(summed(256, 512, "embedding"), summed(512, 512, "embedding"));
+  EXPECT_EQ(summed(256, 512, "decoder_embedding"), summed(256, 256, "decoder_embedding"));
+  EXPECT_EQ(summed(512, 512, "decoder_embedding"), summed(512, 256, "decoder_embedding"));
+  s.plan.pipeline.degree = 2;  // each stack has a table of its own, which the stages sum
+  EXPECT_EQ(summed(256, 512, "decoder_embedding"), summed(256, 256, "decoder_embedding") + rows);
+}
+
 TEST(TensorParallel, OverlapSplitsProductsAndTheirCollectivesAndMovesNoMore) {
   Scenario s = megatron_22b();
   s.plan.tensor.sequence_parallel = true;
