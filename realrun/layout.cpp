@@ -141,6 +141,9 @@ class Viewer {
   std::int64_t cut(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b) const {
     const std::int64_t begin = view.alias_begin;
     if (base.axes[b] != Axis::sequence) return begin + i;
+    // This rank's part of what its base has for all of them.
+    if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
+      return position_.part(view.over[v].behind(whole)) * view.sizes[v] + i;
     // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard.
     const std::int64_t local = position_.sequence / position_.cp_degree, t = position_.tp_degree;
     if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0) {

@@ -326,6 +326,15 @@ class Partition {
       case OpKind::embedding_backward:
         op.reads[1] = whole(op.reads[1], op);
         break;
+      case OpKind::pool:  // of the whole sequence, on every rank: as Megatron-LM's pooler gathers it
+        op.reads[0] = whole(op.reads[0], op);
+        break;
+      case OpKind::pool_backward:  // on every rank for the whole sequence, of which each takes its own part
+        if (const TensorId dx = op.writes[0]; layout(dx) == sequence_sharded) {
+          op.writes[0] = add_whole(dx, piece_.tensors[dx].category);
+          piece_.tensors[dx].alias_of = op.writes[0];
+        }
+        break;
       case OpKind::norm_backward:
         note_replicated(op.writes[1], op.reads[0]);
         note_replicated(op.writes[2], op.reads[0]);
@@ -506,9 +515,6 @@ void check_runnable(const Scenario& scenario) {
       workload.decoder_sequence_length != workload.sequence_length)
     throw InputError({"", "/plan/tensor_parallel_overlap"}, "true with sequences of two lengths",
                      "false, or one length: parts of the longer one are not told apart yet");
-  if (model.pooler && plan.sequence_parallel && plan.degree > 1)
-    throw InputError({"", "/model/pooler"}, "true on parts of a sequence",
-                     "false: only one rank would hold the first token");
 }
 
 }  // namespace orrery::tensor_parallel

@@ -104,18 +104,10 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-// BERT's pooler takes the first token of a sequence, which sequence parallelism has divided: no strategy gathers it.
 TEST(Simulate, VerifiesTheProgram) {
-  const Workplace place;
-  const CommandResult right = place.orrery("simulate tensor_parallel --verify");
-  EXPECT_EQ(right.code, 0) << right.err;
-  EXPECT_THAT(right.out, HasSubstr("verified: "));
-  const CommandResult wrong = place.orrery(
-      "simulate tensor_parallel --set model=bert-large --set workload.sequence_length=512 --set "
-      "plan.sequence_parallel=true --verify");
-  EXPECT_EQ(wrong.code, 1) << wrong.err;
-  EXPECT_THAT(wrong.err, HasSubstr("forward, pool \"pooler\": \"pooler\" is made of parts over tp"));
-  EXPECT_EQ(wrong.out, "");
+  const CommandResult verified = Workplace().orrery("simulate tensor_parallel --verify");
+  EXPECT_EQ(verified.code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("verified: "));
 }
 
 TEST(Simulate, PrintsATableOfTheHeadline) {

@@ -334,6 +334,7 @@ TEST_P(Layouts, ComputeTheNumbersOfOneRank) {
 }
 
 constexpr const char* kEncoder = R"({"kind": "encoder", "token_types": 2, "pooler": false})";
+constexpr const char* kPooler = R"({"kind": "encoder", "token_types": 2, "pooler": true, "head_bias": true})";
 constexpr const char* kDropout = R"({"dropout": 0.1})";
 
 const Layout kLayouts[] = {
@@ -423,8 +424,13 @@ const Layout kLayouts[] = {
     {"Tensor2ParallelBlockUnfusedNoBias", R"({"tensor_parallel": 2, "framework": "deepspeed"})",
      R"({"parallel_block": true, "linear_bias": false})"},
     {"Tensor2Encoder", R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2})", kEncoder},
-    {"Tensor4Pooler", R"({"tensor_parallel": 4})",
-     R"({"kind": "encoder", "token_types": 2, "pooler": true, "head_bias": true})"},
+    {"Tensor4Pooler", R"({"tensor_parallel": 4})", kPooler},
+    {"Tensor2PoolerSequence", R"({"tensor_parallel": 2, "sequence_parallel": true})", kPooler},
+    {"Tensor4PoolerSequenceZero3",
+     R"({"tensor_parallel": 4, "sequence_parallel": true, "data_parallel": 2, "zero_stage": 3})", kPooler},
+    {"Tensor2PoolerSequenceZbH1",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "pipeline_parallel": 2, "pipeline_schedule": "zb-h1"})",
+     kPooler},
     {"Tensor2Dropout", R"({"tensor_parallel": 2, "sequence_parallel": true})", kDropout},
     {"Tensor2Fp8", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 2, "precision": "fp8"})"},
     {"Zero3Fp8", R"({"tensor_parallel": 2, "data_parallel": 2, "zero_stage": 3, "precision": "fp8"})"},

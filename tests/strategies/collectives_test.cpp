@@ -63,6 +63,25 @@ TEST(SequenceParallel, MovesAsMuchAsTensorParallelDoes) {
                    communicated(b.forward, b, OpKind::all_gather) + communicated(b.forward, b, OpKind::reduce_scatter));
 }
 
+// As Megatron-LM's Pooler: gathered before the first token is taken; backward each rank cuts its own part.
+TEST(SequenceParallel, APoolerGathersTheSequenceOnce) {
+  Scenario s = scenario_of("bert-large", "dgx-a100", 1);
+  s.workload = {512, 0, 8};
+  s.plan.tensor.degree = 8;
+  s.plan.tensor.sequence_parallel = true;
+  Program with, without;
+  lower(s, with);
+  s.model.pooler = false;
+  lower(s, without);
+  const Piece &a = piece_named(with, "head"), &b = piece_named(without, "head");
+  const double bsh = 1.0 * 512 * 1024 * 2;
+  EXPECT_EQ(count_ops(a.forward, OpKind::all_gather), count_ops(b.forward, OpKind::all_gather) + 1);
+  EXPECT_DOUBLE_EQ(communicated(a.forward, a, OpKind::all_gather),
+                   communicated(b.forward, b, OpKind::all_gather) + bsh);
+  for (const OpKind kind : {OpKind::all_gather, OpKind::reduce_scatter, OpKind::all_reduce})
+    EXPECT_EQ(count_ops(a.backward, kind), count_ops(b.backward, kind)) << name_of(kind);
+}
+
 // A table of positions that two stacks share: its gradient is summed where it lies, in all rows that either reads.
 TEST(SequenceParallel, SumsTheGradientOfASharedTableOnce) {
   Scenario s = scenario_of("t5-3b-nemo", "dgx-a100", 1);

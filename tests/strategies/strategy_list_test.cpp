@@ -79,12 +79,6 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
          s.workload.decoder_sequence_length = s.workload.sequence_length / 2;
          s.plan.tensor.overlap = true;
        }},
-      {"/model/pooler",
-       [](Scenario& s) {
-         s.model.pooler = true;
-         s.plan.tensor.degree = 2;
-         s.plan.tensor.sequence_parallel = true;
-       }},
   };
   for (const Refused& refused : all) {
     Scenario s = on_one_rank(everything());
