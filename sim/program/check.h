@@ -48,10 +48,10 @@ enum class Rule : std::uint8_t {
 
 struct Violation {
   Rule rule;
-  std::string text;  // op, tensor, what was found and what was needed
+  std::string text;  // op, tensor, the layouts or sums that were found and needed
 };
 
-// All that is found, in the order of the pieces; empty: proven. Not fast: a millisecond or so a Program.
+// All that is found, in the order of the pieces; empty: proven. Takes as long as lowering: some 50 us a Program.
 std::vector<Violation> check(const Program& program);
 
 }  // namespace orrery

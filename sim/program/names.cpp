@@ -31,6 +31,13 @@ const char* name_of(Place place) {
   return pick(names, place);
 }
 
+const char* name_of(Axis axis) {
+  static constexpr std::array names{"none",        "batch",     "sequence", "key_sequence", "hidden", "groups",
+                                    "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts"};
+  static_assert(names.size() == kAxes);
+  return pick(names, axis);
+}
+
 const char* name_of(Deal deal) {
   static constexpr std::array names{"contiguous", "zigzag", "query_heads", "striped", "table"};
   static_assert(names.size() == kDeals);

@@ -135,6 +135,10 @@ struct OpTraits {
   bool random = false;    // draws numbers: Op::draw
   bool of_update = false;  // once a step, over flat buffers
 
+  // Which read is the queries of attention and its derivative (keys and values, where they are apart, are behind them),
+  // and which the square of the norm that gradients are clipped by; -1: none.
+  std::int8_t queries_read = -1, norm_read = -1;
+
   // Kernels of their own, with a cost curve each: one for every ActivationFunction; one with a bias and one without,
   // where the bias is that read or write.
   bool functions = false;
@@ -143,6 +147,18 @@ struct OpTraits {
   Derivative derivative = Derivative::none;
   OpKind backward = kind;          // of what the rule is made: the kind whose op gives dx
   const char* why_none = nullptr;  // of Derivative::none
+
+  // Of operands that ranks divide, or whose sum they owe each other (sim/program/check.h).
+  OperandMask linear = 0;       // reads that may owe a sum, which the results then owe: all of an op the same one,
+  bool product = false;         // or, of factors, one of them
+  OperandMask independent = 0;  // writes that do not depend on those reads: every rank has them
+  bool sums = false;            // over axes that a result lacks: it owes the sum over what divides them
+  OperandMask added = 0;        // reads that every rank adds: never to a part of a sum
+  OperandMask takes_positions = 0;  // reads of whole sequences (ids, tables), of which a rank takes its positions
+  OperandMask gives_positions = 0;  // writes of them, to which it adds at its positions
+  OperandMask whole_rows = 0;       // reads whose last dimension is normalised over: no rank has a part of it
+  bool whole_heads = false;         // turns the numbers of a head in pairs, or scores by them: the same
+  bool masks_rows = false;          // by their places in what it reads: where it masks, no rank has a part of them
 };
 
 namespace op_traits {
@@ -155,78 +171,85 @@ inline constexpr const char* kAddedLater = "strategies add it behind differentia
 inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::linear, .name = "linear", .op_class = OpClass::matrix_product,
              .reads = 0b011, .may_read = 0b100, .writes = 0b1, .derivative = Derivative::linear,
-             .backward = OpKind::linear_input_gradient},
+             .backward = OpKind::linear_input_gradient, .linear = 0b1, .sums = true, .added = 0b100},
     OpTraits{.kind = OpKind::linear_input_gradient, .name = "linear_input_gradient", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative},
+             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
     OpTraits{.kind = OpKind::linear_weight_gradient, .name = "linear_weight_gradient",
              .op_class = OpClass::matrix_product, .reads = 0b11, .writes = 0b1, .accumulates = 0b1,
-             .why_none = kIsDerivative},
+             .why_none = kIsDerivative, .linear = 0b10, .sums = true},
     OpTraits{.kind = OpKind::batched_matmul, .name = "batched_matmul", .op_class = OpClass::matrix_product,
-             .reads = 0b11, .writes = 0b1, .derivative = Derivative::batched_matmul},
+             .reads = 0b11, .writes = 0b1, .derivative = Derivative::batched_matmul,
+             .linear = 0b11, .product = true, .sums = true},
 
     OpTraits{.kind = OpKind::attention, .name = "attention", .op_class = OpClass::attention,
-             .reads = 0b001, .may_read = 0b110, .writes = 0b11, .derivative = Derivative::attention,
-             .backward = OpKind::attention_backward},
+             .reads = 0b001, .may_read = 0b110, .writes = 0b11, .queries_read = 0, .derivative = Derivative::attention,
+             .backward = OpKind::attention_backward, .whole_heads = true},
     OpTraits{.kind = OpKind::attention_backward, .name = "attention_backward", .op_class = OpClass::attention,
              .reads = 0b001111, .may_read = 0b110000, .writes = 0b001, .may_write = 0b110, .scratch = true,
-             .why_none = kIsDerivative},
+             .queries_read = 3, .why_none = kIsDerivative, .linear = 0b1, .sums = true, .whole_heads = true},
     OpTraits{.kind = OpKind::softmax, .name = "softmax", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .in_place = true, .derivative = Derivative::of_dy_and_y,
-             .backward = OpKind::softmax_backward},
+             .backward = OpKind::softmax_backward, .whole_rows = 0b1, .masks_rows = true},
     OpTraits{.kind = OpKind::softmax_backward, .name = "softmax_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative},
+             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative,
+             .linear = 0b1, .whole_rows = 0b11},
 
     OpTraits{.kind = OpKind::norm, .name = "norm", .op_class = OpClass::memory_bound,
              .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .bias_read = 2,
              .derivative = Derivative::norm, .backward = OpKind::norm_backward},
     OpTraits{.kind = OpKind::norm_backward, .name = "norm_backward", .op_class = OpClass::memory_bound,
              .reads = 0b1111, .writes = 0b001, .may_write = 0b110, .accumulates = 0b110, .in_place = true,
-             .scratch = true, .bias_write = 2, .why_none = kIsDerivative},
+             .scratch = true, .bias_write = 2, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true, .whole_rows = 0b11},
     OpTraits{.kind = OpKind::rotary, .name = "rotary", .op_class = OpClass::memory_bound,
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true,
-             .derivative = Derivative::of_dy_or_two, .backward = OpKind::rotary_backward},
+             .derivative = Derivative::of_dy_or_two, .backward = OpKind::rotary_backward,
+             .linear = 0b11, .whole_heads = true},
     OpTraits{.kind = OpKind::rotary_backward, .name = "rotary_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .in_place = true, .why_none = kIsDerivative},
+             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .in_place = true, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true, .whole_heads = true},
     OpTraits{.kind = OpKind::activation, .name = "activation", .op_class = OpClass::memory_bound,
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 1,
              .derivative = Derivative::activation, .backward = OpKind::activation_backward},
     OpTraits{.kind = OpKind::activation_backward, .name = "activation_backward", .op_class = OpClass::memory_bound,
              .reads = 0b011, .may_read = 0b100, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 2,
-             .why_none = kIsDerivative},
+             .why_none = kIsDerivative, .linear = 0b1},
     OpTraits{.kind = OpKind::dropout, .name = "dropout", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b11, .in_place = true, .random = true, .derivative = Derivative::of_dy_and_mask,
-             .backward = OpKind::dropout_backward},
+             .backward = OpKind::dropout_backward, .linear = 0b1, .independent = 0b10},
     OpTraits{.kind = OpKind::dropout_backward, .name = "dropout_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative},
+             .reads = 0b11, .writes = 0b1, .in_place = true, .why_none = kIsDerivative, .linear = 0b1},
     OpTraits{.kind = OpKind::dropout_add, .name = "dropout_add", .op_class = OpClass::memory_bound,
              .reads = 0b011, .may_read = 0b100, .writes = 0b11, .in_place = true, .random = true, .bias_read = 2,
              .derivative = Derivative::dropout_add, .backward = OpKind::dropout_backward},
     OpTraits{.kind = OpKind::add, .name = "add", .op_class = OpClass::memory_bound,
              .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .bias_read = 2,
-             .derivative = Derivative::add},
+             .derivative = Derivative::add, .linear = 0b111, .takes_positions = 0b100},
     OpTraits{.kind = OpKind::multiply, .name = "multiply", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .in_place = true, .derivative = Derivative::multiply},
+             .reads = 0b11, .writes = 0b1, .in_place = true, .derivative = Derivative::multiply,
+             .linear = 0b11, .product = true},
     OpTraits{.kind = OpKind::bias_gradient, .name = "bias_gradient", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .scratch = true, .why_none = kIsDerivative},
+             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .scratch = true, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true, .gives_positions = 0b1},
     OpTraits{.kind = OpKind::embedding, .name = "embedding", .op_class = OpClass::memory_bound,
              .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .derivative = Derivative::embedding,
-             .backward = OpKind::embedding_backward},
+             .backward = OpKind::embedding_backward, .sums = true, .takes_positions = 0b1},
     OpTraits{.kind = OpKind::embedding_backward, .name = "embedding_backward", .op_class = OpClass::memory_bound,
              .moved = MovedBytes::rows, .reads = 0b11, .writes = 0b1, .accumulates = 0b1, .scratch = true,
-             .why_none = kIsDerivative},
+             .why_none = kIsDerivative, .linear = 0b10, .sums = true},
     OpTraits{.kind = OpKind::cross_entropy, .name = "cross_entropy", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b1, .derivative = Derivative::cross_entropy,
-             .backward = OpKind::cross_entropy_backward},
+             .backward = OpKind::cross_entropy_backward, .sums = true},
     OpTraits{.kind = OpKind::cross_entropy_backward, .name = "cross_entropy_backward",
              .op_class = OpClass::memory_bound, .reads = 0b111, .writes = 0b1, .in_place = true,
              .why_none = kIsDerivative},
     OpTraits{.kind = OpKind::pool, .name = "pool", .op_class = OpClass::memory_bound,
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::of_dy_or_two,
-             .backward = OpKind::pool_backward},
+             .backward = OpKind::pool_backward, .linear = 0b11},
     OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .why_none = kIsDerivative},
+             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
     OpTraits{.kind = OpKind::cast, .name = "cast", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy},
+             .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy, .linear = 0b1},
     OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .op_class = OpClass::memory_bound,
              .writes = 0b1, .of_update = true, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,
@@ -236,13 +259,13 @@ inline constexpr std::array kTable{
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},
     OpTraits{.kind = OpKind::scale, .name = "scale", .op_class = OpClass::memory_bound,
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .of_update = true,
-             .why_none = kAddedLater},
+             .norm_read = 1, .why_none = kAddedLater, .linear = 0b1},
     OpTraits{.kind = OpKind::adam, .name = "adam", .op_class = OpClass::optimizer,
-             .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000, .in_place = true, .of_update = true,
-             .why_none = kAfterLoss},
+             .reads = 0b1111, .may_read = 0b10000, .writes = 0b0111, .may_write = 0b1000, .in_place = true,
+             .of_update = true, .norm_read = 4, .why_none = kAfterLoss},
     OpTraits{.kind = OpKind::sgd, .name = "sgd", .op_class = OpClass::optimizer,
              .reads = 0b0011, .may_read = 0b1100, .writes = 0b001, .may_write = 0b110, .in_place = true,
-             .of_update = true, .why_none = kAfterLoss},
+             .of_update = true, .norm_read = 3, .why_none = kAfterLoss},
 
     OpTraits{.kind = OpKind::all_reduce, .name = "all_reduce", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater},
@@ -286,17 +309,15 @@ inline constexpr int kOpKinds = static_cast<int>(op_traits::kTable.size());
 constexpr const OpTraits& traits_of(OpKind kind) { return op_traits::kTable[static_cast<std::size_t>(kind)]; }
 constexpr const char* name_of(OpKind kind) { return traits_of(kind).name; }
 
-// Of attention and its derivative, which read is the queries; the keys and values, where they are apart, are behind it.
-constexpr std::size_t queries_operand(OpKind k) { return k == OpKind::attention_backward ? 3 : 0; }
+// REQUIRES: attention or its derivative.
+constexpr std::size_t queries_operand(OpKind k) { return static_cast<std::size_t>(traits_of(k).queries_read); }
 
 constexpr bool is_matmul(OpKind k) { return traits_of(k).op_class == OpClass::matrix_product; }
 constexpr bool is_attention(OpKind k) { return traits_of(k).op_class == OpClass::attention; }
 constexpr bool is_optimizer(OpKind k) { return traits_of(k).op_class == OpClass::optimizer; }
 constexpr bool is_point_to_point(OpKind k) { return traits_of(k).op_class == OpClass::point_to_point; }
-// Of an optimizer's op and of a scale: where it reads the square of the global norm, if it clips by it.
-constexpr int norm_operand(OpKind k) {
-  return k == OpKind::adam ? 4 : k == OpKind::sgd ? 3 : k == OpKind::scale ? 1 : -1;
-}
+constexpr int norm_operand(OpKind k) { return traits_of(k).norm_read; }
+constexpr bool has_operand(OperandMask mask, std::size_t i) { return (mask >> i & 1u) != 0; }
 constexpr bool is_communication(OpKind k) {
   return traits_of(k).op_class == OpClass::collective || is_point_to_point(k);
 }
@@ -306,6 +327,6 @@ constexpr bool is_copy(OpKind k) { return traits_of(k).op_class == OpClass::copy
 // Has kernels: it computes rather than moves data between ranks or memories.
 constexpr bool is_computation(OpKind k) { return !is_communication(k) && !is_copy(k); }
 // The i-th write of `kind` is one that Op::accumulate adds to.
-constexpr bool accumulates(OpKind kind, std::size_t i) { return (traits_of(kind).accumulates >> i & 1u) != 0; }
+constexpr bool accumulates(OpKind kind, std::size_t i) { return has_operand(traits_of(kind).accumulates, i); }
 
 }  // namespace orrery

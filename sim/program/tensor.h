@@ -70,6 +70,8 @@ enum class Axis : std::uint8_t {
   vocab,    // rows of the embedding, columns of the logits
   experts,  // mixture of experts
 };
+inline constexpr int kAxes = 12;
+const char* name_of(Axis axis);
 
 struct Dim {
   std::int64_t size = 1;

@@ -137,7 +137,8 @@ TEST(Check, OperandsAreDividedAlike) {
       expect_proven(s);
     } else {
       expect_breaks(Rule::operands_agree, s,
-                    R"(piece "piece", forward, add "op": "b" [-] and "a" [dp_shard] are divided differently)");
+                    R"(piece "piece", forward, add "op": "b" [-] and "a" [dp_shard] are divided differently )"
+                    R"(along batch: over nothing and over dp_shard, needed alike)");
     }
   }
 }
@@ -148,7 +149,9 @@ TEST(Check, WhatAnOpNormalisesOrMasksOverIsWhole) {
     const TensorId x = s.input("x", {{4, Axis::batch}, {8, Axis::sequence, good ? MeshGroup{} : s.tp()}}),
                    y = s.tensor("y", {{4, Axis::batch}});
     s.op(OpKind::pool, {x}, {y});
-    good ? expect_proven(s) : expect_breaks(Rule::whole_for_op, s, R"("y" is made of parts over tp)");
+    good ? expect_proven(s) : expect_breaks(Rule::whole_for_op, s,
+                                           R"("y" [-] is made of parts over tp of "x" [- | tp] along sequence, )"
+                                           R"(needed "x" [- | -])");
   }
 }
 
@@ -165,7 +168,8 @@ TEST(Check, KeysThatNoRingBringsAreMissed) {
                                     {1, Axis::group_heads},
                                     {4, Axis::head_dim}});
   s.op(OpKind::attention, {qkv}, {y});
-  expect_breaks(Rule::whole_for_op, s, R"("qkv" has the keys of one part over cp)");
+  expect_breaks(Rule::whole_for_op, s, R"("qkv" [- | cp | - | - | -] has the keys of one part over cp, and no ring brings the others, )"
+                R"(needed "qkv" [- | - | - | - | -])");
 }
 
 TEST(Check, OnlyLinearOpsReadWhatIsOwed) {
@@ -176,7 +180,7 @@ TEST(Check, OnlyLinearOpsReadWhatIsOwed) {
                    z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
     if (good) s.collective(OpKind::all_reduce, s.tp(), x, sum), x = sum;
     s.op(OpKind::activation, {x}, {z});
-    good ? expect_proven(s) : expect_breaks(Rule::owed_refused, s, R"("y" owes the sum over tp, which has to be)");
+    good ? expect_proven(s) : expect_breaks(Rule::owed_refused, s, R"("y" [- | -] owes the sum over tp, which has to be)");
   }
 }
 
@@ -188,7 +192,7 @@ TEST(Check, WhatIsAddedOwesTheSame) {
                    z = s.tensor("z", {{4, Axis::batch}, {6, Axis::hidden}});
     s.op(OpKind::add, {a, b}, {z});
     s.collective(OpKind::all_reduce, s.tp(), z, sum);
-    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" owes the sum over tp, what is put together)");
+    good ? expect_proven(s) : expect_breaks(Rule::owed_alike, s, R"("a" [- | -] owes the sum over tp, what is put together)");
   }
 }
 
@@ -196,7 +200,7 @@ TEST(Check, ABiasIsNotAddedToAPartOfASum) {
   Small s;
   s.owed("y");
   s.piece().forward.ops.back().reads[2] = s.tensor("bias", {{6, Axis::hidden}}, Category::parameter);
-  expect_breaks(Rule::owed_alike, s, R"("bias" is added on every rank to a part of the sum over tp)");
+  expect_breaks(Rule::owed_alike, s, R"("bias" [-] is added on every rank to a part of the sum over tp, needed behind it)");
 }
 
 TEST(Check, TensorsAreWrittenBeforeTheyAreRead) {
@@ -204,7 +208,7 @@ TEST(Check, TensorsAreWrittenBeforeTheyAreRead) {
     Small s;
     const TensorId x = good ? s.input("x", {{4}}) : s.tensor("x", {{4}}), y = s.tensor("y", {{4}});
     s.op(OpKind::cast, {x}, {y});
-    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("x" is read before anything has written it)");
+    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("x" [-] is read before anything has written it)");
   }
 }
 
@@ -218,7 +222,7 @@ TEST(Check, ViewsOfWhatIsPartlyWrittenAreNotThere) {
     s.op(OpKind::cast, {x}, {first});
     if (good) s.op(OpKind::cast, {x}, {second});
     s.op(OpKind::cast, {whole}, {y});
-    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("whole" is read before)");
+    good ? expect_proven(s) : expect_breaks(Rule::written_first, s, R"("whole" [-] is read before)");
   }
 }
 
@@ -242,9 +246,10 @@ TEST(Check, AGatherTakesTheMinorDigits) {
                                                   : s.cp() | s.tp()}});
     s.collective(OpKind::all_gather, how == 1 ? s.cp() : s.tp(), x, y);
     if (how == 0) expect_proven(s);
-    if (how == 1) expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [tp] by gathering over cp)");
+    if (how == 1) expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [tp] by gathering over cp, )"
+                    R"(needed an operand with cp as the minor digits of one dimension)");
     if (how == 2)
-      expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [cp x tp] by gathering over tp)");
+      expect_breaks(Rule::gathers, s, R"("x" [cp x tp] does not become "y" [cp x tp] by gathering over tp, needed "x" [cp])");
   }
 }
 
@@ -255,8 +260,48 @@ TEST(Check, AScatterTakesASumThatIsOwed) {
                    part = s.tensor("part", {{2, Axis::batch, s.tp()}, {6, Axis::hidden}});
     s.collective(OpKind::reduce_scatter, s.tp(), x, part);
     good ? expect_proven(s)
-         : expect_breaks(Rule::scatters, s, R"("y" owes the sum over nothing, the sum is taken over tp)");
+         : expect_breaks(Rule::scatters, s, R"("y" [- | -] owes the sum over nothing, the sum is taken over tp)");
   }
+}
+
+TEST(Check, AScatterDividesItsResult) {
+  for (const int how : {0, 1, 2}) {  // right, by another digit as well, not at all
+    Small s;
+    const TensorId x = s.owed("y"),
+                   part = s.tensor("part", {{how == 2 ? 4 : 2, Axis::batch,
+                                             how == 0   ? s.tp()
+                                             : how == 1 ? s.tp() | s.cp()
+                                                        : MeshGroup{}},
+                                            {6, Axis::hidden}});
+    s.collective(OpKind::reduce_scatter, s.tp(), x, part);
+    if (how == 0) expect_proven(s);
+    if (how == 1)
+      expect_breaks(Rule::scatters, s,
+                    R"("y" [- | -] does not become "part" [cp x tp | -] by scattering over tp, needed "y" [tp | -])");
+    if (how == 2)
+      expect_breaks(Rule::scatters, s,
+                    R"("y" [- | -] does not become "part" [- | -] by scattering over tp, needed a result with one )"
+                    "dimension divided over tp as well");
+  }
+}
+
+TEST(Check, AReductionKeepsTheLayout) {
+  Small s;
+  const TensorId x = s.owed("y"), sum = s.tensor("sum", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}});
+  s.collective(OpKind::all_reduce, s.tp(), x, sum);
+  expect_breaks(Rule::reduces, s,
+                R"("y" [- | -] of 24 elements and its sum "sum" [dp_shard | -] of 24 are laid out )"
+                "differently, needed alike");
+}
+
+// The axis along which an op normalises stands in its sentence.
+TEST(Check, WhatASoftmaxNormalisesOverIsNamed) {
+  Small s;
+  const TensorId x = s.input("scores", {{4, Axis::sequence}, {8, Axis::key_sequence, s.cp()}}),
+                 y = s.tensor("y", {{4, Axis::sequence}, {8, Axis::key_sequence, s.cp()}});
+  s.op(OpKind::softmax, {x}, {y});
+  expect_breaks(Rule::whole_for_op, s,
+                R"("scores" [- | cp] is divided over cp along key_sequence, needed "scores" [- | -])");
 }
 
 TEST(Check, AReductionTakesASumThatIsOwed) {
@@ -265,7 +310,7 @@ TEST(Check, AReductionTakesASumThatIsOwed) {
     const TensorId x = s.owed("y"), sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
     s.collective(OpKind::all_reduce, good ? s.tp() : s.dp(), x, sum);
     good ? expect_proven(s)
-         : expect_breaks(Rule::reduces, s, R"("y" owes the sum over tp, the sum is taken over dp_shard)");
+         : expect_breaks(Rule::reduces, s, R"("y" [- | -] owes the sum over tp, the sum is taken over dp_shard)");
   }
 }
 
@@ -354,7 +399,7 @@ TEST(Check, SizesAreThoseOfTheLayouts) {
     const TensorId x = s.input("x", {{4, Axis::sequence, s.tp()}, {2}}),
                    y = s.tensor("y", {{good ? 8 : 4, Axis::sequence}, {2}});
     s.collective(OpKind::all_gather, s.tp(), x, y);
-    good ? expect_proven(s) : expect_breaks(Rule::sizes, s, R"("x" has 8 elements, 2 parts of "y" have 8)");
+    good ? expect_proven(s) : expect_breaks(Rule::sizes, s, R"("x" [tp | -] has 8 elements, 2 parts of "y" [- | -] have 8)");
   }
 }
 
@@ -436,7 +481,7 @@ TEST(Check, GradientsMeetTheStateThatTheyBelongTo) {
     s.adam(gradients, of);
     good ? expect_proven(s)
          : expect_breaks(Rule::gradient_meets_state, s,
-                         R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3)");
+                         R"(gradients "gradients" [-] of 6 elements meet "shard" [dp_shard] of 3, needed alike)");
   }
 }
 
@@ -490,9 +535,10 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
     if (how == kRight) expect_proven(s);
     if (how == kMissing) breaks(R"(the gradient of "w" is not summed over the stages that hold it)");
     if (how == kTwice) breaks(R"(the gradient of "w" owes no sum over stages)");
-    if (how == kOfOtherStages) breaks(R"(the gradient of "w" is summed over other stages than those that hold it)");
+    if (how == kOfOtherStages)
+      breaks(R"(the gradient of "w" is summed over stages 0, 1, 2, needed those that hold it, 0, 2)");
     if (how == kOfOthersToo || how == kBehindAKernel) breaks("behind the update's reductions");
-    if (how == kOfAnotherSize) breaks(R"("gradients" [-] is summed with [-] of 6 elements of another stage)");
+    if (how == kOfAnotherSize) breaks(R"("gradients" [-] is summed with [-] of 6 elements of another stage, needed alike)");
   }
 }
 

@@ -57,8 +57,28 @@ TEST(OpTraits, EachRowAgreesWithItself) {
     if (t.bias_write >= 0) {
       EXPECT_TRUE(t.may_write >> t.bias_write & 1) << t.name;
     }
+    EXPECT_EQ(t.queries_read >= 0, is_attention(t.kind)) << t.name;
+    if (t.norm_read >= 0) {
+      EXPECT_TRUE(t.may_read >> t.norm_read & 1) << t.name;
+    }
     EXPECT_EQ(t.moved == MovedBytes::payload, is_communication(t.kind)) << t.name;
     EXPECT_EQ(t.moved == MovedBytes::source, is_copy(t.kind)) << t.name;
+  }
+}
+
+TEST(OpTraits, RulesOfDividedOperandsAreOfOperandsThatThereAre) {
+  for (const OpTraits& t : kTable) {
+    const unsigned reads = t.reads | t.may_read, writes = t.writes | t.may_write;
+    for (const OperandMask mask : {t.linear, t.added, t.takes_positions, t.whole_rows})
+      EXPECT_EQ(mask & ~reads, 0u) << t.name;
+    for (const OperandMask mask : {t.independent, t.gives_positions}) EXPECT_EQ(mask & ~writes, 0u) << t.name;
+    EXPECT_TRUE(!t.product || t.linear == 0b11) << t.name << " multiplies two factors";
+    EXPECT_TRUE(t.independent == 0 || t.linear != 0) << t.name << " has results that owe nothing anyway";
+    EXPECT_TRUE(t.added == 0 || t.sums) << t.name << " adds to no sum";
+    EXPECT_EQ(t.added & t.linear, 0) << t.name;
+    if (is_computation(t.kind)) continue;
+    EXPECT_EQ(t.linear | t.takes_positions | t.gives_positions | t.whole_rows, 0) << t.name << " moves, and no more";
+    EXPECT_FALSE(t.sums || t.whole_heads || t.masks_rows) << t.name;
   }
 }
 

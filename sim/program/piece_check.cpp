@@ -1,0 +1,272 @@
+#include "sim/program/piece_check.h"
+
+#include "sim/program/redistribute.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::proof {
+
+std::string words(const Mesh& mesh, MeshGroup group) {
+  std::string text;
+  for (std::size_t d = mesh.digits().size(); d-- > 0;)
+    if (group.contains(static_cast<int>(d))) text += (text.empty() ? "" : " x ") + std::string(mesh.digits()[d].name);
+  return text.empty() ? "nothing" : text;
+}
+
+std::string words(const Mesh& mesh, const Tensor& t, int dim) {
+  const Division over = t.over[dim];
+  std::string text;
+  for (int n = 0; n < over.count(); ++n)
+    text += (n > 0 ? " x " : "") + std::string(mesh.digits()[static_cast<std::size_t>(over.digit(n))].name);
+  if (over.empty()) text = "nothing";
+  if (t.deal(dim) != Deal::contiguous) text += std::string(" ") + name_of(t.deal(dim));
+  return text;
+}
+
+std::string words(const Mesh& mesh, const Tensor& t) {
+  std::string text = "[";
+  for (int d = 0; d < t.rank; ++d)
+    text += (d > 0 ? " | " : "") + (t.over[d].empty() ? std::string("-") : words(mesh, t, d));
+  return text + "]";
+}
+
+MeshGroup divided_without_rest(const Tensor& t) {
+  MeshGroup group;
+  for (int d = 0; d < t.rank; ++d)
+    if (t.deal(d) != Deal::query_heads) group = group | t.over[d].group();
+  return group;
+}
+
+Holders::Holders(const Program& program) : operands_(program.stage_groups.size() + 1) {
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    for (const Chunk& chunk : program.stages[s])
+      for (const Run& run : chunk.runs)
+        for (const ParameterGradient& p : program.pieces[run.piece].parameters) {
+          if (p.tied == 0) continue;
+          std::vector<std::uint16_t>& held = stages_[p.tied];
+          if (held.empty() || held.back() != s) held.push_back(static_cast<std::uint16_t>(s));
+        }
+}
+
+const std::vector<std::uint16_t>* Holders::of(const Piece& piece, std::size_t parameter) const {
+  const auto held = stages_.find(piece.parameters[parameter].tied);
+  return held == stages_.end() ? nullptr : &held->second;
+}
+
+bool Holders::several(const Piece& piece, std::size_t parameter) const {
+  const std::vector<std::uint16_t>* held = of(piece, parameter);
+  return held != nullptr && held->size() > 1 && !piece.tensors[piece.parameters[parameter].parameter].shared;
+}
+
+PieceCheck::PieceCheck(const Program& program, const Piece& piece, MeshGroup norm_group, Holders& holders,
+                       std::vector<Violation>& found)
+    : mesh_(program.mesh),
+      program_(program),
+      piece_(piece),
+      norm_group_(norm_group),
+      holders_(holders),
+      found_(found),
+      owed_(piece.tensors.size()),
+      state_(piece.tensors.size()),
+      contributed_(piece.parameters.size()) {
+  for (std::size_t p = 0; p < piece.parameters.size(); ++p) {
+    const TensorId gradient = piece.parameters[p].gradient;
+    owes_stages_.push_back(gradient != kNoTensor && holders.several(piece, p));
+    if (gradient == kNoTensor) continue;
+    parameter_of_[gradient] = p;
+    flats_[storage_of(piece, gradient)].emplace(p, MeshGroup{});
+  }
+  for (const PackedGradients& packing : piece.packed) packings_[packing.buffer] = &packing;
+  for (const Op& op : piece.update.ops) laid_out_ = laid_out_ || is_optimizer(op.kind);
+  for (const ParameterSet& set : piece.sets) laid_out_ = laid_out_ || set.frozen();
+  for (const Block* block : {&piece.forward, &piece.backward})
+    for (const Op& op : block->ops)
+      if (op.kind == OpKind::ring_shift) ring_group_ = ring_group_ | op.group;
+}
+
+void PieceCheck::run() {
+  for (const Tensor& t : piece_.tensors)
+    for (int d = 0; d < t.rank; ++d)
+      if (!deals_evenly(mesh_, t, d)) {
+        report(Rule::sizes, "\"" + std::string(t.name) + "\" " + words(mesh_, t) +
+                                " has no whole blocks of its deal for every part");
+        return;  // no rank's elements are known
+      }
+  given(piece_.input);
+  for (const SideStream& side : piece_.sides) given(side.input);
+  run(piece_.forward, "forward");
+  expect_settled(piece_.output, "output");
+  for (const SideStream& side : piece_.sides) expect_settled(side.output, "output");
+  given(piece_.output_gradient);
+  for (const SideStream& side : piece_.sides) {
+    given(side.output_gradient);
+    if (side.output_gradient != kNoTensor) owed_[side.output_gradient] = owed_beside(side.output_gradient);
+  }
+  run(piece_.backward, "backward");
+  run(piece_.weight_gradient, "weight gradient");
+  expect_settled(piece_.input_gradient, "input gradient");
+  for (const SideStream& side : piece_.sides)
+    if (side.input_gradient != kNoTensor && owed(side.input_gradient) != owed_beside(side.input_gradient))
+      report(Rule::pieces_fit, "the side gradient " + quoted(side.input_gradient) + " owes the sum over " +
+                                   words(mesh_, owed(side.input_gradient)) + ", the piece before expects " +
+                                   words(mesh_, owed_beside(side.input_gradient)));
+  run(piece_.update, "update");
+  for (const TensorId id : norms_)
+    if (!owed(id).empty())
+      report(Rule::norm_of_all, "the norm " + quoted(id) + " still owes the sum over " + words(mesh_, owed(id)));
+  for (std::size_t p = 0; p < owes_stages_.size(); ++p) expect_summed_over_stages(p);
+  for (const ParameterSet& set : piece_.sets) expect_divided(set);
+  for (const ParameterGradient& p : piece_.parameters)
+    if (p.set < piece_.sets.size() && !tensor(p.parameter).shared &&
+        (p.gradient == kNoTensor) != piece_.sets[p.set].frozen())
+      report(Rule::frozen_stays, quoted(p.parameter) + (p.gradient == kNoTensor ? " is frozen" : " is trained") +
+                                     " and lies in a parameter set that is not");
+  // What the next step reads.
+  second_step_ = true;
+  run(piece_.forward, "forward of the next step");
+}
+
+std::string PieceCheck::layout_with(TensorId id, int dim, Division over) const {
+  Tensor t = tensor(id);
+  t.over[dim] = over;
+  return quoted(id) + " " + words(mesh_, t);
+}
+
+void PieceCheck::report(Rule rule, const std::string& text) {
+  if (second_step_ && rule != Rule::parameters_gathered) return;
+  std::string where = std::string("piece \"") + piece_.name + "\"";
+  if (op_ != nullptr) where += std::string(", ") + block_name_ + ", " + name_of(op_->kind) + " \"" + op_->name + "\"";
+  found_.push_back({rule, where + ": " + text});
+}
+
+void PieceCheck::given(TensorId id) {
+  if (id != kNoTensor) state_[id].written = true, state_[id].block = serial_;
+}
+
+bool PieceCheck::is_gradient_of_parameter(TensorId id, std::size_t& parameter) const {
+  for (; id != kNoTensor; id = tensor(id).alias_of)
+    if (const auto p = parameter_of_.find(id); p != parameter_of_.end()) {
+      parameter = p->second;
+      return true;
+    }
+  return false;
+}
+
+// What holds its values: itself, another view of the same part, or what it is a view of.
+TensorId PieceCheck::written_as(TensorId id) const {
+  for (; id != kNoTensor; id = tensor(id).alias_of) {
+    if (state_[id].written) return id;
+    const Tensor& t = tensor(id);
+    if (t.alias_of == kNoTensor) continue;
+    for (std::size_t other = 0; other < piece_.tensors.size(); ++other) {
+      const Tensor& o = piece_.tensors[other];
+      if (state_[other].written && o.alias_of == t.alias_of && o.alias_begin == t.alias_begin &&
+          o.elements() == t.elements())
+        return static_cast<TensorId>(other);
+    }
+  }
+  return kNoTensor;
+}
+
+TensorId PieceCheck::storage_or_self(TensorId id) const {
+  const TensorId as = written_as(id);
+  return as == kNoTensor ? id : as;
+}
+
+MeshGroup PieceCheck::owed(TensorId id) const {
+  const TensorId as = written_as(id);
+  if (as == kNoTensor) return {};
+  return as == id ? owed_[id] : owed_[as].without(divided_without_rest(tensor(id)));
+}
+
+void PieceCheck::write(TensorId id, MeshGroup owes) {
+  // A view that cuts a part of what its base holds whole leaves the base owing the sum of all parts.
+  MeshGroup base_owes = owes;
+  owed_[id] = owes;
+  const bool again = state_[id].own_block == serial_;
+  state_[id].written = true, state_[id].block = state_[id].own_block = serial_;
+  std::int64_t elements = again ? 0 : tensor(id).elements();
+  for (TensorId view = id, base = tensor(id).alias_of; base != kNoTensor; view = base, base = tensor(base).alias_of) {
+    State& state = state_[base];
+    base_owes = base_owes | tensor(view).divided_over().without(tensor(base).divided_over());
+    owed_[base] = state.block == serial_ ? owed_[base] | base_owes : base_owes;
+    if (state.block != serial_) state.elements = 0;
+    state.block = serial_;
+    state.elements += elements;
+    // Gradients are added to what is there.
+    const bool whole = state.elements >= tensor(base).elements() || tensor(base).category == Category::gradient;
+    state.written = state.written || whole;
+  }
+  std::size_t p = 0;
+  if (is_gradient_of_parameter(id, p)) {
+    MeshGroup& sum = flats_.at(storage_of(piece_, piece_.parameters[p].gradient)).at(p);
+    for (TensorId at = id; at != piece_.parameters[p].gradient; at = tensor(at).alias_of)
+      owes = owes | tensor(at).divided_over().without(tensor(tensor(at).alias_of).divided_over());
+    sum = sum | owes;
+    contributed_[p] = contributed_[p] | owes;
+  }
+}
+
+// What a gradient of a tensor without a batch (a table of positions for all layers) owes between pieces.
+MeshGroup PieceCheck::owed_beside(TensorId id) const {
+  if (tensor(id).find(Axis::batch) >= 0) return {};
+  for (const Tensor& t : piece_.tensors)
+    if (const int d = t.find(Axis::batch); d >= 0) return t.over[d].group();
+  return {};
+}
+
+void PieceCheck::expect_settled(TensorId id, const char* what) {
+  op_ = nullptr;
+  if (id == kNoTensor) return;
+  if (written_as(id) == kNoTensor)
+    report(Rule::written_first, std::string("the ") + what + " " + quoted(id) + " is handed on before it is written");
+  if (owed(id).empty()) return;
+  report(Rule::pieces_fit, std::string("the ") + what + " " + quoted(id) + " owes the sum over " +
+                               words(mesh_, owed(id)) + "; what is handed on must owe nothing");
+}
+
+void PieceCheck::run(const Block& block, const char* name) {
+  block_name_ = name;
+  block_ = &block;
+  ++serial_;
+  for (const Op& op : block.ops) {
+    op_ = &op;
+    step(op);
+  }
+  op_ = nullptr;
+}
+
+void PieceCheck::step(const Op& op) {
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor) expect_there(id);
+  if (is_communication(op.kind)) {
+    communicate(op);
+  } else if (op.kind == OpKind::gradient_norm) {
+    norm(op);
+  } else if (is_optimizer(op.kind)) {
+    optimize(op);
+  } else if (is_flat(op.reads[0]) || (op.kind == OpKind::zero_fill && is_flat(op.writes[0]))) {
+    elementwise_on_flat(op);
+  } else {
+    compute(op);
+    if (op.kind == OpKind::copy) updated(op.writes[0]);  // parameters that the host has updated
+  }
+}
+
+void PieceCheck::expect_there(TensorId id) {
+  const Tensor& t = tensor(id);
+  const TensorId root = storage_of(piece_, id);
+  if (t.category == Category::parameter || tensor(root).category == Category::parameter) {
+    if (const auto stale = stale_.find(root); stale != stale_.end() && !stale->second.empty() &&
+                                              t.divided_over().without(tensor(root).divided_over()) != stale->second) {
+      report(Rule::parameters_gathered,
+             quoted(id) + " has been updated in parts over " + words(mesh_, stale->second) + " and not gathered since");
+      stale->second = {};  // said once
+    }
+    if (!laid_out_) return;
+  }
+  if (written_as(id) != kNoTensor || t.input != Input::none || tensor(root).input != Input::none) return;
+  if (tensor(root).resident || tensor(root).shared || packings_.contains(id)) return;
+  report(Rule::written_first, layout(id) + " is read before anything has written it");
+}
+
+}  // namespace orrery::proof

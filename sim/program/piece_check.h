@@ -1,0 +1,162 @@
+// How check() (sim/program/check.h) follows one piece through a step. For it alone.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/program/check.h"
+
+namespace orrery::proof {
+
+// The digits by name: "dp_shard x cp"; "nothing" for none.
+std::string words(const Mesh& mesh, MeshGroup group);
+// What a dimension is divided over, major to minor: "cp x tp", "cp zigzag"; "nothing".
+std::string words(const Mesh& mesh, const Tensor& t, int dim);
+// That of each dimension: "[- | cp x tp | -]".
+std::string words(const Mesh& mesh, const Tensor& t);
+
+// Of whose elements no two ranks hold the same.
+MeshGroup divided_without_rest(const Tensor& t);
+
+// The stages that hold one parameter, and what they sum.
+class Holders {
+ public:
+  explicit Holders(const Program& program);
+  // Null: of a parameter that is tied to none.
+  const std::vector<std::uint16_t>* of(const Piece& piece, std::size_t parameter) const;
+  // Of a parameter that this piece keeps.
+  bool several(const Piece& piece, std::size_t parameter) const;
+  // What another piece sums with it; null: this is the first.
+  const Tensor* meet(std::uint8_t stages, const Tensor& operand) { return std::exchange(operands_[stages], &operand); }
+
+ private:
+  std::map<std::uint8_t, std::vector<std::uint16_t>> stages_;  // by ParameterGradient::tied, ascending
+  std::vector<const Tensor*> operands_;                        // by Op::stages
+};
+
+// One piece through a step: forward, backward, weight gradients, update, and the next step's forward.
+class PieceCheck {
+ public:
+  PieceCheck(const Program& program, const Piece& piece, MeshGroup norm_group, Holders& holders,
+             std::vector<Violation>& found);
+  void run();
+
+  // What the ops that compute each parameter's gradient leave it owing.
+  const std::vector<MeshGroup>& contributed() const { return contributed_; }
+
+ private:
+  struct State {
+    bool written = false;         // all of it
+    std::uint32_t block = 0;      // in which it, or a view of it, was written last
+    std::uint32_t own_block = 0;  // in which it was written itself
+    std::int64_t elements = 0;    // written there through views
+    // Of keys, values, and gradients of them in a ring: how far from home they are. Of contexts and gradients: which
+    // keys, by how far away these were, have been taken into account; empty: none that travel.
+    std::int64_t travelled = 0;
+    std::vector<bool> seen;
+  };
+  // How the operands of an op are divided along an axis of the model.
+  struct Divided {
+    Axis axis;
+    Division over;
+    Deal deal;
+    bool read, read_in_parts;  // in parts: without a rest that all ranks have
+    TensorId first;            // of the operands that are divided so
+    int dim;                   // of it
+  };
+
+  // ---- words ----
+  std::string quoted(TensorId id) const { return std::string("\"") + piece_.tensors[id].name + "\""; }
+  std::string layout(TensorId id) const { return quoted(id) + " " + words(mesh_, piece_.tensors[id]); }
+  std::string layout_with(TensorId id, int dim, Division over) const;  // were that dimension divided so
+  void report(Rule rule, const std::string& text);
+
+  // ---- state ----
+  const Tensor& tensor(TensorId id) const { return piece_.tensors[id]; }
+  void given(TensorId id);
+  bool is_gradient_of_parameter(TensorId id, std::size_t& parameter) const;
+  bool is_flat(TensorId id) const { return id != kNoTensor && flats_.contains(id); }
+  TensorId written_as(TensorId id) const;
+  TensorId storage_or_self(TensorId id) const;
+  MeshGroup owed(TensorId id) const;
+  MeshGroup owed_beside(TensorId id) const;
+  void write(TensorId id, MeshGroup owes);
+  void expect_settled(TensorId id, const char* what);
+  void expect_there(TensorId id);
+
+  void run(const Block& block, const char* name);
+  void step(const Op& op);
+
+  // ---- kernels (piece_check_kernels.cpp) ----
+  void compute(const Op& op);
+  bool expect_whole(const Op& op);
+  bool expect_divided_alike(const Op& op, std::vector<Divided>& axes);
+  bool meet(TensorId id, bool takes_part, bool read, std::vector<Divided>& axes);
+  MeshGroup owed_by_reads(const Op& op);
+  MeshGroup owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes, MeshGroup passed);
+
+  void expect_keys(const Op& op);
+  void follow_ring(const Op& op);
+  void attend_in_ring(const Op& op);
+  const std::vector<bool>& seen_of(TensorId id) const;
+  std::vector<bool> united(TensorId a, TensorId b);
+  void expect_complete(TensorId id);
+  bool visible(std::int64_t away) const;
+
+  // ---- collectives (piece_check_collectives.cpp) ----
+  void communicate(const Op& op);
+  void gather(const Op& op, TensorId from, TensorId to);
+  void scatter(const Op& op, TensorId from, TensorId to);
+  void reduce(const Op& op, TensorId from, TensorId to);
+  void exchange(const Op& op, TensorId from, TensorId to);
+  void shift(const Op& op, TensorId from, TensorId to);
+  void sum_over_stages(const Op& op, TensorId from, TensorId to);
+  void sum_packed(const Op& op, const PackedGradients& packing);
+  void take_sum(const Op& op, TensorId from, TensorId to, Rule rule);
+  bool differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const;
+  std::string gathered(TensorId part, MeshGroup group) const;
+  std::string scattered(TensorId whole, const Tensor& part, MeshGroup group) const;
+  void expect_parts(const Tensor& part, const Tensor& whole, int dim, MeshGroup group);
+  void expect_last(const Op& op, TensorId id);
+  std::vector<std::size_t> gradients_in(TensorId id) const;
+  void expect_summed_over_stages(std::size_t parameter);
+
+  // ---- the update (piece_check_update.cpp) ----
+  void elementwise_on_flat(const Op& op);
+  bool clips_by(const Op& op, TensorId id);
+  void expect_owes_nothing(TensorId id);
+  void norm(const Op& op);
+  void optimize(const Op& op);
+  void updated(TensorId id);
+  void expect_divided(const ParameterSet& set);
+
+  const Mesh& mesh_;
+  const Program& program_;
+  const Piece& piece_;
+  const MeshGroup norm_group_;
+  Holders& holders_;
+  std::vector<Violation>& found_;
+  std::vector<MeshGroup> owed_;
+  std::vector<State> state_;
+  std::map<TensorId, std::size_t> parameter_of_;                // by gradient
+  std::map<TensorId, std::map<std::size_t, MeshGroup>> flats_;  // owed by each parameter in a buffer of gradients
+  std::map<TensorId, const PackedGradients*> packings_;
+  std::set<TensorId> norms_;
+  std::map<TensorId, MeshGroup> stale_;
+  std::vector<MeshGroup> contributed_;  // by parameter
+  std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
+  bool laid_out_ = false;               // without an optimizer parameters are there, but lie nowhere
+  MeshGroup ring_group_;                // the digits that shifts go round
+  const Op* mask_ = nullptr;
+  const Op* op_ = nullptr;
+  const Block* block_ = nullptr;
+  const char* block_name_ = "";
+  std::uint32_t serial_ = 0;
+  bool second_step_ = false;
+};
+
+}  // namespace orrery::proof

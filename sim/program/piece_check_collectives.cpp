@@ -1,0 +1,274 @@
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "sim/program/piece_check.h"
+#include "sim/program/redistribute.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::proof {
+namespace {
+
+bool same_layout(const Tensor& a, const Tensor& b) {
+  return a.rank == b.rank && a.over == b.over && a.deals == b.deals;
+}
+
+// "0, 2"
+std::string words(const std::vector<std::uint16_t>& stages) {
+  std::string text;
+  for (const std::uint16_t stage : stages) text += (text.empty() ? "" : ", ") + std::to_string(stage);
+  return text;
+}
+
+}  // namespace
+
+void PieceCheck::communicate(const Op& op) {
+  const TensorId from = op.reads[0], to = op.writes[0];
+  if (from == kNoTensor || to == kNoTensor) return;
+  if (op.stages != 0) return sum_over_stages(op, from, to);
+  if (const auto packing = packings_.find(from); packing != packings_.end()) return sum_packed(op, *packing->second);
+  if (from != to && state_[to].own_block == serial_)
+    report(Rule::written_once, quoted(to) + " has been written in this block before");
+  if (is_flat(from) && storage_of(piece_, from) == storage_of(piece_, to)) expect_last(op, from);
+  switch (op.kind) {
+    case OpKind::all_gather:
+      return gather(op, from, to);
+    case OpKind::reduce_scatter:
+      return scatter(op, from, to);
+    case OpKind::all_reduce:
+      return reduce(op, from, to);
+    case OpKind::all_to_all:
+    case OpKind::redistribute:
+      return exchange(op, from, to);
+    case OpKind::ring_shift:
+      return shift(op, from, to);
+    default:
+      return write(to, owed(from));
+  }
+}
+
+void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
+  const Tensor &a = tensor(from), &b = tensor(to);
+  const int d = a.find(Axis::sequence);
+  if (op.group.empty() || d < 0 || !a.over[d].group().contains(op.group) || !same_layout(a, b))
+    report(Rule::shifts, layout(from) + " is shifted over " + words(mesh_, op.group) + " into " + layout(to) +
+                             ": a ring is of the digits that divide the sequence, and changes no layout");
+  const State source = state_[storage_or_self(from)];
+  write(to, owed(from));
+  state_[to].seen = source.seen;
+  state_[to].travelled = (source.travelled + op.places) % mesh_.size(op.group);
+}
+
+// The one dimension in which `divided` has the group's digits more than `whole`, as its minor ones.
+bool PieceCheck::differs_by(const Tensor& divided, const Tensor& whole, MeshGroup group, int& dim) const {
+  if (divided.rank != whole.rank) return false;
+  dim = -1;
+  for (int d = 0; d < divided.rank; ++d) {
+    if (divided.deal(d) != whole.deal(d) && !whole.over[d].empty()) return false;
+    if (divided.over[d] == whole.over[d]) continue;
+    Division expected = whole.over[d];
+    if (!expected.has_room_for(group)) return false;
+    expected.append(group);
+    if (dim >= 0 || divided.over[d] != expected) return false;
+    dim = d;
+  }
+  return dim >= 0;
+}
+
+// What a gather over `group` makes of `part`: the group's digits are the minor ones of one dimension.
+std::string PieceCheck::gathered(TensorId part, MeshGroup group) const {
+  if (group.empty()) return layout(part);
+  for (int d = 0; d < tensor(part).rank; ++d) {
+    const Division over = tensor(part).over[d];
+    Division rest, whole;
+    for (int n = 0; n < over.count(); ++n)
+      if (!group.contains(over.digit(n))) rest.append(MeshGroup::of_digit(over.digit(n)));
+    whole = rest;
+    if (!whole.has_room_for(group)) continue;
+    whole.append(group);
+    if (whole == over) return layout_with(part, d, rest);
+  }
+  return "an operand with " + words(mesh_, group) + " as the minor digits of one dimension";
+}
+
+// What a scatter over `group` makes of `whole`, in the dimension that `part` has divided over any of the group's
+// digits.
+std::string PieceCheck::scattered(TensorId whole, const Tensor& part, MeshGroup group) const {
+  if (group.empty()) return layout(whole);
+  for (int d = 0; d < std::min(part.rank, tensor(whole).rank); ++d) {
+    Division over = tensor(whole).over[d];
+    if (!part.over[d].group().meets(group) || !over.has_room_for(group)) continue;
+    over.append(group);
+    return layout_with(whole, d, over);
+  }
+  return "a result with one dimension divided over " + words(mesh_, group) + " as well";
+}
+
+void PieceCheck::expect_parts(const Tensor& part, const Tensor& whole, int dim, MeshGroup group) {
+  const std::int64_t parts = part.sizes[dim] * mesh_.size(group);
+  // Flat buffers are padded to a multiple of the smallest parts.
+  std::int64_t multiple = mesh_.size(group);
+  for (const ParameterSet& set : piece_.sets)
+    if (set.over.states.contains(group)) multiple = std::max(multiple, mesh_.size(set.over.states));
+  const bool padded = whole.rank == 1 && parts >= whole.sizes[0] && parts - whole.sizes[0] < multiple;
+  bool rest = true;
+  for (int d = 0; d < whole.rank; ++d) rest = rest && (d == dim || part.sizes[d] == whole.sizes[d]);
+  if (rest && (parts == whole.sizes[dim] || padded)) return;
+  report(Rule::sizes, "\"" + std::string(part.name) + "\" " + words(mesh_, part) + " has " +
+                          std::to_string(part.elements()) + " elements, " + std::to_string(mesh_.size(group)) +
+                          " parts of \"" + whole.name + "\" " + words(mesh_, whole) + " have " +
+                          std::to_string(whole.elements()));
+}
+
+void PieceCheck::gather(const Op& op, TensorId from, TensorId to) {
+  const Tensor &part = tensor(from), &whole = tensor(to);
+  int dim = 0;
+  if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
+    report(Rule::gathers, layout(from) + " does not become " + layout(to) + " by gathering over " +
+                              words(mesh_, op.group) + ", needed " + gathered(from, op.group));
+  } else if (!op.group.empty()) {
+    expect_parts(part, whole, dim, op.group);
+  }
+  const TensorId root = storage_of(piece_, to);
+  if (tensor(root).category == Category::parameter || whole.category == Category::parameter) {
+    const auto stale = stale_.find(root);
+    if (stale != stale_.end()) stale->second = stale->second.without(op.group);
+  }
+  write(to, owed(from));
+  if (is_flat(from)) flats_[to] = flats_.at(from);
+}
+
+void PieceCheck::scatter(const Op& op, TensorId from, TensorId to) {
+  const Tensor &part = tensor(to), &whole = tensor(from);
+  int dim = 0;
+  if (op.group.empty() ? !same_layout(part, whole) : !differs_by(part, whole, op.group, dim)) {
+    report(Rule::scatters, layout(from) + " does not become " + layout(to) + " by scattering over " +
+                               words(mesh_, op.group) + ", needed " + scattered(from, part, op.group));
+  } else if (!op.group.empty()) {
+    expect_parts(part, whole, dim, op.group);
+  }
+  take_sum(op, from, to, Rule::scatters);
+}
+
+void PieceCheck::reduce(const Op& op, TensorId from, TensorId to) {
+  if (!same_layout(tensor(from), tensor(to)) || tensor(from).elements() != tensor(to).elements())
+    report(Rule::reduces, layout(from) + " of " + std::to_string(tensor(from).elements()) + " elements and its sum " +
+                              layout(to) + " of " + std::to_string(tensor(to).elements()) +
+                              " are laid out differently, needed alike");
+  if (norms_.erase(storage_of(piece_, from)) > 0) norms_.insert(storage_of(piece_, to));
+  take_sum(op, from, to, Rule::reduces);
+}
+
+void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
+  if (is_flat(from)) {
+    std::map<std::size_t, MeshGroup> sums = flats_.at(from);
+    for (auto& [p, owes] : sums) {
+      if (!owes.contains(op.group))
+        report(rule, "the gradient of " + quoted(piece_.parameters[p].parameter) + " owes the sum over " +
+                         words(mesh_, owes) + ", the sum is taken over " + words(mesh_, op.group));
+      owes = owes.without(op.group);
+    }
+    write(to, {});
+    flats_[to] = std::move(sums);
+    return;
+  }
+  const MeshGroup owes = owed(from);
+  if (!owes.contains(op.group))
+    report(rule, layout(from) + " owes the sum over " + words(mesh_, owes) + ", the sum is taken over " +
+                     words(mesh_, op.group));
+  write(to, owes.without(op.group));
+}
+
+void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
+  const std::optional<Redistribution> needed = redistribution(mesh_, tensor(from), tensor(to));
+  if (!needed || needed->group != op.group) {
+    report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by an exchange over " +
+                                words(mesh_, op.group) +
+                                (needed ? ": what differs is over " + words(mesh_, needed->group)
+                                        : ": they are not of one whole over the same digits"));
+  } else if (op.factor != needed->share) {
+    report(Rule::sizes, "of " + layout(from) + " a share of " + std::to_string(needed->share) + " becomes " +
+                            layout(to) + ", the op moves " + std::to_string(op.factor));
+  }
+  write(to, owed(from));
+}
+
+void PieceCheck::expect_last(const Op& op, TensorId id) {
+  if (block_ == &piece_.update || op.when == When::last_micro_batch || program_.schedule.micro_batches == 1) return;
+  report(Rule::last_micro_batch, quoted(id) + " is summed in place in every micro-batch, and added to in between");
+}
+
+// Parameters of whose gradients a tensor is: of a flat buffer all, or the one that a view of it is.
+std::vector<std::size_t> PieceCheck::gradients_in(TensorId id) const {
+  std::vector<std::size_t> parameters;
+  const auto flat = flats_.find(storage_of(piece_, id));
+  if (flat == flats_.end()) return parameters;
+  const auto whole = flats_.find(id);
+  for (const auto& [p, owes] : whole != flats_.end() ? whole->second : flat->second) {
+    const Tensor& gradient = tensor(piece_.parameters[p].gradient);
+    if (whole != flats_.end() ||
+        (gradient.alias_begin == tensor(id).alias_begin && gradient.elements() == tensor(id).elements()))
+      parameters.push_back(p);
+  }
+  return parameters;
+}
+
+void PieceCheck::sum_over_stages(const Op& op, TensorId from, TensorId to) {
+  const auto wrong = [&](const std::string& text) { report(Rule::summed_over_holders, text); };
+  if (op.stages > program_.stage_groups.size()) return wrong("is of a list of stages that there is not");
+  const std::vector<std::uint16_t>& stages = program_.stage_groups[op.stages - 1u];
+  const bool leads = block_ == &piece_.update && std::all_of(block_->ops.data(), &op, [](const Op& before) {
+                       return is_communication(before.kind);
+                     });
+  if (op.kind != OpKind::all_reduce || !op.group.empty() || from != to || !leads)
+    wrong("sums over stages are all-reduces in place, over lists of stages alone, behind the update's reductions");
+  const std::vector<std::size_t> parameters = gradients_in(from);
+  if (parameters.empty()) wrong(quoted(from) + " is no gradient");
+  for (const std::size_t p : parameters) {
+    const std::string of = "the gradient of " + quoted(piece_.parameters[p].parameter);
+    const std::vector<std::uint16_t>* held = holders_.of(piece_, p);
+    if (!owes_stages_[p]) {
+      wrong(of + " owes no sum over stages");
+    } else if (held == nullptr || *held != stages) {
+      wrong(of + " is summed over stages " + words(stages) + ", needed those that hold it" +
+            (held == nullptr ? std::string() : ", " + words(*held)));
+    }
+    owes_stages_[p] = false;
+  }
+  if (const Tensor* other = holders_.meet(op.stages, tensor(from));
+      other != nullptr && (other->elements() != tensor(from).elements() || other->over != tensor(from).over))
+    wrong(layout(from) + " is summed with " + words(mesh_, *other) + " of " + std::to_string(other->elements()) +
+          " elements of another stage, needed alike");
+}
+
+void PieceCheck::expect_summed_over_stages(std::size_t p) {
+  if (!owes_stages_[p]) return;
+  report(Rule::summed_over_holders,
+         "the gradient of " + quoted(piece_.parameters[p].parameter) + " is not summed over the stages that hold it");
+  owes_stages_[p] = false;  // said once
+}
+
+void PieceCheck::sum_packed(const Op& op, const PackedGradients& packing) {
+  if (piece_.sets.empty()) return;
+  for (const TensorId id : packing.gradients) {
+    std::size_t p = 0;
+    const bool known = is_gradient_of_parameter(id, p) && piece_.parameters[p].set < piece_.sets.size();
+    const auto held = flats_.find(known ? piece_.sets[piece_.parameters[p].set].own_gradients : kNoTensor);
+    if (held == flats_.end() || !held->second.contains(p)) {
+      report(Rule::packed_gradients, quoted(id) + " is packed, but no gradient of a parameter held here");
+      continue;
+    }
+    MeshGroup& owes = held->second.at(p);
+    if (!owes.contains(op.group))
+      report(Rule::packed_gradients, "the gradient " + quoted(id) + " owes the sum over " + words(mesh_, owes) +
+                                         ", the packed sum is taken over " + words(mesh_, op.group));
+    owes = owes.without(op.group);
+  }
+  const std::int64_t elements = packed_elements(mesh_, piece_, packing);
+  if (elements != tensor(packing.buffer).elements())
+    report(Rule::packed_gradients, quoted(packing.buffer) + " has " +
+                                       std::to_string(tensor(packing.buffer).elements()) +
+                                       " elements, its gradients owe the sums of " + std::to_string(elements));
+}
+
+}  // namespace orrery::proof

@@ -1,0 +1,263 @@
+#include <algorithm>
+
+#include "sim/program/piece_check.h"
+#include "sim/program/rewrite.h"
+#include "sim/program/work.h"
+
+namespace orrery::proof {
+namespace {
+
+// Fused projections are divided by query heads, as what they are cut into is.
+Axis divided_axis(Axis axis) { return axis == Axis::group_qkv ? Axis::group_heads : axis; }
+
+bool masks(const Op& op) { return op.causal || op.window > 0; }
+
+// Whether an element of the results needs more than its own part of this dimension of an operand, and no sum of parts
+// gives it.
+bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
+  const OpTraits& traits = traits_of(op.kind);
+  if (traits.whole_heads && t.axes[dim] == Axis::head_dim) return true;
+  if (!has_operand(traits.whole_rows, read)) return false;
+  return dim == t.rank - 1 || (traits.masks_rows && masks(op) && dim == t.rank - 2);
+}
+
+std::string axis_words(const Tensor& t, int dim) {
+  return t.axes[dim] == Axis::none ? "dimension " + std::to_string(dim) : name_of(t.axes[dim]);
+}
+
+}  // namespace
+
+void PieceCheck::compute(const Op& op) {
+  std::vector<Divided> axes;
+  if (!expect_whole(op) || !expect_divided_alike(op, axes)) {  // said once: what follows from it is not looked for
+    for (const TensorId id : op.writes)
+      if (id != kNoTensor) write(id, {});
+    return;
+  }
+  const MeshGroup passed = owed_by_reads(op);
+  if (is_attention(op.kind)) expect_keys(op);
+  if (!ring_group_.empty()) follow_ring(op);
+  for (std::size_t w = 0; w < op.writes.size(); ++w)
+    if (op.writes[w] != kNoTensor) write(op.writes[w], owed_by_result(op, w, axes, passed));
+}
+
+bool PieceCheck::expect_whole(const Op& op) {
+  for (std::size_t i = 0; i < op.reads.size(); ++i) {
+    const TensorId id = op.reads[i];
+    for (int d = 0; id != kNoTensor && d < tensor(id).rank; ++d) {
+      const MeshGroup parts = tensor(id).over[d].group();
+      if (parts.empty() || !needs_whole(op, i, tensor(id), d)) continue;
+      report(Rule::whole_for_op, layout(id) + " is divided over " + words(mesh_, parts) + " along " +
+                                     axis_words(tensor(id), d) + ", needed " + layout_with(id, d, {}));
+      return false;
+    }
+  }
+  return true;
+}
+
+// Fills `axes`. Whoever takes part of an operand is compared with the others.
+bool PieceCheck::expect_divided_alike(const Op& op, std::vector<Divided>& axes) {
+  const OpTraits& traits = traits_of(op.kind);
+  for (const bool parts : {false, true}) {
+    for (std::size_t i = 0; i < op.reads.size(); ++i)
+      if (op.reads[i] != kNoTensor && has_operand(traits.takes_positions, i) == parts &&
+          !meet(op.reads[i], parts, true, axes))
+        return false;
+    for (std::size_t i = 0; i < op.writes.size(); ++i)
+      if (op.writes[i] != kNoTensor && has_operand(traits.gives_positions, i) == parts &&
+          !meet(op.writes[i], parts, false, axes))
+        return false;
+  }
+  return true;
+}
+
+bool PieceCheck::meet(TensorId id, bool takes_part, bool read, std::vector<Divided>& axes) {
+  const Tensor& t = tensor(id);
+  for (int d = 0; d < t.rank; ++d) {
+    const Axis axis = divided_axis(t.axes[d]);
+    if (axis == Axis::none) continue;
+    const bool by_heads = t.deal(d) == Deal::query_heads;
+    const Deal deal = by_heads ? Deal::contiguous : t.deal(d);  // of what is divided
+    const auto known = std::find_if(axes.begin(), axes.end(), [&](const Divided& a) { return a.axis == axis; });
+    if (known == axes.end()) {
+      axes.push_back({axis, t.over[d], deal, read, read && !by_heads, id, d});
+      continue;
+    }
+    known->read = known->read || read;
+    known->read_in_parts = known->read_in_parts || (read && !by_heads);
+    const bool alike =
+        takes_part && axis == Axis::sequence ? known->over.begins_with(t.over[d]) : known->over == t.over[d];
+    if (alike && (known->deal == deal || t.over[d].empty())) continue;
+    report(Rule::operands_agree, layout(id) + " and " + layout(known->first) + " are divided differently along " +
+                                     name_of(axis) + ": over " + words(mesh_, t, d) + " and over " +
+                                     words(mesh_, tensor(known->first), known->dim) + ", needed alike");
+    return false;
+  }
+  return true;
+}
+
+// What linear operands leave the results owing.
+MeshGroup PieceCheck::owed_by_reads(const Op& op) {
+  const OpTraits& traits = traits_of(op.kind);
+  MeshGroup passed;
+  TensorId owing = kNoTensor;
+  int owe = 0, may_owe = 0;
+  for (std::size_t i = 0; i < op.reads.size(); ++i) {
+    const TensorId id = op.reads[i];
+    if (id == kNoTensor) continue;
+    const MeshGroup owes = owed(id);
+    const bool linear = has_operand(traits.linear, i);
+    if (linear) ++may_owe;
+    if (owes.empty()) continue;
+    if (!linear || (traits.product && owe > 0)) {
+      report(Rule::owed_refused,
+             layout(id) + " owes the sum over " + words(mesh_, owes) + ", which has to be taken before this op");
+      continue;
+    }
+    if (owe > 0 && owes != passed)
+      report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owes) + ", " + layout(owing) +
+                                   " over " + words(mesh_, passed) + ", needed alike");
+    ++owe;
+    passed = passed | owes;
+    owing = id;
+  }
+  if (owe > 0 && owe < may_owe && !traits.product)
+    report(Rule::owed_alike, layout(owing) + " owes the sum over " + words(mesh_, passed) +
+                                 ", what is put together with it does not, needed alike");
+  return passed;
+}
+
+MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes,
+                                     MeshGroup passed) {
+  const OpTraits& traits = traits_of(op.kind);
+  const TensorId id = op.writes[result];
+  const Tensor& t = tensor(id);
+  MeshGroup summed;
+  for (const Divided& a : axes) {
+    if (a.over.empty() || !a.read) continue;
+    MeshGroup here;  // what divides the result as well; the rest of one divided by heads is a sum over heads
+    for (int d = 0; d < t.rank; ++d)
+      if (divided_axis(t.axes[d]) == a.axis && (t.deal(d) != Deal::query_heads || !a.read_in_parts))
+        here = here | t.over[d].group();
+    const MeshGroup parts = a.over.group().without(here);
+    if (parts.empty()) continue;
+    if (traits.sums) {
+      summed = summed | parts;
+    } else {
+      report(Rule::whole_for_op, layout(id) + " is made of parts over " + words(mesh_, parts) + " of " +
+                                     layout(a.first) + " along " + name_of(a.axis) + ", needed " +
+                                     layout_with(a.first, a.dim, {}));
+    }
+  }
+  for (std::size_t i = 0; i < op.reads.size(); ++i)
+    if (op.reads[i] != kNoTensor && has_operand(traits.added, i) && !(summed | passed).empty())
+      report(Rule::owed_alike, layout(op.reads[i]) + " is added on every rank to a part of the sum over " +
+                                   words(mesh_, summed | passed) + ", needed behind it");
+  MeshGroup owes = summed;
+  if (!has_operand(traits.independent, result)) owes = owes | passed;
+  if (const MeshGroup both = owes & divided_without_rest(t); !both.empty()) {
+    report(Rule::owed_refused, layout(id) + " is divided over " + words(mesh_, both) +
+                                   ", over which it would owe a sum: the ranks have parts of different elements");
+    owes = owes.without(both);
+  }
+  return owes;
+}
+
+// ---- rings ----
+
+// All of them, or those that rings bring; as many positions as the op masks by.
+void PieceCheck::expect_keys(const Op& op) {
+  const std::size_t first = queries_operand(op.kind);
+  const TensorId queries = op.reads[first], keys = op.reads[first + 1] != kNoTensor ? op.reads[first + 1] : queries;
+  if (const int d = tensor(queries).find(Axis::sequence); d >= 0 && masks(op))
+    if (const std::int64_t parts = mesh_.size(tensor(queries).over[d].group()); parts != op.parts)
+      report(Rule::sizes, layout(queries) + " has one of " + std::to_string(parts) +
+                              " parts of the positions, the op states " + std::to_string(op.parts));
+  if (const int d = tensor(keys).find(Axis::sequence); d >= 0)
+    if (const MeshGroup parts = tensor(keys).over[d].group().without(ring_group_);
+        !parts.empty() && op.window != 1)  // a window of one is the query's own position
+      report(Rule::whole_for_op, layout(keys) + " has the keys of one part over " + words(mesh_, parts) +
+                                     ", and no ring brings the others, needed " + layout_with(keys, d, {}));
+}
+
+void PieceCheck::follow_ring(const Op& op) {
+  if (is_attention(op.kind)) return attend_in_ring(op);
+  if (op.kind == OpKind::merge_attention) {
+    state_[op.writes[0]].seen = united(op.reads[0], op.reads[2]);
+    state_[op.writes[1]].seen = united(op.reads[1], op.reads[3]);
+    return;
+  }
+  if (op.kind == OpKind::add && op.reads[1] != kNoTensor && !seen_of(op.reads[0]).empty() &&
+      !seen_of(op.reads[1]).empty() && op.reads[2] == kNoTensor) {
+    const std::int64_t a = state_[op.reads[0]].travelled, b = state_[op.reads[1]].travelled;
+    if (a != b)
+      report(Rule::sees_all_keys, quoted(op.reads[0]) + " is of keys " + std::to_string(a) + " ranks from home, " +
+                                      quoted(op.reads[1]) + " of keys " + std::to_string(b) + " from home");
+    state_[op.writes[0]].seen = united(op.reads[0], op.reads[1]);
+    state_[op.writes[0]].travelled = a;
+    return;
+  }
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor) expect_complete(id);
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor) state_[id].seen.clear(), state_[id].travelled = 0;
+}
+
+void PieceCheck::attend_in_ring(const Op& op) {
+  const std::int64_t ranks = mesh_.size(ring_group_);
+  const bool backward = op.kind == OpKind::attention_backward;
+  const std::size_t first = queries_operand(op.kind);
+  const TensorId q = op.reads[first], kv = op.reads[first + 1];
+  const TensorId keys = kv == kNoTensor ? q : storage_or_self(kv);
+  const std::int64_t travelled = state_[keys].travelled % ranks;
+  if (travelled != op.keys_before)
+    report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
+                                    " ranks before, the op states " + std::to_string(op.keys_before));
+  mask_ = &op;
+  if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
+  std::vector<bool> seen(static_cast<std::size_t>(ranks));
+  seen[static_cast<std::size_t>(travelled)] = true;
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor) state_[id].seen = seen;
+  if (backward && op.writes[1] != kNoTensor) state_[op.writes[1]].travelled = travelled;
+}
+
+const std::vector<bool>& PieceCheck::seen_of(TensorId id) const {
+  static const std::vector<bool> kNone;
+  const TensorId as = written_as(id);
+  return as == kNoTensor ? kNone : state_[as].seen;
+}
+
+std::vector<bool> PieceCheck::united(TensorId a, TensorId b) {
+  std::vector<bool> x = seen_of(a);
+  const std::vector<bool>& y = seen_of(b);
+  if (x.empty() || y.empty()) return x.empty() ? y : x;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (x[i] && y[i])
+      report(Rule::sees_all_keys,
+             quoted(a) + " and " + quoted(b) + " have both met the keys of " + std::to_string(i) + " ranks before");
+    x[i] = x[i] || y[i];
+  }
+  return x;
+}
+
+void PieceCheck::expect_complete(TensorId id) {
+  const TensorId as = written_as(id);
+  if (as == kNoTensor || state_[as].seen.empty()) return;
+  if (state_[as].travelled != 0)
+    report(Rule::sees_all_keys,
+           quoted(id) + " is still " + std::to_string(state_[as].travelled) + " ranks away from where its keys belong");
+  for (std::size_t i = 0; i < state_[as].seen.size(); ++i)
+    if (!state_[as].seen[i] && visible(static_cast<std::int64_t>(i)))
+      report(Rule::sees_all_keys, quoted(id) + " lacks the keys of " + std::to_string(i) + " ranks before");
+}
+
+// Whether any rank's queries see keys of the rank `away` places before.
+bool PieceCheck::visible(std::int64_t away) const {
+  if (mask_ == nullptr) return true;
+  Op op = *mask_;
+  op.keys_before = static_cast<std::int32_t>(away);
+  return attends(op, piece_.tensors);
+}
+
+}  // namespace orrery::proof

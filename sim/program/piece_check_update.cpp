@@ -1,0 +1,97 @@
+#include <span>
+
+#include "sim/program/piece_check.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::proof {
+
+void PieceCheck::elementwise_on_flat(const Op& op) {
+  if (op.kind == OpKind::zero_fill) {
+    for (auto& [p, owes] : flats_.at(op.writes[0])) owes = {};
+    return write(op.writes[0], {});
+  }
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor && !clips_by(op, id) && tensor(id).over[0] != tensor(op.reads[0]).over[0])
+      report(Rule::operands_agree, layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, needed one");
+  for (const TensorId id : op.writes) {
+    if (id == kNoTensor) continue;
+    if (tensor(id).over[0] != tensor(op.reads[0]).over[0])
+      report(Rule::operands_agree, layout(id) + " and " + layout(op.reads[0]) + " are shards of two kinds, needed one");
+    write(id, {});
+    if (id != op.reads[0]) flats_[id] = flats_.at(op.reads[0]);
+  }
+}
+
+// A clip coefficient of a part of the norm would be another one on each rank.
+bool PieceCheck::clips_by(const Op& op, TensorId id) {
+  const int at = norm_operand(op.kind);
+  if (at < 0 || op.reads[static_cast<std::size_t>(at)] != id) return false;
+  if (!owed(id).empty())
+    report(Rule::norm_of_all,
+           "gradients are clipped by " + quoted(id) + ", which still owes the sum over " + words(mesh_, owed(id)));
+  return true;
+}
+
+void PieceCheck::expect_owes_nothing(TensorId id) {
+  for (const auto& [p, owes] : flats_.at(id)) {
+    expect_summed_over_stages(p);
+    if (!owes.empty())
+      report(Rule::gradient_meets_state, "the gradient of " + quoted(piece_.parameters[p].parameter) + " in " +
+                                             quoted(id) + " still owes the sum over " + words(mesh_, owes));
+  }
+}
+
+void PieceCheck::norm(const Op& op) {
+  if (is_flat(op.reads[0])) {
+    expect_owes_nothing(op.reads[0]);
+    write(op.writes[0], norm_group_);
+  } else {  // of parts of itself
+    norms_.erase(storage_of(piece_, op.reads[0]));
+    write(op.writes[0], owed(op.reads[0]));
+  }
+  norms_.insert(storage_of(piece_, op.writes[0]));
+}
+
+void PieceCheck::optimize(const Op& op) {
+  if (is_flat(op.reads[0])) expect_owes_nothing(op.reads[0]);
+  for (const auto ids : {std::span<const TensorId>(op.reads), std::span<const TensorId>(op.writes)})
+    for (const TensorId id : ids) {
+      if (id == kNoTensor || clips_by(op, id)) continue;
+      if (tensor(id).over[0] != tensor(op.reads[0]).over[0] || tensor(id).sizes[0] != tensor(op.reads[0]).sizes[0])
+        report(Rule::gradient_meets_state,
+               "gradients " + layout(op.reads[0]) + " of " + std::to_string(tensor(op.reads[0]).sizes[0]) +
+                   " elements meet " + layout(id) + " of " + std::to_string(tensor(id).sizes[0]) + ", needed alike");
+    }
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor) updated(id);
+}
+
+// Parts of a parameter buffer are new, the rest of it is not.
+void PieceCheck::updated(TensorId id) {
+  write(id, {});
+  if (tensor(id).category != Category::parameter) return;
+  const TensorId root = storage_of(piece_, id);
+  if (const ParameterSet* set = set_of(piece_, root); set != nullptr && set->frozen())
+    report(Rule::frozen_stays, quoted(id) + " is updated, and has the parameters of a frozen set");
+  stale_[root] = tensor(id).divided_over().without(tensor(root).divided_over());
+}
+
+// What a set says of itself is what its tensors are.
+void PieceCheck::expect_divided(const ParameterSet& set) {
+  const auto expect = [&](TensorId id, MeshGroup group, const char* what) {
+    if (id == kNoTensor || tensor(id).divided_over() == group) return;
+    report(Rule::sets_divided,
+           layout(id) + " are the " + what + " of a parameter set that divides them over " + words(mesh_, group));
+  };
+  expect(set.parameters, set.over.weights, "weights");
+  expect(set.gradients, set.over.gradients, "gradients");
+  expect(set.own_parameters, set.over.states, "weights that are updated");
+  expect(set.own_gradients, set.over.states, "gradients that are updated with");
+  expect(set.secondary, set.over.secondary, "second copy of the weights");
+  if (set.own_parameters == kNoTensor || set.own_gradients == kNoTensor) return;
+  if (tensor(set.own_parameters).over[0] != tensor(set.own_gradients).over[0])
+    report(Rule::sets_divided,
+           layout(set.own_parameters) + " are updated with " + layout(set.own_gradients) + ": parts of two orders");
+}
+
+}  // namespace orrery::proof
