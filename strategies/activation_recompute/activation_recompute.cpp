@@ -79,27 +79,28 @@ void concatenate(Piece& piece, std::int64_t copies) {
         map[id] = piece.add(one.tensors[id]);
       }
     }
-    // The gradient of what the next instance read is the gradient of what this one wrote.
-    for (std::size_t id = 0; id < one.tensors.size(); ++id)
-      if (const TensorId base = one.tensors[id].alias_of; base != kNoTensor)
-        piece.tensors[map[id]].alias_of = map[base];
     names.push_back(std::move(map));
   }
+  const auto renamed = [](const std::vector<TensorId>& map, TensorId id) { return id == kNoTensor ? id : map[id]; };
   const auto append = [&](Block& block, const Block& from, const std::vector<TensorId>& map) {
     for (Op op : from.ops) {
-      for (TensorId& id : op.reads)
-        if (id != kNoTensor) id = map[id];
-      for (TensorId& id : op.writes)
-        if (id != kNoTensor) id = map[id];
+      for (TensorId& id : op.reads) id = renamed(map, id);
+      for (TensorId& id : op.writes) id = renamed(map, id);
       block.ops.push_back(op);
     }
   };
-  // Instance c's output gradient is instance c+1's input gradient.
+  // Instance c's output gradient is instance c+1's input gradient. Of what is frozen in front of them no side stream
+  // has gradients.
   for (std::size_t c = 0; c + 1 < names.size(); ++c) {
     names[c][one.output_gradient] = names[c + 1][one.input_gradient];
     for (const SideStream& side : one.sides)
-      if (side.input != kNoTensor) names[c][side.output_gradient] = names[c + 1][side.input_gradient];
+      if (side.input != kNoTensor && side.output_gradient != kNoTensor)
+        names[c][side.output_gradient] = renamed(names[c + 1], side.input_gradient);
   }
+  for (const auto& map : names)
+    for (std::size_t id = 0; id < one.tensors.size(); ++id)
+      if (const TensorId base = one.tensors[id].alias_of; base != kNoTensor)
+        piece.tensors[map[id]].alias_of = map[base];
   for (Block Piece::*block : {&Piece::forward, &Piece::update}) {
     (piece.*block).ops.clear();
     for (const auto& map : names) append(piece.*block, one.*block, map);
@@ -110,10 +111,8 @@ void concatenate(Piece& piece, std::int64_t copies) {
   }
   piece.parameters.clear();
   for (const auto& map : names)
-    for (const ParameterGradient& p : one.parameters) {
-      const TensorId gradient = p.gradient == kNoTensor ? kNoTensor : map[p.gradient];
-      piece.parameters.push_back({map[p.parameter], gradient, p.set});
-    }
+    for (const ParameterGradient& p : one.parameters)
+      piece.parameters.push_back({map[p.parameter], renamed(map, p.gradient), p.set});
   piece.packed.clear();
   for (const auto& map : names)
     for (PackedGradients packed : one.packed) {
@@ -126,8 +125,8 @@ void concatenate(Piece& piece, std::int64_t copies) {
   piece.input_gradient = names.front()[one.input_gradient];
   for (SideStream& side : piece.sides) {
     if (side.input == kNoTensor) continue;
-    side.output_gradient = names.back()[side.output_gradient];
-    side.input_gradient = names.front()[side.input_gradient];
+    side.output_gradient = renamed(names.back(), side.output_gradient);
+    side.input_gradient = renamed(names.front(), side.input_gradient);
   }
 }
 

@@ -447,6 +447,10 @@ const Layout kLayouts[] = {
 
     {"RecomputeFull", R"({"recompute": "full"})", kDropout},
     {"RecomputeEvery3", R"({"recompute": "full", "recompute_every": 3, "flash_attention": false})", kDropout},
+    {"RecomputeEvery2SequenceOverlap",
+     R"({"recompute": "full", "recompute_every": 2, "tensor_parallel": 2, "sequence_parallel": true,
+         "tensor_parallel_overlap": true})",
+     kDropout},
     {"RecomputeSomeLayers", R"({"recompute": "full", "recompute_layers": 1, "pipeline_parallel": 2})", kDropout},
     {"RecomputeSelective", R"({"recompute": "selective", "flash_attention": false})", kDropout},
     {"RecomputeSequence",
@@ -651,6 +655,7 @@ const Layout kLayouts[] = {
      kVit},
 
     {"T5Replicas", R"({"data_parallel": 2})", kT5},
+    {"T5FrozenTablesRecomputeEvery2", R"({"freeze_embedding": true, "recompute": "full", "recompute_every": 2})", kT5},
     {"T5Zero1", R"({"data_parallel": 2, "zero_stage": 1})", kT5},
     {"T5Zero2Unfused", R"({"data_parallel": 2, "zero_stage": 2, "framework": "deepspeed", "precision": "bf16"})", kT5},
     {"T5Zero3", R"({"data_parallel": 4, "zero_stage": 3})", kT5},
