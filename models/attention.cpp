@@ -1,5 +1,7 @@
 #include "models/attention.h"
 
+#include <cmath>
+
 namespace orrery {
 namespace {
 
@@ -61,15 +63,17 @@ TensorId scores_of(Builder& b, TensorId q, TensorId k, std::initializer_list<Dim
   return biased;
 }
 
-TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim> matrix, bool causal) {
+// `scale`: on the scores.
+TensorId probabilities_of(Builder& b, TensorId scores, std::initializer_list<Dim> matrix, bool causal, double scale) {
   const TensorId probabilities = b.activation("attention_softmax", matrix);
-  if (b.kernels.fused_kernels) {
-    b.emit(OpKind::softmax, "attention_softmax", {scores}, {probabilities}).causal = causal;
-  } else {  // scale and mask as a kernel of its own, then softmax
-    const TensorId masked = b.activation("attention_mask", matrix);
+  TensorId masked = scores;
+  if (!b.kernels.fused_kernels) {  // scale and mask as a kernel of its own, then softmax
+    masked = b.activation("attention_mask", matrix);
     b.emit(OpKind::cast, "attention_mask", {scores}, {masked});
-    b.emit(OpKind::softmax, "attention_softmax", {masked}, {probabilities}).causal = causal;
   }
+  Op& softmax = b.emit(OpKind::softmax, "attention_softmax", {masked}, {probabilities});
+  softmax.causal = causal;
+  softmax.factor = scale;
   if (b.model.dropout == 0) return probabilities;
   const TensorId dropped = b.activation("attention_dropout", matrix);
   const TensorId mask = b.tensor("attention_dropout", Category::activation, Dtype::uint8, matrix);
@@ -84,7 +88,9 @@ TensorId attend_unfused(Builder& b, TensorId q, TensorId k, TensorId v, Dim keys
   const Dim groups = b.groups(), heads = b.heads(), dim = b.head_dim();
   const std::initializer_list<Dim> matrix{b.batch(), groups, heads, b.sequence(), keys};
   const TensorId scores = scores_of(b, q, k, matrix, keys, causal, position_bias);
-  const TensorId probabilities = probabilities_of(b, scores, matrix, causal);
+  // T5's too: its authors scale the queries' initial values instead, which gives the same functions.
+  const double scale = 1 / std::sqrt(static_cast<double>(dim.size));
+  const TensorId probabilities = probabilities_of(b, scores, matrix, causal, scale);
   const TensorId rows = b.activation("attention_context", {b.batch(), groups, heads, b.sequence(), dim});
   b.emit(OpKind::batched_matmul, "attention_context", {probabilities, v}, {rows}).causal = causal;
   b.in_core_attention = false;

@@ -11,7 +11,6 @@
 //    states: kernels mask by them, as FLOPs are counted (sim/program/work.h).
 //  - Side streams (Piece::sides) cross a border between stages as messages of their own, where a piece behind it takes
 //    them (sim/program/borders.h). The last layer to read one is handed a gradient of zeros.
-//  - Scores of T5 are scaled as all others'. Its authors scale the queries' initial values instead: the same functions.
 //  - The gradient norm counts every parameter once; what the update's ops read as it is that of all pieces and ranks.
 //  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.
 #pragma once

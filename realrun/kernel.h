@@ -34,15 +34,12 @@ struct KernelContext {
   // Optimizers. Gradients are multiplied by clipped_factor() first.
   std::int64_t step = 1;  // from 1
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  bool decoupled_weight_decay = true;  // AdamW; false: Adam with L2 regularisation
 
   // Attention under sequence or context parallelism: positions of this rank's queries and keys in the whole sequence (a
   // causal mask or a window compares them; rotary embeddings take the queries'). Empty: 0, 1, ...; queries align with
   // the last keys. The keys of a fused QKV are at the queries' positions. A query may see no key: its context is 0, its
   // log-sum-exp -infinity. Host memory.
   std::span<const std::int64_t> query_positions, key_positions;
-  // Factor on the scores. 0: 1/sqrt(head_dim); softmax, which cannot see head_dim, throws then.
-  double attention_scale = 0;
   double rotary_base = 10000;  // theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2
 
   // First row of the vocabulary that this rank holds (embedding, cross entropy: tensors with Axis::vocab); ids outside

@@ -240,7 +240,7 @@ class Builder {
       for (const OpKind kind : {softmax, softmax_backward}) {
         KernelCase& c = begin(kind);
         c.op.causal = true;
-        c.context.attention_scale = 1 / std::sqrt(static_cast<double>(a.head_dim));
+        c.op.factor = 1 / std::sqrt(static_cast<double>(a.head_dim));
         const std::initializer_list<Dim> scores{{a.batch, Axis::batch},
                                                 {a.groups, Axis::groups},
                                                 {a.group_heads, Axis::group_heads},

@@ -67,14 +67,10 @@ class OperandSet {
     std::array<Operand, 4> writes;
     for (std::size_t i = 0; i < reads.size(); ++i) reads[i] = operand(op.reads[i]);
     for (std::size_t i = 0; i < writes.size(); ++i) writes[i] = operand(op.writes[i]);
-    KernelContext context;
-    context.attention_scale = 1 / std::sqrt(kHeadDim);
-    backend_.run(op, reads, writes, context);
+    backend_.run(op, reads, writes, {});
   }
 
  private:
-  static constexpr double kHeadDim = 64;
-
   Operand operand(TensorId id) const { return id == kNoTensor ? Operand{} : Operand{memory_[id], &point_.tensors[id]}; }
   void fill(std::size_t i) {
     const Tensor& t = point_.tensors[i];

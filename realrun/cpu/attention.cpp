@@ -135,8 +135,7 @@ Shape shape_of(const KernelCall& call, const Buffer& q, const Buffer* kv, const 
   call.require(c[0] == s.batch && c[1] == s.queries && c[2] == s.groups && c[3] == s.heads,
                "the context does not fit the queries");
   call.require(lse.elements() == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
-  s.scale =
-      call.context.attention_scale != 0 ? call.context.attention_scale : 1 / std::sqrt(static_cast<double>(sizes[4]));
+  s.scale = 1 / std::sqrt(static_cast<double>(sizes[4]));
   return s;
 }
 
@@ -406,14 +405,13 @@ void softmax(const KernelCall& call) {
   call.require_same_elements(scores, y);
   const Tensor& t = *scores.tensor;
   call.require(t.rank >= 2, "scores are [.., queries, keys]");
-  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   const Mask mask(call, queries, keys, false);
   for (std::int64_t r = 0; r < t.elements() / keys; ++r) {
     float* const row = y.data + r * keys;
     for (std::int64_t k = 0; k < keys; ++k)
-      row[k] = mask.sees(r % queries, k) ? static_cast<float>(call.context.attention_scale * scores.data[r * keys + k])
-                                         : kMasked;
+      row[k] =
+          mask.sees(r % queries, k) ? static_cast<float>(call.op.factor * scores.data[r * keys + k]) : kMasked;
     softmax_row(row, keys);
   }
 }
@@ -423,13 +421,12 @@ void softmax_backward(const KernelCall& call) {
   const Buffer &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
   call.require_same_elements(dp, p);
   call.require_same_elements(dp, ds);
-  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
   const std::int64_t keys = last_size(p);
   for (std::int64_t r = 0; r < p.elements(); r += keys) {
     double sum = 0;
     for (std::int64_t i = r; i < r + keys; ++i) sum += static_cast<double>(dp.data[i]) * p.data[i];
     for (std::int64_t i = r; i < r + keys; ++i)
-      ds.data[i] = static_cast<float>(call.context.attention_scale * p.data[i] * (dp.data[i] - sum));
+      ds.data[i] = static_cast<float>(call.op.factor * p.data[i] * (dp.data[i] - sum));
   }
 }
 

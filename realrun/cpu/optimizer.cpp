@@ -67,10 +67,10 @@ void adam(const KernelCall& call) {
   for (std::int64_t i = 0; i < call.read(0).elements(); ++i) {
     const double w = call.reads[1].data[i];
     double g = factor * call.reads[0].data[i];
-    if (!c.decoupled_weight_decay) g += c.weight_decay * w;
+    if (!call.op.decoupled_weight_decay) g += c.weight_decay * w;
     const double m = c.beta1 * call.reads[2].data[i] + (1 - c.beta1) * g;
     const double v = c.beta2 * call.reads[3].data[i] + (1 - c.beta2) * g * g;
-    const double decayed = c.decoupled_weight_decay ? w - c.learning_rate * c.weight_decay * w : w;
+    const double decayed = call.op.decoupled_weight_decay ? w - c.learning_rate * c.weight_decay * w : w;
     const double updated = decayed - c.learning_rate * (m / correction1) / (std::sqrt(v / correction2) + c.epsilon);
     call.writes[0].data[i] = static_cast<float>(updated);
     if (has_master) call.writes[1].data[i] = static_cast<float>(updated);

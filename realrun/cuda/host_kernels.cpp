@@ -25,8 +25,8 @@ AdamFactors factors_of(const Op& op, const float* squared_norm, const KernelCont
   return {.gradient_scale = static_cast<float>(squared_norm == nullptr ? op.factor : clipped_factor(op, *squared_norm)),
           .beta1 = static_cast<float>(c.beta1),
           .beta2 = static_cast<float>(c.beta2),
-          .l2 = c.decoupled_weight_decay ? 0.0f : static_cast<float>(c.weight_decay),
-          .kept = c.decoupled_weight_decay ? static_cast<float>(1 - c.learning_rate * c.weight_decay) : 1.0f,
+          .l2 = op.decoupled_weight_decay ? 0.0f : static_cast<float>(c.weight_decay),
+          .kept = op.decoupled_weight_decay ? static_cast<float>(1 - c.learning_rate * c.weight_decay) : 1.0f,
           .step_size = static_cast<float>(c.learning_rate / (1 - std::pow(c.beta1, step))),
           .correction2 = static_cast<float>(1 / std::sqrt(1 - std::pow(c.beta2, step))),
           .epsilon = static_cast<float>(c.epsilon)};

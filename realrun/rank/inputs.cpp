@@ -42,7 +42,7 @@ std::vector<float> input_values(const RunSetup& setup, const Position& position,
   constexpr std::uint64_t kInputs = std::uint64_t{1} << 40;  // streams apart from the parameters'
   const Model& model = setup.scenario.model;
   std::vector<float> values(static_cast<std::size_t>(t.elements()));
-  const std::int64_t sequences = setup.scenario.plan.batch.micro_batch_size, width = t.elements() / t.sizes[0];
+  const std::int64_t sequences = t.sizes[0], width = t.elements() / sequences;
   const std::int64_t first = (position.replica * setup.program.schedule.micro_batches + micro_batch) * sequences;
   const auto draw = [&](std::uint64_t stream, std::int64_t index) {
     return counter_uniform(setup.options.seed, kInputs + stream, static_cast<std::uint64_t>(index));

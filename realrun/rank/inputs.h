@@ -1,4 +1,5 @@
-// What a rank's tensors are given from outside.
+// What a rank's tensors are given from outside: data of the run, as of a data set. The Program says which tensor is
+// given what (Tensor::input); how many kinds of ids there are is the model's.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,6 @@
 #include "realrun/rank/kernels.h"
 
 #include <array>
-#include <cmath>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -55,7 +54,7 @@ void Kernels::run(const OpCall& call) {
   Binding binding;
   binding.op = call.op;
   binding.op.accumulate = false;  // whatever writes gradients adds to them: bind_writes()
-  binding.context = context_of(call.op);
+  binding.context = context();
   if (traits_of(call.op.kind).random) place_dropout(call, binding.context);
   find_positions(call, binding);
   bind_reads(call, binding);
@@ -66,7 +65,7 @@ void Kernels::run(const OpCall& call) {
   add_results(call, binding);
 }
 
-KernelContext Kernels::context_of(const Op& op) const {
+KernelContext Kernels::context() const {
   const ExecutionOptions& options = setup_.options;
   KernelContext context;
   context.seed = options.seed;
@@ -74,9 +73,6 @@ KernelContext Kernels::context_of(const Op& op) const {
   context.step = step_ + 1;
   context.learning_rate = options.learning_rate, context.beta1 = options.beta1, context.beta2 = options.beta2;
   context.epsilon = options.epsilon, context.weight_decay = options.weight_decay, context.momentum = options.momentum;
-  context.decoupled_weight_decay = setup_.scenario.plan.optimizer.rule != optimizer::Rule::adam;
-  if (op.kind == OpKind::softmax || op.kind == OpKind::softmax_backward)
-    context.attention_scale = 1 / std::sqrt(static_cast<double>(setup_.scenario.model.head_dim));
   return context;
 }
 

@@ -21,7 +21,7 @@ class Kernels {
  private:
   struct Binding;  // of one call
 
-  KernelContext context_of(const Op& op) const;
+  KernelContext context() const;
   void find_positions(const OpCall& call, Binding& binding) const;
   void place_dropout(const OpCall& call, KernelContext& context) const;
   void bind_reads(const OpCall& call, Binding& binding);

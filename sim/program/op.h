@@ -66,6 +66,8 @@ struct Op {
   // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
   // selective recomputation repeats (Korthikanti et al. 2022, section 5).
   bool core_attention = false;
+  // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
+  bool decoupled_weight_decay = true;
   std::int64_t window = 0;  // positions attended to at the most; 0: all
   // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
   // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
@@ -73,8 +75,8 @@ struct Op {
   std::int32_t parts = 1, keys_before = 0;
   std::int64_t rotary_begin = 0;
 
-  // On the operand of scale, on the gradients of optimizers, on the result of cross_entropy_backward; of what
-  // redistribute moves (Redistribution::share).
+  // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result
+  // of cross_entropy_backward; of what redistribute moves (Redistribution::share).
   double factor = 1;
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 

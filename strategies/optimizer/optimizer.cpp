@@ -154,6 +154,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, c
   const std::int64_t elements = piece.tensors[set.parameters].elements();
   const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
   Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
+  update.decoupled_weight_decay = options.rule != Rule::adam;
   update.reads[0] = set.gradients;
   std::size_t w = 0;
   update.writes[w++] = set.parameters;

@@ -125,8 +125,8 @@ TEST(HostKernels, AdamIsTheCpuKernels) {
       KernelContext context;
       context.step = 5;
       context.weight_decay = 0.1;
-      context.decoupled_weight_decay = decoupled;
       Op op;
+      op.decoupled_weight_decay = decoupled;
       op.kind = OpKind::adam;
       op.name = "test";
       op.factor = 0.25;

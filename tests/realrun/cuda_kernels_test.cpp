@@ -287,13 +287,12 @@ TEST(CudaSoftmax, IsTheCpusInEveryDtype) {
         const Tensor t = shaped({{2}, {9}, {keys}}, dtype);
         Op op = op_of(softmax);
         op.causal = causal;
-        KernelContext context;
-        context.attention_scale = 0.7;
+        op.factor = 0.7;
         const Given scores = normal(t, 1, 2);
-        expect_as_cpu(op, {scores}, poisoned({t}), context);
-        const Values p = rounded(on_cpu(op, {scores}, poisoned({t}), context)[0], dtype);
+        expect_as_cpu(op, {scores}, poisoned({t}));
+        const Values p = rounded(on_cpu(op, {scores}, poisoned({t}), {})[0], dtype);
         op.kind = softmax_backward;
-        expect_as_cpu(op, {normal(t, 2), {t, p}}, poisoned({t}), context);
+        expect_as_cpu(op, {normal(t, 2), {t, p}}, poisoned({t}));
       }
 }
 
@@ -595,9 +594,9 @@ TEST(CudaOptimizer, UpdatesAreTheCpusWhateverTheStatesAreStoredIn) {
         context.weight_decay = 0.1;
         context.learning_rate = 0.01;
         for (const bool decoupled : {false, true}) {
-          context.decoupled_weight_decay = decoupled;
           std::vector<Given> reads{normal(narrow, 1), normal(master ? wide : narrow, 2), normal(m, 3), second};
-          for (const Op& op : {scaling(adam, false), scaling(adam, true)}) {
+          for (Op op : {scaling(adam, false), scaling(adam, true)}) {
+            op.decoupled_weight_decay = decoupled;
             if (op.scalar > 0) reads.push_back(square);
             expect_as_cpu(op, reads, poisoned(master ? std::vector{narrow, wide, m, m} : std::vector{narrow, m, m}),
                           context);

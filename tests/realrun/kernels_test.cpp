@@ -340,11 +340,10 @@ TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
   Op product = op_of(batched_matmul), normalise = op_of(softmax);
   product.transpose_b = true;
   normalise.causal = true;
-  KernelContext context;
-  context.attention_scale = 0.5;
+  normalise.factor = 0.5;
   const Tensor scores = plain({{2}, {1}, {1}, {6}, {6}});
   const Values raw = call(product, {q, k}, {scores})[0];
-  const Values probabilities = call(normalise, {{scores, raw}}, {scores}, context)[0];
+  const Values probabilities = call(normalise, {{scores, raw}}, {scores})[0];
   product.transpose_b = false;
   const Values rows = call(product, {{scores, probabilities}, v}, {q.tensor})[0];
   Values kv;
@@ -359,15 +358,10 @@ TEST(SoftmaxKernel, DerivativesAreSlopes) {
   for (const bool causal : {false, true}) {
     Op op = op_of(softmax);
     op.causal = causal;
+    op.factor = 0.7;
     Machine m = machine_of(op, {parameter({{2}, {3}, {4}, {5}})}, {plain({{2}, {3}, {4}, {5}})});
-    m.context.attention_scale = 0.7;
     expect_derivative(m);
   }
-}
-
-TEST(SoftmaxKernel, WithoutAScaleThrows) {
-  const Operand x = random_operand({{3}, {4}}, 1);
-  EXPECT_THROW(call(op_of(softmax), {x}, {x.tensor}), std::logic_error);
 }
 
 TEST(RotaryKernel, RotatesQueriesAndKeysAndLeavesValues) {
@@ -893,13 +887,13 @@ TEST(AdamKernel, FollowsTheFormulaOverSteps) {
     for (const bool master : {true, false}) {
       Op op = op_of(adam);
       op.factor = 0.5;
+      op.decoupled_weight_decay = decoupled;
       Training t(op, master ? std::vector<std::size_t>{0, 2, 3, 4} : std::vector<std::size_t>{0, 1, 3, 4},
                  master ? std::vector<std::size_t>{1, 2, 3, 4} : std::vector<std::size_t>{1, 3, 4});
       KernelContext c;
       c.learning_rate = 0.01;
       c.weight_decay = 0.1;
       c.epsilon = 0.01;
-      c.decoupled_weight_decay = decoupled;
       double w = 0.7f, m = 0, v = 0;
       for (int step = 1; step <= 5; ++step) {
         const double given = std::sin(step);

@@ -717,13 +717,13 @@ class Builder {
 
     for (const bool causal : {false, true}) {
       begin(softmax, causal ? "causal" : "").causal = causal;
-      last().context.attention_scale = 0.5;
+      last().op.factor = 0.5;
       read("scores", {b_, groups, s_, keys});
       write("y", {b_, groups, s_, keys});
       end();
     }
     begin(softmax_backward);
-    last().context.attention_scale = 0.5;
+    last().op.factor = 0.5;
     read("dy", {b_, groups, s_, keys});
     read("y", {b_, groups, s_, keys}, 0.5);
     write("dx", {b_, groups, s_, keys});

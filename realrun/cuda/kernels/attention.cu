@@ -204,10 +204,7 @@ AttentionShape shape_of(const Call& call, const Operand& q, const Operand* kv, c
                "keys and values do not fit the queries");
   call.require(elements(lse) == s.batch * s.groups * s.heads * s.queries, "the log-sum-exps do not fit the queries");
   call.require(std::max(s.dim, s.value_dim) <= kMaxDim, "a head is wider than 256");
-  const double scale =
-      call.context.attention_scale != 0 ? call.context.attention_scale : 1 / std::sqrt(static_cast<double>(sizes[4]));
-  call.require(scale > 0, "the scale is negative");
-  s.scale = static_cast<float>(scale);
+  s.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(sizes[4])));
   s.mask = mask_of(call, s.queries, s.keys, fused);
   s.q = heads_of(call, q, 0);
   s.k = heads_of(call, fused ? q : *kv, key_begin);

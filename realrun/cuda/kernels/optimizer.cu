@@ -215,7 +215,7 @@ void adam(const Call& call) {
   const Adam c{elements(call.read(0)), scaling_of(call),           single(k.beta1),
                single(k.beta2),        single(k.learning_rate),    single(k.epsilon),
                single(k.weight_decay), single(1 / power(k.beta1)), single(1 / std::sqrt(power(k.beta2))),
-               single(1 - k.beta1),    single(1 - k.beta2),        k.decoupled_weight_decay};
+               single(1 - k.beta1),    single(1 - k.beta2),        call.op.decoupled_weight_decay};
   const Any g = call.numbers(call.reads[0]), w = call.numbers(call.reads[1]), m = call.numbers(call.reads[2]),
             v = call.numbers(call.reads[3]), to = call.numbers(call.writes[0]),
             master = has_master ? call.numbers(call.writes[1]) : Any{}, m_to = call.numbers(call.writes[moments]),

@@ -486,23 +486,21 @@ void softmax(const Call& call) {
   call.require_same_elements(scores, y);
   const Tensor& t = *scores.tensor;
   call.require(t.rank >= 2, "scores are [.., queries, keys]");
-  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
   const std::int64_t keys = t.sizes[t.rank - 1], queries = t.sizes[t.rank - 2];
   const Mask mask = mask_of(call, queries, keys, false);
   ORRERY_LAUNCH(softmax_kernel, blocks(t.elements() / keys), kThreads, kOnlineBytes, call.launch.stream, queries, keys,
-                mask, call.context.attention_scale, call.numbers(scores), call.numbers(y));
+                mask, call.op.factor, call.numbers(scores), call.numbers(y));
 }
 
 void softmax_backward(const Call& call) {
   const Operand &dp = call.read(0), &p = call.read(1), &ds = call.write(0);
   call.require_same_elements(dp, p);
   call.require_same_elements(dp, ds);
-  call.require(call.context.attention_scale != 0, "the context gives no attention_scale");
   const std::int64_t keys = last_size(p);
   const Any d = call.numbers(dp), in = call.numbers(p), out = call.numbers(ds);
   const auto issue = [&](auto kernel) {
     launch("softmax_backward_kernel", kernel, blocks(elements(p) / keys), kThreads, kOnlineBytes, call.launch.stream,
-           keys, call.context.attention_scale, d, in, out);
+           keys, call.op.factor, d, in, out);
   };
   wide(keys, {d, in, out}) ? issue(softmax_backward_kernel<kWide>) : issue(softmax_backward_kernel<1>);
 }
