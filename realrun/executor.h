@@ -4,9 +4,6 @@
 //
 // What the Program leaves open, and how it is taken here:
 //  - The loss that is reported is the mean of the cross entropy over all positions of the global batch.
-//  - A tensor of category gradient is added to, by every kernel that writes it outside the update; it is zero when its
-//    storage begins: at the step's start if it is resident, else when its micro-batch first touches it. Reductions add
-//    where they say so (Op::accumulate).
 //  - Which positions a rank's queries and keys have follows from their layouts and the step of the ring that the op
 //    states: kernels mask by them, as FLOPs are counted (sim/program/work.h).
 //  - Side streams (Piece::sides) cross a border between stages as messages of their own, where a piece behind it takes

@@ -217,8 +217,13 @@ void bias_gradient(const KernelCall& call) {
 
 // Between dtypes the numbers stay: what bf16 does to them is run_kernel's option.
 void cast(const KernelCall& call) {
-  call.require_same_elements(call.read(0), call.write(0));
-  if (call.read(0).data != call.write(0).data) std::ranges::copy(call.read(0).span(), call.write(0).data);
+  const Buffer &x = call.read(0), &y = call.write(0);
+  call.require_same_elements(x, y);
+  if (call.op.accumulate) {
+    for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] += x.data[i];
+  } else if (x.data != y.data) {
+    std::ranges::copy(x.span(), y.data);
+  }
 }
 
 void zero_fill(const KernelCall& call) { std::ranges::fill(call.write(0).span(), 0.0f); }

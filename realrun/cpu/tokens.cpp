@@ -193,7 +193,7 @@ void pool_backward(const KernelCall& call) {
   if (call.has_write(1)) {
     const Buffer& dvector = call.write(1);
     const PrependShape s(call, dx, dvector, dy);
-    std::ranges::fill(dvector.span(), 0.0f);
+    if (!call.op.accumulate) std::ranges::fill(dvector.span(), 0.0f);
     for (std::int64_t b = 0; b < s.batch; ++b) {
       const float* in = dy.data + b * (s.width + s.length);
       for (std::int64_t c = 0; c < s.width; ++c) dvector.data[c] += in[c];

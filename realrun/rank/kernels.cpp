@@ -31,7 +31,7 @@ Repetition repetition_of(const OpCall& call) {
 }  // namespace
 
 struct Kernels::Binding {
-  struct Result {  // that is not dense, or added to what its kernel cannot add to
+  struct Result {  // that is not dense
     std::size_t write = 0;
     Slice to;
     StoragePtr from;
@@ -53,7 +53,6 @@ Kernels::Kernels(const RunSetup& setup, const Position& position, TensorMemory& 
 void Kernels::run(const OpCall& call) {
   Binding binding;
   binding.op = call.op;
-  binding.op.accumulate = false;  // whatever writes gradients adds to them: bind_writes()
   binding.context = context();
   if (traits_of(call.op.kind).random) place_dropout(call, binding.context);
   find_positions(call, binding);
@@ -186,11 +185,9 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
     Tensor& t = binding.out_tensors[i];
     t = call.instance.tensor(id);
     const Slice to = own_rows(call, binding, memory_.slice(call, id, Access::write), t);
-    const bool add = call.plan().adds(call.op, id);
     binding.writes[i].tensor = &t;
-    if (to.index == nullptr && (!add || accumulates(call.op.kind, i))) {
+    if (to.index == nullptr) {
       binding.writes[i].data = memory_.element(to);
-      binding.op.accumulate |= add;
     } else {
       const StoragePtr result = memory_.scratch(t.elements(), t.dtype, call.stream);
       if (setup_.options.find_undefined)
@@ -204,7 +201,7 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
 }
 
 void Kernels::run_bound(Binding& binding) {
-  if (binding.op.accumulate)  // one flag for all that a kernel adds to
+  if (binding.op.accumulate)  // what it adds is added where it belongs: add_results()
     for (const Binding::Result& result : binding.results)
       if (accumulates(binding.op.kind, result.write))
         backend_.fill(binding.op.stream, {result.from->data, result.from->dtype, 0, result.from->elements, nullptr}, 0);
@@ -212,10 +209,9 @@ void Kernels::run_bound(Binding& binding) {
 }
 
 void Kernels::add_results(const OpCall& call, Binding& binding) {
-  // A result's slice may be all of a gradient that other ops of the step have added to.
   for (const Binding::Result& result : binding.results)
     backend_.scatter(call.stream, result.from->data, result.to,
-                     call.plan().adds(call.op, call.op.writes[result.write]));
+                     call.op.accumulate && accumulates(call.op.kind, result.write));
   if (binding.gathered.empty() && binding.results.empty()) return;
   const Use use = memory_.order().issued(call.stream);
   for (const StoragePtr& s : binding.gathered) s->note_read(use);

@@ -35,6 +35,7 @@ PiecePlan::PiecePlan(const Piece& piece, const Program& program, Position positi
   for (std::size_t b = 0; b < kBlocks.size(); ++b)
     if (!find_ahead(ops(b), lives_.storage(), boundary_of(piece, b).input, ahead_[b])) ahead_[b].clear();
   find_ends();
+  find_added_to();
 }
 
 void PiecePlan::find_capacities(const Program& program) {
@@ -124,9 +125,12 @@ bool PiecePlan::ends_handed_on(TensorId storage, std::size_t block) const {
   return life.keeper != Keeper::step && (life.handed_on & ~life.kept & bit_of_block(block)) != 0;
 }
 
-bool PiecePlan::adds(const Op& op, TensorId result) const {
-  // A view of a gradient may be called otherwise.
-  return op.phase != Phase::update && tensor(root(result)).category == Category::gradient;
+void PiecePlan::find_added_to() {
+  added_to_.assign(piece_->tensors.size(), false);
+  for (std::size_t b = 0; b < kBlocks.size(); ++b)
+    for (const Op& op : ops(b))
+      for (std::size_t i = 0; op.accumulate && i < op.writes.size(); ++i)
+        if (op.writes[i] != kNoTensor && accumulates(op.kind, i)) added_to_[root(op.writes[i])] = true;
 }
 
 std::int64_t PiecePlan::longest_ahead(std::size_t block) const {

@@ -47,8 +47,8 @@ class PiecePlan {
   // of all micro-batches in one buffer that is reduced in each.
   std::span<const TensorId> ends(std::size_t block, std::size_t op) const { return ends_[block][op]; }
   std::span<const TensorId> begin_anew(std::size_t block, std::size_t op) const { return begin_anew_[block][op]; }
-  // Whether a result is added to what its storage holds: gradients are, outside the update.
-  bool adds(const Op& op, TensorId result) const;
+  // Whether any op adds to what a storage holds (Op::accumulate): it begins at zero.
+  bool begins_at_zero(TensorId storage) const { return added_to_[storage]; }
 
   bool is_ahead(std::size_t block, std::size_t op) const { return !ahead_[block].empty() && ahead_[block][op] != 0; }
   std::int64_t longest_ahead(std::size_t block) const;
@@ -76,6 +76,7 @@ class PiecePlan {
   void find_held(const Position& position);
   void find_packed(const PackedGradients& packing, const Program& program);
   void find_ends();
+  void find_added_to();
   bool is_norm(TensorId id) const { return of_norm_[root(id)]; }
 
   const Piece* piece_;
@@ -89,6 +90,7 @@ class PiecePlan {
   std::vector<HeldSet> held_;
   std::map<TensorId, std::vector<std::vector<std::int64_t>>> packed_;  // by buffer
   std::vector<bool> of_norm_;  // by storage: holds the gradient norm, or parts of it
+  std::vector<bool> added_to_;  // by storage
 };
 
 }  // namespace orrery::realrun

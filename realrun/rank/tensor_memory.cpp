@@ -44,7 +44,7 @@ StoragePtr TensorMemory::begin(const Work& work, TensorId storage, Access access
   if (given) {
     const std::vector<float> values = input_values(setup_, position_, plan, t, work.micro_batch);
     backend_.write({s->data, s->dtype, 0, t.elements(), nullptr}, values);
-  } else if (t.category == Category::gradient) {
+  } else if (plan.begins_at_zero(storage)) {
     fill(*s, 0, work.stream);
   } else if (setup_.options.find_undefined) {
     fill(*s, std::numeric_limits<float>::quiet_NaN(), work.stream);

@@ -28,7 +28,7 @@ class TensorMemory {
   StreamOrder& order() { return order_; }
   MemoryLedger& ledger() { return ledger_; }
 
-  // What a tensor lies in. It begins here if nothing has touched it: zero if of gradients, filled if given from
+  // What a tensor lies in. It begins here if nothing has touched it: zero if ops add to it, filled if given from
   // outside. Throws ExecutionError where anything else is read before it is written.
   Storage& storage(const Work& work, TensorId id, Access access) { return *pointer(work, id, access); }
   // The same, to be held beyond its life.

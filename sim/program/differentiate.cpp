@@ -31,12 +31,19 @@ class Differentiator {
       if (t.category == Category::parameter && t.alias_of == kNoTensor && gradient_[id] != kNoTensor)
         piece_.parameters.push_back({static_cast<TensorId>(id), gradient_[id]});
     }
+    for (Op& op : piece_.backward.ops)
+      for (std::size_t i = 0; traits_of(op.kind).accumulates >> i != 0; ++i)
+        op.accumulate = op.accumulate || (accumulates(op.kind, i) && is_gradient_of_parameter(op.writes[i]));
   }
 
  private:
   static TensorId handed_on(const SideStream& side) { return side.output != kNoTensor ? side.output : side.input; }
 
   bool is_parameter(TensorId id) const { return piece_.tensors[id].category == Category::parameter; }
+  // Those of all micro-batches are added up there.
+  bool is_gradient_of_parameter(TensorId id) const {
+    return id != kNoTensor && piece_.tensors[id].category == Category::gradient;
+  }
 
   // A tensor needs a gradient when a parameter or the piece's input leads to it: token ids and images do not.
   void find_differentiable() {
@@ -139,7 +146,6 @@ class Differentiator {
     Op& op = emit_like(forward, OpKind::bias_gradient, phase_of(bias));
     op.reads[0] = dy;
     op.writes[0] = db;
-    op.accumulate = is_parameter(bias);
     contribute(bias, db);
   }
 
@@ -166,7 +172,6 @@ class Differentiator {
         g.reads[0] = op.reads[0];
         g.reads[1] = dy;
         g.writes[0] = dw;
-        g.accumulate = true;
         contribute(op.reads[1], dw);
         bias_gradient(op, op.reads[2], dy);
         break;
@@ -220,7 +225,6 @@ class Differentiator {
         Op& g = emit_like(op, traits.backward, Phase::input_gradient);
         g.reads = {dy, op.reads[0], op.reads[1], op.writes[1], kNoTensor, kNoTensor};
         g.writes = {dx, dw, db, kNoTensor};
-        g.accumulate = true;
         contribute(op.reads[0], dx);
         contribute(op.reads[1], dw);
         contribute(op.reads[2], db);
@@ -267,7 +271,6 @@ class Differentiator {
         g.reads[0] = op.reads[0];
         g.reads[1] = dy;
         g.writes[0] = dt;
-        g.accumulate = is_parameter(op.reads[1]);
         contribute(op.reads[1], dt);
         break;
       }

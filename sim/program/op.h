@@ -53,7 +53,9 @@ struct Op {
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
   bool transpose_b = false;
-  bool accumulate = false;            // adds into the writes that OpTraits::accumulates names (reads them, too)
+  // Adds into the writes that OpTraits::accumulates names, and reads them, too: storage that any op of a piece adds to
+  // begins at zero.
+  bool accumulate = false;
   Dtype compute_dtype = Dtype::bf16;  // of the tensor cores: fp8 inputs may differ from the tensors' storage
 
   ActivationFunction function = ActivationFunction::gelu;

@@ -49,8 +49,8 @@ enum class OpKind : std::uint8_t {
   cross_entropy_backward,  // reads logits, targets, statistics; writes dlogits
   pool,                    // reads x; writes y (a sequence's first or mean vector, patch merging)
                            // reads x, vector; writes y: the vector before each sequence of x (ViT's class token)
-  pool_backward,           // reads dy; writes dx [, dvector]
-  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy)
+  pool_backward,           // reads dy; writes dx [, dvector (accumulated)]
+  cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy; accumulated)
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
@@ -247,9 +247,10 @@ inline constexpr std::array kTable{
              .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::of_dy_or_two,
              .backward = OpKind::pool_backward, .linear = 0b11},
     OpTraits{.kind = OpKind::pool_backward, .name = "pool_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
+             .reads = 0b1, .writes = 0b01, .may_write = 0b10, .accumulates = 0b10, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true},
     OpTraits{.kind = OpKind::cast, .name = "cast", .op_class = OpClass::memory_bound,
-             .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy, .linear = 0b1},
+             .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .derivative = Derivative::of_dy, .linear = 0b1},
     OpTraits{.kind = OpKind::zero_fill, .name = "zero_fill", .op_class = OpClass::memory_bound,
              .writes = 0b1, .of_update = true, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,
@@ -268,7 +269,8 @@ inline constexpr std::array kTable{
              .of_update = true, .norm_read = 3, .why_none = kAfterLoss},
 
     OpTraits{.kind = OpKind::all_reduce, .name = "all_reduce", .op_class = OpClass::collective,
-             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .in_place = true, .why_none = kAddedLater},
+             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .accumulates = 0b1, .in_place = true,
+             .why_none = kAddedLater},
     OpTraits{.kind = OpKind::all_gather, .name = "all_gather", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::reduce_scatter, .name = "reduce_scatter", .op_class = OpClass::collective,

@@ -476,6 +476,9 @@ TEST(CudaElementwise, SumsProductsAndCastsAreTheCpus) {
         Tensor other = t;
         other.dtype = to;
         expect_as_cpu(op_of(cast), {a}, poisoned({other}));
+        Op adds = op_of(cast);
+        adds.accumulate = true;
+        expect_as_cpu(adds, {a}, {normal(other, 3)});
       }
       expect_as_cpu(op_of(zero_fill), {}, poisoned({t}));
     }
@@ -558,6 +561,12 @@ TEST(CudaPool, IsTheCpusInEveryDtype) {
         expect_as_cpu(op_of(pool_backward), {normal(y, 2)}, poisoned({x}), context);
       }
     }
+    const Tensor vector = shaped({{24}}, dtype), longer = shaped({{8}, {10}, {24}}, dtype);
+    expect_as_cpu(op_of(pool), {normal(x, 1), normal(vector, 2)}, poisoned({longer}));
+    expect_as_cpu(op_of(pool_backward), {normal(longer, 3)}, poisoned({x, vector}));
+    Op adds = op_of(pool_backward);
+    adds.accumulate = true;
+    expect_as_cpu(adds, {normal(longer, 3)}, {poisoned({x})[0], normal(vector, 4)});
   }
 }
 

@@ -1431,6 +1431,29 @@ TEST(WrongPrograms, AMissingCollectiveLeavesItsResultUnwritten) {
   EXPECT_THAT(failure(scenario, program), HasSubstr("is read before it is written"));
 }
 
+// Kernels add where the Program says so, and nowhere else: else a step's gradients are its last micro-batch's.
+TEST(WrongPrograms, GradientsThatNoOpAddsUpAreThoseOfTheLastMicroBatch) {
+  for (const char* model : {"{}", kVit, kT5}) {
+    json patch = json::parse(model);
+    patch["workload"]["global_batch_size"] = 2;
+    const Scenario scenario = tiny(patch.dump());
+    const Execution right = execute(scenario, seeded(1, 1));
+    const Program program = lowered(scenario);
+    std::set<OpKind> kinds;
+    for (std::size_t p = 0; p < program.pieces.size(); ++p)
+      for (std::size_t i = 0; i < program.pieces[p].backward.ops.size(); ++i) {
+        if (!program.pieces[p].backward.ops[i].accumulate) continue;
+        Program wrong = program;
+        Op& op = wrong.pieces[p].backward.ops[i];
+        if (!kinds.insert(op.kind).second) continue;
+        op.accumulate = false;
+        EXPECT_GT(distance(right.gradients, execute(scenario, wrong, seeded(1, 1)).gradients), 0.01)
+            << name_of(op.kind) << " of " << wrong.pieces[p].name;
+      }
+    EXPECT_GE(kinds.size(), 4u);
+  }
+}
+
 // Half of a buffer that nobody wrote is no number.
 TEST(WrongPrograms, APartlyWrittenBufferIsFound) {
   const Scenario scenario = tiny(R"({"plan": {"flash_attention": false}})");

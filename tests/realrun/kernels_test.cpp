@@ -500,6 +500,20 @@ TEST(NormKernel, DerivativesAreSlopes) {
     expect_derivative(machine_of(op, {s.fused(), w}, {s.fused(), plain({{2}, {6}, {2}, {5}, {1}})}));
 }
 
+TEST(PoolKernel, AccumulatesTheGradientOfTheVectorBeforeEachSequenceOnly) {
+  Op op = op_of(pool_backward);
+  op.accumulate = true;
+  const Tensor wide = plain({{2}, {3}, {4}}), rest = plain({{2}, {2}, {4}}), vector = plain({{4}});
+  Values dy = random_values(24, 1), dx(16, NAN), token(4, 100);
+  const std::array<Buffer, 1> reads{Buffer{dy.data(), &wide}};
+  const std::array<Buffer, 2> writes{Buffer{dx.data(), &rest}, Buffer{token.data(), &vector}};
+  run_kernel(op, reads, writes, {});
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(dx[i], dy[4 + i]);
+    EXPECT_NEAR(token[i], 100 + dy[i] + dy[12 + i], 1e-4);
+  }
+}
+
 TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
   Op op = op_of(norm_backward);
   op.accumulate = true;

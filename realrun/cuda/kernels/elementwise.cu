@@ -364,6 +364,11 @@ void multiply(const Call& call) {
 void cast(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
   call.require_same_elements(x, y);
+  if (call.op.accumulate) {
+    const Any in = call.numbers(x), out = call.numbers(y);
+    ORRERY_LAUNCH_ELEMENTS(add_kernel, wide(elements(y), {in, out}), elements(y), elements(y), in, out, Any{}, 1, out);
+    return;
+  }
   if (x.data == y.data && x.tensor->dtype == y.tensor->dtype) return;
   convert(call.launch.stream, x.data, x.tensor->dtype, y.data, y.tensor->dtype, elements(y));
 }

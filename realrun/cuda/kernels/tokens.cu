@@ -290,12 +290,12 @@ __global__ void prepend_kernel(Prepend s, Any x, Any vector, Any y) {
 }
 
 // A thread for every element of dx, then for those of dvector.
-__global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector) {
+__global__ void prepend_backward_kernel(Prepend s, Any dy, Any dx, Any dvector, bool accumulate) {
   const std::int64_t i = thread_number(), whole = s.width + s.length, rest = s.batch * s.length;
   if (i < rest) {
     store(dx, i, load(dy, i / s.length * whole + s.width + i % s.length));
   } else if (i < rest + s.width) {
-    float sum = 0;
+    float sum = accumulate ? load(dvector, i - rest) : 0;
     for (std::int64_t b = 0; b < s.batch; ++b) sum += load(dy, b * whole + i - rest);
     store(dvector, i - rest, sum);
   }
@@ -528,7 +528,8 @@ void pool_backward(const Call& call) {
   if (call.has_write(1)) {
     const Operand& dvector = call.write(1);
     ORRERY_LAUNCH(prepend_backward_kernel, grid_for(elements(dx) + elements(dvector)), kThreads, 0, call.launch.stream,
-                  prepend_shape(call, dx, dvector, dy), call.numbers(dy), call.numbers(dx), call.numbers(dvector));
+                  prepend_shape(call, dx, dvector, dy), call.numbers(dy), call.numbers(dx), call.numbers(dvector),
+                  call.op.accumulate);
     return;
   }
   const Pool s = pool_shape(call, dx, dy);
