@@ -126,6 +126,7 @@ class PieceCheck {
   void expect_summed_over_stages(std::size_t parameter);
 
   // ---- the update (piece_check_update.cpp) ----
+  void cut(TensorId id);
   void elementwise_on_flat(const Op& op);
   bool clips_by(const Op& op, TensorId id);
   void expect_owes_nothing(TensorId id);
@@ -144,6 +145,7 @@ class PieceCheck {
   std::vector<State> state_;
   std::map<TensorId, std::size_t> parameter_of_;                // by gradient
   std::map<TensorId, std::map<std::size_t, MeshGroup>> flats_;  // owed by each parameter in a buffer of gradients
+  std::set<TensorId> cuts_;                                     // of those, parts that no collective has left
   std::map<TensorId, const PackedGradients*> packings_;
   std::set<TensorId> norms_;
   std::map<TensorId, MeshGroup> stale_;

@@ -5,6 +5,15 @@
 
 namespace orrery::proof {
 
+// A part of a flat buffer that no collective has left: it owes what the buffer does.
+void PieceCheck::cut(TensorId id) {
+  const TensorId base = id == kNoTensor ? kNoTensor : tensor(id).alias_of;
+  if (!is_flat(base) || (is_flat(id) && !cuts_.contains(id)) || tensor(id).divided_over().empty()) return;
+  if (std::size_t p = 0; is_gradient_of_parameter(id, p)) return;
+  cuts_.insert(id);
+  flats_[id] = flats_.at(base);
+}
+
 void PieceCheck::elementwise_on_flat(const Op& op) {
   if (op.kind == OpKind::zero_fill) {
     for (auto& [p, owes] : flats_.at(op.writes[0])) owes = {};
