@@ -1028,6 +1028,43 @@ TEST(Layouts, OfThreeShardGroupsComputeTheNumbersOfOneRank) {
     }
 }
 
+// A Program's parts are equal, but for the last of a flat buffer: what a plan cannot divide evenly it refuses, and what
+// it takes it computes rightly.
+TEST(Layouts, OfSizesThatDoNotDivideAreRefusedOrComputeTheNumbersOfOneRank) {
+  int refused = 0, computed = 0;
+  for (const char* model :
+       {R"({"model": {"heads": 3, "hidden": 36}})", R"({"model": {"heads": 6, "hidden": 36, "kv_heads": 3}})",
+        R"({"model": {"ffn": 50}})", R"({"model": {"vocab": 510}})", R"({"model": {"layers": 3}})",
+        R"({"workload": {"sequence_length": 14}})", R"({"workload": {"sequence_length": 15}})",
+        R"({"workload": {"global_batch_size": 6}})"})
+    for (const char* plan :
+         {R"({"tensor_parallel": 2})", R"({"tensor_parallel": 3})", R"({"tensor_parallel": 4})",
+          R"({"tensor_parallel": 2, "sequence_parallel": true})", R"({"data_parallel": 3, "zero_stage": 3})",
+          R"({"data_parallel": 4, "zero_stage": 1})", R"({"pipeline_parallel": 2})",
+          R"({"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true})",
+          R"({"context_parallel": 2})", R"({"context_parallel": 4, "context_parallel_balance": "contiguous"})",
+          R"({"context_parallel": 3, "context_parallel_balance": "striped"})",
+          R"({"context_parallel": 2, "context_parallel_type": "ulysses"})",
+          R"({"context_parallel": 4, "context_parallel_type": "all_gather"})"}) {
+      SCOPED_TRACE(std::string(model) + " " + plan);
+      json patch = json::parse(model);
+      patch["plan"] = json::parse(plan);
+      Program program;
+      try {
+        const Scenario scenario = tiny(patch.dump());
+        lower(scenario, program);
+        execute(scenario, program, seeded(1, 1));
+      } catch (const InputError&) {
+        ++refused;
+        continue;
+      }
+      expect_same_numbers(tiny(patch.dump()), program, seeded(1, 1));
+      ++computed;
+    }
+  EXPECT_GT(refused, 20);
+  EXPECT_GT(computed, 20);
+}
+
 // Every field of the plan has a case that sets it, and every value of the fields that name one. Of algorithms and
 // protocols of collectives, which change no number, one will do.
 TEST(Layouts, TheCasesCoverThePlan) {
