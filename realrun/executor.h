@@ -2,14 +2,10 @@
 // time; what comes out is put together into the layout of one rank, so that every layout of one scenario can be
 // compared with every other; and it is measured, in the form of a prediction (measured_report.h).
 //
-// What the Program leaves open, and how it is taken here:
-//  - The loss that is reported is the mean of the cross entropy over all positions of the global batch.
-//  - Which positions a rank's queries and keys have follows from their layouts and the step of the ring that the op
-//    states: kernels mask by them, as FLOPs are counted (sim/program/work.h).
-//  - Side streams (Piece::sides) cross a border between stages as messages of their own, where a piece behind it takes
-//    them (sim/program/borders.h). The last layer to read one is handed a gradient of zeros.
-//  - The gradient norm counts every parameter once; what the update's ops read as it is that of all pieces and ranks.
-//  - A ZeRO-3 layout with a tied embedding on one stage: the head reads the copy that the embedding's forward gathered.
+// What is computed, and on whose behalf, is the Program's: what ops add to (Op::accumulate), what norms count
+// (sim/program/gradient_norm.h), whose positions meet (Op::keys_before), what crosses a border between stages
+// (sim/program/borders.h), what streams without a reader are handed (Piece::sides), whose memory a tied table is
+// (Tensor::shared). Beside it stand what a step is fed (rank/inputs.h), and what a run is told: ExecutionOptions.
 #pragma once
 
 #include <array>
@@ -72,7 +68,8 @@ struct HeldPart {
 struct RankResult {
   std::size_t rank = 0;
   std::int64_t stage = 0;
-  std::vector<double> losses, gradient_norms;  // by step, warm-up included, unscaled; losses: this rank's share
+  // By step, warm-up included, unscaled; losses: this rank's share.
+  std::vector<double> losses, gradient_norms;
   std::vector<HeldPart> parts;                 // if kept
   // If measured:
   std::vector<double> step_seconds;         // of the measured steps without marks
@@ -85,7 +82,8 @@ struct RankResult {
 };
 
 struct Execution {
-  std::vector<double> losses, gradient_norms;  // by step
+  // By step. A loss is the mean of the cross entropy over all positions of the global batch.
+  std::vector<double> losses, gradient_norms;
   // In the order of the model: piece by piece, in each in the order of Piece::parameters; a tied head's table is left
   // out.
   std::vector<WholeTensor> gradients;   // of the last step and of what is trained, unscaled, before clipping

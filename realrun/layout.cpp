@@ -291,19 +291,6 @@ bool is_whole(const Tensor& local, const Tensor& whole) {
   return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
 }
 
-bool is_behind_query_heads(const Tensor& local, std::int64_t e) {
-  for (int d = local.rank; d-- > 0; e /= local.sizes[d])
-    if (local.deal(d) == Deal::query_heads) return e % local.sizes[d] >= local.sizes[d] - local.kept;
-  return true;
-}
-
-MeshGroup divided_by_query_heads(const Tensor& t) {
-  MeshGroup group;
-  for (int d = 0; d < t.rank; ++d)
-    if (t.deal(d) == Deal::query_heads) group = group | t.over[d].group();
-  return group;
-}
-
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
   const Mesh& mesh = *position.mesh;
   std::array<std::vector<std::int64_t>, Tensor::kMaxRank> indices;

@@ -69,11 +69,6 @@ bool is_whole(const Tensor& local, const Tensor& whole);
 // (a vocabulary padded to another size).
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);
 
-// Does no digit divide element e of a tensor whose query heads are divided: is it of a key or a value?
-bool is_behind_query_heads(const Tensor& local, std::int64_t e);
-// The digits that divide its query heads and leave its keys and values on every rank.
-MeshGroup divided_by_query_heads(const Tensor& t);
-
 // The bucket of a key that lies `distance` behind its query (negative: before it). Causal: keys behind share the first.
 std::int64_t position_bucket(std::int64_t distance, bool causal, std::int64_t buckets);
 

@@ -9,7 +9,9 @@ namespace orrery::realrun {
 namespace {
 
 // The name under which ranks meet.
-std::string meeting(const Op& op) {
+std::string meeting(const OpCall& call) {
+  const Op& op = call.op;
+  if (call.plan().reduces_norm(op)) return "gradient norm";  // of all pieces
   if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // of several pieces' ops
   return std::string(op.name) + ", " + name_of(op.phase);
 }
@@ -107,7 +109,7 @@ void Collectives::all_reduce(const OpCall& call) {
   } else {
     void* data = to.index == nullptr ? memory_.element(to) : from;
     if (data != from) backend_.copy(call.stream, data, from, bytes(n, to.dtype));
-    communicator_.all_reduce(members_of(call.op), meeting(call.op), call.stream, data, n, to.dtype);
+    communicator_.all_reduce(members_of(call.op), meeting(call), call.stream, data, n, to.dtype);
     if (to.index != nullptr) backend_.scatter(call.stream, data, to, false);
   }
   note_read({gathered}, call.stream);
@@ -118,7 +120,7 @@ void Collectives::sum_into(const OpCall& call, const void* from) {
   const std::int64_t n = call.read(0).elements();
   const StoragePtr sum = memory_.scratch(n, to.dtype, call.stream);
   backend_.copy(call.stream, sum->data, from, bytes(n, to.dtype));
-  communicator_.all_reduce(members_of(call.op), meeting(call.op), call.stream, sum->data, n, to.dtype);
+  communicator_.all_reduce(members_of(call.op), meeting(call), call.stream, sum->data, n, to.dtype);
   backend_.scatter(call.stream, sum->data, to, true);
   note_read({sum}, call.stream);
 }
@@ -130,7 +132,7 @@ void Collectives::merge_statistics(const OpCall& call, const void* from) {
   const std::int64_t n = call.read(0).elements();
   const auto ranks = static_cast<std::int64_t>(members.size());
   const StoragePtr all = memory_.scratch(ranks * n, to.dtype, call.stream);
-  communicator_.all_gather(members, meeting(call.op), call.stream, from, all->data, n, to.dtype);
+  communicator_.all_gather(members, meeting(call), call.stream, from, all->data, n, to.dtype);
   std::vector<const void*> parts;
   for (std::int64_t r = 0; r < ranks; ++r) parts.push_back(memory_.element(all->data, r * n, to.dtype));
   backend_.merge_statistics(call.stream, parts, memory_.element(to), n / 3);
@@ -148,10 +150,10 @@ void Collectives::all_gather(const OpCall& call) {
   const bool room =
       to.copy == nullptr && to.slice.offset + all <= memory_.storage(call, call.op.writes[0], Access::write).elements;
   if (divided.in_order && (room || all == whole.elements())) {
-    communicator_.all_gather(members, meeting(call.op), call.stream, from, to.data, n, part.dtype);
+    communicator_.all_gather(members, meeting(call), call.stream, from, to.data, n, part.dtype);
   } else {
     const StoragePtr parts = memory_.scratch(all, part.dtype, call.stream);
-    communicator_.all_gather(members, meeting(call.op), call.stream, from, parts->data, n, part.dtype);
+    communicator_.all_gather(members, meeting(call), call.stream, from, parts->data, n, part.dtype);
     for (std::int64_t r = 0; r < divided.parts; ++r) {
       const auto& index = indices_.of_member(whole, part, divided.dim, members[static_cast<std::size_t>(r)], r);
       backend_.scatter(call.stream, memory_.element(parts->data, r * n, part.dtype),
@@ -183,10 +185,10 @@ void Collectives::reduce_scatter(const OpCall& call) {
   const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   const bool add = call.op.accumulate;
   if (to.index == nullptr && !add) {
-    communicator_.reduce_scatter(members, meeting(call.op), call.stream, from, memory_.element(to), n, to.dtype);
+    communicator_.reduce_scatter(members, meeting(call), call.stream, from, memory_.element(to), n, to.dtype);
   } else {
     const StoragePtr sum = memory_.scratch(n, part.dtype, call.stream);
-    communicator_.reduce_scatter(members, meeting(call.op), call.stream, from, sum->data, n, to.dtype);
+    communicator_.reduce_scatter(members, meeting(call), call.stream, from, sum->data, n, to.dtype);
     backend_.scatter(call.stream, sum->data, to, add);
     note_read({sum}, call.stream);
   }
@@ -210,7 +212,7 @@ void Collectives::redistribute(const OpCall& call) {
     backend_.gather(call.stream, {from, before.dtype, 0, count(index), &index},
                     memory_.element(sent->data, m * n, before.dtype));
   }
-  communicator_.all_to_all(members, meeting(call.op), call.stream, sent->data, received->data, n, before.dtype);
+  communicator_.all_to_all(members, meeting(call), call.stream, sent->data, received->data, n, before.dtype);
   std::int64_t arrived = 0;
   for (std::int64_t m = 0; m < ranks; ++m) {
     const auto& index = indices_.exchanged(after, position_.rank, before, members[static_cast<std::size_t>(m)]);
@@ -233,7 +235,7 @@ void Collectives::ring_shift(const OpCall& call) {
   const void* from = memory_.dense(call, call.op.reads[0], gathered);
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
   const std::int64_t next = (own + call.op.places) % n, previous = (own + n - call.op.places % n) % n;
-  communicator_.permute(members, meeting(call.op), call.stream, from, to.data, to.slice.elements, to.slice.dtype,
+  communicator_.permute(members, meeting(call), call.stream, from, to.data, to.slice.elements, to.slice.dtype,
                         static_cast<std::size_t>(next), static_cast<std::size_t>(previous));
   memory_.put(to, call.stream);
   note_read({gathered}, call.stream);
@@ -256,7 +258,7 @@ void Collectives::reduce_packed_gradients(const OpCall& call) {
   const StoragePtr packed = memory_.scratch(all, dtype, call.stream);
   for (const auto& [begin, part] : parts)
     backend_.gather(call.stream, part, memory_.element(packed->data, begin, dtype));
-  communicator_.all_reduce(position_.group(call.op.group), meeting(call.op), call.stream, packed->data, all, dtype);
+  communicator_.all_reduce(position_.group(call.op.group), meeting(call), call.stream, packed->data, all, dtype);
   for (const auto& [begin, part] : parts)
     backend_.scatter(call.stream, memory_.element(packed->data, begin, dtype), part, false);
   note_read({packed}, call.stream);

@@ -16,8 +16,7 @@ class Collectives {
   Collectives(const Program& program, const Position& position, TensorMemory& memory, ElementIndices& indices,
               Communicator& communicator);
 
-  // REQUIRES: a communication op that does not reduce the gradient norm (gradient_norm.h). Throws std::logic_error for
-  // operands that do not fit.
+  // REQUIRES: a communication op. Throws std::logic_error for operands that do not fit.
   void run(const OpCall& call);
 
  private:

@@ -5,41 +5,78 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "sim/program/gradient_norm.h"
+
 namespace orrery::realrun {
+namespace {
+
+MeshGroup summed_over(const PiecePlan& plan) {
+  MeshGroup summed;
+  for (const Op& op : plan.ops(kUpdateBlock))
+    if (plan.reduces_norm(op)) summed = op.group;
+  return summed;
+}
+
+}  // namespace
 
 GradientNorm::GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model,
-                           TensorMemory& memory, Communicator& communicator, StepClock& clock)
+                           TensorMemory& memory)
     : setup_(setup),
       position_(position),
       model_(model),
       memory_(memory),
       backend_(memory.backend()),
-      communicator_(communicator),
-      clock_(clock),
       counted_(model.instances()) {}
 
-void GradientNorm::add_squares(const OpCall& call) {
-  const Counted& of = counted(call.instance, set_number(call.instance.piece(), call.op.reads[0]));
-  const Slice all = memory_.slice(call, call.op.reads[0], Access::read);
+void GradientNorm::run(const OpCall& call) {
+  const Slice all = memory_.slice(call, call.op.reads[0], Access::read),
+              to = memory_.slice(call, call.op.writes[0], Access::write);
   if (all.index != nullptr) throw std::logic_error("flat gradients are not flat");
+  std::vector<const void*> parts;
+  if (call.plan().sums_norms(call.op)) {
+    for (std::int64_t i = 0; i < all.elements; ++i) parts.push_back(memory_.element(all.base, all.offset + i, all.dtype));
+    return sum(parts, to, call.stream);
+  }
+  const Counted& of = counted(call.instance, set_number(call.instance.piece(), call.op.reads[0]));
+  std::vector<StoragePtr> squares;
   for (const auto& [first, last] : of.ranges)
-    add_square(call, memory_.element(all.base, all.offset + first, all.dtype), last - first, all.dtype);
-  if (of.scattered.empty()) return;
-  const auto n = static_cast<std::int64_t>(of.scattered.size());
-  const StoragePtr packed = memory_.scratch(n, all.dtype, call.stream);
-  backend_.gather(call.stream, {all.base, all.dtype, 0, n, &of.scattered}, packed->data);
-  add_square(call, packed->data, n, all.dtype);
-  packed->note_read(memory_.order().issued(call.stream));
+    squares.push_back(
+        square_of(call, memory_.element(all.base, all.offset + first, all.dtype), last - first, all.dtype));
+  if (!of.scattered.empty()) {
+    const auto n = static_cast<std::int64_t>(of.scattered.size());
+    const StoragePtr packed = memory_.scratch(n, all.dtype, call.stream);
+    backend_.gather(call.stream, {all.base, all.dtype, 0, n, &of.scattered}, packed->data);
+    squares.push_back(square_of(call, packed->data, n, all.dtype));
+    packed->note_read(memory_.order().issued(call.stream));
+  }
+  for (const StoragePtr& square : squares) parts.push_back(square->data);
+  sum(parts, to, call.stream);
+  const Use use = memory_.order().issued(call.stream);
+  for (const StoragePtr& square : squares) square->note_read(use);
 }
 
-void GradientNorm::add_square(const OpCall& call, void* data, std::int64_t elements, Dtype dtype) {
+StoragePtr GradientNorm::square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype) {
   Tensor gradients, scalar;
   gradients.rank = 1, gradients.sizes[0] = elements, gradients.dtype = dtype;
   scalar.rank = 1, scalar.dtype = Dtype::fp32;
-  squares_.push_back(memory_.scratch(1, Dtype::fp32, call.stream));
-  const std::array<Operand, 1> read{{{data, &gradients}}}, write{{{squares_.back()->data, &scalar}}};
+  const StoragePtr square = memory_.scratch(1, Dtype::fp32, call.stream);
+  const std::array<Operand, 1> read{{{data, &gradients}}}, write{{{square->data, &scalar}}};
   backend_.run(call.op, read, write, {});
-  squares_.back()->note_written(memory_.order().issued(call.stream));
+  square->note_written(memory_.order().issued(call.stream));
+  return square;
+}
+
+void GradientNorm::sum(std::span<const void* const> parts, const Slice& to, Stream stream) {
+  constexpr std::size_t kAtOnce = 64;
+  void* const result = memory_.element(to);
+  if (parts.empty()) return backend_.fill(stream, to, 0);
+  backend_.sum(stream, parts.first(std::min(parts.size(), kAtOnce)), result, 1, to.dtype);
+  for (std::size_t i = kAtOnce; i < parts.size(); i += kAtOnce) {
+    const std::span<const void* const> more = parts.subspan(i, std::min(kAtOnce, parts.size() - i));
+    std::vector<const void*> all{result};
+    all.insert(all.end(), more.begin(), more.end());
+    backend_.sum(stream, all, result, 1, to.dtype);
+  }
 }
 
 const GradientNorm::Counted& GradientNorm::counted(const Instance& instance, std::size_t set) {
@@ -51,32 +88,20 @@ const GradientNorm::Counted& GradientNorm::counted(const Instance& instance, std
   return of;
 }
 
-MeshGroup GradientNorm::summed_over(const PiecePlan& plan) const {
-  MeshGroup summed;
-  for (const Op& op : plan.ops(kUpdateBlock))
-    if (plan.reduces_norm(op)) summed = op.group;
-  return summed;
-}
-
 void GradientNorm::find_counted(const Instance& instance, std::size_t set, Counted& counted) const {
   const PiecePlan& plan = *instance.plan;
   const HeldSet& own_set = plan.held()[set];
-  const Tensor& gradients = plan.tensor(own_set.gradients);
-  const std::int64_t held = gradients.elements();
-  // Ranks that differ in these digits have the same gradients where these are not divided.
-  const MeshGroup copies = summed_over(plan).without(gradients.divided_over() | position_.mesh->group(MeshAxis::pp));
+  const std::int64_t held = plan.tensor(own_set.gradients).elements();
+  const MeshGroup summed = summed_over(plan);
   std::int64_t begin = -own_set.begin;
-  std::size_t ordinal = instance.first_parameter;
   for (const ParameterGradient& p : plan.piece().parameters) {
-    const std::size_t own = ordinal++;
     const Tensor& t = plan.tensor(p.parameter);
     if (t.shared || p.set != set) continue;
     const std::int64_t first = std::clamp<std::int64_t>(begin, 0, held),
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
-    // Of ranks that hold the same parameter, or the same keys and values of it, the first counts them.
-    const bool here = setup_.parameters[own].values_of == static_cast<std::int64_t>(own) &&
-                      position_.is_first(copies.without(t.divided_over()));
-    if (here && first < last && position_.is_first(divided_by_query_heads(t))) {
+    const CountedInNorm count = counted_in_norm(setup_.program, plan.piece(), p, own_set.gradients, summed);
+    const bool here = count.here && position_.is_first(count.first_of);
+    if (here && first < last && position_.is_first(count.first_of_behind)) {
       if (!counted.ranges.empty() && counted.ranges.back().second == first) {
         counted.ranges.back().second = last;
       } else {
@@ -90,58 +115,52 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
   }
 }
 
-double GradientNorm::own_sum() {
-  double sum = 0;
-  for (const StoragePtr& part : squares_) {
-    float square = 0;
-    backend_.read({part->data, part->dtype, 0, 1, nullptr}, {&square, 1});
-    sum += static_cast<double>(square);
+std::vector<OpCall> GradientNorm::ops_of_exchange() const {
+  std::vector<OpCall> exchanges;
+  model_.for_each_instance([&](const Instance& instance) {
+    const std::vector<Op>& ops = instance.plan->ops(kUpdateBlock);
+    for (std::size_t i = 0; i < ops.size(); ++i)
+      if (instance.plan->reduces_norm(ops[i])) exchanges.emplace_back(instance, kOfStep, kUpdateBlock, i);
+  });
+  for (const OpCall& other : exchanges)
+    if (other.op.group != exchanges.back().op.group || other.stream != exchanges.back().stream)
+      throw ExecutionError("pieces of one stage sum their gradient norms over different ranks or on different streams");
+  return exchanges;
+}
+
+// Into the operand of the last, which runs.
+void GradientNorm::add_instances(std::span<const OpCall> exchanges) {
+  const OpCall& last = exchanges.back();
+  if (exchanges.size() == 1) return;
+  std::vector<const void*> parts;
+  for (const OpCall& call : exchanges) {
+    memory_.order().wait(last.stream, memory_.storage(call, call.op.reads[0], Access::read).written);
+    parts.push_back(memory_.element(memory_.slice(call, call.op.reads[0], Access::read)));
   }
-  squares_.clear();
-  return sum;
+  sum(parts, memory_.slice(last, last.op.reads[0], Access::read), last.stream);
+  const Use use = memory_.order().issued(last.stream);
+  for (const OpCall& call : exchanges) memory_.storage(call, call.op.reads[0], Access::read).note_read(use);
+  memory_.storage(last, last.op.reads[0], Access::read).note_written(use);
 }
 
-double GradientNorm::sum_of_ranks(double own) {
-  MeshGroup group;
-  bool reduces = false;
-  model_.for_each_instance([&](const Instance& instance) {
-    for (const Op& op : instance.plan->ops(kUpdateBlock))
-      if (instance.plan->reduces_norm(op)) group = op.group, reduces = true;
-  });
-  if (!reduces) return own;
-  constexpr const char* kName = "gradient_norm.all_reduce";
-  Issue issue{.kind = Issue::Kind::gradient_norm, .stream = Stream::data_communication};
-  clock_.begin(issue);
-  communicator_.at("update", kName, kOfStep);
-  const auto all = communicator_.gather_values(position_.group(group), kName, {own});
-  clock_.end(issue);
-  double sum = 0;
-  for (const std::vector<double>& each : all) sum += each.at(0);
-  return sum;
-}
-
-void GradientNorm::write(double sum) {
-  const auto square = static_cast<float>(sum);
-  model_.for_each_instance([&](const Instance& instance) {
-    const Work work{instance};
-    for (const Op& op : instance.plan->ops(kUpdateBlock)) {
-      if (!instance.plan->reduces_norm(op)) continue;
-      backend_.write(memory_.slice(work, op.writes[0], Access::write), {&square, 1});
-      memory_.storage(work, op.writes[0], Access::write).note_written(memory_.order().issued(work.stream));
-    }
-  });
-}
-
-double GradientNorm::reduce() {
-  const double sum = sum_of_ranks(own_sum());
+double GradientNorm::hand_to_all(std::span<const OpCall> exchanges) {
+  const OpCall& last = exchanges.back();
+  const Slice sum = memory_.slice(last, last.op.writes[0], Access::read);
+  for (const OpCall& call : exchanges.first(exchanges.size() - 1)) {
+    backend_.copy(last.stream, memory_.element(memory_.slice(call, call.op.writes[0], Access::write)),
+                  memory_.element(sum), backend_.stored_bytes(sum.dtype));
+    const Use use = memory_.order().issued(last.stream);
+    memory_.storage(call, call.op.writes[0], Access::write).note_written(use);
+    memory_.storage(last, last.op.writes[0], Access::read).note_read(use);
+  }
+  float square = 0;
+  backend_.read(sum, {&square, 1});
   double factor = 1;
-  model_.for_each_instance([&](const Instance& instance) {
-    const Piece& piece = instance.piece();
-    for (std::size_t s = 0; s < piece.sets.size(); ++s)
-      if (!piece.sets[s].frozen()) factor = instance.plan->factor_behind_norm(s);  // of all sets the same
-  });
-  write(sum);
-  return factor * std::sqrt(sum);
+  const PiecePlan& plan = last.plan();
+  for (std::size_t s = 0; s < plan.piece().sets.size(); ++s)
+    if (!plan.piece().sets[s].frozen()) factor = plan.factor_behind_norm(s);  // of all sets the same
+  for (const OpCall& call : exchanges) memory_.end_lives(call, call.block, call.index);
+  return factor * std::sqrt(static_cast<double>(square));
 }
 
 }  // namespace orrery::realrun

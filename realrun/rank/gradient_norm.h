@@ -1,25 +1,33 @@
-// The norm of a step's gradients, in which every parameter of the model counts once, on whichever rank holds it first.
-// Squares are added up instance by instance; sums over ranks are one exchange for all pieces.
+// The norm of a step's gradients: the ops of kind gradient_norm, and the exchange of their results. An instance leaves
+// the square of what the Program counts of it (sim/program/gradient_norm.h); the exchange is one for all pieces of a
+// stage (UpdatePart::norm) and sums what their instances have left.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "realrun/rank/op_call.h"
-#include "realrun/rank/step_clock.h"
 
 namespace orrery::realrun {
 
 class GradientNorm {
  public:
-  GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory,
-               Communicator& communicator, StepClock& clock);
+  GradientNorm(const RunSetup& setup, const Position& position, const RankModel& model, TensorMemory& memory);
 
-  // REQUIRES: OpKind::gradient_norm of a set's held gradients.
-  void add_squares(const OpCall& call);
-  // The norm of what has been added on all ranks since the last time, unscaled; ops of the update can read it then.
-  double reduce();
+  // REQUIRES: OpKind::gradient_norm, of a set's held gradients or of what other norms have left.
+  void run(const OpCall& call);
+  // Runs the exchange behind the instances' norms, by `run(call)`; ops of the update can read its result then. Returns
+  // the norm, unscaled; 0 where the Program has none.
+  template <class Run>
+  double exchange(Run&& run) {
+    std::vector<OpCall> exchanges = ops_of_exchange();
+    if (exchanges.empty()) return 0;
+    add_instances(exchanges);
+    run(exchanges.back());
+    return hand_to_all(exchanges);
+  }
 
  private:
   struct Counted {  // elements of a set's held gradients
@@ -29,21 +37,20 @@ class GradientNorm {
   };
   const Counted& counted(const Instance& instance, std::size_t set);
   void find_counted(const Instance& instance, std::size_t set, Counted& counted) const;
-  MeshGroup summed_over(const PiecePlan& plan) const;
-  void add_square(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
-  double own_sum();
-  double sum_of_ranks(double own);
-  void write(double square);
+  StoragePtr square_of(const OpCall& call, void* data, std::int64_t elements, Dtype dtype);
+  // The sum of single numbers, in their order; none: zero.
+  void sum(std::span<const void* const> parts, const Slice& to, Stream stream);
+
+  std::vector<OpCall> ops_of_exchange() const;
+  void add_instances(std::span<const OpCall> exchanges);
+  double hand_to_all(std::span<const OpCall> exchanges);
 
   const RunSetup& setup_;
   const Position& position_;
   const RankModel& model_;
   TensorMemory& memory_;
   Backend& backend_;
-  Communicator& communicator_;
-  StepClock& clock_;
   std::vector<std::vector<Counted>> counted_;  // by instance and set
-  std::vector<StoragePtr> squares_;            // of this step
 };
 
 }  // namespace orrery::realrun

@@ -6,12 +6,11 @@
 namespace orrery::realrun {
 namespace {
 
-// visit(id, access) for the tensors of an op that streams order. A gradient norm's result is kept apart.
+// visit(id, access) for the tensors of an op that streams order.
 template <class Visit>
 void for_each_operand(const Op& op, Visit visit) {
   for (const TensorId id : op.reads)
     if (id != kNoTensor) visit(id, Access::read);
-  if (op.kind == OpKind::gradient_norm) return;
   for (const TensorId id : op.writes)
     if (id != kNoTensor) visit(id, Access::write);
 }
@@ -32,7 +31,6 @@ OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory
       kernels_(setup, position, memory, indices_) {}
 
 void OpRunner::run(const OpCall& call) {
-  if (call.plan().sums_norms(call.op) || call.plan().reduces_norm(call.op)) return;
   communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
   try {
     Issue issue = issue_of(call);
@@ -53,7 +51,7 @@ void OpRunner::dispatch(const OpCall& call) {
   } else if (call.op.kind == OpKind::copy) {
     copy_between_memories(call);
   } else if (call.op.kind == OpKind::gradient_norm) {
-    norm_.add_squares(call);
+    norm_.run(call);
   } else {
     kernels_.run(call);
   }

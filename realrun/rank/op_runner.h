@@ -1,5 +1,5 @@
-// Runs the ops of a rank: each waits for its operands, runs as what it is (kernel, collective, copy, part of the
-// gradient norm), and is noted as their last use.
+// Runs the ops of a rank: each waits for its operands, runs as what it is (kernel, collective, copy, gradient
+// norm), and is noted as their last use.
 #pragma once
 
 #include <string>
@@ -8,6 +8,7 @@
 #include "realrun/rank/gradient_norm.h"
 #include "realrun/rank/kernels.h"
 #include "realrun/rank/losses.h"
+#include "realrun/rank/step_clock.h"
 
 namespace orrery::realrun {
 
@@ -17,8 +18,7 @@ class OpRunner {
            StepClock& clock, GradientNorm& norm, Losses& losses);
 
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
-  // Does nothing for ops that reduce the gradient norm: GradientNorm::reduce() does it for all pieces at once. Throws
-  // ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
+  // Throws ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
   void run(const OpCall& call);
 
  private:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "sim/program/gradient_norm.h"
 #include "sim/program/rewrite.h"
 
 namespace orrery::realrun {

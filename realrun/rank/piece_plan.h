@@ -65,7 +65,7 @@ class PiecePlan {
   bool is_packed_reduction(const Op& op) const { return is_communication(op.kind) && packed_.contains(op.reads[0]); }
   const std::vector<std::vector<std::int64_t>>& packed(const Op& op) const { return packed_.at(op.reads[0]); }
 
-  // Sums the ranks' gradient norms; the instances'. Both are done once for all pieces (gradient_norm.h).
+  // Sums the ranks' gradient norms; of one instance those of its sets, or of its parts (gradient_norm.h).
   bool reduces_norm(const Op& op) const { return is_communication(op.kind) && is_norm(op.reads[0]); }
   bool sums_norms(const Op& op) const { return op.kind == OpKind::gradient_norm && is_norm(op.reads[0]); }
 

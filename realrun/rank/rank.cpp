@@ -17,7 +17,7 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
       model_(setup, position_),
       memory_(setup, position_, model_, backend),
       clock_(program_, position_, backend),
-      norm_(setup, position_, model_, memory_, communicator, clock_),
+      norm_(setup, position_, model_, memory_),
       losses_(program_, position_, memory_),
       ops_(setup, position_, memory_, communicator, clock_, norm_, losses_),
       streams_(memory_),
@@ -78,7 +78,9 @@ void Rank::run_step() {
   memory_.release_micro_batches();
   for (const UpdatePart part : kStepEnd) {
     model_.for_each_instance([&](const Instance& instance) { run_update(part, instance); });
-    if (part == UpdatePart::norm) result_.gradient_norms.push_back(norm_.reduce());
+    if (part == UpdatePart::norm) {
+      result_.gradient_norms.push_back(norm_.exchange([&](const OpCall& call) { ops_.run(call); }));
+    }
   }
   memory_.release_micro_batches();
 }
@@ -167,7 +169,7 @@ void Rank::run_update(UpdatePart part, const Instance& instance) {
   const std::size_t summed = instance.plan->norm_begin();
   for (std::size_t i = begin; i < end; ++i) {
     if (i == summed && setup_.options.keep_tensors) held_.keep_gradients(instance);
-    run_op({instance, kOfStep, kUpdateBlock, i});
+    if (!instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
   }
   if (part == kStepEnd.back() && summed == ops.size() && setup_.options.keep_tensors) held_.keep_gradients(instance);
 }

@@ -39,7 +39,7 @@ class Rank {
   bool runs(const Op& op, std::int64_t micro_batch) const {
     return (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
   }
-  void run_update(UpdatePart part, const Instance& instance);
+  void run_update(UpdatePart part, const Instance& instance);  // all but the norm's exchange
 
   const RunSetup& setup_;
   const Program& program_;

@@ -100,9 +100,6 @@ Interval StepClock::interval_of(const Issue& issue, Backend::Mark begin) const {
     case Issue::Kind::receive:
       interval.name = "receive";
       break;
-    case Issue::Kind::gradient_norm:
-      interval.name = "gradient_norm.all_reduce";
-      break;
   }
   return interval;
 }

@@ -15,8 +15,7 @@ struct Issue {
   enum class Kind : std::uint8_t {
     op,
     send,
-    receive,        // a message to or from the neighbouring stage
-    gradient_norm,  // of all pieces
+    receive,  // a message to or from the neighbouring stage
   };
   Kind kind = Kind::op;
   std::uint16_t piece = 0;  // of an op

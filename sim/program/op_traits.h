@@ -55,7 +55,8 @@ enum class OpKind : std::uint8_t {
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
 
   // Optimizer, on the flat buffers of a piece.
-  gradient_norm,  // reads gradients; writes a scalar: the square of their norm
+  gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
+                  // reads such scalars; writes their sum
   scale,          // reads x [, norm]; writes x times Op::factor, clipped (clipped_factor() of realrun/kernel.h)
   adam,           // reads gradient and states [, norm]; writes parameter [, master], exp_avg, exp_avg_sq
   sgd,            // reads gradient, weight [, momentum] [, norm]; writes parameter [, master] [, momentum]

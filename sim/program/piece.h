@@ -56,7 +56,8 @@ struct PackedGradients {
 };
 
 // A stream beside the residual one, for all pieces behind the one that begins it. They read it and hand it on
-// unchanged; on the way back each adds its own part to the gradient that it is handed (the last one is handed zeros).
+// unchanged; on the way back each adds its own part to the gradient that it is handed. The last one is handed zeros,
+// which no op writes: whoever runs the Program has them there.
 struct SideStream {
   TensorId input = kNoTensor, output = kNoTensor;  // output: where the stream begins
   TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;

@@ -16,7 +16,8 @@ namespace orrery {
 enum class UpdatePart : std::uint8_t {
   gradients,  // reductions that did not overlap with the backward
   stages,     // sums over stages that hold one parameter (Op::stages), which wait for each other
-  norm,       // the gradient norms, and exchanges of their results; behind it all stages with a norm meet
+  norm,       // the gradient norms, and an exchange of their results: of all instances of a stage one, of their sum, by
+              // the op of the last; behind it all stages with a norm meet
   update,     // the optimizer, and what follows it
 };
 inline constexpr int kUpdateParts = 4;

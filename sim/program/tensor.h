@@ -127,7 +127,8 @@ struct Tensor {
 
   // Lives all step long (parameters, their main gradients, optimizer states) rather than from definition to last use.
   bool resident = false;
-  // Belongs to another piece of the same stage (a tied embedding table): adds no memory here.
+  // Belongs to another piece of the same stage (a tied embedding table): adds no memory here. Where that piece gathers
+  // it, what it has gathered is read here, too.
   bool shared : 1 = false;
   // Is what such pieces share: where it comes and goes, it lives from the first of them that uses it to the last.
   bool lent : 1 = false;
