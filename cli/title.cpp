@@ -70,12 +70,11 @@ std::vector<std::string> title_of(const Scenario& scenario) {
                               named(cluster.node.name, "an unnamed node"), cluster.devices(),
                               named(cluster.device.name, "an unnamed device")));
   const Model& model = scenario.model;
-  const bool images = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
   const std::int64_t length =
       scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
   lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
                               scenario.workload.global_batch_size,
-                              images ? "images" : fmt::format("sequences of {} tokens", length),
+                              model.vision() ? "images" : fmt::format("sequences of {} tokens", length),
                               data_parallel_degree(scenario), micro_batches(scenario)));
   const auto usual = texts_of(Plan{});
   const auto chosen = texts_of(scenario.plan);

@@ -39,8 +39,7 @@ void check_mesh(const Scenario& scenario) {
 
 void check_workload(const Scenario& scenario) {
   const Model& model = scenario.model;
-  const bool vision = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
-  if (vision) return;
+  if (model.vision()) return;
   if (scenario.workload.sequence_length == 0 && model.max_positions == 0)
     throw InputError({"", "/workload/sequence_length"}, "0", "a length: the model states none of its own");
   if (model.positions == Positions::learned && model.max_positions > 0 && scenario.workload.sequence_length > model.max_positions)

@@ -196,7 +196,7 @@ void check(const Scenario& scenario) {
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/context_parallel"}, std::to_string(c), expected);
   };
-  if (scenario.model.kind == ModelKind::vit || scenario.model.kind == ModelKind::swin)
+  if (scenario.model.vision())
     fail("1 for a vision model, whose sequences are the patches of one image");
   if (scenario.model.relative_buckets > 0)
     fail("1 for a model with a table of relative positions, which is not cut");

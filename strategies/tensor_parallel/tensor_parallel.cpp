@@ -460,7 +460,7 @@ void check(const Scenario& scenario) {
   const std::int64_t decoder_length =
       scenario.workload.decoder_sequence_length > 0 ? scenario.workload.decoder_sequence_length : length;
   if (options.sequence_parallel) {
-    if (model.kind == ModelKind::vit || model.kind == ModelKind::swin)
+    if (model.vision())
       throw InputError({"", "/plan/sequence_parallel"}, "true",
                        "false for a vision model, whose patches do not divide evenly");
     for (const std::int64_t tokens : {length, decoder_length})
