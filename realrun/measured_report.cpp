@@ -45,6 +45,8 @@ std::vector<OpReport> op_reports(const Program& program, const RankResult& rank)
     const Op& op = (piece.*kBlocks.at(measured.block)).ops.at(measured.op);
     OpReport row;
     row.name = fmt::format("{}.{}.{}", piece_title(program, measured.piece), kBlockNames[measured.block], op.name);
+    row.piece = measured.piece;
+    row.block = measured.block;
     row.stream = op.stream;
     row.seconds = median(measured.seconds);
     row.times_per_step = measured.times_per_step;

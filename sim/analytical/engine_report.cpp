@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/program/liveness.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -87,6 +88,8 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
           // What runs once for all instances is of all layers, whatever their plans.
           const std::string_view of = once || op.every == kAllInstances ? std::string_view(piece.name) : title;
           row.name = fmt::format("{}.{}.{}", of, name_of(static_cast<BlockKind>(k)), op.name);
+          row.piece = static_cast<std::uint16_t>(p);
+          row.block = static_cast<std::uint8_t>(update ? kUpdateBlock : k);
           row.stream = op.stream;
           row.seconds = cost.last_seconds;
           row.times_per_step = times;

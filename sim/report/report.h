@@ -59,7 +59,9 @@ struct UnmeasuredShape {
 
 // One op of the program with its cost, for --explain and the op table.
 struct OpReport {
-  std::string name;  // "layer.forward.fc1"
+  std::string name;         // "layer.forward.fc1"
+  std::uint16_t piece = 0;  // of the program, and its block's place among kBlocks (sim/program/liveness.h): these two
+  std::uint8_t block = 0;   // are not of a report that was read from JSON
   Stream stream = Stream::compute;
   double seconds = 0;         // once
   double times_per_step = 0;  // on the bounding stage

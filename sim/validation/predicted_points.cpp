@@ -1,11 +1,10 @@
 #include "sim/validation/predicted_points.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 
 #include "sim/memory/memory.h"
+#include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
 #include "strategies/strategy.h"
@@ -22,20 +21,21 @@ bool contains(const std::string& text, const std::string& part) {
   return lower_case(text).find(lower_case(part)) != std::string::npos;
 }
 
-// The model's layers, by the first of them.
-const Piece& first_layer(const Program& program) {
-  for (const Piece& piece : program.pieces)
-    if (is_layer(piece)) return piece;
+// The piece of the model's layers: of the first of them.
+std::size_t first_layer(const Program& program) {
+  for (std::size_t p = 0; p < program.pieces.size(); ++p)
+    if (is_layer(program.pieces[p])) return p;
   throw InputError({"", "/model"}, "a model without equal layers", "a transformer");
 }
 
 // The ops of a block of one layer, one after the other but for what runs beside the compute stream and is not waited
 // for.
-double layer_seconds(const Simulation& simulation, std::string_view block) {
-  const std::string prefix = fmt::format("{}.{}.", first_layer(*simulation.program).name, block);
+double layer_seconds(const Simulation& simulation, std::size_t block) {
+  const std::size_t layer = first_layer(*simulation.program);
   double seconds = 0;
   for (const OpReport& op : simulation.report.ops)
-    if (op.name.starts_with(prefix) && (op.stream == Stream::compute || op.stream == Stream::tensor_communication))
+    if (op.piece == layer && op.block == block &&
+        (op.stream == Stream::compute || op.stream == Stream::tensor_communication))
       seconds += op.seconds;
   return seconds;
 }
@@ -52,7 +52,7 @@ double model_state_bytes(const MemoryBreakdown& memory) {
 }
 
 double layer_activation_bytes(const Program& program) {
-  return device_bytes(piece_memory(first_layer(program), 1).saved);
+  return device_bytes(piece_memory(program.pieces[first_layer(program)], 1).saved);
 }
 
 void predict(PredictedPoint& result, Simulator& simulator) {
@@ -94,9 +94,9 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
     case Quantity::fits:
       return report.memory_fits ? 1 : 0;
     case Quantity::layer_forward_seconds:
-      return layer_seconds(simulation, "forward");
+      return layer_seconds(simulation, kForwardBlock);
     case Quantity::layer_backward_seconds:
-      return layer_seconds(simulation, "backward");
+      return layer_seconds(simulation, kBackwardBlock);
     case Quantity::activation_bytes_per_layer:
       return layer_activation_bytes(*simulation.program);
     case Quantity::model_state_bytes:

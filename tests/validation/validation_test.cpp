@@ -43,6 +43,24 @@ TEST(PublishedSteps, EveryScenarioIsPredicted) {
   }
 }
 
+// A layer's seconds are those of the first layer, also where layers of several plans have names by their places.
+TEST(PublishedSteps, ALayersSecondsAreTheFirstLayersWhateverItIsCalled) {
+  Simulator simulator;
+  const StepCalibration none;  // as kernels, single layers are timed on their own
+  simulator.use(none);
+  std::size_t checked = 0;
+  for (const PredictedPoint& p : predicted(Seen::all)) {
+    const Quantity quantity = p.point->quantity;
+    if (quantity != Quantity::layer_forward_seconds || !p.is_predicted()) continue;
+    nlohmann::json scenario = *p.point->scenario;
+    scenario["plan"]["layers"] = {{{"from", 1}, {"freeze", true}}};
+    EXPECT_EQ(predicted_value(quantity, simulator.evaluate(scenario, {p.point->id, {}}, {.ops = true})), p.predicted)
+        << p.point->id;
+    ++checked;
+  }
+  EXPECT_GT(checked, 3u);
+}
+
 TEST(PublishedSteps, NoneIsLeftOut) {
   std::size_t points = 0;
   for (const PublishedSource& source : published_sources()) {
