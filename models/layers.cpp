@@ -89,11 +89,12 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
   line.add("head", 1, [&](Piece& p) { build_head(p, model, kernels, last); });
 }
 
-ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch, const ModelPieces& built) {
+ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
+                     std::span<const Piece> pieces, std::span<const Run> line) {
   ModelWork work;
   ProductFlops total;
-  for (const Run& run : built.runs) {
-    const Piece& piece = (*built.pieces)[run.piece];
+  for (const Run& run : line) {
+    const Piece& piece = pieces[run.piece];
     ProductFlops forward;
     for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors), 1);
     total.add(forward, static_cast<double>(run.count));

@@ -19,6 +19,8 @@ struct KernelChoices {
   Dtype parameter = Dtype::bf16;
   Dtype gradient = Dtype::fp32;
   std::int64_t vocab_multiple = 1;  // the vocabulary is padded to a multiple of this
+
+  bool operator==(const KernelChoices&) const = default;
 };
 
 // The model as a line of runs, in order, before anything is distributed: embedding, layers, head.
@@ -27,8 +29,8 @@ struct ModelPieces {
   std::vector<Run> runs;                 // in model order; `piece` indexes *pieces
 };
 
-// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences. Cost: independent of
-// layers.
+// Fills out.pieces with the pieces of `model` for micro-batches of `micro_batch` sequences, as many and in the same
+// order whatever the kernels are. Cost: independent of layers.
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
 
@@ -46,8 +48,9 @@ struct ProductFlops {
 // Of an op of a built piece; none of an attention's backward, which repeats a part of the forward.
 ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors);
 
-// FLOPs and tokens of a whole step, from the built (unsharded) pieces: the products of the forward, twice again for the
-// backward; the padded vocabulary counts.
-ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch, const ModelPieces& built);
+// FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, twice again
+// for the backward; the padded vocabulary counts.
+ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
+                     std::span<const Piece> pieces, std::span<const Run> line);
 
 }  // namespace orrery

@@ -1,5 +1,8 @@
 #include "strategies/lower.h"
 
+#include <utility>
+#include <vector>
+
 #include "models/layers.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
@@ -19,6 +22,22 @@ Mesh mesh_of(const Scenario& scenario, std::span<const Strategy> strategies) {
   return mesh;
 }
 
+// Layers whose plan chooses other kernels than those that all were built with.
+void build_anew(const Scenario& scenario, const LayerPlans& plans, const KernelChoices& built, Program& program) {
+  std::vector<Piece> pieces;
+  for (Piece& piece : program.pieces) {
+    if (piece.variant_of == kNoPiece) continue;
+    const KernelChoices kernels = framework::kernel_choices(scenario, plans.of(piece));
+    if (kernels == built) continue;
+    ModelPieces with{&pieces, {}};
+    build_pieces(scenario.model, scenario.workload, scenario.plan.batch.micro_batch_size, kernels, with);
+    Piece& anew = pieces[piece.variant_of];
+    anew.plan = piece.plan;
+    anew.variant_of = piece.variant_of;
+    std::swap(piece, anew);
+  }
+}
+
 }  // namespace
 
 void lower(const Scenario& scenario, Program& program) { lower(scenario, all_strategies(), program); }
@@ -28,14 +47,16 @@ void lower(const Scenario& scenario, std::span<const Strategy> strategies, Progr
   program.clear();
   ModelPieces built{&program.pieces, std::move(program.line)};
   const std::int64_t micro_batch = scenario.plan.batch.micro_batch_size;
-  build_pieces(scenario.model, scenario.workload, micro_batch, framework::kernel_choices(scenario), built);
-  program.model = model_work(scenario.model, scenario.workload, micro_batch, built);
+  const KernelChoices kernels = framework::kernel_choices(scenario, scenario.plan);
+  build_pieces(scenario.model, scenario.workload, micro_batch, kernels, built);
 
   // One device and one line of runs; the strategies take it from there.
   program.mesh = mesh_of(scenario, strategies);
   program.line = std::move(built.runs);
   const LayerPlans plans = layer_plans(scenario);
   plans.split(program);
+  build_anew(scenario, plans, kernels, program);
+  program.model = model_work(scenario.model, scenario.workload, micro_batch, program.pieces, program.line);
   for (const Strategy& strategy : strategies) {
     strategy.rewrite(scenario, program);
     if (strategy.rewrite_piece == nullptr) continue;

@@ -1,6 +1,7 @@
 // The plan: the user's choice. One member per strategy, each with its own table of fields; on paper (JSON) they are
 // one flat object, e.g. {"tensor_parallel": 8, "sequence_parallel": true, "zero_stage": 1}. Fields of Scope::layer may
-// be given anew for ranges of layers: "layers": [{"from": 0, "to": 20, "recompute": "full"}].
+// be given anew for ranges of layers: "layers": [{"from": 0, "to": 20, "recompute": "full"}]. Layers in no range have
+// the plan's own values, and so have the embedding and the head.
 #pragma once
 
 #include <cstdint>

@@ -176,10 +176,19 @@ OrderedJson layers_schema() {
   LayerRange range;
   Properties properties(false);
   range.visit_fields(properties);
+  const std::size_t own = properties.json.size();
   properties.of_layers = true;
   range.plan.visit_fields(properties);
-  return object("layers from, from + step, ... below to; fields that are absent are as in the plan around it",
-                std::move(properties.json));
+  OrderedJson says_something = OrderedJson::array();
+  for (auto field = std::next(properties.json.begin(), static_cast<std::ptrdiff_t>(own));
+       field != properties.json.end(); ++field)
+    says_something.push_back({{"required", {field.key()}}});
+  OrderedJson json = object(
+      "layers from, from + step, ... below to; what a range does not give is as in the plan around it, and so are "
+      "layers in no range",
+      std::move(properties.json));
+  json["anyOf"] = std::move(says_something);
+  return json;
 }
 
 OrderedJson job_schema() {

@@ -37,9 +37,11 @@ inline NumberRange positive() { return {.least = 0, .exclude_least = true}; }
 
 // What one value of a field holds for.
 enum class Scope : std::uint8_t {
-  all,     // the whole struct: a field of the plan for the whole step
-  layout,  // all layers of the model: what one hands on is laid out as the next one takes it
-  layer,   // layers: ranges of them may have values of their own
+  all,      // the whole struct: a field of the plan for the whole step
+  mesh,     // all layers of the model: ranks are laid over one mesh
+  stream,   // all layers: each rank has the whole residual stream, or all hand on parts of it
+  buckets,  // all layers: buckets of gradients run on from one to the next
+  layer,    // layers: ranges of them may have values of their own
 };
 
 class FieldVisitor {

@@ -121,17 +121,35 @@ const Json* JsonReader::take(const char* name) {
 bool JsonReader::has(const char* name) const { return object_.contains(name); }
 
 const Json* JsonReader::value_of(const char* field) {
-  if (!of_layers_ || scope() == Scope::layer) return take(field);
-  if (has(field)) refused_.push_back({field, scope()});
-  return nullptr;
+  if (!of_layers_) return take(field);
+  if (scope() != Scope::layer) {
+    if (has(field)) refused_.push_back({field, scope()});
+    return nullptr;
+  }
+  of_layer_.emplace_back(field);
+  return take(field);
 }
 
+namespace {
+
+const char* reason(Scope scope) {
+  switch (scope) {
+    case Scope::mesh:
+      return "all layers have their ranks on one mesh";
+    case Scope::stream:
+      return "all layers hand on the whole residual stream, or all of them parts of it";
+    case Scope::buckets:
+      return "buckets of gradients run on from layer to layer";
+    default:
+      return "it holds for the whole step";
+  }
+}
+
+}  // namespace
+
 void JsonReader::refuse(const Refused& field) const {
-  fail(field.name,
-       fmt::format("no {} for a range of layers: {}; ranges may give {}", field.name,
-                   field.scope == Scope::layout ? "what one layer hands on is not laid out anew for the next"
-                                                : "it holds for the whole step",
-                   fmt::join(known_, ", ")));
+  fail(field.name, fmt::format("no {} for a range of layers: {}; ranges may give {}", field.name, reason(field.scope),
+                               fmt::join(known_, ", ")));
 }
 
 void JsonReader::finish() const {
@@ -145,6 +163,10 @@ void JsonReader::finish() const {
     if (nearest.empty()) throw InputError(at(key), found, fmt::format("one of: {}", fmt::join(known_, ", ")));
     throw InputError(at(key), found, "a known key", nearest);
   }
+  const auto given = [&](const std::string& field) { return has(field.c_str()); };
+  if (of_layers_ && std::none_of(of_layer_.begin(), of_layer_.end(), given))
+    throw InputError(where_, "a range of layers that says nothing of them",
+                     fmt::format("what differs there, one of: {}", fmt::join(of_layer_, ", ")));
 }
 
 InputError::Where JsonReader::at(std::string_view key) const { return {where_.file, pointer_to(where_.pointer, key)}; }

@@ -31,7 +31,8 @@ class JsonReader final : public FieldVisitor {
   // The value of a key that is not a plain field, or nullptr; marks the key as known.
   const nlohmann::json* take(const char* name);
   bool has(const char* name) const;
-  // From now on the object is one for a range of layers: finish() refuses fields of another scope by the reason.
+  // From now on the object is one for a range of layers: finish() refuses fields of another scope by the reason, and a
+  // range without any of its own.
   void begin_layers() { of_layers_ = true; }
   // Throws on the first key that nobody asked for, with the nearest name that somebody did. Documentation keys are
   // always accepted.
@@ -60,6 +61,7 @@ class JsonReader final : public FieldVisitor {
   InputError::Where where_;
   std::vector<std::string> known_;
   bool of_layers_ = false;
+  std::vector<std::string> of_layer_;  // fields that a range may give
   std::vector<Refused> refused_;
 };
 

@@ -177,11 +177,11 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans) {
   }
 }
 
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, Piece& piece) {
+void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
   const Options& options = plan.recompute;
   if (options.mode == Mode::none || !keeps_activations(piece)) return;
   if (options.mode == Mode::selective) {
-    if (!scenario.plan.framework.flash_attention) recompute(piece, in_core_attention);
+    if (!plan.framework.flash_attention) recompute(piece, in_core_attention);
   } else if (options.every == 1) {  // each layer from its own input
     recompute(piece, everything);
   }

@@ -67,17 +67,16 @@ class Gathering {
 
 }  // namespace
 
-void check(const Scenario& scenario) {
-  if (context_parallel::is_of_type(scenario.plan, kTypes))
-    context_parallel::check_deal(scenario, scenario.plan.context.degree);
-}
+void check(const Scenario& scenario) { context_parallel::check_deal(scenario, kTypes, scenario.plan.context.degree); }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  if (context_parallel::is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
+  // What others, of whom layers may be, have not laid.
+  if (context_parallel::has_layers_of_type(scenario, kTypes))
+    mesh.add(MeshAxis::cp, scenario.plan.context.degree / mesh.size(MeshAxis::cp));
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   Division over;
   over.append(program.mesh.group(MeshAxis::cp));
   const Deal deal = context_parallel::deal_over(scenario, plan, scenario.plan.context.degree);
@@ -87,7 +86,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 
 std::span<const PlanWord> words() {
   static constexpr PlanWord kWords[]{
-      {"all-gather-context", [](const Scenario& s) { return context_parallel::is_of_type(s.plan, kTypes); }}};
+      {"all-gather-context", [](const Scenario& s) { return context_parallel::has_layers_of_type(s, kTypes); }}};
   return kWords;
 }
 

@@ -149,39 +149,44 @@ class Ring {
   std::vector<Op> out_;
 };
 
-// Of plans that deal by a table: it gives every rank as many blocks, which divide the sequence.
-void check_blocks(const Scenario& scenario, std::int64_t ranks, std::int64_t length) {
-  constexpr const char* kOnlyOfTables = "none unless context_parallel_balance is \"table\"";
-  const auto fail = [](const std::string& at, const std::string& found, const std::string& expected) {
-    throw InputError({"", at + "context_parallel_blocks"}, found, expected);
+constexpr const char* kBlocks = "context_parallel_blocks";
+
+// Of a plan that deals by a table: it gives every rank as many blocks, which divide the sequence.
+void check_table(const Plan& plan, const std::string& at, std::int64_t ranks, std::int64_t length) {
+  const auto fail = [&](const std::string& found, const std::string& expected) {
+    throw InputError({"", at + kBlocks}, found, expected);
+  };
+  const std::vector<std::int64_t>& blocks = plan.context.blocks;
+  const auto n = static_cast<std::int64_t>(blocks.size());
+  if (blocks.empty()) fail("none", "the rank of each block, with context_parallel_balance \"table\"");
+  if (length % n != 0)
+    fail(std::to_string(n) + " blocks", "a divisor of the sequence of " + std::to_string(length) + " tokens");
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks));
+  for (const std::int64_t rank : blocks) {
+    if (rank >= ranks) fail(std::to_string(rank), "one of the ranks 0 to " + std::to_string(ranks - 1));
+    ++of_rank[static_cast<std::size_t>(rank)];
+  }
+  for (std::size_t r = 0; r < of_rank.size(); ++r)
+    if (of_rank[r] * ranks != n)
+      fail(std::to_string(of_rank[r]) + " of " + std::to_string(n) + " blocks for rank " + std::to_string(r),
+           "as many for each of the " + std::to_string(ranks) + " ranks");
+}
+
+// Blocks that nothing is dealt by.
+void check_blocks_used(const Scenario& scenario) {
+  const auto fail = [](const std::string& at, const Plan& plan) {
+    throw InputError({"", at + kBlocks}, std::to_string(plan.context.blocks.size()) + " blocks",
+                     "none unless context_parallel_balance is \"table\"");
   };
   bool used = false;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    if (plan.context.balance != Balance::table) {
-      // A range has those of the plan around it, for ranges that are dealt by them.
-      if (!plan.context.blocks.empty() && plan.context.blocks != scenario.plan.context.blocks)
-        fail(at, std::to_string(plan.context.blocks.size()) + " blocks", kOnlyOfTables);
-      return;
-    }
-    used = true;
-    if (ranks == 1) return;
-    const std::vector<std::int64_t>& blocks = plan.context.blocks;
-    const auto n = static_cast<std::int64_t>(blocks.size());
-    if (blocks.empty()) fail(at, "none", "the rank of each block, with context_parallel_balance \"table\"");
-    if (length % n != 0)
-      fail(at, std::to_string(n) + " blocks", "a divisor of the sequence of " + std::to_string(length) + " tokens");
-    std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks));
-    for (const std::int64_t rank : blocks) {
-      if (rank >= ranks) fail(at, std::to_string(rank), "one of the ranks 0 to " + std::to_string(ranks - 1));
-      ++of_rank[static_cast<std::size_t>(rank)];
-    }
-    for (std::size_t r = 0; r < of_rank.size(); ++r)
-      if (of_rank[r] * ranks != n)
-        fail(at, std::to_string(of_rank[r]) + " of " + std::to_string(n) + " blocks for rank " + std::to_string(r),
-             "as many for each of the " + std::to_string(ranks) + " ranks");
+    used = used || plan.context.balance == Balance::table;
+    // A range has those of the plan around it, for ranges that are dealt by them.
+    if (plan.context.balance != Balance::table && !plan.context.blocks.empty() &&
+        plan.context.blocks != scenario.plan.context.blocks)
+      fail(at, plan);
   });
-  if (!used && !scenario.plan.context.blocks.empty())
-    fail("/plan/", std::to_string(scenario.plan.context.blocks.size()) + " blocks", kOnlyOfTables);
+  if (!used && !scenario.plan.context.blocks.empty()) fail("/plan/", scenario.plan);
 }
 
 std::int64_t length_of(const Scenario& scenario) {
@@ -203,11 +208,16 @@ void check(const Scenario& scenario) {
   if (scenario.model.relative_projection)
     fail("1 for a model with projected relative positions, whose attention stores the scores");
   if (scenario.model.pooler) fail("1 for a model with a pooler, which reads the first token that one rank alone has");
-  if (!scenario.plan.framework.flash_attention)
-    fail("1 without flash_attention: attention over divided sequences never stores the scores");
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (plan.framework.flash_attention) return;
+    const std::string reason = "attention over divided sequences never stores the scores";
+    if (&plan == &scenario.plan) fail("1 without flash_attention: " + reason);
+    throw InputError({"", at + "flash_attention"}, "false", "true with context_parallel above 1: " + reason);
+  });
   for (const std::int64_t length : {length_of(scenario), scenario.workload.decoder_sequence_length})
     if (length % c != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
-  if (is_of_type(scenario.plan, kTypes)) check_deal(scenario, c);
+  check_blocks_used(scenario);
+  check_deal(scenario, kTypes, c);
 }
 
 Type type_named(std::string_view name) {
@@ -217,9 +227,22 @@ Type type_named(std::string_view name) {
   return static_cast<Type>(found - names.begin());
 }
 
-bool is_of_type(const Plan& plan, std::span<const std::string_view> names) {
+bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std::string_view> names) {
+  if (scenario.plan.context.degree == 1) return false;
   const std::string_view type = type_names()[static_cast<std::size_t>(plan.context.type)];
-  return plan.context.degree > 1 && std::find(names.begin(), names.end(), type) != names.end();
+  return std::find(names.begin(), names.end(), type) != names.end();
+}
+
+bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
+  bool has = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { has = has || is_of_type(scenario, plan, names); });
+  return has;
+}
+
+bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
+  bool all = true;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { all = all && is_of_type(scenario, plan, names); });
+  return all;
 }
 
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
@@ -242,10 +265,11 @@ Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
   }
 }
 
-void check_deal(const Scenario& scenario, std::int64_t ranks) {
+void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks) {
   const std::int64_t length = length_of(scenario);
-  check_blocks(scenario, ranks, length);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (!is_of_type(scenario, plan, names)) return;
+    if (plan.context.balance == Balance::table && ranks > 1) check_table(plan, at, ranks, length);
     if (deal_over(scenario, plan, ranks) != Deal::zigzag || length % (2 * ranks) == 0) return;
     const std::string blocks = "zigzag deal of " + std::to_string(2 * ranks) + " blocks divides the sequence of " +
                                std::to_string(length) + " tokens";
@@ -295,11 +319,12 @@ Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int
 void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring) { Ring(piece, mesh, ring).run(); }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  if (is_of_type(scenario.plan, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
+  // A ring takes ranks as others, of whom layers may be, have divided them.
+  if (is_all_of_type(scenario, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (!is_of_type(scenario.plan, kTypes)) return;
+  if (!is_of_type(scenario, plan, kTypes)) return;
   const MeshGroup ring = program.mesh.group(MeshAxis::cp);
   Division over;
   over.append(ring);

@@ -28,13 +28,16 @@ inline constexpr std::array<std::string_view, 2> kTypes{"ring", "p2p"};
 
 // One of type_names(). Throws std::logic_error for no such name.
 Type type_named(std::string_view name);
-// Whether a plan divides sequences and has attention laid out in one of these ways.
-bool is_of_type(const Plan& plan, std::span<const std::string_view> names);
+// Whether sequences are divided and layers of this plan have attention laid out in one of these ways; whether the plan
+// or one of its ranges does; whether all do.
+bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std::string_view> names);
+bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names);
+bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names);
 
-// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan; throws
-// InputError unless the sequence can be dealt so in all layers.
+// How positions are dealt to `ranks` of a ring, or to those that gather all keys, in layers of this plan.
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks);
-void check_deal(const Scenario& scenario, std::int64_t ranks);
+// Throws InputError unless the sequence can be dealt so in all layers of these types.
+void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks);
 
 // Divides the sequences of a piece over digits, the major one first, of which the first deals them.
 void divide_sequence(Piece& piece, const Mesh& mesh, Division over, Deal deal);

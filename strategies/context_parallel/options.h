@@ -22,10 +22,11 @@ struct Options {
   std::vector<std::int64_t> blocks;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence", Scope::layout);
+    v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence", Scope::mesh);
     v.field("context_parallel_type", type, type_names(),
-            "how attention meets what the other ranks have of a sequence; Megatron-Core's names say the same",
-            Scope::layout);
+            "how attention meets what the other ranks have of a sequence; Megatron-Core's names say the same. Of "
+            "context_parallel 1 none",
+            Scope::layer);
     v.field("context_parallel_balance", balance, kBalanceNames,
             "how positions are dealt to ranks: contiguous; zigzag (equal causal work, as Megatron-LM); striped (the "
             "same, position i to rank i mod context_parallel, as Striped Attention); table (context_parallel_blocks)",

@@ -24,13 +24,15 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field("data_parallel", degree, orrery::degree(0), "replicas; 0: what remains of the devices");
     v.field("zero_stage", zero_stage, IntegerRange{0, 3},
-            "what is sharded over data-parallel ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters (FSDP)");
+            "what is sharded over data-parallel ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters (FSDP)",
+            Scope::buckets);
     v.field("zero_shard_degree", shard_degree, orrery::degree(0),
             "ranks in a shard group, replicated over the others (HSDP); 0: all data-parallel ranks");
     v.field("reduce_gradients", reduce_gradients, kReductionNames,
             "when gradients are reduced: in every micro-batch, or once a step, whole until then; automatic: as the "
             "stack does");
-    v.field("overlap_grad_reduce", overlap_gradients, "reduce gradients bucket by bucket while the backward still runs");
+    v.field("overlap_grad_reduce", overlap_gradients, "reduce gradients bucket by bucket while the backward still runs",
+            Scope::buckets);
     v.field("overlap_param_gather", overlap_parameters,
             "gather updated parameters layer by layer under the next forward (zero_stage 1 and 2)");
     v.field("reshard_after_forward", reshard_after_forward,
@@ -39,7 +41,7 @@ struct Options {
             Scope::layer);
     v.field("prefetch", prefetch, orrery::degree(0),
             "zero_stage 3: layers before, when a layer's parameters are gathered", Scope::layer);
-    v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default");
+    v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default", Scope::buckets);
   }
 };
 

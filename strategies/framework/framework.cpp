@@ -66,10 +66,10 @@ double literature_host_seconds_per_op(std::string_view stack) {
   return preset(plan).runtime.host_seconds_per_op;
 }
 
-KernelChoices kernel_choices(const Scenario& scenario) {
+KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
   KernelChoices k;
-  k.flash_attention = plan.framework.flash_attention;
+  k.flash_attention = layers.framework.flash_attention;
   k.fused_kernels = preset(plan).fused_kernels;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = plan.precision.gradient();

@@ -10,7 +10,8 @@
 
 namespace orrery::framework {
 
-KernelChoices kernel_choices(const Scenario& scenario);
+// Of layers of this plan.
+KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
 // The generation of fused attention kernels, by its name in the calibration files; empty: the device's default.
 std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);

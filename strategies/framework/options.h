@@ -38,7 +38,7 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("framework", stack, kStackNames, "training stack: fused kernels, host issue rate, memory overheads");
-    v.field("flash_attention", flash_attention, "fused attention that never stores the score matrix");
+    v.field("flash_attention", flash_attention, "fused attention that never stores the score matrix", Scope::layer);
     v.field(
         "attention_kernel", attention_kernel, kAttentionKernelNames,
         "generation of the fused attention kernels; automatic: the stack's. A device without measurements of it keeps "

@@ -12,9 +12,9 @@ struct Options {
     v.field("ulysses_degree", ulysses_degree, degree(0),
             "usp: of context_parallel the ranks that exchange heads for positions, rings having the rest; 0: as many "
             "as divide a rank's key/value heads",
-            Scope::layout);
+            Scope::mesh);
     v.field("ulysses_inner", ulysses_inner,
-            "usp: ranks that exchange are neighbours (use_ulysses_low); false: those of a ring are", Scope::layout);
+            "usp: ranks that exchange are neighbours (use_ulysses_low); false: those of a ring are", Scope::mesh);
   }
 };
 

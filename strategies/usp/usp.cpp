@@ -8,6 +8,7 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::usp {
 namespace {
@@ -27,16 +28,35 @@ Heads heads_of(const Scenario& scenario) {
   return {std::max<std::int64_t>(1, groups / t), model.heads / t};
 }
 
-// Ranks that exchange.
-std::int64_t ulysses_ranks(const Scenario& scenario) {
+// Ranks that exchange in layers of this plan.
+std::int64_t ulysses_ranks(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
-  if (!context_parallel::is_of_type(plan, kTypes)) return 1;
-  if (context_parallel::is_of_type(plan, kUlysses)) return plan.context.degree;
+  if (!context_parallel::is_of_type(scenario, layers, kTypes)) return 1;
+  if (context_parallel::is_of_type(scenario, layers, kUlysses)) return plan.context.degree;
   if (plan.usp.ulysses_degree > 0) return plan.usp.ulysses_degree;
   return std::gcd(plan.context.degree, heads_of(scenario).key_value);
 }
 
+// The same in all layers that are of a type of ours (check()).
+std::int64_t ulysses_ranks(const Scenario& scenario) {
+  std::int64_t ranks = 1;
+  for_each_plan(scenario,
+                [&](const Plan& plan, const std::string&) { ranks = std::max(ranks, ulysses_ranks(scenario, plan)); });
+  return ranks;
+}
+
 std::int64_t ring_ranks(const Scenario& scenario) { return scenario.plan.context.degree / ulysses_ranks(scenario); }
+
+// Of the ranks that exchange, those that have different key/value heads.
+std::int64_t head_ranks(const Scenario& scenario) {
+  return std::gcd(ulysses_ranks(scenario), heads_of(scenario).key_value);
+}
+
+// Digits of the mesh that they are: as many as have more than one rank.
+int groups(const Scenario& scenario) {
+  const std::int64_t heads = head_ranks(scenario);
+  return (ring_ranks(scenario) > 1) + (heads > 1) + (ulysses_ranks(scenario) > heads);
+}
 
 // Around each attention the ranks of a group exchange: of their own positions all heads become, of all positions their
 // own heads. Where there are more ranks than key/value heads, several share one and its query heads.
@@ -159,28 +179,41 @@ void check(const Scenario& scenario) {
   const auto fail = [](std::int64_t found, const std::string& expected) {
     throw InputError({"", "/plan/ulysses_degree"}, std::to_string(found), expected);
   };
-  const bool usp = context_parallel::is_of_type(scenario.plan, kUsp);
+  const bool usp = context_parallel::has_layers_of_type(scenario, kUsp);
+  const std::int64_t ranks = ulysses_ranks(scenario), heads = heads_of(scenario).query;
   if (given > 1 && whole == 1) fail(given, "0 or 1 with context_parallel 1, which leaves nobody to exchange with");
-  if (given > 0 && !usp && given != ulysses_ranks(scenario))
+  if (given > 0 && !usp && given != ranks)
     fail(given, "0 without context_parallel_type \"usp\", whose groups it divides");
   if (!scenario.plan.usp.ulysses_inner && !usp)
     throw InputError({"", "/plan/ulysses_inner"}, "false",
                      "true without context_parallel_type \"usp\", whose groups it orders");
-  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
-  const std::int64_t ranks = ulysses_ranks(scenario), heads = heads_of(scenario).query;
-  if (whole % ranks != 0) fail(ranks, "a divisor of context_parallel, " + std::to_string(whole));
-  if (heads % ranks != 0) {
-    const std::string expected =
-        "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged";
-    if (usp) fail(ranks, expected);
-    throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
-  }
-  context_parallel::check_deal(scenario, ring_ranks(scenario));
+  if (usp && whole % ranks != 0) fail(ranks, "a divisor of context_parallel, " + std::to_string(whole));
+  const bool mixed = !context_parallel::is_all_of_type(scenario, kTypes);
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
+    const auto fail_type = [&](const std::string& expected) {
+      const std::string_view type = context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)];
+      throw InputError({"", at + "context_parallel_type"}, '"' + std::string(type) + '"', expected);
+    };
+    if (heads % ranks != 0) {
+      const std::string expected =
+          "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged";
+      if (usp) fail(ranks, expected);
+      throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
+    }
+    if (ulysses_ranks(scenario, plan) != ranks)
+      fail_type("a type by which " + std::to_string(ranks) + " ranks exchange heads, as in other layers");
+    if (mixed && groups(scenario) > 1)
+      fail_type("the type of the other layers, whose " + std::to_string(whole) +
+                " ranks are one group: here those of a ring, those that exchange and those that share a key/value "
+                "head are groups of their own");
+  });
+  context_parallel::check_deal(scenario, kTypes, ring_ranks(scenario));
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
-  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
-  const std::int64_t ranks = ulysses_ranks(scenario), heads = std::gcd(ranks, heads_of(scenario).key_value);
+  if (!context_parallel::has_layers_of_type(scenario, kTypes)) return;
+  const std::int64_t ranks = ulysses_ranks(scenario), heads = head_ranks(scenario);
   const bool inner = scenario.plan.usp.ulysses_inner;
   if (!inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
   mesh.add(MeshAxis::cp, heads, kHeads);
@@ -189,7 +222,7 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (!context_parallel::is_of_type(scenario.plan, kTypes)) return;
+  if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   const Mesh& mesh = program.mesh;
   const MeshGroup ring = mesh.group(kRing);
   Division over;  // a ring's part of the sequence, and of that an exchanging rank's

@@ -126,10 +126,12 @@ TEST(JsonReader, SaysWhereAndWhatIsWrong) {
 
 struct Layers {
   std::int64_t from = 0, degree = 1;
-  bool recompute = false, clip = true;
+  bool whole = true, bucket = false, recompute = false, clip = true;
 
   void visit_fields(FieldVisitor& v) {
-    v.field("degree", degree, at_least(1), "", Scope::layout);
+    v.field("degree", degree, at_least(1), "", Scope::mesh);
+    v.field("whole", whole, "", Scope::stream);
+    v.field("bucket", bucket, "", Scope::buckets);
     v.field("clip", clip, "");
     v.field("recompute", recompute, "", Scope::layer);
   }
@@ -154,10 +156,17 @@ TEST(JsonReader, RefusesWhatHoldsForMoreThanARangeOfLayersWithTheReason) {
   EXPECT_EQ(message(R"({"from": 3, "recompute": true})"), "recomputed");
   EXPECT_THAT(
       message(R"({"degree": 2})"),
-      HasSubstr("/0/degree: found 2, expected no degree for a range of layers: what one layer hands on is not laid "
-                "out anew for the next; ranges may give from, recompute"));
+      HasSubstr(
+          "/0/degree: found 2, expected no degree for a range of layers: all layers have their ranks on one mesh; "
+          "ranges may give from, recompute"));
+  EXPECT_THAT(message(R"({"whole": false})"),
+              HasSubstr("all layers hand on the whole residual stream, or all of them parts of it; ranges may"));
+  EXPECT_THAT(message(R"({"bucket": true})"), HasSubstr("buckets of gradients run on from layer to layer; ranges may"));
   EXPECT_THAT(message(R"({"clip": false})"), HasSubstr("it holds for the whole step; ranges may give from, recompute"));
   EXPECT_THAT(message(R"({"recomputed": true})"), HasSubstr("did you mean \"recompute\"?"));
+  for (const char* nothing : {R"({})", R"({"from": 3})", R"({"from": 3, "comment": "the last ones"})"})
+    EXPECT_THAT(message(nothing), HasSubstr("/0: found a range of layers that says nothing of them, expected what "
+                                            "differs there, one of: recompute"));
 }
 
 TEST(JsonReader, EqualKeysOfDifferentObjectsAreNoDuplicates) {

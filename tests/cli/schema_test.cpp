@@ -44,24 +44,26 @@ TEST(Schema, KnowsEveryFieldOfThePlanWithItsDefault) {
 // Scenarios that are wrong in themselves (not only against their model and cluster): the schema must refuse them too.
 std::vector<json> wrong_scenarios() {
   const json good = json::parse(example_scenario());
-  const std::pair<const char*, json> changes[] = {{"/plan/tensor_paralel", 8},
-                                                  {"/plan/tensor_parallel", 0},
-                                                  {"/plan/tensor_parallel", "8"},
-                                                  {"/plan/zero_stage", 4},
-                                                  {"/plan/recompute", "some"},
-                                                  {"/plan/sequence_parallel", 1},
-                                                  {"/workload/sequence", 1},
-                                                  {"/workload", 3},
-                                                  {"/cluster/nodes", 0},
-                                                  {"/cluster/node/devices", 1.5},
-                                                  {"/models", "llama-3-8b"},
-                                                  {"/model", json{{"layres", 3}}},
-                                                  {"/cluster/fabric", true},
-                                                  {"/plan/pipeline_stage_layers", json{1, -1}},
-                                                  {"/plan/layers", 3},
-                                                  {"/plan/layers", json::array({{{"from", -1}}})},
-                                                  {"/plan/layers", json::array({{{"tensor_parallel", 4}}})},
-                                                  {"/plan/layers", json::array({{{"recompute", "some"}}})}};
+  const std::pair<const char*, json> changes[] = {
+      {"/plan/tensor_paralel", 8},
+      {"/plan/tensor_parallel", 0},
+      {"/plan/tensor_parallel", "8"},
+      {"/plan/zero_stage", 4},
+      {"/plan/recompute", "some"},
+      {"/plan/sequence_parallel", 1},
+      {"/workload/sequence", 1},
+      {"/workload", 3},
+      {"/cluster/nodes", 0},
+      {"/cluster/node/devices", 1.5},
+      {"/models", "llama-3-8b"},
+      {"/model", json{{"layres", 3}}},
+      {"/cluster/fabric", true},
+      {"/plan/pipeline_stage_layers", json{1, -1}},
+      {"/plan/layers", 3},
+      {"/plan/layers", json::array({{{"from", -1}, {"recompute", "full"}}})},
+      {"/plan/layers", json::array({{{"from", 3}}})},
+      {"/plan/layers", json::array({{{"tensor_parallel", 4}}})},
+      {"/plan/layers", json::array({{{"recompute", "some"}}})}};
   std::vector<json> wrong;
   for (const auto& [pointer, value] : changes) {
     json scenario = good;

@@ -19,6 +19,13 @@ using context_parallel::Balance;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
+LayerRange typed(const Scenario& s, std::int64_t from, std::int64_t to, const char* type) {
+  LayerRange range{from, to, 1, s.plan};
+  range.plan.layers.clear();
+  range.plan.context.type = context_parallel::type_named(type);
+  return range;
+}
+
 LayerRange dealt(const Scenario& s, std::int64_t from, std::int64_t to, Balance balance) {
   LayerRange range{from, to, 1, s.plan};
   range.plan.layers.clear();
@@ -46,6 +53,91 @@ TEST(Joints, StandWhereNeighboursAreLaidOutDifferently) {
   EXPECT_TRUE(check(lowered_of(s)).empty());
   s.plan.context.degree = 1;
   EXPECT_THAT(line_of(lowered_of(s)), ElementsAre("e1", "l32", "h1")) << "one rank has all positions";
+}
+
+// Of one group of ranks some layers make a ring, some exchange heads, some gather keys. Ulysses deals contiguously; the
+// others as the plan says.
+TEST(Joints, StandBetweenTypesOfAttentionWhereTheyDealDifferently) {
+  Scenario s = divided("llama-3-8b", 4, "ring");
+  s.plan.layers = {typed(s, 2, 5, "ulysses"), typed(s, 5, 9, "all_gather")};
+  const Program p = lowered_of(s);
+  EXPECT_THAT(line_of(p), ElementsAre("e1", "l2", "j1", "l3", "j1", "l4", "l23", "h1"));
+  EXPECT_TRUE(check(p).empty());
+  const auto calls = [&](std::size_t place, OpKind kind) {
+    int n = 0;
+    for (const Op& op : p.pieces[p.line[place].piece].forward.ops) n += op.kind == kind ? op.count : 0;
+    return n;
+  };
+  EXPECT_EQ(calls(1, OpKind::ring_shift), 3);
+  EXPECT_EQ(calls(3, OpKind::redistribute), 4);
+  EXPECT_EQ(calls(5, OpKind::all_gather), 2);
+  EXPECT_EQ(calls(6, OpKind::ring_shift), 3);
+  s.plan.context.balance = Balance::contiguous;
+  s.plan.layers = {typed(s, 2, 5, "ulysses"), typed(s, 5, 9, "all_gather")};
+  EXPECT_THAT(line_of(lowered_of(s)), ElementsAre("e1", "l2", "l3", "l4", "l23", "h1"));
+}
+
+// Each layer moves what it moves where all are of its type.
+TEST(Joints, LayersOfATypeAreThoseOfAPlanOfIt) {
+  for (const char* base : {"ring", "ulysses", "all_gather"})
+    for (const char* other : {"ring", "ulysses", "all_gather"}) {
+      Scenario s = divided("llama-3-8b", 4, base);
+      s.plan.layers = {typed(s, 31, 0, other)};
+      const Program mixed = lowered_of(s), all = lowered_of(divided("llama-3-8b", 4, other));
+      const Piece& a = piece_named(all, "layer");
+      const auto last = std::find_if(mixed.line.rbegin(), mixed.line.rend(),
+                                     [&](const auto& run) { return mixed.pieces[run.piece].layers > 0; });
+      const Piece& b = mixed.pieces[last->piece];
+      ASSERT_EQ(a.forward.ops.size(), b.forward.ops.size()) << base << other;
+      for (std::size_t i = 0; i < a.forward.ops.size(); ++i) {
+        EXPECT_EQ(a.forward.ops[i].kind, b.forward.ops[i].kind);
+        EXPECT_EQ(bytes(a.forward.ops[i], a.tensors), bytes(b.forward.ops[i], b.tensors));
+      }
+      EXPECT_EQ(mixed.mesh.digits().size(), all.mesh.digits().size());
+      EXPECT_EQ(saved_bytes(a), saved_bytes(b));
+    }
+}
+
+TEST(Joints, TypesOfSeveralGroupsAreRefusedBesideOthers) {
+  const auto refusal = [](std::int64_t ranks, const char* base, std::int64_t degree, const char* other) {
+    Scenario s = divided("llama-3-8b", ranks, base, degree);
+    s.plan.layers = {typed(s, 3, 4, other)};
+    return refusal_of(s);
+  };
+  EXPECT_THAT(refusal(8, "ring", 2, "usp"),
+              HasSubstr("/plan/layers/0/context_parallel_type: found \"usp\", expected the type of the other layers, "
+                        "whose 8 ranks are one group"));
+  EXPECT_THAT(refusal(16, "ring", 0, "ulysses"), HasSubstr("those that share a key/value head"));
+  EXPECT_THAT(refusal(8, "usp", 2, "ring"), HasSubstr("/plan/context_parallel_type: found \"usp\""));
+  EXPECT_THAT(refusal(8, "usp", 2, "ulysses"),
+              HasSubstr("/plan/context_parallel_type: found \"usp\", expected a type by which 8 ranks exchange heads"));
+  EXPECT_EQ(refusal(8, "usp", 2, "a2a+p2p"), "nothing");
+  EXPECT_EQ(refusal(8, "usp", 8, "ring"), "nothing") << "one group";
+  EXPECT_EQ(refusal(8, "all_gather", 1, "usp"), "nothing") << "one ring";
+  EXPECT_EQ(refusal(8, "ulysses", 0, "ring"), "nothing");
+}
+
+// One rank has all positions: nothing meets, whatever the type.
+TEST(Joints, OneRankIsOfNoType) {
+  const Program none = lowered_of(divided("llama-3-8b", 1, "ring"));
+  for (const std::string_view type : context_parallel::type_names()) {
+    Scenario s = divided("llama-3-8b", 1, std::string(type).c_str());
+    s.plan.layers = {typed(s, 3, 4, "ulysses"), typed(s, 4, 8, "ring")};
+    const Program p = lowered_of(s);
+    EXPECT_THAT(line_of(p).front(), "e1");
+    EXPECT_THAT(line_of(p).back(), "h1");
+    const Piece &a = piece_named(none, "layer"), &b = piece_named(p, "layer");
+    EXPECT_EQ(a.forward.ops.size(), b.forward.ops.size()) << type;
+    EXPECT_EQ(a.backward.ops.size(), b.backward.ops.size()) << type;
+  }
+}
+
+TEST(Joints, ScoresOfDividedSequencesAreNotStoredInAnyRange) {
+  Scenario s = divided("llama-3-8b", 4, "ring");
+  LayerRange range{2, 5, 1, s.plan};
+  range.plan.framework.flash_attention = false;
+  s.plan.layers = {range};
+  EXPECT_THAT(refusal_of(s), HasSubstr("/plan/layers/0/flash_attention: found false, expected true with"));
 }
 
 TEST(Joints, OfTwoEqualChangesAreOnePiece) {

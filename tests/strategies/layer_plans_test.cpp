@@ -263,6 +263,60 @@ TEST(LayerRanges, ProductsMayOverlapTheirCollectivesLayerByLayer) {
     }
 }
 
+// Layers in no range have the plan's own values.
+TEST(LayerRanges, LeaveLayersBetweenThemAsThePlanHasThem) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 2);  // 24 layers
+  s.workload = {2048, 0, 64};
+  s.plan.recompute.mode = Mode::full;
+  s.plan.layers = {recomputing(s, 4, 8, Mode::none), recomputing(s, 12, 20, Mode::none)};
+  std::vector<bool> expected(24, true);
+  for (const auto& [from, to] : {std::pair{4, 8}, {12, 20}})
+    std::fill(expected.begin() + from, expected.begin() + to, false);
+  EXPECT_EQ(recomputed_layers(s), expected);
+}
+
+// FLOPs that are executed and bytes that are kept are those of k layers that store scores and n - k that do not.
+TEST(LayerRanges, ScoresMayBeStoredLayerByLayer) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 2);
+  s.workload = {2048, 0, 64};
+  const auto executed = [&] {
+    Program p;
+    lower(s, p);
+    return p.model.executed_flops_per_step;
+  };
+  const Sums fused = sums_of(s);
+  const double flops_fused = executed();
+  s.plan.framework.flash_attention = false;
+  const Sums stored = sums_of(s);
+  const double flops_stored = executed();
+  EXPECT_GT(stored.saved, fused.saved);
+  EXPECT_GT(flops_stored, flops_fused) << "the masked half is computed";
+  for (const bool base : {true, false})
+    for (const std::int64_t k : {1, 7, 24}) {
+      s.plan.layers.clear();
+      s.plan.framework.flash_attention = base;
+      LayerRange range{24 - k, 0, 1, s.plan};
+      range.plan.framework.flash_attention = !base;
+      s.plan.layers = {range};
+      const double share = static_cast<double>(base ? k : 24 - k) / 24;
+      EXPECT_DOUBLE_EQ(sums_of(s).saved, fused.saved + share * (stored.saved - fused.saved)) << k;
+      EXPECT_DOUBLE_EQ(executed(), flops_fused + share * (flops_stored - flops_fused)) << k;
+    }
+}
+
+// Selective recomputation repeats the attention of layers that store its scores, and of those alone.
+TEST(LayerRanges, SelectiveRecomputationFollowsTheLayersOwnAttention) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 2);
+  s.workload = {2048, 0, 64};
+  s.plan.recompute.mode = Mode::selective;
+  LayerRange range{6, 9, 1, s.plan};
+  range.plan.framework.flash_attention = false;
+  s.plan.layers = {range};
+  std::vector<bool> expected(24);
+  for (const std::size_t layer : {6, 7, 8}) expected[layer] = true;
+  EXPECT_EQ(recomputed_layers(s), expected);
+}
+
 // What a range does not give is as in the plan around it, wherever in the text that stands.
 TEST(LayerRanges, ARangeTakesWhatItDoesNotGiveFromThePlan) {
   const nlohmann::json document = nlohmann::json::parse(R"({
