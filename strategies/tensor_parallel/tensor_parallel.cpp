@@ -283,20 +283,8 @@ class Partition {
     for (const auto& [from, to] : replaced_) replace_reads(op, from, to);
     switch (op.kind) {
       case OpKind::linear:
-      case OpKind::linear_input_gradient: {
-        const bool divided_weight = layout(op.reads[1]) == divided;
-        // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
-        if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient)
-          whole(next->reads[0], op);
-        if (options_.overlap && divided_weight && overlap(op)) return;
-        if (divided_weight) op.reads[0] = whole(op.reads[0], op);
-        if (contracts_divided(op)) {
-          emit_partial(op);
-        } else {
-          out_.push_back(op);
-        }
-        return;
-      }
+      case OpKind::linear_input_gradient:
+        return rewrite_product(op, next);
       case OpKind::linear_weight_gradient:
         if (layout(op.writes[0]) == divided) {
           op.reads[0] = whole(op.reads[0], op);
@@ -306,25 +294,16 @@ class Partition {
         }
         break;
       case OpKind::embedding:
-        if (contracts_divided(op)) {
-          emit_partial(op);
-          return;
-        }
+        if (contracts_divided(op)) return emit_partial(op);
+        break;
+      case OpKind::embedding_backward:
+        op.reads[1] = whole(op.reads[1], op);
         break;
       case OpKind::rotary:  // a key that all heads share, for the heads of this rank
         if (op.reads[1] != kNoTensor && layout(op.reads[0]) == divided) op.reads[1] = whole(op.reads[1], op);
         break;
       case OpKind::rotary_backward:
-        if (op.writes[1] != kNoTensor && layout(op.reads[0]) == divided) {
-          const TensorId key = op.writes[1];
-          op.writes[1] = add_whole(key, piece_.tensors[key].category);
-          out_.push_back(op);
-          reduce(op.writes[1], key, {kNoTensor, kNoTensor}, op);
-          return;
-        }
-        break;
-      case OpKind::embedding_backward:
-        op.reads[1] = whole(op.reads[1], op);
+        if (op.writes[1] != kNoTensor && layout(op.reads[0]) == divided) return sum_shared_key_gradient(op);
         break;
       case OpKind::pool:  // of the whole sequence, on every rank: as Megatron-LM's pooler gathers it
         op.reads[0] = whole(op.reads[0], op);
@@ -342,37 +321,61 @@ class Partition {
       case OpKind::bias_gradient:
         note_replicated(op.writes[0], op.reads[0]);
         break;
-      case OpKind::add: {
-        Partial a, b;
-        if (op.reads[1] != kNoTensor && take_partial(op.reads[0], a) && take_partial(op.reads[1], b)) {
-          const TensorId result = op.writes[0];
-          Tensor partial = piece_.tensors[a.tensor];
-          op.reads[0] = a.tensor;
-          op.reads[1] = b.tensor;
-          op.writes[0] = add_tensor(partial, replicated);
-          out_.push_back(op);
-          reduce(op.writes[0], result, {a.bias, b.bias}, op);
-          return;
-        }
+      case OpKind::add:
+        if (op.reads[1] != kNoTensor && add_partials(op)) return;
         break;
-      }
       case OpKind::cross_entropy:
-        out_.push_back(op);
-        if (layout(op.reads[0]) == divided) {  // maximum, sum of exponentials, target's logit: one reduction each
-          const TensorId local = op.writes[0];
-          const TensorId global = add_tensor(piece_.tensors[local], replicated);
-          Op reduction = collective(OpKind::all_reduce, local, global, op);
-          reduction.name = "cross_entropy.all_reduce";
-          reduction.reduction = Reduction::merge;
-          reduction.count = 3;
-          out_.push_back(reduction);
-          replaced_.push_back({local, global});
-        }
-        return;
+        if (layout(op.reads[0]) == divided) return merge_cross_entropy(op);
+        break;
       default:
         break;
     }
     out_.push_back(op);
+  }
+
+  void rewrite_product(Op op, const Op* next) {
+    const bool divided_weight = layout(op.reads[1]) == divided;
+    // The weight gradient's gather goes out before the input gradient, which hides it, as in Megatron-LM.
+    if (divided_weight && next != nullptr && next->kind == OpKind::linear_weight_gradient) whole(next->reads[0], op);
+    if (options_.overlap && divided_weight && overlap(op)) return;
+    if (divided_weight) op.reads[0] = whole(op.reads[0], op);
+    if (contracts_divided(op)) return emit_partial(op);
+    out_.push_back(op);
+  }
+
+  // Of a key that all heads share each rank's heads give a part of the gradient.
+  void sum_shared_key_gradient(Op op) {
+    const TensorId key = op.writes[1];
+    op.writes[1] = add_whole(key, piece_.tensors[key].category);
+    out_.push_back(op);
+    reduce(op.writes[1], key, {kNoTensor, kNoTensor}, op);
+  }
+
+  // False where it is not two partial sums that are added (deferred_to_sum()).
+  bool add_partials(Op op) {
+    Partial a, b;
+    if (!take_partial(op.reads[0], a) || !take_partial(op.reads[1], b)) return false;
+    const TensorId result = op.writes[0];
+    const Tensor partial = piece_.tensors[a.tensor];
+    op.reads[0] = a.tensor;
+    op.reads[1] = b.tensor;
+    op.writes[0] = add_tensor(partial, replicated);
+    out_.push_back(op);
+    reduce(op.writes[0], result, {a.bias, b.bias}, op);
+    return true;
+  }
+
+  // Of logits that are divided along the vocabulary: maximum, sum of exponentials, target's logit, one reduction each.
+  void merge_cross_entropy(const Op& op) {
+    out_.push_back(op);
+    const TensorId local = op.writes[0];
+    const TensorId global = add_tensor(Tensor(piece_.tensors[local]), replicated);
+    Op reduction = collective(OpKind::all_reduce, local, global, op);
+    reduction.name = "cross_entropy.all_reduce";
+    reduction.reduction = Reduction::merge;
+    reduction.count = 3;
+    out_.push_back(reduction);
+    replaced_.push_back({local, global});
   }
 
   // The gradient of a replicated parameter is a partial sum when what it was computed from is sharded.
@@ -459,15 +462,17 @@ void check(const Scenario& scenario) {
       scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
   const std::int64_t decoder_length =
       scenario.workload.decoder_sequence_length > 0 ? scenario.workload.decoder_sequence_length : length;
+  // The parts of a sequence are those of both degrees: the one rule of two strategies here.
+  const std::int64_t parts = t * scenario.plan.context.degree;
   if (options.sequence_parallel) {
     if (model.vision())
       throw InputError({"", "/plan/sequence_parallel"}, "true",
                        "false for a vision model, whose patches do not divide evenly");
     for (const std::int64_t tokens : {length, decoder_length})
-      if (tokens % (t * scenario.plan.context.degree) != 0)
-        throw InputError({"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(tokens) + " tokens",
-                         "a sequence length that tensor_parallel x context_parallel = " +
-                             std::to_string(t * scenario.plan.context.degree) + " divides");
+      if (tokens % parts != 0)
+        throw InputError(
+            {"", "/plan/sequence_parallel"}, "sequences of " + std::to_string(tokens) + " tokens",
+            "a sequence length that tensor_parallel x context_parallel = " + std::to_string(parts) + " divides");
   }
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!plan.tensor.overlap) return;
@@ -475,10 +480,9 @@ void check(const Scenario& scenario) {
       throw InputError({"", at + "tensor_parallel_overlap"}, "true",
                        "false without sequence_parallel, whose gathers and scatters overlap");
     for (const std::int64_t tokens : {length, decoder_length})
-      if (tokens % (t * scenario.plan.context.degree * kOverlapChunks) != 0)
-        throw InputError(
-            {"", at + "tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
-            "a sequence length that " + std::to_string(t * scenario.plan.context.degree * kOverlapChunks) + " divides");
+      if (tokens % (parts * kOverlapChunks) != 0)
+        throw InputError({"", at + "tensor_parallel_overlap"}, "sequences of " + std::to_string(tokens) + " tokens",
+                         "a sequence length that " + std::to_string(parts * kOverlapChunks) + " divides");
   });
 }
 
