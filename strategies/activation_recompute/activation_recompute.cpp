@@ -181,7 +181,7 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
   const Options& options = plan.recompute;
   if (options.mode == Mode::none || !keeps_activations(piece)) return;
   if (options.mode == Mode::selective) {
-    if (!plan.framework.flash_attention) recompute(piece, in_core_attention);
+    recompute(piece, in_core_attention);
   } else if (options.every == 1) {  // each layer from its own input
     recompute(piece, everything);
   }

@@ -346,6 +346,10 @@ bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_b
   return options.zero_stage >= 2 && framework::reduces_shards_in_every_micro_batch(scenario.plan);
 }
 
+bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches) {
+  return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
+}
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
   const std::int64_t degree = data_parallel_degree(scenario);

@@ -51,5 +51,7 @@ std::span<const PlanWord> words();
 // What reduce_gradients, or the stack where it is automatic, comes to. Of one micro-batch stages 2 and 3 keep nothing
 // whole in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
+// Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of it.
+bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
 
 }  // namespace orrery::data_parallel

@@ -88,6 +88,7 @@ GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradien
 
 bool reduces_shards_in_every_micro_batch(const Plan& plan) {
   const StackPreset& s = preset(plan);
+  // The stack's own rule: under a pipeline DeepSpeed, for one, reduces once (stacks.json).
   return plan.pipeline.degree > 1 ? s.reduces_in_every_micro_batch_of_pipeline : s.reduces_in_every_micro_batch;
 }
 

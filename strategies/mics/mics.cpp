@@ -10,7 +10,8 @@ constexpr const char* kInNode = "dp_shard.node";
 
 bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
 
-// Ranks within a node that hold parts of the same weights; 0: no whole number of them.
+// Ranks within a node that hold parts of the same weights; 0: no whole number of them. By the order of MeshAxis tensor
+// and context ranks lie between them.
 std::int64_t ranks_in_node(const Scenario& scenario) {
   const std::int64_t devices = scenario.cluster.node.devices,
                      inner = scenario.plan.tensor.degree * scenario.plan.context.degree;

@@ -206,8 +206,7 @@ void check(const Scenario& scenario) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!scenario.plan.offload.optimizer) return;
-  const bool leave = scenario.plan.data.zero_stage >= 1 &&
-                     data_parallel::reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
+  const bool leave = data_parallel::keeps_parts_of_gradients(scenario, program.schedule.micro_batches);
   for (Piece& piece : program.pieces)
     for (ParameterSet& set : piece.sets)
       ToHost(piece, set, program.schedule.micro_batches > 1)

@@ -167,7 +167,7 @@ class Ties {
       sum.stages = static_cast<std::uint8_t>(program_.stage_groups.size());
       piece.update.ops.push_back(sum);
       // Shards of the stages have to be of the same elements: buffers of its own, as Megatron-Core's distributed
-      // optimizer has for shared embeddings.
+      // optimizer has for shared embeddings, of one data-parallel rank too. Hence the stage, and not what is divided.
       if (scenario_.plan.data.zero_stage > 0) tied(c).set = own_set(piece, c.parameter);
     }
   }

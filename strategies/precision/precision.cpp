@@ -2,6 +2,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/data_parallel/data_parallel.h"
 
 namespace orrery::precision {
 namespace {
@@ -135,10 +136,9 @@ void check(const Scenario& scenario) {
   });
 }
 
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program&, Piece& piece) {
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (plan.precision.mix != Mix::fp8 || !is_layer(piece)) return;
-  const bool gathered =
-      scenario.plan.data.zero_stage == 3 && data_parallel_degree(scenario) * scenario.plan.context.degree > 1;
+  const bool gathered = !data_parallel::sharding_of(scenario, plan, program).over.weights.empty();
   Quantiser(piece, gathered).run();
 }
 

@@ -85,6 +85,26 @@ TEST(ActivationMemory, EqualsKorthikanti2022Table2) {
   EXPECT_DOUBLE_EQ(saved(false, 8, Mode::full), 2 * sbh);
 }
 
+// Attention to projected relative positions has no fused kernel: it stores its scores with flash_attention, too.
+TEST(ActivationMemory, SelectiveRecomputeRepeatsWhatStoresScoresWhateverThePlanAsksFor) {
+  Scenario s = scenario_of("gopher-280b", "dgx-a100", 64);
+  s.workload = {2048, 0, 512};
+  s.plan.tensor.degree = 8;
+  s.plan.recompute.mode = activation_recompute::Mode::selective;
+  std::size_t repeated = 0;
+  for (const bool flash : {true, false}) {
+    s.plan.framework.flash_attention = flash;
+    Program p;
+    lower(s, p);
+    const auto& ops = piece_named(p, "layer").backward.ops;
+    const auto n = static_cast<std::size_t>(
+        std::count_if(ops.begin(), ops.end(), [](const Op& op) { return op.phase == Phase::recompute; }));
+    EXPECT_GT(n, 2u);
+    EXPECT_TRUE(flash || n == repeated);
+    repeated = n;
+  }
+}
+
 // With T5's relative positions the core has one more op, the bias' addition: selective recomputation repeats it, and
 // keeps the bias (one for all sequences) instead of the scores.
 TEST(ActivationMemory, SelectiveRecomputeRepeatsTheAdditionOfRelativePositions) {

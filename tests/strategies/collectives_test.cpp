@@ -355,19 +355,26 @@ TEST(Precision, Fp8WeightsAreQuantisedWhenTheyAreGathered) {
   }
 }
 
-TEST(Precision, Fp8WeightsAreQuantisedOnceAStep) {
+// Also under stage 3, where the groups that divide weights are of one rank.
+TEST(Precision, Fp8WeightsThatStayAreQuantisedOnceAStep) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
   s.workload = {8192, 0, 64};
   s.plan.precision.mix = precision::Mix::fp8;
-  Program p;
-  lower(s, p);
-  int weights = 0;
-  for (const Op& op : piece_named(p, "layer").forward.ops)
-    if (op.name == std::string_view("quantise_weight")) {
-      ++weights;
-      EXPECT_EQ(op.when, When::first_micro_batch);
-    }
-  EXPECT_EQ(weights, 4);
+  Scenario replicas = s, groups_of_one = s;
+  replicas.plan.data.zero_stage = groups_of_one.plan.data.zero_stage = 3;
+  replicas.plan.data.shard_degree = 1;
+  groups_of_one.plan.mics.shard_size = 1;
+  for (const Scenario& scenario : {s, replicas, groups_of_one}) {
+    Program p;
+    lower(scenario, p);
+    int weights = 0;
+    for (const Op& op : piece_named(p, "layer").forward.ops)
+      if (op.name == std::string_view("quantise_weight")) {
+        ++weights;
+        EXPECT_EQ(op.when, When::first_micro_batch);
+      }
+    EXPECT_EQ(weights, 4);
+  }
 }
 
 // ZeRO paper, section 7: stages 0-2 move 2P per step, stage 3 moves 3P.
