@@ -1,6 +1,6 @@
 // The CUDA kernels in every dtype against the CPU's, at sizes that fill several blocks and at odd ones, wherever their
 // operands lie; with the same bits whatever order warps and blocks run in. That the CPU's are right is asked in
-// kernels_test.cpp, and of the CUDA ones in fp32 in cuda_ops_test.cpp.
+// kernels_test.cpp, and of the CUDA ones in fp32 there, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>

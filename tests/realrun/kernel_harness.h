@@ -8,13 +8,22 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "realrun/cpu/kernels.h"
 #include "sim/program/piece.h"
 
 namespace orrery::cpu {
+
+using RunKernel = void(const Op&, std::span<const Buffer>, std::span<const Buffer>, const KernelContext&);
+// What tests run kernels by: the CPU's, unless a test is asked of others (kernel_devices.h).
+inline RunKernel*& kernel_runner() {
+  static RunKernel* runner = run_kernel;
+  return runner;
+}
 
 inline Tensor shaped(std::initializer_list<Dim> dims, Category category = Category::activation,
                      Dtype dtype = Dtype::fp32) {
@@ -56,7 +65,7 @@ inline std::vector<Values> call(const Op& op, std::vector<Operand> reads, const 
     values.emplace_back(static_cast<std::size_t>(t.elements()), std::numeric_limits<float>::quiet_NaN());
   for (Operand& r : reads) in.push_back({r.values.empty() ? nullptr : r.values.data(), &r.tensor});
   for (std::size_t i = 0; i < results.size(); ++i) out.push_back({values[i].data(), &results[i]});
-  run_kernel(op, in, out, context);
+  kernel_runner()(op, in, out, context);
   return values;
 }
 
@@ -116,7 +125,7 @@ class Machine {
         for (const Buffer& b : writes)
           if (b.data != nullptr) std::ranges::fill(b.span(), std::numeric_limits<float>::quiet_NaN());
       context.dropout_stream = stream++;
-      run_kernel(op, reads, writes, context);
+      kernel_runner()(op, reads, writes, context);
       for (const Buffer& b : writes)
         if (b.data != nullptr && std::ranges::any_of(b.span(), [](float x) { return std::isnan(x); }))
           throw std::runtime_error(std::string(name_of(op.kind)) + " left a result unwritten");

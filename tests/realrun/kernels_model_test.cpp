@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "models/layers.h"
-#include "tests/realrun/kernel_harness.h"
+#include "tests/realrun/kernel_devices.h"
 
 namespace orrery::cpu {
 namespace {
@@ -110,7 +110,7 @@ void expect_right_gradients(
   }
 }
 
-TEST(ModelOnKernels, ALlamaHasRightGradients) {
+KERNEL_TEST(ModelOnKernels, ALlamaHasRightGradients) {
   Model m = small();
   m.norm = NormKind::rmsnorm;
   m.positions = Positions::rotary;
@@ -127,13 +127,13 @@ TEST(ModelOnKernels, ALlamaHasRightGradients) {
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, AGptHasRightGradientsUnderDropout) {
+KERNEL_TEST(ModelOnKernels, AGptHasRightGradientsUnderDropout) {
   Model m = small();
   m.dropout = 0.2;
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, AParallelBlockHasRightGradients) {
+KERNEL_TEST(ModelOnKernels, AParallelBlockHasRightGradients) {
   Model m = small();
   m.parallel_block = true;
   m.positions = Positions::rotary;
@@ -144,7 +144,7 @@ TEST(ModelOnKernels, AParallelBlockHasRightGradients) {
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, ABertHasRightGradients) {
+KERNEL_TEST(ModelOnKernels, ABertHasRightGradients) {
   Model m = small();
   m.kind = ModelKind::encoder;
   m.post_norm = m.embedding_norm = m.pooler = m.head_bias = true;
@@ -152,7 +152,7 @@ TEST(ModelOnKernels, ABertHasRightGradients) {
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, AVisionTransformerHasRightGradients) {
+KERNEL_TEST(ModelOnKernels, AVisionTransformerHasRightGradients) {
   Model m = small();
   m.kind = ModelKind::vit;
   m.vocab = m.max_positions = 0;
@@ -162,7 +162,7 @@ TEST(ModelOnKernels, AVisionTransformerHasRightGradients) {
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, ASwinHasRightGradients) {
+KERNEL_TEST(ModelOnKernels, ASwinHasRightGradients) {
   Model m;
   m.kind = ModelKind::swin;
   m.positions = Positions::relative;
@@ -178,7 +178,7 @@ TEST(ModelOnKernels, ASwinHasRightGradients) {
   expect_right_gradients(m);
 }
 
-TEST(ModelOnKernels, ADecoderLayerHasRightGradientsTowardsItsMemory) {
+KERNEL_TEST(ModelOnKernels, ADecoderLayerHasRightGradientsTowardsItsMemory) {
   Model model = small();
   model.kind = ModelKind::encoder_decoder;
   model.complete();
@@ -203,7 +203,7 @@ TEST(ModelOnKernels, ADecoderLayerHasRightGradientsTowardsItsMemory) {
       Machine(piece), [](Machine&) {}, 1e-2);
 }
 
-TEST(ModelOnKernels, AdamOnTheseGradientsLearnsTheTargets) {
+KERNEL_TEST(ModelOnKernels, AdamOnTheseGradientsLearnsTheTargets) {
   Model model = small();
   Chain chain(model);
   const double first = chain.loss();
@@ -234,7 +234,7 @@ TEST(ModelOnKernels, AdamOnTheseGradientsLearnsTheTargets) {
             second_moment{moments[i][j].v.data(), &t};
         const std::array<Buffer, 4> reads{Buffer{m.values(gradient).data(), &t}, w, first_moment, second_moment};
         const std::array<Buffer, 3> writes{w, first_moment, second_moment};
-        run_kernel(adam, reads, writes, context);
+        kernel_runner()(adam, reads, writes, context);
       }
   }
   EXPECT_LT(chain.loss(), first / 20);

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "realrun/cpu/philox.h"
-#include "tests/realrun/kernel_harness.h"
+#include "tests/realrun/kernel_devices.h"
 
 namespace orrery::cpu {
 namespace {
@@ -25,7 +25,7 @@ Operand random_operand(std::initializer_list<Dim> dims, std::uint32_t seed) {
 
 // --- Products
 
-TEST(LinearKernel, IsTheSumOverInnerDimensions) {
+KERNEL_TEST(LinearKernel, IsTheSumOverInnerDimensions) {
   Op op = op_of(linear);
   op.inner_dims = 2;
   const Operand x = random_operand({{2}, {3}, {4}, {5}}, 1), w = random_operand({{4}, {5}, {2}, {7}}, 2),
@@ -41,7 +41,7 @@ TEST(LinearKernel, IsTheSumOverInnerDimensions) {
   expect_equal(y, expected);
 }
 
-TEST(LinearKernel, ATransposedWeightHasItsRowsPerOutput) {
+KERNEL_TEST(LinearKernel, ATransposedWeightHasItsRowsPerOutput) {
   Op op = op_of(linear);
   op.transposed_weight = true;
   const Operand x = random_operand({{3}, {5}}, 1), w = random_operand({{7}, {5}}, 2);
@@ -53,7 +53,7 @@ TEST(LinearKernel, ATransposedWeightHasItsRowsPerOutput) {
   expect_equal(y, expected);
 }
 
-TEST(LinearKernel, DerivativesAreSlopes) {
+KERNEL_TEST(LinearKernel, DerivativesAreSlopes) {
   Op op = op_of(linear);
   op.inner_dims = 2;
   expect_derivative(
@@ -65,7 +65,7 @@ TEST(LinearKernel, DerivativesAreSlopes) {
       machine_of(op, {parameter({{2}, {3}, {5}}), parameter({{7}, {5}}), parameter({{7}})}, {plain({{2}, {3}, {7}})}));
 }
 
-TEST(LinearKernel, WeightGradientsAddUpOverMicroBatches) {
+KERNEL_TEST(LinearKernel, WeightGradientsAddUpOverMicroBatches) {
   Op op = op_of(linear_weight_gradient);
   const Operand x = random_operand({{3}, {5}}, 1), dy = random_operand({{3}, {7}}, 2);
   const Values once = call(op, {x, dy}, {plain({{5}, {7}})})[0];
@@ -75,11 +75,11 @@ TEST(LinearKernel, WeightGradientsAddUpOverMicroBatches) {
   Operand x2 = x, dy2 = dy;
   const std::array<Buffer, 2> reads{Buffer{x2.values.data(), &x2.tensor}, Buffer{dy2.values.data(), &dy2.tensor}};
   const std::array<Buffer, 1> writes{Buffer{dw.values.data(), &dw.tensor}};
-  run_kernel(op, reads, writes, {});
+  kernel_runner()(op, reads, writes, {});
   for (std::size_t i = 0; i < once.size(); ++i) EXPECT_FLOAT_EQ(dw.values[i], before[i] + once[i]);
 }
 
-TEST(BatchedMatmulKernel, SharesKeysAmongGroupedQueries) {
+KERNEL_TEST(BatchedMatmulKernel, SharesKeysAmongGroupedQueries) {
   for (const bool ta : {false, true})
     for (const bool tb : {false, true}) {
       Op op = op_of(batched_matmul);
@@ -103,7 +103,7 @@ TEST(BatchedMatmulKernel, SharesKeysAmongGroupedQueries) {
     }
 }
 
-TEST(BatchedMatmulKernel, DerivativesAreSlopes) {
+KERNEL_TEST(BatchedMatmulKernel, DerivativesAreSlopes) {
   Op op = op_of(batched_matmul);
   const Tensor q = parameter({{2}, {3}, {4}, {5}, {6}}), k = parameter({{2}, {3}, {1}, {7}, {6}}),
                v = parameter({{2}, {3}, {1}, {6}, {7}});
@@ -199,7 +199,7 @@ void expect_lse(const Values& actual, const std::vector<double>& expected) {
   }
 }
 
-TEST(AttentionKernel, IsTheSoftmaxAverageUnderEveryMask) {
+KERNEL_TEST(AttentionKernel, IsTheSoftmaxAverageUnderEveryMask) {
   for (const std::int64_t keys : {6, 9})
     for (const bool causal : {false, true})
       for (const std::int64_t window : {0, 1, 2, 3}) {
@@ -225,7 +225,7 @@ TEST(AttentionKernel, IsTheSoftmaxAverageUnderEveryMask) {
       }
 }
 
-TEST(AttentionKernel, DerivativesAreSlopesFusedAndSplit) {
+KERNEL_TEST(AttentionKernel, DerivativesAreSlopesFusedAndSplit) {
   for (const bool causal : {false, true})
     for (const std::int64_t window : {0, 3}) {
       Heads s;
@@ -238,7 +238,7 @@ TEST(AttentionKernel, DerivativesAreSlopesFusedAndSplit) {
     }
 }
 
-TEST(AttentionKernel, ComparesPositionsInTheWholeSequence) {
+KERNEL_TEST(AttentionKernel, ComparesPositionsInTheWholeSequence) {
   // Zigzag: this rank has the first and the last of four parts, and looks at the second and third.
   Heads s;
   s.queries = s.keys = 4;
@@ -283,7 +283,7 @@ struct Halves {
   }
 };
 
-TEST(MergeAttentionKernel, TwoHalvesOfTheKeysAreAttentionOverAll) {
+KERNEL_TEST(MergeAttentionKernel, TwoHalvesOfTheKeysAreAttentionOverAll) {
   const Halves h;
   const auto all = call(h.op, {{h.whole.q(), h.q}, {h.whole.kv(), h.kv}}, {h.whole.context(), h.whole.lse()});
   std::vector<Operand> parts;
@@ -298,7 +298,7 @@ TEST(MergeAttentionKernel, TwoHalvesOfTheKeysAreAttentionOverAll) {
   expect_equal(merged[1], {all[1].begin(), all[1].end()});
 }
 
-TEST(MergeAttentionKernel, NothingAndNothingIsNothing) {
+KERNEL_TEST(MergeAttentionKernel, NothingAndNothingIsNothing) {
   const Heads s;
   const Operand context{s.context(), Values(s.rows() * s.dim, 0)},
       lse{s.lse(), Values(s.rows(), -std::numeric_limits<float>::infinity())};
@@ -307,7 +307,7 @@ TEST(MergeAttentionKernel, NothingAndNothingIsNothing) {
   EXPECT_EQ(merged[1], lse.values);
 }
 
-TEST(AttentionKernel, BackwardOverTwoHalvesOfTheKeysSumsToTheWhole) {
+KERNEL_TEST(AttentionKernel, BackwardOverTwoHalvesOfTheKeysSumsToTheWhole) {
   const Halves h;
   const auto out = call(h.op, {{h.whole.q(), h.q}, {h.whole.kv(), h.kv}}, {h.whole.context(), h.whole.lse()});
   const Operand d{h.whole.context(), random_values(h.whole.context().elements(), 3)},
@@ -332,7 +332,7 @@ TEST(AttentionKernel, BackwardOverTwoHalvesOfTheKeysSumsToTheWhole) {
   expect_equal(partial[1], padded);
 }
 
-TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
+KERNEL_TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
   Heads s;
   s.groups = s.heads = 1;  // [batch, sequence, 1, 1, dim] is [batch, 1, 1, sequence, dim]
   Operand q = random_operand({{2}, {1}, {1}, {6}, {4}}, 1), k = random_operand({{2}, {1}, {1}, {6}, {4}}, 2),
@@ -354,7 +354,7 @@ TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
   expect_equal(rows, naive_attention(s, q.values, kv, [](std::int64_t i, std::int64_t j) { return j <= i; }).context);
 }
 
-TEST(SoftmaxKernel, DerivativesAreSlopes) {
+KERNEL_TEST(SoftmaxKernel, DerivativesAreSlopes) {
   for (const bool causal : {false, true}) {
     Op op = op_of(softmax);
     op.causal = causal;
@@ -364,7 +364,7 @@ TEST(SoftmaxKernel, DerivativesAreSlopes) {
   }
 }
 
-TEST(RotaryKernel, RotatesQueriesAndKeysAndLeavesValues) {
+KERNEL_TEST(RotaryKernel, RotatesQueriesAndKeysAndLeavesValues) {
   const Heads s;
   const Operand x{s.fused(), random_values(s.fused().elements(), 1)};
   const Values y = call(op_of(rotary), {x}, {s.fused()})[0];
@@ -382,7 +382,7 @@ TEST(RotaryKernel, RotatesQueriesAndKeysAndLeavesValues) {
   EXPECT_TRUE(moved);
 }
 
-TEST(RotaryKernel, ScoresDependOnDistanceAlone) {
+KERNEL_TEST(RotaryKernel, ScoresDependOnDistanceAlone) {
   const Tensor t =
       plain({{1, Axis::batch}, {2, Axis::sequence}, {1, Axis::groups}, {1, Axis::group_heads}, {8, Axis::head_dim}});
   const Operand x{t, random_values(16, 1)};
@@ -397,7 +397,7 @@ TEST(RotaryKernel, ScoresDependOnDistanceAlone) {
   EXPECT_GT(std::abs(score(0, 3) - score(0, 4)), 1e-3);
 }
 
-TEST(RotaryKernel, TurnsTheFirstPairByItsPositionInRadians) {
+KERNEL_TEST(RotaryKernel, TurnsTheFirstPairByItsPositionInRadians) {
   const Tensor t =
       plain({{1, Axis::batch}, {1, Axis::sequence}, {1, Axis::groups}, {1, Axis::group_heads}, {4, Axis::head_dim}});
   const std::array<std::int64_t, 1> positions{2};
@@ -408,7 +408,7 @@ TEST(RotaryKernel, TurnsTheFirstPairByItsPositionInRadians) {
   expect_equal(y, {std::cos(2.0), -std::sin(0.02), std::sin(2.0), std::cos(0.02)});
 }
 
-TEST(RotaryKernel, DerivativesAreSlopes) {
+KERNEL_TEST(RotaryKernel, DerivativesAreSlopes) {
   const Heads s;
   expect_derivative(machine_of(op_of(rotary), {s.fused()}, {s.fused()}));
   expect_derivative(machine_of(op_of(rotary), {s.q()}, {s.q()}));
@@ -432,7 +432,7 @@ std::vector<double> naive_norm(const Values& x, std::int64_t width, const Values
   return y;
 }
 
-TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
+KERNEL_TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
   Op op = op_of(norm);
   op.scalar = 1e-2f;
   const Operand x = random_operand({{2}, {3}, {8}}, 1), weight = random_operand({{8}}, 2),
@@ -443,7 +443,7 @@ TEST(NormKernel, IsLayerNormOrRmsNormByItsStatistics) {
                naive_norm(x.values, 8, weight.values, {}, false, 1e-2));
 }
 
-TEST(NormKernel, OfAFusedQkvLeavesValues) {
+KERNEL_TEST(NormKernel, OfAFusedQkvLeavesValues) {
   Op op = op_of(norm);
   op.scalar = 1e-5f;
   const Heads s;
@@ -460,7 +460,7 @@ TEST(NormKernel, OfAFusedQkvLeavesValues) {
   }
 }
 
-TEST(NormKernel, OfAFusedQkvMayHaveAWeightForEveryHead) {
+KERNEL_TEST(NormKernel, OfAFusedQkvMayHaveAWeightForEveryHead) {
   Op op = op_of(norm);
   const Heads s;
   const Operand x{s.fused(), random_values(s.fused().elements(), 1)}, weight = random_operand({{2}, {4}, {4}}, 2);
@@ -474,7 +474,7 @@ TEST(NormKernel, OfAFusedQkvMayHaveAWeightForEveryHead) {
   }
 }
 
-TEST(NormKernel, BehindALatentLeavesTheRotaryKey) {
+KERNEL_TEST(NormKernel, BehindALatentLeavesTheRotaryKey) {
   Op op = op_of(norm);
   const Operand x = random_operand({{2}, {3}, {8}}, 1), weight = random_operand({{6}}, 2);
   const Values y = call(op, {x, weight}, {x.tensor, plain({{2}, {3}, {1}})})[0];
@@ -486,7 +486,7 @@ TEST(NormKernel, BehindALatentLeavesTheRotaryKey) {
   }
 }
 
-TEST(NormKernel, DerivativesAreSlopes) {
+KERNEL_TEST(NormKernel, DerivativesAreSlopes) {
   Op op = op_of(norm);
   op.scalar = 1e-2f;
   const Tensor x = parameter({{2}, {3}, {8}}), weight = parameter({{8}});
@@ -500,21 +500,21 @@ TEST(NormKernel, DerivativesAreSlopes) {
     expect_derivative(machine_of(op, {s.fused(), w}, {s.fused(), plain({{2}, {6}, {2}, {5}, {1}})}));
 }
 
-TEST(PoolKernel, AccumulatesTheGradientOfTheVectorBeforeEachSequenceOnly) {
+KERNEL_TEST(PoolKernel, AccumulatesTheGradientOfTheVectorBeforeEachSequenceOnly) {
   Op op = op_of(pool_backward);
   op.accumulate = true;
   const Tensor wide = plain({{2}, {3}, {4}}), rest = plain({{2}, {2}, {4}}), vector = plain({{4}});
   Values dy = random_values(24, 1), dx(16, NAN), token(4, 100);
   const std::array<Buffer, 1> reads{Buffer{dy.data(), &wide}};
   const std::array<Buffer, 2> writes{Buffer{dx.data(), &rest}, Buffer{token.data(), &vector}};
-  run_kernel(op, reads, writes, {});
+  kernel_runner()(op, reads, writes, {});
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(dx[i], dy[4 + i]);
     EXPECT_NEAR(token[i], 100 + dy[i] + dy[12 + i], 1e-4);
   }
 }
 
-TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
+KERNEL_TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
   Op op = op_of(norm_backward);
   op.accumulate = true;
   const Tensor wide = plain({{3}, {4}}), weight = plain({{4}}), statistics = plain({{3}, {1}});
@@ -523,19 +523,19 @@ TEST(NormKernel, AccumulatesTheGradientsOfItsParametersOnly) {
   const std::array<Buffer, 4> reads{Buffer{dy.data(), &wide}, Buffer{x.data(), &wide}, Buffer{w.data(), &weight},
                                     Buffer{r.data(), &statistics}};
   const std::array<Buffer, 2> writes{Buffer{dx.data(), &wide}, Buffer{dw.data(), &weight}};
-  run_kernel(op, reads, writes, {});
+  kernel_runner()(op, reads, writes, {});
   for (const float d : dx) EXPECT_FALSE(std::isnan(d));
   for (int i = 0; i < 4; ++i)
     EXPECT_NEAR(dw[i], 100 + dy[i] * x[i] + dy[4 + i] * x[4 + i] + dy[8 + i] * x[8 + i], 1e-4);
   // Of a frozen weight there is no gradient.
   Values alone(12, NAN);
-  run_kernel(op, reads, std::array<Buffer, 1>{Buffer{alone.data(), &wide}}, {});
+  kernel_runner()(op, reads, std::array<Buffer, 1>{Buffer{alone.data(), &wide}}, {});
   EXPECT_EQ(alone, dx);
 }
 
 // --- Element by element
 
-TEST(ActivationKernel, TakesTheTextbookValues) {
+KERNEL_TEST(ActivationKernel, TakesTheTextbookValues) {
   const auto at = [](ActivationFunction f, float x) {
     Op op = op_of(activation);
     op.function = f;
@@ -553,7 +553,7 @@ TEST(ActivationKernel, TakesTheTextbookValues) {
   EXPECT_EQ(at(ActivationFunction::relu2, 3), 9);
 }
 
-TEST(ActivationKernel, AGateMultipliesTheSecondHalf) {
+KERNEL_TEST(ActivationKernel, AGateMultipliesTheSecondHalf) {
   Op op = op_of(activation);
   op.function = ActivationFunction::swiglu;
   const Operand x = random_operand({{3}, {2}, {4}}, 1), bias = random_operand({{2}, {4}}, 2);
@@ -567,7 +567,7 @@ TEST(ActivationKernel, AGateMultipliesTheSecondHalf) {
   expect_equal(y, expected);
 }
 
-TEST(ActivationKernel, DerivativesAreSlopes) {
+KERNEL_TEST(ActivationKernel, DerivativesAreSlopes) {
   using enum ActivationFunction;
   for (const ActivationFunction f : {gelu, relu, swiglu, geglu, quick_gelu, relu2}) {
     Op op = op_of(activation);
@@ -581,7 +581,7 @@ TEST(ActivationKernel, DerivativesAreSlopes) {
   }
 }
 
-TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
+KERNEL_TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
   Op op = op_of(dropout);
   op.scalar = 0.3f;
   const std::int64_t n = 20000;
@@ -592,7 +592,7 @@ TEST(DropoutKernel, KeepsTheExpectedShareAndScalesIt) {
   for (std::size_t i = 0; i < out[0].size(); ++i) EXPECT_FLOAT_EQ(out[0][i], out[1][i] / 0.7f);
 }
 
-TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
+KERNEL_TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
   Op op = op_of(dropout);
   op.scalar = 0.5f;
   const Tensor t = plain({{64}});
@@ -607,7 +607,7 @@ TEST(DropoutKernel, StreamsAndSeedsDrawApart) {
   EXPECT_NE(mask(1, 1), mask(2, 1));
 }
 
-TEST(DropoutKernel, DrawsForAPartWhatItDrawsForTheWhole) {
+KERNEL_TEST(DropoutKernel, DrawsForAPartWhatItDrawsForTheWhole) {
   Op op = op_of(dropout);
   op.scalar = 0.5f;
   const Tensor whole = plain({{2, Axis::batch}, {8, Axis::sequence}, {6, Axis::hidden}});
@@ -625,14 +625,14 @@ TEST(DropoutKernel, DrawsForAPartWhatItDrawsForTheWhole) {
   }
 }
 
-TEST(DropoutKernel, PhiloxGivesThePublishedWords) {
+KERNEL_TEST(DropoutKernel, PhiloxGivesThePublishedWords) {
   // Random123's known answers (kat_vectors) for philox4x32 of 10 rounds.
   EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}), (PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}),
             (PhiloxWords{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
 
-TEST(DropoutKernel, DerivativesAreSlopes) {
+KERNEL_TEST(DropoutKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{2}, {5}, {6}}), y = plain({{2}, {5}, {6}});
   Op op = op_of(dropout);
   op.scalar = 0.4f;
@@ -641,7 +641,7 @@ TEST(DropoutKernel, DerivativesAreSlopes) {
   expect_derivative(machine_of(op, {x, x, parameter({{6}})}, {y, y}));
 }
 
-TEST(DropoutAddKernel, AddsToTheResidualWhatIsKept) {
+KERNEL_TEST(DropoutAddKernel, AddsToTheResidualWhatIsKept) {
   Op op = op_of(dropout_add);
   op.scalar = 0.25f;
   const Operand x = random_operand({{4}, {6}}, 1), residual = random_operand({{4}, {6}}, 2),
@@ -653,7 +653,7 @@ TEST(DropoutAddKernel, AddsToTheResidualWhatIsKept) {
   expect_equal(out[0], expected);
 }
 
-TEST(AddKernel, RepeatsABiasAndRowsOfPositions) {
+KERNEL_TEST(AddKernel, RepeatsABiasAndRowsOfPositions) {
   const Operand a = random_operand({{2}, {3}, {4}}, 1), b = random_operand({{2}, {3}, {4}}, 2),
                 positions = random_operand({{3}, {4}}, 3);
   const Values y = call(op_of(add), {a, b, positions}, {a.tensor})[0],
@@ -664,20 +664,20 @@ TEST(AddKernel, RepeatsABiasAndRowsOfPositions) {
   }
 }
 
-TEST(AddKernel, DerivativesAreSlopes) {
+KERNEL_TEST(AddKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{2}, {3}, {4}});
   expect_derivative(machine_of(op_of(add), {x, x, parameter({{4}})}, {plain({{2}, {3}, {4}})}));
   expect_derivative(machine_of(op_of(add), {x, absent(), parameter({{3}, {4}})}, {plain({{2}, {3}, {4}})}));
 }
 
-TEST(MultiplyKernel, DerivativesAreSlopes) {
+KERNEL_TEST(MultiplyKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{2}, {3}});
   expect_derivative(machine_of(op_of(multiply), {x, x}, {plain({{2}, {3}})}));
   EXPECT_EQ(call(op_of(multiply), {{x, {1, 2, 3, 4, 5, 6}}, {x, {2, 2, 2, 3, 3, 3}}}, {x})[0],
             (Values{2, 4, 6, 12, 15, 18}));
 }
 
-TEST(CastKernel, RoundsToBf16OnRequest) {
+KERNEL_TEST(CastKernel, RoundsToBf16OnRequest) {
   Tensor narrow = plain({{5}});
   narrow.dtype = Dtype::bf16;
   // bf16 has 8 significant bits: 1 + 2^-8 is a tie and goes to the even 1, 1 + 3 2^-8 to 1 + 2^-6.
@@ -689,15 +689,15 @@ TEST(CastKernel, RoundsToBf16OnRequest) {
   EXPECT_EQ(call(op_of(cast), {x}, {x.tensor}, context)[0], x.values) << "fp32 stays";
 }
 
-TEST(CastKernel, DerivativesAreSlopes) {
+KERNEL_TEST(CastKernel, DerivativesAreSlopes) {
   expect_derivative(machine_of(op_of(cast), {parameter({{2}, {3}})}, {plain({{2}, {3}})}));
 }
 
-TEST(ZeroFillKernel, ClearsEvenNaN) { EXPECT_EQ(call(op_of(zero_fill), {}, {plain({{3}})})[0], Values(3, 0)); }
+KERNEL_TEST(ZeroFillKernel, ClearsEvenNaN) { EXPECT_EQ(call(op_of(zero_fill), {}, {plain({{3}})})[0], Values(3, 0)); }
 
 // --- Tokens
 
-TEST(EmbeddingKernel, LooksUpRowsAndLeavesOtherRanksTheirs) {
+KERNEL_TEST(EmbeddingKernel, LooksUpRowsAndLeavesOtherRanksTheirs) {
   const Operand ids{plain({{1}, {3}}), {2, 0, 5}}, table = [] {
     Operand t{plain({{4, Axis::vocab}, {2, Axis::hidden}}), {0, 1, 10, 11, 20, 21, 30, 31}};
     return t;
@@ -712,13 +712,13 @@ TEST(EmbeddingKernel, LooksUpRowsAndLeavesOtherRanksTheirs) {
   EXPECT_THROW(call(op_of(embedding), {ids, segments}, {y}), std::logic_error);
 }
 
-TEST(EmbeddingKernel, DerivativesAreSlopes) {
+KERNEL_TEST(EmbeddingKernel, DerivativesAreSlopes) {
   const Machine m =
       machine_of(op_of(embedding), {plain({{2}, {3}}), parameter({{4, Axis::vocab}, {5}})}, {plain({{2}, {3}, {5}})});
   expect_derivative(m, [](Machine& x) { x.values(0) = {0, 3, 3, 1, 0, 3}; });  // rows seen twice, and never
 }
 
-TEST(CrossEntropyKernel, IsLogSoftmaxOfTheTarget) {
+KERNEL_TEST(CrossEntropyKernel, IsLogSoftmaxOfTheTarget) {
   const Operand logits = random_operand({{2}, {3}, {7, Axis::vocab}}, 1),
                 targets{plain({{2}, {3}}), {0, 6, 3, 2, 2, 5}};
   const Values s = call(op_of(cross_entropy), {logits, targets}, {plain({{3}, {2}, {3}})})[0];
@@ -730,13 +730,13 @@ TEST(CrossEntropyKernel, IsLogSoftmaxOfTheTarget) {
   }
 }
 
-TEST(CrossEntropyKernel, LargeLogitsDoNotOverflow) {
+KERNEL_TEST(CrossEntropyKernel, LargeLogitsDoNotOverflow) {
   const Values s = call(op_of(cross_entropy), {{plain({{1}, {2, Axis::vocab}}), {1000, 999}}, {plain({{1}}), {1}}},
                         {plain({{3}, {1}})})[0];
   EXPECT_NEAR(s[0] + std::log(s[1]) - s[2], std::log(1 + std::exp(1.0)), 1e-4);
 }
 
-TEST(CrossEntropyKernel, TwoHalvesOfTheVocabularyCombineToTheWhole) {
+KERNEL_TEST(CrossEntropyKernel, TwoHalvesOfTheVocabularyCombineToTheWhole) {
   const Operand logits = random_operand({{4}, {6, Axis::vocab}}, 1), targets{plain({{4}}), {0, 5, 3, 2}};
   const Tensor statistics = plain({{3}, {4}});
   const Values whole = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
@@ -769,13 +769,13 @@ TEST(CrossEntropyKernel, TwoHalvesOfTheVocabularyCombineToTheWhole) {
   }
 }
 
-TEST(CrossEntropyKernel, DerivativesAreSlopes) {
+KERNEL_TEST(CrossEntropyKernel, DerivativesAreSlopes) {
   const Machine m = machine_of(op_of(cross_entropy), {parameter({{2}, {3}, {7, Axis::vocab}}), plain({{2}, {3}})},
                                {plain({{3}, {2}, {3}})});
   expect_derivative(m, [](Machine& x) { x.values(1) = {0, 6, 3, 2, 2, 5}; });
 }
 
-TEST(CrossEntropyKernel, TheFactorScales) {
+KERNEL_TEST(CrossEntropyKernel, TheFactorScales) {
   const Operand logits = random_operand({{2}, {3, Axis::vocab}}, 1), targets{plain({{2}}), {0, 2}};
   const Tensor statistics = plain({{3}, {2}});
   const Values s = call(op_of(cross_entropy), {logits, targets}, {statistics})[0];
@@ -786,7 +786,7 @@ TEST(CrossEntropyKernel, TheFactorScales) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_FLOAT_EQ(half[i], one[i] / 2);
 }
 
-TEST(PoolKernel, TakesTheFirstTokenOrTheMean) {
+KERNEL_TEST(PoolKernel, TakesTheFirstTokenOrTheMean) {
   const Operand x{plain({{2}, {3}, {2}}), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}};
   const Tensor y = plain({{2}, {1}, {2}});
   EXPECT_EQ(call(op_of(pool), {x}, {y})[0], (Values{1, 2, 7, 8}));
@@ -796,7 +796,7 @@ TEST(PoolKernel, TakesTheFirstTokenOrTheMean) {
   EXPECT_EQ(call(op_of(pool), {x}, {plain({{1}, {1}, {2}})})[0], (Values{6, 7})) << "over the windows of an image";
 }
 
-TEST(PoolKernel, MergesNeighboursAcrossWindows) {
+KERNEL_TEST(PoolKernel, MergesNeighboursAcrossWindows) {
   // One image of 6x6 patches in 2x2 windows of 3x3; merged: 3x3 patches in one window.
   KernelContext context;
   context.images = 1;
@@ -811,7 +811,7 @@ TEST(PoolKernel, MergesNeighboursAcrossWindows) {
   EXPECT_THROW(call(op_of(pool), {x}, {plain({{1}, {9}, {4}})}), std::logic_error) << "without the number of images";
 }
 
-TEST(PoolKernel, DerivativesAreSlopes) {
+KERNEL_TEST(PoolKernel, DerivativesAreSlopes) {
   const Tensor x = parameter({{8}, {9}, {2}});
   for (const bool mean : {false, true}) {
     Machine m = machine_of(op_of(pool), {x}, {plain({{8}, {1}, {2}})});
@@ -826,12 +826,12 @@ TEST(PoolKernel, DerivativesAreSlopes) {
 
 // --- Optimizers
 
-TEST(GradientNormKernel, IsTheSumOfSquares) {
+KERNEL_TEST(GradientNormKernel, IsTheSumOfSquares) {
   EXPECT_EQ(call(op_of(gradient_norm), {{plain({{3}}), {1, -2, 3}}}, {plain({{1}})})[0][0], 14);
 }
 
 // Where the factor alone leaves the norm above the limit, it goes on until the limit.
-TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
+KERNEL_TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
   const Operand x{plain({{3}}), {1, -2, 3}};
   const auto norm = [](double n) { return Operand{plain({{1}}), {static_cast<float>(n * n)}}; };
   Op op = op_of(scale);
@@ -849,7 +849,7 @@ TEST(ScaleKernel, MultipliesAndClipsTheNormOfWhatComesOut) {
 }
 
 // The optimizers' kernels scale as a pass before them would have.
-TEST(ScaleKernel, IsWhatOptimizersFuse) {
+KERNEL_TEST(ScaleKernel, IsWhatOptimizersFuse) {
   const Operand g = random_operand({{7}}, 1), w = random_operand({{7}}, 2), m = random_operand({{7}}, 3),
                 norm{plain({{1}}), {64}};
   Operand v = random_operand({{7}}, 4);
@@ -885,7 +885,7 @@ class Training {
     std::vector<Buffer> in, out;
     for (const std::size_t i : reads_) in.push_back({&state[i], &scalar_});
     for (const std::size_t i : writes_) out.push_back({&state[i], i == 1 ? &narrow_ : &scalar_});
-    run_kernel(op_, in, out, context);
+    kernel_runner()(op_, in, out, context);
   }
   // Gradient, parameter, master, moments.
   std::array<float, 5> state{0, 0.7f, 0.7f, 0, 0};
@@ -896,7 +896,7 @@ class Training {
   Tensor scalar_ = plain({{1}}), narrow_ = shaped({{1}}, Category::parameter, Dtype::bf16);
 };
 
-TEST(AdamKernel, FollowsTheFormulaOverSteps) {
+KERNEL_TEST(AdamKernel, FollowsTheFormulaOverSteps) {
   for (const bool decoupled : {true, false})
     for (const bool master : {true, false}) {
       Op op = op_of(adam);
@@ -929,7 +929,7 @@ TEST(AdamKernel, FollowsTheFormulaOverSteps) {
     }
 }
 
-TEST(AdamKernel, AMasterCopyKeepsWhatBf16Loses) {
+KERNEL_TEST(AdamKernel, AMasterCopyKeepsWhatBf16Loses) {
   Training t(op_of(adam), {0, 2, 3, 4}, {1, 2, 3, 4});
   KernelContext c;
   c.round_to_bf16 = true;
@@ -942,7 +942,7 @@ TEST(AdamKernel, AMasterCopyKeepsWhatBf16Loses) {
   EXPECT_EQ(t.state[1] * 256, std::round(t.state[1] * 256));
 }
 
-TEST(SgdKernel, FollowsTheFormulaOverSteps) {
+KERNEL_TEST(SgdKernel, FollowsTheFormulaOverSteps) {
   for (const bool momentum : {true, false})
     for (const bool master : {true, false}) {
       std::vector<std::size_t> reads{0, master ? 2u : 1u}, writes{1};
@@ -971,7 +971,7 @@ TEST(SgdKernel, FollowsTheFormulaOverSteps) {
 
 // --- What cannot be run
 
-TEST(Kernels, WhatMovesDataIsNoKernel) {
+KERNEL_TEST(Kernels, WhatMovesDataIsNoKernel) {
   const Operand x = random_operand({{4}}, 1);
   for (int kind = 0; kind < kOpKinds; ++kind) {
     const auto k = static_cast<OpKind>(kind);
@@ -982,14 +982,14 @@ TEST(Kernels, WhatMovesDataIsNoKernel) {
   EXPECT_THROW(call(op_of(static_cast<OpKind>(kOpKinds)), {x}, {x.tensor}), std::logic_error);
 }
 
-TEST(Kernels, MissingOperandsAreRefused) {
+KERNEL_TEST(Kernels, MissingOperandsAreRefused) {
   // Each with neither operands nor results: none may pass as a kernel that does nothing.
   for (int kind = 0; kind < kOpKinds; ++kind)
     EXPECT_THROW(call(op_of(static_cast<OpKind>(kind)), {}, {}), std::logic_error)
         << name_of(static_cast<OpKind>(kind));
 }
 
-TEST(Kernels, ShapesThatDoNotFitAreRefused) {
+KERNEL_TEST(Kernels, ShapesThatDoNotFitAreRefused) {
   const Operand x = random_operand({{3}, {5}}, 1), w = random_operand({{4}, {2}}, 2), y = random_operand({{3}, {2}}, 3);
   EXPECT_THROW(call(op_of(linear), {x, w}, {y.tensor}), std::logic_error);
   EXPECT_THROW(call(op_of(add), {x, y}, {x.tensor}), std::logic_error);

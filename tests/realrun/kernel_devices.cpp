@@ -1,0 +1,57 @@
+#include "tests/realrun/kernel_devices.h"
+
+#include <string>
+
+#include "tests/realrun/cuda_harness.h"
+
+namespace orrery::cpu {
+
+// Dtypes as CUDA's kernels want them, whatever a test of fp32 kernels declares: ids int64, masks uint8, bf16 where
+// rounding is asked for.
+void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
+                 const KernelContext& context) {
+  if (!cuda::is_kernel(op.kind)) return run_kernel(op, reads, writes, context);
+  std::vector<Buffer> in, out;
+  std::vector<Tensor> tensors;
+  tensors.reserve(reads.size() + writes.size());
+  const auto typed = [&](const Buffer& b, std::size_t index_operand, std::size_t i, bool mask) -> Buffer {
+    if (b.data == nullptr) return {};
+    tensors.push_back(*b.tensor);
+    Dtype& dtype = tensors.back().dtype;
+    if (i == index_operand) {
+      dtype = Dtype::int64;
+    } else if (mask) {
+      dtype = Dtype::uint8;
+    } else if (dtype != Dtype::bf16 || !context.round_to_bf16) {
+      dtype = Dtype::fp32;
+    }
+    return {b.data, &tensors.back()};
+  };
+  constexpr std::size_t kNone = 99;
+  const bool ids = op.kind == OpKind::embedding || op.kind == OpKind::embedding_backward;
+  const bool targets = op.kind == OpKind::cross_entropy || op.kind == OpKind::cross_entropy_backward;
+  const bool writes_mask = op.kind == OpKind::dropout || op.kind == OpKind::dropout_add;
+  for (std::size_t i = 0; i < reads.size(); ++i)
+    in.push_back(typed(reads[i], ids ? 0 : targets ? 1 : kNone, i, op.kind == OpKind::dropout_backward && i == 1));
+  for (std::size_t i = 0; i < writes.size(); ++i) out.push_back(typed(writes[i], kNone, i, writes_mask && i == 1));
+  // An id outside a table without a vocabulary is an error on a CPU and contributes nothing on a GPU.
+  if (op.kind == OpKind::embedding && in.size() > 1 && in[1].data != nullptr && in[1].tensor->find(Axis::vocab) < 0)
+    for (const float id : in[0].span())
+      if (id < 0 || id >= static_cast<float>(in[1].tensor->sizes[0])) throw std::logic_error("outside its table");
+  cuda_test::run(op, in, out, context);
+}
+
+bool register_kernel_test(const char* suite, const char* name, const char* file, int line, KernelTest::Body body) {
+  const auto add = [&](const std::string& of, RunKernel* runs_kernels) {
+    // Of the fixture that TEST has: suites may have tests of both kinds.
+    testing::RegisterTest(of.c_str(), name, nullptr, nullptr, file, line,
+                          [=]() -> testing::Test* { return new KernelTest(body, runs_kernels); });
+  };
+#ifndef ORRERY_ON_DEVICE
+  add(suite, run_kernel);
+#endif
+  add(std::string("Cuda") + suite, run_on_cuda);
+  return true;
+}
+
+}  // namespace orrery::cpu
