@@ -34,7 +34,8 @@ void GradientNorm::run(const OpCall& call) {
   if (all.index != nullptr) throw std::logic_error("flat gradients are not flat");
   std::vector<const void*> parts;
   if (call.plan().sums_norms(call.op)) {
-    for (std::int64_t i = 0; i < all.elements; ++i) parts.push_back(memory_.element(all.base, all.offset + i, all.dtype));
+    for (std::int64_t i = 0; i < all.elements; ++i)
+      parts.push_back(memory_.element(all.base, all.offset + i, all.dtype));
     return sum(parts, to, call.stream);
   }
   const Counted& of = counted(call.instance, set_number(call.instance.piece(), call.op.reads[0]));

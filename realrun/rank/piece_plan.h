@@ -89,7 +89,7 @@ class PiecePlan {
   std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead_;  // by block and op; empty: none
   std::vector<HeldSet> held_;
   std::map<TensorId, std::vector<std::vector<std::int64_t>>> packed_;  // by buffer
-  std::vector<bool> of_norm_;  // by storage: holds the gradient norm, or parts of it
+  std::vector<bool> of_norm_;   // by storage: holds the gradient norm, or parts of it
   std::vector<bool> added_to_;  // by storage
 };
 

@@ -18,8 +18,8 @@ CountedInNorm counted_in_norm(const Program& program, const Piece& piece, const 
   CountedInNorm counted;
   counted.here = parameter.tied == 0 || first_with(program, parameter.tied) == &piece;
   // Stages hold other pieces, or another copy of a tied parameter.
-  counted.first_of = summed.without(piece.tensors[gradients].divided_over() | t.divided_over() |
-                                    program.mesh.group(MeshAxis::pp));
+  counted.first_of =
+      summed.without(piece.tensors[gradients].divided_over() | t.divided_over() | program.mesh.group(MeshAxis::pp));
   for (int d = 0; d < t.rank; ++d)
     if (t.deal(d) == Deal::query_heads) counted.first_of_behind = counted.first_of_behind | t.over[d].group();
   return counted;

@@ -19,11 +19,11 @@ enum class OpKind : std::uint8_t {
 
   // Attention. qkv: [batch, sequence, groups, group_heads, head_dim] fused, or q and kv apart (cross attention, CP). Of
   // kv apart a group's elements are its key, as wide as a query, and then its value, as wide as the context: two parts
-  // of head_dim, or, where the widths differ (latent attention), one part of their sum. Scores are scaled by 1 / sqrt(the
-  // width of a query); a bias [queries, keys, groups, group_heads] is then added to those of every sequence.
+  // of head_dim, or, where the widths differ (latent attention), one part of their sum. Scores are divided by the root
+  // of a query's width; a bias [queries, keys, groups, group_heads] is then added to those of every sequence.
   attention,           // reads qkv | q, kv [, bias at 2];    writes context, log_sum_exp (FlashAttention)
   attention_backward,  // reads dcontext, context, lse, qkv|q,kv [, bias at 5]; writes dqkv | dq, dkv [, dbias at 2]
-  softmax,             // reads scores; writes probabilities (of scores times Op::factor, masked: Megatron's fused kernel)
+  softmax,             // reads scores; writes probabilities (scaled by Op::factor, masked: Megatron's fused kernel)
   softmax_backward,    // reads dprobabilities, probabilities; writes dscores
 
   // Memory-bound kernels: time follows from the bytes of the tensors read and written.

@@ -98,7 +98,8 @@ TEST(GradientNorm, CountsEveryElementOnce) {
           R"({"data_parallel": 2, "zero_stage": 2, "tensor_parallel": 2, "sequence_parallel": true})",
           R"({"tensor_parallel": 4})", R"({"tensor_parallel": 4, "data_parallel": 2, "zero_stage": 3})",
           R"({"pipeline_parallel": 2})", R"({"pipeline_parallel": 4, "data_parallel": 2, "zero_stage": 1})",
-          R"({"pipeline_parallel": 2, "tensor_parallel": 2, "freeze_head": true, "layers": [{"from": 3, "freeze": true}]})"}) {
+          R"({"pipeline_parallel": 2, "tensor_parallel": 2, "freeze_head": true,
+              "layers": [{"from": 3, "freeze": true}]})"}) {
       SCOPED_TRACE(std::string(model) + plan);
       if (model != kUntied && std::string_view(plan).find("freeze_head") != std::string_view::npos) continue;
       const Scenario scenario = scenario_of(model, plan);

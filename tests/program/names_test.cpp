@@ -138,7 +138,8 @@ constexpr Layout kLayouts[] = {
     {kLlama, R"({"data_parallel": 1, "context_parallel": 2, "context_parallel_type": "all_gather"})"},
     {kGpt, R"({"data_parallel": 4, "zero_stage": 3, "zero_hpz_partition_size": 2})"},
     {kGpt, R"({"data_parallel": 4, "zero_stage": 3, "mics_shard_size": 2, "tensor_parallel": 2})"},
-    {kLlama, R"({"data_parallel": 2, "zero_stage": 1, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})"},
+    {kLlama, R"({"data_parallel": 2, "zero_stage": 1, "freeze_embedding": true,
+      "layers": [{"to": 2, "freeze": true}]})"},
     {kGpt, R"({"data_parallel": 2, "zero_stage": 3, "layers": [{"to": 2, "reshard_after_forward": false},
       {"from": 2, "to": 3, "prefetch": 2, "recompute": "full"}]})"},
     {kGpt, R"({"data_parallel": 1, "context_parallel": 2, "pipeline_parallel": 2, "layers": [

@@ -27,8 +27,8 @@ bool register_kernel_test(const char* suite, const char* name, const char* file,
 
 }  // namespace orrery::cpu
 
-#define KERNEL_TEST(suite, name)                                                                          \
-  static void suite##_##name();                                                                           \
-  [[maybe_unused]] static const bool suite##_##name##_is_registered =                                     \
-      orrery::cpu::register_kernel_test(#suite, #name, __FILE__, __LINE__, suite##_##name);               \
+#define KERNEL_TEST(suite, name)                                                            \
+  static void suite##_##name();                                                             \
+  [[maybe_unused]] static const bool suite##_##name##_is_registered =                       \
+      orrery::cpu::register_kernel_test(#suite, #name, __FILE__, __LINE__, suite##_##name); \
   static void suite##_##name()

@@ -69,7 +69,8 @@ std::vector<Layout> layouts_of(const Tensor& whole, const Mesh& mesh, bool may_o
       const MeshGroup group = MeshGroup::of_digit(d);
       if (at == kOwed) l.owed = l.owed | group;
       if (at < 0) continue;
-      if (whole.axes[at] == Axis::none || l.tensor.sizes[at] % mesh.size(group) != 0) return;  // there is no such layout
+      // There is no layout of a size that does not divide.
+      if (whole.axes[at] == Axis::none || l.tensor.sizes[at] % mesh.size(group) != 0) return;
       l.tensor.sizes[at] /= mesh.size(group);
       l.tensor.over[at].append(group);
     }
@@ -1024,7 +1025,7 @@ constexpr std::array kGradients{Gradients::whole, Gradients::owed, Gradients::sc
                                 Gradients::cut_of_owed};
 constexpr std::array<const char*, 5> kGradientWords{"whole", "owed", "scattered", "cut", "cut of what is owed"};
 bool is_part(Gradients g) { return g != Gradients::whole && g != Gradients::owed; }
-bool comes_owed(Gradients g) { return g == Gradients::owed || g == Gradients::scattered || g == Gradients::cut_of_owed; }
+bool comes_owed(Gradients g) { return g != Gradients::whole && g != Gradients::cut; }
 
 // What it clips by, or, of a norm alone, leaves: nothing, what it knows of the norm itself, or the sum over ranks.
 enum class Norm { none, own, summed };
