@@ -144,15 +144,17 @@ const BadValue kBadValues[] = {
     {"/plan/layers", "[{\"from\": -1}]", "/plan/layers/0/from: found -1, expected an integer from 0 to 1048576"},
     {"/plan/layers", "[{\"to\": 0}]", "/plan/layers/0/to: found 0, expected an integer from 1 to 1048576"},
     {"/plan/layers", "[{\"step\": 0}]", "/plan/layers/0/step: found 0, expected an integer from 1 to 1048576"},
-    {"/plan/layers", "[{\"to\": 4}, {\"from\": 80}]",
+    {"/plan/layers", "[{\"to\": 4, \"recompute\": \"full\"}, {\"from\": 80, \"recompute\": \"full\"}]",
      "/plan/layers/1/from: found 80, expected one of the model's layers 0 to 79"},
-    {"/plan/layers", "[{\"from\": 70, \"to\": 81}]",
+    {"/plan/layers", "[{\"from\": 70, \"to\": 81, \"recompute\": \"full\"}]",
      "/plan/layers/0/to: found 81, expected at most 80: the model has layers 0 to 79, and \"to\" is behind the last"},
-    {"/plan/layers", "[{\"from\": 20, \"to\": 20}]",
+    {"/plan/layers", "[{\"from\": 20, \"to\": 20, \"recompute\": \"full\"}]",
      "/plan/layers/0/to: found 20, expected more than \"from\", 20: \"to\" is the first layer behind the range"},
-    {"/plan/layers", "[{\"to\": 20}, {\"from\": 30}, {\"from\": 19, \"to\": 25}]",
+    {"/plan/layers",
+     "[{\"to\": 20, \"recompute\": \"full\"}, {\"from\": 30, \"recompute\": \"full\"}, {\"from\": 19, \"to\": 25, "
+     "\"recompute\": \"full\"}]",
      "/plan/layers/2: found layer 19, which /plan/layers/0 has, expected ranges that do not overlap"},
-    {"/plan/layers", "[{\"step\": 2}, {\"step\": 3, \"from\": 1}]",
+    {"/plan/layers", "[{\"step\": 2, \"recompute\": \"full\"}, {\"step\": 3, \"from\": 1, \"recompute\": \"full\"}]",
      "/plan/layers/1: found layer 4, which /plan/layers/0 has, expected ranges that do not overlap"},
     {"/plan/layers", "[{\"recomputed\": \"full\"}]",
      "/plan/layers/0/recomputed: found the unknown key \"recomputed\", expected a known key (did you mean "
@@ -161,8 +163,19 @@ const BadValue kBadValues[] = {
      "/plan/layers/0/recompute: found \"ful\", expected one of \"none\", \"selective\", \"full\" (did you mean "
      "\"full\"?)"},
     {"/plan/layers", "[{\"tensor_parallel\": 4}]",
-     "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: what one layer hands "
-     "on is not laid out anew for the next; ranges may give from, to, step, "},
+     "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: all layers have "
+     "their ranks on one mesh; ranges may give from, to, step, "},
+    {"/plan/layers", "[{\"sequence_parallel\": true}]",
+     "/plan/layers/0/sequence_parallel: found true, expected no sequence_parallel for a range of layers: all layers "
+     "hand "
+     "on the whole residual stream, or all of them parts of it; ranges may give "},
+    {"/plan/layers", "[{\"zero_stage\": 2}]",
+     "/plan/layers/0/zero_stage: found 2, expected no zero_stage for a range of layers: buckets of gradients run on "
+     "from "
+     "layer to layer; ranges may give "},
+    {"/plan/layers", "[{\"recompute\": \"full\"}, {\"from\": 3, \"to\": 20}]",
+     "/plan/layers/1: found a range of layers that says nothing of them, expected what differs there, one of: "
+     "tensor_parallel_overlap, context_parallel_type, "},
     {"/plan/layers", "[{\"optimizer\": \"sgd\"}]",
      "/plan/layers/0/optimizer: found \"sgd\", expected no optimizer for a range of layers: it holds for the whole "
      "step; ranges may give from, to, step, "},
@@ -278,7 +291,8 @@ const BadCommand kBadCommands[] = {
      "'plan.layers=[{\"recompute\":\"none\"}]'",
      "/plan/layers/0/recompute: found \"none\", expected no recompute for a range of layers together with "
      "recompute_layers: both choose layers"},
-    {"simulate example.json --set 'plan.layers=[{\"from\":90}]'", "/plan/layers/0/from: found 90, expected one of"},
+    {"simulate example.json --set 'plan.layers=[{\"from\":90,\"freeze\":true}]'",
+     "/plan/layers/0/from: found 90, expected one of"},
     {"simulate example.json --set 'plan.layers=[{}]' --set plan.layers.1.from=2",
      "/plan/layers: found \"1\", expected an index into an array of 1"},
     {"simulate example.json --set plan.tensor_parallel=5",
