@@ -139,6 +139,12 @@ TEST(Sweep, PlansComposeFreely) {
                           s.plan.layers[1].plan.data.reshard_after_forward = false;
                           s.plan.layers[1].plan.precision.mix =
                               mix == precision::Mix::fp8 ? precision::Mix::bf16 : precision::Mix::fp8;
+                          s.plan.layers[1].plan.framework.flash_attention = c > 1 || !flash;
+                          if (c > 1 && s.plan.usp.ulysses_degree == 0) {  // of one group of ranks
+                            static constexpr std::array<const char*, 3> kTypes{"ring", "ulysses", "all_gather"};
+                            s.plan.layers[0].plan.context.type =
+                                context_parallel::type_named(kTypes[static_cast<std::size_t>(runs / 2 % 3)]);
+                          }
                         }
                         // Layers that are not trained, some of them in front of all that are.
                         const bool ends = p == 1 && runs % 7 == 1;
