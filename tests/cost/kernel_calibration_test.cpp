@@ -343,7 +343,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"no_default", "/attention/default", nullptr, "/attention/default", "mine"},
         Bad{"attention_too_fast", "/attention/kernels/mine/forward_efficiency", "1.2",
             "/attention/kernels/mine/forward_efficiency", "at most 1"},
-        Bad{"overlap_above_1", "/overlap_slowdown", "1.5", "/overlap_slowdown", "at most 1"},
+        Bad{"overlap_above_1", "/overlap_slowdown", "1.5", "/overlap_slowdown", "from 0 to 1"},
         Bad{"shape_of_two", "/measured_shapes/bf16", "[[1,2,3],[4,5]]", "/measured_shapes/bf16/1", "[m, n, k]"},
         Bad{"shape_of_text", "/measured_shapes/bf16", "[[1,2,\"3\"]]", "/measured_shapes/bf16/0", "[m, n, k]"},
         Bad{"shapes_not_an_array", "/measured_shapes/bf16", "7", "/measured_shapes/bf16", "array"},
