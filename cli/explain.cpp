@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +13,8 @@
 #include <sstream>
 
 #include "sim/base/json_reader.h"
+#include "sim/memory/memory.h"
+#include "sim/program/liveness.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
@@ -227,7 +230,18 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
   if (ops.empty()) return text;
   text += '\n';
   append_op_head(text);
-  for (const OpInPlace& place : ops) append_op(text, *place.report, report.step_seconds);
+  double alone = 0;
+  for (const OpInPlace& place : ops) {
+    append_op(text, *place.report, report.step_seconds);
+    alone += place.seconds_per_step();
+  }
+  const bool of_kernels =
+      term.name == "matmul" || term.name == "attention" || term.name == "memory_bound" || term.name == "recompute";
+  if (!of_kernels) return text;
+  text += "beside collectives they are slower (overlap_slowdown of the calibration)";
+  if (program.stages.size() == 1)
+    text += fmt::format(": by {} in all", seconds_text(std::max(term.seconds - alone, 0.0)));
+  text += ", which the term has, and these have not\n";
   return text;
 }
 
@@ -312,13 +326,83 @@ std::string explain_memory(const Report& r) {
   return text;
 }
 
-// Of one purpose: what the whole table has of it, and where its time is.
-std::string explain_memory_part(const MemoryPart& part, const Report& r) {
-  const double bytes = r.stages.empty() ? 0 : part.of(r.stages[static_cast<std::size_t>(r.memory_stage)].memory);
-  return fmt::format(
-      "{}, a part of memory: {} at the peak of the fullest stage\n"
-      "what is done with them takes time under names of its own: ops (--ops) and terms\n\n{}",
-      part.label, bytes_text(bytes), explain_memory(r));
+// Storages of a purpose that a piece keeps all step long, or from the forward to the backward; the largest first.
+struct KeptStorage {
+  const Tensor* tensor;
+  bool resident;
+};
+std::vector<KeptStorage> kept_storages(const Piece& piece, Category category) {
+  Liveness lives;
+  lives.find(piece);
+  std::vector<KeptStorage> kept;
+  for (const TensorId id : lives.storages()) {
+    const Tensor& tensor = piece.tensors[id];
+    if (tensor.category != category || tensor.place != Place::device) continue;
+    const Life& life = lives.of(id);
+    if (life.keeper == Keeper::step ||
+        (life.keeper == Keeper::blocks && (life.kept & bit_of_block(kForwardBlock)) != 0))
+      kept.push_back({&tensor, life.keeper == Keeper::step});
+  }
+  std::stable_sort(kept.begin(), kept.end(),
+                   [](const KeptStorage& a, const KeptStorage& b) { return a.tensor->bytes() > b.tensor->bytes(); });
+  return kept;
+}
+
+// Of a purpose of tensors: what each piece of the fullest stage keeps, and the tensors that it is.
+std::string explain_tensors(Category category, double bytes, const StageReport& stage, const Program& program) {
+  constexpr std::size_t kMostListed = 6;
+  const std::vector<Chunk>& chunks = program.stages[static_cast<std::size_t>(stage.stage)];
+  std::map<std::uint16_t, std::int64_t> instances, longest;  // by piece: on the stage, in a run
+  for (const Chunk& chunk : chunks)
+    for (const Run& run : chunk.runs) {
+      instances[run.piece] += run.count;
+      longest[run.piece] = std::max(longest[run.piece], run.count);
+    }
+  const double in_flight = stage.in_flight_micro_batches / static_cast<double>(chunks.size());
+  std::string text;
+  double rest = bytes;
+  for (const auto& [index, count] : instances) {
+    const Piece& piece = program.pieces[index];
+    const PieceMemory memory = piece_memory(piece, program.runtime.granularity, longest[index]);
+    const double resident = memory.resident.of(Place::device, category),
+                 saved = memory.saved.of(Place::device, category);
+    if (resident == 0 && saved == 0) continue;
+    text += fmt::format("  {}, {} on the stage\n", piece_title(program, index), count);
+    const auto line = [&](const char* what, double of_one, double times, const std::string& factor) {
+      if (of_one == 0) return;
+      rest -= of_one * times;
+      text += fmt::format("    {:<28}{:>14} x {:<24} = {:>12}\n", what, bytes_text(of_one), factor,
+                          bytes_text(of_one * times));
+    };
+    const auto n = static_cast<double>(count);
+    line("held all step long", resident, n, fmt::format("{}", count));
+    line("kept for the backward", saved, n * in_flight, fmt::format("{} x {:.4g} micro-batches", count, in_flight));
+    const std::vector<KeptStorage> kept = kept_storages(piece, category);
+    for (std::size_t i = 0; i < std::min(kept.size(), kMostListed); ++i)
+      text += fmt::format(
+          "      {:<40}{:>14}  {} of {}\n", kept[i].tensor->name,
+          bytes_text(static_cast<double>(kept[i].tensor->bytes())),
+          fmt::join(std::span(kept[i].tensor->sizes).first(static_cast<std::size_t>(kept[i].tensor->rank)), " x "),
+          name_of(kept[i].tensor->dtype));
+    if (kept.size() > kMostListed) text += fmt::format("      and {} smaller ones\n", kept.size() - kMostListed);
+  }
+  if (std::abs(rest) < 1) return text;
+  return text + fmt::format("  {:<30}{:>14}\n", "what comes and goes", bytes_text(rest)) +
+         "    inside the block that runs at the peak; less what it has freed by then, and as chunks hold unequally "
+         "many\n";
+}
+
+std::string explain_memory_part(const MemoryPart& part, const Simulation& simulation) {
+  const Report& r = simulation.report;
+  std::string text;
+  if (r.stages.empty()) return part.label + "\n";
+  const StageReport& stage = r.stages[static_cast<std::size_t>(r.memory_stage)];
+  const double bytes = part.of(stage.memory);
+  text = fmt::format("{}, a part of memory: {} at the peak, on the fullest stage ({})\n", part.label, bytes_text(bytes),
+                     stage.stage);
+  if (part.field == nullptr && part.place == Place::device)
+    return text + explain_tensors(static_cast<Category>(part.category), bytes, stage, *simulation.program);
+  return text + "\n" + explain_memory(r);
 }
 
 // Lines of the report's head, by their labels and by their names in JSON and CSV.
@@ -327,7 +411,7 @@ struct HeadLine {
   std::string (*explain)(const Simulation&);
 };
 constexpr std::array<HeadLine, 6> kHeadLines{{
-    {{"step", "step time", "step_seconds", "bound by", "bound_by"},
+    {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
       "sequences_per_second"},
@@ -338,18 +422,14 @@ constexpr std::array<HeadLine, 6> kHeadLines{{
     {{"hfu", "HFU"}, explain_hfu},
     {{"exposed communication", "exposed_communication_seconds"},
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
-    {{"memory", "peak", "memory_peak_bytes"}, [](const Simulation& s) { return explain_memory(s.report); }},
+    {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
+     [](const Simulation& s) { return explain_memory(s.report); }},
 }};
 
 }  // namespace
 
 std::string explain(const std::string& name, const Simulation& simulation) {
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
-  std::vector<OpInPlace> wanted;
-  for (const OpInPlace& place : ops)
-    if (asks_for(name, place.name)) wanted.push_back(place);
-  if (!wanted.empty()) return explain_ops(wanted, simulation);
-
   const Report& report = simulation.report;
   std::vector<std::string> known;
   for (const HeadLine& line : kHeadLines)
@@ -361,15 +441,21 @@ std::string explain(const std::string& name, const Simulation& simulation) {
   const TimeBreakdown none;
   for (const Term& term :
        terms_of(report.stages.empty() ? none : report.stages[static_cast<std::size_t>(report.bounding_stage)].time)) {
-    if (name == term.name || name == term.label) return explain_term(term, ops, simulation);
+    if (name == term.name || name == term.label || name == term.name + "_seconds")
+      return explain_term(term, ops, simulation);
     known.push_back(term.name);
     known.push_back(term.label);
   }
   for (const MemoryPart& part : memory_parts()) {
-    if (name == part.name || name == part.label) return explain_memory_part(part, simulation.report);
+    if (name == part.name || name == part.label || name == part.key) return explain_memory_part(part, simulation);
     known.push_back(part.name);
     known.push_back(part.label);
   }
+  std::vector<OpInPlace> wanted;
+  for (const OpInPlace& place : ops)  // by name, or as shapes are listed: without the block
+    if (asks_for(name, place.name) || name == fmt::format("{}.{}", place.piece->name, place.op->name))
+      wanted.push_back(place);
+  if (!wanted.empty()) return explain_ops(wanted, simulation);
   for (const OpInPlace& place : ops) {
     known.push_back(place.name);
     known.emplace_back(place.op->name);

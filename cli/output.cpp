@@ -32,6 +32,15 @@ std::set<std::string>& taken_places() {
   return places;
 }
 
+// Where links lead, also one to a file that is yet to be made.
+std::filesystem::path led_to(std::filesystem::path path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  std::error_code none;
+  for (int i = 0; i < kMostLinks && std::filesystem::is_symlink(path, none); ++i)
+    path = path.parent_path() / std::filesystem::read_symlink(path, none);
+  return path;
+}
+
 std::string folder_of(const std::string& path) {
   const std::size_t slash = path.rfind('/');
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
@@ -60,7 +69,7 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
   }
   refuse_inputs();
   std::error_code error;
-  place_ = std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error).string();
+  place_ = std::filesystem::weakly_canonical(led_to(std::filesystem::absolute(path, error)), error).string();
   if (error) {
     errno = error.value();
     fail_to_write(path);

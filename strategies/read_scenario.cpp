@@ -219,6 +219,8 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
         throw InputError({where.file, pointer}, describe(Json(key)), fmt::format("an index into {}", describe(*at)));
       at = &(*at)[std::stoul(key)];
     } else {
+      if (at->is_null() && key.find_first_not_of("0123456789") == std::string::npos)
+        throw InputError({where.file, pointer}, describe(Json(key)), "an index into a list, and there is none");
       if (at->is_null()) *at = Json::object();
       if (!at->is_object())
         throw InputError({where.file, pointer}, describe(*at), fmt::format("an object to set \"{}\" in", key));

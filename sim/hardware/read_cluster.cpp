@@ -175,9 +175,16 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   }
   complete_intra(reader, cluster.node, cluster.device);
 
-  if (cluster.nodes > 1 && cluster.inter_node_bytes_per_second() <= 0)
+  if (cluster.nodes > 1 && cluster.inter_node_bytes_per_second() <= 0) {
+    for (const char* key : {"nics", "nic_bytes_per_second"}) {
+      const std::string more_than_none = "more than 0: several nodes need a network";
+      if (json.contains(key) && json[key] == 0) reader.fail(key, more_than_none);
+      if (node != nullptr && node->is_object() && node->contains(key) && (*node)[key] == 0)
+        JsonReader(*node, reader.at("node")).fail(key, more_than_none);
+    }
     reader.fail("inter_node_bytes_per_second",
                 fmt::format("a rate, as node {} has no network of its own", cluster.node.name));
+  }
   if (base == nullptr || node != nullptr)
     cluster.fabric =
         find_fabric(cluster.node.fabric.empty() ? "single-switch" : cluster.node.fabric, reader.at("node"));

@@ -339,7 +339,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
            rate_text(b.tokens_per_second_per_device),
            relative(a.tokens_per_second_per_device, b.tokens_per_second_per_device));
   compared(out, "model TFLOP/s per device", teraflops_text(a.model_flops_per_second_per_device),
-           fmt::format("{:.1f}", b.model_flops_per_second_per_device * 1e-12),
+           teraflops_text(b.model_flops_per_second_per_device),
            relative(a.model_flops_per_second_per_device, b.model_flops_per_second_per_device));
   compared(out, "MFU", percent_text(a.mfu), percent_text(b.mfu), relative(a.mfu, b.mfu));
   compared(out, "peak memory", bytes_text(a.memory_peak_bytes), bytes_text(b.memory_peak_bytes),

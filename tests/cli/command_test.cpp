@@ -305,6 +305,13 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_THAT(place.orrery(std::string("simulate llama-3-70b-512-h100 --explain '") + name + "'").out,
                 AllOf(HasSubstr(", a part of memory: "), HasSubstr("at the peak, on the fullest stage")))
         << name;
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain activations").out,
+              AllOf(HasSubstr("268.26 MiB x 20 x 4.6 micro-batches"), HasSubstr("1 x 8192 x 2 x 3584 of bf16")));
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain head.logits").out,
+              AllOf(HasSubstr("head.forward.logits"), HasSubstr("head.backward.logits")))
+      << "as shapes without a measurement are listed";
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain attention").out, HasSubstr("9.5 % of the step"))
+      << "the term, whose ops have its name";
   EXPECT_THAT(
       place.orrery("simulate offload --explain memory").out,
       AllOf(HasSubstr("host: "), HasSubstr("of a node, which its devices share"), HasSubstr("optimizer states")));

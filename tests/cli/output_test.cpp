@@ -81,6 +81,9 @@ TEST(Output, FollowsLinksAndKeepsTheMode) {
   place.shell("ln -s real.json link.json; chmod 640 real.json");
   ASSERT_EQ(place.orrery("simulate a.json --json link.json").code, 0);
   EXPECT_TRUE(json::accept(place.read("real.json")));
+  place.shell("ln -s yet.json dangling.json");
+  ASSERT_EQ(place.orrery("simulate a.json --json dangling.json").code, 0);
+  EXPECT_EQ(place.shell("test -L dangling.json && test -s yet.json").code, 0);
   EXPECT_EQ(place.shell("test -L link.json && test $(stat -c %a real.json) = 640").code, 0);
 }
 
