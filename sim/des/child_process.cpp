@@ -35,7 +35,8 @@ void write_all(int file, const std::string& text) {
 double last_child_peak_bytes() { return last_peak_bytes; }
 
 void return_from_child(const std::string& result) {
-  write_all(to_parent, kReturned + result);
+  write_all(to_parent, std::string(1, kReturned));
+  write_all(to_parent, result);
   _exit(0);  // no destructors: SimGrid's would end its actors one by one
 }
 
@@ -77,7 +78,8 @@ std::string run_in_child(const std::function<std::string()>& work) {
         fmt::format("the simulation was ended by signal {} ({})", WTERMSIG(status), strsignal(WTERMSIG(status))));
   if (result.empty()) throw std::runtime_error("the simulation ended without a result");
   if (result.front() == kThrew) throw std::runtime_error(result.substr(1));
-  return result.substr(1);
+  result.erase(0, 1);
+  return result;
 }
 
 }  // namespace orrery

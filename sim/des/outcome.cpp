@@ -1,6 +1,7 @@
 #include <cstring>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "sim/des/simulation.h"
@@ -9,7 +10,11 @@ namespace orrery {
 namespace {
 
 template <class T>
-void put(std::string& bytes, const std::vector<T>& values) {
+std::size_t packed_size(const std::vector<T>& values) {
+  return sizeof(std::size_t) + values.size() * sizeof(T);
+}
+template <class T>
+void put(std::string& bytes, std::vector<T> values) {
   static_assert(std::is_trivially_copyable_v<T>);
   const std::size_t count = values.size();
   bytes.append(reinterpret_cast<const char*>(&count), sizeof count);
@@ -27,16 +32,21 @@ void get(const std::string& bytes, std::size_t& at, std::vector<T>& values) {
 
 }  // namespace
 
-std::string Outcome::pack() const {
+std::string Outcome::pack() && {
+  std::vector<char> text(stalled.begin(), stalled.end());
+  std::vector<std::int64_t> counts{activities};
+  std::vector<double> numbers{seconds};
   std::string bytes;
-  put(bytes, std::vector<char>(stalled.begin(), stalled.end()));
-  put(bytes, classes);
-  put(bytes, flows);
-  put(bytes, events);
-  put(bytes, exchanges);
-  put(bytes, waits);
-  put(bytes, std::vector<std::int64_t>{activities});
-  put(bytes, std::vector<double>{seconds});
+  bytes.reserve(packed_size(text) + packed_size(classes) + packed_size(flows) + packed_size(events) +
+                packed_size(exchanges) + packed_size(waits) + packed_size(counts) + packed_size(numbers));
+  put(bytes, std::move(text));
+  put(bytes, std::move(classes));
+  put(bytes, std::move(flows));
+  put(bytes, std::move(events));
+  put(bytes, std::move(exchanges));
+  put(bytes, std::move(waits));
+  put(bytes, std::move(counts));
+  put(bytes, std::move(numbers));
   return bytes;
 }
 

@@ -62,7 +62,7 @@ struct Outcome {
   std::int64_t activities = 0;  // sleeps, waits and flows given to SimGrid
   double seconds = 0;           // a single collective's
 
-  std::string pack() const;
+  std::string pack() &&;  // frees each part once it is packed: of a long run records are most of the memory
   static Outcome unpack(const std::string& bytes);
 };
 

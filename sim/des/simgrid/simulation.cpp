@@ -49,7 +49,7 @@ std::string Simulation::words(const ClassRun& c) const {
 
 void Simulation::stall(const std::string& why) {
   out_.stalled = why;
-  return_from_child(out_.pack());
+  return_from_child(std::move(out_).pack());
 }
 
 std::string Simulation::who_waits() const {
