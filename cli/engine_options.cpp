@@ -1,5 +1,7 @@
 #include "cli/engine_options.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -21,6 +23,7 @@ void EngineArguments::add_to(Command command, bool both) {
       .one_of(texts(kFidelityNames));
   command.add_option("--routing", routing, "des: how switches with several ways up pick one")
       .one_of(texts(kRoutingNames));
+  command.add_option("--limit", limit, "des: kernels and transfers beyond which a run is refused").type_name("N");
 }
 
 void EngineArguments::become_program_with_engine() const {
@@ -32,16 +35,17 @@ void EngineArguments::become_program_with_engine() const {
 }
 
 SimulationOptions EngineArguments::options() const {
-  const auto refuse = [&](const char* option, const std::string& value) {
-    if (engine == "analytical" && !value.empty())
-      throw InputError({option, ""}, describe(value),
-                       "--engine des beside it: the analytical engine has no such choice");
+  const auto refuse = [&](const char* option, const std::string& found) {
+    if (engine == "analytical" && !found.empty())
+      throw InputError({option, ""}, found, "--engine des beside it: the analytical engine has no such choice");
   };
-  refuse("--fidelity", fidelity);
-  refuse("--routing", routing);
+  refuse("--fidelity", fidelity.empty() ? "" : describe(fidelity));
+  refuse("--routing", routing.empty() ? "" : describe(routing));
+  refuse("--limit", limit > 0 ? fmt::format("{:g}", limit) : "");
   SimulationOptions options;
   options.engine = engine == "analytical" ? Engine::analytical : Engine::des;
   options.fidelity = chosen<Fidelity>(fidelity, kFidelityNames);
+  if (limit > 0) options.most_works = limit;
   options.routing = chosen<Routing>(routing, kRoutingNames);
   return options;
 }

@@ -12,6 +12,7 @@ namespace orrery {
 struct EngineArguments {
   std::string engine = "analytical";
   std::string fidelity, routing;  // empty: not given
+  double limit = 0;               // 0: not given
 
   // `both`: whether the command can show two engines side by side.
   void add_to(Command command, bool both);

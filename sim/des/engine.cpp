@@ -55,6 +55,11 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   for (const DiscreteEventJob& job : jobs) plan.add_job(job, collectives);
   plan.add_perturbations(perturbations);
   plan.fold();
+  if (const double works = plan.works(); works > options.most_works)
+    throw InputError({"--engine", ""},
+                     fmt::format("des, and {:.2g} kernels and transfers of {} classes of ranks to simulate", works,
+                                 plan.traffic.rank_classes().size()),
+                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
   if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
 

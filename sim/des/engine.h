@@ -36,12 +36,17 @@ namespace orrery {
 enum class Fidelity : std::uint8_t { steady_flow, step_exact };
 inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "step-exact"};
 
+inline constexpr double kMostWorks = 20e6;
+
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
   Routing routing = Routing::automatic;
   std::int64_t chunks =
       0;             // step-exact: that chains and trees pass on one by one; 0: slices of NCCL's (512 KiB a channel)
   bool fold = true;  // false simulates every rank and link, as a check
+  // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 20 million take
+  // half a minute to some minutes, by how much they contend.
+  double most_works = kMostWorks;
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured
 };
@@ -61,8 +66,8 @@ bool built_with_simgrid();
 // Runs one step of each job, all starting at once, in a process of its own (SimGrid allows one simulation a process).
 // `reports`: one for each job.
 // Throws InputError: a placement beyond the cluster, jobs on the same device, perturbations that name nothing, rates
-// that the cluster lacks. Throws StalledError when the step cannot end: programs that wait for each other, or a link or
-// node that failed.
+// that the cluster lacks, more work than `most_works`. Throws StalledError when the step cannot end: programs that wait
+// for each other, or a link or node that failed.
 void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& collectives,
                         std::span<const DiscreteEventJob> jobs, std::span<const Perturbation> perturbations,
                         const DiscreteEventOptions& options, std::span<Report> reports);

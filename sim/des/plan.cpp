@@ -266,6 +266,23 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
   }
 }
 
+double RunPlan::works() const {
+  double all = 0;
+  for (const RankClass& c : traffic.rank_classes()) {
+    if (static_cast<std::size_t>(c.job) >= jobs.size()) continue;
+    const JobPlan& job = jobs[static_cast<std::size_t>(c.job)];
+    for (const Chunk& chunk : job.program->stages[static_cast<std::size_t>(c.stage)])
+      for (const Run& run : chunk.runs)
+        for (int kind = 0; kind < kBlockKinds; ++kind) {
+          const double times =
+              is_of_update(static_cast<BlockKind>(kind)) ? 1 : static_cast<double>(job.program->schedule.micro_batches);
+          all += times * static_cast<double>(run.count) *
+                 static_cast<double>(job.codes[run.piece][static_cast<std::size_t>(kind)].nodes.size());
+        }
+  }
+  return all;
+}
+
 void RunPlan::fold() {
   traffic.fold(options.fold);
   for (Exchange& x : exchanges) {

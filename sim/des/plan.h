@@ -81,6 +81,9 @@ struct RunPlan {
   // Throws InputError when one names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();
+  // Kernels, collectives and copies that rank classes perform in all, by the code of their blocks; each is an event or a
+  // few. REQUIRES: fold().
+  double works() const;
 
  private:
   void compile_blocks(JobPlan& job);

@@ -81,7 +81,11 @@ std::optional<ExpectedStep> expected_step(const std::string& stack, const Calibr
 }
 
 DiscreteEventOptions discrete_event_options(const SimulationOptions& options) {
-  return {.fidelity = options.fidelity, .routing = options.routing, .timeline = options.timeline, .ops = options.ops};
+  return {.fidelity = options.fidelity,
+          .routing = options.routing,
+          .most_works = options.most_works,
+          .timeline = options.timeline,
+          .ops = options.ops};
 }
 
 // Time lost to contention, by link.

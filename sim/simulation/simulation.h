@@ -23,8 +23,9 @@ inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical
 
 struct SimulationOptions {
   Engine engine = Engine::analytical;
-  Fidelity fidelity = Fidelity::steady_flow;  // this and routing: of des
+  Fidelity fidelity = Fidelity::steady_flow;  // this to most_works: of des
   Routing routing = Routing::automatic;
+  double most_works = kMostWorks;
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured
 };

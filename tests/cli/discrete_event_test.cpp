@@ -1,10 +1,8 @@
 // Does the command show what the discrete-event engine finds: perturbations, jobs, contention, failures?
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -33,15 +31,27 @@ double step(const json& report) { return report.at("step_seconds").get<double>()
 // `orrery` itself is linked without SimGrid.
 TEST(DiscreteEvent, ProgramOnItsOwnSaysWhatIsMissing) {
   const Workplace place;
-  const std::filesystem::path alone =
-      std::filesystem::temp_directory_path() / ("orrery-alone-" + std::to_string(getpid()));
-  std::filesystem::copy_file(ORRERY_COMMAND, alone);
-  const auto simulated = place.program(alone, "simulate straggler --engine des");
-  const auto predicted = place.program(alone, "simulate straggler");
-  std::filesystem::remove(alone);
+  const auto simulated = place.shell("cp $ORRERY alone && ./alone simulate straggler --engine des");
   EXPECT_EQ(simulated.code, 2);
   EXPECT_THAT(simulated.err, HasSubstr("no program orrery-des beside this one"));
+  const auto predicted = place.shell("./alone simulate straggler");
   EXPECT_EQ(predicted.code, 0) << predicted.err;
+}
+
+// Refused before it starts, not after minutes.
+TEST(DiscreteEvent, WorkIsBounded) {
+  const Workplace place;
+  const auto endless = place.orrery("simulate tensor_parallel --engine des --set workload.global_batch_size=1000000");
+  EXPECT_EQ(endless.code, 2);
+  EXPECT_THAT(endless.err, AllOf(HasSubstr("--engine: found des, and "), HasSubstr("kernels and transfers of "),
+                                 HasSubstr("or a higher --limit")));
+  const double events = report_of(place, "straggler --engine des").at("discrete_event").at("events").get<double>();
+  const auto limited = [&](double share) {
+    return place.orrery("simulate straggler --engine des --limit " + std::to_string(share * events)).code;
+  };
+  EXPECT_EQ(limited(0.4), 2);
+  EXPECT_EQ(limited(2.5), 0);
+  EXPECT_THAT(place.orrery("simulate straggler --limit 10").err, HasSubstr("--limit: found 10, expected --engine des"));
 }
 
 TEST(DiscreteEvent, ReportHasThePublicKeysAndTheyAgree) {
