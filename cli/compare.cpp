@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
+#include "sim/report/csv.h"
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
 #include "sim/report/table.h"
@@ -19,7 +20,7 @@ namespace {
 struct CompareArguments {
   std::string a, b;
   std::vector<std::string> sets, sets_a, sets_b, calibrations;
-  std::string json;
+  std::string json, csv;
   EngineArguments engine;
 };
 
@@ -84,6 +85,7 @@ void compare(const CompareArguments& arguments) {
     json["version"] = ORRERY_VERSION;
     return json.dump(2) + "\n";
   });
+  outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b); });
   if (!outputs.on_standard_output())
     outputs.add("-",
                 comparison_table(report_a, report_b, {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
@@ -108,6 +110,10 @@ void add_compare(Command app) {
   sets("--set-b", arguments->sets_b, "Override a field of B");
   command
       .add_option("--json", arguments->json, "Write both reports and their difference as JSON; - for standard output")
+      .type_name("FILE");
+  command
+      .add_option("--csv", arguments->csv,
+                  "Write the columns of `simulate --csv` as rows: A, B and their difference; - for standard output")
       .type_name("FILE");
   command
       .add_option("--calibration", arguments->calibrations,

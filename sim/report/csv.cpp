@@ -1,5 +1,9 @@
 #include "sim/report/csv.h"
 
+#include <cstdint>
+#include <type_traits>
+#include <variant>
+
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
 
@@ -18,6 +22,28 @@ std::string csv_row(const std::string& scenario, const Report& report) {
     append_csv(column.value(report), line);
   }
   return line + '\n';
+}
+
+std::string comparison_csv(const Report& a, const Report& b) {
+  std::string text = "column,a,b,difference\n";
+  for (const ReportColumn& column : report_columns()) {
+    if (column.of_ops) continue;
+    const ColumnValue of_a = column.value(a), of_b = column.value(b);
+    text += column.name + ',';
+    append_csv(of_a, text);
+    text += ',';
+    append_csv(of_b, text);
+    text += ',';
+    std::visit(
+        [&](const auto& value) {
+          using Value = std::decay_t<decltype(value)>;
+          if constexpr (std::is_same_v<Value, double> || std::is_same_v<Value, std::int64_t>)
+            append_csv(std::get<Value>(of_b) - value, text);
+        },
+        of_a);
+    text += '\n';
+  }
+  return text;
 }
 
 }  // namespace orrery

@@ -666,6 +666,38 @@ TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
   EXPECT_NEAR(total, b - a, 1e-6 * a);
 }
 
+TEST(Compare, WritesTheColumnsOfSimulateAsRowsOfCsv) {
+  Workplace place;
+  const auto result =
+      place.orrery("compare llama-3-70b-512-h100 --set-b plan.recompute=full --csv o.csv --json o.json");
+  ASSERT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("step time")) << "the table too";
+  std::istringstream lines(place.read("o.csv"));
+  std::map<std::string, std::vector<std::string>> rows;
+  std::vector<std::string> names;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream cells(line + ",");
+    std::vector<std::string> row;
+    for (std::string cell; std::getline(cells, cell, ',');) row.push_back(cell);
+    ASSERT_EQ(row.size(), 4u) << line;
+    names.push_back(row[0]);
+    rows[row[0]] = {row.begin() + 1, row.end()};
+  }
+  EXPECT_EQ(rows["column"], (std::vector<std::string>{"a", "b", "difference"}));
+  const json compared = json::parse(place.read("o.json"));
+  const std::vector<std::string>& step = rows["step_seconds"];
+  EXPECT_EQ(std::stod(step[0]), compared["a"]["step_seconds"].get<double>());
+  EXPECT_EQ(std::stod(step[1]), compared["b"]["step_seconds"].get<double>());
+  EXPECT_EQ(std::stod(step[2]), compared["change"]["step_seconds"].get<double>());
+  EXPECT_EQ(rows["memory_fits"][2], "");
+  EXPECT_EQ(rows["devices"], (std::vector<std::string>{"512", "512", "0"}));
+  std::string header = place.orrery("simulate llama-3-70b-512-h100 --csv -").out;
+  header.resize(header.find('\n'));
+  for (const std::string& name : names)
+    EXPECT_THAT(header + ",column", HasSubstr(',' + name)) << "as simulate names it";
+  EXPECT_THAT(place.orrery("compare llama-3-70b-512-h100 --csv -").out, testing::StartsWith("column,a,b,difference\n"));
+}
+
 TEST(Compare, OfAScenarioWithItselfIsNoDifference) {
   const auto result = Workplace().orrery("compare llama-3-70b-512-h100 --json -");
   ASSERT_EQ(result.code, 0) << result.err;
