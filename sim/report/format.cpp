@@ -138,6 +138,10 @@ std::string xml_text(std::string_view text) {
 }
 
 std::string csv_text(std::string_view text) {
+  // OWASP, "CSV Injection": an apostrophe makes a spreadsheet read the cell as text.
+  constexpr std::string_view kFormulaStarts = "=+-@\t\r";
+  if (!text.empty() && kFormulaStarts.find(text.front()) != std::string_view::npos)
+    return csv_text("'" + std::string(text));
   if (text.find_first_of(",\"\r\n") == std::string_view::npos) return std::string(text);
   std::string out = "\"";
   for (const char c : text) {

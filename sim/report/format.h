@@ -32,7 +32,7 @@ std::string grid(std::span<const Column> columns, const std::vector<std::vector<
 std::string markdown_grid(std::span<const Column> columns, const std::vector<std::vector<std::string>>& rows);
 
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes; what XML cannot hold becomes '?'
-std::string csv_text(std::string_view text);  // quoted where RFC 4180 asks for it
+std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before what a spreadsheet takes for a formula
 
 // A horizontal bar of `share` x `columns`, in eighths of a character.
 std::string bar(double share, int columns);
