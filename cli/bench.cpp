@@ -4,6 +4,8 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdio>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <regex>
@@ -32,8 +34,10 @@ constexpr const char* kBenchExamples = R"(Examples:
 constexpr const char* kCompareExamples = R"(Examples:
   orrery bench compare before.json after.json
   orrery bench compare before.json after.json --threshold 3% --filter '^attention/' --markdown -
+  orrery bench compare before.json after.json --strict --junit bench.xml       for CI: what is not tested fails too
 
-Exit codes: 0 nothing is slower; 1 something is (or fails now); 2 the files cannot be used, or tell nothing.)";
+Exit codes: 0 nothing is slower; 1 something is, or fails now (with --strict also: is missing, or cannot be told);
+2 the files cannot be used; 3 nothing could be told of any benchmark.)";
 
 // ---- run
 
@@ -67,6 +71,7 @@ void run(BenchArguments& arguments) {
 
   options.progress = ::isatty(STDERR_FILENO) != 0;
   options.facts = {{"orrery_version", ORRERY_VERSION}};
+  if (*build_type() != '\0') options.facts.emplace_back("orrery_build_type", build_type());
   if (*build_commit() != '\0') options.facts.emplace_back("git_commit", build_commit());
   const std::string document = bench::run_suite(options);
   const bench::BenchmarkRun result = bench::parse_run(document, arguments.output);
@@ -96,29 +101,26 @@ double parse_share(const std::string& text, const char* option) {
   return percent ? value / kPercent : value;
 }
 
-void keep(bench::BenchmarkRun& run, const std::string& filter) {
-  if (filter.empty()) return;
-  std::regex expression;
+std::function<bool(const std::string&)> matches(const std::string& filter) {
   try {
-    expression = std::regex(filter);
+    return [expression = std::regex(filter)](const std::string& name) { return std::regex_search(name, expression); };
   } catch (const std::regex_error&) {
     throw InputError({"--filter", ""}, '"' + filter + '"', "a regular expression");
   }
-  std::erase_if(run.series, [&](const bench::Series& s) { return !std::regex_search(s.name, expression); });
 }
 
 void compare_files(CompareArguments& arguments) {
   if (arguments.baseline == "-" && arguments.candidate == "-")
     throw InputError({"<stdin>", ""}, "both runs on standard input", "one of them in a file");
   arguments.options.threshold = parse_share(arguments.threshold, "--threshold");
-  bench::BenchmarkRun baseline = bench::read_run(arguments.baseline), candidate = bench::read_run(arguments.candidate);
-  keep(baseline, arguments.filter);
-  keep(candidate, arguments.filter);
-  if (baseline.series.empty() && candidate.series.empty())
+  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+  const bench::BenchmarkRun baseline = bench::read_run(arguments.baseline),
+                            candidate = bench::read_run(arguments.candidate);
+  const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
+  if (comparison.differences.empty())
     throw InputError({arguments.filter.empty() ? arguments.baseline : "--filter", ""},
                      arguments.filter.empty() ? "no benchmark" : '"' + arguments.filter + '"',
                      arguments.filter.empty() ? "a run with benchmarks" : "what a benchmark of the files contains");
-  const bench::Comparison comparison = bench::compare_runs(baseline, candidate, arguments.options);
   Outputs outputs;
   const auto add = [&](const std::string& path, auto make) {
     outputs.add_wanted(path, [&] { return make(comparison); });
@@ -129,11 +131,14 @@ void compare_files(CompareArguments& arguments) {
   add(arguments.csv, bench::comparison_csv);
   if (!outputs.on_standard_output()) outputs.add("-", bench::comparison_text(comparison, colour_wanted()));
   outputs.commit();
-  if (comparison.failed()) throw Exit{1};
-  if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
-    throw InputError(
-        {arguments.candidate, ""}, "too few repetitions to tell anything of any benchmark",
-        fmt::format("{} of each in both runs (orrery bench --repetitions)", comparison.needed_repetitions));
+  if (comparison.nothing_told()) {
+    std::string line = "orrery: nothing could be told of any benchmark";
+    if (comparison.count(bench::Verdict::too_few_repetitions) == comparison.differences.size())
+      line += fmt::format(": too few repetitions, {} of each are needed in both runs (orrery bench --repetitions)",
+                          comparison.needed_repetitions);
+    std::fputs((line + "\n").c_str(), stderr);  // where nobody can be told, the exit code tells
+  }
+  if (comparison.exit_code() != 0) throw Exit{comparison.exit_code()};
 }
 
 // ---- history
@@ -193,6 +198,7 @@ void add_compare_runs(Command bench) {
       .within(1e-12, 0.5)
       .capture_default();
   command.add_option("--filter", arguments->filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command.add_flag("--strict", arguments->options.strict, "Fail what the new run lacks, and what cannot be told");
   add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
   add_file(command, "--junit", arguments->junit, "Write JUnit XML: a test case each, regressions fail");
   add_file(command, "--json", arguments->json, "Write verdicts and numbers as JSON");

@@ -5,5 +5,6 @@
 namespace orrery {
 
 const char* build_commit() { return ORRERY_COMMIT; }
+const char* build_type() { return ORRERY_BUILD_TYPE; }
 
 }  // namespace orrery

@@ -1,5 +1,5 @@
 // orrery: one subcommand a file. Exit codes: 0 done, 2 what was given cannot be used, 1 anything else, such as a step
-// that does not end.
+// that does not end, 3 a comparison of benchmarks that tells nothing.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -24,7 +24,7 @@ constexpr const char* kExamples = R"(Examples:
 
 Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the answer is no
 (run --check: ranks differ; validate --baseline, bench compare: something is worse), a step or a rank does not end well, no
-GPU where one is asked for, or an internal error.)";
+GPU where one is asked for, or an internal error; 3 bench compare could tell nothing of any benchmark.)";
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-# Writes ${OUTPUT}: the commit that ${ROOT} is at, and "+" if files differ from it. Left alone where nothing changed, so
-# that nothing is compiled again.
+# Writes ${OUTPUT}: the commit that ${ROOT} is at, and "+" if files differ from it; ${BUILD_TYPE}. Left alone where
+# nothing changed, so that nothing is compiled again.
 set(commit "")
 find_program(GIT git)
 if(GIT)
@@ -12,4 +12,6 @@ if(GIT)
     string(APPEND commit "+")
   endif()
 endif()
-file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#define ORRERY_COMMIT \"${commit}\"\n")
+file(CONFIGURE OUTPUT ${OUTPUT} CONTENT "#define ORRERY_COMMIT \"${commit}\"
+#define ORRERY_BUILD_TYPE \"${BUILD_TYPE}\"
+")

@@ -14,8 +14,9 @@
 namespace orrery::bench {
 namespace {
 
-// Facts without which two runs are of two machines (or of two builds of the libraries below).
-constexpr std::array kMachineFacts{"device", "processors", "software", "cpu_governor", "library_build_type"};
+// Facts without which two runs are of two machines (or of two builds of this program or the libraries below).
+constexpr std::array kMachineFacts{"device",       "processors",         "software",
+                                   "cpu_governor", "library_build_type", "orrery_build_type"};
 
 struct Sample {
   std::vector<double> seconds;
@@ -113,7 +114,34 @@ Verdict verdict_of(const Pair& pair, const Explained& machine, std::size_t tests
   const auto sure = [&](double p) { return p * static_cast<double>(tests) < options.alpha; };
   const bool open =
       (slower_than(machine.least) && sure(pair.slower_p)) || (faster_than(machine.most) && sure(pair.faster_p));
-  return open ? Verdict::cannot_tell : Verdict::unchanged;
+  if (open) return Verdict::cannot_tell;
+  if (d.adjusted_p < options.alpha) {
+    if (std::min(d.ratio, d.fastest_ratio) > d.explained) return Verdict::slower_below_threshold;
+    if (std::max(d.ratio, d.fastest_ratio) < d.explained) return Verdict::faster_below_threshold;
+  }
+  return Verdict::unchanged;
+}
+
+double least_slowdown(const Pair& pair, const Explained& machine, std::size_t tests, const CompareOptions& options) {
+  const double limit = 1 + options.threshold, onto_baseline = pair.before.median / pair.after.median;
+  std::vector<double> moved = pair.after.seconds;
+  for (double& seconds : moved) seconds *= onto_baseline;
+  const double by_fastest = limit * pair.before.fastest / (pair.after.fastest * onto_baseline);
+  const double by_test =
+      least_significant_factor(pair.before.seconds, moved, options.alpha / static_cast<double>(tests));
+  return std::max({limit, by_fastest, by_test}) * machine.most / machine.least - 1;
+}
+
+bool is_told(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::cannot_tell:
+    case Verdict::too_few_repetitions:
+    case Verdict::only_in_baseline:
+    case Verdict::only_in_new:
+      return false;
+    default:
+      return true;
+  }
 }
 
 // For sorting: what asks for attention first.
@@ -124,6 +152,8 @@ int group_of(Verdict verdict) {
     case Verdict::regression:
       return 1;
     case Verdict::improvement:
+    case Verdict::slower_below_threshold:
+    case Verdict::faster_below_threshold:
     case Verdict::unchanged:
     case Verdict::cannot_tell:
       return 2;
@@ -141,14 +171,54 @@ std::size_t repetitions_needed(std::size_t tests, double alpha) {
 }  // namespace
 
 const char* name_of(Verdict verdict) {
-  constexpr std::array kNames{"failed",      "regression",          "improvement",      "unchanged",
-                              "cannot tell", "too few repetitions", "only in baseline", "only in new"};
+  constexpr std::array kNames{
+      "failed",    "regression",  "improvement",         "slower below the threshold", "faster below the threshold",
+      "unchanged", "cannot tell", "too few repetitions", "only in baseline",           "only in new"};
   return kNames[static_cast<std::size_t>(verdict)];
 }
 
 std::size_t Comparison::count(Verdict verdict) const {
   return static_cast<std::size_t>(
       std::count_if(differences.begin(), differences.end(), [&](const Difference& d) { return d.verdict == verdict; }));
+}
+
+LeastSlowdown Comparison::least_slowdown() const {
+  std::vector<double> shares;
+  for (const Difference& d : differences)
+    if (d.least_slowdown > 0) shares.push_back(d.least_slowdown);
+  if (shares.empty()) return {};
+  const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
+  return {shares.size(), median(shares), *least, *most};
+}
+
+std::vector<std::string> Comparison::missing() const {
+  std::vector<std::string> names;
+  for (const Difference& d : differences)
+    if (d.verdict == Verdict::only_in_baseline) names.push_back(d.name);
+  return names;
+}
+
+bool Comparison::nothing_told() const {
+  return std::none_of(differences.begin(), differences.end(), [](const Difference& d) { return is_told(d.verdict); });
+}
+
+bool Comparison::fails(const Difference& difference) const {
+  switch (difference.verdict) {
+    case Verdict::failed:
+    case Verdict::regression:
+      return true;
+    case Verdict::only_in_new:
+      return false;
+    default:
+      return options.strict && !is_told(difference.verdict);
+  }
+}
+
+int Comparison::exit_code() const {
+  constexpr int kFails = 1, kNothingTold = 3;
+  if (nothing_told()) return kNothingTold;
+  return std::any_of(differences.begin(), differences.end(), [&](const Difference& d) { return fails(d); }) ? kFails
+                                                                                                            : 0;
 }
 
 Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options) {
@@ -167,19 +237,22 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
   }
 
   const MachineState before(baseline), after(candidate);
+  const auto is_wanted = [&](const Series& series) { return !options.wanted || options.wanted(series.name); };
   for (std::size_t y = 0; y < kYardsticks.size(); ++y)
     if (before.usual_seconds[y] > 0 && after.usual_seconds[y] > 0)
       result.drift[y] = after.usual_seconds[y] / before.usual_seconds[y];
   for (const auto& [run, state] : {std::pair(&baseline, &before), std::pair(&candidate, &after)})
     for (const Series& series : run->series) {
+      if (!is_wanted(series)) continue;
       result.repetitions += series.repetitions.size();
       result.set_aside += series.repetitions.size() - state->undisturbed(series).size();
     }
   std::vector<Pair> pairs;
   for (const Series& series : baseline.series)
-    pairs.push_back(pair_of(&series, candidate.find(series.name), before, after));
+    if (is_wanted(series)) pairs.push_back(pair_of(&series, candidate.find(series.name), before, after));
   for (const Series& series : candidate.series)
-    if (baseline.find(series.name) == nullptr) pairs.push_back(pair_of(nullptr, &series, before, after));
+    if (is_wanted(series) && baseline.find(series.name) == nullptr)
+      pairs.push_back(pair_of(nullptr, &series, before, after));
 
   std::vector<Pair*> tested;
   for (Pair& pair : pairs)
@@ -205,6 +278,7 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
     Difference& d = tested[i]->difference;
     d.adjusted_p = adjusted[i];
     d.verdict = verdict_of(*tested[i], machine, tests, options);
+    d.least_slowdown = least_slowdown(*tested[i], machine, tests, options);
   }
   for (Pair& pair : pairs) result.differences.push_back(std::move(pair.difference));
   std::stable_sort(result.differences.begin(), result.differences.end(), [](const Difference& a, const Difference& b) {

@@ -20,11 +20,24 @@
 //    yardsticks' disagreement, in logarithms), so each gets the benefit of the doubt: slower counts beyond the larger
 //    end of that range, faster beyond the smaller. 1 for a yardstick not measured. What might be a change at one end of
 //    the range and is none at the other cannot be told: measure again.
+// What the test is sure of, though median or fastest repetition stay within the threshold, is slower (or faster) below
+// the threshold: said, but no failure.
+//
+// What could have been seen at all? The least slow-down of a benchmark is the smallest f for which the new run, moved
+// onto the baseline's median and then made f times as slow, is a regression:
+//   f = max(1 + threshold, (1 + threshold) x fastest before / fastest after, least_significant_factor) x most / least
+// with the fastest repetitions each in units of its run's median. least_significant_factor (statistics.h) is that of
+// the repetitions at alpha / number of benchmarks, which Holm's procedure asks of one that changed alone; least to most
+// is the range that the yardsticks leave to the machine, of which the benchmark may have followed the end that hides
+// it. It follows from the repetitions that these runs have and their spread; a real change of just this size is seen
+// about every other time.
+//
 // The test takes repetitions for independent. They are not where one benchmark's repetitions run back to back, inside
 // one slow phase: `orrery bench` runs the repetitions of all benchmarks in random order.
 #pragma once
 
 #include <array>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +51,8 @@ enum class Verdict {
   failed,  // in the new run, not in the baseline
   regression,
   improvement,
+  slower_below_threshold,
+  faster_below_threshold,
   unchanged,
   cannot_tell,          // the machine was another: a change lies within what the yardsticks leave open
   too_few_repetitions,  // not even wholly separated repetitions could be significant
@@ -53,6 +68,9 @@ inline constexpr double kBeyond = 0.25;
 struct CompareOptions {
   double threshold = 0.05;  // of the ratio of medians: 0.05 asks for 5% slower, or faster by the same ratio
   double alpha = 0.01;      // chance of a false alarm in a comparison, at the most
+  bool strict = false;      // a benchmark of the baseline of which nothing can be told fails
+  // Which benchmarks are compared, by name; empty: all. What is usual on a machine is taken from all of its run.
+  std::function<bool(const std::string&)> wanted = {};
 };
 
 struct Difference {
@@ -64,7 +82,14 @@ struct Difference {
   double fastest_ratio = 1;                                   // of the fastest repetitions
   double explained = 1;  // by the machine: what of both ratios is not the benchmark's, as close to the ratio as may be
   double p = 1, adjusted_p = 1;
-  std::string note;  // why it failed
+  double least_slowdown = 0;  // that would be a regression: 0.05 is 5 %; infinity: none would; 0: not tested
+  std::string note;           // why it failed
+};
+
+// Over the benchmarks that were tested.
+struct LeastSlowdown {
+  std::size_t benchmarks = 0;
+  double median = 0, least = 0, most = 0;
 };
 
 struct Comparison {
@@ -77,7 +102,16 @@ struct Comparison {
   std::size_t needed_repetitions = 0;                  // on both sides, for the smallest p to be below alpha
 
   std::size_t count(Verdict verdict) const;
+  LeastSlowdown least_slowdown() const;
+  std::vector<std::string> missing() const;  // benchmarks of the baseline that the new run does not have
+
   bool failed() const { return count(Verdict::regression) + count(Verdict::failed) > 0; }
+  // No benchmark has a verdict: none in common, too few repetitions, or a machine too different.
+  bool nothing_told() const;
+  bool fails(const Difference& difference) const;  // by its verdict, and options.strict
+  // What the program ends with. 0: nothing is slower; 1: something is, fails now, or options.strict asks for more; 3:
+  // nothing_told(), whether strict or not.
+  int exit_code() const;
 };
 
 // REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.

@@ -15,22 +15,32 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::array kVerdicts{Verdict::failed,           Verdict::regression,  Verdict::improvement,
-                               Verdict::unchanged,        Verdict::cannot_tell, Verdict::too_few_repetitions,
-                               Verdict::only_in_baseline, Verdict::only_in_new};
+constexpr std::array kVerdicts{Verdict::failed,
+                               Verdict::regression,
+                               Verdict::improvement,
+                               Verdict::slower_below_threshold,
+                               Verdict::faster_below_threshold,
+                               Verdict::unchanged,
+                               Verdict::cannot_tell,
+                               Verdict::too_few_repetitions,
+                               Verdict::only_in_baseline,
+                               Verdict::only_in_new};
 
 bool has_ratio(const Difference& d) { return d.baseline_repetitions > 0 && d.new_repetitions > 0; }
 bool was_tested(const Difference& d) { return has_ratio(d) && d.verdict != Verdict::too_few_repetitions; }
+bool is_below_threshold(const Difference& d) {
+  return d.verdict == Verdict::slower_below_threshold || d.verdict == Verdict::faster_below_threshold;
+}
 std::string time_cell(double seconds) { return seconds > 0 ? seconds_text(seconds) : "-"; }
 std::string p_cell(double p) { return p < 1e-3 ? fmt::format("{:.0e}", p) : fmt::format("{:.3f}", p); }
 
 // "regression", "failed: out of memory"
 std::string verdict_text(const Difference& d) {
-  return d.note.empty() ? name_of(d.verdict) : fmt::format("{}: {}", name_of(d.verdict), d.note);
+  return d.note.empty() ? name_of(d.verdict) : fmt::format("{}: {}", name_of(d.verdict), line_text(d.note));
 }
 
 std::vector<std::string> cells_of(const Difference& d) {
-  return {d.name,
+  return {line_text(d.name),
           time_cell(d.baseline_seconds),
           time_cell(d.new_seconds),
           has_ratio(d) ? change_text(d.ratio) : "-",
@@ -53,19 +63,31 @@ std::string summary(const Comparison& comparison) {
   return text.empty() ? "nothing to compare" : text;
 }
 
+// "a, b and 7 more"
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) text += (i > 0 ? ", " : "") + names[i];
+  return names.size() > kShown ? fmt::format("{} and {} more", text, names.size() - kShown) : text;
+}
+
 // What a reader of the verdicts must know, a sentence each.
 std::vector<std::string> remarks(const Comparison& c) {
   std::vector<std::string> lines;
+  if (c.nothing_told()) lines.emplace_back("nothing could be told of any benchmark: this comparison passes nothing");
   for (const std::string& warning : c.warnings) lines.push_back("warning: " + warning);
+  if (const std::vector<std::string> missing = c.missing(); !missing.empty())
+    lines.push_back(fmt::format("missing: the new run lacks {} of the baseline's benchmarks: {}", missing.size(),
+                                some_of(missing)));
   for (std::size_t y = 0; y < kYardsticks.size(); ++y)
     if (std::max(c.drift[y], 1 / c.drift[y]) - 1 > c.options.threshold / 2)
       lines.push_back(fmt::format("warning: the machine itself was not as fast as before: {} changed by {}",
                                   kYardsticks[y], change_text(c.drift[y])));
-  if (c.set_aside > 0)
-    lines.push_back(
-        fmt::format("{} of {} repetitions are set aside: the machine was busy beside them, a yardstick more "
-                    "than {:g} % (memory: {:g} %) above what is usual",
-                    c.set_aside, c.repetitions, kPercent * kDisturbance[0], kPercent * kDisturbance[1]));
+  if (c.set_aside > 0) lines.push_back(set_aside_text(c.set_aside, c.repetitions));
+  if (std::any_of(c.differences.begin(), c.differences.end(), is_below_threshold))
+    lines.push_back(fmt::format(
+        "below the threshold: the test is sure of a change, but median or fastest repetition stay within {:g} %",
+        kPercent * c.options.threshold));
   if (c.count(Verdict::cannot_tell) > 0)
     lines.emplace_back(
         "cannot tell: the machine was so different in the two runs that it may hide a change: measure again");
@@ -74,12 +96,25 @@ std::vector<std::string> remarks(const Comparison& c) {
         fmt::format("too few repetitions: {} on both sides are needed to be sure of anything among so many "
                     "benchmarks",
                     c.needed_repetitions));
+  for (std::string& line : lines) line = line_text(line);
   return lines;
 }
 
+// What could have been seen: a run that sees little is green for nothing.
+std::string sight(const Comparison& c) {
+  const LeastSlowdown s = c.least_slowdown();
+  if (s.benchmarks == 0) return "no slow-down, however large, can be seen in these runs";
+  const auto share = [](double value) { return std::isfinite(value) ? percent_text(value) : "infinite"; };
+  std::string text = "the least slow-down that can be seen in these runs: " + share(s.median);
+  if (s.benchmarks > 1)
+    text += fmt::format(" (median; {} to {} over {} benchmarks)", share(s.least), share(s.most), s.benchmarks);
+  return text;
+}
+
 std::string rule(const Comparison& c) {
-  return fmt::format("Mann-Whitney U, Holm-adjusted p < {:g}, and median and fastest repetition beyond {:g} %",
-                     c.options.alpha, kPercent * c.options.threshold);
+  return fmt::format("Mann-Whitney U, Holm-adjusted p < {:g}, and median and fastest repetition beyond {:g} %{}",
+                     c.options.alpha, kPercent * c.options.threshold,
+                     c.options.strict ? "; strict: what cannot be told or is missing fails" : "");
 }
 
 std::string colour_of(Verdict verdict) {
@@ -98,13 +133,13 @@ std::string heading(const Comparison& c) {
   const auto side = [](const std::string& file, const std::string& date) {
     return date.empty() ? file : fmt::format("{} ({})", file, date);
   };
-  return fmt::format("{} against {}", side(c.new_file, c.new_date), side(c.baseline_file, c.baseline_date));
+  return line_text(fmt::format("{} against {}", side(c.new_file, c.new_date), side(c.baseline_file, c.baseline_date)));
 }
 
 }  // namespace
 
 std::string comparison_text(const Comparison& comparison, bool colour) {
-  std::string text = heading(comparison) + "\n" + rule(comparison) + "\n\n";
+  std::string text = fmt::format("{}\n{}\n{}\n\n", heading(comparison), sight(comparison), rule(comparison));
   if (!comparison.differences.empty()) {
     std::vector<Column> columns;
     for (std::size_t c = 0; c < kHeadings.size(); ++c)
@@ -122,13 +157,10 @@ std::string comparison_text(const Comparison& comparison, bool colour) {
 }
 
 std::string comparison_markdown(const Comparison& comparison) {
-  const auto cell = [](std::string text) {  // a pipe would end the cell
-    for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) text.insert(at, "\\");
-    return text;
-  };
-  std::string text = fmt::format("**{}**: {}\n\n{}\n\n", summary(comparison), heading(comparison), rule(comparison));
+  std::string text = fmt::format("**{}**: {}\n\n{}\n\n{}\n\n", summary(comparison), markdown_text(heading(comparison)),
+                                 sight(comparison), rule(comparison));
   const auto line = [&](const auto& cells) {
-    for (const auto& c : cells) text += "| " + cell(std::string(c)) + " ";
+    for (const auto& cell : cells) text += fmt::format("| {} ", cell);
     text += "|\n";
   };
   if (!comparison.differences.empty()) {
@@ -137,29 +169,35 @@ std::string comparison_markdown(const Comparison& comparison) {
     text += "|\n";
     for (const Difference& d : comparison.differences) {
       std::vector<std::string> cells = cells_of(d);
-      const bool loud = d.verdict == Verdict::regression || d.verdict == Verdict::failed;
-      cells.push_back(loud ? "**" + verdict_text(d) + "**" : verdict_text(d));
+      cells.push_back(verdict_text(d));
+      for (std::string& cell : cells) cell = markdown_text(cell);
+      if (comparison.fails(d)) cells.back() = "**" + cells.back() + "**";
       line(cells);
     }
   }
   const std::vector<std::string> lines = remarks(comparison);
   if (!lines.empty()) text += "\n";
-  for (const std::string& remark : lines) text += "- " + remark + "\n";
+  for (const std::string& remark : lines) text += "- " + markdown_text(remark) + "\n";
   return text;
 }
 
 std::string comparison_junit(const Comparison& comparison) {
-  const std::size_t failures = comparison.count(Verdict::regression), errors = comparison.count(Verdict::failed);
-  const auto is_skipped = [](const Difference& d) {
-    return d.verdict == Verdict::cannot_tell || (!was_tested(d) && d.verdict != Verdict::failed);
+  // Readers of the file alone see no exit code: where nothing could be told, no test case is merely skipped.
+  const bool nothing_told = comparison.nothing_told();
+  const auto is_error = [&](const Difference& d) { return d.verdict == Verdict::failed || nothing_told; };
+  const auto is_failure = [&](const Difference& d) { return !is_error(d) && comparison.fails(d); };
+  const auto is_skipped = [&](const Difference& d) {
+    return !is_error(d) && !is_failure(d) && (d.verdict == Verdict::cannot_tell || !was_tested(d));
   };
-  const auto skipped = std::count_if(comparison.differences.begin(), comparison.differences.end(), is_skipped);
-  const std::string counts =
-      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.differences.size(), failures, errors);
+  const auto count = [&](const auto& is) {
+    return std::count_if(comparison.differences.begin(), comparison.differences.end(), is);
+  };
+  const std::string counts = fmt::format("tests=\"{}\" failures=\"{}\" errors=\"{}\"", comparison.differences.size(),
+                                         count(is_failure), count(is_error));
   std::string text = fmt::format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites {0}>\n"
       "<testsuite name=\"orrery bench compare\" {0} skipped=\"{1}\">\n",
-      counts, skipped);
+      counts, count(is_skipped));
   for (const Difference& d : comparison.differences) {
     text += fmt::format("  <testcase classname=\"{}\" name=\"{}\" time=\"{:.9f}\"",
                         xml_text(d.name.substr(0, d.name.find('/'))), xml_text(d.name), d.new_seconds);
@@ -168,22 +206,23 @@ std::string comparison_junit(const Comparison& comparison) {
                                    time_cell(d.baseline_seconds), time_cell(d.new_seconds), change_text(d.ratio),
                                    change_text(d.fastest_ratio), was_tested(d) ? p_cell(d.adjusted_p) : "-")
                      : verdict_text(d));
-    if (d.verdict == Verdict::regression) {
-      text += fmt::format(">\n    <failure type=\"regression\" message=\"{0}\">{0}</failure>\n  </testcase>\n", what);
-    } else if (d.verdict == Verdict::failed) {
-      text += fmt::format(">\n    <error type=\"failed\" message=\"{0}\">{0}</error>\n  </testcase>\n", what);
+    if (is_failure(d)) {
+      text += fmt::format(">\n    <failure type=\"{1}\" message=\"{0}\">{0}</failure>\n  </testcase>\n", what,
+                          name_of(d.verdict));
+    } else if (is_error(d)) {
+      text += fmt::format(">\n    <error type=\"{1}\" message=\"{0}\">{0}</error>\n  </testcase>\n", what,
+                          name_of(d.verdict));
     } else if (is_skipped(d)) {
       text += fmt::format(">\n    <skipped message=\"{}\"/>\n  </testcase>\n", what);
+    } else if (is_below_threshold(d)) {
+      text += fmt::format(">\n    <system-out>{}</system-out>\n  </testcase>\n", what);
     } else {
       text += "/>\n";
     }
   }
-  const std::vector<std::string> lines = remarks(comparison);
-  if (!lines.empty()) {
-    text += "  <system-out>";
-    for (const std::string& line : lines) text += xml_text(line) + "\n";
-    text += "</system-out>\n";
-  }
+  text += "  <system-out>" + xml_text(sight(comparison)) + "\n";
+  for (const std::string& line : remarks(comparison)) text += xml_text(line) + "\n";
+  text += "</system-out>\n";
   return text + "</testsuite>\n</testsuites>\n";
 }
 
@@ -199,11 +238,13 @@ std::string comparison_json(const Comparison& comparison) {
     }
     return json;
   };
-  OrderedJson json{{"baseline", comparison.baseline_file},
-                   {"new", comparison.new_file},
-                   {"threshold", comparison.options.threshold},
-                   {"alpha", comparison.options.alpha}};
+  OrderedJson json{{"baseline", comparison.baseline_file},      {"new", comparison.new_file},
+                   {"threshold", comparison.options.threshold}, {"alpha", comparison.options.alpha},
+                   {"strict", comparison.options.strict},       {"exit_code", comparison.exit_code()}};
+  if (const LeastSlowdown s = comparison.least_slowdown(); s.benchmarks > 0)
+    json["least_visible_slowdown"] = {{"median", s.median}, {"least", s.least}, {"most", s.most}};
   for (const Verdict verdict : kVerdicts) json["verdicts"][name_of(verdict)] = comparison.count(verdict);
+  json["missing"] = comparison.missing();
   json["warnings"] = comparison.warnings;
   json["needed_repetitions"] = comparison.needed_repetitions;
   json["repetitions"] = comparison.repetitions;
@@ -217,6 +258,7 @@ std::string comparison_json(const Comparison& comparison) {
       line["explained_by_the_machine"] = d.explained;
       line["p"] = d.p;
       line["adjusted_p"] = d.adjusted_p;
+      line["least_visible_slowdown"] = d.least_slowdown;
     }
     if (!d.note.empty()) line["note"] = d.note;
   }
@@ -226,7 +268,7 @@ std::string comparison_json(const Comparison& comparison) {
 std::string comparison_csv(const Comparison& comparison) {
   std::string text =
       "benchmark,verdict,baseline_repetitions,new_repetitions,baseline_median_seconds,new_median_seconds,"
-      "ratio_of_medians,ratio_of_fastest,explained_by_the_machine,p,adjusted_p\n";
+      "ratio_of_medians,ratio_of_fastest,explained_by_the_machine,p,adjusted_p,least_visible_slowdown\n";
   for (const Difference& d : comparison.differences) {
     text +=
         fmt::format("{},{},{},{},", csv_text(d.name), name_of(d.verdict), d.baseline_repetitions, d.new_repetitions);
@@ -237,8 +279,8 @@ std::string comparison_csv(const Comparison& comparison) {
     if (has_ratio(d)) text += fmt::format("{},{}", d.ratio, d.fastest_ratio);
     if (!has_ratio(d)) text += ',';
     text += ',';
-    if (was_tested(d)) text += fmt::format("{},{},{}", d.explained, d.p, d.adjusted_p);
-    if (!was_tested(d)) text += ",,";
+    if (was_tested(d)) text += fmt::format("{},{},{},{}", d.explained, d.p, d.adjusted_p, d.least_slowdown);
+    if (!was_tested(d)) text += ",,,";
     text += '\n';
   }
   return text;

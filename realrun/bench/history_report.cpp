@@ -48,11 +48,11 @@ std::string history_text(const std::string& benchmark, const std::vector<History
   const double most = slowest(points);
   std::vector<std::vector<std::string>> rows;
   for (const HistoryPoint& p : points)
-    rows.push_back({dash_if_empty(p.date), commit_text(p), dash_if_empty(p.device), fmt::format("{}", p.repetitions),
-                    seconds_text(p.median_seconds),
+    rows.push_back({line_text(dash_if_empty(p.date)), line_text(commit_text(p)), line_text(dash_if_empty(p.device)),
+                    fmt::format("{}", p.repetitions), seconds_text(p.median_seconds),
                     fmt::format("{} .. {}", seconds_text(p.low_seconds), seconds_text(p.high_seconds)),
                     p.ratio > 0 ? change_text(p.ratio) : "-", bar(p.median_seconds / most, kBarColumns)});
-  return benchmark + "\n\n" + grid(columns, rows);
+  return line_text(benchmark) + "\n\n" + grid(columns, rows);
 }
 
 std::string history_csv(const std::string& benchmark, const std::vector<HistoryPoint>& points) {

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
@@ -26,6 +28,21 @@ std::string fnv1a(const std::string& text) {
   return fmt::format("{:016x}", hash);
 }
 
+// A day, or one with a time and perhaps an offset from UTC: what SQLite's datetime() understands.
+bool is_iso_8601(const std::string& text) {
+  static const std::regex kForm(
+      R"((\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.\d{1,9})?)?(?:Z|[+-](\d{2}):(\d{2}))?)?)");
+  constexpr std::size_t kLongest = 40;
+  std::smatch parts;
+  if (text.size() > kLongest || !std::regex_match(text, parts, kForm)) return false;
+  const auto part = [&](std::size_t i) { return parts[i].matched ? std::stoi(parts[i].str()) : 0; };
+  const std::chrono::year_month_day day(std::chrono::year(part(1)), std::chrono::month(static_cast<unsigned>(part(2))),
+                                        std::chrono::day(static_cast<unsigned>(part(3))));
+  constexpr int kHours = 24, kMinutes = 60, kSeconds = 60, kFarthestOffset = 14;
+  return day.ok() && part(4) < kHours && part(5) < kMinutes && part(6) < kSeconds && part(7) <= kFarthestOffset &&
+         part(8) < kMinutes;
+}
+
 class Reader {
  public:
   Reader(const json& document, const std::string& file) : document_(document), file_(file) {}
@@ -43,7 +60,11 @@ class Reader {
       if (value.is_structured()) continue;  // caches, load averages
       run_.context.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
     }
-    if (const std::string* date = run_.fact("date")) run_.date = *date;
+    if (const std::string* date = run_.fact("date")) {
+      if (!is_iso_8601(*date))
+        fail("/context/date", context["date"], "a date by ISO 8601, such as 2026-01-02T03:04:05+00:00");
+      run_.date = *date;
+    }
     bool aggregates = false;
     for (std::size_t i = 0; i < benchmarks.size(); ++i) {
       at_ = fmt::format("/benchmarks/{}", i);
@@ -83,6 +104,12 @@ class Reader {
     return known->second;
   }
 
+  // Ratios of what passes, and their powers, are finite.
+  void check_time(const std::string& pointer, double seconds) const {
+    constexpr double kLeast = 1e-18, kMost = 1e9;
+    if (!(seconds >= kLeast && seconds <= kMost)) fail(pointer, seconds, "a time from 1e-18 to 1e9 seconds");
+  }
+
   void read_entry(const json& entry) {
     const std::string name = text(entry, entry.contains("run_name") ? "run_name" : "name");
     const auto [place, is_new] = index_.try_emplace(name, run_.series.size());
@@ -100,10 +127,13 @@ class Reader {
                           number(entry, "cpu_time") * seconds,
                           static_cast<std::int64_t>(number(entry, "iterations")),
                           {}};
-    if (!(series.seconds(repetition) > 0))
-      fail(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition), "a time above 0");
-    for (std::size_t y = 0; y < kYardsticks.size(); ++y)
-      if (entry.contains(kYardsticks[y])) repetition.yardstick_seconds[y] = number(entry, kYardsticks[y].data());
+    check_time(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition));
+    for (std::size_t y = 0; y < kYardsticks.size(); ++y) {
+      if (!entry.contains(kYardsticks[y])) continue;
+      double& yardstick = repetition.yardstick_seconds[y];
+      yardstick = number(entry, kYardsticks[y].data());
+      if (yardstick != 0) check_time(fmt::format("{}/{}", at_, kYardsticks[y]), yardstick);
+    }
     series.repetitions.push_back(repetition);
     if (entry.contains("bytes")) series.bytes = number(entry, "bytes");
     if (entry.contains("flops")) series.flops = number(entry, "flops");

@@ -41,7 +41,7 @@ struct Series {
 
 struct BenchmarkRun {
   std::string file;
-  std::string date;                                          // as Google Benchmark writes it: ISO 8601 with offset
+  std::string date;  // ISO 8601, as Google Benchmark writes it with an offset; empty: the file does not say
   std::vector<std::pair<std::string, std::string>> context;  // facts of the run and the machine, plain values only
   std::vector<Series> series;                                // in the file's order
   // Of the document's content, not its spelling: the same run has the same, wherever it lies.

@@ -82,6 +82,26 @@ double smallest_p(std::size_t n, std::size_t m) {
   return std::min(1.0, p);
 }
 
+double least_significant_factor(std::span<const double> a, std::span<const double> b, double level) {
+  constexpr double kPrecision = 1e-4;
+  std::vector<double> raised(b.size());
+  const auto larger = [&](double factor) {  // once true, true of all larger factors
+    std::transform(b.begin(), b.end(), raised.begin(), [&](double value) { return value * factor; });
+    const MannWhitney test = mann_whitney(a, raised);
+    return test.p < level && 2 * test.u < static_cast<double>(a.size()) * static_cast<double>(b.size());
+  };
+  if (larger(1)) return 1;
+  double below = 1, above = 1 + kPrecision;
+  above *= std::max(1.0, *std::max_element(a.begin(), a.end()) / *std::min_element(b.begin(), b.end()));
+  if (!larger(above))
+    return std::numeric_limits<double>::infinity();  // ties: the normal approximation is never so sure
+  while (above / below > 1 + kPrecision) {
+    const double middle = std::sqrt(below * above);
+    (larger(middle) ? above : below) = middle;
+  }
+  return above;
+}
+
 std::vector<double> holm(std::span<const double> p) {
   std::vector<std::size_t> order(p.size());
   std::iota(order.begin(), order.end(), std::size_t{0});

@@ -23,6 +23,12 @@ MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b);
 // The smallest p that samples of these sizes can have: 2 / binomial(n + m, n), when one lies wholly above the other.
 double smallest_p(std::size_t n, std::size_t m);
 
+// The least factor from 1 on by which every b must be multiplied for mann_whitney(a, b) to call b the larger with p
+// below `level`, to a ten-thousandth; infinity where no factor does. It is one end of the confidence interval of the
+// factor that the test inverts to (Hodges & Lehmann 1963, Annals of Mathematical Statistics 34(2)). REQUIRES: values
+// above 0.
+double least_significant_factor(std::span<const double> a, std::span<const double> b, double level);
+
 // p-values adjusted for their number, in their order: Holm 1979 (Scandinavian Journal of Statistics 6(2)). Rejecting
 // where the adjusted value is below alpha makes one false alarm or more with a probability of alpha at the most,
 // however the tests depend on each other.

@@ -357,19 +357,31 @@ std::string run_text(const BenchmarkRun& run) {
   constexpr double kLow = 0.25, kHigh = 0.75;
   const std::vector<Column> columns{{"benchmark", false}, {"median"}, {"spread"}, {"byte/s"}, {"FLOP/s"}, {"of peak"}};
   std::vector<std::vector<std::string>> rows;
+  const MachineState machine(run);
+  std::size_t repetitions = 0, set_aside = 0;
+  std::vector<std::string> busy;  // all of their repetitions
   bool failed = false;
   for (const Series& series : run.series) {
     if (!series.error.empty()) {
-      rows.push_back({series.name, "failed", "", "", "", series.error});
+      rows.push_back({line_text(series.name), "failed", "", "", "", line_text(series.error)});
       failed = true;
       continue;
     }
-    const std::vector<double> seconds = series.seconds();
+    // Those that a comparison goes by.
+    std::vector<Repetition> good = machine.undisturbed(series);
+    repetitions += series.repetitions.size();
+    set_aside += series.repetitions.size() - good.size();
+    if (good.empty()) {
+      busy.push_back(line_text(series.name));
+      good = series.repetitions;
+    }
+    std::vector<double> seconds;
+    for (const Repetition& r : good) seconds.push_back(series.seconds(r));
     const double middle = median(seconds);
     const double spread = (quantile(seconds, kHigh) - quantile(seconds, kLow)) / middle;
     const auto rate = [&](double amount) { return amount > 0 ? rate_text(amount / middle) : "-"; };
-    rows.push_back({series.name, seconds_text(middle), percent_text(spread), rate(series.bytes), rate(series.flops),
-                    series.bound_seconds > 0 ? percent_text(series.bound_seconds / middle) : "-"});
+    rows.push_back({line_text(series.name), seconds_text(middle), percent_text(spread), rate(series.bytes),
+                    rate(series.flops), series.bound_seconds > 0 ? percent_text(series.bound_seconds / middle) : "-"});
   }
   std::string text;
   for (const char* key : {"device", "software"})
@@ -377,6 +389,8 @@ std::string run_text(const BenchmarkRun& run) {
   if (!text.empty()) text += "\n";
   if (const std::string* peak = run.fact("peak_source")) text += "peak: " + *peak + "\n";
   text += "\n" + grid(columns, rows);
+  if (set_aside > 0) text += "\n" + set_aside_text(set_aside, repetitions) + "\n";
+  for (const std::string& name : busy) text += name + ": all of its repetitions are, and the figures are theirs\n";
   if (failed) text += "\nsome benchmarks failed\n";
   return text;
 }

@@ -42,7 +42,8 @@ std::vector<SuiteEntry> suite_entries(const SuiteOptions& options);
 // a process at a time. What Google Benchmark aggregates (mean, median, ...) is there of benchmarks of one round only.
 std::string run_suite(const SuiteOptions& options);
 
-// A run as an aligned table.
+// A run as an aligned table; medians and quartiles over the repetitions that nothing disturbed (machine_state.h), as
+// compare_runs takes them.
 std::string run_text(const BenchmarkRun& run);
 
 }  // namespace orrery::bench

@@ -58,6 +58,7 @@ TEST(BenchCompare, ExitsOneOnARegressionAndSaysWhich) {
   const CommandResult result = place.orrery("bench compare before.json after.json");
   EXPECT_EQ(result.code, 1) << result.err;
   EXPECT_THAT(result.out, HasSubstr("+12.0 %"));
+  EXPECT_LT(result.out.find("the least slow-down that can be seen in these runs"), result.out.find("+12.0 %"));
   EXPECT_THAT(result.out, HasSubstr("1 regression, 1 unchanged"));
   EXPECT_THAT(result.err, IsEmpty());
 }
@@ -81,8 +82,35 @@ TEST(BenchCompare, TakesThresholdsAndFilters) {
   EXPECT_EQ(place.orrery("bench compare before.json after.json --threshold 0.1").code, 1);
   EXPECT_EQ(place.orrery("bench compare before.json after.json --filter '^norm'").code, 0);
   const CommandResult few = place.orrery("bench compare before.json after.json --alpha 1e-9");
-  EXPECT_EQ(few.code, 2) << "silence would pass for good news";
-  EXPECT_THAT(few.err, HasSubstr("found too few repetitions to tell anything of any benchmark"));
+  EXPECT_EQ(few.code, 3) << "silence would pass for good news";
+  EXPECT_THAT(few.err, HasSubstr("nothing could be told of any benchmark: too few repetitions"));
+}
+
+TEST(BenchCompare, ExitsThreeWhereNothingCouldBeTold) {
+  Workplace place;
+  place.write("before.json", run_file(100, 10));
+  const CommandResult none =
+      place.orrery("bench compare before.json - --json - --junit o.xml", R"({"context": {}, "benchmarks": []})");
+  EXPECT_EQ(none.code, 3) << none.err;
+  EXPECT_THAT(none.err, HasSubstr("orrery: nothing could be told of any benchmark\n"));
+  const json document = json::parse(none.out);
+  EXPECT_EQ(document["exit_code"], 3);
+  EXPECT_EQ(document["missing"], json({kMatmul, kNorm}));
+  EXPECT_THAT(place.read("o.xml"), HasSubstr("tests=\"2\" failures=\"0\" errors=\"2\" skipped=\"0\""));
+}
+
+TEST(BenchCompare, StrictFailsWhatIsMissing) {
+  Workplace place;
+  json one = json::parse(run_file(100, 10));
+  place.write("before.json", one.dump());
+  one["benchmarks"].erase(one["benchmarks"].begin(), one["benchmarks"].begin() + 10);
+  place.write("after.json", one.dump());
+  const CommandResult lenient = place.orrery("bench compare before.json after.json");
+  EXPECT_EQ(lenient.code, 0) << lenient.err;
+  EXPECT_THAT(lenient.out,
+              HasSubstr(std::string("missing: the new run lacks 1 of the baseline's benchmarks: ") + kMatmul));
+  EXPECT_EQ(place.orrery("bench compare before.json after.json --strict").code, 1);
+  EXPECT_EQ(place.orrery("bench compare after.json before.json --strict").code, 0) << "nothing is missing";
 }
 
 TEST(BenchCompare, WritesMarkdownJunitJsonAndCsv) {
@@ -199,6 +227,9 @@ TEST(BenchHistory, RefusesWhatIsNoHistory) {
   expect_bench_refused(place, "bench import run.json --history text.db", "text.db");
   expect_bench_refused(place, "bench import run.json --history nowhere/h.db", "nowhere/h.db");
   expect_bench_refused(place, "bench import empty.db --history h.db", "empty.db");
+  place.write("date.json", run_file(100, 10, "2026-01-01T00:00:00'; DROP TABLE runs;--"));
+  expect_bench_refused(place, "bench import date.json --history h.db",
+                       "date.json: /context/date: found \"2026-01-01T00");
   expect_bench_refused(place, "bench import run.json text.db --history new.db", "text.db");
   EXPECT_EQ(place.read("h.db"), before);
   EXPECT_EQ(place.read("text.db"), std::string(4096, 'x'));
@@ -233,7 +264,8 @@ TEST(Bench, ARunCanBeComparedAndKept) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("multiply/fp32/"));
   const json document = json::parse(place.read("run.json"));
-  for (const char* key : {"date", "library_build_type", "device", "orrery_version", "peak_source", "processors"})
+  for (const char* key : {"date", "library_build_type", "device", "orrery_version", "orrery_build_type", "peak_source",
+                          "processors"})
     EXPECT_TRUE(document["context"].contains(key)) << key;
   std::size_t repetitions = 0, aggregates = 0;
   for (const json& entry : document["benchmarks"]) {
@@ -254,7 +286,10 @@ TEST(Bench, ARunCanBeComparedAndKept) {
   }
   EXPECT_EQ(repetitions, 6u);
   EXPECT_GT(aggregates, 0u);
-  EXPECT_THAT(place.orrery("bench compare run.json run.json").out, HasSubstr("2 too few repetitions"));
+  const CommandResult compared = place.orrery("bench compare run.json run.json --json -");
+  EXPECT_EQ(compared.code, 3);
+  const json comparison = json::parse(compared.out);
+  EXPECT_EQ(comparison["verdicts"]["too few repetitions"], 2);
   EXPECT_THAT(place.orrery("bench import run.json --history h.db").out, HasSubstr("is there already"));
   EXPECT_EQ(place.orrery("bench history step/one_rank --history h.db").code, 0) << "without its /manual_time";
 }

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "realrun/bench/compare.h"
+#include "realrun/bench/suite.h"
 #include "sim/base/error.h"
 
 namespace orrery::bench {
@@ -38,6 +39,11 @@ Series steady(const std::string& name, double seconds, int repetitions = 10) {
   return series_of(name, values);
 }
 
+Series with_yardsticks(Series series, double arithmetic, double memory) {
+  for (Repetition& r : series.repetitions) r.yardstick_seconds = {arithmetic, memory};
+  return series;
+}
+
 const Difference& at(const Comparison& comparison, const std::string& name) {
   for (const Difference& d : comparison.differences)
     if (d.name == name) return d;
@@ -56,8 +62,14 @@ TEST(Compare, SlowerBeyondTheThresholdIsARegressionAndFasterAnImprovement) {
   EXPECT_EQ(verdict(steady("a", 1), steady("a", 1.0005)), Verdict::unchanged);
 }
 
-TEST(Compare, WhatIsSignificantButSmallIsUnchanged) {
-  EXPECT_EQ(verdict(steady("a", 1), steady("a", 1.04)), Verdict::unchanged);
+TEST(Compare, WhatIsSignificantButSmallIsNamedAndNoFailure) {
+  EXPECT_EQ(verdict(steady("a", 1), steady("a", 1.04)), Verdict::slower_below_threshold);
+  EXPECT_EQ(verdict(steady("a", 1), steady("a", 0.96)), Verdict::faster_below_threshold);
+  const Comparison c = compare_runs(run_of({steady("a", 1)}), run_of({steady("a", 1.04)}), {.strict = true});
+  EXPECT_EQ(c.exit_code(), 0) << "it was told";
+  EXPECT_THAT(comparison_text(c, false), HasSubstr("slower below the threshold\n"));
+  EXPECT_THAT(comparison_text(c, false), HasSubstr("stay within 5 %"));
+  EXPECT_THAT(comparison_junit(c), HasSubstr("<system-out>slower below the threshold: "));
   EXPECT_EQ(verdict(steady("a", 1), steady("a", 1.04), {.threshold = 0.03}), Verdict::regression);
 }
 
@@ -99,6 +111,123 @@ TEST(Compare, TheNumberOfBenchmarksRaisesTheBar) {
   EXPECT_EQ(at(compare_runs(run_of(many_before), run_of(many_after), {}), "a").verdict, Verdict::unchanged);
 }
 
+// ---- what could have been seen
+
+TEST(Compare, SaysTheLeastSlowdownThatWouldHaveBeenARegression) {
+  std::mt19937 generator(7);
+  std::normal_distribution<double> jitter(0, 0.04);
+  const auto noisy = [&](const std::string& name) {
+    std::vector<double> values;
+    for (int i = 0; i < 12; ++i) values.push_back(std::exp(jitter(generator)));
+    return series_of(name, values);
+  };
+  const auto times = [](Series series, double factor) {
+    for (Repetition& r : series.repetitions) r.cpu_seconds *= factor;
+    return series;
+  };
+  bool by_spread = false;
+  for (int i = 0; i < 20; ++i) {
+    const Series before = noisy("a"), after = noisy("a");
+    const Difference d = compare_runs(run_of({before}), run_of({after}), {}).differences.at(0);
+    EXPECT_GE(d.least_slowdown, 0.05 - 1e-12);
+    by_spread |= d.least_slowdown > 0.06;
+    const double to_least = (1 + d.least_slowdown) / d.ratio;
+    EXPECT_EQ(verdict(before, times(after, to_least * 1.0005)), Verdict::regression);
+    EXPECT_NE(verdict(before, times(after, to_least * 0.9995)), Verdict::regression);
+  }
+  EXPECT_TRUE(by_spread) << "the threshold alone decides nothing here";
+  // What the yardsticks leave open hides as much.
+  const Comparison open = compare_runs(run_of({with_yardsticks(steady("a", 1), 1, 1)}),
+                                       run_of({with_yardsticks(steady("a", 1), 1, 1.1)}), {});
+  EXPECT_NEAR(at(open, "a").least_slowdown, 1.05 * std::pow(1.1, 1.5) - 1, 1e-9);
+  EXPECT_THAT(comparison_text(open, false), HasSubstr("slow-down that can be seen in these runs: 21.1 %\n"));
+}
+
+TEST(Compare, SaysFirstHowLittleItSees) {
+  const Comparison c =
+      compare_runs(run_of({steady("a", 1), steady("b", 1)}), run_of({steady("a", 1), steady("b", 1)}), {});
+  EXPECT_EQ(c.least_slowdown().benchmarks, 2u);
+  const std::string least = "the least slow-down that can be seen in these runs: 5.0 % (median; 5.0 % to 5.0 % over 2";
+  EXPECT_THAT(comparison_text(c, false), HasSubstr(least));
+  EXPECT_THAT(comparison_markdown(c), HasSubstr(least));
+  EXPECT_NEAR(json::parse(comparison_json(c))["least_visible_slowdown"]["median"], 0.05, 1e-9);
+  const Comparison none = compare_runs(run_of({steady("a", 1, 2)}), run_of({steady("a", 1, 2)}), {});
+  EXPECT_THAT(comparison_text(none, false), HasSubstr("no slow-down, however large, can be seen"));
+}
+
+TEST(Compare, IsNeverGreenWhereNothingCouldBeTold) {
+  const BenchmarkRun baseline = run_of({with_yardsticks(steady("a", 1), 1, 1)});
+  const std::vector<BenchmarkRun> tell_nothing{
+      run_of({with_yardsticks(steady("a", 1.1), 1, 1.1)}),     // the machine was another
+      run_of({with_yardsticks(steady("a", 1, 2), 1, 1)}),      // too few repetitions
+      run_of({with_yardsticks(steady("another", 1), 1, 1)})};  // none in common
+  for (const BenchmarkRun& candidate : tell_nothing)
+    for (const bool strict : {false, true}) {
+      const Comparison c = compare_runs(baseline, candidate, {.strict = strict});
+      EXPECT_TRUE(c.nothing_told());
+      EXPECT_EQ(c.exit_code(), 3);
+      EXPECT_EQ(json::parse(comparison_json(c))["exit_code"], 3);
+      EXPECT_THAT(comparison_text(c, false), HasSubstr("nothing could be told of any benchmark"));
+      EXPECT_THAT(comparison_junit(c), HasSubstr("<error type="));
+      EXPECT_THAT(comparison_junit(c), Not(HasSubstr("<skipped")));
+    }
+}
+
+TEST(Compare, StrictFailsWhatIsMissingOrCannotBeTold) {
+  const Series same = with_yardsticks(steady("same", 1.1), 1, 1), open = with_yardsticks(steady("open", 1), 1, 1),
+               gone = with_yardsticks(steady("gone", 1), 1, 1);
+  // "same" is faster whichever yardstick it follows; "open" may have followed one.
+  const Series same_after = with_yardsticks(steady("same", 0.9), 1, 1.1),
+               open_after = with_yardsticks(steady("open", 1.1), 1, 1.1);
+  const auto code = [](const std::vector<Series>& before, const std::vector<Series>& after, bool strict) {
+    return compare_runs(run_of(before), run_of(after), {.strict = strict}).exit_code();
+  };
+  EXPECT_EQ(code({same, gone}, {same}, false), 0);
+  EXPECT_EQ(code({same, gone}, {same}, true), 1);
+  EXPECT_EQ(code({same}, {same, gone}, true), 0) << "a new one lacks nothing";
+  const Comparison lenient = compare_runs(run_of({same, open}), run_of({same_after, open_after}), {});
+  ASSERT_EQ(at(lenient, "same").verdict, Verdict::improvement);
+  ASSERT_EQ(at(lenient, "open").verdict, Verdict::cannot_tell);
+  EXPECT_EQ(lenient.exit_code(), 0);
+  EXPECT_EQ(code({same, open}, {same_after, open_after}, true), 1);
+  const Comparison c = compare_runs(run_of({same, gone}), run_of({same}), {.strict = true});
+  for (const std::string& text : {comparison_text(c, false), comparison_markdown(c), comparison_junit(c)})
+    EXPECT_THAT(text, HasSubstr("missing: the new run lacks 1 of the baseline's benchmarks: gone"));
+  EXPECT_THAT(comparison_junit(c), HasSubstr("<failure type=\"only in baseline\""));
+  EXPECT_THAT(comparison_markdown(c), HasSubstr("**only in baseline**"));
+  EXPECT_EQ(json::parse(comparison_json(c))["missing"], json({"gone"}));
+}
+
+// Which benchmarks are looked at does not change what is said of them.
+TEST(Compare, TakesWhatIsUsualFromTheWholeRun) {
+  const Series busy = with_yardsticks(steady("busy", 1, 12), 1.3, 1),
+               quiet = with_yardsticks(steady("quiet", 1, 12), 1, 1);
+  Series mixed = busy;
+  for (std::size_t i = 0; i < 6; ++i) mixed.repetitions[i].yardstick_seconds = {1.1, 1};
+  const BenchmarkRun run = run_of({mixed, quiet});
+  const CompareOptions one{.wanted = [](const std::string& name) { return name == "busy"; }};
+  const Comparison all = compare_runs(run, run, {}), some = compare_runs(run, run, one);
+  ASSERT_EQ(some.differences.size(), 1u);
+  EXPECT_EQ(at(some, "busy").new_repetitions, at(all, "busy").new_repetitions);
+  EXPECT_EQ(at(some, "busy").new_seconds, at(all, "busy").new_seconds);
+  EXPECT_EQ(some.repetitions, 24u) << "of what is compared";
+}
+
+TEST(RunText, HasTheMediansThatACompareHas) {
+  Series disturbed = with_yardsticks(steady("disturbed", 1, 12), 1, 1);
+  for (std::size_t i = 0; i < 7; ++i) {
+    disturbed.repetitions[i].cpu_seconds = 3;
+    disturbed.repetitions[i].yardstick_seconds = {1.3, 1};
+  }
+  const BenchmarkRun run = run_of({disturbed, with_yardsticks(steady("quiet", 2, 12), 1, 1)});
+  const Comparison c = compare_runs(run, run, {.alpha = 0.5});
+  EXPECT_NEAR(at(c, "disturbed").new_seconds, 1.009, 1e-9);
+  EXPECT_THAT(run_text(run), testing::ContainsRegex("disturbed +1\\.009 s"));
+  EXPECT_THAT(run_text(run), HasSubstr("7 of 24 repetitions are set aside"));
+}
+
+// ---- of one file only
+
 TEST(Compare, BenchmarksOfOneFileAndFailuresAreSaid) {
   Series broken = steady("c", 1);
   broken.repetitions.clear();
@@ -113,11 +242,6 @@ TEST(Compare, BenchmarksOfOneFileAndFailuresAreSaid) {
   EXPECT_THAT(comparison_text(c, false), HasSubstr("failed: no memory"));
   EXPECT_EQ(verdict(broken, steady("c", 1)), Verdict::only_in_new);
   EXPECT_FALSE(compare_runs(run_of({broken}), run_of({broken}), {}).failed()) << "nothing new";
-}
-
-Series with_yardsticks(Series series, double arithmetic, double memory) {
-  for (Repetition& r : series.repetitions) r.yardstick_seconds = {arithmetic, memory};
-  return series;
 }
 
 TEST(Compare, TheMachineExplainsWhatItsYardsticksSay) {
@@ -173,8 +297,9 @@ TEST(Compare, ARunOnACoreThatWasSharedTellsNothingButGrossChanges) {
   const Comparison c = compare_runs(run_of({with_yardsticks(steady("a", 2.1), 1.17, 2)}),
                                     run_of({with_yardsticks(steady("a", 1), 1, 1)}), {});
   EXPECT_THAT(comparison_text(c, false), HasSubstr("1 cannot tell"));
-  EXPECT_THAT(comparison_junit(c), HasSubstr("<skipped message=\"cannot tell"));
+  EXPECT_THAT(comparison_junit(c), HasSubstr("<error type=\"cannot tell\""));
   EXPECT_FALSE(c.failed());
+  EXPECT_EQ(c.exit_code(), 3);
 }
 
 TEST(MachineState, UsualIsWhatTheQuickestTwentiethSaw) {
@@ -230,11 +355,16 @@ TEST(CompareText, IsAlignedWorstFirst) {
   EXPECT_THAT(comparison_text(all_verdicts(), true), HasSubstr("\x1b[31mregression\x1b[0m"));
 }
 
-TEST(CompareMarkdown, EscapesPipesAndHasTheSummaryFirst) {
+TEST(CompareMarkdown, HasTheSummaryFirstAndNoMarkupOfNames) {
   const std::string text = comparison_markdown(all_verdicts());
   EXPECT_THAT(text, testing::StartsWith("**2 regressions, "));
-  EXPECT_THAT(text, HasSubstr("| slower\\|<&> |"));
+  EXPECT_THAT(text, HasSubstr("| slower\\|&lt;&amp;&gt; |"));
   EXPECT_THAT(text, HasSubstr("**regression** |"));
+  const Series hostile = steady("a\n| b | <script>alert(1)</script>\x1b[31m [c](d)`", 1);
+  const Comparison c = compare_runs(run_of({hostile}), run_of({hostile}), {});
+  EXPECT_THAT(comparison_markdown(c),
+              HasSubstr("\n| a \\| b \\| &lt;script&gt;alert(1)&lt;/script&gt;?\\[31m \\[c\\](d)\\` |"));
+  EXPECT_THAT(comparison_text(c, false), HasSubstr("\n  a | b | <script>alert(1)</script>?[31m [c](d)`  "));
 }
 
 TEST(CompareJunit, FailsRegressionsAndSkipsWhatWasNotCompared) {
@@ -265,8 +395,17 @@ TEST(CompareCsv, HasAsManyFieldsInEveryRow) {
   std::istringstream lines(text);
   std::size_t rows = 0;
   for (std::string line; std::getline(lines, line); ++rows)
-    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 10) << line;
+    EXPECT_EQ(std::count(line.begin(), line.end(), ','), 11) << line;
   EXPECT_EQ(rows, 8u);
+}
+
+TEST(CompareCsv, NamesAreNoFormulas) {
+  for (const std::string name : {"=1+1", "+1", "-1", "@SUM(A1)"}) {
+    const Comparison c = compare_runs(run_of({steady(name, 1)}), run_of({steady(name, 1)}), {});
+    EXPECT_THAT(comparison_csv(c), HasSubstr("\n'" + name + ",unchanged,10,10,"));
+  }
+  const Comparison quoted = compare_runs(run_of({steady("=a,b", 1)}), run_of({steady("=a,b", 1)}), {});
+  EXPECT_THAT(comparison_csv(quoted), HasSubstr("\n\"'=a,b\",unchanged,"));
 }
 
 // ---- a noisy machine, simulated
@@ -422,9 +561,10 @@ TEST(RunFile, TakesRepetitionsAndPassesOverAggregates) {
 }
 
 TEST(RunFile, IsTheSameHoweverItIsSpelled) {
-  const std::string text = R"({"context": {"date": "now"}, "benchmarks": []})";
+  const std::string text = R"({"context": {"date": "2026-01-02"}, "benchmarks": []})";
   EXPECT_EQ(parse_run(text, "a").digest, parse_run(json::parse(text).dump(4), "b").digest);
-  EXPECT_NE(parse_run(text, "a").digest, parse_run(R"({"context": {"date": "then"}, "benchmarks": []})", "a").digest);
+  EXPECT_NE(parse_run(text, "a").digest,
+            parse_run(R"({"context": {"date": "2026-01-03"}, "benchmarks": []})", "a").digest);
 }
 
 TEST(RunFile, SaysWhatIsWrong) {
@@ -443,12 +583,25 @@ TEST(RunFile, SaysWhatIsWrong) {
   EXPECT_THAT(refusal(R"({"context": 1, "benchmarks": []})"), HasSubstr("/context: found 1"));
   EXPECT_THAT(refusal(R"({"context": {}, "benchmarks": {}})"), HasSubstr("/benchmarks: found"));
   EXPECT_THAT(refusal(R"({"context": {}, "benchmarks": [1]})"), HasSubstr("/benchmarks/0: found 1"));
+  const auto of_date = [](const std::string& date) {
+    return json{{"context", {{"date", date}}}, {"benchmarks", json::array()}}.dump();
+  };
+  for (const char* date : {"2026-01-01T00:00:00'; DROP TABLE runs;--", "now", "", "2026-02-30", "2026-13-01",
+                           "2026-01-01T24:00:00", "2026-01-01T00:00:00+99:00", "2026-01-01T00:00:00Z\n"})
+    EXPECT_THAT(refusal(of_date(date)), HasSubstr("run.json: /context/date: found \"")) << date;
+  for (const char* date : {"2026-01-01", "2024-02-29 23:59", "2026-01-01T00:00:00Z", "2026-01-01T00:00:00.5-08:00"})
+    EXPECT_EQ(refusal(of_date(date)), "none") << date;
   EXPECT_THAT(refusal(entry(R"("real_time": 1)")), HasSubstr("/benchmarks/0/name"));
   EXPECT_THAT(refusal(entry(R"("name": "a", "time_unit": "h")")), HasSubstr("/benchmarks/0/time_unit: found \"h\""));
   EXPECT_THAT(refusal(entry(R"("name": "a", "time_unit": "s", "real_time": -1)")),
               HasSubstr("/benchmarks/0/real_time"));
   EXPECT_THAT(refusal(entry(R"("name": "a", "time_unit": "s", "real_time": 1, "cpu_time": 0, "iterations": 1)")),
               HasSubstr("/benchmarks/0/cpu_time: found 0"));
+  EXPECT_THAT(refusal(entry(R"("name": "a", "time_unit": "s", "real_time": 1, "cpu_time": 1e300, "iterations": 1)")),
+              HasSubstr("/benchmarks/0/cpu_time: found 1e+300, expected a time from 1e-18 to 1e9 seconds"));
+  EXPECT_THAT(refusal(entry(R"("name": "a", "time_unit": "s", "real_time": 1, "cpu_time": 1, "iterations": 1,
+                               "yardstick_memory_seconds": 1e-300)")),
+              HasSubstr("/benchmarks/0/yardstick_memory_seconds: found 1e-300"));
   EXPECT_THAT(refusal(entry(R"("name": "a_mean", "run_type": "aggregate")")), HasSubstr("aggregates only"));
   EXPECT_THAT(refusal(entry(R"("name": "a", "run_type": 3)")), HasSubstr("/benchmarks/0"));
 }

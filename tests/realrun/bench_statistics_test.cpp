@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <vector>
 
 #include "realrun/bench/statistics.h"
@@ -139,6 +140,20 @@ TEST(MannWhitney, SeparatedSamplesHaveTheSmallestValue) {
 }
 
 // Holm's procedure by hand: 0.01 x 4, 0.02 x 3, then never below the one before.
+TEST(LeastSignificantFactor, IsAnEndOfTheIntervalOfPairwiseRatios) {
+  // Of the 25 ratios a / b that one lies below which p < level follows: for five and five U = 2 has p = 2 x 4 / 252 and
+  // U = 3 has 2 x 7 / 252, so below 0.04 at most two pairs may have b below a.
+  const std::vector<double> a{1, 1.1, 1.3, 1.6, 2}, b{1.02, 1.15, 1.25, 1.4, 1.9};
+  std::vector<double> ratios;
+  for (const double x : a)
+    for (const double y : b) ratios.push_back(x / y);
+  std::sort(ratios.begin(), ratios.end(), std::greater<>());
+  EXPECT_NEAR(least_significant_factor(a, b, 0.04), ratios[2], 2e-4 * ratios[2]);
+  EXPECT_NEAR(least_significant_factor(a, b, 0.0080), ratios[0], 2e-4 * ratios[0]) << "wholly apart";
+  EXPECT_EQ(least_significant_factor(a, std::vector<double>{3, 4, 5, 6, 7}, 0.01), 1) << "is the larger already";
+  EXPECT_TRUE(std::isinf(least_significant_factor(a, b, 0.0079))) << "smallest_p is not below it";
+}
+
 TEST(Holm, MultipliesBySteppingDown) {
   const std::vector<double> adjusted = holm(Values{0.04, 0.01, 0.02, 0.9});
   EXPECT_DOUBLE_EQ(adjusted[1], 0.04);

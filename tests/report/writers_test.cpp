@@ -229,6 +229,7 @@ TEST(ReportCsv, HasAColumnPerHeadingAndQuotes) {
   const std::string header = csv_header();
   std::string row = csv_row("a, \"b\".json", example_report());
   EXPECT_THAT(row, testing::StartsWith("\"a, \"\"b\"\".json\",analytical,16,"));
+  EXPECT_TRUE(csv_row("=1+1", example_report()).starts_with("'=1+1,")) << "no formula";
   row = csv_row("plain", example_report());
   EXPECT_EQ(std::count(row.begin(), row.end(), ','), std::count(header.begin(), header.end(), ','));
   EXPECT_EQ(header.back(), '\n');
