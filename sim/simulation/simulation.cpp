@@ -10,6 +10,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/prediction/planning_notes.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
 
@@ -110,8 +111,14 @@ std::string most_shared_link(const Report& alone, const Report& together) {
   return link;
 }
 
+void add_planning_notes(const Scenario& scenario, const Program& program, Report& report) {
+  for (std::string& note : planning_notes(scenario, program)) report.notes.push_back(std::move(note));
+}
+
 // What the analytical engine's report says beyond the engine.
-void complete(const Scenario& scenario, const Calibration& kernels, const StepCalibration& steps, Report& report) {
+void complete(const Scenario& scenario, const Program& program, const Calibration& kernels,
+              const StepCalibration& steps, Report& report) {
+  add_planning_notes(scenario, program, report);
   if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
@@ -134,7 +141,7 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
       rep_->calibrator.lower(scenario, rep_->program);
       machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
                               rep_->report);
-      complete(scenario, machine.kernels, rep_->calibrator.steps(), rep_->report);
+      complete(scenario, rep_->program, machine.kernels, rep_->calibrator.steps(), rep_->report);
       check_ends(rep_->report);
       return rep_->report;
     } catch (const InputError&) {  // evaluate() finds it again, and says where it stands
@@ -169,10 +176,11 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     run_discrete_event(s.cluster, *result.collectives, {&job, 1}, s.perturbations, discrete_event_options(options),
                        {&report, 1});
     check_ends(report);
+    add_planning_notes(s, *result.program, report);
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
-  complete(s, *result.kernels, rep_->calibrator.steps(), report);
+  complete(s, *result.program, *result.kernels, rep_->calibrator.steps(), report);
   return result;
 }
 

@@ -738,6 +738,30 @@ TEST(Show, NamesTheSourceOfTheFigures) {
   EXPECT_THAT(place.orrery("show llama-3-70b").out, AllOf(HasSubstr("source"), HasSubstr("parameters")));
 }
 
+TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
+  const Workplace place;
+  const auto notes = [&](const std::string& sets) {
+    const auto result = place.orrery("simulate llama-3-70b-512-h100 --json - " + sets);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return json::parse(result.out).at("notes").dump();
+  };
+  const std::string racks = "--set cluster.node=gb200-nvl72 --set cluster.nodes=8 --set plan.tensor_parallel=16 ";
+  EXPECT_THAT(notes(racks + "--set workload.global_batch_size=576"),
+              AllOf(HasSubstr("4 of 36 tensor-parallel groups lie on more than one node"),
+                    HasSubstr("16 ranks do not divide a node's 72 devices"),
+                    HasSubstr("cluster.devices_per_node=64, keeps")));
+  EXPECT_THAT(notes(racks + "--set cluster.devices_per_node=64"), Not(HasSubstr("groups lie")));
+  EXPECT_THAT(notes("--set plan.tensor_parallel=16"),
+              AllOf(HasSubstr("32 of 32 tensor-parallel groups"), HasSubstr("more than a node's 8 devices")));
+  EXPECT_THAT(notes(""), Not(HasSubstr("groups lie")));
+  // Context groups of whole nodes are meant to be.
+  EXPECT_THAT(notes("--set plan.context_parallel=4"), Not(HasSubstr("groups lie")));
+  EXPECT_THAT(notes("--set cluster.node=gb200-nvl72 --set cluster.nodes=8 --set plan.tensor_parallel=8 "
+                    "--set plan.context_parallel=2 --set workload.global_batch_size=576"),
+              AllOf(HasSubstr("32 of 288 context-parallel groups"), HasSubstr("2 ranks times 8 inside them"),
+                    Not(HasSubstr("tensor-parallel groups lie"))));
+}
+
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
   const Workplace place;
   const std::string note = "perturbations are left out";

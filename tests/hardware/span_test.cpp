@@ -1,4 +1,4 @@
-// Does span_of say what its definition says?
+// Do span_of and crossing_groups say what their definitions say?
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 #include <set>
 
 #include "sim/hardware/cluster.h"
+#include "sim/hardware/crossing_groups.h"
 
 namespace orrery {
 
@@ -35,8 +36,8 @@ Mesh mesh_of(const std::array<std::int64_t, kMeshAxes>& degree,
   return mesh;
 }
 
-// By definition: every rank's group is looked up from its coordinates, every node's ranks are counted.
-GroupSpan counted(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node) {
+// By definition: every rank's group is looked up from its coordinates.
+std::map<std::int64_t, std::vector<std::int64_t>> ranks_of_groups(const Mesh& mesh, MeshGroup group) {
   std::map<std::int64_t, std::vector<std::int64_t>> groups;  // by the ranks' other coordinates
   for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) {
     std::int64_t key = rank;
@@ -45,6 +46,12 @@ GroupSpan counted(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_no
       if (group.contains(static_cast<int>(d))) key -= rank / digits[d].stride % digits[d].size * digits[d].stride;
     groups[key].push_back(rank);
   }
+  return groups;
+}
+
+// Every node's ranks are counted.
+GroupSpan counted(const Mesh& mesh, MeshGroup group, std::int64_t devices_per_node) {
+  const auto groups = ranks_of_groups(mesh, group);
   GroupSpan span{.ranks = mesh.size(group), .ranks_per_node = 0, .nodes = 0};
   std::map<std::int64_t, std::int64_t> leaving;
   for (const auto& [key, ranks] : groups) {
@@ -122,9 +129,16 @@ TEST(Span, EverySmallMeshAndEveryGroupAgreesWithCounting) {
               const Mesh mesh = mesh_of({tp, cp, 1, dp, 1, pp});
               const MeshGroup group = MeshGroup::from_bits(bits);
               if (bits >= 1u << mesh.digits().size()) break;
-              ASSERT_EQ(span_of(mesh, group, devices_per_node), counted(mesh, group, devices_per_node))
-                  << "tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp << " digits " << int{bits}
-                  << " on nodes of " << devices_per_node;
+              SCOPED_TRACE(::testing::Message() << "tp " << tp << " cp " << cp << " dp " << dp << " pp " << pp
+                                                << " digits " << int{bits} << " on nodes of " << devices_per_node);
+              ASSERT_EQ(span_of(mesh, group, devices_per_node), counted(mesh, group, devices_per_node));
+              std::int64_t crossing = 0;
+              const auto groups = ranks_of_groups(mesh, group);
+              for (const auto& [key, ranks] : groups)
+                crossing += ranks.front() / devices_per_node != ranks.back() / devices_per_node;
+              const CrossingGroups found = crossing_groups(mesh, group, devices_per_node);
+              ASSERT_EQ(found.groups, static_cast<std::int64_t>(groups.size()));
+              ASSERT_EQ(found.crossing, crossing);
               ++checked;
             }
   // A digit doubles the groups: of 4 degrees 3 have one, of cp's 2 degrees 1.

@@ -1,0 +1,50 @@
+#include "sim/prediction/planning_notes.h"
+
+#include <fmt/format.h>
+
+#include "sim/hardware/crossing_groups.h"
+
+namespace orrery {
+namespace {
+
+// Of an axis whose groups are meant to stay inside a node, or to cover whole ones.
+std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view words, std::string_view field,
+                          const CrossingGroups& found, std::int64_t devices_per_node) {
+  const MeshGroup group = mesh.group(axis);
+  std::int64_t block = 1;  // ranks from the first member of a group to the first of the group behind it
+  int index = 0;
+  for (const Digit& digit : mesh.digits())
+    if (group.contains(index++)) block = digit.stride * digit.size;
+  const std::int64_t size = mesh.size(group);
+  const std::string inner =
+      block > size ? fmt::format("{} ranks times {} inside them", size, block / size) : fmt::format("{} ranks", size);
+  std::string note = fmt::format("{} of {} {} groups lie on more than one node: ", found.crossing, found.groups, words);
+  if (block > devices_per_node)
+    return note + fmt::format(
+                      "{} are more than a node's {} devices; a {} that fits into a node keeps them off the "
+                      "network",
+                      inner, devices_per_node, field);
+  return note + fmt::format(
+                    "{} do not divide a node's {} devices, and all wait for these groups; a {} that divides "
+                    "them, or cluster.devices_per_node={}, keeps every group on one",
+                    inner, devices_per_node, field, devices_per_node / block * block);
+}
+
+}  // namespace
+
+std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program) {
+  std::vector<std::string> notes;
+  const Mesh& mesh = program.mesh;
+  const std::int64_t devices = scenario.cluster.node.devices;
+  const auto crossing = [&](MeshAxis axis) {
+    return mesh.size(axis) > 1 ? crossing_groups(mesh, mesh.group(axis), devices) : CrossingGroups{};
+  };
+  if (const CrossingGroups tensor = crossing(MeshAxis::tp); tensor.crossing > 0)
+    notes.push_back(crossing_note(mesh, MeshAxis::tp, "tensor-parallel", "plan.tensor_parallel", tensor, devices));
+  // Context groups of several nodes are what long sequences are for; that some are and others are not is an accident.
+  if (const CrossingGroups context = crossing(MeshAxis::cp); context.crossing > 0 && context.crossing < context.groups)
+    notes.push_back(crossing_note(mesh, MeshAxis::cp, "context-parallel", "plan.context_parallel", context, devices));
+  return notes;
+}
+
+}  // namespace orrery
