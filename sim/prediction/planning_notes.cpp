@@ -34,6 +34,10 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
 
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program) {
   std::vector<std::string> notes;
+  if (scenario.workload.sequence_length == 0 && !scenario.model.vision())
+    notes.push_back(
+        fmt::format("sequences have {} tokens, the model's max_positions: workload.sequence_length is not given",
+                    scenario.model.max_positions));
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {

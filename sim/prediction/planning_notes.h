@@ -1,4 +1,5 @@
-// What a planner must know of a scenario and would not see in its figures: groups that lie across nodes by their size.
+// What a planner must know of a scenario and would not see in its figures: what was assumed where nothing was said,
+// and groups that lie across nodes by their size.
 #pragma once
 
 #include <string>

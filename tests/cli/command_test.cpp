@@ -762,6 +762,19 @@ TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
                     Not(HasSubstr("tensor-parallel groups lie"))));
 }
 
+TEST(Simulate, SaysWhichLengthItTookWhereNoneIsGiven) {
+  const Workplace place;
+  const std::string note = "8192 tokens, the model's max_positions: workload.sequence_length is not given";
+  const std::string scenario = "simulate llama-3-70b-512-h100 --json - ";
+  for (const std::string length : {"workload.sequence_length=0", "workload={\"global_batch_size\":512}"})
+    EXPECT_THAT(json::parse(place.orrery(scenario + "--set '" + length + "'").out).at("notes").dump(), HasSubstr(note));
+  EXPECT_THAT(json::parse(place.orrery(scenario).out).at("notes").dump(), Not(HasSubstr("max_positions")));
+  // A vision model's sequence is its image.
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --set model=vit-b-16 --set 'plan={}' --set "
+                           "'workload={\"global_batch_size\":512}'").out,
+              AllOf(HasSubstr("step time"), Not(HasSubstr("max_positions"))));
+}
+
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
   const Workplace place;
   const std::string note = "perturbations are left out";
