@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "sim/hardware/crossing_groups.h"
 
 namespace orrery {
@@ -49,6 +51,26 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
   if (const CrossingGroups context = crossing(MeshAxis::cp); context.crossing > 0 && context.crossing < context.groups)
     notes.push_back(crossing_note(mesh, MeshAxis::cp, "context-parallel", "plan.context_parallel", context, devices));
   return notes;
+}
+
+bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks) {
+  const Fabric& fabric = cluster.fabric;
+  return (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) &&
+         fabric.oversubscription > 1 && fabric.nodes_per_leaf > 0 &&
+         ranks > fabric.nodes_per_leaf * cluster.node.devices;
+}
+
+Cluster without_oversubscription(Cluster cluster) {
+  cluster.fabric.oversubscription = 1;
+  return cluster;
+}
+
+std::string placed_by_leaf_note(const Fabric& fabric) {
+  return fmt::format(
+      "the fabric's oversubscription of {:g} does not show: ranks fill the nodes of one leaf ({} of them) after the "
+      "other, so that a ring leaves each leaf once; nodes scattered over the leaves would load the up-links with more, "
+      "and collectives on them could take up to {:g} times as long",
+      fabric.oversubscription, fabric.nodes_per_leaf, fabric.oversubscription);
 }
 
 }  // namespace orrery

@@ -15,4 +15,11 @@ namespace orrery {
 // order.
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program);
 
+// Whether up-links of leaf switches that are narrower than what hangs below them are on the way of so many ranks.
+bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks);
+// The cluster with as much up as down.
+Cluster without_oversubscription(Cluster cluster);
+// For a step that takes as long without_oversubscription().
+std::string placed_by_leaf_note(const Fabric& fabric);
+
 }  // namespace orrery

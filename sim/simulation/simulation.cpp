@@ -27,13 +27,14 @@ struct Simulator::Rep {
     const Calibration& kernels;
     CollectiveCalibration collectives;
     AnalyticalEngine engine;
+    std::unique_ptr<Machine> wide;  // without_oversubscription(), where a line has asked
   };
 
   ScenarioReader reader;
   Calibrator calibrator;
   // Of lines.
   Program program;
-  Report report;
+  Report report, wide_report;
   std::map<std::string, std::unique_ptr<Machine>> machines;
 
   // Where `line`'s cluster is not calibrated yet, it is: its numbers are the machine's afterwards.
@@ -115,6 +116,11 @@ void add_planning_notes(const Scenario& scenario, const Program& program, Report
   for (std::string& note : planning_notes(scenario, program)) report.notes.push_back(std::move(note));
 }
 
+// `wide`: of the same step without_oversubscription().
+void add_placement_note(const Cluster& cluster, const Report& wide, Report& report) {
+  if (wide.step_seconds == report.step_seconds) report.notes.push_back(placed_by_leaf_note(cluster.fabric));
+}
+
 // What the analytical engine's report says beyond the engine.
 void complete(const Scenario& scenario, const Program& program, const Calibration& kernels,
               const StepCalibration& steps, Report& report) {
@@ -141,6 +147,13 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
       rep_->calibrator.lower(scenario, rep_->program);
       machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
                               rep_->report);
+      if (is_oversubscribed(machine.cluster, rep_->program.mesh.ranks())) {
+        if (!machine.wide)
+          machine.wide = std::make_unique<Rep::Machine>(without_oversubscription(machine.cluster), machine.kernels,
+                                                        machine.collectives);
+        machine.wide->engine.evaluate(rep_->program, precision::peak_dtype(scenario), {}, rep_->wide_report);
+        add_placement_note(scenario.cluster, rep_->wide_report, rep_->report);
+      }
       complete(scenario, rep_->program, machine.kernels, rep_->calibrator.steps(), rep_->report);
       check_ends(rep_->report);
       return rep_->report;
@@ -180,6 +193,11 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
+  if (is_oversubscribed(s.cluster, result.program->mesh.ranks())) {
+    Prepared wide = result;
+    wide.scenario.cluster = without_oversubscription(s.cluster);
+    add_placement_note(s.cluster, predict(wide), report);
+  }
   complete(s, *result.program, *result.kernels, rep_->calibrator.steps(), report);
   return result;
 }

@@ -775,6 +775,36 @@ TEST(Simulate, SaysWhichLengthItTookWhereNoneIsGiven) {
               AllOf(HasSubstr("step time"), Not(HasSubstr("max_positions"))));
 }
 
+TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
+  const Workplace place;
+  json scenario = json::parse(example_scenario());
+  scenario["cluster"]["nodes"] = 128;
+  scenario["cluster"]["fabric"] = {{"base", "ib-ndr-rail"}, {"oversubscription", 1}};
+  scenario["workload"]["global_batch_size"] = 1024;
+  const auto report = [&](const json& of) {
+    return json::parse(place.orrery("simulate - --json -", of.dump()).out);
+  };
+  const auto narrow = [](json of) {
+    of["cluster"]["fabric"]["oversubscription"] = 8;
+    return of;
+  };
+  const std::string note = "oversubscription of 8 does not show";
+  // Rings of the data-parallel groups of a pipeline's stage lie interleaved, and leave a leaf more than once.
+  const json slower = report(narrow(scenario));
+  EXPECT_GT(slower.at("step_seconds"), report(scenario).at("step_seconds"));
+  EXPECT_THAT(slower.at("notes").dump(), Not(HasSubstr("oversubscription")));
+
+  scenario["plan"] = {{"zero_stage", 3}, {"framework", "fsdp-compiled"}, {"recompute", "full"}};
+  const json wide = report(scenario), hidden = report(narrow(scenario));
+  EXPECT_THAT(wide.at("notes").dump(), Not(HasSubstr("oversubscription")));
+  EXPECT_EQ(hidden.at("step_seconds"), wide.at("step_seconds"));
+  EXPECT_THAT(hidden.at("notes").dump(), HasSubstr(note));
+  const json line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
+  EXPECT_EQ(line.at("notes"), hidden.at("notes"));
+  scenario["cluster"]["nodes"] = 32;  // one leaf
+  EXPECT_THAT(report(narrow(scenario)).at("notes").dump(), Not(HasSubstr("oversubscription")));
+}
+
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
   const Workplace place;
   const std::string note = "perturbations are left out";
