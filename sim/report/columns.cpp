@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sim/report/format.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -62,6 +63,7 @@ const std::vector<ReportColumn>& report_columns() {
     for (const MemoryPart& part : memory_parts())
       add(part.key, [&part](const Report& r) { return part.of(stage_of(r, r.memory_stage).memory); });
     number("unmeasured_share", &Report::unmeasured_share, /*of_ops=*/true);
+    add("memory_verdict", [](const Report& r) { return name_of(memory_verdict(r)); });
     return columns;
   }();
   return all;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -49,6 +50,7 @@ void write_memory(const Report& r, JsonWriter& w) {
   w.field("capacity_bytes", r.memory_capacity_bytes);
   w.field("margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes);
   w.field("fits", r.memory_fits);
+  w.field("verdict", name_of(memory_verdict(r)));
   write_shared("host", r.host_memory, w);
   write_shared("storage", r.storage, w);
   if (!r.stages.empty()) {

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "sim/report/format.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -84,7 +85,10 @@ void headline(std::string& out, const Report& r, TableStyle style) {
     if (bytes > 0)
       line(out, label, paint("DOES NOT FIT", Paint::bad, style), bytes_text(bytes) + " too much " + std::string(where));
   };
-  too_much("memory", r.memory_peak_bytes - r.memory_capacity_bytes, "on the fullest device");
+  const double spare = r.memory_capacity_bytes - r.memory_peak_bytes;
+  too_much("memory", -spare, "on the fullest device");
+  if (memory_verdict(r) == MemoryVerdict::tight)
+    line(out, "memory", paint("tight", Paint::bold, style), bytes_text(spare) + " to spare on the fullest device");
   if (!r.host_memory.fits())
     too_much("host memory", r.host_memory.node_bytes - r.host_memory.capacity_bytes, "on the fullest node");
   if (!r.storage.fits()) too_much("storage", r.storage.node_bytes - r.storage.capacity_bytes, "on the fullest node");
@@ -131,13 +135,17 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
     line(out, term.label, bytes_text(term.bytes),
          fmt::format("{}  {}", right(percent_text(share), 8), paint(bar(share, kBarColumns), Paint::memory, style)));
   }
-  const auto verdict = [&](double margin) {
-    return margin >= 0 ? fmt::format("{}, {} to spare", paint("fits", Paint::good, style), bytes_text(margin))
+  const auto verdict = [&](double margin, bool tight = false) {
+    return margin >= 0 ? fmt::format("{}, {} to spare",
+                                     tight ? paint("tight", Paint::bold, style) : paint("fits", Paint::good, style),
+                                     bytes_text(margin))
                        : fmt::format("{}, {} too much", paint("DOES NOT FIT", Paint::bad, style), bytes_text(-margin));
   };
   line(out, "peak", bytes_text(r.memory_peak_bytes),
        fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes),
-                   verdict(r.memory_capacity_bytes - r.memory_peak_bytes)));
+                   verdict(r.memory_capacity_bytes - r.memory_peak_bytes, memory_verdict(r) == MemoryVerdict::tight)));
+  if (memory_verdict(r) == MemoryVerdict::tight)
+    line(out, "", "", fmt::format("one published peak in five was more than {:.2f} times the predicted one", 1 / kTightShare));
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
     if (tier.peak_bytes <= 0) return;
     std::string parts;
@@ -344,7 +352,7 @@ std::string comparison_table(const Report& a, const Report& b, const std::vector
   compared(out, "MFU", percent_text(a.mfu), percent_text(b.mfu), relative(a.mfu, b.mfu));
   compared(out, "peak memory", bytes_text(a.memory_peak_bytes), bytes_text(b.memory_peak_bytes),
            relative(a.memory_peak_bytes, b.memory_peak_bytes));
-  compared(out, "fits", a.memory_fits ? "yes" : "no", b.memory_fits ? "yes" : "no", "");
+  compared(out, "memory", name_of(memory_verdict(a)), name_of(memory_verdict(b)), "");
   compared(out, "bound by", "", "", fmt::format("{}: {}; {}: {}", names.a, a.bound_by, names.b, b.bound_by));
   if (a.stages.empty() || b.stages.empty()) return out;
 

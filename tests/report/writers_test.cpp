@@ -6,9 +6,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "sim/report/columns.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/report/read_json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
@@ -246,6 +248,32 @@ TEST(Table, SaysHeadlineVerdictAndNotes) {
   report.memory_fits = false;
   EXPECT_THAT(report_table(report, {}, {}), HasSubstr("DOES NOT FIT, 9.31 GiB too much"));
   EXPECT_THAT(report_table(report, {}, {.colour = true}), HasSubstr("\x1b[1;31mDOES NOT FIT\x1b[0m"));
+}
+
+TEST(Table, SaysThatMemoryIsTight) {
+  Report report = example_report();
+  const auto verdict = [&](double share) {
+    report.memory_peak_bytes = share * report.memory_capacity_bytes;
+    report.memory_fits = share <= 1;
+    return memory_verdict(report);
+  };
+  EXPECT_EQ(verdict(0.5), MemoryVerdict::fits);
+  EXPECT_EQ(verdict(kTightShare), MemoryVerdict::fits);
+  EXPECT_EQ(verdict(1.01), MemoryVerdict::does_not_fit);
+  EXPECT_THAT(report_table(report, {}, {}), AllOf(HasSubstr("DOES NOT FIT"), Not(HasSubstr("tight"))));
+  EXPECT_EQ(verdict(kTightShare + 0.001), MemoryVerdict::tight);
+  EXPECT_EQ(verdict(1), MemoryVerdict::tight);
+  const std::string table = report_table(report, {}, {});
+  EXPECT_THAT(table, AllOf(HasSubstr("tight, 0 B to spare"), Not(HasSubstr("DOES NOT FIT"))));
+  const json written = json::parse(report_json(report).dump());
+  EXPECT_EQ(written["memory"]["fits"], true);
+  EXPECT_EQ(written["memory"]["verdict"], "tight");
+  EXPECT_EQ(memory_verdict(read_report(written, {})), MemoryVerdict::tight);
+  EXPECT_THAT(comparison_table(report, example_report(), {}, {}), HasSubstr("tight"));
+  EXPECT_EQ(report_columns().back().name, "memory_verdict");
+  EXPECT_EQ(std::get<std::string_view>(report_columns().back().value(report)), "tight");
+  report.engine = "measured";  // it ran
+  EXPECT_EQ(memory_verdict(report), MemoryVerdict::fits);
 }
 
 // What a node's devices share: by what it is for, how much of the node, and whether there is room.

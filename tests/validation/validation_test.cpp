@@ -12,6 +12,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/validation/baseline.h"
 #include "sim/validation/errors.h"
 #include "sim/validation/fit.h"
@@ -289,6 +290,28 @@ TEST(Intervals, CoverageCountsWhatLiesInside) {
   const StepInterval all = step_intervals(predictions).at("fsdp");
   EXPECT_EQ(all.sources, 3);
   EXPECT_EQ(all.points, 30);
+}
+
+// kTightShare is the largest hundredth from which four of five published peaks would still have fitted.
+TEST(Intervals, OfMemoryAreThoseThatVerdictsGoBy) {
+  std::map<std::string, std::vector<double>> peaks;  // measured / predicted, by source
+  for (const PredictedPoint& p : predicted(Seen::all))
+    if (p.is_predicted() &&
+        (p.point->quantity == Quantity::peak_allocated_bytes || p.point->quantity == Quantity::peak_device_bytes))
+      peaks[p.source->name].push_back(p.point->value / p.predicted);
+  ASSERT_GE(peaks.size(), 3u);
+  const auto within = [&](double tight_share) {
+    double inside = 0, all = 0;
+    for (const auto& [source, ratios] : peaks) {
+      const auto size = static_cast<double>(ratios.size());
+      const double weight = std::min(1.0, kMostOfSource / size);
+      all += weight * size;
+      for (const double ratio : ratios) inside += ratio * tight_share <= 1 ? weight : 0;
+    }
+    return inside / all;
+  };
+  EXPECT_GE(within(kTightShare), kIntervalShare);
+  EXPECT_LT(within(kTightShare + 0.01), kIntervalShare);
 }
 
 // A change that predicts a source worse than results/accuracy.json has it, by more than the noise, fails here. To

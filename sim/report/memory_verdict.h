@@ -1,0 +1,30 @@
+// Does a plan fit the memory, as far as can be told from a prediction?
+#pragma once
+
+#include <string_view>
+
+#include "sim/report/report.h"
+
+namespace orrery {
+
+enum class MemoryVerdict { fits, tight, does_not_fit };
+
+// Of a device's memory: a predicted peak beyond this is tight. Four of five published peaks were at most
+// 1 / kTightShare of the predicted one (results/published/steps, peak_allocated_bytes; a source of more than 30 counts
+// as 30, as for intervals of steps). tests/validation holds it to them.
+inline constexpr double kTightShare = 0.87;
+
+// A measured report's step has run, and what nodes share is not allocated in pieces: only a predicted device is tight.
+inline MemoryVerdict memory_verdict(const Report& report) {
+  if (!report.memory_fits) return MemoryVerdict::does_not_fit;
+  const bool tight = report.memory_peak_bytes > kTightShare * report.memory_capacity_bytes;
+  return tight && report.engine != "measured" ? MemoryVerdict::tight : MemoryVerdict::fits;
+}
+
+// "fits", "tight", "does not fit".
+inline std::string_view name_of(MemoryVerdict verdict) {
+  constexpr std::string_view kNames[] = {"fits", "tight", "does not fit"};
+  return kNames[static_cast<int>(verdict)];
+}
+
+}  // namespace orrery
