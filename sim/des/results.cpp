@@ -319,7 +319,31 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
   if (d.waits.size() > kListed) d.waits.resize(kListed);
 }
 
-void Results::fill_timeline(std::size_t job, Report& report) const {
+std::vector<std::uint32_t> Results::named_ranks(std::size_t job, const DiscreteEventReport& named,
+                                                std::span<const std::uint32_t> speakers) const {
+  const auto classes = plan_.traffic.rank_classes();
+  std::map<std::string, std::uint32_t, std::less<>> by_name;
+  for (std::uint32_t c = 0; c < classes.size(); ++c)
+    if (static_cast<std::size_t>(classes[c].job) == job &&
+        std::find(speakers.begin(), speakers.end(), c) == speakers.end())
+      by_name.emplace(who(c), c);
+  std::vector<std::uint32_t> found;
+  const auto take = [&](const std::string& name) {
+    const auto at = by_name.find(name);
+    if (at == by_name.end()) return;
+    found.push_back(at->second);
+    by_name.erase(at);
+  };
+  for (const CriticalPathPart& part : named.critical_path) take(part.who);
+  for (const WaitReport& wait : named.waits) {
+    take(wait.for_whom);
+    take(wait.who);
+  }
+  for (const ContentionReport& row : named.contention) take(row.who);
+  return found;
+}
+
+void Results::fill_timeline(std::size_t job, const DiscreteEventReport& named, Report& report) const {
   const auto classes = plan_.traffic.rank_classes();
   const JobPlan& plan = plan_.jobs[job];
   const std::size_t stages = plan.program->stages.size();
@@ -344,25 +368,42 @@ void Results::fill_timeline(std::size_t job, Report& report) const {
     speaker[s] = plan_.traffic.rank_class(static_cast<std::int32_t>(job),
                                           rank + (static_cast<std::int64_t>(s) - own_stage) * stride);
   Timeline timeline;
+  for (const std::uint32_t c : speaker) timeline.stages.push_back(who(c));
+  std::vector<std::uint32_t> others = named_ranks(job, named, speaker);
+  if (others.size() > kMostRankTracks) {
+    report.notes.push_back(fmt::format("beside the stages' the trace has tracks of {} of the {} kinds of ranks that "
+                                       "the report names",
+                                       kMostRankTracks, others.size()));
+    others.resize(kMostRankTracks);
+  }
+  std::map<std::uint32_t, std::size_t> track;  // by class of ranks
+  for (const std::uint32_t c : others) {
+    track[c] = timeline.ranks.size();
+    timeline.ranks.push_back({who(c), {}});
+  }
   std::vector<std::vector<double>> moments(stages);  // of slots: begin, end, ...
   for (const EventRecord& e : outcome_.events) {
     const auto stage = static_cast<std::size_t>(classes[e.rank_class].stage);
-    if (speaker[stage] != e.rank_class) continue;
+    const bool speaks = speaker[stage] == e.rank_class;
+    const auto other = track.find(e.rank_class);
+    if (!speaks && other == track.end()) continue;
+    std::vector<Interval>& intervals = speaks ? timeline.intervals : timeline.ranks[other->second].intervals;
     const auto s = static_cast<std::int32_t>(stage);
     const auto stream = static_cast<Stream>(e.stream);
     switch (e.kind) {
       case EventRecord::slot:
-        timeline.intervals.push_back({s, Stream::compute, e.slot_kind, e.chunk, e.name, e.begin, e.end,
+        intervals.push_back({s, Stream::compute, e.slot_kind, e.chunk, e.name, e.begin, e.end,
                                       name_of(static_cast<SlotKind>(e.slot_kind))});
+        if (!speaks) break;
         moments[stage].push_back(e.begin);
         moments[stage].push_back(e.end);
         break;
       case EventRecord::op:
         if (stream != Stream::compute || e.begin >= outcome_.classes[e.rank_class].slots_end)
-          timeline.intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, plan.ops[e.name].op});
+          intervals.push_back({s, stream, kOtherInterval, 0, 0, e.begin, e.end, plan.ops[e.name].op});
         break;
       case EventRecord::transfer:
-        timeline.arrows.push_back({s, static_cast<std::int32_t>(classes[e.name].stage), e.begin, e.end});
+        if (speaks) timeline.arrows.push_back({s, static_cast<std::int32_t>(classes[e.name].stage), e.begin, e.end});
         break;
     }
   }
@@ -411,7 +452,7 @@ void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes,
     else if (r.perturbation.from_seconds >= report.step_seconds)
       report.notes.push_back(fmt::format("perturbation {} begins after the step has ended", i));
   }
-  if (plan_.options.timeline) fill_timeline(job, report);
+  if (plan_.options.timeline) fill_timeline(job, d, report);
   report.discrete_event = std::move(d);
 }
 

@@ -28,7 +28,11 @@ class Results {
   // On its way, while it took longest.
   std::string busiest_link_of(const ExchangeRecord& r) const;
   void fill_waits(std::size_t job, DiscreteEventReport& d) const;
-  void fill_timeline(std::size_t job, Report& report) const;
+  // `named`: filled but for the timeline.
+  void fill_timeline(std::size_t job, const DiscreteEventReport& named, Report& report) const;
+  // Classes of ranks of the job whom the report names, most important first, but the speakers of its stages.
+  std::vector<std::uint32_t> named_ranks(std::size_t job, const DiscreteEventReport& named,
+                                         std::span<const std::uint32_t> speakers) const;
   std::vector<LinkReport> busiest_links(double step_seconds) const;
   std::vector<LinkReport> link_reports(std::span<const std::uint32_t> link_classes, double step_seconds) const;
 

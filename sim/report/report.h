@@ -90,8 +90,15 @@ struct MemorySample {
   double seconds = 0;
   PlacedBytes bytes{};
 };
+// Ranks beside those that speak for their stage.
+struct RankTrack {
+  std::string who;
+  std::vector<Interval> intervals;
+};
 struct Timeline {
   std::vector<Interval> intervals;
+  std::vector<std::string> stages;  // discrete-event: whose intervals a stage's are: "every rank", "stage 3, rank 13"
+  std::vector<RankTrack> ranks;     // discrete-event: that the report names, at most kMostRankTracks
   std::vector<Arrow> arrows;
   std::vector<MemorySample> memory;
 };
@@ -109,6 +116,7 @@ struct LinkReport {  // links of one kind, or a single one
   std::vector<double> over_time;  // of the busiest: the same in equal parts of the step (kLinkBins)
 };
 inline constexpr std::size_t kLinkBins = 100;
+inline constexpr std::size_t kMostRankTracks = 64;
 struct ContentionReport {  // collectives that took longer than alone on undisturbed links; several run at once
   std::string who, op;     // "stage 0", "layer.backward.gradients.reduce_scatter"
   std::string link;        // the busiest on their way meanwhile

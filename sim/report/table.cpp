@@ -145,7 +145,8 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
        fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes),
                    verdict(r.memory_capacity_bytes - r.memory_peak_bytes, memory_verdict(r) == MemoryVerdict::tight)));
   if (memory_verdict(r) == MemoryVerdict::tight)
-    line(out, "", "", fmt::format("one published peak in five was more than {:.2f} times the predicted one", 1 / kTightShare));
+    line(out, "", "",
+         fmt::format("one published peak in five was more than {:.2f} times the predicted one", 1 / kTightShare));
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
     if (tier.peak_bytes <= 0) return;
     std::string parts;

@@ -36,11 +36,13 @@ int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewer
 struct Processes {
   std::string_view job;     // its name; empty: the only one
   std::int32_t first = 0;   // stage 0
-  std::int32_t stages = 0;  // the process after them holds the links
+  std::int32_t stages = 0;
+  std::int32_t ranks = 0;  // single ones behind the stages; the process after them holds the links
 
   std::int32_t stage(std::int32_t s) const { return first + s; }
-  std::int32_t links() const { return first + stages; }
-  std::int32_t end() const { return first + stages + 1; }
+  std::int32_t rank(std::size_t track) const { return first + stages + static_cast<std::int32_t>(track); }
+  std::int32_t links() const { return first + stages + ranks; }
+  std::int32_t end() const { return links() + 1; }
   std::string name(std::string_view process) const {
     return json_text(job.empty() ? std::string(process) : fmt::format("{}: {}", job, process));
   }
@@ -105,18 +107,29 @@ void add_process(std::int32_t process, const std::string& name, std::vector<std:
       R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", process));
 }
 
-void add_tracks(const std::map<std::int32_t, std::set<Stream>>& tracks, const Processes& processes,
+void add_tracks(std::int32_t process, const std::string& name, const std::set<Stream>& streams,
                 std::vector<std::string>& metadata) {
-  for (const auto& [stage, streams] : tracks) {
-    const std::int32_t process = processes.stage(stage);
-    add_process(process, processes.name(fmt::format("stage {}", stage)), metadata);
-    for (const Stream stream : streams) {
-      metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
-                                     process, thread_of(stream), name_of(stream)));
-      metadata.push_back(
-          fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})",
-                      process, thread_of(stream), thread_of(stream)));
+  add_process(process, name, metadata);
+  for (const Stream stream : streams) {
+    metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                                   process, thread_of(stream), name_of(stream)));
+    metadata.push_back(
+        fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", process,
+                    thread_of(stream), thread_of(stream)));
+  }
+}
+
+void add_ranks(const Timeline& timeline, const Processes& processes, std::vector<std::string>& metadata,
+               std::vector<Event>& events) {
+  for (std::size_t k = 0; k < timeline.ranks.size(); ++k) {
+    std::set<Stream> streams;
+    for (const Interval& interval : timeline.ranks[k].intervals) {
+      const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
+      if (slice.end <= slice.begin) continue;
+      streams.insert(interval.stream);
+      events.push_back({slice.begin, slice_event(interval, slice, processes.rank(k))});
     }
+    add_tracks(processes.rank(k), processes.name(timeline.ranks[k].who), streams, metadata);
   }
 }
 
@@ -169,8 +182,14 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
   add_flows(timeline, processes, compute, flow, events);
   const std::size_t before = events.size();
   add_links(report, processes, events);
-  add_tracks(tracks, processes, metadata);
-  if (events.size() > before) add_process(processes.links(), processes.name("links"), metadata);
+  const bool links = events.size() > before;
+  for (const auto& [stage, streams] : tracks) {
+    const auto s = static_cast<std::size_t>(stage);
+    const std::string name = s < timeline.stages.size() ? timeline.stages[s] : fmt::format("stage {}", stage);
+    add_tracks(processes.stage(stage), processes.name(name), streams, metadata);
+  }
+  add_ranks(timeline, processes, metadata, events);
+  if (links) add_process(processes.links(), processes.name("links"), metadata);
 }
 
 }  // namespace
@@ -194,7 +213,8 @@ std::string jobs_trace(std::span<const TracedJob> jobs) {
   std::size_t flow = 0;
   double seconds = 0;
   for (const TracedJob& job : jobs) {
-    const Processes processes{job.name, first, stages_of(job.report->timeline)};
+    const Timeline& timeline = job.report->timeline;
+    const Processes processes{job.name, first, stages_of(timeline), static_cast<std::int32_t>(timeline.ranks.size())};
     first = processes.end();
     add_job(*job.report, processes, flow, metadata, events);
     seconds = std::max(seconds, job.report->step_seconds);

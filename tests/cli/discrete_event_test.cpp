@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -210,6 +211,41 @@ TEST(DiscreteEvent, TracesFollowTheFormatAndCountUtilisation) {
   }
 }
 
+// Who is late, and who waits, have tracks under the names that the table has.
+TEST(DiscreteEvent, TraceShowsTheRanksThatTheReportNames) {
+  const Workplace place;
+  for (const std::string scenario :
+       {"straggler", "straggler --set plan.pipeline_parallel=2 --set plan.zero_stage=1 --set plan.tensor_parallel=2"}) {
+    SCOPED_TRACE(scenario);
+    const auto result = place.orrery("simulate --engine des --trace t.json --json r.json " + scenario);
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json trace = json::parse(place.read("t.json"));
+    expect_trace_format(trace);
+    std::map<std::string, int> process;
+    std::map<int, double> seconds;  // of the process's slots
+    for (const json& event : trace["traceEvents"]) {
+      if (event["ph"] == "M" && event["name"] == "process_name") {
+        EXPECT_TRUE(process.emplace(event["args"]["name"], event["pid"]).second) << event;
+      }
+      if (event["ph"] == "X" && event["cat"] == "forward")
+        seconds[event["pid"]] += event["args"]["seconds"].get<double>();
+    }
+    const json found = json::parse(place.read("r.json"))["discrete_event"];
+    std::set<std::string> named;
+    for (const json& part : found["critical_path"]) named.insert(part["who"]);
+    for (const json& wait : found["waits"]) named.insert({wait["who"], wait["for_whom"]});
+    EXPECT_GE(named.size(), 2u);
+    int late = -1;
+    for (const std::string& who : named) {
+      ASSERT_TRUE(process.contains(who)) << who;
+      if (who.ends_with("rank 13")) late = process[who];
+    }
+    ASSERT_GE(late, 0);
+    if (scenario != "straggler") continue;  // elsewhere its neighbours' slots wait for its tensor-parallel sums
+    for (const auto& [pid, of_process] : seconds) EXPECT_LE(of_process, seconds[late]) << pid;
+  }
+}
+
 TEST(DiscreteEvent, ComparesAScenarioWithItsUndisturbedSelf) {
   const Workplace place;
   const auto result = place.orrery("compare straggler --engine des --set-a perturbations=[] --json -");
@@ -270,7 +306,7 @@ TEST(Jobs, WriteOneTraceAndARowEach) {
   std::set<std::string> processes;
   for (const json& event : trace["traceEvents"])
     if (event["name"] == "process_name") processes.insert(event["args"]["name"]);
-  EXPECT_THAT(processes, testing::IsSupersetOf({"replicas: stage 0", "replicas: links", "zero-3: stage 0"}));
+  EXPECT_THAT(processes, testing::IsSupersetOf({"replicas: every rank", "replicas: links", "zero-3: every rank"}));
   const std::string rows = place.read("r.csv");
   EXPECT_EQ(std::count(rows.begin(), rows.end(), '\n'), 3);
   EXPECT_THAT(rows, AllOf(HasSubstr("#replicas,des,32,"), HasSubstr("#zero-3,des,32,")));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -114,6 +115,28 @@ TEST(Trace, FollowsTheTraceEventFormat) {
   expect_trace_format(trace);
   const auto& events = trace["traceEvents"];
   EXPECT_EQ(std::count_if(events.begin(), events.end(), [](const json& e) { return e["ph"] == "s"; }), 4);
+}
+
+TEST(Trace, HasAProcessOfEachKindOfRanks) {
+  Report report = example_report();
+  report.timeline.stages = {"stage 0", "stage 1, rank 13"};
+  report.timeline.ranks = {{"stage 1, 7 ranks like 8", {slot(1, SlotKind::forward, 5, 0.25, 0.5)}}};
+  const json trace = json::parse(report_trace(report));
+  expect_trace_format(trace);
+  std::map<std::string, int> process;
+  for (const json& event : trace["traceEvents"])
+    if (event["name"] == "process_name") process[event["args"]["name"]] = event["pid"];
+  ASSERT_EQ(process.size(), 3u);
+  EXPECT_EQ(process.at("stage 1, rank 13"), 1);
+  const int others = process.at("stage 1, 7 ranks like 8");
+  std::size_t slices = 0;
+  for (const json& event : trace["traceEvents"]) {
+    if (event["ph"] != "X" || event["pid"] != others) continue;
+    ++slices;
+    EXPECT_EQ(event["name"], "F 5");
+    EXPECT_EQ(event["ts"], 250000);
+  }
+  EXPECT_EQ(slices, 1u);
 }
 
 TEST(Trace, NamesSlotsByKindAndMicroBatch) {
