@@ -220,9 +220,10 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
             static_cast<double>(program.schedule.chunks * program.schedule.micro_batches));
   }
   if (term.name == "host_issue")
-    text += fmt::format("{} per kernel in the forward, {} in the backward{}\n",
+    text += fmt::format("{} per kernel, {} per collective, {} per kernel of the update{}\n",
                         seconds_text(program.runtime.host_seconds_per_op),
-                        seconds_text(program.runtime.host_seconds_per_backward_op),
+                        seconds_text(program.runtime.host_seconds_per_collective),
+                        seconds_text(program.runtime.host_seconds_per_update_op),
                         program.runtime.cuda_graphs ? ", paid once per block (CUDA graphs)" : "");
   std::erase_if(ops, [&](const OpInPlace& place) { return !belongs(place, term.name); });
   std::stable_sort(ops.begin(), ops.end(),

@@ -54,8 +54,13 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
 }
 
 void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, BlockCode& code) {
-  const bool autograd = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
-  const double issue = autograd ? context.runtime->host_seconds_per_backward_op : context.runtime->host_seconds_per_op;
+  const Runtime& runtime = *context.runtime;
+  const auto issue_of = [&](const Op& op) {
+    if (runtime.cuda_graphs || runs_beside_device(op.stream)) return 0.0;
+    return is_communication(op.kind)      ? runtime.host_seconds_per_collective
+           : traits_of(op.kind).of_update ? runtime.host_seconds_per_update_op
+                                          : runtime.host_seconds_per_op;
+  };
   ClockNode* open = nullptr;
   auto next = links_.begin();
   for (std::size_t i = 0; i < code.ops.size(); ++i) {
@@ -66,8 +71,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     const auto first_link = next;
     while (next != links_.end() && next->to == i) ++next;
 
-    const bool issued = !runs_beside_device(op.stream) && !context.runtime->cuda_graphs;
-    const double host = issued ? issue : 0;
+    const double host = issue_of(op);
     const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
     const bool plain = kernel && op.count == 1 && op.every == 1;
     const Account account = account_of(op, kind);
@@ -113,7 +117,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     if (cost.on_scale_up) on_level[0] |= bit_of(op.stream);
     if (cost.on_network) on_level[1] |= bit_of(op.stream);
   }
-  if (context.runtime->cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = issue;
+  if (runtime.cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = runtime.host_seconds_per_op;
 }
 
 void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileContext& context, BlockCode& code) {

@@ -56,6 +56,17 @@ std::vector<std::string> names_of_curve(const Op& op) {
   return names;
 }
 
+// What a curve counts in steps of k is the time to load operands. A curve taken over from another type has to count
+// again: a step of fp32 loads twice the bytes, and without matrix units for it lasts many times as long.
+double latency_in_steps(const Device& device, Dtype dtype, const MatmulCurve& curve) {
+  if (curve.measured || dtype != Dtype::fp32) return 1;
+  const auto rate = [&](Dtype type) { return device.peak_flops_per_second[static_cast<std::size_t>(type)]; };
+  const double half = std::max(rate(Dtype::fp16), rate(Dtype::bf16));
+  if (half <= 0) return 1;
+  const double bytes = static_cast<double>(bits_of(Dtype::fp32)) / static_cast<double>(bits_of(Dtype::bf16));
+  return std::min(1.0, bytes * rate(Dtype::fp32) / half);
+}
+
 const MemoryCurve* find_curve(const Calibration& calibration, const Op& op) {
   if (calibration.memory_kinds.empty()) return nullptr;
   for (const std::string& name : names_of_curve(op))
@@ -176,18 +187,19 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
           curve_dtype = static_cast<Dtype>(j);
     const MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(curve_dtype)];
     const double peak = device.peak(dtype);
+    const double latency = latency_in_steps(device, dtype, curve);
 
     Matmul& matmul = matmul_[i];
     for (const MatmulTile& tile : curve.tiles) {
       if (matmul.tile_count == kMostTiles) break;
       const auto tm = static_cast<double>(tile.m), tn = static_cast<double>(tile.n);
-      const double operands = 1 + curve.operand_cost * (1 / tm + 1 / tn);
+      const double operands = 1 + latency * curve.operand_cost * (1 / tm + 1 / tn);
       matmul.tiles[static_cast<std::size_t>(matmul.tile_count++)] = {
           tm, tn, 1 / tm, 1 / tn,
           2 * tm * tn * operands * multiprocessors_ * calibration.step_slowdown / (peak * curve.efficiency)};
     }
-    matmul.half_k = curve.half_k;
-    matmul.split_k = curve.split_k;
+    matmul.half_k = latency * curve.half_k;
+    matmul.split_k = latency * curve.split_k;
     if (curve.sustained_efficiency > 0 && curve.sustained_efficiency < curve.efficiency) {
       matmul.slow_down = curve.efficiency / curve.sustained_efficiency - 1;
       matmul.sustained_seconds = curve.sustained_seconds;

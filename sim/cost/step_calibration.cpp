@@ -29,8 +29,7 @@ void StepCalibration::apply(const std::string& stack, const Device& device, Cali
   const auto found = stacks.find(stack);
   if (found == stacks.end()) return;
   const auto own = device_slowdown.find(device.name);
-  kernels.step_slowdown =
-      (own == device_slowdown.end() ? other_devices_slowdown : own->second) * found->second.kernel_slowdown;
+  kernels.step_slowdown = own == device_slowdown.end() ? other_devices_slowdown : own->second;
   kernels.memory_bound_slowdown = found->second.memory_bound_slowdown;
 }
 
@@ -41,7 +40,9 @@ void StepCalibration::apply(const std::string& stack, CollectiveCalibration& col
 void StepCalibration::apply(const std::string& stack, Runtime& runtime) const {
   const auto found = stacks.find(stack);
   if (found == stacks.end()) return;
-  runtime.host_seconds_per_op = runtime.host_seconds_per_backward_op = found->second.host_seconds_per_op;
+  runtime.host_seconds_per_op = found->second.host_seconds_per_op;
+  runtime.host_seconds_per_collective = collective_host_ops * runtime.host_seconds_per_op;
+  runtime.host_seconds_per_update_op = update_host_ops * runtime.host_seconds_per_op;
 }
 
 StepCalibration read_step_calibration(const nlohmann::json& json, const InputError::Where& where) {
@@ -49,6 +50,8 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
   JsonReader reader(json, where);
   reader.field("other_devices_slowdown", c.other_devices_slowdown, positive(), "");
   reader.field("collective_slowdown", c.collective_slowdown, positive(), "");
+  reader.field("collective_host_ops", c.collective_host_ops, positive(), "");
+  reader.field("update_host_ops", c.update_host_ops, positive(), "");
   for (const auto& [name, value] : object_of(reader, "device_slowdown").items()) {
     if (!value.is_number() || value.get<double>() <= 0) reader.fail("device_slowdown", "a positive number a device");
     c.device_slowdown[name] = value;
@@ -58,7 +61,6 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
     StackCalibration& s = c.stacks[name];
     JsonReader stack(value, {where.file, pointer_to(pointer_to(where.pointer, "stacks"), name)});
     stack.field("host_seconds_per_op", s.host_seconds_per_op, NumberRange{}, "");
-    stack.field("kernel_slowdown", s.kernel_slowdown, positive(), "");
     stack.field("memory_bound_slowdown", s.memory_bound_slowdown, positive(), "");
     stack.finish();
   }
@@ -68,11 +70,12 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
 
 nlohmann::ordered_json to_json(const StepCalibration& calibration) {
   nlohmann::ordered_json json{{"other_devices_slowdown", calibration.other_devices_slowdown},
-                              {"collective_slowdown", calibration.collective_slowdown}};
+                              {"collective_slowdown", calibration.collective_slowdown},
+                              {"collective_host_ops", calibration.collective_host_ops},
+                              {"update_host_ops", calibration.update_host_ops}};
   json["device_slowdown"] = calibration.device_slowdown;
   for (const auto& [name, s] : calibration.stacks)
     json["stacks"][name] = {{"host_seconds_per_op", s.host_seconds_per_op},
-                            {"kernel_slowdown", s.kernel_slowdown},
                             {"memory_bound_slowdown", s.memory_bound_slowdown}};
   return json;
 }

@@ -1,7 +1,7 @@
-// What training steps show and kernels measured one by one do not: how much slower a device computes in a step than in
-// a benchmark (clocks under a lasting load, cold caches, ranks that wait for the slowest), and what a training stack's
-// host and unfused kernels cost. Fitted on published steps by `orrery validate --fit`; how:
-// results/calibration/README.md.
+// What training steps show and kernels measured one by one do not. Of a device: how much slower it multiplies matrices
+// under a lasting load (clocks, cold caches). Of a training stack: its host's time per op, and the time of its
+// memory-bound kernels, which are more and less fused than a Program lists them. A stack does not change how fast a
+// device multiplies. Fitted on published steps by `orrery validate --fit`; how: results/calibration/README.md.
 #pragma once
 
 #include <map>
@@ -20,8 +20,7 @@ namespace orrery {
 
 // Of a training stack's generation.
 struct StackCalibration {
-  double host_seconds_per_op = 0;    // forward and autograd engine alike
-  double kernel_slowdown = 1;        // of products and attention, beside the device's
+  double host_seconds_per_op = 0;    // kernels of forward and backward
   double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
 };
 
@@ -36,6 +35,8 @@ struct StepCalibration {
   std::map<std::string, double> device_slowdown;   // of products and attention, relative to their curves
   double other_devices_slowdown = 1;               // of a device that no step was measured on
   double collective_slowdown = 1;                  // of all collectives, relative to their curves
+  // Host's time to issue a collective, and an op of the update, in times of the stack's host_seconds_per_op.
+  double collective_host_ops = 1, update_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
 
   // Changes nothing for a stack without an entry.

@@ -42,9 +42,10 @@ struct ModelWork {
 // What a rank's framework holds beside the Program's tensors, and how it issues work. From the plan's `framework`
 // preset; sources there.
 struct Runtime {
-  double host_seconds_per_op = 0;          // CPU time to issue one kernel from the forward or the optimizer
-  double host_seconds_per_backward_op = 0; // the same from the autograd engine
-  bool cuda_graphs = false;                // issue cost is paid once per block
+  double host_seconds_per_op = 0;          // CPU time to issue one kernel of the forward or the backward
+  double host_seconds_per_collective = 0;  // one collective, or transfer between devices
+  double host_seconds_per_update_op = 0;   // one kernel of the update
+  bool cuda_graphs = false;                // a block is issued at the cost of one kernel
   double context_bytes = 0;                // driver context and library handles
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
   Granularity granularity = 512;

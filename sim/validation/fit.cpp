@@ -19,23 +19,34 @@ namespace {
 using Vector = Eigen::VectorXd;
 using Matrix = Eigen::MatrixXd;
 
-constexpr double kMeanSpread = 0.4, kDeviceSpread = 0.05, kKernelSpread = 0.1, kMemorySpread = 0.2;
-constexpr double kHostMeanSpread = 1.5, kHostSpread = 0.7;
+constexpr double kMeanSpread = 0.4, kDeviceSpread = 0.05, kMemoryMeanSpread = 0.5, kMemorySpread = 0.3;
+constexpr double kHostMeanSpread = 1.5, kHostSpread = 0.7, kHostOpsSpread = 0.5;
 constexpr double kCollectiveSpread = 0.5;
-constexpr Eigen::Index kDeviceMean = 0, kHostMean = 1, kCollectives = 2, kShared = 3;
+constexpr Eigen::Index kFamilies = 3;  // of framework::Kernels
+// Shared by all points of a kind; then those of each device and each stack.
+enum SharedParameter : Eigen::Index {
+  kDeviceMean,
+  kHostMean,
+  kMemoryMean,
+  kCollectives = kMemoryMean + kFamilies,
+  kCollectiveHost,
+  kUpdateHost,
+  kShared
+};
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
 constexpr int kSteps = 12, kWarmSteps = 3;
 constexpr double kLongestStep = 0.7;
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
-// stacks.json has them; of the collectives' slowdown; of each device's slowdown; of each stack's numbers, its host's
-// being such a factor.
+// stacks.json has them; of the mean slowdown of each family's memory-bound kernels; of the collectives' slowdown; of
+// the host's time for collectives and updates; of each device's slowdown; of each stack's numbers, its host's being
+// such a factor.
 struct Parameters {
   std::vector<std::string> devices, stacks;
   std::vector<double> known_host;  // of each stack, from stacks.json
 
   // Kinds of parameters in turn: a point feels one of each.
-  enum Kind : std::uint8_t { kDevice, kKernel, kMemory, kHost, kKinds };
+  enum Kind : std::uint8_t { kDevice, kMemory, kHost, kKinds };
   Eigen::Index size() const { return begin(kKinds); }
   Eigen::Index begin(int kind) const {
     return kShared + static_cast<Eigen::Index>((kind > kDevice ? devices.size() : 0) +
@@ -53,10 +64,11 @@ struct Parameters {
     StepCalibration c;
     c.other_devices_slowdown = std::exp(x[kDeviceMean]);
     c.collective_slowdown = std::exp(x[kCollectives]);
+    c.collective_host_ops = std::exp(x[kCollectiveHost]);
+    c.update_host_ops = std::exp(x[kUpdateHost]);
     for (std::size_t i = 0; i < devices.size(); ++i) c.device_slowdown[devices[i]] = std::exp(x[at(kDevice, i)]);
     for (std::size_t i = 0; i < stacks.size(); ++i)
       c.stacks[stacks[i]] = {.host_seconds_per_op = known_host[i] * std::exp(x[at(kHost, i)]),
-                             .kernel_slowdown = std::exp(x[at(kKernel, i)]),
                              .memory_bound_slowdown = std::exp(x[at(kMemory, i)])};
     return c;
   }
@@ -129,7 +141,7 @@ class Fit {
     return errors;
   }
 
-  // A point feels the collectives', its own device's and its own stack's parameters alone.
+  // Beside what is shared a point feels its own device's and its own stack's parameters alone.
   void add_points(const std::vector<const PredictedPoint*>& points, const Vector& x, Matrix& normal, Vector& gradient) {
     const std::vector<double> at_x = log_errors(points, x);
     Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points.size()), x.size());
@@ -140,10 +152,11 @@ class Fit {
       for (std::size_t p = 0; p < points.size(); ++p)
         slopes(static_cast<Eigen::Index>(p), index(*points[p])) = (there[p] - at_x[p]) / kDifference;
     };
-    for (const auto kind : {Parameters::kDevice, Parameters::kKernel, Parameters::kMemory, Parameters::kHost})
+    for (const auto kind : {Parameters::kDevice, Parameters::kMemory, Parameters::kHost})
       differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
                     [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
-    differentiate(kCollectives, kCollectives + 1, [](const PredictedPoint&) { return kCollectives; });
+    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost})
+      differentiate(shared, shared + 1, [&](const PredictedPoint&) { return shared; });
     for (std::size_t p = 0; p < points.size(); ++p) {
       const double weight = weights_.at(points[p]->source->name);
       const double size = std::abs(at_x[p]) / kSpread;
@@ -168,11 +181,14 @@ class Fit {
     pull(kDeviceMean, kMeanSpread);
     pull(kHostMean, kHostMeanSpread);
     pull(kCollectives, kCollectiveSpread);
+    pull(kCollectiveHost, kHostOpsSpread);
+    pull(kUpdateHost, kHostOpsSpread);
+    for (Eigen::Index family = 0; family < kFamilies; ++family) pull(kMemoryMean + family, kMemoryMeanSpread);
     for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
       pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
     for (std::size_t i = 0; i < parameters_.stacks.size(); ++i) {
-      pull(parameters_.at(Parameters::kKernel, i), kKernelSpread);
-      pull(parameters_.at(Parameters::kMemory, i), kMemorySpread);
+      const auto family = static_cast<Eigen::Index>(framework::kernels_of(parameters_.stacks[i]));
+      pull(parameters_.at(Parameters::kMemory, i), kMemorySpread, kMemoryMean + family);
       pull(parameters_.at(Parameters::kHost, i), kHostSpread, kHostMean);
     }
   }
@@ -187,11 +203,10 @@ double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
 nlohmann::ordered_json document_of(StepCalibration c) {
   c.other_devices_slowdown = rounded(c.other_devices_slowdown);
-  c.collective_slowdown = rounded(c.collective_slowdown);
+  for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops}) *shared = rounded(*shared);
   for (auto& [name, value] : c.device_slowdown) value = rounded(value);
   for (auto& [name, s] : c.stacks)
     s = {.host_seconds_per_op = rounded(s.host_seconds_per_op),
-         .kernel_slowdown = rounded(s.kernel_slowdown),
          .memory_bound_slowdown = rounded(s.memory_bound_slowdown)};
   return to_json(c);
 }

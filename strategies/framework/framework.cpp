@@ -11,7 +11,7 @@ namespace orrery::framework {
 namespace {
 
 struct StackPreset {
-  bool fused_kernels = true;
+  Kernels kernels = Kernels::fused;
   std::string attention_kernel;
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
@@ -26,10 +26,11 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
   for (std::size_t i = 0; i < kStackNames.size(); ++i) {
     const nlohmann::json& j = document.at(std::string(kStackNames[i]));
     StackPreset& s = stacks[i];
-    s.fused_kernels = j.at("fused_kernels");
+    const std::string kernels = j.at("kernels");
+    s.kernels = kernels == "eager" ? Kernels::eager : kernels == "compiled" ? Kernels::compiled : Kernels::fused;
     s.attention_kernel = j.at("attention_kernel");
     s.runtime.host_seconds_per_op = j.at("host_seconds_per_op");
-    s.runtime.host_seconds_per_backward_op = j.at("host_seconds_per_backward_op");
+    s.runtime.host_seconds_per_collective = s.runtime.host_seconds_per_update_op = s.runtime.host_seconds_per_op;
     s.runtime.context_bytes = j.at("context_bytes");
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
     s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
@@ -46,9 +47,14 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
   return stacks;
 }
 
-const StackPreset& preset(const Plan& plan) {
+const StackPreset& preset(Stack stack) {
   static const auto stacks = read_stacks();
-  return stacks[static_cast<std::size_t>(plan.framework.stack)];
+  return stacks[static_cast<std::size_t>(stack)];
+}
+const StackPreset& preset(const Plan& plan) { return preset(plan.framework.stack); }
+const StackPreset& preset(std::string_view stack) {
+  const auto* at = std::find(kStackNames.begin(), kStackNames.end(), stack);
+  return preset(static_cast<Stack>(at - kStackNames.begin()));
 }
 
 bool is_megatron(Stack stack) {
@@ -59,18 +65,14 @@ bool is_megatron(Stack stack) {
 
 std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<std::size_t>(plan.framework.stack)]; }
 
-double literature_host_seconds_per_op(std::string_view stack) {
-  Plan plan;
-  const auto* at = std::find(kStackNames.begin(), kStackNames.end(), stack);
-  plan.framework.stack = static_cast<Stack>(at - kStackNames.begin());
-  return preset(plan).runtime.host_seconds_per_op;
-}
+double literature_host_seconds_per_op(std::string_view stack) { return preset(stack).runtime.host_seconds_per_op; }
+Kernels kernels_of(std::string_view stack) { return preset(stack).kernels; }
 
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   const Plan& plan = scenario.plan;
   KernelChoices k;
   k.flash_attention = layers.framework.flash_attention;
-  k.fused_kernels = preset(plan).fused_kernels;
+  k.fused_kernels = preset(plan).kernels != Kernels::eager;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = plan.precision.gradient();
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.

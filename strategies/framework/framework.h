@@ -15,8 +15,11 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
 // The generation of fused attention kernels, by its name in the calibration files; empty: the device's default.
 std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);
+// Who joins element-wise chains into one kernel: the stack's authors by hand, nobody, a compiler.
+enum class Kernels : std::uint8_t { fused, eager, compiled };
 // Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
+Kernels kernels_of(std::string_view stack);
 // What a stack does with gradients between their reduction and the update.
 enum class GradientScaling : std::uint8_t {
   passes,    // one over all of them divides by the loss scale, another clips

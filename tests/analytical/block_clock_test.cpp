@@ -97,13 +97,17 @@ TEST(BlockClock, AHostThatIsAheadCostsItsFirstLaunchOnly) {
   EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 2 + 15);
 }
 
-TEST(BlockClock, TheAutogradEngineHasItsOwnIssueRate) {
+TEST(BlockClock, CollectivesAndUpdatesHaveIssueTimesOfTheirOwn) {
   Handmade h;
   h.kernel(h.piece.backward, 1);
+  h.piece.backward[0].kind = OpKind::adam;
   Clockwork w;
   w.runtime.host_seconds_per_op = 100;
-  w.runtime.host_seconds_per_backward_op = 3;
-  EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).seconds, 4);
+  w.runtime.host_seconds_per_collective = 50;
+  w.runtime.host_seconds_per_update_op = 3;
+  EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).accounts[kHostIssue], 3);
+  h.piece.backward[0].kind = OpKind::all_reduce;
+  EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).accounts[kHostIssue], 50);
 }
 
 // A gather of 3 s before a kernel of 4 s, three instances.

@@ -293,7 +293,7 @@ TEST(Agreement, TheHostWaitsForTheInputToo) {
       piece.kernel(piece.piece.backward, 1);
     }
   p.finish();
-  p.program.runtime.host_seconds_per_op = p.program.runtime.host_seconds_per_backward_op = 3;
+  p.program.runtime.host_seconds_per_op = p.program.runtime.host_seconds_per_collective = 3;
   const Report r = run_program(ideal_cluster(2), p.program);
   EXPECT_NEAR(r.step_seconds, 4 * (2 * 3 + 1), 1e-8);
   EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
@@ -315,10 +315,10 @@ TEST(Agreement, TheHostIssuesGathersBeforeTheInput) {
     layer.kernel(layer.piece.backward, 1);
     p.finish();
     p.program.stages[1][0].runs[0].count = kLayers;
-    p.program.runtime.host_seconds_per_op = kIssue;
+    p.program.runtime.host_seconds_per_op = p.program.runtime.host_seconds_per_collective = kIssue;
     const Report r = run_program(ideal_cluster(4), p.program);
     const int input = kIssue + fill, ahead = kLayers * kIssue;
-    EXPECT_NEAR(r.step_seconds, std::max(input, ahead) + kLayers * kIssue + 1 + kLayers + 1, 1e-8) << fill;
+    EXPECT_NEAR(r.step_seconds, std::max(input, ahead) + 2 * (kLayers * kIssue + 1) + kIssue + 1, 1e-8) << fill;
     EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8) << fill;
   }
 }
