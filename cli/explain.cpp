@@ -178,9 +178,13 @@ constexpr TermText kDefinitions[] = {
     {"attention", "fused attention kernels, forward and backward"},
     {"memory_bound", "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts"},
     {"recompute", "all compute that repeats forward work in the backward"},
+    {"slowest_device", "products and attention last until the slowest of all devices has done with them: devices of one "
+                       "type multiply at rates that spread at the power limit (results/calibration/scale.json)"},
     {"host_issue", "the compute stream is empty because the CPU has not launched the next kernel yet"},
     {"bubble", "the stage waits for micro-batches of its neighbours"},
     {"optimizer", "gradient norm and parameter update after the last backward"},
+    {"production", "what the median job loses on a shared production cluster (cluster.production; "
+                   "results/calibration/scale.json)"},
 };
 
 bool belongs(const OpInPlace& place, std::string_view term) {
@@ -189,6 +193,8 @@ bool belongs(const OpInPlace& place, std::string_view term) {
   if (term.starts_with("exposed_"))
     return waited_for != Stream::compute && term.substr(8) == name_of(row_of(waited_for).account);
   if (op.stream != Stream::compute || is_communication(op.kind)) return false;
+  if (term == "slowest_device") return is_matmul(op.kind) || is_attention(op.kind);
+  if (term == "production") return false;
   if (term == "optimizer") return op.phase == Phase::update;
   if (op.phase == Phase::update) return false;
   if (term == "recompute") return op.phase == Phase::recompute;

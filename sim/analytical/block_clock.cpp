@@ -47,6 +47,7 @@ void add(TimeBreakdown& to, const Accounts& from) {
   to.memory_bound += from[kMemoryBound];
   to.recompute += from[kRecompute];
   to.optimizer += from[kOptimizer];
+  to.slowest_device += from[kSlowestDevice];
   to.host_issue += from[kHostIssue];
   for (std::size_t s = 0; s < kStreams; ++s) to.exposed[s] += from[kExposed + s];
 }

@@ -36,7 +36,16 @@
 namespace orrery {
 
 // Where a second of the compute stream goes; from kExposed on, by the account of the stream it waited for.
-enum Account : std::uint8_t { kMatmul, kAttention, kMemoryBound, kRecompute, kOptimizer, kHostIssue, kExposed };
+enum Account : std::uint8_t {
+  kMatmul,
+  kAttention,
+  kMemoryBound,
+  kRecompute,
+  kOptimizer,
+  kSlowestDevice,  // OpCost::waiting, of kernels of any of the accounts above
+  kHostIssue,
+  kExposed
+};
 inline constexpr int kAccounts = kExposed + kStreams;
 using Accounts = std::array<double, kAccounts>;
 void add(TimeBreakdown& to, const Accounts& from);

@@ -75,7 +75,10 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
     const bool plain = kernel && op.count == 1 && op.every == 1;
     const Account account = account_of(op, kind);
-    if (kernel && op.every == 1) code.busy[static_cast<std::size_t>(op.when)][account] += cost.seconds;
+    if (kernel && op.every == 1) {
+      code.busy[static_cast<std::size_t>(op.when)][account] += cost.seconds - cost.waiting;
+      code.busy[static_cast<std::size_t>(op.when)][kSlowestDevice] += cost.waiting;
+    }
 
     if (plain && open != nullptr && next == first_link && open->when == bit(op.when)) {
       open->host += host;
@@ -110,7 +113,10 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       code.nodes.push_back(node);
       open = &code.nodes.back();
     }
-    if (account < kHostIssue) code.nodes.back().kernel_seconds[account] += cost.seconds;
+    if (account < kHostIssue) {
+      code.nodes.back().kernel_seconds[account] += cost.seconds - cost.waiting;
+      code.nodes.back().kernel_seconds[kSlowestDevice] += cost.waiting;
+    }
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
     StreamsByLevel& on_level = code.on_level[static_cast<std::size_t>(op.when)];

@@ -6,6 +6,7 @@
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
+#include "sim/cost/scale_cost.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -16,6 +17,7 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
 
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                            std::span<const std::vector<std::uint16_t>> stage_groups) {
+  if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);
   mesh_ = mesh;
   stage_groups_ = stage_groups;
   algorithm_ = algorithm;
@@ -110,6 +112,10 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
       cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
                                       : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
     cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
+    if (kernel.flops > 0) {
+      cost.waiting = slowest_loss_ * cost.seconds;
+      cost.seconds += cost.waiting;
+    }
     cost.last_seconds = cost.seconds / op.count;
     cost.flops = kernel.flops * static_cast<double>(instances);
   }

@@ -18,6 +18,7 @@ struct OpCost {
   double seconds = 0;       // of all `count` launches, on its stream
   double last_seconds = 0;  // of the last of the `count` launches
   double flops = 0;         // matmuls and attention
+  double waiting = 0;       // of `seconds`: matmuls and attention, until the slowest device has done with them
   bool absent = false;      // a collective over a group of one: not issued
   bool on_scale_up = false, on_network = false;  // levels of the fabric that a collective is felt on
 };
@@ -75,6 +76,7 @@ class OpCostModel {
   std::span<const std::vector<std::uint16_t>> stage_groups_;
   CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
+  double slowest_loss_ = 0;  // of this mesh's devices (sim/cost/scale_cost.h)
   struct Span {
     MeshGroup group;
     std::uint8_t stages;

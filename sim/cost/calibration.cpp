@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/base/json_reader.h"
+#include "sim/hardware/presets.h"
 #include "sim/base/preset.h"
 #include "sim/cost/copy_overlap.h"
 
@@ -288,6 +289,7 @@ Calibration find_calibration(const Device& device) {
   Calibration calibration = load(from);
   calibration.measured = false;
   calibration.borrowed_from = from;
+  calibration.borrowed_from_vendor = find_device(from).vendor;
   calibration.name = device.name;
   calibration.note = why;
   if (!attention_kernel.empty() && !use_attention_kernel(calibration, attention_kernel))

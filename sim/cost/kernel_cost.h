@@ -103,7 +103,7 @@ struct Calibration {
   std::string date;
   std::string note;
   bool measured = true;  // false: no measured kernels of this device; curves of `borrowed_from`
-  std::string borrowed_from;
+  std::string borrowed_from, borrowed_from_vendor;
   std::vector<MatmulCurve> matmul;                // by Dtype index; those without points of their own copy bf16's
   AttentionCurve attention;                       // the one in use
   std::vector<AttentionCurve> attention_kernels;  // all that were measured
@@ -118,6 +118,8 @@ struct Calibration {
   // In a training step, relative to kernels alone (sim/cost/step_calibration.h): products and attention; other kernels
   // but the optimizer's.
   double step_slowdown = 1, memory_bound_slowdown = 1;
+  // In a training step, of the rates at which devices of this type multiply matrices (sim/cost/scale_cost.h).
+  double device_spread = 0;
   // Of ranks that are threads or processes on a CPU: hardware threads of the measured host (0: not a CPU), and the
   // share of its speed that a rank keeps while all of them are busy.
   std::int64_t host_processors = 0;

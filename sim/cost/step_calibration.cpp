@@ -1,8 +1,11 @@
 #include "sim/cost/step_calibration.h"
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "sim/cost/scale_cost.h"
 
 namespace orrery {
 namespace {
@@ -31,6 +34,7 @@ void StepCalibration::apply(const std::string& stack, const Device& device, Cali
   const auto own = device_slowdown.find(device.name);
   kernels.step_slowdown = own == device_slowdown.end() ? other_devices_slowdown : own->second;
   kernels.memory_bound_slowdown = found->second.memory_bound_slowdown;
+  kernels.device_spread = device_spread();
 }
 
 void StepCalibration::apply(const std::string& stack, CollectiveCalibration& collectives) const {
@@ -97,23 +101,57 @@ const StepCalibration& step_calibration_without(const std::string& source) {
   return found == left_out.end() ? step_calibration() : found->second;
 }
 
-std::vector<std::string> comparable_steps(const std::string& stack, bool measured_device) {
-  return {stack + (measured_device ? " on measured devices" : " on devices with borrowed curves"), stack};
+CurveOrigin curve_origin(const Device& device, const Calibration& kernels) {
+  if (kernels.measured) return CurveOrigin::own;
+  return kernels.borrowed_from_vendor == device.vendor ? CurveOrigin::same_vendor : CurveOrigin::other_vendor;
 }
 
-std::optional<NamedInterval> step_interval(const std::string& stack, bool measured_device) {
-  static const std::map<std::string, StepInterval> intervals = [] {
-    std::map<std::string, StepInterval> all;
-    for (const auto& [name, value] : file().at("intervals").items())
-      all[name] = {.low = value.at("low"),
-                   .high = value.at("high"),
-                   .points = value.at("points"),
-                   .sources = value.at("sources")};
-    return all;
+std::string_view name_of(CurveOrigin origin) {
+  constexpr std::array<std::string_view, kCurveOrigins> kNames{"own", "same_vendor", "other_vendor"};
+  return kNames[static_cast<std::size_t>(origin)];
+}
+
+std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
+                                          std::int64_t devices) {
+  if (intervals.stacks.empty()) return std::nullopt;
+  constexpr std::array<const char*, kCurveOrigins> kWhere{"", " on devices with borrowed curves",
+                                                          " on devices with curves of another vendor's"};
+  auto found = intervals.stacks.find(stack);
+  StepInterval interval;
+  interval.comparable = stack;
+  if (found == intervals.stacks.end()) {
+    found = std::max_element(intervals.stacks.begin(), intervals.stacks.end(), [](const auto& a, const auto& b) {
+      return a.second.half_width < b.second.half_width;
+    });
+    interval.comparable = "the widest of all stacks, " + found->first + ", for want of published steps";
+  }
+  interval.comparable += kWhere[static_cast<std::size_t>(origin)];
+  const StepIntervals::Stack& of_stack = found->second;
+  const double beyond = std::log2(static_cast<double>(devices) / static_cast<double>(of_stack.most_devices));
+  const double half_width = of_stack.half_width * intervals.origin_factor[static_cast<std::size_t>(origin)] +
+                            interval_per_doubling() * std::max(0.0, beyond);
+  interval.low = std::exp(-half_width);
+  interval.high = std::exp(half_width);
+  interval.points = of_stack.points;
+  interval.sources = of_stack.sources;
+  return interval;
+}
+
+std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices) {
+  static const StepIntervals intervals = [] {
+    StepIntervals read;
+    const Json& json = file().at("intervals");
+    for (const auto& [name, value] : json.at("stacks").items())
+      read.stacks[name] = {.half_width = value.at("half_width"),
+                           .points = value.at("points"),
+                           .sources = value.at("sources"),
+                           .most_devices = value.at("most_devices")};
+    for (std::size_t i = 0; i < kCurveOrigins; ++i)
+      read.origin_factor[i] = json.at("origin_factor").at(name_of(static_cast<CurveOrigin>(i)));
+    return read;
   }();
-  for (const std::string& name : comparable_steps(stack, measured_device))
-    if (const auto found = intervals.find(name); found != intervals.end()) return NamedInterval{name, found->second};
-  return std::nullopt;
+  if (!step_calibration().stacks.contains(stack)) return std::nullopt;
+  return step_interval(intervals, stack, origin, devices);
 }
 
 }  // namespace orrery

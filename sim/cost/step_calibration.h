@@ -4,6 +4,7 @@
 // device multiplies. Fitted on published steps by `orrery validate --fit`; how: results/calibration/README.md.
 #pragma once
 
+#include <array>
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -22,13 +23,6 @@ namespace orrery {
 struct StackCalibration {
   double host_seconds_per_op = 0;    // kernels of forward and backward
   double memory_bound_slowdown = 1;  // time of memory-bound kernels but the optimizer's, relative to their curves
-};
-
-// Where measured steps lie relative to their predictions: 80 of 100 between low and high, when each source was
-// predicted by a calibration that had not seen it.
-struct StepInterval {
-  double low = 1, high = 1;  // of measured / predicted
-  std::int64_t points = 0, sources = 0;
 };
 
 struct StepCalibration {
@@ -55,14 +49,34 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
 
-// What a stack's steps are compared with, most alike first: its own on devices whose kernels have or have not been
-// measured; all its own.
-std::vector<std::string> comparable_steps(const std::string& stack, bool measured_device);
-// The interval of the first of these that enough steps are known of, and which it is; {} where none is.
-struct NamedInterval {
-  std::string comparable;
-  StepInterval interval;
+// Whose kernels a device's curves were measured on.
+enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
+inline constexpr std::size_t kCurveOrigins = 3;
+CurveOrigin curve_origin(const Device& device, const Calibration& kernels);
+std::string_view name_of(CurveOrigin origin);  // "own", ...: in steps.json
+
+// How far measured steps lie from their predictions when each source was predicted by a calibration that had not seen
+// it: |log(measured / predicted)| of four steps in five. sim/validation/intervals.h finds it.
+struct StepIntervals {
+  struct Stack {
+    double half_width = 0;           // of devices with curves of their own
+    std::int64_t points = 0, sources = 0, most_devices = 0;
+  };
+  std::map<std::string, Stack> stacks;  // those that enough steps have been published of
+  std::array<double, kCurveOrigins> origin_factor{1, 1, 1};
 };
-std::optional<NamedInterval> step_interval(const std::string& stack, bool measured_device);
+
+// In times of the prediction.
+struct StepInterval {
+  double low = 1, high = 1;
+  std::string comparable;  // whose errors these are, in words
+  std::int64_t points = 0, sources = 0;
+};
+// Of steps.json. Beyond the devices that the stack's steps were published of it widens with each doubling
+// (results/calibration/scale.json). A stack of too few published steps has the widest one's; {}: none were published.
+std::optional<StepInterval> step_interval(const std::string& stack, CurveOrigin origin, std::int64_t devices);
+// Likewise, of others than steps.json's.
+std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
+                                          std::int64_t devices);
 
 }  // namespace orrery

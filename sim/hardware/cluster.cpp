@@ -107,6 +107,7 @@ void Cluster::visit_fields(FieldVisitor& v) {
   v.field("name", name, "of the cluster");
   v.field("source", source, "where the figures were read");
   v.field("nodes", nodes, kNodes, "nodes of the cluster");
+  v.field("production", production, "steps are slowed as jobs on shared production clusters are");
   v.field("devices_per_node", node.devices, kPerNode, "if other than the node's");
   node.visit_rates(v);
   const double before = inter_node_bytes_per_second();

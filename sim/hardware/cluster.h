@@ -107,6 +107,7 @@ struct Cluster {
   Node node;
   std::int64_t nodes = 1;
   Fabric fabric;
+  bool production = false;  // shared with other jobs, and kept as production clusters are (sim/prediction/production.h)
 
   std::int64_t devices() const { return nodes * node.devices; }
   // All NICs of a node, one direction.

@@ -57,6 +57,7 @@ Json to_json(const Cluster& cluster) {
             {"node", to_json(cluster.node)},
             {"fabric", to_json(cluster.fabric)}};
   if (!cluster.source.empty()) json["source"] = cluster.source;
+  if (cluster.production) json["production"] = true;
   return json;
 }
 

@@ -50,9 +50,11 @@ TimeBreakdown time_of(const Member& json) {
   time.attention = json["attention_seconds"].number();
   time.memory_bound = json["memory_bound_seconds"].number();
   time.recompute = json["recompute_seconds"].number();
+  time.slowest_device = json["slowest_device_seconds"].number();
   time.host_issue = json["host_issue_seconds"].number();
   time.bubble = json["bubble_seconds"].number();
   time.optimizer = json["optimizer_seconds"].number();
+  time.production = json["production_seconds"].number();
   for (const StreamRow& row : kStreamRows)
     if (is_account(row.stream))
       time.exposed[static_cast<std::size_t>(row.stream)] =

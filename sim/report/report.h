@@ -18,10 +18,12 @@ struct TimeBreakdown {
   double attention = 0;
   double memory_bound = 0;                 // norms, activations, dropouts, casts
   double recompute = 0;                    // all compute that repeats forward work
+  double slowest_device = 0;               // of products and attention: until the slowest of all devices has done
   double host_issue = 0;                   // the compute stream waits for the CPU to launch
   std::array<double, kStreams> exposed{};  // the compute stream waits for this stream (communication or copies)
   double bubble = 0;                       // the stage waits for its neighbours
   double optimizer = 0;                    // update kernels after the last backward
+  double production = 0;                   // what jobs lose on a shared production cluster, where it is one
   double total() const;
 };
 

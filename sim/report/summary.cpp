@@ -21,9 +21,11 @@ void summarise_bounding_stage(Report& report) {
   consider(time.attention, "attention");
   consider(time.memory_bound, "memory-bound kernels");
   consider(time.recompute, "recomputation");
+  consider(time.slowest_device, "the slowest device");
   consider(time.host_issue, "the host's launches");
   consider(time.bubble, "pipeline bubble");
   consider(time.optimizer, "optimizer");
+  consider(time.production, "production slow-down");
   for (const StreamRow& row : kStreamRows)
     if (is_account(row.stream)) consider(time.exposed[static_cast<std::size_t>(row.stream)], row.label, "exposed ");
 }

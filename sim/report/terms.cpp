@@ -11,7 +11,8 @@ constexpr std::array<const char*, kCategories> kCategoryLabels{
 }  // namespace
 
 double TimeBreakdown::total() const {
-  double seconds = matmul + attention + memory_bound + recompute + host_issue + bubble + optimizer;
+  double seconds = matmul + attention + memory_bound + recompute + slowest_device + host_issue + bubble + optimizer;
+  seconds += production;
   for (const double waiting : exposed) seconds += waiting;
   return seconds;
 }
@@ -27,6 +28,7 @@ const std::vector<TimeTerm>& time_terms() {
     add("attention", "attention", &TimeBreakdown::attention);
     add("memory_bound", "memory-bound kernels", &TimeBreakdown::memory_bound);
     add("recompute", "recomputation", &TimeBreakdown::recompute);
+    add("slowest_device", "waiting for the slowest device", &TimeBreakdown::slowest_device);
     add("host_issue", "waiting for the host to launch", &TimeBreakdown::host_issue);
     for (const StreamRow& row : kStreamRows)
       if (is_account(row.stream))
@@ -34,6 +36,7 @@ const std::vector<TimeTerm>& time_terms() {
             static_cast<std::size_t>(row.stream));
     add("bubble", "pipeline bubble", &TimeBreakdown::bubble);
     add("optimizer", "optimizer", &TimeBreakdown::optimizer);
+    add("production", "production slow-down", &TimeBreakdown::production);
     return terms;
   }();
   return all;

@@ -11,6 +11,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/prediction/planning_notes.h"
+#include "sim/prediction/production.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
 
@@ -71,15 +72,15 @@ namespace {
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 
-std::optional<ExpectedStep> expected_step(const std::string& stack, const Calibration& kernels, const Report& report) {
-  const std::optional<NamedInterval> found = step_interval(stack, kernels.measured);
+std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
+                                          const Report& report) {
+  const std::optional<StepInterval> found = step_interval(stack, curve_origin(device, kernels), report.devices);
   if (!found) return std::nullopt;
-  const StepInterval& i = found->interval;
-  return ExpectedStep{.low_seconds = i.low * report.step_seconds,
-                      .high_seconds = i.high * report.step_seconds,
+  return ExpectedStep{.low_seconds = found->low * report.step_seconds,
+                      .high_seconds = found->high * report.step_seconds,
                       .comparable = found->comparable,
-                      .points = i.points,
-                      .sources = i.sources};
+                      .points = found->points,
+                      .sources = found->sources};
 }
 
 DiscreteEventOptions discrete_event_options(const SimulationOptions& options) {
@@ -128,12 +129,8 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
-  report.expected = expected_step(stack, kernels, report);
-  if (!report.expected && steps.stacks.contains(stack))
-    report.notes.push_back(
-        fmt::format("steps of the stack {} have been published by too few sources to say how far off this may be "
-                    "(results/ACCURACY.md)",
-                    stack));
+  if (steps.stacks.contains(stack)) report.expected = expected_step(stack, scenario.cluster.device, kernels, report);
+  add_production(scenario.cluster, report);
 }
 
 }  // namespace
@@ -190,6 +187,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
                        {&report, 1});
     check_ends(report);
     add_planning_notes(s, *result.program, report);
+    add_production(s.cluster, report);
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
@@ -241,6 +239,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
         check_ends(by_itself);
       }
       std::string link = most_shared_link(by_itself, reports[i]);
+      for (Report* report : {&reports[i], &by_itself}) add_production(read.cluster, *report);
       results.push_back({std::move(read.jobs[i]), std::move(reports[i]), by_itself.step_seconds, std::move(link)});
     }
     return results;

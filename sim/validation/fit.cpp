@@ -227,12 +227,15 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
     left_out[sources[i]] = document_of(fit.parameters().calibration(others));
     fit.predict(others, sources[i], unseen);
   }
+  const StepIntervals found = step_intervals(unseen);
   nlohmann::ordered_json& intervals = fitted["intervals"] = nlohmann::ordered_json::object();
-  for (const auto& [name, interval] : step_intervals(unseen))
-    intervals[name] = {{"low", rounded(interval.low)},
-                       {"high", rounded(interval.high)},
-                       {"points", interval.points},
-                       {"sources", interval.sources}};
+  for (const auto& [name, stack] : found.stacks)
+    intervals["stacks"][name] = {{"half_width", rounded(stack.half_width)},
+                                 {"points", stack.points},
+                                 {"sources", stack.sources},
+                                 {"most_devices", stack.most_devices}};
+  for (std::size_t i = 0; i < kCurveOrigins; ++i)
+    intervals["origin_factor"][std::string(name_of(static_cast<CurveOrigin>(i)))] = rounded(found.origin_factor[i]);
   return {fitted.dump(1) + "\n", left_out.dump(1) + "\n"};
 }
 

@@ -1,50 +1,82 @@
 #include "sim/validation/intervals.h"
 
 #include <algorithm>
-#include <set>
+#include <cmath>
+#include <vector>
 
 namespace orrery {
 namespace {
 
-struct Weighted {
-  double value = 0, weight = 0;
+struct Error {
+  double size = 0;  // |log(measured / predicted)|, later in units of a width
+  double weight = 0;
+  std::string stack;
+  std::size_t origin = 0;
+  std::string source;
 };
 
-// The value with `share` of the weight below it.
-double weighted_quantile(std::vector<Weighted> values, double share) {
-  std::sort(values.begin(), values.end(), [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+// The least value that `share` of the weight does not exceed.
+template <class Key>
+double weighted_quantile(const std::vector<Error>& errors, double share, const Key& value) {
+  std::vector<std::pair<double, double>> values;
   double total = 0, below = 0;
-  for (const Weighted& v : values) total += v.weight;
-  for (const Weighted& v : values) {
-    below += v.weight;
-    if (below >= share * total) return v.value;
+  for (const Error& e : errors)
+    if (const double v = value(e); v >= 0) values.emplace_back(v, e.weight), total += e.weight;
+  std::sort(values.begin(), values.end());
+  for (const auto& [v, weight] : values) {
+    below += weight;
+    if (below >= share * total * (1 - 1e-12)) return v;
   }
-  return values.back().value;
+  return values.empty() ? 0 : values.back().first;
 }
 
-std::map<std::string, StepInterval> intervals_without(std::span<const PredictedPoint> points, double share,
-                                                      const std::string& without) {
-  const std::map<std::string, double> weights = weights_of_sources(points);
-  std::map<std::string, std::vector<Weighted>> ratios;
-  std::map<std::string, std::set<std::string>> sources;
-  for (const PredictedPoint& p : points) {
-    if (!is_fitted(p) || p.source->name == without) continue;
-    for (const std::string& group : comparable_steps(p.framework, p.measured_device)) {
-      ratios[group].push_back({p.point->value / p.predicted, weights.at(p.source->name)});
-      sources[group].insert(p.source->name);
+struct Widths {
+  std::map<std::string, double> stacks;
+  std::array<double, kCurveOrigins> origins{1, 1, 1};
+  double any = 0;  // of a stack that has none
+
+  double of(const Error& e) const {
+    const auto found = stacks.find(e.stack);
+    return (found == stacks.end() ? any : found->second) * origins[e.origin];
+  }
+};
+
+// Widths of a stack times those of an origin, so that either holds its share: each in turn, given the other.
+Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
+  constexpr int kTurns = 30;
+  Widths w;
+  std::set<std::string> stacks;
+  for (const Error& e : errors)
+    if (e.source != without) stacks.insert(e.stack);
+  w.any = weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
+  for (int turn = 0; turn < kTurns; ++turn) {
+    for (const std::string& stack : stacks)
+      w.stacks[stack] = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+        return e.source == without || e.stack != stack ? -1 : e.size / w.origins[e.origin];
+      });
+    for (std::size_t origin = 1; origin < kCurveOrigins; ++origin) {
+      const double factor = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
+        if (e.source == without || e.origin != origin) return -1.0;
+        const double width = w.stacks.at(e.stack);
+        return width > 0 ? e.size / width : 0;
+      });
+      if (factor > 0) w.origins[origin] = std::max(1.0, factor);
     }
   }
-  std::map<std::string, StepInterval> intervals;
-  for (const auto& [group, values] : ratios) {
-    const auto of_group = static_cast<std::int64_t>(sources[group].size());
-    const auto size = static_cast<std::int64_t>(values.size());
-    if (size < kLeastPoints || of_group < kLeastSources) continue;
-    intervals[group] = {.low = weighted_quantile(values, (1 - share) / 2),
-                        .high = weighted_quantile(values, (1 + share) / 2),
-                        .points = size,
-                        .sources = of_group};
-  }
-  return intervals;
+  return w;
+}
+
+std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  const std::map<std::string, double> weights = weights_of_sources(points);
+  std::vector<Error> errors;
+  for (const PredictedPoint& p : points)
+    if (is_fitted(p) && (of.empty() || of.contains(p.source->name)))
+      errors.push_back({.size = std::abs(std::log(p.point->value / p.predicted)),
+                        .weight = weights.at(p.source->name),
+                        .stack = p.framework,
+                        .origin = static_cast<std::size_t>(p.curves),
+                        .source = p.source->name});
+  return errors;
 }
 
 }  // namespace
@@ -61,32 +93,61 @@ std::map<std::string, double> weights_of_sources(std::span<const PredictedPoint>
   return weights;
 }
 
-double interval_coverage(std::span<const PredictedPoint> points, double share, const std::set<std::string>& of) {
-  double inside = 0, all = 0;
-  for (const auto& [source, weight] : weights_of_sources(points)) {
-    if (!of.empty() && !of.contains(source)) continue;
-    const std::map<std::string, StepInterval> intervals = intervals_without(points, share, source);
-    for (const PredictedPoint& p : points) {
-      if (!is_fitted(p) || p.source->name != source) continue;
-      for (const std::string& group : comparable_steps(p.framework, p.measured_device)) {
-        const auto found = intervals.find(group);
-        if (found == intervals.end()) continue;
-        const double ratio = p.point->value / p.predicted;
-        all += weight;
-        if (ratio >= found->second.low && ratio <= found->second.high) inside += weight;
-        break;
-      }
-    }
+StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
+  std::vector<Error> errors = errors_of(points, of);
+  const Widths widths = widths_of(errors, "");
+  // Each point in units of the width that the other sources give it; what these exceed 1 by widens.
+  std::map<std::string, Widths> without;
+  for (const Error& e : errors)
+    if (!without.contains(e.source)) without[e.source] = widths_of(errors, e.source);
+  std::vector<Error> unseen = errors;
+  for (Error& e : unseen) {
+    const double width = without.at(e.source).of(e);
+    e.size = width > 0 ? e.size / width : 0;
   }
-  return all > 0 ? inside / all : 0;
+  const Widths wider = widths_of(unseen, "");
+
+  StepIntervals intervals;
+  std::map<std::string, std::set<std::string>> sources;
+  for (const Error& e : errors) sources[e.stack].insert(e.source);
+  for (const PredictedPoint& p : points) {
+    if (!is_fitted(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    StepIntervals::Stack& stack = intervals.stacks[p.framework];
+    ++stack.points;
+    stack.most_devices = std::max(stack.most_devices, p.devices);
+  }
+  for (auto& [name, stack] : intervals.stacks) {
+    stack.sources = static_cast<std::int64_t>(sources.at(name).size());
+    stack.half_width = widths.stacks.at(name) * std::max(1.0, wider.stacks.at(name));
+  }
+  std::erase_if(intervals.stacks, [](const auto& entry) {
+    return entry.second.points < kLeastPoints || entry.second.sources < kLeastSources;
+  });
+  for (std::size_t origin = 0; origin < kCurveOrigins; ++origin)
+    intervals.origin_factor[origin] = widths.origins[origin] * wider.origins[origin];
+  return intervals;
 }
 
-double interval_share(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
-  constexpr int kHundredth = 100;
-  for (int share = static_cast<int>(kIntervalShare * kHundredth); share < kHundredth; ++share)
-    if (interval_coverage(points, share / static_cast<double>(kHundredth), of) >= kIntervalShare)
-      return share / static_cast<double>(kHundredth);
-  return 1;
+std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
+                                                const std::set<std::string>& of) {
+  const std::map<std::string, double> weights = weights_of_sources(points);
+  std::map<std::string, std::pair<double, double>> inside;  // and all
+  for (const PredictedPoint& p : points) {
+    if (!is_fitted(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
+    if (!interval) continue;
+    const double ratio = p.point->value / p.predicted, weight = weights.at(p.source->name);
+    constexpr double kRounding = 1e-9;  // the widest that is inside lies on the border
+    const bool in = ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding);
+    for (const std::string& group :
+         {std::string(kAllSteps), p.framework, "curves: " + std::string(name_of(p.curves))}) {
+      inside[group].second += weight;
+      if (in) inside[group].first += weight;
+    }
+  }
+  std::map<std::string, double> shares;
+  for (const auto& [group, counts] : inside) shares[group] = counts.first / counts.second;
+  return shares;
 }
 
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points) {
@@ -95,10 +156,6 @@ std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::s
   for (const auto& [name, weight] : weights_of_sources(points))
     (next++ % 2 == 0 ? halves.first : halves.second).insert(name);
   return halves;
-}
-
-std::map<std::string, StepInterval> step_intervals(std::span<const PredictedPoint> points) {
-  return intervals_without(points, interval_share(points), "");
 }
 
 }  // namespace orrery

@@ -6,7 +6,6 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "sim/cost/step_calibration.h"
 #include "sim/validation/predicted_points.h"
@@ -20,24 +19,22 @@ inline constexpr double kMostOfSource = 30;
 std::map<std::string, double> weights_of_sources(std::span<const PredictedPoint> points);
 
 inline constexpr double kIntervalShare = 0.8;
-// Of a group that speaks for itself.
+// Of a stack that speaks for itself.
 inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 
-// Share of points inside the interval that the points of all other sources give them, when these take the central
-// `share` of measured / predicted. Sources weigh as above. `of`: the
-// sources whose points are tried; all where empty.
-double interval_coverage(std::span<const PredictedPoint> points, double share, const std::set<std::string>& of = {});
+// Half widths and factors that hold kIntervalShare of every stack's and every origin's weighted points, although each
+// source is held against those that the other sources give: sources differ from each other more than the points of one
+// do. `points`: predicted by calibrations that have not seen them (Seen::others); those that are not fitted are no
+// part. `of`: the sources that they are found from; all where empty.
+StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
-// Sources differ from each other more than the points of one do, so that the central kIntervalShare of some sources
-// holds less than that of another. The smallest share, in steps of a hundredth, whose coverage is kIntervalShare.
-double interval_share(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
+// Weighted share of fitted points inside their intervals: over all, by stack ("megatron-core") and by origin
+// ("curves: own"). `of`: the sources whose points are tried; all where empty.
+std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
+                                                const std::set<std::string>& of = {});
+inline constexpr const char* kAllSteps = "all";
 
 // The sources that have predicted steps, every other one in the first.
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points);
-
-// For every group of comparable_steps() that has enough steps: the central interval_share() of measured / predicted,
-// weighted as above. `points`: predicted by calibrations that have not seen them (Seen::others); those that are not
-// fitted are no part.
-std::map<std::string, StepInterval> step_intervals(std::span<const PredictedPoint> points);
 
 }  // namespace orrery

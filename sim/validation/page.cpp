@@ -14,6 +14,7 @@
 #include "sim/report/format.h"
 #include "sim/validation/intervals.h"
 #include "sim/validation/measured_collectives.h"
+#include "sim/validation/scaling.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -82,6 +83,22 @@ std::string groups(std::string_view heading, const std::vector<ErrorGroup>& grou
       row.push_back(g.ranking.tables > 0 ? fmt::format("{:.2f} ({})", g.ranking.tau, g.ranking.tables) : "-");
     if (shown.not_predicted) row.push_back(std::to_string(g.not_predicted));
   }
+  return markdown_grid(columns, rows);
+}
+
+std::string scaling(std::span<const PredictedPoint> points) {
+  Rows rows;
+  for (const ScalingSeries& s : scaling_series(points)) {
+    std::string devices;
+    for (const PredictedPoint* p : s.points)
+      devices += (devices.empty() ? "" : ", ") + std::to_string(p->devices);
+    rows.push_back({s.name, s.weak ? "replica" : "global batch", devices, percent_text(s.measured_loss),
+                    percent_text(s.predicted_loss), signed_percent_text(s.points.front()->error()),
+                    signed_percent_text(s.points.back()->error())});
+  }
+  const std::vector<Column> columns{{"series", false},    {"constant", false},  {"devices", false},
+                                    {"lost, measured"},   {"lost, predicted"},  {"error, fewest"},
+                                    {"error, most"}};
   return markdown_grid(columns, rows);
 }
 
@@ -238,11 +255,23 @@ std::vector<PredictedPoint> of_quantity(const std::vector<PredictedPoint>& point
   return kept;
 }
 
-// The intervals' share is chosen on every other source and tried on those between, and the other way round.
+// Intervals are found from every other source and tried on those between, and the other way round.
 std::pair<double, double> coverage_of_halves(std::span<const PredictedPoint> points) {
   const auto [one, other] = halves_of_sources(points);
-  return {interval_coverage(points, interval_share(points, one), other),
-          interval_coverage(points, interval_share(points, other), one)};
+  return {interval_coverage(points, step_intervals(points, one), other).at(kAllSteps),
+          interval_coverage(points, step_intervals(points, other), one).at(kAllSteps)};
+}
+
+std::string coverage(std::span<const PredictedPoint> points) {
+  const StepIntervals intervals = step_intervals(points);
+  Rows rows;
+  for (const auto& [group, share] : interval_coverage(points, intervals)) {
+    const auto stack = intervals.stacks.find(group);
+    const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
+    rows.push_back({group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
+  }
+  return markdown_grid(
+      std::vector<Column>{{"steps", false}, {"interval, of the prediction"}, {"inside, sources left out"}}, rows);
 }
 
 std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
@@ -273,7 +302,7 @@ std::vector<ErrorGroup> by_strategy(const std::vector<PredictedPoint>& steps) {
 
 std::vector<ErrorGroup> by_device(const std::vector<PredictedPoint>& steps) {
   std::vector<ErrorGroup> groups = groups_by(steps, [](const PredictedPoint& p) {
-    return p.device.empty() ? "" : p.device + (p.measured_device ? "" : " (curves borrowed)");
+    return p.device.empty() ? "" : p.device + (p.measured_device() ? "" : " (curves borrowed)");
   });
   std::sort(groups.begin(), groups.end(), [](const ErrorGroup& a, const ErrorGroup& b) { return a.name < b.name; });
   return groups;
@@ -304,9 +333,9 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
       "\nTau compares, within each published table of {} configurations or more, the predicted with the measured "
       "order; "
       "\"lost by trusting it\" is how\nmuch slower than the fastest the configuration is that is predicted fastest. "
-      "Reports state an 80 % interval, as wide as "
-      "makes it hold 80 % of the points of\nsources left out. Tried out: with the width chosen on one half of the "
-      "sources it holds {:.0f} % of the other half's points, the other way round {:.0f} %.\n\nThe figures count "
+      "Reports state an 80 % interval: its width holds 80 % of the points of\nsources left out, stack by stack and by "
+      "whose curves a device has ([below](#intervals)). Tried out: the width found on one half of the sources holds "
+      "{:.0f} % of the\nother half's points, the other way round {:.0f} %.\n\nThe figures count "
       "points: vtrain_single alone is {} of them. Sources of one "
       "author (vtrain, bigscience, mosaicml, torchtitan, NVIDIA's) are left out\none at a time, though their systems "
       "are "
@@ -324,6 +353,12 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
           groups("devices", by_size(steps), {.ranking = true}) + "\n" +
           groups("strategy", by_strategy(steps), {.ranking = true});
   page += "\n## By device\n\n" + groups("device", by_device(steps), {});
+  page += "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them.\n\n" + coverage(runs.others);
+  page +=
+      "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
+      "(published/scaling.json)): the share of tokens a device and second that each doubling\nof the devices costs, "
+      "from the fewest to the most.\n\n" +
+      scaling(runs.others);
   page += "\n## Memory, layers, activations\n\n";
   for (const Quantity q :
        {Quantity::peak_allocated_bytes, Quantity::peak_device_bytes, Quantity::layer_forward_seconds,

@@ -64,7 +64,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.predicted = predicted_value(point.quantity, simulation);
     result.peak_bytes = simulation.report.memory_peak_bytes;
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
-    result.measured_device = simulation.kernels->measured;
+    result.curves = curve_origin(simulation.scenario.cluster.device, *simulation.kernels);
     result.device = scenario.cluster.device.name;
     result.framework = framework::stack_name(scenario.plan);
     result.devices = simulation.report.devices;

@@ -18,7 +18,8 @@ struct PredictedPoint {
   double predicted = 0;  // in the quantity's unit; fits: 1 or 0
   double peak_bytes = 0, capacity_bytes = 0;
   std::string device, framework;
-  bool measured_device = true;  // its kernels have been measured; else its curves are borrowed
+  CurveOrigin curves = CurveOrigin::own;
+  bool measured_device() const { return curves == CurveOrigin::own; }
   std::int64_t devices = 0, nodes = 0;
   std::vector<std::string> strategies;  // plan_words(): "tensor", "zero-1", "recompute-full"
   std::string bound_by;

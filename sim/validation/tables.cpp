@@ -149,7 +149,7 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
       one["devices"] = p.devices;
       one["nodes"] = p.nodes;
       one["framework"] = p.framework;
-      one["measured_device"] = p.measured_device;
+      one["measured_device"] = p.measured_device();
       one["strategies"] = p.strategies;
       one["bound_by"] = p.bound_by;
       for (const Term& term : terms_of(p.time))

@@ -1,0 +1,198 @@
+// What no fit to published steps may break: orders that follow from what the numbers stand for.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "sim/cost/scale_cost.h"
+#include "sim/simulation/simulation.h"
+#include "strategies/framework/framework.h"
+#include "tests/simulation/support.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+Report fitted(const Json& scenario) {
+  static Simulator simulator;
+  return simulator.evaluate(scenario, {"test", {}}, {.ops = true}).report;
+}
+
+Json with(Json scenario, const Json& plan) {
+  scenario["plan"].update(plan);
+  return scenario;
+}
+
+// Dense models of all sizes under plans of all kinds, on measured and on borrowed devices.
+std::vector<Json> scenarios() {
+  std::vector<Json> all;
+  for (const char* node : {"dgx-a100", "dgx-h100", "gb200-nvl72", "dgx-1v"})
+    for (const auto& [model, plan] : std::vector<std::pair<const char*, Json>>{
+             {"gpt2-124m", Json::object()},
+             {"llama-3-8b", {{"zero_stage", 3}}},
+             {"llama-3-8b", {{"tensor_parallel", 4}, {"sequence_parallel", true}}},
+             {"llama-3-8b", {{"zero_stage", 3}, {"recompute", "full"}, {"micro_batch_size", 2}}},
+             {"gpt3-175b", {{"tensor_parallel", 4}, {"pipeline_parallel", 4}}}})
+      all.push_back({{"model", model},
+                     {"cluster", {{"node", node}, {"nodes", 4}}},
+                     {"workload", {{"sequence_length", 1024}, {"global_batch_size", 576}}},
+                     {"plan", plan}});
+  for (Json& s : all) s["plan"]["precision"] = s["cluster"]["node"] == "dgx-1v" ? "fp16" : "bf16";
+  return all;
+}
+
+TEST(FittedOrder, CompilingIsNeverSlower) {
+  for (const Json& s : scenarios()) {
+    const Report eager = fitted(with(s, {{"framework", "fsdp"}}));
+    const Report compiled = fitted(with(s, {{"framework", "fsdp-compiled"}}));
+    EXPECT_LE(compiled.step_seconds, eager.step_seconds) << s;
+    EXPECT_LE(compiled.memory_peak_bytes, eager.memory_peak_bytes) << s;
+  }
+}
+
+// A device multiplies as fast for one stack as for another.
+TEST(FittedOrder, StacksDoNotChangeProducts) {
+  for (const Json& s : scenarios()) {
+    const double compiled = fitted(with(s, {{"framework", "fsdp-compiled"}})).stages[0].time.matmul;
+    for (const char* stack : {"fsdp", "nanotron", "jax"})
+      EXPECT_NEAR(fitted(with(s, {{"framework", stack}})).stages[0].time.matmul / compiled, 1, 0.02) << stack << s;
+  }
+}
+
+TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
+  for (const Json& s : scenarios())
+    for (const char* stack : {"fsdp", "megatron-core"}) {
+      Scenario slow = read_scenario(with(s, {{"framework", stack}}), {});
+      Simulator simulator;
+      const double before = simulator.evaluate(slow, {}).report.step_seconds;
+      const auto after = [&](const auto& change) {
+        Scenario fast = slow;
+        change(fast.cluster);
+        return simulator.evaluate(fast, {}).report.step_seconds;
+      };
+      constexpr double kFaster = 1.25, kRounding = 1 + 1e-9;
+      EXPECT_LE(after([](Cluster& c) {
+                  for (double& peak : c.device.peak_flops_per_second) peak *= kFaster;
+                }),
+                before * kRounding)
+          << stack << s;
+      EXPECT_LE(after([](Cluster& c) { c.device.memory_bytes_per_second *= kFaster; }), before * kRounding)
+          << stack << s;
+      EXPECT_LE(after([](Cluster& c) { c.node.intra_bytes_per_second *= kFaster; }), before * kRounding) << stack << s;
+      EXPECT_LE(after([](Cluster& c) { c.node.nic_bytes_per_second *= kFaster; }), before * kRounding) << stack << s;
+    }
+}
+
+// A step in fp8 gains no more than the product that gains most.
+TEST(FittedOrder, Fp8GainsNoMoreThanItsKernels) {
+  std::size_t checked = 0;
+  for (const char* node : {"dgx-h100", "gb200-nvl72", "mi300x-8"})
+    for (const char* stack : {"megatron-core", "fsdp", "fsdp-compiled", "jax"})
+      for (const int micro_batch : {1, 4}) {
+        const Json s{{"model", "llama-3-8b"},
+                     {"cluster", {{"node", node}, {"nodes", 1}}},
+                     {"workload", {{"sequence_length", 4096}, {"global_batch_size", 288}}},
+                     {"plan", {{"framework", stack}, {"zero_stage", 3}, {"micro_batch_size", micro_batch}}}};
+        const Report half = fitted(with(s, {{"precision", "bf16"}})), quarter = fitted(with(s, {{"precision", "fp8"}}));
+        double most = 0;
+        for (const OpReport& a : half.ops)
+          for (const OpReport& b : quarter.ops)
+            if (a.name == b.name && a.flops > 0 && b.seconds > 0) most = std::max(most, a.seconds / b.seconds), ++checked;
+        EXPECT_LE(half.step_seconds / quarter.step_seconds, most) << s;
+      }
+  EXPECT_GT(checked, 100u);
+}
+
+// No step is shorter than its products and attention measured alone.
+TEST(FittedOrder, MfuIsBelowWhatProductsReachAlone) {
+  Simulator alone;
+  static const StepCalibration kNone;
+  alone.use(kNone);
+  for (const BundledScenario& bundled : bundled_scenarios()) {
+    const Json json = Json::parse(bundled.text, nullptr, true, true);
+    if (json.contains("jobs")) continue;
+    const Report step = fitted(json);
+    const Report kernels = alone.evaluate(json, {bundled.name, {}}, {}).report;
+    const TimeBreakdown& time = kernels.stages[static_cast<std::size_t>(kernels.bounding_stage)].time;
+    const double products = time.matmul + time.attention;
+    EXPECT_GE(step.step_seconds, products) << bundled.name;
+    EXPECT_LE(step.mfu, kernels.mfu * kernels.step_seconds / products) << bundled.name;
+  }
+}
+
+TEST(FittedOrder, NumbersOfTheFileAreThoseOfTheirKind) {
+  const StepCalibration& c = step_calibration();
+  EXPECT_GE(c.collective_slowdown, 1);
+  for (const auto& [device, slowdown] : c.device_slowdown) EXPECT_GE(slowdown, 1) << device;
+  for (const auto& [stack, s] : c.stacks) {
+    EXPECT_GE(s.memory_bound_slowdown, 1) << stack;
+    EXPECT_GE(s.host_seconds_per_op, framework::literature_host_seconds_per_op(stack)) << stack;
+  }
+  EXPECT_LE(c.stacks.at("fsdp-compiled").memory_bound_slowdown, c.stacks.at("fsdp").memory_bound_slowdown);
+  EXPECT_LE(c.stacks.at("fsdp-compiled").host_seconds_per_op, c.stacks.at("fsdp").host_seconds_per_op);
+}
+
+// ---- what scale costs
+
+TEST(ScaleCost, TheLargestOfManyIsAsIntegralsSay) {
+  // Harter 1961 (Biometrika 48), table 1; 1 / sqrt(pi) for two.
+  EXPECT_DOUBLE_EQ(expected_largest(1), 0);
+  EXPECT_NEAR(expected_largest(2), 0.56419, 1e-4);
+  EXPECT_NEAR(expected_largest(8), 1.42360, 1e-4);
+  EXPECT_NEAR(expected_largest(100), 2.50759, 1e-4);
+  EXPECT_GT(expected_largest(131072), expected_largest(16384));
+}
+
+// At constant work a replica the products' time is equal; what the slowest of more devices costs is a term of its own.
+TEST(ScaleCost, WaitingForTheSlowestGrowsWithTheCluster) {
+  const auto at = [](int nodes) {
+    return fitted({{"model", "llama-3-8b"},
+                   {"cluster", {{"node", "dgx-h100"}, {"nodes", nodes}}},
+                   {"workload", {{"sequence_length", 4096}, {"global_batch_size", 8 * nodes}}},
+                   {"plan", {{"tensor_parallel", 8}, {"zero_stage", 1}}}});
+  };
+  const Report one = at(1), many = at(2048);
+  EXPECT_EQ(one.stages[0].time.slowest_device, 0);
+  EXPECT_NEAR(many.stages[0].time.matmul / one.stages[0].time.matmul, 1, 1e-9);
+  const double products = many.stages[0].time.matmul + many.stages[0].time.attention;
+  EXPECT_NEAR(many.stages[0].time.slowest_device / products,
+              device_spread() * (expected_largest(16384) - expected_largest(8)), 1e-9);
+  EXPECT_NEAR(many.stages[0].time.total() / many.step_seconds, 1, 1e-12);
+}
+
+TEST(ScaleCost, ProductionIsATermThatNothingElseFeels) {
+  Json s{{"model", "llama-3-8b"},
+         {"cluster", {{"node", "dgx-h100"}, {"nodes", 16}}},
+         {"workload", {{"sequence_length", 4096}, {"global_batch_size", 128}}},
+         {"plan", {{"tensor_parallel", 8}, {"pipeline_parallel", 2}}}};
+  const Report tuned = fitted(s);
+  s["cluster"]["production"] = true;
+  const Report production = fitted(s);
+  const ProductionSlowdown& slowdown = production_slowdown();
+  EXPECT_NEAR(production.step_seconds / tuned.step_seconds, 1 + slowdown.median, 1e-12);
+  EXPECT_NEAR(production.mfu * (1 + slowdown.median) / tuned.mfu, 1, 1e-12);
+  for (std::size_t i = 0; i < tuned.stages.size(); ++i) {
+    EXPECT_EQ(production.stages[i].time.matmul, tuned.stages[i].time.matmul);
+    EXPECT_NEAR(production.stages[i].time.production, slowdown.median * tuned.step_seconds, 1e-12);
+    EXPECT_NEAR(production.stages[i].time.total() / production.step_seconds, 1, 1e-9);
+  }
+  EXPECT_GT(production.expected->high_seconds / production.expected->low_seconds,
+            tuned.expected->high_seconds / tuned.expected->low_seconds);
+  EXPECT_THAT(production.notes, testing::Contains(testing::HasSubstr("shared production cluster")));
+}
+
+// Four published figures from two numbers (results/calibration/scale.json).
+TEST(ScaleCost, ProductionSlowdownsAreThosePublished) {
+  const ProductionSlowdown& s = production_slowdown();
+  const auto slower_than = [&](double loss) {
+    return std::erfc(std::log(loss / s.median) / s.sigma_of_logarithm / std::sqrt(2.0)) / 2;
+  };
+  EXPECT_NEAR(slower_than(0.10), 0.425, 0.005);
+  const auto lost = [](double slowdown) { return slowdown / (1 + slowdown); };
+  EXPECT_NEAR(lost(s.worse_tenth()), 0.213, 0.015);
+  EXPECT_NEAR(s.better_tenth() * s.worse_tenth(), s.median * s.median, 1e-12);
+}
+
+}  // namespace
+}  // namespace orrery
