@@ -34,7 +34,7 @@ std::string_view file_text(std::string_view name) {
 
 // Files of devices; borrowed.json, the collectives' files and the steps' lie beside them.
 bool is_device_file(std::string_view name) {
-  return name != "borrowed" && !name.starts_with("steps") && !name.starts_with("collective");
+  return name != "borrowed" && name != "scale" && !name.starts_with("steps") && !name.starts_with("collective");
 }
 
 // The value of a key that must be there.

@@ -7,6 +7,8 @@
 namespace orrery {
 namespace {
 
+constexpr double kRounding = 1e-9;  // the widest that is inside lies on the border
+
 struct Error {
   double size = 0;  // |log(measured / predicted)|, later in units of a width
   double weight = 0;
@@ -79,6 +81,28 @@ std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::
   return errors;
 }
 
+// Each error in units of the width that the other sources give it.
+std::vector<Error> unseen_errors(std::vector<Error> errors) {
+  std::map<std::string, Widths> without;
+  for (const Error& e : errors)
+    if (!without.contains(e.source)) without[e.source] = widths_of(errors, e.source);
+  for (Error& e : errors) {
+    const double width = without.at(e.source).of(e);
+    e.size = width > 0 ? e.size / width : 0;
+  }
+  return errors;
+}
+
+std::map<std::string, double> shares(const std::map<std::string, std::pair<double, double>>& inside_of_all) {
+  std::map<std::string, double> shares;
+  for (const auto& [group, counts] : inside_of_all) shares[group] = counts.first / counts.second;
+  return shares;
+}
+
+std::array<std::string, 3> groups_of(const std::string& stack, CurveOrigin origin) {
+  return {kAllSteps, stack, "curves: " + std::string(name_of(origin))};
+}
+
 }  // namespace
 
 bool is_fitted(const PredictedPoint& p) {
@@ -94,18 +118,8 @@ std::map<std::string, double> weights_of_sources(std::span<const PredictedPoint>
 }
 
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
-  std::vector<Error> errors = errors_of(points, of);
-  const Widths widths = widths_of(errors, "");
-  // Each point in units of the width that the other sources give it; what these exceed 1 by widens.
-  std::map<std::string, Widths> without;
-  for (const Error& e : errors)
-    if (!without.contains(e.source)) without[e.source] = widths_of(errors, e.source);
-  std::vector<Error> unseen = errors;
-  for (Error& e : unseen) {
-    const double width = without.at(e.source).of(e);
-    e.size = width > 0 ? e.size / width : 0;
-  }
-  const Widths wider = widths_of(unseen, "");
+  const std::vector<Error> errors = errors_of(points, of);
+  const Widths widths = widths_of(errors, ""), wider = widths_of(unseen_errors(errors), "");
 
   StepIntervals intervals;
   std::map<std::string, std::set<std::string>> sources;
@@ -118,7 +132,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   }
   for (auto& [name, stack] : intervals.stacks) {
     stack.sources = static_cast<std::int64_t>(sources.at(name).size());
-    stack.half_width = widths.stacks.at(name) * std::max(1.0, wider.stacks.at(name));
+    stack.half_width = widths.stacks.at(name) * wider.stacks.at(name);
   }
   std::erase_if(intervals.stacks, [](const auto& entry) {
     return entry.second.points < kLeastPoints || entry.second.sources < kLeastSources;
@@ -137,17 +151,25 @@ std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> 
     const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted, weight = weights.at(p.source->name);
-    constexpr double kRounding = 1e-9;  // the widest that is inside lies on the border
     const bool in = ratio >= interval->low * (1 - kRounding) && ratio <= interval->high * (1 + kRounding);
-    for (const std::string& group :
-         {std::string(kAllSteps), p.framework, "curves: " + std::string(name_of(p.curves))}) {
+    for (const std::string& group : groups_of(p.framework, p.curves)) {
       inside[group].second += weight;
       if (in) inside[group].first += weight;
     }
   }
-  std::map<std::string, double> shares;
-  for (const auto& [group, counts] : inside) shares[group] = counts.first / counts.second;
-  return shares;
+  return shares(inside);
+}
+
+std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points) {
+  const std::vector<Error> unseen = unseen_errors(errors_of(points, {}));
+  const Widths wider = widths_of(unseen, "");
+  std::map<std::string, std::pair<double, double>> inside;
+  for (const Error& e : unseen)
+    for (const std::string& group : groups_of(e.stack, static_cast<CurveOrigin>(e.origin))) {
+      inside[group].second += e.weight;
+      if (e.size <= wider.of(e) * (1 + kRounding)) inside[group].first += e.weight;
+    }
+  return shares(inside);
 }
 
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points) {

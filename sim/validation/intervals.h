@@ -22,9 +22,8 @@ inline constexpr double kIntervalShare = 0.8;
 // Of a stack that speaks for itself.
 inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 
-// Half widths and factors that hold kIntervalShare of every stack's and every origin's weighted points, although each
-// source is held against those that the other sources give: sources differ from each other more than the points of one
-// do. `points`: predicted by calibrations that have not seen them (Seen::others); those that are not fitted are no
+// Half widths and factors that hold kIntervalShare of every stack's and every origin's weighted points when each source
+// is held against those that the other sources give: sources differ from each other more than the points of one do. `points`: predicted by calibrations that have not seen them (Seen::others); those that are not fitted are no
 // part. `of`: the sources that they are found from; all where empty.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
@@ -33,6 +32,10 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
 std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> points, const StepIntervals& intervals,
                                                 const std::set<std::string>& of = {});
 inline constexpr const char* kAllSteps = "all";
+
+// The same where each source is held against widths that the others give, times what step_intervals() finds missing: what
+// to expect of a source that nobody has seen.
+std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points);
 
 // The sources that have predicted steps, every other one in the first.
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points);

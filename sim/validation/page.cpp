@@ -265,7 +265,7 @@ std::pair<double, double> coverage_of_halves(std::span<const PredictedPoint> poi
 std::string coverage(std::span<const PredictedPoint> points) {
   const StepIntervals intervals = step_intervals(points);
   Rows rows;
-  for (const auto& [group, share] : interval_coverage(points, intervals)) {
+  for (const auto& [group, share] : unseen_coverage(points)) {
     const auto stack = intervals.stacks.find(group);
     const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
     rows.push_back({group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "sim/cost/scale_cost.h"
@@ -19,7 +20,7 @@ Report fitted(const Json& scenario) {
   return simulator.evaluate(scenario, {"test", {}}, {.ops = true}).report;
 }
 
-Json with(Json scenario, const Json& plan) {
+Json with_plan(Json scenario, const Json& plan) {
   scenario["plan"].update(plan);
   return scenario;
 }
@@ -44,8 +45,8 @@ std::vector<Json> scenarios() {
 
 TEST(FittedOrder, CompilingIsNeverSlower) {
   for (const Json& s : scenarios()) {
-    const Report eager = fitted(with(s, {{"framework", "fsdp"}}));
-    const Report compiled = fitted(with(s, {{"framework", "fsdp-compiled"}}));
+    const Report eager = fitted(with_plan(s, {{"framework", "fsdp"}}));
+    const Report compiled = fitted(with_plan(s, {{"framework", "fsdp-compiled"}}));
     EXPECT_LE(compiled.step_seconds, eager.step_seconds) << s;
     EXPECT_LE(compiled.memory_peak_bytes, eager.memory_peak_bytes) << s;
   }
@@ -53,17 +54,27 @@ TEST(FittedOrder, CompilingIsNeverSlower) {
 
 // A device multiplies as fast for one stack as for another.
 TEST(FittedOrder, StacksDoNotChangeProducts) {
+  std::size_t checked = 0;
   for (const Json& s : scenarios()) {
-    const double compiled = fitted(with(s, {{"framework", "fsdp-compiled"}})).stages[0].time.matmul;
-    for (const char* stack : {"fsdp", "nanotron", "jax"})
-      EXPECT_NEAR(fitted(with(s, {{"framework", stack}})).stages[0].time.matmul / compiled, 1, 0.02) << stack << s;
+    std::map<std::string, OpReport> compiled;
+    for (const OpReport& op : fitted(with_plan(s, {{"framework", "fsdp-compiled"}})).ops) compiled[op.name] = op;
+    for (const char* stack : {"fsdp", "deepspeed", "nanotron", "jax", "megatron-core", "megatron-deepspeed"})
+      for (const OpReport& op : fitted(with_plan(s, {{"framework", stack}})).ops) {
+        const bool fused = op.name.find("attention") != std::string::npos;  // of different generations
+        const auto same = compiled.find(op.name);
+        if (op.flops == 0 || fused || same == compiled.end()) continue;
+        if (same->second.flops != op.flops || same->second.bytes != op.bytes) continue;  // a bias or a padding apart
+        EXPECT_DOUBLE_EQ(op.seconds, same->second.seconds) << op.name << " " << stack << s;
+        ++checked;
+      }
   }
+  EXPECT_GT(checked, 500u);
 }
 
 TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
   for (const Json& s : scenarios())
     for (const char* stack : {"fsdp", "megatron-core"}) {
-      Scenario slow = read_scenario(with(s, {{"framework", stack}}), {});
+      Scenario slow = read_scenario(with_plan(s, {{"framework", stack}}), {});
       Simulator simulator;
       const double before = simulator.evaluate(slow, {}).report.step_seconds;
       const auto after = [&](const auto& change) {
@@ -71,7 +82,8 @@ TEST(FittedOrder, AFasterDeviceLinkOrMemoryIsNeverSlower) {
         change(fast.cluster);
         return simulator.evaluate(fast, {}).report.step_seconds;
       };
-      constexpr double kFaster = 1.25, kRounding = 1 + 1e-9;
+      // An exchange that ends sooner makes way for another that slows other kernels: within a thousandth.
+      constexpr double kFaster = 1.25, kRounding = 1.001;
       EXPECT_LE(after([](Cluster& c) {
                   for (double& peak : c.device.peak_flops_per_second) peak *= kFaster;
                 }),
@@ -94,7 +106,7 @@ TEST(FittedOrder, Fp8GainsNoMoreThanItsKernels) {
                      {"cluster", {{"node", node}, {"nodes", 1}}},
                      {"workload", {{"sequence_length", 4096}, {"global_batch_size", 288}}},
                      {"plan", {{"framework", stack}, {"zero_stage", 3}, {"micro_batch_size", micro_batch}}}};
-        const Report half = fitted(with(s, {{"precision", "bf16"}})), quarter = fitted(with(s, {{"precision", "fp8"}}));
+        const Report half = fitted(with_plan(s, {{"precision", "bf16"}})), quarter = fitted(with_plan(s, {{"precision", "fp8"}}));
         double most = 0;
         for (const OpReport& a : half.ops)
           for (const OpReport& b : quarter.ops)

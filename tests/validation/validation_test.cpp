@@ -249,18 +249,17 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
       // How far the parabola through the three lies off its lowest point.
       const double slope = (above - below) / (2 * kStep), curvature = (above - 2 * least + below) / (kStep * kStep);
       // Collectives that overlap end now before, now behind what hides them: there are kinks within the step.
-      EXPECT_NEAR(slope / curvature, 0, name == "collectives" ? kStep : 2e-4) << source << ", " << name;
+      EXPECT_NEAR(slope / curvature, 0, name == "collectives" ? kStep : kStep / 4) << source << ", " << name;
     }
   }
 }
 
-// Of sources left out, by stack and by whose curves a device has. A source's points are held against widths that its
-// own errors had a part in; that the others alone say much the same is the next test.
+// By stack and by whose curves a device has, each source held against what the others give.
 TEST(Intervals, HoldTheShareOfUnseenStepsThatTheySay) {
   const std::vector<PredictedPoint>& points = predicted(Seen::others);
   const StepIntervals intervals = step_intervals(points);
   constexpr double kTolerance = 0.04;
-  for (const auto& [group, share] : interval_coverage(points, intervals)) {
+  for (const auto& [group, share] : unseen_coverage(points)) {
     if (group != kAllSteps && !group.starts_with("curves: ") && !intervals.stacks.contains(group)) continue;
     if (group == "curves: other_vendor") continue;  // nine points: one is more than the tolerance
     EXPECT_NEAR(share, kIntervalShare, kTolerance) << group;
@@ -282,7 +281,7 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
       const std::optional<StepInterval> kept = step_interval(name, origin, 1);
       const std::optional<StepInterval> expected = step_interval(found, name, origin, 1);
       ASSERT_TRUE(kept && expected) << name;
-      constexpr double kRounding = 2e-3;
+      constexpr double kRounding = 5e-3;
       EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
       EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
       EXPECT_EQ(kept->points, stack.points) << name;
