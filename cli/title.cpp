@@ -39,6 +39,12 @@ class FieldTexts final : public FieldVisitor {
   void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
     add(name, std::string(names[index]));
   }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+               const char*) override {
+    std::string text;
+    for (const std::int64_t i : chosen) text += (text.empty() ? "" : "+") + std::string(names[static_cast<std::size_t>(i)]);
+    add(name, text);
+  }
 };
 
 template <class Options>

@@ -223,6 +223,10 @@ class JsonWriter final : public FieldVisitor {
   void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
     json[name] = std::string(names[index]);
   }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+               const char*) override {
+    for (const std::int64_t i : chosen) json[name].push_back(std::string(names[static_cast<std::size_t>(i)]));
+  }
 };
 
 }  // namespace

@@ -36,6 +36,10 @@ class LayerFields final : public FieldVisitor {
   void text(const char*, std::string& value, const char*) override { pass(value); }
   void integers(const char*, std::vector<std::int64_t>& value, IntegerRange, const char*) override { pass(value); }
   void choice(const char*, std::size_t& index, std::span<const std::string_view>, const char*) override { pass(index); }
+  void choices(const char*, std::vector<std::int64_t>& chosen, std::span<const std::string_view>,
+               const char*) override {
+    pass(chosen);
+  }
 
  private:
   template <class T>

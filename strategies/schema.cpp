@@ -51,6 +51,12 @@ class Properties final : public FieldVisitor {
   void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) override {
     add(name, {{"enum", names}}, doc, names[index]);
   }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+               const char* doc) override {
+    OrderedJson value = OrderedJson::array();
+    for (const std::int64_t i : chosen) value.push_back(names[static_cast<std::size_t>(i)]);
+    add(name, {{"type", "array"}, {"items", {{"enum", names}}}, {"uniqueItems", true}}, doc, value);
+  }
 
  private:
   static OrderedJson integer_type(IntegerRange range) {

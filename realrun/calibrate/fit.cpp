@@ -398,6 +398,7 @@ class DeviceFields final : public FieldVisitor {
   }
   void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override {}
   void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override {}
+  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override {}
 };
 
 }  // namespace

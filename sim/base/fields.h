@@ -70,6 +70,13 @@ class FieldVisitor {
     integers(name, value, range, doc);
   }
 
+  // A set of `names`, by their numbers.
+  void field(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+             const char* doc, Scope scope = Scope::all) {
+    scope_ = scope;
+    choices(name, chosen, names, doc);
+  }
+
   // An enumeration whose enumerators are 0, 1, 2, ... in the order of `names`.
   template <class Enum>
     requires std::is_enum_v<Enum>
@@ -90,6 +97,8 @@ class FieldVisitor {
   virtual void text(const char* name, std::string& value, const char* doc) = 0;
   virtual void integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char* doc) = 0;
   virtual void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char* doc) = 0;
+  virtual void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+                       const char* doc) = 0;
 
  private:
   Scope scope_ = Scope::all;

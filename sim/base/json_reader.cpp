@@ -273,6 +273,29 @@ void JsonReader::choice(const char* name, std::size_t& index, std::span<const st
   index = static_cast<std::size_t>(at - names.begin());
 }
 
+void JsonReader::choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+                         const char*) {
+  const Json* json = value_of(name);
+  if (json == nullptr) return;
+  const std::string expected = fmt::format("an array of names, each once, of \"{}\"", fmt::join(names, "\", \""));
+  if (!json->is_array()) fail(name, expected);
+  std::vector<std::int64_t> read;
+  for (const Json& item : *json) {
+    const std::string wanted = item.is_string() ? item.get<std::string>() : describe(item);
+    const auto at = std::find(names.begin(), names.end(), wanted);
+    const auto number = static_cast<std::int64_t>(at - names.begin());
+    if (item.is_string() && at != names.end() && std::find(read.begin(), read.end(), number) == read.end()) {
+      read.push_back(number);
+      continue;
+    }
+    auto where = this->at(name);
+    where.pointer += '/' + std::to_string(&item - &json->front());
+    throw InputError(std::move(where), describe(item), expected, at == names.end() ? nearest_name(wanted, names) : "");
+  }
+  std::sort(read.begin(), read.end());
+  chosen = std::move(read);
+}
+
 std::span<const std::string_view> documentation_keys() {
   static constexpr std::array<std::string_view, 5> keys{"$schema", "comment", "note", "source", "sources"};
   return keys;

@@ -48,6 +48,7 @@ class JsonReader final : public FieldVisitor {
   void text(const char*, std::string&, const char*) override;
   void integers(const char*, std::vector<std::int64_t>&, IntegerRange, const char*) override;
   void choice(const char*, std::size_t&, std::span<const std::string_view>, const char*) override;
+  void choices(const char*, std::vector<std::int64_t>&, std::span<const std::string_view>, const char*) override;
 
  private:
   struct Refused {

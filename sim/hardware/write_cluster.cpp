@@ -25,6 +25,10 @@ class JsonWriter final : public FieldVisitor {
   void choice(const char* name, std::size_t& index, std::span<const std::string_view> names, const char*) override {
     object_[name] = names[index];
   }
+  void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
+               const char*) override {
+    for (const std::int64_t i : chosen) object_[name].push_back(names[static_cast<std::size_t>(i)]);
+  }
 
  private:
   Json& object_;
