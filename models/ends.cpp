@@ -59,6 +59,43 @@ void build_pooler(Builder& b, TensorId x) {
   b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
 }
 
+// PyTorch's cross_entropy computes the gradient of the loss in each log-probability (zero but for the targets') and from
+// it that of the logits, each in fp32 and in a tensor of its own.
+void keep_gradient_of_log_probabilities(Piece& piece) {
+  auto& ops = piece.backward.ops;
+  const auto loss = std::ranges::find(ops, OpKind::cross_entropy_backward, &Op::kind);
+  const TensorId logits = loss->writes[0];
+  const auto log_softmax = std::find_if(loss, ops.end(), [&](const Op& op) { return op.reads[0] == logits; });
+  Tensor zeros = piece.tensors[logits];
+  zeros.name = "loss_gradient";
+  Op fill;
+  fill.kind = OpKind::zero_fill;
+  fill.name = "loss_gradient";
+  fill.phase = Phase::input_gradient;
+  fill.writes[0] = piece.add(zeros);
+  log_softmax->kind = OpKind::add;
+  log_softmax->reads[1] = fill.writes[0];
+  ops.insert(loss, fill);
+}
+
+// The loss of `logits`. In fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are kept), or, fused, of
+// the logits as they are.
+void build_loss(Builder& b, TensorId logits, Dim rows, Dim length) {
+  const bool unfused = b.kernels.loss == LossKernels::unfused;
+  TensorId exact = logits;
+  if (b.kernels.activation != Dtype::fp32 && b.kernels.loss != LossKernels::fused)
+    exact = b.cast("logits_fp32", logits, Dtype::fp32);
+  // PyTorch's allocator gives nothing back, and what follows is too large for what logits of 16 bits leave.
+  if (unfused && exact != logits) b.piece.tensors[logits].resident = true;
+  // As large as a log-softmax and as long under way; its values stay the logits', from which the loss is the same.
+  if (unfused) exact = b.cast("log_softmax", exact, Dtype::fp32);
+  const TensorId targets = b.input("targets", Input::targets, Dtype::int64, {rows, length});
+  const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
+  b.emit(OpKind::cross_entropy, "cross_entropy", {exact, targets}, {statistics});
+  b.finish();
+  if (unfused) keep_gradient_of_log_probabilities(b.piece);
+}
+
 }  // namespace
 
 void build_embedding(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes) {
@@ -124,16 +161,7 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   const TensorId logits = b.activation("logits", {rows, length, vocab});
   const TensorId bias = model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
   b.emit(OpKind::linear, "logits", {y, table, bias}, {logits}).transposed_weight = true;
-  // The loss is computed in fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are kept).
-  TensorId exact = logits;
-  if (kernels.activation != Dtype::fp32) {
-    exact = b.tensor("logits_fp32", Category::activation, Dtype::fp32, {rows, length, vocab});
-    b.emit(OpKind::cast, "logits_fp32", {logits}, {exact});
-  }
-  const TensorId targets = b.input("targets", Input::targets, Dtype::int64, {rows, length});
-  const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
-  b.emit(OpKind::cross_entropy, "cross_entropy", {exact, targets}, {statistics});
-  b.finish();
+  build_loss(b, logits, rows, length);
 }
 
 }  // namespace orrery

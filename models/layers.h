@@ -11,9 +11,13 @@
 
 namespace orrery {
 
+// What the loss makes of the logits (framework::CrossEntropy).
+enum class LossKernels : std::uint8_t { unfused, fp32, fused };
+
 // Which kernels compute the model: a software generation's choices, not the architecture's.
 struct KernelChoices {
   bool flash_attention = true;  // false: batched matmuls with a stored score matrix
+  LossKernels loss = LossKernels::fp32;
   bool fused_kernels = true;    // bias+activation, bias+dropout+add, rotary, softmax as single kernels
   Dtype activation = Dtype::bf16;
   Dtype parameter = Dtype::bf16;

@@ -92,6 +92,7 @@ class Shard {
   void divide_parameters() {
     if (!over_.weights.empty()) {
       set_.parameters = part(whole_parameters_, over_.weights, "parameter_shard", false);
+      if (s_.fp32_weights) piece_.tensors[set_.parameters].dtype = Dtype::fp32;
       piece_.tensors[whole_parameters_].resident = false;
     }
     set_.own_parameters = set_.parameters;
@@ -220,7 +221,8 @@ class Shard {
   // micro-batches of the step; or the backward gathers what the forward has left it in a smaller group.
   void gather_parameters_in_blocks() {
     const TensorId forward_copy = gathered(piece_.forward, set_.parameters, over_.weights);
-    if (!options_.reshard_after_forward) {  // kept for the backward
+    if (s_.stays_gathered) piece_.tensors[forward_copy].resident = true;
+    if (s_.stays_gathered || !options_.reshard_after_forward) {  // kept for the backward
       rename_parameters(piece_.backward, forward_copy);
       rename_parameters(piece_.weight_gradient, forward_copy);
       return;
@@ -235,19 +237,56 @@ class Shard {
   }
 
   // Prepends the gather to `block` and lets its ops read slices of the gathered copy.
-  TensorId gathered(Block& block, TensorId from, MeshGroup group) {
+  TensorId gathered(Block& block, TensorId shard, MeshGroup group) {
+    TensorId from = shard;
+    if (piece_.tensors[shard].dtype != piece_.tensors[whole_parameters_].dtype) from = add_cast_shard(shard);
+    const TensorId whole = gather(block, from, group);
+    if (from == shard) return whole;
+    Op cast = as_gathered(block);
+    cast.kind = OpKind::cast;
+    cast.name = "cast_parameters";
+    cast.stream = Stream::parameter_communication;
+    cast.reads[0] = shard;
+    cast.writes[0] = from;
+    block.ops.insert(block.ops.begin(), cast);
+    return whole;
+  }
+
+  // What is gathered of weights that are kept in fp32.
+  TensorId add_cast_shard(TensorId shard) {
+    Tensor cast = piece_.tensors[shard];
+    cast.name = "cast_shard";
+    // What is gathered level by level is a matrix in it, as in any flat buffer of parameters.
+    if (s_.gathered_first.empty()) cast.category = Category::communication_buffer;
+    cast.dtype = piece_.tensors[whole_parameters_].dtype;
+    cast.resident = false;
+    return piece_.add(cast);
+  }
+
+  // When what gathers parameters for `block` runs.
+  Op as_gathered(const Block& block) const {
+    Op op;
+    op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+    op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(options_.prefetch, 60000));
+    op.free_running = op.prefetch > 0;
+    if (s_.keeps_parameters) op.when = When::first_micro_batch;
+    return op;
+  }
+
+  TensorId gather(Block& block, TensorId from, MeshGroup group) {
     Tensor copy = piece_.tensors[whole_parameters_];
     copy.resident = false;
     copy.name = "gathered_parameters";
     const TensorId id = piece_.add(copy);
     rename_parameters(block, id);
     const auto put = [&](MeshGroup over, TensorId shard, TensorId whole) {
-      Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, over, shard,
-                            whole);
-      op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
-      op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(options_.prefetch, 60000));
-      op.free_running = op.prefetch > 0;
-      if (s_.keeps_parameters) op.when = When::first_micro_batch;
+      Op op = as_gathered(block);
+      op.kind = OpKind::all_gather;
+      op.name = "parameters.all_gather";
+      op.stream = Stream::parameter_communication;
+      op.group = over;
+      op.reads[0] = shard;
+      op.writes[0] = whole;
       block.ops.insert(block.ops.begin(), op);
     };
     const MeshGroup first = s_.gathered_first & group, second = group.without(first);
@@ -304,7 +343,8 @@ class Shard {
     op.reads[0] = piece_.add(own);
     op.writes[0] = set_.secondary = piece_.add(kept);
     auto& ops = piece_.forward.ops;
-    const auto behind = std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.kind != OpKind::all_gather; });
+    const auto behind =
+        std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.stream != Stream::parameter_communication; });
     ops.insert(behind, op);
   }
 
@@ -391,6 +431,8 @@ Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& 
   s.keeps_parameters = options.zero_stage == 3 && !options.reshard_after_forward && !every;
   for (const Strategy& strategy : all_strategies())
     if (strategy.shard != nullptr) strategy.shard(scenario, plan, program.mesh, s);
+  s.fp32_weights = !s.over.weights.empty() && framework::shards_in_fp32(scenario.plan) &&
+                   scenario.plan.optimizer.master_parameters && scenario.plan.precision.storage() != Dtype::fp32;
   return s;
 }
 
@@ -421,8 +463,10 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  const Sharding sharding = sharding_of(scenario, plan, program);
+  Sharding sharding = sharding_of(scenario, plan, program);
   if (sharding.ranks.empty()) return;
+  sharding.stays_gathered =
+      !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));

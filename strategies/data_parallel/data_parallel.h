@@ -32,6 +32,9 @@ struct Sharding {
   MeshGroup reduced;  // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
   MeshGroup gathered_first;  // of over.weights' outer digits: a gather of its own, before the one over the rest
   bool keeps_parameters = false;  // gathered once a step
+  // Divided weights are fp32 and what the optimizer updates, with no copy beside them; what is gathered is cast first.
+  bool fp32_weights = false;
+  bool stays_gathered = false;  // what the forward gathers is whole to the end of the step
 };
 // As zero_stage and reduce_gradients have it, and then as other strategies do.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);

@@ -16,6 +16,8 @@ struct StackPreset {
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
   GradientScaling gradient_scaling = GradientScaling::passes;
+  LossKernels loss = LossKernels::fp32;
+  bool shards_in_fp32 = false, keeps_ends_gathered = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
 };
 
@@ -41,6 +43,10 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.gradient_scaling = scaling == "fused"      ? GradientScaling::fused
                          : scaling == "one_pass" ? GradientScaling::one_pass
                                                  : GradientScaling::passes;
+    const std::string loss = j.at("cross_entropy");
+    s.loss = loss == "unfused" ? LossKernels::unfused : loss == "fp32" ? LossKernels::fp32 : LossKernels::fused;
+    s.shards_in_fp32 = j.at("sharded_parameters") == "fp32";
+    s.keeps_ends_gathered = j.at("gathered_ends") == "kept";
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
   }
@@ -73,6 +79,9 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   KernelChoices k;
   k.flash_attention = layers.framework.flash_attention;
   k.fused_kernels = preset(plan).kernels != Kernels::eager;
+  const CrossEntropy loss = plan.framework.cross_entropy;
+  k.loss = loss == CrossEntropy::automatic ? preset(plan).loss
+                                           : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = plan.precision.gradient();
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.
@@ -93,6 +102,10 @@ bool reduces_shards_in_every_micro_batch(const Plan& plan) {
   // The stack's own rule: under a pipeline DeepSpeed, for one, reduces once (stacks.json).
   return plan.pipeline.degree > 1 ? s.reduces_in_every_micro_batch_of_pipeline : s.reduces_in_every_micro_batch;
 }
+
+bool shards_in_fp32(const Plan& plan) { return preset(plan).shards_in_fp32; }
+
+bool keeps_ends_gathered(const Plan& plan) { return preset(plan).keeps_ends_gathered; }
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);

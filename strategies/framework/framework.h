@@ -29,6 +29,10 @@ enum class GradientScaling : std::uint8_t {
 GradientScaling gradient_scaling(const Plan& plan);
 // Gradients that are sharded (zero_stage 2 and 3): else once a step.
 bool reduces_shards_in_every_micro_batch(const Plan& plan);
+// Divided weights (zero_stage 3) are fp32, their own master copy: FSDP casts what it gathers.
+bool shards_in_fp32(const Plan& plan);
+// The embedding and the head, once gathered in a forward, are whole until its backward has ended (FSDP's root unit).
+bool keeps_ends_gathered(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

@@ -28,10 +28,18 @@ enum class AttentionKernel : std::uint8_t { automatic, flash_attention_1, flash_
 inline constexpr std::array<std::string_view, 5> kAttentionKernelNames{
     "automatic", "flash_attention_1", "flash_attention_2", "flash_attention_3", "cudnn"};
 
+// How much of the logits a loss keeps; automatic: as the stack does.
+//   unfused  PyTorch's cross_entropy as it is: fp32 logits, their log-softmax and both gradients are tensors
+//   fp32     one kernel each way on a copy of the logits in fp32 (Megatron-LM's vocab_parallel_cross_entropy)
+//   fused    one kernel each way on the logits as they are (torch.compile, Liger)
+enum class CrossEntropy : std::uint8_t { automatic, unfused, fp32, fused };
+inline constexpr std::array<std::string_view, 4> kCrossEntropyNames{"automatic", "unfused", "fp32", "fused"};
+
 struct Options {
   Stack stack = Stack::megatron_core;
   bool flash_attention = true;
   AttentionKernel attention_kernel = AttentionKernel::automatic;
+  CrossEntropy cross_entropy = CrossEntropy::automatic;
   bool cuda_graphs = false;
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
@@ -43,6 +51,9 @@ struct Options {
         "attention_kernel", attention_kernel, kAttentionKernelNames,
         "generation of the fused attention kernels; automatic: the stack's. A device without measurements of it keeps "
         "its default");
+    v.field("cross_entropy", cross_entropy, kCrossEntropyNames,
+            "the loss: PyTorch's own on fp32 logits (unfused), one kernel each way on fp32 logits (fp32) or on the "
+            "logits as they are (fused); automatic: the stack's");
     v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
     v.field("collective_algorithm", collective_algorithm, kCollectiveAlgorithmNames,
             "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");

@@ -5,7 +5,9 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery::optimizer {
 namespace {
@@ -149,8 +151,9 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   return global;
 }
 
-void add_update(Piece& piece, const ParameterSet& set, const Options& options, const Scaling& scaling) {
-  const Dtype storage = piece.tensors[set.parameters].dtype;
+// `master_copy`: in fp32, beside parameters of another dtype.
+void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
+                const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
   const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
   Op update = over_buffer(adam ? OpKind::adam : OpKind::sgd, adam ? "adam" : "sgd");
@@ -158,7 +161,8 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, c
   update.reads[0] = set.gradients;
   std::size_t w = 0;
   update.writes[w++] = set.parameters;
-  if (options.master_parameters && storage != Dtype::fp32)
+  const bool master = master_copy && piece.tensors[set.parameters].dtype != Dtype::fp32;
+  if (master)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
   if (adam || options.rule == Rule::sgd_momentum)
@@ -166,7 +170,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, c
   if (adam) update.writes[w++] = flat(piece, "second_moment", Category::optimizer_state, moments, elements);
   // States are read and written; so is the parameter itself where no master copy stands for it.
   for (std::size_t i = 0, r = 1; i < w; ++i)
-    if (i > 0 || !(options.master_parameters && storage != Dtype::fp32)) update.reads[r++] = update.writes[i];
+    if (i > 0 || !master) update.reads[r++] = update.writes[i];
   scaling.put(update);
   piece.update.ops.push_back(update);
 
@@ -176,7 +180,7 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, c
   piece.update.ops.push_back(clear);
 }
 
-void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradients& gradients) {
+void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master_copy, const Gradients& gradients) {
   std::size_t sets = 0;
   for (const ParameterGradient& p : piece.parameters)
     if (!piece.tensors[p.parameter].shared) sets = std::max<std::size_t>(sets, p.set + 1u);
@@ -210,7 +214,7 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, const Gradi
     });
     scaling = {};
   }
-  for_each_trained(piece, [&](const ParameterSet& set) { add_update(piece, set, options, scaling); });
+  for_each_trained(piece, [&](const ParameterSet& set) { add_update(piece, set, options, master_copy, scaling); });
 }
 
 // The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.
@@ -238,9 +242,12 @@ void rewrite(const Scenario& scenario, Program& program) {
   const precision::Options& precision = scenario.plan.precision;
   const Gradients gradients{precision.gradient(), precision.gradient_factor(),
                             framework::gradient_scaling(scenario.plan)};
+  const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {
     scale_loss(piece, program, gradients.loss_scale);
-    lay_out(piece, program.mesh, scenario.plan.optimizer, gradients);
+    const bool own_masters = data_parallel::sharding_of(scenario, plans.of(piece), program).fp32_weights;
+    lay_out(piece, program.mesh, scenario.plan.optimizer,
+            scenario.plan.optimizer.master_parameters && !own_masters, gradients);
   }
 }
 
