@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/base/fields.h"
+#include "strategies/activation_offload/options.h"
 #include "strategies/activation_recompute/options.h"
 #include "strategies/batch/options.h"
 #include "strategies/context_parallel/options.h"
@@ -35,6 +36,7 @@ struct Plan {
   context_parallel::Options context;
   usp::Options usp;
   activation_recompute::Options recompute;
+  activation_offload::Options activation_offload;
   pipeline_parallel::Options pipeline;
   data_parallel::Options data;
   zeropp::Options zeropp;
@@ -55,6 +57,7 @@ struct Plan {
     zeropp.visit_fields(v);
     mics.visit_fields(v);
     recompute.visit_fields(v);
+    activation_offload.visit_fields(v);
     precision.visit_fields(v);
     freeze.visit_fields(v);
     optimizer.visit_fields(v);

@@ -1,4 +1,5 @@
 // The list of strategies, in the order in which they rewrite a Program.
+#include "strategies/activation_offload/activation_offload.h"
 #include "strategies/activation_recompute/activation_recompute.h"
 #include "strategies/all_gather_context/all_gather_context.h"
 #include "strategies/batch/batch.h"
@@ -105,6 +106,15 @@ constexpr Strategy kStrategies[] = {
      .plan_layers = activation_recompute::plan_layers,
      .disable = activation_recompute::disable,
      .words = activation_recompute::words},
+    {.name = "activation_offload",
+     .summary = "activations that wait for the backward in host memory",
+     .paper = "-",
+     .check = activation_offload::check,
+     .rewrite = nothing,
+     .rewrite_piece = activation_offload::rewrite_piece,
+     .plan_layers = activation_offload::plan_layers,
+     .disable = activation_offload::disable,
+     .words = activation_offload::words},
     {.name = "optimizer",
      .summary = "Adam and SGD with their states",
      .paper = "Kingma & Ba 2014, arXiv 1412.6980",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -17,45 +18,409 @@ bool stays(const Piece& piece, const Op& op) {
   return id != kNoTensor && piece.tensors[id].resident;
 }
 
-// Prepends to the backward a copy of the forward ops that `wanted` picks, on fresh tensors, and lets the backward of
-// the chosen ops read those. What only they needed is then no longer kept; what they handed on is (as
-// torch.utils.checkpoint).
-template <class Wanted>
-void recompute(Piece& piece, Wanted wanted) {
-  const auto chosen = [&](const Op& op) { return wanted(op) && !stays(piece, op); };
-  std::vector<TensorId> copy(piece.tensors.size(), kNoTensor);
-  const std::size_t originals = piece.tensors.size();
-  for (const Op& op : piece.forward.ops) {
-    if (!chosen(op)) continue;
-    for (TensorId id : op.writes) {
-      if (id == kNoTensor) continue;
-      // A tensor written part by part (overlapped products) is copied whole: its parts are views of the one copy.
-      const TensorId root = storage_of(piece, id);
-      if (copy[root] == kNoTensor) copy[root] = clone_tensor(piece, root);
-    }
+// Clones of what the repeated ops write, and of its views.
+class Clones {
+ public:
+  explicit Clones(Piece& piece) : piece_(piece), copy_(piece.tensors.size(), kNoTensor) {}
+
+  void add(TensorId id) {
+    // A tensor written part by part (overlapped products) is copied whole: its parts are views of the one copy.
+    const TensorId root = storage_of(piece_, id);
+    if (copy_[root] == kNoTensor) copy_[root] = clone_tensor(piece_, root);
   }
   // Views of copied tensors are views of the copies.
-  for (std::size_t id = 0; id < originals; ++id) {
-    const TensorId base = piece.tensors[id].alias_of;
-    if (base == kNoTensor || copy[base] == kNoTensor || copy[id] != kNoTensor) continue;
-    Tensor view = piece.tensors[id];
-    view.alias_of = copy[base];
-    copy[id] = piece.add(view);
+  void add_views() {
+    for (std::size_t id = 0; id < copy_.size(); ++id) {
+      const TensorId base = piece_.tensors[id].alias_of;
+      if (base == kNoTensor || base >= copy_.size() || copy_[base] == kNoTensor || copy_[id] != kNoTensor) continue;
+      Tensor view = piece_.tensors[id];
+      view.alias_of = copy_[base];
+      copy_[id] = piece_.add(view);
+    }
   }
-  const auto renamed = [&](TensorId id) { return id == kNoTensor || copy[id] == kNoTensor ? id : copy[id]; };
-  for (Op& op : piece.backward.ops)
-    if (wanted(op))
-      for (TensorId& id : op.reads) id = renamed(id);
-  const auto repeated = std::count_if(piece.forward.ops.begin(), piece.forward.ops.end(), chosen);
-  auto place = piece.backward.ops.insert(piece.backward.ops.begin(), static_cast<std::size_t>(repeated), Op{});
+  // What is not repeated is read as it is.
+  TensorId of(TensorId id) const {
+    return id == kNoTensor || id >= copy_.size() || copy_[id] == kNoTensor ? id : copy_[id];
+  }
+
+ private:
+  Piece& piece_;
+  std::vector<TensorId> copy_;
+};
+
+// Prepends to the backward a copy of the forward ops that `chosen` picks, on fresh tensors, and lets the backward ops
+// that `reader` picks read those. What only they needed is then no longer kept; what they handed on is (as
+// torch.utils.checkpoint).
+template <class Chosen, class Reader>
+void recompute(Piece& piece, Chosen chosen, Reader reader) {
+  Clones clones(piece);
+  std::vector<Op> again;
+  again.reserve(piece.forward.ops.size());
   for (const Op& op : piece.forward.ops) {
-    if (!chosen(op)) continue;
-    Op& again = *place++ = op;
-    for (TensorId& id : again.reads) id = renamed(id);
-    for (TensorId& id : again.writes) id = renamed(id);
-    again.phase = Phase::recompute;
+    if (stays(piece, op) || !chosen(op)) continue;
+    for (const TensorId id : op.writes)
+      if (id != kNoTensor) clones.add(id);
+    again.push_back(op);
   }
+  clones.add_views();
+  for (Op& op : piece.backward.ops)
+    if (reader(op))
+      for (TensorId& id : op.reads) id = clones.of(id);
+  for (Op& op : again) {
+    for (TensorId& id : op.reads) id = clones.of(id);
+    for (TensorId& id : op.writes) id = clones.of(id);
+    op.phase = Phase::recompute;
+  }
+  piece.backward.ops.insert(piece.backward.ops.begin(), again.begin(), again.end());
 }
+template <class Wanted>
+void recompute(Piece& piece, Wanted wanted) {
+  recompute(piece, wanted, wanted);
+}
+
+// ---- by ops ---------------------------------------------------------------------------------------------------------
+
+// A run of indices of a product's result along the dimension in which several matrices stand side by side.
+struct Part {
+  std::int64_t begin = 0, count = 1;
+  bool kept = false;
+};
+
+// The dimension of a fused projection that counts its matrices, and they: the query's heads, the key and the value of
+// each group; a gate and what it gates. -1: there is one matrix, or ranks divide what is fused.
+int find_parts(const Tensor& result, std::vector<Part>& parts) {
+  parts.assign(1, {});
+  for (int d = 0; d < result.rank; ++d) {
+    if (!result.over[d].group().empty() || result.kept != 0) continue;
+    if (result.axes[d] == Axis::group_qkv && result.sizes[d] > 2) {
+      const std::int64_t heads = result.sizes[d] - 2;
+      parts = {{0, heads}, {heads, 1}, {heads + 1, 1}};
+      return d;
+    }
+    if (result.axes[d] == Axis::none && result.sizes[d] == 2 && d + 1 < result.rank &&
+        result.axes[d + 1] == Axis::ffn) {
+      parts = {{0, 1}, {1, 1}};
+      return d;
+    }
+  }
+  return -1;
+}
+
+// Which of a layer's results torchtitan's selective checkpointing per op keeps: those of attention, of
+// reduce-scatters, and of every second product, beginning with the first; separate matrices are products of their own.
+// What is repeated is what the backward needs of the rest.
+class ByOps {
+ public:
+  explicit ByOps(Piece& piece) : piece_(piece), fates_(piece.forward.ops.size()) {}
+
+  void run() {
+    decide();
+    find_needed();
+    keep_parts();
+    repeat();
+  }
+
+ private:
+  enum class What : std::uint8_t { repeated, kept, kept_in_parts, unneeded };
+  struct Fate {
+    What what = What::repeated;
+    int dim = -1;  // kept_in_parts: of the result
+    std::vector<Part> parts;
+    std::vector<TensorId> kept;  // of the parts that are
+  };
+
+  void decide() {
+    std::int64_t products = 0;
+    std::vector<std::pair<TensorId, What>> counted;  // results of which overlapped products write a part each
+    for (std::size_t i = 0; i < fates_.size(); ++i) {
+      const Op& op = piece_.forward.ops[i];
+      Fate& fate = fates_[i];
+      if (stays(piece_, op)) {
+        fate.what = What::unneeded;
+      } else if (op.kind == OpKind::attention || op.kind == OpKind::reduce_scatter) {
+        fate.what = What::kept;
+      } else if (op.kind == OpKind::linear) {
+        const TensorId root = storage_of(piece_, op.writes[0]);
+        const auto known = std::ranges::find(counted, root, &std::pair<TensorId, What>::first);
+        if (known != counted.end()) {
+          fate.what = known->second;
+          continue;
+        }
+        fate.dim = find_parts(piece_.tensors[root], fate.parts);
+        bool any = false, all = true;
+        for (Part& part : fate.parts) {
+          part.kept = ++products % 2 == 1;
+          any = any || part.kept;
+          all = all && part.kept;
+        }
+        const bool whole = op.writes[0] == root;
+        if (any) fate.what = all || !whole ? What::kept : What::kept_in_parts;
+        counted.emplace_back(root, fate.what);
+      }
+    }
+  }
+
+  void find_needed() {
+    std::vector<std::uint8_t> needed(piece_.tensors.size());
+    const auto need = [&](const Op& op) {
+      for (const TensorId id : op.reads)
+        if (id != kNoTensor) needed[storage_of(piece_, id)] = 1;
+    };
+    for (const Block* block : {&piece_.backward, &piece_.weight_gradient})
+      for (const Op& op : block->ops) need(op);
+    for (std::size_t i = fates_.size(); i-- > 0;) {
+      const Op& op = piece_.forward.ops[i];
+      if (fates_[i].what == What::kept) continue;
+      const bool wanted = std::ranges::any_of(op.writes, [&](TensorId id) {
+        return id != kNoTensor && needed[storage_of(piece_, id)] != 0;
+      });
+      if (!wanted) fates_[i].what = What::unneeded;
+      if (fates_[i].what != What::unneeded) need(op);
+    }
+  }
+
+  // The part of what is laid out like a fused projection's result, or its matrix or bias; `dim` as counted from behind.
+  TensorId view_of(TensorId id, int from_behind, const Part& part) {
+    Tensor view = piece_.tensors[id];
+    const int dim = view.rank - from_behind;
+    view.alias_of = id;
+    view.alias_begin = part.begin;
+    view.resident = false;
+    view.input = Input::none;
+    view.sizes[dim] = part.count;
+    if (view.axes[dim] == Axis::none) {  // one of two: it has no such dimension
+      for (int d = dim; d + 1 < view.rank; ++d) {
+        view.sizes[d] = view.sizes[d + 1];
+        view.axes[d] = view.axes[d + 1];
+        view.over[d] = view.over[d + 1];
+        view.set_deal(d, view.deal(d + 1));
+      }
+      view.over[view.rank - 1] = {};
+      view.set_deal(view.rank - 1, {});
+      view.axes[view.rank - 1] = Axis::none;
+      view.truncate(view.rank - 1);
+    }
+    return piece_.add(view);
+  }
+
+  static Op cast(const Op& of, TensorId from, TensorId to) {
+    Op op;
+    op.kind = OpKind::cast;
+    op.name = of.name;
+    op.phase = of.phase;
+    op.reads[0] = from;
+    op.writes[0] = to;
+    return op;
+  }
+
+  // What is kept of a fused result lies apart from what is not.
+  void keep_parts() {
+    std::vector<Op> ops;
+    ops.reserve(piece_.forward.ops.size());
+    for (std::size_t i = 0; i < fates_.size(); ++i) {
+      const Op op = piece_.forward.ops[i];
+      ops.push_back(op);
+      Fate& fate = fates_[i];
+      if (fate.what != What::kept_in_parts) continue;
+      const int behind = piece_.tensors[op.writes[0]].rank - fate.dim;
+      for (const Part& part : fate.parts) {
+        if (!part.kept) continue;
+        const TensorId view = view_of(op.writes[0], behind, part);
+        fate.kept.push_back(clone_tensor(piece_, view));
+        ops.push_back(cast(op, view, fate.kept.back()));
+      }
+    }
+    forward_ = std::move(piece_.forward.ops);
+    piece_.forward.ops = std::move(ops);
+  }
+
+  void repeat() {
+    Clones clones(piece_);
+    for (std::size_t i = 0; i < fates_.size(); ++i)
+      if (is_again(i))
+        for (const TensorId id : forward_[i].writes)
+          if (id != kNoTensor) clones.add(id);
+    clones.add_views();
+    for (Block* block : {&piece_.backward, &piece_.weight_gradient})
+      for (Op& op : block->ops)
+        for (TensorId& id : op.reads) id = clones.of(id);
+    std::vector<Op> again;
+    for (std::size_t i = 0; i < fates_.size(); ++i) {
+      if (!is_again(i)) continue;
+      Op op = forward_[i];
+      op.phase = Phase::recompute;
+      for (TensorId& id : op.reads) id = clones.of(id);
+      for (TensorId& id : op.writes) id = clones.of(id);
+      if (fates_[i].what == What::repeated) {
+        again.push_back(op);
+      } else {
+        repeat_parts(op, fates_[i], again);
+      }
+    }
+    piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
+  }
+  bool is_again(std::size_t i) const {
+    return fates_[i].what == What::repeated || fates_[i].what == What::kept_in_parts;
+  }
+
+  void repeat_parts(const Op& whole, const Fate& fate, std::vector<Op>& again) {
+    const int behind = piece_.tensors[whole.writes[0]].rank - fate.dim;
+    std::size_t kept = 0;
+    for (const Part& part : fate.parts) {
+      const TensorId result = view_of(whole.writes[0], behind, part);
+      if (part.kept) {
+        again.push_back(cast(whole, fate.kept[kept++], result));
+        continue;
+      }
+      Op op = whole;
+      op.reads[1] = view_of(op.reads[1], behind, part);
+      if (op.reads[2] != kNoTensor) op.reads[2] = view_of(op.reads[2], behind, part);
+      op.writes[0] = result;
+      again.push_back(op);
+    }
+  }
+
+  Piece& piece_;
+  std::vector<Fate> fates_;   // of the forward's ops
+  std::vector<Op> forward_;   // as it was
+};
+
+// ---- by modules -----------------------------------------------------------------------------------------------------
+
+// The ops of Megatron-Core's modules, told by what they do: norms are of the residual stream; an MLP is what surrounds
+// the activation function, between the casts and collectives that serve nothing else.
+class ByModules {
+ public:
+  ByModules(Piece& piece, const Options& options)
+      : piece_(piece), ops_(piece.forward.ops), options_(options), chosen_(ops_.size()), of_norm_(ops_.size()) {}
+
+  void run() {
+    if (options_.repeats(Module::core_attention))
+      for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] = ops_[i].core_attention;
+    if (options_.repeats(Module::mlp)) choose_mlp();
+    if (options_.repeats(Module::norms)) choose_norms();
+    repeat();
+  }
+
+ private:
+  TensorId root(TensorId id) const { return storage_of(piece_, id); }
+  bool writes(const Op& op, TensorId storage) const {
+    return std::ranges::any_of(op.writes, [&](TensorId id) { return id != kNoTensor && root(id) == storage; });
+  }
+  bool reads(const Op& op, TensorId storage) const {
+    return std::ranges::any_of(op.reads, [&](TensorId id) { return id != kNoTensor && root(id) == storage; });
+  }
+  // visit(i) for each op that reads what op i writes, or writes what it reads.
+  template <class Visit>
+  void for_each_reader(std::size_t i, Visit visit) const {
+    for (std::size_t j = i + 1; j < ops_.size(); ++j)
+      for (const TensorId id : ops_[i].writes)
+        if (id != kNoTensor && reads(ops_[j], root(id))) visit(j);
+  }
+  template <class Visit>
+  void for_each_writer(std::size_t i, Visit visit) const {
+    for (std::size_t j = 0; j < i; ++j)
+      for (const TensorId id : ops_[i].reads)
+        if (id != kNoTensor && writes(ops_[j], root(id))) visit(j);
+  }
+
+  static bool passes_on(const Op& op) { return op.kind == OpKind::cast || is_communication(op.kind); }
+
+  void choose_mlp() {
+    std::vector<std::uint8_t> mlp(ops_.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (ops_[i].kind != OpKind::activation) continue;
+      mlp[i] = 1;
+      for_each_writer(i, [&](std::size_t j) { mlp[j] |= ops_[j].kind == OpKind::linear; });
+    }
+    // What comes of the activation, to the products and their sums over ranks.
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (mlp[i] == 0) continue;
+      const bool product = ops_[i].kind == OpKind::linear;
+      for_each_reader(i, [&](std::size_t j) {
+        const OpKind kind = ops_[j].kind;
+        mlp[j] |= product ? is_communication(kind) : kind == OpKind::multiply || kind == OpKind::linear || passes_on(ops_[j]);
+      });
+    }
+    // What is made for the first products alone.
+    for (std::size_t i = ops_.size(); i-- > 0;) {
+      if (mlp[i] != 0 || !passes_on(ops_[i]) || stays(piece_, ops_[i])) continue;
+      bool any = false, all = true;
+      for_each_reader(i, [&](std::size_t j) {
+        any = true;
+        all = all && mlp[j] != 0;
+      });
+      mlp[i] = any && all;
+    }
+    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= mlp[i];
+  }
+
+  bool is_like_the_stream(TensorId id) const {
+    const Tensor &t = piece_.tensors[id], &stream = piece_.tensors[piece_.input];
+    return t.rank == stream.rank && t.sizes == stream.sizes;
+  }
+
+  // With the casts around it where it is computed in fp32.
+  void choose_norms() {
+    const Dtype stored = piece_.tensors[piece_.input].dtype;
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (ops_[i].kind != OpKind::norm || !is_like_the_stream(ops_[i].reads[0])) continue;
+      of_norm_[i] = 1;
+      const auto around = [&](std::size_t j) {
+        const Op& op = ops_[j];
+        const Dtype from = piece_.tensors[op.reads[0]].dtype, to = piece_.tensors[op.writes[0]].dtype;
+        of_norm_[j] |= op.kind == OpKind::cast && is_like_the_stream(op.reads[0]) && from != to &&
+                       (from == stored || to == stored) && (from == Dtype::fp32 || to == Dtype::fp32);
+      };
+      for_each_writer(i, [&](std::size_t j) {
+        if (ops_[j].kind == OpKind::cast) around(j);
+      });
+      for_each_reader(i, [&](std::size_t j) {
+        if (ops_[j].kind == OpKind::cast) around(j);
+      });
+    }
+    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= of_norm_[i];
+  }
+
+  // What a module hands on is kept, but what norms do: theirs is computed again before it is used.
+  void repeat() {
+    std::vector<std::uint8_t> handed_on(piece_.tensors.size()), discarded(piece_.tensors.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      for (const TensorId id : ops_[i].writes)
+        if (id != kNoTensor && of_norm_[i] != 0) discarded[root(id)] = 1;
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      for (const TensorId id : ops_[i].reads)
+        if (id != kNoTensor && chosen_[i] == 0) handed_on[root(id)] = 1;
+    handed_on[root(piece_.output)] = 1;
+    Clones clones(piece_);
+    std::vector<Op> again;
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (chosen_[i] == 0 || stays(piece_, ops_[i])) continue;
+      for (const TensorId id : ops_[i].writes)
+        if (id != kNoTensor) clones.add(id);
+      again.push_back(ops_[i]);
+    }
+    const auto originals = piece_.tensors.size();
+    clones.add_views();
+    for (Block* block : {&piece_.backward, &piece_.weight_gradient})
+      for (Op& op : block->ops)
+        for (TensorId& id : op.reads)
+          if (id != kNoTensor && id < originals && id < handed_on.size() &&
+              (handed_on[root(id)] == 0 || discarded[root(id)] != 0))
+            id = clones.of(id);
+    for (Op& op : again) {
+      for (TensorId& id : op.reads) id = clones.of(id);
+      for (TensorId& id : op.writes) id = clones.of(id);
+      op.phase = Phase::recompute;
+    }
+    piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
+  }
+
+  Piece& piece_;
+  const std::vector<Op>& ops_;  // the forward's
+  const Options& options_;
+  std::vector<std::uint8_t> chosen_, of_norm_;
+};
 
 // `copies` instances of a layer as one piece, each reading what the one before wrote.
 void concatenate(Piece& piece, std::int64_t copies) {
@@ -151,6 +516,8 @@ void check(const Scenario& scenario) {
     full = full || own.mode == Mode::full;
     if (own.mode != Mode::full && own.every != 1 && of_range && !inherited)
       fail(at + "recompute_every", std::to_string(own.every), "1 unless recompute is \"full\"");
+    if (own.mode != Mode::selective && !own.modules.empty() && !(of_range && own.modules == options.modules))
+      fail(at + "recompute_modules", "modules", "none unless recompute is \"selective\"");
     if (own.every > 64) fail(at + "recompute_every", std::to_string(own.every), "at most 64 layers");
     if (options.layers >= 0 && own.every > 1)
       fail(at + "recompute_every", std::to_string(own.every),
@@ -180,7 +547,11 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans) {
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
   const Options& options = plan.recompute;
   if (options.mode == Mode::none || !keeps_activations(piece)) return;
-  if (options.mode == Mode::selective) {
+  if (options.mode == Mode::selective_op) {
+    ByOps(piece).run();
+  } else if (options.mode == Mode::selective && !options.modules.empty()) {
+    ByModules(piece, options).run();
+  } else if (options.mode == Mode::selective) {
     recompute(piece, in_core_attention);
   } else if (options.every == 1) {  // each layer from its own input
     recompute(piece, everything);
@@ -246,7 +617,8 @@ bool recomputes(const Scenario& scenario, Mode mode) {
 std::span<const PlanWord> words() {
   static constexpr PlanWord kWords[]{
       {"recompute-selective", [](const Scenario& s) { return recomputes(s, Mode::selective); }},
-      {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }}};
+      {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }},
+      {"recompute-op", [](const Scenario& s) { return recomputes(s, Mode::selective_op); }}};
   return kWords;
 }
 

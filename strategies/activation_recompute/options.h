@@ -1,25 +1,41 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "sim/base/fields.h"
 
 namespace orrery::activation_recompute {
 
-enum class Mode : std::uint8_t { none, selective, full };
-inline constexpr std::array<std::string_view, 3> kModeNames{"none", "selective", "full"};
+enum class Mode : std::uint8_t { none, selective, full, selective_op };
+inline constexpr std::array<std::string_view, 4> kModeNames{"none", "selective", "full", "selective_op"};
+
+// Parts of a layer by Megatron-Core's names (its --recompute-modules).
+enum class Module : std::uint8_t { core_attention, mlp, norms };
+inline constexpr std::array<std::string_view, 3> kModuleNames{"core_attn", "mlp", "layernorm"};
 
 struct Options {
   Mode mode = Mode::none;
   std::int64_t every = 1;
   std::int64_t layers = -1;
+  std::vector<std::int64_t> modules;  // of Module; none: core_attention
+
+  bool repeats(Module module) const {
+    const auto number = static_cast<std::int64_t>(module);
+    return modules.empty() ? module == Module::core_attention
+                           : std::find(modules.begin(), modules.end(), number) != modules.end();
+  }
 
   void visit_fields(FieldVisitor& v) {
     v.field(
         "recompute", mode, kModeNames,
-        "what the backward recomputes: nothing, the attention core (selective), or each layer from its input (full); "
+        "what the backward recomputes: nothing, the attention core (selective), each layer from its input (full), or "
+        "all but the results of attention, of every second product and of reduce-scatters (selective_op: torchtitan); "
         "flash_attention repeats the core inside its kernel, selective then adds nothing",
         Scope::layer);
+    v.field("recompute_modules", modules, kModuleNames,
+            "selective: these parts of a layer (Megatron-Core's names); none: core_attn", Scope::layer);
     v.field("recompute_every", every, degree(),
             "full: keep the input of every n-th layer only (Megatron's uniform method)", Scope::layer);
     v.field("recompute_layers", layers, degree(-1),

@@ -133,6 +133,105 @@ TEST(ActivationMemory, SelectiveRecomputeRepeatsTheAdditionOfRelativePositions) 
   EXPECT_EQ(repeated, core);
 }
 
+// Elements of products that are repeated: 2 m n k FLOPs each.
+double repeated_product_flops(const Piece& piece) {
+  double total = 0;
+  for (const Op& op : piece.backward.ops)
+    if (op.phase == Phase::recompute && op.kind == OpKind::linear) total += flops(op, piece.tensors);
+  return total;
+}
+
+// Megatron-Core's modules: an MLP keeps its input, 2 of the 34 s b h, and neither of its products' results of 8 each; the
+// norms keep neither results (2 each) nor statistics.
+TEST(ActivationMemory, ModulesAreKeptByTheirInputs) {
+  Scenario s = megatron_22b();
+  s.plan.tensor.sequence_parallel = true;
+  Program p;
+  const auto layer_of = [&](std::vector<std::int64_t> modules) -> const Piece& {
+    s.plan.recompute.modules = std::move(modules);
+    lower(s, p);
+    return running_layer(p);
+  };
+  using activation_recompute::Mode;
+  s.plan.recompute.mode = Mode::selective;
+  const double core = saved_bytes(layer_of({}));
+  EXPECT_DOUBLE_EQ(saved_bytes(layer_of({0})), core);
+  const Dims d = dims_of(s);
+  const double sbh = d.s * d.b * d.h / d.t;
+  const double scores = 5 * d.b * d.a / d.t * d.s * d.s;
+  EXPECT_DOUBLE_EQ(saved_bytes(layer_of({1})), core + scores - 16 * sbh);
+  EXPECT_DOUBLE_EQ(repeated_product_flops(layer_of({1})), 16 * d.s * d.b * d.h * d.h / d.t);
+  EXPECT_DOUBLE_EQ(saved_bytes(layer_of({2})), core + scores - 4 * sbh - statistics_bytes(d, d.t));
+  EXPECT_EQ(repeated_product_flops(layer_of({2})), 0);
+  EXPECT_DOUBLE_EQ(saved_bytes(layer_of({0, 1, 2})), core - 20 * sbh - statistics_bytes(d, d.t));
+}
+
+// torchtitan's selective checkpointing per op, of Llama's separate matrices: of q, k, v, o, w1, w3, w2 the odd ones are
+// kept, but the last, which no derivative reads; and the input, attention's context and its row statistics.
+TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 8};
+  s.plan.recompute.mode = activation_recompute::Mode::selective_op;
+  const double tokens = 8192, h = 4096, kv = 1024, ffn = 14336, heads = 32;
+  Program p;
+  for (const auto stack : {framework::Stack::fsdp, framework::Stack::fsdp_compiled}) {
+    s.plan.framework.stack = stack;
+    lower(s, p);
+    const Piece& layer = running_layer(p);
+    EXPECT_DOUBLE_EQ(saved_bytes(layer), tokens * (2 * (h + h + kv + h + ffn) + 4 * heads));
+    EXPECT_DOUBLE_EQ(repeated_product_flops(layer), 2 * tokens * h * (kv + h + ffn));
+    for (const Op& op : layer.backward.ops) EXPECT_FALSE(op.phase == Phase::recompute && is_attention(op.kind));
+  }
+}
+
+// What is kept goes to the host, all of it, and comes back once.
+TEST(ActivationMemory, OffloadedActivationsWaitOnTheHost) {
+  Scenario s = megatron_22b();
+  s.plan.framework.flash_attention = true;
+  Program p;
+  for (const auto mode : {activation_recompute::Mode::none, activation_recompute::Mode::full}) {
+    s.plan.recompute.mode = mode;
+    s.plan.activation_offload = {};
+    lower(s, p);
+    const double kept = saved_bytes(running_layer(p));
+    s.plan.activation_offload.offload = true;
+    lower(s, p);
+    const Piece& layer = running_layer(p);
+    const PieceMemory m = piece_memory(layer, 1);
+    EXPECT_EQ(device_bytes(m.saved), 0);
+    EXPECT_DOUBLE_EQ(m.saved.in(Place::host), kept);
+    for (const Block* block : {&layer.forward, &layer.backward}) {
+      double copied = 0;
+      for (const Op& op : block->ops)
+        if (is_copy(op.kind)) copied += bytes(op, layer.tensors);
+      EXPECT_DOUBLE_EQ(copied, kept);
+    }
+  }
+}
+
+// Bytes a logit at the fullest instant of the loss: the logits of 16 bits, their log-softmax and both gradients in fp32;
+// logits and gradient in fp32; both as they are.
+TEST(ActivationMemory, OfLosses) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 16};
+  s.plan.batch.micro_batch_size = 2;
+  Program p;
+  const auto bytes_per_logit = [&](framework::CrossEntropy loss) {
+    s.plan.framework.cross_entropy = loss;
+    lower(s, p);
+    const PieceMemory m = piece_memory(piece_named(p, "head"), 1);
+    PlacedBytes all = m.resident;
+    all += m.saved;
+    all += m.backward_transient;
+    return all.of(Place::device, Category::activation) / (2.0 * 8192 * 128256);
+  };
+  using framework::CrossEntropy;
+  const double streams = 3 * 2 * 4096 / 128256.0;  // of the residual stream what is kept, and statistics
+  EXPECT_NEAR(bytes_per_logit(CrossEntropy::unfused), 14, streams);
+  EXPECT_NEAR(bytes_per_logit(CrossEntropy::fp32), 8, streams);
+  EXPECT_NEAR(bytes_per_logit(CrossEntropy::fused), 4, streams);
+}
+
 // FlashAttention keeps one fp32 per row of scores instead of the scores (Dao 2023, arXiv 2307.08691, section 3.1).
 TEST(ActivationMemory, FlashAttentionKeepsRowStatisticsOnly) {
   Scenario s = megatron_22b();
@@ -243,6 +342,47 @@ TEST(StateMemory, EqualsTheZeroPaper) {
     EXPECT_NEAR(resident(p, Category::gradient) / expected[stage][1], 1, 1e-6) << stage;
     EXPECT_NEAR(resident(p, Category::optimizer_state) / expected[stage][2], 1, 1e-6) << stage;
   }
+}
+
+// FSDP: 16 bytes a parameter, of which the fp32 shard is what the optimizer updates; a layer's is gathered in 16 bits.
+TEST(StateMemory, OfFsdpIsSixteenBytesAParameter) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 8};
+  s.plan.framework.stack = framework::Stack::fsdp;
+  s.plan.data.zero_stage = 3;
+  Program p;
+  lower(s, p);
+  const Piece& layer = running_layer(p);
+  double P = 0;
+  const double N = 8;
+  for (const ParameterGradient& g : layer.parameters) P += static_cast<double>(layer.tensors[g.parameter].elements());
+  const PieceMemory m = piece_memory(layer, 1);
+  EXPECT_DOUBLE_EQ(m.resident.of(Place::device, Category::parameter), 4 * P / N);
+  EXPECT_DOUBLE_EQ(m.resident.of(Place::device, Category::gradient), 4 * P / N);
+  EXPECT_DOUBLE_EQ(m.resident.of(Place::device, Category::optimizer_state), 8 * P / N);
+  for (const Block* block : {&layer.forward, &layer.backward}) {
+    double gathered = 0, cast = 0;
+    for (const Op& op : block->ops) {
+      if (op.kind == OpKind::all_gather) gathered += static_cast<double>(layer.tensors[op.writes[0]].bytes());
+      if (op.stream == Stream::parameter_communication && op.kind == OpKind::cast) cast += bytes(op, layer.tensors);
+    }
+    EXPECT_DOUBLE_EQ(gathered, 2 * P);
+    EXPECT_DOUBLE_EQ(cast, (4 + 2) * P / N);
+  }
+  // The ends of the model stay gathered.
+  const Piece& head = piece_named(p, "head");
+  const double table = static_cast<double>(s.model.hidden * s.model.vocab + s.model.hidden);
+  EXPECT_DOUBLE_EQ(piece_memory(head, 1).resident.of(Place::device, Category::parameter), 2 * table + 4 * table / N);
+  EXPECT_EQ(count_ops(head.forward, OpKind::all_gather), 1);
+  EXPECT_EQ(count_ops(head.backward, OpKind::all_gather), 0);
+  // Of whole weights a master copy is kept, and of 16-bit training nothing in fp32 but gradients and moments.
+  s.plan.optimizer.master_parameters = false;
+  lower(s, p);
+  EXPECT_DOUBLE_EQ(piece_memory(running_layer(p), 1).resident.of(Place::device, Category::parameter), 2 * P / N);
+  s.plan.optimizer.master_parameters = true;
+  s.plan.data.zero_stage = 2;
+  lower(s, p);
+  EXPECT_DOUBLE_EQ(piece_memory(running_layer(p), 1).resident.of(Place::device, Category::optimizer_state), 12 * P / N);
 }
 
 // fp8 adds a byte a parameter of the layers for the quantised copy, once: repeated forwards read the same copy. Where

@@ -1,0 +1,17 @@
+// Kept activations in host memory (Megatron-Core's CPU offloading): what a layer's forward keeps for its backward is
+// copied down behind the forward and comes back a layer ahead of the backward.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/layer_plans.h"
+#include "strategies/strategy.h"
+
+namespace orrery::activation_offload {
+
+void check(const Scenario& scenario);
+void plan_layers(const Scenario& scenario, LayerPlans& plans);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
+
+}  // namespace orrery::activation_offload
