@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "sim/base/json_reader.h"
+#include "sim/cost/fabric_load.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
@@ -145,7 +146,7 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster.node.devices));
+        .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
   const double once = bytes(op, tensors);
   if (covered > once)

@@ -10,6 +10,7 @@
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/perturbation.h"
 #include "sim/hardware/presets.h"
+#include "sim/hardware/read_placement.h"
 #include "strategies/perturbations/read_perturbations.h"
 #include "strategies/plan.h"
 #include "strategies/read_scenario.h"
@@ -129,11 +130,25 @@ OrderedJson model_schema() {
   return json;
 }
 
+OrderedJson placement_schema() {
+  OrderedJson properties;
+  properties["nodes"] =
+      OrderedJson{{"description",
+                   "contiguous: leaf by leaf; scattered: drawn at random; or which nodes, as a scheduler lists them "
+                   "(node[001-004,010]) or by number"},
+                  {"anyOf", OrderedJson::array({{{"type", "string"}, {"examples", {"contiguous", "scattered"}}},
+                                                {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}}})},
+                  {"default", "contiguous"}};
+  properties.update(properties_of<PlacementFields>(true));
+  return object("which nodes of the fabric the cluster's nodes are", std::move(properties));
+}
+
 OrderedJson cluster_schema(const OrderedJson& own_properties) {
   OrderedJson properties = own_properties;
   properties["device"] = reference("device");
   properties["node"] = reference("node");
   properties["fabric"] = reference("fabric");
+  properties["placement"] = placement_schema();
   properties["topology_file"] =
       OrderedJson{{"description", "output of `nvidia-smi topo -m` on such a node"}, {"type", "string"}};
   return either(

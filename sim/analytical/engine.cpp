@@ -326,7 +326,7 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
   std::array<double, 2> known{};
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
     const auto bytes = [&] { return std::max(borders[q].forward_bytes(), borders[q].backward_bytes()); };
-    if (q == 0 || borders.number(q) != borders.number(q - 1)) known = {-1, -1};
+    if (q == 0 || borders.number(q) != borders.number(q - 1) || cluster.is_scattered()) known = {-1, -1};
     if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
     const std::int32_t stage = borders.behind_stage(q);
     if (stage == last) {  // round the ring

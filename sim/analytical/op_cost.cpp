@@ -6,6 +6,7 @@
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
+#include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/program/work.h"
 
@@ -29,8 +30,10 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
 GroupSpan OpCostModel::span(const Op& op) const {
   for (const Span& met : spans_met_)
     if (met.group == op.group && met.stages == op.stages) return met.span;
-  const GroupSpan span = op.stages != 0 ? span_of_stages(stage_groups_[op.stages - 1u])
-                                        : span_of(mesh_, op.group, cluster_.node.devices);
+  GroupSpan span = op.stages != 0 ? span_of_stages(stage_groups_[op.stages - 1u])
+                                  : span_of(mesh_, op.group, cluster_.node.devices);
+  if (cluster_.is_scattered() && span.nodes > 1)
+    span.load = op.stages != 0 ? load_of(stage_groups_[op.stages - 1u]) : load_of(op.group);
   spans_met_.push_back({op.group, op.stages, span});
   return span;
 }
@@ -51,6 +54,49 @@ GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) con
   }
   span.groups_sharing_nics = std::min(stride, per_node);
   return span;
+}
+
+namespace {
+
+constexpr std::size_t kMostLoads = 4096;  // of some kilobytes
+
+// What a load depends on, of all that a mesh says.
+std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
+  std::vector<std::int64_t> key;
+  int index = 0;
+  for (const Digit& digit : mesh.digits()) {
+    key.push_back(digit.size);
+    key.push_back(group.contains(index++) ? 1 : 0);
+  }
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
+  if (loads_met_.size() >= kMostLoads) loads_met_.clear();
+  std::shared_ptr<const FabricLoad>& load = loads_met_[key_of(mesh_, group)];
+  if (!load)
+    load = std::make_shared<FabricLoad>(fabric_load(cluster_, members_of_groups(mesh_, group), mesh_.size(group)));
+  return load;
+}
+
+std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint16_t> stages) const {
+  if (loads_met_.size() >= kMostLoads) loads_met_.clear();
+  const MeshGroup pipeline = mesh_.group(MeshAxis::pp);
+  std::vector<std::int64_t> key = key_of(mesh_, pipeline);
+  key.push_back(0);  // what follows is no digit
+  key.insert(key.end(), stages.begin(), stages.end());
+  std::shared_ptr<const FabricLoad>& load = loads_met_[key];
+  if (!load) {
+    const std::vector<std::int64_t> all = members_of_groups(mesh_, pipeline);
+    const std::int64_t of_all = mesh_.size(pipeline);
+    std::vector<std::int64_t> members;
+    for (std::size_t first = 0; first < all.size(); first += static_cast<std::size_t>(of_all))
+      for (const std::uint16_t stage : stages) members.push_back(all[first + stage]);
+    load = std::make_shared<FabricLoad>(fabric_load(cluster_, members, static_cast<std::int64_t>(stages.size())));
+  }
+  return load;
 }
 
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
@@ -129,8 +175,12 @@ CollectiveCost OpCostModel::transfer(double bytes, std::int64_t from_stage) cons
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
   const bool leaves_node = from / per_node != to / per_node;
   const std::int64_t distance = std::abs(to - from);
+  std::shared_ptr<const FabricLoad> load;
+  if (cluster_.is_scattered() && leaves_node)
+    load = load_of(std::array{static_cast<std::uint16_t>(from_stage),
+                              static_cast<std::uint16_t>((from_stage + 1) % stages)});
   return collectives_.transfer(bytes, leaves_node ? std::max(distance, per_node) : distance,
-                                       std::min(stride, per_node));
+                               std::min(stride, per_node), load);
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,6 +62,10 @@ class OpCostModel {
   Rate rate(const Op& op, std::span<const Tensor> tensors) const;
   GroupSpan span(const Op& op) const;
   GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
+  // Where nodes are scattered, of a mesh group, or of all ranks at the same place of these stages; remembered over
+  // meshes: others have the same groups.
+  std::shared_ptr<const FabricLoad> load_of(MeshGroup group) const;
+  std::shared_ptr<const FabricLoad> load_of(std::span<const std::uint16_t> stages) const;
   struct Collective {  // its cost depends on nothing else
     OpKind kind;
     MeshGroup group;
@@ -83,6 +89,7 @@ class OpCostModel {
     GroupSpan span;
   };
   mutable std::vector<Span> spans_met_;              // on this mesh
+  mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricLoad>> loads_met_;
   mutable std::vector<Collective> collectives_met_;  // likewise: a layer repeats the same few
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "sim/cost/fabric_load.h"
 #include "sim/cost/halving_doubling.h"
 
 namespace orrery {
@@ -60,6 +61,7 @@ struct CollectiveModel::Group {
   double one_rank_nic_rate = std::numeric_limits<double>::infinity();  // the same when one of its ranks sends
   double ll_rate = 0;
   Crossing crossing;
+  const FabricLoad* load = nullptr;
 };
 
 struct CollectiveModel::Candidate {
@@ -170,6 +172,22 @@ CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) co
   return crossing;
 }
 
+CollectiveModel::Crossing CollectiveModel::crossing_of(const FabricLoad& load, const Group& g) const {
+  Crossing crossing;
+  if (load.leaves_switch) crossing.latency_seconds += fabric_.hop_latency_seconds;
+  if (load.leaves_leaf) crossing.latency_seconds += 2 * fabric_.hop_latency_seconds;  // up and down again
+  // Seconds on the busiest link between switches over those on the NICs, for the same bytes.
+  const auto slower = [](double seconds, double nic_seconds) { return std::max(1.0, seconds / nic_seconds); };
+  crossing.ring = slower(load.ring_seconds, 1 / g.nic_rate);
+  crossing.tree = slower(load.tree_seconds, busiest_node(g.nodes) / g.nic_rate);
+  crossing.reduction = slower(load.reduction_seconds, 1 / g.nic_rate);
+  crossing.shift = slower(load.shift_seconds, 1 / g.one_rank_nic_rate);
+  crossing.send = slower(load.send_seconds, 1 / g.one_rank_nic_rate);
+  const double n = as_double(g.n), r = as_double(g.r);
+  crossing.all_to_all = slower(load.all_to_all_seconds, r * (n - r) / n / g.nic_rate);
+  return crossing;
+}
+
 CollectiveModel::Crossing CollectiveModel::exchange_crossing(std::int64_t apart) const {
   if (fabric_.kind != FabricKind::torus || fabric_.dimensions.empty())
     return crossing_of({.ranks = 2, .ranks_per_node = 1, .nodes = 2, .stride = apart * node_.devices});
@@ -206,7 +224,13 @@ CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
     const double share = nic_bytes_per_second_ / as_double(span.groups_sharing_nics);
     g.nic_rate = std::min(share, as_double(g.r) * rank_nic_bytes_per_second_);
     g.one_rank_nic_rate = std::min(share, rank_nic_bytes_per_second_);
-    g.crossing = crossing_of(span);
+    g.load = span.load.get();
+    if (g.load != nullptr) {
+      g.crossing = crossing_of(*g.load, g);
+    } else {
+      g.crossing = crossing_of(span);
+      g.crossing.shift = g.crossing.send = g.crossing.reduction = g.crossing.ring;
+    }
   }
   return g;
 }
@@ -310,6 +334,7 @@ struct CollectiveModel::Formulas {
     std::vector<double> leaving(alike ? 1 : static_cast<std::size_t>((g.n - 1) / g.r + 1));
     double slowest_inside = 0, largest_outside = 0, inside = 0, outside = 0;
     std::int64_t farthest = 0;
+    std::size_t bit = 0;  // in which partners differ; extra ranks are beside theirs
     const auto send = [&](std::int64_t from, std::int64_t to, double share) {
       const std::int64_t distance = std::abs(to / g.r - from / g.r);
       const double sent = share * bytes;
@@ -331,11 +356,14 @@ struct CollectiveModel::Formulas {
       if (farthest == 0) {
         x.latency_seconds += c.step_seconds[i];
       } else {
-        const Crossing crossing = m.exchange_crossing(farthest * nodes_apart);
+        Crossing crossing = g.load != nullptr ? g.crossing : m.exchange_crossing(farthest * nodes_apart);
         x.latency_seconds += ring_step(p, m.extra_latency_seconds_ + crossing.latency_seconds);
         const double nic = std::max(*std::max_element(leaving.begin(), leaving.end()) / g.nic_rate,
                                     largest_outside / g.one_rank_nic_rate) /
                            nic_share;
+        if (g.load != nullptr)
+          crossing.ring =
+              std::max(1.0, g.load->exchange_seconds[bit] * largest_outside / (nic * nic_share));
         if (nic * crossing.ring >= slowest_inside) {
           x.nic_seconds += nic;
           x.inter_seconds += nic * crossing.ring;
@@ -351,11 +379,13 @@ struct CollectiveModel::Formulas {
     for (std::int64_t v = 0; v < extra; ++v) send(2 * v, 2 * v + 1, exchange.share_in());
     if (extra > 0) end_step();
     for (int step = 0; step < exchange.steps(); ++step) {
+      bit = static_cast<std::size_t>(exchange.bit(step));
       for (std::int64_t v = 0; v < (alike ? 1 : exchange.participants()); ++v)
         send(exchange.rank_of(v), exchange.rank_of(v ^ (std::int64_t{1} << exchange.bit(step))),
              exchange.share(step, v));
       end_step();
     }
+    bit = 0;
     for (std::int64_t v = 0; v < extra; ++v) send(2 * v + 1, 2 * v, exchange.share_out());
     if (extra > 0) end_step();
     x.intra_bytes = inside / n;
@@ -446,7 +476,7 @@ struct CollectiveModel::Formulas {
 };
 
 // To the next rank of the group; the slowest hop counts.
-CollectiveModel::Candidate CollectiveModel::message(double bytes, const Group& g, Protocol p) const {
+CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, const Group& g, Protocol p) const {
   const std::size_t i = index_of(p);
   const double nodes = as_double(g.nodes);
   Candidate x{.algorithm = Algorithm::direct, .protocol = p};
@@ -460,9 +490,10 @@ CollectiveModel::Candidate CollectiveModel::message(double bytes, const Group& g
   if (g.nodes > 1) {
     const Formulas f{*this, g, bytes};
     x.latency_seconds += f.stack(p) + f.ring_step(p);
-    x.inter_seconds = bytes * g.crossing.ring /
-                      (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
-    x.nic_seconds = x.inter_seconds / g.crossing.ring;
+    const double crossing = kind == OpKind::ring_shift ? g.crossing.shift : g.crossing.send;
+    x.inter_seconds =
+        bytes * crossing / (g.one_rank_nic_rate * inter_.ring_share * f.inter_share(intra_.protocol_share[i], p));
+    x.nic_seconds = x.inter_seconds / crossing;
     x.inter_bytes = bytes;
   }
   return x;
@@ -503,7 +534,7 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
     case OpKind::ring_shift:
     case OpKind::send:
     case OpKind::receive:
-      for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(bytes, g, p));
+      for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(kind, bytes, g, p));
       return;
     default:
       throw InputError({}, name_of(kind), "a communication op");
@@ -577,12 +608,14 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
   cost.intra_step_seconds = cost.inter_step_seconds = 0;
 }
 
-CollectiveCost CollectiveModel::transfer(double bytes, std::int64_t distance, std::int64_t concurrent) const {
+CollectiveCost CollectiveModel::transfer(double bytes, std::int64_t distance, std::int64_t concurrent,
+                                         const std::shared_ptr<const FabricLoad>& load) const {
   if (!(bytes > 0) || distance == 0) return {};
   GroupSpan span{.ranks = 2, .stride = distance};
   if (distance >= node_.devices) {
     span.nodes = 2;
     span.groups_sharing_nics = std::max<std::int64_t>(1, concurrent);
+    span.load = load;
   } else {
     span.ranks_per_node = 2;
   }

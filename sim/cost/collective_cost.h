@@ -115,7 +115,9 @@ class CollectiveModel {
 
   // One message between two ranks `distance` apart in rank order, of which `concurrent` leave the node at a time.
   // It leaves the node iff distance >= devices per node.
-  CollectiveCost transfer(double bytes, std::int64_t distance, std::int64_t concurrent) const;
+  // `load`: of all these messages, where nodes are scattered.
+  CollectiveCost transfer(double bytes, std::int64_t distance, std::int64_t concurrent,
+                          const std::shared_ptr<const FabricLoad>& load = nullptr) const;
   double transfer_seconds(double bytes, std::int64_t distance, std::int64_t concurrent) const {
     return transfer(bytes, distance, concurrent).seconds;
   }
@@ -131,9 +133,13 @@ class CollectiveModel {
   // How much slower than the NICs a group is beyond its leaf switches (dragonfly group, torus neighbours); >= 1.
   struct Crossing {
     double ring = 1, tree = 1, all_to_all = 1;
+    double shift = 1, send = 1;  // messages to the next rank, from the first to the second
+    double reduction = 1;        // in the switches
     double latency_seconds = 0;  // one way
   };
   Crossing crossing_of(const GroupSpan& span) const;
+  // The same of scattered nodes, from what they put on the links between switches. `group`: its rates.
+  Crossing crossing_of(const FabricLoad& load, const Group& group) const;
   // The same when each node of a block of 2 x `apart` exchanges with that `apart` nodes away.
   Crossing exchange_crossing(std::int64_t apart) const;
   Group group_of(const GroupSpan& span) const;
@@ -146,7 +152,7 @@ class CollectiveModel {
   };
   Link link_of(std::int64_t ranks, std::int64_t stride) const;
   double all_to_all_intra_seconds(double bytes, const Group& group) const;
-  Candidate message(double bytes, const Group& group, CollectiveProtocol protocol) const;
+  Candidate message(OpKind kind, double bytes, const Group& group, CollectiveProtocol protocol) const;
   void split_latency(OpKind kind, double bytes, const Group& group, CollectiveCost& cost) const;
 
   template <class Visit>

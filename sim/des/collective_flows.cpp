@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "sim/base/error.h"
+#include "sim/cost/double_binary_tree.h"
 #include "sim/cost/halving_doubling.h"
 
 namespace orrery {
@@ -22,7 +23,6 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Member = std::int32_t;
 using Index = std::int32_t;
-constexpr Index kNoParent = -1;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 Index wrap(Index i, Index n) { return ((i % n) + n) % n; }
@@ -37,6 +37,14 @@ class Nodes {
       throw InputError({}, std::to_string(group.devices.size()) + " members", "a group that 32 bits can number");
     std::unordered_map<std::int64_t, Index> seen;
     std::vector<Index> size;
+    if (group.order == RingOrder::leaf) {
+      std::vector<std::int64_t> nodes(group.devices.begin(), group.devices.end());
+      for (std::int64_t& device : nodes) device /= group.devices_per_node;
+      std::sort(nodes.begin(), nodes.end());
+      nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+      for (const std::int64_t node : nodes) seen.emplace(node, static_cast<Index>(seen.size()));
+      size.assign(nodes.size(), 0);
+    }
     std::int64_t before = -1;
     for (std::size_t i = 0; i < node_of_.size(); ++i) {
       const std::int64_t node = group.devices[i] / group.devices_per_node;
@@ -81,22 +89,6 @@ class Nodes {
 // rotations of the path and of its mirror image do so twice.
 Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 
-// The parent of a node in NCCL's binary tree (src/graph/trees.cc, ncclGetBtree), kNoParent for node 0.
-Index tree_parent(Index nodes, Index node) {
-  if (node == 0) return kNoParent;
-  const Index bit = node & -node;
-  const Index up = (node ^ bit) | (bit << 1);
-  return up < nodes ? up : node ^ bit;
-}
-// In the second tree, where the leaves of the first are inside: its mirror image, or for odd counts the first one
-// shifted by one node (ncclGetDtree).
-Index twin_parent(Index nodes, Index node) {
-  const bool mirror = nodes % 2 == 0;
-  const Index parent = tree_parent(nodes, mirror ? nodes - 1 - node : wrap(node - 1, nodes));
-  if (parent == kNoParent) return kNoParent;
-  return mirror ? nodes - 1 - parent : wrap(parent + 1, nodes);
-}
-
 class Builder {
  public:
   Builder(const GroupMembers& group, const FlowOptions& options, FlowGraph& graph)
@@ -134,7 +126,7 @@ class Builder {
           chain_of(a, c, count, odd_mesh && t == 1);
           for (std::size_t j = 1; j < chain_.size(); ++j) parent[at(chain_[j])] = chain_[j - 1];
           const Index up = t == 0 ? tree_parent(nodes_.count(), a) : twin_parent(nodes_.count(), a);
-          parent[at(chain_[0])] = up == kNoParent ? kNoParent : nodes_.of(up)[at(entry(c, count))];
+          parent[at(chain_[0])] = up == kTreeRoot ? kTreeRoot : nodes_.of(up)[at(entry(c, count))];
         }
         add_tree(parent, ends, {}, 1.0 / (count * trees));
       }
@@ -429,7 +421,7 @@ class Builder {
     Tree tree{.up = static_cast<Index>(graph_.edges.size()), .count = count};
     offset_.assign(at(count) + 1, 0);
     for (Index v = 0; v < count; ++v) {
-      if (parent[at(v)] == kNoParent)
+      if (parent[at(v)] == kTreeRoot)
         tree.root = v;
       else
         ++offset_[at(parent[at(v)]) + 1];
@@ -440,7 +432,7 @@ class Builder {
     graph_.after.resize(at(offset_[at(count)]));
     filled_.assign(offset_.begin(), offset_.end());
     for (Index v = 0; v < count; ++v) {
-      if (parent[at(v)] != kNoParent) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
+      if (parent[at(v)] != kTreeRoot) graph_.after[at(filled_[at(parent[at(v)])]++)] = tree.up_of(v);
       if (!seeds.empty()) graph_.after[at(filled_[at(v)]++)] = seeds[at(v)];
     }
     tree.root_after = offset_[at(tree.root)];

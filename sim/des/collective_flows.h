@@ -17,13 +17,14 @@
 namespace orrery {
 
 // The members of a group in rank order: the device each sits on. Nodes are device / devices_per_node, and count in the
-// order of their first members.
+// order of their first members, or of the fabric.
 struct GroupMembers {
   std::span<const std::int64_t> devices;
   std::int64_t devices_per_node = 1;
   bool full_mesh = false;        // within the node every pair has a link of its own (IntraFabric::direct_mesh): rings
                                  // are laid over all of them
   bool both_directions = false;  // rings run both ways, half of the bytes each (tori); bidirectional_ring always does
+  RingOrder order = RingOrder::rank;
 };
 
 // A member, or the scale-up switch of a member's node.

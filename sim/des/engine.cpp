@@ -7,6 +7,7 @@
 
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
+#include "sim/cost/fabric_load.h"
 #include "sim/des/child_process.h"
 #include "sim/des/results.h"
 #include "sim/des/simulation.h"
@@ -79,7 +80,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
                      fmt::format("at most the cluster's {} devices", cluster.devices()));
   const CollectiveCost cost =
       CollectiveModel(cluster, collectives)
-          .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster.node.devices),
+          .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster),
                 request.algorithm, request.protocol);
   run.algorithm = cost.algorithm;
   run.protocol = cost.protocol;

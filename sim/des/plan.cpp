@@ -220,7 +220,7 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
       r.first_node = nodes.front();
       for (const std::int64_t n : nodes) {
         for (std::int64_t d = 0; d < cluster.node.devices; ++d) devices.push_back(n * cluster.node.devices + d);
-        for (const LinkId l : topology.find(fmt::format("node{}.*", n))) r.links.push_back(l);
+        for (const LinkId l : topology.find(fmt::format("node{}.*", cluster.fabric_node(n)))) r.links.push_back(l);
       }
     } else if (p.kind == PerturbationKind::slow_device || p.kind == PerturbationKind::jitter) {
       if (devices.empty())

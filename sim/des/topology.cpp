@@ -125,12 +125,13 @@ const char* name_of(LinkKind kind) {
 }
 
 Topology::Topology(const Cluster& cluster, Routing routing)
-    : nodes_(cluster.nodes),
+    : nodes_(cluster.fabric_nodes()),
       per_node_(cluster.node.devices),
       intra_(cluster.node.intra),
       fabric_(cluster.fabric.kind),
       sprayed_(routing == Routing::sprayed ||
-               (routing == Routing::automatic && cluster.fabric.kind == FabricKind::dragonfly)),
+               (routing == Routing::automatic &&
+                (cluster.fabric.kind == FabricKind::dragonfly || cluster.fabric.adaptive_routing))),
       nics_(std::min(cluster.node.nics, cluster.node.devices)) {
   lay_out_node(cluster);
   if (nodes_ > 1) lay_out_network(cluster);
@@ -202,14 +203,11 @@ void Topology::lay_out_network(const Cluster& cluster) {
 
   const bool rails = fabric_ == FabricKind::rail_fat_tree;
   if (!rails && fabric_ != FabricKind::fat_tree) return;
-  nodes_per_leaf_ = fabric.nodes_per_leaf > 0 ? std::min(fabric.nodes_per_leaf, nodes_) : nodes_;
+  up_ = up_links_of(cluster, sprayed_);
   // Under one set of rail switches different rails still meet at the spine only.
-  if (nodes_per_leaf_ == nodes_ && !(rails && nics_ > 1)) return;
-  nics_per_leaf_ = rails ? nodes_per_leaf_ : nodes_per_leaf_ * nics_;
-  const std::int64_t leaves = groups_of(nodes_, nodes_per_leaf_) * (rails ? nics_ : 1);
-  const double narrowed = as_double(nics_per_leaf_) / std::max(1.0, fabric.oversubscription);  // in NICs
-  ways_up_ = sprayed_ ? 1 : std::max<std::int64_t>(1, std::llround(narrowed));
-  lay(LinkKind::leaf, 2 * leaves * ways_up_, narrowed * nic / as_double(ways_up_));
+  if (up_.nodes == nodes_ && !(rails && nics_ > 1)) return;
+  const std::int64_t leaves = groups_of(nodes_, up_.nodes) * up_.rails;
+  lay(LinkKind::leaf, 2 * leaves * up_.ways, up_.bytes_per_second);
 }
 
 void Topology::lay_out_torus(const Cluster& cluster) {
@@ -308,8 +306,8 @@ void Topology::append_name(LinkId link, std::string& name) const {
     case LinkKind::nic:
       return write(name, "node", pair / nics_, ".nic", pair % nics_, out_or_in);
     case LinkKind::leaf:
-      write(name, "leaf", pair / ways_up_);
-      if (!sprayed_) write(name, ".spine", pair % ways_up_);
+      write(name, "leaf", pair / up_.ways);
+      if (!sprayed_) write(name, ".spine", pair % up_.ways);
       return write(name, up_or_down);
     case LinkKind::global:
       if (sprayed_) {
@@ -438,20 +436,11 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
 void Topology::climb(std::int64_t from_node, std::int64_t from_nic, std::int64_t to_node, std::int64_t to_nic,
                      std::vector<LinkId>& way) const {
   if (has(LinkKind::leaf)) {
-    const bool rails = fabric_ == FabricKind::rail_fat_tree;
-    std::int64_t from_leaf = from_node / nodes_per_leaf_, to_leaf = to_node / nodes_per_leaf_;
-    std::int64_t at_leaf = to_node % nodes_per_leaf_;
-    if (rails) {
-      from_leaf = from_leaf * nics_ + from_nic;
-      to_leaf = to_leaf * nics_ + to_nic;
-    } else {
-      at_leaf = at_leaf * nics_ + to_nic;
-    }
+    const std::int64_t from_leaf = up_.leaf_of(from_node, from_nic), to_leaf = up_.leaf_of(to_node, to_nic);
     if (from_leaf == to_leaf) return;
-    // D-mod-k, Zahavi 2012: the up-port of a leaf is j mod k for destination j, counted in the order of the leaves.
-    const std::int64_t spine = (to_leaf * nics_per_leaf_ + at_leaf) % ways_up_;
-    way.push_back(link(LinkKind::leaf, 2 * (from_leaf * ways_up_ + spine) + kThere));
-    way.push_back(link(LinkKind::leaf, 2 * (to_leaf * ways_up_ + spine) + kBack));
+    const std::int64_t spine = up_.way_to(to_node, to_nic);
+    way.push_back(link(LinkKind::leaf, 2 * (from_leaf * up_.ways + spine) + kThere));
+    way.push_back(link(LinkKind::leaf, 2 * (to_leaf * up_.ways + spine) + kBack));
   } else if (has(LinkKind::global)) {
     const std::int64_t from_group = from_node / nodes_per_group_, to_group = to_node / nodes_per_group_;
     if (from_group == to_group) return;

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "sim/hardware/cluster.h"
+#include "sim/hardware/up_links.h"
 
 namespace orrery {
 
@@ -53,7 +54,7 @@ struct Endpoint {
 
 // How a switch with several ways up picks one.
 enum class Routing : std::uint8_t {
-  automatic,  // per_flow in fat trees, sprayed in dragonflies (whose hardware routes adaptively)
+  automatic,  // per_flow in fat trees, sprayed where switches route adaptively (dragonflies, Fabric::adaptive_routing)
   per_flow,   // fat tree: by destination, counted leaf by leaf, modulo up-links (D-mod-k, as InfiniBand's static
               // tables; Zahavi 2012); dragonfly: minimal, over the one link between the two groups
   sprayed,    // idealised: packets use all ways evenly, the up-links of a switch act as one
@@ -133,7 +134,7 @@ class Topology {
   bool sprayed_ = false;
   std::int64_t per_pcie_switch_ = 1, pcie_switches_ = 1;  // devices of a switch, switches of a node
   std::int64_t nics_ = 0;                                 // of a node, as links
-  std::int64_t nodes_per_leaf_ = 1, nics_per_leaf_ = 1, ways_up_ = 1;
+  UpLinks up_;  // of fat trees
   std::int64_t nodes_per_group_ = 1, groups_ = 1;
   std::vector<TorusDimension> torus_;    // dimensions of more than one node
   std::int64_t torus_links_ = 0;         // of a node

@@ -137,8 +137,7 @@ void Traffic::lay_copies(std::int32_t p) {
   const Groups& groups = groups_[static_cast<std::size_t>(kind.communicator)];
   const Job& job = jobs_[static_cast<std::size_t>(communicators_[static_cast<std::size_t>(kind.communicator)].job)];
   for (std::int64_t g = 0; g < groups.count; ++g) {
-    const std::int64_t device =
-        job.placement.device(groups.members[static_cast<std::size_t>(g)], cluster_.node.devices);
+    const std::int64_t device = device_of(job, groups.members[static_cast<std::size_t>(g)]);
     const auto end = [&](Place place) -> Endpoint {
       if (place == Place::device) return Endpoint::device(device);
       return {place == Place::host ? Endpoint::Kind::host_memory : Endpoint::Kind::storage, topology_.node_of(device)};
@@ -173,8 +172,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   for (std::int64_t g = 0; g < groups.count; ++g) {
     for (std::int64_t i = 0; i < groups.size; ++i) {
       const std::int64_t at = g * groups.size + (kind.reversed ? groups.size - 1 - i : i);
-      devices[static_cast<std::size_t>(i)] =
-          job.placement.device(groups.members[static_cast<std::size_t>(at)], per_node);
+      devices[static_cast<std::size_t>(i)] = device_of(job, groups.members[static_cast<std::size_t>(at)]);
     }
     const std::int64_t first = topology_.node_of(devices[0]) * per_node;
     for (std::size_t i = 0; i < devices.size(); ++i) places[i] = devices[i] - first;
@@ -184,7 +182,8 @@ void Traffic::lay_pattern(std::int32_t p) {
       const GroupMembers members{.devices = devices,
                                  .devices_per_node = per_node,
                                  .full_mesh = cluster_.node.intra == IntraFabric::direct_mesh,
-                                 .both_directions = cluster_.fabric.kind == FabricKind::torus};
+                                 .both_directions = cluster_.fabric.kind == FabricKind::torus,
+                                 .order = cluster_.placement.ring_order};
       collective_flows(kind.kind, kind.algorithm, members, options, graph);
       if (!exact_) merge_parallel_edges(graph);
     }

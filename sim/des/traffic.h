@@ -160,6 +160,9 @@ class Traffic {
   };
 
   void enumerate(const Communicator& communicator, Groups& groups) const;
+  std::int64_t device_of(const Job& job, std::int64_t rank) const {
+    return cluster_.fabric_device(job.placement.device(rank, cluster_.node.devices));
+  }
   void lay_pattern(std::int32_t pattern);
   void lay_copies(std::int32_t pattern);
   void find_links_that_never_bind();

@@ -101,6 +101,8 @@ void Fabric::visit_fields(FieldVisitor& v) {
   v.field("groups", groups, degree(0), "dragonfly: groups; 0: as many as the nodes fill");
   v.field("global_taper", global_taper, kRatio, "dragonfly: injection over global bandwidth");
   v.field("dimensions", dimensions, degree(), "torus: nodes along each dimension; left out: the most cubic three");
+  v.field("adaptive_routing", adaptive_routing,
+          "packets are spread over all up-links of a switch; false: the destination chooses one (static tables, ECMP)");
 }
 
 void Cluster::visit_fields(FieldVisitor& v) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -96,8 +97,23 @@ struct Fabric {
   std::int64_t groups = 0;               // dragonfly: those that the nodes fill
   double global_taper = 1;               // dragonfly: injection over global bandwidth
   std::vector<std::int64_t> dimensions;  // torus
+  bool adaptive_routing = false;         // packets use all ways up evenly, not one that the destination chooses
 
   void visit_fields(FieldVisitor& v);
+};
+
+// In which order libraries join the nodes of a communicator to rings and trees.
+enum class RingOrder : std::uint8_t {
+  rank,  // that of its ranks, as NCCL does, which knows nothing of the fabric (github.com/NVIDIA/nccl/issues/1340)
+  leaf,  // leaf by leaf, so that a ring leaves each leaf once
+};
+inline constexpr std::array<std::string_view, 2> kRingOrderNames{"rank", "leaf"};
+
+// Which nodes of the fabric the cluster's nodes are, counted leaf by leaf.
+struct NodePlacement {
+  std::vector<std::int64_t> nodes;  // of the cluster's nodes 0, 1, ...; empty: they are the fabric's first
+  std::int64_t of = 0;              // nodes of the fabric; 0: the cluster's
+  RingOrder ring_order = RingOrder::rank;
 };
 
 struct Cluster {
@@ -108,13 +124,26 @@ struct Cluster {
   std::int64_t nodes = 1;
   Fabric fabric;
   bool production = false;  // shared with other jobs, and kept as production clusters are (sim/prediction/production.h)
+  NodePlacement placement;
 
   std::int64_t devices() const { return nodes * node.devices; }
+  // Other than the first nodes of the fabric, leaf by leaf.
+  bool is_scattered() const { return !placement.nodes.empty(); }
+  std::int64_t fabric_nodes() const { return placement.of > 0 ? placement.of : nodes; }
+  std::int64_t fabric_devices() const { return fabric_nodes() * node.devices; }
+  std::int64_t fabric_node(std::int64_t n) const {
+    return is_scattered() ? placement.nodes[static_cast<std::size_t>(n)] : n;
+  }
+  std::int64_t fabric_device(std::int64_t d) const {
+    return fabric_node(d / node.devices) * node.devices + d % node.devices;
+  }
   // All NICs of a node, one direction.
   double inter_node_bytes_per_second() const { return static_cast<double>(node.nics) * node.nic_bytes_per_second; }
 
   void visit_fields(FieldVisitor& v);  // sizes and the node's rates; device, node and fabric are values of their own
 };
+
+struct FabricLoad;
 
 // What a group of ranks spans when rank r sits on device r (node r / devices_per_node). Where the groups of a mesh
 // differ (node boundaries that fall inside a group), the worst group: the one on most nodes.
@@ -125,6 +154,8 @@ struct GroupSpan {
   std::int64_t groups_sharing_nics = 1;  // like groups that leave a node at the same time, this one included; uneven:
                                          // the most on any node
   std::int64_t stride = 1;               // between neighbouring ranks of the group
+  // Of nodes that are scattered over the fabric (sim/cost/fabric_load.h); null: they lie leaf by leaf.
+  std::shared_ptr<const FabricLoad> load = nullptr;
 };
 // REQUIRES: devices_per_node >= 1. Tens of nanoseconds when node boundaries fall between coordinates of one digit
 // (powers of two always do); otherwise counts the groups rank by rank.

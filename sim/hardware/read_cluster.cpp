@@ -10,6 +10,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/hardware/nvidia_topology.h"
 #include "sim/hardware/preset_catalog.h"
+#include "sim/hardware/read_placement.h"
 
 namespace orrery {
 namespace {
@@ -117,6 +118,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   const Json* device = reader.take("device");
   const Json* fabric = reader.take("fabric");
   const Json* topology = reader.take("topology_file");
+  const Json* placement = reader.take("placement");
   if (base != nullptr) {
     if (!base->is_string()) reader.fail("base", "the name of a cluster preset");
     cluster = find_cluster(base->get<std::string>(), reader.at("base"));
@@ -175,6 +177,11 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
   }
   complete_intra(reader, cluster.node, cluster.device);
 
+  if (base == nullptr || node != nullptr)
+    cluster.fabric =
+        find_fabric(cluster.node.fabric.empty() ? "single-switch" : cluster.node.fabric, reader.at("node"));
+  if (fabric != nullptr) cluster.fabric = read_fabric(*fabric, reader.at("fabric"), cluster.fabric);
+  if (placement != nullptr) read_placement(*placement, reader.at("placement"), json.contains("nodes"), cluster);
   if (cluster.nodes > 1 && cluster.inter_node_bytes_per_second() <= 0) {
     for (const char* key : {"nics", "nic_bytes_per_second"}) {
       const std::string more_than_none = "more than 0: several nodes need a network";
@@ -185,11 +192,7 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
     reader.fail("inter_node_bytes_per_second",
                 fmt::format("a rate, as node {} has no network of its own", cluster.node.name));
   }
-  if (base == nullptr || node != nullptr)
-    cluster.fabric =
-        find_fabric(cluster.node.fabric.empty() ? "single-switch" : cluster.node.fabric, reader.at("node"));
-  if (fabric != nullptr) cluster.fabric = read_fabric(*fabric, reader.at("fabric"), cluster.fabric);
-  complete_fabric(where, cluster.fabric, cluster.nodes);
+  complete_fabric(where, cluster.fabric, cluster.fabric_nodes());
   if (cluster.name.empty()) cluster.name = fmt::format("{} x {}", cluster.nodes, cluster.node.name);
   return cluster;
 }

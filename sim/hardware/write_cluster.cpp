@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/hardware/read_cluster.h"
+#include "sim/hardware/read_placement.h"
 
 namespace orrery {
 namespace {
@@ -62,6 +63,7 @@ Json to_json(const Cluster& cluster) {
             {"fabric", to_json(cluster.fabric)}};
   if (!cluster.source.empty()) json["source"] = cluster.source;
   if (cluster.production) json["production"] = true;
+  if (cluster.is_scattered() || cluster.placement.of > 0) json["placement"] = to_json(cluster.placement);
   return json;
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "sim/hardware/crossing_groups.h"
+#include "sim/hardware/read_placement.h"
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
@@ -53,6 +55,28 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
   return notes;
 }
 
+Cluster placed(Cluster cluster, OtherPlacement other) {
+  NodePlacement& placement = cluster.placement;
+  switch (other) {
+    case OtherPlacement::full_up_links:
+      cluster.fabric.oversubscription = 1;
+      break;
+    case OtherPlacement::rings_by_leaf:
+      placement.ring_order = RingOrder::leaf;
+      if (cluster.is_scattered()) break;
+      [[fallthrough]];
+    case OtherPlacement::scattered:
+      placement.nodes = scattered_nodes(cluster.nodes, cluster.fabric_nodes(), PlacementFields{}.seed);
+      break;
+    case OtherPlacement::leaf_by_leaf:
+      placement.nodes.clear();
+      break;
+  }
+  return cluster;
+}
+
+namespace {
+
 bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks) {
   const Fabric& fabric = cluster.fabric;
   return (fabric.kind == FabricKind::fat_tree || fabric.kind == FabricKind::rail_fat_tree) &&
@@ -60,17 +84,31 @@ bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks) {
          ranks > fabric.nodes_per_leaf * cluster.node.devices;
 }
 
-Cluster without_oversubscription(Cluster cluster) {
-  cluster.fabric.oversubscription = 1;
-  return cluster;
+// "10.1 s (+25.3 %)"
+std::string against(double seconds, double step_seconds) {
+  return fmt::format("{} ({})", seconds_text(seconds), signed_percent_text(seconds / step_seconds - 1));
 }
 
-std::string placed_by_leaf_note(const Fabric& fabric) {
+}  // namespace
+
+std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
+                           const std::function<double(OtherPlacement)>& step_on) {
+  if (cluster.is_scattered()) {
+    std::string note = fmt::format("the nodes lie scattered over the fabric: leaf by leaf the step would take {}",
+                                   against(step_on(OtherPlacement::leaf_by_leaf), step_seconds));
+    if (cluster.placement.ring_order == RingOrder::rank)
+      note += fmt::format(", and where they are with rings and trees laid leaf by leaf {}",
+                          against(step_on(OtherPlacement::rings_by_leaf), step_seconds));
+    return note;
+  }
+  if (!is_oversubscribed(cluster, ranks) || step_on(OtherPlacement::full_up_links) != step_seconds) return {};
+  const double scattered = step_on(OtherPlacement::scattered), by_leaf = step_on(OtherPlacement::rings_by_leaf);
+  const Fabric& fabric = cluster.fabric;
   return fmt::format(
       "the fabric's oversubscription of {:g} does not show: ranks fill the nodes of one leaf ({} of them) after the "
-      "other, so that a ring leaves each leaf once; nodes scattered over the leaves would load the up-links with more, "
-      "and collectives on them could take up to {:g} times as long",
-      fabric.oversubscription, fabric.nodes_per_leaf, fabric.oversubscription);
+      "other, so that a ring leaves each leaf once; with its nodes in an order drawn at random the step would take {}, "
+      "and if rings and trees were still laid leaf by leaf {} (cluster.placement)",
+      fabric.oversubscription, fabric.nodes_per_leaf, against(scattered, step_seconds), against(by_leaf, step_seconds));
 }
 
 }  // namespace orrery

@@ -2,6 +2,8 @@
 // and groups that lie across nodes by their size.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,11 +17,19 @@ namespace orrery {
 // order.
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program);
 
-// Whether up-links of leaf switches that are narrower than what hangs below them are on the way of so many ranks.
-bool is_oversubscribed(const Cluster& cluster, std::int64_t ranks);
-// The cluster with as much up as down.
-Cluster without_oversubscription(Cluster cluster);
-// For a step that takes as long without_oversubscription().
-std::string placed_by_leaf_note(const Fabric& fabric);
+// The same machine with something else about where its nodes lie.
+enum class OtherPlacement : std::uint8_t {
+  full_up_links,  // as much up as down
+  scattered,      // the fabric's nodes in an order drawn at random
+  rings_by_leaf,  // rings and trees join the nodes leaf by leaf; of nodes that lie leaf by leaf: scattered, with such rings
+  leaf_by_leaf,   // the fabric's first nodes
+};
+inline constexpr int kOtherPlacements = 4;
+Cluster placed(Cluster cluster, OtherPlacement other);
+
+// What placement costs, or would cost where it hides the fabric's oversubscription; "" where there is nothing to say.
+// `step_on`: seconds of the step of so many ranks, placed otherwise; asked for what the note needs.
+std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
+                           const std::function<double(OtherPlacement)>& step_on);
 
 }  // namespace orrery

@@ -6,6 +6,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/fabric_load.h"
 
 namespace orrery {
 namespace {
@@ -52,7 +53,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
   constexpr auto kDes = static_cast<std::size_t>(Engine::des);
   CollectivePrediction prediction;
   const CollectiveCost cost =
-      model_.cost(kind, bytes, span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_.node.devices), algorithm, protocol);
+      model_.cost(kind, bytes, span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_), algorithm, protocol);
   prediction.algorithm = cost.algorithm;
   prediction.protocol = cost.protocol;
   if (engines[kAnalytical]) {

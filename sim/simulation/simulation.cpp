@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -28,14 +30,14 @@ struct Simulator::Rep {
     const Calibration& kernels;
     CollectiveCalibration collectives;
     AnalyticalEngine engine;
-    std::unique_ptr<Machine> wide;  // without_oversubscription(), where a line has asked
+    std::array<std::unique_ptr<Machine>, kOtherPlacements> placed;  // otherwise, where a line has asked
   };
 
   ScenarioReader reader;
   Calibrator calibrator;
   // Of lines.
   Program program;
-  Report report, wide_report;
+  Report report, placed_report;
   std::map<std::string, std::unique_ptr<Machine>> machines;
 
   // Where `line`'s cluster is not calibrated yet, it is: its numbers are the machine's afterwards.
@@ -117,9 +119,10 @@ void add_planning_notes(const Scenario& scenario, const Program& program, Report
   for (std::string& note : planning_notes(scenario, program)) report.notes.push_back(std::move(note));
 }
 
-// `wide`: of the same step without_oversubscription().
-void add_placement_note(const Cluster& cluster, const Report& wide, Report& report) {
-  if (wide.step_seconds == report.step_seconds) report.notes.push_back(placed_by_leaf_note(cluster.fabric));
+void add_placement_note(const Cluster& cluster, std::int64_t ranks, Report& report,
+                        const std::function<double(OtherPlacement)>& step_on) {
+  std::string note = placement_note(cluster, ranks, report.step_seconds, step_on);
+  if (!note.empty()) report.notes.push_back(std::move(note));
 }
 
 // What the analytical engine's report says beyond the engine.
@@ -144,13 +147,13 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
       rep_->calibrator.lower(scenario, rep_->program);
       machine.engine.evaluate(rep_->program, precision::peak_dtype(scenario), {.timeline = false, .ops = ops},
                               rep_->report);
-      if (is_oversubscribed(machine.cluster, rep_->program.mesh.ranks())) {
-        if (!machine.wide)
-          machine.wide = std::make_unique<Rep::Machine>(without_oversubscription(machine.cluster), machine.kernels,
-                                                        machine.collectives);
-        machine.wide->engine.evaluate(rep_->program, precision::peak_dtype(scenario), {}, rep_->wide_report);
-        add_placement_note(scenario.cluster, rep_->wide_report, rep_->report);
-      }
+      add_placement_note(scenario.cluster, rep_->program.mesh.ranks(), rep_->report, [&](OtherPlacement other) {
+        std::unique_ptr<Rep::Machine>& there = machine.placed[static_cast<std::size_t>(other)];
+        if (!there)
+          there = std::make_unique<Rep::Machine>(placed(machine.cluster, other), machine.kernels, machine.collectives);
+        there->engine.evaluate(rep_->program, precision::peak_dtype(scenario), {}, rep_->placed_report);
+        return rep_->placed_report.step_seconds;
+      });
       complete(scenario, rep_->program, machine.kernels, rep_->calibrator.steps(), rep_->report);
       check_ends(rep_->report);
       return rep_->report;
@@ -191,11 +194,11 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
-  if (is_oversubscribed(s.cluster, result.program->mesh.ranks())) {
-    Prepared wide = result;
-    wide.scenario.cluster = without_oversubscription(s.cluster);
-    add_placement_note(s.cluster, predict(wide), report);
-  }
+  add_placement_note(s.cluster, result.program->mesh.ranks(), report, [&](OtherPlacement other) {
+    Prepared there = result;
+    there.scenario.cluster = placed(s.cluster, other);
+    return predict(there).step_seconds;
+  });
   complete(s, *result.program, *result.kernels, rep_->calibrator.steps(), report);
   return result;
 }

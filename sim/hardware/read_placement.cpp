@@ -1,0 +1,168 @@
+#include "sim/hardware/read_placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "sim/base/json_reader.h"
+#include "sim/hardware/node_list.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kNodesExpected =
+    "\"contiguous\", \"scattered\", a list as a scheduler prints it (\"node[001-004,010]\"), or an array of numbers";
+constexpr std::int64_t kMostPlaced = 1 << 22;  // nodes that are told apart; each takes its bytes
+constexpr std::array<std::string_view, 2> kPlacements{"contiguous", "scattered"};
+
+// Nodes under one leaf, or of one dragonfly group; 0: all of them.
+std::int64_t nodes_of_leaf(const Fabric& fabric) {
+  return fabric.kind == FabricKind::dragonfly      ? fabric.nodes_per_group
+         : fabric.kind == FabricKind::single_switch ? 0
+                                                    : fabric.nodes_per_leaf;
+}
+
+// The k-th of the nodes that may be used: `fill` of each leaf.
+std::int64_t usable(std::int64_t k, std::int64_t fill, std::int64_t leaf) {
+  return fill > 0 ? k / fill * leaf + k % fill : k;
+}
+
+std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& fields, const InputError::Where& where) {
+  std::vector<std::int64_t> list;
+  if (nodes.is_string()) {
+    list = read_node_list(nodes.get_ref<const std::string&>(), kMostPlaced, where);
+  } else {
+    for (const Json& node : nodes) {
+      if (!node.is_number_integer() || node < 0 || node >= kMostPlaced)
+        throw InputError(where, describe(node), fmt::format("numbers of nodes, 0 to {}", kMostPlaced - 1));
+      list.push_back(node.get<std::int64_t>());
+    }
+  }
+  if (list.empty()) throw InputError(where, "no nodes", "at least one");
+  std::unordered_set<std::int64_t> seen;
+  for (std::int64_t& node : list) {
+    if (node < fields.first)
+      throw InputError(where, fmt::format("node {}", node),
+                       fmt::format("nodes from {} on, as \"first\" says", fields.first));
+    if (!seen.insert(node).second) throw InputError(where, fmt::format("node {} twice", node), "each node once");
+    node -= fields.first;
+  }
+  return list;
+}
+
+// `count` of `all`, in the order in which they are drawn, the same on every platform (partial Fisher-Yates).
+std::vector<std::int64_t> drawn(std::int64_t count, std::vector<std::int64_t> all, std::int64_t seed) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(seed));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i)
+    std::swap(all[i], all[i + static_cast<std::size_t>(random() % (all.size() - i))]);
+  all.resize(static_cast<std::size_t>(count));
+  return all;
+}
+
+}  // namespace
+
+void PlacementFields::visit_fields(FieldVisitor& v) {
+  v.field("of", of, IntegerRange{.least = 0, .most = kMostNodes},
+          "nodes of the fabric; 0: no more than hold the cluster's");
+  v.field("fill", fill, degree(0), "contiguous, scattered: of each leaf only so many nodes are used; 0: all");
+  v.field("first", first, at_least(0), "of a list: the number of the fabric's first node");
+  v.field("seed", seed, at_least(0), "scattered: of the draw");
+  v.field("sorted", sorted, "ranks are laid over the nodes in ascending order; false: in that of the list or the draw");
+  v.field("ring_order", ring_order, kRingOrderNames,
+          "in which order libraries join the nodes of a group to rings and trees: by rank, as NCCL does, or leaf by leaf");
+}
+
+void read_placement(const Json& json, const InputError::Where& where, bool count_given, Cluster& cluster) {
+  JsonReader reader(json, where);
+  const Json* nodes = reader.take("nodes");
+  PlacementFields fields;
+  fields.visit_fields(reader);
+  reader.finish();
+  const Fabric& fabric = cluster.fabric;
+  const auto kind = kFabricKindNames[static_cast<std::size_t>(fabric.kind)];
+  if (fabric.kind == FabricKind::torus)
+    throw InputError(where, "a placement", fmt::format("none on a {}, of which a job has a block", kind));
+
+  const bool by_name = nodes != nullptr && nodes->is_string() &&
+                       std::find(kPlacements.begin(), kPlacements.end(), nodes->get_ref<const std::string&>()) !=
+                           kPlacements.end();
+  const bool scattered = by_name && *nodes == kPlacements[1];
+  if (nodes != nullptr && !nodes->is_string() && !nodes->is_array()) reader.fail("nodes", kNodesExpected);
+  const bool is_list = nodes != nullptr && !by_name;
+  if (is_list && nodes->is_string() && nodes->get_ref<const std::string&>().find_first_of("0123456789") == std::string::npos)
+    reader.fail("nodes", kNodesExpected,
+                nearest_name(nodes->get_ref<const std::string&>(), std::vector<std::string>(kPlacements.begin(), kPlacements.end())));
+  struct Only {
+    const char* field;
+    bool used;
+    const char* by;
+  };
+  for (const Only& only : {Only{"first", is_list, "a list of nodes"}, Only{"seed", scattered, "scattered nodes"},
+                           Only{"fill", !is_list, "contiguous and scattered nodes"}})
+    if (reader.has(only.field) && !only.used) reader.fail(only.field, fmt::format("nothing: it belongs to {}", only.by));
+  const std::int64_t leaf = nodes_of_leaf(fabric);
+  if (fields.fill > 0 && (leaf == 0 || fields.fill > leaf))
+    reader.fail("fill", leaf == 0 ? fmt::format("a fabric of several leaves: this {} has one", kind)
+                                  : fmt::format("at most the {} nodes of a leaf", leaf));
+
+  NodePlacement placement{.nodes = {}, .of = fields.of, .ring_order = fields.ring_order};
+  if (is_list) {
+    placement.nodes = listed(*nodes, fields, reader.at("nodes"));
+    const auto count = static_cast<std::int64_t>(placement.nodes.size());
+    if (count_given && count != cluster.nodes)
+      throw InputError(reader.at("nodes"), fmt::format("{} nodes", count),
+                       fmt::format("the cluster's {} nodes", cluster.nodes));
+    cluster.nodes = count;
+    const std::int64_t last = *std::max_element(placement.nodes.begin(), placement.nodes.end());
+    if (fields.of > 0 && last >= fields.of)
+      reader.fail("of", fmt::format("more than the {} nodes before node {}", last, last + fields.first));
+    if (fields.of == 0) placement.of = last + 1;
+  } else {
+    // How many of the fabric's nodes may be used, and which is the last that must be there.
+    const std::int64_t needed = usable(cluster.nodes - 1, fields.fill, leaf) + 1;
+    if (fields.of > 0 && fields.of < needed)
+      reader.fail("of", fmt::format("at least {}, for {} nodes{}", needed, cluster.nodes,
+                                    fields.fill > 0 ? fmt::format(", {} of each leaf of {}", fields.fill, leaf) : ""));
+    if (fields.of == 0) placement.of = needed;
+    std::vector<std::int64_t> candidates;
+    const bool told_apart = scattered || fields.fill > 0;
+    if (told_apart && std::max(placement.of, needed) > kMostPlaced)
+      throw InputError(reader.at("of"), fmt::format("{} nodes", std::max(placement.of, needed)),
+                       fmt::format("at most {} where nodes are not the fabric's first", kMostPlaced));
+    for (std::int64_t k = 0; usable(k, fields.fill, leaf) < placement.of && told_apart && (scattered || k < cluster.nodes);
+         ++k)
+      candidates.push_back(usable(k, fields.fill, leaf));
+    placement.nodes = scattered ? drawn(cluster.nodes, std::move(candidates), fields.seed) : std::move(candidates);
+  }
+  if (fields.sorted) std::sort(placement.nodes.begin(), placement.nodes.end());
+
+  // The fabric's first nodes in order are what a cluster without placement has.
+  std::vector<std::int64_t> first(placement.nodes.size());
+  std::iota(first.begin(), first.end(), 0);
+  if (placement.nodes == first) placement.nodes.clear();
+  if (placement.nodes.empty() && placement.of == cluster.nodes) placement.of = 0;
+  cluster.placement = std::move(placement);
+}
+
+std::vector<std::int64_t> scattered_nodes(std::int64_t count, std::int64_t of, std::int64_t seed) {
+  std::vector<std::int64_t> all(static_cast<std::size_t>(of));
+  std::iota(all.begin(), all.end(), 0);
+  return drawn(count, std::move(all), seed);
+}
+
+Json to_json(const NodePlacement& placement) {
+  Json json{{"of", placement.of}, {"ring_order", kRingOrderNames[static_cast<std::size_t>(placement.ring_order)]}};
+  if (!placement.nodes.empty()) json["nodes"] = placement.nodes;
+  return json;
+}
+
+}  // namespace orrery
