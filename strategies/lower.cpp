@@ -11,14 +11,14 @@
 namespace orrery {
 namespace {
 
-// From neighbouring ranks outwards in the order of MeshAxis, Megatron's default: tp-cp-ep-dp-pp.
+// From neighbouring ranks outwards in the plan's order.
 Mesh mesh_of(const Scenario& scenario, std::span<const Strategy> strategies) {
   Mesh by_strategy, mesh;
   for (const Strategy& strategy : strategies)
     if (strategy.add_digits != nullptr) strategy.add_digits(scenario, by_strategy);
-  for (int axis = 0; axis < kMeshAxes; ++axis)
+  for (const MeshAxis axis : framework::mesh_order(scenario.plan))
     for (const Digit& digit : by_strategy.digits())
-      if (digit.axis == static_cast<MeshAxis>(axis)) mesh.add(digit.axis, digit.size, digit.name);
+      if (digit.axis == axis) mesh.add(digit.axis, digit.size, digit.name);
   return mesh;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "strategies/precision/precision.h"
@@ -114,7 +115,36 @@ double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   return elements * static_cast<double>(bytes_of(plan.precision.gradient(), 1));
 }
 
-void check(const Scenario&) {}
+std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
+  const std::string& text = plan.framework.mesh_order;
+  std::array<MeshAxis, kMeshAxes> order{};
+  std::size_t count = 0;
+  const auto add = [&](MeshAxis axis) { order[count++] = axis; };
+  const auto refuse = [&] {
+    throw InputError({"", "/plan/mesh_order"}, '"' + text + '"',
+                     "tp, cp, dp and pp once each, from neighbouring ranks outwards, and ep if there are experts: "
+                     "\"tp-cp-ep-dp-pp\"");
+  };
+  constexpr std::array<std::string_view, 5> kWords{"tp", "cp", "ep", "dp", "pp"};
+  std::array<bool, kWords.size()> seen{};
+  for (std::string_view rest = text;;) {
+    const std::size_t dash = rest.find('-');
+    const auto word = static_cast<std::size_t>(std::find(kWords.begin(), kWords.end(), rest.substr(0, dash)) -
+                                               kWords.begin());
+    if (word == kWords.size() || seen[word]) refuse();
+    seen[word] = true;
+    constexpr std::array kAxes{MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::pp};
+    add(kAxes[word]);
+    if (kAxes[word] == MeshAxis::dp_shard) add(MeshAxis::dp_replicate);
+    if (dash == std::string_view::npos) break;
+    rest.remove_prefix(dash + 1);
+  }
+  if (!seen[2]) add(MeshAxis::ep);
+  if (count < order.size()) refuse();
+  return order;
+}
+
+void check(const Scenario& scenario) { mesh_order(scenario.plan); }
 
 void rewrite(const Scenario& scenario, Program& program) {
   program.runtime = preset(scenario.plan).runtime;

@@ -2,6 +2,7 @@
 // large its gradient buckets are. Numbers and sources: strategies/framework/stacks.json.
 #pragma once
 
+#include <array>
 #include <string_view>
 
 #include "models/layers.h"
@@ -27,6 +28,9 @@ enum class GradientScaling : std::uint8_t {
   fused,     // the optimizer's kernel does
 };
 GradientScaling gradient_scaling(const Plan& plan);
+// Axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" are both of data parallelism. Throws
+// InputError where it is no such order.
+std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);
 // Gradients that are sharded (zero_stage 2 and 3): else once a step.
 bool reduces_shards_in_every_micro_batch(const Plan& plan);
 // Divided weights (zero_stage 3) are fp32, their own master copy: FSDP casts what it gathers.

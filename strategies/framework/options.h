@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <string>
 
 #include "sim/base/fields.h"
 #include "sim/program/collective_algorithm.h"
@@ -35,6 +36,9 @@ inline constexpr std::array<std::string_view, 5> kAttentionKernelNames{
 enum class CrossEntropy : std::uint8_t { automatic, unfused, fp32, fused };
 inline constexpr std::array<std::string_view, 4> kCrossEntropyNames{"automatic", "unfused", "fp32", "fused"};
 
+// From neighbouring ranks outwards; Megatron's default.
+inline constexpr const char* kMeshOrder = "tp-cp-ep-dp-pp";
+
 struct Options {
   Stack stack = Stack::megatron_core;
   bool flash_attention = true;
@@ -43,6 +47,7 @@ struct Options {
   bool cuda_graphs = false;
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
+  std::string mesh_order = kMeshOrder;
 
   void visit_fields(FieldVisitor& v) {
     v.field("framework", stack, kStackNames, "training stack: fused kernels, host issue rate, memory overheads");
@@ -58,6 +63,9 @@ struct Options {
     v.field("collective_algorithm", collective_algorithm, kCollectiveAlgorithmNames,
             "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
     v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
+    v.field("mesh_order", mesh_order,
+            "axes from neighbouring ranks outwards, as Megatron writes them; tp-cp-ep-pp-dp is its --use-tp-pp-dp-mapping",
+            Scope::mesh);
   }
 };
 

@@ -1,7 +1,10 @@
 #include "strategies/mics/mics.h"
 
+#include <algorithm>
+
 #include "sim/base/error.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery::mics {
 namespace {
@@ -10,11 +13,19 @@ constexpr const char* kInNode = "dp_shard.node";
 
 bool used(const Scenario& scenario) { return scenario.plan.mics.shard_size > 0; }
 
-// Ranks within a node that hold parts of the same weights; 0: no whole number of them. By the order of MeshAxis tensor
-// and context ranks lie between them.
+// Ranks within a node that hold parts of the same weights; 0: no whole number of them. Those of the axes before data
+// parallelism in the mesh's order lie between them.
 std::int64_t ranks_in_node(const Scenario& scenario) {
-  const std::int64_t devices = scenario.cluster.node.devices,
-                     inner = scenario.plan.tensor.degree * scenario.plan.context.degree;
+  const Plan& plan = scenario.plan;
+  const std::int64_t devices = scenario.cluster.node.devices;
+  std::int64_t inner = 1;
+  for (const MeshAxis axis : framework::mesh_order(plan)) {
+    if (axis == MeshAxis::dp_shard) break;
+    inner *= axis == MeshAxis::tp   ? plan.tensor.degree
+             : axis == MeshAxis::cp ? plan.context.degree
+             : axis == MeshAxis::pp ? plan.pipeline.degree
+                                    : 1;
+  }
   return devices % inner == 0 ? devices / inner : 0;
 }
 
@@ -43,6 +54,11 @@ void check(const Scenario& scenario) {
   if (degree % plan.mics.shard_size != 0)
     fail("mics_shard_size", size, "a divisor of the data-parallel degree " + std::to_string(degree));
   if (!plan.mics.hierarchical) return;
+  const auto order = framework::mesh_order(plan);
+  if (plan.context.degree > 1 && std::find(order.begin(), order.end(), MeshAxis::cp) >
+                                     std::find(order.begin(), order.end(), MeshAxis::dp_shard))
+    fail("mesh_order", '"' + plan.framework.mesh_order + '"',
+         "one with cp before dp for mics_hierarchical_params_gather: what nodes hold together is gathered first");
   const std::int64_t in_node = ranks_in_node(scenario);
   if (in_node < 2 || plan.mics.shard_size <= in_node || plan.mics.shard_size % in_node != 0)
     fail("mics_hierarchical_params_gather", "true",

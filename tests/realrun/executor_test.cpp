@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <map>
@@ -1033,9 +1034,39 @@ const Layout kLayouts[] = {
     {"HowCollectivesAndKernelsAreLaunched",
      R"({"data_parallel": 2, "cuda_graphs": true, "attention_kernel": "flash_attention_1", )"
      R"("collective_algorithm": "tree", "collective_protocol": "ll128"})"},
+    {"PipelineInnermost", R"({"tensor_parallel": 2, "context_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2,
+         "zero_stage": 1, "sequence_parallel": true, "mesh_order": "pp-dp-cp-tp"})"},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
+
+// Each case in another order than the default.
+TEST(Layouts, ComputeTheNumbersOfOneRankInEveryMeshOrder) {
+  constexpr std::array kOrders{"tp-cp-ep-pp-dp", "pp-dp-cp-tp", "dp-tp-pp-cp-ep", "cp-pp-ep-tp-dp", "dp-pp-cp-tp"};
+  std::size_t next = 0, reordered = 0, refused = 0;
+  for (const Layout& layout : kLayouts) {
+    Scenario scenario = scenario_of(layout);
+    Program in_order, program;
+    lower(scenario, in_order);
+    scenario.plan.framework.mesh_order = kOrders[next++ % kOrders.size()];
+    try {
+      lower(scenario, program);
+    } catch (const InputError& error) {  // nodes hold other ranks together
+      EXPECT_TRUE(scenario.plan.mics.hierarchical) << error.what();
+      ++refused;
+      continue;
+    }
+    const auto digits = program.mesh.digits(), before = in_order.mesh.digits();
+    if (std::equal(digits.begin(), digits.end(), before.begin(), before.end(),
+                   [](const Digit& a, const Digit& b) { return a.axis == b.axis && a.stride == b.stride; }))
+      continue;  // one axis
+    SCOPED_TRACE(std::string(layout.name) + " " + scenario.plan.framework.mesh_order);
+    expect_same_numbers(scenario, program, seeded(1, 1));
+    ++reordered;
+  }
+  EXPECT_GT(reordered, 50u);
+  EXPECT_LT(refused, 5u);
+}
 
 // Values that are named and refused: no rates are known of fp4 products, no kernels of 4-bit moments.
 bool is_refused(const std::string& field, const nlohmann::ordered_json& value) {
