@@ -801,8 +801,30 @@ TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
   EXPECT_THAT(hidden.at("notes").dump(), HasSubstr(note));
   const json line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
   EXPECT_EQ(line.at("notes"), hidden.at("notes"));
+  EXPECT_THAT(hidden.at("notes").dump(), HasSubstr("drawn at random the step would take"));
+
+  // It shows where nodes are scattered, and the note says what that costs.
+  scenario["cluster"]["placement"] = {{"nodes", "scattered"}};
+  const json scattered = report(scenario), narrow_and_scattered = report(narrow(scenario));
+  EXPECT_GT(scattered.at("step_seconds"), hidden.at("step_seconds"));
+  EXPECT_GT(narrow_and_scattered.at("step_seconds"), scattered.at("step_seconds"));
+  EXPECT_THAT(narrow_and_scattered.at("notes").dump(), HasSubstr("the nodes lie scattered over the fabric"));
+  const json scattered_line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
+  EXPECT_EQ(scattered_line.at("notes"), narrow_and_scattered.at("notes"));
+  EXPECT_EQ(scattered_line.at("step_seconds"), narrow_and_scattered.at("step_seconds"));
+  scenario["cluster"]["placement"]["ring_order"] = "leaf";
+  EXPECT_EQ(report(narrow(scenario)).at("step_seconds"), hidden.at("step_seconds"));
+  scenario["cluster"].erase("placement");
   scenario["cluster"]["nodes"] = 32;  // one leaf
   EXPECT_THAT(report(narrow(scenario)).at("notes").dump(), Not(HasSubstr("oversubscription")));
+}
+
+TEST(Simulate, APlacementThatIsNoneIsNamedByItsField) {
+  const Workplace place;
+  const auto bad = place.orrery("simulate data_parallel --set 'cluster.placement.nodes=node[004-001]'");
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_THAT(bad.err, AllOf(HasSubstr("/cluster/placement/nodes"), HasSubstr("004-001")));
+  EXPECT_EQ(place.orrery("simulate data_parallel --set plan.mesh_order=dp-dp").code, 2);
 }
 
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
