@@ -257,6 +257,26 @@ CollectiveClasses classes_of_device(const Device& device) {
 
 }  // namespace
 
+namespace {
+
+const ReductionCalibration& bundled_reduction() {
+  static const ReductionCalibration reduction = [] {
+    constexpr const char* kFile = "results/calibration/collectives_in_network.json";
+    ReductionCalibration r;
+    const Json json = parse_embedded(kFile);
+    Parameters p(json, {kFile, ""});
+    p.number("nic_share", r.nic_share, kPositiveShare);
+    p.number("step_seconds", r.step_seconds, kAny);
+    p.number("rank_seconds", r.rank_seconds, kAny);
+    p.number("network_seconds", r.network_seconds, kAny);
+    p.number("nvls_network_seconds", r.nvls_network_seconds, kAny);
+    return r;
+  }();
+  return reduction;
+}
+
+}  // namespace
+
 CollectiveCalibration find_collective_calibration(const Cluster& cluster, const CollectiveClasses& user) {
   const CollectiveClasses& bundled = bundled_collective_classes();
   const std::string_view fabric = kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)];
@@ -296,6 +316,7 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   calibration.inter_source = inter->source;
   calibration.inter = inter->parameters;
   calibration.inter_residual = inter->residual;
+  calibration.reduction = bundled_reduction();
   return calibration;
 }
 

@@ -72,6 +72,7 @@ struct CollectiveModel::Candidate {
   double nic_seconds = 0;                       // inter_seconds if nothing narrowed the group beyond the leaf switches
   double intra_bytes = 0, inter_bytes = 0;
   bool in_sequence = false;  // the two bandwidth terms add up instead of overlapping
+  bool in_switch = false;    // the scale-up switch sums up
   double seconds() const {
     return latency_seconds + (in_sequence ? intra_seconds + inter_seconds : std::max(intra_seconds, inter_seconds));
   }
@@ -80,6 +81,7 @@ struct CollectiveModel::Candidate {
 CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibration& calibration)
     : intra_(calibration.intra),
       inter_(calibration.inter),
+      reduction_(calibration.reduction),
       step_slowdown_(calibration.step_slowdown),
       node_(cluster.node),
       fabric_(cluster.fabric) {
@@ -436,7 +438,7 @@ struct CollectiveModel::Formulas {
   // Each rank's switch ports pass its bytes once up and the reduced shard once more.
   Candidate nvls() const {
     const IntraCalibration& c = m.intra_;
-    Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple};
+    Candidate x{.algorithm = Algorithm::nvls, .protocol = Protocol::simple, .in_switch = true};
     x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes);
     x.intra_bytes = (r + 1) / r * bytes;
     x.intra_seconds = x.intra_bytes / (m.node_.intra_bytes_per_second * c.nvls_share);
@@ -449,6 +451,34 @@ struct CollectiveModel::Formulas {
       x.nic_seconds = bytes * std::max(busiest_node(g.nodes) / (tree_nic * g.crossing.tree), one_tree);
       x.inter_bytes = 2 * (nodes - 1) / nodes * bytes;
     }
+    return x;
+  }
+
+  // Each node hands the sum of its ranks' vectors up once and gets the result once, whatever the number of nodes: half of
+  // what a ring passes on. Within the node NVSwitch sums up, or each rank a part for all (CollNetDirect).
+  Candidate collnet(OpKind kind) const {
+    const IntraCalibration& c = m.intra_;
+    const ReductionCalibration& red = m.reduction_;
+    const bool all_reduce = kind == OpKind::all_reduce;
+    Candidate x{.algorithm = Algorithm::collnet, .protocol = Protocol::simple};
+    if (all_reduce && m.node_.in_switch_reduction && g.r >= c.nvls_least_ranks) {
+      x = nvls();
+      x.algorithm = Algorithm::collnet;
+      x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds +
+                          filled(c.nvls_fill_seconds, c.nvls_fill_bytes) + red.nvls_network_seconds;
+    } else {
+      const double rounds = all_reduce ? 2 : 1;
+      x.latency_seconds =
+          rounds * (g.r > 1 ? red.step_seconds + (r - 1) * red.rank_seconds : 0) + red.network_seconds;
+      if (g.r > 1) {
+        x.intra_bytes = rounds * (r - 1) / r * bytes;
+        x.intra_seconds = rounds * (r - 1 + c.local_steps) / r * bytes / g.ring_rate;
+      }
+    }
+    x.latency_seconds += wire_of(Protocol::simple);
+    x.inter_bytes = bytes;
+    x.nic_seconds = bytes / (g.nic_rate * red.nic_share);
+    x.inter_seconds = x.nic_seconds * g.crossing.reduction;
     return x;
   }
 
@@ -513,6 +543,9 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
     case OpKind::reduce_scatter:
     case OpKind::broadcast:
     case OpKind::reduce: {
+      if (fabric_.in_network_reduction && reduction_.nic_share > 0 && f.across &&
+          (kind == OpKind::all_reduce || kind == OpKind::reduce_scatter))
+        visit(f.collnet(kind));
       const bool chain = kind == OpKind::broadcast || kind == OpKind::reduce;
       for (const Protocol p : kProtocols) {
         if (p == Protocol::ll128 && !f.ll128_legal()) continue;
@@ -570,6 +603,7 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
   cost.intra_seconds = best.intra_seconds;
   cost.inter_seconds = best.nic_seconds;
   cost.in_sequence = best.in_sequence;
+  cost.in_switch = best.in_switch;
   split_latency(kind, bytes, g, cost);
   for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.intra_seconds, &cost.inter_seconds,
                        &cost.base_seconds, &cost.intra_step_seconds, &cost.inter_step_seconds})
@@ -599,6 +633,7 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
       cost.base_seconds = cost.latency_seconds - 2 * as_double(tree_depth(g.nodes)) * cost.inter_step_seconds;
       return;
     case Algorithm::direct:
+    case Algorithm::collnet:
       break;
     default:
       return;
@@ -649,6 +684,7 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
                       nic_bytes_per_second_ / 1e9, span.groups_sharing_nics);
     const double narrowed = kind == OpKind::all_to_all                                           ? g.crossing.all_to_all
                             : c.algorithm == Algorithm::ring || c.algorithm == Algorithm::direct ? g.crossing.ring
+                                                                       : c.algorithm == Algorithm::collnet                                ? g.crossing.reduction
                                                                                                  : g.crossing.tree;
     if (g.nodes > 1 && narrowed > 1) text += fmt::format("; {:.3g} times slower beyond the leaf switches", narrowed);
   });

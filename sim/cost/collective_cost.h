@@ -61,6 +61,15 @@ struct InterCalibration {
   double included_latency_seconds = 0;  // one-way network latency that the steps above contain
 };
 
+// Reduction in the fabric's switches (SHARP), as NCCL's CollNetDirect and NVLS use it: nothing of it is measured here.
+struct ReductionCalibration {
+  double nic_share = 0;                     // of the NICs' rate; 0: none
+  double step_seconds = 0;                  // within the node, before and after
+  double rank_seconds = 0;                  // likewise, for each further rank of the node
+  double network_seconds = 0;               // once per collective
+  double nvls_network_seconds = 0;          // the same where NVSwitch reduces within the node
+};
+
 // What stands behind the numbers of one class; zero points: published constants only.
 struct CollectiveResidual {
   std::int64_t curves = 0, points = 0, points_from_1_mib = 0;
@@ -74,6 +83,7 @@ struct CollectiveCalibration {
   std::string note;  // empty, or which class stands in for one that has no measurements
   IntraCalibration intra;
   InterCalibration inter;
+  ReductionCalibration reduction;
   CollectiveResidual intra_residual, inter_residual;
   // In a training step, relative to collectives alone (sim/cost/step_calibration.h): ranks wait for the slowest.
   double step_slowdown = 1;
@@ -86,6 +96,7 @@ struct CollectiveCost {
   double inter_bytes = 0;           // sent by each node over its NICs, for this group (mean over its nodes)
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;
   CollectiveProtocol protocol = CollectiveProtocol::simple;
+  bool in_switch = false;    // the scale-up switch sums up within the node (nvls, and collnet where it can)
   bool inter_bound = false;  // the NICs, not the scale-up fabric, bound the bandwidth term
 
   // What `seconds` is made of: latency_seconds + max(intra_seconds, inter_seconds), or + both if in_sequence. Except
@@ -161,6 +172,7 @@ class CollectiveModel {
 
   IntraCalibration intra_;
   InterCalibration inter_;
+  ReductionCalibration reduction_;
   double step_slowdown_ = 1;
   Node node_;
   Fabric fabric_;

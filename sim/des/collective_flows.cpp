@@ -92,7 +92,10 @@ Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 class Builder {
  public:
   Builder(const GroupMembers& group, const FlowOptions& options, FlowGraph& graph)
-      : nodes_(group), options_(options), mesh_(group.full_mesh), both_ways_(group.both_directions), graph_(graph) {
+      : nodes_(group), options_(options), mesh_(group.full_mesh), both_ways_(group.both_directions),
+        leaves_(group.leaves),
+        in_switch_(group.in_switch_reduction),
+        graph_(graph) {
     if (options.chunks < 1) throw InputError({}, std::to_string(options.chunks) + " chunks", "at least 1");
     if (options.channels < 0) throw InputError({}, std::to_string(options.channels) + " channels", "0 or more");
     graph_.clear();
@@ -173,6 +176,102 @@ class Builder {
       const Index first_after = afters();
       for (Index h = 0; h < heads; ++h) wait_for(results[at(h * nodes_.count() + a)]);
       for (const Member m : nodes_.of(a)) add({m, true}, {m}, whole, options_.chunks, 0, first_after, heads);
+    }
+  }
+
+  // The vector in as many shards as the smallest node has members: on each node a head collects one, hands it up to its
+  // leaf switch, which sums up for its nodes, and a spine for the leaves; the result comes back the same way.
+  void collnet(OpKind kind) {
+    const Index heads = nodes_.smallest(), count = nodes_.count();
+    const bool all_reduce = kind == OpKind::all_reduce;
+    const bool nvls = in_switch_ && all_reduce;
+    const double shard = 1.0 / options_.chunks / heads;
+    const auto leaf_of = [&](Member m) { return leaves_.empty() ? 0 : leaves_[at(m)]; };
+    const auto fabric = [](Member m, FlowEnd::Fabric where) { return FlowEnd{m, false, where}; };
+    std::vector<Index> switched(at(count));  // first edges of nodes' members to their scale-up switch
+    if (nvls)
+      for (Index a = 0; a < count; ++a) {
+        switched[at(a)] = static_cast<Index>(graph_.edges.size());
+        for (const Member m : nodes_.of(a)) add({m}, {m, true}, shard * heads, options_.chunks);
+      }
+    std::vector<Index> results(at(count * heads));
+    for (Index h = 0; h < heads; ++h) {
+      // Up to the leaves.
+      struct Leaf {
+        std::int64_t leaf;
+        Member first;
+        std::vector<Index> up, nodes;
+        Index result = 0;
+      };
+      std::vector<Leaf> leaves;
+      for (Index a = 0; a < count; ++a) {
+        const Member head = nodes_.of(a)[at(h)];
+        const Index before = static_cast<Index>(graph_.edges.size());
+        if (nvls) {
+          const Index first_after = afters();
+          for (Index i = 0; i < nodes_.size(a); ++i) wait_for(switched[at(a)] + i);
+          add({head, true}, {head}, shard, options_.chunks, 0, first_after, nodes_.size(a));
+        } else {
+          for (const Member m : nodes_.of(a))
+            if (m != head) add({m}, {head}, shard, options_.chunks);
+        }
+        const Index first_after = afters(), collected = static_cast<Index>(graph_.edges.size()) - before;
+        for (Index i = 0; i < collected; ++i) wait_for(before + i);
+        const Index up = add({head}, fabric(head, FlowEnd::Fabric::leaf), shard, options_.chunks, 0, first_after, collected);
+        auto leaf = std::find_if(leaves.begin(), leaves.end(), [&](const Leaf& l) { return l.leaf == leaf_of(head); });
+        if (leaf == leaves.end()) leaf = leaves.insert(leaves.end(), Leaf{leaf_of(head), head, {}, {}});
+        leaf->up.push_back(up);
+        leaf->nodes.push_back(a);
+      }
+      // Over the spine, where there are several; of a reduce-scatter each leaf gets what its nodes keep.
+      const Member root = nodes_.of(0)[at(h)];
+      const bool several = leaves.size() > 1;
+      std::vector<Index> sums;
+      if (several)
+        for (const Leaf& leaf : leaves) {
+          const Index first_after = afters();
+          for (const Index e : leaf.up) wait_for(e);
+          sums.push_back(add(fabric(leaf.first, FlowEnd::Fabric::leaf), fabric(root, FlowEnd::Fabric::spine), shard,
+                             options_.chunks, 0, first_after, afters() - first_after));
+        }
+      for (Leaf& leaf : leaves) {
+        Index first_after = afters();
+        for (const Index e : several ? sums : leaf.up) wait_for(e);
+        Index after_count = afters() - first_after;
+        const double kept = all_reduce ? 1 : static_cast<double>(leaf.nodes.size()) / count;
+        if (several) {
+          leaf.result = add(fabric(root, FlowEnd::Fabric::spine), fabric(leaf.first, FlowEnd::Fabric::leaf),
+                            shard * kept, options_.chunks, 0, first_after, after_count);
+          first_after = afters();
+          wait_for(leaf.result);
+          after_count = 1;
+        }
+        for (const Index a : leaf.nodes) {
+          const Member head = nodes_.of(a)[at(h)];
+          results[at(h * count + a)] = add(fabric(head, FlowEnd::Fabric::leaf), {head}, all_reduce ? shard : shard / count,
+                                           options_.chunks, 0, first_after, after_count);
+        }
+      }
+    }
+    if (!all_reduce) return;
+    // Back to all of a node.
+    for (Index a = 0; a < count; ++a) {
+      std::vector<Index> spread;
+      for (Index h = 0; h < heads; ++h) {
+        const Member head = nodes_.of(a)[at(h)];
+        const Index first_after = afters();
+        wait_for(results[at(h * count + a)]);
+        if (nvls) {
+          spread.push_back(add({head}, {head, true}, shard, options_.chunks, 0, first_after, 1));
+        } else {
+          for (const Member m : nodes_.of(a))
+            if (m != head) add({head}, {m}, shard, options_.chunks, 0, first_after, 1);
+        }
+      }
+      if (!nvls) continue;
+      const Index first_after = afters();
+      for (const Index e : spread) wait_for(e);
+      for (const Member m : nodes_.of(a)) add({m, true}, {m}, shard * heads, options_.chunks, 0, first_after, heads);
     }
   }
 
@@ -503,6 +602,8 @@ class Builder {
   const FlowOptions options_;
   const bool mesh_;
   bool both_ways_;
+  const std::span<const std::int64_t> leaves_;
+  const bool in_switch_;
   FlowGraph& graph_;
   std::uint8_t phase_ = 0;
   std::vector<Member> order_, senders_, chain_;  // scratch
@@ -524,11 +625,12 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
   switch (kind) {
     case OpKind::all_reduce:
       if (!ring && algorithm != Algorithm::tree && algorithm != Algorithm::hierarchical &&
-          algorithm != Algorithm::nvls && algorithm != Algorithm::halving_doubling)
-        refuse(kind, algorithm, "ring, bidirectional_ring, tree, hierarchical, nvls or halving_doubling");
+          algorithm != Algorithm::nvls && algorithm != Algorithm::collnet && algorithm != Algorithm::halving_doubling)
+        refuse(kind, algorithm, "ring, bidirectional_ring, tree, hierarchical, nvls, collnet or halving_doubling");
       break;
     case OpKind::all_gather:
     case OpKind::reduce_scatter:
+      if (kind == OpKind::reduce_scatter && algorithm == Algorithm::collnet) break;
       if (!ring && algorithm != Algorithm::hierarchical && algorithm != Algorithm::halving_doubling)
         refuse(kind, algorithm, "ring, bidirectional_ring, hierarchical or halving_doubling");
       break;
@@ -555,6 +657,8 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
     b.trees();
   } else if (algorithm == Algorithm::nvls) {
     b.nvls();
+  } else if (algorithm == Algorithm::collnet) {
+    b.collnet(kind);
   } else if (algorithm == Algorithm::halving_doubling) {
     b.halving_doubling(kind);
   } else if (kind == OpKind::all_to_all) {

@@ -25,12 +25,18 @@ struct GroupMembers {
                                  // are laid over all of them
   bool both_directions = false;  // rings run both ways, half of the bytes each (tori); bidirectional_ring always does
   RingOrder order = RingOrder::rank;
+  // collnet: the leaf switch of each member's NIC; empty: one for all. And whether NVSwitch sums up within the node.
+  std::span<const std::int64_t> leaves = {};
+  bool in_switch_reduction = false;
 };
 
-// A member, or the scale-up switch of a member's node.
+// A member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the leaf switch of its NIC,
+// the spine over which it is reached.
 struct FlowEnd {
+  enum class Fabric : std::uint8_t { none, leaf, spine };
   std::int32_t member = 0;
   bool at_switch = false;  // the switch of that member's node
+  Fabric fabric = Fabric::none;
   bool operator==(const FlowEnd&) const = default;
 };
 
@@ -78,8 +84,10 @@ struct FlowOptions {
 };
 
 // Replaces `graph`. `algorithm` as CollectiveModel::cost resolved it:
-//   all_reduce                                ring, bidirectional_ring, tree, hierarchical, nvls, halving_doubling
+//   all_reduce                                ring, bidirectional_ring, tree, hierarchical, nvls, collnet,
+//                                             halving_doubling
 //   all_gather, reduce_scatter                ring, bidirectional_ring, hierarchical, halving_doubling
+//   reduce_scatter                            collnet
 //   all_to_all                                direct, hierarchical
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
 //   ring_shift, send, receive                 direct; send and receive: members 0 -> 1

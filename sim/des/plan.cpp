@@ -56,7 +56,8 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
   x.cost = cost;
   if (is_felt(cost)) {
     PatternKind pattern{
-        .communicator = communicator, .kind = kind, .algorithm = cost.algorithm, .way = way, .reversed = reversed};
+        .communicator = communicator, .kind = kind, .algorithm = cost.algorithm, .way = way, .reversed = reversed,
+        .in_switch = cost.in_switch};
     if (options.fidelity == Fidelity::step_exact) {
       const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
       pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)

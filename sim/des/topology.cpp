@@ -369,7 +369,8 @@ std::string Topology::nearest_name(std::string_view pattern) const {
 }
 
 std::int64_t Topology::node_of(Endpoint end) const {
-  const bool device = end.kind == Endpoint::Kind::device;
+  using Kind = Endpoint::Kind;
+  const bool device = end.kind == Kind::device || end.kind == Kind::leaf_switch || end.kind == Kind::spine;
   if (end.index < 0 || end.index >= (device ? devices() : nodes_))
     throw std::logic_error(fmt::format("no {} {} in the cluster", device ? "device" : "node", end.index));
   return device ? node_of(end.index) : end.index;
@@ -383,6 +384,8 @@ void Topology::route(Endpoint from, Endpoint to, std::vector<LinkId>& way, bool 
     if (from_node == to_node) return route_in_node(from.index, to.index, way);
     return route_between_nodes(from.index, to.index, scale_up_first, way);
   }
+  const auto of_fabric = [](Endpoint end) { return end.kind == Kind::leaf_switch || end.kind == Kind::spine; };
+  if (of_fabric(from) || of_fabric(to)) return route_over_fabric_switches(from, to, way);
   if (from_node != to_node) throw std::logic_error("only devices send messages to other nodes");
   if (from.kind == Kind::scale_up_switch || to.kind == Kind::scale_up_switch)
     return route_to_or_from_switch(from, to, way);
@@ -478,6 +481,27 @@ void Topology::route_to_or_from_switch(Endpoint from, Endpoint to, std::vector<L
     throw std::logic_error("the nodes have no scale-up switch");
   if (!up && !down) throw std::logic_error("a scale-up switch joins the devices of its node, nothing else");
   way.push_back(link(LinkKind::scale_up, up ? 2 * from.index + kThere : 2 * to.index + kBack));
+}
+
+void Topology::route_over_fabric_switches(Endpoint from, Endpoint to, std::vector<LinkId>& way) const {
+  using Kind = Endpoint::Kind;
+  const auto between = [&](Kind a, Kind b) { return from.kind == a && to.kind == b; };
+  const std::int64_t at = from.index, nic = nics_ * node_of(at) + nic_of(at);
+  if (between(Kind::device, Kind::leaf_switch) && from.index == to.index) {
+    if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * at + kThere));
+    if (has(LinkKind::nic)) way.push_back(link(LinkKind::nic, 2 * nic + kThere));
+  } else if (between(Kind::leaf_switch, Kind::device) && from.index == to.index) {
+    if (has(LinkKind::nic)) way.push_back(link(LinkKind::nic, 2 * nic + kBack));
+    if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * at + kBack));
+  } else if (between(Kind::leaf_switch, Kind::spine) || between(Kind::spine, Kind::leaf_switch)) {
+    if (!has(LinkKind::leaf)) throw std::logic_error("one leaf reaches all nodes");
+    const bool up = to.kind == Kind::spine;
+    const std::int64_t leaf = leaf_of(up ? from.index : to.index), spine_to = up ? to.index : from.index;
+    way.push_back(link(LinkKind::leaf, 2 * (leaf * up_.ways + up_.way_to(node_of(spine_to), nic_of(spine_to))) +
+                                           (up ? kThere : kBack)));
+  } else {
+    throw std::logic_error("the fabric's switches are joined to each other and to their NICs' devices");
+  }
 }
 
 void Topology::route_by_host(Endpoint from, Endpoint to, std::vector<LinkId>& way) const {

@@ -42,11 +42,18 @@ enum class LinkKind : std::uint8_t {
 inline constexpr int kLinkKinds = 10;
 const char* name_of(LinkKind kind);
 
-// Where a message starts or ends. A scale-up switch takes part in in-switch reduction and multicast.
+// Where a message starts or ends. Switches take part in in-switch reduction and multicast.
 struct Endpoint {
-  enum class Kind : std::uint8_t { device, scale_up_switch, host_memory, storage };
+  enum class Kind : std::uint8_t {
+    device,
+    scale_up_switch,
+    host_memory,
+    storage,
+    leaf_switch,  // of the NIC that the device uses
+    spine,        // over which messages reach that device
+  };
   Kind kind = Kind::device;
-  std::int64_t index = 0;  // of the device in the cluster; of the node for the others
+  std::int64_t index = 0;  // of the device in the cluster (also of switches of the fabric); of the node for the others
 
   static Endpoint device(std::int64_t d) { return {Kind::device, d}; }
   bool operator==(const Endpoint&) const = default;
@@ -90,6 +97,11 @@ class Topology {
   // node; 0 where it has none. A node's nics are thus the rails of a rail_fat_tree.
   std::int64_t nic_of(std::int64_t device) const { return device % per_node_ * nics_ / per_node_; }
 
+  // The leaf switch of the NIC that a device uses; 0 where one reaches all.
+  std::int64_t leaf_of(std::int64_t device) const {
+    return has(LinkKind::leaf) ? up_.leaf_of(node_of(device), nic_of(device)) : 0;
+  }
+
   // Appends the links from one endpoint to another, in order; nothing if they are equal. Pure; some 50 ns, in
   // a torus 5 ns a hop. Over `scale_up_first` a message to another node is first handed to the local device on the
   // destination's rail (NCCL's PXN: the one of the destination's place), if the fabric has rails and the node a
@@ -126,6 +138,7 @@ class Topology {
   void climb(std::int64_t from_node, std::int64_t from_nic, std::int64_t to_node, std::int64_t to_nic,
              std::vector<LinkId>& way) const;
   void route_to_or_from_switch(Endpoint from, Endpoint to, std::vector<LinkId>& way) const;
+  void route_over_fabric_switches(Endpoint from, Endpoint to, std::vector<LinkId>& way) const;
   void route_by_host(Endpoint from, Endpoint to, std::vector<LinkId>& way) const;
 
   std::int64_t nodes_ = 1, per_node_ = 1;

@@ -16,7 +16,8 @@ constexpr std::int64_t kMostSinglePartners = 64;
 // Edges between the same ends count together: channels of a ring, both trees.
 void merge_parallel_edges(FlowGraph& graph) {
   const auto key = [](const FlowEdge& e) {
-    return std::tuple(e.phase, e.from.member, e.from.at_switch, e.to.member, e.to.at_switch, e.scale_up_first);
+    return std::tuple(e.phase, e.from.member, e.from.at_switch, e.from.fabric, e.to.member, e.to.at_switch, e.to.fabric,
+                      e.scale_up_first);
   };
   for (FlowEdge& e : graph.edges) {
     e.bytes *= e.messages;
@@ -169,13 +170,20 @@ void Traffic::lay_pattern(std::int32_t p) {
   // Groups that lie alike in their nodes send alike.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;
   std::vector<std::int64_t> devices(static_cast<std::size_t>(groups.size)), places(devices.size());
+  std::vector<std::int64_t> leaves;  // of the devices, by their NICs
   for (std::int64_t g = 0; g < groups.count; ++g) {
     for (std::int64_t i = 0; i < groups.size; ++i) {
       const std::int64_t at = g * groups.size + (kind.reversed ? groups.size - 1 - i : i);
       devices[static_cast<std::size_t>(i)] = device_of(job, groups.members[static_cast<std::size_t>(at)]);
     }
-    const std::int64_t first = topology_.node_of(devices[0]) * per_node;
+    // Switches of the fabric are where they are.
+    const bool over_switches = kind.algorithm == CollectiveAlgorithm::collnet;
+    const std::int64_t first = over_switches ? 0 : topology_.node_of(devices[0]) * per_node;
     for (std::size_t i = 0; i < devices.size(); ++i) places[i] = devices[i] - first;
+    if (over_switches) {
+      leaves.resize(devices.size());
+      std::transform(devices.begin(), devices.end(), leaves.begin(), [&](auto d) { return topology_.leaf_of(d); });
+    }
     const auto [found, is_new] = graphs.try_emplace(places);
     FlowGraph& graph = found->second;
     if (is_new) {
@@ -183,7 +191,9 @@ void Traffic::lay_pattern(std::int32_t p) {
                                  .devices_per_node = per_node,
                                  .full_mesh = cluster_.node.intra == IntraFabric::direct_mesh,
                                  .both_directions = cluster_.fabric.kind == FabricKind::torus,
-                                 .order = cluster_.placement.ring_order};
+                                 .order = cluster_.placement.ring_order,
+                                 .leaves = leaves,
+                                 .in_switch_reduction = kind.in_switch};
       collective_flows(kind.kind, kind.algorithm, members, options, graph);
       if (!exact_) merge_parallel_edges(graph);
     }
@@ -191,6 +201,9 @@ void Traffic::lay_pattern(std::int32_t p) {
     for (const FlowEdge& e : graph.edges) {
       const auto end = [&](const FlowEnd& f) {
         const std::int64_t device = devices[static_cast<std::size_t>(f.member)];
+        if (f.fabric != FlowEnd::Fabric::none)
+          return Endpoint{
+              f.fabric == FlowEnd::Fabric::leaf ? Endpoint::Kind::leaf_switch : Endpoint::Kind::spine, device};
         return f.at_switch ? Endpoint{Endpoint::Kind::scale_up_switch, topology_.node_of(device)}
                            : Endpoint::device(device);
       };
@@ -205,7 +218,8 @@ void Traffic::lay_pattern(std::int32_t p) {
       flow.lag = e.lag;
       flow.phase = e.phase;
       flow.leaves_node = topology_.node_of(devices[static_cast<std::size_t>(e.from.member)]) !=
-                         topology_.node_of(devices[static_cast<std::size_t>(e.to.member)]);
+                             topology_.node_of(devices[static_cast<std::size_t>(e.to.member)]) ||
+                         e.from.fabric != FlowEnd::Fabric::none || e.to.fabric != FlowEnd::Fabric::none;
       flow.first_after = static_cast<std::uint32_t>(afters_.size());
       flow.afters = static_cast<std::uint16_t>(e.afters);
       for (const std::int32_t a : graph.after_of(e)) afters_.push_back(first_flow + static_cast<std::uint32_t>(a));

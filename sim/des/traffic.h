@@ -29,6 +29,7 @@ struct PatternKind {
   Direction way{};          // of copies
   bool reversed = false;    // members in reverse order: backwards through the pipeline
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
+  bool in_switch = false;   // collnet: the scale-up switch sums up within the node
   bool operator==(const PatternKind&) const = default;
 };
 

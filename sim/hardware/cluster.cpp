@@ -103,6 +103,8 @@ void Fabric::visit_fields(FieldVisitor& v) {
   v.field("dimensions", dimensions, degree(), "torus: nodes along each dimension; left out: the most cubic three");
   v.field("adaptive_routing", adaptive_routing,
           "packets are spread over all up-links of a switch; false: the destination chooses one (static tables, ECMP)");
+  v.field("in_network_reduction", in_network_reduction,
+          "the switches reduce (SHARP on InfiniBand): all-reduce between nodes may use it");
 }
 
 void Cluster::visit_fields(FieldVisitor& v) {

@@ -98,6 +98,7 @@ struct Fabric {
   double global_taper = 1;               // dragonfly: injection over global bandwidth
   std::vector<std::int64_t> dimensions;  // torus
   bool adaptive_routing = false;         // packets use all ways up evenly, not one that the destination chooses
+  bool in_network_reduction = false;     // its switches reduce (SHARP)
 
   void visit_fields(FieldVisitor& v);
 };

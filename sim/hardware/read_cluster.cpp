@@ -89,6 +89,10 @@ std::vector<std::int64_t> most_cubic(std::int64_t nodes) {
 
 void complete_fabric(const InputError::Where& where, Fabric& fabric, std::int64_t nodes) {
   const auto at = [&](const char* key) { return InputError::Where{where.file, where.pointer + "/fabric/" + key}; };
+  if (fabric.in_network_reduction && (fabric.kind == FabricKind::torus || fabric.kind == FabricKind::dragonfly))
+    throw InputError(at("in_network_reduction"), "true",
+                     fmt::format("false: no switch of a {} sums up what passes it",
+                                 kFabricKindNames[static_cast<std::size_t>(fabric.kind)]));
   if (fabric.kind == FabricKind::torus) {
     if (fabric.dimensions.empty()) fabric.dimensions = most_cubic(nodes);
     std::int64_t product = 1;

@@ -13,12 +13,13 @@ enum class CollectiveAlgorithm : std::uint8_t {
   tree,                // double binary tree over the nodes, chains within them; all-reduce
   hierarchical,        // within the node, then rails across nodes, then within the node, one after the other
   nvls,                // reduction in NVSwitch; across nodes NCCL's NVLSTree; all-reduce
+  collnet,             // reduction in the fabric's switches (SHARP), within the node as NVLS or direct; all-reduce
   halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
   bidirectional_ring,  // half of the bytes each way round; only when asked for
   direct,              // each pair by itself; all-to-all, sends
 };
-inline constexpr std::array<std::string_view, 8> kCollectiveAlgorithmNames{
-    "automatic", "ring", "tree", "hierarchical", "nvls", "halving_doubling", "bidirectional_ring", "direct"};
+inline constexpr std::array<std::string_view, 9> kCollectiveAlgorithmNames{
+    "automatic", "ring", "tree", "hierarchical", "nvls", "collnet", "halving_doubling", "bidirectional_ring", "direct"};
 
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
 inline constexpr std::array<std::string_view, 4> kCollectiveProtocolNames{"automatic", "simple", "ll128", "ll"};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <tuple>
 
 #include "sim/cost/fabric_load.h"
 #include "sim/hardware/read_placement.h"
@@ -116,6 +117,11 @@ TEST(Placement, CountedLinkByLinkNodesInOrderTakeTheirClosedForms) {
     }
 }
 
+Cluster placed_in_order(Cluster cluster) {
+  cluster.placement.nodes.clear();
+  return cluster;
+}
+
 double ring_slowdown(const Cluster& cluster, std::int64_t inner = 4) {
   const CollectiveRequest r = over_strided(cluster, inner, OpKind::all_gather, Algorithm::ring);
   Cluster idle = cluster;
@@ -171,6 +177,69 @@ TEST(Placement, NoOrderIsFasterThanLeafByLeaf) {
     before = now;
   }
   EXPECT_NEAR(before, 15, 1e-9);  // all hops but one, the last
+}
+
+// --- Reduction in the fabric's switches
+
+Cluster reducing(Cluster cluster, bool in_node = true) {
+  cluster.fabric.in_network_reduction = true;
+  cluster.node.in_switch_reduction = in_node;
+  return cluster;
+}
+CollectiveCalibration ideal_with_reduction() {
+  CollectiveCalibration c = ideal_collectives();
+  c.reduction.nic_share = 1;
+  c.intra.nvls_least_ranks = 2;
+  return c;
+}
+double reduction_seconds(const Cluster& cluster, const CollectiveRequest& r) {
+  const CollectiveCost cost = CollectiveModel(cluster, ideal_with_reduction())
+                                  .cost(r.kind, r.bytes, span_of(r.mesh, r.group, cluster), r.algorithm, r.protocol);
+  EXPECT_EQ(cost.algorithm, Algorithm::collnet);
+  return cost.seconds;
+}
+
+// Whatever the number of nodes, each sends its vector once; a ring's nodes send it 2 (n-1)/n times.
+TEST(Placement, SwitchesThatReduceTakeTheVectorOnce) {
+  for (const std::int64_t nodes : {2, 4, 16, 64}) {
+    const Cluster c = reducing(ideal_cluster(nodes, 4, 4));
+    EXPECT_NEAR(reduction_seconds(c, over_all(c, OpKind::all_reduce, Algorithm::collnet)), kSize / (4 * kNicRate), 1e-9);
+    const double n = static_cast<double>(nodes);
+    EXPECT_NEAR(closed_form(c, over_all(c, OpKind::all_reduce, Algorithm::ring)).seconds /
+                    reduction_seconds(c, over_all(c, OpKind::all_reduce, Algorithm::collnet)),
+                2 * (4 * n - 1) / (4 * n), 1e-9);
+    // Nothing of it where the fabric does not say that it can.
+    EXPECT_NE(closed_form(ideal_cluster(nodes, 4, 4), over_all(c, OpKind::all_reduce, Algorithm::collnet)).algorithm,
+              Algorithm::collnet);
+  }
+}
+
+TEST(Placement, ReductionInSwitchesTakesEquallyLongInBothEngines) {
+  for_each_cluster([&](const Cluster& scattered) {
+    for (const auto& [kind, in_node, inner] :
+         {std::tuple{OpKind::all_reduce, true, 1}, {OpKind::all_reduce, false, 4}, {OpKind::reduce_scatter, false, 1}})
+      for (const Cluster& placed : {scattered, placed_in_order(scattered)}) {
+        const Cluster c = reducing(placed, in_node);
+        const CollectiveRequest r = over_strided(c, inner, kind, Algorithm::collnet);
+        EXPECT_NEAR(reduction_seconds(c, r) / run(c, r, {}, {}, ideal_with_reduction()).seconds, 1, 1e-6) << inner;
+      }
+  });
+}
+
+// The leaf sums up before the up-links: they carry one vector, however many nodes are below.
+TEST(Placement, ALeafHandsUpOneSum) {
+  const Cluster c = reducing(ideal_fat_tree(FabricKind::rail_fat_tree, 32, 4, 16, 16));  // one up-link a rail
+  const CollectiveRun r =
+      run(c, over_all(c, OpKind::all_reduce, Algorithm::collnet), {}, {}, ideal_with_reduction());
+  EXPECT_EQ(r.algorithm, Algorithm::collnet);
+  EXPECT_NEAR(r.seconds, kSize / (4 * kNicRate), 1e-9);
+  EXPECT_NEAR(links_of(r.link_kinds, "leaf").busiest_bytes, kSize / 4, 1);
+  EXPECT_NEAR(links_of(r.link_kinds, "nic").busiest_bytes, kSize / 4, 1);
+  // Step by step no link carries more.
+  const CollectiveRun exact = run(c, over_all(c, OpKind::all_reduce, Algorithm::collnet), {},
+                                  {.fidelity = Fidelity::step_exact, .chunks = 32}, ideal_with_reduction());
+  EXPECT_NEAR(exact.seconds / r.seconds, 1, 0.25);
+  EXPECT_GE(exact.seconds, r.seconds * (1 - 1e-9));
 }
 
 // Whole steps: what one engine says of an allocation the other says as well.

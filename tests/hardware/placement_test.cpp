@@ -128,5 +128,20 @@ TEST(ReadPlacement, SaysWhatIsWrongAndWhere) {
   expect({{"nodes", "scattered"}, {"of", 1 << 30}}, "/of", "at most");
 }
 
+TEST(ReadCluster, OnlyFabricsOfSwitchesReduce) {
+  EXPECT_TRUE(read_cluster({{"node", "dgx-h100"}, {"nodes", 4}, {"fabric", {{"in_network_reduction", true}}}}, {})
+                  .fabric.in_network_reduction);
+  for (const char* kind : {"torus", "dragonfly"}) {
+    try {
+      read_cluster({{"node", "dgx-h100"}, {"nodes", 4}, {"fabric", {{"base", kind}, {"in_network_reduction", true}}}},
+                   {"", "/cluster"});
+      ADD_FAILURE() << kind;
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().pointer, "/cluster/fabric/in_network_reduction");
+      EXPECT_THAT(error.what(), HasSubstr(kind));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace orrery
