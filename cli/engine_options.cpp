@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -24,6 +25,7 @@ void EngineArguments::add_to(Command command, bool both) {
   command.add_option("--routing", routing, "des: how switches with several ways up pick one")
       .one_of(texts(kRoutingNames));
   command.add_option("--limit", limit, "des: kernels and transfers beyond which a run is refused").type_name("N");
+  command.add_flag("--exact", exact, "des: fold only what is exactly alike, however long it takes");
 }
 
 void EngineArguments::become_program_with_engine() const {
@@ -42,10 +44,12 @@ SimulationOptions EngineArguments::options() const {
   refuse("--fidelity", fidelity.empty() ? "" : describe(fidelity));
   refuse("--routing", routing.empty() ? "" : describe(routing));
   refuse("--limit", limit > 0 ? fmt::format("{:g}", limit) : "");
+  refuse("--exact", exact ? "it" : "");
   SimulationOptions options;
   options.engine = engine == "analytical" ? Engine::analytical : Engine::des;
   options.fidelity = chosen<Fidelity>(fidelity, kFidelityNames);
   if (limit > 0) options.most_works = limit;
+  if (exact) options.most_exact_works = std::numeric_limits<double>::infinity();
   options.routing = chosen<Routing>(routing, kRoutingNames);
   return options;
 }

@@ -13,6 +13,7 @@ struct EngineArguments {
   std::string engine = "analytical";
   std::string fidelity, routing;  // empty: not given
   double limit = 0;               // 0: not given
+  bool exact = false;
 
   // `both`: whether the command can show two engines side by side.
   void add_to(Command command, bool both);

@@ -62,8 +62,10 @@ std::vector<std::uint32_t> classes_of(std::span<const Colour> colours) {
   return classes;
 }
 
-std::vector<std::uint32_t> ColourRefinement::refine() {
+std::vector<std::uint32_t> ColourRefinement::refine(std::size_t watched, std::size_t most) {
   std::size_t classes = count_colours(colours_);
+  const auto too_many = [&] { return watched > 0 && count_colours(std::span(colours_).first(watched)) > most; };
+  if (too_many()) return {};
   std::vector<Colour> sums(colours_.size());
   while (classes < colours_.size()) {
     sums.assign(colours_.size(), 0);
@@ -76,6 +78,7 @@ std::vector<std::uint32_t> ColourRefinement::refine() {
     const std::size_t refined = count_colours(colours_);
     if (refined == classes) break;  // each class's neighbours agree
     classes = refined;
+    if (too_many()) return {};
   }
   return classes_of(colours_);
 }

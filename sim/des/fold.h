@@ -27,7 +27,10 @@ class ColourRefinement {
   // The class of each vertex: 0, 1, ... in the order of their first vertex. Colours that are equal at the end share a
   // class. Deterministic. Time and memory proportional to vertices and edges, times the rounds it takes (typically
   // below ten; at most as many as classes).
-  std::vector<std::uint32_t> refine();
+  std::vector<std::uint32_t> refine() { return refine(0, 0); }
+  // The same, but none at all (an empty vector) as soon as the first `watched` vertices have more than `most` colours:
+  // whoever cannot use so many need not wait for the end.
+  std::vector<std::uint32_t> refine(std::size_t watched, std::size_t most);
   // The colours after refine(): what an outside vertex would see of them.
   std::span<const Colour> colours() const { return colours_; }
 

@@ -267,25 +267,41 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
   }
 }
 
+double JobPlan::works_of(std::size_t stage) const {
+  double all = 0;
+  for (const Chunk& chunk : program->stages[stage])
+    for (const Run& run : chunk.runs)
+      for (int kind = 0; kind < kBlockKinds; ++kind) {
+        const double times =
+            is_of_update(static_cast<BlockKind>(kind)) ? 1 : static_cast<double>(program->schedule.micro_batches);
+        all += times * static_cast<double>(run.count) *
+               static_cast<double>(codes[run.piece][static_cast<std::size_t>(kind)].nodes.size());
+      }
+  return all;
+}
+
 double RunPlan::works() const {
   double all = 0;
-  for (const RankClass& c : traffic.rank_classes()) {
-    if (static_cast<std::size_t>(c.job) >= jobs.size()) continue;
-    const JobPlan& job = jobs[static_cast<std::size_t>(c.job)];
-    for (const Chunk& chunk : job.program->stages[static_cast<std::size_t>(c.stage)])
-      for (const Run& run : chunk.runs)
-        for (int kind = 0; kind < kBlockKinds; ++kind) {
-          const double times =
-              is_of_update(static_cast<BlockKind>(kind)) ? 1 : static_cast<double>(job.program->schedule.micro_batches);
-          all += times * static_cast<double>(run.count) *
-                 static_cast<double>(job.codes[run.piece][static_cast<std::size_t>(kind)].nodes.size());
-        }
-  }
+  for (const RankClass& c : traffic.rank_classes())
+    if (static_cast<std::size_t>(c.job) < jobs.size())
+      all += jobs[static_cast<std::size_t>(c.job)].works_of(static_cast<std::size_t>(c.stage));
   return all;
 }
 
 void RunPlan::fold() {
-  traffic.fold(options.fold);
+  double works = 0, ranks = 0;  // of all, unfolded
+  for (const JobPlan& job : jobs) {
+    const auto stages = static_cast<double>(job.program->stages.size());
+    const auto of_job = static_cast<double>(job.program->mesh.ranks());
+    for (std::size_t s = 0; s < job.program->stages.size(); ++s) works += job.works_of(s) * of_job / stages;
+    ranks += of_job;
+  }
+  if (!options.fold)
+    traffic.number_apart();
+  else if (works > options.most_exact_works)
+    traffic.fold(static_cast<std::int64_t>(ranks * options.most_exact_works / works));
+  else
+    traffic.fold();
   for (Exchange& x : exchanges) {
     if (x.pattern == kNoPattern) continue;
     // A collective alone takes its calibrated time, but no link carries more than its rate.

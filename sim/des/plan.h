@@ -54,6 +54,8 @@ struct JobPlan {
   std::vector<std::uint32_t> forward, backward;
   bool synchronises = false;           // all stages meet at the gradient norm
   std::vector<std::int32_t> stage_at;  // [position]
+
+  double works_of(std::size_t stage) const;  // kernels, collectives and copies of one of its ranks
 };
 
 struct ResolvedPerturbation {

@@ -442,6 +442,10 @@ void Results::fill(std::size_t job, std::span<const std::int32_t> stage_classes,
   fill_contention(job, report.step_seconds, d);
   fill_critical_path(job, report.step_seconds, d);
   fill_waits(job, d);
+  if (plan_.traffic.in_lockstep())
+    report.notes.emplace_back(
+        "the edges of a collective move in lockstep, at the rate of the slowest, so that ranks which only their "
+        "distance from a disturbed one tells apart are simulated once (--exact: each by itself)");
   for (std::size_t i = 0; i < plan_.perturbations.size(); ++i) {
     const ResolvedPerturbation& r = plan_.perturbations[i];
     const bool touches = !r.ranks.empty() ||

@@ -228,7 +228,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   }
 }
 
-void Traffic::fold(bool enabled) {
+void Traffic::lay_patterns() {
   groups_.resize(communicators_.size());
   std::size_t vertices = static_cast<std::size_t>(ranks());
   for (std::size_t c = 0; c < communicators_.size(); ++c) {
@@ -239,9 +239,9 @@ void Traffic::fold(bool enabled) {
   for (std::size_t p = 0; p < patterns_.size(); ++p) lay_pattern(static_cast<std::int32_t>(p));
   total_flows_ = static_cast<std::int64_t>(flows_.size());
   never_binds_.assign(static_cast<std::size_t>(topology_.links()), 0);
-  if (enabled) find_links_that_never_bind();
-  find_classes(enabled);
-  measure_patterns();
+}
+
+void Traffic::free_flows() {
   flows_ = {};
   ways_ = {};
   afters_ = {};

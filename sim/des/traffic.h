@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <span>
@@ -49,11 +50,11 @@ struct LinkClass {
 };
 struct LinkLoad {
   std::uint32_t link_class = 0;
-  double flows = 0;  // of the flow class over each link of the link class
+  double flows = 0;  // of the flow class over each link of the link class; in lockstep: edges
 };
 struct FlowClass {
   std::int32_t pattern = 0;  // or kBackground
-  std::int64_t flows = 0;
+  std::int64_t flows = 0;  // in lockstep: edges
   double share = 0;  // of the op's bytes: of the whole flow (steady), of each message (exact)
   std::int32_t messages = 1;
   std::int32_t lag = 0;
@@ -90,10 +91,18 @@ class Traffic {
   // A flow over one link that competes with the rest; returns its number among such flows.
   std::int32_t add_background(LinkId link);
 
-  // Lays all patterns over the links and folds, or numbers everything apart. Call once, after all of the above.
-  void fold(bool enabled);
+  // Lays all patterns over the links and folds what is alike. Call once, after all of the above.
+  //
+  // Where that leaves more than `most_exact` classes of ranks it folds in lockstep, unless that leaves more than half
+  // of the ranks: edges of a group that carry the same bytes in the same phase, all within nodes or all between them,
+  // are one flow over the links of all, at the rate of the slowest. Who is how far along a ring from a disturbed member
+  // then makes no difference any more.
+  void fold(std::int64_t most_exact = std::numeric_limits<std::int64_t>::max());
+  // The same, but numbers everything apart.
+  void number_apart();
 
   // After fold().
+  bool in_lockstep() const { return in_lockstep_; }
   std::span<const RankClass> rank_classes() const { return rank_classes_; }
   std::span<const GroupClass> group_classes() const { return group_classes_; }
   std::span<const FlowClass> flow_classes() const { return flow_classes_; }
@@ -154,6 +163,7 @@ class Traffic {
     std::uint32_t way = 0, links = 0;  // into ways_
     double share = 0;
     std::int32_t messages = 1, lag = 0;
+    std::int32_t edges = 1;         // that it is made of (lockstep)
     std::uint32_t first_after = 0;  // into afters_ (exact)
     std::uint16_t afters = 0;
     std::uint8_t phase = 0;
@@ -166,10 +176,16 @@ class Traffic {
   }
   void lay_pattern(std::int32_t pattern);
   void lay_copies(std::int32_t pattern);
+  void lay_patterns();
+  void join_edges();
+  void free_flows();
   void find_links_that_never_bind();
   // traffic_fold.cpp
   struct Folding;
-  void find_classes(bool enabled);
+  // False, with nothing found, where there are more classes of ranks than that.
+  bool find_classes(std::size_t most_rank_classes);
+  void number_classes(Folding& folding);
+  void connect(Folding& folding);
   void colour_ranks_and_groups(Folding& folding);
   void colour_flows(Folding& folding);
   void colour_links(Folding& folding);
@@ -208,6 +224,7 @@ class Traffic {
   std::vector<std::uint32_t> background_class_;
   std::map<std::pair<std::int32_t, std::uint32_t>, std::vector<std::uint32_t>> flows_of_;
   std::int64_t total_flows_ = 0, links_used_ = 0;
+  bool in_lockstep_ = false;
 };
 
 }  // namespace orrery

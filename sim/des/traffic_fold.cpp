@@ -246,7 +246,7 @@ void Traffic::number_flows(Folding& folding) {
       flow_classes_.push_back(std::move(c));
       flows_of_[{flow.pattern, class_of_group_[flow.group_vertex - all_ranks]}].push_back(n);
     }
-    ++flow_classes_[n].flows;
+    flow_classes_[n].flows += flows_[f].edges;
     folding.class_of_flow[f] = n;
   }
   {
@@ -323,23 +323,83 @@ void Traffic::count_loads(Folding& folding) {
   }
 }
 
-void Traffic::find_classes(bool enabled) {
-  Folding folding;
+void Traffic::connect(Folding& folding) {
   colour_ranks_and_groups(folding);
   colour_flows(folding);
   colour_links(folding);
   connect_flows(folding);
-  if (enabled) {
-    folding.classes = folding.graph.refine();
-  } else {
-    folding.classes.resize(folding.graph.vertices());
-    std::iota(folding.classes.begin(), folding.classes.end(), 0u);
-  }
+}
+
+void Traffic::number_classes(Folding& folding) {
   folding.number.assign(folding.graph.vertices(), kUnseen);
   number_ranks_and_groups(folding);
   number_flows(folding);
   number_links(folding);
   count_loads(folding);
+}
+
+bool Traffic::find_classes(std::size_t most_rank_classes) {
+  Folding folding;
+  connect(folding);
+  folding.classes = folding.graph.refine(static_cast<std::size_t>(ranks()), most_rank_classes);
+  if (folding.classes.empty()) return false;
+  number_classes(folding);
+  return true;
+}
+
+void Traffic::number_apart() {
+  lay_patterns();
+  Folding folding;
+  connect(folding);
+  folding.classes.resize(folding.graph.vertices());
+  std::iota(folding.classes.begin(), folding.classes.end(), 0u);
+  number_classes(folding);
+  measure_patterns();
+  free_flows();
+}
+
+void Traffic::fold(std::int64_t most_exact) {
+  lay_patterns();
+  find_links_that_never_bind();
+  // Message by message, who follows whom is what is asked for.
+  const auto all = static_cast<std::size_t>(ranks());
+  const std::size_t most = exact_ ? all : static_cast<std::size_t>(std::min<std::int64_t>(most_exact, ranks()));
+  if (!find_classes(most)) {
+    const std::vector<Flow> edges = flows_;
+    const std::vector<LinkId> ways = ways_;
+    join_edges();
+    in_lockstep_ = find_classes(all / 2);
+    if (!in_lockstep_) {
+      flows_ = edges;
+      ways_ = ways;
+      find_classes(all);
+    }
+  }
+  measure_patterns();
+  free_flows();
+}
+
+// Links that never bind each of some flows do not bind them together either: whatever rates these have, each edge has
+// them too.
+void Traffic::join_edges() {
+  const auto key = [](const Flow& f) { return std::tuple(f.pattern, f.group_vertex, f.phase, f.leaves_node, f.share); };
+  std::stable_sort(flows_.begin(), flows_.end(), [&](const Flow& a, const Flow& b) { return key(a) < key(b); });
+  std::vector<Flow> joined;
+  std::vector<LinkId> ways;
+  ways.reserve(ways_.size());
+  for (const Flow& edge : flows_) {
+    if (joined.empty() || key(joined.back()) != key(edge)) {
+      joined.push_back(edge);
+      joined.back().way = static_cast<std::uint32_t>(ways.size());
+      joined.back().links = 0;
+      joined.back().edges = 0;
+    }
+    ways.insert(ways.end(), ways_.begin() + edge.way, ways_.begin() + edge.way + edge.links);
+    joined.back().links += edge.links;
+    ++joined.back().edges;
+  }
+  flows_ = std::move(joined);
+  ways_ = std::move(ways);
 }
 
 }  // namespace orrery

@@ -88,6 +88,7 @@ std::optional<ExpectedStep> expected_step(const std::string& stack, const Device
 DiscreteEventOptions discrete_event_options(const SimulationOptions& options) {
   return {.fidelity = options.fidelity,
           .routing = options.routing,
+          .most_exact_works = options.most_exact_works,
           .most_works = options.most_works,
           .timeline = options.timeline,
           .ops = options.ops};

@@ -23,9 +23,9 @@ inline constexpr std::array<std::string_view, kEngines> kEngineNames{"analytical
 
 struct SimulationOptions {
   Engine engine = Engine::analytical;
-  Fidelity fidelity = Fidelity::steady_flow;  // this to most_works: of des
+  Fidelity fidelity = Fidelity::steady_flow;  // this to most_exact_works: of des
   Routing routing = Routing::automatic;
-  double most_works = kMostWorks;
+  double most_works = kMostWorks, most_exact_works = kMostExactWorks;
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured
 };
