@@ -108,8 +108,8 @@ void RunPlan::compile_blocks(JobPlan& job) {
       compiler.compile(piece, static_cast<BlockKind>(k), context, code);
       if (static_cast<BlockKind>(k) == BlockKind::norm)
         for (const Op& op : code.ops) job.synchronises |= op.kind == OpKind::gradient_norm;
+      job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
       for (const ClockNode& node : code.nodes) {
-        job.op_of[&node] = static_cast<std::uint32_t>(job.ops.size());
         OpName name{.piece = piece.name,
                     .block = name_of(static_cast<BlockKind>(k)),
                     .op = code.ops[node.op].name,
@@ -136,8 +136,10 @@ void RunPlan::compile_blocks(JobPlan& job) {
 // One for each number of instances that an op is run for.
 void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
+  job.exchanges_of.resize(job.ops.size());
   const auto add = [&](std::size_t p, const BlockCode& code, const ClockNode& node, std::int64_t instances) {
-    if (instances == 0 || job.exchange_of.contains({&node, instances})) return;
+    const auto name = job.first_op.at(&code) + static_cast<std::uint32_t>(&node - code.nodes.data());
+    if (instances == 0 || job.exchange_of(name, instances) != kNoExchange) return;
     const Op& op = code.ops[node.op];
     const Piece& piece = program.pieces[p];
     const double payload = bytes(op, piece.tensors) * static_cast<double>(instances) / op.count;
@@ -161,7 +163,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     } else {
       return;
     }
-    job.exchange_of[{&node, instances}] = x;
+    job.exchanges_of[name].emplace_back(instances, x);
   };
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)

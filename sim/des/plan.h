@@ -46,10 +46,15 @@ struct JobPlan {
   std::unique_ptr<OpCostModel> costs;
   double overlap_slowdown = 0;
   std::vector<std::array<BlockCode, kBlockKinds>> codes;  // [piece]
-  // Exchanges of a node of a block when it covers so many instances.
-  std::map<std::pair<const ClockNode*, std::int64_t>, std::uint32_t> exchange_of;
-  std::map<const ClockNode*, std::uint32_t> op_of;  // into `ops`
+  std::map<const BlockCode*, std::uint32_t> first_op;  // of its nodes, which follow each other in `ops`
   std::vector<OpName> ops;
+  // Exchanges of each op, by how many instances it covers.
+  std::vector<std::vector<std::pair<std::int64_t, std::uint32_t>>> exchanges_of;
+  std::uint32_t exchange_of(std::uint32_t op, std::int64_t instances) const {
+    for (const auto& [covered, exchange] : exchanges_of[op])
+      if (covered == instances) return exchange;
+    return kNoExchange;
+  }
   // By position of the chunk that sends: to position + 1 forwards, to position - 1 backwards; kNoExchange on one stage.
   std::vector<std::uint32_t> forward, backward;
   bool synchronises = false;           // all stages meet at the gradient norm

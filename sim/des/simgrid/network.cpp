@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <simgrid/kernel/routing/NetPoint.hpp>
 #include <simgrid/kernel/routing/NetZoneImpl.hpp>
@@ -45,7 +46,7 @@ void configure_simgrid() {
   sg4::Engine::set_config("contexts/guard-size:0");
 }
 
-Network::Network(const RunPlan& plan) {
+Network::Network(const RunPlan& plan, Clock& clock) : clock_(clock) {
   const Traffic& traffic = plan.traffic;
   auto* zone = new FlowZone("cluster");  // SimGrid's
   sg4::NetZone* root = zone->get_iface();
@@ -64,7 +65,7 @@ Network::Network(const RunPlan& plan) {
     rates_[l] = links[l].bytes_per_second * kUnitsPerByte / static_cast<double>(common[l]);
     links_[l] = root->create_link(fmt::format("l{}", l), rates_[l])->seal();
   }
-  clock_ = root->create_host("clock", 1.0)->seal();
+  driver_host_ = root->create_host("driver", 1.0)->seal();
   sink_ = root->create_host("sink", 1.0)->seal();
   for (std::size_t f = 0; f < flows.size(); ++f)
     hosts_.push_back(root->create_host(fmt::format("f{}", f), 1.0)->seal());
@@ -94,11 +95,13 @@ Network::Network(const RunPlan& plan) {
   for (const FlowClass& flow : flows)
     for (const LinkLoad& load : flow.loads) users[load.link_class] += load.flows == 1 ? 1 : 2;
   std::vector<char> slowed(links.size(), 0);
+  disturbed_.assign(links.size(), 0);
   for (const ResolvedPerturbation& r : plan.perturbations)
     for (const LinkId l : r.links)
       if (traffic.uses(l)) {
         const std::uint32_t c = traffic.link_class(l);
         users[c] += 2;
+        disturbed_[c] = 1;
         if (r.perturbation.kind == PerturbationKind::slow_link) slowed[c] = 1;
       }
   factors_.assign(links.size(), 1);
@@ -106,6 +109,17 @@ Network::Network(const RunPlan& plan) {
   for (std::size_t f = 0; f < flows.size(); ++f)
     for (const LinkLoad& load : flows[f].loads)
       if (slowed[load.link_class] != 0 && links_[load.link_class] != nullptr) may_slow_[f].push_back(load.link_class);
+  ways_.resize(flows.size());
+  seconds_per_byte_.assign(flows.size(), 0);
+  for (std::size_t f = 0; f < flows.size(); ++f)
+    for (const LinkLoad& load : flows[f].loads) {
+      if (links_[load.link_class] == nullptr) continue;
+      ways_[f].push_back(load.link_class);
+      seconds_per_byte_[f] =
+          std::max(seconds_per_byte_[f], load.flows / links[load.link_class].bytes_per_second);
+    }
+  on_link_.assign(links.size(), 0);
+  alone_on_.assign(links.size(), nullptr);
   alone_.assign(flows.size(), 0);
   for (std::size_t f = 0; f < flows.size(); ++f) {
     bool alone = true;
@@ -117,12 +131,15 @@ Network::Network(const RunPlan& plan) {
     }
     if (alone) alone_[f] = seconds;
   }
+  woken_ = sg4::Semaphore::create(0);
 }
 
 void Network::slow(std::uint32_t link_class, double factor) {
   factors_[link_class] *= factor;
   links_[link_class]->set_bandwidth(rates_[link_class] * factors_[link_class]);
 }
+
+void Network::fail(std::uint32_t link_class) { links_[link_class]->turn_off(); }
 
 // SimGrid bounds a flow for its whole life by the rates that its links have when it starts: a link that is slow for a
 // while must not look so at that instant.
@@ -134,7 +151,7 @@ void Network::start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_cl
     if (factors_[l] != 1) links_[l]->set_bandwidth(rates_[l] * factors_[l]);
 }
 
-sg4::CommPtr Network::start(std::uint32_t flow_class, double wire_bytes) const {
+sg4::CommPtr Network::send(std::uint32_t flow_class, double wire_bytes) {
   sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[flow_class], sink_);
   comm->set_payload_size(
       std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::llround(wire_bytes * kUnitsPerByte))));
@@ -142,12 +159,144 @@ sg4::CommPtr Network::start(std::uint32_t flow_class, double wire_bytes) const {
   return comm;
 }
 
-sg4::CommPtr Network::start_background(std::uint32_t flow_class) const {
-  sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[flow_class], sink_);
-  constexpr std::uint64_t kEndless = std::uint64_t{1} << 62;
-  comm->set_payload_size(kEndless);
-  start_at_full_rate(comm, flow_class);
-  return comm;
+void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
+  ++flows_started_;
+  ++flight.left;
+  if (free_flows_.empty()) {
+    free_flows_.push_back(&all_flows_.emplace_back());
+    free_flows_.back()->network = this;
+  }
+  Flow& flow = *free_flows_.back();
+  free_flows_.pop_back();
+  flow.flow_class = flow_class;
+  flow.wire_bytes = wire_bytes;
+  flow.begin = clock_.now();
+  flow.flight = &flight;
+  flow.end = &end;
+  flow.alone = true;
+  for (const std::uint32_t l : ways_[flow_class]) {
+    if (on_link_[l]++ == 0 && disturbed_[l] == 0) continue;
+    flow.alone = false;
+    if (alone_on_[l] != nullptr) share(*alone_on_[l]);
+  }
+  if (flow.alone) {
+    for (const std::uint32_t l : ways_[flow_class]) alone_on_[l] = &flow;
+    clock_.at(clock_.now() + wire_bytes * seconds_per_byte_[flow_class], flow);
+  } else {
+    requests_.push_back({&flow, wire_bytes});
+  }
+}
+
+void Network::share(Flow& flow) {
+  flow.alone = false;
+  ++flow.stamp;
+  for (const std::uint32_t l : ways_[flow.flow_class]) alone_on_[l] = nullptr;
+  requests_.push_back(
+      {&flow, std::max(0.0, flow.wire_bytes - (clock_.now() - flow.begin) / seconds_per_byte_[flow.flow_class])});
+}
+
+void Network::leave_links(Flow& flow) {
+  for (const std::uint32_t l : ways_[flow.flow_class]) {
+    --on_link_[l];
+    if (flow.alone) alone_on_[l] = nullptr;
+  }
+}
+
+void Network::finish(Flow& flow, double time) {
+  leave_links(flow);
+  *flow.end = time;
+  Flight& flight = *flow.flight;
+  ++flow.stamp;
+  free_flows_.push_back(&flow);
+  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
+}
+
+void Network::start_background(std::uint32_t flow_class) { background_requests_.push_back(flow_class); }
+void Network::end_background(std::uint32_t flow_class) {
+  const auto found = background_.find(flow_class);
+  if (found != background_.end()) (*found->second)->cancel();
+}
+
+void Network::carry(Carrier& carrier) {
+  for (;;) {
+    carrier.called->acquire();
+    try {
+      carrier.comm->wait();
+      finish(*carrier.flow, carrier.comm->get_finish_time());
+    } catch (const simgrid::NetworkFailureException&) {
+      Flight& flight = *carrier.flow->flight;
+      flight.failed = true;
+      flight.failed_class = carrier.flow->flow_class;
+      if (flight.waiting != nullptr) clock_.wake(*flight.waiting);
+    }
+    carrier.comm.reset();
+    --under_way_;
+    idle_carriers_.push_back(&carrier);
+    if (!driver_waits_) continue;
+    driver_waits_ = false;
+    woken_->release();
+  }
+}
+
+void Network::start_requested() {
+  if (requests_.empty() && background_requests_.empty()) return;
+  sg4::this_actor::sleep_until(clock_.now());  // SimGrid has stood still since its last flow
+  for (const std::uint32_t f : background_requests_) {
+    sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[f], sink_);
+    constexpr std::uint64_t kEndless = std::uint64_t{1} << 62;
+    comm->set_payload_size(kEndless);
+    start_at_full_rate(comm, f);
+    background_[f] = new sg4::CommPtr(comm);
+  }
+  background_requests_.clear();
+  for (const Request& request : requests_) {
+    if (idle_carriers_.empty()) {
+      idle_carriers_.push_back(new Carrier);
+      sg4::Actor::create("carrier", driver_host_, [this, &carrier = *idle_carriers_.back()] {
+        carry(carrier);
+      })->daemonize();
+    }
+    Carrier& carrier = *idle_carriers_.back();
+    idle_carriers_.pop_back();
+    carrier.flow = request.flow;
+    carrier.comm = send(request.flow->flow_class, request.wire_bytes);
+    ++under_way_;
+    carrier.called->release();
+  }
+  requests_.clear();
+}
+
+double Network::wait_until(double time) {
+  driver_waits_ = true;
+  bool too_late = false;
+  if (std::isfinite(time))
+    too_late = woken_->acquire_timeout(time - sg4::Engine::get_clock());
+  else
+    woken_->acquire();
+  driver_waits_ = false;
+  return too_late ? time : std::min(time, sg4::Engine::get_clock());
+}
+
+void Network::drive(const std::function<bool()>& ended) {
+  for (;;) {
+    clock_.run_ready();
+    if (ended()) return;
+    start_requested();
+    if (clock_.is_ready()) continue;  // a flow has ended meanwhile
+    double due = std::numeric_limits<double>::infinity();
+    const bool more = clock_.next_due(due);
+    if (under_way_ == 0) {
+      if (!more) return;
+      clock_.move_to(due);
+      continue;
+    }
+    clock_.move_to(wait_until(due));
+  }
+}
+
+void Network::run(std::function<bool()> ended) {
+  sg4::Actor::create("driver", driver_host_, [this, ended = std::move(ended)] { drive(ended); });
+  sg4::Engine::get_instance()->run();
 }
 
 }  // namespace orrery

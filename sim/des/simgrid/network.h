@@ -2,10 +2,15 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
 #include <simgrid/s4u.hpp>
+#include <utility>
 #include <vector>
 
 #include "sim/des/plan.h"
+#include "sim/des/simgrid/clock.h"
 
 namespace orrery {
 
@@ -14,39 +19,103 @@ namespace sg4 = simgrid::s4u;
 // Plain max-min: no TCP window, no acknowledgements' traffic, no shares by latency (all links have none). Call first.
 void configure_simgrid();
 
-inline double now() { return sg4::Engine::get_clock(); }
+// Flows that one process waits for.
+struct Flight {
+  std::size_t left = 0;
+  Self* waiting = nullptr;
+  bool failed = false;  // a link under one of them
+  std::uint32_t failed_class = 0;
+};
 
 // A link for each class of links that can bind, a host for each class of flows. A flow's route holds each of its links
 // as often as the flows of its class pass it.
+//
+// While a flow is alone on all of its links, and nothing disturbs them, its end is known: it is a date of the clock. It
+// becomes a flow of SimGrid, of the bytes that are left, when another comes over one of its links. What starts beside
+// others is one from the beginning. SimGrid's clock is moved on to the run's when there is one to start, and leads while
+// any is under way.
 class Network {
  public:
-  explicit Network(const RunPlan& plan);
+  Network(const RunPlan& plan, Clock& clock);
 
-  sg4::Host* clock() const { return clock_; }
-  sg4::Host* host(std::uint32_t flow_class) const { return hosts_[flow_class]; }
-  // Null if the class never binds.
-  sg4::Link* link(std::uint32_t link_class) const { return links_[link_class]; }
-  // From now on the link carries `factor` of what it does.
+  // Runs processes and flows until `ended`, or until nothing moves any more. Call once.
+  void run(std::function<bool()> ended);
+
+  // For run() and what it runs. `wire_bytes`: that it occupies on its links. At its end `end` is set, and `flight` has
+  // one less left; both must stay where they are until then.
+  void start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end);
+  // A flow that never ends by itself.
+  void start_background(std::uint32_t flow_class);
+  void end_background(std::uint32_t flow_class);
+  // From now on the link carries `factor` of what it does. Not if the class never binds.
   void slow(std::uint32_t link_class, double factor);
+  void fail(std::uint32_t link_class);
+  bool binds(std::uint32_t link_class) const { return links_[link_class] != nullptr; }
+
   // Of a flow that has its links to itself, whatever else happens, and that nothing disturbs; 0: of no such flow.
   double seconds_per_byte_alone(std::uint32_t flow_class) const { return alone_[flow_class]; }
   // A flow over no link at all takes no time.
   bool unbound(std::uint32_t flow_class) const { return unbound_[flow_class] != 0; }
-  // In bytes that the flow occupies on its links.
-  sg4::CommPtr start(std::uint32_t flow_class, double wire_bytes) const;
-  // A background flow, which never ends.
-  sg4::CommPtr start_background(std::uint32_t flow_class) const;
+  std::int64_t flows() const { return flows_started_; }
 
  private:
+  struct Flow final : Timed {  // under way
+    void due(Clock& clock) override { network->finish(*this, clock.now()); }
+
+    Network* network = nullptr;
+    std::uint32_t flow_class = 0;
+    double wire_bytes = 0, begin = 0;
+    bool alone = false;
+    Flight* flight = nullptr;
+    double* end = nullptr;
+  };
+  // An actor of SimGrid that waits for one flow after another. Never freed, as background flows are not: SimGrid
+  // complains of an activity that is dropped under way, as it is when the run ends first.
+  struct Carrier {
+    sg4::SemaphorePtr called = sg4::Semaphore::create(0);
+    sg4::CommPtr comm;
+    Flow* flow = nullptr;
+  };
+  struct Request {  // of a flow of SimGrid
+    Flow* flow;
+    double wire_bytes;
+  };
+
+  void drive(const std::function<bool()>& ended);
+  // Until something ends, or that time at the latest; returns the time that it is.
+  double wait_until(double time);
+  void start_requested();
+  void carry(Carrier& carrier);
+  sg4::CommPtr send(std::uint32_t flow_class, double wire_bytes);
+  void share(Flow& flow);  // no longer alone
+  void leave_links(Flow& flow);
+  void finish(Flow& flow, double time);
+  void start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const;
+
+  Clock& clock_;
   std::vector<sg4::Link*> links_;
   std::vector<double> rates_;
   std::vector<double> alone_;
+  std::vector<std::vector<std::uint32_t>> ways_;  // of a flow class: links that bind
+  std::vector<double> seconds_per_byte_;          // of a flow class, alone
+  std::vector<char> disturbed_;                   // links that perturbations touch
+  std::vector<std::uint32_t> on_link_;            // flows under way
+  std::vector<Flow*> alone_on_;                   // by link
   std::vector<double> factors_;                       // of links
   std::vector<std::vector<std::uint32_t>> may_slow_;  // of a flow class's links, those that perturbations slow
-  void start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const;
   std::vector<sg4::Host*> hosts_;
   std::vector<char> unbound_;
-  sg4::Host *clock_ = nullptr, *sink_ = nullptr;
+  sg4::Host *driver_host_ = nullptr, *sink_ = nullptr;
+
+  std::deque<Flow> all_flows_;
+  std::vector<Flow*> free_flows_;
+  std::vector<Carrier*> idle_carriers_;
+  std::vector<Request> requests_;
+  std::vector<std::uint32_t> background_requests_;
+  std::map<std::uint32_t, const sg4::CommPtr*> background_;
+  std::int64_t under_way_ = 0, flows_started_ = 0;  // of SimGrid but background; all
+  sg4::SemaphorePtr woken_;
+  bool driver_waits_ = false;
 };
 
 }  // namespace orrery

@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <random>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,30 +23,6 @@ inline constexpr auto kComputeStream = static_cast<std::size_t>(Stream::compute)
 inline constexpr int kHostCause = kStreams;   // as the cause of a wait
 inline constexpr int kController = kStreams;  // as a waiter: the compute stream's actor
 
-// An actor that others can wake.
-struct Self {
-  sg4::SemaphorePtr semaphore = sg4::Semaphore::create(0);
-  bool blocked = false;
-
-  // May return early: wait in a loop on what is wanted.
-  void block() {
-    blocked = true;
-    semaphore->acquire();
-    blocked = false;
-  }
-  // The same for so many seconds at the most.
-  void block_for(double seconds) {
-    blocked = true;
-    semaphore->acquire_timeout(seconds);
-    blocked = false;
-  }
-  void wake() {
-    if (!blocked) return;
-    blocked = false;
-    semaphore->release();
-  }
-};
-
 struct Work {
   const ClockNode* node = nullptr;
   const BlockCode* code = nullptr;
@@ -57,6 +31,7 @@ struct Work {
   Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
   double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: whenever
+  std::uint32_t name = 0;  // into JobPlan::ops
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // once done
   std::uint32_t cause = EventRecord::kNoCause;  // once started: the event that let it
@@ -77,7 +52,7 @@ struct LineRun {
   bool drain_all = false;  // it also ends with its asynchronous streams
   double host_ahead = 0;   // by so much earlier the host begins
   // Until its input is there. What is issued ahead is issued before, all else behind it. None: it is there.
-  std::function<void()> wait_for_input = {};
+  const std::function<Task<>()>* wait_for_input = nullptr;
 };
 
 struct ClassRun;
@@ -86,7 +61,7 @@ struct StreamRun : Self {
   std::deque<std::pair<Work*, Line*>> queue;
   std::int64_t pending = 0;
   bool drain_awaited = false;
-  bool has_actor = false;
+  bool has_process = false;
   std::uint32_t last_event = EventRecord::kNoCause;
   double last_end = 0;
   const Work* current = nullptr;
@@ -106,9 +81,10 @@ struct Message {
 };
 struct Sender : Self {
   std::deque<Message> queue;
-  bool has_actor = false;
+  bool has_process = false;
 };
 
+// Of the members of a group, for one exchange.
 struct Meeting {
   std::vector<std::pair<std::uint32_t, double>> arrived;  // class, when
   std::vector<Self*> waiting;
@@ -117,6 +93,24 @@ struct Meeting {
   double begin = 0;
   bool done = false;
   std::size_t left = 0;
+};
+// Those of a group class on a stream, in order of issue.
+struct Meetings {
+  std::deque<Meeting*> queue;
+  std::size_t first = 0;  // of the queue, since the run began
+};
+
+// A message's way, step by step.
+struct ExactEdge {
+  std::vector<double> arrivals;
+  std::vector<Self*> waiting;
+};
+struct ExactPhase {
+  std::vector<ExactEdge> edges;  // by flow class, from `first`
+  std::uint32_t first = 0;
+  std::int64_t running = 0;
+  double last = 0;
+  Self caller;
 };
 
 struct ClassRun : Self {
@@ -135,6 +129,9 @@ struct ClassRun : Self {
   int collectives = 0;    // under way beside the kernels
   bool in_kernel = false;
   bool finished = false;
+  std::vector<std::pair<std::uint64_t, std::size_t>> met;  // by group class and stream: how often
+  std::vector<std::uint32_t> exchange_rows;                // by exchange: of its record, from 1
+  std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: for whom, its record
   std::vector<std::mt19937_64> jitter;  // by perturbation that has it
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
@@ -145,34 +142,40 @@ struct ClassRun : Self {
 
 class Simulation {
  public:
-  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan) { prepare(); }
+  explicit Simulation(const RunPlan& plan) : plan_(plan), network_(plan, clock_) { prepare(); }
 
   Outcome run_steps();
   Outcome run_exchange(std::uint32_t exchange);
 
  private:
   const Traffic& traffic() const { return plan_.traffic; }
+  double now() const { return clock_.now(); }
   void prepare();
   void perturb();
+  void apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin);
+  Process perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit);
+  Process send_background(const Perturbation& p, std::uint32_t flow_class);
+  // Runs the processes that were started until so many have set `ended_`.
+  void run(std::size_t processes);
   [[noreturn]] void stall(const std::string& why);
   std::string who_waits() const;
   std::string words(const ClassRun& c) const;
 
   // The schedule.
-  void control(ClassRun& c);
+  Process control(ClassRun& c);
   void append_items(const ClassRun& c, const Chunk& chunk, BlockKind kind, std::vector<LineItem>& items) const;
-  void end_step(ClassRun& c, UpdatePart part);
-  void sum_over_stages(ClassRun& c, std::span<const LineItem> items);
-  void meet_at_norm(ClassRun& c);
+  Task<> end_step(ClassRun& c, UpdatePart part);
+  Task<> sum_over_stages(ClassRun& c, std::span<const LineItem> items);
+  Task<> meet_at_norm(ClassRun& c);
   class LineIssue;
-  void run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, const LineRun& run);
+  Task<> run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, LineRun run);
   static Line& free_line(ClassRun& c);
-  void drain(ClassRun& c, bool all);
+  Task<> drain(ClassRun& c, bool all);
   // What the compute stream has waited since then. While a collective waited for another stage nothing is booked: what
   // remains of the step is the pipeline's bubble.
   void book_wait(ClassRun& c, Account account, double since);
-  void await_input(ClassRun& c, const Slot& slot, std::size_t position);
-  void post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
+  Task<> await_input(ClassRun& c, const Slot& slot, std::size_t position);
+  Task<> post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next);
   bool receives(const ClassRun& c, const Slot& slot, std::int32_t& from_stage) const;
   // The ranks at the same place of another stage.
   ClassRun& counterpart(const ClassRun& c, std::int32_t stage);
@@ -183,12 +186,17 @@ class Simulation {
 
   // Streams.
   void enqueue(ClassRun& c, Line& line, Work& w);
-  void serve(ClassRun& c, std::size_t stream);
-  void send(ClassRun& c, std::size_t direction);
-  void perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
-  void await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  Process serve(ClassRun& c, std::size_t stream);
+  Process send(ClassRun& c, std::size_t direction);
+  Task<> perform(ClassRun& c, std::size_t stream, Work& w, const Line& line);
+  Task<> await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event);
+  enum class Until : std::uint8_t { started, first_part, done };
+  static bool holds(const Work& w, Until until) {
+    return until == Until::started ? w.started : w.done || (until == Until::first_part && w.parts_done > 0);
+  }
+  Task<> await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause, std::uint32_t& cause_event);
   // `kernels`: seconds of those it is made of, for jitter; none: of itself.
-  void kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
+  Task<> kernel(ClassRun& c, double seconds, const std::vector<double>& kernels);
   double jittered(ClassRun& c, double seconds, const std::vector<double>& kernels);
   void interrupt(ClassRun& c);
   void finish(ClassRun& c, Work& w);
@@ -200,38 +208,34 @@ class Simulation {
   }
 
   // Communication. `cause` in: what let this class come; out: what let the exchange begin. Returns its begin.
-  double exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
+  Task<double> exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
                   bool moves, std::uint32_t& cause);
-  void flows(const Exchange& x, std::uint32_t group_class);
-  void flows_exactly(const Exchange& x, std::uint32_t group_class);
+  Task<> run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
+  void count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end);
+  void count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
+  Task<> flows(const Exchange& x, std::uint32_t group_class);
+  Task<> flows_exactly(const Exchange& x, std::uint32_t group_class);
+  Process exact_edge(const Exchange& x, ExactPhase& phase, std::uint32_t flow_class);
+  Process transmit_alone(const Exchange& x, std::uint32_t group_class, double& end);
   // A collective on one of its streams has waited until now for another stage.
-  static void note_stage_wait(ClassRun& c, double from);
+  void note_stage_wait(ClassRun& c, double from) const;
   // What an exchange of one group class takes, by the run's fidelity.
-  void transmit(const Exchange& x, std::uint32_t group_class);
-  void wait(const sg4::CommPtr& comm, std::uint32_t flow_class);
-  void sleep_until(double time) {
-    if (time <= now()) return;
-    ++out_.activities;
-    sg4::this_actor::sleep_until(time);
-  }
-  void sleep(double seconds) {
-    if (!(seconds > 0)) return;
-    ++out_.activities;
-    sg4::this_actor::sleep_for(seconds);
-  }
+  Task<> transmit(const Exchange& x, std::uint32_t group_class);
+  // Until none of the flight's flows is left. `self`: who waits.
+  Task<> wait(Flight& flight, Self& self);
   std::uint32_t record(const EventRecord& e) {
     out_.events.push_back(e);
     return static_cast<std::uint32_t>(out_.events.size() - 1);
   }
 
   const RunPlan& plan_;
+  Clock clock_;
   Network network_;
+  std::size_t running_ = 0;  // processes that the run waits for
   std::vector<std::unique_ptr<ClassRun>> classes_;
-  std::map<std::pair<std::uint32_t, std::size_t>, std::deque<Meeting>> meetings_;     // group class, stream
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::size_t>, std::size_t> met_;  // class, group class, stream
-  std::map<std::pair<std::uint32_t, std::size_t>, std::size_t> first_meeting_;
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> exchange_rows_;
-  std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::size_t> wait_rows_;
+  std::vector<Meetings> meetings_;  // [group class * kStreams + stream]
+  std::deque<Meeting> all_meetings_;
+  std::vector<Meeting*> free_meetings_;
   struct Barrier {
     std::size_t expected = 0, arrived = 0;
     std::vector<Self*> waiting;

@@ -18,7 +18,7 @@ class Simulation::LineIssue {
   // What is issued ahead, of whatever distance: all that can be done before the input is there. The host goes on when
   // it is.
   void issue_all_ahead();
-  void input_has_come() { host_ = std::max(host_, now() - begin_); }
+  void input_has_come() { host_ = std::max(host_, simulation_.now() - begin_); }
   // What is left.
   void issue();
 
@@ -72,16 +72,20 @@ void Simulation::LineIssue::lay_out(std::span<const LineItem> items) {
   line_.works.assign(works, {});
   instances_.reserve(static_cast<std::size_t>(order_.length));
   Work* next = line_.works.data();
-  for (const LineItem& item : items)
+  for (const LineItem& item : items) {
+    const std::uint32_t first_op = item.code->nodes.empty() ? 0 : c_.plan->first_op.at(item.code);
     for (std::int64_t at = 0; at < item.count; ++at) {
       instances_.push_back({&item, at, next});
+      std::uint32_t name = first_op;
       for (const ClockNode& node : item.code->nodes) {
+        next->name = name++;
         next->node = &node;
         next->code = item.code;
         next->instance = instances_.back().works;
         ++next;
       }
     }
+  }
 }
 
 void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
@@ -89,8 +93,7 @@ void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
   w.seconds = node.seconds;
   if (node.every > 1 && covered != node.every)
     w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
-  const auto x = c_.plan->exchange_of.find({w.node, covered});
-  if (x != c_.plan->exchange_of.end()) w.exchange = x->second;
+  w.exchange = c_.plan->exchange_of(w.name, covered);
 }
 
 void Simulation::LineIssue::issue_prefetched(std::int64_t target, int least, int most, Work* trigger) {
@@ -176,7 +179,7 @@ Line& Simulation::free_line(ClassRun& c) {
   return *c.lines.emplace_back(std::make_unique<Line>());
 }
 
-void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, const LineRun& run) {
+Task<> Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, LineRun run) {
   Line& line = free_line(c);
   const auto begin = [&] {
     line.begin = now();
@@ -184,9 +187,9 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   };
   begin();
   LineIssue issue(*this, c, line, items, when, now() - run.host_ahead);
-  if (run.wait_for_input) {
+  if (run.wait_for_input != nullptr) {
     issue.issue_all_ahead();
-    run.wait_for_input();
+    co_await (*run.wait_for_input)();
     issue.input_has_come();
     begin();
   }
@@ -197,10 +200,10 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
   while (!compute.queue.empty()) {
     Work* w = compute.queue.front().first;
     compute.queue.pop_front();
-    perform(c, kComputeStream, *w, line);
+    co_await perform(c, kComputeStream, *w, line);
   }
   c.gate_event = compute.last_event;
-  drain(c, run.drain_all);
+  co_await drain(c, run.drain_all);
   c.host_ahead = std::max(0.0, now() - issue.host());
   // Its output, should an asynchronous stream make it.
   for (Work* w : issue.output()) {
@@ -208,7 +211,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
     const double since = now();
     while (!w->done) {
       w->waiters |= static_cast<std::uint16_t>(1u << kController);
-      c.block();
+      co_await clock_.block(c);
     }
     book_wait(c, waiting_for(w->node->stream), since);
     c.gate_event = w->event;
@@ -216,7 +219,7 @@ void Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSet 
 }
 
 // Waits for the streams' work; `all`: the asynchronous ones too.
-void Simulation::drain(ClassRun& c, bool all) {
+Task<> Simulation::drain(ClassRun& c, bool all) {
   for (;;) {
     const double since = now();
     std::size_t last = kStreams;
@@ -224,12 +227,12 @@ void Simulation::drain(ClassRun& c, bool all) {
       if (!all && kStreamRows[s].asynchronous) continue;
       while (c.streams[s].pending > 0) {
         c.streams[s].drain_awaited = true;
-        c.block();
+        co_await clock_.block(c);
         last = s;
       }
       c.streams[s].drain_awaited = false;
     }
-    if (last == kStreams) return;
+    if (last == kStreams) co_return;
     book_wait(c, waiting_for(static_cast<Stream>(last)), since);
     c.gate_event = c.streams[last].last_event;
   }
@@ -251,9 +254,9 @@ ClassRun& Simulation::counterpart(const ClassRun& c, std::int32_t stage) {
 }
 
 // Waits until the slot's input is there.
-void Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
+Task<> Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position) {
   std::int32_t from_stage = 0;
-  if (!receives(c, slot, from_stage)) return;
+  if (!receives(c, slot, from_stage)) co_return;
   const JobPlan& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
@@ -262,7 +265,7 @@ void Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position
     c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
                               forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
     c.awaited = &input;
-    while (!input.there) c.block();
+    while (!input.there) co_await clock_.block(c);
     c.awaited = nullptr;
     c.waits_for.clear();
     c.gate_event = input.cause;
@@ -272,10 +275,10 @@ void Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position
     if (x != kNoExchange) {
       const double begin = now();
       std::uint32_t cause = c.gate_event;
-      exchange(c, c, x, kComputeStream, kTransferName, false, false, cause);
+      co_await exchange(c, c, x, kComputeStream, kTransferName, false, false, cause);
       c.out.transfers += now() - begin;
       input.received = true;
-      if (input.sender != nullptr) input.sender->wake();
+      if (input.sender != nullptr) clock_.wake(*input.sender);
       c.gate_event = record({.begin = begin,
                              .end = now(),
                              .cause = cause,
@@ -288,15 +291,16 @@ void Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t position
   }
 }
 
-void Simulation::send(ClassRun& c, std::size_t direction) {
+Process Simulation::send(ClassRun& c, std::size_t direction) {
   Sender& sender = c.senders[direction];
   for (;;) {
-    while (sender.queue.empty()) sender.block();
+    while (sender.queue.empty()) co_await clock_.block(sender);
     const Message m = sender.queue.front();
     sender.queue.pop_front();
     std::uint32_t cause = m.cause;
-    const double begin = exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
-                                  kTransferName, false, false, cause);
+    const double begin =
+        co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
+                          kTransferName, false, false, cause);
     ClassRun& to = *classes_[m.to];
     Arrival& input = input_of(to, direction, m.chunk, m.micro_batch);
     input.cause = record({.begin = begin,
@@ -308,19 +312,19 @@ void Simulation::send(ClassRun& c, std::size_t direction) {
                           .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
                           .kind = EventRecord::transfer});
     input.there = true;
-    to.wake();
+    clock_.wake(to);
   }
 }
 
-void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
-  if (slot.kind == SlotKind::weight_gradient) return;
+Task<> Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position, const Slot* next) {
+  if (slot.kind == SlotKind::weight_gradient) co_return;
   const JobPlan& plan = *c.plan;
   const Schedule& schedule = plan.program->schedule;
   const bool forward = slot.kind == SlotKind::forward;
-  if (forward ? position + 1 == plan.stage_at.size() : position == 0) return;
+  if (forward ? position + 1 == plan.stage_at.size() : position == 0) co_return;
   const std::size_t to_position = forward ? position + 1 : position - 1;
   const std::int32_t to_stage = plan.stage_at[to_position];
-  if (to_stage == static_cast<std::int32_t>(c.stage)) return;
+  if (to_stage == static_cast<std::int32_t>(c.stage)) co_return;
   const std::size_t direction = forward ? 0 : 1;
   const std::uint32_t x = forward ? plan.forward[position] : plan.backward[position];
   // The chunk of the receiving stage at that position.
@@ -333,30 +337,30 @@ void Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t position
     const bool at_once = to.awaited == &input;
     input.there = true;
     input.cause = c.gate_event;
-    to.wake();
-    if (x == kNoExchange) return;
+    clock_.wake(to);
+    if (x == kNoExchange) co_return;
     // The stream sends, unless its next slot receives from the same stage: both directions are one exchange
     // (Megatron-LM's send_forward_recv_backward).
     std::int32_t from_stage = -1;
-    if (next != nullptr && receives(c, *next, from_stage) && from_stage == to_stage) return;
+    if (next != nullptr && receives(c, *next, from_stage) && from_stage == to_stage) co_return;
     // A receiver that is late takes the message from a buffer, as the analytical engine has it.
     const double since = now();
     if (at_once) {
       input.sender = &c;
-      while (!input.received) c.block();
+      while (!input.received) co_await clock_.block(c);
     } else {
-      sleep(plan_.exchanges[x].cost.seconds);
+      co_await clock_.sleep(plan_.exchanges[x].cost.seconds);
     }
     c.out.transfers += now() - since;
-    return;
+    co_return;
   }
   Sender& sender = c.senders[direction];
   sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event});
-  if (!sender.has_actor) {
-    sender.has_actor = true;
-    sg4::Actor::create("sender", network_.clock(), [this, &c, direction] { send(c, direction); })->daemonize();
+  if (!sender.has_process) {
+    sender.has_process = true;
+    clock_.start(send(c, direction));
   } else {
-    sender.wake();
+    clock_.wake(sender);
   }
 }
 
@@ -370,12 +374,14 @@ void Simulation::append_items(const ClassRun& c, const Chunk& chunk, BlockKind k
 }
 
 // Their ranks wait for each other, and do nothing else.
-void Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
+Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
       std::uint32_t cause = c.gate_event;
-      const std::uint32_t name = c.plan->op_of.at(&node);
-      const double begin = exchange(c, c, c.plan->exchange_of.at({&node, 1}), kComputeStream, name, true, false, cause);
+      const auto name =
+          c.plan->first_op.at(item.code) + static_cast<std::uint32_t>(&node - item.code->nodes.data());
+      const double begin =
+          co_await exchange(c, c, c.plan->exchange_of(name, 1), kComputeStream, name, true, false, cause);
       c.out.accounts[waiting_for(Stream::pipeline_communication)] += now() - begin;
       c.gate_event = record({.begin = begin,
                              .end = now(),
@@ -388,33 +394,39 @@ void Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items) {
     }
 }
 
-void Simulation::meet_at_norm(ClassRun& c) {
-  if (!c.plan->synchronises) return;
+Task<> Simulation::meet_at_norm(ClassRun& c) {
+  if (!c.plan->synchronises) co_return;
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
   const double since = now();
   if (++barrier.arrived == barrier.expected) {
     barrier.open = true;
     barrier.last_event = c.gate_event;
-    for (Self* s : barrier.waiting) s->wake();
-    return;
+    for (Self* s : barrier.waiting) clock_.wake(*s);
+    co_return;
   }
   barrier.waiting.push_back(&c);
   c.waits_for = "the gradient norm of all stages";
-  while (!barrier.open) c.block();
+  while (!barrier.open) co_await clock_.block(c);
   c.waits_for.clear();
   if (now() > since) c.gate_event = barrier.last_event;
 }
 
-void Simulation::end_step(ClassRun& c, UpdatePart part) {
+Task<> Simulation::end_step(ClassRun& c, UpdatePart part) {
   std::vector<LineItem> items;
   for (const Chunk& chunk : c.plan->program->stages[c.stage]) append_items(c, chunk, block_of(part), items);
-  if (part == UpdatePart::stages) return sum_over_stages(c, items);
+  if (part == UpdatePart::stages) {
+    co_await sum_over_stages(c, items);
+    co_return;
+  }
   // Nobody waits for the host behind the reductions: it goes on issuing.
-  run_line(c, items, kOnly, {.drain_all = true, .host_ahead = part == UpdatePart::norm ? c.host_ahead : 0});
-  if (part == UpdatePart::norm) meet_at_norm(c);
+  LineRun run;
+  run.drain_all = true;
+  if (part == UpdatePart::norm) run.host_ahead = c.host_ahead;
+  co_await run_line(c, items, kOnly, run);
+  if (part == UpdatePart::norm) co_await meet_at_norm(c);
 }
 
-void Simulation::control(ClassRun& c) {
+Process Simulation::control(ClassRun& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
@@ -430,16 +442,16 @@ void Simulation::control(ClassRun& c) {
     std::int32_t from_stage = 0;
     const bool early = slot.kind == SlotKind::forward && slot.micro_batch == 0 && receives(c, slot, from_stage);
     double begin = 0;
-    const auto wait_for_input = [&] {
-      await_input(c, slot, position);
+    const std::function<Task<>()> wait_for_input = [&]() -> Task<> {
+      co_await await_input(c, slot, position);
       begin = now();
     };
     LineRun run;
     if (early)
-      run.wait_for_input = wait_for_input;
+      run.wait_for_input = &wait_for_input;
     else
-      wait_for_input();
-    run_line(c, items, when, run);
+      co_await wait_for_input();
+    co_await run_line(c, items, when, run);
     c.gate_event = record({.begin = begin,
                            .end = now(),
                            .cause = c.gate_event,
@@ -449,15 +461,16 @@ void Simulation::control(ClassRun& c) {
                            .stream = 0,
                            .kind = EventRecord::slot,
                            .slot_kind = static_cast<std::uint8_t>(slot.kind)});
-    post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1] : nullptr);
+    co_await post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1] : nullptr);
   }
   c.out.slots_end = now();
-  drain(c, true);
+  co_await drain(c, true);
 
-  for (const UpdatePart part : kStepEnd) end_step(c, part);
+  for (const UpdatePart part : kStepEnd) co_await end_step(c, part);
   c.out.end = now();
   c.out.last_event = c.gate_event;
   c.finished = true;
+  --running_;
 }
 
 }  // namespace orrery

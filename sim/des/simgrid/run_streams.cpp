@@ -14,60 +14,60 @@ void Simulation::enqueue(ClassRun& c, Line& line, Work& w) {
   if (stream == kComputeStream) return;
   ++s.pending;
   ++line.left;
-  if (!s.has_actor) {
-    s.has_actor = true;
-    sg4::Actor::create("stream", network_.clock(), [this, &c, stream] { serve(c, stream); })->daemonize();
+  if (!s.has_process) {
+    s.has_process = true;
+    clock_.start(serve(c, stream));
   } else {
-    s.wake();
+    clock_.wake(s);
   }
 }
 
-void Simulation::serve(ClassRun& c, std::size_t stream) {
+Process Simulation::serve(ClassRun& c, std::size_t stream) {
   StreamRun& s = c.streams[stream];
   for (;;) {
-    while (s.queue.empty()) s.block();
+    while (s.queue.empty()) co_await clock_.block(s);
     const auto [w, line] = s.queue.front();
     s.queue.pop_front();
-    perform(c, stream, *w, *line);
+    co_await perform(c, stream, *w, *line);
     --line->left;
-    if (--s.pending == 0 && s.drain_awaited) c.wake();
+    if (--s.pending == 0 && s.drain_awaited) clock_.wake(c);
   }
 }
 
-void Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
+Task<> Simulation::await_work(Self& self, std::size_t stream, Work& other, Until until, int& cause,
+                              std::uint32_t& cause_event) {
+  while (!holds(other, until)) {
+    other.waiters |= static_cast<std::uint16_t>(1u << stream);
+    co_await clock_.block(self);
+  }
+  cause = other.node != nullptr ? static_cast<int>(other.node->stream) : static_cast<int>(kComputeStream);
+  cause_event = other.done ? other.event : other.cause;
+}
+
+Task<> Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, std::uint32_t& cause_event) {
   Self& self = waiter(c, static_cast<int>(stream));
-  const auto bit_of_stream = static_cast<std::uint16_t>(1u << stream);
-  const auto until = [&](Work& other, auto&& holds) {
-    if (holds()) return;
-    while (!holds()) {
-      other.waiters |= bit_of_stream;
-      self.block();
-    }
-    cause = other.node != nullptr ? static_cast<int>(other.node->stream) : static_cast<int>(kComputeStream);
-    cause_event = other.done ? other.event : other.cause;
-  };
-  const auto until_done = [&](Work* other) {
-    if (other != nullptr) until(*other, [other] { return other->done; });
-  };
-  if (w.trigger != nullptr) until(*w.trigger, [&] { return w.trigger->started; });
-  if (w.compute_before != nullptr) until_done(w.compute_before);
+  if (w.trigger != nullptr && !holds(*w.trigger, Until::started))
+    co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
+  if (w.compute_before != nullptr && !holds(*w.compute_before, Until::done))
+    co_await await_work(self, stream, *w.compute_before, Until::done, cause, cause_event);
   if (w.node->prefetch == 0) {
     for (std::size_t d = w.node->first_dep; d < w.node->first_dep + w.node->deps; ++d) {
       const std::uint16_t from = w.code->deps[d];
       if (from == BlockCode::kEntry) {
-        until_done(w.entry);
-        until_done(w.other_entry);
+        if (w.entry != nullptr && !holds(*w.entry, Until::done))
+          co_await await_work(self, stream, *w.entry, Until::done, cause, cause_event);
+        if (w.other_entry != nullptr && !holds(*w.other_entry, Until::done))
+          co_await await_work(self, stream, *w.other_entry, Until::done, cause, cause_event);
         continue;
       }
       Work& producer = w.instance[from];
-      if (w.node->count > 1 && producer.node->count == w.node->count)
-        until(producer, [&] { return producer.parts_done > 0 || producer.done; });
-      else
-        until_done(&producer);
+      const Until until =
+          w.node->count > 1 && producer.node->count == w.node->count ? Until::first_part : Until::done;
+      if (!holds(producer, until)) co_await await_work(self, stream, producer, until, cause, cause_event);
     }
   }
   if (w.issued > now()) {
-    sleep_until(w.issued);
+    co_await clock_.sleep_until(w.issued);
     cause = kHostCause;
   }
 }
@@ -82,7 +82,7 @@ void Simulation::book_wait(ClassRun& c, Account account, double since) {
 void Simulation::interrupt(ClassRun& c) {
   if (!c.in_kernel) return;
   c.in_kernel = false;
-  c.wake();
+  clock_.wake(c);
 }
 
 double Simulation::jittered(ClassRun& c, double seconds, const std::vector<double>& kernels) {
@@ -113,16 +113,15 @@ double Simulation::jittered(ClassRun& c, double seconds, const std::vector<doubl
   return seconds;
 }
 
-// Runs on the class's own actor. Slower while collectives run beside it.
-void Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
+// Of the class's own process. Slower while collectives run beside it.
+Task<> Simulation::kernel(ClassRun& c, double seconds, const std::vector<double>& kernels) {
   double left = jittered(c, seconds, kernels);
   const double slowdown = c.plan->overlap_slowdown;
   while (left > 0) {
     const double rate = c.rate / (c.collectives > 0 ? 1 + slowdown : 1);
     const double begin = now(), end = begin + left / rate;
-    ++out_.activities;
     c.in_kernel = true;
-    c.block_for(left / rate);
+    co_await clock_.block_for(c, left / rate);
     const bool interrupted = !c.in_kernel;
     c.in_kernel = false;
     if (!interrupted && now() >= end - 1e-12 * end) break;
@@ -135,7 +134,7 @@ void Simulation::wake_waiters(ClassRun& c, Work& w) {
   const std::uint16_t waiting = w.waiters;
   w.waiters = 0;
   for (int s = 0; waiting >> s != 0; ++s)
-    if ((waiting >> s & 1) != 0) waiter(c, s).wake();
+    if ((waiting >> s & 1) != 0) clock_.wake(waiter(c, s));
 }
 
 void Simulation::finish(ClassRun& c, Work& w) {
@@ -143,17 +142,17 @@ void Simulation::finish(ClassRun& c, Work& w) {
   wake_waiters(c, w);
 }
 
-void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
+Task<> Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& line) {
   StreamRun& s = c.streams[stream];
   const ClockNode& node = *w.node;
   const bool on_compute = stream == kComputeStream;
-  const std::uint32_t name = c.plan->op_of.at(w.node);
+  const std::uint32_t name = w.name;
   const double free = now();
   int cause = static_cast<int>(stream);
   // What came last: the stream's work before, or the line's start.
   std::uint32_t cause_event = on_compute || s.last_end >= line.begin ? s.last_event : line.cause;
   s.current = &w;
-  await(c, stream, w, cause, cause_event);
+  co_await await(c, stream, w, cause, cause_event);
   double begin = now();
   const auto account = [&](int by) { return by == kHostCause ? kHostIssue : waiting_for(static_cast<Stream>(by)); };
   if (on_compute) book_wait(c, account(cause), free);
@@ -176,7 +175,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
       Self& self = waiter(c, static_cast<int>(stream));
       while (!leader->done && leader->parts_done <= part) {
         leader->waiters |= static_cast<std::uint16_t>(1u << stream);
-        self.block();
+        co_await clock_.block(self);
       }
       if (on_compute) book_wait(c, waiting_for(leader->node->stream), waiting_since);
     }
@@ -184,11 +183,11 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
     if (is_kernel) {
       const double seconds = w.seconds / node.count;
       if (on_compute)
-        kernel(c, seconds, c.plan->ops[name].kernels);
+        co_await kernel(c, seconds, c.plan->ops[name].kernels);
       else
-        sleep(seconds);
+        co_await clock_.sleep(seconds);
     } else {
-      const double started = exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
+      const double started = co_await exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
                                       node.moves && !on_compute, cause_event);
       if (part == 0) begin = started;
     }
@@ -207,7 +206,7 @@ void Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line& l
     }
     if (w.host_end > now()) {
       c.out.accounts[kHostIssue] += w.host_end - now();
-      sleep_until(w.host_end);
+      co_await clock_.sleep_until(w.host_end);
     }
   }
   w.event = record({.begin = begin,

@@ -30,12 +30,11 @@ void Simulation::prepare() {
       const Schedule& schedule = c->plan->program->schedule;
       for (auto& input : c->inputs) input.resize(static_cast<std::size_t>(schedule.chunks * schedule.micro_batches));
     }
+    c->exchange_rows.assign(plan_.exchanges.size(), 0);
+    c->wait_rows.resize(plan_.exchanges.size());
     classes_.push_back(std::move(c));
   }
-  sg4::Engine::on_deadlock_cb([this] {
-    stall(failed_.empty() ? fmt::format("nothing moves any more at {:.6g} s:{}", now(), who_waits())
-                          : fmt::format("{}:{}", failed_, who_waits()));
-  });
+  meetings_.resize(traffic().group_classes().size() * kStreams);
 }
 
 std::string Simulation::words(const ClassRun& c) const {
@@ -63,19 +62,18 @@ std::string Simulation::who_waits() const {
       ++more;
     ++listed;
   };
-  for (const auto& [key, queue] : meetings_)
-    for (const Meeting& m : queue) {
-      if (m.done || m.arrived.empty()) continue;
-      const Exchange& x = plan_.exchanges[m.exchange];
-      for (const auto& [id, when] : m.arrived) {
+  for (std::size_t place = 0; place < meetings_.size(); ++place)
+    for (const Meeting* m : meetings_[place].queue) {
+      if (m->done || m->arrived.empty()) continue;
+      const Exchange& x = plan_.exchanges[m->exchange];
+      for (const auto& [id, when] : m->arrived) {
         std::string missing;
-        for (const std::uint32_t other : traffic().group_classes()[key.first].members)
-          if (std::none_of(m.arrived.begin(), m.arrived.end(), [&](const auto& a) { return a.first == other; }))
+        for (const std::uint32_t other : traffic().group_classes()[place / kStreams].members)
+          if (std::none_of(m->arrived.begin(), m->arrived.end(), [&](const auto& a) { return a.first == other; }))
             missing += (missing.empty() ? "" : "; ") + words(*classes_[other]);
-        const StreamRun& stream = classes_[id]->streams[key.second];
+        const StreamRun& stream = classes_[id]->streams[place % kStreams];
         std::string op;
-        if (stream.current != nullptr)
-          op = classes_[id]->plan->ops[classes_[id]->plan->op_of.at(stream.current->node)].text();
+        if (stream.current != nullptr) op = classes_[id]->plan->ops[stream.current->name].text();
         add(fmt::format("{} waits since {:.6g} s in {} ({} of {:.6g} bytes) for {}", words(*classes_[id]), when,
                         op.empty() ? "an exchange between stages" : op, name_of(x.kind), x.bytes, missing));
       }
@@ -105,92 +103,104 @@ void Simulation::perturb() {
       }
       continue;
     }
-    std::vector<std::uint32_t> links;
-    for (const LinkId l : r.links) {
-      if (!traffic().uses(l)) continue;
-      const std::uint32_t c = traffic().link_class(l);
-      if (network_.link(c) != nullptr && std::find(links.begin(), links.end(), c) == links.end()) links.push_back(c);
-    }
-    const auto apply = [this, &p, hit, links, &r](bool begin) {
-      switch (p.kind) {
-        case PerturbationKind::slow_device:
-          for (ClassRun* c : hit) {
-            c->rate = begin ? c->rate * p.factor : c->rate / p.factor;
-            interrupt(*c);  // others run meanwhile: the rate must stand
-          }
-          break;
-        case PerturbationKind::slow_link:
-          for (const std::uint32_t l : links) network_.slow(l, begin ? p.factor : 1 / p.factor);
-          break;
-        case PerturbationKind::failing_link:
-        case PerturbationKind::failing_node:
-          if (!begin) break;
-          failed_ = p.kind == PerturbationKind::failing_node
-                        ? fmt::format("node {} failed at {:.6g} s", r.first_node, now())
-                        : fmt::format("{} failed at {:.6g} s", plan_.topology.name(r.links.front()), now());
-          if (p.kind == PerturbationKind::failing_node)
-            for (ClassRun* c : hit)
-              if (!c->finished) stall(fmt::format("{} with {}", failed_, words(*c)));
-          for (const std::uint32_t l : links) network_.link(l)->turn_off();
-          break;
-        default:
-          break;
-      }
-    };
     if (p.kind == PerturbationKind::background_traffic) {
       std::vector<std::uint32_t> flow_classes;
       for (const std::int32_t b : r.background) {
         const std::uint32_t f = traffic().background_flow(b);
         if (std::find(flow_classes.begin(), flow_classes.end(), f) == flow_classes.end()) flow_classes.push_back(f);
       }
-      for (const std::uint32_t f : flow_classes)
-        sg4::Actor::create("background", network_.clock(), [this, &p, f] {
-          sleep(p.from_seconds);
-          // Never freed: SimGrid complains of an activity that is dropped under way, as it is when the run ends first.
-          const auto* comm = new sg4::CommPtr(network_.start_background(f));
-          if (p.until_seconds == 0) (*comm)->wait();
-          sleep_until(p.until_seconds);
-          (*comm)->cancel();
-        })->daemonize();
+      for (const std::uint32_t f : flow_classes) clock_.start(send_background(p, f));
       continue;
     }
-    if (p.from_seconds == 0) {
-      apply(true);
-      if (p.until_seconds == 0) continue;
-    }
-    sg4::Actor::create("perturbation", network_.clock(), [this, &p, apply] {
-      if (p.from_seconds > 0) {
-        sleep(p.from_seconds);
-        apply(true);
-      }
-      if (p.until_seconds > p.from_seconds) {
-        sleep_until(p.until_seconds);
-        apply(false);
-      }
-    })->daemonize();
+    clock_.start(perturb_while(r, std::move(hit)));
   }
 }
 
+Process Simulation::send_background(const Perturbation& p, std::uint32_t flow_class) {
+  co_await clock_.sleep_until(p.from_seconds);
+  network_.start_background(flow_class);
+  if (p.until_seconds == 0) co_return;
+  co_await clock_.sleep_until(p.until_seconds);
+  network_.end_background(flow_class);
+}
+
+Process Simulation::perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit) {
+  const Perturbation& p = r.perturbation;
+  co_await clock_.sleep_until(p.from_seconds);
+  apply(r, hit, true);
+  if (p.until_seconds <= p.from_seconds) co_return;
+  co_await clock_.sleep_until(p.until_seconds);
+  apply(r, hit, false);
+}
+
+void Simulation::apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin) {
+  const Perturbation& p = r.perturbation;
+  std::vector<std::uint32_t> links;
+  for (const LinkId l : r.links) {
+    if (!traffic().uses(l)) continue;
+    const std::uint32_t c = traffic().link_class(l);
+    if (network_.binds(c) && std::find(links.begin(), links.end(), c) == links.end()) links.push_back(c);
+  }
+  switch (p.kind) {
+    case PerturbationKind::slow_device:
+      for (ClassRun* c : hit) {
+        c->rate = begin ? c->rate * p.factor : c->rate / p.factor;
+        interrupt(*c);  // others run meanwhile: the rate must stand
+      }
+      break;
+    case PerturbationKind::slow_link:
+      for (const std::uint32_t l : links) network_.slow(l, begin ? p.factor : 1 / p.factor);
+      break;
+    case PerturbationKind::failing_link:
+    case PerturbationKind::failing_node:
+      if (!begin) break;
+      failed_ = p.kind == PerturbationKind::failing_node
+                    ? fmt::format("node {} failed at {:.6g} s", r.first_node, now())
+                    : fmt::format("{} failed at {:.6g} s", plan_.topology.name(r.links.front()), now());
+      if (p.kind == PerturbationKind::failing_node)
+        for (ClassRun* c : hit)
+          if (!c->finished) stall(fmt::format("{} with {}", failed_, words(*c)));
+      for (const std::uint32_t l : links) network_.fail(l);
+      break;
+    default:
+      break;
+  }
+}
+
+void Simulation::run(std::size_t processes) {
+  running_ = processes;
+  network_.run([this] { return running_ == 0; });
+  out_.activities = clock_.sleeps() + network_.flows();
+  if (running_ == 0) return;
+  stall(failed_.empty() ? fmt::format("nothing moves any more at {:.6g} s:{}", now(), who_waits())
+                        : fmt::format("{}:{}", failed_, who_waits()));
+}
+
 Outcome Simulation::run_steps() {
-  for (const auto& c : classes_) sg4::Actor::create("rank", network_.clock(), [this, run = c.get()] { control(*run); });
   perturb();
-  sg4::Engine::get_instance()->run();
+  for (const auto& c : classes_) clock_.start(control(*c));
+  run(classes_.size());
   for (const auto& c : classes_) out_.classes.push_back(c->out);
   return std::move(out_);
+}
+
+Process Simulation::transmit_alone(const Exchange& x, std::uint32_t group_class, double& end) {
+  co_await transmit(x, group_class);
+  end = std::max(end, now());
+  --running_;
 }
 
 Outcome Simulation::run_exchange(std::uint32_t id) {
   const Exchange& x = plan_.exchanges[id];
   double end = 0;
-  const auto groups = traffic().group_classes();
-  for (std::uint32_t g = 0; g < groups.size(); ++g)
-    if (groups[g].communicator == x.communicator)
-      sg4::Actor::create("group", network_.clock(), [this, &x, &end, g] {
-        transmit(x, g);
-        end = std::max(end, now());
-      });
+  std::size_t groups = 0;
   perturb();
-  sg4::Engine::get_instance()->run();
+  for (std::uint32_t g = 0; g < traffic().group_classes().size(); ++g)
+    if (traffic().group_classes()[g].communicator == x.communicator) {
+      clock_.start(transmit_alone(x, g, end));
+      ++groups;
+    }
+  run(groups);
   out_.seconds = end;
   return std::move(out_);
 }
