@@ -108,37 +108,90 @@ struct Process {
   std::coroutine_handle<promise_type> handle;
 };
 
+struct Region;
+
 // A process that others can wake. It waits in a loop on what it wants: it may be woken early.
 struct Self : Timed {
   std::coroutine_handle<> waiting;  // none: it does not
+  Region* region = nullptr;         // where it waits
 
   void due(Clock& clock) override;
 };
 
+// Processes whose time may run ahead of all others' while nothing from outside can reach them: the ranks of a node's
+// group, as long as none of them waits for another node. What a million waits touch then stays in the processor's cache.
+// As soon as one waits for something outside, the region goes on in the common order of time.
+struct Region final : Timed {
+  void due(Clock& clock) override;
+
+ private:
+  friend class Clock;
+  struct Entry {
+    double time;
+    std::uint64_t number;  // of two at one time the first comes first
+    Timed* what;
+    std::uint32_t stamp;
+  };
+  static bool later(const Entry& a, const Entry& b) { return a.time != b.time ? a.time > b.time : a.number > b.number; }
+  void push(const Entry& entry) {
+    heap.push_back(entry);
+    std::push_heap(heap.begin(), heap.end(), later);
+  }
+  Timed* pop() {
+    Timed* what = heap.front().what;
+    std::pop_heap(heap.begin(), heap.end(), later);
+    heap.pop_back();
+    return what;
+  }
+  // Whether anything is due, ever; `time`: the next.
+  bool next_due(double& time) {
+    while (!heap.empty() && heap.front().stamp != heap.front().what->stamp) pop();
+    if (!heap.empty()) time = heap.front().time;
+    return !heap.empty();
+  }
+
+  double now = 0;
+  std::int64_t waits_outside = 0;
+  bool queued = false;
+  double armed = -1;  // in the common order at that time; -1: not
+  std::vector<Entry> heap;
+  std::vector<std::coroutine_handle<>> ready;
+};
+
 class Clock {
  public:
-  double now() const { return now_; }
+  // Of the process that runs.
+  double now() const { return current_->now; }
   // Sleeps given to it.
   std::int64_t sleeps() const { return sleeps_; }
 
-  void start(Process process) { ready_.push_back(process.handle); }
+  // What belongs to no other region, and the common order of time.
+  Region& outside() { return outside_; }
+  bool is_outside() const { return current_ == &outside_; }
+
+  // In the region of who starts it.
+  void start(Process process) { start(process, *current_); }
+  void start(Process process, Region& region) { make_ready(process.handle, region); }
   void wake(Self& self) {
     if (!self.waiting) return;
     ++self.stamp;
-    ready_.push_back(std::exchange(self.waiting, nullptr));
+    make_ready(std::exchange(self.waiting, nullptr), *self.region);
   }
-  void at(double time, Timed& what) {
-    heap_.push_back({time, next_++, &what, what.stamp});
-    std::push_heap(heap_.begin(), heap_.end(), later);
-  }
+  void at(double time, Timed& what) { current_->push({time, next_++, &what, what.stamp}); }
+  // The same for something outside, from a region that may be ahead.
+  void at_outside(double time, Timed& what) { outside_.push({time, next_++, &what, what.stamp}); }
 
   struct Block {
+    Clock& clock;
     Self& self;
     bool await_ready() const { return false; }
-    void await_suspend(std::coroutine_handle<> process) { self.waiting = process; }
+    void await_suspend(std::coroutine_handle<> process) {
+      self.waiting = process;
+      self.region = clock.current_;
+    }
     void await_resume() const {}
   };
-  Block block(Self& self) { return {self}; }
+  Block block(Self& self) { return {*this, self}; }
   struct BlockFor {
     Clock& clock;
     Self& self;
@@ -146,6 +199,7 @@ class Clock {
     bool await_ready() const { return false; }
     void await_suspend(std::coroutine_handle<> process) {
       self.waiting = process;
+      self.region = clock.current_;
       ++clock.sleeps_;
       clock.at(clock.now() + seconds, self);
     }
@@ -154,68 +208,112 @@ class Clock {
   // Until it is woken, or for so long. `self` must outlive the run.
   BlockFor block_for(Self& self, double seconds) { return {*this, self, seconds}; }
   struct Sleep final : Timed {
-    Sleep(Clock& of, double until) : clock(of), time(until) {}
-    bool await_ready() const { return !(time > clock.now()); }
+    Sleep(Clock& of, double until, bool always) : clock(of), time(until), yields(always) {}
+    bool await_ready() const { return !yields && !(time > clock.now()); }
     void await_suspend(std::coroutine_handle<> sleeping) {
       process = sleeping;
-      ++clock.sleeps_;
+      if (!yields) ++clock.sleeps_;
       clock.at(time, *this);
     }
     void await_resume() const {}
-    void due(Clock& of) override { of.ready_.push_back(process); }
+    void due(Clock& of) override { of.make_ready(process, *of.current_); }
 
     Clock& clock;
     double time;
+    bool yields;
     std::coroutine_handle<> process;
   };
-  Sleep sleep_until(double time) { return {*this, time}; }
-  Sleep sleep(double seconds) { return {*this, now_ + seconds}; }
+  Sleep sleep_until(double time) { return {*this, time, false}; }
+  Sleep sleep(double seconds) { return {*this, now() + seconds, false}; }
+
+  // Around a wait for something outside the process's region. enter_outside() also waits until the common order of time
+  // has come to where the region is; wait_outside() is for who only waits to be woken.
+  Sleep enter_outside() {
+    wait_outside();
+    return {*this, now(), current_ != &outside_};
+  }
+  void wait_outside() { ++current_->waits_outside; }
+  void leave_outside() { --current_->waits_outside; }
 
   // Whoever runs the clock: runs what can run now, then moves on.
   void run_ready() {
-    for (std::size_t next = 0; next < ready_.size(); ++next) ready_[next].resume();  // they may make others ready
-    ready_.clear();
+    do {
+      run(outside_);
+      for (std::size_t next = 0; next < queue_.size(); ++next) {  // grows meanwhile
+        queue_[next]->queued = false;
+        run(*queue_[next]);
+      }
+      queue_.clear();
+    } while (is_ready());
   }
-  bool is_ready() const { return !ready_.empty(); }
-  // Whether anything is due, ever; `time`: the next.
-  bool next_due(double& time) {
-    while (!heap_.empty() && heap_.front().stamp != heap_.front().what->stamp) pop();
-    if (heap_.empty()) return false;
-    time = heap_.front().time;
-    return true;
-  }
-  // To a time that is not before now, and no later than anything is due. What is due then, or within rounding of it,
-  // happens at once.
+  bool is_ready() const { return !outside_.ready.empty() || !queue_.empty(); }
+  bool next_due(double& time) { return outside_.next_due(time); }
+  // To a time that is no later than anything is due. What is due then, or within rounding of it, happens at once.
   void move_to(double time) {
-    constexpr double kAtOnce = 1e-13;  // SimGrid's surf/precision (configure_simgrid)
-    now_ = std::max(now_, time);
-    for (double due = 0; next_due(due) && due <= now_ + kAtOnce;) {
-      Timed* what = heap_.front().what;
-      pop();
-      what->due(*this);
-    }
+    outside_.now = std::max(outside_.now, time);
+    move(outside_, outside_.now);
   }
+  double time_of(const Region& region) const { return region.now; }
 
  private:
-  struct Entry {
-    double time;
-    std::uint64_t number;  // of two at one time the first comes first
-    Timed* what;
-    std::uint32_t stamp;
-  };
-  static bool later(const Entry& a, const Entry& b) { return a.time != b.time ? a.time > b.time : a.number > b.number; }
-  void pop() {
-    std::pop_heap(heap_.begin(), heap_.end(), later);
-    heap_.pop_back();
+  friend struct Region;
+
+  void make_ready(std::coroutine_handle<> process, Region& region) {
+    region.ready.push_back(process);
+    if (&region == current_ || &region == &outside_) return;
+    region.now = std::max(region.now, current_->now);
+    queue(region);
+  }
+  void queue(Region& region) {
+    if (region.queued || &region == &outside_) return;
+    region.queued = true;
+    queue_.push_back(&region);
+  }
+  static constexpr double kAtOnce = 1e-13;  // SimGrid's surf/precision (configure_simgrid)
+  void move(Region& region, double time) {
+    for (double due = 0; region.next_due(due) && due <= time + kAtOnce;) {
+      region.now = std::max(region.now, time);
+      region.pop()->due(*this);
+    }
+  }
+  void run(Region& region) {
+    current_ = &region;
+    region.now = std::max(region.now, outside_.now);
+    for (;;) {
+      for (std::size_t next = 0; next < region.ready.size(); ++next) region.ready[next].resume();  // more become ready
+      region.ready.clear();
+      double due = 0;
+      const bool ahead = &region != &outside_ && region.waits_outside == 0;
+      if (!ahead || !region.next_due(due)) break;
+      move(region, due);
+    }
+    current_ = &outside_;
+    if (&region != &outside_) arm(region);
+  }
+  // Its next event in the common order.
+  void arm(Region& region) {
+    double due = 0;
+    if (!region.next_due(due)) return;
+    if (region.armed >= 0 && region.armed <= due) return;
+    ++region.stamp;  // what it was armed for before
+    region.armed = due;
+    at_outside(due, region);
   }
 
-  double now_ = 0;
+  Region outside_;
+  Region* current_ = &outside_;
+  std::vector<Region*> queue_;
   std::uint64_t next_ = 0;
   std::int64_t sleeps_ = 0;
-  std::vector<Entry> heap_;
-  std::vector<std::coroutine_handle<>> ready_;
 };
 
 inline void Self::due(Clock& clock) { clock.wake(*this); }
+inline void Region::due(Clock& clock) {
+  armed = -1;
+  clock.current_ = this;
+  clock.move(*this, clock.outside_.now);
+  clock.current_ = &clock.outside_;
+  clock.queue(*this);
+}
 
 }  // namespace orrery

@@ -285,7 +285,7 @@ void Network::drive(const std::function<bool()>& ended) {
     if (clock_.is_ready()) continue;  // a flow has ended meanwhile
     double due = std::numeric_limits<double>::infinity();
     const bool more = clock_.next_due(due);
-    if (under_way_ == 0) {
+    if (under_way_ == 0 || due <= sg4::Engine::get_clock()) {
       if (!more) return;
       clock_.move_to(due);
       continue;

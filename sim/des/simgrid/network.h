@@ -50,6 +50,7 @@ class Network {
   // From now on the link carries `factor` of what it does. Not if the class never binds.
   void slow(std::uint32_t link_class, double factor);
   void fail(std::uint32_t link_class);
+  bool is_disturbed(std::uint32_t link_class) const { return disturbed_[link_class] != 0; }
   bool binds(std::uint32_t link_class) const { return links_[link_class] != nullptr; }
 
   // Of a flow that has its links to itself, whatever else happens, and that nothing disturbs; 0: of no such flow.

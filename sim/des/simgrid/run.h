@@ -78,6 +78,7 @@ struct Message {
   std::uint32_t exchange = 0, to = 0;
   std::uint16_t chunk = 0;
   std::uint32_t micro_batch = 0, cause = 0;
+  double time = 0;  // when it was handed over
 };
 struct Sender : Self {
   std::deque<Message> queue;
@@ -118,6 +119,7 @@ struct ClassRun : Self {
   std::int32_t job = 0;
   std::size_t stage = 0;
   std::int64_t first_rank = 0;
+  Region* region = nullptr;
   const JobPlan* plan = nullptr;
   std::array<StreamRun, kStreams> streams;
   std::array<Sender, 2> senders;               // forwards, backwards
@@ -151,6 +153,9 @@ class Simulation {
   const Traffic& traffic() const { return plan_.traffic; }
   double now() const { return clock_.now(); }
   void prepare();
+  // Ranks that meet all the time, over links that are theirs, get a region of the clock.
+  void find_local_communicators();
+  void make_regions();
   void perturb();
   void apply(const ResolvedPerturbation& r, std::span<ClassRun* const> hit, bool begin);
   Process perturb_while(const ResolvedPerturbation& r, std::vector<ClassRun*> hit);
@@ -210,6 +215,8 @@ class Simulation {
   // Communication. `cause` in: what let this class come; out: what let the exchange begin. Returns its begin.
   Task<double> exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
                   bool moves, std::uint32_t& cause);
+  // Whether it concerns nobody beyond a region of the clock.
+  bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
   Task<> run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);
   void count_exchange(ClassRun& c, std::uint32_t x, std::uint32_t name, double begin, double end);
   void count_wait(ClassRun& c, const ClassRun& for_whom, std::uint32_t x, std::uint32_t name, double seconds);
@@ -232,6 +239,8 @@ class Simulation {
   Clock clock_;
   Network network_;
   std::size_t running_ = 0;  // processes that the run waits for
+  std::deque<Region> regions_;
+  std::vector<char> local_;  // communicators whose groups are within regions
   std::vector<std::unique_ptr<ClassRun>> classes_;
   std::vector<Meetings> meetings_;  // [group class * kStreams + stream]
   std::deque<Meeting> all_meetings_;

@@ -174,10 +174,13 @@ Task<double> Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std
   const Exchange& x = plan_.exchanges[id];
   const std::uint32_t group = traffic().group_class(x.communicator, c.first_rank);
   const auto& members = traffic().group_classes()[group].members;
+  const bool local = is_local(x);
+  if (!local) co_await clock_.enter_outside();
   if (!meet || members.size() == 1) {
     const double begin = now();
     co_await run_exchange_of(x, group, moves);
     count_exchange(c, id, name, begin, now());
+    if (!local) clock_.leave_outside();
     co_return begin;
   }
 
@@ -222,6 +225,7 @@ Task<double> Simulation::exchange(ClassRun& c, Self& self, std::uint32_t id, std
   const double begin = m.begin;
   cause = m.cause;
   count_exchange(c, id, name, begin, now());
+  if (!local) clock_.leave_outside();
   if (--m.left == 0)
     while (!meetings.queue.empty() && meetings.queue.front()->done && meetings.queue.front()->left == 0) {
       Meeting* over = meetings.queue.front();

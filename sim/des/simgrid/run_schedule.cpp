@@ -265,7 +265,9 @@ Task<> Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t positi
     c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
                               forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
     c.awaited = &input;
+    clock_.wait_outside();
     while (!input.there) co_await clock_.block(c);
+    clock_.leave_outside();
     c.awaited = nullptr;
     c.waits_for.clear();
     c.gate_event = input.cause;
@@ -297,6 +299,7 @@ Process Simulation::send(ClassRun& c, std::size_t direction) {
     while (sender.queue.empty()) co_await clock_.block(sender);
     const Message m = sender.queue.front();
     sender.queue.pop_front();
+    co_await clock_.sleep_until(m.time);  // its rank may be ahead
     std::uint32_t cause = m.cause;
     const double begin =
         co_await exchange(c, sender, m.exchange, static_cast<std::size_t>(Stream::pipeline_communication),
@@ -312,7 +315,7 @@ Process Simulation::send(ClassRun& c, std::size_t direction) {
                           .stream = static_cast<std::uint8_t>(Stream::pipeline_communication),
                           .kind = EventRecord::transfer});
     input.there = true;
-    clock_.wake(to);
+    if (to.awaited == &input) clock_.wake(to);
   }
 }
 
@@ -355,12 +358,14 @@ Task<> Simulation::post_output(ClassRun& c, const Slot& slot, std::size_t positi
     co_return;
   }
   Sender& sender = c.senders[direction];
-  sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event});
+  sender.queue.push_back({x, to.id, chunk, slot.micro_batch, c.gate_event, now()});
   if (!sender.has_process) {
     sender.has_process = true;
-    clock_.start(send(c, direction));
-  } else {
+    clock_.start(send(c, direction), clock_.outside());
+  } else if (clock_.is_outside()) {
     clock_.wake(sender);
+  } else {
+    clock_.at_outside(now(), sender);
   }
 }
 
@@ -396,17 +401,20 @@ Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items)
 
 Task<> Simulation::meet_at_norm(ClassRun& c) {
   if (!c.plan->synchronises) co_return;
+  co_await clock_.enter_outside();
   Barrier& barrier = barriers_[static_cast<std::size_t>(c.job)];
   const double since = now();
   if (++barrier.arrived == barrier.expected) {
     barrier.open = true;
     barrier.last_event = c.gate_event;
     for (Self* s : barrier.waiting) clock_.wake(*s);
+    clock_.leave_outside();
     co_return;
   }
   barrier.waiting.push_back(&c);
   c.waits_for = "the gradient norm of all stages";
   while (!barrier.open) co_await clock_.block(c);
+  clock_.leave_outside();
   c.waits_for.clear();
   if (now() > since) c.gate_event = barrier.last_event;
 }

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
 
 #include "sim/des/child_process.h"
 #include "sim/des/simgrid/run.h"
@@ -35,6 +38,84 @@ void Simulation::prepare() {
     classes_.push_back(std::move(c));
   }
   meetings_.resize(traffic().group_classes().size() * kStreams);
+  find_local_communicators();
+  make_regions();
+}
+
+void Simulation::find_local_communicators() {
+  const auto groups = traffic().group_classes();
+  std::size_t communicators = 0;
+  for (const GroupClass& g : groups) communicators = std::max(communicators, static_cast<std::size_t>(g.communicator) + 1);
+  local_.assign(communicators, 0);
+  if (plan_.options.fidelity == Fidelity::step_exact) return;
+  for (const JobPlan& job : plan_.jobs) {
+    if (job.program->schedule.blocking_transfers) return;
+    for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // nothing but the order is handed on
+      if (job.stage_at[q] != job.stage_at[q + 1] && (job.forward[q] == kNoExchange || job.backward[q + 1] == kNoExchange))
+        return;
+  }
+  for (const ResolvedPerturbation& r : plan_.perturbations) {
+    const Perturbation& p = r.perturbation;
+    const bool always = p.from_seconds == 0 && p.until_seconds == 0;
+    if (p.kind == PerturbationKind::failing_node || (p.kind == PerturbationKind::slow_device && !always)) return;
+  }
+  // Collectives of a communicator that all run on one stream follow each other.
+  constexpr int kNone = -1, kSeveral = -2;
+  std::vector<int> stream_of(communicators, kNone);
+  for (const JobPlan& job : plan_.jobs)
+    for (const auto& [code, first] : job.first_op)
+      for (std::size_t k = 0; k < code->nodes.size(); ++k)
+        for (const auto& [covered, x] : job.exchanges_of[first + k]) {
+          int& stream = stream_of[static_cast<std::size_t>(plan_.exchanges[x].communicator)];
+          const int own = static_cast<int>(code->nodes[k].stream);
+          stream = stream == kNone || stream == own ? own : kSeveral;
+        }
+  std::vector<char> sends(communicators, 0), shares(communicators, 0);
+  // Each link has flows of one group only, one of each phase, and nothing disturbs it.
+  constexpr std::uint32_t kNobody = 0xffffffff;
+  std::vector<std::uint32_t> user(traffic().link_classes().size(), kNobody);
+  std::map<std::tuple<std::int32_t, std::uint8_t, std::uint32_t>, std::uint32_t> flow_on;  // pattern, phase, link
+  for (std::uint32_t g = 0; g < groups.size(); ++g)
+    for (std::size_t x = 0; x < plan_.exchanges.size(); ++x) {
+      const auto communicator = static_cast<std::size_t>(plan_.exchanges[x].communicator);
+      const std::int32_t pattern = plan_.exchanges[x].pattern;
+      if (plan_.exchanges[x].communicator != groups[g].communicator || pattern == kNoPattern) continue;
+      for (const std::uint32_t f : traffic().flows(pattern, g)) {
+        const FlowClass& flow = traffic().flow_classes()[f];
+        sends[communicator] = 1;
+        if (flow.leaves_node) shares[communicator] = 1;
+        for (const LinkLoad& load : flow.loads) {
+          if (!network_.binds(load.link_class)) continue;
+          std::uint32_t& by = user[load.link_class];
+          const bool is_first = flow_on.try_emplace({pattern, flow.phase, load.link_class}, f).first->second == f;
+          if (!is_first || network_.is_disturbed(load.link_class)) shares[communicator] = 1;
+          if (by != kNobody && by != g)
+            shares[communicator] = shares[static_cast<std::size_t>(groups[by].communicator)] = 1;
+          by = g;
+        }
+      }
+    }
+  for (std::size_t c = 0; c < communicators; ++c) local_[c] = stream_of[c] >= 0 && sends[c] != 0 && shares[c] == 0;
+}
+
+void Simulation::make_regions() {
+  std::vector<std::size_t> root(classes_.size());
+  std::iota(root.begin(), root.end(), std::size_t{0});
+  const auto find = [&](std::size_t c) {
+    while (root[c] != c) c = root[c] = root[root[c]];
+    return c;
+  };
+  for (const GroupClass& group : traffic().group_classes())
+    if (local_[static_cast<std::size_t>(group.communicator)] != 0)
+      for (const std::uint32_t m : group.members) root[find(m)] = find(group.members.front());
+  for (const auto& c : classes_) c->region = &clock_.outside();
+  if (std::none_of(local_.begin(), local_.end(), [](char local) { return local != 0; })) return;
+  std::vector<Region*> region(classes_.size(), nullptr);
+  for (const auto& c : classes_) {
+    Region*& of_root = region[find(c->id)];
+    if (of_root == nullptr) of_root = &regions_.emplace_back();
+    c->region = of_root;
+  }
 }
 
 std::string Simulation::words(const ClassRun& c) const {
@@ -172,13 +253,15 @@ void Simulation::run(std::size_t processes) {
   network_.run([this] { return running_ == 0; });
   out_.activities = clock_.sleeps() + network_.flows();
   if (running_ == 0) return;
-  stall(failed_.empty() ? fmt::format("nothing moves any more at {:.6g} s:{}", now(), who_waits())
+  double latest = now();
+  for (const Region& region : regions_) latest = std::max(latest, clock_.time_of(region));
+  stall(failed_.empty() ? fmt::format("nothing moves any more at {:.6g} s:{}", latest, who_waits())
                         : fmt::format("{}:{}", failed_, who_waits()));
 }
 
 Outcome Simulation::run_steps() {
   perturb();
-  for (const auto& c : classes_) clock_.start(control(*c));
+  for (const auto& c : classes_) clock_.start(control(*c), *c->region);
   run(classes_.size());
   for (const auto& c : classes_) out_.classes.push_back(c->out);
   return std::move(out_);
