@@ -4,7 +4,7 @@
 //
 // Folding. Ranks, groups, flows and links that no perturbation, placement or schedule tells apart are simulated once:
 // the coarsest equitable partition, found by colour refinement (sim/des/fold.h), so the folded run takes the time of
-// the unfolded one (to rounding).
+// the unfolded one (to rounding). Beyond DiscreteEventOptions::most_exact_works collectives move in lockstep instead.
 //
 // Network model. SimGrid's CM02 without TCP window, cross traffic and latency-dependent shares: plain max-min.
 // Latencies are the collectives' calibrated ones and pass before the first byte. A flow that reaches a share e of its
@@ -36,7 +36,7 @@ namespace orrery {
 enum class Fidelity : std::uint8_t { steady_flow, step_exact };
 inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "step-exact"};
 
-inline constexpr double kMostWorks = 20e6, kMostExactWorks = 4e6;
+inline constexpr double kMostWorks = 40e6, kMostExactWorks = 8e6;
 
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
@@ -48,8 +48,8 @@ struct DiscreteEventOptions {
   // group that are alike in bytes at the rate of the slowest, however far from a disturbed one (Traffic::fold). The
   // report says so. Infinite: never.
   double most_exact_works = kMostExactWorks;
-  // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 20 million take
-  // half a minute to some minutes, by how much they contend.
+  // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 40 million take
+  // half a minute to some minutes, by how much they contend, and 3 GB.
   double most_works = kMostWorks;
   bool timeline = false;  // fill Report::timeline
   bool ops = false;       // fill Report::ops and ::unmeasured

@@ -1,8 +1,8 @@
 // The run itself, on SimGrid (sim/des/simgrid; a program that never simulates links simgrid_absent.cpp in its place,
 // and starts without loading SimGrid). Internal to sim/des: call it in a process of its own (sim/des/child_process.h).
 //
-// One actor per stream of a rank class (the compute stream's actor also walks the schedule), one host for the clock,
-// and a host per flow class whose route holds the links that can bind it, each as often as the class's flows pass it.
+// One process per stream of a rank class (the compute stream's also walks the schedule), and a host of SimGrid per flow
+// class whose route holds the links that can bind it, each as often as the class's flows pass it.
 #pragma once
 
 #include <array>
@@ -59,7 +59,7 @@ struct Outcome {
   std::vector<EventRecord> events;
   std::vector<ExchangeRecord> exchanges;
   std::vector<WaitRecord> waits;
-  std::int64_t activities = 0;  // sleeps, waits and flows given to SimGrid
+  std::int64_t activities = 0;  // sleeps and flows
   double seconds = 0;           // a single collective's
 
   std::string pack() &&;  // frees each part once it is packed: of a long run records are most of the memory

@@ -53,6 +53,7 @@ TEST(DiscreteEvent, WorkIsBounded) {
   EXPECT_EQ(limited(0.4), 2);
   EXPECT_EQ(limited(2.5), 0);
   EXPECT_THAT(place.orrery("simulate straggler --limit 10").err, HasSubstr("--limit: found 10, expected --engine des"));
+  EXPECT_THAT(place.orrery("simulate straggler --exact").err, HasSubstr("--exact: found it, expected --engine des"));
 }
 
 TEST(DiscreteEvent, ReportHasThePublicKeysAndTheyAgree) {

@@ -484,6 +484,25 @@ HandmadeProgram kernel_and_ring(std::int64_t kernel_seconds = 10, Stream stream 
   return p;
 }
 
+// Tensor-parallel groups of a pipeline run ahead of the transfers that reach them: what had come in time is no wait, and
+// the path goes on through who ran.
+TEST(CriticalPath, LeadsThroughThePipelineWithoutGaps) {
+  for (const bool jitters : {false, true}) {
+    Scenario s = bundled("llama-3-70b-512-h100");
+    s.cluster.nodes = 8;
+    s.workload.global_batch_size = 16;
+    if (jitters) s.perturbations = {jitter(0.05, 1)};
+    const Report r = simulate_des(s);
+    double path = 0, idle = 0;
+    for (const CriticalPathPart& part : r.discrete_event->critical_path) {
+      path += part.seconds;
+      if (part.what == "other waits" || part.what == "host issue") idle += part.seconds;
+    }
+    EXPECT_NEAR(path / r.step_seconds, 1, 1e-6);
+    EXPECT_LT(idle / r.step_seconds, 0.02);
+  }
+}
+
 TEST(SlowDevice, TheOthersWaitForIt) {
   const Cluster c = ideal_cluster(2);
   const HandmadeProgram p = kernel_and_ring();

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -437,6 +438,105 @@ TEST(FoldedStep, JobsThatShareASpine) {
   for (std::size_t j = 0; j < 2; ++j) EXPECT_NEAR(folded[j].step_seconds / whole[j].step_seconds, 1, kSame);
   EXPECT_EQ(folded[0].discrete_event->rank_classes, 2);
   EXPECT_EQ(whole[0].discrete_event->rank_classes, 64);
+}
+
+// --- In lockstep
+
+// As expect_step_folds, but with the edges of collectives in lockstep, to a share of the step; its terms to twice that.
+void expect_lockstep_within(const Scenario& s, double share, const std::string& what) {
+  const Report lockstep = simulate_des(s, {.most_exact_works = 0});
+  const Report exact = simulate_des(s, {.most_exact_works = std::numeric_limits<double>::infinity()});
+  const Report whole = simulate_des(s, {.fold = false});
+  EXPECT_NEAR(lockstep.step_seconds / whole.step_seconds, 1, share) << what;
+  EXPECT_LT(lockstep.discrete_event->rank_classes, exact.discrete_event->rank_classes) << what;
+  EXPECT_EQ(lockstep.discrete_event->flows, whole.discrete_event->flows) << what;
+  EXPECT_EQ(lockstep.discrete_event->links, whole.discrete_event->links) << what;
+  for (std::size_t i = 0; i < lockstep.stages.size(); ++i) {
+    const TimeBreakdown &a = lockstep.stages[i].time, &b = whole.stages[i].time;
+    const double most = 2 * share * whole.step_seconds;
+    EXPECT_NEAR(a.matmul, b.matmul, most) << what;
+    EXPECT_NEAR(a.bubble, b.bubble, most) << what;
+    for (std::size_t stream = 0; stream < kStreams; ++stream)
+      EXPECT_NEAR(a.exposed[stream], b.exposed[stream], most)
+          << what << " " << name_of(static_cast<Stream>(stream));
+  }
+  for (std::size_t k = 0; k < lockstep.discrete_event->link_kinds.size(); ++k) {
+    const LinkReport &a = lockstep.discrete_event->link_kinds[k], &b = whole.discrete_event->link_kinds[k];
+    EXPECT_NEAR(a.bytes / b.bytes, 1, kSame) << what << " " << a.name;
+    EXPECT_EQ(a.links, b.links) << what << " " << a.name;
+  }
+  EXPECT_THAT(lockstep.notes, ::testing::Contains(::testing::HasSubstr("in lockstep")));
+  EXPECT_THAT(exact.notes, ::testing::Not(::testing::Contains(::testing::HasSubstr("in lockstep"))));
+}
+
+// Pipelines whose transfers share NICs with the rings over replicas: where exact folding tells all places of a ring
+// apart.
+Scenario rings_beside_transfers(std::int64_t nodes, std::int64_t zero_stage) {
+  Scenario s = small("dgx-h100", nodes);
+  s.plan.tensor.degree = 4;
+  s.plan.tensor.sequence_parallel = true;
+  s.plan.pipeline.degree = 2;
+  s.plan.data.zero_stage = zero_stage;
+  s.workload.global_batch_size = 8 * nodes;
+  return s;
+}
+
+TEST(Lockstep, ChangesNothingWhereNothingIsDisturbed) {
+  for (const std::int64_t zero : {1, 3}) {
+    const Scenario s = rings_beside_transfers(4, zero);
+    const Report lockstep = simulate_des(s, {.most_exact_works = 0}), exact = simulate_des(s);
+    EXPECT_NEAR(lockstep.step_seconds / exact.step_seconds, 1, kSame) << zero;
+    EXPECT_EQ(lockstep.discrete_event->rank_classes, 2) << zero;
+  }
+}
+
+TEST(Lockstep, ClassesDoNotGrowWithTheReplicas) {
+  std::int64_t exact = 0, lockstep = 0;
+  for (const std::int64_t nodes : {8, 16}) {
+    Scenario s = rings_beside_transfers(nodes, 1);
+    s.perturbations = {slow_device(13, 0.8)};
+    const std::int64_t before_exact = exact, before = lockstep;
+    exact = simulate_des(s).discrete_event->rank_classes;
+    lockstep = simulate_des(s, {.most_exact_works = 0}).discrete_event->rank_classes;
+    if (before == 0) continue;
+    EXPECT_GT(exact, before_exact);
+    EXPECT_EQ(lockstep, before);
+  }
+}
+
+// Nothing is alike where every device draws its own jitter: there is nothing to win.
+TEST(Lockstep, IsLeftAloneWhereItSparesLessThanHalf) {
+  Scenario s = rings_beside_transfers(2, 1);
+  s.perturbations = {jitter(0.05, 1)};
+  const Report r = simulate_des(s, {.most_exact_works = 0});
+  EXPECT_EQ(r.discrete_event->rank_classes, 16);
+  EXPECT_EQ(r.step_seconds, simulate_des(s, {.fold = false}).step_seconds);
+  EXPECT_THAT(r.notes, ::testing::Not(::testing::Contains(::testing::HasSubstr("in lockstep"))));
+}
+
+// ZeRO-3 gathers parameters for every micro-batch: NICs are busy most of the step, and rings meet many transfers.
+TEST(Lockstep, TakesTheTimeOfTheWholeToLessThanAPercent) {
+  const auto jitter_of = [](std::int64_t device) {
+    Perturbation p = jitter(0.03, 7);
+    p.devices = {device};
+    return p;
+  };
+  const std::vector<std::pair<const char*, std::vector<Perturbation>>> cases{
+      {"a slow device", {slow_device(13, 0.8)}},
+      {"for a while", {slow_device(13, 0.5, 0.005, 0.015)}},
+      {"two of one kind", {slow_device(13, 0.8), slow_device(29, 0.8)}},
+      {"two of two kinds, in two stages", {slow_device(3, 0.8), slow_device(44, 0.6)}},
+      {"a slow NIC", {slow_link("node2.nic5", 0.25)}},
+      {"a slow NVLink port", {slow_link("node1.gpu3.scale_up", 0.25)}},
+      {"traffic of others", {background("node1.nic2.out", 25e9)}},
+      {"jitter of one device", {jitter_of(9)}},
+      {"a slow device and a slow NIC", {slow_device(20, 0.7), slow_link("node0.nic1", 0.5)}}};
+  for (const auto& [what, perturbations] : cases)
+    for (const std::int64_t zero : {1, 3}) {
+      Scenario s = rings_beside_transfers(8, zero);
+      s.perturbations = perturbations;
+      expect_lockstep_within(s, zero == 1 ? 0.001 : 0.01, fmt::format("{}, zero {}", what, zero));
+    }
 }
 
 // --- Message by message

@@ -14,8 +14,9 @@ namespace {
 
 namespace sgk = simgrid::kernel;
 
-// SimGrid counts whole bytes; in these units a message is exact to a thousandth of a byte.
-constexpr double kUnitsPerByte = 1024;
+// SimGrid counts whole bytes; in these units a message is exact to less than a ten-thousandth of a byte.
+constexpr double kUnitsPerByte = 16384;
+double whole_units(double bytes) { return std::max(1.0, std::round(bytes * kUnitsPerByte)); }
 
 // Routes are looked up by the flow class that sends.
 class FlowZone final : public sgk::routing::NetZoneImpl {
@@ -153,8 +154,7 @@ void Network::start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_cl
 
 sg4::CommPtr Network::send(std::uint32_t flow_class, double wire_bytes) {
   sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[flow_class], sink_);
-  comm->set_payload_size(
-      std::max<std::uint64_t>(1, static_cast<std::uint64_t>(std::llround(wire_bytes * kUnitsPerByte))));
+  comm->set_payload_size(static_cast<std::uint64_t>(whole_units(wire_bytes)));
   start_at_full_rate(comm, flow_class);
   return comm;
 }
@@ -169,7 +169,7 @@ void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight,
   Flow& flow = *free_flows_.back();
   free_flows_.pop_back();
   flow.flow_class = flow_class;
-  flow.wire_bytes = wire_bytes;
+  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // whoever times it
   flow.begin = clock_.now();
   flow.flight = &flight;
   flow.end = &end;
@@ -181,7 +181,7 @@ void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight,
   }
   if (flow.alone) {
     for (const std::uint32_t l : ways_[flow_class]) alone_on_[l] = &flow;
-    clock_.at(clock_.now() + wire_bytes * seconds_per_byte_[flow_class], flow);
+    clock_.at(clock_.now() + flow.wire_bytes * seconds_per_byte_[flow_class], flow);
   } else {
     requests_.push_back({&flow, wire_bytes});
   }
@@ -243,7 +243,7 @@ void Network::start_requested() {
   sg4::this_actor::sleep_until(clock_.now());  // SimGrid has stood still since its last flow
   for (const std::uint32_t f : background_requests_) {
     sg4::CommPtr comm = sg4::Comm::sendto_init(hosts_[f], sink_);
-    constexpr std::uint64_t kEndless = std::uint64_t{1} << 62;
+    constexpr std::uint64_t kEndless = std::uint64_t{1} << 63;  // ten minutes at 900 GB/s
     comm->set_payload_size(kEndless);
     start_at_full_rate(comm, f);
     background_[f] = new sg4::CommPtr(comm);

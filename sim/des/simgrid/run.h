@@ -21,7 +21,7 @@ namespace orrery {
 
 inline constexpr auto kComputeStream = static_cast<std::size_t>(Stream::compute);
 inline constexpr int kHostCause = kStreams;   // as the cause of a wait
-inline constexpr int kController = kStreams;  // as a waiter: the compute stream's actor
+inline constexpr int kController = kStreams;  // as a waiter: the compute stream's process
 
 struct Work {
   const ClockNode* node = nullptr;

@@ -265,12 +265,14 @@ Task<> Simulation::await_input(ClassRun& c, const Slot& slot, std::size_t positi
     c.waits_for = fmt::format("the {} of micro-batch {} from stage {} (chunk {})",
                               forward ? "activations" : "gradients", slot.micro_batch, from_stage, slot.chunk);
     c.awaited = &input;
+    const double since = now();
     clock_.wait_outside();
     while (!input.there) co_await clock_.block(c);
     clock_.leave_outside();
     c.awaited = nullptr;
     c.waits_for.clear();
-    c.gate_event = input.cause;
+    // Who was ahead may hear only now of what had come before.
+    if (now() > since || out_.events[input.cause].end >= since) c.gate_event = input.cause;
   }
   if (schedule.blocking_transfers) {
     const std::uint32_t x = forward ? plan.forward[position - 1] : plan.backward[position + 1];
