@@ -44,8 +44,8 @@ struct DiscreteEventOptions {
   std::int64_t chunks =
       0;             // step-exact: that chains and trees pass on one by one; 0: slices of NCCL's (512 KiB a channel)
   bool fold = true;  // false simulates every rank and link, as a check
-  // Works (see most_works) beyond which collectives move in lockstep where that spares half of the ranks: all edges of a
-  // group that are alike in bytes at the rate of the slowest, however far from a disturbed one (Traffic::fold). The
+  // Works (see most_works) beyond which collectives move in lockstep where that spares half of the ranks: all edges of
+  // a group that are alike in bytes at the rate of the slowest, however far from a disturbed one (Traffic::fold). The
   // report says so. Infinite: never.
   double most_exact_works = kMostExactWorks;
   // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 40 million take

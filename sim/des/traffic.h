@@ -54,8 +54,8 @@ struct LinkLoad {
 };
 struct FlowClass {
   std::int32_t pattern = 0;  // or kBackground
-  std::int64_t flows = 0;  // in lockstep: edges
-  double share = 0;  // of the op's bytes: of the whole flow (steady), of each message (exact)
+  std::int64_t flows = 0;    // in lockstep: edges
+  double share = 0;          // of the op's bytes: of the whole flow (steady), of each message (exact)
   std::int32_t messages = 1;
   std::int32_t lag = 0;
   std::vector<std::uint32_t> after;  // flow classes (exact)

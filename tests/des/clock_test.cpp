@@ -62,7 +62,8 @@ TEST(Clock, WhoeverIsWokenDoesNotWaitForTheDateToo) {
   w.clock.start(waits_for(w, self, 10));
   w.clock.start(wakes(w, self, 1));
   w.run();
-  EXPECT_THAT(w.log, ElementsAre(Entry{"woken", 1}, Entry{"again", 11})) << "the date of the first wait has passed at 10";
+  EXPECT_THAT(w.log, ElementsAre(Entry{"woken", 1}, Entry{"again", 11}))
+      << "the date of the first wait has passed at 10";
 }
 
 Task<double> half_of(ClockWorld& w, double seconds) {
@@ -128,7 +129,8 @@ TEST(Clock, ARegionKeepsToTheCommonOrderWhileOneOfItWaits) {
   w.clock.start(reads_letter(w, letter), region);
   w.clock.start(ticks(w, "beside", 2, 4), region);
   w.run();
-  EXPECT_THAT(w.log, ElementsAre(Entry{"beside", 2}, Entry{"beside", 4}, Entry{"read", 5}, Entry{"beside", 6}, Entry{"beside", 8}));
+  EXPECT_THAT(w.log, ElementsAre(Entry{"beside", 2}, Entry{"beside", 4}, Entry{"read", 5}, Entry{"beside", 6},
+                                 Entry{"beside", 8}));
 }
 
 }  // namespace

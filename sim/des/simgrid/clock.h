@@ -119,8 +119,8 @@ struct Self : Timed {
 };
 
 // Processes whose time may run ahead of all others' while nothing from outside can reach them: the ranks of a node's
-// group, as long as none of them waits for another node. What a million waits touch then stays in the processor's cache.
-// As soon as one waits for something outside, the region goes on in the common order of time.
+// group, as long as none of them waits for another node. What a million waits touch then stays in the processor's
+// cache. As soon as one waits for something outside, the region goes on in the common order of time.
 struct Region final : Timed {
   void due(Clock& clock) override;
 

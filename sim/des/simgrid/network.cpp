@@ -116,8 +116,7 @@ Network::Network(const RunPlan& plan, Clock& clock) : clock_(clock) {
     for (const LinkLoad& load : flows[f].loads) {
       if (links_[load.link_class] == nullptr) continue;
       ways_[f].push_back(load.link_class);
-      seconds_per_byte_[f] =
-          std::max(seconds_per_byte_[f], load.flows / links[load.link_class].bytes_per_second);
+      seconds_per_byte_[f] = std::max(seconds_per_byte_[f], load.flows / links[load.link_class].bytes_per_second);
     }
   on_link_.assign(links.size(), 0);
   alone_on_.assign(links.size(), nullptr);

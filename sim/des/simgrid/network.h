@@ -32,8 +32,8 @@ struct Flight {
 //
 // While a flow is alone on all of its links, and nothing disturbs them, its end is known: it is a date of the clock. It
 // becomes a flow of SimGrid, of the bytes that are left, when another comes over one of its links. What starts beside
-// others is one from the beginning. SimGrid's clock is moved on to the run's when there is one to start, and leads while
-// any is under way.
+// others is one from the beginning. SimGrid's clock is moved on to the run's when there is one to start, and leads
+// while any is under way.
 class Network {
  public:
   Network(const RunPlan& plan, Clock& clock);
@@ -97,11 +97,11 @@ class Network {
   std::vector<sg4::Link*> links_;
   std::vector<double> rates_;
   std::vector<double> alone_;
-  std::vector<std::vector<std::uint32_t>> ways_;  // of a flow class: links that bind
-  std::vector<double> seconds_per_byte_;          // of a flow class, alone
-  std::vector<char> disturbed_;                   // links that perturbations touch
-  std::vector<std::uint32_t> on_link_;            // flows under way
-  std::vector<Flow*> alone_on_;                   // by link
+  std::vector<std::vector<std::uint32_t>> ways_;      // of a flow class: links that bind
+  std::vector<double> seconds_per_byte_;              // of a flow class, alone
+  std::vector<char> disturbed_;                       // links that perturbations touch
+  std::vector<std::uint32_t> on_link_;                // flows under way
+  std::vector<Flow*> alone_on_;                       // by link
   std::vector<double> factors_;                       // of links
   std::vector<std::vector<std::uint32_t>> may_slow_;  // of a flow class's links, those that perturbations slow
   std::vector<sg4::Host*> hosts_;

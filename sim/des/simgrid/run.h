@@ -31,7 +31,7 @@ struct Work {
   Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
   double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: whenever
-  std::uint32_t name = 0;  // into JobPlan::ops
+  std::uint32_t name = 0;             // into JobPlan::ops
   std::uint32_t exchange = kNoExchange;
   std::uint32_t event = EventRecord::kNoCause;  // once done
   std::uint32_t cause = EventRecord::kNoCause;  // once started: the event that let it
@@ -131,10 +131,10 @@ struct ClassRun : Self {
   int collectives = 0;    // under way beside the kernels
   bool in_kernel = false;
   bool finished = false;
-  std::vector<std::pair<std::uint64_t, std::size_t>> met;  // by group class and stream: how often
-  std::vector<std::uint32_t> exchange_rows;                // by exchange: of its record, from 1
+  std::vector<std::pair<std::uint64_t, std::size_t>> met;                       // by group class and stream: how often
+  std::vector<std::uint32_t> exchange_rows;                                     // by exchange: of its record, from 1
   std::vector<std::vector<std::pair<std::uint32_t, std::uint32_t>>> wait_rows;  // by exchange: for whom, its record
-  std::vector<std::mt19937_64> jitter;  // by perturbation that has it
+  std::vector<std::mt19937_64> jitter;                                          // by perturbation that has it
   std::vector<const Perturbation*> jitter_of;
   ClassOutcome out;
   std::vector<std::pair<double, double>> stage_waits;  // from, until: a collective waited for another stage; apart
@@ -214,7 +214,7 @@ class Simulation {
 
   // Communication. `cause` in: what let this class come; out: what let the exchange begin. Returns its begin.
   Task<double> exchange(ClassRun& c, Self& self, std::uint32_t x, std::size_t stream, std::uint32_t name, bool meet,
-                  bool moves, std::uint32_t& cause);
+                        bool moves, std::uint32_t& cause);
   // Whether it concerns nobody beyond a region of the clock.
   bool is_local(const Exchange& x) const { return local_[static_cast<std::size_t>(x.communicator)] != 0; }
   Task<> run_exchange_of(const Exchange& x, std::uint32_t group_class, bool moves);

@@ -385,8 +385,7 @@ Task<> Simulation::sum_over_stages(ClassRun& c, std::span<const LineItem> items)
   for (const LineItem& item : items)
     for (const ClockNode& node : item.code->nodes) {
       std::uint32_t cause = c.gate_event;
-      const auto name =
-          c.plan->first_op.at(item.code) + static_cast<std::uint32_t>(&node - item.code->nodes.data());
+      const auto name = c.plan->first_op.at(item.code) + static_cast<std::uint32_t>(&node - item.code->nodes.data());
       const double begin =
           co_await exchange(c, c, c.plan->exchange_of(name, 1), kComputeStream, name, true, false, cause);
       c.out.accounts[waiting_for(Stream::pipeline_communication)] += now() - begin;

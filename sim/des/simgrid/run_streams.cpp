@@ -61,8 +61,7 @@ Task<> Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, s
         continue;
       }
       Work& producer = w.instance[from];
-      const Until until =
-          w.node->count > 1 && producer.node->count == w.node->count ? Until::first_part : Until::done;
+      const Until until = w.node->count > 1 && producer.node->count == w.node->count ? Until::first_part : Until::done;
       if (!holds(producer, until)) co_await await_work(self, stream, producer, until, cause, cause_event);
     }
   }
@@ -188,7 +187,7 @@ Task<> Simulation::perform(ClassRun& c, std::size_t stream, Work& w, const Line&
         co_await clock_.sleep(seconds);
     } else {
       const double started = co_await exchange(c, waiter(c, static_cast<int>(stream)), w.exchange, stream, name, true,
-                                      node.moves && !on_compute, cause_event);
+                                               node.moves && !on_compute, cause_event);
       if (part == 0) begin = started;
     }
     busy += now() - part_begin;

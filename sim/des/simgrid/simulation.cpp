@@ -45,13 +45,15 @@ void Simulation::prepare() {
 void Simulation::find_local_communicators() {
   const auto groups = traffic().group_classes();
   std::size_t communicators = 0;
-  for (const GroupClass& g : groups) communicators = std::max(communicators, static_cast<std::size_t>(g.communicator) + 1);
+  for (const GroupClass& g : groups)
+    communicators = std::max(communicators, static_cast<std::size_t>(g.communicator) + 1);
   local_.assign(communicators, 0);
   if (plan_.options.fidelity == Fidelity::step_exact) return;
   for (const JobPlan& job : plan_.jobs) {
     if (job.program->schedule.blocking_transfers) return;
     for (std::size_t q = 0; q + 1 < job.stage_at.size(); ++q)  // nothing but the order is handed on
-      if (job.stage_at[q] != job.stage_at[q + 1] && (job.forward[q] == kNoExchange || job.backward[q + 1] == kNoExchange))
+      if (job.stage_at[q] != job.stage_at[q + 1] &&
+          (job.forward[q] == kNoExchange || job.backward[q + 1] == kNoExchange))
         return;
   }
   for (const ResolvedPerturbation& r : plan_.perturbations) {
