@@ -262,7 +262,8 @@ std::string comparison_json(const Comparison& comparison) {
     }
     if (!d.note.empty()) line["note"] = d.note;
   }
-  return json.dump(2) + "\n";
+  // Names of files may be any bytes.
+  return json.dump(2, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 
 std::string comparison_csv(const Comparison& comparison) {

@@ -81,7 +81,8 @@ std::string history_json(const std::string& benchmark, const std::vector<History
            {"third_quartile_seconds", p.high_seconds}};
     if (p.ratio > 0) run["ratio_to_previous"] = p.ratio;
   }
-  return json.dump(2) + "\n";
+  // A file of SQLite may hold any bytes.
+  return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 std::string history_svg(const std::string& benchmark, const std::vector<HistoryPoint>& points) {

@@ -122,10 +122,12 @@ class Reader {
       series.error = message.is_string() ? message.get<std::string>() : "failed";
       return;
     }
-    const double seconds = unit(entry);
+    const double seconds = unit(entry), iterations = number(entry, "iterations");
+    constexpr double kMostIterations = 1e15;  // of a nanosecond each: two weeks
+    if (!(iterations <= kMostIterations)) fail(at_ + "/iterations", iterations, "a count of at most 1e15");
     Repetition repetition{number(entry, "real_time") * seconds,
                           number(entry, "cpu_time") * seconds,
-                          static_cast<std::int64_t>(number(entry, "iterations")),
+                          static_cast<std::int64_t>(iterations),
                           {}};
     check_time(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition));
     for (std::size_t y = 0; y < kYardsticks.size(); ++y) {

@@ -47,7 +47,7 @@ void keep_fastest(std::map<std::string, Measurement>& points, const std::string&
 
 JournalHeader read_header(const Json& json, const std::string& path) {
   const InputError::Where where{path + ":1", ""};
-  if (!json.is_object() || json.value("format", "") != kFormat)
+  if (!json.is_object() || json.value("format", Json()) != kFormat)
     throw InputError(where, "no journal of a calibration", "a file that begins with its format, or a new file");
   JsonReader reader(json, where);
   JournalHeader header;
@@ -59,6 +59,8 @@ JournalHeader read_header(const Json& json, const std::string& path) {
   reader.finish();
   return header;
 }
+
+constexpr std::int64_t kMostOfAPoint = 1'000'000'000'000;  // of a point of any journal: sums of them stay integers
 
 struct Parsed {
   JournalContents contents;
@@ -83,7 +85,7 @@ Parsed parse(const std::string& text, const std::string& path) {
       reader.field("seconds", m.seconds, positive(), "");
       reader.field("spread", m.spread, NumberRange{}, "");
       reader.field("issue_seconds", m.issue_seconds, NumberRange{}, "");
-      reader.field("repetitions", m.repetitions, at_least(1), "");
+      reader.field("repetitions", m.repetitions, {1, kMostOfAPoint}, "");
       reader.finish();
       if (m.seconds <= 0) reader.fail("seconds", "the seconds of a point");
       keep_fastest(parsed.contents.points, id, m);

@@ -189,18 +189,31 @@ CollectiveCurve parse_json_log(const std::string& text, const std::string& file,
     header.kind = kind_in(std::filesystem::path(json["args"][0].get<std::string>()).filename().string());
   const Json& config = need(json, "config", "");
   const Json& devices = need(config, "devices", "/config");
+  if (!devices.is_array()) throw InputError({file, "/config/devices"}, describe(devices), "an array");
   // One entry a process, whatever its ranks.
-  for (const char* of : {"nthreads", "ngpus"})
-    if (!need(config, of, "/config").is_number_integer())
-      throw InputError({file, std::string("/config/") + of}, describe(config[of]), "an integer");
-  header.ranks = static_cast<std::int64_t>(devices.size()) * config["nthreads"].get<std::int64_t>() *
-                 config["ngpus"].get<std::int64_t>();
-  for (const Json& device : devices) {
-    header.hosts.insert(device.value("hostname", ""));
-    header.device = device.value("device_info", "");
+  header.ranks = static_cast<std::int64_t>(devices.size());
+  for (const char* of : {"nthreads", "ngpus"}) {
+    constexpr std::int64_t kMost = 1 << 20;  // a process, by far
+    const Json& count = need(config, of, "/config");
+    if (!count.is_number_integer() || count < 1 || count > kMost)
+      throw InputError({file, std::string("/config/") + of}, describe(count),
+                       fmt::format("an integer from 1 to {}", kMost));
+    header.ranks *= count.get<std::int64_t>();
+  }
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const auto text_of = [&](const char* key) {
+      const std::string pointer = fmt::format("/config/devices/{}", i);
+      if (!devices[i].is_object()) throw InputError({file, pointer}, describe(devices[i]), "an object");
+      const Json value = devices[i].value(key, Json(""));
+      if (!value.is_string()) throw InputError({file, pointer + "/" + key}, describe(value), "a text");
+      return value.get<std::string>();
+    };
+    header.hosts.insert(text_of("hostname"));
+    header.device = text_of("device_info");
   }
   CollectiveCurve curve;
   const Json& results = need(json, "results", "");
+  if (!results.is_array()) throw InputError({file, "/results"}, describe(results), "an array");
   for (std::size_t i = 0; i < results.size(); ++i) {
     const std::string pointer = fmt::format("/results/{}", i);
     const char* column = options.in_place ? "in_place" : "out_of_place";

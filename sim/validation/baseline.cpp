@@ -62,8 +62,9 @@ std::vector<MovedGroup> moved_groups(std::span<const PredictedPoint> points, con
   std::vector<MovedGroup> moved;
   for (const auto& [name, kept] : baseline.items()) {
     const auto is_number = [&kept = kept](const char* key) { return kept.contains(key) && kept.at(key).is_number(); };
-    if (!kept.is_object() || !is_number("median") || !is_number("noise") || !is_number("points"))
-      throw InputError({file, pointer_to("", name)}, "no figures", "points, median and noise");
+    const bool counted = kept.is_object() && kept.contains("points") && kept.at("points").is_number_unsigned();
+    if (!counted || !is_number("median") || !is_number("noise"))
+      throw InputError({file, pointer_to("", name)}, "no figures", "points (a count), median and noise");
     const auto found = now.find(name);
     MovedGroup group{.name = name, .before = kept.at("median"), .noise = kept.at("noise")};
     if (found == now.end()) {

@@ -140,10 +140,15 @@ PublishedSource read_published(const nlohmann::json& document, const std::string
   result.system = text(reader, "system");
   result.explanation = text(reader, "explanation");
   const Json claims = object(reader, "claims");
-  for (const auto& [simulator, where] : claims.items()) result.claims[simulator] = where;
+  for (const auto& [simulator, where] : claims.items()) {
+    if (!where.is_string()) reader.fail("claims", "a text for each simulator");
+    result.claims[simulator] = where;
+  }
   reader.take("notes");
   const Shared shared{text(reader, "not_fitted"), object(reader, "assumptions"), object(reader, "models"),
                       object(reader, "clusters"), object(reader, "scenario")};
+  for (const auto& [id, sentence] : shared.assumptions.items())
+    if (!sentence.is_string()) reader.fail("assumptions", "a text for each id");
   const Json* points = reader.take("points");
   if (points == nullptr || !points->is_array()) reader.fail("points", "an array");
   std::set<std::string> ids;

@@ -1,0 +1,58 @@
+// What is fuzzed: each reader of what users give, with what is done to that afterwards. A target takes any bytes. It
+// returns, or throws InputError, which is exit code 2; anything else that ends it is a fault of Orrery's, as is what
+// takes more than seconds.
+//
+// A target is run by libFuzzer (fuzzer_main.cpp), where clang is, and over its corpus by tests/fuzz/corpus_test.cpp.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace orrery::fuzz {
+
+void accuracy_baseline(std::string_view input);    // validate --baseline
+void benchmark_history(std::string_view input);    // bench history: a file of SQLite
+void benchmark_run(std::string_view input);        // bench compare: Google Benchmark's JSON
+void calibration_journal(std::string_view input);  // calibrate --resume
+void cluster(std::string_view input);              // a scenario's cluster, with all that it is made of
+void command_line(std::string_view input);         // words, a line each
+void model(std::string_view input);                // a scenario's model, of Hugging Face or not
+void nccl_log(std::string_view input);             // calibrate import: nccl-tests' output or JSON
+void nvidia_topology(std::string_view input);      // nvidia-smi topo -m
+void perturbations(std::string_view input);        // a scenario's list of them
+void published(std::string_view input);            // results/published/steps
+void report(std::string_view input);               // compare A.json B.json
+void scenario(std::string_view input);             // lowered, proven and predicted
+void scenario_lines(std::string_view input);       // simulate --batch, a line read with and without what was kept
+void scenario_sets(std::string_view input);        // a bundled scenario's name, and a --set a line
+void step_calibration(std::string_view input);     // results/calibration/steps.json
+void user_calibration(std::string_view input);     // --calibration: kernels, collectives, devices
+
+struct Target {
+  std::string_view name;
+  void (*run)(std::string_view input);
+};
+inline constexpr std::array kTargets{
+    Target{"accuracy_baseline", accuracy_baseline},
+    Target{"benchmark_history", benchmark_history},
+    Target{"benchmark_run", benchmark_run},
+    Target{"calibration_journal", calibration_journal},
+    Target{"cluster", cluster},
+    Target{"command_line", command_line},
+    Target{"model", model},
+    Target{"nccl_log", nccl_log},
+    Target{"nvidia_topology", nvidia_topology},
+    Target{"perturbations", perturbations},
+    Target{"published", published},
+    Target{"report", report},
+    Target{"scenario", scenario},
+    Target{"scenario_lines", scenario_lines},
+    Target{"scenario_sets", scenario_sets},
+    Target{"step_calibration", step_calibration},
+    Target{"user_calibration", user_calibration},
+};
+
+// Ends the run where what a reader promises does not hold.
+void require(bool holds, const char* promise);
+
+}  // namespace orrery::fuzz
