@@ -13,10 +13,12 @@
 #include "cli/cluster_argument.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
+#include "cli/inputs.h"
 #include "cli/measured_tables.h"
 #include "cli/names.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/user_calibration.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
 #include "sim/simulation/collective_prediction.h"
@@ -37,6 +39,7 @@ struct CollectiveArguments {
   std::string algorithm{kCollectiveAlgorithmNames.front()}, protocol{kCollectiveProtocolNames.front()};
   bool measured = false;
   std::string filter;
+  std::vector<std::string> calibrations;
   EngineArguments engine;
   std::string json, csv, markdown;
 };
@@ -117,7 +120,7 @@ Engines engines_of(const CollectiveArguments& arguments) {
 
 DiscreteEventOptions des_of(const CollectiveArguments& arguments) {
   const SimulationOptions options = arguments.engine.options();
-  return {.fidelity = options.fidelity, .routing = options.routing};
+  return {.fidelity = options.fidelity, .routing = options.routing, .most_works = options.most_works};
 }
 
 struct SizeRow {
@@ -144,7 +147,12 @@ Prediction predict(const CollectiveArguments& arguments) {
                .rows = {}};
   p.ranks_per_node = arguments.ranks_per_node.value_or(p.cluster.node.devices);
   p.ranks = arguments.ranks.value_or(p.cluster.nodes * p.ranks_per_node);
-  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups);
+  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  if (!arguments.calibrations.empty() && user.collectives.node_classes.empty() &&
+      user.collectives.network_classes.empty())
+    throw InputError({arguments.calibrations.front(), ""}, "no collectives",
+                     "a calibration of collectives (orrery calibrate import)");
+  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups, user.collectives);
   p.calibration = predictor.calibration();
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == arguments.kind; });
@@ -155,7 +163,18 @@ Prediction predict(const CollectiveArguments& arguments) {
         {option, ""}, describe(wanted),
         fmt::format("one that NCCL has for {} of {} ranks on this cluster, such as {}", arguments.kind, p.ranks, ran));
   };
-  for (const double bytes : sizes_of(arguments)) {
+  const std::vector<double> sizes = sizes_of(arguments);
+  if (p.engines[static_cast<std::size_t>(Engine::des)]) {
+    double works = 0;
+    for (const double bytes : sizes) works += predictor.works(kind->op, bytes, algorithm, protocol);
+    if (works > p.des.most_works)
+      throw InputError({"--engine", ""},
+                       fmt::format("{}, and about {:.2g} flows of {} ranks to simulate, over {} size{}",
+                                   arguments.engine.engine, works, p.ranks, sizes.size(), sizes.size() == 1 ? "" : "s"),
+                       fmt::format("at most {:.2g}: --engine analytical, fewer sizes (-b, -e, -f), or a higher --limit",
+                                   p.des.most_works));
+  }
+  for (const double bytes : sizes) {
     SizeRow& row =
         p.rows.emplace_back(SizeRow{bytes, predictor.predict(kind->op, bytes, algorithm, protocol, p.engines)});
     if (algorithm != CollectiveAlgorithm::automatic && row.predicted.algorithm != algorithm)
@@ -264,6 +283,17 @@ OrderedJson json_of(const Prediction& p) {
     json["routing"] = kRoutingNames[static_cast<std::size_t>(p.des.routing)];
   }
   json["points"] = std::move(points);
+  const CollectiveArguments& a = p.arguments;
+  json["inputs"] = inputs_json("collective",
+                               {{"kind", a.kind},
+                                {"cluster", to_json(p.cluster)},
+                                {"ranks", p.ranks},
+                                {"ranks_per_node", p.ranks_per_node},
+                                {"groups", a.groups},
+                                {"sizes", sizes_of(a)},
+                                {"algorithm", a.algorithm},
+                                {"protocol", a.protocol}},
+                               a.calibrations);
   json["version"] = ORRERY_VERSION;
   return json;
 }
@@ -337,6 +367,11 @@ void add_collective(Command app) {
       .one_of_in_any_case(texts(kCollectiveAlgorithmNames));
   text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
       .one_of_in_any_case(texts(kCollectiveProtocolNames));
+  of_kind.push_back(command
+                        .add_option("--calibration", arguments->calibrations,
+                                    "Collectives as `orrery calibrate import` has them, in place of the bundled ones")
+                        .one_value_each()
+                        .type_name("FILE"));
   command
       .add_option(
           "--measured",
@@ -358,7 +393,7 @@ void add_collective(Command app) {
     for (const Option& option : of_kind)
       if (arguments->measured && option.is_given())
         throw InputError({option.name(), ""}, "--measured beside it",
-                         "nothing that a measured curve has of its own: cluster, ranks, sizes, algorithm");
+                         "nothing that a measured curve has of its own: cluster, ranks, sizes, algorithm, calibration");
     collective(*arguments);
   });
 }

@@ -24,16 +24,19 @@ std::string text_of(std::uint64_t digest) { return fmt::format("{:016x}", digest
 
 nlohmann::ordered_json inputs_json(const nlohmann::json& document, const ScenarioSource& source,
                                    const std::vector<std::string>& calibrations) {
-  const nlohmann::json scenario = written_out(document, source);
-  std::uint64_t digest = digest_of(scenario.dump());
+  return inputs_json("scenario", written_out(document, source), calibrations);
+}
+
+nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
+                                   const std::vector<std::string>& calibrations) {
+  std::uint64_t digest = digest_of(asked.dump());
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (const std::string& path : calibrations) {
     const std::string text = read_file(path, "a readable JSON file");
     digest = digest_of(text, digest);
     files.push_back({{"file", path}, {"digest", text_of(digest_of(text))}});
   }
-  nlohmann::ordered_json inputs{
-      {"digest", text_of(digest)}, {"scenario", scenario}, {"calibrations", std::move(files)}};
+  nlohmann::ordered_json inputs{{"digest", text_of(digest)}, {name, asked}, {"calibrations", std::move(files)}};
   if (*build_commit() != '\0') inputs["commit"] = build_commit();
   return inputs;
 }

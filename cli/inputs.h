@@ -14,5 +14,8 @@ namespace orrery {
 // REQUIRES: `document` and the calibrations have been read.
 nlohmann::ordered_json inputs_json(const nlohmann::json& document, const ScenarioSource& source,
                                    const std::vector<std::string>& calibrations);
+// The same of what is no scenario: "NAME" in its place holds `asked`.
+nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
+                                   const std::vector<std::string>& calibrations);
 
 }  // namespace orrery

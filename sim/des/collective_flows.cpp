@@ -679,6 +679,37 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
   b.finish();
 }
 
+double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t members, std::int64_t nodes,
+                       const FlowOptions& options, bool every_message) {
+  if (members < 2) return 0;
+  const double n = static_cast<double>(members), a = static_cast<double>(nodes), here = n / a;
+  const double channels = options.channels > 0 ? static_cast<double>(options.channels) : here;
+  const double chunks = every_message ? options.chunks : 1;
+  // Of what is passed around k members.
+  const auto steps = [&](double k) { return !every_message ? 1 : kind == OpKind::all_reduce ? 2 * (k - 1) : k - 1; };
+  switch (algorithm) {
+    case Algorithm::ring:
+    case Algorithm::bidirectional_ring: {
+      const double edges = n * (nodes > 1 ? channels : 1) * (algorithm == Algorithm::ring ? 1 : 2);
+      return edges * (kind == OpKind::broadcast || kind == OpKind::reduce ? chunks : steps(n));
+    }
+    case Algorithm::tree:
+      return 2 * n * channels * (nodes > 1 ? 2 : 1) * chunks;
+    case Algorithm::nvls:
+      return (4 * n + (nodes > 1 ? 4 * n : 0)) * chunks;
+    case Algorithm::halving_doubling:
+      return n * (std::log2(n) + 1) * (kind == OpKind::all_reduce ? 2 : 1);
+    case Algorithm::hierarchical:
+      if (kind == OpKind::all_to_all) return n * (here + a);
+      return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
+    case Algorithm::direct:
+      if (kind != OpKind::all_to_all) return n;
+      return n * (options.by_node ? here + a : n);
+    default:
+      return 0;
+  }
+}
+
 void all_to_all_v_flows(std::span<const double> bytes, const GroupMembers& members, const FlowOptions& options,
                         FlowGraph& graph) {
   Builder b(members, options, graph);

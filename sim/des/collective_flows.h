@@ -98,6 +98,11 @@ struct FlowOptions {
 void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMembers& members,
                       const FlowOptions& options, FlowGraph& graph);
 
+// About how many edges those are, or messages (`every_message`), of a group of `members` evenly on `nodes`: to refuse
+// what would take too long before anything is made. Within a factor of four. 0 where collective_flows refuses.
+double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t members, std::int64_t nodes,
+                       const FlowOptions& options, bool every_message);
+
 // All-to-all with unequal parts: bytes[i * members + j] from member i to j, in bytes (edges' bytes are then bytes, not
 // shares). For MoE routing. Nothing is sent for 0 bytes. Throws InputError unless there are members x members finite
 // numbers >= 0.

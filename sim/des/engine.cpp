@@ -9,6 +9,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/des/child_process.h"
+#include "sim/des/collective_flows.h"
 #include "sim/des/results.h"
 #include "sim/des/simulation.h"
 
@@ -70,6 +71,18 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
   for (std::size_t j = 0; j < jobs.size(); ++j) results.fill(j, stage_classes[j], reports[j]);
 }
 
+double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,
+                        const CollectiveRequest& request, const DiscreteEventOptions& options) {
+  const GroupSpan span = span_of(request.mesh, request.group, cluster.node.devices);
+  const CollectiveCost cost = CollectiveModel(cluster, collectives)
+                                  .cost(request.kind, request.bytes, span, request.algorithm, request.protocol);
+  const bool exact = options.fidelity == Fidelity::step_exact;
+  const FlowOptions flows{.chunks = exact ? chunks_of(cluster, request.bytes, options) : 1,
+                          .by_node = !exact && sends_by_node(request.kind, span.ranks)};
+  const auto groups = static_cast<double>(request.mesh.ranks() / std::max<std::int64_t>(1, span.ranks));
+  return groups * estimated_flows(request.kind, cost.algorithm, span.ranks, span.nodes, flows, exact);
+}
+
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
                              const CollectiveRequest& request, std::span<const Perturbation> perturbations,
                              const DiscreteEventOptions& options) {
@@ -85,6 +98,9 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   run.algorithm = cost.algorithm;
   run.protocol = cost.protocol;
   if (!(cost.seconds > 0)) return run;
+  if (const double works = collective_works(cluster, collectives, request, options); works > options.most_works)
+    throw InputError({"--engine", ""}, fmt::format("des, and about {:.2g} flows of {} ranks to simulate", works, ranks),
+                     fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
 
   RunPlan plan(cluster, options);
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});

@@ -99,6 +99,10 @@ struct CollectiveRequest {
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol = CollectiveProtocol::automatic;
 };
+// About how many flows (step-exact: messages) that is to simulate, without making any.
+double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,
+                        const CollectiveRequest& request, const DiscreteEventOptions& options);
+// Throws InputError as run_discrete_event does, and where collective_works are more than `most_works`.
 CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration& collectives,
                              const CollectiveRequest& request, std::span<const Perturbation> perturbations,
                              const DiscreteEventOptions& options);

@@ -46,6 +46,12 @@ RunPlan::RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_)
       topology(cluster_, options_.routing),
       traffic(topology, cluster_, options_.fidelity == Fidelity::step_exact) {}
 
+std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEventOptions& options) {
+  if (options.chunks > 0) return static_cast<std::int32_t>(options.chunks);
+  const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
+  return static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
+}
+
 std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
                                     Direction way, bool reversed) {
   Exchange x;
@@ -58,11 +64,7 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
     PatternKind pattern{
         .communicator = communicator, .kind = kind, .algorithm = cost.algorithm, .way = way, .reversed = reversed,
         .in_switch = cost.in_switch};
-    if (options.fidelity == Fidelity::step_exact) {
-      const double slices = bytes / static_cast<double>(cluster.node.devices) / kSliceBytes;
-      pattern.chunks = options.chunks > 0 ? static_cast<std::int32_t>(options.chunks)
-                                          : static_cast<std::int32_t>(std::clamp(std::ceil(slices), 1.0, kMostChunks));
-    }
+    if (options.fidelity == Fidelity::step_exact) pattern.chunks = chunks_of(cluster, bytes, options);
     x.pattern = traffic.pattern(pattern);
   }
   exchanges.push_back(x);

@@ -71,6 +71,9 @@ struct ResolvedPerturbation {
   std::int64_t first_node = 0;                               // of those that fail
 };
 
+// That chains and trees of a step-exact collective pass on one by one.
+std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEventOptions& options);
+
 struct RunPlan {
   RunPlan(const Cluster& cluster_, const DiscreteEventOptions& options_);
 

@@ -10,8 +10,6 @@ namespace orrery {
 namespace {
 
 constexpr std::int32_t kInNoGroup = -1;
-// Beyond this many members an all-to-all sends to nodes instead of to each of their devices (FlowOptions::by_node).
-constexpr std::int64_t kMostSinglePartners = 64;
 
 // Edges between the same ends count together: channels of a ring, both trees.
 void merge_parallel_edges(FlowGraph& graph) {
@@ -165,7 +163,7 @@ void Traffic::lay_pattern(std::int32_t p) {
   if (kind.chunks > 0) options.chunks = kind.chunks;
   options.rail_aligned =
       kind.kind == OpKind::all_to_all && switched && cluster_.fabric.kind == FabricKind::rail_fat_tree;
-  options.by_node = !exact_ && kind.kind == OpKind::all_to_all && groups.size > kMostSinglePartners;
+  options.by_node = !exact_ && sends_by_node(kind.kind, groups.size);
 
   // Groups that lie alike in their nodes send alike.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;

@@ -69,6 +69,13 @@ struct GroupClass {
   std::vector<std::uint32_t> members;  // rank classes, each once, ascending
 };
 
+// FlowOptions::by_node, of steady flows: beyond 64 members an all-to-all sends to nodes instead of to each of their
+// devices.
+inline bool sends_by_node(OpKind kind, std::int64_t members) {
+  constexpr std::int64_t kMostSinglePartners = 64;
+  return kind == OpKind::all_to_all && members > kMostSinglePartners;
+}
+
 class Traffic {
  public:
   static constexpr std::int32_t kBackground = -1;

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
-#include "sim/cost/collective_calibration.h"
 #include "sim/cost/fabric_load.h"
 
 namespace orrery {
@@ -30,9 +29,10 @@ Cluster part_of(Cluster cluster, std::int64_t ranks_per_node) {
 }  // namespace
 
 CollectivePredictor::CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
-                                         const DiscreteEventOptions& options, std::int64_t groups)
+                                         const DiscreteEventOptions& options, std::int64_t groups,
+                                         const CollectiveClasses& user)
     : cluster_(part_of(cluster, ranks_per_node)),
-      calibration_(find_collective_calibration(cluster)),
+      calibration_(find_collective_calibration(cluster, user)),
       model_(cluster_, calibration_),
       options_(options) {
   const std::int64_t most = cluster.nodes * ranks_per_node;
@@ -61,14 +61,7 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
     prediction.bus_bytes_per_second[kAnalytical] = cost.bus_bytes_per_second;
   }
   if (engines[kDes]) {
-    prediction.run = run_collective(cluster_, calibration_,
-                                    {.kind = kind,
-                                     .bytes = bytes,
-                                     .mesh = mesh_,
-                                     .group = mesh_.group(MeshAxis::dp_shard),
-                                     .algorithm = algorithm,
-                                     .protocol = protocol},
-                                    {}, options_);
+    prediction.run = run_collective(cluster_, calibration_, request(kind, bytes, algorithm, protocol), {}, options_);
     prediction.seconds[kDes] = prediction.run->seconds;
     prediction.bus_bytes_per_second[kDes] = prediction.run->bus_bytes_per_second;
   }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "sim/cost/collective_calibration.h"
 #include "sim/cost/collective_cost.h"
 #include "sim/des/engine.h"
 #include "sim/hardware/cluster.h"
@@ -45,16 +46,32 @@ class CollectivePredictor {
   // `groups` > 1: rank r is in group r mod groups, and all groups run at once.
   // Throws InputError unless 1 <= ranks_per_node <= the node's devices, 2 <= ranks <= what that leaves, and the groups
   // are equally large and of two ranks or more.
+  // `user`: tried before the bundled calibration.
   CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
-                      const DiscreteEventOptions& options, std::int64_t groups = 1);
+                      const DiscreteEventOptions& options, std::int64_t groups = 1, const CollectiveClasses& user = {});
 
   // Throws InputError when an engine refuses; run_collective and CollectiveModel::cost say when.
   CollectivePrediction predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                                const Engines& engines) const;
 
+  // What predict() has the discrete-event engine simulate: see collective_works.
+  double works(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol) const {
+    return collective_works(cluster_, calibration_, request(kind, bytes, algorithm, protocol), options_);
+  }
+
   const CollectiveCalibration& calibration() const { return calibration_; }
 
  private:
+  CollectiveRequest request(OpKind kind, double bytes, CollectiveAlgorithm algorithm,
+                            CollectiveProtocol protocol) const {
+    return {.kind = kind,
+            .bytes = bytes,
+            .mesh = mesh_,
+            .group = mesh_.group(MeshAxis::dp_shard),
+            .algorithm = algorithm,
+            .protocol = protocol};
+  }
+
   Cluster cluster_;
   CollectiveCalibration calibration_;
   CollectiveModel model_;

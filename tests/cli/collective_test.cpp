@@ -52,6 +52,26 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values.at(half) : (values.at(half - 1) + values.at(half)) / 2;
 }
 
+TEST(Collective, GoesByTheUsersOwnCurves) {
+  const Workplace place;
+  const std::string log = ORRERY_SOURCE_DIR "/tests/fuzz/corpus/nccl_log/all_reduce.txt";  // 64 MiB in 400 us
+  const auto imported = place.orrery("calibrate import " + log + " --cluster dgx-h100 --output nccl.json");
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  const std::string asked = "all_reduce --cluster dgx-h100 --ranks 4 -b 64M -e 64M";
+  const json own = predicted(place, asked + " --calibration nccl.json"), bundled = predicted(place, asked);
+  EXPECT_NEAR(own["points"][0]["analytical"]["seconds"].get<double>(), 400e-6, 40e-6);
+  EXPECT_NE(own["points"][0], bundled["points"][0]);
+  EXPECT_EQ(own["inputs"]["calibrations"][0]["file"], "nccl.json");
+  EXPECT_EQ(own["inputs"]["collective"], bundled["inputs"]["collective"]);
+  EXPECT_NE(own["inputs"]["digest"], bundled["inputs"]["digest"]);
+  EXPECT_EQ(bundled["inputs"]["digest"], predicted(place, asked)["inputs"]["digest"]);
+  EXPECT_EQ(own["inputs"]["collective"]["cluster"]["node"]["devices"], 8);
+  const auto refused = place.orrery("collective " + asked + " --calibration " ORRERY_SOURCE_DIR
+                                    "/results/calibration/L40S.json");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("found no collectives, expected a calibration of collectives"));
+}
+
 TEST(Collective, BothEnginesTimeEverySizeOfEveryKind) {
   const Workplace place;
   // Bus over algorithm bandwidth of 16 ranks: nccl-tests, doc/PERFORMANCE.md.

@@ -56,6 +56,24 @@ TEST(DiscreteEvent, WorkIsBounded) {
   EXPECT_THAT(place.orrery("simulate straggler --exact").err, HasSubstr("--exact: found it, expected --engine des"));
 }
 
+// All sizes together, by the default of both engines.
+TEST(DiscreteEvent, WorkOfACollectiveIsBounded) {
+  const Workplace place;
+  for (const char* endless :
+       {"all_to_all --node dgx-h100 --nodes 1024",
+        "all_reduce --node dgx-h100 --nodes 256 --fidelity step-exact --algorithm ring",
+        "all_to_all --node dgx-h100 --nodes 8192 -b 1M -e 1M --engine des"}) {
+    SCOPED_TRACE(endless);
+    const auto refused = place.orrery(std::string("collective ") + endless);
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("--engine: found "), HasSubstr(" flows of "), HasSubstr("higher --limit")));
+  }
+  const std::string few = "collective all_reduce --node dgx-h100 --nodes 2 -b 1M -e 4M";
+  EXPECT_EQ(place.orrery(few + " --limit 10").code, 2);
+  EXPECT_EQ(place.orrery(few + " --limit 10000").code, 0);
+  EXPECT_EQ(place.orrery("collective all_to_all --node dgx-h100 --nodes 1024 --engine analytical").code, 0);
+}
+
 TEST(DiscreteEvent, ReportHasThePublicKeysAndTheyAgree) {
   const Workplace place;
   const json report = report_of(place, "straggler --engine des");

@@ -126,6 +126,24 @@ void expect_all(const std::vector<double>& values, double expected, const std::s
   for (const double v : values) EXPECT_NEAR(v, expected, 1e-9) << what;
 }
 
+TEST(EstimatedFlows, AreAboutWhatIsMade) {
+  for (const Group& g :
+       {even(1, 2), even(1, 8), even(2, 1), even(2, 8), even(4, 8), even(16, 4), even(32, 8), even(64, 1)})
+    for (const OpKind kind : kKinds)
+      for (const Algorithm a : kAlgorithms)
+        for (const bool every_message : {false, true})
+          for (const bool by_node : {false, true}) {
+            if (!legal(kind, a) || (a == Algorithm::nvls && g.size() < 4)) continue;
+            const FlowOptions options{.chunks = 16, .by_node = by_node};
+            double made = 0;
+            for (const FlowEdge& e : flows(kind, a, g, options).edges) made += every_message ? e.messages : 1;
+            const double estimated = estimated_flows(kind, a, g.size(), g.nodes(), options, every_message);
+            EXPECT_LE(made, 4 * estimated) << describe(kind, a, g) << every_message << by_node;
+            EXPECT_GE(4 * made, kind == OpKind::send || kind == OpKind::receive ? 0 : estimated)
+                << describe(kind, a, g) << every_message << by_node;
+          }
+}
+
 // --- Running the messages
 // ---------------------------------------------------------------------------------------------
 
