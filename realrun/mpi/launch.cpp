@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -58,18 +61,25 @@ class Signals {
   std::array<struct sigaction, kForwarded.size()> before_{};
 };
 
-// A folder that goes away with the object.
+// A folder that goes away with the object, or, where this process was killed, with the next one: its owner has a lock
+// on a file in it, which ends with the owner however that ends.
 class Folder {
  public:
   Folder() {
-    std::string name = (fs::temp_directory_path() / "orrery_ranks_XXXXXX").string();
+    remove_forsaken();
+    std::string name = (fs::temp_directory_path() / (std::string(kPrefix) + "XXXXXX")).string();
     if (mkdtemp(name.data()) == nullptr)
       throw ExecutionError(fmt::format("no temporary folder {}: {}", name, std::strerror(errno)));
     path_ = name;
+    // Others see the file when it is locked already.
+    const std::string unseen = file("locked");
+    lock_ = open(unseen.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    if (lock_ >= 0 && flock(lock_, LOCK_EX | LOCK_NB) == 0) std::rename(unseen.c_str(), file(kLock).c_str());
   }
   ~Folder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
+    if (lock_ >= 0) close(lock_);
   }
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
@@ -80,7 +90,23 @@ class Folder {
   }
 
  private:
+  static constexpr const char *kPrefix = "orrery_ranks_", *kLock = "lock";
+
+  static void remove_forsaken() {
+    std::error_code ignored;
+    std::vector<fs::path> forsaken;
+    for (fs::directory_iterator at(fs::temp_directory_path(ignored), ignored), end; at != end; at.increment(ignored)) {
+      if (ignored || !at->path().filename().string().starts_with(kPrefix)) continue;
+      const int lock = open((at->path() / kLock).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+      if (lock < 0) continue;  // just made, or somebody else's
+      if (flock(lock, LOCK_EX | LOCK_NB) == 0) forsaken.push_back(at->path());
+      close(lock);
+    }
+    for (const fs::path& path : forsaken) fs::remove_all(path, ignored);
+  }
+
   fs::path path_;
+  int lock_ = -1;
 };
 
 // What mpirun starts, and how it begins a sentence about what has failed.

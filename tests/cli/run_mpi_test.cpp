@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -403,6 +404,21 @@ TEST_F(RunOverMpi, RanksDoNotOutliveACommandThatIsKilled) {
     Endless run(temporary_, time);
     expect_end_by(run, SIGKILL);
   }
+}
+
+TEST_F(RunOverMpi, WhatAKilledCommandLeftGoesWithTheNextOne) {
+  const fs::path left = temporary_ / "orrery_ranks_killed", used = temporary_ / "orrery_ranks_used";
+  for (const fs::path& folder : {left, used}) {
+    fs::create_directories(folder / "session");
+    std::ofstream(folder / "lock");
+  }
+  const int lock = open((used / "lock").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(flock(lock, LOCK_EX), 0);
+  const auto result = Workplace().orrery("run small-gpt --ranks mpi --steps 1 --warmup 0");
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_FALSE(fs::exists(left));
+  EXPECT_TRUE(fs::exists(used)) << "another command is at work in it";
+  close(lock);
 }
 
 TEST_F(RunOverNcclOnStandIn, NoRankOutlivesItsCommand) {
