@@ -14,11 +14,13 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/command.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
+#include "sim/program/check.h"
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -36,6 +38,16 @@ OrderedJson error_json(const InputError& error) {
             {"found", error.found()},
             {"expected", error.expected()},
             {"nearest", error.nearest()}}}};
+}
+
+OrderedJson violations_json(const std::vector<Violation>& found, const std::string& file) {
+  OrderedJson rules = OrderedJson::array();
+  for (const Violation& v : found) rules.push_back({{"rule", static_cast<int>(v.rule)}, {"text", v.text}});
+  return {{"error",
+           {{"message", fmt::format("{}: rule {} of sim/program/check.h: {}", file,
+                                    static_cast<int>(found.front().rule), found.front().text)},
+            {"file", file},
+            {"violations", std::move(rules)}}}};
 }
 
 void write_result(const Report& report, bool ops, std::string& text) {
@@ -274,7 +286,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   simulation.timeline = false;
   simulation.ops = results.need_ops();
   Simulator simulator(std::move(user));
-  std::size_t number = 0, scenarios = 0, failed = 0;
+  std::size_t number = 0, scenarios = 0, failed = 0, wrong_programs = 0;
   std::string first_error;
   ScenarioSource source{"", options.sets};
   for (std::string line; std::getline(lines, line);) {
@@ -293,15 +305,23 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
         line = scenario_argument(parse_json(line, source.file).get<std::string>(), {}, named).dump();
         source.file = std::move(named.file);
       }
-      if (simulation.engine == Engine::analytical) {
+      if (simulation.engine == Engine::analytical && !options.verify) {
         report = &simulator.evaluate_line(line, source, simulation.ops);
       } else {
         nlohmann::json document = parse_json(line, source.file);
         for (const std::string& set : source.sets) apply_set(document, set, source.file);
         if (has_jobs(document)) {
+          if (options.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
           jobs = simulator.evaluate_jobs(document, source, simulation);
         } else {
-          report = &one.emplace(simulator.evaluate(document, source, simulation)).report;
+          one.emplace(simulator.evaluate(document, source, simulation));
+          const std::vector<Violation> found = options.verify ? check(*one->program) : std::vector<Violation>{};
+          if (found.empty()) {
+            report = &one->report;
+          } else {
+            ++wrong_programs;
+            error = violations_json(found, source.file);
+          }
         }
       }
     } catch (const InputError& wrong) {
@@ -326,6 +346,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   }
   if (scenarios == 0) throw InputError({name, ""}, "no scenario", "a scenario a line");
   results.commit();
+  if (wrong_programs > 0) throw Exit{1};
   if (failed == scenarios)
     throw InputError({name, ""},
                      scenarios == 1 ? "one scenario, in error" : fmt::format("{} scenarios, each in error", scenarios),

@@ -1,5 +1,7 @@
 #include "cli/command.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <sstream>
@@ -25,6 +27,23 @@ std::string suggestion(const CLI::App& app, int argc, const char* const* argv) {
     if (is_known || (command != &app && !word.starts_with("--"))) continue;
     const std::string nearest = nearest_name(word, known);
     if (!nearest.empty()) return " (did you mean \"" + nearest + "\"?)";
+  }
+  return {};
+}
+
+// Where a word too many stands behind an option's value: whether that option takes one value each time it is given.
+std::string one_value_hint(const CLI::App& app, int argc, const char* const* argv) {
+  const CLI::App* command = &app;
+  for (const CLI::App* used : app.get_subcommands()) command = used;
+  const std::vector<std::string> unexpected = app.remaining(true);
+  for (int i = 3; i < argc; ++i) {
+    if (std::find(unexpected.begin(), unexpected.end(), argv[i]) == unexpected.end()) continue;
+    const std::string_view before(argv[i - 2]);
+    if (!before.starts_with("--")) continue;
+    const CLI::Option* option = command->get_option_no_throw(std::string(before));
+    const bool repeatable = option != nullptr && !option->get_allow_extra_args() &&
+                            option->get_items_expected_max() >= CLI::detail::expected_max_vector_size;
+    if (repeatable) return fmt::format(" ({0} takes one value: {0} {1} {0} {2})", before, argv[i - 1], argv[i]);
   }
   return {};
 }
@@ -108,6 +127,9 @@ void CommandLine::parse(int argc, const char* const* argv) const {
     std::ostringstream text;
     app_->exit(asked, text, text);
     throw Exit{0, text.str()};
+  } catch (const CLI::ExtrasError& error) {
+    const std::string hint = one_value_hint(*app_, argc, argv);
+    throw UsageError(error.what() + (hint.empty() ? suggestion(*app_, argc, argv) : hint));
   } catch (const CLI::ParseError& error) {
     throw UsageError(error.what() + suggestion(*app_, argc, argv));
   }

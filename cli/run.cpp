@@ -20,6 +20,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"
+#include "sim/prediction/planning_notes.h"
 #include "sim/prediction/prediction.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
@@ -64,6 +65,7 @@ Report predict_here(const Scenario& scenario, const UserCalibration& user, bool 
   Calibrator calibrator(user);
   const Prepared prepared = calibrator.prepare(scenario, ranks_of_host);
   Report report = predict(prepared, {.timeline = false, .ops = true});
+  report.notes = planning_notes(prepared.scenario, *prepared.program);
   if (!user.kernels)
     report.notes.push_back(fmt::format(
         "predicted as {} by the bundled calibration: `orrery calibrate` measures this machine (--calibration FILE)",
@@ -287,15 +289,14 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   return outcome;
 }
 
-void add_prediction(const RunJob& job, const UserCalibration& user, RunOutcome& outcome) {
-  Report& measured = *outcome.measured;
-  const Report& predicted = outcome.predicted.emplace(predict_here(job.scenario, user, !job.on_gpus));
-  // Of the same peak: that of the share of a processor which each rank has.
-  if (predicted.mfu > 0) {
-    const double own_peak = job.scenario.cluster.device.peak(precision::peak_dtype(job.scenario));
-    const double scale = own_peak * predicted.mfu / predicted.model_flops_per_second_per_device;
-    for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= scale;
-  }
+// Of the same peak as a prediction: that of the share of a processor which each rank has.
+void go_by_share(const RunJob& job, const UserCalibration& user, Report& measured) {
+  Calibrator calibrator(user);
+  const Prepared prepared = calibrator.prepare(job.scenario, job.on_gpus ? 1 : ranks(job.scenario));
+  const Dtype dtype = precision::peak_dtype(job.scenario);
+  const double whole = job.scenario.cluster.device.peak(dtype), own = prepared.scenario.cluster.device.peak(dtype);
+  if (!(own > 0)) return;
+  for (double* share : {&measured.mfu, &measured.mfu_full_attention, &measured.hfu}) *share *= whole / own;
 }
 
 nlohmann::ordered_json outcome_json(const RunArguments& arguments, const RunJob& job, const RunOutcome& outcome) {
@@ -355,7 +356,8 @@ void run(const RunArguments& arguments) {
   } catch (const InputError& error) {
     throw job.source.blame(error);
   }
-  if (arguments.predict && outcome.measured) add_prediction(job, user, outcome);
+  if (outcome.measured) go_by_share(job, user, *outcome.measured);
+  if (arguments.predict && outcome.measured) outcome.predicted = predict_here(job.scenario, user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });

@@ -34,7 +34,9 @@ OrderedJson find(const std::string& name) {
     const nlohmann::json document = parse_json_file(name);
     if (document.is_object() && document.contains("cluster") && document.contains("workload"))
       throw InputError({name, ""}, "a scenario", "a model's file; orrery simulate reads scenarios");
-    return {{"model", model_json(read_model(document, {name, ""}))}};
+    const bool wrapped = document.is_object() && document.contains("model");  // as --json writes it
+    return {{"model", model_json(wrapped ? read_model(document.at("model"), {name, "/model"})
+                                         : read_model(document, {name, ""}))}};
   }
   OrderedJson found = OrderedJson::object();
   const auto look = [&](const char* kind, auto read) {

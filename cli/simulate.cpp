@@ -226,7 +226,8 @@ void simulate_batch(const SimulateArguments& arguments) {
                        .csv = arguments.csv,
                        .fields = arguments.fields.empty() ? std::vector<std::string>{} : read_fields(arguments.fields),
                        .simulation = arguments.engine.options(),
-                       .ops = arguments.ops};
+                       .ops = arguments.ops,
+                       .verify = arguments.verify};
   if (options.json.empty() && options.csv.empty()) options.json = "-";
   check_outputs({options.json, options.csv});
   run_batch(options, read_user_calibration(arguments.calibrations));
@@ -246,7 +247,6 @@ void simulate(const SimulateArguments& arguments) {
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
-  if (arguments.verify) throw InputError({"--batch", ""}, "--verify beside it", "one scenario to verify");
   simulate_batch(arguments);
 }
 

@@ -102,14 +102,15 @@ void refuse_experts(const Json& object, const InputError::Where& where) {
 
 Model read_written_out(const Json& object, const InputError::Where& where) {
   // The kind, the activation and the attention choose the values of what is left out, so they are read first.
+  // `orrery show` writes the number of parameters beside the fields that it follows from.
   Model probe;
-  read_fields(probe, object, where);
+  read_fields(probe, object, where, {"parameters"});
   Model model;
   model.kind = probe.kind;
   model.activation = probe.activation;
   model.attention = probe.attention;
   set_usual_values(model);
-  read_fields(model, object, where);
+  read_fields(model, object, where, {"parameters"});
   reconcile_usual_values(model, object);
   return model;
 }

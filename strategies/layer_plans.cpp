@@ -137,6 +137,10 @@ LayerPlans layer_plans(const Scenario& scenario) {
   return plans;
 }
 
+bool is_another_for_layers(const Plan& range, const Plan& around) {
+  return LayerFields::of(range) != LayerFields::of(around);
+}
+
 void check_ranges(const Scenario& scenario) {
   const auto& ranges = scenario.plan.layers;
   if (ranges.empty()) return;

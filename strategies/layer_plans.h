@@ -49,6 +49,9 @@ void for_each_plan(const Scenario& scenario, Visit&& visit) {
     visit(scenario.plan.layers[i].plan, "/plan/layers/" + std::to_string(i) + "/");
 }
 
+// Whether layers of a range with this plan differ from those of the plan around it.
+bool is_another_for_layers(const Plan& range, const Plan& around);
+
 // Throws InputError for ranges that are empty, leave the model or overlap.
 void check_ranges(const Scenario& scenario);
 

@@ -93,7 +93,11 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
   if (is_path(text)) {
     const std::string path = path_beside(text, where.file);
     try {
-      return {parse_json_file(path), {path, ""}};
+      Part part{parse_json_file(path), {path, ""}};
+      // Under its kind, as `orrery show --json` writes it, or in a whole scenario.
+      if (part.json.is_object() && part.json.contains(key))
+        part = {Json(part.json.at(key)), {path, std::string("/") + key}};
+      return part;
     } catch (const InputError& error) {
       if (std::filesystem::exists(path)) throw;
       throw InputError(where, describe(value), fmt::format("the path of a file (there is no {})", path));

@@ -7,6 +7,7 @@
 #include "sim/hardware/crossing_groups.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"
+#include "strategies/layer_plans.h"
 
 namespace orrery {
 namespace {
@@ -42,6 +43,9 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
     notes.push_back(
         fmt::format("sequences have {} tokens, the model's max_positions: workload.sequence_length is not given",
                     scenario.model.max_positions));
+  for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
+    if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
+      notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {

@@ -237,6 +237,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
     for (std::size_t i = 0; i < jobs.size(); ++i) {
       check_ends(reports[i]);
       Report by_itself = reports[i];
+      add_planning_notes(read.jobs[i].scenario, programs[i], reports[i]);
       if (jobs.size() > 1) {
         by_itself = {};
         run_discrete_event(read.cluster, collectives, {&jobs[i], 1}, read.perturbations, alone, {&by_itself, 1});

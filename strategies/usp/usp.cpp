@@ -198,7 +198,7 @@ void check(const Scenario& scenario) {
     if (heads % ranks != 0) {
       const std::string expected =
           "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged";
-      if (usp) fail(ranks, expected);
+      if (usp && given > 0) fail(ranks, expected);
       throw InputError({"", "/plan/context_parallel"}, std::to_string(whole), expected);
     }
     if (ulysses_ranks(scenario, plan) != ranks)

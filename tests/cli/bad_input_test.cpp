@@ -338,6 +338,8 @@ const BadCommand kBadCommands[] = {
     {"simulate --batch lines.jsonl --fields mfu,devices,mfu", "--fields: found \"mfu\" a second time"},
     {"simulate --batch lines.jsonl --fields mfu --ops", "--fields: found --ops beside it"},
     {"simulate example.json --fields mfu", "--fields: found no --batch beside it"},
+    {"simulate example.json --calibration a.json b.json",
+     "not expected: b.json (--calibration takes one value: --calibration a.json --calibration b.json)"},
     {"compare", "A is required"},
     {"compare example.json none.json", "none.json: found nothing (No such file or directory)"},
     {"compare example.json --set-b plan.zero_stage=7", "--set plan.zero_stage=7: /plan/zero_stage: found 7"},

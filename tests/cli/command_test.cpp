@@ -110,6 +110,62 @@ TEST(Simulate, VerifiesTheProgram) {
   EXPECT_THAT(verified.out, HasSubstr("verified: "));
 }
 
+TEST(Simulate, TakesAModelAsShowWritesIt) {
+  const Workplace place;
+  place.write("model.json", place.orrery("show llama-3-8b --json").out);
+  const auto shown = place.orrery("show model.json --json");
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  EXPECT_EQ(shown.out, place.read("model.json"));
+  const auto of_file = place.orrery("simulate data_parallel --set model=model.json --csv -");
+  EXPECT_EQ(of_file.code, 0) << of_file.err;
+  const auto line = [](const std::string& csv) { return csv.substr(csv.rfind(',')); };
+  EXPECT_EQ(line(of_file.out), line(place.orrery("simulate data_parallel --set model=llama-3-8b --csv -").out));
+}
+
+TEST(Simulate, SaysWhichRangeOfLayersChangesNothing) {
+  const Workplace place;
+  const auto notes = [&](const char* range) {
+    return place.orrery(std::string("simulate data_parallel --set plan.recompute=full --set 'plan.layers=[") + range +
+                        "]'");
+  };
+  EXPECT_THAT(notes(R"({"to": 4, "recompute": "full"})").out, HasSubstr("plan.layers.0 changes nothing"));
+  EXPECT_THAT(notes(R"({"to": 4, "recompute": "none"})").out, Not(HasSubstr("changes nothing")));
+}
+
+TEST(Simulate, JobsHaveTheirPlanningNotes) {
+  const auto result =
+      Workplace().orrery("simulate two-jobs-one-spine --engine des --set jobs.0.workload.sequence_length=0 --json -");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const nlohmann::json jobs = nlohmann::json::parse(result.out)["jobs"];
+  EXPECT_THAT(jobs[0]["together"]["notes"].dump(), HasSubstr("workload.sequence_length is not given"));
+  EXPECT_THAT(jobs[1]["together"].value("notes", nlohmann::json()).dump(), Not(HasSubstr("is not given")));
+}
+
+TEST(Run, SharesOfThePeakAreThoseOfAPrediction) {
+  const Workplace place;
+  const std::string run = "run small-gpt --set plan.data_parallel=4 --steps 2 --warmup 0 --json -";
+  const auto peak = [](const nlohmann::json& report) {
+    return report.at("model_flops_per_second_per_device").get<double>() / report.at("mfu").get<double>();
+  };
+  const auto alone = place.orrery(run), beside = place.orrery(run + " --predict");
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  ASSERT_EQ(beside.code, 0) << beside.err;
+  const double predicted = peak(nlohmann::json::parse(beside.out)["predicted"]);
+  EXPECT_NEAR(peak(nlohmann::json::parse(beside.out)["measured"]) / predicted, 1, 1e-9);
+  EXPECT_NEAR(peak(nlohmann::json::parse(alone.out)) / predicted, 1, 1e-9);
+}
+
+TEST(Batch, VerifiesEveryProgram) {
+  const Workplace place;
+  place.write("batch.jsonl", "\"tensor_parallel\"\n\"usp\"\n");
+  const auto verified = place.orrery("simulate --batch batch.jsonl --verify --fields scenario,step_seconds");
+  EXPECT_EQ(verified.code, 0) << verified.err;
+  EXPECT_EQ(verified.out, place.orrery("simulate --batch batch.jsonl --fields scenario,step_seconds").out);
+  const auto jobs = place.orrery("simulate --batch - --engine des --verify", "\"two-jobs-one-spine\"\n");
+  EXPECT_EQ(jobs.code, 2);
+  EXPECT_THAT(jobs.out, HasSubstr("--verify: found jobs"));
+}
+
 TEST(Simulate, PrintsATableOfTheHeadline) {
   const auto result = Workplace().orrery("simulate llama-3-70b-512-h100");
   EXPECT_EQ(result.code, 0) << result.err;
