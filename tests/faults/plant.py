@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""Can the tests fail? Plants the faults of faults.txt, all compiled into one copy of the tree, switches one on at a time
+and looks which test sees it.
+
+    plant.py --check                every site is found once, where faults.txt has it (ctest runs this)
+    plant.py plant FOLDER           copies the tree into FOLDER, with all faults in it
+    cmake -S FOLDER -B FOLDER/build -G Ninja -DCMAKE_UNITY_BUILD=ON && cmake --build FOLDER/build
+    plant.py run FOLDER/build [ID ..]
+                                    runs the tests fault by fault, and keeps who saw each in seen.json;
+                                    --unseen: only those that nothing has seen yet
+    plant.py markdown               writes the tables of docs/testing.md anew
+
+A run takes some seconds a fault that is seen, and minutes for one that is not.
+"""
+import argparse
+import collections
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SEEN = HERE / "seen.json"
+PAGE = ROOT / "docs" / "testing.md"
+
+# Tests that hold what is printed to what is kept: whoever makes the kept files anew turns them green.
+GENERATED = ["*Guide.PrintsWhatIsShown*", "Readme.TablesOfStrategiesAreAsPredicted", "Readme.PicturesAreAsDrawn",
+             "Accuracy.ThePageIsAsGenerated", "Accuracy.NoSourceIsPredictedWorseThanBefore",
+             "Intervals.AreThoseOfTheCalibrationFile", "MeasuredCollectives.TheCommittedTableIsCurrent",
+             "MeasuredCollectives.AnalyticalErrorsAreTheResidualsOfTheCalibration",
+             "CollectiveResiduals.AreThoseStatedInTheCalibration", "*EveryCalibration.States*",
+             "Schema.CheckedInCopyIsTheGeneratedOne"]
+# Slow, and of what these faults are not in: the whole quick start, prompts of shells, GPUs' sessions, signals.
+APART = ["DeviceSession.*", "RunOverMpi.AnInterruptEnds*", "Readme.DesignDocumentsUseTheCodesNames",
+         "Readme.LinksAndPicturesExist"]
+ORDER = ["program", "memory", "cost", "hardware", "models", "pipeline", "report", "analytical", "strategies", "des",
+         "realrun", "simulation", "validation", "smpi", "cli", "netlab"]
+# Whose tests are asked first, by the beginning of the path.
+FIRST = {
+    "sim/program": ["program", "realrun", "strategies"], "sim/memory": ["memory"], "sim/hardware": ["hardware", "strategies"],
+    "sim/cost": ["cost", "realrun"], "sim/analytical": ["analytical", "des", "pipeline"], "sim/des": ["des"],
+    "sim/report": ["report", "cli"], "sim/prediction": ["simulation", "strategies", "cli"],
+    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "strategies": ["strategies", "realrun"],
+    "traces": ["cli"], "models": ["models", "realrun", "strategies"], "realrun": ["realrun"], "cli": ["cli"],
+}
+LONGEST = 900  # seconds of a test program; a test that hangs has seen the fault
+
+HEADER_PATH = "tests/faults/planted.h"
+HEADER = """#pragma once
+#include <cstdlib>
+#pragma GCC diagnostic ignored "-Wconversion"
+#pragma GCC diagnostic ignored "-Wsign-compare"
+#pragma GCC diagnostic ignored "-Wextra"
+#pragma GCC diagnostic ignored "-Wunused-variable"
+namespace fault {
+inline bool on(int number) {
+  static const int chosen = [] {
+    const char* text = std::getenv("ORRERY_FAULT");
+    return text == nullptr ? -1 : std::atoi(text);
+  }();
+  return chosen == number;
+}
+}  // namespace fault
+"""
+
+
+class Fault:
+    def __init__(self, number: int, file: str, name: str, breaks: str):
+        self.number, self.file, self.name, self.breaks = number, file, name, breaks
+        self.site, self.wrong = [], []
+
+    def parts(self):
+        """What stands before the part that is replaced, the part, and what stands behind it."""
+        site = "\n".join(self.site)
+        if "<<" not in site or ">>" not in site.split("<<", 1)[1]:
+            return "", site, ""
+        before, rest = site.split("<<", 1)
+        part, behind = rest.rsplit(">>", 1)
+        return before, part, behind
+
+    def text(self) -> str:
+        return "".join(self.parts())
+
+    def planted(self) -> str:
+        before, part, behind = self.parts()
+        wrong = "\n".join(self.wrong)
+        if re.sub(r"\s*//.*$", "", part).endswith(";"):
+            planted = f"{{ if (::fault::on({self.number})) {{ {wrong}\n}} else {{ {part}\n}} }}"
+        else:
+            planted = f"(::fault::on({self.number}) ? ({wrong}) : ({part}))"
+        return before + planted + behind
+
+    def library(self) -> str:
+        folders = self.file.split("/")
+        return "/".join(folders[:1 if folders[0] in ("cli", "models", "traces") or len(folders) < 3 else 2])
+
+
+def faults() -> list:
+    all_faults, file = [], ""
+    for number, line in enumerate((HERE / "faults.txt").read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        kind, rest = line[:2], line[2:]
+        if line.startswith("file "):
+            file = line[5:]
+        elif kind == "- ":
+            all_faults[-1].site.append(rest)
+        elif kind == "+ ":
+            all_faults[-1].wrong.append(rest)
+        else:
+            name, colon, breaks = line.partition(": ")
+            if not colon or not file:
+                sys.exit(f"faults.txt:{number}: expected \"id: what it breaks\", \"- \", \"+ \" or \"file PATH\"")
+            all_faults.append(Fault(len(all_faults), file, name, breaks))
+    return all_faults
+
+
+def check(all_faults: list) -> list:
+    wrong = []
+    names = collections.Counter(f.name for f in all_faults)
+    wrong += [f"{name}: {n} faults of this name" for name, n in names.items() if n > 1]
+    places = collections.defaultdict(list)
+    for f in all_faults:
+        path = ROOT / f.file
+        if not path.exists():
+            wrong.append(f"{f.name}: there is no {f.file}")
+            continue
+        text = path.read_text()
+        found = text.count(f.text())
+        if found != 1:
+            wrong.append(f"{f.name}: found {found} times in {f.file}, expected once: {f.text()!r}")
+        elif not f.wrong and not re.sub(r"\s*//.*$", "", f.parts()[1]).endswith(";"):
+            wrong.append(f"{f.name}: an expression needs what stands in its place")
+        else:
+            begin = text.index(f.text())
+            places[f.file].append((begin, begin + len(f.text()), f.name))
+    for of_file in places.values():
+        of_file.sort()
+        wrong += [f"{a[2]} and {b[2]}: their sites overlap" for a, b in zip(of_file, of_file[1:]) if b[0] < a[1]]
+    return wrong
+
+
+def write_if_other(path: pathlib.Path, data: bytes, mode: int):
+    if not path.exists() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    path.chmod(mode)
+
+
+def plant(folder: pathlib.Path):
+    all_faults = faults()
+    if wrong := check(all_faults):
+        sys.exit("\n".join(wrong))
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True, text=True,
+                            stdout=subprocess.PIPE).stdout.split("\n")
+    by_file = collections.defaultdict(list)
+    for f in all_faults:
+        by_file[f.file].append(f)
+    for name in filter(None, listed):
+        path = ROOT / name
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        if name in by_file:
+            text = data.decode()
+            for f in by_file[name]:
+                text = text.replace(f.text(), f.planted())
+            include = f'#include "{HEADER_PATH}"\n'
+            text = text.replace("#pragma once\n", "#pragma once\n" + include, 1) if name.endswith(".h") else include + text
+            data = text.encode()
+        write_if_other(folder / name, data, path.stat().st_mode)
+    write_if_other(folder / HEADER_PATH, HEADER.encode(), 0o644)
+    (folder / "tests/faults/numbers.json").write_text(json.dumps({f.name: f.number for f in all_faults}))
+
+
+def failed_test(folder: pathlib.Path, program: str, chosen: str, fault: int):
+    """The test that fails first, or why the program ended; None: all is well."""
+    environment = {**os.environ, "ORRERY_FAULT": str(fault), "GTEST_COLOR": "no"}
+    with subprocess.Popen([folder / f"test_{program}", "--gtest_fail_fast", f"--gtest_filter={chosen}"],
+                          cwd=folder, env=environment, text=True, errors="replace", start_new_session=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            out, _ = process.communicate(timeout=LONGEST)
+            ended = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, ended = process.communicate()[0], "does not end"
+    if ended == 0:
+        return None
+    failed = re.findall(r"^\[  FAILED  \] (\S+?)(?:,| \()", out, flags=re.M)
+    begun = re.findall(r"^\[ RUN      \] (\S+)", out, flags=re.M)
+    return failed[0] if failed else f"{begun[-1] if begun else program} ({ended})"
+
+
+def seen_by(folder: pathlib.Path, fault: Fault, number: int, known, last_resort: bool):
+    """(kind, program, test)"""
+    without = ":".join(GENERATED + APART)
+    if known:
+        program, test = known[1], known[2].split(" ")[0]
+        if failed := failed_test(folder, program, test, number):
+            return [known[0], program, failed]
+    first = next((programs for prefix, programs in FIRST.items() if fault.file.startswith(prefix)), [])
+    order = first + [p for p in ORDER if p not in first]
+    for program in order:
+        if failed := failed_test(folder, program, "*-" + without, number):
+            return ["test", program, failed]
+    if last_resort:
+        for program in ["validation", "cost", "cli", "readme"]:
+            if failed := failed_test(folder, program, ":".join(GENERATED), number):
+                return ["generated", program, failed]
+    return None
+
+
+def numbers_of(folder: pathlib.Path):
+    return (parent / "tests/faults/numbers.json" for parent in [folder, *folder.parents])
+
+
+def run(folder: pathlib.Path, names: list, unseen: bool, last_resort: bool):
+    numbers = json.loads(next(p for p in numbers_of(folder) if p.exists()).read_text())
+    seen = json.loads(SEEN.read_text()) if SEEN.exists() else {}
+    all_faults = faults()
+    unknown = [n for n in names if n not in numbers]
+    if unknown:
+        sys.exit(f"no faults of {folder}: {', '.join(unknown)}")
+    for f in all_faults:
+        if (names and f.name not in names) or (unseen and seen.get(f.name)) or f.name not in numbers:
+            continue
+        begin = time.monotonic()
+        seen[f.name] = seen_by(folder, f, numbers[f.name], seen.get(f.name), last_resort)
+        result = " ".join(seen[f.name]) if seen[f.name] else "NOT SEEN"
+        print(f"{f.name:28} {time.monotonic() - begin:6.1f} s  {result}", flush=True)
+        now = {other.name: seen[other.name] for other in all_faults if other.name in seen}
+        SEEN.write_text(json.dumps(now, indent=0) + "\n")
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def tables(all_faults: list) -> tuple[str, str]:
+    seen = json.loads(SEEN.read_text())
+    if missing := [f.name for f in all_faults if f.name not in seen]:
+        sys.exit(f"not run yet: {', '.join(missing)}")
+    counts = collections.OrderedDict()
+    for f in sorted(all_faults, key=lambda f: f.library()):
+        count = counts.setdefault(f.library(), [0, 0, 0, 0])
+        kind = seen[f.name][0] if seen[f.name] else None
+        count[0] += 1
+        count[1 if kind == "test" else 2 if kind == "generated" else 3] += 1
+    total = [sum(column) for column in zip(*counts.values())]
+    summary = ["| library | faults | seen by tests | by generated files alone | not seen |", "|---|---:|---:|---:|---:|"]
+    summary += [f"| {name} | " + " | ".join(map(str, count)) + " |" for name, count in counts.items()]
+    summary += ["| all | " + " | ".join(map(str, total)) + " |"]
+    rows = ["| library | fault | seen first by |", "|---|---|---|"]
+    for f in sorted(all_faults, key=lambda f: f.library()):
+        test = seen[f.name][2] if seen[f.name] else "nothing"
+        kept = " (kept file)" if seen[f.name] and seen[f.name][0] == "generated" else ""
+        rows.append(f"| {f.library()} | {cell(f.breaks)} | {cell(test)}{kept} |")
+    return "\n".join(summary), "\n".join(rows)
+
+
+def markdown():
+    text = PAGE.read_text()
+    for name, table in zip(("libraries", "faults"), tables(faults())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        if begin not in text or end not in text:
+            sys.exit(f"{PAGE}: no place for the table of {name}")
+        text = text[:text.index(begin) + len(begin)] + "\n" + table + "\n\n" + text[text.index(end):]
+    PAGE.write_text(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    commands = parser.add_subparsers(dest="command")
+    one = commands.add_parser("plant")
+    one.add_argument("folder", type=pathlib.Path)
+    two = commands.add_parser("run")
+    two.add_argument("folder", type=pathlib.Path)
+    two.add_argument("ids", nargs="*")
+    two.add_argument("--unseen", action="store_true")
+    two.add_argument("--last-resort", action="store_true", help="ask the tests of generated files, too")
+    commands.add_parser("markdown")
+    arguments = parser.parse_args()
+    if arguments.check:
+        if wrong := check(faults()):
+            sys.exit("faults.txt is not of this tree:\n" + "\n".join(wrong))
+        print(f"{len(faults())} faults, each with its site")
+    elif arguments.command == "plant":
+        plant(arguments.folder.resolve())
+    elif arguments.command == "run":
+        run(arguments.folder.resolve(), arguments.ids, arguments.unseen, arguments.last_resort)
+    elif arguments.command == "markdown":
+        markdown()
+    else:
+        parser.print_help()
+
+
+if __name__ == "__main__":
+    main()
