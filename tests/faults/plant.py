@@ -7,7 +7,7 @@ and looks which test sees it.
     cmake -S FOLDER -B FOLDER/build -G Ninja -DCMAKE_UNITY_BUILD=ON && cmake --build FOLDER/build
     plant.py run FOLDER/build [ID ..]
                                     runs the tests fault by fault, and keeps who saw each in seen.json;
-                                    --unseen: only those that nothing has seen yet
+                                    --briefly: by the likely tests alone; --unseen: faults that nothing has seen yet
     plant.py markdown               writes the tables of docs/testing.md anew
 
 A run takes some seconds a fault that is seen, and minutes for one that is not.
@@ -38,15 +38,19 @@ GENERATED = ["*Guide.PrintsWhatIsShown*", "Readme.TablesOfStrategiesAreAsPredict
 # Slow, and of what these faults are not in: the whole quick start, prompts of shells, GPUs' sessions, signals.
 APART = ["DeviceSession.*", "RunOverMpi.AnInterruptEnds*", "Readme.DesignDocumentsUseTheCodesNames",
          "Readme.LinksAndPicturesExist"]
-ORDER = ["program", "memory", "cost", "hardware", "models", "pipeline", "report", "analytical", "strategies", "des",
-         "realrun", "simulation", "validation", "smpi", "cli", "netlab"]
+# Asked when all others have been: they take more time than the rest together.
+SLOW = ["Cuda*", "StandIn*", "Mpi.*", "OpRules.NoneIsWrong*", "AgreementOfEngines.*", "RunOverMpi.*", "Sweep.Every*",
+        "Batch.*", "NetlabTest.*"]
+ORDER = ["program", "memory", "cost", "hardware", "models", "pipeline", "report", "analytical", "strategies",
+         "validation", "des", "realrun", "simulation", "cli", "smpi"]
+BRIEF = ORDER[:10]  # some seconds together
+ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
 FIRST = {
-    "sim/program": ["program", "realrun", "strategies"], "sim/memory": ["memory"], "sim/hardware": ["hardware", "strategies"],
-    "sim/cost": ["cost", "realrun"], "sim/analytical": ["analytical", "des", "pipeline"], "sim/des": ["des"],
-    "sim/report": ["report", "cli"], "sim/prediction": ["simulation", "strategies", "cli"],
-    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "strategies": ["strategies", "realrun"],
-    "traces": ["cli"], "models": ["models", "realrun", "strategies"], "realrun": ["realrun"], "cli": ["cli"],
+    "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "sim/prediction": ["strategies", "cli"],
+    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "sim/report": ["report", "cli"],
+    "sim/hardware": ["hardware"], "sim/cost": ["cost"], "sim/memory": ["memory"], "strategies": ["strategies", "realrun"],
+    "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }
 LONGEST = 900  # seconds of a test program; a test that hangs has seen the fault
 
@@ -197,17 +201,20 @@ def failed_test(folder: pathlib.Path, program: str, chosen: str, fault: int):
     return failed[0] if failed else f"{begun[-1] if begun else program} ({ended})"
 
 
-def seen_by(folder: pathlib.Path, fault: Fault, number: int, known, last_resort: bool):
+def seen_by(folder: pathlib.Path, fault: Fault, number: int, known, briefly: bool, last_resort: bool):
     """(kind, program, test)"""
-    without = ":".join(GENERATED + APART)
     if known:
         program, test = known[1], known[2].split(" ")[0]
         if failed := failed_test(folder, program, test, number):
             return [known[0], program, failed]
     first = next((programs for prefix, programs in FIRST.items() if fault.file.startswith(prefix)), [])
+    quick = "*-" + ":".join(GENERATED + APART + SLOW)
     order = first + [p for p in ORDER if p not in first]
-    for program in order:
-        if failed := failed_test(folder, program, "*-" + without, number):
+    for program in [p for p in order if p in first or p in BRIEF] if briefly else order:
+        if failed := failed_test(folder, program, quick, number):
+            return ["test", program, failed]
+    for program in [] if briefly else ORDER_OF_SLOW:
+        if failed := failed_test(folder, program, ":".join(SLOW) + "-" + ":".join(GENERATED + APART), number):
             return ["test", program, failed]
     if last_resort:
         for program in ["validation", "cost", "cli", "readme"]:
@@ -220,7 +227,7 @@ def numbers_of(folder: pathlib.Path):
     return (parent / "tests/faults/numbers.json" for parent in [folder, *folder.parents])
 
 
-def run(folder: pathlib.Path, names: list, unseen: bool, last_resort: bool):
+def run(folder: pathlib.Path, names: list, unseen: bool, briefly: bool, last_resort: bool):
     numbers = json.loads(next(p for p in numbers_of(folder) if p.exists()).read_text())
     seen = json.loads(SEEN.read_text()) if SEEN.exists() else {}
     all_faults = faults()
@@ -231,7 +238,7 @@ def run(folder: pathlib.Path, names: list, unseen: bool, last_resort: bool):
         if (names and f.name not in names) or (unseen and seen.get(f.name)) or f.name not in numbers:
             continue
         begin = time.monotonic()
-        seen[f.name] = seen_by(folder, f, numbers[f.name], seen.get(f.name), last_resort)
+        seen[f.name] = seen_by(folder, f, numbers[f.name], seen.get(f.name), briefly, last_resort)
         result = " ".join(seen[f.name]) if seen[f.name] else "NOT SEEN"
         print(f"{f.name:28} {time.monotonic() - begin:6.1f} s  {result}", flush=True)
         now = {other.name: seen[other.name] for other in all_faults if other.name in seen}
@@ -284,6 +291,7 @@ def main():
     two.add_argument("folder", type=pathlib.Path)
     two.add_argument("ids", nargs="*")
     two.add_argument("--unseen", action="store_true")
+    two.add_argument("--briefly", action="store_true", help="by the likely tests and the quickest ones alone")
     two.add_argument("--last-resort", action="store_true", help="ask the tests of generated files, too")
     commands.add_parser("markdown")
     arguments = parser.parse_args()
@@ -294,7 +302,7 @@ def main():
     elif arguments.command == "plant":
         plant(arguments.folder.resolve())
     elif arguments.command == "run":
-        run(arguments.folder.resolve(), arguments.ids, arguments.unseen, arguments.last_resort)
+        run(arguments.folder.resolve(), arguments.ids, arguments.unseen, arguments.briefly, arguments.last_resort)
     elif arguments.command == "markdown":
         markdown()
     else:

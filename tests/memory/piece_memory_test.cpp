@@ -83,6 +83,18 @@ TEST(PieceMemory, WhatTheBackwardDefinesAnewIsNotSaved) {
   EXPECT_EQ(device_bytes(memory.saved) + device_bytes(memory.backward_transient), 110);
 }
 
+// Also for weight gradients that run apart: they read what the backward has made.
+TEST(PieceMemory, WhatTheBackwardDefinesAnewForWeightGradientsIsNotSaved) {
+  Maker m;
+  const TensorId x = m.piece.input = m.tensor(10), h = m.tensor(100);
+  m.op(m.piece.forward, {x}, {h});
+  m.op(m.piece.backward, {x}, {h});
+  m.op(m.piece.weight_gradient, {h}, {m.tensor(7)});
+  const PieceMemory memory = piece_memory(m.piece, 1);
+  EXPECT_EQ(device_bytes(memory.saved), 10);
+  EXPECT_EQ(device_bytes(memory.saved_weight_gradient), 100);
+}
+
 TEST(PieceMemory, TheBackwardFreesWhatItHasUsed) {
   Maker m;
   const TensorId a = m.tensor(100), b = m.tensor(50), big = m.tensor(120);
@@ -326,6 +338,9 @@ TEST(PieceMemory, TemporariesOfTheUpdateAreItsOwn) {
   const PieceMemory memory = piece_memory(m.piece, 1);
   EXPECT_EQ(device_bytes(memory.update_transient), 16);
   EXPECT_EQ(device_bytes(memory.resident), 8);
+  // Once for all instances: a block that does so waits with its operands, an update has no instance that waits.
+  for (Op& op : m.piece.update.ops) op.every = 3;
+  EXPECT_EQ(device_bytes(piece_memory(m.piece, 1, 6).update_transient), 16);
 }
 
 }  // namespace

@@ -90,16 +90,16 @@ struct Small {
     op(OpKind::linear, {x, w}, {y});
     return y;
   }
-  // A parameter w of 6 and its gradient in flat buffers; a batch divided over dp leaves it owed.
+  // A parameter w and its gradient in flat buffers; a batch divided over dp leaves it owed.
   struct Trained {
     TensorId parameters, gradients;
   };
-  Trained trained() {
-    const TensorId parameters = buffer("parameters", 6, Category::parameter),
-                   gradients = buffer("gradients", 6, Category::gradient),
-                   w = tensor("w", {{6, Axis::hidden}}, Category::parameter),
-                   dw = tensor("w", {{6, Axis::hidden}}, Category::gradient),
-                   dy = input("dy", {{4, Axis::batch, dp()}, {6, Axis::hidden}});
+  Trained trained(std::int64_t width = 6) {
+    const TensorId parameters = buffer("parameters", width, Category::parameter),
+                   gradients = buffer("gradients", width, Category::gradient),
+                   w = tensor("w", {{width, Axis::hidden}}, Category::parameter),
+                   dw = tensor("w", {{width, Axis::hidden}}, Category::gradient),
+                   dy = input("dy", {{4, Axis::batch, dp()}, {width, Axis::hidden}});
     piece().tensors[w].alias_of = parameters;
     piece().tensors[dw].alias_of = gradients;
     piece().parameters.push_back({w, dw});
@@ -314,6 +314,23 @@ TEST(Check, AReductionTakesASumThatIsOwed) {
   }
 }
 
+TEST(Check, ASumOverSomeOfTheRanksLeavesTheRestOwed) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const MeshGroup both = s.cp() | s.tp();
+    const TensorId x = s.input("x", {{4, Axis::batch}, {8, Axis::ffn, both}}),
+                   w = s.tensor("w", {{8, Axis::ffn, both}, {6, Axis::hidden}}, Category::parameter),
+                   y = s.tensor("y", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   part = s.tensor("part", {{4, Axis::batch}, {6, Axis::hidden}}),
+                   sum = s.tensor("sum", {{4, Axis::batch}, {6, Axis::hidden}});
+    s.op(OpKind::linear, {x, w}, {y});
+    s.collective(OpKind::all_reduce, s.tp(), y, part);
+    if (good) s.collective(OpKind::all_reduce, s.cp(), part, sum);
+    s.piece().output = good ? sum : part;
+    good ? expect_proven(s) : expect_breaks(Rule::pieces_fit, s, R"(the output "part" owes the sum over cp)");
+  }
+}
+
 TEST(Check, AnExchangeMovesDigitsBetweenDimensions) {
   for (const bool good : {true, false}) {
     Small s;
@@ -403,6 +420,17 @@ TEST(Check, SizesAreThoseOfTheLayouts) {
   }
 }
 
+// By less than an element for each part.
+TEST(Check, FlatBuffersArePadded) {
+  for (const std::int64_t part : {3, 4}) {
+    Small s;
+    const TensorId x = s.input("x", {{part, Axis::none, s.dp()}}), y = s.tensor("y", {{5}});
+    s.collective(OpKind::all_gather, s.dp(), x, y);
+    part == 3 ? expect_proven(s)
+              : expect_breaks(Rule::sizes, s, R"("x" [dp_shard] has 4 elements, 2 parts of "y" [-] have 5)");
+  }
+}
+
 TEST(Check, SumsInPlaceAreTakenInTheLastMicroBatch) {
   for (const bool good : {true, false}) {
     Small s;
@@ -417,8 +445,9 @@ TEST(Check, SumsInPlaceAreTakenInTheLastMicroBatch) {
 }
 
 TEST(Check, ARingBringsAllKeysOnce) {
-  // All; not the other rank's; the same twice; others than the op states; of other parts than the op states.
-  for (const int how : {0, 1, 2, 3, 4}) {
+  // All; not the other rank's; the same twice; others than the op states; of other parts than the op states; keys that
+  // have gone round to where they came from.
+  for (const int how : {0, 1, 2, 3, 4, 5}) {
     Small s;
     const auto tensor = [&](const char* name, std::int64_t heads, Category category = Category::activation) {
       return s.tensor(name,
@@ -432,7 +461,7 @@ TEST(Check, ARingBringsAllKeysOnce) {
     for (int i = 0; i < 3; ++i)
       lse.push_back(s.tensor("lse", {{1, Axis::batch}, {1, Axis::groups}, {8, Axis::sequence, s.cp()}}));
     for (const TensorId id : {q, keys}) s.piece().tensors[id].input = Input::patches;
-    s.collective(OpKind::ring_shift, s.cp(), keys, next);
+    s.collective(OpKind::ring_shift, s.cp(), keys, next).places = how == 5 ? 2 : 1;
     s.op(OpKind::attention, {q, keys}, {first, lse[0]});
     s.op(OpKind::attention, {q, how == 2 ? keys : next}, {second, lse[1]}).keys_before = how == 2 || how == 3 ? 0 : 1;
     s.op(OpKind::merge_attention, {first, lse[0], second, lse[1]}, {merged, lse[2]});
@@ -444,6 +473,7 @@ TEST(Check, ARingBringsAllKeysOnce) {
     if (how == 2) expect_breaks(Rule::sees_all_keys, s, R"("first" and "second" have both met the keys of 0 ranks)");
     if (how == 3) expect_breaks(Rule::sees_all_keys, s, R"("next" has the keys of 1 ranks before, the op states 0)");
     if (how == 4) expect_breaks(Rule::sizes, s, "has one of 2 parts of the positions, the op states 4");
+    if (how == 5) expect_breaks(Rule::sees_all_keys, s, R"("next" has the keys of 0 ranks before, the op states 1)");
   }
 }
 
@@ -486,13 +516,14 @@ TEST(Check, GradientsMeetTheStateThatTheyBelongTo) {
 }
 
 TEST(Check, SetsAreDividedAsTheySay) {
-  for (const int how : {0, 1, 2}) {  // right, whole where the set says parts, parts in two orders
+  for (const int how : {0, 1, 2, 3}) {  // right, whole where the set says parts (twice), parts in two orders
     Small s;
     const auto [parameters, gradients] = s.trained();
     s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
     s.adam(gradients, parameters);
     ParameterSet& set = s.piece().sets[0];
     if (how == 1) set.over.weights = s.dp();
+    if (how == 3) set.secondary = s.tensor("copy", {{6}}, Category::parameter), set.over.secondary = s.dp();
     if (how == 2) {
       const TensorId a = set.own_parameters = s.tensor("a", {{2, Axis::none, s.dp()}}, Category::parameter),
                      b = set.own_gradients = s.tensor("b", {{2, Axis::none, s.tp()}}, Category::gradient);
@@ -505,6 +536,9 @@ TEST(Check, SetsAreDividedAsTheySay) {
       expect_breaks(Rule::sets_divided, s,
                     R"("parameters" [-] are the weights of a parameter set that divides them over dp_shard)");
     if (how == 2) expect_breaks(Rule::sets_divided, s, R"("a" [dp_shard x tp] are updated with "b" [tp x dp_shard])");
+    if (how == 3)
+      expect_breaks(Rule::sets_divided, s,
+                    R"("copy" [-] are the second copy of the weights of a parameter set that divides them over dp_shard)");
   }
 }
 
@@ -606,6 +640,50 @@ TEST(Check, UpdatedPartsAreGatheredBeforeTheyAreRead) {
   }
 }
 
+// Those who share one part are not all that it takes.
+TEST(Check, UpdatedPartsAreGatheredOverAllOfTheirDigits) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained(8);
+    const MeshGroup both = s.dp() | s.tp();
+    const TensorId shard = s.tensor("shard", {{2, Axis::none, both}}, Category::parameter),
+                   half = s.tensor("half", {{4, Axis::none, s.dp()}}, Category::parameter),
+                   part = s.tensor("part", {{2, Axis::none, both}}, Category::gradient),
+                   x = s.input("x", {{4, Axis::batch, s.dp()}, {8, Axis::hidden}}),
+                   y = s.tensor("y", {{4, Axis::batch, s.dp()}, {8, Axis::hidden}});
+    s.piece().tensors[shard].alias_of = s.piece().tensors[half].alias_of = parameters;
+    s.piece().tensors[part].alias_of = gradients;
+    s.op(OpKind::add, {x, kNoTensor, s.piece().parameters[0].parameter}, {y});
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    s.adam(part, shard);
+    s.collective(OpKind::all_gather, s.tp(), shard, half, &Piece::update);
+    if (good) s.collective(OpKind::all_gather, s.dp(), half, parameters, &Piece::update);
+    good ? expect_proven(s)
+         : expect_breaks(Rule::parameters_gathered, s,
+                         R"("w" has been updated in parts over dp_shard and not gathered)");
+  }
+}
+
+// The gradient of a table that all layers read is summed over the batch where it was made.
+TEST(Check, SideGradientsOweTheSumOverTheBatch) {
+  for (const bool good : {true, false}) {
+    Small s;
+    SideStream& side = s.piece().sides[kPositionTable];
+    side.input = s.tensor("table", {{6, Axis::hidden}});
+    const TensorId x = s.input("x", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}}),
+                   y = s.tensor("y", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}}),
+                   dy = s.input("dy", {{4, Axis::batch, s.dp()}, {6, Axis::hidden}}),
+                   dtable = s.tensor("dtable", {{6, Axis::hidden}}), sum = s.tensor("sum", {{6, Axis::hidden}});
+    s.op(OpKind::add, {x, kNoTensor, side.input}, {y});
+    s.op(OpKind::bias_gradient, {dy}, {dtable}, &Piece::backward);
+    if (!good) s.collective(OpKind::all_reduce, s.dp(), dtable, sum, &Piece::backward);
+    side.input_gradient = good ? dtable : sum;
+    good ? expect_proven(s)
+         : expect_breaks(Rule::pieces_fit, s,
+                         R"(the side gradient "sum" owes the sum over nothing, the piece before expects dp_shard)");
+  }
+}
+
 TEST(Check, WhatIsHandedOnOwesNothing) {
   for (const bool good : {true, false}) {
     Small s;
@@ -631,6 +709,63 @@ TEST(Check, PiecesTakeWhatIsHandedOn) {
          : expect_breaks(
                Rule::pieces_fit, s,
                R"(piece "piece" takes "x" [dp_shard] of 4 elements, piece "piece" hands on "y" [dp_shard] of 2)");
+  }
+}
+
+TEST(Check, PiecesTakeBackWhatIsHandedBack) {
+  for (const bool good : {true, false}) {
+    Small s;
+    s.piece().input = s.tensor("x", {{4, Axis::batch, s.dp()}});
+    s.piece().output = s.tensor("y", {{4, Axis::batch, s.dp()}});
+    s.piece().output_gradient = s.tensor("dy", {{4, Axis::batch, s.dp()}});
+    s.piece().input_gradient = s.tensor("dx", {{good ? 4 : 2, Axis::batch, s.dp()}});
+    s.op(OpKind::cast, {s.piece().input}, {s.piece().output});
+    s.op(OpKind::cast, {s.piece().output_gradient}, {s.piece().input_gradient}, &Piece::backward);
+    s.program.schedule.position = {0};
+    s.program.stages = {{Chunk{{{0, 2}}}}};
+    good ? expect_proven(s)
+         : expect_breaks(
+               Rule::pieces_fit, s,
+               R"(piece "piece" takes "dx" [dp_shard] of 2 elements, piece "piece" hands on "dy" [dp_shard] of 4)");
+  }
+}
+
+// What one piece leaves of a gradient that lies in another is reduced with what the other leaves.
+TEST(Check, AGradientOfTwoPiecesOwesTheSameInBoth) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const auto [parameters, gradients] = s.trained();
+    s.collective(OpKind::all_reduce, s.dp(), gradients, gradients, &Piece::update);
+    s.adam(gradients, parameters);
+    Small other;
+    other.piece().name = "other";
+    const TensorId w = other.tensor("w", {{6, Axis::hidden}}, Category::parameter),
+                   dw = other.tensor("w", {{6, Axis::hidden}}, Category::gradient),
+                   dy = other.input("dy", {{4, Axis::batch, good ? s.dp() : s.cp()}, {6, Axis::hidden}});
+    other.piece().tensors[w].shared = other.piece().tensors[dw].shared = true;
+    other.piece().parameters.push_back({w, dw});
+    other.op(OpKind::bias_gradient, {dy}, {dw}, &Piece::backward);
+    s.program.pieces.push_back(other.piece());
+    good ? expect_proven(s)
+         : expect_breaks(Rule::owed_alike, s,
+                         R"(piece "other": the gradient of "w", which lies in piece "piece", owes the sum over cp, )"
+                         R"(there it owes dp_shard)");
+  }
+}
+
+// Each rank writes its own part of what all hold whole.
+TEST(Check, PartsOfWhatIsWholeOweTheirSum) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId dy = s.input("dy", {{4, Axis::sequence, s.tp()}}),
+                   whole = s.tensor("whole", {{8, Axis::sequence}}, Category::gradient),
+                   part = s.tensor("part", {{4, Axis::sequence, s.tp()}}, Category::gradient),
+                   sum = s.tensor("sum", {{8, Axis::sequence}});
+    s.piece().tensors[part].alias_of = whole;
+    s.op(OpKind::cast, {dy}, {part});
+    if (good) s.collective(OpKind::all_reduce, s.tp(), whole, sum);
+    s.piece().output = good ? sum : whole;
+    good ? expect_proven(s) : expect_breaks(Rule::pieces_fit, s, R"(the output "whole" owes the sum over tp)");
   }
 }
 

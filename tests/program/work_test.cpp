@@ -90,6 +90,24 @@ TEST(Flops, OfAttentionAreThoseOfThePairsThatItsMaskLeaves) {
   }
 }
 
+// A step of a ring over four ranks, dealt zigzag in eight blocks of four: rank 3 has blocks 3 and 4, and meets the keys
+// of rank 2, blocks 2 and 5. Its eight queries all see the first, and none the second.
+TEST(Flops, OfARingsStepAreThoseOfTheKeysThatItsQueriesSee) {
+  Maker m = attention(8, 8, true, 0);
+  for (Tensor& t : m.tensors) {
+    t.over[1].append(MeshGroup::of_digit(0));
+    t.set_deal(1, Deal::zigzag);
+  }
+  m.op.parts = 4;
+  m.op.keys_before = 1;
+  EXPECT_EQ(m.executed(), 2 * 2 * kHeadDim * kBatch * kHeads * 8.0 * 4);
+  const AttentionShape shape = attention_shape(m.op, m.tensors);
+  EXPECT_EQ(shape.keys, 4);
+  EXPECT_FALSE(shape.causal) << "of keys that are seen all are";
+  constexpr double kQueries = kBatch * 8 * kHeads * kHeadDim * 2;
+  EXPECT_EQ(m.moved(), kQueries + kQueries + kQueries) << "half of the keys and values, queries, contexts";
+}
+
 TEST(Bytes, AreEachTensorOnceAndTwiceWhatIsAddedTo) {
   // 7 tokens of 11 elements in bf16; sums in fp32.
   constexpr double kX = 7 * 11 * 2, kWidth = 11 * 2, kSum = 11 * 4, kStatistics = 7 * 2 * 4;

@@ -756,6 +756,22 @@ TEST(Pipeline, StagesOfAnEncoderDecoderHandOnItsMemory) {
   EXPECT_THAT(bytes_sent(p), ElementsAre(encoder + table, encoder, decoder + encoder + table));
 }
 
+// Of two chunks a stage the second follows the last stage's first, as far away as the last stage is.
+TEST(Pipeline, TheLastStageHandsOnToTheFirst) {
+  Scenario s = megatron_22b();
+  s.cluster = read_cluster({{"node", "dgx-a100"}, {"nodes", 4}}, {});
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.pipeline.degree = 4;
+  s.plan.pipeline.virtual_stages = 2;
+  Program p;
+  lower(s, p);
+  Borders borders;
+  borders.find(p);
+  std::vector<std::int32_t> behind;
+  for (std::size_t q = 0; q + 1 < borders.size(); ++q) behind.push_back(borders.behind_stage(q));
+  EXPECT_THAT(behind, ElementsAre(0, 1, 2, 3, 0, 1, 2));
+}
+
 TEST(Pipeline, ZeroBubbleRunsWeightGradientsApart) {
   Scenario s = megatron_22b();
   s.cluster = read_cluster({{"node", "dgx-a100"}, {"nodes", 4}}, {});
