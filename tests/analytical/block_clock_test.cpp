@@ -241,6 +241,52 @@ TEST(BlockClock, OpsOfEqualCountsRunPartByPart) {
   EXPECT_DOUBLE_EQ(seconds(4, 2), 4.5);  // bound by the gather: the last part's half second follows it
 }
 
+TEST(BlockClock, AnOpInPartsIsLaunchedPartByPart) {
+  Handmade h;
+  h.kernel(h.piece.forward, 4).count = 4;  // issued at 2, 4, 6 and 8: a second each
+  h.kernel(h.piece.forward, 1);            // issued at 10
+  Clockwork w;
+  w.runtime.host_seconds_per_op = 2;
+  EXPECT_DOUBLE_EQ(w.run(h.piece).seconds, 11);
+}
+
+TEST(OpCosts, EachPartOfAKernelIsAKernel) {
+  SlowCluster world;
+  world.kernels.kernel_fixed_seconds = 3;
+  const OpCostModel costs(world.cluster, world.kernels, world.collectives);
+  Handmade h;
+  Op& op = h.kernel(h.piece.forward, 8);
+  EXPECT_DOUBLE_EQ(costs.cost(op, h.piece.tensors, 1).seconds, 3 + 8);
+  op.count = 4;
+  EXPECT_DOUBLE_EQ(costs.cost(op, h.piece.tensors, 1).seconds, 4 * 3 + 8);
+  EXPECT_DOUBLE_EQ(costs.cost(op, h.piece.tensors, 1).last_seconds, 3 + 2);
+}
+
+// Eight ranks a node hold the first of two stages, each in a group of its own with its twin of the second, and one NIC
+// carries them all.
+TEST(OpCosts, SumsOverStagesShareTheNicsOfANode) {
+  SlowCluster world;
+  world.cluster.node.nics = 1;
+  world.cluster.node.pcie_bytes_per_second = 1e12;
+  Mesh mesh;
+  mesh.add(MeshAxis::dp_shard, 8);
+  mesh.add(MeshAxis::pp, 2);
+  const std::vector<std::vector<std::uint16_t>> stages{{0, 1}};
+  OpCostModel costs(world.cluster, world.kernels, world.collectives);
+  costs.set_mesh(mesh, CollectiveAlgorithm::automatic, CollectiveProtocol::automatic, stages);
+  Handmade h;
+  const TensorId x = h.tensor(1 << 26);
+  Op op = communication(OpKind::all_reduce, "sum", Stream::pipeline_communication, {}, x, x);
+  op.stages = 1;
+  const CollectiveModel model(world.cluster, world.collectives);
+  const auto seconds = [&](std::int64_t groups) {
+    const GroupSpan span{.ranks = 2, .ranks_per_node = 1, .nodes = 2, .groups_sharing_nics = groups, .stride = 8};
+    return model.cost(OpKind::all_reduce, 1 << 26, span).seconds;
+  };
+  EXPECT_DOUBLE_EQ(costs.cost(op, h.piece.tensors, 1).seconds, seconds(8));
+  EXPECT_GT(seconds(8), 4 * seconds(1));
+}
+
 TEST(BlockClock, MicroBatchesRunWhatIsMarkedForThem) {
   Handmade h;
   h.kernel(h.piece.forward, 1);

@@ -111,6 +111,33 @@ TEST(Step, ASmallBubbleIsNoRounding) {
   }
 }
 
+// Full recomputation runs each layer's forward once more: a fourth product beside three, but for the head's.
+TEST(Step, HardwareFlopsAreThoseOfAllDevices) {
+  for (const Json& parallel : {Json::object(), Json{{"tensor_parallel", 2}}, Json{{"pipeline_parallel", 4}}}) {
+    Json plan = parallel;
+    plan["recompute"] = "full";
+    const Evaluated e(document(plan));
+    const double tokens = 64.0 * 2048, head = 2 * tokens * 4096 * 32000,
+                 executed = e.report.hfu * e.report.step_seconds * 32 * e.scenario.cluster.device.peak(Dtype::bf16),
+                 model = e.program.model.executed_flops_per_step;
+    EXPECT_NEAR(executed / (model + model / 3 - head), 1, 1e-12) << plan;
+  }
+}
+
+// Of the pipeline, and of the stages that sum what they have in common.
+TEST(Step, EveryCommunicatorHasItsBuffers) {
+  for (const char* model : {"llama-2-7b", "gpt2-1.5b"}) {  // without a table in common, and with one
+    Json doc = document({{"pipeline_parallel", 8}}, 1);
+    doc["model"] = model;
+    doc["workload"]["sequence_length"] = 1024;
+    Evaluated e(doc);
+    e.program.runtime.context_bytes = 5000;
+    e.program.runtime.buffer_bytes_per_communicator = 1000;
+    e.run();
+    EXPECT_EQ(e.report.stages[0].memory.framework_bytes, model[0] == 'l' ? 6000 : 7000) << model;
+  }
+}
+
 TEST(Step, OpsInTheTableAddUpToTheComputeOfTheBoundingStage) {
   for (const Json& plan : kPlans) {
     SCOPED_TRACE(plan.dump());
@@ -363,6 +390,33 @@ TEST(HandmadeStep, PeakMemoryIsWhatIsInFlightAtItsWorst) {
   EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::activation), 307);  // the third forward
   EXPECT_DOUBLE_EQ(m.fragmentation_bytes, 153.5);
   EXPECT_DOUBLE_EQ(m.peak_bytes, 3000 + 307 + 153.5 + 10000);
+}
+
+// The gradient of a table that head and embedding share lies there from the head's backward to the embedding's, also
+// while the layers between them need the most.
+TEST(HandmadeStep, LentGradientsLieBetweenThePiecesThatUseThem) {
+  Handmade lender, layer, borrower;
+  for (Handmade* h : {&lender, &layer, &borrower}) h->kernel(h->piece.forward, 1);
+  layer.kernel(layer.piece.backward, 300);
+  const TensorId lent = lender.tensor(500, Category::gradient);
+  lender.piece.tensors[lent].lent = true;
+  const auto add_to = [](Handmade& h, TensorId gradient) {
+    Op& op = h.kernel(h.piece.backward, 1);
+    op.writes[0] = gradient;
+    op.accumulate = true;
+  };
+  add_to(lender, lent);
+  lender.kernel(lender.piece.backward, 1, {lent});
+  const TensorId shared = borrower.tensor(500, Category::gradient);
+  borrower.piece.tensors[shared].shared = true;
+  add_to(borrower, shared);
+  Program p = handmade_program(lender.piece, 1, 1);
+  p.pieces.push_back(layer.piece);
+  p.pieces.push_back(borrower.piece);
+  p.stages = {{Chunk{{{0, 1}, {1, 2}, {2, 1}}}}};
+  const MemoryBreakdown m = evaluate(SlowCluster(), p).stages[0].memory;
+  EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::gradient), 500);
+  EXPECT_DOUBLE_EQ(m.peak_bytes, 500 + 300);
 }
 
 // What three layers put on the host in two micro-batches, one at a time, beside what stays there; eight devices a node.

@@ -466,6 +466,24 @@ TEST(Cost, OfEveryKindOfMemoryBoundKernelIsThatOfItsOwnCurve) {
   EXPECT_EQ(std::count(met.begin(), met.end(), "norm_backward+bias"), 1);
 }
 
+// Nothing runs beside the update: what slows the kernels of the model leaves it as it is.
+TEST(Cost, OfTheUpdateIsNotSlowedByTheStep) {
+  Calibration alone = simple_calibration(), in_step = alone;
+  in_step.memory_bound_slowdown = 3;
+  const auto slower = [&](OpKind kind) {
+    Op op;
+    op.kind = kind;
+    const auto seconds = [&](const Calibration& c) {
+      return KernelModel(simple_device(), c).memory_seconds(op, 2e9) - KernelModel(simple_device(), c).memory_seconds(op, 1e9);
+    };
+    return seconds(in_step) / seconds(alone);
+  };
+  for (const OpKind kind : {OpKind::activation, OpKind::norm, OpKind::add, OpKind::embedding})
+    EXPECT_NEAR(slower(kind), 3, 1e-9) << name_of(kind);
+  for (const OpKind kind : {OpKind::adam, OpKind::sgd, OpKind::scale, OpKind::gradient_norm})
+    EXPECT_NEAR(slower(kind), 1, 1e-9) << name_of(kind);
+}
+
 TEST(Explain, NamesFormulaNumbersAndSource) {
   const Device device = find_device("A100-SXM4-80GB");
   const Calibration calibration = find_calibration(device);

@@ -1,0 +1,52 @@
+// What a step is slower by than kernels and collectives alone: does each part reach what it is of, and nothing else?
+#include "sim/cost/step_calibration.h"
+
+#include <gtest/gtest.h>
+
+namespace orrery {
+namespace {
+
+StepCalibration known_stack() {
+  StepCalibration c;
+  c.device_slowdown["known"] = 1.5;
+  c.other_devices_slowdown = 1.25;
+  c.collective_slowdown = 1.75;
+  c.stacks["stack"] = {.host_seconds_per_op = 7e-6, .kernel_slowdown = 1.1, .memory_bound_slowdown = 1.3};
+  return c;
+}
+
+Calibration kernels_of(const char* stack, const char* name) {
+  Device device;
+  device.name = name;
+  Calibration kernels;
+  known_stack().apply(stack, device, kernels);
+  return kernels;
+}
+
+TEST(StepSlowdown, OfProductsIsTheDevicesTimesTheStacks) {
+  EXPECT_DOUBLE_EQ(kernels_of("stack", "known").step_slowdown, 1.5 * 1.1);
+  EXPECT_DOUBLE_EQ(kernels_of("stack", "other").step_slowdown, 1.25 * 1.1);
+  EXPECT_EQ(kernels_of("none", "known").step_slowdown, 1);
+}
+
+TEST(StepSlowdown, OfMemoryBoundKernelsIsTheStacks) {
+  EXPECT_EQ(kernels_of("stack", "known").memory_bound_slowdown, 1.3);
+  EXPECT_EQ(kernels_of("stack", "other").memory_bound_slowdown, 1.3);
+  EXPECT_EQ(kernels_of("none", "known").memory_bound_slowdown, 1);
+}
+
+TEST(StepSlowdown, OfCollectivesAndTheHostIsOfKnownStacksAlone) {
+  for (const bool known : {true, false}) {
+    CollectiveCalibration collectives;
+    Runtime runtime;
+    runtime.host_seconds_per_op = runtime.host_seconds_per_backward_op = 1e-6;
+    known_stack().apply(known ? "stack" : "none", collectives);
+    known_stack().apply(known ? "stack" : "none", runtime);
+    EXPECT_EQ(collectives.step_slowdown, known ? 1.75 : 1);
+    EXPECT_EQ(runtime.host_seconds_per_op, known ? 7e-6 : 1e-6);
+    EXPECT_EQ(runtime.host_seconds_per_backward_op, known ? 7e-6 : 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace orrery
