@@ -17,6 +17,24 @@ FabricWork over_network(double seconds, double latency = 0) {
   return {.latency_seconds = latency, .seconds = {0, seconds}};
 }
 
+// Of ten seconds one is latency, two are the node's; what leaf switches make of three seconds of NICs is the network's.
+TEST(FabricWork, WhatNarrowsAGroupBeyondItsNicsIsOfItsNetwork) {
+  CollectiveCost cost;
+  cost.seconds = 10;
+  cost.latency_seconds = 1;
+  cost.intra_seconds = 2;
+  cost.inter_seconds = 3;
+  const FabricWork beside = fabric_work(cost);
+  EXPECT_DOUBLE_EQ(beside.latency_seconds, 1);
+  EXPECT_DOUBLE_EQ(beside.seconds[0], 2);
+  EXPECT_DOUBLE_EQ(beside.seconds[1], 9) << "the node's two seconds pass meanwhile";
+  cost.in_sequence = true;
+  EXPECT_DOUBLE_EQ(fabric_work(cost).seconds[1], 7) << "behind the node's two seconds";
+  cost.intra_seconds = 9;
+  cost.in_sequence = false;
+  EXPECT_DOUBLE_EQ(fabric_work(cost).seconds[1], 3) << "where the node takes longer there is nothing to see of it";
+}
+
 TEST(FabricShare, TwoEqualCollectivesTakeTwiceAsLong) {
   SharedFabric fabric;
   const auto a = fabric.issue(kTensor, 0, in_node(3), 0);

@@ -32,6 +32,16 @@ TEST(Contention, RingsThroughOneNicShareIt) {
     }
 }
 
+// A message goes in slices of half a MiB on a channel for each device of a node: 8 MiB on two are eight, one behind the
+// other over three hops.
+TEST(StepExact, AChainPassesTheSlicesOfItsChannels) {
+  const Cluster c = ideal_cluster(4, 2, 2);
+  constexpr double kMessage = 8 << 20;
+  const double took = seconds(c, over_strided(c, 2, OpKind::broadcast, Algorithm::automatic, kMessage), {},
+                              {.fidelity = Fidelity::step_exact});
+  EXPECT_SAME(took, (8 + 3 - 1) * kMessage / 8 / kNicRate);
+}
+
 // Two collectives of unequal size begin together on streams of their own: the smaller one takes half of the NICs until
 // it ends, the larger one then has all.
 TEST(Contention, TwoCollectivesShareNicsUntilTheSmallerOneEnds) {
@@ -400,6 +410,13 @@ TEST(Bytes, LinksOverTimeAddUpToTheirBytes) {
   // Of what a slow link still carries.
   const CollectiveRun slow = run(c, over_all(c, OpKind::all_gather), {slow_link("node1.nic0.out", 0.5)});
   EXPECT_SAME(links_of(slow.link_kinds, "nic").utilisation, 1.0);
+  // Or carries in the time that is left to it.
+  const double window = 8 * kMs, took = kRingSeconds + 0.75 * window;
+  const CollectiveRun for_a_while =
+      run(c, over_all(c, OpKind::all_gather), {slow_link("node1.nic0.out", 0.25, 0, window)});
+  EXPECT_SAME(for_a_while.seconds, took);
+  EXPECT_SAME(links_of(for_a_while.link_kinds, "nic").bytes_per_second, kNicRate * kRingSeconds / took);
+  EXPECT_SAME(links_of(for_a_while.link_kinds, "nic").utilisation, 1.0);
 }
 
 }  // namespace

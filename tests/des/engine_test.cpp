@@ -284,6 +284,26 @@ TEST(Agreement, ALateHostIsTheHostsTime) {
   EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
 }
 
+// A gather of four seconds in four parts, and a kernel of two in as many that follow it: it waits a second for the first
+// part, and half of one for each other.
+TEST(Agreement, AWaitForAPartIsTheCollectives) {
+  HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}}));
+  Op& gather = p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard,
+                            2 * 4 * kNicRate, "gather");
+  gather.free_running = true;
+  gather.count = 4;
+  const TensorId whole = gather.writes[0];
+  p.pieces[0].kernel(p.pieces[0].piece.forward, 2, {whole}).count = 4;
+  p.finish();
+  const Report r = run_program(ideal_cluster(2), p.program);
+  const TimeBreakdown& time = r.stages[0].time;
+  EXPECT_NEAR(r.step_seconds, 4.5, 1e-8);
+  EXPECT_NEAR(time.memory_bound, 2, 1e-8);
+  EXPECT_NEAR(time.exposed[static_cast<std::size_t>(Stream::parameter_communication)], 1 + 3 * 0.5, 1e-8);
+  EXPECT_NEAR(time.bubble, 0, 1e-8);
+  EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
+}
+
 // The host hands a later stage's kernels over once the stage has its input, in the first micro-batch as in any other.
 TEST(Agreement, TheHostWaitsForTheInputToo) {
   HandmadeProgram p(mesh_of({{MeshAxis::pp, 2}}));

@@ -53,5 +53,27 @@ TEST(SwinLayer, AttendsWithinWindowsThatAreCutOutAndPutBack) {
             2);
 }
 
+// Raffel et al. 2020 (arXiv 1910.10683), section 2.1: a decoder attends to what it has written, and to all of the input.
+TEST(DecoderLayer, AttendsToThePastAndToAllOfTheInput) {
+  const Model model = read_model("t5-large", {});
+  Workload workload;
+  workload.sequence_length = 512;
+  workload.decoder_sequence_length = 128;
+  for (const bool flash : {true, false}) {
+    KernelChoices kernels;
+    kernels.flash_attention = flash;
+    std::vector<Piece> pieces;
+    ModelPieces built{&pieces, {}};
+    build_pieces(model, workload, 1, kernels, built);
+    const auto layer = std::find_if(pieces.begin(), pieces.end(),
+                                    [](const Piece& piece) { return std::string_view(piece.name) == "decoder_layer"; });
+    ASSERT_NE(layer, pieces.end());
+    double masked = 0;
+    for (const Op& op : layer->forward.ops) masked += product_flops(op, layer->tensors).attention_masked;
+    // Two products of 16 heads of 64: of half of 128 x 128 pairs, and of 128 x 512.
+    EXPECT_DOUBLE_EQ(masked, 4.0 * 16 * 64 * (128.0 * 128 / 2 + 128.0 * 512)) << flash;
+  }
+}
+
 }  // namespace
 }  // namespace orrery
