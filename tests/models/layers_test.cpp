@@ -53,6 +53,23 @@ TEST(SwinLayer, AttendsWithinWindowsThatAreCutOutAndPutBack) {
             2);
 }
 
+// At twice the side the last stage has 14 x 14 patches, four windows an image: pooled they are one vector all the same.
+TEST(SwinHead, PoolsAllWindowsOfAnImage) {
+  Model model = read_model("swin-t", {});
+  model.image_size = 448;
+  std::vector<Piece> pieces;
+  ModelPieces built{&pieces, {}};
+  build_pieces(model, {}, 3, {}, built);
+  const Piece& head = pieces.back();
+  const auto product = std::find_if(head.forward.ops.begin(), head.forward.ops.end(),
+                                    [](const Op& op) { return op.kind == OpKind::linear; });
+  ASSERT_NE(product, head.forward.ops.end());
+  const GemmShape shape = gemm_shape(*product, head.tensors);
+  EXPECT_EQ(shape.m, 3);
+  EXPECT_EQ(shape.n, 1000);
+  EXPECT_EQ(shape.k, 768);
+}
+
 // Raffel et al. 2020 (arXiv 1910.10683), section 2.1: a decoder attends to what it has written, and to all of the input.
 TEST(DecoderLayer, AttendsToThePastAndToAllOfTheInput) {
   const Model model = read_model("t5-large", {});

@@ -13,6 +13,7 @@
 #include "sim/report/json.h"
 #include "sim/report/memory_verdict.h"
 #include "sim/report/read_json.h"
+#include "sim/report/summary.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/terms.h"
@@ -412,6 +413,28 @@ TEST(Terms, AddUpToTheTotal) {
   for (const Term& term : terms_of(time)) sum += term.seconds;
   EXPECT_EQ(sum, 127 + 128 * (kStreams - 1));
   EXPECT_EQ(time.total(), sum);
+}
+
+// What the compute stream waits for elsewhere (copies, storage, the host) is no communication.
+TEST(Summary, ExposedCommunicationIsThatOfTheFabric) {
+  Report report = example_report();
+  TimeBreakdown& time = report.stages[0].time;
+  time.exposed[static_cast<std::size_t>(Stream::data_communication)] = 0.25;
+  time.exposed[static_cast<std::size_t>(Stream::pipeline_communication)] = 0.5;
+  for (const Stream other : {Stream::host_to_device, Stream::device_to_host, Stream::storage, Stream::host})
+    time.exposed[static_cast<std::size_t>(other)] = 8;
+  summarise_bounding_stage(report);
+  EXPECT_DOUBLE_EQ(report.exposed_communication_seconds, 0.125 + 0.25 + 0.5);
+  EXPECT_DOUBLE_EQ(report.bubble_fraction, time.bubble / report.step_seconds);
+}
+
+// The stage that bounds the time and the one that is fullest need not be the same.
+TEST(ReportCsv, HasTheMemoryOfTheFullestStageAndTheTimeOfTheBoundingOne) {
+  const Report report = example_report();
+  const auto number = [&](const char* name) { return std::get<double>(find_report_column(name)->value(report)); };
+  EXPECT_EQ(number("matmul_seconds"), 1.5);
+  EXPECT_EQ(number("parameter_bytes"), 50e9);
+  EXPECT_EQ(number("framework_bytes"), 10e9);
 }
 
 TEST(Quantities, AreReadable) {
