@@ -42,7 +42,8 @@ class FieldTexts final : public FieldVisitor {
   void choices(const char* name, std::vector<std::int64_t>& chosen, std::span<const std::string_view> names,
                const char*) override {
     std::string text;
-    for (const std::int64_t i : chosen) text += (text.empty() ? "" : "+") + std::string(names[static_cast<std::size_t>(i)]);
+    for (const std::int64_t i : chosen)
+      text += (text.empty() ? "" : "+") + std::string(names[static_cast<std::size_t>(i)]);
     add(name, text);
   }
 };

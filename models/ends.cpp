@@ -59,8 +59,8 @@ void build_pooler(Builder& b, TensorId x) {
   b.emit(OpKind::cross_entropy, "next_sentence", {logits, targets}, {statistics});
 }
 
-// PyTorch's cross_entropy computes the gradient of the loss in each log-probability (zero but for the targets') and from
-// it that of the logits, each in fp32 and in a tensor of its own.
+// PyTorch's cross_entropy computes the gradient of the loss in each log-probability (zero but for the targets') and
+// from it that of the logits, each in fp32 and in a tensor of its own.
 void keep_gradient_of_log_probabilities(Piece& piece) {
   auto& ops = piece.backward.ops;
   const auto loss = std::ranges::find(ops, OpKind::cross_entropy_backward, &Op::kind);

@@ -339,7 +339,8 @@ class ByModules {
       const bool product = ops_[i].kind == OpKind::linear;
       for_each_reader(i, [&](std::size_t j) {
         const OpKind kind = ops_[j].kind;
-        mlp[j] |= product ? is_communication(kind) : kind == OpKind::multiply || kind == OpKind::linear || passes_on(ops_[j]);
+        const bool goes_on = kind == OpKind::multiply || kind == OpKind::linear || passes_on(ops_[j]);
+        mlp[j] |= product ? is_communication(kind) : goes_on;
       });
     }
     // What is made for the first products alone.
