@@ -132,13 +132,13 @@ OrderedJson model_schema() {
 
 OrderedJson placement_schema() {
   OrderedJson properties;
-  properties["nodes"] =
-      OrderedJson{{"description",
-                   "contiguous: leaf by leaf; scattered: drawn at random; or which nodes, as a scheduler lists them "
-                   "(node[001-004,010]) or by number"},
-                  {"anyOf", OrderedJson::array({{{"type", "string"}, {"examples", {"contiguous", "scattered"}}},
-                                                {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}}})},
-                  {"default", "contiguous"}};
+  properties["nodes"] = OrderedJson{
+      {"description",
+       "contiguous: leaf by leaf; scattered: drawn at random; or which nodes, as a scheduler lists them "
+       "(node[001-004,010]) or by number"},
+      {"anyOf", OrderedJson::array({{{"type", "string"}, {"examples", {"contiguous", "scattered"}}},
+                                    {{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}}})},
+      {"default", "contiguous"}};
   properties.update(properties_of<PlacementFields>(true));
   return object("which nodes of the fabric the cluster's nodes are", std::move(properties));
 }

@@ -44,7 +44,7 @@ struct Strategy {
   // Null: it does not.
   void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding) = nullptr;
   // The rest is null where there is nothing to say.
-  // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the order of the plan (mesh_order).
+  // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the plan's mesh_order.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;

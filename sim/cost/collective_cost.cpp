@@ -364,8 +364,7 @@ struct CollectiveModel::Formulas {
                                     largest_outside / g.one_rank_nic_rate) /
                            nic_share;
         if (g.load != nullptr)
-          crossing.ring =
-              std::max(1.0, g.load->exchange_seconds[bit] * largest_outside / (nic * nic_share));
+          crossing.ring = std::max(1.0, g.load->exchange_seconds[bit] * largest_outside / (nic * nic_share));
         if (nic * crossing.ring >= slowest_inside) {
           x.nic_seconds += nic;
           x.inter_seconds += nic * crossing.ring;
@@ -454,8 +453,8 @@ struct CollectiveModel::Formulas {
     return x;
   }
 
-  // Each node hands the sum of its ranks' vectors up once and gets the result once, whatever the number of nodes: half of
-  // what a ring passes on. Within the node NVSwitch sums up, or each rank a part for all (CollNetDirect).
+  // Each node hands the sum of its ranks' vectors up once and gets the result once, whatever the number of nodes: half
+  // of what a ring passes on. Within the node NVSwitch sums up, or each rank a part for all (CollNetDirect).
   Candidate collnet(OpKind kind) const {
     const IntraCalibration& c = m.intra_;
     const ReductionCalibration& red = m.reduction_;
@@ -464,12 +463,11 @@ struct CollectiveModel::Formulas {
     if (all_reduce && m.node_.in_switch_reduction && g.r >= c.nvls_least_ranks) {
       x = nvls();
       x.algorithm = Algorithm::collnet;
-      x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds +
-                          filled(c.nvls_fill_seconds, c.nvls_fill_bytes) + red.nvls_network_seconds;
+      x.latency_seconds = c.nvls_seconds + r * c.nvls_rank_seconds + filled(c.nvls_fill_seconds, c.nvls_fill_bytes) +
+                          red.nvls_network_seconds;
     } else {
       const double rounds = all_reduce ? 2 : 1;
-      x.latency_seconds =
-          rounds * (g.r > 1 ? red.step_seconds + (r - 1) * red.rank_seconds : 0) + red.network_seconds;
+      x.latency_seconds = rounds * (g.r > 1 ? red.step_seconds + (r - 1) * red.rank_seconds : 0) + red.network_seconds;
       if (g.r > 1) {
         x.intra_bytes = rounds * (r - 1) / r * bytes;
         x.intra_seconds = rounds * (r - 1 + c.local_steps) / r * bytes / g.ring_rate;
@@ -684,7 +682,7 @@ std::string CollectiveModel::explain(OpKind kind, double bytes, const GroupSpan&
                       nic_bytes_per_second_ / 1e9, span.groups_sharing_nics);
     const double narrowed = kind == OpKind::all_to_all                                           ? g.crossing.all_to_all
                             : c.algorithm == Algorithm::ring || c.algorithm == Algorithm::direct ? g.crossing.ring
-                                                                       : c.algorithm == Algorithm::collnet                                ? g.crossing.reduction
+                            : c.algorithm == Algorithm::collnet                                  ? g.crossing.reduction
                                                                                                  : g.crossing.tree;
     if (g.nodes > 1 && narrowed > 1) text += fmt::format("; {:.3g} times slower beyond the leaf switches", narrowed);
   });

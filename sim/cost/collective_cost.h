@@ -63,11 +63,11 @@ struct InterCalibration {
 
 // Reduction in the fabric's switches (SHARP), as NCCL's CollNetDirect and NVLS use it: nothing of it is measured here.
 struct ReductionCalibration {
-  double nic_share = 0;                     // of the NICs' rate; 0: none
-  double step_seconds = 0;                  // within the node, before and after
-  double rank_seconds = 0;                  // likewise, for each further rank of the node
-  double network_seconds = 0;               // once per collective
-  double nvls_network_seconds = 0;          // the same where NVSwitch reduces within the node
+  double nic_share = 0;             // of the NICs' rate; 0: none
+  double step_seconds = 0;          // within the node, before and after
+  double rank_seconds = 0;          // likewise, for each further rank of the node
+  double network_seconds = 0;       // once per collective
+  double nvls_network_seconds = 0;  // the same where NVSwitch reduces within the node
 };
 
 // What stands behind the numbers of one class; zero points: published constants only.

@@ -16,13 +16,14 @@ namespace orrery {
 // discrete-event engine sends them (sim/des/collective_flows.h). Seconds for which the busiest link between switches is
 // busy, for each byte ...
 struct FabricLoad {
-  double ring_seconds = 0;              // ... that a node passes on to the next of its ring
-  double tree_seconds = 0;              // of an all-reduce over double binary trees
-  double all_to_all_seconds = 0;        // that a rank sends to all ranks, itself included
-  double shift_seconds = 0;             // that each rank sends to the next of its group
-  double send_seconds = 0;              // that each first rank sends to the second, or gets from it: the mean
-  double reduction_seconds = 0;         // of an all-reduce in the switches: each leaf hands one sum up and gets one down
-  std::vector<double> exchange_seconds;  // that partners exchange whose numbers differ in bit 0, 1, ... (halving_doubling.h)
+  double ring_seconds = 0;        // ... that a node passes on to the next of its ring
+  double tree_seconds = 0;        // of an all-reduce over double binary trees
+  double all_to_all_seconds = 0;  // that a rank sends to all ranks, itself included
+  double shift_seconds = 0;       // that each rank sends to the next of its group
+  double send_seconds = 0;        // that each first rank sends to the second, or gets from it: the mean
+  double reduction_seconds = 0;   // of an all-reduce in the switches: each leaf hands one sum up and gets one down
+  // That partners exchange whose numbers differ in bit 0, 1, ... (halving_doubling.h).
+  std::vector<double> exchange_seconds;
 
   bool leaves_switch = false;  // dragonfly: of a group's own switches
   bool leaves_leaf = false;    // some group has nodes under several leaves (dragonfly: in several groups)

@@ -92,7 +92,10 @@ Index zigzag(Index j) { return j % 2 == 1 ? (j + 1) / 2 : -(j / 2); }
 class Builder {
  public:
   Builder(const GroupMembers& group, const FlowOptions& options, FlowGraph& graph)
-      : nodes_(group), options_(options), mesh_(group.full_mesh), both_ways_(group.both_directions),
+      : nodes_(group),
+        options_(options),
+        mesh_(group.full_mesh),
+        both_ways_(group.both_directions),
         leaves_(group.leaves),
         in_switch_(group.in_switch_reduction),
         graph_(graph) {
@@ -217,7 +220,8 @@ class Builder {
         }
         const Index first_after = afters(), collected = static_cast<Index>(graph_.edges.size()) - before;
         for (Index i = 0; i < collected; ++i) wait_for(before + i);
-        const Index up = add({head}, fabric(head, FlowEnd::Fabric::leaf), shard, options_.chunks, 0, first_after, collected);
+        const Index up =
+            add({head}, fabric(head, FlowEnd::Fabric::leaf), shard, options_.chunks, 0, first_after, collected);
         auto leaf = std::find_if(leaves.begin(), leaves.end(), [&](const Leaf& l) { return l.leaf == leaf_of(head); });
         if (leaf == leaves.end()) leaf = leaves.insert(leaves.end(), Leaf{leaf_of(head), head, {}, {}});
         leaf->up.push_back(up);
@@ -248,8 +252,9 @@ class Builder {
         }
         for (const Index a : leaf.nodes) {
           const Member head = nodes_.of(a)[at(h)];
-          results[at(h * count + a)] = add(fabric(head, FlowEnd::Fabric::leaf), {head}, all_reduce ? shard : shard / count,
-                                           options_.chunks, 0, first_after, after_count);
+          results[at(h * count + a)] =
+              add(fabric(head, FlowEnd::Fabric::leaf), {head}, all_reduce ? shard : shard / count, options_.chunks, 0,
+                  first_after, after_count);
         }
       }
     }

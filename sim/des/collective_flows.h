@@ -30,8 +30,8 @@ struct GroupMembers {
   bool in_switch_reduction = false;
 };
 
-// A member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the leaf switch of its NIC,
-// the spine over which it is reached.
+// A member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the leaf switch of its
+// NIC, the spine over which it is reached.
 struct FlowEnd {
   enum class Fabric : std::uint8_t { none, leaf, spine };
   std::int32_t member = 0;

@@ -91,10 +91,9 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   if (ranks > cluster.devices())
     throw InputError({}, fmt::format("{} ranks", ranks),
                      fmt::format("at most the cluster's {} devices", cluster.devices()));
-  const CollectiveCost cost =
-      CollectiveModel(cluster, collectives)
-          .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster),
-                request.algorithm, request.protocol);
+  const CollectiveCost cost = CollectiveModel(cluster, collectives)
+                                  .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster),
+                                        request.algorithm, request.protocol);
   run.algorithm = cost.algorithm;
   run.protocol = cost.protocol;
   if (!(cost.seconds > 0)) return run;

@@ -61,9 +61,12 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
   x.bytes = bytes;
   x.cost = cost;
   if (is_felt(cost)) {
-    PatternKind pattern{
-        .communicator = communicator, .kind = kind, .algorithm = cost.algorithm, .way = way, .reversed = reversed,
-        .in_switch = cost.in_switch};
+    PatternKind pattern{.communicator = communicator,
+                        .kind = kind,
+                        .algorithm = cost.algorithm,
+                        .way = way,
+                        .reversed = reversed,
+                        .in_switch = cost.in_switch};
     if (options.fidelity == Fidelity::step_exact) pattern.chunks = chunks_of(cluster, bytes, options);
     x.pattern = traffic.pattern(pattern);
   }

@@ -147,7 +147,7 @@ class Topology {
   bool sprayed_ = false;
   std::int64_t per_pcie_switch_ = 1, pcie_switches_ = 1;  // devices of a switch, switches of a node
   std::int64_t nics_ = 0;                                 // of a node, as links
-  UpLinks up_;  // of fat trees
+  UpLinks up_;                                            // of fat trees
   std::int64_t nodes_per_group_ = 1, groups_ = 1;
   std::vector<TorusDimension> torus_;    // dimensions of more than one node
   std::int64_t torus_links_ = 0;         // of a node

@@ -200,8 +200,8 @@ void Traffic::lay_pattern(std::int32_t p) {
       const auto end = [&](const FlowEnd& f) {
         const std::int64_t device = devices[static_cast<std::size_t>(f.member)];
         if (f.fabric != FlowEnd::Fabric::none)
-          return Endpoint{
-              f.fabric == FlowEnd::Fabric::leaf ? Endpoint::Kind::leaf_switch : Endpoint::Kind::spine, device};
+          return Endpoint{f.fabric == FlowEnd::Fabric::leaf ? Endpoint::Kind::leaf_switch : Endpoint::Kind::spine,
+                          device};
         return f.at_switch ? Endpoint{Endpoint::Kind::scale_up_switch, topology_.node_of(device)}
                            : Endpoint::device(device);
       };

@@ -26,7 +26,7 @@ constexpr std::array<std::string_view, 2> kPlacements{"contiguous", "scattered"}
 
 // Nodes under one leaf, or of one dragonfly group; 0: all of them.
 std::int64_t nodes_of_leaf(const Fabric& fabric) {
-  return fabric.kind == FabricKind::dragonfly      ? fabric.nodes_per_group
+  return fabric.kind == FabricKind::dragonfly       ? fabric.nodes_per_group
          : fabric.kind == FabricKind::single_switch ? 0
                                                     : fabric.nodes_per_leaf;
 }
@@ -77,8 +77,9 @@ void PlacementFields::visit_fields(FieldVisitor& v) {
   v.field("first", first, at_least(0), "of a list: the number of the fabric's first node");
   v.field("seed", seed, at_least(0), "scattered: of the draw");
   v.field("sorted", sorted, "ranks are laid over the nodes in ascending order; false: in that of the list or the draw");
-  v.field("ring_order", ring_order, kRingOrderNames,
-          "in which order libraries join the nodes of a group to rings and trees: by rank, as NCCL does, or leaf by leaf");
+  v.field(
+      "ring_order", ring_order, kRingOrderNames,
+      "in which order libraries join the nodes of a group to rings and trees: by rank, as NCCL does, or leaf by leaf");
 }
 
 void read_placement(const Json& json, const InputError::Where& where, bool count_given, Cluster& cluster) {
@@ -92,15 +93,17 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   if (fabric.kind == FabricKind::torus)
     throw InputError(where, "a placement", fmt::format("none on a {}, of which a job has a block", kind));
 
-  const bool by_name = nodes != nullptr && nodes->is_string() &&
-                       std::find(kPlacements.begin(), kPlacements.end(), nodes->get_ref<const std::string&>()) !=
-                           kPlacements.end();
+  const bool by_name =
+      nodes != nullptr && nodes->is_string() &&
+      std::find(kPlacements.begin(), kPlacements.end(), nodes->get_ref<const std::string&>()) != kPlacements.end();
   const bool scattered = by_name && *nodes == kPlacements[1];
   if (nodes != nullptr && !nodes->is_string() && !nodes->is_array()) reader.fail("nodes", kNodesExpected);
   const bool is_list = nodes != nullptr && !by_name;
-  if (is_list && nodes->is_string() && nodes->get_ref<const std::string&>().find_first_of("0123456789") == std::string::npos)
+  if (is_list && nodes->is_string() &&
+      nodes->get_ref<const std::string&>().find_first_of("0123456789") == std::string::npos)
     reader.fail("nodes", kNodesExpected,
-                nearest_name(nodes->get_ref<const std::string&>(), std::vector<std::string>(kPlacements.begin(), kPlacements.end())));
+                nearest_name(nodes->get_ref<const std::string&>(),
+                             std::vector<std::string>(kPlacements.begin(), kPlacements.end())));
   struct Only {
     const char* field;
     bool used;
@@ -108,7 +111,8 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   };
   for (const Only& only : {Only{"first", is_list, "a list of nodes"}, Only{"seed", scattered, "scattered nodes"},
                            Only{"fill", !is_list, "contiguous and scattered nodes"}})
-    if (reader.has(only.field) && !only.used) reader.fail(only.field, fmt::format("nothing: it belongs to {}", only.by));
+    if (reader.has(only.field) && !only.used)
+      reader.fail(only.field, fmt::format("nothing: it belongs to {}", only.by));
   const std::int64_t leaf = nodes_of_leaf(fabric);
   if (fields.fill > 0 && (leaf == 0 || fields.fill > leaf))
     reader.fail("fill", leaf == 0 ? fmt::format("a fabric of several leaves: this {} has one", kind)
@@ -138,8 +142,8 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
     if (told_apart && std::max(placement.of, needed) > kMostPlaced)
       throw InputError(reader.at("of"), fmt::format("{} nodes", std::max(placement.of, needed)),
                        fmt::format("at most {} where nodes are not the fabric's first", kMostPlaced));
-    for (std::int64_t k = 0; usable(k, fields.fill, leaf) < placement.of && told_apart && (scattered || k < cluster.nodes);
-         ++k)
+    for (std::int64_t k = 0;
+         usable(k, fields.fill, leaf) < placement.of && told_apart && (scattered || k < cluster.nodes); ++k)
       candidates.push_back(usable(k, fields.fill, leaf));
     placement.nodes = scattered ? drawn(cluster.nodes, std::move(candidates), fields.seed) : std::move(candidates);
   }

@@ -9,10 +9,10 @@
 namespace orrery {
 
 struct UpLinks {
-  std::int64_t nodes = 0;  // under one leaf, or one set of rail switches; of a dragonfly group; 0: no such level
-  std::int64_t rails = 1;  // leaf switches side by side, one for each of a node's NICs (rail_fat_tree)
-  std::int64_t nics = 1;   // of a node, as links: no more than its devices
-  std::int64_t ways = 1;   // up-links of a leaf, of which a message takes the one that its destination chooses
+  std::int64_t nodes = 0;       // under one leaf, or one set of rail switches; of a dragonfly group; 0: no such level
+  std::int64_t rails = 1;       // leaf switches side by side, one for each of a node's NICs (rail_fat_tree)
+  std::int64_t nics = 1;        // of a node, as links: no more than its devices
+  std::int64_t ways = 1;        // up-links of a leaf, of which a message takes the one that its destination chooses
   double bytes_per_second = 0;  // of each of them, one direction
 
   std::int64_t nic_of(std::int64_t device_of_node, std::int64_t devices) const {

@@ -21,7 +21,8 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
 enum class OtherPlacement : std::uint8_t {
   full_up_links,  // as much up as down
   scattered,      // the fabric's nodes in an order drawn at random
-  rings_by_leaf,  // rings and trees join the nodes leaf by leaf; of nodes that lie leaf by leaf: scattered, with such rings
+  rings_by_leaf,  // rings and trees join the nodes leaf by leaf; of nodes that lie leaf by leaf: scattered, with such
+                  // rings
   leaf_by_leaf,   // the fabric's first nodes
 };
 inline constexpr int kOtherPlacements = 4;

@@ -129,8 +129,8 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   std::array<bool, kWords.size()> seen{};
   for (std::string_view rest = text;;) {
     const std::size_t dash = rest.find('-');
-    const auto word = static_cast<std::size_t>(std::find(kWords.begin(), kWords.end(), rest.substr(0, dash)) -
-                                               kWords.begin());
+    const auto word =
+        static_cast<std::size_t>(std::find(kWords.begin(), kWords.end(), rest.substr(0, dash)) - kWords.begin());
     if (word == kWords.size() || seen[word]) refuse();
     seen[word] = true;
     constexpr std::array kAxes{MeshAxis::tp, MeshAxis::cp, MeshAxis::ep, MeshAxis::dp_shard, MeshAxis::pp};

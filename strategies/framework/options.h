@@ -63,9 +63,10 @@ struct Options {
     v.field("collective_algorithm", collective_algorithm, kCollectiveAlgorithmNames,
             "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
     v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
-    v.field("mesh_order", mesh_order,
-            "axes from neighbouring ranks outwards, as Megatron writes them; tp-cp-ep-pp-dp is its --use-tp-pp-dp-mapping",
-            Scope::mesh);
+    v.field(
+        "mesh_order", mesh_order,
+        "axes from neighbouring ranks outwards, as Megatron writes them; tp-cp-ep-pp-dp is its --use-tp-pp-dp-mapping",
+        Scope::mesh);
   }
 };
 

@@ -55,8 +55,8 @@ void check(const Scenario& scenario) {
     fail("mics_shard_size", size, "a divisor of the data-parallel degree " + std::to_string(degree));
   if (!plan.mics.hierarchical) return;
   const auto order = framework::mesh_order(plan);
-  if (plan.context.degree > 1 && std::find(order.begin(), order.end(), MeshAxis::cp) >
-                                     std::find(order.begin(), order.end(), MeshAxis::dp_shard))
+  if (plan.context.degree > 1 &&
+      std::find(order.begin(), order.end(), MeshAxis::cp) > std::find(order.begin(), order.end(), MeshAxis::dp_shard))
     fail("mesh_order", '"' + plan.framework.mesh_order + '"',
          "one with cp before dp for mics_hierarchical_params_gather: what nodes hold together is gathered first");
   const std::int64_t in_node = ranks_in_node(scenario);

@@ -58,10 +58,9 @@ void for_each_cluster(Check&& check) {
           for (const bool adaptive : {false, true}) {
             Cluster c = on(ideal_fat_tree(kind, 8, 4, 4, oversubscription), layout.nodes, 16, order);
             c.fabric.adaptive_routing = adaptive;
-            SCOPED_TRACE(fmt::format("{}, {}, 1:{}, rings by {}, {}", layout.name,
-                                     kind == FabricKind::fat_tree ? "fat tree" : "rails", oversubscription,
-                                     kRingOrderNames[static_cast<std::size_t>(order)],
-                                     adaptive ? "adaptive" : "static"));
+            SCOPED_TRACE(fmt::format(
+                "{}, {}, 1:{}, rings by {}, {}", layout.name, kind == FabricKind::fat_tree ? "fat tree" : "rails",
+                oversubscription, kRingOrderNames[static_cast<std::size_t>(order)], adaptive ? "adaptive" : "static"));
             check(c);
           }
 }
@@ -150,8 +149,8 @@ TEST(Placement, ARingCostsTheUpLinkThatMostOfItsHopsCross) {
   EXPECT_EQ(ring_slowdown(on(ideal_fat_tree(FabricKind::rail_fat_tree, 4, 4, 4, 4), {7, 5, 6, 4}, 64)), 1);
 }
 
-// Of the same nodes, for groups that have all of them. (Groups of every second node can be lucky, and of leaves that are
-// filled in part each node has more of the up-links.)
+// Of the same nodes, for groups that have all of them. (Groups of every second node can be lucky, and of leaves that
+// are filled in part each node has more of the up-links.)
 TEST(Placement, NoOrderIsFasterThanLeafByLeaf) {
   for (const FabricKind kind : {FabricKind::fat_tree, FabricKind::rail_fat_tree})
     for (const double oversubscription : {1, 4})
@@ -203,7 +202,8 @@ double reduction_seconds(const Cluster& cluster, const CollectiveRequest& r) {
 TEST(Placement, SwitchesThatReduceTakeTheVectorOnce) {
   for (const std::int64_t nodes : {2, 4, 16, 64}) {
     const Cluster c = reducing(ideal_cluster(nodes, 4, 4));
-    EXPECT_NEAR(reduction_seconds(c, over_all(c, OpKind::all_reduce, Algorithm::collnet)), kSize / (4 * kNicRate), 1e-9);
+    EXPECT_NEAR(reduction_seconds(c, over_all(c, OpKind::all_reduce, Algorithm::collnet)), kSize / (4 * kNicRate),
+                1e-9);
     const double n = static_cast<double>(nodes);
     EXPECT_NEAR(closed_form(c, over_all(c, OpKind::all_reduce, Algorithm::ring)).seconds /
                     reduction_seconds(c, over_all(c, OpKind::all_reduce, Algorithm::collnet)),
@@ -229,8 +229,7 @@ TEST(Placement, ReductionInSwitchesTakesEquallyLongInBothEngines) {
 // The leaf sums up before the up-links: they carry one vector, however many nodes are below.
 TEST(Placement, ALeafHandsUpOneSum) {
   const Cluster c = reducing(ideal_fat_tree(FabricKind::rail_fat_tree, 32, 4, 16, 16));  // one up-link a rail
-  const CollectiveRun r =
-      run(c, over_all(c, OpKind::all_reduce, Algorithm::collnet), {}, {}, ideal_with_reduction());
+  const CollectiveRun r = run(c, over_all(c, OpKind::all_reduce, Algorithm::collnet), {}, {}, ideal_with_reduction());
   EXPECT_EQ(r.algorithm, Algorithm::collnet);
   EXPECT_NEAR(r.seconds, kSize / (4 * kNicRate), 1e-9);
   EXPECT_NEAR(links_of(r.link_kinds, "leaf").busiest_bytes, kSize / 4, 1);
@@ -265,7 +264,8 @@ TEST(Placement, StepsTakeAboutEquallyLongInBothEngines) {
               {});
           const double both = simulate(s).step_seconds / simulate_des(s).step_seconds - 1;
           // The stages of a pipeline do not all communicate at the same time, as the closed forms take them to.
-          EXPECT_NEAR(both, 0, plan.contains("pipeline_parallel") ? 0.08 : 0.02) << fabric << " 1:" << oversubscription << ' ' << placement << ' ' << plan;
+          EXPECT_NEAR(both, 0, plan.contains("pipeline_parallel") ? 0.08 : 0.02)
+              << fabric << " 1:" << oversubscription << ' ' << placement << ' ' << plan;
         }
 }
 
