@@ -100,13 +100,13 @@ TEST(BlockClock, AHostThatIsAheadCostsItsFirstLaunchOnly) {
 TEST(BlockClock, CollectivesAndUpdatesHaveIssueTimesOfTheirOwn) {
   Handmade h;
   h.kernel(h.piece.backward, 1);
-  h.piece.backward[0].kind = OpKind::adam;
+  h.piece.backward.ops[0].kind = OpKind::adam;
   Clockwork w;
   w.runtime.host_seconds_per_op = 100;
   w.runtime.host_seconds_per_collective = 50;
   w.runtime.host_seconds_per_update_op = 3;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).accounts[kHostIssue], 3);
-  h.piece.backward[0].kind = OpKind::all_reduce;
+  h.piece.backward.ops[0].kind = OpKind::all_reduce;
   EXPECT_DOUBLE_EQ(w.run({{&w.compile(h.piece, BlockKind::backward), 1}}).accounts[kHostIssue], 50);
 }
 
