@@ -122,13 +122,11 @@ class Reader {
       series.error = message.is_string() ? message.get<std::string>() : "failed";
       return;
     }
-    const double seconds = unit(entry), iterations = number(entry, "iterations");
+    const double seconds = unit(entry), real = number(entry, "real_time") * seconds;
+    const double cpu = number(entry, "cpu_time") * seconds, iterations = number(entry, "iterations");
     constexpr double kMostIterations = 1e15;  // of a nanosecond each: two weeks
     if (!(iterations <= kMostIterations)) fail(at_ + "/iterations", iterations, "a count of at most 1e15");
-    Repetition repetition{number(entry, "real_time") * seconds,
-                          number(entry, "cpu_time") * seconds,
-                          static_cast<std::int64_t>(iterations),
-                          {}};
+    Repetition repetition{real, cpu, static_cast<std::int64_t>(iterations), {}};
     check_time(at_ + (series.by_real_time ? "/real_time" : "/cpu_time"), series.seconds(repetition));
     for (std::size_t y = 0; y < kYardsticks.size(); ++y) {
       if (!entry.contains(kYardsticks[y])) continue;

@@ -57,9 +57,9 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
   const Runtime& runtime = *context.runtime;
   const auto issue_of = [&](const Op& op) {
     if (runtime.cuda_graphs || runs_beside_device(op.stream)) return 0.0;
-    return is_communication(op.kind)      ? runtime.host_seconds_per_collective
-           : traits_of(op.kind).of_update ? runtime.host_seconds_per_update_op
-                                          : runtime.host_seconds_per_op;
+    return is_communication(op.kind) ? runtime.host_seconds_per_collective
+           : is_of_update(kind)      ? runtime.host_seconds_per_update_op
+                                     : runtime.host_seconds_per_op;
   };
   ClockNode* open = nullptr;
   auto next = links_.begin();

@@ -51,11 +51,14 @@ Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
   for (const Error& e : errors)
     if (e.source != without) stacks.insert(e.stack);
   w.any = weighted_quantile(errors, kIntervalShare, [&](const Error& e) { return e.source == without ? -1 : e.size; });
-  for (int turn = 0; turn < kTurns; ++turn) {
+  const auto fit_stacks = [&] {
     for (const std::string& stack : stacks)
       w.stacks[stack] = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
         return e.source == without || e.stack != stack ? -1 : e.size / w.origins[e.origin];
       });
+  };
+  fit_stacks();
+  for (int turn = 0; turn < kTurns; ++turn) {
     for (std::size_t origin = 1; origin < kCurveOrigins; ++origin) {
       const double factor = weighted_quantile(errors, kIntervalShare, [&](const Error& e) {
         if (e.source == without || e.origin != origin) return -1.0;
@@ -64,6 +67,7 @@ Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
       });
       if (factor > 0) w.origins[origin] = std::max(1.0, factor);
     }
+    fit_stacks();
   }
   return w;
 }

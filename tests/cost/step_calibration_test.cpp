@@ -11,7 +11,9 @@ StepCalibration known_stack() {
   c.device_slowdown["known"] = 1.5;
   c.other_devices_slowdown = 1.25;
   c.collective_slowdown = 1.75;
-  c.stacks["stack"] = {.host_seconds_per_op = 7e-6, .kernel_slowdown = 1.1, .memory_bound_slowdown = 1.3};
+  c.collective_host_ops = 0.5;
+  c.update_host_ops = 2;
+  c.stacks["stack"] = {.host_seconds_per_op = 7e-6, .memory_bound_slowdown = 1.3};
   return c;
 }
 
@@ -23,9 +25,9 @@ Calibration kernels_of(const char* stack, const char* name) {
   return kernels;
 }
 
-TEST(StepSlowdown, OfProductsIsTheDevicesTimesTheStacks) {
-  EXPECT_DOUBLE_EQ(kernels_of("stack", "known").step_slowdown, 1.5 * 1.1);
-  EXPECT_DOUBLE_EQ(kernels_of("stack", "other").step_slowdown, 1.25 * 1.1);
+TEST(StepSlowdown, OfProductsIsTheDevices) {
+  EXPECT_DOUBLE_EQ(kernels_of("stack", "known").step_slowdown, 1.5);
+  EXPECT_DOUBLE_EQ(kernels_of("stack", "other").step_slowdown, 1.25);
   EXPECT_EQ(kernels_of("none", "known").step_slowdown, 1);
 }
 
@@ -39,12 +41,13 @@ TEST(StepSlowdown, OfCollectivesAndTheHostIsOfKnownStacksAlone) {
   for (const bool known : {true, false}) {
     CollectiveCalibration collectives;
     Runtime runtime;
-    runtime.host_seconds_per_op = runtime.host_seconds_per_backward_op = 1e-6;
+    runtime.host_seconds_per_op = runtime.host_seconds_per_collective = runtime.host_seconds_per_update_op = 1e-6;
     known_stack().apply(known ? "stack" : "none", collectives);
     known_stack().apply(known ? "stack" : "none", runtime);
     EXPECT_EQ(collectives.step_slowdown, known ? 1.75 : 1);
     EXPECT_EQ(runtime.host_seconds_per_op, known ? 7e-6 : 1e-6);
-    EXPECT_EQ(runtime.host_seconds_per_backward_op, known ? 7e-6 : 1e-6);
+    EXPECT_EQ(runtime.host_seconds_per_collective, known ? 3.5e-6 : 1e-6);
+    EXPECT_EQ(runtime.host_seconds_per_update_op, known ? 14e-6 : 1e-6);
   }
 }
 
