@@ -12,7 +12,7 @@ enum class MemoryVerdict { fits, tight, does_not_fit };
 // Of a device's memory: a predicted peak beyond this is tight. Four of five published peaks were at most
 // 1 / kTightShare of the predicted one (results/published/steps, peak_allocated_bytes; a source of more than 30 counts
 // as 30, as for intervals of steps). tests/validation holds it to them.
-inline constexpr double kTightShare = 0.87;
+inline constexpr double kTightShare = 0.92;
 
 // A measured report's step has run, and what nodes share is not allocated in pieces: only a predicted device is tight.
 inline MemoryVerdict memory_verdict(const Report& report) {
