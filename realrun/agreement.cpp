@@ -8,7 +8,7 @@ namespace orrery {
 namespace {
 
 void keep_worst(double& worst, double value) {
-  if (!(value <= worst)) worst = value;  // NaN too
+  if (std::isnan(value) || value > worst) worst = value;  // NaN stays
 }
 
 double relative(const std::vector<double>& a, const std::vector<double>& b) {

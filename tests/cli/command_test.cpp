@@ -722,6 +722,48 @@ TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
   EXPECT_NEAR(total, b - a, 1e-6 * a);
 }
 
+// What is set for one side is set there, and what is set for both on both.
+TEST(Compare, SidesAreWhatSimulateSaysOfThem) {
+  const Workplace place;
+  const auto step = [&](const std::string& arguments) {
+    return json::parse(place.orrery("simulate optimizer " + arguments + " --json -").out).at("step_seconds").get<double>();
+  };
+  const json compared = json::parse(
+      place.orrery("compare optimizer --set plan.recompute=full --set-a plan.zero_stage=0 --set-b plan.zero_stage=3 --json -")
+          .out);
+  const double a = step("--set plan.recompute=full --set plan.zero_stage=0"),
+               b = step("--set plan.recompute=full --set plan.zero_stage=3");
+  EXPECT_NE(a, b);
+  EXPECT_EQ(compared.at("a").at("step_seconds"), a);
+  EXPECT_EQ(compared.at("b").at("step_seconds"), b);
+  EXPECT_EQ(compared.at("change").at("step_seconds"), b - a);
+}
+
+// A report knows its inputs again, the calibrations that it was made by among them.
+TEST(Simulate, DigestsCalibrationsToo) {
+  const Workplace place;
+  const std::string file = std::string(ORRERY_SOURCE_DIR) + "/results/calibration/A100-SXM4-80GB.json";
+  std::stringstream text;
+  text << std::ifstream(file).rdbuf();
+  json changed = json::parse(text.str());
+  changed["note"] = "as before";
+  place.write("mine.json", text.str());
+  place.write("other.json", changed.dump());
+  const auto digest = [&](const std::string& arguments) {
+    return json::parse(place.orrery("simulate optimizer " + arguments + " --json -").out).at("inputs").at("digest");
+  };
+  EXPECT_NE(digest("--calibration mine.json"), digest(""));
+  EXPECT_EQ(digest("--calibration mine.json"), digest("--calibration mine.json"));
+  EXPECT_NE(digest("--calibration mine.json"), digest("--calibration other.json"));
+}
+
+// Whatever stands in an argument: nothing of it acts on a terminal.
+TEST(CommandLine, WritesControlCharactersOut) {
+  const auto result = Workplace().orrery("simulate \"$(printf 'a\\033b\\177c')\"");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("b\\x7fc"), Not(HasSubstr("\x1b")), Not(HasSubstr("\x7f"))));
+}
+
 TEST(Compare, WritesTheColumnsOfSimulateAsRowsOfCsv) {
   Workplace place;
   const auto result =

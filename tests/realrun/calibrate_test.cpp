@@ -123,6 +123,18 @@ TEST(LeastSquares, FindsParametersThroughOutliers) {
   EXPECT_GT(fit.factor_95[0], 1);
 }
 
+// Of a constant, the mean's standard error: ten points 5 % off either way, nine degrees of freedom.
+TEST(LeastSquares, StatesTheIntervalOfTheNormalDistribution) {
+  const auto log_errors = [](const std::vector<double>& values) {
+    std::vector<double> errors;
+    for (int i = 0; i < 10; ++i) errors.push_back(std::log(values[0]) + (i % 2 == 0 ? 0.05 : -0.05));
+    return errors;
+  };
+  const FitResult fit = fit_least_squares({{"constant", 2, 1e-2, 1e2}}, log_errors);
+  EXPECT_NEAR(fit.values[0], 1, 1e-6);
+  EXPECT_NEAR(std::log(fit.factor_95[0]), 1.96 * std::sqrt(10 * 0.05 * 0.05 / 9 / 10), 1e-6);
+}
+
 TEST(LeastSquares, SaysWhichParametersThePointsLeaveOpen) {
   const FitResult fit = fit_least_squares({{"used", 1, 1e-3, 1e3}, {"unused", 1, 1e-3, 1e3}},
                                           [](const auto& p) { return std::vector<double>(5, std::log(p[0] / 7)); });

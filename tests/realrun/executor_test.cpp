@@ -14,12 +14,14 @@
 #include <string>
 #include <string_view>
 
+#include "realrun/agreement.h"
 #include "realrun/backend.h"
 #include "realrun/layout.h"
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
 #include "sim/prediction/prediction.h"
 #include "sim/program/check.h"
+#include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 #include "strategies/lower.h"
@@ -93,7 +95,7 @@ double distance(const std::vector<WholeTensor>& a, const std::vector<WholeTensor
     }
     EXPECT_GT(norm, 0) << a[t].name;
     const double relative = std::sqrt(difference / norm);
-    if (!(relative <= worst)) worst = relative;  // NaN too
+    if (std::isnan(relative) || relative > worst) worst = relative;  // NaN stays
   }
   return worst;
 }
@@ -1384,6 +1386,42 @@ TEST(Layouts, GatherParametersAsManyLayersAheadAsThePlanSays) {
     }
     EXPECT_EQ(gathers, layers + 1);
   }
+}
+
+// Two executions agree as well as what they differ in most; what is no number agrees with nothing.
+TEST(AgreementOfExecutions, IsTheWorstOfItsNumbers) {
+  Execution a, b;
+  a.losses = b.losses = {2, 4, 8};
+  a.gradient_norms = b.gradient_norms = {1, 1, 1};
+  a.gradients = a.parameters = b.gradients = b.parameters = {{"first", {2}, {3, 4}}, {"second", {1}, {10}}};
+  EXPECT_EQ(agreement(a, b).loss, 0);
+  b.losses = {2.5, 4, 9};
+  b.gradients[1].values = {11};
+  b.gradients[0].values = {3, 4.2f};
+  EXPECT_DOUBLE_EQ(agreement(a, b).loss, 0.25);
+  EXPECT_DOUBLE_EQ(agreement(a, b).gradients, 0.1);
+  EXPECT_EQ(agreement(a, b).worst_gradient, "second");
+  b.losses[1] = std::nan("");
+  b.gradients[0].values[0] = std::nanf("");
+  EXPECT_TRUE(std::isnan(agreement(a, b).loss));
+  EXPECT_TRUE(std::isnan(agreement(a, b).gradients));
+}
+
+// What is repeated for the backward is no work of the model's.
+TEST(OneRank, MeasuredRecomputationIsAccountedApart) {
+  const Scenario scenario = tiny(R"({"plan": {"recompute": "full"}})");
+  Program program;
+  lower(scenario, program);
+  ExecutionOptions options = seeded(1);
+  options.measure = true;
+  const RankResult rank =
+      execute_ranks(scenario, program, options, [](std::size_t) { return make_cpu_backend(); }).front();
+  double repeated = 0;
+  for (const MeasuredOp& op : rank.ops)
+    if ((program.pieces[op.piece].*kBlocks[op.block]).ops[op.op].phase == Phase::recompute)
+      repeated += op.seconds.front() * op.times_per_step;
+  EXPECT_GT(repeated, 0);
+  EXPECT_NEAR(rank.time.recompute, repeated, 1e-9);
 }
 
 TEST(Layouts, DecayWeightsAsOneRankDoes) {

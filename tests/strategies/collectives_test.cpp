@@ -198,6 +198,24 @@ TEST(TensorParallel, SplitsTheVocabularyOfEmbeddingAndLoss) {
     }
 }
 
+// Megatron-LM's make-vocab-size-divisible-by is of each rank's part; elsewhere ranks need equal parts, no more.
+TEST(TensorParallel, PadsTheVocabularyForEqualParts) {
+  for (const framework::Stack stack : {framework::Stack::megatron_core, framework::Stack::fsdp}) {
+    Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);  // 50,257 tokens
+    s.workload = {1024, 0, 8};
+    s.plan.tensor.degree = 4;
+    s.plan.framework.stack = stack;
+    s.model.heads = 24, s.model.kv_heads = 24;
+    Program p;
+    lower(s, p);
+    std::int64_t rows = 0;
+    const Piece& embedding = piece_named(p, "embedding");
+    for (const ParameterGradient& parameter : embedding.parameters)
+      if (const Tensor& t = embedding.tensors[parameter.parameter]; t.axes[0] == Axis::vocab) rows = t.sizes[0];
+    EXPECT_EQ(rows, stack == framework::Stack::fsdp ? 50260 / 4 : 50688 / 4);
+  }
+}
+
 TEST(ContextParallel, RingPassesKeysOnceForwardAndKeysAndGradientsBackward) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
   s.workload = {8192, 0, 1};
@@ -401,6 +419,26 @@ TEST(DataParallel, MovesTheVolumesOfTheZeroPaper) {
 }
 
 // README's second table: with m micro-batches, whole buffers of gradients and parameters that a rank moves in a step.
+// What is gathered ahead waits for no kernel; what is not stands where its layer does.
+TEST(DataParallel, GathersAheadWaitForNoKernel) {
+  for (const std::int64_t prefetch : {0, 1, 3}) {
+    Scenario s = zero3_of_deepspeed(4);
+    s.plan.data.prefetch = prefetch;
+    Program p;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    int gathers = 0;
+    for (const Block* block : {&layer.forward, &layer.backward})
+      for (const Op& op : block->ops) {
+        if (op.kind != OpKind::all_gather) continue;
+        EXPECT_EQ(op.prefetch, prefetch);
+        EXPECT_EQ(op.free_running, prefetch > 0) << prefetch;
+        ++gathers;
+      }
+    EXPECT_EQ(gathers, 2);
+  }
+}
+
 TEST(DataParallel, MovesTheVolumesOfWhenGradientsAreReduced) {
   Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
   const double m = 4;
@@ -785,6 +823,11 @@ TEST(Pipeline, ZeroBubbleRunsWeightGradientsApart) {
   EXPECT_EQ(count_ops(layer.backward, OpKind::linear_weight_gradient), 0);
   EXPECT_EQ(count_ops(layer.weight_gradient, OpKind::linear_weight_gradient), 4);
   EXPECT_EQ(count_ops(layer.backward, OpKind::linear_input_gradient), 4);
+  // Of a sharded sequence, output gradients are gathered for both halves, in each; inputs for the weights alone.
+  s.plan.tensor.sequence_parallel = true;
+  lower(s, p);
+  EXPECT_EQ(count_ops(piece_named(p, "layer").backward, OpKind::all_gather), 2);
+  EXPECT_EQ(count_ops(piece_named(p, "layer").weight_gradient, OpKind::all_gather), 2 + 2);
 }
 
 }  // namespace

@@ -127,6 +127,25 @@ TEST(Mics, GathersBetweenNodesFirst) {
   EXPECT_THAT(ranks, ElementsAre(2, 4));
 }
 
+// Partition groups gather in every micro-batch, whatever the stack does with shards that it keeps.
+TEST(Mics, GathersAnewInEveryMicroBatch) {
+  for (const framework::Stack stack : {framework::Stack::megatron_core, framework::Stack::deepspeed, framework::Stack::fsdp}) {
+    Scenario s = mics_of(8);
+    s.plan.framework.stack = stack;
+    s.plan.data.reshard_after_forward = false;
+    if (stack == framework::Stack::deepspeed) s.plan.pipeline.degree = 2;  // where it reduces other shards once
+    Program p;
+    lower(s, p);
+    int gathers = 0;
+    for (const MicsCollective& c : mics_collectives(p, piece_named(p, "layer").forward)) {
+      if (c.kind != OpKind::all_gather) continue;
+      EXPECT_EQ(c.when, When::every_micro_batch);
+      ++gathers;
+    }
+    EXPECT_EQ(gathers, 1);
+  }
+}
+
 TEST(Mics, RefusesWhatItCannotLayOut) {
   const auto refusal = [](auto change) {
     Scenario s = mics_of(8);

@@ -66,5 +66,42 @@ TEST(Gradients, AreDividedByWhatTheLossWasMultipliedByAndClippedOnce) {
         }
 }
 
+// Loshchilov & Hutter 2019 (arXiv 1711.05101): Adam's decay is part of the gradient, AdamW's is not. Weights of fp32 are
+// their own master copies.
+TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
+  struct OfRule {
+    optimizer::Rule rule;
+    OpKind kind;
+    bool decoupled;
+    int moments;
+  };
+  for (const OfRule& c : {OfRule{optimizer::Rule::adam, OpKind::adam, false, 2}, OfRule{optimizer::Rule::adamw, OpKind::adam, true, 2},
+                        OfRule{optimizer::Rule::sgd_momentum, OpKind::sgd, true, 1}, OfRule{optimizer::Rule::sgd, OpKind::sgd, true, 0}})
+    for (const precision::Mix mix : {precision::Mix::bf16, precision::Mix::fp32})
+      for (const bool master : {true, false}) {
+        Scenario s = zero3_of_deepspeed(1);
+        s.plan.data.zero_stage = 0;
+        s.plan.precision.mix = mix;
+        s.plan.optimizer.rule = c.rule;
+        s.plan.optimizer.master_parameters = master;
+        Program p;
+        lower(s, p);
+        const Piece& layer = piece_named(p, "layer");
+        int updates = 0, states = 0;
+        for (const Op& op : layer.update.ops) {
+          if (!is_optimizer(op.kind)) continue;
+          ++updates;
+          EXPECT_EQ(op.kind, c.kind);
+          if (c.kind == OpKind::adam) {
+            EXPECT_EQ(op.decoupled_weight_decay, c.decoupled);
+          }
+          for (const TensorId id : op.writes)
+            states += id != kNoTensor && layer.tensors[id].category == Category::optimizer_state;
+        }
+        EXPECT_EQ(updates, 1);
+        EXPECT_EQ(states, c.moments + (master && mix == precision::Mix::bf16 ? 1 : 0));
+      }
+}
+
 }  // namespace
 }  // namespace orrery

@@ -120,10 +120,17 @@ TEST(Usp, LaysExchangingRanksOrTheRingNextToEachOther) {
 // With nothing said, as many ranks exchange as there are key heads for.
 TEST(Usp, TheDefaultDegreeFollowsFromTheKeyHeads) {
   Scenario s = divided("llama-3-8b", 32, "usp");
-  EXPECT_EQ(lowered_of(s).mesh.size(lowered_of(s).mesh.group("cp.ulysses")), 8);
+  const auto size = [&](const char* digit) {
+    const Mesh mesh = lowered_of(s).mesh;
+    return mesh.size(mesh.group(digit));
+  };
+  EXPECT_EQ(size("cp.ulysses"), 8);
+  EXPECT_EQ(size("cp.shared"), 1) << "of 32 query heads each key head has four";
+  EXPECT_EQ(size("cp.ring"), 4);
   s.plan.context.degree = 4;
   s.plan.tensor.degree = 4;
-  EXPECT_EQ(lowered_of(s).mesh.size(lowered_of(s).mesh.group("cp.ulysses")), 2);
+  EXPECT_EQ(size("cp.ulysses"), 2);
+  EXPECT_EQ(size("cp.ring"), 2);
 }
 
 TEST(Usp, OneExchangingRankIsARing) {

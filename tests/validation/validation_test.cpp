@@ -63,6 +63,31 @@ TEST(PublishedSteps, ALayersSecondsAreTheFirstLayersWhateverItIsCalled) {
   EXPECT_GT(checked, 3u);
 }
 
+// Shoeybi et al. 2019, section 3: two all-reduces in each pass of a layer, which is not done before they are.
+TEST(PublishedSteps, ALayersSecondsHoldItsReductions) {
+  Simulator simulator;
+  const StepCalibration none;
+  simulator.use(none);
+  const nlohmann::json scenario{{"model", "gpt3-1.3B"},
+                                {"cluster", {{"node", "dgx-a100"}}},
+                                {"workload", {{"sequence_length", 2048}, {"global_batch_size", 4}}},
+                                {"plan", {{"tensor_parallel", 8}, {"micro_batch_size", 4}}}};
+  const Simulation s = simulator.evaluate(scenario, {"test", {}}, {.ops = true});
+  for (const auto& [quantity, block] : {std::pair{Quantity::layer_forward_seconds, "layer.forward."},
+                                        std::pair{Quantity::layer_backward_seconds, "layer.backward."}}) {
+    double kernels = 0, reductions = 0;
+    int times = 0;
+    for (const OpReport& op : s.report.ops) {
+      if (!op.name.starts_with(block)) continue;
+      if (op.stream == Stream::compute) kernels += op.seconds;
+      if (op.name.ends_with("tensor.all_reduce")) reductions += op.seconds, ++times;
+    }
+    EXPECT_EQ(times, 2);
+    EXPECT_GT(reductions, 0.05 * kernels);
+    EXPECT_DOUBLE_EQ(predicted_value(quantity, s), kernels + reductions) << block;
+  }
+}
+
 TEST(PublishedSteps, NoneIsLeftOut) {
   std::size_t points = 0;
   for (const PublishedSource& source : published_sources()) {
@@ -137,6 +162,31 @@ TEST(ErrorStatistics, AreThoseOfTheErrors) {
   EXPECT_DOUBLE_EQ(s.worst, 0.4);
   EXPECT_DOUBLE_EQ(s.bias, 0.05);
   EXPECT_DOUBLE_EQ(s.percentile_90, 0.36);
+}
+
+TEST(FitsConfusion, TellsWhatRanFromWhatWasSaidToFit) {
+  struct Case {
+    bool ran;
+    double peak;  // of a capacity of 100
+    std::int64_t fits, fails, wrongly_fits, wrongly_fails, beyond;
+  };
+  constexpr double kFar = 100 * (1 + 2 * kFitsMargin), kNear = 100 * (1 + kFitsMargin / 2);
+  for (const Case& c : {Case{true, 90, 1, 0, 0, 0, 0}, Case{false, kFar, 0, 1, 0, 0, 0}, Case{false, 99.9, 0, 0, 1, 0, 0},
+                        Case{true, kNear, 0, 0, 0, 1, 0}, Case{true, kFar, 0, 0, 0, 1, 1}}) {
+    PublishedPoint published;
+    published.quantity = Quantity::fits;
+    published.value = c.ran ? 1 : 0;
+    PredictedPoint predicted;
+    predicted.point = &published;
+    predicted.predicted = 1;
+    predicted.peak_bytes = c.peak;
+    predicted.capacity_bytes = 100;
+    const FitsConfusion f = fits_confusion({&predicted, 1});
+    const auto counts = [](const auto... n) { return std::vector<std::int64_t>{static_cast<std::int64_t>(n)...}; };
+    EXPECT_EQ(counts(f.fits_as_predicted, f.fails_as_predicted, f.wrongly_fits, f.wrongly_fails, f.wrong_beyond_margin),
+              counts(c.fits, c.fails, c.wrongly_fits, c.wrongly_fails, c.beyond))
+        << c.ran << ", " << c.peak;
+  }
 }
 
 TEST(KendallTau, CountsPairsInOrder) {
