@@ -726,11 +726,14 @@ TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
 TEST(Compare, SidesAreWhatSimulateSaysOfThem) {
   const Workplace place;
   const auto step = [&](const std::string& arguments) {
-    return json::parse(place.orrery("simulate optimizer " + arguments + " --json -").out).at("step_seconds").get<double>();
+    return json::parse(place.orrery("simulate optimizer " + arguments + " --json -").out)
+        .at("step_seconds")
+        .get<double>();
   };
-  const json compared = json::parse(
-      place.orrery("compare optimizer --set plan.recompute=full --set-a plan.zero_stage=0 --set-b plan.zero_stage=3 --json -")
-          .out);
+  const json compared = json::parse(place
+                                        .orrery("compare optimizer --set plan.recompute=full --set-a plan.zero_stage=0 "
+                                                "--set-b plan.zero_stage=3 --json -")
+                                        .out);
   const double a = step("--set plan.recompute=full --set plan.zero_stage=0"),
                b = step("--set plan.recompute=full --set plan.zero_stage=3");
   EXPECT_NE(a, b);

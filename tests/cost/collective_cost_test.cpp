@@ -699,12 +699,12 @@ TEST(CollectiveCost, AHierarchicalCollectiveOfEightBytesIsItsLatencies) {
   const std::size_t ll = Latencies::index(Protocol::ll);
   const double base = l.calibration.intra.base_seconds[ll], step = l.calibration.intra.step_seconds[ll],
                hop = l.calibration.inter.ring_step_seconds[ll] + Latencies::wire(Protocol::ll);
-  for (const auto& [kind, rounds] : {std::pair{OpKind::all_gather, 1}, {OpKind::reduce_scatter, 1}, {OpKind::all_reduce, 2}}) {
-    const CollectiveCost c =
-        m.cost(kind, Latencies::kBytes, whole_nodes(4), Algorithm::hierarchical, Protocol::ll);
+  for (const auto& [kind, rounds] :
+       {std::pair{OpKind::all_gather, 1}, {OpKind::reduce_scatter, 1}, {OpKind::all_reduce, 2}}) {
+    const CollectiveCost c = m.cost(kind, Latencies::kBytes, whole_nodes(4), Algorithm::hierarchical, Protocol::ll);
     EXPECT_EQ(c.algorithm, Algorithm::hierarchical);
-    EXPECT_NEAR(c.latency_seconds,
-                (rounds + 1) * base + rounds * 7 * step + l.network(Protocol::ll) + rounds * 3 * hop, 1e-15);
+    EXPECT_NEAR(c.latency_seconds, (rounds + 1) * base + rounds * 7 * step + l.network(Protocol::ll) + rounds * 3 * hop,
+                1e-15);
   }
 }
 

@@ -474,7 +474,8 @@ TEST(Cost, OfTheUpdateIsNotSlowedByTheStep) {
     Op op;
     op.kind = kind;
     const auto seconds = [&](const Calibration& c) {
-      return KernelModel(simple_device(), c).memory_seconds(op, 2e9) - KernelModel(simple_device(), c).memory_seconds(op, 1e9);
+      return KernelModel(simple_device(), c).memory_seconds(op, 2e9) -
+             KernelModel(simple_device(), c).memory_seconds(op, 1e9);
     };
     return seconds(in_step) / seconds(alone);
   };

@@ -284,8 +284,8 @@ TEST(Agreement, ALateHostIsTheHostsTime) {
   EXPECT_NEAR(r.discrete_event->uncontended_step_seconds, r.step_seconds, 1e-8);
 }
 
-// A gather of four seconds in four parts, and a kernel of two in as many that follow it: it waits a second for the first
-// part, and half of one for each other.
+// A gather of four seconds in four parts, and a kernel of two in as many that follow it: it waits a second for the
+// first part, and half of one for each other.
 TEST(Agreement, AWaitForAPartIsTheCollectives) {
   HandmadeProgram p(mesh_of({{MeshAxis::dp_shard, 2}}));
   Op& gather = p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Can the tests fail? Plants the faults of faults.txt, all compiled into one copy of the tree, switches one on at a time
-and looks which test sees it.
+"""Can the tests fail? Plants the faults of faults.txt, all compiled into one copy of the tree, switches one on at a
+time and looks which test sees it.
 
     plant.py --check                every site is found once, where faults.txt has it (ctest runs this)
     plant.py plant FOLDER           copies the tree into FOLDER, with all faults in it
@@ -49,7 +49,8 @@ ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 FIRST = {
     "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "sim/prediction": ["strategies", "cli"],
     "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "sim/report": ["report", "cli"],
-    "sim/hardware": ["hardware"], "sim/cost": ["cost"], "sim/memory": ["memory"], "strategies": ["strategies", "realrun"],
+    "sim/hardware": ["hardware"], "sim/cost": ["cost"], "sim/memory": ["memory"],
+    "strategies": ["strategies", "realrun"],
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }
 LONGEST = 900  # seconds of a test program; a test that hangs has seen the fault
@@ -175,7 +176,8 @@ def plant(folder: pathlib.Path):
             for f in by_file[name]:
                 text = text.replace(f.text(), f.planted())
             include = f'#include "{HEADER_PATH}"\n'
-            text = text.replace("#pragma once\n", "#pragma once\n" + include, 1) if name.endswith(".h") else include + text
+            once = "#pragma once\n"
+            text = text.replace(once, once + include, 1) if name.endswith(".h") else include + text
             data = text.encode()
         write_if_other(folder / name, data, path.stat().st_mode)
     write_if_other(folder / HEADER_PATH, HEADER.encode(), 0o644)
@@ -260,7 +262,8 @@ def tables(all_faults: list) -> tuple[str, str]:
         count[0] += 1
         count[1 if kind == "test" else 2 if kind == "generated" else 3] += 1
     total = [sum(column) for column in zip(*counts.values())]
-    summary = ["| library | faults | seen by tests | by generated files alone | not seen |", "|---|---:|---:|---:|---:|"]
+    summary = ["| library | faults | seen by tests | by generated files alone | not seen |",
+               "|---|---:|---:|---:|---:|"]
     summary += [f"| {name} | " + " | ".join(map(str, count)) + " |" for name, count in counts.items()]
     summary += ["| all | " + " | ".join(map(str, total)) + " |"]
     rows = ["| library | fault | seen first by |", "|---|---|---|"]

@@ -70,7 +70,8 @@ TEST(SwinHead, PoolsAllWindowsOfAnImage) {
   EXPECT_EQ(shape.k, 768);
 }
 
-// Raffel et al. 2020 (arXiv 1910.10683), section 2.1: a decoder attends to what it has written, and to all of the input.
+// Raffel et al. 2020 (arXiv 1910.10683), section 2.1: a decoder attends to what it has written, and to all of the
+// input.
 TEST(DecoderLayer, AttendsToThePastAndToAllOfTheInput) {
   const Model model = read_model("t5-large", {});
   Workload workload;

@@ -537,8 +537,9 @@ TEST(Check, SetsAreDividedAsTheySay) {
                     R"("parameters" [-] are the weights of a parameter set that divides them over dp_shard)");
     if (how == 2) expect_breaks(Rule::sets_divided, s, R"("a" [dp_shard x tp] are updated with "b" [tp x dp_shard])");
     if (how == 3)
-      expect_breaks(Rule::sets_divided, s,
-                    R"("copy" [-] are the second copy of the weights of a parameter set that divides them over dp_shard)");
+      expect_breaks(
+          Rule::sets_divided, s,
+          R"("copy" [-] are the second copy of the weights of a parameter set that divides them over dp_shard)");
   }
 }
 

@@ -129,7 +129,8 @@ TEST(Mics, GathersBetweenNodesFirst) {
 
 // Partition groups gather in every micro-batch, whatever the stack does with shards that it keeps.
 TEST(Mics, GathersAnewInEveryMicroBatch) {
-  for (const framework::Stack stack : {framework::Stack::megatron_core, framework::Stack::deepspeed, framework::Stack::fsdp}) {
+  for (const framework::Stack stack :
+       {framework::Stack::megatron_core, framework::Stack::deepspeed, framework::Stack::fsdp}) {
     Scenario s = mics_of(8);
     s.plan.framework.stack = stack;
     s.plan.data.reshard_after_forward = false;

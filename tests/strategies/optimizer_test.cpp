@@ -66,8 +66,8 @@ TEST(Gradients, AreDividedByWhatTheLossWasMultipliedByAndClippedOnce) {
         }
 }
 
-// Loshchilov & Hutter 2019 (arXiv 1711.05101): Adam's decay is part of the gradient, AdamW's is not. Weights of fp32 are
-// their own master copies.
+// Loshchilov & Hutter 2019 (arXiv 1711.05101): Adam's decay is part of the gradient, AdamW's is not. Weights of fp32
+// are their own master copies.
 TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
   struct OfRule {
     optimizer::Rule rule;
@@ -75,8 +75,10 @@ TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
     bool decoupled;
     int moments;
   };
-  for (const OfRule& c : {OfRule{optimizer::Rule::adam, OpKind::adam, false, 2}, OfRule{optimizer::Rule::adamw, OpKind::adam, true, 2},
-                        OfRule{optimizer::Rule::sgd_momentum, OpKind::sgd, true, 1}, OfRule{optimizer::Rule::sgd, OpKind::sgd, true, 0}})
+  for (const OfRule& c :
+       {OfRule{optimizer::Rule::adam, OpKind::adam, false, 2}, OfRule{optimizer::Rule::adamw, OpKind::adam, true, 2},
+        OfRule{optimizer::Rule::sgd_momentum, OpKind::sgd, true, 1},
+        OfRule{optimizer::Rule::sgd, OpKind::sgd, true, 0}})
     for (const precision::Mix mix : {precision::Mix::bf16, precision::Mix::fp32})
       for (const bool master : {true, false}) {
         Scenario s = zero3_of_deepspeed(1);

@@ -171,8 +171,9 @@ TEST(FitsConfusion, TellsWhatRanFromWhatWasSaidToFit) {
     std::int64_t fits, fails, wrongly_fits, wrongly_fails, beyond;
   };
   constexpr double kFar = 100 * (1 + 2 * kFitsMargin), kNear = 100 * (1 + kFitsMargin / 2);
-  for (const Case& c : {Case{true, 90, 1, 0, 0, 0, 0}, Case{false, kFar, 0, 1, 0, 0, 0}, Case{false, 99.9, 0, 0, 1, 0, 0},
-                        Case{true, kNear, 0, 0, 0, 1, 0}, Case{true, kFar, 0, 0, 0, 1, 1}}) {
+  for (const Case& c :
+       {Case{true, 90, 1, 0, 0, 0, 0}, Case{false, kFar, 0, 1, 0, 0, 0}, Case{false, 99.9, 0, 0, 1, 0, 0},
+        Case{true, kNear, 0, 0, 0, 1, 0}, Case{true, kFar, 0, 0, 0, 1, 1}}) {
     PublishedPoint published;
     published.quantity = Quantity::fits;
     published.value = c.ran ? 1 : 0;
