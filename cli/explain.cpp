@@ -14,6 +14,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/cost/fabric_load.h"
+#include "sim/cost/scale_cost.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
@@ -148,6 +149,11 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
     return CollectiveModel(cluster, *simulation.collectives)
         .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster));
   std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
+  const std::int64_t devices = simulation.program->mesh.ranks();
+  if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
+      loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))
+    text += fmt::format("  times {:.4f}: until the slowest of {} devices has done (results/calibration/scale.json)\n",
+                        1 + loss, devices);
   const double once = bytes(op, tensors);
   if (covered > once)
     text = fmt::format("one launch for {:.0f} instances of the piece, {}; of a single one:\n", covered / once,
