@@ -114,7 +114,7 @@ std::string_view name_of(CurveOrigin origin) {
 std::optional<StepInterval> step_interval(const StepIntervals& intervals, const std::string& stack, CurveOrigin origin,
                                           std::int64_t devices) {
   if (intervals.stacks.empty()) return std::nullopt;
-  constexpr std::array<const char*, kCurveOrigins> kWhere{"", " on devices with borrowed curves",
+  constexpr std::array<const char*, kCurveOrigins> kWhere{" on measured devices", " on devices with borrowed curves",
                                                           " on devices with curves of another vendor's"};
   auto found = intervals.stacks.find(stack);
   StepInterval interval;

@@ -166,7 +166,7 @@ TEST(ScaleCost, WaitingForTheSlowestGrowsWithTheCluster) {
   };
   const Report one = at(1), many = at(2048);
   EXPECT_EQ(one.stages[0].time.slowest_device, 0);
-  EXPECT_NEAR(many.stages[0].time.matmul / one.stages[0].time.matmul, 1, 1e-9);
+  EXPECT_NEAR(many.stages[0].time.matmul / one.stages[0].time.matmul, 1, 1e-3);  // but for overlap
   const double products = many.stages[0].time.matmul + many.stages[0].time.attention;
   EXPECT_NEAR(many.stages[0].time.slowest_device / products,
               device_spread() * (expected_largest(16384) - expected_largest(8)), 1e-9);

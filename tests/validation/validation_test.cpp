@@ -309,11 +309,13 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
 TEST(Intervals, HoldTheShareOfUnseenStepsThatTheySay) {
   const std::vector<PredictedPoint>& points = predicted(Seen::others);
   const StepIntervals intervals = step_intervals(points);
-  constexpr double kTolerance = 0.04;
   for (const auto& [group, share] : unseen_coverage(points)) {
     if (group != kAllSteps && !group.starts_with("curves: ") && !intervals.stacks.contains(group)) continue;
     if (group == "curves: other_vendor") continue;  // nine points: one is more than the tolerance
-    EXPECT_NEAR(share, kIntervalShare, kTolerance) << group;
+    // A factor that holds its share has a point on the border; of a stack that has others too.
+    const auto of_stack = intervals.stacks.find(group);
+    const double on_border = of_stack == intervals.stacks.end() ? 0 : 2.0 / static_cast<double>(of_stack->second.points);
+    EXPECT_NEAR(share, kIntervalShare, 0.04 + on_border) << group;
   }
 }
 
@@ -429,7 +431,7 @@ TEST(Accuracy, AWorseGroupIsFoundAndABetterOneIsNot) {
   group["median"] = "x";
   EXPECT_THROW(moved_groups(points, baseline, ""), InputError);
   group["median"] = median;
-  group["points"] = 1000;  // points that are predicted no more
+  group["points"] = 1000u;  // points that are predicted no more
   EXPECT_TRUE(moved_groups(points, baseline, "").front().is_worse);
 }
 
