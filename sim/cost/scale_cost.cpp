@@ -54,6 +54,7 @@ double slowest_device_loss(std::int64_t devices, double spread) {
 }
 
 double device_spread() { return figures().spread; }
+std::int64_t calibrated_devices_of_steps() { return figures().calibrated_devices; }
 double interval_per_doubling() { return figures().interval_per_doubling; }
 
 double ProductionSlowdown::better_tenth() const { return median * std::exp(-kTenth * sigma_of_logarithm); }

@@ -14,7 +14,8 @@ double expected_largest(std::int64_t n);
 // of as many as the step calibration has seen, when the devices' rates spread by `spread` (standard deviation / mean);
 // 0 where they are no more.
 double slowest_device_loss(std::int64_t devices, double spread);
-double device_spread();  // of scale.json
+double device_spread();                      // of scale.json
+std::int64_t calibrated_devices_of_steps();  // likewise: as many as the step calibration has seen
 
 double interval_per_doubling();  // of scale.json
 

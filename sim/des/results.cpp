@@ -316,6 +316,20 @@ void Results::fill_waits(std::size_t job, DiscreteEventReport& d) const {
   for (auto& [key, row] : rows) d.waits.push_back(std::move(row));
   std::stable_sort(d.waits.begin(), d.waits.end(),
                    [](const WaitReport& a, const WaitReport& b) { return a.seconds > b.seconds; });
+  // Replicas that wait alike are one row, or they would hide all others.
+  constexpr double kRounding = 1e-6;
+  std::vector<WaitReport> told;
+  for (WaitReport& row : d.waits) {
+    const auto same = std::find_if(told.begin(), told.end(), [&](const WaitReport& t) {
+      return t.op == row.op && t.times == row.times && std::abs(t.seconds - row.seconds) <= kRounding * t.seconds;
+    });
+    if (same == told.end()) {
+      told.push_back(std::move(row));
+    } else {
+      ++same->alike;
+    }
+  }
+  d.waits = std::move(told);
   if (d.waits.size() > kListed) d.waits.resize(kListed);
 }
 

@@ -125,6 +125,7 @@ void write(const CriticalPathPart& part, JsonWriter& w) {
 
 void write(const WaitReport& wait, JsonWriter& w) {
   w.field("who", wait.who);
+  w.field("alike", wait.alike);
   w.field("for_whom", wait.for_whom);
   w.field("op", wait.op);
   w.field("times", wait.times);

@@ -132,6 +132,7 @@ struct CriticalPathPart {  // of the chain of events that ends with the step; ke
 struct WaitReport {  // ranks that arrive early at an exchange and wait for others; many at once
   std::string who, for_whom, op;
   double times = 0, seconds = 0;
+  std::int64_t alike = 0;  // kinds of ranks beside `who` that wait as long at the same op, for the same or others
 };
 struct DiscreteEventReport {
   std::string fidelity;                      // "steady-flow" or "step-exact"

@@ -286,7 +286,9 @@ void waits(std::string& out, const DiscreteEventReport& d, TableStyle style) {
   section(
       out, "Who waited for whom (many at once: no sum)", kColumns, d.waits, style,
       [](const WaitReport& wait) -> std::vector<std::string> {
-        return {wait.who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
+        const std::string who =
+            wait.alike > 0 ? fmt::format("{} and {} kinds alike", wait.who, wait.alike) : wait.who;
+        return {who, wait.for_whom, wait.op, times_text(wait.times), seconds_text(wait.seconds)};
       },
       [](const WaitReport& wait) { return wait.seconds; });
 }

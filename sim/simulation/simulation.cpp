@@ -71,6 +71,9 @@ void Simulator::use(const StepCalibration& steps) {
 
 namespace {
 
+constexpr const char* kOffloadIsFree =
+    "kept activations go to host memory and back: in closed form their copies hide behind kernels however long they "
+    "take; --engine des shows what waits for them";
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 
@@ -131,6 +134,7 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
               const StepCalibration& steps, Report& report) {
   add_planning_notes(scenario, program, report);
   if (!scenario.perturbations.empty()) report.notes.emplace_back(kPerturbationsIgnored);
+  if (scenario.plan.activation_offload.offload) report.notes.emplace_back(kOffloadIsFree);
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
   if (steps.stacks.contains(stack)) report.expected = expected_step(stack, scenario.cluster.device, kernels, report);
