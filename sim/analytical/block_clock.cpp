@@ -88,7 +88,46 @@ double LineClock::first_part_of(const ClockNode& node, std::size_t k) {
   return first_part_[k];
 }
 
-template <bool Shared>
+void LineClock::trace_wait(double begin, double end, Account account) {
+  if (end > begin) traced_->push_back({.account = account, .begin = begin, .end = end});
+}
+
+// A node's kernels one after the other; each waits until the host has issued it where that bounds the node, and is
+// slowed with the node elsewhere.
+void LineClock::trace_kernels(const BlockCode& code, std::size_t k, std::int64_t instances, double begin, double end,
+                              double seconds) {
+  const ClockNode& node = code.nodes[k];
+  const std::size_t last = k + 1 < code.nodes.size() ? code.nodes[k + 1].op : code.ops.size();
+  const auto is_absent = [](const OpCost& cost) { return cost.absent; };
+  const auto costs = std::span(code.costs).subspan(node.op, last - node.op);
+  if (node.moves || node.count > 1 || costs.size() - std::count_if(costs.begin(), costs.end(), is_absent) == 1) {
+    traced_->push_back({&code, node.op, instances, node.stream, kHostIssue, begin, end});
+    return;
+  }
+  const bool host_bounds = end > begin + seconds;
+  const double slowed = host_bounds || node.seconds <= 0 ? 1 : seconds / node.seconds;
+  double time = begin, issued = s_.host;
+  for (std::size_t i = node.op; i < last; ++i) {
+    if (code.costs[i].absent) continue;
+    issued += code.host[i];
+    if (host_bounds && issued > time) {
+      trace_wait(time, issued, kHostIssue);
+      time = issued;
+    }
+    const double until = time + slowed * code.costs[i].seconds;
+    traced_->push_back({&code, static_cast<std::uint16_t>(i), instances, node.stream, kHostIssue, time, until});
+    time = until;
+  }
+  traced_->back().end = end;  // the same but for rounding
+}
+
+void LineClock::trace_queued(const BlockCode& code, const ClockNode& node, std::int64_t instances,
+                             SharedFabric::Ticket last) {
+  traced_tickets_.push_back({traced_->size(), last + 1 - node.count, last});
+  traced_->push_back({.code = &code, .op = node.op, .instances = instances, .stream = node.stream});
+}
+
+template <bool Shared, bool Traced>
 void LineClock::issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time) {
   const BlockCode& code = code_of(target);
   double* ends = ahead_slot(target);
@@ -101,13 +140,19 @@ void LineClock::issue_prefetched(std::int64_t target, int least_distance, int mo
     }
     const auto stream = static_cast<std::size_t>(node.stream);
     s_.host += node.host;
+    const std::int64_t instances = node.every == kAllInstances ? 1 : node.every;
     if (Shared && is_queued(node)) {
-      ends[k] = static_cast<double>(issue(code, node, node.every == kAllInstances ? 1 : node.every, time, time) + 1);
+      const SharedFabric::Ticket ticket = issue(code, node, instances, time, time);
+      if constexpr (Traced) trace_queued(code, node, instances, ticket);
+      ends[k] = static_cast<double>(ticket + 1);
       s_.work[stream] += node.seconds;
       continue;
     }
+    [[maybe_unused]] const double begin = std::max(s_.free[stream], time);
     if (time > s_.free[stream] && node.moves) s_.busy_begin[stream] = time;
     ends[k] = s_.free[stream] = std::max(s_.free[stream], time) + node.seconds;
+    if constexpr (Traced)
+      traced_->push_back({&code, node.op, instances, node.stream, kHostIssue, begin, ends[k]});
     s_.work[stream] += node.seconds;
   }
 }
@@ -228,7 +273,7 @@ template <bool Record, bool Shared>
   if (exit >= 0) s_.entry = exit;
 }
 
-template <bool Record, bool Shared>
+template <bool Record, bool Shared, bool Traced>
 void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t base) {
   const BlockCode& code = *item.code;
   const std::int64_t index = base + at;
@@ -236,7 +281,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   const auto begin = [&](double time) {
     if (all_ahead_) return;
     order_.when_starts(index, [&](std::int64_t target, int least, int most) {
-      issue_prefetched<Shared>(target, least, most, time);
+      issue_prefetched<Shared, Traced>(target, least, most, time);
     });
   };
   std::size_t prefetched = 0;
@@ -268,7 +313,10 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     const bool queued = Shared && is_queued(node);
     Start start = start_of<Record, Shared>(code, node, queued);
     if (queued) {
-      end_[k] = static_cast<double>(issue(code, node, instances, start.time, std::max(start.time, start.tail)) + 1);
+      const SharedFabric::Ticket ticket =
+          issue(code, node, instances, start.time, std::max(start.time, start.tail));
+      if constexpr (Traced) trace_queued(code, node, instances, ticket);
+      end_[k] = static_cast<double>(ticket + 1);
       s_.work[stream] += seconds;
       s_.host += node.host;
       continue;
@@ -290,6 +338,14 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       if (tail_end > end) {
         if (stream == kCompute) s_.accounts[waiting_for(start.tail_cause)] += tail_end - end;
         end = tail_end;
+      }
+    }
+    if constexpr (Traced) {
+      if (stream == kCompute) {
+        trace_wait(s_.free[kCompute], start.time, waiting_for(start.cause));
+        trace_kernels(code, k, instances, start.time, end, seconds);
+      } else {
+        traced_->push_back({&code, node.op, instances, node.stream, kHostIssue, start.time, end});
       }
     }
     s_.work[stream] += seconds;
@@ -353,8 +409,12 @@ std::int64_t LineClock::steady_periods(std::int64_t most) const {
   return most;
 }
 
-template <bool Shared>
+template <bool Shared, bool Traced>
 void LineClock::walk(const LineItem& item, std::int64_t base) {
+  if constexpr (Traced) {
+    for (std::int64_t at = 0; at < item.count; ++at) instance<false, Shared, true>(item, at, base);
+    return;
+  }
   const std::int64_t count = item.count;
   // The last instances differ: they start other pieces ahead, or nothing, and end the norm.
   const std::int64_t margin = std::max<std::int64_t>(order_.longest, 1);
@@ -366,11 +426,11 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   int known = 0;  // periods in a row, of which the state after the last three is in x0, x1, x2
   while (at < count) {
     if (!jump_ || count - at - margin < (known < 3 ? 4 - known : 1) * period) {
-      instance<false, Shared>(item, at++, base);
+      instance<false, Shared, false>(item, at++, base);
       continue;
     }
     slacks_.clear();
-    for (std::int64_t i = 0; i < period; ++i) instance<true, Shared>(item, at++, base);
+    for (std::int64_t i = 0; i < period; ++i) instance<true, Shared, false>(item, at++, base);
     std::swap(x0_, x1_);
     std::swap(x1_, x2_);
     if constexpr (Shared) std::swap(same1_, same2_);
@@ -391,25 +451,30 @@ void LineClock::walk(const LineItem& item, std::int64_t base) {
   }
 }
 
-template <bool Shared>
+template <bool Shared, bool Traced>
 void LineClock::walk_line() {
   if (all_ahead_) {
-    for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched<Shared>(i, 1, IssueAhead::kAny, 0);
+    for (std::int64_t i = 0; i < order_.length; ++i) issue_prefetched<Shared, Traced>(i, 1, IssueAhead::kAny, 0);
     s_.host = std::max(s_.host, s_.free[kCompute]);  // then it waits for the input, too
   } else {
     order_.at_beginning(
-        [&](std::int64_t target, int least, int most) { issue_prefetched<Shared>(target, least, most, 0); });
+        [&](std::int64_t target, int least, int most) { issue_prefetched<Shared, Traced>(target, least, most, 0); });
   }
   std::int64_t base = 0;
   for (const LineItem& item : line_) {
-    walk<Shared>(item, base);
+    walk<Shared, Traced>(item, base);
     base += item.count;
   }
 }
 
 void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain,
-                    LineResult& result, bool jump, const LineStart& start) {
+                    LineResult& result, bool jump, const LineStart& start, std::vector<LineOp>* ops) {
   line_ = line;
+  traced_ = ops;
+  if (ops != nullptr) {
+    ops->clear();
+    traced_tickets_.clear();
+  }
   when_ = when;
   slowdown_ = overlap_slowdown;
   all_ahead_ = start.waits_seconds > 0;
@@ -449,11 +514,22 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
     } else {
       fabric_.clear();
     }
-    walk_line<true>();
+    if (ops != nullptr)
+      walk_line<true, true>();
+    else
+      walk_line<true, false>();
     for (std::size_t s = 0; s < kStreams; ++s)
       if (s != kCompute) s_.free[s] = std::max(s_.free[s], fabric_.end(s));
+    if (ops != nullptr)
+      for (const TracedTickets& tickets : traced_tickets_) {
+        LineOp& op = (*ops)[tickets.at];
+        op.begin = fabric_.begin(static_cast<std::size_t>(op.stream), tickets.first);
+        op.end = fabric_.end(static_cast<std::size_t>(op.stream), tickets.last);
+      }
+  } else if (ops != nullptr) {
+    walk_line<false, true>();
   } else {
-    walk_line<false>();
+    walk_line<false, false>();
   }
 
   double end = s_.free[kCompute];
@@ -466,6 +542,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   after(s_.entry, entry_stream_);
   for (std::size_t s = 0; s < kStreams; ++s)
     if (drain || !is_asynchronous(s)) after(s_.free[s], static_cast<Stream>(s));
+  if (ops != nullptr) trace_wait(s_.free[kCompute], end, waiting_for(cause));
   if (start.backlog != nullptr) fabric_.leave(end, *start.backlog);
   result.seconds = end - start.waits_seconds;
   result.accounts = s_.accounts;

@@ -83,6 +83,7 @@ struct BlockCode {
   std::vector<std::uint16_t> deps;                         // nodes of this block, or kEntry
   std::vector<std::uint16_t> prefetched;                   // nodes with prefetch > 0
   std::vector<OpCost> costs;                               // by op of the block
+  std::vector<double> host;                                // the same: issue of one launch
   double graph_host_seconds = 0;                           // issue of the whole block as one graph
   std::array<Accounts, 3> busy{};                          // kernel seconds of an instance, by When
   std::array<StreamsByLevel, 3> on_level{};                // of its collectives, by When
@@ -169,6 +170,18 @@ struct LineResult {
   std::array<double, kStreams> stream_work{};  // seconds of work on every stream, alone
   std::array<double, kStreams> carried{};      // of LineStart::backlog: seconds of it, had the streams nothing else
   double host = 0;                             // when the host has issued all, from the line's end: usually before
+  std::int32_t origin = -1;                    // of AnalyticalEngine::Rep::origins, if those are kept
+};
+
+// An op of a line, or the kernels' wait before one, in seconds from the line's start (LineStart::waits_seconds before
+// its input). On each stream in order and without overlap; on the compute stream without gaps from the input on.
+struct LineOp {
+  const BlockCode* code = nullptr;  // none: a wait
+  std::uint16_t op = 0;
+  std::int64_t instances = 1;  // that it covers
+  Stream stream = Stream::compute;
+  Account account = kHostIssue;  // of a wait: what for
+  double begin = 0, end = 0;
 };
 
 // What a line finds at its start.
@@ -185,8 +198,9 @@ class LineClock {
  public:
   // `drain`: the line also ends with its asynchronous streams.
   // `jump`: false walks every instance, as a check.
+  // `ops`: replaced by all ops in the order of issue; walks every instance, too.
   void run(std::span<const LineItem> line, WhenSet when, double overlap_slowdown, bool drain, LineResult& result,
-           bool jump = true, const LineStart& start = {});
+           bool jump = true, const LineStart& start = {}, std::vector<LineOp>* ops = nullptr);
   // Whether streams share levels of the fabric. They do unless told otherwise.
   void shares_levels(bool value) { shares_levels_ = value; }
   bool shares_levels() const { return shares_levels_; }
@@ -202,9 +216,9 @@ class LineClock {
   };
   static constexpr std::size_t kStateSize = sizeof(State) / sizeof(double);
 
-  template <bool Shared>
+  template <bool Shared, bool Traced>
   void walk(const LineItem& item, std::int64_t base);
-  template <bool Record, bool Shared>
+  template <bool Record, bool Shared, bool Traced>
   void instance(const LineItem& item, std::int64_t at, std::int64_t base);
   // Parts of it, inlined: it is what evaluation consists of.
   struct Start;
@@ -215,10 +229,15 @@ class LineClock {
                         double& seconds);
   template <bool Record, bool Shared>
   void hand_on(const BlockCode& code);
-  template <bool Shared>
+  template <bool Shared, bool Traced>
   void issue_prefetched(std::int64_t target, int least_distance, int most_distance, double time);
-  template <bool Shared>
+  template <bool Shared, bool Traced>
   void walk_line();
+  // For `ops` of run(): a node of the compute stream, of another that is not queued, and one that is.
+  void trace_kernels(const BlockCode& code, std::size_t k, std::int64_t instances, double begin, double end,
+                     double seconds);
+  void trace_wait(double begin, double end, Account account);
+  void trace_queued(const BlockCode& code, const ClockNode& node, std::int64_t instances, SharedFabric::Ticket last);
   // To the fabric whose levels are shared; its parts one after the other, from the release of the first to that of the
   // last.
   SharedFabric::Ticket issue(const BlockCode& code, const ClockNode& node, std::int64_t instances, double release,
@@ -257,6 +276,12 @@ class LineClock {
   std::vector<double> x0_, x1_, x2_;  // the state after the last three periods
   std::vector<double> same1_, same2_;  // and of the fabric what must not change
   std::int64_t walked_ = 0;
+  std::vector<LineOp>* traced_ = nullptr;
+  struct TracedTickets {
+    std::size_t at;  // in `traced_`
+    SharedFabric::Ticket first, last;
+  };
+  std::vector<TracedTickets> traced_tickets_;
 };
 
 }  // namespace orrery

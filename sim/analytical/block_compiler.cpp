@@ -62,6 +62,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
                                      : runtime.host_seconds_per_op;
   };
   ClockNode* open = nullptr;
+  code.host.resize(code.ops.size());
   auto next = links_.begin();
   for (std::size_t i = 0; i < code.ops.size(); ++i) {
     const Op& op = code.ops[i];
@@ -71,7 +72,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     const auto first_link = next;
     while (next != links_.end() && next->to == i) ++next;
 
-    const double host = issue_of(op);
+    const double host = code.host[i] = issue_of(op);
     const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
     const bool plain = kernel && op.count == 1 && op.every == 1;
     const Account account = account_of(op, kind);

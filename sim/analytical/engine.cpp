@@ -8,11 +8,6 @@
 namespace orrery {
 namespace {
 
-const LineResult& line_of(const SlotLines& lines, std::uint32_t micro_batch, std::int64_t micro_batches) {
-  if (micro_batch == 0) return lines.first;
-  return micro_batch + 1 == micro_batches ? lines.last : lines.usual;
-}
-
 // What a stream has left behind a line that was clocked with so much carried into it, if it is `before` instead; no
 // less than what it leaves with nothing before it.
 double left_behind(const LineResult& l, const LineResult& first, std::size_t stream, double before) {
@@ -37,6 +32,8 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
                                 Report& report) {
   Rep& r = *rep_;
   r.clock.shares_levels(options.shares_levels);
+  r.keeps_origins = options.timeline;
+  r.origins.clear();
   r.find_classes(program);
   r.prepare_pieces(program);
   r.find_hops(program);
@@ -49,6 +46,10 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   report.unmeasured_share = 0;
   report.notes.clear();
   report.timeline.intervals.clear();
+  report.timeline.op_slices.clear();
+  report.timeline.ops.clear();
+  report.timeline.op_stages.clear();
+  report.timeline.slots_with_ops = 0;
   report.timeline.arrows.clear();
   report.timeline.memory.clear();
   r.fill_time(program, mfu_dtype, report);
@@ -114,11 +115,22 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when,
-                                       LineResult& result, const LineStart& start) {
+void AnalyticalEngine::Rep::append_chunks(const Program& program, std::span<const Chunk> chunks, BlockKind kind) {
   line.clear();
-  append_line(program.pieces, chunk.runs, kind != BlockKind::forward, code_of(kind), line);
-  clock.run(line, when, kernels.overlap_slowdown, false, result, true, start);
+  const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
+  for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, reversed, code_of(kind), line);
+}
+
+void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const Chunk> chunks, BlockKind kind,
+                                       WhenSet when, bool drain, LineResult& result, const LineStart& start) {
+  append_chunks(program, chunks, kind);
+  result.origin = -1;
+  if (keeps_origins) {
+    result.origin = static_cast<std::int32_t>(origins.size());
+    origins.push_back({chunks, kind, when, drain, start, {}});
+    if (start.backlog != nullptr) origins.back().backlog = *start.backlog;
+  }
+  clock.run(line, when, kernels.overlap_slowdown, drain, result, true, start);
 }
 
 void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk,
@@ -148,8 +160,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
   const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
   for (const UpdatePart part : kStepEnd) {
     if (program.stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
-    line.clear();
-    for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, false, code_of(block_of(part)), line);
+    append_chunks(program, chunks, block_of(part));
     if (std::all_of(line.begin(), line.end(), [](const LineItem& item) { return item.code->nodes.empty(); })) continue;
     if (part == UpdatePart::norm)
       for (const LineItem& item : line)
@@ -162,11 +173,11 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
       // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
       LineStart start;
       if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
-      clock.run(line, kOnly, kernels.overlap_slowdown, true,
-                part == UpdatePart::gradients ? c.gradients
-                : part == UpdatePart::norm    ? c.norm
-                                              : c.update,
-                true, start);
+      clock_line(program, chunks, block_of(part), kOnly, true,
+                 part == UpdatePart::gradients ? c.gradients
+                 : part == UpdatePart::norm    ? c.norm
+                                               : c.update,
+                 start);
     }
   }
 }
@@ -197,7 +208,7 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   double time = 0;
   std::array<double, kStreams> end{};
   const auto pass = [&](const Slot& slot) {
-    const LineResult& l = line_of(chunks[slot.chunk][index(slot.kind)], slot.micro_batch, n);
+    const LineResult& l = chunks[slot.chunk][index(slot.kind)].of(slot.micro_batch, n);
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
         if (const std::size_t s = used[i]; l.stream_end[s] > 0) {
@@ -400,15 +411,20 @@ void AnalyticalEngine::Rep::finish_stages(const Program& program) {
   }
 }
 
+std::size_t AnalyticalEngine::Rep::speaker_of(std::size_t stage_class_of) const {
+  auto s = static_cast<std::size_t>(classes[stage_class_of].first_stage);
+  for (std::size_t other = s; other < ends.size(); ++other)
+    if (stage_class[other] == static_cast<std::int32_t>(stage_class_of) && ends[other].bubble < ends[s].bubble)
+      s = other;
+  return s;
+}
+
 void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, Report& report) {
   const std::size_t stages = program.stages.size();
   report.stages.resize(classes.size());
   for (std::size_t i = 0; i < classes.size(); ++i) {
     const StageClass& c = classes[i];
-    // The class's stage that waits the least for its neighbours speaks for it.
-    std::size_t s = static_cast<std::size_t>(c.first_stage);
-    for (std::size_t other = s; other < stages; ++other)
-      if (stage_class[other] == static_cast<std::int32_t>(i) && ends[other].bubble < ends[s].bubble) s = other;
+    const std::size_t s = speaker_of(i);
     StageReport& stage = report.stages[i];
     stage.stage = c.first_stage;
     stage.stages = c.stages;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/analytical/block_clock.h"
@@ -30,6 +31,21 @@ struct PieceData {
 // One kind of slot of a chunk, in the first, a usual, and the last micro-batch.
 struct SlotLines {
   LineResult first, usual, last;
+
+  const LineResult& of(std::uint32_t micro_batch, std::int64_t micro_batches) const {
+    if (micro_batch == 0) return first;
+    return micro_batch + 1 == micro_batches ? last : usual;
+  }
+};
+
+// What a line was clocked with, for a timeline that shows its ops.
+struct LineOrigin {
+  std::span<const Chunk> chunks;
+  BlockKind kind = BlockKind::forward;
+  WhenSet when = kUsual;
+  bool drain = false;
+  LineStart start;
+  FabricBacklog backlog;  // where `start` had one
 };
 
 // Bytes of a chunk: a micro-batch's, and the transient of a slot on top of what is in flight.
@@ -92,12 +108,22 @@ struct AnalyticalEngine::Rep {
   // On request.
   void fill_ops(const Program& program, Report& report) const;
   void fill_timeline(const Program& program, Report& report);
+  void fill_op_slices(const Program& program, const PipelineTimeline& slots, Report& report);
+  // The ops of a line, clocked anew as it was.
+  LineResult trace_line(const Program& program, const LineOrigin& origin, std::vector<LineOp>& ops);
+  // Of a class the stage that waits the least for its neighbours: it speaks for it.
+  std::size_t speaker_of(std::size_t stage_class_of) const;
 
   auto code_of(BlockKind kind) const {
     return [this, kind](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind); };
   }
   void clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when, LineResult& result,
-                  const LineStart& start = {});
+                  const LineStart& start = {}) {
+    clock_line(program, {&chunk, 1}, kind, when, false, result, start);
+  }
+  void clock_line(const Program& program, std::span<const Chunk> chunks, BlockKind kind, WhenSet when, bool drain,
+                  LineResult& result, const LineStart& start);
+  void append_chunks(const Program& program, std::span<const Chunk> chunks, BlockKind kind);
   void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, std::size_t stage_class);
@@ -122,6 +148,8 @@ struct AnalyticalEngine::Rep {
   PipelineWalker walker;
   std::vector<PieceData> pieces;
   std::vector<LineItem> line;
+  bool keeps_origins = false;
+  std::vector<LineOrigin> origins;
 
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]

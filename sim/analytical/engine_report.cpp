@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <string>
+#include <tuple>
 
 #include "sim/analytical/engine_rep.h"
 #include "sim/program/liveness.h"
@@ -26,6 +29,49 @@ std::string shape_of(const Op& op, std::span<const Tensor> tensors) {
   }
   return fmt::format("{:.0f} bytes", bytes(op, tensors));
 }
+
+// Bounds a trace's size: some 250 bytes each.
+constexpr std::size_t kMostOpSlices = 24'000;
+
+// The ops that slices name, each once.
+class TimelineOps {
+ public:
+  TimelineOps(const Program& program, const OpCostModel& costs, Timeline& timeline)
+      : program_(program), costs_(costs), ops_(timeline.ops) {}
+
+  std::uint32_t operator()(BlockKind kind, const LineOp& op) {
+    const int account = op.code == nullptr ? op.account : 0;
+    const auto [at, added] =
+        known_.try_emplace({op.code, op.op, op.instances, account}, static_cast<std::uint32_t>(ops_.size()));
+    if (added) ops_.push_back(op.code == nullptr ? wait_for(op.account) : describe(kind, op));
+    return at->second;
+  }
+
+ private:
+  static TimelineOp wait_for(Account account) {
+    const char* what = account < kExposed ? "host issue" : row_of(static_cast<Stream>(account - kExposed)).label;
+    return {.name = fmt::format("wait: {}", what), .kind = "wait", .bound = ""};
+  }
+  TimelineOp describe(BlockKind kind, const LineOp& of) const {
+    const Op& op = of.code->ops[of.op];
+    const Piece& piece = *of.code->piece;
+    const auto p = static_cast<std::size_t>(&piece - program_.pieces.data());
+    const bool once =
+        op.every == kAllInstances || std::any_of(of.code->nodes.begin(), of.code->nodes.end(),
+                                                 [&](const ClockNode& node) { return node.op == of.op && node.once; });
+    return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : piece_title(program_, p), name_of(kind),
+                                op.name),
+            .kind = name_of(op.kind),
+            .bound = costs_.bound(op, piece.tensors, of.instances),
+            .flops = costs_.cost(op, piece.tensors, of.instances).flops,
+            .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
+  }
+
+  const Program& program_;
+  const OpCostModel& costs_;
+  std::vector<TimelineOp>& ops_;
+  std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;
+};
 
 // How often a node is reached in an item of a line.
 struct Executions {
@@ -178,6 +224,111 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
     interval(Stream::compute, end.synchronised, end.end, "update");
     sample(end.drained, sum(held, classes[c].update_transient));
     sample(end.end, held);
+  }
+  fill_op_slices(program, slots, report);
+}
+
+LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineOrigin& origin,
+                                             std::vector<LineOp>& ops) {
+  LineStart start = origin.start;
+  FabricBacklog backlog = origin.backlog;
+  if (start.backlog != nullptr) start.backlog = &backlog;
+  LineResult result;
+  append_chunks(program, origin.chunks, origin.kind);
+  clock.run(line, origin.when, kernels.overlap_slowdown, origin.drain, result, false, start, &ops);
+  return result;
+}
+
+// Which slots have their ops shown: of the stage that speaks for its class, the bounding one first, the end of the
+// step, then all slots of the micro-batch in the middle, of the first, and of the last, as far as kMostOpSlices allows.
+void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const PipelineTimeline& slots, Report& report) {
+  struct Traced {
+    LineResult result;
+    std::vector<LineOp> ops;
+  };
+  std::map<std::int32_t, Traced> traced;  // by LineResult::origin
+  const auto trace_of = [&](std::int32_t origin) -> const Traced& {
+    const auto [at, added] = traced.try_emplace(origin);
+    if (added) at->second.result = trace_line(program, origins[static_cast<std::size_t>(origin)], at->second.ops);
+    return at->second;
+  };
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  const std::int64_t n = program.schedule.micro_batches;
+  const std::size_t slots_of_stage = slots.slots.size() / program.stages.size();
+  std::vector<std::size_t> by_rank(classes.size());
+  for (std::size_t c = 0; c < by_rank.size(); ++c) by_rank[c] = c;
+  std::swap(by_rank.front(), by_rank[static_cast<std::size_t>(report.bounding_stage)]);
+  std::vector<std::size_t> speakers;
+  for (std::size_t c = 0; c < classes.size(); ++c) speakers.push_back(speaker_of(c));
+
+  std::size_t slices = 0;
+  const auto fits = [&](std::int32_t origin) {
+    if (origin < 0) return false;
+    const std::size_t more = trace_of(origin).ops.size();
+    if (slices + more > kMostOpSlices) return false;
+    slices += more;
+    return true;
+  };
+  std::vector<std::array<bool, 3>> end_chosen(classes.size());
+  const auto ends_of = [&](std::size_t c) {
+    return std::array<const LineResult*, 3>{&classes[c].gradients, &classes[c].norm, &classes[c].update};
+  };
+  for (const std::size_t c : by_rank)
+    for (std::size_t part = 0; part < 3; ++part) end_chosen[c][part] = fits(ends_of(c)[part]->origin);
+  const auto line_of = [&](std::size_t c, const Slot& slot) -> const LineResult& {
+    return lines[c * chunks + slot.chunk][index(slot.kind)].of(slot.micro_batch, n);
+  };
+  std::vector<bool> chosen(slots.slots.size());
+  std::vector<std::int64_t> shown{n / 2, 0, n - 1};
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (std::find(shown.begin(), shown.begin() + static_cast<std::ptrdiff_t>(i), shown[i]) !=
+        shown.begin() + static_cast<std::ptrdiff_t>(i))
+      continue;
+    for (const std::size_t c : by_rank)
+      for (std::size_t at = speakers[c] * slots_of_stage; at < (speakers[c] + 1) * slots_of_stage; ++at)
+        if (slots.slots[at].slot.micro_batch == shown[i]) chosen[at] = fits(line_of(c, slots.slots[at].slot).origin);
+  }
+
+  Timeline& timeline = report.timeline;
+  TimelineOps op_of(program, costs, timeline);
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    const auto stage = static_cast<std::int32_t>(speakers[c]);
+    timeline.op_stages.push_back(stage);
+    std::array<double, kStreams> free{};  // asynchronous streams serve slots in order
+    const auto place = [&](std::int32_t origin, double begin, double seconds_of_slot) {
+      const Traced& trace = trace_of(origin);
+      const LineOrigin& from = origins[static_cast<std::size_t>(origin)];
+      // A slot that stands for several that differ has their mean length.
+      const double took = trace.result.seconds;
+      const double stretch = took > 0 && std::abs(seconds_of_slot - took) > 1e-9 * took ? seconds_of_slot / took : 1;
+      for (const LineOp& op : trace.ops) {
+        const auto s = static_cast<std::size_t>(op.stream);
+        double first = begin + stretch * (op.begin - from.start.waits_seconds);
+        double last = begin + stretch * (op.end - from.start.waits_seconds);
+        if (kStreamRows[s].asynchronous) {
+          last += std::max(0.0, free[s] - first);
+          first = std::max(first, free[s]);
+          free[s] = last;
+        }
+        timeline.op_slices.push_back({stage, op.stream, op_of(from.kind, op), first, last});
+      }
+    };
+    for (std::size_t at = speakers[c] * slots_of_stage; at < (speakers[c] + 1) * slots_of_stage; ++at) {
+      const SlotRecord& slot = slots.slots[at];
+      const LineResult& l = line_of(c, slot.slot);
+      if (chosen[at]) {
+        ++timeline.slots_with_ops;
+        place(l.origin, slot.begin_seconds, slot.end_seconds - slot.begin_seconds);
+        continue;
+      }
+      for (std::size_t s = 0; s < kStreams; ++s)
+        if (l.stream_end[s] > 0)
+          free[s] = std::max(slot.begin_seconds + l.stream_end[s], free[s] + (l.carried[s] > 0 ? 0 : l.stream_work[s]));
+    }
+    const StageEnd& end = ends[speakers[c]];
+    const std::array<double, 3> begins{end.drained, end.reduced, end.synchronised};
+    for (std::size_t part = 0; part < 3; ++part)
+      if (end_chosen[c][part]) place(ends_of(c)[part]->origin, begins[part], ends_of(c)[part]->seconds);
   }
 }
 

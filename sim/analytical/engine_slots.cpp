@@ -14,6 +14,7 @@ constexpr std::size_t kMostWalked = 4096;  // slots of all stages
 
 void add(LineResult& to, const LineResult& from, double times) {
   to.seconds += times * from.seconds;
+  to.origin = from.origin;
   for (std::size_t a = 0; a < to.accounts.size(); ++a) to.accounts[a] += times * from.accounts[a];
   for (std::size_t s = 0; s < kStreams; ++s) {
     to.stream_end[s] += times * from.stream_end[s];

@@ -136,6 +136,11 @@ double SharedFabric::end(std::size_t stream, Ticket ticket) {
   return queue.items[item].end;
 }
 
+double SharedFabric::begin(std::size_t stream, Ticket ticket) const {
+  const Queue& queue = queues_[use_of(stream)];
+  return queue.items[static_cast<std::size_t>(ticket - queue.first)].begin;
+}
+
 double SharedFabric::end(std::size_t stream) {
   if (place_[stream] == kUnused) return 0;
   const Queue& queue = queues_[use_of(stream)];

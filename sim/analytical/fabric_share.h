@@ -66,6 +66,8 @@ class SharedFabric {
   Ticket issue(std::size_t stream, double release, const FabricWork& work, double settled);
   // When it ends if nothing else is issued.
   double end(std::size_t stream, Ticket ticket);
+  // When it began. REQUIRES: it has ended, or end() was asked since the last issue().
+  double begin(std::size_t stream, Ticket ticket) const;
   // When all of the stream's has ended; 0: it had none.
   double end(std::size_t stream);
   // From when anything is under way at or after `from`, and until when, but no later than `until`.

@@ -97,8 +97,27 @@ struct RankTrack {
   std::string who;
   std::vector<Interval> intervals;
 };
+// One run of an op on a stream, or a stretch in which the compute stream waits.
+struct OpSlice {
+  std::int32_t stage = 0;
+  Stream stream = Stream::compute;
+  std::uint32_t op = 0;  // of Timeline::ops
+  double begin_seconds = 0, end_seconds = 0;
+};
+// What a slice runs.
+struct TimelineOp {
+  std::string name;         // "layer.forward.fc1"; of a wait "wait: gradient reduction"
+  std::string kind, bound;  // as in OpReport; of a wait "wait" and none
+  double flops = 0, bytes = 0;
+};
 struct Timeline {
   std::vector<Interval> intervals;
+  // Analytical, of `op_stages`, one of each kind: the ops of some of their slots and of the step's end, each stage's by
+  // slot, then by stream's order.
+  std::vector<OpSlice> op_slices;
+  std::vector<TimelineOp> ops;
+  std::vector<std::int32_t> op_stages;
+  std::int64_t slots_with_ops = 0;
   std::vector<std::string> stages;  // discrete-event: whose intervals a stage's are: "every rank", "stage 3, rank 13"
   std::vector<RankTrack> ranks;     // discrete-event: that the report names, at most kMostRankTracks
   std::vector<Arrow> arrows;

@@ -30,6 +30,10 @@ std::string json_text(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// Past so many slots only stages that have their ops shown are written: the others of their kind are like them.
+constexpr std::size_t kMostSlots = 4000;
+
+int thread_of_ops(Stream stream) { return kStreams + static_cast<int>(stream) + 1; }
 int thread_of(Stream stream) { return static_cast<int>(stream) + 1; }  // viewers treat thread 0 in special ways
 
 // Where a job's processes stand in the file.
@@ -70,6 +74,40 @@ std::string slice_event(const Interval& interval, Slice slice, std::int32_t proc
       thread_of(interval.stream), microseconds(slice.begin), microseconds(slice.end - slice.begin), args);
 }
 
+// What is said of an op beside its slices' places: name, category, arguments.
+struct OpText {
+  std::string head, args;
+};
+OpText op_text(const TimelineOp& op, Stream stream) {
+  OpText text;
+  const char* category = op.kind == "wait" ? "wait" : stream == Stream::compute ? "kernel" : name_of(stream);
+  text.head = fmt::format(R"({{"ph":"X","name":{},"cat":"{}")", json_text(op.name), category);
+  text.args = fmt::format(R"("args":{{"kind":{})", json_text(op.kind));
+  if (op.flops > 0) text.args += fmt::format(R"(,"flops":{:.6g})", op.flops);
+  if (op.bytes > 0) text.args += fmt::format(R"(,"bytes":{:.6g})", op.bytes);
+  if (!op.bound.empty()) text.args += fmt::format(R"(,"bound":{})", json_text(op.bound));
+  text.args += "}}";
+  return text;
+}
+
+// On threads of their own, beside the slots that they fill. Returns the streams by stage.
+std::map<std::int32_t, std::set<Stream>> add_ops(const Timeline& timeline, const Processes& processes,
+                                                 std::vector<Event>& events) {
+  std::map<std::int32_t, std::set<Stream>> streams;
+  std::vector<OpText> texts(timeline.ops.size());
+  for (const OpSlice& slice : timeline.op_slices) {
+    const Nanoseconds begin = nanoseconds(slice.begin_seconds), end = nanoseconds(slice.end_seconds);
+    if (end <= begin) continue;
+    OpText& text = texts[slice.op];
+    if (text.head.empty()) text = op_text(timeline.ops[slice.op], slice.stream);
+    streams[slice.stage].insert(slice.stream);
+    events.push_back({begin, fmt::format(R"({},"pid":{},"tid":{},"ts":{},"dur":{},{})", text.head,
+                                         processes.stage(slice.stage), thread_of_ops(slice.stream),
+                                         microseconds(begin), microseconds(end - begin), text.args)});
+  }
+  return streams;
+}
+
 std::string flow_event(char phase, std::size_t id, std::int32_t process, Nanoseconds at) {
   return fmt::format(R"({{"ph":"{}","name":"message","cat":"message","id":{},"pid":{},"tid":{},"ts":{}{}}})", phase, id,
                      process, thread_of(Stream::compute), microseconds(at), phase == 'f' ? R"(,"bp":"e")" : "");
@@ -107,16 +145,17 @@ void add_process(std::int32_t process, const std::string& name, std::vector<std:
       R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})", process));
 }
 
+void add_thread(std::int32_t process, int thread, const std::string& name, std::vector<std::string>& metadata) {
+  metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                                 process, thread, name));
+  metadata.push_back(fmt::format(
+      R"({{"ph":"M","name":"thread_sort_index","pid":{0},"tid":{1},"args":{{"sort_index":{1}}}}})", process, thread));
+}
+
 void add_tracks(std::int32_t process, const std::string& name, const std::set<Stream>& streams,
                 std::vector<std::string>& metadata) {
   add_process(process, name, metadata);
-  for (const Stream stream : streams) {
-    metadata.push_back(fmt::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
-                                   process, thread_of(stream), name_of(stream)));
-    metadata.push_back(
-        fmt::format(R"({{"ph":"M","name":"thread_sort_index","pid":{},"tid":{},"args":{{"sort_index":{}}}}})", process,
-                    thread_of(stream), thread_of(stream)));
-  }
+  for (const Stream stream : streams) add_thread(process, thread_of(stream), name_of(stream), metadata);
 }
 
 void add_ranks(const Timeline& timeline, const Processes& processes, std::vector<std::string>& metadata,
@@ -162,24 +201,45 @@ std::int32_t stages_of(const Timeline& timeline) {
   return stages;
 }
 
+// None: all.
+std::set<std::int32_t> stages_written(const Timeline& timeline) {
+  if (timeline.intervals.size() <= kMostSlots) return {};
+  return {timeline.op_stages.begin(), timeline.op_stages.end()};
+}
+
+// What of a job is left out, as further members of "otherData".
+std::string bounds_text(const Timeline& timeline) {
+  if (timeline.op_stages.empty()) return "";
+  std::string stages;
+  for (const std::int32_t stage : timeline.op_stages) stages += fmt::format("{}{}", stages.empty() ? "" : ",", stage);
+  const auto slots = std::count_if(timeline.intervals.begin(), timeline.intervals.end(),
+                                   [](const Interval& interval) { return interval.kind < kUpdate; });
+  return fmt::format(R"(,"slots":{},"slots_with_ops":{},"stages_with_ops":[{}],"only_those_stages":{})", slots,
+                     timeline.slots_with_ops, stages, stages_written(timeline).empty() ? "false" : "true");
+}
+
 void add_job(const Report& report, const Processes& processes, std::size_t& flow, std::vector<std::string>& metadata,
              std::vector<Event>& events) {
   std::map<std::int32_t, std::set<Stream>> tracks;
   std::map<std::int32_t, std::vector<Slice>> compute;
   const Timeline& timeline = report.timeline;
+  const std::set<std::int32_t> written = stages_written(timeline);
+  const auto is_written = [&](std::int32_t stage) { return written.empty() || written.contains(stage); };
   events.reserve(events.size() + timeline.intervals.size() + 2 * timeline.arrows.size() + timeline.memory.size());
   for (const Interval& interval : timeline.intervals) {
     const Slice slice{nanoseconds(interval.begin_seconds), nanoseconds(interval.end_seconds)};
-    if (slice.end <= slice.begin) continue;  // nothing to see
+    if (slice.end <= slice.begin || !is_written(interval.stage)) continue;  // nothing to see
     tracks[interval.stage].insert(interval.stream);
     if (interval.stream == Stream::compute) compute[interval.stage].push_back(slice);
     events.push_back({slice.begin, slice_event(interval, slice, processes.stage(interval.stage))});
   }
   for (const MemorySample& sample : timeline.memory) {
+    if (!is_written(sample.stage)) continue;
     tracks[sample.stage];
     events.push_back({nanoseconds(sample.seconds), memory_event(sample, processes.stage(sample.stage))});
   }
   add_flows(timeline, processes, compute, flow, events);
+  const std::map<std::int32_t, std::set<Stream>> op_streams = add_ops(timeline, processes, events);
   const std::size_t before = events.size();
   add_links(report, processes, events);
   const bool links = events.size() > before;
@@ -187,6 +247,10 @@ void add_job(const Report& report, const Processes& processes, std::size_t& flow
     const auto s = static_cast<std::size_t>(stage);
     const std::string name = s < timeline.stages.size() ? timeline.stages[s] : fmt::format("stage {}", stage);
     add_tracks(processes.stage(stage), processes.name(name), streams, metadata);
+    const auto ops = op_streams.find(stage);
+    if (ops == op_streams.end()) continue;
+    for (const Stream stream : ops->second)
+      add_thread(processes.stage(stage), thread_of_ops(stream), fmt::format("{} ops", name_of(stream)), metadata);
   }
   add_ranks(timeline, processes, metadata, events);
   if (links) add_process(processes.links(), processes.name("links"), metadata);
@@ -222,8 +286,9 @@ std::string jobs_trace(std::span<const TracedJob> jobs) {
   std::stable_sort(events.begin(), events.end(), [](const Event& a, const Event& b) { return a.at < b.at; });
 
   std::string out =
-      fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}}},"traceEvents":[)",
-                  json_text(jobs.empty() ? "" : jobs.front().report->engine), seconds);
+      fmt::format(R"({{"displayTimeUnit":"ms","otherData":{{"engine":{},"step_seconds":{}{}}},"traceEvents":[)",
+                  json_text(jobs.empty() ? "" : jobs.front().report->engine), seconds,
+                  jobs.size() == 1 ? bounds_text(jobs.front().report->timeline) : "");
   const char* separator = "\n";
   const auto append = [&](const std::string& text) {
     out += separator;

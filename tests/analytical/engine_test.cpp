@@ -6,6 +6,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
@@ -196,6 +197,91 @@ TEST(Step, ATraceHasEverySlotWithinTheStep) {
   }
   EXPECT_EQ(slots, 3u * 4u * static_cast<std::size_t>(e.program.schedule.micro_batches));
   for (const Arrow& a : e.report.timeline.arrows) EXPECT_LE(a.from_seconds, a.to_seconds);
+}
+
+// Of one stage and stream, by time.
+std::vector<OpSlice> op_slices(const Timeline& timeline, std::int32_t stage, Stream stream) {
+  std::vector<OpSlice> found;
+  for (const OpSlice& slice : timeline.op_slices)
+    if (slice.stage == stage && slice.stream == stream) found.push_back(slice);
+  return found;
+}
+
+TEST(Step, ATraceFillsSlotsWithTheirOps) {
+  for (const Json& plan : kPlans) {
+    SCOPED_TRACE(plan.dump());
+    const Evaluated e(document(plan), {.timeline = true});
+    const Timeline& timeline = e.report.timeline;
+    ASSERT_EQ(timeline.op_stages.size(), e.report.stages.size());
+    EXPECT_EQ(e.report.step_seconds, Evaluated(document(plan)).report.step_seconds) << "looking changes nothing";
+    const double rounding = 1e-9 * e.report.step_seconds;
+    std::int64_t filled = 0;
+    for (const std::int32_t stage : timeline.op_stages) {
+      for (int s = 0; s < kStreams; ++s) {
+        double until = 0;
+        for (const OpSlice& slice : op_slices(timeline, stage, static_cast<Stream>(s))) {
+          EXPECT_GE(slice.begin_seconds, until - rounding) << timeline.ops[slice.op].name;
+          EXPECT_GE(slice.end_seconds, slice.begin_seconds - rounding);
+          EXPECT_LE(slice.end_seconds, e.report.step_seconds + rounding);
+          until = slice.end_seconds;
+        }
+      }
+      const std::vector<OpSlice> compute = op_slices(timeline, stage, Stream::compute);
+      for (const Interval& slot : timeline.intervals) {
+        if (slot.stage != stage || slot.stream != Stream::compute) continue;
+        double time = slot.begin_seconds, work = 0;
+        for (const OpSlice& slice : compute) {
+          const double middle = (slice.begin_seconds + slice.end_seconds) / 2;
+          if (middle < slot.begin_seconds || middle > slot.end_seconds) continue;
+          EXPECT_NEAR(slice.begin_seconds, time, rounding) << timeline.ops[slice.op].name << ": what it waited for?";
+          time = slice.end_seconds;
+          if (timeline.ops[slice.op].kind != "wait") work += slice.end_seconds - slice.begin_seconds;
+        }
+        if (time == slot.begin_seconds) continue;  // one that does not show its ops
+        EXPECT_NEAR(time, slot.end_seconds, rounding);
+        if (slot.kind >= kSlotKinds) continue;
+        EXPECT_GT(work, 0);
+        ++filled;
+      }
+    }
+    EXPECT_EQ(filled, timeline.slots_with_ops);
+    EXPECT_GT(filled, 0);
+  }
+}
+
+TEST(Step, ATraceHasCollectivesOnTheirStreams) {
+  const Evaluated e(document({{"zero_stage", 1}, {"tensor_parallel", 4}}), {.timeline = true, .ops = true});
+  std::map<std::string, Stream> stream_of;
+  for (const OpReport& op : e.report.ops) stream_of[op.name] = op.stream;
+  std::set<std::string> shown;
+  const Timeline& timeline = e.report.timeline;
+  for (const OpSlice& slice : timeline.op_slices) {
+    const TimelineOp& op = timeline.ops[slice.op];
+    if (op.kind == "wait") {
+      EXPECT_EQ(slice.stream, Stream::compute);
+      continue;
+    }
+    ASSERT_TRUE(stream_of.contains(op.name)) << op.name;
+    EXPECT_EQ(slice.stream, stream_of.at(op.name)) << op.name;
+    EXPECT_FALSE(op.bound.empty()) << op.name;
+    shown.insert(op.name);
+  }
+  for (const auto& [name, stream] : stream_of) EXPECT_TRUE(shown.contains(name)) << name;
+}
+
+TEST(Step, ATraceOfManyMicroBatchesShowsTheOpsOfAFew) {
+  const Json plan{{"pipeline_parallel", 4}, {"micro_batch_size", 1}};
+  const Evaluated e(document(plan), {.timeline = true}), again(document(plan), {.timeline = true});
+  const Timeline& a = e.report.timeline;
+  const Timeline& b = again.report.timeline;
+  EXPECT_LE(a.op_slices.size(), 24'000u);
+  EXPECT_LE(a.slots_with_ops, static_cast<std::int64_t>(3 * 2 * a.op_stages.size())) << "first, middle and last";
+  ASSERT_EQ(a.op_slices.size(), b.op_slices.size());
+  for (std::size_t i = 0; i < a.op_slices.size(); ++i) {
+    EXPECT_EQ(a.op_slices[i].begin_seconds, b.op_slices[i].begin_seconds);
+    EXPECT_EQ(a.op_slices[i].end_seconds, b.op_slices[i].end_seconds);
+    EXPECT_EQ(a.op_slices[i].op, b.op_slices[i].op);
+  }
 }
 
 TEST(Step, MoreBandwidthIsNeverSlower) {

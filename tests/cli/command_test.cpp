@@ -268,7 +268,30 @@ TEST(Simulate, TracesFollowTheFormatForEverySchedule) {
     EXPECT_GT(count("C"), 0);
     EXPECT_EQ(count("s") > 0, std::string(sets).find("pipeline_parallel=1 ") == std::string::npos)
         << "messages between stages";
+    const auto is_ops_thread = [](const json& e) {
+      return e["name"] == "thread_name" && e["args"]["name"] == "compute ops";
+    };
+    EXPECT_EQ(std::count_if(events.begin(), events.end(), is_ops_thread),
+              static_cast<std::ptrdiff_t>(trace["otherData"]["stages_with_ops"].size()));
+    EXPECT_GT(trace["otherData"]["slots_with_ops"], 0);
+    EXPECT_TRUE(std::any_of(events.begin(), events.end(), [](const json& e) {
+      return e["ph"] == "X" && e["name"] == "layer.forward.fc1" && e["args"]["flops"] > 0 && e["args"].contains("bound");
+    }));
   }
+}
+
+TEST(Simulate, TracesOfLongPipelinesAreBounded) {
+  Workplace place;
+  const auto result = place.orrery("simulate korth-t5-megatron-1T-full --trace t.json");
+  ASSERT_EQ(result.code, 0) << result.err;
+  const std::string text = place.read("t.json");
+  EXPECT_LT(text.size(), 10'000'000u);
+  const json trace = json::parse(text);
+  expect_trace_format(trace);
+  const json& bounds = trace["otherData"];
+  EXPECT_EQ(bounds["only_those_stages"], true);
+  EXPECT_GT(bounds["slots_with_ops"], 0);
+  EXPECT_LT(bounds["slots_with_ops"], bounds["slots"]);
 }
 
 TEST(Simulate, SetOverridesWhatTheScenarioSays) {
