@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -12,6 +14,20 @@
 #include "sim/des/engine.h"
 
 namespace orrery {
+namespace {
+
+// "50000000", "50e6".
+double read_limit(const std::string& text) {
+  double limit = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, limit);
+  if (error != std::errc() || stop != end || !std::isfinite(limit) || limit < 1 || limit != std::floor(limit))
+    throw InputError({"--limit", ""}, describe(text), "a whole number of at least 1, as 50e6");
+  return limit;
+}
+
+}  // namespace
+
 void EngineArguments::add_to(Command command, bool both) {
   std::vector<std::string> engines = texts(kEngineNames);
   if (both) engines.emplace_back("both");
@@ -24,7 +40,11 @@ void EngineArguments::add_to(Command command, bool both) {
       .one_of(texts(kFidelityNames));
   command.add_option("--routing", routing, "des: how switches with several ways up pick one")
       .one_of(texts(kRoutingNames));
-  command.add_option("--limit", limit, "des: kernels and transfers beyond which a run is refused").type_name("N");
+  command
+      .add_option(
+          "--limit", [this](const std::string& text) { limit = text; },
+          "des: kernels and transfers beyond which a run is refused")
+      .type_name("N");
   command.add_flag("--exact", exact, "des: fold only what is exactly alike, however long it takes");
 }
 
@@ -43,12 +63,12 @@ SimulationOptions EngineArguments::options() const {
   };
   refuse("--fidelity", fidelity.empty() ? "" : describe(fidelity));
   refuse("--routing", routing.empty() ? "" : describe(routing));
-  refuse("--limit", limit > 0 ? fmt::format("{:g}", limit) : "");
+  refuse("--limit", limit.value_or(""));
   refuse("--exact", exact ? "it" : "");
   SimulationOptions options;
   options.engine = engine == "analytical" ? Engine::analytical : Engine::des;
   options.fidelity = chosen<Fidelity>(fidelity, kFidelityNames);
-  if (limit > 0) options.most_works = limit;
+  if (limit) options.most_works = read_limit(*limit);
   if (exact) options.most_exact_works = std::numeric_limits<double>::infinity();
   options.routing = chosen<Routing>(routing, kRoutingNames);
   return options;

@@ -12,7 +12,7 @@ namespace orrery {
 struct EngineArguments {
   std::string engine = "analytical";
   std::string fidelity, routing;  // empty: not given
-  double limit = 0;               // 0: not given
+  std::optional<std::string> limit;
   bool exact = false;
 
   // `both`: whether the command can show two engines side by side.

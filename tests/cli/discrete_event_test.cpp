@@ -48,11 +48,19 @@ TEST(DiscreteEvent, WorkIsBounded) {
                                  HasSubstr("or a higher --limit")));
   const double events = report_of(place, "straggler --engine des").at("discrete_event").at("events").get<double>();
   const auto limited = [&](double share) {
-    return place.orrery("simulate straggler --engine des --limit " + std::to_string(share * events)).code;
+    return place.orrery("simulate straggler --engine des --limit " + std::to_string(std::llround(share * events))).code;
   };
   EXPECT_EQ(limited(0.4), 2);
   EXPECT_EQ(limited(2.5), 0);
   EXPECT_THAT(place.orrery("simulate straggler --limit 10").err, HasSubstr("--limit: found 10, expected --engine des"));
+  for (const std::string limit : {"0", "-5", "nan", "inf", "1.5", "1e400", "10x", "''"})
+    for (const std::string command : {"simulate straggler --engine des", "compare straggler --engine des",
+                                      "collective all_reduce --node dgx-h100 --engine des"}) {
+      const auto refused = place.orrery(command + " --limit " + limit);
+      EXPECT_EQ(refused.code, 2) << command << limit;
+      EXPECT_THAT(refused.err, HasSubstr("--limit: found ")) << command;
+      EXPECT_THAT(refused.err, HasSubstr(", expected a whole number of at least 1")) << command;
+    }
   EXPECT_THAT(place.orrery("simulate straggler --exact").err, HasSubstr("--exact: found it, expected --engine des"));
 }
 
@@ -70,7 +78,7 @@ TEST(DiscreteEvent, WorkOfACollectiveIsBounded) {
   }
   const std::string few = "collective all_reduce --node dgx-h100 --nodes 2 -b 1M -e 4M";
   EXPECT_EQ(place.orrery(few + " --limit 10").code, 2);
-  EXPECT_EQ(place.orrery(few + " --limit 10000").code, 0);
+  EXPECT_EQ(place.orrery(few + " --limit 1e4").code, 0);
   EXPECT_EQ(place.orrery("collective all_to_all --node dgx-h100 --nodes 1024 --engine analytical").code, 0);
 }
 
