@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <string>
+#include <unordered_map>
 
 namespace orrery {
 namespace {
@@ -27,6 +28,7 @@ class NodeList {
       rest = end < rest.size() ? rest.substr(end + 1) : std::string_view{};
       if (end < whole_.size() && rest.empty() && whole_.ends_with(',')) refuse(whole_);
     } while (!rest.empty());
+    check_names();
     return std::move(nodes_);
   }
 
@@ -36,10 +38,31 @@ class NodeList {
                      "nodes as a scheduler lists them: \"node[001-004,010]\", \"3-6,12\"");
   }
 
+  // Nodes of several names that are the same number.
+  void check_names() const {
+    bool several = false;
+    for (const auto& [name, begin] : names_) several = several || name != names_.front().name;
+    if (!several) return;
+    std::unordered_map<std::int64_t, std::string_view> seen;
+    for (std::size_t i = 0; i < names_.size(); ++i) {
+      const std::size_t end = i + 1 < names_.size() ? names_[i + 1].begin : nodes_.size();
+      for (std::size_t n = names_[i].begin; n < end; ++n) {
+        const auto [at, is_new] = seen.emplace(nodes_[n], names_[i].name);
+        if (is_new || at->second == names_[i].name) continue;
+        throw InputError(
+            where_,
+            fmt::format("{0}{2} and {1}{2}, which differ in their prefix alone", at->second, names_[i].name, nodes_[n]),
+            "another number for each node of the fabric: what stands before it is not looked at (an array "
+            "of numbers says where nodes of several names are)");
+      }
+    }
+  }
+
   void read_item(std::string_view item) {
     if (item.ends_with(']')) {
       const std::size_t open = item.find('[');
       if (open == std::string_view::npos) refuse(item);
+      names_.push_back({item.substr(0, open), nodes_.size()});
       std::string_view ranges = item.substr(open + 1, item.size() - open - 2);
       if (ranges.empty() || ranges.ends_with(',')) refuse(item);
       while (!ranges.empty()) {
@@ -50,10 +73,14 @@ class NodeList {
       return;
     }
     if (item.find_first_of("[]") != std::string_view::npos) refuse(item);
-    if (!item.empty() && kDigits.find(item.front()) != std::string_view::npos) return read_range(item, item);
+    if (!item.empty() && kDigits.find(item.front()) != std::string_view::npos) {
+      names_.push_back({{}, nodes_.size()});
+      return read_range(item, item);
+    }
     // A name that ends in its number.
     const std::size_t number = item.find_last_not_of(kDigits);
     if (number == std::string_view::npos || number + 1 == item.size()) refuse(item);
+    names_.push_back({item.substr(0, number + 1), nodes_.size()});
     nodes_.push_back(read_number(item.substr(number + 1), item));
   }
 
@@ -78,6 +105,11 @@ class NodeList {
   std::int64_t most_;
   const InputError::Where& where_;
   std::vector<std::int64_t> nodes_;
+  struct Name {
+    std::string_view name;  // in front of the number
+    std::size_t begin = 0;  // of the item's nodes
+  };
+  std::vector<Name> names_;  // of each item
 };
 
 }  // namespace

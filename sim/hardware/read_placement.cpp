@@ -127,6 +127,13 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
                        fmt::format("the cluster's {} nodes", cluster.nodes));
     cluster.nodes = count;
     const std::int64_t last = *std::max_element(placement.nodes.begin(), placement.nodes.end());
+    // Names from 1 to N are as a rule all nodes of a site that counts from 1.
+    const std::int64_t least = *std::min_element(placement.nodes.begin(), placement.nodes.end());
+    if (nodes->is_string() && !reader.has("first") && count > 1 && least == 1 && last == count)
+      throw InputError(
+          reader.at("nodes"), fmt::format("nodes 1 to {} and no \"first\"", last),
+          "\"first\": 1 beside them, if names count from 1, or \"first\": 0, if the fabric's first node is "
+          "number 0 and not among them");
     if (fields.of > 0 && last >= fields.of)
       reader.fail("of", fmt::format("more than the {} nodes before node {}", last, last + fields.first));
     if (fields.of == 0) placement.of = last + 1;
@@ -155,6 +162,16 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   if (placement.nodes == first) placement.nodes.clear();
   if (placement.nodes.empty() && placement.of == cluster.nodes) placement.of = 0;
   cluster.placement = std::move(placement);
+}
+
+bool lie_leaf_by_leaf(const Cluster& cluster) {
+  const std::vector<std::int64_t>& nodes = cluster.placement.nodes;
+  if (nodes.empty()) return true;
+  const std::int64_t leaf = nodes_of_leaf(cluster.fabric);
+  if (leaf > 0 && nodes.front() % leaf != 0) return false;
+  for (std::size_t i = 1; i < nodes.size(); ++i)
+    if (nodes[i] != nodes[i - 1] + 1) return false;
+  return true;
 }
 
 std::vector<std::int64_t> scattered_nodes(std::int64_t count, std::int64_t of, std::int64_t seed) {

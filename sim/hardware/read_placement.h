@@ -29,6 +29,9 @@ struct PlacementFields {
   void visit_fields(FieldVisitor& v);
 };
 
+// The cluster's nodes are neighbours in order, from the first node of a leaf on: no fewer leaves hold as many.
+bool lie_leaf_by_leaf(const Cluster& cluster);
+
 // `count` of the nodes below `of`, in the order in which they are drawn; the same on every platform.
 std::vector<std::int64_t> scattered_nodes(std::int64_t count, std::int64_t of, std::int64_t seed);
 

@@ -12,6 +12,7 @@
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/hardware/read_placement.h"
 #include "sim/prediction/planning_notes.h"
 #include "sim/prediction/production.h"
 #include "strategies/framework/framework.h"
@@ -125,6 +126,7 @@ void add_planning_notes(const Scenario& scenario, const Program& program, Report
 
 void add_placement_note(const Cluster& cluster, std::int64_t ranks, Report& report,
                         const std::function<double(OtherPlacement)>& step_on) {
+  if (cluster.is_scattered() && lie_leaf_by_leaf(cluster)) return;  // on other leaves than the first
   std::string note = placement_note(cluster, ranks, report.step_seconds, step_on);
   if (!note.empty()) report.notes.push_back(std::move(note));
 }

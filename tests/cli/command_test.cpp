@@ -886,6 +886,18 @@ TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
                     Not(HasSubstr("tensor-parallel groups lie"))));
 }
 
+TEST(Simulate, NodesOfWholeLeavesAreNotCalledScattered) {
+  const Workplace place;
+  const auto notes = [&](const std::string& nodes) {
+    const auto result =
+        place.orrery("simulate llama-3-70b-512-h100 --json - --set 'cluster.placement={\"nodes\": \"" + nodes + "\"}'");
+    EXPECT_EQ(result.code, 0) << result.err;
+    return json::parse(result.out).at("notes").dump();
+  };
+  EXPECT_THAT(notes("node[064-127]"), Not(HasSubstr("scattered")));
+  EXPECT_THAT(notes("node[065-128]"), HasSubstr("scattered"));
+}
+
 TEST(Simulate, SaysWhichLengthItTookWhereNoneIsGiven) {
   const Workplace place;
   const std::string note = "8192 tokens, the model's max_positions: workload.sequence_length is not given";

@@ -7,6 +7,7 @@
 
 #include "sim/hardware/node_list.h"
 #include "sim/hardware/read_cluster.h"
+#include "sim/hardware/read_placement.h"
 
 namespace orrery {
 namespace {
@@ -40,6 +41,18 @@ TEST(NodeList, RefusesWhatIsNone) {
     EXPECT_THROW(read_node_list(text, 10000, {"", "/cluster/placement/nodes"}), InputError) << text;
 }
 
+TEST(NodeList, SaysThatNamesAreNotLookedAt) {
+  for (const char* text : {"dgx[001-256],hgx[001-256]", "a[3-5],b4", "7,node7"}) {
+    try {
+      read_node_list(text, 10000, {"", "/cluster/placement/nodes"});
+      ADD_FAILURE() << text;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("which differ in their prefix alone")) << text;
+    }
+  }
+  EXPECT_EQ(read_node_list("dgx[1-4],hgx[5-8]", 10000, {}).size(), 8);
+}
+
 TEST(ReadPlacement, NodesInTheirOrder) {
   EXPECT_FALSE(with(Json::object()).is_scattered());
   EXPECT_FALSE(with({{"nodes", "contiguous"}}).is_scattered());
@@ -52,6 +65,7 @@ TEST(ReadPlacement, NodesInTheirOrder) {
   EXPECT_EQ(with({{"nodes", "contiguous"}, {"ring_order", "leaf"}}).placement.ring_order, RingOrder::leaf);
   // The fabric's first nodes are no other placement.
   EXPECT_FALSE(with({{"nodes", "0-7"}}).is_scattered());
+  EXPECT_THAT(with({{"nodes", "node[1-3]"}, {"first", 0}}, 3).placement.nodes, ElementsAre(1, 2, 3));
   const Cluster c = with({{"nodes", Json{9, 3, 4}}}, 3);
   EXPECT_EQ(c.devices(), 24);
   EXPECT_EQ(c.fabric_devices(), 80);
@@ -63,6 +77,15 @@ TEST(ReadPlacement, AListSaysHowManyNodesThereAre) {
   json.erase("nodes");
   EXPECT_EQ(read_cluster(json, {}).nodes, 3);
   EXPECT_EQ(read_cluster({{"base", "eos"}, {"placement", {{"nodes", "0-15,64-79"}}}}, {}).nodes, 32);
+}
+
+TEST(ReadPlacement, NodesOfWholeLeavesAreNotScattered) {
+  EXPECT_TRUE(lie_leaf_by_leaf(with({{"nodes", "0-7"}})));
+  EXPECT_TRUE(lie_leaf_by_leaf(with({{"nodes", "8-15"}})));
+  EXPECT_TRUE(lie_leaf_by_leaf(with({{"nodes", "node[009-016]"}, {"first", 1}})));
+  EXPECT_FALSE(lie_leaf_by_leaf(with({{"nodes", "9-16"}}))) << "parts of three leaves";
+  EXPECT_FALSE(lie_leaf_by_leaf(with({{"nodes", "8-11,16-19"}})));
+  EXPECT_FALSE(lie_leaf_by_leaf(with({{"nodes", "9,8,10-15"}})));
 }
 
 TEST(ReadPlacement, DrawnNodesAreTheSameForTheSameSeed) {
@@ -115,6 +138,8 @@ TEST(ReadPlacement, SaysWhatIsWrongAndWhere) {
   expect({{"nodes", Json{0, 1, "a"}}}, "/nodes", "\"a\"");
   expect({{"nodes", Json::array()}}, "/nodes", "no nodes");
   expect({{"nodes", "0-7"}, {"first", 1}}, "/nodes", "nodes from 1 on");
+  expect({{"nodes", "node[001-008]"}}, "/nodes", "\"first\": 1 beside them, if names count from 1");
+  expect({{"nodes", "node[001-008]"}, {"of", 8}}, "/nodes", "\"first\": 1 beside them, if names count from 1");
   expect({{"nodes", "8-15"}, {"of", 12}}, "/of", "more than the 15 nodes");
   expect({{"nodes", "scattered"}, {"of", 7}}, "/of", "at least 8");
   expect({{"fill", 2}, {"of", 12}}, "/of", "at least 14");
