@@ -24,6 +24,13 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
   const std::string inner =
       block > size ? fmt::format("{} ranks times {} inside them", size, block / size) : fmt::format("{} ranks", size);
   std::string note = fmt::format("{} of {} {} groups lie on more than one node: ", found.crossing, found.groups, words);
+  // Of the default order only tensor-parallel ranks lie inside another group.
+  const std::int64_t inside = axis == MeshAxis::tp ? 1 : mesh.size(mesh.group(MeshAxis::tp));
+  if (block > size * inside && size * inside <= devices_per_node)
+    return note + fmt::format(
+                      "they would fit into one, but plan.mesh_order lays other axes between their {} ranks; an order "
+                      "that begins with tp-cp keeps them off the network",
+                      size);
   if (block > devices_per_node)
     return note + fmt::format(
                       "{} are more than a node's {} devices; a {} that fits into a node keeps them off the "

@@ -878,6 +878,13 @@ TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
   EXPECT_THAT(notes("--set plan.tensor_parallel=16"),
               AllOf(HasSubstr("32 of 32 tensor-parallel groups"), HasSubstr("more than a node's 8 devices")));
   EXPECT_THAT(notes(""), Not(HasSubstr("groups lie")));
+  // Of groups that would fit it is the order's doing.
+  EXPECT_THAT(notes("--set plan.mesh_order=pp-dp-ep-cp-tp"),
+              AllOf(HasSubstr("64 of 64 tensor-parallel groups"), HasSubstr("they would fit into one"),
+                    HasSubstr("plan.mesh_order lays other axes between their 8 ranks"),
+                    Not(HasSubstr("a plan.tensor_parallel that"))));
+  EXPECT_THAT(notes("--set plan.mesh_order=pp-dp-ep-cp-tp --set plan.tensor_parallel=16"),
+              AllOf(HasSubstr("32 of 32 tensor-parallel groups"), HasSubstr("a plan.tensor_parallel that fits")));
   // Context groups of whole nodes are meant to be.
   EXPECT_THAT(notes("--set plan.context_parallel=4"), Not(HasSubstr("groups lie")));
   EXPECT_THAT(notes("--set cluster.node=gb200-nvl72 --set cluster.nodes=8 --set plan.tensor_parallel=8 "
