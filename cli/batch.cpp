@@ -286,7 +286,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   simulation.timeline = false;
   simulation.ops = results.need_ops();
   Simulator simulator(std::move(user));
-  std::size_t number = 0, scenarios = 0, failed = 0, wrong_programs = 0;
+  std::size_t number = 0, scenarios = 0, failed = 0, verified = 0, wrong_programs = 0;
   std::string first_error;
   ScenarioSource source{"", options.sets};
   for (std::string line; std::getline(lines, line);) {
@@ -315,6 +315,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
           jobs = simulator.evaluate_jobs(document, source, simulation);
         } else {
           one.emplace(simulator.evaluate(document, source, simulation));
+          verified += options.verify ? 1 : 0;
           const std::vector<Violation> found = options.verify ? check(*one->program) : std::vector<Violation>{};
           if (found.empty()) {
             report = &one->report;
@@ -346,6 +347,9 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   }
   if (scenarios == 0) throw InputError({name, ""}, "no scenario", "a scenario a line");
   results.commit();
+  if (verified > 0)
+    fmt::print(stderr, "orrery: verified: {} programs, {} with violations\n", verified,
+               wrong_programs > 0 ? std::to_string(wrong_programs) : "none");
   if (wrong_programs > 0) throw Exit{1};
   if (failed == scenarios)
     throw InputError({name, ""},

@@ -104,6 +104,10 @@ void verify(const Program& program) {
   if (!found.empty()) throw Exit{1};
 }
 
+std::string verified_text(const Program& program) {
+  return fmt::format("verified: {} pieces, no violation of layouts, collectives or owed sums\n", program.pieces.size());
+}
+
 // What a row of CSV is called: the label, else the scenario and what was set in it, as it was asked for.
 std::string row_name(const ScenarioSource& source, const SimulateArguments& arguments) {
   if (!arguments.label.empty()) return arguments.label;
@@ -146,14 +150,16 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   });
   outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
   outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
+  const bool has_table = arguments.explain.empty() && !outputs.on_standard_output();
   if (!arguments.explain.empty()) {
     outputs.add("-", explain(arguments.explain, simulation));
-  } else if (!outputs.on_standard_output()) {
+  } else if (has_table) {
     outputs.add("-", text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
                          measurement_text(arguments, simulation) +
-                         (arguments.verify ? "\nverified: the Program's layouts, collectives and owed sums\n" : ""));
+                         (arguments.verify ? "\n" + verified_text(*simulation.program) : ""));
   }
   outputs.commit();
+  if (arguments.verify && !has_table) fmt::print(stderr, "orrery: {}", verified_text(*simulation.program));
 }
 
 std::string jobs_table(const std::vector<JobResult>& jobs, const SimulateArguments& arguments) {

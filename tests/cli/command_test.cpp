@@ -107,7 +107,11 @@ using testing::StartsWith;
 TEST(Simulate, VerifiesTheProgram) {
   const CommandResult verified = Workplace().orrery("simulate tensor_parallel --verify");
   EXPECT_EQ(verified.code, 0) << verified.err;
-  EXPECT_THAT(verified.out, HasSubstr("verified: "));
+  EXPECT_THAT(verified.out, AllOf(HasSubstr("verified: "), HasSubstr(" pieces, no violation")));
+  EXPECT_THAT(verified.err, IsEmpty());
+  const CommandResult in_json = Workplace().orrery("simulate tensor_parallel --verify --json -");
+  EXPECT_TRUE(json::accept(in_json.out));
+  EXPECT_THAT(in_json.err, AllOf(StartsWith("orrery: verified: "), HasSubstr(" pieces, no violation")));
 }
 
 TEST(Simulate, TakesAModelAsShowWritesIt) {
@@ -161,6 +165,7 @@ TEST(Batch, VerifiesEveryProgram) {
   const auto verified = place.orrery("simulate --batch batch.jsonl --verify --fields scenario,step_seconds");
   EXPECT_EQ(verified.code, 0) << verified.err;
   EXPECT_EQ(verified.out, place.orrery("simulate --batch batch.jsonl --fields scenario,step_seconds").out);
+  EXPECT_EQ(verified.err, "orrery: verified: 2 programs, none with violations\n");
   const auto jobs = place.orrery("simulate --batch - --engine des --verify", "\"two-jobs-one-spine\"\n");
   EXPECT_EQ(jobs.code, 2);
   EXPECT_THAT(jobs.out, HasSubstr("--verify: found jobs"));
