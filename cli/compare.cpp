@@ -1,6 +1,9 @@
 // orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference.
+#include <fmt/format.h>
+
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "cli/commands.h"
 #include "cli/engine_options.h"
@@ -8,6 +11,7 @@
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
+#include "sim/base/json_reader.h"
 #include "sim/report/csv.h"
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
@@ -37,14 +41,37 @@ struct Side {
   nlohmann::ordered_json inputs;
 };
 
-Side evaluate(const std::string& scenario, std::vector<std::string> sets, const std::vector<std::string>& own_sets,
+// What is set on one side alone, and by which option.
+struct OwnSets {
+  const char* option;
+  const std::vector<std::string>& values;
+
+  // Scenarios know --set alone.
+  InputError blame(const InputError& error) const {
+    constexpr std::string_view kSet = "--set";
+    for (const std::string& value : values) {
+      const bool unread = error.where().file == kSet && error.found() == describe(value);
+      if (!unread && error.where().file != fmt::format("{} {}", kSet, value)) continue;
+      return {{option + error.where().file.substr(kSet.size()), error.where().pointer},
+              error.found(),
+              error.expected(),
+              error.nearest()};
+    }
+    return error;
+  }
+};
+
+Side evaluate(const std::string& scenario, std::vector<std::string> sets, const OwnSets& own_sets,
               const SimulationOptions& options, const std::vector<std::string>& calibrations,
               const UserCalibration& user) {
-  sets.insert(sets.end(), own_sets.begin(), own_sets.end());
+  const char* option = sets.empty() ? own_sets.option : "--set";
+  sets.insert(sets.end(), own_sets.values.begin(), own_sets.values.end());
   ScenarioSource source;
   const nlohmann::json document = scenario_argument(scenario, sets, source);
   if (is_report(document)) {
-    if (!sets.empty()) throw InputError({source.file, ""}, "a report, and --set", "a scenario: a report's run is over");
+    if (!sets.empty())
+      throw InputError({source.file, ""}, fmt::format("a report, and {}", option),
+                       "a scenario: a report's run is over");
     Report report = read_report(document, {source.file, ""});
     std::string title = report.engine == "measured" ? "a measured run" : "a prediction";
     if (document.contains("scenario") && document["scenario"].is_string())
@@ -72,11 +99,15 @@ void compare(const CompareArguments& arguments) {
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
   const SimulationOptions options = arguments.engine.options();
   const UserCalibration user = read_user_calibration(arguments.calibrations);
-  const auto side = [&](const std::string& scenario, const std::vector<std::string>& own_sets) {
-    return evaluate(scenario, arguments.sets, own_sets, options, arguments.calibrations, user);
+  const auto side = [&](const std::string& scenario, const OwnSets& own_sets) {
+    try {
+      return evaluate(scenario, arguments.sets, own_sets, options, arguments.calibrations, user);
+    } catch (const InputError& error) {
+      throw own_sets.blame(error);
+    }
   };
-  const Side a = side(arguments.a, arguments.sets_a);
-  const Side b = side(arguments.b.empty() ? arguments.a : arguments.b, arguments.sets_b);
+  const Side a = side(arguments.a, {"--set-a", arguments.sets_a});
+  const Side b = side(arguments.b.empty() ? arguments.a : arguments.b, {"--set-b", arguments.sets_b});
   const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
