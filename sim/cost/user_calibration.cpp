@@ -44,6 +44,9 @@ UserCalibration read_user_calibration(const Json& json, const InputError::Where&
     user.collectives = read_collective_classes(json, where);
     return user;
   }
+  if (json.is_object() && !json.contains("name"))
+    throw InputError(where, "a calibration neither of kernels nor of collectives",
+                     "a file as `orrery calibrate` writes it, of a device's kernels or of collectives");
   user.kernels = read_calibration(json, where);
   if (const auto device = json.find("device"); device != json.end()) {
     const InputError::Where at{where.file, where.pointer + "/device"};

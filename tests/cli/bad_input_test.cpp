@@ -348,6 +348,8 @@ const BadCommand kBadCommands[] = {
      "error: --set plan.zero_stage=7: /plan/zero_stage: found 7"},
     {"compare example.json --set-b plan.zero_stage",
      "error: --set-b: found \"plan.zero_stage\", expected key.key=value"},
+    {"collective all_reduce --cluster dgx-h100 --calibration example.json",
+     "example.json: found a calibration neither of kernels nor of collectives, expected a file as `orrery calibrate`"},
     {"compare - -", "standard input"},
     {"list", "KIND is required"},
     {"list planets", "planets"},
