@@ -16,6 +16,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
 #include "sim/hardware/read_cluster.h"
+#include "strategies/framework/framework.h"
 #include "strategies/perturbations/read_perturbations.h"
 
 namespace orrery {
@@ -185,7 +186,16 @@ LayerRange read_range(const Json& json, const InputError::Where& where, const Pl
 Plan read_plan(const Part& part) {
   JsonReader reader(part.json, part.where);
   Plan plan;
-  plan.visit_fields(reader);
+  try {
+    plan.visit_fields(reader);
+  } catch (const InputError& error) {  // a library's name, by no letter like that of the stack it runs
+    const auto named = part.json.find("framework");
+    if (named == part.json.end() || !named->is_string() || error.where().pointer != reader.at("framework").pointer)
+      throw;
+    const std::string_view stack = framework::stack_known_as(named->get_ref<const std::string&>());
+    if (stack.empty()) throw;
+    throw InputError(error.where(), error.found(), error.expected(), std::string(stack));
+  }
   const Json* ranges = reader.take("layers");
   reader.finish();
   if (ranges == nullptr) return plan;

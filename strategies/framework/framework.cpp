@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
@@ -144,7 +145,25 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
   return order;
 }
 
-void check(const Scenario& scenario) { mesh_order(scenario.plan); }
+void check(const Scenario& scenario) {
+  mesh_order(scenario.plan);
+  if (scenario.plan.framework.collective_algorithm == CollectiveAlgorithm::collnet &&
+      !scenario.cluster.fabric.in_network_reduction)
+    throw InputError({"", "/plan/collective_algorithm"}, "\"collnet\"",
+                     "another without cluster.fabric.in_network_reduction: the switches have to reduce");
+}
+
+std::string_view stack_known_as(std::string_view name) {
+  // What each stack runs: its "summary" in stacks.json.
+  static constexpr std::pair<std::string_view, std::string_view> kOtherNames[]{
+      {"torchtitan", "fsdp"},        {"pytorch", "fsdp"},       {"ddp", "fsdp"},
+      {"llm-foundry", "fsdp"},       {"nemo", "megatron-core"}, {"megatron-lm", "megatron-core"},
+      {"megatron", "megatron-core"}, {"zero", "deepspeed"},     {"maxtext", "jax"},
+  };
+  for (const auto& [other, stack] : kOtherNames)
+    if (name == other) return stack;
+  return {};
+}
 
 void rewrite(const Scenario& scenario, Program& program) {
   program.runtime = preset(scenario.plan).runtime;

@@ -16,6 +16,8 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& plan);
 // The generation of fused attention kernels, by its name in the calibration files; empty: the device's default.
 std::string_view attention_kernel(const Plan& plan);
 std::string_view stack_name(const Plan& plan);
+// The stack that a well-known library or method runs ("torchtitan": fsdp); empty: none that is known.
+std::string_view stack_known_as(std::string_view name);
 // Who joins element-wise chains into one kernel: the stack's authors by hand, nobody, a compiler.
 enum class Kernels : std::uint8_t { fused, eager, compiled };
 // Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
