@@ -78,6 +78,14 @@ void check(const Scenario& scenario) {
   if (!options.offload && options.layers != -1)
     throw InputError({"", "/plan/activation_offload_layers"}, std::to_string(options.layers),
                      "-1 unless activation_offload is true");
+  if (options.layers > 0) {
+    const std::vector<std::int64_t> chunks =
+        pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline);
+    const std::int64_t most = *std::max_element(chunks.begin(), chunks.end());
+    if (options.layers > most)
+      throw InputError({"", "/plan/activation_offload_layers"}, std::to_string(options.layers),
+                       "at most the " + std::to_string(most) + " layers of a stage's chunk (-1: all of them)");
+  }
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (options.layers >= 0 && plan.activation_offload.offload != options.offload)
       throw InputError({"", at + "activation_offload"}, plan.activation_offload.offload ? "true" : "false",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -531,6 +532,14 @@ void check(const Scenario& scenario) {
     fail("/plan/recompute_every", std::to_string(options.every), "1 unless recompute is \"full\"");
   if (options.mode != Mode::full && options.layers != -1)
     fail("/plan/recompute_layers", std::to_string(options.layers), "-1 unless recompute is \"full\"");
+  if (options.layers > 0) {
+    const std::vector<std::int64_t> chunks =
+        pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline);
+    const std::int64_t most = *std::max_element(chunks.begin(), chunks.end());
+    if (options.layers > most)
+      fail("/plan/recompute_layers", std::to_string(options.layers),
+           "at most the " + std::to_string(most) + " layers of a stage's chunk (-1: all of them)");
+  }
 }
 
 // recompute_layers: the first so many of each chunk.

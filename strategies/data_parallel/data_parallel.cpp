@@ -406,6 +406,9 @@ void check(const Scenario& scenario) {
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (plan.data.prefetch > 1000)
       throw InputError({"", at + "prefetch"}, std::to_string(plan.data.prefetch), "at most 1000 layers");
+    if (!plan.data.reshard_after_forward && options.zero_stage < 3)
+      throw InputError({"", at + "reshard_after_forward"}, "false",
+                       "true below zero_stage 3, whose parameters are whole on every rank");
   });
 }
 

@@ -136,7 +136,7 @@ TEST(Sweep, PlansComposeFreely) {
                           s.plan.layers[0].plan.data.prefetch = 2;
                           s.plan.layers[0].plan.context.balance =
                               static_cast<context_parallel::Balance>((runs / 24 + 1) % 3);
-                          s.plan.layers[1].plan.data.reshard_after_forward = false;
+                          s.plan.layers[1].plan.data.reshard_after_forward = zero < 3;
                           s.plan.layers[1].plan.precision.mix =
                               mix == precision::Mix::fp8 ? precision::Mix::bf16 : precision::Mix::fp8;
                           s.plan.layers[1].plan.framework.flash_attention = c > 1 || !flash;

@@ -448,6 +448,7 @@ TEST(DataParallel, MovesTheVolumesOfWhenGradientsAreReduced) {
   for (int stage = 0; stage <= 3; ++stage)
     for (const auto reduction : {data_parallel::Reduction::every_micro_batch, data_parallel::Reduction::once})
       for (const bool kept : {false, true}) {
+        if (stage < 3 && kept) continue;
         SCOPED_TRACE(testing::Message() << "stage " << stage << (kept ? ", kept" : "") << " reduction "
                                         << static_cast<int>(reduction));
         s.plan.data.zero_stage = stage;

@@ -154,8 +154,10 @@ TEST(LayerRanges, RecomputeLayersIsARangeAChunk) {
   s.plan.recompute.mode = Mode::full;
   s.plan.recompute.layers = 2;
   EXPECT_EQ(recomputed_layers(s), recomputed_layers(ranges));
-  s.plan.recompute.layers = 100;  // as many as there are
+  s.plan.recompute.layers = 3;  // as many as there are
   EXPECT_EQ(recomputed_layers(s), std::vector<bool>(24, true));
+  s.plan.recompute.layers = 4;
+  EXPECT_THROW(recomputed_layers(s), InputError);
 }
 
 // The pieces and runs of plans that say the same are the same, however the layers are cut.
