@@ -477,6 +477,7 @@ TEST(StateMemory, OfGradientsThatWaitForTheEndOfTheStep) {
   // A single micro-batch has nothing to wait for.
   s.workload.global_batch_size = 8;
   s.plan.data.zero_stage = 2;
+  s.plan.data.reshard_after_forward = true;
   s.plan.data.reduce_gradients = data_parallel::Reduction::once;
   lower(s, p);
   EXPECT_NEAR(resident(p, Category::gradient) / (2 * P / N), 1, 1e-3);
