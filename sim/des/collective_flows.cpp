@@ -707,6 +707,8 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
     case Algorithm::hierarchical:
       if (kind == OpKind::all_to_all) return n * (here + a);
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
+    case Algorithm::collnet:  // in the node, and to the switches and back
+      return n * ((kind == OpKind::all_reduce ? 2 : 1) * (here - 1) + 2) * chunks;
     case Algorithm::direct:
       if (kind != OpKind::all_to_all) return n;
       return n * (options.by_node ? here + a : n);

@@ -144,6 +144,25 @@ TEST(EstimatedFlows, AreAboutWhatIsMade) {
           }
 }
 
+TEST(EstimatedFlows, OfSwitchesThatReduceAreAboutWhatIsMade) {
+  for (const Group& g : {even(2, 1), even(2, 8), even(4, 8), even(16, 4), even(64, 1)})
+    for (const OpKind kind : {OpKind::all_reduce, OpKind::reduce_scatter})
+      for (const bool in_switch : {false, true})
+        for (const bool every_message : {false, true}) {
+          const FlowOptions options{.chunks = 16};
+          GroupMembers members = g.members();
+          members.in_switch_reduction = in_switch;
+          FlowGraph graph;
+          collective_flows(kind, Algorithm::collnet, members, options, graph);
+          double made = 0;
+          for (const FlowEdge& e : graph.edges) made += every_message ? e.messages : 1;
+          const double estimated =
+              estimated_flows(kind, Algorithm::collnet, g.size(), g.nodes(), options, every_message);
+          EXPECT_LE(made, 4 * estimated) << describe(kind, Algorithm::collnet, g) << in_switch << every_message;
+          EXPECT_GE(4 * made, estimated) << describe(kind, Algorithm::collnet, g) << in_switch << every_message;
+        }
+}
+
 // --- Running the messages
 // ---------------------------------------------------------------------------------------------
 

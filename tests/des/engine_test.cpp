@@ -948,5 +948,15 @@ TEST(Determinism, TheSameInputGivesTheSameReport) {
     EXPECT_EQ(first.timeline.intervals[i].end_seconds, second.timeline.intervals[i].end_seconds);
 }
 
+TEST(CollectiveWorks, AreThoseOfAllGroups) {
+  const auto works = [](const Cluster& c, std::int64_t groups) {
+    const CollectiveRequest request = over_strided(c, groups, OpKind::all_gather, CollectiveAlgorithm::ring);
+    return collective_works(c, ideal_collectives(), request, {});
+  };
+  const double one = works(ideal_cluster(2), 1);
+  EXPECT_GT(one, 0);
+  EXPECT_DOUBLE_EQ(works(ideal_cluster(2, 4, 4), 4), 4 * one);
+}
+
 }  // namespace
 }  // namespace orrery
