@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -21,6 +23,7 @@
 #include "sim/validation/page.h"
 #include "sim/validation/predicted_points.h"
 #include "sim/validation/published.h"
+#include "sim/validation/scaling.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery {
@@ -382,6 +385,97 @@ TEST(Intervals, AreAsWideAsTheOtherSourcesNeed) {
   // One source ten times as far off: of its points the others' width holds none.
   for (std::size_t i = 20; i < 30; ++i) points[i].value = std::exp(0.1 * static_cast<double>(i % 10 + 1));
   EXPECT_GT(step_intervals(predictions).stacks.at("fsdp").half_width, 0.5);
+}
+
+// Points of sources "0", "1", ...: error(i) is |log(measured / predicted)| of the i-th of each.
+class MadePoints {
+ public:
+  void add(const std::string& stack, CurveOrigin curves, std::size_t sources, std::size_t of_each,
+           std::int64_t devices, const std::function<double(std::size_t)>& error) {
+    for (std::size_t s = 0; s < sources; ++s) {
+      PublishedSource& source = sources_.emplace_back();
+      source.name = std::to_string(sources_.size());
+      for (std::size_t i = 0; i < of_each; ++i) {
+        values_.emplace_back().value = std::exp(error(i));
+        PredictedPoint& p = points_.emplace_back();
+        p.source = &source;
+        p.point = &values_.back();
+        p.predicted = 1;
+        p.devices = devices;
+        p.framework = stack;
+        p.curves = curves;
+      }
+    }
+  }
+  std::span<const PredictedPoint> points() const { return points_; }
+
+ private:
+  std::deque<PublishedSource> sources_;
+  std::deque<PublishedPoint> values_;
+  std::vector<PredictedPoint> points_;
+};
+
+TEST(Intervals, OfASourceNoMoreThanSoManyPointsCount) {
+  MadePoints made;
+  made.add("fsdp", CurveOrigin::own, 1, 120, 8, [](std::size_t) { return 0.1; });
+  made.add("fsdp", CurveOrigin::own, 1, 30, 8, [](std::size_t) { return 0.1; });
+  made.add("fsdp", CurveOrigin::own, 1, 5, 8, [](std::size_t) { return 0.1; });
+  const std::map<std::string, double> weights = weights_of_sources(made.points());
+  EXPECT_DOUBLE_EQ(weights.at("1"), kMostOfSource / 120);
+  EXPECT_EQ(weights.at("2"), 1);
+  EXPECT_EQ(weights.at("3"), 1);
+}
+
+TEST(Intervals, AStackSpeaksForItselfByPointsOfSeveralSources) {
+  const auto error = [](std::size_t i) { return 0.01 * static_cast<double>(i % 10 + 1); };
+  MadePoints made;
+  made.add("fsdp", CurveOrigin::own, 1, 10, 512, error);
+  made.add("fsdp", CurveOrigin::own, 1, 10, 16, error);
+  made.add("jax", CurveOrigin::own, 1, 20, 8, error);
+  made.add("nanotron", CurveOrigin::own, 2, 4, 8, error);
+  const StepIntervals intervals = step_intervals(made.points());
+  EXPECT_EQ(intervals.stacks.size(), 1u);
+  EXPECT_EQ(intervals.stacks.at("fsdp").sources, 2);
+  EXPECT_EQ(intervals.stacks.at("fsdp").most_devices, 512);
+}
+
+// However well they have happened to be predicted.
+TEST(Intervals, OfBorrowedCurvesAreNoNarrowerThanOfOwnOnes) {
+  const auto error = [](std::size_t i) { return 0.01 * static_cast<double>(i % 10 + 1); };
+  MadePoints made;
+  made.add("fsdp", CurveOrigin::own, 3, 10, 8, error);
+  made.add("fsdp", CurveOrigin::same_vendor, 3, 2, 8, [&](std::size_t i) { return error(i) / 10; });
+  const StepIntervals intervals = step_intervals(made.points());
+  EXPECT_EQ(intervals.origin_factor[static_cast<std::size_t>(CurveOrigin::same_vendor)], 1);
+}
+
+// By the figures at both ends alone.
+TEST(Scaling, LossesAreOfTokensADeviceAndDoubling) {
+  const std::vector<ScalingSeries> all = scaling_series(predicted(Seen::others));
+  std::size_t strong = 0;
+  for (const ScalingSeries& series : all) {
+    const PredictedPoint &first = *series.points.front(), &last = *series.points.back();
+    EXPECT_LT(first.devices, last.devices) << series.name;
+    strong += series.weak ? 0 : 1;
+    const auto left = [&](double of_first, double of_last) {
+      const auto sequences = [](const PredictedPoint& p) {
+        return p.point->scenario->at("workload").at("global_batch_size").get<double>();
+      };
+      return sequences(last) / of_last / static_cast<double>(last.devices) /
+             (sequences(first) / of_first / static_cast<double>(first.devices));
+    };
+    const double doublings = std::log2(static_cast<double>(last.devices) / static_cast<double>(first.devices));
+    EXPECT_NEAR(std::pow(1 - series.measured_loss, doublings), left(first.point->value, last.point->value), 1e-9)
+        << series.name;
+    EXPECT_NEAR(std::pow(1 - series.predicted_loss, doublings), left(first.predicted, last.predicted), 1e-9)
+        << series.name;
+  }
+  EXPECT_GT(strong, 5u);
+  EXPECT_GT(all.size() - strong, 5u);
+  // Narayanan et al. 2021, table 2: 153 teraFLOP/s a GPU on 384, 141 on 1536, of one batch.
+  const auto ptdp = std::ranges::find(all, "GPT-3 175B, SC21, PTD-P", &ScalingSeries::name);
+  ASSERT_NE(ptdp, all.end());
+  EXPECT_NEAR(ptdp->measured_loss, 1 - std::sqrt(141.0 / 153), 0.005);
 }
 
 // kTightShare is the largest hundredth from which four of five published peaks would still have fitted.
