@@ -7,8 +7,12 @@
 #include <numeric>
 #include <tuple>
 
+#include "sim/analytical/op_cost.h"
+#include "sim/cost/calibration.h"
 #include "sim/cost/fabric_load.h"
+#include "sim/hardware/read_cluster.h"
 #include "sim/hardware/read_placement.h"
+#include "sim/program/rewrite.h"
 #include "strategies/read_scenario.h"
 #include "tests/des/support.h"
 
@@ -178,6 +182,43 @@ TEST(Placement, NoOrderIsFasterThanLeafByLeaf) {
   EXPECT_NEAR(before, 15, 1e-9);  // all hops but one, the last
 }
 
+// What one group loads the fabric with is no other group's, whichever is asked for first.
+TEST(Placement, EachGroupOfAMeshHasItsOwnLoad) {
+  // Leaves of four nodes; pairs of the inner digit lie under one leaf, what is further apart does not.
+  Cluster c = on(ideal_fat_tree(FabricKind::rail_fat_tree, 8, 4, 4, 4), {4, 5, 0, 1, 6, 7, 2, 3});
+  c.device = read_cluster({{"node", "dgx-h100"}}, {}).device;
+  const Mesh mesh = mesh_of({{MeshAxis::tp, 4}, {MeshAxis::cp, 2}, {MeshAxis::pp, 4}});
+  const std::vector<std::vector<std::uint16_t>> stages{{0, 2}, {0, 1}};
+  Tensor vector;
+  vector.rank = 1;
+  vector.sizes[0] = 1 << 28;
+  const std::vector<Tensor> tensors{vector};
+  const auto op_over = [](MeshGroup group, std::uint16_t of_stages) {
+    Op op = communication(OpKind::all_reduce, "sum", Stream::data_communication, group, 0, 0);
+    op.stages = of_stages;
+    return op;
+  };
+  const std::vector<Op> ops{op_over(mesh.group(MeshAxis::cp), 0), op_over(mesh.group(MeshAxis::pp), 0), op_over({}, 1),
+                            op_over({}, 2)};
+  const Calibration kernels = find_calibration(c.device);
+  const CollectiveCalibration collectives = ideal_collectives();
+  const auto seconds_in_turn = [&](const std::vector<Op>& in_turn) {
+    OpCostModel model(c, kernels, collectives);
+    model.set_mesh(mesh, Algorithm::ring, CollectiveProtocol::simple, stages);
+    std::vector<double> seconds;
+    for (const Op& op : in_turn) seconds.push_back(model.cost(op, tensors, 1).seconds);
+    return seconds;
+  };
+  std::vector<double> alone;
+  for (const Op& op : ops) alone.push_back(seconds_in_turn({op})[0]);
+  EXPECT_GT(alone[1], alone[0]);
+  EXPECT_NE(alone[3], alone[2]);
+  EXPECT_EQ(seconds_in_turn(ops), alone);
+  std::vector<double> backwards = seconds_in_turn({ops.rbegin(), ops.rend()});
+  std::reverse(backwards.begin(), backwards.end());
+  EXPECT_EQ(backwards, alone);
+}
+
 // --- Reduction in the fabric's switches
 
 Cluster reducing(Cluster cluster, bool in_node = true) {
@@ -212,6 +253,41 @@ TEST(Placement, SwitchesThatReduceTakeTheVectorOnce) {
     EXPECT_NE(closed_form(ideal_cluster(nodes, 4, 4), over_all(c, OpKind::all_reduce, Algorithm::collnet)).algorithm,
               Algorithm::collnet);
   }
+}
+
+// Groups that lie alike in their nodes, but one of them across leaves: what it hands up crosses the spine.
+TEST(Placement, EachGroupIsReducedByTheLeavesThatItIsUnder) {
+  const Cluster c = reducing(ideal_fat_tree(FabricKind::fat_tree, 6, 1, 3, 1), false);
+  CollectiveRequest r = over_all(c, OpKind::all_reduce, Algorithm::collnet);
+  r.mesh = mesh_of({{MeshAxis::dp_shard, 2}, {MeshAxis::pp, 3}});
+  r.group = r.mesh.group(MeshAxis::dp_shard);
+  EXPECT_NEAR(links_of(run(c, r, {}, {}, ideal_with_reduction()).link_kinds, "leaf").busiest_bytes, kSize, 1);
+}
+
+// They add up, and nothing else.
+TEST(Placement, SwitchesThatReduceDoNotGather) {
+  const Cluster c = reducing(ideal_cluster(4, 4, 4));
+  for (const OpKind kind : {OpKind::all_gather, OpKind::broadcast, OpKind::reduce}) {
+    const CollectiveRequest r = over_all(c, kind, Algorithm::collnet);
+    const CollectiveModel model(c, ideal_with_reduction());
+    EXPECT_NE(model.cost(kind, r.bytes, span_of(r.mesh, r.group, c), r.algorithm, r.protocol).algorithm,
+              Algorithm::collnet);
+  }
+}
+
+// A message of a chunk goes up and its sum comes down, at the share of the NICs that was measured.
+TEST(Placement, SwitchesThatReduceAreReachedOverTheWire) {
+  Cluster c = reducing(ideal_cluster(4, 4, 4), false);
+  const CollectiveRequest r = over_strided(c, 4, OpKind::reduce_scatter, Algorithm::collnet);
+  const auto cost = [&](double share) {
+    CollectiveCalibration calibration = ideal_with_reduction();
+    calibration.reduction.nic_share = share;
+    return CollectiveModel(c, calibration).cost(r.kind, r.bytes, span_of(r.mesh, r.group, c), r.algorithm, r.protocol);
+  };
+  const double seconds = cost(1).seconds;
+  EXPECT_NEAR(cost(0.5).seconds, 2 * seconds, 1e-12);
+  c.fabric.latency_seconds = 1e-3;
+  EXPECT_NEAR(cost(1).seconds, seconds + 2e-3, 1e-12);
 }
 
 TEST(Placement, ReductionInSwitchesTakesEquallyLongInBothEngines) {

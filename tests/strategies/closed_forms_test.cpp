@@ -1,5 +1,8 @@
 // Does each layer count right? The Program's FLOPs, activations and states against the closed forms of the papers,
 // written down here independently of the code.
+#include <algorithm>
+
+#include "sim/program/rewrite.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -181,15 +184,29 @@ TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {
     EXPECT_DOUBLE_EQ(saved_bytes(layer), tokens * (2 * (h + h + kv + h + ffn) + 4 * heads));
     EXPECT_DOUBLE_EQ(repeated_product_flops(layer), 2 * tokens * h * (kv + h + ffn));
     for (const Op& op : layer.backward.ops) EXPECT_FALSE(op.phase == Phase::recompute && is_attention(op.kind));
+    // Where what is repeated begins in its fused product: the key behind four query heads, o, w3 behind w1.
+    std::vector<std::int64_t> begins;
+    for (const Op& op : layer.backward.ops)
+      if (op.phase == Phase::recompute && op.kind == OpKind::linear)
+        begins.push_back(layer.tensors[op.writes[0]].alias_begin);
+    EXPECT_EQ(begins, (std::vector<std::int64_t>{4, 0, 1}));
   }
+  s.plan.tensor.degree = 8;
+  s.plan.tensor.sequence_parallel = true;
+  lower(s, p);
+  for (const Op& op : running_layer(p).backward.ops)
+    EXPECT_FALSE(op.phase == Phase::recompute && op.kind == OpKind::reduce_scatter);
 }
 
 // What is kept goes to the host, all of it, and comes back once.
 TEST(ActivationMemory, OffloadedActivationsWaitOnTheHost) {
   Scenario s = megatron_22b();
-  s.plan.framework.flash_attention = true;
+  s.plan.tensor.sequence_parallel = true;
   Program p;
-  for (const auto mode : {activation_recompute::Mode::none, activation_recompute::Mode::full}) {
+  for (const auto& [flash, mode] :
+       {std::pair{true, activation_recompute::Mode::none}, {true, activation_recompute::Mode::full},
+        {false, activation_recompute::Mode::selective}}) {
+    s.plan.framework.flash_attention = flash;
     s.plan.recompute.mode = mode;
     s.plan.activation_offload = {};
     lower(s, p);
@@ -203,10 +220,61 @@ TEST(ActivationMemory, OffloadedActivationsWaitOnTheHost) {
     for (const Block* block : {&layer.forward, &layer.backward}) {
       double copied = 0;
       for (const Op& op : block->ops)
-        if (is_copy(op.kind)) copied += bytes(op, layer.tensors);
+        if (is_copy(op.kind)) {
+          copied += bytes(op, layer.tensors);
+          EXPECT_EQ(op.prefetch, block == &layer.backward ? 1 : 0) << "comes back a layer ahead";
+        }
       EXPECT_DOUBLE_EQ(copied, kept);
     }
   }
+}
+
+TEST(ActivationMemory, LayersThatAreOffloadedAreTheFirstOfEachChunk) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 1);
+  s.workload = {2048, 0, 16};
+  s.plan.pipeline.degree = 2;
+  s.plan.activation_offload = {.offload = true, .layers = 5};
+  Program p;
+  lower(s, p);
+  for (const auto& stage : p.stages) {
+    std::vector<std::int64_t> offloaded;  // or not, layer by layer
+    for (const Chunk& chunk : stage)
+      for (const auto& run : chunk.runs) {
+        const Piece& piece = p.pieces[run.piece];
+        if (!is_layer(piece)) continue;
+        const bool copies = std::ranges::any_of(piece.forward.ops, [](const Op& op) { return is_copy(op.kind); });
+        offloaded.insert(offloaded.end(), static_cast<std::size_t>(run.count), copies ? 1 : 0);
+      }
+    std::vector<std::int64_t> expected(12, 0);
+    std::fill_n(expected.begin(), 5, 1);
+    EXPECT_EQ(offloaded, expected);
+  }
+}
+
+// What FSDP casts to gather it is a buffer; its root unit, embedding and head, is whole as long as it lives.
+TEST(StateMemory, OfFsdpHasCastShardsAndARootUnit) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+  s.workload = {8192, 0, 8};
+  s.plan.data.zero_stage = 3;
+  s.plan.framework.stack = framework::Stack::fsdp;
+  Program p;
+  lower(s, p);
+  std::size_t casts = 0, whole = 0;
+  for (const char* name : {"layer", "head"}) {
+    const Piece& piece = piece_named(p, name);
+    for (const Tensor& t : piece.tensors) {
+      if (t.name == std::string_view("cast_shard")) {
+        ++casts;
+        EXPECT_EQ(t.category, Category::communication_buffer) << name;
+        EXPECT_EQ(t.dtype, Dtype::bf16) << name;
+      }
+      if (t.name != std::string_view("gathered_parameters")) continue;
+      ++whole;
+      EXPECT_EQ(t.resident, !is_layer(piece)) << name;
+    }
+  }
+  EXPECT_GE(casts, 2u);
+  EXPECT_GE(whole, 2u);
 }
 
 // Bytes a logit at the fullest instant of the loss: the logits of 16 bits, their log-softmax and both gradients in fp32;

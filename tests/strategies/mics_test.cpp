@@ -163,6 +163,15 @@ TEST(Mics, RefusesWhatItCannotLayOut) {
   EXPECT_THAT(refusal([](Plan& p) { p.zeropp.secondary = 2; }), HasSubstr("/plan/zero_hpz_partition_size: found 2"));
   EXPECT_THAT(refusal([](Plan& p) { p.mics.hierarchical = true; }),
               HasSubstr("/plan/mics_hierarchical_params_gather: found true"));
+  const auto of_contexts = [&](const char* order) {
+    return refusal([order](Plan& p) {
+      p.mics = {16, true};
+      p.context.degree = 2;
+      p.framework.mesh_order = order;
+    });
+  };
+  EXPECT_EQ(of_contexts("tp-cp-dp-pp"), "nothing");
+  EXPECT_THAT(of_contexts("tp-dp-cp-pp"), HasSubstr("/plan/mesh_order: found \"tp-dp-cp-pp\""));
   EXPECT_THAT(refusal([](Plan& p) { p.mics = {0, true}; }),
               HasSubstr("/plan/mics_hierarchical_params_gather: found true, expected false without mics_shard_size"));
 }

@@ -43,6 +43,21 @@ TEST(StrategyList, DividesAReplicaOverTheProductOfItsRanks) {
   EXPECT_EQ(program.mesh.ranks(), ranks(s));
 }
 
+TEST(StrategyList, LaysRanksInTheOrderOfThePlan) {
+  Scenario s = everything();
+  Program program;
+  const auto strides = [&](const char* order) {
+    s.plan.framework.mesh_order = order;
+    lower(s, program);
+    const Mesh& mesh = program.mesh;
+    return std::vector{mesh.stride(MeshAxis::tp), mesh.stride(MeshAxis::cp), mesh.stride(MeshAxis::dp_shard),
+                       mesh.stride(MeshAxis::pp)};
+  };
+  EXPECT_THAT(strides("tp-cp-dp-pp"), ElementsAre(1, 4, 8, 64));
+  EXPECT_THAT(strides("tp-cp-ep-pp-dp"), ElementsAre(1, 4, 32, 8));
+  EXPECT_THAT(strides("pp-dp-cp-tp"), ElementsAre(64, 32, 4, 1));
+}
+
 TEST(StrategyList, SwitchesEveryStrategyOff) {
   const Scenario one = on_one_rank(everything());
   EXPECT_EQ(ranks(one), 1);
