@@ -64,6 +64,19 @@ TEST(DiscreteEvent, WorkIsBounded) {
   EXPECT_THAT(place.orrery("simulate straggler --exact").err, HasSubstr("--exact: found it, expected --engine des"));
 }
 
+// What is said of one size bounds one size, but not three.
+TEST(DiscreteEvent, WorkOfACollectiveIsOfAllItsSizes) {
+  const Workplace place;
+  const std::string one = "collective all_reduce --node dgx-h100 --nodes 2 -b 4M -e 4M",
+                    three = "collective all_reduce --node dgx-h100 --nodes 2 -b 1M -e 4M";
+  const std::string refusal = place.orrery(one + " --limit 1").err;
+  const std::size_t at = refusal.find("about ");
+  ASSERT_NE(at, std::string::npos) << refusal;
+  const std::string limit = " --limit " + std::to_string(1.5 * std::stod(refusal.substr(at + 6)));
+  EXPECT_EQ(place.orrery(one + limit).code, 0);
+  EXPECT_EQ(place.orrery(three + limit).code, 2);
+}
+
 // All sizes together, by the default of both engines.
 TEST(DiscreteEvent, WorkOfACollectiveIsBounded) {
   const Workplace place;
