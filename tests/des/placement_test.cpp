@@ -193,7 +193,7 @@ TEST(Placement, EachGroupOfAMeshHasItsOwnLoad) {
   vector.rank = 1;
   vector.sizes[0] = 1 << 28;
   const std::vector<Tensor> tensors{vector};
-  const auto op_over = [](MeshGroup group, std::uint16_t of_stages) {
+  const auto op_over = [](MeshGroup group, std::uint8_t of_stages) {
     Op op = communication(OpKind::all_reduce, "sum", Stream::data_communication, group, 0, 0);
     op.stages = of_stages;
     return op;
