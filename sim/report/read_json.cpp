@@ -1,5 +1,6 @@
 #include "sim/report/read_json.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -32,7 +33,13 @@ class Member {
     if (!json_.is_number()) throw InputError(where_, json_.dump().substr(0, 40), "a number");
     return json_.get<double>();
   }
-  std::int64_t integer() const { return static_cast<std::int64_t>(number()); }
+  std::int64_t integer() const {
+    constexpr double kMost = 1e15;  // every integer up to it is a double
+    const double value = number();
+    if (value != std::trunc(value) || std::fabs(value) > kMost)
+      throw InputError(where_, json_.dump().substr(0, 40), "an integer");
+    return static_cast<std::int64_t>(value);
+  }
   std::string text() const {
     if (!json_.is_string()) throw InputError(where_, json_.dump().substr(0, 40), "a text");
     return json_.get<std::string>();
