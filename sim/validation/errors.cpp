@@ -76,7 +76,7 @@ FitsConfusion fits_confusion(std::span<const PredictedPoint> points) {
     const Quantity quantity = p.point->quantity;
     const bool of_a_run = quantity == Quantity::fits || quantity == Quantity::step_seconds ||
                           quantity == Quantity::peak_allocated_bytes || quantity == Quantity::peak_device_bytes;
-    if (!p.is_predicted() || !of_a_run || p.capacity_bytes <= 0) continue;
+    if (!p.is_predicted() || !p.is_measured() || !of_a_run || p.capacity_bytes <= 0) continue;
     const bool ran = quantity != Quantity::fits || p.point->value > 0;
     const bool fits = p.peak_bytes <= p.capacity_bytes;
     if (ran && fits) ++confusion.fits_as_predicted;

@@ -37,7 +37,8 @@ Ranking ranking_of(std::span<const PredictedPoint* const> points);
 inline constexpr std::size_t kWorstShown = 10;
 void sort_worst_first(std::vector<const PredictedPoint*>& points);
 
-// What fits a device's memory: points of Quantity::fits, and those with a step time or a memory peak (they ran).
+// What fits a device's memory: points of Quantity::fits, and those with a step time or a memory peak (they ran), of
+// measured sources.
 struct FitsConfusion {
   std::size_t fits_as_predicted = 0, fails_as_predicted = 0;
   std::size_t wrongly_fits = 0;   // predicted to fit, ended out of memory

@@ -26,6 +26,8 @@ struct PredictedPoint {
   TimeBreakdown time;  // of the stage that bounds the step
 
   bool is_predicted() const { return not_predicted.empty(); }
+  // Not composed: statistics that are of more than one source count measurements alone.
+  bool is_measured() const { return source->composed.empty(); }
   double error() const { return predicted / point->value - 1; }
 };
 

@@ -139,6 +139,7 @@ PublishedSource read_published(const nlohmann::json& document, const std::string
   result.source = *source;
   result.system = text(reader, "system");
   result.explanation = text(reader, "explanation");
+  result.composed = text(reader, "composed");
   const Json claims = object(reader, "claims");
   for (const auto& [simulator, where] : claims.items()) {
     if (!where.is_string()) reader.fail("claims", "a text for each simulator");

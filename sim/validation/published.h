@@ -59,6 +59,7 @@ struct PublishedSource {
   std::string name;  // the file's, without .json
   std::string title, source, system;
   std::string explanation;                    // of large errors, for points that have none of their own
+  std::string composed;                       // how one sees that the numbers were computed; empty: they were measured
   std::map<std::string, std::string> claims;  // by simulator: where its predictions were published
   std::vector<PublishedPoint> points;
 };

@@ -63,9 +63,9 @@ std::string validation_table(std::span<const PredictedPoint> points) {
     });
     if (groups.empty()) continue;
     std::vector<ErrorGroup> all = groups_by(points, [&](const PredictedPoint& p) {
-      return static_cast<std::size_t>(p.point->quantity) == q ? std::string("all") : std::string();
+      return static_cast<std::size_t>(p.point->quantity) == q && p.is_measured() ? std::string("all measured") : "";
     });
-    if (groups.size() > 1) groups.push_back(std::move(all.front()));
+    if (groups.size() > 1 && !all.empty()) groups.push_back(std::move(all.front()));
     text += fmt::format("{}\n{}\n", kQuantityNames[q], groups_table("source", groups));
   }
   text += fits_text(fits_confusion(points));
@@ -135,6 +135,7 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
                     {"where", p.point->where},
                     {"table", p.point->table},
                     {"quality", p.point->quality},
+                    {"composed", !p.is_measured()},
                     {"quantity", name_of(p.point->quantity)},
                     {"measured", p.point->has_value() ? OrderedJson(p.point->value) : OrderedJson()},
                     {"published",

@@ -24,6 +24,7 @@
 #include "sim/validation/predicted_points.h"
 #include "sim/validation/published.h"
 #include "sim/validation/scaling.h"
+#include "sim/validation/tables.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery {
@@ -148,6 +149,66 @@ TEST(PublishedSteps, FaultsInAFileAreNamed) {
                        "measured": {"quantity": "fits", "value": 1}}]})")
                           .c_str()),
               AllOf(HasSubstr("colour"), HasSubstr("/points/0")));
+}
+
+// Why vtrain_single says "composed". Runs differ by a few per mille from one to the next; these numbers do not.
+TEST(Composed, VTrainsSingleNodeNumbersAreSumsOfParts) {
+  struct SumPlan {
+    std::string model;
+    std::int64_t tensor, pipeline, micro_batch;
+    auto operator<=>(const SumPlan&) const = default;
+  };
+  std::map<std::pair<SumPlan, std::int64_t>, std::map<std::int64_t, double>> by_micro_batches;  // of plan and replicas
+  for (const PredictedPoint& p : predicted(Seen::all)) {
+    if (p.source->name != "vtrain_single") continue;
+    EXPECT_FALSE(p.is_measured());
+    const nlohmann::json& scenario = *p.point->scenario;
+    const auto degree = [&](const char* key) { return scenario.at("plan").value(key, std::int64_t{1}); };
+    const SumPlan plan{p.point->table.substr(0, p.point->table.find(',')), degree("tensor_parallel"),
+                       degree("pipeline_parallel"), degree("micro_batch_size")};
+    const std::int64_t replicas = p.devices / (plan.tensor * plan.pipeline);
+    const std::int64_t batch = scenario.at("workload").at("global_batch_size");
+    by_micro_batches[{plan, replicas}][batch / (replicas * plan.micro_batch)] = p.point->value;
+  }
+  constexpr double kRounding = 2e-6, kOfAStep = 3e-5;  // the file gives microseconds
+  std::size_t lines = 0, increments = 0;
+  for (const auto& [key, steps] : by_micro_batches) {
+    const auto& [plan, replicas] = key;
+    if (steps.size() >= 3) {
+      const auto first = steps.begin(), second = std::next(first), last = std::prev(steps.end());
+      const double slope = (second->second - first->second) / static_cast<double>(second->first - first->first);
+      EXPECT_NEAR(last->second, first->second + slope * static_cast<double>(last->first - first->first),
+                  kOfAStep * last->second);
+      ++lines;
+    }
+    const auto twice = by_micro_batches.find({plan, 2 * replicas});
+    if (twice == by_micro_batches.end()) continue;
+    std::vector<double> added;
+    for (const auto& [micro_batches, seconds] : steps)
+      if (const auto more = twice->second.find(micro_batches); more != twice->second.end())
+        added.push_back(more->second - seconds);
+    if (added.size() < 2) continue;
+    const auto [least, most] = std::minmax_element(added.begin(), added.end());
+    EXPECT_LE(*most - *least, kRounding) << plan.model << " with " << 2 * replicas << " replicas";
+    ++increments;
+  }
+  EXPECT_GT(lines, 150u);
+  EXPECT_GT(increments, 90u);
+}
+
+TEST(Composed, NumbersAreInNoStatisticOverSources) {
+  const auto measured = std::count_if(predicted(Seen::all).begin(), predicted(Seen::all).end(), [](const auto& p) {
+    return p.is_predicted() && p.is_measured() && p.point->quantity == Quantity::step_seconds;
+  });
+  std::size_t rows = 0;
+  std::istringstream table(validation_table(predicted(Seen::all)));
+  for (std::string line; std::getline(table, line);) {
+    if (line.find("all measured") == std::string::npos) continue;
+    EXPECT_THAT(line, HasSubstr(" " + std::to_string(measured) + " "));
+    ++rows;
+    break;
+  }
+  EXPECT_EQ(rows, 1u);
 }
 
 TEST(PublishedSteps, AnIdComesOnce) {
