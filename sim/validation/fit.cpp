@@ -34,7 +34,7 @@ enum SharedParameter : Eigen::Index {
   kShared
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
-constexpr int kSteps = 12, kWarmSteps = 3;
+constexpr int kSteps = 12;  // at most
 constexpr double kLongestStep = 0.7;
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
@@ -223,7 +223,8 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   std::vector<PredictedPoint> unseen;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     progress(1 + i, 1 + sources.size());
-    const Vector others = fit.run(all, kWarmSteps, sources[i]);
+    // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
+    const Vector others = fit.run(fit.parameters().start(), kSteps, sources[i]);
     left_out[sources[i]] = document_of(fit.parameters().calibration(others));
     fit.predict(others, sources[i], unseen);
   }
