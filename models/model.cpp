@@ -41,7 +41,7 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("ffn", ffn, width_range(0), "inner width of the MLP; 0: 4 hidden");
   v.field("activation", activation, kActivations, "of the MLP; swiglu and geglu are gated (three matrices)");
   v.field("vocab", vocab, rows_range(0), "rows of the embedding table");
-  v.field("max_positions", max_positions, rows_range(0), "longest sequence; learned positions: rows of their table");
+  v.field("max_positions", max_positions, rows_range(1), "longest sequence; learned positions: rows of their table");
   v.field("positions", positions, kPositions, "how positions enter the model");
   v.field("norm", norm, kNorms, "kind of every normalisation");
   v.field("tied_embeddings", tied_embeddings, "the output head is the embedding table");
