@@ -15,6 +15,7 @@
 #include "strategies/data_parallel/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
+#include "strategies/gradient_accumulation/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
 #include "strategies/optimizer/options.h"
@@ -42,6 +43,7 @@ struct Plan {
   zeropp::Options zeropp;
   mics::Options mics;
   freeze::Options freeze;
+  gradient_accumulation::Options gradient_accumulation;
   optimizer::Options optimizer;
   offload::Options offload;
 
@@ -60,6 +62,7 @@ struct Plan {
     activation_offload.visit_fields(v);
     precision.visit_fields(v);
     freeze.visit_fields(v);
+    gradient_accumulation.visit_fields(v);
     optimizer.visit_fields(v);
     offload.visit_fields(v);
     framework.visit_fields(v);

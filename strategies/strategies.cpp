@@ -7,6 +7,7 @@
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
+#include "strategies/gradient_accumulation/gradient_accumulation.h"
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
@@ -22,6 +23,8 @@ namespace {
 
 // Of strategies that rewrite pieces only.
 void nothing(const Scenario&, Program&) {}
+// Of strategies whose every plan can be lowered.
+void accepted(const Scenario&) {}
 
 constexpr Strategy kStrategies[] = {
     {.name = "batch",
@@ -115,6 +118,12 @@ constexpr Strategy kStrategies[] = {
      .plan_layers = activation_offload::plan_layers,
      .disable = activation_offload::disable,
      .words = activation_offload::words},
+    {.name = "gradient_accumulation",
+     .summary = "gradients of micro-batches added up, by products or by kernels of their own",
+     .paper = "-",
+     .check = accepted,
+     .rewrite = nothing,
+     .rewrite_piece = gradient_accumulation::rewrite_piece},
     {.name = "optimizer",
      .summary = "Adam and SGD with their states",
      .paper = "Kingma & Ba 2014, arXiv 1412.6980",

@@ -37,7 +37,7 @@ Streams StageMessages::receive(std::int64_t position, std::int64_t micro_batch, 
 void StageMessages::send(std::int64_t position, std::int64_t micro_batch, bool backward, Streams& streams) {
   const auto& crossing = crossing_to(position, backward);
   for (std::size_t s = 0; s < streams.size(); ++s)
-    if (crossing[s] != nullptr) send({position, micro_batch, backward, s}, streams[s]);
+    if (crossing[s] != nullptr) send({position, micro_batch, backward, s}, streams[s], borders_.parts(*crossing[s]));
 }
 
 StreamPart StageMessages::receive(const MessageTag& tag, const Tensor& tensor) {
@@ -52,13 +52,25 @@ StreamPart StageMessages::receive(const MessageTag& tag, const Tensor& tensor) {
   Issue issue{.kind = Issue::Kind::receive, .stream = kStages, .micro_batch = tag.micro_batch};
   clock_.begin(issue);
   communicator_.at("receive", tag.backward ? "output gradient" : "input", tag.micro_batch);
-  communicator_.receive(from, tag, kStages, part.storage->data, n, tensor.dtype);
+  const std::int64_t parts = borders_.parts(tensor);
+  void* own = own_part(part, parts);
+  communicator_.receive(from, tag, kStages, own, n / parts, tensor.dtype);
+  if (parts > 1)
+    communicator_.all_gather(position_.group(MeshAxis::tp), "parts that crossed stages", kStages, own,
+                             part.storage->data, n / parts, tensor.dtype);
   clock_.end(issue);
   part.storage->note_written(memory_.order().issued(kStages));
   return part;
 }
 
-void StageMessages::send(const MessageTag& tag, StreamPart& part) {
+void* StageMessages::own_part(const StreamPart& part, std::int64_t parts) const {
+  const auto coordinate = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank),
+                                                     position_.mesh->group(MeshAxis::tp));
+  return parts == 1 ? part.storage->data
+                    : memory_.element(part.storage->data, coordinate * (part.elements / parts), part.dtype);
+}
+
+void StageMessages::send(const MessageTag& tag, StreamPart& part, std::int64_t parts) {
   const std::size_t to = rank_at(tag.position);
   if (to == position_.rank) {
     own_.emplace(tag, std::move(part));
@@ -68,7 +80,7 @@ void StageMessages::send(const MessageTag& tag, StreamPart& part) {
   Issue issue{.kind = Issue::Kind::send, .stream = kStages, .micro_batch = tag.micro_batch};
   clock_.begin(issue);
   communicator_.at("send", tag.backward ? "input gradient" : "output", tag.micro_batch);
-  communicator_.send(to, tag, kStages, part.storage->data, part.elements, part.dtype);
+  communicator_.send(to, tag, kStages, own_part(part, parts), part.elements / parts, part.dtype);
   clock_.end(issue);
   part.storage->note_read(memory_.order().issued(kStages));
 }

@@ -24,7 +24,9 @@ class StageMessages {
 
  private:
   StreamPart receive(const MessageTag& tag, const Tensor& tensor);
-  void send(const MessageTag& tag, StreamPart& part);
+  // In so many parts, of which this rank sends its own.
+  void send(const MessageTag& tag, StreamPart& part, std::int64_t parts);
+  void* own_part(const StreamPart& part, std::int64_t parts) const;
   std::size_t rank_at(std::int64_t position) const;
   const std::array<const Tensor*, 1 + kSideStreams>& crossing_to(std::int64_t position, bool backward) const;
 

@@ -336,16 +336,19 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
   // Of the borders alike at hand: within a node, across its edge.
   std::array<double, 2> known{};
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
-    const auto bytes = [&] { return std::max(borders[q].forward_bytes(), borders[q].backward_bytes()); };
+    const auto crossing = [&] {
+      const Crossing forward = borders.forward(q), backward = borders.backward(q);
+      return forward.sent_bytes < backward.sent_bytes ? backward : forward;
+    };
     if (q == 0 || borders.number(q) != borders.number(q - 1) || cluster.is_scattered()) known = {-1, -1};
     if (borders.stage_at(q) == borders.stage_at(q + 1)) continue;
     const std::int32_t stage = borders.behind_stage(q);
     if (stage == last) {  // round the ring
-      hops[q] = costs.transfer_seconds(bytes(), stage);
+      hops[q] = costs.transfer_seconds(crossing(), stage);
       continue;
     }
     double& seconds_across = known[leaves_node[static_cast<std::size_t>(stage)] ? 1 : 0];
-    if (seconds_across < 0) seconds_across = costs.transfer_seconds(bytes(), stage);
+    if (seconds_across < 0) seconds_across = costs.transfer_seconds(crossing(), stage);
     hops[q] = seconds_across;
   }
 }

@@ -129,7 +129,7 @@ OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensor
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   OpCost cost;
   if (is_point_to_point(op.kind)) {
-    cost.last_seconds = transfer_seconds(bytes(op, tensors) * static_cast<double>(instances) / op.count, 0);
+    cost.last_seconds = transfer_seconds({bytes(op, tensors) * static_cast<double>(instances) / op.count, 0}, 0);
     cost.seconds = cost.last_seconds * op.count;
     cost.absent = mesh_.size(MeshAxis::pp) == 1;
   } else if (is_communication(op.kind)) {
@@ -168,10 +168,10 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   return cost;
 }
 
-CollectiveCost OpCostModel::transfer(double bytes, std::int64_t from_stage) const {
+CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage) const {
   const std::int64_t stride = mesh_.stride(MeshAxis::pp), stages = mesh_.size(MeshAxis::pp),
                      per_node = cluster_.node.devices;
-  if (stages == 1 || bytes == 0) return {};
+  if (stages == 1 || crossing.sent_bytes == 0) return {};
   const std::int64_t from = from_stage * stride, to = (from_stage + 1) % stages * stride;
   const bool leaves_node = from / per_node != to / per_node;
   const std::int64_t distance = std::abs(to - from);
@@ -179,8 +179,17 @@ CollectiveCost OpCostModel::transfer(double bytes, std::int64_t from_stage) cons
   if (cluster_.is_scattered() && leaves_node)
     load = load_of(std::array{static_cast<std::uint16_t>(from_stage),
                               static_cast<std::uint16_t>((from_stage + 1) % stages)});
-  return collectives_.transfer(bytes, leaves_node ? std::max(distance, per_node) : distance,
-                               std::min(stride, per_node), load);
+  CollectiveCost cost = collectives_.transfer(crossing.sent_bytes, leaves_node ? std::max(distance, per_node) : distance,
+                                              std::min(stride, per_node), load);
+  if (crossing.gathered_bytes > 0) {
+    Op gather;
+    gather.kind = OpKind::all_gather;
+    gather.group = mesh_.group(MeshAxis::tp);
+    const double seconds =
+        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather), algorithm_, protocol_).seconds;
+    for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.base_seconds}) *part += seconds;
+  }
+  return cost;
 }
 
 std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

@@ -12,6 +12,7 @@
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
 #include "sim/hardware/cluster.h"
+#include "sim/program/borders.h"
 #include "sim/program/program.h"
 
 namespace orrery {
@@ -47,8 +48,11 @@ class OpCostModel {
   CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
   // A boundary tensor from a pipeline stage to the next, or from the last to the first. As many leave a node at once as
   // its ranks of one stage.
-  CollectiveCost transfer(double bytes, std::int64_t from_stage) const;
-  double transfer_seconds(double bytes, std::int64_t from_stage) const { return transfer(bytes, from_stage).seconds; }
+  // Gathering what has arrived in parts counts as latency: it takes no link that the transfer takes.
+  CollectiveCost transfer(Crossing crossing, std::int64_t from_stage) const;
+  double transfer_seconds(Crossing crossing, std::int64_t from_stage) const {
+    return transfer(crossing, from_stage).seconds;
+  }
 
   // What bounds the op, in words, for OpReport.
   std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;

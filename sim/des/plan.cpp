@@ -197,12 +197,13 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
     if (from == to) continue;
     // Whoever hands on is told apart with whom it hands on to, even if it is nothing but the order.
     const std::int32_t pairs = traffic.of_stages(id, {from, to});
-    const auto add = [&](std::uint32_t& x, double bytes, bool reversed) {
-      if (bytes > 0)
-        x = add_exchange(pairs, OpKind::send, bytes, job.costs->transfer(bytes, borders.behind_stage(q)), {}, reversed);
+    const auto add = [&](std::uint32_t& x, Crossing crossing, bool reversed) {
+      if (crossing.sent_bytes > 0)
+        x = add_exchange(pairs, OpKind::send, crossing.sent_bytes,
+                         job.costs->transfer(crossing, borders.behind_stage(q)), {}, reversed);
     };
-    add(job.forward[q], borders[q].forward_bytes(), false);
-    add(job.backward[q + 1], borders[q].backward_bytes(), true);
+    add(job.forward[q], borders.forward(q), false);
+    add(job.backward[q + 1], borders.backward(q), true);
   }
 }
 

@@ -11,6 +11,8 @@ void Borders::find(const Program& program) {
   chunk_at_.resize(positions);
   like_.resize(positions);
   borders_.clear();
+  tensor_ranks_ = program.mesh.group(MeshAxis::tp);
+  most_parts_ = program.schedule.scattered_transfers ? program.mesh.size(tensor_ranks_) : 1;
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     for (std::size_t c = 0; c < program.stages[s].size(); ++c) {
       const auto q = static_cast<std::size_t>(program.schedule.position_of(s, c));
@@ -40,6 +42,23 @@ void Borders::find(const Program& program) {
     }
     borders_.push_back(crossing);
   }
+}
+
+std::int64_t Borders::parts(const Tensor& tensor) const {
+  const bool alike = (tensor.divided_over() & tensor_ranks_).empty();
+  return alike && tensor.elements() % most_parts_ == 0 ? most_parts_ : 1;
+}
+
+Crossing Borders::crossing(const Border::Streams& streams) const {
+  Crossing sum;
+  for (const Tensor* t : streams) {
+    if (t == nullptr) continue;
+    const std::int64_t in_parts = parts(*t);
+    const auto bytes = static_cast<double>(t->bytes());
+    sum.sent_bytes += bytes / static_cast<double>(in_parts);
+    if (in_parts > 1) sum.gathered_bytes += bytes;
+  }
+  return sum;
 }
 
 std::int32_t Borders::behind_stage(std::size_t position) const {

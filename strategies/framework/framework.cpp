@@ -19,6 +19,7 @@ struct StackPreset {
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
   GradientScaling gradient_scaling = GradientScaling::passes;
   LossKernels loss = LossKernels::fp32;
+  bool accumulates_separately = false, scatters_transfers = false;
   bool shards_in_fp32 = false, keeps_ends_gathered = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
 };
@@ -45,6 +46,8 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.gradient_scaling = scaling == "fused"      ? GradientScaling::fused
                          : scaling == "one_pass" ? GradientScaling::one_pass
                                                  : GradientScaling::passes;
+    s.accumulates_separately = j.at("gradient_accumulation") == "separate";
+    s.scatters_transfers = j.at("pipeline_transfers") == "scattered";
     const std::string loss = j.at("cross_entropy");
     s.loss = loss == "unfused" ? LossKernels::unfused : loss == "fp32" ? LossKernels::fp32 : LossKernels::fused;
     s.shards_in_fp32 = j.at("sharded_parameters") == "fp32";
@@ -98,6 +101,10 @@ std::string_view attention_kernel(const Plan& plan) {
 }
 
 GradientScaling gradient_scaling(const Plan& plan) { return preset(plan).gradient_scaling; }
+
+bool accumulates_separately(const Plan& plan) { return preset(plan).accumulates_separately; }
+
+bool scatters_transfers(const Plan& plan) { return preset(plan).scatters_transfers; }
 
 bool reduces_shards_in_every_micro_batch(const Plan& plan) {
   const StackPreset& s = preset(plan);

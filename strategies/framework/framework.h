@@ -30,6 +30,10 @@ enum class GradientScaling : std::uint8_t {
   fused,     // the optimizer's kernel does
 };
 GradientScaling gradient_scaling(const Plan& plan);
+// Kernels of their own add a micro-batch's gradients to those of earlier ones.
+bool accumulates_separately(const Plan& plan);
+// What tensor-parallel ranks hold alike crosses pipeline stages in parts.
+bool scatters_transfers(const Plan& plan);
 // Axes from neighbouring ranks outwards, as the plan's mesh_order says; "dp" are both of data parallelism. Throws
 // InputError where it is no such order.
 std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan);

@@ -10,6 +10,11 @@ namespace orrery::pipeline_parallel {
 enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
 inline constexpr std::array<std::string_view, 5> kScheduleNames{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
 
+// What tensor-parallel ranks hold alike crosses stages whole, from each rank (off), or in parts, one a rank, gathered
+// behind the border (on); automatic: as the stack does.
+enum class ScatterGather : std::uint8_t { automatic, on, off };
+inline constexpr std::array<std::string_view, 3> kScatterGatherNames{"automatic", "on", "off"};
+
 struct Options {
   std::int64_t degree = 1;
   std::int64_t virtual_stages = 1;
@@ -18,6 +23,7 @@ struct Options {
   bool embedding_counts_as_layer = false;
   bool head_counts_as_layer = false;
   bool overlap_transfers = true;
+  ScatterGather scatter_gather = ScatterGather::automatic;
 
   void visit_fields(FieldVisitor& v) {
     v.field("pipeline_parallel", degree, orrery::degree(), "stages");
@@ -29,6 +35,9 @@ struct Options {
     v.field("account_for_loss", head_counts_as_layer, "the output head counts as one layer in the split");
     v.field("overlap_p2p_communication", overlap_transfers,
             "stages compute while they send and receive; otherwise they wait for their transfers");
+    v.field("scatter_gather_tensors_in_pipeline", scatter_gather, kScatterGatherNames,
+            "without sequence parallelism: each tensor-parallel rank sends its part of what all hold, and it is gathered "
+            "behind the border (Megatron-LM until 2023, DeepSpeed); automatic: as the stack does");
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/framework/framework.h"
 #include "strategies/joints.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
@@ -241,6 +242,9 @@ void rewrite(const Scenario& scenario, Program& program) {
   const std::int64_t stages = options.degree, chunks = chunks_per_stage(options);
   build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
   program.schedule.blocking_transfers = !options.overlap_transfers;
+  program.schedule.scattered_transfers = options.scatter_gather == ScatterGather::automatic
+                                             ? framework::scatters_transfers(scenario.plan)
+                                             : options.scatter_gather == ScatterGather::on;
 
   join_layouts(program);  // by now every piece is laid out
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);

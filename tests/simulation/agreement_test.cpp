@@ -161,5 +161,20 @@ TEST(AgreementOfEngines, ByKindOfPlan) {
   EXPECT_GT(plans, 800u);
 }
 
+TEST(AgreementOfEngines, ScatteredTransfers) {
+  for (const bool overlap : {false, true}) {
+    const Json scenario{{"model", "gpt3-13b"},
+                        {"cluster", {{"node", "dgx-a100"}, {"nodes", 4}}},
+                        {"workload", {{"sequence_length", 2048}, {"global_batch_size", 32}}},
+                        {"plan",
+                         {{"tensor_parallel", 8},
+                          {"pipeline_parallel", 4},
+                          {"scatter_gather_tensors_in_pipeline", "on"},
+                          {"overlap_p2p_communication", overlap}}}};
+    const Scenario s = read_scenario(scenario, {});
+    EXPECT_NEAR(simulate(s).step_seconds / simulate_des(s).step_seconds, 1, 1e-3);
+  }
+}
+
 }  // namespace
 }  // namespace orrery

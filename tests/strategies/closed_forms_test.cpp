@@ -198,6 +198,73 @@ TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {
     EXPECT_FALSE(op.phase == Phase::recompute && op.kind == OpKind::reduce_scatter);
 }
 
+// Bytes that adding a micro-batch's gradients of a layer takes, beyond the products.
+double added_bytes(const Piece& layer) {
+  double sum = 0;
+  for (const Op& op : layer.backward.ops) {
+    if (std::string_view(op.name) != "accumulate_gradient") continue;
+    EXPECT_EQ(op.phase, Phase::weight_gradient);
+    sum += bytes(op, layer.tensors);
+  }
+  return sum;
+}
+
+TEST(GradientAccumulation, APartIsReadAndAddedToTheSum) {
+  using gradient_accumulation::Accumulation;
+  Scenario s = megatron_22b();
+  s.plan.framework.stack = framework::Stack::megatron_core;
+  s.plan.batch.micro_batch_size = 1;
+  const auto [seq, b, h, a, L, V, t] = dims_of(s);
+  // A rank's part of the four matrices, of the biases of those divided by columns, and whole biases and norms.
+  const double parameters = 12 * h * h / t + 7 * h / t + 6 * h;
+  Program p;
+  const auto added = [&](Accumulation accumulation, precision::GradientDtype sums) {
+    s.plan.gradient_accumulation.accumulation = accumulation;
+    s.plan.precision.gradients = sums;
+    lower(s, p);
+    return added_bytes(running_layer(p));
+  };
+  using enum precision::GradientDtype;
+  EXPECT_DOUBLE_EQ(added(Accumulation::separate, fp32), (2 + 4 + 4) * parameters);
+  EXPECT_DOUBLE_EQ(added(Accumulation::separate, fp16), (2 + 2 + 2) * parameters);
+  EXPECT_EQ(added(Accumulation::fused, fp32), 0);
+  EXPECT_EQ(added(Accumulation::automatic, fp32), 0) << "Megatron-Core's products add";
+  s.plan.framework.stack = framework::Stack::megatron_2021;
+  EXPECT_DOUBLE_EQ(added(Accumulation::automatic, fp32), (2 + 4 + 4) * parameters);
+
+  s.workload.global_batch_size = 1;
+  EXPECT_EQ(added(Accumulation::separate, fp16), 0) << "the only part is the sum";
+  EXPECT_DOUBLE_EQ(added(Accumulation::separate, fp32), (2 + 4 + 4) * parameters) << "of another dtype";
+}
+
+TEST(GradientAccumulation, PartsThatAreReducedAreAddedShardToShard) {
+  Scenario s = scenario_of("gpt3-1.3B", "dgx-a100", 1);
+  s.workload = {2048, 0, 32};
+  s.plan.data.zero_stage = 3;
+  Program fused, separate;
+  s.plan.gradient_accumulation.accumulation = gradient_accumulation::Accumulation::fused;
+  lower(s, fused);
+  s.plan.gradient_accumulation.accumulation = gradient_accumulation::Accumulation::separate;
+  lower(s, separate);
+  EXPECT_EQ(added_bytes(running_layer(separate)), 0);
+  EXPECT_EQ(running_layer(separate).backward.ops.size(), running_layer(fused).backward.ops.size());
+}
+
+// PyTorch's embedding has a dense gradient: zeros, to which rows are added, and all of it to the sum.
+TEST(GradientAccumulation, AnEmbeddingsGradientIsWhole) {
+  Scenario s = megatron_22b();
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.gradient_accumulation.accumulation = gradient_accumulation::Accumulation::separate;
+  Program p;
+  lower(s, p);
+  const Piece& embedding = piece_named(p, "embedding");
+  double cleared = 0;
+  for (const Op& op : embedding.backward.ops)
+    if (op.kind == OpKind::zero_fill) cleared += bytes(op, embedding.tensors);
+  const auto [seq, b, h, a, L, V, t] = dims_of(s);
+  EXPECT_DOUBLE_EQ(cleared, 2 * V * h / t);
+}
+
 // What is kept goes to the host, all of it, and comes back once.
 TEST(ActivationMemory, OffloadedActivationsWaitOnTheHost) {
   Scenario s = megatron_22b();

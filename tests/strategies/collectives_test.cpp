@@ -713,10 +713,37 @@ std::vector<double> bytes_sent(const Program& p) {
   borders.find(p);
   std::vector<double> sent;
   for (std::size_t q = 0; q + 1 < borders.size(); ++q) {
-    sent.push_back(borders[q].forward_bytes());
-    EXPECT_DOUBLE_EQ(borders[q].backward_bytes(), sent.back());
+    sent.push_back(borders.forward(q).sent_bytes);
+    EXPECT_DOUBLE_EQ(borders.backward(q).sent_bytes, sent.back());
   }
   return sent;
+}
+
+// Narayanan et al. 2021, 4.1: each of t ranks sends b s h / t elements, and b s h are gathered.
+TEST(Pipeline, ScatteredTransfersCarryAPartEach) {
+  Scenario s = megatron_22b();
+  s.cluster = read_cluster({{"node", "dgx-a100"}, {"nodes", 4}}, {});
+  s.plan.batch.micro_batch_size = 1;
+  s.plan.pipeline.degree = 4;
+  const double whole = 2.0 * static_cast<double>(s.workload.sequence_length * s.model.hidden);
+  const auto crossing = [&](pipeline_parallel::ScatterGather scatter, bool sequence_parallel) {
+    s.plan.pipeline.scatter_gather = scatter;
+    s.plan.tensor.sequence_parallel = sequence_parallel;
+    Program p;
+    lower(s, p);
+    Borders borders;
+    borders.find(p);
+    EXPECT_EQ(borders.forward(1).sent_bytes, borders.backward(1).sent_bytes);
+    return std::pair(borders.forward(1).sent_bytes, borders.forward(1).gathered_bytes);
+  };
+  using pipeline_parallel::ScatterGather;
+  EXPECT_EQ(crossing(ScatterGather::off, false), std::pair(whole, 0.0));
+  EXPECT_EQ(crossing(ScatterGather::on, false), std::pair(whole / 8, whole));
+  EXPECT_EQ(crossing(ScatterGather::on, true), std::pair(whole / 8, 0.0)) << "divided already";
+  s.plan.framework.stack = framework::Stack::megatron_2021;
+  EXPECT_EQ(crossing(ScatterGather::automatic, false), std::pair(whole / 8, whole));
+  s.plan.framework.stack = framework::Stack::megatron_core;
+  EXPECT_EQ(crossing(ScatterGather::automatic, false), std::pair(whole, 0.0));
 }
 
 TEST(Pipeline, TiedEmbeddingsAreSummedBetweenTheEnds) {

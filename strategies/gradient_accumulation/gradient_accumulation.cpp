@@ -1,0 +1,89 @@
+#include "strategies/gradient_accumulation/gradient_accumulation.h"
+
+#include <vector>
+
+#include "sim/program/rewrite.h"
+#include "strategies/data_parallel/data_parallel.h"
+#include "strategies/framework/framework.h"
+
+namespace orrery::gradient_accumulation {
+namespace {
+
+class Separator {
+ public:
+  // `handed_over`: a gradient of the dtype it is accumulated in needs no adding.
+  Separator(Piece& piece, Dtype computed, bool handed_over)
+      : piece_(piece), computed_(computed), handed_over_(handed_over) {}
+
+  void run(Block& block) {
+    out_.clear();
+    for (Op op : block.ops) {
+      const std::size_t at = out_.size();
+      out_.push_back(op);
+      if (!op.accumulate) continue;
+      bool separated = false;
+      for (std::size_t i = 0; i < op.writes.size(); ++i)
+        if (op.writes[i] != kNoTensor && accumulates(op.kind, i)) separated = separate(at, i) || separated;
+      if (!separated) continue;
+      // Rows are added to a table of zeros.
+      if (out_[at].kind != OpKind::embedding_backward) {
+        out_[at].accumulate = false;
+        continue;
+      }
+      Op clear;
+      clear.kind = OpKind::zero_fill;
+      clear.name = "clear_gradient";
+      clear.phase = out_[at].phase;
+      clear.when = out_[at].when;
+      clear.writes[0] = out_[at].writes[0];
+      out_.insert(out_.begin() + static_cast<std::ptrdiff_t>(at), clear);
+    }
+    block.ops = out_;
+  }
+
+ private:
+  bool separate(std::size_t at, std::size_t write) {
+    const TensorId sum = out_[at].writes[write];
+    if (piece_.tensors[sum].category != Category::gradient) return false;
+    if (handed_over_ && piece_.tensors[sum].dtype == computed_) return false;
+    Tensor t = piece_.tensors[sum];
+    t.dtype = computed_;
+    t.category = Category::workspace;
+    t.alias_of = kNoTensor;
+    t.resident = t.shared = t.lent = false;
+    const TensorId gradient = piece_.add(t);
+    out_[at].writes[write] = gradient;
+    Op add;
+    add.kind = OpKind::cast;
+    add.name = "accumulate_gradient";
+    add.phase = Phase::weight_gradient;
+    add.when = out_[at].when;
+    add.accumulate = true;
+    add.reads[0] = gradient;
+    add.writes[0] = sum;
+    out_.push_back(add);
+    return true;
+  }
+
+  Piece& piece_;
+  const Dtype computed_;
+  const bool handed_over_;
+  std::vector<Op> out_;
+};
+
+}  // namespace
+
+bool is_separate(const Plan& plan) {
+  const Accumulation given = plan.gradient_accumulation.accumulation;
+  return given == Accumulation::automatic ? framework::accumulates_separately(plan) : given == Accumulation::separate;
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (!is_separate(scenario.plan)) return;
+  if (!data_parallel::sharding_of(scenario, plan, program).reduced.empty()) return;
+  Separator separator(piece, plan.precision.storage(), micro_batches(scenario) == 1);
+  separator.run(piece.backward);
+  separator.run(piece.weight_gradient);
+}
+
+}  // namespace orrery::gradient_accumulation
