@@ -72,11 +72,14 @@ Widths widths_of(const std::vector<Error>& errors, const std::string& without) {
   return w;
 }
 
+// Composed numbers are fitted, but what a prediction misses them by says nothing of measurements.
+bool counts(const PredictedPoint& p) { return is_fitted(p) && p.is_measured(); }
+
 std::vector<Error> errors_of(std::span<const PredictedPoint> points, const std::set<std::string>& of) {
   const std::map<std::string, double> weights = weights_of_sources(points);
   std::vector<Error> errors;
   for (const PredictedPoint& p : points)
-    if (is_fitted(p) && (of.empty() || of.contains(p.source->name)))
+    if (counts(p) && (of.empty() || of.contains(p.source->name)))
       errors.push_back({.size = std::abs(std::log(p.point->value / p.predicted)),
                         .weight = weights.at(p.source->name),
                         .stack = p.framework,
@@ -129,7 +132,7 @@ StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::
   std::map<std::string, std::set<std::string>> sources;
   for (const Error& e : errors) sources[e.stack].insert(e.source);
   for (const PredictedPoint& p : points) {
-    if (!is_fitted(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
     StepIntervals::Stack& stack = intervals.stacks[p.framework];
     ++stack.points;
     stack.most_devices = std::max(stack.most_devices, p.devices);
@@ -151,7 +154,7 @@ std::map<std::string, double> interval_coverage(std::span<const PredictedPoint> 
   const std::map<std::string, double> weights = weights_of_sources(points);
   std::map<std::string, std::pair<double, double>> inside;  // and all
   for (const PredictedPoint& p : points) {
-    if (!is_fitted(p) || (!of.empty() && !of.contains(p.source->name))) continue;
+    if (!counts(p) || (!of.empty() && !of.contains(p.source->name))) continue;
     const std::optional<StepInterval> interval = step_interval(intervals, p.framework, p.curves, p.devices);
     if (!interval) continue;
     const double ratio = p.point->value / p.predicted, weight = weights.at(p.source->name);

@@ -25,8 +25,7 @@ class Separator {
       for (std::size_t i = 0; i < op.writes.size(); ++i)
         if (op.writes[i] != kNoTensor && accumulates(op.kind, i)) separated = separate(at, i) || separated;
       if (!separated) continue;
-      // Rows are added to a table of zeros.
-      if (out_[at].kind != OpKind::embedding_backward) {
+      if (!is_of_rows(op)) {
         out_[at].accumulate = false;
         continue;
       }
@@ -42,6 +41,12 @@ class Separator {
   }
 
  private:
+  // Adds to some rows of a table (words, positions): of a table of zeros then.
+  bool is_of_rows(const Op& op) const {
+    return op.kind == OpKind::embedding_backward ||
+           (op.kind == OpKind::bias_gradient && piece_.tensors[op.writes[0]].rank > 1);
+  }
+
   bool separate(std::size_t at, std::size_t write) {
     const TensorId sum = out_[at].writes[write];
     if (piece_.tensors[sum].category != Category::gradient) return false;

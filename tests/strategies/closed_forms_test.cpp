@@ -260,9 +260,9 @@ TEST(GradientAccumulation, AnEmbeddingsGradientIsWhole) {
   const Piece& embedding = piece_named(p, "embedding");
   double cleared = 0;
   for (const Op& op : embedding.backward.ops)
-    if (op.kind == OpKind::zero_fill) cleared += bytes(op, embedding.tensors);
+    if (op.kind == OpKind::zero_fill) cleared += bytes(op, embedding.tensors);  // words and positions
   const auto [seq, b, h, a, L, V, t] = dims_of(s);
-  EXPECT_DOUBLE_EQ(cleared, 2 * V * h / t);
+  EXPECT_DOUBLE_EQ(cleared, 2 * (V / t + static_cast<double>(s.model.max_positions)) * h);
 }
 
 // What is kept goes to the host, all of it, and comes back once.

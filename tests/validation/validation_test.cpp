@@ -241,7 +241,9 @@ TEST(FitsConfusion, TellsWhatRanFromWhatWasSaidToFit) {
     PublishedPoint published;
     published.quantity = Quantity::fits;
     published.value = c.ran ? 1 : 0;
+    PublishedSource source;
     PredictedPoint predicted;
+    predicted.source = &source;
     predicted.point = &published;
     predicted.predicted = 1;
     predicted.peak_bytes = c.peak;
@@ -251,6 +253,9 @@ TEST(FitsConfusion, TellsWhatRanFromWhatWasSaidToFit) {
     EXPECT_EQ(counts(f.fits_as_predicted, f.fails_as_predicted, f.wrongly_fits, f.wrongly_fails, f.wrong_beyond_margin),
               counts(c.fits, c.fails, c.wrongly_fits, c.wrongly_fails, c.beyond))
         << c.ran << ", " << c.peak;
+    source.composed = "a sum";
+    const FitsConfusion none = fits_confusion({&predicted, 1});
+    EXPECT_EQ(none.fits_as_predicted + none.fails_as_predicted + none.wrongly_fits + none.wrongly_fails, 0u);
   }
 }
 
