@@ -139,7 +139,7 @@ void add_validate(Command app) {
                   "none: kernels and collectives alone")
       .one_of(texts(kSeenNames));
   command.add_option("--fit", arguments->fit,
-                     "Fit results/calibration/steps.json anew (a minute or two) and write it to a file, and "
+                     "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and "
                      "steps_left_out.json beside "
                      "it; or, it alone, to -; nothing else is done");
   command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
