@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/inputs.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "sim/base/input_file.h"
@@ -48,14 +49,6 @@ OrderedJson violations_json(const std::vector<Violation>& found, const std::stri
                                     static_cast<int>(found.front().rule), found.front().text)},
             {"file", file},
             {"violations", std::move(rules)}}}};
-}
-
-void write_result(const Report& report, bool ops, std::string& text) {
-  JsonWriter writer(text);
-  writer.begin_object();
-  write_report(report, ops, writer);
-  writer.field("version", ORRERY_VERSION);
-  writer.end_object();
 }
 
 // On a terminal, how far a batch has come: not before it has taken a second, and a few times a second from then on.
@@ -97,7 +90,11 @@ std::size_t count_lines(std::ifstream& file) {
 
 OrderedJson result_json(const Report& report, bool ops) {
   std::string text;
-  write_result(report, ops, text);
+  JsonWriter writer(text);
+  writer.begin_object();
+  write_report(report, ops, writer);
+  writer.field("version", ORRERY_VERSION);
+  writer.end_object();
   return OrderedJson::parse(text);
 }
 
@@ -120,16 +117,24 @@ OrderedJson jobs_json(const std::vector<JobResult>& jobs, bool ops) {
 
 namespace {
 
-constexpr std::string_view kScenario = "scenario";  // as a field: the line's place
+constexpr std::string_view kScenario = "scenario";  // as a field: the line's place, or its label's
+
+// A line's results are called after it.
+struct BatchLine {
+  const ScenarioSource& source;
+  std::string name;  // in rows
+  std::optional<std::uint64_t> digest;
+};
 
 // One line's results, in the forms that are wanted.
 class BatchResults {
  public:
-  explicit BatchResults(const BatchOptions& options) : options_(options) {
-    for (const std::string& name : options.fields) fields_.push_back({name, find_report_column(name)});
+  explicit BatchResults(const BatchOptions& options) : options_(options), inputs_(options.calibrations) {
+    for (const std::string& name : options.fields) fields_.push_back(field_of(name));
     if (fields_.empty() && !options.csv.empty()) {
-      fields_.push_back({std::string(kScenario), nullptr});
-      for (const ReportColumn& column : report_columns()) fields_.push_back({column.name, &column});
+      fields_.push_back(field_of(kScenario));
+      for (const ReportColumn& column : report_columns()) fields_.push_back(field_of(column.name));
+      for (const std::string_view input : kInputColumns) fields_.push_back(field_of(input));
     }
     if (!options.json.empty()) json_.emplace(options.json);
     if (options.csv.empty()) return;
@@ -144,26 +149,34 @@ class BatchResults {
                        [](const Field& f) { return f.column != nullptr && f.column->of_ops; });
   }
 
-  void add(const std::string& scenario, const Report& report) {
-    if (json_) {
-      line_.clear();
-      if (options_.fields.empty()) {
-        write_result(report, options_.ops, line_);
-      } else {
-        JsonWriter writer(line_);
-        writer.begin_object();
-        write_fields(scenario, report, writer);
-        writer.end_object();
-      }
-      json_->write(line_ += '\n');
-    }
-    if (csv_) csv_->write(csv_line(scenario, &report, ""));
+  bool need_digest(bool of_error) const {
+    return (json_ && (of_error || options_.fields.empty())) ||
+           std::any_of(fields_.begin(), fields_.end(),
+                       [](const Field& f) { return f.column == nullptr && f.name == kInputColumns.front(); });
   }
 
-  void add(const std::string& scenario, const std::vector<JobResult>& jobs) {
-    const auto label = [&](const JobResult& job) { return scenario + "#" + job.job.name; };
+  void add(const BatchLine& line, const Report& report) {
+    if (json_) {
+      line_.clear();
+      JsonWriter writer(line_);
+      writer.begin_object();
+      if (options_.fields.empty()) {
+        write_head(line, writer);
+        write_report(report, options_.ops, writer);
+        write_end(line, writer);
+      } else {
+        write_fields(line, line.name, report, writer);
+      }
+      writer.end_object();
+      json_->write(line_ += '\n');
+    }
+    if (csv_) csv_->write(csv_line(line, line.name, &report, ""));
+  }
+
+  void add(const BatchLine& line, const std::vector<JobResult>& jobs) {
+    const auto name_of = [&](const JobResult& job) { return line.name + "#" + job.job.name; };
     if (json_ && options_.fields.empty()) {
-      json_->write(jobs_json(jobs, options_.ops).dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
+      write_whole(line, jobs_json(jobs, options_.ops));
     } else if (json_) {
       line_.clear();
       JsonWriter writer(line_);
@@ -177,7 +190,7 @@ class BatchResults {
         writer.field("alone_seconds", job.alone_seconds);
         writer.key("together");
         writer.begin_object();
-        write_fields(label(job), job.together, writer);
+        write_fields(line, name_of(job), job.together, writer);
         writer.end_object();
         writer.end_object();
       }
@@ -186,12 +199,12 @@ class BatchResults {
       json_->write(line_ += '\n');
     }
     if (csv_)
-      for (const JobResult& job : jobs) csv_->write(csv_line(label(job), &job.together, ""));
+      for (const JobResult& job : jobs) csv_->write(csv_line(line, name_of(job), &job.together, ""));
   }
 
-  void add_error(const std::string& scenario, const OrderedJson& error) {
-    if (json_) json_->write(error.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n");
-    if (csv_) csv_->write(csv_line(scenario, nullptr, error["error"]["message"].get_ref<const std::string&>()));
+  void add_error(const BatchLine& line, const OrderedJson& error) {
+    if (json_) write_whole(line, error);
+    if (csv_) csv_->write(csv_line(line, line.name, nullptr, error["error"]["message"].get_ref<const std::string&>()));
   }
 
   void commit() {
@@ -202,14 +215,51 @@ class BatchResults {
  private:
   struct Field {
     std::string name;
-    const ReportColumn* column;  // nullptr: the line's place
+    const ReportColumn* column;  // nullptr: no figure of the report
+    std::size_t input;           // then of kInputColumns, or their number: the line's name
   };
 
-  void write_fields(const std::string& scenario, const Report& report, JsonWriter& writer) const {
+  static Field field_of(std::string_view name) {
+    const auto input = std::find(kInputColumns.begin(), kInputColumns.end(), name);
+    return {std::string(name), find_report_column(name), static_cast<std::size_t>(input - kInputColumns.begin())};
+  }
+
+  // Of a field that is no figure.
+  std::string_view text_of(const Field& field, const BatchLine& line, const std::string& name) {
+    return field.input == kInputColumns.size() ? name : inputs_.column(field.input, line.digest);
+  }
+
+  // What whole results, and errors, begin and end with: as those of a single scenario.
+  void write_head(const BatchLine& line, JsonWriter& writer) const {
+    if (!options_.label.empty()) writer.field("label", options_.label);
+    writer.field("scenario", line.source.file);
+    writer.key("set");
+    writer.begin_array();
+    for (const std::string& set : line.source.sets) writer.value(set);
+    writer.end_array();
+  }
+  void write_end(const BatchLine& line, JsonWriter& writer) const {
+    writer.field("version", ORRERY_VERSION);
+    writer.key("inputs");
+    inputs_.write_json(line.digest, writer);
+  }
+  void write_whole(const BatchLine& line, const OrderedJson& result) {
+    line_.clear();
+    JsonWriter writer(line_);
+    writer.begin_object();
+    write_head(line, writer);
+    for (const auto& [key, value] : result.items())
+      if (key != "version") writer.json_field(key, value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
+    write_end(line, writer);
+    writer.end_object();
+    json_->write(line_ += '\n');
+  }
+
+  void write_fields(const BatchLine& line, const std::string& name, const Report& report, JsonWriter& writer) {
     for (const Field& field : fields_) {
       writer.key(field.name);
       if (field.column == nullptr) {
-        writer.value(scenario);
+        writer.value(text_of(field, line, name));
       } else {
         write_json(field.column->value(report), writer);
       }
@@ -217,11 +267,12 @@ class BatchResults {
   }
 
   // `report`: none of a line in error, whose fields are empty.
-  const std::string& csv_line(const std::string& scenario, const Report* report, const std::string& error) {
+  const std::string& csv_line(const BatchLine& line, const std::string& name, const Report* report,
+                              const std::string& error) {
     line_.clear();
     for (const Field& field : fields_) {
       if (field.column == nullptr) {
-        line_ += csv_text(scenario);
+        line_ += csv_text(text_of(field, line, name));
       } else if (report != nullptr) {
         append_csv(field.column->value(*report), line_);
       }
@@ -232,10 +283,26 @@ class BatchResults {
   }
 
   const BatchOptions& options_;
+  InputsOfMany inputs_;
   std::vector<Field> fields_;
   std::optional<OutputStream> json_, csv_;
   std::string line_;
 };
+
+nlohmann::json document_of(const std::string& line, const ScenarioSource& source) {
+  nlohmann::json document = parse_json(line, source.file);
+  for (const std::string& set : source.sets) apply_set(document, set, source.file);
+  return document;
+}
+
+// None: what cannot be read.
+std::optional<std::uint64_t> digest_of_whole(const std::string& line, const ScenarioSource& source) {
+  try {
+    return scenario_digest(written_out(document_of(line, source), source));
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+}
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
@@ -244,6 +311,7 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") 
 std::vector<std::string> read_fields(const std::string& text) {
   std::vector<std::string> names{std::string(kScenario)}, fields;
   for (const ReportColumn& column : report_columns()) names.push_back(column.name);
+  for (const std::string_view input : kInputColumns) names.emplace_back(input);
   for (std::size_t begin = 0; begin <= text.size();) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     std::string name = text.substr(begin, end - begin);
@@ -299,6 +367,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
     std::optional<Simulation> one;
     std::optional<std::vector<JobResult>> jobs;
     OrderedJson error;
+    bool evaluated_line = false;
     try {
       if (line[line.find_first_not_of(" \t\r")] == '"') {  // a name stands for its scenario, as in a command line
         ScenarioSource named;
@@ -306,10 +375,10 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
         source.file = std::move(named.file);
       }
       if (simulation.engine == Engine::analytical && !options.verify) {
+        evaluated_line = true;
         report = &simulator.evaluate_line(line, source, simulation.ops);
       } else {
-        nlohmann::json document = parse_json(line, source.file);
-        for (const std::string& set : source.sets) apply_set(document, set, source.file);
+        const nlohmann::json document = document_of(line, source);
         if (has_jobs(document)) {
           if (options.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
           jobs = simulator.evaluate_jobs(document, source, simulation);
@@ -335,13 +404,18 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
                  {"file", source.file},
                  {"internal", true}}}};
     }
+    std::optional<std::uint64_t> digest;
+    if (evaluated_line) digest = simulator.line_digest();
+    if (!digest && results.need_digest(report == nullptr && !jobs)) digest = digest_of_whole(line, source);
+    const BatchLine of{source, options.label.empty() ? source.file : fmt::format("{}:{}", options.label, number),
+                       digest};
     if (report != nullptr) {
-      results.add(source.file, *report);
+      results.add(of, *report);
     } else if (jobs) {
-      results.add(source.file, *jobs);
+      results.add(of, *jobs);
     } else {
       if (++failed == 1) first_error = error["error"]["message"].get<std::string>();
-      results.add_error(source.file, error);
+      results.add_error(of, error);
     }
     progress.advance();
   }

@@ -16,10 +16,12 @@ nlohmann::ordered_json result_json(const Report& report, bool ops);
 nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 
 struct BatchOptions {
-  std::string input;                // a file, or "-": standard input
-  std::vector<std::string> sets;    // applied to every line
-  std::string json, csv;            // where results go, "-": standard output; empty: not in that form
-  std::vector<std::string> fields;  // of CSV's columns, or empty: all of the report
+  std::string input;                      // a file, or "-": standard input
+  std::vector<std::string> sets;          // applied to every line
+  std::vector<std::string> calibrations;  // files of the user's
+  std::string label;                      // what results are called in place of `input`
+  std::string json, csv;                  // where results go, "-": standard output; empty: not in that form
+  std::vector<std::string> fields;        // of CSV's columns, or empty: all of the report
   SimulationOptions simulation;
   bool ops = false;     // keep the list of ops; not with fields
   bool verify = false;  // prove every Program (sim/program/check.h): one that is wrong is its line's error

@@ -2,23 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "cli/bench_commit.h"
+#include "sim/base/digest.h"
 #include "sim/base/input_file.h"
 
 namespace orrery {
 namespace {
 
-// FNV-1a of 64 bits: tells inputs apart, and is no protection from anybody.
-std::uint64_t digest_of(std::string_view text, std::uint64_t digest = 0xcbf29ce484222325) {
-  for (const char c : text) digest = (digest ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return digest;
-}
-
 std::string text_of(std::uint64_t digest) { return fmt::format("{:016x}", digest); }
+
+enum InputColumn : std::size_t { kDigest, kCalibrations, kVersion, kCommit };
 
 }  // namespace
 
@@ -29,16 +24,63 @@ nlohmann::ordered_json inputs_json(const nlohmann::json& document, const Scenari
 
 nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
                                    const std::vector<std::string>& calibrations) {
-  std::uint64_t digest = digest_of(asked.dump());
+  const InputsOfMany of(calibrations);
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
-  for (const std::string& path : calibrations) {
-    const std::string text = read_file(path, "a readable JSON file");
-    digest = digest_of(text, digest);
-    files.push_back({{"file", path}, {"digest", text_of(digest_of(text))}});
-  }
-  nlohmann::ordered_json inputs{{"digest", text_of(digest)}, {name, asked}, {"calibrations", std::move(files)}};
+  for (const InputsOfMany::File& file : of.files_) files.push_back({{"file", file.path}, {"digest", file.digest}});
+  nlohmann::ordered_json inputs{
+      {"digest", of.digest(scenario_digest(asked))}, {name, asked}, {"calibrations", std::move(files)}};
   if (*build_commit() != '\0') inputs["commit"] = build_commit();
   return inputs;
+}
+
+InputsOfMany::InputsOfMany(const std::vector<std::string>& calibrations) {
+  for (const std::string& path : calibrations) {
+    files_.push_back({path, text_of(digest_of(read_file(path, "a readable JSON file")))});
+    files_text_ += fmt::format("{}{} {}", files_text_.empty() ? "" : ", ", path, files_.back().digest);
+  }
+  if (files_.empty()) files_text_ = "bundled";
+}
+
+std::string InputsOfMany::digest(std::uint64_t scenario) const {
+  for (const File& file : files_) scenario = digest_of(file.digest, scenario);
+  return text_of(scenario);
+}
+
+void InputsOfMany::write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const {
+  writer.begin_object();
+  if (scenario) writer.field("digest", std::string_view(digest(*scenario)));
+  writer.key("calibrations");
+  writer.begin_array();
+  for (const File& file : files_) {
+    writer.begin_object();
+    writer.field("file", std::string_view(file.path));
+    writer.field("digest", std::string_view(file.digest));
+    writer.end_object();
+  }
+  writer.end_array();
+  if (*build_commit() != '\0') writer.field("commit", build_commit());
+  writer.end_object();
+}
+
+std::string_view InputsOfMany::column(std::size_t index, std::optional<std::uint64_t> scenario) {
+  switch (static_cast<InputColumn>(index)) {
+    case kDigest:
+      digest_ = scenario ? digest(*scenario) : "";
+      return digest_;
+    case kCalibrations:
+      return files_text_;
+    case kVersion:
+      return ORRERY_VERSION;
+    case kCommit:
+      return build_commit();
+  }
+  return "";
+}
+
+std::vector<std::string> InputsOfMany::columns(std::uint64_t scenario) {
+  std::vector<std::string> all;
+  for (std::size_t i = 0; i < kInputColumns.size(); ++i) all.emplace_back(column(i, scenario));
+  return all;
 }
 
 }  // namespace orrery

@@ -1,10 +1,15 @@
-// What a result was made of, in its JSON: to tell results apart, and to make them again.
+// What a result was made of: to tell results apart, and to make them again.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "sim/base/json_writer.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery {
@@ -17,5 +22,34 @@ nlohmann::ordered_json inputs_json(const nlohmann::json& document, const Scenari
 // The same of what is no scenario: "NAME" in its place holds `asked`.
 nlohmann::ordered_json inputs_json(const char* name, const nlohmann::json& asked,
                                    const std::vector<std::string>& calibrations);
+
+// Columns of CSV, behind the report's: the digest of inputs_json(), the user's calibrations ("FILE DIGEST", or
+// "bundled"), the program's version and commit.
+inline constexpr std::array<std::string_view, 4> kInputColumns{"digest", "calibrations", "version", "commit"};
+
+// The same for many results by one set of calibrations.
+class InputsOfMany {
+ public:
+  // REQUIRES: the calibrations have been read.
+  explicit InputsOfMany(const std::vector<std::string>& calibrations);
+
+  // All take the scenario's digest (strategies/read_scenario.h); none: one that could not be read.
+  // inputs_json() without the scenario.
+  void write_json(std::optional<std::uint64_t> scenario, JsonWriter& writer) const;
+  // One of kInputColumns. Valid until the next call.
+  std::string_view column(std::size_t index, std::optional<std::uint64_t> scenario);
+  std::vector<std::string> columns(std::uint64_t scenario);
+
+ private:
+  friend nlohmann::ordered_json inputs_json(const char*, const nlohmann::json&, const std::vector<std::string>&);
+
+  struct File {
+    std::string path, digest;
+  };
+  std::vector<File> files_;
+  std::string files_text_, digest_;
+
+  std::string digest(std::uint64_t scenario) const;
+};
 
 }  // namespace orrery

@@ -363,8 +363,10 @@ void run(const RunArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });
   if (outcome.measured) {
     outputs.add_wanted(arguments.csv, [&] {
-      std::string text = csv_header() + csv_row(job.source.file, *outcome.measured);
-      if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted);
+      const std::vector<std::string> inputs =
+          InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(job.document, job.source)));
+      std::string text = csv_header(kInputColumns) + csv_row(job.source.file, *outcome.measured, inputs);
+      if (outcome.predicted) text += csv_row(job.source.file, *outcome.predicted, inputs);
       return text;
     });
     outputs.add_wanted(arguments.trace, [&] { return report_trace(*outcome.measured); });

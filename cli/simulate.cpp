@@ -116,6 +116,12 @@ std::string row_name(const ScenarioSource& source, const SimulateArguments& argu
   return words;
 }
 
+// What its last columns say.
+std::vector<std::string> row_inputs(const nlohmann::json& document, const ScenarioSource& source,
+                                    const SimulateArguments& arguments) {
+  return InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(document, source)));
+}
+
 // What JSON begins with.
 nlohmann::ordered_json head_json(const ScenarioSource& source, const SimulateArguments& arguments) {
   nlohmann::ordered_json json;
@@ -146,7 +152,9 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   });
   outputs.add_wanted(arguments.csv, [&] {
     const std::string of = row_name(source, arguments);
-    return csv_header() + (analytical ? csv_row(of, *analytical) : "") + csv_row(of, report);
+    const std::vector<std::string> inputs = row_inputs(document, source, arguments);
+    return csv_header(kInputColumns) + (analytical ? csv_row(of, *analytical, inputs) : "") +
+           csv_row(of, report, inputs);
   });
   outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
   outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
@@ -203,9 +211,10 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
     return json.dump(2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
-    std::string text = csv_header();
+    const std::vector<std::string> inputs = row_inputs(document, source, arguments);
+    std::string text = csv_header(kInputColumns);
     for (const JobResult& result : jobs)
-      text += csv_row(row_name(source, arguments) + "#" + result.job.name, result.together);
+      text += csv_row(row_name(source, arguments) + "#" + result.job.name, result.together, inputs);
     return text;
   });
   outputs.add_wanted(arguments.trace, [&] {
@@ -220,14 +229,13 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
 void simulate_batch(const SimulateArguments& arguments) {
   if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
-  if (!arguments.label.empty())
-    throw InputError({"--batch", ""}, "--label beside it",
-                     "one scenario to be called so; a result a line has its line");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   if (arguments.ops && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "--ops beside it", "one of the two: a list of ops is no field");
   BatchOptions options{.input = arguments.batch,
                        .sets = arguments.sets,
+                       .calibrations = arguments.calibrations,
+                       .label = arguments.label,
                        .json = arguments.json,
                        .csv = arguments.csv,
                        .fields = arguments.fields.empty() ? std::vector<std::string>{} : read_fields(arguments.fields),
@@ -277,7 +285,7 @@ void add_simulate(Command app) {
   file("--csv", arguments->csv, "Write the report as a row of CSV with a header; - for standard output");
   command
       .add_option("--label", arguments->label,
-                  "What the result is called in JSON and CSV; else its scenario and --sets")
+                  "What the result is called in JSON and CSV; else its scenario and --sets. Of a batch, TEXT:LINE")
       .type_name("TEXT");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");

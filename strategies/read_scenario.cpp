@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "models/read_model.h"
+#include "sim/base/digest.h"
 #include "sim/base/json_members.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
@@ -290,7 +291,18 @@ class ReadParts {
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
 };
 
+// What a member adds to a scenario's digest.
+std::uint64_t member_digest(std::string_view key, const Json& value) {
+  return digest_of(value.dump(), digest_of(key) + 1);  // + 1: where the key ends
+}
+
 }  // namespace
+
+std::uint64_t scenario_digest(const Json& written_out) {
+  std::uint64_t digest = 0;
+  for (const auto& [key, value] : written_out.items()) digest += member_digest(key, value);
+  return digest;
+}
 
 struct ScenarioReader::Cache {
   // By the part's text and the folder that relative paths start from.
@@ -303,10 +315,15 @@ struct ScenarioReader::Cache {
     std::vector<std::string> sets;
     std::array<std::vector<std::string>, kParts> sets_of;  // by part
     bool other_sets = false;                               // of what is no part
-    ReadParts<Model> models;
-    ReadParts<std::pair<Cluster, std::int64_t>> clusters;
-    ReadParts<Workload> workloads;
-    ReadParts<Plan> plans;
+    template <class Value>
+    struct Part {
+      Value value;
+      std::uint64_t digest = 0;  // its share of the line's
+    };
+    ReadParts<Part<Model>> models;
+    ReadParts<Part<std::pair<Cluster, std::int64_t>>> clusters;
+    ReadParts<Part<Workload>> workloads;
+    ReadParts<Part<Plan>> plans;
   };
   Lines lines;
   std::int64_t clusters_met = 0;
@@ -485,6 +502,7 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
   try {
     cache.begin_lines(source);
     if (cache.lines.other_sets) return nullptr;
+    cache.line.digest = 0;
     for (const JsonMember& member : cache.members) {
       const auto part = std::find(kPartNames.begin(), kPartNames.end(), member.key);
       if (part != kPartNames.end()) {
@@ -493,31 +511,52 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
       }
       const auto comments = documentation_keys();
       if (std::find(comments.begin(), comments.end(), member.key) == comments.end()) return nullptr;
-      parse_json(member.text, source.file);
+      cache.line.digest += member_digest(member.key, parse_json(member.text, source.file));
     }
-    // From a document of the part alone, after the sets that write it.
-    const auto read = [&](PartOfLine part, auto take) {
+    // From a document of the part alone, after the sets that write it. `write_out`: the part as written_out() has it.
+    const auto read = [&](PartOfLine part, auto take, auto write_out) {
       const auto index = static_cast<std::size_t>(part);
+      const std::string key(kPartNames[index]);
       Json document = Json::object();
-      if (!texts[index].empty()) document[std::string(kPartNames[index])] = parse_json(texts[index], source.file);
+      if (!texts[index].empty()) document[key] = parse_json(texts[index], source.file);
       for (const std::string& set : cache.lines.sets_of[index]) apply_set(document, set, source.file);
       JsonReader reader(document, {source.file, ""});
-      return take(reader);
+      auto value = take(reader);
+      const std::uint64_t digest = document.contains(key) ? member_digest(key, write_out(value, document[key])) : 0;
+      return Cache::Lines::Part<decltype(value)>{std::move(value), digest};
+    };
+    const auto opened = [&](const char* key) {
+      return [&source, key](const auto&, const Json& part) {
+        return open_part(part, key, {source.file, pointer_to("", key)}, /*keep_names=*/false).json;
+      };
     };
     Scenario& scenario = cache.line.scenario;
-    scenario.model = cache.lines.models.get(texts[kModel], [&] {
-      return read(kModel, [&](JsonReader& reader) { return take_model(reader, source.file); });
-    });
-    scenario.workload = cache.lines.workloads.get(texts[kWorkload], [&] {
-      return read(kWorkload, [&](JsonReader& reader) { return take_workload(reader, source.file); });
-    });
-    scenario.plan = cache.lines.plans.get(
-        texts[kPlan], [&] { return read(kPlan, [&](JsonReader& reader) { return take_plan(reader, source.file); }); });
-    std::tie(scenario.cluster, cache.line.cluster) = cache.lines.clusters.get(texts[kCluster], [&] {
-      return read(kCluster, [&](JsonReader& reader) {
-        return std::pair{take_cluster(reader, source.file), ++cache.clusters_met};
-      });
-    });
+    const auto take = [&](auto& into, const auto& part) {
+      into = part.value;
+      cache.line.digest += part.digest;
+    };
+    take(scenario.model, cache.lines.models.get(texts[kModel], [&] {
+      return read(
+          kModel, [&](JsonReader& reader) { return take_model(reader, source.file); },
+          [](const Model& model, const Json&) { return to_json(model); });
+    }));
+    take(scenario.workload, cache.lines.workloads.get(texts[kWorkload], [&] {
+      return read(
+          kWorkload, [&](JsonReader& reader) { return take_workload(reader, source.file); }, opened("workload"));
+    }));
+    take(scenario.plan, cache.lines.plans.get(texts[kPlan], [&] {
+      return read(
+          kPlan, [&](JsonReader& reader) { return take_plan(reader, source.file); }, opened("plan"));
+    }));
+    auto cluster = std::tie(scenario.cluster, cache.line.cluster);
+    take(cluster, cache.lines.clusters.get(texts[kCluster], [&] {
+      return read(
+          kCluster,
+          [&](JsonReader& reader) {
+            return std::pair{take_cluster(reader, source.file), ++cache.clusters_met};
+          },
+          [](const auto& part, const Json&) { return to_json(part.first); });
+    }));
     return &cache.line;
   } catch (const InputError&) {
     return nullptr;

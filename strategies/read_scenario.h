@@ -84,6 +84,7 @@ class ScenarioReader {
   struct Line {
     Scenario scenario;
     std::int64_t cluster = 0;  // a number of its own for each cluster as it was written
+    std::uint64_t digest = 0;  // scenario_digest() of the document, written out
   };
   Line* read_line(std::string_view line, const ScenarioSource& source);
   // The "cluster" of a scenario or of jobs; the rest is not read.
@@ -105,6 +106,10 @@ Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& sou
 // The document with everything in it that it names: parts in files, its model and cluster in full. Reads as the same
 // scenario from any folder.
 nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource& source);
+
+// Tells scenarios apart that are written out: the sum, over the members, of the digests of their names and texts
+// (sim/base/digest.h), so that what many lines have in common is worked out once.
+std::uint64_t scenario_digest(const nlohmann::json& written_out);
 
 // Scenarios that come with Orrery: strategies/*/example-<name>.json; some hold jobs.
 struct BundledScenario {

@@ -9,18 +9,20 @@
 
 namespace orrery {
 
-std::string csv_header() {
+std::string csv_header(std::span<const std::string_view> more) {
   std::string line = "scenario";
   for (const ReportColumn& column : report_columns()) line += ',' + column.name;
+  for (const std::string_view name : more) (line += ',') += name;
   return line + '\n';
 }
 
-std::string csv_row(const std::string& scenario, const Report& report) {
+std::string csv_row(const std::string& scenario, const Report& report, std::span<const std::string> more) {
   std::string line = csv_text(scenario);
   for (const ReportColumn& column : report_columns()) {
     line += ',';
     append_csv(column.value(report), line);
   }
+  for (const std::string& text : more) (line += ',') += csv_text(text);
   return line + '\n';
 }
 

@@ -39,6 +39,7 @@ struct Simulator::Rep {
   // Of lines.
   Program program;
   Report report, placed_report;
+  std::optional<std::uint64_t> digest;
   std::map<std::string, std::unique_ptr<Machine>> machines;
 
   // Where `line`'s cluster is not calibrated yet, it is: its numbers are the machine's afterwards.
@@ -146,7 +147,9 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
 }  // namespace
 
 const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSource& source, bool ops) {
+  rep_->digest.reset();
   if (ScenarioReader::Line* read = rep_->reader.read_line(line, source)) {
+    rep_->digest = read->digest;
     try {
       Scenario& scenario = read->scenario;
       Rep::Machine& machine = rep_->machine_of(*read);
@@ -172,6 +175,8 @@ const Report& Simulator::evaluate_line(std::string_view line, const ScenarioSour
   rep_->report = evaluate(document, source, {.ops = ops}).report;
   return rep_->report;
 }
+
+std::optional<std::uint64_t> Simulator::line_digest() const { return rep_->digest; }
 
 Simulation Simulator::evaluate(const nlohmann::json& document, const ScenarioSource& source,
                                const SimulationOptions& options) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -65,6 +66,9 @@ class Simulator {
   // evaluate(), in a fraction of the time where model, cluster, workload or plan stand in the line as in earlier ones.
   // `ops`: fill Report::ops and ::unmeasured. Valid until the next call.
   const Report& evaluate_line(std::string_view line, const ScenarioSource& source, bool ops);
+  // scenario_digest() of the line last given to it, also where that threw; none where the line was not read by its
+  // parts (ScenarioReader::read_line).
+  std::optional<std::uint64_t> line_digest() const;
   // Always the discrete-event engine. REQUIRES: has_jobs(document).
   std::vector<JobResult> evaluate_jobs(const nlohmann::json& document, const ScenarioSource& source,
                                        const SimulationOptions& options);

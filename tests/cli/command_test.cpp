@@ -280,7 +280,8 @@ TEST(Simulate, TracesFollowTheFormatForEverySchedule) {
               static_cast<std::ptrdiff_t>(trace["otherData"]["stages_with_ops"].size()));
     EXPECT_GT(trace["otherData"]["slots_with_ops"], 0);
     EXPECT_TRUE(std::any_of(events.begin(), events.end(), [](const json& e) {
-      return e["ph"] == "X" && e["name"] == "layer.forward.fc1" && e["args"]["flops"] > 0 && e["args"].contains("bound");
+      return e["ph"] == "X" && e["name"] == "layer.forward.fc1" && e["args"]["flops"] > 0 &&
+             e["args"].contains("bound");
     }));
   }
 }
@@ -531,8 +532,10 @@ TEST(Batch, AnswersLineByLineInOrderWithErrorsInPlace) {
 
   const auto one = place.orrery("simulate - --json -", good.dump());
   json alone = json::parse(one.out);
-  for (const char* key : {"scenario", "set", "inputs"}) alone.erase(key);
-  EXPECT_EQ(alone, results[0]) << "a batch says the same as single runs";
+  json first = results[0];
+  for (json* of : {&alone, &first})
+    for (const char* key : {"scenario", "set", "inputs"}) of->erase(key);
+  EXPECT_EQ(alone, first) << "a batch says the same as single runs";
   EXPECT_EQ(place.orrery("simulate --batch -", place.read("batch.jsonl")).out.size(),
             place.orrery("simulate --batch - --json -", place.read("batch.jsonl")).out.size());
 }
@@ -595,8 +598,13 @@ TEST(Batch, SaysOfEveryLineWhatASingleRunSays) {
       if (one.code == 0) {
         json report = json::parse(one.out);
         EXPECT_EQ(report["scenario"], "<stdin>");
-        for (const char* key : {"scenario", "set", "inputs"}) report.erase(key);
-        EXPECT_EQ(report, results[i]) << lines[i] << sets;
+        EXPECT_EQ(results[i]["inputs"]["digest"], report["inputs"]["digest"]) << lines[i] << sets;
+        EXPECT_EQ(results[i]["set"], report["set"]);
+        EXPECT_EQ(results[i]["scenario"], "<stdin>:" + std::to_string(i + 1));
+        json figures = results[i];
+        for (json* of : {&report, &figures})
+          for (const char* key : {"scenario", "set", "inputs"}) of->erase(key);
+        EXPECT_EQ(report, figures) << lines[i] << sets;
         ++good_ones;
         continue;
       }
@@ -664,6 +672,63 @@ TEST(Batch, WritesRowsOfCsv) {
   const std::vector<std::string> one = text_lines(place.read("one.csv"));
   EXPECT_EQ(all[0], one[0] + ",error");
   EXPECT_EQ(all[1].substr(all[1].find(',')), one[1].substr(one[1].find(',')) + ",") << "the same columns";
+}
+
+// Every row says what it was made of: which line, its scenario's digest, calibrations and program.
+TEST(Batch, ResultsNameTheirInputs) {
+  const Workplace place;
+  const std::string line = example_scenario_line(), name = "\"offload\"";
+  std::stringstream calibration;
+  calibration << std::ifstream(ORRERY_SOURCE_DIR "/results/calibration/A100-SXM4-80GB.json").rdbuf();
+  place.write("mine.json", calibration.str());
+  place.write("one.json", line);
+  place.write("sub/plan.json", json::parse(line).at("plan").dump());
+  json named = json::parse(line);
+  named["plan"] = "./sub/plan.json";
+  json too_few = json::parse(line);
+  too_few["workload"]["global_batch_size"] = 1;
+  place.write("batch.jsonl", line + name + "\n" + named.dump() + "\n" + too_few.dump() + "\nnot json\n");
+  const std::string set = " --set plan.micro_batch_size=2";
+  for (const std::string calibrated : {"", " --calibration mine.json"}) {
+    const auto single = [&](const std::string& scenario) {
+      return json::parse(place.orrery("simulate " + scenario + set + calibrated + " --json -").out).at("inputs");
+    };
+    const json of_line = single("one.json"), of_name = single("offload");
+    const auto run =
+        place.orrery("simulate --batch batch.jsonl --label mine --json all.jsonl --csv all.csv" + set + calibrated);
+    ASSERT_EQ(run.code, 0) << run.err;
+    const std::vector<json> results = results_of(place.read("all.jsonl"));
+    ASSERT_EQ(results.size(), 5u);
+    const std::vector<std::string> rows = text_lines(place.read("all.csv"));
+    ASSERT_EQ(rows.size(), 6u);
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      const json& result = results[i];
+      EXPECT_EQ(result.at("label"), "mine");
+      EXPECT_EQ(result.at("set"), json({"plan.micro_batch_size=2"}));
+      EXPECT_EQ(result.at("version"), results[0]["version"]);
+      EXPECT_EQ(result.at("inputs").at("calibrations"), of_line.at("calibrations"));
+      EXPECT_EQ(result["inputs"].value("commit", ""), of_line.value("commit", ""));
+      EXPECT_EQ(result.contains("error"), i >= 3);
+      const std::string digest = result["inputs"].value("digest", "");
+      const std::string files =
+          calibrated.empty() ? "bundled" : "mine.json " + of_line["calibrations"][0]["digest"].get<std::string>();
+      EXPECT_THAT(rows[i + 1], StartsWith("mine:" + std::to_string(i + 1) + ","));
+      EXPECT_THAT(rows[i + 1], HasSubstr("," + digest + "," + files + "," + result["version"].get<std::string>() + "," +
+                                         of_line.value("commit", "") + ","));
+    }
+    EXPECT_EQ(results[0]["inputs"]["digest"], of_line["digest"]);
+    EXPECT_EQ(results[0]["scenario"], "batch.jsonl:1");
+    EXPECT_EQ(results[1]["inputs"]["digest"], of_name["digest"]);
+    EXPECT_EQ(results[2]["inputs"]["digest"], of_line["digest"]) << "what a file holds, not its name";
+    EXPECT_NE(results[3]["inputs"]["digest"], of_line["digest"]) << "of an error, where the line could be read";
+    EXPECT_FALSE(results[4]["inputs"].contains("digest"));
+    const auto fields =
+        place.orrery("simulate --batch batch.jsonl --fields digest,scenario,version" + set + calibrated);
+    EXPECT_EQ(results_of(fields.out)[2],
+              json({{"digest", of_line["digest"]}, {"scenario", "batch.jsonl:3"}, {"version", results[0]["version"]}}));
+    const auto csv = place.orrery("simulate one.json --csv -" + set + calibrated);
+    EXPECT_THAT(text_lines(csv.out).at(1), HasSubstr("," + of_line["digest"].get<std::string>() + ","));
+  }
 }
 
 TEST(Batch, FailsWhereNoLineIsAScenarioThatCanBeSimulated) {
@@ -875,10 +940,10 @@ TEST(Simulate, SaysWhichGroupsLieAcrossNodes) {
     return json::parse(result.out).at("notes").dump();
   };
   const std::string racks = "--set cluster.node=gb200-nvl72 --set cluster.nodes=8 --set plan.tensor_parallel=16 ";
-  EXPECT_THAT(notes(racks + "--set workload.global_batch_size=576"),
-              AllOf(HasSubstr("4 of 36 tensor-parallel groups lie on more than one node"),
-                    HasSubstr("16 ranks do not divide a node's 72 devices"),
-                    HasSubstr("cluster.devices_per_node=64, keeps")));
+  EXPECT_THAT(
+      notes(racks + "--set workload.global_batch_size=576"),
+      AllOf(HasSubstr("4 of 36 tensor-parallel groups lie on more than one node"),
+            HasSubstr("16 ranks do not divide a node's 72 devices"), HasSubstr("cluster.devices_per_node=64, keeps")));
   EXPECT_THAT(notes(racks + "--set cluster.devices_per_node=64"), Not(HasSubstr("groups lie")));
   EXPECT_THAT(notes("--set plan.tensor_parallel=16"),
               AllOf(HasSubstr("32 of 32 tensor-parallel groups"), HasSubstr("more than a node's 8 devices")));
@@ -918,8 +983,10 @@ TEST(Simulate, SaysWhichLengthItTookWhereNoneIsGiven) {
     EXPECT_THAT(json::parse(place.orrery(scenario + "--set '" + length + "'").out).at("notes").dump(), HasSubstr(note));
   EXPECT_THAT(json::parse(place.orrery(scenario).out).at("notes").dump(), Not(HasSubstr("max_positions")));
   // A vision model's sequence is its image.
-  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --set model=vit-b-16 --set 'plan={}' --set "
-                           "'workload={\"global_batch_size\":512}'").out,
+  EXPECT_THAT(place
+                  .orrery("simulate llama-3-70b-512-h100 --set model=vit-b-16 --set 'plan={}' --set "
+                          "'workload={\"global_batch_size\":512}'")
+                  .out,
               AllOf(HasSubstr("step time"), Not(HasSubstr("max_positions"))));
 }
 
@@ -929,9 +996,7 @@ TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
   scenario["cluster"]["nodes"] = 128;
   scenario["cluster"]["fabric"] = {{"base", "ib-ndr-rail"}, {"oversubscription", 1}};
   scenario["workload"]["global_batch_size"] = 1024;
-  const auto report = [&](const json& of) {
-    return json::parse(place.orrery("simulate - --json -", of.dump()).out);
-  };
+  const auto report = [&](const json& of) { return json::parse(place.orrery("simulate - --json -", of.dump()).out); };
   const auto narrow = [](json of) {
     of["cluster"]["fabric"]["oversubscription"] = 8;
     return of;

@@ -15,7 +15,10 @@ void orrery::fuzz::scenario_lines(std::string_view input) {
     const ScenarioReader::Line* read = reader.read_line(line, source);
     if (read == nullptr) continue;  // it takes read() to tell
     const Scenario by_parts = read->scenario;
-    const Scenario whole = reader.read(parse_json(line, source.file), source);
+    const std::uint64_t digest = read->digest;
+    const nlohmann::json document = parse_json(line, source.file);
+    require(digest == scenario_digest(written_out(document, source)), "a line's digest is that of its document");
+    const Scenario whole = reader.read(document, source);
     std::string a, b;
     try {
       a = predicted(by_parts);
