@@ -479,6 +479,7 @@ std::string explain(const std::string& name, const Simulation& simulation) {
     known.push_back(part.name);
     known.push_back(part.label);
   }
+  if (name == report.bound_by) return explain_step(report);
   std::vector<OpInPlace> wanted;
   for (const OpInPlace& place : ops)  // by name, or as shapes are listed: without the block
     if (asks_for(name, place.name) || name == fmt::format("{}.{}", place.piece->name, place.op->name))

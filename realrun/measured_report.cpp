@@ -9,7 +9,7 @@
 #include "sim/program/liveness.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
-#include "sim/report/terms.h"
+#include "sim/report/summary.h"
 #include "strategies/precision/precision.h"
 
 namespace orrery {
@@ -118,13 +118,7 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
       index_of([](const StageReport& a, const StageReport& b) { return a.time.bubble < b.time.bubble; });
   report.memory_stage =
       index_of([](const StageReport& a, const StageReport& b) { return a.memory.peak_bytes > b.memory.peak_bytes; });
-  const StageReport& bounding = report.stages[static_cast<std::size_t>(report.bounding_stage)];
-  for (const double exposed : bounding.time.exposed) report.exposed_communication_seconds += exposed;
-  report.bubble_fraction = bounding.time.bubble / step;
-  const std::vector<Term> terms = terms_of(bounding.time);
-  report.bound_by = std::max_element(terms.begin(), terms.end(), [](const Term& a, const Term& b) {
-                      return a.seconds < b.seconds;
-                    })->label;
+  summarise_bounding_stage(report);
   report.memory_peak_bytes = report.stages[static_cast<std::size_t>(report.memory_stage)].memory.peak_bytes;
   report.memory_capacity_bytes = scenario.cluster.device.memory_bytes;
   report.memory_fits = true;

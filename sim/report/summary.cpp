@@ -1,5 +1,9 @@
 #include "sim/report/summary.h"
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
 namespace orrery {
 
 void summarise_bounding_stage(Report& report) {
@@ -27,7 +31,25 @@ void summarise_bounding_stage(Report& report) {
   consider(time.optimizer, "optimizer");
   consider(time.production, "production slow-down");
   for (const StreamRow& row : kStreamRows)
-    if (is_account(row.stream)) consider(time.exposed[static_cast<std::size_t>(row.stream)], row.label, "exposed ");
+    if (is_account(row.stream) && row.occupies != Occupies::fabric)
+      consider(time.exposed[static_cast<std::size_t>(row.stream)], row.label, "exposed ");
+
+  // Waiting for the fabric is one thing to whoever plans, by however many kinds of groups it is divided.
+  if (report.exposed_communication_seconds <= largest) return;
+  std::array<const StreamRow*, kStreams> rows;
+  std::size_t count = 0;
+  for (const StreamRow& row : kStreamRows)
+    if (is_account(row.stream) && row.occupies == Occupies::fabric) rows[count++] = &row;
+  const auto seconds = [&](const StreamRow* row) { return time.exposed[static_cast<std::size_t>(row->stream)]; };
+  std::stable_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(count),
+                   [&](const StreamRow* a, const StreamRow* b) { return seconds(a) > seconds(b); });
+  report.bound_by = "exposed ";
+  double named = 0;
+  for (std::size_t i = 0; i < count && named <= largest; ++i) {
+    if (i > 0) report.bound_by += " + ";
+    report.bound_by += rows[i]->label;
+    named += seconds(rows[i]);
+  }
 }
 
 }  // namespace orrery

@@ -428,6 +428,28 @@ TEST(Summary, ExposedCommunicationIsThatOfTheFabric) {
   EXPECT_DOUBLE_EQ(report.bubble_fraction, time.bubble / report.step_seconds);
 }
 
+// Waits for the fabric are one cause, in however many terms: of them as many are named as together exceed any other.
+TEST(Summary, BoundByExposedCommunicationAsAWhole) {
+  Report report = example_report();
+  TimeBreakdown& time = report.stages[0].time;
+  const auto bound_by = [&](double tensor, double data, double parameters) {
+    time.exposed[static_cast<std::size_t>(Stream::tensor_communication)] = tensor;
+    time.exposed[static_cast<std::size_t>(Stream::data_communication)] = data;
+    time.exposed[static_cast<std::size_t>(Stream::parameter_communication)] = parameters;
+    summarise_bounding_stage(report);
+    return report.bound_by;
+  };
+  EXPECT_EQ(time.matmul, 1.5);
+  EXPECT_EQ(bound_by(0.5, 0.5, 0.25), "matrix products");
+  EXPECT_EQ(bound_by(0.5, 0.25, 0.75), "matrix products") << "as long is not longer";
+  EXPECT_EQ(bound_by(1.75, 1, 1), "exposed tensor-parallel communication") << "one alone exceeds them";
+  EXPECT_EQ(bound_by(0.25, 1, 1.25), "exposed parameter gathering + gradient reduction") << "two do, largest first";
+  EXPECT_EQ(bound_by(0.625, 0.625, 0.75),
+            "exposed parameter gathering + tensor-parallel communication + gradient reduction");
+  time.exposed[static_cast<std::size_t>(Stream::host_to_device)] = 4;
+  EXPECT_EQ(bound_by(1, 1, 1), "exposed copies to the device") << "no communication";
+}
+
 // The stage that bounds the time and the one that is fullest need not be the same.
 TEST(ReportCsv, HasTheMemoryOfTheFullestStageAndTheTimeOfTheBoundingOne) {
   const Report report = example_report();
