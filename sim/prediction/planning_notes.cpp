@@ -7,6 +7,7 @@
 #include "sim/hardware/crossing_groups.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"
+#include "strategies/activation_recompute/options.h"
 #include "strategies/layer_plans.h"
 
 namespace orrery {
@@ -42,6 +43,21 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
                     inner, devices_per_node, field, devices_per_node / block * block);
 }
 
+// Whether "selective" is asked of attention that is one kernel everywhere, which keeps no scores to drop.
+bool selective_repeats_nothing(const Scenario& scenario, const Program& program) {
+  using activation_recompute::Mode;
+  bool asked = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
+    asked = asked || (plan.recompute.mode == Mode::selective && plan.framework.flash_attention &&
+                      plan.recompute.repeats(activation_recompute::Module::core_attention));
+  });
+  if (!asked) return false;
+  for (const Piece& piece : program.pieces)
+    for (const Op& op : piece.forward.ops)
+      if (op.core_attention) return false;
+  return true;
+}
+
 }  // namespace
 
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program) {
@@ -53,6 +69,10 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
   for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
     if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
+  if (selective_repeats_nothing(scenario, program))
+    notes.emplace_back(
+        "selective recomputation of the attention core repeats nothing and saves no memory: flash_attention stores no "
+        "scores; full or selective_op keep less");
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {

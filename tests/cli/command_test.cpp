@@ -1040,6 +1040,30 @@ TEST(Simulate, APlacementThatIsNoneIsNamedByItsField) {
   EXPECT_EQ(place.orrery("simulate data_parallel --set plan.mesh_order=dp-dp").code, 2);
 }
 
+// Fused attention keeps no scores, so that repeating the core is asked of nothing.
+TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
+  const Workplace place;
+  const auto report = [&](const std::string& sets) {
+    return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json - --set " + sets).out);
+  };
+  const std::string note = "repeats nothing";
+  const json none = report("plan.recompute=none"), selective = report("plan.recompute=selective");
+  EXPECT_THAT(none.at("notes").dump(), Not(HasSubstr(note)));
+  EXPECT_THAT(selective.at("notes").dump(), HasSubstr(note));
+  EXPECT_EQ(selective.at("step_seconds"), none.at("step_seconds"));
+  EXPECT_EQ(selective.at("memory"), none.at("memory"));
+  EXPECT_THAT(
+      report("plan.recompute=none --set 'plan.layers=[{\"to\": 4, \"recompute\": \"selective\"}]'").at("notes").dump(),
+      HasSubstr(note))
+      << "in a range of layers, too";
+  const json scores = report("plan.recompute=selective --set plan.flash_attention=false");
+  EXPECT_THAT(scores.at("notes").dump(), Not(HasSubstr(note)));
+  EXPECT_GT(scores.at("time").at("recompute_seconds"), 0);
+  const json modules = report("plan.recompute=selective --set 'plan.recompute_modules=[\"mlp\"]'");
+  EXPECT_THAT(modules.at("notes").dump(), Not(HasSubstr(note)));
+  EXPECT_GT(modules.at("time").at("recompute_seconds"), 0);
+}
+
 TEST(Simulate, SaysThatTheAnalyticalEngineLeavesPerturbationsOut) {
   const Workplace place;
   const std::string note = "perturbations are left out";
