@@ -150,6 +150,33 @@ TEST(DiscreteEvent, EveryoneWaitsForTheStraggler) {
                                Not(HasSubstr("\x1b"))));
 }
 
+// Collectives of several streams wait at once, so that all rows may add up to more than the step; those of one stream
+// do not, however many ranks wait for however many slow ones.
+TEST(DiscreteEvent, NoStreamOfARankWaitsLongerThanTheStep) {
+  const Workplace place;
+  const std::map<std::string, std::string> streams{
+      {".tensor.", "tensor"}, {".parameters.", "parameters"}, {".gradients.", "gradients"}, {".ring.", "context"}};
+  const std::string slow =
+      " --engine des --set plan.recompute_layers=-1 --set model.layers=4 --set 'perturbations=[{\"kind\": "
+      "\"slow_device\", \"devices\": [3, 13, 14], \"factor\": 0.5}]'";
+  for (const char* plan : {"--set plan.zero_stage=3", "--set plan.tensor_parallel=8",
+                           "--set plan.tensor_parallel=8 --set plan.pipeline_parallel=4",
+                           "--set plan.zero_stage=3 --set plan.context_parallel=2 --set plan.tensor_parallel=2"}) {
+    const json report = report_of(place, "straggler " + (plan + slow));
+    const json& waits = report.at("discrete_event").at("waits");
+    EXPECT_FALSE(waits.empty()) << plan;
+    std::map<std::string, double> seconds;
+    for (const json& row : waits) {
+      const std::string op = row.at("op");
+      const auto stream =
+          std::find_if(streams.begin(), streams.end(), [&](const auto& s) { return op.find(s.first) != op.npos; });
+      const std::string of = stream == streams.end() ? op : stream->second;
+      seconds[row.at("who").get<std::string>() + " on " + of] += row.at("seconds").get<double>();
+    }
+    for (const auto& [who, sum] : seconds) EXPECT_LE(sum, step(report) * (1 + 1e-9)) << plan << ": " << who;
+  }
+}
+
 TEST(DiscreteEvent, ASlowNicCostsTimeThatContentionNames) {
   const Workplace place;
   const double usual = step(report_of(place, "slow-nic --engine des --set perturbations=[]"));
