@@ -132,6 +132,22 @@ void add_placement_note(const Cluster& cluster, std::int64_t ranks, Report& repo
   if (!note.empty()) report.notes.push_back(std::move(note));
 }
 
+// Of a report by events: what placement costs in closed form, step against step, since more simulated steps would take
+// several times as long.
+void add_placement_note_in_closed_form(const Prepared& prepared, Report& report) {
+  const Cluster& cluster = prepared.scenario.cluster;
+  if (!cluster.is_scattered() && !(cluster.fabric.oversubscription > 1)) return;
+  Prepared undisturbed = prepared;
+  const auto step_on = [&](OtherPlacement other) {
+    undisturbed.scenario.cluster = placed(cluster, other);
+    return predict(undisturbed).step_seconds;
+  };
+  Report closed;
+  closed.step_seconds = predict(prepared).step_seconds;
+  add_placement_note(cluster, prepared.program->mesh.ranks(), closed, step_on);
+  for (const std::string& note : closed.notes) report.notes.push_back("in closed form, " + note);
+}
+
 // What the analytical engine's report says beyond the engine.
 void complete(const Scenario& scenario, const Program& program, const Calibration& kernels,
               const StepCalibration& steps, Report& report) {
@@ -202,6 +218,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
                        {&report, 1});
     check_ends(report);
     add_planning_notes(s, *result.program, report);
+    add_placement_note_in_closed_form(result, report);
     add_production(s.cluster, report);
     return result;
   }

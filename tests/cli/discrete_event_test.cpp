@@ -177,6 +177,26 @@ TEST(DiscreteEvent, NoStreamOfARankWaitsLongerThanTheStep) {
   }
 }
 
+// What scattering would cost is said by either engine, in closed form by both.
+TEST(DiscreteEvent, SaysWhatPlacementCosts) {
+  const Workplace place;
+  const std::string fabric =
+      "straggler --set perturbations=[] --set model.layers=4 --set plan.recompute_layers=-1 --set cluster.nodes=8 "
+      "--set cluster.fabric.nodes_per_leaf=4 --set cluster.fabric.oversubscription=2";
+  const auto note_of = [&](const std::string& arguments) {
+    const json report = report_of(place, arguments);
+    for (const json& note : report.at("notes"))
+      if (note.get<std::string>().find("leaf by leaf") != std::string::npos) return note.get<std::string>();
+    return std::string();
+  };
+  for (const char* placement : {"", " --set 'cluster.placement={\"nodes\": \"scattered\"}'"}) {
+    const std::string analytical = note_of(fabric + placement);
+    EXPECT_THAT(analytical, HasSubstr("the step would take"));
+    EXPECT_EQ(note_of(fabric + placement + " --engine des"), "in closed form, " + analytical);
+  }
+  EXPECT_EQ(note_of("straggler --engine des"), "");
+}
+
 TEST(DiscreteEvent, ASlowNicCostsTimeThatContentionNames) {
   const Workplace place;
   const double usual = step(report_of(place, "slow-nic --engine des --set perturbations=[]"));
