@@ -91,7 +91,10 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
   const Fabric& fabric = cluster.fabric;
   const auto kind = kFabricKindNames[static_cast<std::size_t>(fabric.kind)];
   if (fabric.kind == FabricKind::torus)
-    throw InputError(where, "a placement", fmt::format("none on a {}, of which a job has a block", kind));
+    throw InputError(where, "a placement",
+                     fmt::format("none on a {}: a job has a block of it, node after node along the first of "
+                                 "cluster.fabric.dimensions; these say its shape, plan.mesh_order how ranks lie in it",
+                                 kind));
 
   const bool by_name =
       nodes != nullptr && nodes->is_string() &&

@@ -1040,6 +1040,14 @@ TEST(Simulate, APlacementThatIsNoneIsNamedByItsField) {
   EXPECT_EQ(place.orrery("simulate data_parallel --set plan.mesh_order=dp-dp").code, 2);
 }
 
+TEST(Simulate, SaysWhyATorusHasNoPlacement) {
+  const auto result = Workplace().orrery(
+      "simulate data_parallel --set cluster.fabric=torus --set 'cluster.placement={\"nodes\": \"scattered\"}'");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("/cluster/placement: "), HasSubstr("a job has a block of it"),
+                                HasSubstr("cluster.fabric.dimensions"), HasSubstr("plan.mesh_order")));
+}
+
 // Fused attention keeps no scores, so that repeating the core is asked of nothing.
 TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
   const Workplace place;
