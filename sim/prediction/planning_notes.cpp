@@ -66,6 +66,15 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
     notes.push_back(
         fmt::format("sequences have {} tokens, the model's max_positions: workload.sequence_length is not given",
                     scenario.model.max_positions));
+  if (scenario.model.positions == Positions::rotary && scenario.model.max_positions > 0 &&
+      scenario.workload.sequence_length > scenario.model.max_positions)
+    notes.push_back(fmt::format("sequences have {} tokens, more than the model's max_positions of {}",
+                                scenario.workload.sequence_length, scenario.model.max_positions));
+  if (const std::int64_t ranks = program.mesh.ranks(), all = scenario.cluster.devices(); ranks < all)
+    notes.push_back(
+        fmt::format("the plan has {} ranks (plan.data_parallel {}): {} of the cluster's {} devices stand "
+                    "idle, and no rate counts them",
+                    ranks, data_parallel_degree(scenario), all - ranks, all));
   for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
     if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));

@@ -1052,6 +1052,20 @@ TEST(Simulate, SaysWhyATorusHasNoPlacement) {
 TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
   const Workplace place;
   const auto report = [&](const std::string& sets) {
+// Devices that a plan leaves idle, and sequences that a model was not made for, are seen in no figure.
+TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
+  const Workplace place;
+  const auto notes = [&](const std::string& sets) {
+    return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json -" + sets).out).at("notes").dump();
+  };
+  EXPECT_THAT(notes(""), AllOf(Not(HasSubstr("stand idle")), Not(HasSubstr("max_positions"))));
+  EXPECT_THAT(notes(" --set plan.data_parallel=8"), HasSubstr("256 of the cluster's 512 devices stand idle"));
+  EXPECT_THAT(notes(" --set plan.data_parallel=8 --engine des"), HasSubstr("256 of the cluster's 512 devices"));
+  EXPECT_THAT(notes(" --set plan.data_parallel=16"), Not(HasSubstr("stand idle")));
+  EXPECT_THAT(notes(" --set workload.sequence_length=16384"),
+              HasSubstr("16384 tokens, more than the model's max_positions of 8192"));
+}
+
     return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json - --set " + sets).out);
   };
   const std::string note = "repeats nothing";
