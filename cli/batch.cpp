@@ -422,7 +422,7 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   if (scenarios == 0) throw InputError({name, ""}, "no scenario", "a scenario a line");
   results.commit();
   if (verified > 0)
-    fmt::print(stderr, "orrery: verified: {} programs, {} with violations\n", verified,
+    fmt::print(stderr, "orrery: verified: {} program{}, {} with violations\n", verified, verified == 1 ? "" : "s",
                wrong_programs > 0 ? std::to_string(wrong_programs) : "none");
   if (wrong_programs > 0) throw Exit{1};
   if (failed == scenarios)

@@ -87,9 +87,12 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
           inputs_json(document, source, calibrations)};
 }
 
-std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets) {
+// `other`: the engine is named where it is not the other side's.
+std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets, const Side& other) {
   std::string text = std::string(letter) + ": " + side.title;
   for (const std::string& set : own_sets) text += ", " + set;
+  const std::string& engine = side.report.engine;
+  if (engine != other.report.engine && engine != "measured") text += ", by --engine " + engine;
   return text;
 }
 
@@ -118,9 +121,9 @@ void compare(const CompareArguments& arguments) {
   });
   outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b); });
   if (!outputs.on_standard_output())
-    outputs.add("-",
-                comparison_table(report_a, report_b, {label("A", a, arguments.sets_a), label("B", b, arguments.sets_b)},
-                                 {.colour = colour_wanted()}));
+    outputs.add("-", comparison_table(report_a, report_b,
+                                      {label("A", a, arguments.sets_a, b), label("B", b, arguments.sets_b, a)},
+                                      {.colour = colour_wanted()}));
   outputs.commit();
 }
 

@@ -20,6 +20,7 @@
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "sim/report/read_json.h"
 #include "sim/report/svg.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
@@ -259,6 +260,9 @@ void simulate(const SimulateArguments& arguments) {
   if (arguments.batch.empty()) {
     ScenarioSource source;
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
+    if (is_report(document))
+      throw InputError({source.file, ""}, "a report",
+                       "a scenario, as stands under inputs.scenario of a report, or orrery compare, which takes both");
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
   simulate_batch(arguments);

@@ -797,6 +797,18 @@ TEST(Batch, AppliesSetsToEveryLineAndWritesFiles) {
   EXPECT_EQ(json::parse(place.read("results.jsonl").substr(0, place.read("results.jsonl").find('\n')))["devices"], 256);
 }
 
+TEST(Simulate, AReportIsNoScenarioAndCompareNamesEnginesThatDiffer) {
+  const Workplace place;
+  ASSERT_EQ(place.orrery("simulate straggler --json report.json").code, 0);
+  const auto wrong = place.orrery("simulate report.json");
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("report.json: found a report, expected a scenario"));
+  const std::string by = ", by --engine ";
+  EXPECT_THAT(place.orrery("compare report.json straggler").out, Not(HasSubstr(by)));
+  EXPECT_THAT(place.orrery("compare report.json straggler --engine des").out,
+              AllOf(HasSubstr("(report.json)" + by + "analytical\n"), HasSubstr("straggler.json)" + by + "des\n")));
+}
+
 TEST(Compare, SaysWhichTermsDifferAndByHowMuch) {
   Workplace place;
   place.write("a.json", example_scenario());
@@ -1040,18 +1052,6 @@ TEST(Simulate, APlacementThatIsNoneIsNamedByItsField) {
   EXPECT_EQ(place.orrery("simulate data_parallel --set plan.mesh_order=dp-dp").code, 2);
 }
 
-TEST(Simulate, SaysWhyATorusHasNoPlacement) {
-  const auto result = Workplace().orrery(
-      "simulate data_parallel --set cluster.fabric=torus --set 'cluster.placement={\"nodes\": \"scattered\"}'");
-  EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("/cluster/placement: "), HasSubstr("a job has a block of it"),
-                                HasSubstr("cluster.fabric.dimensions"), HasSubstr("plan.mesh_order")));
-}
-
-// Fused attention keeps no scores, so that repeating the core is asked of nothing.
-TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
-  const Workplace place;
-  const auto report = [&](const std::string& sets) {
 // Devices that a plan leaves idle, and sequences that a model was not made for, are seen in no figure.
 TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
   const Workplace place;
@@ -1066,6 +1066,18 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
               HasSubstr("16384 tokens, more than the model's max_positions of 8192"));
 }
 
+TEST(Simulate, SaysWhyATorusHasNoPlacement) {
+  const auto result = Workplace().orrery(
+      "simulate data_parallel --set cluster.fabric=torus --set 'cluster.placement={\"nodes\": \"scattered\"}'");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("/cluster/placement: "), HasSubstr("a job has a block of it"),
+                                HasSubstr("cluster.fabric.dimensions"), HasSubstr("plan.mesh_order")));
+}
+
+// Fused attention keeps no scores, so that repeating the core is asked of nothing.
+TEST(Simulate, SaysWhereSelectiveRecomputationRepeatsNothing) {
+  const Workplace place;
+  const auto report = [&](const std::string& sets) {
     return json::parse(place.orrery("simulate llama-3-70b-512-h100 --json - --set " + sets).out);
   };
   const std::string note = "repeats nothing";
