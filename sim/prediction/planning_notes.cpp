@@ -72,9 +72,9 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
                                 scenario.workload.sequence_length, scenario.model.max_positions));
   if (const std::int64_t ranks = program.mesh.ranks(), all = scenario.cluster.devices(); ranks < all)
     notes.push_back(
-        fmt::format("the plan has {} ranks (plan.data_parallel {}): {} of the cluster's {} devices stand "
+        fmt::format("the plan has {} rank{} (plan.data_parallel {}): {} of the cluster's {} devices stand "
                     "idle, and no rate counts them",
-                    ranks, data_parallel_degree(scenario), all - ranks, all));
+                    ranks, ranks == 1 ? "" : "s", data_parallel_degree(scenario), all - ranks, all));
   for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
     if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
