@@ -1,6 +1,7 @@
 // orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference.
 #include <fmt/format.h>
 
+#include <array>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "cli/title.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/csv.h"
+#include "sim/report/format.h"
 #include "sim/report/json.h"
 #include "sim/report/read_json.h"
 #include "sim/report/table.h"
@@ -39,7 +41,30 @@ struct Side {
   std::string title;  // with the file
   Report report;
   nlohmann::ordered_json inputs;
+  std::string version;  // of the program that made the report
 };
+
+// kInputColumns of both sides, as rows of comparison_csv().
+std::string inputs_csv(const Side& a, const Side& b) {
+  // Reports may have been written by hand: what is no text is none.
+  const auto text = [](const nlohmann::ordered_json& of, const char* key) {
+    return of.is_object() && of.contains(key) && of[key].is_string() ? of[key].get<std::string>() : "";
+  };
+  const auto cells = [&](const Side& side) {
+    const std::string digest = text(side.inputs, "digest");
+    std::string files;
+    if (side.inputs.is_object() && side.inputs.contains("calibrations"))
+      for (const auto& file : side.inputs["calibrations"])
+        files += fmt::format("{}{} {}", files.empty() ? "" : ", ", text(file, "file"), text(file, "digest"));
+    if (files.empty() && !digest.empty()) files = "bundled";
+    return std::array<std::string, kInputColumns.size()>{digest, files, side.version, text(side.inputs, "commit")};
+  };
+  const auto of_a = cells(a), of_b = cells(b);
+  std::string rows;
+  for (std::size_t i = 0; i < kInputColumns.size(); ++i)
+    rows += fmt::format("{},{},{},\n", kInputColumns[i], csv_text(of_a[i]), csv_text(of_b[i]));
+  return rows;
+}
 
 // What is set on one side alone, and by which option.
 struct OwnSets {
@@ -79,12 +104,14 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
     if (document.contains("set") && document["set"].is_array())
       for (const auto& set : document["set"])
         if (set.is_string()) title += ", " + set.get<std::string>();
-    return {title + " (" + source.file + ")", std::move(report),
-            document.contains("inputs") ? nlohmann::ordered_json(document["inputs"]) : nlohmann::ordered_json()};
+    return {
+        title + " (" + source.file + ")", std::move(report),
+        document.contains("inputs") ? nlohmann::ordered_json(document["inputs"]) : nlohmann::ordered_json(),
+        document.contains("version") && document["version"].is_string() ? document["version"].get<std::string>() : ""};
   }
   Simulation simulation = Simulator(user).evaluate(document, source, options);
   return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report),
-          inputs_json(document, source, calibrations)};
+          inputs_json(document, source, calibrations), ORRERY_VERSION};
 }
 
 // `other`: the engine is named where it is not the other side's.
@@ -119,7 +146,7 @@ void compare(const CompareArguments& arguments) {
     json["version"] = ORRERY_VERSION;
     return json.dump(2) + "\n";
   });
-  outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b); });
+  outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b) + inputs_csv(a, b); });
   if (!outputs.on_standard_output())
     outputs.add("-", comparison_table(report_a, report_b,
                                       {label("A", a, arguments.sets_a, b), label("B", b, arguments.sets_b, a)},

@@ -896,6 +896,11 @@ TEST(Compare, WritesTheColumnsOfSimulateAsRowsOfCsv) {
   EXPECT_EQ(std::stod(step[1]), compared["b"]["step_seconds"].get<double>());
   EXPECT_EQ(std::stod(step[2]), compared["change"]["step_seconds"].get<double>());
   EXPECT_EQ(rows["memory_fits"][2], "");
+  EXPECT_EQ(rows["digest"][0], compared["inputs"]["a"]["digest"]);
+  EXPECT_EQ(rows["digest"][1], compared["inputs"]["b"]["digest"]);
+  EXPECT_NE(rows["digest"][0], rows["digest"][1]);
+  EXPECT_EQ(rows["calibrations"], (std::vector<std::string>{"bundled", "bundled", ""}));
+  EXPECT_EQ(rows["version"][1], compared["version"]);
   EXPECT_EQ(rows["devices"], (std::vector<std::string>{"512", "512", "0"}));
   std::string header = place.orrery("simulate llama-3-70b-512-h100 --csv -").out;
   header.resize(header.find('\n'));
