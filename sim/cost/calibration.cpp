@@ -243,22 +243,6 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   calibration.note += fmt::format("; {} matmul efficiency scaled to one measured GEMM ({})", dtype_name, source);
 }
 
-// What a curve counts in steps of k is the time that operands take from the cache to a multiprocessor, and that is alike
-// from device to device. Where a multiprocessor multiplies slower than the lender's, it makes fewer steps in that time.
-void count_steps_anew(const Device& device, const Device& lender, Calibration& calibration) {
-  // fp16 and bf16 run on the same units; the rest that a lender has not measured is its bf16.
-  const auto rate = [](const Device& d, bool fp8) {
-    const double peak = fp8 ? d.peak(Dtype::fp8) : std::max(d.peak(Dtype::fp16), d.peak(Dtype::bf16));
-    return peak / static_cast<double>(std::max<std::int64_t>(d.multiprocessors, 1));
-  };
-  for (const Dtype dtype : kMatrixDtypes) {
-    MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
-    const bool fp8 = dtype == Dtype::fp8 && curve.measured;
-    const double steps = rate(device, fp8) / rate(lender, fp8);
-    for (double* counted : {&curve.half_k, &curve.operand_cost, &curve.split_k}) *counted *= steps;
-  }
-}
-
 struct Lender {
   const Json* entry = nullptr;
   Where where;
@@ -307,7 +291,6 @@ Calibration find_calibration(const Device& device) {
   calibration.borrowed_from = from;
   calibration.borrowed_from_vendor = find_device(from).vendor;
   calibration.name = device.name;
-  count_steps_anew(device, find_device(from), calibration);
   calibration.note = why;
   if (!attention_kernel.empty() && !use_attention_kernel(calibration, attention_kernel))
     reader.fail("attention_kernel", "a kernel measured on " + from);
