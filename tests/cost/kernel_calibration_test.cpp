@@ -225,26 +225,6 @@ TEST(FindCalibration, BorrowsFromTheDeviceThenTheArchitectureThenTheVendor) {
   EXPECT_EQ(lender("borrowed", "Ada", "NVIDIA"), "L40S") << "the table is not a device";
 }
 
-// A GeForce's multiprocessor multiplies with fp32 sums at a third of an A100's rate: a third of the steps.
-TEST(FindCalibration, CountsLatencyInStepsOfTheBorrower) {
-  const Device device = find_device("RTX-3090"), lender = find_device("A100-PCIe-80GB");
-  const Calibration borrowed = find_calibration(device), own = find_calibration(lender);
-  const double steps = (71e12 / 82) / (312e12 / 108);
-  for (const Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
-    const MatmulCurve &b = borrowed.matmul[static_cast<std::size_t>(dtype)],
-                      &o = own.matmul[static_cast<std::size_t>(dtype)];
-    EXPECT_DOUBLE_EQ(b.half_k, steps * o.half_k);
-    EXPECT_DOUBLE_EQ(b.operand_cost, steps * o.operand_cost);
-    EXPECT_DOUBLE_EQ(b.split_k, steps * o.split_k);
-    EXPECT_EQ(b.efficiency, o.efficiency);
-  }
-  // So a short product reaches more of the peak there.
-  const GemmShape shape{1, 36864, 768, 768};
-  const double flops = 2.0 * 36864 * 768 * 768, bytes = 2.0 * (36864 * 768 * 2 + 768 * 768);
-  EXPECT_GT(flops / KernelModel(device, borrowed).matmul_seconds(shape, Dtype::fp16, bytes) / 71e12,
-            flops / KernelModel(lender, own).matmul_seconds(shape, Dtype::fp16, bytes) / 312e12);
-}
-
 TEST(FindCalibration, ScalesABorrowedCurveToTheDevicesOwnMeasurement) {
   const Device device = find_device("MI300X");
   const Calibration calibration = find_calibration(device);
