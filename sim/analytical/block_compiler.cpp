@@ -121,8 +121,12 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     node_of_[i] = static_cast<std::uint16_t>(code.nodes.size() - 1);
     if (!plain || needed_[i]) open = nullptr;
     StreamsByLevel& on_level = code.on_level[static_cast<std::size_t>(op.when)];
-    if (cost.on_scale_up) on_level[0] |= bit_of(op.stream);
-    if (cost.on_network) on_level[1] |= bit_of(op.stream);
+    const auto felt_on = [&](bool felt, FabricLevel level) {
+      if (felt) on_level[static_cast<std::size_t>(level)] |= bit_of(op.stream);
+    };
+    felt_on(cost.on_scale_up, FabricLevel::scale_up);
+    felt_on(cost.on_network, FabricLevel::network);
+    felt_on(cost.on_neighbours, FabricLevel::neighbours);
   }
   if (runtime.cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = runtime.host_seconds_per_op;
 }

@@ -39,7 +39,7 @@ bool same(double a, double b) { return std::abs(a - b) <= kSame * std::max(a, b)
 bool same(const FabricBacklog& a, const FabricBacklog& b) {
   const auto same_work = [](const FabricWork& x, const FabricWork& y) {
     return same(x.latency_seconds, y.latency_seconds) && same(x.seconds[0], y.seconds[0]) &&
-           same(x.seconds[1], y.seconds[1]) && x.in_sequence == y.in_sequence;
+           same(x.seconds[1], y.seconds[1]) && x.in_sequence == y.in_sequence && x.in_node == y.in_node;
   };
   for (std::size_t s = 0; s < a.size(); ++s)
     if (!std::equal(a[s].begin(), a[s].end(), b[s].begin(), b[s].end(), same_work)) return false;
@@ -48,8 +48,9 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
 
 }  // namespace
 
-// The first forward's gathering of parameters needs no input: a stage gathers while the pipeline fills. With many
-// micro-batches only what the first one adds matters: what outlasts the wait for the first input stays in the slot.
+// The first forward's gathering of parameters needs no input if it is issued ahead: a stage gathers while the pipeline
+// fills. With many micro-batches only what the first one adds matters: what outlasts the wait for the first input stays
+// in the slot. So does all that is not issued ahead: the host waits for the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::size_t positions = program.schedule.position.size();
@@ -63,6 +64,22 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
         return only || code.nodes[k].when == kUsual;
       });
     });
+  };
+  constexpr WhenSet kAdded = bit(When::first_micro_batch);
+  struct Added {
+    bool ahead = false, behind_input = false;
+  };
+  const auto added = [&](const Chunk& chunk) {
+    Added result;
+    for (const Run& run : chunk.runs) {
+      const BlockCode& code = pieces[run.piece].block(BlockKind::forward);
+      if ((code.conditions & kAdded) == 0) continue;
+      for (const ClockNode& node : code.nodes) {
+        if (node.when != kAdded) continue;
+        (node.prefetch > 0 ? result.ahead : result.behind_input) = true;
+      }
+    }
+    return result;
   };
   bool any = false;
   for (std::size_t at = 0; at < lines.size() && !any; ++at)
@@ -79,10 +96,11 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     const bool receives = q > 0 && at_position[q - 1] / chunks != stage;
     if (receives && classes[c].first_stage == static_cast<std::int32_t>(stage)) {
       const Chunk& chunk = program.stages[stage][at % chunks];
-      if (issues_ahead(chunk)) {
+      const Added adds = added(chunk);
+      if (issues_ahead(chunk) || (adds.ahead && adds.behind_input)) {
         clock_line(program, chunk, BlockKind::forward, only ? kOnly : kFirst, l.first, {.waits_seconds = wait});
         if (only) l.usual = l.last = l.first;
-      } else if (wait >= l.first.seconds - l.usual.seconds) {
+      } else if (!adds.behind_input && wait >= l.first.seconds - l.usual.seconds) {
         l.first = l.usual;
       }
     }

@@ -17,6 +17,7 @@ FabricWork fabric_work(const CollectiveCost& cost) {
   if (!is_felt(cost)) return work;
   work.latency_seconds = cost.latency_seconds;
   work.in_sequence = cost.in_sequence;
+  if (cost.between_neighbours) work.in_node = FabricLevel::neighbours;
   double inside = cost.intra_seconds, outside = cost.inter_seconds;
   // What narrows the group beyond its NICs narrows what it meets there as well.
   const double flowing = cost.seconds - cost.latency_seconds;
@@ -40,6 +41,10 @@ void SharedFabric::copy(State& to, const State& from) const {
   std::copy_n(from.heads.begin(), used_.size(), to.heads.begin());
 }
 
+std::size_t SharedFabric::level_of(const Head& head, std::size_t part) {
+  return static_cast<std::size_t>(part == 0 ? head.in_node : FabricLevel::network);
+}
+
 void SharedFabric::run(State& state, double until, std::size_t use, std::size_t item) {
   const std::size_t queues = used_.size();
   while (state.time < until) {
@@ -59,6 +64,7 @@ void SharedFabric::run(State& state, double until, std::size_t use, std::size_t 
         i.begin = state.time;
         head.begun = true;
         head.in_sequence = i.work.in_sequence;
+        head.in_node = i.work.in_node;
         head.latency = i.work.latency_seconds;
         head.left = i.work.seconds;
       }
@@ -67,16 +73,16 @@ void SharedFabric::run(State& state, double until, std::size_t use, std::size_t 
         continue;
       }
       const bool first = head.left[0] > 0, second = head.left[1] > 0 && !(first && head.in_sequence);
-      sharing[0] += first ? 1 : 0;
-      sharing[1] += second ? 1 : 0;
+      sharing[level_of(head, 0)] += first ? 1 : 0;
+      sharing[level_of(head, 1)] += second ? 1 : 0;
       if (!first && !second) next = 0;
     }
     for (std::size_t u = 0; u < queues; ++u) {
       const Head& head = state.heads[u];
       if (!head.begun || head.latency > 0) continue;
       const bool first = head.left[0] > 0, second = head.left[1] > 0 && !(first && head.in_sequence);
-      if (first) next = std::min(next, head.left[0] * sharing[0]);
-      if (second) next = std::min(next, head.left[1] * sharing[1]);
+      if (first) next = std::min(next, head.left[0] * sharing[level_of(head, 0)]);
+      if (second) next = std::min(next, head.left[1] * sharing[level_of(head, 1)]);
     }
     if (next == kNever && until == kNever) return;
     const bool stops = state.time + next > until;
@@ -92,9 +98,10 @@ void SharedFabric::run(State& state, double until, std::size_t use, std::size_t 
         if (head.latency > 0) continue;
       } else {
         const bool first = head.left[0] > 0, second = head.left[1] > 0 && !(first && head.in_sequence);
-        const auto serve = [&](std::size_t level) {
-          double& left = head.left[level];
-          left = left * sharing[level] <= over ? 0 : left - next / sharing[level];
+        const auto serve = [&](std::size_t part) {
+          double& left = head.left[part];
+          const double share = sharing[level_of(head, part)];
+          left = left * share <= over ? 0 : left - next / share;
         };
         if (first) serve(0);
         if (second) serve(1);

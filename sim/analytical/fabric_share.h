@@ -17,15 +17,18 @@
 
 namespace orrery {
 
-// The links that a rank's collectives meet on: of its node, and out of it.
-enum class FabricLevel : std::uint8_t { scale_up, network };
-inline constexpr std::size_t kFabricLevels = 2;
+// The links that a rank's collectives meet on: of its node, out of it, and links of its node that only groups of
+// neighbouring ranks use (CollectiveCost::between_neighbours).
+enum class FabricLevel : std::uint8_t { scale_up, network, neighbours };
+inline constexpr std::size_t kFabricLevels = 3;
 
-// What a collective asks of the fabric.
+// What a collective asks of the fabric: of one level in the node, and of the network.
+inline constexpr std::size_t kFabricParts = 2;
 struct FabricWork {
   double latency_seconds = 0;
-  std::array<double, kFabricLevels> seconds{};  // on each level, alone
-  bool in_sequence = false;                     // one level after the other
+  std::array<double, kFabricParts> seconds{};  // in the node, over the network; alone
+  bool in_sequence = false;                    // one part after the other
+  FabricLevel in_node = FabricLevel::scale_up;
 
   double alone() const {
     return latency_seconds + (in_sequence || seconds[0] < seconds[1] ? seconds[1] : 0) +
@@ -105,9 +108,11 @@ class SharedFabric {
   struct Head {
     std::size_t at = 0;  // in Queue::items
     bool begun = false, in_sequence = false;
+    FabricLevel in_node = FabricLevel::scale_up;
     double latency = 0;
-    std::array<double, kFabricLevels> left{};
+    std::array<double, kFabricParts> left{};
   };
+  static std::size_t level_of(const Head& head, std::size_t part);
   static constexpr std::size_t kMost = kStreams;
   struct State {
     double time = 0;

@@ -140,7 +140,8 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     const CollectiveCost& one = collective(op, tensors, instances);
     cost.last_seconds = one.seconds;
     cost.seconds = cost.last_seconds * op.count;
-    cost.on_scale_up = is_felt(one) && one.intra_seconds > 0;
+    cost.on_scale_up = is_felt(one) && one.intra_seconds > 0 && !one.between_neighbours;
+    cost.on_neighbours = is_felt(one) && one.intra_seconds > 0 && one.between_neighbours;
     cost.on_network = is_felt(one) && one.inter_seconds > 0;
   } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
     const Rate r = rate(op, tensors);

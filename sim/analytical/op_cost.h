@@ -23,7 +23,7 @@ struct OpCost {
   double flops = 0;         // matmuls and attention
   double waiting = 0;       // of `seconds`: matmuls and attention, until the slowest device has done with them
   bool absent = false;      // a collective over a group of one: not issued
-  bool on_scale_up = false, on_network = false;  // levels of the fabric that a collective is felt on
+  bool on_scale_up = false, on_network = false, on_neighbours = false;  // levels that a collective is felt on
 };
 
 // Not thread-safe: remembers the groups and collectives it has met on a mesh.

@@ -602,6 +602,8 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
   cost.inter_seconds = best.nic_seconds;
   cost.in_sequence = best.in_sequence;
   cost.in_switch = best.in_switch;
+  cost.between_neighbours = g.stride == 1 && (node_.intra == IntraFabric::direct_mesh ||
+                                              (node_.intra == IntraFabric::nvlink_pairs && g.r == 2));
   split_latency(kind, bytes, g, cost);
   for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.intra_seconds, &cost.inter_seconds,
                        &cost.base_seconds, &cost.intra_step_seconds, &cost.inter_step_seconds})

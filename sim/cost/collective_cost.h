@@ -105,6 +105,9 @@ struct CollectiveCost {
   double latency_seconds = 0;
   double intra_seconds = 0, inter_seconds = 0;
   bool in_sequence = false;
+  // Within the node over links that groups of other strides do not use: a mesh's links between neighbouring ranks, the
+  // NVLink bridge of a pair.
+  bool between_neighbours = false;
   // latency_seconds, split for a run step by step: once, and per message within the node and between nodes.
   double base_seconds = 0, intra_step_seconds = 0, inter_step_seconds = 0;
 };
