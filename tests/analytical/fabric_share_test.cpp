@@ -68,6 +68,21 @@ TEST(FabricShare, AnotherLevelIsNotDisturbed) {
   EXPECT_DOUBLE_EQ(fabric.end(kData), 5);
 }
 
+// A mesh's links between neighbouring ranks, an NVLink bridge: other groups of the node do not use them.
+TEST(FabricShare, LinksOfNeighboursAreTheirOwn) {
+  FabricWork beside = in_node(3);
+  beside.in_node = FabricLevel::neighbours;
+  SharedFabric fabric;
+  fabric.issue(kTensor, 0, beside, 0);
+  fabric.issue(kData, 0, in_node(5), 0);
+  EXPECT_DOUBLE_EQ(fabric.end(kTensor), 3);
+  EXPECT_DOUBLE_EQ(fabric.end(kData), 5);
+  SharedFabric same;
+  same.issue(kTensor, 0, beside, 0);
+  same.issue(kData, 0, beside, 0);
+  EXPECT_DOUBLE_EQ(same.end(kData), 6);
+}
+
 // Its bytes in the node take twice as long beside another's; those over the network take their time meanwhile.
 TEST(FabricShare, ACollectiveOnBothLevelsEndsWithTheSlowerOne) {
   for (const double network : {3.0, 5.0}) {

@@ -174,6 +174,47 @@ TEST(AgreementOfEngines, ScatteredTransfers) {
     const Scenario s = read_scenario(scenario, {});
     EXPECT_NEAR(simulate(s).step_seconds / simulate_des(s).step_seconds, 1, 1e-3);
   }
+// Of the discrete-event engine's step.
+double percent_of(const Json& scenario) {
+  const Scenario s = read_scenario(scenario, {});
+  return 100 * (simulate(s).step_seconds / simulate_des(s).step_seconds - 1);
+}
+
+// Tensor-parallel exchanges go over NVLink bridges and over a mesh's links between neighbours; what data-parallel
+// groups do in the node goes elsewhere.
+TEST(AgreementOfEngines, LinksBetweenNeighboursAreNotShared) {
+  const auto scenario = [](const char* model, const char* node, int nodes, int batch, const Json& plan) {
+    return Json{{"model", model},
+                {"cluster", {{"node", node}, {"nodes", nodes}}},
+                {"workload", {{"sequence_length", 1024}, {"global_batch_size", batch}}},
+                {"plan", plan}};
+  };
+  const Json zero3{{"zero_stage", 3}, {"tensor_parallel", 2}, {"micro_batch_size", 2}};
+  const Json kept = with(zero3, {{"reshard_after_forward", false}, {"recompute", "selective"}});
+  EXPECT_LE(std::abs(percent_of(scenario("llama-3.2-1b", "h100-pcie-8", 1, 8, kept))), 0.5) << "4.6 % if shared";
+  const Json mesh{{"zero_stage", 1},
+                  {"tensor_parallel", 4},
+                  {"micro_batch_size", 2},
+                  {"precision", "fp16"},
+                  {"gradient_dtype", "fp16"},
+                  {"recompute", "full"},
+                  {"framework", "fsdp-compiled"},
+                  {"reduce_gradients", "every_micro_batch"}};
+  EXPECT_LE(std::abs(percent_of(scenario("llama-2-7b", "dgx-1v", 2, 24, mesh))), 0.5) << "3.0 % if shared";
+}
+
+// Without prefetching a stage gathers nothing while the pipeline fills: the host waits for the input first.
+TEST(AgreementOfEngines, WhatIsNotIssuedAheadWaitsForTheFirstInput) {
+  const Json scenario{{"model", "gpt3-13b"},
+                      {"cluster", {{"node", "dgx-a100"}, {"nodes", 4}}},
+                      {"workload", {{"sequence_length", 1024}, {"global_batch_size", 64}}},
+                      {"plan",
+                       {{"zero_stage", 3},
+                        {"pipeline_parallel", 4},
+                        {"reshard_after_forward", false},
+                        {"reduce_gradients", "once"},
+                        {"prefetch", 0}}}};
+  EXPECT_LE(std::abs(percent_of(scenario)), 0.5);
 }
 
 }  // namespace
