@@ -19,6 +19,20 @@ void add(Accounts& to, const Accounts& from, double times) {
   for (std::size_t i = 0; i < to.size(); ++i) to[i] += times * from[i];
 }
 
+// The part of the one's seconds of use, by such blocks, during which the other is there.
+double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const NetworkUse> other) {
+  double used = 0, met = 0;
+  auto o = other.begin();
+  for (const NetworkUse& use : own) {
+    if (use.kind != kind) continue;
+    used += use.part * (use.end - use.begin);
+    while (o != other.end() && o->end <= use.begin) ++o;
+    for (auto at = o; at != other.end() && at->begin < use.end; ++at)
+      met += use.part * at->part * (std::min(use.end, at->end) - std::max(use.begin, at->begin));
+  }
+  return used > 0 ? std::min(1.0, met / used) : 0;
+}
+
 }  // namespace
 
 AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels,
@@ -33,13 +47,16 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   Rep& r = *rep_;
   r.clock.shares_levels(options.shares_levels);
   r.keeps_origins = options.timeline;
-  r.origins.clear();
-  r.find_classes(program);
-  r.prepare_pieces(program);
-  r.find_hops(program);
-  r.clock_slots(program);
-  r.walk_pipeline(program);
-  r.finish_stages(program);
+  r.find_layouts(program);
+  for (int round = 0; round == 0 || r.share_nics(program, round); ++round) {
+    r.origins.clear();
+    r.find_classes(program);
+    r.prepare_pieces(program);
+    r.find_hops(program);
+    r.clock_slots(program);
+    r.walk_pipeline(program);
+    r.finish_stages(program);
+  }
   report.engine = "analytical";
   report.ops.clear();
   report.unmeasured.clear();
@@ -63,6 +80,9 @@ std::int64_t AnalyticalEngine::instances_walked() const { return rep_->clock.wal
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
                  program.stage_groups);
+  for (const Layout& layout : layouts)
+    for (const Layout::Block& block : layout.blocks)
+      block.costs->set_stage(costs, layout.stage, stage_spans, block.others_busy);
   if (pieces.size() < program.pieces.size()) pieces.resize(program.pieces.size());
   for (PieceData& data : pieces) {
     data.used = false;
@@ -82,13 +102,146 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     if (!data.used) continue;
     const Piece& piece = program.pieces[p];
     data.memory = piece_memory(piece, program.runtime.granularity, data.most_instances, scratch);
-    const CompileContext context(piece, costs, program.runtime, scratch.lives.storage(), !program.stage_groups.empty());
-    for (std::size_t k = 0; k < kBlockKinds; ++k)
-      compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[k]);
+    if (data.blocks.size() < layouts.size()) data.blocks.resize(layouts.size());
+    CompileContext context(piece, costs, program.runtime, scratch.lives.storage(), !program.stage_groups.empty());
+    for (std::size_t l = 0; l < std::max<std::size_t>(layouts.size(), 1); ++l)
+      for (std::size_t k = 0; k < kBlockKinds; ++k) {
+        if (!layouts.empty()) context.costs = layouts[l].blocks[k].costs.get();
+        compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[l][k]);
+      }
     data.recompute_flops = 0;
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
       if (backward.ops[i].phase == Phase::recompute) data.recompute_flops += backward.costs[i].flops;
+  }
+}
+
+// Stages lie alike if their first ranks have the same place in their nodes, and so have those of the stages beside
+// them, as far as there are any.
+void AnalyticalEngine::Rep::find_layouts(const Program& program) {
+  for (Layout& layout : layouts) spare_layouts.push_back(std::move(layout));
+  layouts.clear();
+  const Mesh& mesh = program.mesh;
+  const std::int64_t per_node = cluster.node.devices;
+  if (stages_lie_alike(mesh, cluster.node)) return;
+  stage_spans.set_mesh(mesh, cluster.node);
+  const std::int64_t stages = mesh.size(MeshAxis::pp), stride = mesh.stride(MeshAxis::pp);
+  const std::int64_t reach = (per_node - 1) / stride + 1;  // stages that may begin in the node of one
+  const auto alike = [&](std::int64_t a, std::int64_t b) {
+    return a * stride % per_node == b * stride % per_node && std::min(a, reach) == std::min(b, reach) &&
+           std::min(stages - a, reach + 1) == std::min(stages - b, reach + 1);
+  };
+  stage_layout.assign(static_cast<std::size_t>(stages), 0);
+  for (std::int64_t s = 0; s < stages; ++s) {
+    std::size_t l = 0;
+    while (l < layouts.size() && !alike(layouts[l].stage, s)) ++l;
+    if (l == layouts.size()) {
+      if (spare_layouts.empty())
+        for (Layout::Block& block : spare_layouts.emplace_back().blocks)
+          block.costs = std::make_unique<OpCostModel>(cluster, kernels, collectives);
+      layouts.push_back(std::move(spare_layouts.back()));
+      spare_layouts.pop_back();
+      layouts.back().stage = s;
+      for (Layout::Block& block : layouts.back().blocks) block.others_busy.assign(static_cast<std::size_t>(stages), 0);
+    }
+    stage_layout[static_cast<std::size_t>(s)] = l;
+  }
+}
+
+// Stages that share NICs slow each other while both use them. When that is follows from how long all takes, and so on.
+// False: they do not, or nothing changes any more.
+bool AnalyticalEngine::Rep::share_nics(const Program& program, int round) {
+  constexpr int kSharingRounds = 4;
+  constexpr double kSettled = 0.01;  // part of the time
+  if (layouts.empty() || !clock.shares_levels() || round == kSharingRounds) return false;
+  find_network_use(program);
+  bool changes = false;
+  for (Layout& layout : layouts) {
+    const std::vector<NetworkUse>& own = network_use[static_cast<std::size_t>(layout.stage)];
+    for (std::size_t k = 0; k < kBlockKinds; ++k)
+      for (std::size_t other = 0; other < network_use.size(); ++other) {
+        if (other == static_cast<std::size_t>(layout.stage)) continue;
+        const double busy = meeting(own, static_cast<BlockKind>(k), network_use[other]);
+        changes |= std::abs(busy - layout.blocks[k].others_busy[other]) > kSettled;
+        layout.blocks[k].others_busy[other] = busy;
+      }
+  }
+  return changes;
+}
+
+// Slot by slot, as a walk without others' streams has them: what a slot sends takes its time evenly, or longer than the
+// slot, behind what the slots before have left.
+void AnalyticalEngine::Rep::find_network_use(const Program& program) {
+  const Schedule& schedule = program.schedule;
+  const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
+  const std::int64_t n = schedule.micro_batches;
+  static constexpr std::array<When, 3> kWhens{When::every_micro_batch, When::first_micro_batch, When::last_micro_batch};
+  walk_timeline(schedule, {stage_class, seconds, hops}, pipeline, walked);
+  network_use.resize(stages);
+  std::vector<std::array<double, kWhens.size()>> network(chunks * kSlotKinds);  // seconds, alone on the NICs
+  const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
+    const BlockCode& code = pieces[run.piece].block(kind, layout);
+    for (const ClockNode& node : code.nodes) {
+      if (!code.costs[node.op].on_network) continue;
+      double seconds_of_run = node.once ? node.seconds : node.seconds * static_cast<double>(run.count) / node.every;
+      if (node.every == kAllInstances)
+        seconds_of_run = code.model->cost(code.ops[node.op], code.piece->tensors, run.count).seconds;
+      for (std::size_t w = 0; w < kWhens.size(); ++w)
+        if (node.when == bit(kWhens[w])) seconds_by_when[w] += seconds_of_run;
+    }
+  };
+  auto record = walked.slots.begin();
+  for (std::size_t s = 0; s < stages; ++s) {
+    for (std::size_t k = 0; k < network.size(); ++k) {
+      network[k] = {};
+      for (const Run& run : program.stages[s][k / kSlotKinds].runs)
+        add_use(run, static_cast<BlockKind>(k % kSlotKinds), stage_layout[s], network[k]);
+    }
+    std::vector<NetworkUse>& use = network_use[s];
+    use.clear();
+    // What the first forward gathers ahead needs no input (gather_while_waiting).
+    double ahead = 0;
+    for (std::size_t chunk = 0; chunk < chunks; ++chunk)
+      for (const Run& run : program.stages[s][chunk].runs) {
+        const BlockCode& code = pieces[run.piece].block(BlockKind::forward, stage_layout[s]);
+        for (const std::uint16_t k : code.prefetched) {
+          const ClockNode& node = code.nodes[k];
+          if (!code.costs[node.op].on_network || (node.when & kFirst) == 0) continue;
+          const auto instances = node.when == kUsual ? std::min<std::int64_t>(run.count, node.prefetch) : run.count;
+          ahead += node.seconds * static_cast<double>(instances) / node.every;
+        }
+      }
+    double busy_until = ahead;
+    if (ahead > 0) use.push_back({BlockKind::forward, 0, ahead, 1});
+    for (; record != walked.slots.end() && record->stage == static_cast<std::int32_t>(s); ++record) {
+      const Slot& slot = record->slot;
+      const WhenSet conditions = conditions_of(slot.micro_batch, n);
+      double seconds_of_slot = 0;
+      for (std::size_t w = 0; w < kWhens.size(); ++w)
+        if ((conditions & bit(kWhens[w])) != 0)
+          seconds_of_slot += network[slot.chunk * kSlotKinds + index(slot.kind)][w];
+      if (slot.kind == SlotKind::forward && slot.micro_batch == 0) {
+        const double before = std::min(ahead, seconds_of_slot);
+        ahead -= before;
+        seconds_of_slot -= before;
+      }
+      if (seconds_of_slot <= 0) continue;
+      const double begin = std::max(record->begin_seconds, busy_until);
+      busy_until = std::max(record->end_seconds, begin + seconds_of_slot);
+      use.push_back({static_cast<BlockKind>(slot.kind), begin, busy_until, seconds_of_slot / (busy_until - begin)});
+    }
+    const auto use_at_end = [&](BlockKind kind, double begin, double seconds_of_part) {
+      std::array<double, kWhens.size()> of_part{};
+      for (const Chunk& chunk : program.stages[s])
+        for (const Run& run : chunk.runs) add_use(run, kind, stage_layout[s], of_part);
+      if (of_part[0] <= 0) return;
+      seconds_of_part = std::max(seconds_of_part, of_part[0]);
+      use.push_back({kind, begin, begin + seconds_of_part, of_part[0] / seconds_of_part});
+    };
+    const StageClass& c = classes[static_cast<std::size_t>(stage_class[s])];
+    use_at_end(BlockKind::gradients, ends[s].drained, c.gradients.seconds);
+    use_at_end(BlockKind::norm, ends[s].reduced, c.norm.seconds);
+    use_at_end(BlockKind::update, ends[s].synchronised, c.update.seconds);
   }
 }
 
@@ -98,16 +251,18 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
   for (std::int32_t s = 0; s <= last; ++s) {
     const auto& chunks = program.stages[static_cast<std::size_t>(s)];
+    const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
     std::size_t c = classes.size();
     // Stages repeat what stands just before them, or nothing.
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
-      if (program.stages[static_cast<std::size_t>(like)] == chunks) break;
+      if (program.stages[static_cast<std::size_t>(like)] == chunks && classes[c - 1].layout == layout) break;
       --c;
     }
     if (c == 0) {
       classes.emplace_back();
       classes.back().first_stage = s;
+      classes.back().layout = layout;
       c = classes.size();
     }
     ++classes[c - 1].stages;
@@ -115,25 +270,27 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   }
 }
 
-void AnalyticalEngine::Rep::append_chunks(const Program& program, std::span<const Chunk> chunks, BlockKind kind) {
+void AnalyticalEngine::Rep::append_chunks(const Program& program, std::span<const Chunk> chunks, std::size_t layout,
+                                          BlockKind kind) {
   line.clear();
   const bool reversed = kind == BlockKind::backward || kind == BlockKind::weight_gradient;
-  for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, reversed, code_of(kind), line);
+  for (const Chunk& chunk : chunks) append_line(program.pieces, chunk.runs, reversed, code_of(kind, layout), line);
 }
 
-void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const Chunk> chunks, BlockKind kind,
-                                       WhenSet when, bool drain, LineResult& result, const LineStart& start) {
-  append_chunks(program, chunks, kind);
+void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const Chunk> chunks, std::size_t layout,
+                                       BlockKind kind, WhenSet when, bool drain, LineResult& result,
+                                       const LineStart& start) {
+  append_chunks(program, chunks, layout, kind);
   result.origin = -1;
   if (keeps_origins) {
     result.origin = static_cast<std::int32_t>(origins.size());
-    origins.push_back({chunks, kind, when, drain, start, {}});
+    origins.push_back({chunks, layout, kind, when, drain, start, {}});
     if (start.backlog != nullptr) origins.back().backlog = *start.backlog;
   }
   clock.run(line, when, kernels.overlap_slowdown, drain, result, true, start);
 }
 
-void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk,
+void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout,
                                         std::array<SlotLines, kSlotKinds>& lines_of) {
   for (std::size_t k = 0; k < kSlotKinds; ++k) {
     SlotLines& l = lines_of[k];
@@ -143,16 +300,16 @@ void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chu
     }
     const auto kind = static_cast<BlockKind>(k);
     if (program.schedule.micro_batches == 1) {
-      clock_line(program, chunk, kind, kOnly, l.usual);
+      clock_line(program, chunk, layout, kind, kOnly, l.usual);
       l.first = l.last = l.usual;
       continue;
     }
     WhenSet conditions = 0;
     for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
-    clock_line(program, chunk, kind, kUsual, l.usual);
+    clock_line(program, chunk, layout, kind, kUsual, l.usual);
     l.first = l.last = l.usual;
-    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(program, chunk, kind, kFirst, l.first);
-    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(program, chunk, kind, kLast, l.last);
+    if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(program, chunk, layout, kind, kFirst, l.first);
+    if ((conditions & bit(When::last_micro_batch)) != 0) clock_line(program, chunk, layout, kind, kLast, l.last);
   }
 }
 
@@ -160,7 +317,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
   const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
   for (const UpdatePart part : kStepEnd) {
     if (program.stage_groups.empty() && (part == UpdatePart::gradients || part == UpdatePart::stages)) continue;
-    append_chunks(program, chunks, block_of(part));
+    append_chunks(program, chunks, c.layout, block_of(part));
     if (std::all_of(line.begin(), line.end(), [](const LineItem& item) { return item.code->nodes.empty(); })) continue;
     if (part == UpdatePart::norm)
       for (const LineItem& item : line)
@@ -173,7 +330,7 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
       // Nobody waits for the host behind the reductions: it goes on issuing, as far ahead as it is.
       LineStart start;
       if (part == UpdatePart::norm) start.host_seconds = std::min(0.0, c.gradients.host);
-      clock_line(program, chunks, block_of(part), kOnly, true,
+      clock_line(program, chunks, c.layout, block_of(part), kOnly, true,
                  part == UpdatePart::gradients ? c.gradients
                  : part == UpdatePart::norm    ? c.norm
                                                : c.update,
@@ -280,11 +437,12 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   };
   for (std::size_t at = 0; at < lines.size(); ++at) {
     std::size_t like = 0;  // equal chunks take equal times: a virtual pipeline has many
-    while (like < at && chunk_at(like) != chunk_at(at)) ++like;
+    const std::size_t layout = classes[at / chunks].layout;
+    while (like < at && (classes[like / chunks].layout != layout || chunk_at(like) != chunk_at(at))) ++like;
     if (like < at)
       lines[at] = lines[like];
     else
-      clock_chunk(program, chunk_at(at), lines[at]);
+      clock_chunk(program, chunk_at(at), layout, lines[at]);
   }
   gather_while_waiting(program);
   find_waits(program);

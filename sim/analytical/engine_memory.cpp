@@ -127,7 +127,7 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
   };
   for (const PieceData& data : pieces) {
     if (!data.used) continue;
-    for (const BlockCode& code : data.blocks)
+    for (const BlockCode& code : data.blocks.front())
       for (const ClockNode& node : code.nodes)
         if (node.moves && code.ops[node.op].stages == 0) use(code.ops[node.op].group);
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,10 +23,11 @@ struct PieceData {
   bool used = false;
   std::int64_t most_instances = 0;  // in one stretch of runs
   PieceMemory memory;
-  std::array<BlockCode, kBlockKinds> blocks;  // by BlockKind
-  double recompute_flops = 0;                 // of an instance and micro-batch
+  // [Layouts][BlockKind]; only costs of collectives differ from the first.
+  std::vector<std::array<BlockCode, kBlockKinds>> blocks = std::vector<std::array<BlockCode, kBlockKinds>>(1);
+  double recompute_flops = 0;  // of an instance and micro-batch
 
-  const BlockCode& block(BlockKind kind) const { return blocks[index(kind)]; }
+  const BlockCode& block(BlockKind kind, std::size_t layout = 0) const { return blocks[layout][index(kind)]; }
 };
 
 // One kind of slot of a chunk, in the first, a usual, and the last micro-batch.
@@ -41,6 +43,7 @@ struct SlotLines {
 // What a line was clocked with, for a timeline that shows its ops.
 struct LineOrigin {
   std::span<const Chunk> chunks;
+  std::size_t layout = 0;
   BlockKind kind = BlockKind::forward;
   WhenSet when = kUsual;
   bool drain = false;
@@ -61,9 +64,10 @@ struct StageSum {
   const char* name = "";  // of the op
 };
 
-// Stages with equal chunks.
+// Stages with equal chunks that lie alike on their nodes.
 struct StageClass {
   std::int32_t first_stage = 0, stages = 0;
+  std::size_t layout = 0;               // of `layouts`
   LineResult gradients, norm, update;   // parts of the end of the step
   std::vector<StageSum> sums;           // and the part between the first two of them
   bool synchronises = false;            // the gradient norm is one of all stages
@@ -86,12 +90,21 @@ struct StageEnd {
   double bubble = 0;
 };
 
+// A stretch of time in which a stage uses the network for `part` of it.
+struct NetworkUse {
+  BlockKind kind = BlockKind::forward;
+  double begin = 0, end = 0, part = 0;
+};
+
 struct AnalyticalEngine::Rep {
   Rep(const Cluster& cluster_, const Calibration& kernels_, const CollectiveCalibration& collectives_)
       : cluster(cluster_), kernels(kernels_), collectives(collectives_), costs(cluster_, kernels_, collectives_) {}
 
   // The steps of evaluate(), in order.
+  void find_layouts(const Program& program);
   void find_classes(const Program& program);
+  void find_network_use(const Program& program);
+  bool share_nics(const Program& program, int round);
   void prepare_pieces(const Program& program);
   void find_hops(const Program& program);
   void gather_while_waiting(const Program& program);
@@ -114,17 +127,18 @@ struct AnalyticalEngine::Rep {
   // Of a class the stage that waits the least for its neighbours: it speaks for it.
   std::size_t speaker_of(std::size_t stage_class_of) const;
 
-  auto code_of(BlockKind kind) const {
-    return [this, kind](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind); };
+  auto code_of(BlockKind kind, std::size_t layout) const {
+    return [this, kind, layout](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind, layout); };
   }
-  void clock_line(const Program& program, const Chunk& chunk, BlockKind kind, WhenSet when, LineResult& result,
-                  const LineStart& start = {}) {
-    clock_line(program, {&chunk, 1}, kind, when, false, result, start);
+  void clock_line(const Program& program, const Chunk& chunk, std::size_t layout, BlockKind kind, WhenSet when,
+                  LineResult& result, const LineStart& start = {}) {
+    clock_line(program, {&chunk, 1}, layout, kind, when, false, result, start);
   }
-  void clock_line(const Program& program, std::span<const Chunk> chunks, BlockKind kind, WhenSet when, bool drain,
-                  LineResult& result, const LineStart& start);
-  void append_chunks(const Program& program, std::span<const Chunk> chunks, BlockKind kind);
-  void clock_chunk(const Program& program, const Chunk& chunk, std::array<SlotLines, kSlotKinds>& lines);
+  void clock_line(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind,
+                  WhenSet when, bool drain, LineResult& result, const LineStart& start);
+  void append_chunks(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind);
+  void clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout,
+                   std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, std::size_t stage_class);
   // Of a slot of the class, by its place in the order, before it begins; 0 where it was not looked for.
@@ -151,6 +165,19 @@ struct AnalyticalEngine::Rep {
   bool keeps_origins = false;
   std::vector<LineOrigin> origins;
 
+  // Ways in which stages lie on their nodes; none: all lie alike.
+  struct Layout {
+    std::int64_t stage = 0;  // the first that lies so
+    struct Block {
+      std::unique_ptr<OpCostModel> costs;
+      std::vector<double> others_busy;  // [stage]: see OpCostModel::set_stage
+    };
+    std::array<Block, kBlockKinds> blocks;  // by BlockKind: stages meet in some of their blocks
+  };
+  std::vector<Layout> layouts, spare_layouts;
+  std::vector<std::size_t> stage_layout;
+  StageSpans stage_spans;
+  std::vector<std::vector<NetworkUse>> network_use;  // [stage], in order
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]
   std::vector<StageClass> classes;

@@ -36,8 +36,7 @@ constexpr std::size_t kMostOpSlices = 24'000;
 // The ops that slices name, each once.
 class TimelineOps {
  public:
-  TimelineOps(const Program& program, const OpCostModel& costs, Timeline& timeline)
-      : program_(program), costs_(costs), ops_(timeline.ops) {}
+  TimelineOps(const Program& program, Timeline& timeline) : program_(program), ops_(timeline.ops) {}
 
   std::uint32_t operator()(BlockKind kind, const LineOp& op) {
     const int account = op.code == nullptr ? op.account : 0;
@@ -62,13 +61,12 @@ class TimelineOps {
     return {.name = fmt::format("{}.{}.{}", once ? std::string(piece.name) : piece_title(program_, p), name_of(kind),
                                 op.name),
             .kind = name_of(op.kind),
-            .bound = costs_.bound(op, piece.tensors, of.instances),
-            .flops = costs_.cost(op, piece.tensors, of.instances).flops,
+            .bound = of.code->model->bound(op, piece.tensors, of.instances),
+            .flops = of.code->model->cost(op, piece.tensors, of.instances).flops,
             .bytes = bytes(op, piece.tensors) * static_cast<double>(of.instances)};
   }
 
   const Program& program_;
-  const OpCostModel& costs_;
   std::vector<TimelineOp>& ops_;
   std::map<std::tuple<const BlockCode*, std::uint16_t, std::int64_t, int>, std::uint32_t> known_;
 };
@@ -104,7 +102,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     for (const Chunk& chunk : chunks) {
       const auto kind = static_cast<BlockKind>(k);
       append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
-                  code_of(kind), items[k]);
+                  code_of(kind, c.layout), items[k]);
     }
 
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
@@ -112,7 +110,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     const Piece& piece = program.pieces[p];
     const std::string title = piece_title(program, p);
     for (std::size_t k = 0; k < kBlockKinds; ++k) {
-      const BlockCode& code = pieces[p].blocks[k];
+      const BlockCode& code = pieces[p].blocks[c.layout][k];
       const bool update = is_of_update(static_cast<BlockKind>(k));
       for (std::size_t i = 0; i < code.ops.size(); ++i) {
         const Op& op = code.ops[i];
@@ -123,7 +121,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         const std::size_t first_row = report.ops.size();
         const auto note = [&](Executions e, double lines_of_run) {
           const double times = static_cast<double>(e.times) * lines_of_run * op.count;
-          const OpCost cost = costs.cost(op, piece.tensors, e.instances);
+          const OpCost cost = code.model->cost(op, piece.tensors, e.instances);
           const double bytes_moved = bytes(op, piece.tensors) * static_cast<double>(e.instances) / op.count;
           for (std::size_t row = first_row; row < report.ops.size(); ++row) {
             if (report.ops[row].bytes != bytes_moved) continue;
@@ -141,7 +139,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
           row.times_per_step = times;
           row.flops = cost.flops / op.count;
           row.bytes = bytes_moved;
-          row.bound = costs.bound(op, piece.tensors, e.instances);
+          row.bound = code.model->bound(op, piece.tensors, e.instances);
           report.ops.push_back(std::move(row));
         };
         if (once) {
@@ -234,7 +232,7 @@ LineResult AnalyticalEngine::Rep::trace_line(const Program& program, const LineO
   FabricBacklog backlog = origin.backlog;
   if (start.backlog != nullptr) start.backlog = &backlog;
   LineResult result;
-  append_chunks(program, origin.chunks, origin.kind);
+  append_chunks(program, origin.chunks, origin.layout, origin.kind);
   clock.run(line, origin.when, kernels.overlap_slowdown, origin.drain, result, false, start, &ops);
   return result;
 }
@@ -290,7 +288,7 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
   }
 
   Timeline& timeline = report.timeline;
-  TimelineOps op_of(program, costs, timeline);
+  TimelineOps op_of(program, timeline);
   for (std::size_t c = 0; c < classes.size(); ++c) {
     const auto stage = static_cast<std::int32_t>(speakers[c]);
     timeline.op_stages.push_back(stage);

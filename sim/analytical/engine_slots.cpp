@@ -98,7 +98,8 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
       const Chunk& chunk = program.stages[stage][at % chunks];
       const Added adds = added(chunk);
       if (issues_ahead(chunk) || (adds.ahead && adds.behind_input)) {
-        clock_line(program, chunk, BlockKind::forward, only ? kOnly : kFirst, l.first, {.waits_seconds = wait});
+        clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
+                   {.waits_seconds = wait});
         if (only) l.usual = l.last = l.first;
       } else if (!adds.behind_input && wait >= l.first.seconds - l.usual.seconds) {
         l.first = l.usual;
@@ -145,7 +146,8 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
       leaves |= leaves_behind(lines[stage_class_of * stage.size() + c][kind].usual);
       for (const Run& run : stage[c].runs)
-        for (std::size_t l = 0; l < kFabricLevels; ++l) on_level[l] |= pieces[run.piece].blocks[kind].on_level[0][l];
+        for (std::size_t l = 0; l < kFabricLevels; ++l)
+          on_level[l] |= pieces[run.piece].blocks[classes[stage_class_of].layout][kind].on_level[0][l];
     }
   return leaves && any_meet(on_level);
 }
@@ -180,7 +182,7 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
     } else if (!is_empty(backlog) || leaves_behind(result)) {
       before = backlog;
       LineResult behind;
-      clock_line(program, program.stages[stage][slot.chunk], static_cast<BlockKind>(slot.kind),
+      clock_line(program, program.stages[stage][slot.chunk], c.layout, static_cast<BlockKind>(slot.kind),
                  conditions_of(slot.micro_batch, n), behind, {.backlog = &backlog});
       if (!first || slot.kind != SlotKind::forward) result = behind;  // that was clocked with its input to come
       if (!first && !last) like = {true, before, backlog, result};
@@ -215,7 +217,8 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
   const auto chunk_of = [&](std::size_t k) -> const Chunk& { return program.stages[stage][k / kSlotKinds]; };
   const auto lines_of = [&](std::size_t k) -> SlotLines& { return own[k / kSlotKinds][k % kSlotKinds]; };
   const auto clock_behind = [&](FabricBacklog& backlog, std::size_t k, WhenSet when, LineResult& result) {
-    clock_line(program, chunk_of(k), static_cast<BlockKind>(k % kSlotKinds), when, result, {.backlog = &backlog});
+    clock_line(program, chunk_of(k), classes[stage_class_of].layout, static_cast<BlockKind>(k % kSlotKinds), when,
+               result, {.backlog = &backlog});
   };
 
   constexpr std::int32_t kNone = -1;
@@ -262,7 +265,8 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
     SlotLines& l = lines_of(k);
     l.usual = sums[k];
     WhenSet conditions = 0;
-    for (const Run& run : chunk_of(k).runs) conditions |= pieces[run.piece].blocks[k % kSlotKinds].conditions;
+    for (const Run& run : chunk_of(k).runs)
+      conditions |= pieces[run.piece].block(static_cast<BlockKind>(k % kSlotKinds)).conditions;
     if ((conditions & bit(When::last_micro_batch)) == 0) {
       l.last = l.usual;
       continue;

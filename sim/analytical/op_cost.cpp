@@ -21,21 +21,45 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
   if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);
   mesh_ = mesh;
   stage_groups_ = stage_groups;
+  stage_spans_ = nullptr;
   algorithm_ = algorithm;
   protocol_ = protocol;
   spans_met_.clear();
   collectives_met_.clear();
 }
 
-GroupSpan OpCostModel::span(const Op& op) const {
+void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpans& spans,
+                            std::span<const double> busy) {
+  mesh_ = all.mesh_;
+  stage_groups_ = all.stage_groups_;
+  algorithm_ = all.algorithm_;
+  protocol_ = all.protocol_;
+  slowest_loss_ = all.slowest_loss_;
+  stage_spans_ = &spans;
+  stage_ = stage;
+  busy_.assign(busy.begin(), busy.end());
+  spans_met_.clear();
+  collectives_met_.clear();
+}
+
+OpCostModel::Spanned OpCostModel::span(const Op& op) const {
   for (const Span& met : spans_met_)
-    if (met.group == op.group && met.stages == op.stages) return met.span;
-  GroupSpan span = op.stages != 0 ? span_of_stages(stage_groups_[op.stages - 1u])
-                                  : span_of(mesh_, op.group, cluster_.node.devices);
+    if (met.group == op.group && met.stages == op.stages) return met.spanned;
+  Spanned spanned;
+  GroupSpan& span = spanned.span;
+  if (op.stages != 0) {
+    span = span_of_stages(stage_groups_[op.stages - 1u]);
+  } else if (stage_spans_ == nullptr || op.group.meets(mesh_.group(MeshAxis::pp))) {
+    span = span_of(mesh_, op.group, cluster_.node.devices);
+  } else {
+    const StageSpan& own = stage_spans_->of(op.group, stage_);
+    span = own.span;
+    if (!cluster_.is_scattered()) spanned.slowdown = slowdown_by_others(own, busy_);
+  }
   if (cluster_.is_scattered() && span.nodes > 1)
     span.load = op.stages != 0 ? load_of(stage_groups_[op.stages - 1u]) : load_of(op.group);
-  spans_met_.push_back({op.group, op.stages, span});
-  return span;
+  spans_met_.push_back({op.group, op.stages, spanned});
+  return spanned;
 }
 
 // Of the first ranks of the stages; all their ranks have such groups.
@@ -57,6 +81,17 @@ GroupSpan OpCostModel::span_of_stages(std::span<const std::uint16_t> stages) con
 }
 
 namespace {
+
+// Others use the NICs as well.
+void slow_network(double times, CollectiveCost& cost) {
+  cost.inter_seconds *= times;
+  cost.inter_bound |= cost.inter_seconds > cost.intra_seconds;
+  const double nodes_only = cost.inter_seconds + (cost.in_sequence ? cost.intra_seconds : 0);
+  // What narrows a group beyond its NICs stays as it is.
+  const double seconds = std::max(cost.seconds, cost.latency_seconds + nodes_only);
+  cost.bus_bytes_per_second *= cost.seconds / seconds;
+  cost.seconds = seconds;
+}
 
 constexpr std::size_t kMostLoads = 4096;  // of some kilobytes
 
@@ -106,7 +141,9 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
     if (met.kind == kind && met.group == op.group && met.stages == op.stages && met.bytes == payload) return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
-  const CollectiveCost cost = collectives_.cost(kind, payload, span(op), algorithm_, protocol_);
+  const Spanned spanned = span(op);
+  CollectiveCost cost = collectives_.cost(kind, payload, spanned.span, algorithm_, protocol_);
+  if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
   collectives_met_.push_back({kind, op.group, op.stages, payload, cost});
   return cost;
 }
@@ -187,7 +224,7 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
     gather.kind = OpKind::all_gather;
     gather.group = mesh_.group(MeshAxis::tp);
     const double seconds =
-        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather), algorithm_, protocol_).seconds;
+        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather).span, algorithm_, protocol_).seconds;
     for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.base_seconds}) *part += seconds;
   }
   return cost;

@@ -12,6 +12,7 @@
 #include "sim/cost/collective_cost.h"
 #include "sim/cost/kernel_cost.h"
 #include "sim/hardware/cluster.h"
+#include "sim/hardware/stage_span.h"
 #include "sim/program/borders.h"
 #include "sim/program/program.h"
 
@@ -37,6 +38,10 @@ class OpCostModel {
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
                 std::span<const std::vector<std::uint16_t>> stage_groups = {});
+  // Instead, on the mesh of `all`, a model of the same cluster: collectives are those of this stage, whose groups may
+  // span something else than another stage's, not the worst of all. `spans`: of the mesh; must outlive the model.
+  // `busy`: by stage, the part of the time that it uses the network; they share NICs.
+  void set_stage(const OpCostModel& all, std::int64_t stage, StageSpans& spans, std::span<const double> busy);
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
@@ -64,7 +69,11 @@ class OpCostModel {
     const char* pointer = "";  // of the rate in a cluster document
   };
   Rate rate(const Op& op, std::span<const Tensor> tensors) const;
-  GroupSpan span(const Op& op) const;
+  struct Spanned {
+    GroupSpan span;
+    double slowdown = 1;  // of what goes over NICs, by other stages
+  };
+  Spanned span(const Op& op) const;
   GroupSpan span_of_stages(std::span<const std::uint16_t> stages) const;
   // Where nodes are scattered, of a mesh group, or of all ranks at the same place of these stages; remembered over
   // meshes: others have the same groups.
@@ -90,8 +99,11 @@ class OpCostModel {
   struct Span {
     MeshGroup group;
     std::uint8_t stages;
-    GroupSpan span;
+    Spanned spanned;
   };
+  StageSpans* stage_spans_ = nullptr;  // none: collectives are those of any stage
+  std::int64_t stage_ = 0;
+  std::vector<double> busy_;
   mutable std::vector<Span> spans_met_;              // on this mesh
   mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricLoad>> loads_met_;
   mutable std::vector<Collective> collectives_met_;  // likewise: a layer repeats the same few

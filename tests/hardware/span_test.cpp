@@ -11,6 +11,7 @@
 
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/crossing_groups.h"
+#include "sim/hardware/stage_span.h"
 
 namespace orrery {
 
@@ -175,6 +176,46 @@ TEST(Span, RandomMeshesInAnyOrderAgreeWithCounting) {
     const std::int64_t devices_per_node = pick({1, 2, 3, 4, 5, 6, 7, 8, 16, 72});
     ASSERT_EQ(span_of(mesh, group, devices_per_node), counted(mesh, group, devices_per_node)) << "mesh " << i;
   }
+}
+
+// Four stages of six ranks, pairs of tensor-parallel ones, on three nodes of eight with one NIC: the groups of the
+// first and the last stage lie in a node, the others' two each straddle, and the middle node's NIC has all four.
+TEST(StageSpan, StagesThatStraddleNodesShareNics) {
+  Mesh mesh;
+  mesh.add(MeshAxis::tp, 2);
+  mesh.add(MeshAxis::dp_shard, 3);
+  mesh.add(MeshAxis::pp, 4);
+  Node node;
+  node.devices = 8;
+  node.nics = 1;
+  EXPECT_FALSE(stages_lie_alike(mesh, node));
+  const std::vector<StageSpan> spans = spans_by_stage(mesh, mesh.group(MeshAxis::dp_shard), node);
+  ASSERT_EQ(spans.size(), 4u);
+  for (const std::size_t s : {0u, 3u}) {
+    EXPECT_EQ(spans[s].span, (GroupSpan{.ranks = 3, .ranks_per_node = 3, .nodes = 1, .stride = 2}));
+    EXPECT_TRUE(spans[s].shared.empty());
+  }
+  for (const std::size_t s : {1u, 2u}) {
+    EXPECT_EQ(spans[s].span,
+              (GroupSpan{.ranks = 3, .ranks_per_node = 2, .nodes = 2, .groups_sharing_nics = 2, .stride = 2}));
+    ASSERT_EQ(spans[s].shared.size(), 1u);
+    EXPECT_EQ(spans[s].shared[0].others.at(0).stage, s == 1 ? 2 : 1);
+    EXPECT_DOUBLE_EQ(spans[s].shared[0].others.at(0).groups, 2);
+    // Half the rate for all of the time, or for half of it.
+    EXPECT_DOUBLE_EQ(slowdown_by_others(spans[s], std::vector<double>{1, 0, 0, 1}), 1);
+    EXPECT_DOUBLE_EQ(slowdown_by_others(spans[s], std::vector<double>{0, 1, 1, 0}), 2);
+    EXPECT_DOUBLE_EQ(slowdown_by_others(spans[s], std::vector<double>{0, 0.5, 0.5, 0}), 1 / 0.75);
+  }
+  // With a NIC for each device no two groups meet, but a group passes the one NIC of its single rank on a node.
+  node.nics = 8;
+  const StageSpan own = spans_by_stage(mesh, mesh.group(MeshAxis::dp_shard), node)[1];
+  EXPECT_EQ(own.span.groups_sharing_nics, 8);
+  EXPECT_TRUE(own.shared.empty());
+  mesh = {};
+  mesh.add(MeshAxis::tp, 2);
+  mesh.add(MeshAxis::dp_shard, 4);
+  mesh.add(MeshAxis::pp, 3);
+  EXPECT_TRUE(stages_lie_alike(mesh, node));
 }
 
 }  // namespace

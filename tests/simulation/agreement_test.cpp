@@ -217,5 +217,30 @@ TEST(AgreementOfEngines, WhatIsNotIssuedAheadWaitsForTheFirstInput) {
   EXPECT_LE(std::abs(percent_of(scenario)), 0.5);
 }
 
+// Stages of six ranks on nodes of eight or four: groups of some lie in a node, others straddle two and share a NIC.
+TEST(AgreementOfEngines, StagesMayLieDifferentlyOnTheirNodes) {
+  const Json six_by_tensor{{"model", "gpt3-13b-5120"},
+                           {"cluster", {{"node", "h100-pcie-8"}, {"nodes", 3}}},
+                           {"workload", {{"sequence_length", 1024}, {"global_batch_size", 96}}},
+                           {"plan",
+                            {{"zero_stage", 3},
+                             {"tensor_parallel", 2},
+                             {"pipeline_parallel", 4},
+                             {"micro_batch_size", 4},
+                             {"prefetch", 2}}}};
+  EXPECT_LE(std::abs(percent_of(six_by_tensor)), 4) << "46 % if all stages are like the worst";
+  const Json gathered_at_the_end{{"model", "gpt3-13b-5120"},
+                                 {"cluster", {{"node", "rtx-a6000-4"}, {"nodes", 3}}},
+                                 {"workload", {{"sequence_length", 512}, {"global_batch_size", 27}}},
+                                 {"plan",
+                                  {{"zero_stage", 1},
+                                   {"tensor_parallel", 2},
+                                   {"pipeline_parallel", 2},
+                                   {"micro_batch_size", 3},
+                                   {"overlap_param_gather", false},
+                                   {"reduce_gradients", "once"}}}};
+  EXPECT_LE(std::abs(percent_of(gathered_at_the_end)), 2) << "17 % if what the update gathers has its NIC alone";
+}
+
 }  // namespace
 }  // namespace orrery
