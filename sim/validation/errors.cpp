@@ -70,21 +70,27 @@ void sort_worst_first(std::vector<const PredictedPoint*>& points) {
             [&](const PredictedPoint* a, const PredictedPoint* b) { return off(a) > off(b); });
 }
 
+bool ran(const PublishedPoint& point) { return point.quantity != Quantity::fits || point.value > 0; }
+
 FitsConfusion fits_confusion(std::span<const PredictedPoint> points) {
   FitsConfusion confusion;
+  const auto beyond = [](const PredictedPoint& p) { return std::abs(p.peak_bytes / p.capacity_bytes - 1); };
   for (const PredictedPoint& p : points) {
     const Quantity quantity = p.point->quantity;
     const bool of_a_run = quantity == Quantity::fits || quantity == Quantity::step_seconds ||
                           quantity == Quantity::peak_allocated_bytes || quantity == Quantity::peak_device_bytes;
     if (!p.is_predicted() || !p.is_measured() || !of_a_run || p.capacity_bytes <= 0) continue;
-    const bool ran = quantity != Quantity::fits || p.point->value > 0;
-    const bool fits = p.peak_bytes <= p.capacity_bytes;
-    if (ran && fits) ++confusion.fits_as_predicted;
-    if (!ran && !fits) ++confusion.fails_as_predicted;
-    if (!ran && fits) ++confusion.wrongly_fits;
-    if (ran && !fits) ++confusion.wrongly_fails;
-    if (ran != fits && std::abs(p.peak_bytes / p.capacity_bytes - 1) > kFitsMargin) ++confusion.wrong_beyond_margin;
+    const bool did = ran(*p.point), fits = p.peak_bytes <= p.capacity_bytes;
+    if (did && fits) ++confusion.fits_as_predicted;
+    if (!did && !fits) ++confusion.fails_as_predicted;
+    if (!did && fits) ++confusion.wrongly_fits;
+    if (did && !fits) ++confusion.wrongly_fails;
+    if (did == fits) continue;
+    confusion.wrong.push_back(&p);
+    if (beyond(p) > kFitsMargin) ++confusion.wrong_beyond_margin;
   }
+  std::stable_sort(confusion.wrong.begin(), confusion.wrong.end(),
+                   [&](const PredictedPoint* a, const PredictedPoint* b) { return beyond(*a) > beyond(*b); });
   return confusion;
 }
 

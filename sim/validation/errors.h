@@ -41,12 +41,14 @@ void sort_worst_first(std::vector<const PredictedPoint*>& points);
 // measured sources.
 struct FitsConfusion {
   std::size_t fits_as_predicted = 0, fails_as_predicted = 0;
-  std::size_t wrongly_fits = 0;   // predicted to fit, ended out of memory
-  std::size_t wrongly_fails = 0;  // ran, predicted not to fit
+  std::size_t wrongly_fits = 0;              // predicted to fit, ended out of memory
+  std::size_t wrongly_fails = 0;             // ran, predicted not to fit
+  std::vector<const PredictedPoint*> wrong;  // both, by how far the predicted peak is from the capacity
   // Of the wrong ones, those whose predicted peak is more than kFitsMargin away from the capacity.
   std::size_t wrong_beyond_margin = 0;
 };
 inline constexpr double kFitsMargin = 0.05;
+bool ran(const PublishedPoint& point);
 FitsConfusion fits_confusion(std::span<const PredictedPoint> points);
 
 // A group of points of one quantity.

@@ -15,6 +15,7 @@
 #include "sim/validation/intervals.h"
 #include "sim/validation/measured_collectives.h"
 #include "sim/validation/scaling.h"
+#include "sim/validation/tables.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -128,6 +129,19 @@ std::string worst(std::span<const PredictedPoint> points) {
   const std::vector<Column> columns{
       {"`orrery simulate ...`", false}, {"source", false}, {"measured"}, {"predicted"}, {"error"}, {"why", false}};
   return markdown_grid(columns, rows);
+}
+
+std::string judged_wrongly(const FitsConfusion& fits) {
+  if (fits.wrong.empty()) return "";
+  Rows rows = wrongly_judged(fits);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string& why = fits.wrong[i]->point->memory_explanation;
+    rows[i].front() = "`" + rows[i].front() + "`";
+    rows[i].push_back(why.empty() ? "not explained" : why);
+  }
+  std::vector<Column> columns(kWronglyJudged.begin(), kWronglyJudged.end());
+  columns.push_back({"why", false});
+  return markdown_grid(columns, rows) + "\n";
 }
 
 std::string not_predicted(std::span<const PredictedPoint> points) {
@@ -398,6 +412,7 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
       "the wrong ones lie more than {:.0f} % from the capacity.\n\n",
       fits.fits_as_predicted, fits.fails_as_predicted, fits.wrongly_fails, fits.wrongly_fits, fits.wrong_beyond_margin,
       kPercent * kFitsMargin);
+  page += judged_wrongly(fits);
   page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
           worst(runs.others);
   page += "\n## Goals\n\n" + goals(runs);

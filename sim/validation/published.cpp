@@ -98,6 +98,7 @@ PublishedPoint read_point(const Json& json, const InputError::Where& where, cons
     }
   }
   point.explanation = text(reader, "explanation");
+  point.memory_explanation = text(reader, "memory_explanation");
   point.not_predicted = text(reader, "not_predicted");
   point.not_fitted = text(reader, "not_fitted");
   if (point.not_fitted.empty()) point.not_fitted = point.quality == "C" ? "doubtful (quality C)" : shared.not_fitted;

@@ -49,6 +49,7 @@ struct PublishedPoint {
   std::string not_predicted;             // why; empty: predicted
   std::string not_fitted;                // why the step calibration has not seen it; empty: it has
   std::string note, explanation;         // of a large error, where it is known
+  std::string memory_explanation;        // of a wrong judgement whether it fits
   // Of points that are not predicted some are published in no unit of a quantity: their value is 0.
   bool has_value() const { return value > 0 || quantity == Quantity::fits; }
   std::shared_ptr<const nlohmann::json>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
@@ -45,14 +46,25 @@ std::string groups_table(std::string_view heading, const std::vector<ErrorGroup>
 
 std::string fits_text(const FitsConfusion& c) {
   if (c.fits_as_predicted + c.fails_as_predicted + c.wrongly_fits + c.wrongly_fails == 0) return "";
-  return fmt::format(
+  std::string text = fmt::format(
       "Out of memory or not: {} ran as predicted, {} failed as predicted, {} ran that should not fit, {} failed that "
       "should fit;\nof the wrong ones {} lie more than {:.0f} % from the capacity\n",
       c.fits_as_predicted, c.fails_as_predicted, c.wrongly_fails, c.wrongly_fits, c.wrong_beyond_margin,
       kPercent * kFitsMargin);
+  if (!c.wrong.empty()) text += grid(kWronglyJudged, wrongly_judged(c));
+  return text;
 }
 
 }  // namespace
+
+std::vector<std::vector<std::string>> wrongly_judged(const FitsConfusion& confusion) {
+  std::vector<std::vector<std::string>> rows;
+  for (const PredictedPoint* p : confusion.wrong)
+    rows.push_back({p->point->id, p->source->name, ran(*p->point) ? "ran" : "ended out of memory",
+                    bytes_text(p->peak_bytes), bytes_text(p->capacity_bytes),
+                    signed_percent_text(p->peak_bytes / p->capacity_bytes - 1)});
+  return rows;
+}
 
 std::string validation_table(std::span<const PredictedPoint> points) {
   std::string text;
@@ -100,12 +112,17 @@ std::string points_table(std::span<const PredictedPoint> points) {
 }
 
 std::string points_csv(std::span<const PredictedPoint> points) {
-  std::string text = "id,source,quantity,measured,predicted,error,device,framework,devices,not_predicted\n";
+  const FitsConfusion fits = fits_confusion(points);
+  const std::set<const PredictedPoint*> wrong(fits.wrong.begin(), fits.wrong.end());
+  std::string text =
+      "id,source,quantity,measured,predicted,error,peak_bytes,capacity_bytes,judged_wrongly,device,framework,devices,"
+      "not_predicted\n";
   for (const PredictedPoint& p : points) {
     text += fmt::format("{},{},{},", csv_text(p.point->id), p.source->name, name_of(p.point->quantity));
     text += p.point->has_value() ? fmt::format("{},", p.point->value) : ",";
     text += p.is_predicted() ? fmt::format("{},", p.predicted) : ",";
     text += has_error(p) ? fmt::format("{},", p.error()) : ",";
+    text += p.capacity_bytes > 0 ? fmt::format("{},{},{},", p.peak_bytes, p.capacity_bytes, wrong.count(&p)) : ",,,";
     text += fmt::format("{},{},{},{}\n", csv_text(p.device), p.framework, p.devices, csv_text(p.not_predicted));
   }
   return text;
@@ -146,6 +163,8 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
     if (p.is_predicted()) {
       one["predicted"] = p.predicted;
       if (has_error(p)) one["error"] = p.error();
+      one["peak_bytes"] = p.peak_bytes;
+      one["capacity_bytes"] = p.capacity_bytes;
       one["device"] = p.device;
       one["devices"] = p.devices;
       one["nodes"] = p.nodes;
@@ -173,6 +192,13 @@ nlohmann::ordered_json validation_json(std::span<const PredictedPoint> points) {
                   {"wrongly_fits", fits.wrongly_fits},
                   {"wrongly_fails", fits.wrongly_fails},
                   {"wrong_beyond_margin", fits.wrong_beyond_margin}};
+  json["fits"]["judged_wrongly"] = OrderedJson::array();
+  for (const PredictedPoint* p : fits.wrong)
+    json["fits"]["judged_wrongly"].push_back({{"id", p->point->id},
+                                              {"source", p->source->name},
+                                              {"ran", ran(*p->point)},
+                                              {"peak_bytes", p->peak_bytes},
+                                              {"capacity_bytes", p->capacity_bytes}});
   return json;
 }
 

@@ -259,6 +259,43 @@ TEST(FitsConfusion, TellsWhatRanFromWhatWasSaidToFit) {
   }
 }
 
+// Each run that was judged wrongly stands in every form of what is shown, the farthest from its capacity first.
+TEST(FitsConfusion, NamesTheRunsThatWereJudgedWrongly) {
+  PublishedSource source;
+  source.name = "source";
+  struct Case {
+    const char* id;
+    bool ran;
+    double gibibytes;  // of 80
+  };
+  const std::vector<Case> cases{{"near", true, 81}, {"right", true, 79}, {"failed", false, 60}, {"far", true, 120}};
+  std::vector<PublishedPoint> published(cases.size());
+  std::vector<PredictedPoint> points(cases.size());
+  constexpr double kGibibyte = 1 << 30;
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    published[i].id = cases[i].id;
+    published[i].quantity = Quantity::fits;
+    published[i].value = cases[i].ran ? 1 : 0;
+    points[i].point = &published[i];
+    points[i].source = &source;
+    points[i].peak_bytes = cases[i].gibibytes * kGibibyte;
+    points[i].capacity_bytes = 80 * kGibibyte;
+  }
+  const std::vector<std::vector<std::string>> rows = wrongly_judged(fits_confusion(points));
+  using Row = std::vector<std::string>;
+  EXPECT_EQ(rows, (std::vector<Row>{{"far", "source", "ran", "120.00 GiB", "80.00 GiB", "+50.0 %"},
+                                    {"failed", "source", "ended out of memory", "60.00 GiB", "80.00 GiB", "-25.0 %"},
+                                    {"near", "source", "ran", "81.00 GiB", "80.00 GiB", "+1.2 %"}}));
+  EXPECT_THAT(validation_table(points), HasSubstr("ended out of memory       60.00 GiB"));
+  EXPECT_THAT(points_csv(points), AllOf(HasSubstr("\nfar,source,fits,1,0,,128849018880,85899345920,1,"),
+                                        HasSubstr("\nright,source,fits,1,0,,84825604096,85899345920,0,")));
+  const nlohmann::json written = nlohmann::json::parse(validation_json(points).dump());
+  ASSERT_EQ(written["fits"]["judged_wrongly"].size(), 3u);
+  EXPECT_EQ(written["fits"]["judged_wrongly"][1]["id"], "failed");
+  EXPECT_EQ(written["fits"]["judged_wrongly"][1]["ran"], false);
+  EXPECT_EQ(written["points"][1]["peak_bytes"], 79 * kGibibyte);
+}
+
 TEST(KendallTau, CountsPairsInOrder) {
   const std::vector<double> a{1, 2, 3, 4}, same{10, 20, 30, 40}, reversed{4, 3, 2, 1}, one_pair{1, 3, 2, 4},
       flat(4, 1.0);
