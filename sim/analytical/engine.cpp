@@ -471,6 +471,7 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
         update.consider(data.memory.update_transient);
       }
     }
+    c.resident.of(Place::device, Category::workspace) += placeholder_bytes(program, stage);
     c.update_transient = update.bytes();
     clock_update(program, c);
     find_tail(program, i);

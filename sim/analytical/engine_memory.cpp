@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 namespace {
@@ -135,6 +136,28 @@ double AnalyticalEngine::Rep::framework_bytes(const Program& program) {
   if (!stages.empty()) use(stages);
   const std::size_t count = communicators.size() + program.stage_groups.size();
   return program.runtime.context_bytes + static_cast<double>(count) * program.runtime.buffer_bytes_per_communicator;
+}
+
+// Runtime::placeholder_gradients of a stage: as wide as what layers hand on.
+double AnalyticalEngine::Rep::placeholder_bytes(const Program& program, std::span<const Chunk> stage) {
+  if (!program.runtime.placeholder_gradients) return 0;
+  double total = 0;
+  placeholders.clear();
+  for (const Chunk& chunk : stage)
+    for (const Run& run : chunk.runs) {
+      const Piece& piece = program.pieces[run.piece];
+      if (piece.input == kNoTensor) continue;
+      for (const Block* block : {&piece.backward, &piece.weight_gradient})
+        for (const Op& op : block->ops) {
+          if (op.kind != OpKind::linear_weight_gradient) continue;
+          const GemmShape shape = gemm_shape(op, piece.tensors);
+          const std::pair matrix{shape.m, shape.n};
+          if (std::find(placeholders.begin(), placeholders.end(), matrix) != placeholders.end()) continue;
+          placeholders.push_back(matrix);
+          total += static_cast<double>(bytes_of(piece.tensors[piece.input].dtype, shape.m * shape.n));
+        }
+    }
+  return total;
 }
 
 void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) {

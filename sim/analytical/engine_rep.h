@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "sim/analytical/block_clock.h"
@@ -150,6 +151,7 @@ struct AnalyticalEngine::Rep {
   CategoryBytes bytes_at_peak(const Program& program, std::size_t stage, Place place);
   void fill_shared(const Program& program, Place place, SharedMemory& shared, Report& report);
   double framework_bytes(const Program& program);
+  double placeholder_bytes(const Program& program, std::span<const Chunk> stage);
 
   const Cluster& cluster;
   const Calibration& kernels;
@@ -198,6 +200,7 @@ struct AnalyticalEngine::Rep {
   std::vector<HeldMicroBatches> held_micro_batches;  // by chunk: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
+  std::vector<std::pair<std::int64_t, std::int64_t>> placeholders;  // rows and columns
   double step_seconds = 0;
   std::int32_t bounding_stage = 0;
 };

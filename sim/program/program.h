@@ -49,6 +49,9 @@ struct Runtime {
   double context_bytes = 0;                // driver context and library handles
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
   Granularity granularity = 512;
+  // Autograd is handed gradients of matrices that hold nothing, while the kernels add to the real ones: one for all
+  // matrices of a shape, as long as the run (Transformer Engine).
+  bool placeholder_gradients = false;
   double allocator_fragmentation = 0;        // share of the activations lost to fragmentation
   // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;

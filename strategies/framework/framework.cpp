@@ -40,6 +40,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
     s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
     s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
+    s.runtime.placeholder_gradients = j.at("placeholder_gradients");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");
     const std::string scaling = j.at("gradient_scaling");
@@ -174,6 +175,8 @@ std::string_view stack_known_as(std::string_view name) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   program.runtime = preset(scenario.plan).runtime;
+  // Where parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
+  if (scenario.plan.data.zero_stage == 3) program.runtime.placeholder_gradients = false;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
   program.runtime.collective_algorithm = scenario.plan.framework.collective_algorithm;
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;

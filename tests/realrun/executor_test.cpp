@@ -1333,6 +1333,7 @@ TEST(Layouts, HoldWhatIsPredicted) {
     const Prepared prepared = calibrator.prepare(scenario_of(layout));
     Program program = *prepared.program;
     program.runtime.granularity = 0.0;
+    program.runtime.placeholder_gradients = false;
     AnalyticalEngine engine(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
     Report report;
     engine.evaluate(program, Dtype::fp32, {}, report);
