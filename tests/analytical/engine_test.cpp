@@ -304,6 +304,25 @@ TEST(Step, MoreBandwidthIsNeverSlower) {
   }
 }
 
+// One of each shape for as long as the run, and none where the stack's products do not add to its own buffers.
+TEST(Memory, HoldsAGradientForEachShapeOfMatrix) {
+  const auto held = [](const Json& plan) {
+    Evaluated e(document(plan));
+    const double with = e.report.memory_peak_bytes;
+    e.program.runtime.placeholder_gradients = false;
+    e.run();
+    return with - e.report.memory_peak_bytes;
+  };
+  // Llama 2 7B: queries, keys and values; the attention's output; the MLP's two; the logits (32,000 pad to 32,000).
+  constexpr double kHidden = 4096, kFfn = 11008, kVocab = 32000, kBytes = 2;
+  const double layers = kHidden * (3 * kHidden + kHidden + 2 * kFfn + kFfn) * kBytes, logits = kHidden * kVocab * kBytes;
+  EXPECT_DOUBLE_EQ(held({{"tensor_parallel", 1}}), layers + logits);
+  EXPECT_DOUBLE_EQ(held({{"tensor_parallel", 2}, {"recompute", "full"}}), (layers + logits) / 2);
+  EXPECT_DOUBLE_EQ(held({{"pipeline_parallel", 4}}), layers);  // the first stage is the fullest
+  EXPECT_DOUBLE_EQ(held({{"zero_stage", 3}}), 0);
+  EXPECT_DOUBLE_EQ(held({{"zero_stage", 1}, {"framework", "deepspeed"}}), 0);
+}
+
 TEST(Step, TheSameInputGivesTheSameBits) {
   for (const Json& plan : kPlans) {
     SCOPED_TRACE(plan.dump());
