@@ -20,7 +20,7 @@ struct StackPreset {
   GradientScaling gradient_scaling = GradientScaling::passes;
   LossKernels loss = LossKernels::fp32;
   bool accumulates_separately = false, scatters_transfers = false;
-  bool shards_in_fp32 = false, keeps_ends_gathered = false;
+  bool shards_in_fp32 = false, keeps_ends_gathered = false, keeps_gathered_inputs = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
 };
 
@@ -53,6 +53,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.loss = loss == "unfused" ? LossKernels::unfused : loss == "fp32" ? LossKernels::fp32 : LossKernels::fused;
     s.shards_in_fp32 = j.at("sharded_parameters") == "fp32";
     s.keeps_ends_gathered = j.at("gathered_ends") == "kept";
+    s.keeps_gathered_inputs = j.at("gathered_inputs") == "kept";
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
   }
@@ -116,6 +117,8 @@ bool reduces_shards_in_every_micro_batch(const Plan& plan) {
 bool shards_in_fp32(const Plan& plan) { return preset(plan).shards_in_fp32; }
 
 bool keeps_ends_gathered(const Plan& plan) { return preset(plan).keeps_ends_gathered; }
+
+bool keeps_gathered_inputs(const Plan& plan) { return preset(plan).keeps_gathered_inputs; }
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);

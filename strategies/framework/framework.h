@@ -43,6 +43,9 @@ bool reduces_shards_in_every_micro_batch(const Plan& plan);
 bool shards_in_fp32(const Plan& plan);
 // The embedding and the head, once gathered in a forward, are whole until its backward has ended (FSDP's root unit).
 bool keeps_ends_gathered(const Plan& plan);
+// Tensor parallelism: inputs of products that are gathered along the sequence are kept for the weight gradients, not
+// gathered again.
+bool keeps_gathered_inputs(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

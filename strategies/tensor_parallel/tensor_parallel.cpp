@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/framework/framework.h"
 
 namespace orrery::tensor_parallel {
 namespace {
@@ -24,9 +25,11 @@ constexpr bool is_divided(Axis axis) {
 
 class Partition {
  public:
-  // `group_heads`: query heads of a key/value group.
-  Partition(const Options& options, const Mesh& mesh, std::int64_t group_heads, Piece& piece)
+  // `group_heads`: query heads of a key/value group. `keeps_gathered`: what a product of the forward gathers serves the
+  // weight gradient, too.
+  Partition(const Options& options, bool keeps_gathered, const Mesh& mesh, std::int64_t group_heads, Piece& piece)
       : options_(options),
+        keeps_gathered_(keeps_gathered),
         all_(mesh.group(MeshAxis::tp)),
         sharing_(mesh.group(kSharing)),
         degree_(options.degree),
@@ -38,6 +41,7 @@ class Partition {
     shard_tensors();
     rewrite_block(piece_.forward);
     rewrite_block(piece_.backward);
+    keep_exponentials();
     PackedGradients summed;
     summed.gradients = replicated_;
     reduce_packed("replicated_gradients", "replicated_gradients.all_reduce", replicated_elements_, all_,
@@ -156,7 +160,8 @@ class Partition {
   // The whole sequence of a sharded tensor; gathered once per block.
   TensorId gather(TensorId id, const Op& cause) {
     if (gathered_[id] != kNoTensor) return gathered_[id];
-    const TensorId w = add_whole(id, Category::communication_buffer);
+    const TensorId w =
+        add_whole(id, keeps_gathered_ ? piece_.tensors[id].category : Category::communication_buffer);
     gathered_[id] = w;
     out_.push_back(collective(OpKind::all_gather, id, w, cause));
     return w;
@@ -215,7 +220,8 @@ class Partition {
   bool overlap(const Op& op) {
     const TensorId x = op.reads[0], y = op.writes[0];
     if (layout(x) == sequence_sharded && gathered_[x] == kNoTensor && !contracts_divided(op)) {
-      const TensorId w = gathered_[x] = add_whole(x, Category::communication_buffer);
+      const TensorId w = gathered_[x] =
+          add_whole(x, keeps_gathered_ ? piece_.tensors[x].category : Category::communication_buffer);
       // Part after part, so that a product waits for its own part; the gathers for nothing but their data.
       for (int i = 0; i < kOverlapChunks; ++i) {
         Op part = op;
@@ -273,7 +279,10 @@ class Partition {
     out_.clear();
     out_.reserve(2 * block.ops.size());
     partial_of_.clear();
-    gathered_.assign(piece_.tensors.size(), kNoTensor);
+    if (keeps_gathered_)
+      gathered_.resize(piece_.tensors.size(), kNoTensor);
+    else
+      gathered_.assign(piece_.tensors.size(), kNoTensor);
     const Op* const end = block.ops.data() + block.ops.size();
     for (const Op* op = block.ops.data(); op != end; ++op) rewrite_op(*op, op + 1 != end ? op + 1 : nullptr);
     block.ops.swap(out_);
@@ -378,6 +387,26 @@ class Partition {
     replaced_.push_back({local, global});
   }
 
+  // Where PyTorch makes the gradient of log-probabilities a tensor of its own (zeros that the loss's is added to), over
+  // a divided vocabulary the exponentials are another: torch/distributed/tensor/parallel/loss.py,
+  // _nll_loss_and_log_softmax_backward: (grad_input + torch.exp(x)) * grad_output.
+  void keep_exponentials() {
+    auto& ops = piece_.backward.ops;
+    const auto loss = std::ranges::find(ops, OpKind::cross_entropy_backward, &Op::kind);
+    if (loss == ops.end() || layout(loss->reads[0]) != divided) return;
+    const auto zeros = std::find_if(ops.begin(), loss, [](const Op& op) { return op.kind == OpKind::zero_fill; });
+    const auto sum = std::find_if(loss, ops.end(), [&](const Op& op) {
+      return op.kind == OpKind::add && zeros != loss && op.reads[1] == zeros->writes[0];
+    });
+    if (zeros == loss || sum == ops.end()) return;
+    Op fill = *zeros, product = *sum;
+    fill.writes[0] = product.reads[1] = add_tensor(Tensor(piece_.tensors[zeros->writes[0]]), divided);
+    product.reads[0] = sum->writes[0] = add_tensor(Tensor(piece_.tensors[sum->writes[0]]), divided);
+    const auto at = zeros - ops.begin();
+    ops.insert(sum + 1, product);
+    ops.insert(ops.begin() + at, fill);
+  }
+
   // The gradient of a replicated parameter is a partial sum when what it was computed from is sharded.
   void note_replicated(TensorId gradient, TensorId source) {
     if (gradient == kNoTensor || layout(gradient) != replicated || layout(source) == replicated) return;
@@ -422,6 +451,7 @@ class Partition {
   };
 
   const Options& options_;
+  const bool keeps_gathered_;
   const MeshGroup all_, sharing_;
   const std::int64_t degree_, ranks_per_group_, group_heads_;
   Piece& piece_;
@@ -498,7 +528,9 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (plan.tensor.degree == 1) return;
-  Partition(plan.tensor, program.mesh, scenario.model.heads / key_value_groups(scenario.model), piece).run();
+  Partition(plan.tensor, framework::keeps_gathered_inputs(scenario.plan), program.mesh,
+            scenario.model.heads / key_value_groups(scenario.model), piece)
+      .run();
 }
 
 void disable(Plan& plan) { plan.tensor = {}; }

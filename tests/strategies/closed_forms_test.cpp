@@ -66,6 +66,41 @@ TEST(ModelFlops, TensorParallelRanksShareThemEqually) {
 // Bytes that the papers leave out: norm statistics (two fp32 per token and norm).
 double statistics_bytes(const Dims& d, double share) { return 2 * 2 * 4 * d.s * d.b / share; }
 
+// PyTorch's loss in tensors of 4 bytes as large as the logits: the log-probabilities, which the forward saves, zeros and
+// the sum of both gradients; over a divided vocabulary the exponentials, too (loss.py of its tensor parallelism).
+TEST(LossMemory, OfDividedVocabulariesIsATensorMore) {
+  for (const std::int64_t degree : {1, 2, 8}) {
+    Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+    s.workload = {2048, 0, 8};
+    s.plan.batch.micro_batch_size = 1;
+    s.plan.tensor.degree = degree;
+    s.plan.framework.stack = framework::Stack::fsdp;
+    Program p;
+    lower(s, p);
+    const double logits = 4.0 * 2048 * 128256 / static_cast<double>(degree);
+    const double held = piece_memory(piece_named(p, "head"), 1).backward_transient.of(Place::device, Category::activation);
+    EXPECT_NEAR(held / logits, degree == 1 ? 2 : 3, 0.001) << degree;
+  }
+}
+
+// A layer's backward gathers what its forward gathered once more, but where the stack keeps it.
+TEST(SequenceParallel, GathersInputsAgainWhereTheStackKeepsShards) {
+  for (const auto& [stack, gathers] :
+       {std::pair{framework::Stack::megatron_core, 4}, {framework::Stack::fsdp, 2}, {framework::Stack::nanotron, 4}}) {
+    Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
+    s.workload = {2048, 0, 8};
+    s.plan.batch.micro_batch_size = 1;
+    s.plan.tensor.degree = 4;
+    s.plan.tensor.sequence_parallel = true;
+    s.plan.framework.stack = stack;
+    Program p;
+    lower(s, p);
+    const Piece& layer = running_layer(p);
+    EXPECT_EQ(count_ops(layer.forward, OpKind::all_gather), 2);
+    EXPECT_EQ(count_ops(layer.backward, OpKind::all_gather), gathers);
+  }
+}
+
 // Korthikanti et al. 2022, table 2.
 TEST(ActivationMemory, EqualsKorthikanti2022Table2) {
   Scenario s = megatron_22b();
