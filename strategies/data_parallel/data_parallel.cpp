@@ -239,7 +239,7 @@ class Shard {
   // Prepends the gather to `block` and lets its ops read slices of the gathered copy.
   TensorId gathered(Block& block, TensorId shard, MeshGroup group) {
     TensorId from = shard;
-    if (piece_.tensors[shard].dtype != piece_.tensors[whole_parameters_].dtype) from = add_cast_shard(shard);
+    if (piece_.tensors[shard].dtype != gathered_dtype()) from = add_cast_shard(shard);
     const TensorId whole = gather(block, from, group);
     if (from == shard) return whole;
     Op cast = as_gathered(block);
@@ -252,13 +252,16 @@ class Shard {
     return whole;
   }
 
-  // What is gathered of weights that are kept in fp32.
+  // Norms are gathered along, the thousandth part of a layer: torchao leaves them in 16 bits.
+  Dtype gathered_dtype() const { return s_.fp8_gathers ? Dtype::fp8 : piece_.tensors[whole_parameters_].dtype; }
+
+  // What is gathered of weights that are kept in another dtype.
   TensorId add_cast_shard(TensorId shard) {
     Tensor cast = piece_.tensors[shard];
     cast.name = "cast_shard";
     // What is gathered level by level is a matrix in it, as in any flat buffer of parameters.
     if (s_.gathered_first.empty()) cast.category = Category::communication_buffer;
-    cast.dtype = piece_.tensors[whole_parameters_].dtype;
+    cast.dtype = gathered_dtype();
     cast.resident = false;
     return piece_.add(cast);
   }
@@ -276,6 +279,7 @@ class Shard {
   TensorId gather(Block& block, TensorId from, MeshGroup group) {
     Tensor copy = piece_.tensors[whole_parameters_];
     copy.resident = false;
+    copy.dtype = gathered_dtype();
     copy.name = "gathered_parameters";
     const TensorId id = piece_.add(copy);
     rename_parameters(block, id);
@@ -358,6 +362,7 @@ class Shard {
       if (renamed_base == kNoTensor) continue;
       Tensor view = piece_.tensors[id];
       view.alias_of = renamed_base;
+      view.dtype = piece_.tensors[copy].dtype;
       renamed[id] = piece_.add(view);
     }
     for (Op& op : block.ops)
@@ -403,6 +408,16 @@ void check(const Scenario& scenario) {
       fail("zero_shard_degree", options.shard_degree,
            "a divisor of the data-parallel degree " + std::to_string(degree));
   }
+  if (options.float8_all_gather) {
+    bool fp8 = false;
+    for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
+      fp8 = fp8 || plan.precision.mix == precision::Mix::fp8;
+    });
+    if (options.zero_stage < 3 || !fp8)
+      throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
+                       options.zero_stage < 3 ? "false below zero_stage 3, which gathers no layers"
+                                              : "false where no layer has precision \"fp8\"");
+  }
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (plan.data.prefetch > 1000)
       throw InputError({"", at + "prefetch"}, std::to_string(plan.data.prefetch), "at most 1000 layers");
@@ -436,6 +451,7 @@ Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& 
     if (strategy.shard != nullptr) strategy.shard(scenario, plan, program.mesh, s);
   s.fp32_weights = !s.over.weights.empty() && framework::shards_in_fp32(scenario.plan) &&
                    scenario.plan.optimizer.master_parameters && scenario.plan.precision.storage() != Dtype::fp32;
+  s.fp8_gathers = !s.over.weights.empty() && options.float8_all_gather && plan.precision.mix == precision::Mix::fp8;
   return s;
 }
 
@@ -470,10 +486,17 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   if (sharding.ranks.empty()) return;
   sharding.stays_gathered =
       !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
+  sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));
   lay_out({&sharding, 1}, plan.data, bucket, program.mesh, piece);
+}
+
+void check_runnable(const Scenario& scenario) {
+  if (scenario.plan.data.float8_all_gather)
+    throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
+                     "false in real runs: no scales of fp8 parts are agreed upon yet");
 }
 
 void disable(Plan& plan) {

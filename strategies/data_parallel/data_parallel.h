@@ -35,6 +35,7 @@ struct Sharding {
   // Divided weights are fp32 and what the optimizer updates, with no copy beside them; what is gathered is cast first.
   bool fp32_weights = false;
   bool stays_gathered = false;  // what the forward gathers is whole to the end of the step
+  bool fp8_gathers = false;     // what is gathered is cast to fp8 first, and is what products read
 };
 // As zero_stage and reduce_gradients have it, and then as other strategies do.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
@@ -56,5 +57,7 @@ std::span<const PlanWord> words();
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
 // Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of it.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
+// Refuses what the executor has no kernels for.
+void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::data_parallel

@@ -19,6 +19,7 @@ struct Options {
   bool overlap_parameters = true;
   bool reshard_after_forward = true;
   std::int64_t prefetch = 1;
+  bool float8_all_gather = false;
   std::int64_t bucket_bytes = 0;
 
   void visit_fields(FieldVisitor& v) {
@@ -41,6 +42,9 @@ struct Options {
             Scope::layer);
     v.field("prefetch", prefetch, orrery::degree(0),
             "zero_stage 3: layers before, when a layer's parameters are gathered", Scope::layer);
+    v.field("enable_fsdp_float8_all_gather", float8_all_gather,
+            "zero_stage 3 with precision fp8: the layers' parameters are cast to fp8 before they are gathered, half the "
+            "bytes of 16 bits (torchao)");
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default", Scope::buckets);
   }
 };

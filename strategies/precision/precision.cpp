@@ -10,14 +10,18 @@ namespace {
 // Quantises what the products of a block read: activations and output gradients at each use, once.
 class Quantiser {
  public:
-  // `weights_come_and_go`: each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered.
-  Quantiser(Piece& piece, bool weights_come_and_go)
-      : piece_(piece), weights_come_and_go_(weights_come_and_go), quantised_(piece.tensors.size(), kNoTensor) {}
+  enum class Weights : std::uint8_t {
+    stay,
+    come_and_go,  // each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered
+    come_in_fp8   // and gathers them quantised
+  };
+  Quantiser(Piece& piece, Weights weights)
+      : piece_(piece), weights_(weights), quantised_(piece.tensors.size(), kNoTensor) {}
 
   void run() {
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       out_.clear();
-      if (weights_come_and_go_)
+      if (weights_ == Weights::come_and_go)
         for (std::size_t id = 0; id < quantised_.size(); ++id)
           if (piece_.tensors[id].category == Category::parameter) quantised_[id] = kNoTensor;
       for (Op op : block->ops) {
@@ -40,19 +44,20 @@ class Quantiser {
   // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's
   // is_first_microbatch).
   TensorId quantise_weight(TensorId id, const Op& cause) {
+    if (weights_ == Weights::come_in_fp8) return id;
     if (quantised_[id] != kNoTensor) return quantised_[id];
     Tensor t = piece_.tensors[id];
     t.alias_of = kNoTensor;
     t.dtype = Dtype::fp8;
     t.category = Category::workspace;
-    t.resident = !weights_come_and_go_;
+    t.resident = weights_ == Weights::stay;
     const TensorId q = piece_.add(t);
     quantised_.resize(piece_.tensors.size(), kNoTensor);
     quantised_[id] = q;
     Op op;
     op.kind = OpKind::cast;
     op.phase = cause.phase;
-    op.when = weights_come_and_go_ ? When::every_micro_batch : When::first_micro_batch;
+    op.when = weights_ == Weights::stay ? When::first_micro_batch : When::every_micro_batch;
     op.name = "quantise_weight";
     op.reads[0] = id;
     op.writes[0] = q;
@@ -80,7 +85,7 @@ class Quantiser {
   }
 
   Piece& piece_;
-  const bool weights_come_and_go_;
+  const Weights weights_;
   std::vector<TensorId> quantised_;
   std::vector<Op> out_;
 };
@@ -138,8 +143,12 @@ void check(const Scenario& scenario) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (plan.precision.mix != Mix::fp8 || !is_layer(piece)) return;
-  const bool gathered = !data_parallel::sharding_of(scenario, plan, program).over.weights.empty();
-  Quantiser(piece, gathered).run();
+  const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
+  using Weights = Quantiser::Weights;
+  Quantiser(piece, sharding.fp8_gathers              ? Weights::come_in_fp8
+                   : !sharding.over.weights.empty() ? Weights::come_and_go
+                                                    : Weights::stay)
+      .run();
 }
 
 Dtype peak_dtype(const Scenario& scenario) {
