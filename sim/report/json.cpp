@@ -51,6 +51,13 @@ void write_memory(const Report& r, JsonWriter& w) {
   w.field("margin_bytes", r.memory_capacity_bytes - r.memory_peak_bytes);
   w.field("fits", r.memory_fits);
   w.field("verdict", name_of(memory_verdict(r)));
+  if (const auto interval = peak_interval(r)) {
+    w.key("interval");
+    w.begin_object();
+    w.field("low_bytes", interval->low_bytes);
+    w.field("high_bytes", interval->high_bytes);
+    w.end_object();
+  }
   write_shared("host", r.host_memory, w);
   write_shared("storage", r.storage, w);
   if (!r.stages.empty()) {

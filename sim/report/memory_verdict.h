@@ -1,6 +1,7 @@
 // Does a plan fit the memory, as far as can be told from a prediction?
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include "sim/report/report.h"
@@ -13,6 +14,18 @@ enum class MemoryVerdict { fits, tight, does_not_fit };
 // 1 / kTightShare of the predicted one (results/published/steps, peak_allocated_bytes; a source of more than 30 counts
 // as 30, as for intervals of steps). tests/validation holds it to them.
 inline constexpr double kTightShare = 0.92;
+
+// Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times (of the
+// same points, weighed alike).
+inline constexpr double kPeakLow = 0.98, kPeakHigh = 1.14;
+struct PeakInterval {
+  double low_bytes, high_bytes;
+};
+// Four of five; nothing of what was measured.
+inline std::optional<PeakInterval> peak_interval(const Report& report) {
+  if (report.engine == "measured") return std::nullopt;
+  return PeakInterval{kPeakLow * report.memory_peak_bytes, kPeakHigh * report.memory_peak_bytes};
+}
 
 // A measured report's step has run, and what nodes share is not allocated in pieces: only a predicted device is tight.
 inline MemoryVerdict memory_verdict(const Report& report) {

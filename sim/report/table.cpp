@@ -144,6 +144,11 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
   line(out, "peak", bytes_text(r.memory_peak_bytes),
        fmt::format("of {}: {}", bytes_text(r.memory_capacity_bytes),
                    verdict(r.memory_capacity_bytes - r.memory_peak_bytes, memory_verdict(r) == MemoryVerdict::tight)));
+  if (const auto interval = peak_interval(r))
+    line(out, "", "",
+         paint(fmt::format("80 %: {} to {} (published peaks)", bytes_text(interval->low_bytes),
+                           bytes_text(interval->high_bytes)),
+               Paint::dim, style));
   if (memory_verdict(r) == MemoryVerdict::tight)
     line(out, "", "",
          fmt::format("one published peak in five was more than {:.2f} times the predicted one", 1 / kTightShare));

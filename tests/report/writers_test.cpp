@@ -293,11 +293,16 @@ TEST(Table, SaysThatMemoryIsTight) {
   EXPECT_EQ(written["memory"]["fits"], true);
   EXPECT_EQ(written["memory"]["verdict"], "tight");
   EXPECT_EQ(memory_verdict(read_report(written, {})), MemoryVerdict::tight);
+  EXPECT_EQ(written["memory"]["interval"]["low_bytes"], kPeakLow * report.memory_peak_bytes);
+  EXPECT_EQ(written["memory"]["interval"]["high_bytes"], kPeakHigh * report.memory_peak_bytes);
+  EXPECT_THAT(table, HasSubstr("to " + bytes_text(kPeakHigh * report.memory_peak_bytes) + " (published peaks)"));
   EXPECT_THAT(comparison_table(report, example_report(), {}, {}), HasSubstr("tight"));
   EXPECT_EQ(report_columns().back().name, "memory_verdict");
   EXPECT_EQ(std::get<std::string_view>(report_columns().back().value(report)), "tight");
   report.engine = "measured";  // it ran
   EXPECT_EQ(memory_verdict(report), MemoryVerdict::fits);
+  EXPECT_FALSE(json::parse(report_json(report).dump())["memory"].contains("interval"));
+  EXPECT_THAT(report_table(report, {}, {}), Not(HasSubstr("published peaks")));
 }
 
 // What a node's devices share: by what it is for, how much of the node, and whether there is room.

@@ -581,7 +581,8 @@ TEST(Scaling, LossesAreOfTokensADeviceAndDoubling) {
   EXPECT_NEAR(ptdp->measured_loss, 1 - std::sqrt(141.0 / 153), 0.005);
 }
 
-// kTightShare is the largest hundredth from which four of five published peaks would still have fitted.
+// kTightShare is the largest hundredth from which four of five published peaks would still have fitted; kPeakLow and
+// kPeakHigh are the hundredths that leave no more than a tenth of them on either side.
 TEST(Intervals, OfMemoryAreThoseThatVerdictsGoBy) {
   std::map<std::string, std::vector<double>> peaks;  // measured / predicted, by source
   for (const PredictedPoint& p : predicted(Seen::all))
@@ -599,6 +600,22 @@ TEST(Intervals, OfMemoryAreThoseThatVerdictsGoBy) {
     }
     return inside / all;
   };
+  // Of the interval a tenth on either side.
+  const auto beyond = [&](auto is_beyond) {
+    double outside = 0, all = 0;
+    for (const auto& [source, ratios] : peaks) {
+      const auto size = static_cast<double>(ratios.size());
+      const double weight = std::min(1.0, kMostOfSource / size);
+      all += weight * size;
+      for (const double ratio : ratios) outside += is_beyond(ratio) ? weight : 0;
+    }
+    return outside / all;
+  };
+  constexpr double kTail = (1 - kIntervalShare) / 2, kStep = 0.01;
+  EXPECT_LE(beyond([](double ratio) { return ratio < kPeakLow; }), kTail);
+  EXPECT_GT(beyond([](double ratio) { return ratio < kPeakLow + kStep; }), kTail);
+  EXPECT_LE(beyond([](double ratio) { return ratio > kPeakHigh; }), kTail);
+  EXPECT_GT(beyond([](double ratio) { return ratio > kPeakHigh - kStep; }), kTail);
   EXPECT_GE(within(kTightShare), kIntervalShare);
   EXPECT_LT(within(kTightShare + 0.01), kIntervalShare);
 }
