@@ -15,8 +15,8 @@ enum class MemoryVerdict { fits, tight, does_not_fit };
 // as 30, as for intervals of steps). tests/validation holds it to them.
 inline constexpr double kTightShare = 0.92;
 
-// Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times (of the
-// same points, weighed alike).
+// Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times (of
+// the same points, weighed alike).
 inline constexpr double kPeakLow = 0.98, kPeakHigh = 1.14;
 struct PeakInterval {
   double low_bytes, high_bytes;

@@ -43,8 +43,8 @@ struct Options {
     v.field("prefetch", prefetch, orrery::degree(0),
             "zero_stage 3: layers before, when a layer's parameters are gathered", Scope::layer);
     v.field("enable_fsdp_float8_all_gather", float8_all_gather,
-            "zero_stage 3 with precision fp8: the layers' parameters are cast to fp8 before they are gathered, half the "
-            "bytes of 16 bits (torchao)");
+            "zero_stage 3 with precision fp8: the layers' parameters are cast to fp8 before they are gathered, half "
+            "the bytes of 16 bits (torchao)");
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default", Scope::buckets);
   }
 };

@@ -313,9 +313,10 @@ TEST(Memory, HoldsAGradientForEachShapeOfMatrix) {
     e.run();
     return with - e.report.memory_peak_bytes;
   };
-  // Llama 2 7B: queries, keys and values; the attention's output; the MLP's two; the logits (32,000 pad to 32,000).
+  // Llama 2 7B: queries, keys and values; the attention's output; the MLP's two; the logits.
   constexpr double kHidden = 4096, kFfn = 11008, kVocab = 32000, kBytes = 2;
-  const double layers = kHidden * (3 * kHidden + kHidden + 2 * kFfn + kFfn) * kBytes, logits = kHidden * kVocab * kBytes;
+  const double layers = kHidden * (3 * kHidden + kHidden + 2 * kFfn + kFfn) * kBytes;
+  const double logits = kHidden * kVocab * kBytes;
   EXPECT_DOUBLE_EQ(held({{"tensor_parallel", 1}}), layers + logits);
   EXPECT_DOUBLE_EQ(held({{"tensor_parallel", 2}, {"recompute", "full"}}), (layers + logits) / 2);
   EXPECT_DOUBLE_EQ(held({{"pipeline_parallel", 4}}), layers);  // the first stage is the fullest

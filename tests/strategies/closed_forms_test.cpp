@@ -66,8 +66,8 @@ TEST(ModelFlops, TensorParallelRanksShareThemEqually) {
 // Bytes that the papers leave out: norm statistics (two fp32 per token and norm).
 double statistics_bytes(const Dims& d, double share) { return 2 * 2 * 4 * d.s * d.b / share; }
 
-// PyTorch's loss in tensors of 4 bytes as large as the logits: the log-probabilities, which the forward saves, zeros and
-// the sum of both gradients; over a divided vocabulary the exponentials, too (loss.py of its tensor parallelism).
+// PyTorch's loss in tensors of 4 bytes as large as the logits: the log-probabilities, which the forward saves, zeros
+// and the sum of both gradients; over a divided vocabulary the exponentials, too (loss.py of its tensor parallelism).
 TEST(LossMemory, OfDividedVocabulariesIsATensorMore) {
   for (const std::int64_t degree : {1, 2, 8}) {
     Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
@@ -78,7 +78,8 @@ TEST(LossMemory, OfDividedVocabulariesIsATensorMore) {
     Program p;
     lower(s, p);
     const double logits = 4.0 * 2048 * 128256 / static_cast<double>(degree);
-    const double held = piece_memory(piece_named(p, "head"), 1).backward_transient.of(Place::device, Category::activation);
+    const PieceMemory head = piece_memory(piece_named(p, "head"), 1);
+    const double held = head.backward_transient.of(Place::device, Category::activation);
     EXPECT_NEAR(held / logits, degree == 1 ? 2 : 3, 0.001) << degree;
   }
 }

@@ -70,8 +70,11 @@ Gathers gathers_of(const Piece& piece) {
   Gathers g;
   for (const Block* block : {&piece.forward, &piece.backward}) {
     g.casts += count_ops(*block, OpKind::cast);
-    for (const Op& op : block->ops)
-      if (op.kind == OpKind::all_gather) g.bytes += static_cast<double>(piece.tensors[op.writes[0]].bytes()), ++g.gathers;
+    for (const Op& op : block->ops) {
+      if (op.kind != OpKind::all_gather) continue;
+      g.bytes += static_cast<double>(piece.tensors[op.writes[0]].bytes());
+      ++g.gathers;
+    }
   }
   return g;
 }
