@@ -107,7 +107,7 @@ class Fit {
       Vector gradient = Vector::Zero(x.size());
       add_points(used, x, normal, gradient);
       add_known(x, normal, gradient);
-      Vector change = normal.ldlt().solve(-gradient);
+      Vector change = change_within_bounds(x, normal, gradient);
       const double longest = change.cwiseAbs().maxCoeff();
       if (longest > kLongestStep) change *= kLongestStep / longest;
       x += change;
@@ -129,6 +129,39 @@ class Fit {
   }
 
  private:
+  // Nothing is faster in a step than alone: slowdowns are at least 1, hosts at least as slow as literature has them.
+  // What would leave is held where it begins and the others are solved for again, until all held pull outwards. Means of
+  // stacks may lie anywhere.
+  static Vector change_within_bounds(const Vector& x, const Matrix& normal, const Vector& gradient) {
+    std::vector<bool> held(static_cast<std::size_t>(x.size()), false);
+    for (Eigen::Index tried = 0;; ++tried) {
+      Matrix left = normal;
+      Vector slope = gradient;
+      for (Eigen::Index i = 0; i < x.size(); ++i) {
+        if (!held[static_cast<std::size_t>(i)]) continue;
+        slope -= x[i] * left.col(i);
+        left.row(i).setZero();
+        left.col(i).setZero();
+        left(i, i) = 1;
+        slope[i] = x[i];
+      }
+      const Vector change = left.ldlt().solve(-slope);
+      bool leaves = false;
+      for (Eigen::Index i = 0; i < x.size(); ++i) {
+        const bool bounded = i >= kShared || i == kDeviceMean || i == kCollectives;
+        if (!bounded || held[static_cast<std::size_t>(i)] || x[i] + change[i] >= 0) continue;
+        held[static_cast<std::size_t>(i)] = leaves = true;
+      }
+      if (leaves) continue;
+      const Vector pull = normal * change + gradient;
+      Eigen::Index freed = -1;
+      for (Eigen::Index i = 0; i < x.size(); ++i)
+        if (held[static_cast<std::size_t>(i)] && pull[i] < (freed < 0 ? 0 : pull[freed])) freed = i;
+      if (freed < 0 || tried > x.size()) return change;
+      held[static_cast<std::size_t>(freed)] = false;
+    }
+  }
+
   std::vector<double> log_errors(const std::vector<const PredictedPoint*>& points, const Vector& x) {
     const StepCalibration calibration = parameters_.calibration(x);
     simulator_.use(calibration);
