@@ -48,11 +48,6 @@ std::string one_value_hint(const CLI::App& app, int argc, const char* const* arg
   return {};
 }
 
-void run_nothing(CLI::App& app) {
-  app.callback(nullptr);
-  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) run_nothing(*command);
-}
-
 }  // namespace
 
 const Option& Option::required() const { return option_->required(), *this; }
@@ -136,11 +131,15 @@ void CommandLine::parse(int argc, const char* const* argv) const {
 }
 
 void CommandLine::check(std::vector<std::string> words) const {
-  run_nothing(*app_);
+  struct Parsed {};
+  app_->parse_complete_callback([] { throw Parsed(); });  // before what the subcommands run
   words.insert(words.begin(), "program");
   std::vector<const char*> arguments;
   for (const std::string& word : words) arguments.push_back(word.c_str());
-  parse(static_cast<int>(arguments.size()), arguments.data());
+  try {
+    parse(static_cast<int>(arguments.size()), arguments.data());
+  } catch (const Parsed&) {
+  }
 }
 
 }  // namespace orrery

@@ -96,7 +96,7 @@ class CommandLine {
   Command command() const { return Command(app_.get()); }
   // Runs what the words say. Throws UsageError, Exit, and what the subcommand throws.
   void parse(int argc, const char* const* argv) const;
-  // The words that follow the program's name. The same, but nothing is run any more: the subcommands are forgotten.
+  // The words that follow the program's name. The same, but nothing is run any more.
   void check(std::vector<std::string> words) const;
 
  private:

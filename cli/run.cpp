@@ -25,6 +25,7 @@
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
+#include "sim/report/read_json.h"
 #include "sim/report/table.h"
 #include "sim/report/trace.h"
 #include "strategies/lower.h"
@@ -209,6 +210,7 @@ struct RunOutcome {
 RunJob job_of(const RunArguments& arguments) {
   RunJob job;
   job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
+  refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
   job.scenario = read_scenario(job.document, job.source);
   job.processes = arguments.ranks == "mpi";

@@ -13,6 +13,7 @@
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
+#include "sim/report/read_json.h"
 #include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
@@ -32,6 +33,7 @@ OrderedJson model_json(const Model& model) {
 OrderedJson find(const std::string& name) {
   if (name.ends_with(".json")) {
     const nlohmann::json document = parse_json_file(name);
+    refuse_report(document, name, "a model's file; orrery compare reads reports");
     if (document.is_object() && document.contains("cluster") && document.contains("workload"))
       throw InputError({name, ""}, "a scenario", "a model's file; orrery simulate reads scenarios");
     const bool wrapped = document.is_object() && document.contains("model");  // as --json writes it

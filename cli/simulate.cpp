@@ -260,9 +260,8 @@ void simulate(const SimulateArguments& arguments) {
   if (arguments.batch.empty()) {
     ScenarioSource source;
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
-    if (is_report(document))
-      throw InputError({source.file, ""}, "a report",
-                       "a scenario, as stands under inputs.scenario of a report, or orrery compare, which takes both");
+    refuse_report(document, source.file,
+                  "a scenario, as stands under inputs.scenario of a report, or orrery compare, which takes both");
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
   simulate_batch(arguments);

@@ -585,6 +585,8 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   if (model.name.empty()) model.name = std::string(family.model_type);
   model.source = "Hugging Face config.json";
   family.read(config, model);
+  if (!model.vision() && model.max_positions < 1)
+    throw InputError(where, fmt::format("a longest sequence of {} positions", model.max_positions), "at least 1");
   return model;
 }
 

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "sim/hardware/crossing_groups.h"
+#include "sim/hardware/presets.h"
 #include "sim/hardware/read_placement.h"
 #include "sim/report/format.h"
 #include "strategies/activation_recompute/options.h"
@@ -58,6 +60,17 @@ bool selective_repeats_nothing(const Scenario& scenario, const Program& program)
   return true;
 }
 
+// Nodes made larger than their presets keep what devices share: NICs, PCIe switches, host memory.
+std::string larger_node_note(const Node& node) {
+  const std::vector<std::string> names = node_names();
+  if (std::find(names.begin(), names.end(), node.name) == names.end()) return {};
+  const std::int64_t devices = find_node(node.name).devices;
+  if (node.devices <= devices || node.devices_per_host > 0) return {};
+  return fmt::format("nodes have {} devices where {} has {}, and share its {} NIC{} and its host's memory: cluster.nics "
+                     "and cluster.host_memory_bytes change them",
+                     node.devices, node.name, devices, node.nics, node.nics == 1 ? "" : "s");
+}
+
 }  // namespace
 
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program) {
@@ -75,6 +88,7 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
         fmt::format("the plan has {} rank{} (plan.data_parallel {}): {} of the cluster's {} devices stand "
                     "idle, and no rate counts them",
                     ranks, ranks == 1 ? "" : "s", data_parallel_degree(scenario), all - ranks, all));
+  if (std::string larger = larger_node_note(scenario.cluster.node); !larger.empty()) notes.push_back(std::move(larger));
   for (std::size_t i = 0; i < scenario.plan.layers.size(); ++i)
     if (!is_another_for_layers(scenario.plan.layers[i].plan, scenario.plan))
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));

@@ -98,6 +98,10 @@ bool is_report(const Json& json) {
   return json.is_object() && (json.contains("measured") || (json.contains("engine") && json.contains("step_seconds")));
 }
 
+void refuse_report(const Json& document, const std::string& file, const std::string& expected) {
+  if (is_report(document)) throw InputError({file, ""}, "a report", expected);
+}
+
 Report read_report(const Json& document, const InputError::Where& where) {
   const Member whole(document, where);
   const Member json = whole.has("measured") ? whole["measured"] : whole;

@@ -381,7 +381,9 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
   page += fmt::format("![Predicted against measured]({})\n\n", plot);
   page +=
       "## By source\n\n\"Before\": with the calibration and the Programs of commit 1d3697f, when a stack had a factor "
-      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out.\n\n" +
+      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a source "
+      "began where the fit of all sources had ended and so\nknew something of the source they left out; they begin from "
+      "scratch now. Where \"now\" is worse, this is often why.\n\n" +
       groups("source", groups_by(all_steps, [](const PredictedPoint& p) { return p.source->name; }),
              {.ranking = true, .not_predicted = true, .before = "step_seconds"});
   page += "\n## By training stack\n\n" +

@@ -803,6 +803,8 @@ TEST(Simulate, AReportIsNoScenarioAndCompareNamesEnginesThatDiffer) {
   const auto wrong = place.orrery("simulate report.json");
   EXPECT_EQ(wrong.code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("report.json: found a report, expected a scenario"));
+  EXPECT_THAT(place.orrery("run report.json").err, HasSubstr("report.json: found a report, expected a scenario"));
+  EXPECT_THAT(place.orrery("show report.json").err, HasSubstr("report.json: found a report, expected a model's file"));
   const std::string by = ", by --engine ";
   EXPECT_THAT(place.orrery("compare report.json straggler").out, Not(HasSubstr(by)));
   EXPECT_THAT(place.orrery("compare report.json straggler --engine des").out,
@@ -1069,6 +1071,8 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
   EXPECT_THAT(notes(" --set plan.data_parallel=16"), Not(HasSubstr("stand idle")));
   EXPECT_THAT(notes(" --set workload.sequence_length=16384"),
               HasSubstr("16384 tokens, more than the model's max_positions of 8192"));
+  EXPECT_THAT(notes(" --set cluster.devices_per_node=16 --set cluster.nodes=32"),
+              HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
 }
 
 TEST(Simulate, SaysWhyATorusHasNoPlacement) {
