@@ -116,12 +116,12 @@ class Fit {
     return x;
   }
 
-  // Appends the points of a source as `x` predicts them.
-  void predict(const Vector& x, const std::string& source, std::vector<PredictedPoint>& predicted) {
+  // Appends the points of a source as the calibration predicts them.
+  void predict(const StepCalibration& calibration, const std::string& source, std::vector<PredictedPoint>& predicted) {
     std::vector<const PredictedPoint*> of_source;
     for (const PredictedPoint& p : points_)
       if (p.source->name == source) of_source.push_back(&p);
-    const std::vector<double> errors = log_errors(of_source, x);
+    const std::vector<double> errors = log_errors(of_source, calibration);
     for (std::size_t i = 0; i < of_source.size(); ++i) {
       predicted.push_back(*of_source[i]);
       predicted.back().predicted = of_source[i]->point->value * std::exp(errors[i]);
@@ -162,8 +162,7 @@ class Fit {
     }
   }
 
-  std::vector<double> log_errors(const std::vector<const PredictedPoint*>& points, const Vector& x) {
-    const StepCalibration calibration = parameters_.calibration(x);
+  std::vector<double> log_errors(const std::vector<const PredictedPoint*>& points, const StepCalibration& calibration) {
     simulator_.use(calibration);
     std::vector<double> errors;
     for (const PredictedPoint* p : points) {
@@ -176,12 +175,12 @@ class Fit {
 
   // Beside what is shared a point feels its own device's and its own stack's parameters alone.
   void add_points(const std::vector<const PredictedPoint*>& points, const Vector& x, Matrix& normal, Vector& gradient) {
-    const std::vector<double> at_x = log_errors(points, x);
+    const std::vector<double> at_x = log_errors(points, parameters_.calibration(x));
     Matrix slopes = Matrix::Zero(static_cast<Eigen::Index>(points.size()), x.size());
     const auto differentiate = [&](Eigen::Index begin, Eigen::Index end, const auto& index) {
       Vector moved = x;
       moved.segment(begin, end - begin).array() += kDifference;
-      const std::vector<double> there = log_errors(points, moved);
+      const std::vector<double> there = log_errors(points, parameters_.calibration(moved));
       for (std::size_t p = 0; p < points.size(); ++p)
         slopes(static_cast<Eigen::Index>(p), index(*points[p])) = (there[p] - at_x[p]) / kDifference;
     };
@@ -234,14 +233,15 @@ class Fit {
 
 double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
-nlohmann::ordered_json document_of(StepCalibration c) {
+// As the file has it, so that intervals are those of what it predicts.
+StepCalibration rounded(StepCalibration c) {
   c.other_devices_slowdown = rounded(c.other_devices_slowdown);
   for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops}) *shared = rounded(*shared);
   for (auto& [name, value] : c.device_slowdown) value = rounded(value);
   for (auto& [name, s] : c.stacks)
     s = {.host_seconds_per_op = rounded(s.host_seconds_per_op),
          .memory_bound_slowdown = rounded(s.memory_bound_slowdown)};
-  return to_json(c);
+  return c;
 }
 
 }  // namespace
@@ -251,14 +251,15 @@ StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress)
   const std::vector<std::string> sources = fit.sources();
   progress(0, 1 + sources.size());
   const Vector all = fit.run(fit.parameters().start(), kSteps, "");
-  nlohmann::ordered_json fitted = {{"fitted", document_of(fit.parameters().calibration(all))}};
+  nlohmann::ordered_json fitted = {{"fitted", to_json(rounded(fit.parameters().calibration(all)))}};
   nlohmann::ordered_json left_out = nlohmann::ordered_json::object();
   std::vector<PredictedPoint> unseen;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     progress(1 + i, 1 + sources.size());
     // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
-    const Vector others = fit.run(fit.parameters().start(), kSteps, sources[i]);
-    left_out[sources[i]] = document_of(fit.parameters().calibration(others));
+    const StepCalibration others =
+        rounded(fit.parameters().calibration(fit.run(fit.parameters().start(), kSteps, sources[i])));
+    left_out[sources[i]] = to_json(others);
     fit.predict(others, sources[i], unseen);
   }
   const StepIntervals found = step_intervals(unseen);

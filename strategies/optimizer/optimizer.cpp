@@ -151,7 +151,7 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   return global;
 }
 
-// `master_copy`: in fp32, beside parameters of another dtype.
+// `master_copy`: in fp32, beside parameters of another dtype; of Options::parameter_remainders what the parameter lacks.
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
   const std::int64_t elements = piece.tensors[set.parameters].elements();
@@ -162,7 +162,9 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   std::size_t w = 0;
   update.writes[w++] = set.parameters;
   const bool master = master_copy && piece.tensors[set.parameters].dtype != Dtype::fp32;
-  if (master)
+  if (master && options.parameter_remainders)  // 16 bits, of whatever meaning
+    update.writes[w++] = flat(piece, "parameter_remainders", Category::optimizer_state, Dtype::bf16, elements);
+  else if (master)
     update.writes[w++] = flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements);
   const Dtype moments = moment_dtype(options.moments);
   if (adam || options.rule == Rule::sgd_momentum)
@@ -236,6 +238,14 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/plan/optimizer_dtype"},
                      "\"" + std::string(kMomentDtypeNames[static_cast<std::size_t>(options.moments)]) + "\"",
                      "\"fp32\", \"bf16\" or \"fp16\" for this optimizer");
+  if (!options.parameter_remainders) return;
+  const char* allowed = nullptr;
+  if (options.rule != Rule::adam && options.rule != Rule::adamw) allowed = "false except of Adam";
+  if (!options.master_parameters) allowed = "false without master_parameters";
+  if (scenario.plan.data.zero_stage == 3 && framework::shards_in_fp32(scenario.plan))
+    allowed = "false where shards of parameters are kept in fp32";
+  if (scenario.plan.precision.storage() != Dtype::bf16) allowed = "false except of parameters in bf16";
+  if (allowed != nullptr) throw InputError({"", "/plan/store_param_remainders"}, "true", allowed);
 }
 
 void rewrite(const Scenario& scenario, Program& program) {
@@ -252,6 +262,8 @@ void rewrite(const Scenario& scenario, Program& program) {
 }
 
 void check_runnable(const Scenario& scenario) {
+  if (scenario.plan.optimizer.parameter_remainders)
+    throw InputError({"", "/plan/store_param_remainders"}, "true", "false in real runs: no kernel joins the halves yet");
   if (scenario.plan.optimizer.moments == MomentDtype::int4)
     throw InputError({"", "/plan/optimizer_dtype"}, "\"int4\"", "\"fp8\" or wider: no kernel keeps 4-bit moments yet");
 }

@@ -515,6 +515,21 @@ TEST(StateMemory, EqualsTheZeroPaper) {
   }
 }
 
+// Two bytes of an fp32 copy are in the bf16 parameter already.
+TEST(StateMemory, OfParameterRemaindersIsTwoBytesLess) {
+  Scenario s = scenario_of("gpt2-1.5b", "dgx-a100", 1);
+  s.workload = {1024, 0, 8};
+  s.plan.data.zero_stage = 1;
+  Program whole, remainders;
+  lower(s, whole);
+  s.plan.optimizer.parameter_remainders = true;
+  lower(s, remainders);
+  const double P = static_cast<double>(parameters(s.model)), N = 8;
+  EXPECT_NEAR(resident(whole, Category::optimizer_state) / (12 * P / N), 1, 1e-4);  // its vocabulary is padded
+  EXPECT_NEAR(resident(remainders, Category::optimizer_state) / (10 * P / N), 1, 1e-4);
+  EXPECT_EQ(resident(remainders, Category::parameter), resident(whole, Category::parameter));
+}
+
 // FSDP: 16 bytes a parameter, of which the fp32 shard is what the optimizer updates; a layer's is gathered in 16 bits.
 TEST(StateMemory, OfFsdpIsSixteenBytesAParameter) {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);

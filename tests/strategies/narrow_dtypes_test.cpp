@@ -53,6 +53,26 @@ TEST(FourBits, MomentsAreNotRun) {
   EXPECT_THROW(check_runnable(s), InputError);
 }
 
+TEST(ParameterRemainders, NeedAMasterCopyOfBf16Parameters) {
+  Scenario s = megatron_22b();
+  s.plan.precision.mix = precision::Mix::bf16;
+  s.plan.optimizer.parameter_remainders = true;
+  EXPECT_EQ(refusal(s), "");
+  EXPECT_THROW(check_runnable(s), InputError);
+  const auto refused = [&](const auto& change) {
+    Scenario other = s;
+    change(other.plan);
+    EXPECT_THAT(refusal(other), HasSubstr("/plan/store_param_remainders"));
+  };
+  refused([](Plan& plan) { plan.precision.mix = precision::Mix::fp16; });
+  refused([](Plan& plan) { plan.optimizer.master_parameters = false; });
+  refused([](Plan& plan) { plan.optimizer.rule = optimizer::Rule::sgd_momentum; });
+  refused([](Plan& plan) {
+    plan.framework.stack = framework::Stack::fsdp;
+    plan.data.zero_stage = 3;
+  });
+}
+
 Scenario fsdp_in_fp8() {
   Scenario s = scenario_of("llama-3-8b", "dgx-h100", 1);
   s.workload = {2048, 0, 8};

@@ -451,7 +451,7 @@ TEST(Intervals, AreThoseOfTheCalibrationFile) {
       const std::optional<StepInterval> kept = step_interval(name, origin, 1);
       const std::optional<StepInterval> expected = step_interval(found, name, origin, 1);
       ASSERT_TRUE(kept && expected) << name;
-      constexpr double kRounding = 1e-2;  // of the numbers that others are predicted by
+      constexpr double kRounding = 1e-3;
       EXPECT_NEAR(kept->low, expected->low, kRounding) << name;
       EXPECT_NEAR(kept->high / expected->high, 1, kRounding) << name;
       EXPECT_EQ(kept->points, stack.points) << name;
