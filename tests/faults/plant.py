@@ -54,6 +54,7 @@ FIRST = {
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }
 LONGEST = 900  # seconds of a test program; a test that hangs has seen the fault
+NONE = -1  # no fault
 
 HEADER_PATH = "tests/faults/planted.h"
 HEADER = """#pragma once
@@ -233,6 +234,7 @@ def run(folder: pathlib.Path, names: list, unseen: bool, briefly: bool, last_res
     numbers = json.loads(next(p for p in numbers_of(folder) if p.exists()).read_text())
     seen = json.loads(SEEN.read_text()) if SEEN.exists() else {}
     all_faults = faults()
+    sound = set()  # tests that pass without a fault
     unknown = [n for n in names if n not in numbers]
     if unknown:
         sys.exit(f"no faults of {folder}: {', '.join(unknown)}")
@@ -241,6 +243,11 @@ def run(folder: pathlib.Path, names: list, unseen: bool, briefly: bool, last_res
             continue
         begin = time.monotonic()
         seen[f.name] = seen_by(folder, f, numbers[f.name], seen.get(f.name), briefly, last_resort)
+        if seen[f.name]:
+            _, program, test = seen[f.name]
+            if test not in sound and failed_test(folder, program, test.split(" ")[0], NONE):
+                sys.exit(f"{test} fails without a fault, too: what is planted changes what it should not")
+            sound.add(test)
         result = " ".join(seen[f.name]) if seen[f.name] else "NOT SEEN"
         print(f"{f.name:28} {time.monotonic() - begin:6.1f} s  {result}", flush=True)
         now = {other.name: seen[other.name] for other in all_faults if other.name in seen}
