@@ -35,7 +35,7 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch, fields, label;
   EngineArguments engine;
-  bool ops = false, verbose = false, verify = false, fields_given = false;
+  bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
 };
 
 constexpr std::size_t kLabelColumns = 24;
@@ -252,6 +252,8 @@ void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
+  if (arguments.explain_given && arguments.explain.empty())
+    throw InputError({"--explain", ""}, "nothing", "the name of an op or a term, as the report has it");
   if (arguments.batch.empty() && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
   if (arguments.batch.empty() == arguments.scenario.empty())
@@ -306,7 +308,8 @@ void add_simulate(Command app) {
       .one_value_each()
       .type_name("FILE");
   command.add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
-      .type_name("OP|TERM");
+      .type_name("OP|TERM")
+      .on_value([arguments](const std::string&) { arguments->explain_given = true; });
   command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
   command.add_flag("--verify", arguments->verify,
                    "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");

@@ -291,9 +291,12 @@ class ReadParts {
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
 };
 
-// What a member adds to a scenario's digest.
+// What a member adds to a scenario's digest: mixed (SplitMix64's last steps), or plans alike would have digests alike.
 std::uint64_t member_digest(std::string_view key, const Json& value) {
-  return digest_of(value.dump(), digest_of(key) + 1);  // + 1: where the key ends
+  std::uint64_t digest = digest_of(value.dump(), digest_of(key) + 1);  // + 1: where the key ends
+  digest = (digest ^ (digest >> 30)) * 0xbf58476d1ce4e5b9;
+  digest = (digest ^ (digest >> 27)) * 0x94d049bb133111eb;
+  return digest ^ (digest >> 31);
 }
 
 }  // namespace

@@ -94,8 +94,8 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
   if (selective_repeats_nothing(scenario, program))
     notes.emplace_back(
-        "selective recomputation of the attention core repeats nothing and saves no memory: flash_attention stores no "
-        "scores; full or selective_op keep less");
+        "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and repeats "
+        "nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {
@@ -148,7 +148,7 @@ std::string against(double seconds, double step_seconds) {
 std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
                            const std::function<double(OtherPlacement)>& step_on) {
   if (cluster.is_scattered()) {
-    std::string note = fmt::format("the nodes lie scattered over the fabric: leaf by leaf the step would take {}",
+    std::string note = fmt::format("the nodes lie apart in the fabric (cluster.placement): on full leaves, leaf by leaf, the step would take {}",
                                    against(step_on(OtherPlacement::leaf_by_leaf), step_seconds));
     if (cluster.placement.ring_order == RingOrder::rank)
       note += fmt::format(", and where they are with rings and trees laid leaf by leaf {}",

@@ -74,8 +74,8 @@ void Simulator::use(const StepCalibration& steps) {
 namespace {
 
 constexpr const char* kOffloadIsFree =
-    "kept activations go to host memory and back: in closed form their copies hide behind kernels however long they "
-    "take; --engine des shows what waits for them";
+    "kept activations go to host memory and back: in closed form most of their copies hide behind kernels, even where "
+    "the link cannot carry them all in time; --engine des shows what waits for them";
 constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 

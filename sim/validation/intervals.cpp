@@ -179,6 +179,21 @@ std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> po
   return shares(inside);
 }
 
+std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoint> points) {
+  std::map<std::string, PlainCoverage> all;
+  for (const PredictedPoint& p : points) {
+    if (!p.is_predicted() || !p.is_measured() || p.point->quantity != Quantity::step_seconds) continue;
+    const std::optional<StepInterval> interval = step_interval(p.framework, p.curves, p.devices);
+    if (!interval) continue;
+    const double ratio = p.point->value / p.predicted;
+    for (const std::string& group : groups_of(p.framework, p.curves)) {
+      ++all[group].points;
+      if (ratio >= interval->low && ratio <= interval->high) ++all[group].inside;
+    }
+  }
+  return all;
+}
+
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points) {
   std::pair<std::set<std::string>, std::set<std::string>> halves;
   std::size_t next = 0;

@@ -23,8 +23,8 @@ inline constexpr double kIntervalShare = 0.8;
 inline constexpr std::int64_t kLeastPoints = 10, kLeastSources = 2;
 
 // Half widths and factors that hold kIntervalShare of every stack's and every origin's weighted points when each source
-// is held against those that the other sources give: sources differ from each other more than the points of one do. `points`: predicted by calibrations that have not seen them (Seen::others); those that are not fitted are no
-// part. `of`: the sources that they are found from; all where empty.
+// is held against those that the other sources give: sources differ from each other more than the points of one do. `points`: predicted by
+// calibrations that have not seen them (Seen::others); those that are not fitted are no part. `of`: the sources that they are found from; all where empty.
 StepIntervals step_intervals(std::span<const PredictedPoint> points, const std::set<std::string>& of = {});
 
 // Weighted share of fitted points inside their intervals: over all, by stack ("megatron-core") and by origin
@@ -36,6 +36,13 @@ inline constexpr const char* kAllSteps = "all";
 // The same where each source is held against widths that the others give, times what step_intervals() finds missing: what
 // to expect of a source that nobody has seen.
 std::map<std::string, double> unseen_coverage(std::span<const PredictedPoint> points);
+
+// Of all predicted steps that were measured, each counting once, those among them that are not fitted: how many there
+// are, and how many lie inside the intervals that reports state.
+struct PlainCoverage {
+  std::int64_t points = 0, inside = 0;
+};
+std::map<std::string, PlainCoverage> plain_coverage(std::span<const PredictedPoint> points);
 
 // The sources that have predicted steps, every other one in the first.
 std::pair<std::set<std::string>, std::set<std::string>> halves_of_sources(std::span<const PredictedPoint> points);

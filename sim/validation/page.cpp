@@ -287,14 +287,20 @@ std::pair<double, double> coverage_of_halves(std::span<const PredictedPoint> poi
 
 std::string coverage(std::span<const PredictedPoint> points) {
   const StepIntervals intervals = step_intervals(points);
+  const std::map<std::string, PlainCoverage> plain = plain_coverage(points);
   Rows rows;
   for (const auto& [group, share] : unseen_coverage(points)) {
     const auto stack = intervals.stacks.find(group);
     const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
     rows.push_back({group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
+    const auto all = plain.find(group);
+    rows.back().push_back(all == plain.end() ? "-" : fmt::format("{} of {}", all->second.inside, all->second.points));
   }
-  return markdown_grid(
-      std::vector<Column>{{"steps", false}, {"interval, of the prediction"}, {"inside, sources left out"}}, rows);
+  return markdown_grid(std::vector<Column>{{"steps", false},
+                                           {"interval, of the prediction"},
+                                           {"inside, sources left out"},
+                                           {"of all steps, each once"}},
+                       rows);
 }
 
 std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
@@ -392,7 +398,9 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
           groups("devices", by_size(steps), {.ranking = true}) + "\n" +
           groups("strategy", by_strategy(steps), {.ranking = true});
   page += "\n## By device\n\n" + groups("device", by_device(steps), {});
-  page += "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them.\n\n" + coverage(runs.others);
+  page += "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held to is weighed "
+      "(a source of many\npoints counts as thirty) and of points that are fitted; the last column counts all measured steps, "
+      "those among them whose layout\nor machine nobody states (quality C), which no interval of a model can cover.\n\n" + coverage(runs.others);
   page +=
       "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
       "(published/scaling.json)): the share of tokens a device and second that each doubling\nof the devices costs, "

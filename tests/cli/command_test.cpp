@@ -797,6 +797,12 @@ TEST(Batch, AppliesSetsToEveryLineAndWritesFiles) {
   EXPECT_EQ(json::parse(place.read("results.jsonl").substr(0, place.read("results.jsonl").find('\n')))["devices"], 256);
 }
 
+TEST(Simulate, ExplainsNothingThatHasNoName) {
+  const auto result = Workplace().orrery("simulate straggler --explain ''");
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--explain: found nothing, expected the name of an op or a term"));
+}
+
 TEST(Simulate, AReportIsNoScenarioAndCompareNamesEnginesThatDiffer) {
   const Workplace place;
   ASSERT_EQ(place.orrery("simulate straggler --json report.json").code, 0);
@@ -1040,7 +1046,7 @@ TEST(Simulate, SaysThatPlacementByLeavesHidesOversubscription) {
   const json scattered = report(scenario), narrow_and_scattered = report(narrow(scenario));
   EXPECT_GT(scattered.at("step_seconds"), hidden.at("step_seconds"));
   EXPECT_GT(narrow_and_scattered.at("step_seconds"), scattered.at("step_seconds"));
-  EXPECT_THAT(narrow_and_scattered.at("notes").dump(), HasSubstr("the nodes lie scattered over the fabric"));
+  EXPECT_THAT(narrow_and_scattered.at("notes").dump(), HasSubstr("the nodes lie apart in the fabric"));
   const json scattered_line = json::parse(place.orrery("simulate --batch -", narrow(scenario).dump() + "\n").out);
   EXPECT_EQ(scattered_line.at("notes"), narrow_and_scattered.at("notes"));
   EXPECT_EQ(scattered_line.at("step_seconds"), narrow_and_scattered.at("step_seconds"));
