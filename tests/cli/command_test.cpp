@@ -996,8 +996,8 @@ TEST(Simulate, NodesOfWholeLeavesAreNotCalledScattered) {
     EXPECT_EQ(result.code, 0) << result.err;
     return json::parse(result.out).at("notes").dump();
   };
-  EXPECT_THAT(notes("node[064-127]"), Not(HasSubstr("scattered")));
-  EXPECT_THAT(notes("node[065-128]"), HasSubstr("scattered"));
+  EXPECT_THAT(notes("node[064-127]"), Not(HasSubstr("lie apart")));
+  EXPECT_THAT(notes("node[065-128]"), HasSubstr("lie apart"));
 }
 
 TEST(Simulate, SaysWhichLengthItTookWhereNoneIsGiven) {
