@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <system_error>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -100,8 +101,9 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
       if (part.json.is_object() && part.json.contains(key))
         part = {Json(part.json.at(key)), {path, std::string("/") + key}};
       return part;
-    } catch (const InputError& error) {
-      if (std::filesystem::exists(path)) throw;
+    } catch (const InputError&) {
+      std::error_code error;  // links in a circle, a name too long: the reader has said so
+      if (std::filesystem::exists(path, error) || error) throw;
       throw InputError(where, describe(value), fmt::format("the path of a file (there is no {})", path));
     }
   }
@@ -152,7 +154,10 @@ Json opened_up(const Json& name, const std::string& at, const std::string& file)
 void find_from_working_directory(Json& value, const std::string& at, const std::string& file) {
   if (std::filesystem::path(file).parent_path().empty()) return;
   const auto make_absolute = [](Json& path) {
-    if (path.is_string()) path = std::filesystem::absolute(path.get<std::string>()).string();
+    std::error_code error;
+    if (!path.is_string()) return;
+    const std::filesystem::path absolute = std::filesystem::absolute(path.get<std::string>(), error);
+    if (!error) path = absolute.string();
   };
   const std::string pointer = within_job(at);
   const bool is_part = pointer == "/model" || pointer == "/cluster" || pointer == "/workload" || pointer == "/plan" ||

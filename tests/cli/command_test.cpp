@@ -346,6 +346,34 @@ TEST(Simulate, PartsMayBeFilesBesideTheScenario) {
   EXPECT_EQ(changed.code, 0) << changed.err;
 }
 
+TEST(Simulate, SaysWhyAPartsFileCannotBeReached) {
+  Workplace place;
+  place.shell("ln -s l2 l1; ln -s l1 l2; mkdir folder");
+  const std::string long_name = "./" + std::string(300, 'x');
+  const struct {
+    std::string path;
+    const char* reason;
+  } cases[] = {{"./l1", "Too many levels of symbolic links"},
+               {long_name, "File name too long"},
+               {"./folder", "Is a directory"},
+               {"./none.json", "there is no "}};
+  for (const auto& [path, reason] : cases) {
+    for (const std::string part : {"model=", "cluster=", "workload=", "plan=", "perturbations="}) {
+      const auto result = place.orrery("simulate llama-3-70b-512-h100 --set " + part + path);
+      EXPECT_EQ(result.code, 2) << part << path;
+      EXPECT_THAT(result.err, AllOf(StartsWith("orrery: error: "), HasSubstr(reason), Not(HasSubstr("internal"))));
+    }
+    for (const std::string command : {"run small-gpt --set model=", "compare llama-3-70b-512-h100 --set-b plan="}) {
+      const auto result = place.orrery(command + path);
+      EXPECT_EQ(result.code, 2) << command << path;
+      EXPECT_THAT(result.err, AllOf(StartsWith("orrery: error: "), HasSubstr(reason), Not(HasSubstr("internal"))));
+    }
+    const json line{{"model", path}, {"cluster", "dgx-h100"}, {"workload", {{"global_batch_size", 8}}}};
+    EXPECT_THAT(place.orrery("simulate --batch -", line.dump()).out,
+                AllOf(HasSubstr(reason), Not(HasSubstr("internal"))));
+  }
+}
+
 TEST(Simulate, FindsPathsOfSetFromTheWorkingDirectory) {
   Workplace place;
   place.write("cluster.json", R"({"node": "dgx-h100", "nodes": 32})");
