@@ -75,12 +75,14 @@ struct OwnSets {
   InputError blame(const InputError& error) const {
     constexpr std::string_view kSet = "--set";
     for (const std::string& value : values) {
-      const bool unread = error.where().file == kSet && error.found() == describe(value);
-      if (!unread && error.where().file != fmt::format("{} {}", kSet, value)) continue;
-      return {{option + error.where().file.substr(kSet.size()), error.where().pointer},
-              error.found(),
-              error.expected(),
-              error.nearest()};
+      InputError::Where where = error.where();
+      const std::string set = fmt::format("{} {}", kSet, value);
+      const bool unread = where.file == kSet && error.found() == describe(value);
+      // Or of a file that it names: "plan.json (--set plan=plan.json: /plan)".
+      const std::size_t named = where.file.find(fmt::format("({}: ", set));
+      if (!unread && where.file != set && named == std::string::npos) continue;
+      where.file.replace(named == std::string::npos ? 0 : named + 1, kSet.size(), option);
+      return {std::move(where), error.found(), error.expected(), error.nearest()};
     }
     return error;
   }

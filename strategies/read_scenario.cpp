@@ -102,9 +102,10 @@ Part open_part(const Json& value, const char* key, const InputError::Where& wher
         part = {Json(part.json.at(key)), {path, std::string("/") + key}};
       return part;
     } catch (const InputError&) {
-      std::error_code error;  // links in a circle, a name too long: the reader has said so
-      if (std::filesystem::exists(path, error) || error) throw;
-      throw InputError(where, describe(value), fmt::format("the path of a file (there is no {})", path));
+      std::error_code error;  // links in a circle, a name too long
+      if (std::filesystem::exists(path, error)) throw;
+      throw InputError(where, describe(value),
+                       fmt::format("the path of a file ({})", error ? error.message() : "there is no " + path));
     }
   }
   if (keep_names) return {value, where};
@@ -224,6 +225,16 @@ InputError ScenarioSource::blame(const InputError& error) const {
   return error.in_file(file);
 }
 
+InputError ScenarioSource::named_at(const std::string& pointer, const InputError& error) const {
+  const InputError::Where& where = error.where();
+  if (where.file.empty() || where.file == file) return error;
+  const InputError::Where by = blame(InputError({file, pointer}, "", "")).where();
+  return {{fmt::format("{} ({}: {})", where.file, by.file, by.pointer), where.pointer},
+          error.found(),
+          error.expected(),
+          error.nearest()};
+}
+
 void apply_set(Json& document, const std::string& argument, const std::string& file) {
   const Assignment assignment(argument);
   const InputError::Where where{"--set " + argument, ""};
@@ -232,7 +243,11 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
   for (std::size_t i = 0; i < assignment.keys.size(); ++i) {
     const std::string& key = assignment.keys[i];
     // A name or a path stands for an object: open it up, so that one of its fields can differ.
-    if (at->is_string()) *at = opened_up(*at, pointer, file);
+    try {
+      if (at->is_string()) *at = opened_up(*at, pointer, file);
+    } catch (const InputError& error) {
+      throw ScenarioSource{file, {}}.named_at(pointer, error);
+    }
     if (at->is_array()) {
       const bool index = key.find_first_not_of("0123456789") == std::string::npos && key.size() < 10;
       if (!index || std::stoul(key) >= at->size())
@@ -389,11 +404,23 @@ auto blaming(const ScenarioSource& source, Read read) {
   }
 }
 
-std::vector<Perturbation> take_perturbations(JsonReader& reader, const std::string& file, const Cluster& cluster) {
+// What `read` returns of the part at `where`; errors of a file that the part names say so.
+template <class Read>
+auto reading_part(const ScenarioSource& source, const InputError::Where& where, Read read) {
+  try {
+    return read(where);
+  } catch (const InputError& error) {
+    throw source.named_at(where.pointer, error);
+  }
+}
+
+std::vector<Perturbation> take_perturbations(JsonReader& reader, const ScenarioSource& source, const Cluster& cluster) {
   const Json* json = reader.take("perturbations");
   if (json == nullptr) return {};
-  const Part part = open_part(*json, "perturbations", {file, "/perturbations"}, /*keep_names=*/false);
-  return read_perturbations(part.json, part.where, cluster);
+  return reading_part(source, reader.at("perturbations"), [&](const InputError::Where& where) {
+    const Part part = open_part(*json, "perturbations", where, /*keep_names=*/false);
+    return read_perturbations(part.json, part.where, cluster);
+  });
 }
 
 // REQUIRES: the placement's numbers are those of a cluster's nodes, or it overflows.
@@ -456,11 +483,13 @@ InputError Job::in_document(const InputError& error) const {
   return InputError({"", pointer + where.pointer}, error.found(), error.expected(), error.nearest());
 }
 
-Cluster ScenarioReader::take_cluster(JsonReader& reader, const std::string& file) {
+Cluster ScenarioReader::take_cluster(JsonReader& reader, const ScenarioSource& source) {
   const Json* cluster = reader.take("cluster");
   if (cluster == nullptr) reader.fail("cluster", "a cluster: a preset's name, a file, or an object");
-  return cached(cache_->clusters, *cluster, "cluster", {file, "/cluster"},
-                [](const Json& json, const InputError::Where& where) { return read_cluster(json, where); });
+  return reading_part(source, reader.at("cluster"), [&](const InputError::Where& where) {
+    return cached(cache_->clusters, *cluster, "cluster", where,
+                  [](const Json& json, const InputError::Where& at) { return read_cluster(json, at); });
+  });
 }
 
 namespace {
@@ -477,30 +506,37 @@ const Json& need_workload(JsonReader& reader) {
   return *workload;
 }
 
-Workload take_workload(JsonReader& reader, const std::string& file) {
-  return read_fields<Workload>(
-      open_part(need_workload(reader), "workload", {file, reader.at("workload").pointer}, /*keep_names=*/false));
+Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
+  const Json& workload = need_workload(reader);
+  return reading_part(source, reader.at("workload"), [&](const InputError::Where& where) {
+    return read_fields<Workload>(open_part(workload, "workload", where, /*keep_names=*/false));
+  });
 }
 
-Plan take_plan(JsonReader& reader, const std::string& file) {
+Plan take_plan(JsonReader& reader, const ScenarioSource& source) {
   const Json* plan = reader.take("plan");
   if (plan == nullptr) return {};
-  return read_plan(open_part(*plan, "plan", {file, reader.at("plan").pointer}, /*keep_names=*/false));
+  return reading_part(source, reader.at("plan"), [&](const InputError::Where& where) {
+    return read_plan(open_part(*plan, "plan", where, /*keep_names=*/false));
+  });
 }
 
 }  // namespace
 
-Model ScenarioReader::take_model(JsonReader& reader, const std::string& file) {
-  return cached(cache_->models, need_model(reader), "model", {file, reader.at("model").pointer},
-                [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
+Model ScenarioReader::take_model(JsonReader& reader, const ScenarioSource& source) {
+  const Json& model = need_model(reader);
+  return reading_part(source, reader.at("model"), [&](const InputError::Where& where) {
+    return cached(cache_->models, model, "model", where,
+                  [](const Json& json, const InputError::Where& at) { return read_model(json, at); });
+  });
 }
 
-void ScenarioReader::take_parts(JsonReader& reader, const std::string& file, Scenario& scenario) {
+void ScenarioReader::take_parts(JsonReader& reader, const ScenarioSource& source, Scenario& scenario) {
   need_model(reader);  // what is missing, before what is wrong
   need_workload(reader);
-  scenario.model = take_model(reader, file);
-  scenario.workload = take_workload(reader, file);
-  scenario.plan = take_plan(reader, file);
+  scenario.model = take_model(reader, source);
+  scenario.workload = take_workload(reader, source);
+  scenario.plan = take_plan(reader, source);
 }
 
 ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const ScenarioSource& source) {
@@ -545,23 +581,23 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
     };
     take(scenario.model, cache.lines.models.get(texts[kModel], [&] {
       return read(
-          kModel, [&](JsonReader& reader) { return take_model(reader, source.file); },
+          kModel, [&](JsonReader& reader) { return take_model(reader, source); },
           [](const Model& model, const Json&) { return to_json(model); });
     }));
     take(scenario.workload, cache.lines.workloads.get(texts[kWorkload], [&] {
       return read(
-          kWorkload, [&](JsonReader& reader) { return take_workload(reader, source.file); }, opened("workload"));
+          kWorkload, [&](JsonReader& reader) { return take_workload(reader, source); }, opened("workload"));
     }));
     take(scenario.plan, cache.lines.plans.get(texts[kPlan], [&] {
       return read(
-          kPlan, [&](JsonReader& reader) { return take_plan(reader, source.file); }, opened("plan"));
+          kPlan, [&](JsonReader& reader) { return take_plan(reader, source); }, opened("plan"));
     }));
     auto cluster = std::tie(scenario.cluster, cache.line.cluster);
     take(cluster, cache.lines.clusters.get(texts[kCluster], [&] {
       return read(
           kCluster,
           [&](JsonReader& reader) {
-            return std::pair{take_cluster(reader, source.file), ++cache.clusters_met};
+            return std::pair{take_cluster(reader, source), ++cache.clusters_met};
           },
           [](const auto& part, const Json&) { return to_json(part.first); });
     }));
@@ -582,17 +618,18 @@ Scenario ScenarioReader::read(const Json& document, const ScenarioSource& source
     for (const char* key : {"model", "cluster", "workload", "plan", "perturbations"}) reader.take(key);
     reader.finish();  // a mistyped key before what is missing for it
     Scenario scenario;
-    take_parts(reader, source.file, scenario);
-    scenario.cluster = take_cluster(reader, source.file);
-    scenario.perturbations = take_perturbations(reader, source.file, scenario.cluster);
+    take_parts(reader, source, scenario);
+    scenario.cluster = take_cluster(reader, source);
+    scenario.perturbations = take_perturbations(reader, source, scenario.cluster);
     return scenario;
   });
 }
 
-Job ScenarioReader::read_job(const Json& json, const InputError::Where& where, const Cluster& cluster) {
-  JsonReader reader(json, where);
+Job ScenarioReader::read_job(const Json& json, const std::string& pointer, const ScenarioSource& source,
+                             const Cluster& cluster) {
+  JsonReader reader(json, {source.file, pointer});
   Job job;
-  job.pointer = where.pointer;
+  job.pointer = pointer;
   job.scenario.cluster = cluster;
   job.scenario.cluster.name.clear();
   for (const char* key : {"model", "workload", "plan", "nodes"}) reader.take(key);
@@ -602,7 +639,7 @@ Job ScenarioReader::read_job(const Json& json, const InputError::Where& where, c
   if (!reader.has("nodes")) reader.fail("nodes", "how many of the cluster's nodes the job has");
   if (job.name.empty()) reader.fail("name", "a name for the job");
   reader.field("nodes", job.scenario.cluster.nodes, IntegerRange{.least = 1, .most = cluster.nodes}, "");
-  take_parts(reader, where.file, job.scenario);
+  take_parts(reader, source, job.scenario);
   return job;
 }
 
@@ -624,11 +661,11 @@ JobsDocument ScenarioReader::read_jobs(const Json& document, const ScenarioSourc
     reader.take("perturbations");
     reader.finish();
     if (!jobs.is_array() || jobs.empty()) reader.fail("jobs", "an array of jobs");
-    result.cluster = take_cluster(reader, source.file);
+    result.cluster = take_cluster(reader, source);
     for (std::size_t i = 0; i < jobs.size(); ++i)
-      result.jobs.push_back(read_job(jobs[i], {source.file, fmt::format("/jobs/{}", i)}, result.cluster));
+      result.jobs.push_back(read_job(jobs[i], fmt::format("/jobs/{}", i), source, result.cluster));
     check_placements(result.jobs, result.cluster, source.file);
-    result.perturbations = take_perturbations(reader, source.file, result.cluster);
+    result.perturbations = take_perturbations(reader, source, result.cluster);
     return result;
   });
 }
@@ -636,7 +673,7 @@ JobsDocument ScenarioReader::read_jobs(const Json& document, const ScenarioSourc
 Cluster ScenarioReader::read_cluster_of(const Json& document, const ScenarioSource& source) {
   return blaming(source, [&] {
     JsonReader reader(document, {source.file, ""});
-    return take_cluster(reader, source.file);
+    return take_cluster(reader, source);
   });
 }
 

@@ -38,6 +38,9 @@ struct ScenarioSource {
 
   // The error with its file filled in: of the last --set that wrote the value at fault, else this file.
   InputError blame(const InputError& error) const;
+  // An error of the file that the value at `pointer` names, with who names it: "plan.json (scenario.json: /plan)". Any
+  // other as it is.
+  InputError named_at(const std::string& pointer, const InputError& error) const;
 };
 
 // Overrides one value: "plan.tensor_parallel=4". The part after '=' is JSON, or else a string. Objects on the way are
@@ -94,10 +97,11 @@ class ScenarioReader {
   struct Cache;
   std::unique_ptr<Cache> cache_;
 
-  Cluster take_cluster(JsonReader& reader, const std::string& file);
-  Model take_model(JsonReader& reader, const std::string& file);
-  void take_parts(JsonReader& reader, const std::string& file, Scenario& scenario);
-  Job read_job(const nlohmann::json& json, const InputError::Where& where, const Cluster& cluster);
+  Cluster take_cluster(JsonReader& reader, const ScenarioSource& source);
+  Model take_model(JsonReader& reader, const ScenarioSource& source);
+  void take_parts(JsonReader& reader, const ScenarioSource& source, Scenario& scenario);
+  Job read_job(const nlohmann::json& json, const std::string& pointer, const ScenarioSource& source,
+               const Cluster& cluster);
 };
 
 // The same for a single document.

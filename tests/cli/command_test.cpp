@@ -374,6 +374,39 @@ TEST(Simulate, SaysWhyAPartsFileCannotBeReached) {
   }
 }
 
+TEST(Simulate, ErrorsOfAPartsFileSayWhoNamesIt) {
+  Workplace place;
+  json scenario = json::parse(example_scenario());
+  scenario["plan"] = "p.json";
+  const json jobs{
+      {"cluster", {{"node", "dgx-h100"}, {"nodes", 2}}},
+      {"jobs",
+       {{{"name", "a"}, {"model", "llama-3-8b"}, {"workload", json::object()}, {"plan", "p.json"}, {"nodes", 1}}}}};
+  place.write("p.json", R"({"zero_stag": 1})");
+  place.write("list.json", "[");
+  place.write("s.json", scenario.dump());
+  place.write("jobs.json", jobs.dump());
+  place.write("lines.jsonl", "{}\n" + scenario.dump() + "\n");
+  const auto error = [&](const std::string& arguments) { return place.orrery(arguments).err; };
+  EXPECT_THAT(error("simulate s.json"),
+              HasSubstr("error: p.json (s.json: /plan): /zero_stag: found the unknown key \"zero_stag\""));
+  EXPECT_THAT(error("simulate jobs.json --engine des"), HasSubstr("p.json (jobs.json: /jobs/0/plan): /zero_stag: "));
+  EXPECT_THAT(error("simulate llama-3-70b-512-h100 --set plan=./p.json"),
+              HasSubstr("p.json (--set plan=./p.json: /plan): /zero_stag: found"));
+  EXPECT_THAT(error("simulate s.json --set plan=list.json --set plan.zero_stage=1"),
+              HasSubstr("list.json (s.json: /plan): found a syntax error"));
+  EXPECT_THAT(error("compare llama-3-70b-512-h100 --set-b plan=./p.json"),
+              HasSubstr("p.json (--set-b plan=./p.json: /plan): /zero_stag: found"));
+  const std::string lines = place.orrery("simulate --batch lines.jsonl").out;
+  const json line = json::parse(lines.substr(lines.find('\n') + 1));
+  EXPECT_EQ(line["error"]["file"], "p.json (lines.jsonl:2: /plan)");
+  EXPECT_EQ(line["error"]["pointer"], "/zero_stag");
+  // A bundled one's that does not fit this cluster.
+  EXPECT_THAT(
+      error("simulate small-gpt --engine des --set perturbations=straggler"),
+      HasSubstr("straggler.json (--set perturbations=straggler: /perturbations): /perturbations/0/devices/0: "));
+}
+
 TEST(Simulate, FindsPathsOfSetFromTheWorkingDirectory) {
   Workplace place;
   place.write("cluster.json", R"({"node": "dgx-h100", "nodes": 32})");
