@@ -21,6 +21,7 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
+#include "sim/base/one_line.h"
 #include "sim/program/check.h"
 #include "sim/report/columns.h"
 #include "sim/report/format.h"
@@ -32,12 +33,13 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 OrderedJson error_json(const InputError& error) {
+  const auto bounded = [](const std::string& text) { return clipped(text, kMostMessageBytes); };
   return {{"error",
            {{"message", error.what()},
-            {"file", error.where().file},
-            {"pointer", error.where().pointer},
-            {"found", error.found()},
-            {"expected", error.expected()},
+            {"file", bounded(error.where().file)},
+            {"pointer", bounded(error.where().pointer)},
+            {"found", bounded(error.found())},
+            {"expected", bounded(error.expected())},
             {"nearest", error.nearest()}}}};
 }
 

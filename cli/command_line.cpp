@@ -12,27 +12,10 @@
 #include "realrun/backend.h"
 #include "realrun/communicator.h"
 #include "sim/base/error.h"
+#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
-
-constexpr std::size_t kMostBytes = 4000;  // of a message: what was found may be a megabyte of it
-
-// One line whatever was found: control characters, which would act on a terminal, are written out.
-std::string one_line(std::string_view message) {
-  std::string line;
-  for (const char c : message.substr(0, kMostBytes)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n') {
-      line += ' ';
-    } else if (byte < 0x20 || byte == 0x7f) {
-      line += fmt::format("\\x{:02x}", byte);
-    } else {
-      line += c;
-    }
-  }
-  return message.size() > kMostBytes ? line + " ..." : line;
-}
 
 int fail(const char* program, int code, std::string_view message) {
   const std::string line = fmt::format("{}: error: {}\n", program, one_line(message));

@@ -141,7 +141,7 @@ bool names(const std::string& key, const Json& entry, const std::string& wanted)
       }
     }
   }
-  throw InputError(where, '"' + name + '"', "the name of a model, a config.json, or a written-out model",
+  throw InputError(where, describe(name), "the name of a model, a config.json, or a written-out model",
                    nearest_name(lower_case(name), valid));
 }
 

@@ -6,6 +6,8 @@
 #include <cctype>
 #include <utility>
 
+#include "sim/base/one_line.h"
+
 namespace orrery {
 namespace {
 
@@ -16,7 +18,7 @@ std::string sentence(const InputError::Where& where, std::string_view found, std
   if (!where.pointer.empty()) text += where.pointer + ": ";
   text += fmt::format("found {}, expected {}", found, expected);
   if (!nearest.empty()) text += fmt::format(" (did you mean \"{}\"?)", nearest);
-  return text;
+  return one_line(text);
 }
 
 // What people mix up is not what they mean: letter case, and '-' against '_'.

@@ -12,6 +12,8 @@
 #include <set>
 #include <utility>
 
+#include "sim/base/one_line.h"
+
 namespace orrery {
 namespace {
 
@@ -62,7 +64,9 @@ std::string read_file(const std::string& path, std::string_view expected) {
 std::string read_file(const std::string& path, std::string_view expected, const InputError::Where& where) {
   std::string text;
   const std::string reason = read_all(path, text);
-  if (!reason.empty()) throw InputError(where, fmt::format("\"{}\" ({})", path, reason), std::string(expected));
+  if (!reason.empty())
+    throw InputError(where, fmt::format("\"{}\" ({})", clipped(path, kMostMessageBytes / 2), reason),
+                     std::string(expected));
   return text;
 }
 

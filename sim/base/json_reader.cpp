@@ -11,6 +11,7 @@
 #include <set>
 
 #include "sim/base/input_file.h"
+#include "sim/base/one_line.h"
 #include "sim/base/preset.h"
 
 namespace orrery {
@@ -302,8 +303,9 @@ std::span<const std::string_view> documentation_keys() {
 }
 
 std::string pointer_to(const std::string& pointer, std::string_view key) {
+  constexpr std::size_t kLongest = 200;  // no field's; of a longer one the beginning tells where it is
   std::string result = pointer + '/';
-  for (const char c : key) {
+  for (const char c : clipped(key, kLongest)) {
     if (c == '~') {
       result += "~0";
     } else if (c == '/') {
@@ -320,13 +322,8 @@ std::string describe(const Json& value) {
   if (value.is_array()) return value.empty() ? "an empty array" : fmt::format("an array of {}", value.size());
   if (!value.is_string()) return value.dump();
   constexpr std::size_t kLongest = 60;
-  std::string text = value.get<std::string>();
-  if (text.size() > kLongest) {
-    std::size_t end = kLongest;
-    while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not inside a UTF-8 sequence
-    text = text.substr(0, end) + "...";
-  }
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+  return Json(clipped(value.get_ref<const std::string&>(), kLongest))
+      .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 }  // namespace orrery

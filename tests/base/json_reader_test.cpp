@@ -101,6 +101,7 @@ TEST(JsonReader, SaysWhereAndWhatIsWrong) {
       {R"({"ratio": true})", "found true, expected a number greater than 0"},
       {R"({"overlap": 1})", "/plan/overlap: found 1, expected true or false"},
       {R"({"label": 7})", "/plan/label: found 7, expected a string"},
+      {R"({"a\u0000b": 1})", "/plan/a\\x00b: found the unknown key \"a\\u0000b\", expected one of: "},
       {R"({"layers": 7})", "/plan/layers: found 7, expected an array of integers"},
       {R"({"layers": [1, 2, -3]})", "/plan/layers/2: found -3, expected an integer of at least 0"},
       {R"({"layers": [1, "a"]})", "/plan/layers/1: found \"a\", expected an integer"},
@@ -181,6 +182,11 @@ TEST(JsonReader, LongValuesAreShortenedInMessages) {
   std::string accents;
   for (int i = 0; i < 100; ++i) accents += "\xc3\xa9";
   EXPECT_THAT(describe(json("x" + accents)), HasSubstr("\xc3\xa9..."));
+}
+
+TEST(JsonReader, LongKeysAreShortenedInPointers) {
+  EXPECT_EQ(pointer_to("/plan", std::string(1000, 'x')), "/plan/" + std::string(200, 'x') + "...");
+  EXPECT_EQ(pointer_to("", std::string(200, 'x')), "/" + std::string(200, 'x'));
 }
 
 TEST(JsonReader, NestingHasAnEnd) {

@@ -809,6 +809,27 @@ TEST(Batch, FailsWhereNoLineIsAScenarioThatCanBeSimulated) {
   EXPECT_THAT(place.files(), ElementsAre("batch.jsonl", "results.jsonl"));
 }
 
+TEST(Batch, ErrorsAreWholeAndShort) {
+  const auto error_of = [](const json& line) {
+    const json result = json::parse(Workplace().orrery("simulate --batch - --json -", line.dump()).out);
+    return result.at("error");
+  };
+  const std::string null("a\0b", 3), huge(1 << 20, 'k');
+  EXPECT_THAT(error_of({{null, 1}})["message"].get<std::string>(),
+              AllOf(HasSubstr("/a\\x00b: found the unknown key \"a\\u0000b\""), HasSubstr("expected")));
+  EXPECT_THAT(
+      error_of({{"model", null}, {"cluster", "dgx-h100"}, {"workload", json::object()}})["message"].get<std::string>(),
+      AllOf(HasSubstr("/model: found \"a"), HasSubstr("b\", expected the name of a model")));
+  for (const json& line :
+       {json{{huge, 1}}, json{{"model", huge}, {"cluster", "dgx-h100"}, {"workload", json::object()}},
+        json{{"model", huge + ".json"}, {"cluster", "dgx-h100"}, {"workload", json::object()}},
+        json{{"model", {{huge, 1}}}, {"cluster", "dgx-h100"}, {"workload", json::object()}}}) {
+    const json error = error_of(line);
+    EXPECT_LT(error.dump().size(), 20000u);
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr("expected"));
+  }
+}
+
 TEST(Batch, RefusesASetThatNoLineCanHaveBeforeAnythingIsWritten) {
   Workplace place;
   place.write("batch.jsonl", example_scenario_line());

@@ -1,0 +1,35 @@
+// Does nothing of a text act on a terminal, whoever wrote it?
+#include "sim/base/one_line.h"
+
+#include <gtest/gtest.h>
+
+namespace orrery {
+namespace {
+
+using namespace std::string_view_literals;
+
+TEST(OneLine, WritesControlCharactersOut) {
+  EXPECT_EQ(one_line("a\x1b[31mb"), "a\\x1b[31mb");
+  EXPECT_EQ(one_line("a\0b\x7f"sv), "a\\x00b\\x7f");
+  EXPECT_EQ(one_line("first\nsecond\tthird"), "first second\\x09third");
+  EXPECT_EQ(one_line("\xc2\x9b[31m"), "\\x9b[31m") << "C1, as UTF-8";
+  EXPECT_EQ(one_line("Z\xc3\xbcrich \xc2\xa0"), "Z\xc3\xbcrich \xc2\xa0") << "no control characters";
+  EXPECT_EQ(one_line("\xc2"), "\xc2");
+}
+
+TEST(OneLine, HasAnEnd) {
+  EXPECT_EQ(one_line(std::string(4000, 'x')), std::string(4000, 'x'));
+  EXPECT_EQ(one_line(std::string(1 << 20, 'x')), std::string(4000, 'x') + "...");
+  EXPECT_EQ(clipped("a\xc3\xa9", 2), "a...") << "no half a character";
+  EXPECT_EQ(clipped("a\xc3\xa9", 3), "a\xc3\xa9");
+}
+
+TEST(OneLine, KnowsControlCharacters) {
+  for (const std::string_view text : {"\n"sv, "a\0"sv, "\x1b"sv, "a\x7f"sv, "\xc2\x80"sv, "\xc2\x9f"sv})
+    EXPECT_TRUE(has_control_characters(text)) << one_line(text);
+  for (const std::string_view text : {""sv, "a name, (8 B)"sv, "\xc2\xa0"sv, "\xc3\x80"sv, "\xe2\x80\x94"sv})
+    EXPECT_FALSE(has_control_characters(text)) << text;
+}
+
+}  // namespace
+}  // namespace orrery
