@@ -13,6 +13,7 @@
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/one_line.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -107,7 +108,7 @@ Side evaluate(const std::string& scenario, std::vector<std::string> sets, const 
       for (const auto& set : document["set"])
         if (set.is_string()) title += ", " + set.get<std::string>();
     return {
-        title + " (" + source.file + ")", std::move(report),
+        one_line(title + " (" + source.file + ")"), std::move(report),
         document.contains("inputs") ? nlohmann::ordered_json(document["inputs"]) : nlohmann::ordered_json(),
         document.contains("version") && document["version"].is_string() ? document["version"].get<std::string>() : ""};
   }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/base/json_reader.h"
+#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
@@ -66,6 +67,7 @@ class Config {
     const Json* value = find(key);
     if (value == nullptr) return otherwise;
     if (!value->is_string()) fail(key, "a string");
+    if (has_control_characters(value->get_ref<const std::string&>())) fail(key, "a text without control characters");
     return value->get<std::string>();
   }
   std::vector<std::int64_t> integers(const char* key) const {

@@ -246,7 +246,16 @@ void JsonReader::text(const char* name, std::string& value, const char*) {
   const Json* json = value_of(name);
   if (json == nullptr) return;
   if (!json->is_string()) fail(name, "a string");
-  value = json->get<std::string>();
+  const auto& read = json->get_ref<const std::string&>();
+  const auto documentation = documentation_keys();
+  const bool prose = std::find(documentation.begin(), documentation.end(), name) != documentation.end();
+  std::string words = read;  // prose may have several lines
+  if (prose)
+    std::replace_if(
+        words.begin(), words.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  // Names are titles and cells of tables, on terminals and in files.
+  if (has_control_characters(words)) fail(name, "a text without control characters");
+  value = read;
 }
 
 void JsonReader::integers(const char* name, std::vector<std::int64_t>& value, IntegerRange range, const char*) {

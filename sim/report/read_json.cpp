@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "sim/base/json_reader.h"
+#include "sim/base/one_line.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -42,6 +44,8 @@ class Member {
   }
   std::string text() const {
     if (!json_.is_string()) throw InputError(where_, json_.dump().substr(0, 40), "a text");
+    if (has_control_characters(json_.get_ref<const std::string&>()))
+      throw InputError(where_, describe(json_), "a text without control characters");
     return json_.get<std::string>();
   }
   const InputError::Where& where() const { return where_; }

@@ -407,6 +407,38 @@ TEST(Simulate, ErrorsOfAPartsFileSayWhoNamesIt) {
       HasSubstr("straggler.json (--set perturbations=straggler: /perturbations): /perturbations/0/devices/0: "));
 }
 
+// A name is a title, a cell of a table, a line of a terminal.
+TEST(Simulate, RefusesControlCharactersInNames) {
+  const Workplace place;
+  for (const std::string set : {"'model.name=\"a\\nb\"'", "'cluster.name=\"a\\u001b[31m\"'",
+                                "'cluster.device.name=\"a\\u0000b\"'", "'cluster.node.name=\"a\\u007f\"'",
+                                "'cluster.fabric.name=\"a\\u009b1m\"'", "\"model.name=$(printf 'a\\033b')\""}) {
+    const auto result = place.orrery("simulate llama-3-70b-512-h100 --set " + set);
+    EXPECT_EQ(result.code, 2) << set;
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr("/name: found \"a"), HasSubstr("expected a text without control characters")));
+    EXPECT_EQ(result.err.find('\x1b'), std::string::npos);
+  }
+  const auto job = place.orrery("simulate two-jobs-one-spine --engine des --set 'jobs.0.name=\"a\\rb\"'");
+  EXPECT_THAT(job.err, HasSubstr("/jobs/0/name: found \"a\\rb\", expected a text without control characters"));
+  EXPECT_EQ(place.orrery("simulate llama-3-70b-512-h100 --set 'cluster.device.source=\"two\\nlines\"'").code, 0)
+      << "prose";
+}
+
+TEST(Compare, KeepsControlCharactersOfAReportOffTheTerminal) {
+  Workplace place;
+  json report = json::parse(place.orrery("simulate llama-3-70b-512-h100 --json -").out);
+  report["scenario"] = "a\x1b[31m\nb";
+  place.write("title.json", report.dump());
+  const auto table = place.orrery("compare title.json llama-3-70b-512-h100");
+  EXPECT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, AllOf(HasSubstr("a prediction of a\\x1b[31m b"), Not(HasSubstr("\x1b"))));
+  report["bound_by"] = "a\x1b[31m";
+  place.write("text.json", report.dump());
+  EXPECT_THAT(place.orrery("compare text.json llama-3-70b-512-h100").err,
+              HasSubstr("text.json: /bound_by: found \"a\\u001b[31m\", expected a text without control characters"));
+}
+
 TEST(Simulate, FindsPathsOfSetFromTheWorkingDirectory) {
   Workplace place;
   place.write("cluster.json", R"({"node": "dgx-h100", "nodes": 32})");

@@ -53,6 +53,14 @@ TEST(HuggingFace, NameIsThatOfTheCheckpoint) {
   EXPECT_EQ(read_model(config, {}).name, "llama");
   config["_name_or_path"] = "meta-llama/Meta-Llama-3-8B";
   EXPECT_EQ(read_model(config, {}).name, "meta-llama/Meta-Llama-3-8B");
+  config["_name_or_path"] = "a\x1b[31m\nb";
+  try {
+    read_model(config, {"config.json", ""});
+    ADD_FAILURE() << "acts on a terminal";
+  } catch (const InputError& error) {
+    EXPECT_EQ(error.where().pointer, "/_name_or_path");
+    EXPECT_EQ(error.expected(), "a text without control characters");
+  }
 }
 
 TEST(HuggingFace, VariantsOfAFamilyAreTold) {
