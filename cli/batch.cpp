@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -80,9 +81,30 @@ class Progress {
   Clock::time_point next_ = start_ + std::chrono::seconds(1);
 };
 
+// A scenario written out with all its nodes takes megabytes; a device or a binary file may have no line's end at all.
+constexpr std::size_t kMostLineBytes = std::size_t{16} << 20;
+
+// As std::getline, but of a line that is longer than `kMostLineBytes` it reads little more than these.
+bool get_line(std::istream& lines, std::string& line) {
+  std::array<char, 1 << 14> part;
+  line.clear();
+  while (line.size() <= kMostLineBytes) {
+    lines.getline(part.data(), part.size());
+    const auto taken = static_cast<std::size_t>(lines.gcount());
+    // What getline() counts has the line's end, which it does not store; what fills `part` fails without one.
+    const bool filled = lines.fail() && !lines.eof() && taken + 1 == part.size();
+    const bool ended = !lines.fail() && !lines.eof();
+    line.append(part.data(), taken - (ended ? 1 : 0));
+    if (!filled) return taken > 0 || !lines.fail();
+    lines.clear();
+  }
+  return true;
+}
+
 std::size_t count_lines(std::ifstream& file) {
   std::size_t lines = 0;
-  for (std::string line; std::getline(file, line);) ++lines;
+  for (std::string line; get_line(file, line); ++lines)
+    if (line.size() > kMostLineBytes) break;  // which ends the batch
   file.clear();
   file.seekg(0);
   return file.fail() ? 0 : lines;
@@ -359,8 +381,11 @@ void run_batch(const BatchOptions& options, UserCalibration user) {
   std::size_t number = 0, scenarios = 0, failed = 0, verified = 0, wrong_programs = 0;
   std::string first_error;
   ScenarioSource source{"", options.sets};
-  for (std::string line; std::getline(lines, line);) {
+  for (std::string line; get_line(lines, line);) {
     ++number;
+    if (line.size() > kMostLineBytes)
+      throw InputError({fmt::format("{}:{}", name, number), ""},
+                       fmt::format("a line of more than {} MiB", kMostLineBytes >> 20), "a scenario a line");
     if (is_blank(line)) continue;
     ++scenarios;
     source.file = fmt::format("{}:{}", name, number);

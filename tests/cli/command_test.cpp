@@ -862,6 +862,21 @@ TEST(Batch, ErrorsAreWholeAndShort) {
   }
 }
 
+TEST(Batch, ALineHasAnEnd) {
+  const Workplace place;
+  const auto endless = place.shell("(ulimit -v 1000000; timeout 60 $ORRERY simulate --batch - </dev/zero)");
+  EXPECT_EQ(endless.code, 2) << endless.err;
+  EXPECT_THAT(endless.err, HasSubstr("<stdin>:1: found a line of more than 16 MiB, expected a scenario a line"));
+  EXPECT_THAT(place.orrery("simulate --batch /dev/zero").err, HasSubstr("/dev/zero:1: found a line of more than"));
+  // Long lines, and a last one without its end, are read whole.
+  json scenario = json::parse(example_scenario());
+  scenario["comment"] = std::string(1 << 20, 'x');
+  const std::string line = scenario.dump();
+  const std::vector<json> results = results_of(place.orrery("simulate --batch -", line + "\n" + line).out);
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_EQ(results[1].at("devices"), 512);
+}
+
 TEST(Batch, RefusesASetThatNoLineCanHaveBeforeAnythingIsWritten) {
   Workplace place;
   place.write("batch.jsonl", example_scenario_line());
