@@ -207,9 +207,64 @@ void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
   }
 }
 
+namespace {
+
+// What all that happens to one device or link at the same time may come to.
+struct Together {
+  const char* what;                     // it happens to: "device"
+  const char* field;                    // that says how much
+  double (*part)(const Perturbation&);  // what one perturbation leaves; that of several is the product
+  double least;                         // of the product
+  const char* bound;                    // what `least` is, as `text` has it
+  std::string (*text)(double product);
+};
+
+double rate_left(const Perturbation& p) { return p.factor; }
+std::string rate_text(double left) { return fmt::format("{:.2g} of its rate", left); }
+// Of a product of independent factors of mean 1, the squares of the coefficients of variation, each plus 1, multiply.
+double steadiness(const Perturbation& p) { return 1 / (1 + p.coefficient_of_variation * p.coefficient_of_variation); }
+std::string variation_text(double steadiness) {
+  return fmt::format("a coefficient of variation of {:.3g}", std::sqrt(1 / steadiness - 1));
+}
+
+constexpr double kLeastRateLeft = 1e-6;  // below, times lose their digits
+constexpr double kMostVariation = 10;    // beyond, no sample of a step shows the mean
+constexpr Together kSlowDevice{"device", "factor", rate_left, kLeastRateLeft, "at least", rate_text};
+constexpr Together kSlowLink{"link", "factor", rate_left, kLeastRateLeft, "at least", rate_text};
+constexpr Together kJitter{"device",   "coefficient_of_variation",
+                           steadiness, 1 / (1 + kMostVariation * kMostVariation),
+                           "at most",  variation_text};
+
+// `which`: the numbers of the perturbations of one kind that happen to the same device or link.
+void check_together(std::span<const Perturbation> all, std::vector<std::size_t> which, const Together& limit) {
+  const auto product = [&](const std::vector<std::size_t>& of) {
+    double left = 1;
+    for (const std::size_t i : of) left *= limit.part(all[i]);
+    return left;
+  };
+  const double least = limit.least * (1 - 1e-9);  // that of one is no less than the least, but for rounding
+  if (which.size() < 2 || product(which) >= least) return;
+  std::stable_sort(which.begin(), which.end(),
+                   [&](std::size_t a, std::size_t b) { return all[a].from_seconds < all[b].from_seconds; });
+  std::vector<std::size_t> current;
+  for (const std::size_t i : which) {
+    const double begin = all[i].from_seconds;
+    std::erase_if(current, [&](std::size_t c) { return all[c].until_seconds > 0 && all[c].until_seconds <= begin; });
+    current.push_back(i);
+    const double left = product(current);
+    if (current.size() < 2 || left >= least) continue;
+    throw InputError({.file = {}, .pointer = fmt::format("/perturbations/{}/{}", i, limit.field)},
+                     fmt::format("what gives a {} {}, together with the {} other{} at that time", limit.what,
+                                 limit.text(left), current.size() - 1, current.size() == 2 ? "" : "s"),
+                     fmt::format("{} {}, all together", limit.bound, limit.text(limit.least)));
+  }
+}
+
+}  // namespace
+
 void RunPlan::add_perturbations(std::span<const Perturbation> all) {
-  constexpr double kLeastRateLeft = 1e-6;  // of a link, by all that slow it: below, times lose their digits
-  std::map<LinkId, double> rate_left;
+  std::map<std::int64_t, std::vector<std::size_t>> slow_devices, jittering;  // the perturbations of each
+  std::map<LinkId, std::vector<std::size_t>> slow_links;
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Perturbation& p = all[i];
     const auto at = [&](const char* field) {
@@ -248,11 +303,11 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     if (p.kind == PerturbationKind::slow_link && p.factor > 1)
       throw InputError(at("factor"), fmt::format("{}", p.factor), "at most 1: the part of the rate that remains");
     if (p.kind == PerturbationKind::slow_link)
-      for (const LinkId l : r.links)
-        if (double& left = rate_left.try_emplace(l, 1).first->second; (left *= p.factor) < kLeastRateLeft)
-          throw InputError(at("factor"),
-                           fmt::format("{}, which with those before leaves {:.2g} of a rate", p.factor, left),
-                           fmt::format("at least {:g} left of every link", kLeastRateLeft));
+      for (const LinkId l : r.links) slow_links[l].push_back(i);
+    if (p.kind == PerturbationKind::slow_device)
+      for (const std::int64_t d : devices) slow_devices[d].push_back(i);
+    if (p.kind == PerturbationKind::jitter)
+      for (const std::int64_t d : devices) jittering[d].push_back(i);
 
     if (!devices.empty()) {
       std::vector<char> hit(static_cast<std::size_t>(cluster.devices()), 0);
@@ -273,6 +328,9 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
     }
     perturbations.push_back(std::move(r));
   }
+  for (const auto& [device, which] : slow_devices) check_together(all, which, kSlowDevice);
+  for (const auto& [device, which] : jittering) check_together(all, which, kJitter);
+  for (const auto& [link, which] : slow_links) check_together(all, which, kSlowLink);
 }
 
 double JobPlan::works_of(std::size_t stage) const {

@@ -249,6 +249,41 @@ TEST(DiscreteEvent, APerturbationOfNoLinkIsRefusedWithItsPlace) {
   EXPECT_THAT(result.err, HasSubstr("--set perturbations.0.link=node1.nick3: /perturbations/0/link: found"));
 }
 
+TEST(DiscreteEvent, PerturbationsAreBoundedByWhatTheyComeToTogether) {
+  const Workplace place;
+  const auto run = [&](const std::vector<json>& list) {
+    return place.orrery("simulate straggler --engine des --set 'perturbations=" + json(list).dump() + "'");
+  };
+  json device{{"kind", "slow_device"}, {"devices", {1, 2}}, {"factor", 1e-6}};
+  json link{{"kind", "slow_link"}, {"link", "node0.nic0.out"}, {"factor", 1e-4}};
+  json jitter{{"kind", "jitter"}, {"coefficient_of_variation", 10}};
+  for (const json& one : {device, link, jitter}) EXPECT_EQ(run({one}).code, 0) << one;
+
+  auto refused = run({device, device, device});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/1/factor: found what gives a device 1e-12 of its rate, together "
+                                     "with the 1 other at that time, expected at least 1e-06 of its rate"));
+  refused = run({link, device, link});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("/perturbations/2/factor: found what gives a link 1e-08 of its rate"));
+  refused = run({jitter, jitter});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("/perturbations/1/coefficient_of_variation: found what gives a device a "),
+                                 HasSubstr("expected at most a coefficient of variation of 10, all together")));
+
+  json other = device;
+  other["devices"] = {3};
+  EXPECT_EQ(run({device, other}).code, 0) << "of other devices";
+  device["factor"] = link["factor"] = 1e-4;
+  device["until_seconds"] = link["until_seconds"] = 1e-3;
+  json later = device, later_link = link;
+  for (json* p : {&later, &later_link}) {
+    (*p)["from_seconds"] = 1e-3;
+    (*p)["until_seconds"] = 2e-3;
+  }
+  EXPECT_EQ(run({later, device, link, later_link}).code, 0) << "one after the other";
+}
+
 TEST(DiscreteEvent, BothEnginesStandSideBySide) {
   Workplace place;
   const auto table = place.orrery("simulate slow-nic --engine both");
