@@ -4,10 +4,15 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <sstream>
+#include <system_error>
+#include <type_traits>
 #include <utility>
 
 #include "sim/base/error.h"
+#include "sim/base/one_line.h"
 
 namespace orrery {
 namespace {
@@ -48,6 +53,42 @@ std::string one_value_hint(const CLI::App& app, int argc, const char* const* arg
   return {};
 }
 
+// What `text` says in decimal and a Number holds, or nothing. CLI11 itself takes 010 for 8, and what is too large for
+// the largest number.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  Number number{};
+  const char* const end = text.data() + text.size();
+  const auto [read_to, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || read_to != end || !std::isfinite(static_cast<double>(number))) return std::nullopt;
+  return number;
+}
+
+// The text becomes one that CLI11 reads as the same number; one that `accept` refuses is answered as an InputError
+// would. CLI11 puts the option's name in front.
+template <class Number, class Accept>
+CLI::Validator number_that(Accept accept, const std::string& expected, const std::string& help = {}) {
+  const auto read = [=](std::string& text) -> std::string {
+    const std::optional<Number> number = number_in<Number>(text);
+    constexpr std::size_t kLongest = 60;
+    if (!number || !accept(*number)) return fmt::format("found \"{}\", expected {}", clipped(text, kLongest), expected);
+    text = fmt::format("{}", *number);
+    return {};
+  };
+  return {read, help};
+}
+
+template <class Number, class Value>
+CLI::Option* add_number(CLI::App& app, const char* names, Value& value, const char* description) {
+  const char* expected = "a number";
+  if (std::is_integral_v<Number>)
+    expected = std::is_signed_v<Number> ? "a whole number of 64 bits" : "a whole number of 64 bits, 0 or more";
+  const auto any = [](Number) { return true; };
+  // Of transformations CLI11 runs the last one given first: ranges say more of what is expected.
+  return app.add_option(names, value, description)->transform(number_that<Number>(any, expected));
+}
+
 }  // namespace
 
 const Option& Option::required() const { return option_->required(), *this; }
@@ -60,10 +101,21 @@ const Option& Option::one_of_in_any_case(const std::vector<std::string>& words) 
   return option_->transform(CLI::IsMember(words, CLI::ignore_case)), *this;
 }
 const Option& Option::between(std::int64_t least, std::int64_t most) const {
-  return option_->check(CLI::Range(least, most)), *this;
+  const auto within = [=](std::int64_t number) { return number >= least && number <= most; };
+  option_->transform(number_that<std::int64_t>(within, fmt::format("a whole number from {} to {}", least, most),
+                                               fmt::format("INT in [{} - {}]", least, most)));
+  return *this;
 }
-const Option& Option::within(double least, double most) const { return option_->check(CLI::Range(least, most)), *this; }
-const Option& Option::positive() const { return option_->check(CLI::PositiveNumber), *this; }
+const Option& Option::within(double least, double most) const {
+  const auto within = [=](double number) { return number >= least && number <= most; };
+  option_->transform(number_that<double>(within, fmt::format("a number from {:g} to {:g}", least, most),
+                                         fmt::format("FLOAT in [{:g} - {:g}]", least, most)));
+  return *this;
+}
+const Option& Option::positive() const {
+  const auto positive = [](double number) { return number > 0; };
+  return option_->transform(number_that<double>(positive, "a number greater than 0", "POSITIVE")), *this;
+}
 const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
 const Option& Option::one_value_each() const { return option_->allow_extra_args(false), *this; }
 const Option& Option::value_optional() const { return option_->expected(0, 1), *this; }
@@ -88,16 +140,16 @@ Option Command::add_option(const char* names, std::vector<std::string>& values, 
   return Option(app_->add_option(names, values, description));
 }
 Option Command::add_option(const char* names, std::int64_t& value, const char* description) const {
-  return Option(app_->add_option(names, value, description));
+  return Option(add_number<std::int64_t>(*app_, names, value, description));
 }
 Option Command::add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const {
-  return Option(app_->add_option(names, value, description));
+  return Option(add_number<std::int64_t>(*app_, names, value, description));
 }
 Option Command::add_option(const char* names, std::uint64_t& value, const char* description) const {
-  return Option(app_->add_option(names, value, description));
+  return Option(add_number<std::uint64_t>(*app_, names, value, description));
 }
 Option Command::add_option(const char* names, double& value, const char* description) const {
-  return Option(app_->add_option(names, value, description));
+  return Option(add_number<double>(*app_, names, value, description));
 }
 Option Command::add_option(const char* names, const std::function<void(const std::string&)>& take,
                            const char* description) const {
