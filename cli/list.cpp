@@ -32,13 +32,24 @@ std::vector<ListRow> models() {
   return rows;
 }
 
+// In the 16 bits that its matrix units take, or in fp32.
+std::string matrix_rate_text(const Device& device) {
+  Dtype dtype = Dtype::fp32;
+  for (const Dtype narrow : {Dtype::fp16, Dtype::bf16})
+    if (device.peak_flops_per_second[static_cast<std::size_t>(narrow)] > 0) dtype = narrow;
+  const double teraflops = device.peak(dtype) * 1e-12;
+  return fmt::format("{} TFLOP/s {}",
+                     teraflops < 1 ? fmt::format("{:.2g}", teraflops) : fmt::format("{:.0f}", teraflops),
+                     name_of(dtype));
+}
+
 std::vector<ListRow> devices() {
   std::vector<ListRow> rows;
   for (const std::string& name : device_names()) {
     const Device device = find_device(name);
-    rows.push_back({name, fmt::format("{} {}: {:.0f} TFLOP/s bf16, {} at {:.0f} GB/s", device.vendor,
-                                      device.architecture, device.peak(Dtype::bf16) * 1e-12,
-                                      bytes_text(device.memory_bytes), device.memory_bytes_per_second * 1e-9)});
+    rows.push_back(
+        {name, fmt::format("{} {}: {}, {} at {:.0f} GB/s", device.vendor, device.architecture, matrix_rate_text(device),
+                           bytes_text(device.memory_bytes), device.memory_bytes_per_second * 1e-9)});
   }
   return rows;
 }

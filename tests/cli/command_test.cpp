@@ -1210,6 +1210,18 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
               HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
 }
 
+TEST(List, SaysInWhichTypeADevicesRateIs) {
+  const Workplace place;
+  const std::string listed = place.orrery("list devices").out;
+  EXPECT_THAT(listed, AllOf(HasSubstr("NVIDIA Volta: 125 TFLOP/s fp16"), HasSubstr("NVIDIA Hopper: 989 TFLOP/s bf16"),
+                            HasSubstr("AMD CPU: 0.032 TFLOP/s fp32")));
+  for (const json& row : json::parse(place.orrery("list devices --json").out)) {
+    const std::string name = row.at("name"), summary = row.at("summary");
+    const json device = json::parse(place.orrery("show '" + name + "' --json").out).at("device");
+    EXPECT_EQ(summary.find("bf16") != std::string::npos, device.at("bf16_flops_per_second") > 0) << name;
+  }
+}
+
 TEST(Simulate, SaysWhyATorusHasNoPlacement) {
   const auto result = Workplace().orrery(
       "simulate data_parallel --set cluster.fabric=torus --set 'cluster.placement={\"nodes\": \"scattered\"}'");
