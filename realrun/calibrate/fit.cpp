@@ -586,9 +586,17 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
 }
 
 std::string fit_table(const CalibrationFit& fit) {
+  constexpr double kMostFactor = 100;  // either way: beyond it not even the magnitude is known
   const auto percent = [](double x) { return fmt::format("{:.1f}%", 100 * x); };
   std::string text = fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  {}\n", "curve", "points", "median", "90th",
                                  "bias", "held out: median", "parameters (95% interval: value / .. x factor)");
+  bool open = false;
+  const auto interval = [&](const FittedParameter& p) -> std::string {
+    if (p.factor_95 == 0) return "";
+    if (p.factor_95 <= kMostFactor) return fmt::format(" (x {:.2f})", p.factor_95);
+    open = true;
+    return " (x -)";
+  };
   for (const CurveFit& curve : fit.curves) {
     const Residual& r = curve.residual;
     text += fmt::format("{:32} {:>6} {:>7} {:>7} {:>7} {:>16}  ", curve.name, r.points, percent(r.median),
@@ -598,8 +606,7 @@ std::string fit_table(const CalibrationFit& fit) {
                             : "-");
     std::string parameters;
     for (const FittedParameter& p : curve.parameters)
-      parameters += fmt::format("{}{} {:.4g}{}", parameters.empty() ? "" : ", ", p.name, p.value,
-                                p.factor_95 > 0 ? fmt::format(" (x {:.2f})", p.factor_95) : "");
+      parameters += fmt::format("{}{} {:.4g}{}", parameters.empty() ? "" : ", ", p.name, p.value, interval(p));
     text += parameters + "\n";
   }
   for (const IntraClass& c : fit.collectives.node_classes)
@@ -618,6 +625,7 @@ std::string fit_table(const CalibrationFit& fit) {
   } else if (!fit.no_overlaps.empty()) {
     text += fmt::format("{:32} not measured: {}\n", "copies beside products", fit.no_overlaps);
   }
+  if (open) text += fmt::format("x -: the points leave it open by more than a factor of {:g}\n", kMostFactor);
   for (const std::string& name : fit.missing) text += fmt::format("{:32} too few points measured\n", name);
   return text;
 }

@@ -213,6 +213,18 @@ TEST(CalibrationFit, WritesAFileThatReadsBackAsWhatWasFitted) {
     }
 }
 
+TEST(CalibrationFit, StatesNoIntervalThatSaysNothing) {
+  CalibrationFit fit;
+  fit.curves.push_back({.name = "matmul fp32",
+                        .parameters = {{"known", 0.5, 1.25}, {"at_bound", 1, 0}, {"open", 3, 28043259148656.46}},
+                        .residual = {},
+                        .held_out = {}});
+  EXPECT_THAT(fit_table(fit), AllOf(HasSubstr("known 0.5 (x 1.25), at_bound 1, open 3 (x -)\n"),
+                                    HasSubstr("x -: the points leave it open by more than a factor of 100\n")));
+  fit.curves.front().parameters.pop_back();
+  EXPECT_THAT(fit_table(fit), ::testing::Not(HasSubstr("x -")));
+}
+
 TEST(CalibrationFit, FitsACutOffSweepAndSaysWhatIsMissing) {
   Ideal ideal;
   const std::size_t kept = ideal.points.size() / 4;
