@@ -1,8 +1,11 @@
 #include "sim/analytical/engine.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "sim/analytical/engine_rep.h"
+#include "sim/base/error.h"
 #include "sim/report/summary.h"
 
 namespace orrery {
@@ -33,6 +36,21 @@ double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const 
   return used > 0 ? std::min(1.0, met / used) : 0;
 }
 
+void check_timeline(const Program& program) {
+  const Schedule& schedule = program.schedule;
+  const auto stages = static_cast<std::int64_t>(program.stages.size());
+  const std::int64_t kinds = schedule.split_backward ? 3 : 2, chunks = schedule.chunks;
+  const double slots = static_cast<double>(stages * kinds * chunks) * static_cast<double>(schedule.micro_batches);
+  if (slots <= static_cast<double>(kMostTimelineSlots)) return;
+  throw InputError(
+      {"", ""},
+      fmt::format("a timeline of {:.0f} slots ({} micro-batches, {} times on each of {} stage{} of {} chunk{})", slots,
+                  schedule.micro_batches, kinds, stages, stages == 1 ? "" : "s", chunks, chunks == 1 ? "" : "s"),
+      fmt::format("at most {} for --trace or --svg: a smaller workload.global_batch_size or a larger "
+                  "plan.micro_batch_size",
+                  kMostTimelineSlots));
+}
+
 }  // namespace
 
 AnalyticalEngine::AnalyticalEngine(const Cluster& cluster, const Calibration& kernels,
@@ -44,6 +62,7 @@ std::span<const std::int32_t> AnalyticalEngine::stage_classes() const { return r
 
 void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options,
                                 Report& report) {
+  if (options.timeline) check_timeline(program);
   Rep& r = *rep_;
   r.clock.shares_levels(options.shares_levels);
   r.keeps_origins = options.timeline;

@@ -16,6 +16,7 @@
 //  - in_flight_micro_batches counts chunks: a micro-batch in flight in two chunks of a stage counts two.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 
@@ -27,8 +28,12 @@
 
 namespace orrery {
 
+// A slot of a timeline takes some 3 KB while it becomes a trace, and 0.6 KB in its file.
+inline constexpr std::int64_t kMostTimelineSlots = 100'000;
+
 struct AnalyticalOptions {
-  bool timeline = false;  // fill Report::timeline (walks every slot)
+  // Fill Report::timeline: walks every slot, of at most kMostTimelineSlots.
+  bool timeline = false;
   bool ops = false;       // fill Report::ops and ::unmeasured
   // Streams that meet on a level of the fabric share it (fabric_share.h); false: each collective has its links to
   // itself, and the step is one without contention.
@@ -44,7 +49,8 @@ class AnalyticalEngine {
   AnalyticalEngine& operator=(const AnalyticalEngine&) = delete;
 
   // REQUIRES: program.mesh.ranks() <= cluster.devices(). Throws InputError when the program needs a rate that the
-  // cluster lacks (copies without PCIe, host kernels without a host memory rate).
+  // cluster lacks (copies without PCIe, host kernels without a host memory rate), or when a timeline would have too many
+  // slots, before any work.
   void evaluate(const Program& program, Dtype mfu_dtype, const AnalyticalOptions& options, Report& report);
 
   // Of the last program: which Report::stages each pipeline stage belongs to.

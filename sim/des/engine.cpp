@@ -62,6 +62,11 @@ void run_discrete_event(const Cluster& cluster, const CollectiveCalibration& col
                      fmt::format("des, and {:.2g} kernels and transfers of {} classes of ranks to simulate", works,
                                  plan.traffic.rank_classes().size()),
                      fmt::format("at most {:.2g}, or a higher --limit", options.most_works));
+  if (const double works = options.timeline ? plan.timeline_works() : 0; works > kMostTimelineWorks)
+    throw InputError({"", ""}, fmt::format("a timeline of up to {:.2g} kernels and transfers", works),
+                     fmt::format("at most {:.2g} for --trace or --svg with --engine des: a smaller "
+                                 "workload.global_batch_size, a larger plan.micro_batch_size, or fewer perturbations",
+                                 kMostTimelineWorks));
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_steps(plan).pack(); }));
   if (!outcome.stalled.empty()) throw StalledError("the step does not end: " + outcome.stalled);
 

@@ -37,6 +37,8 @@ enum class Fidelity : std::uint8_t { steady_flow, step_exact };
 inline constexpr std::array<std::string_view, 2> kFidelityNames{"steady-flow", "step-exact"};
 
 inline constexpr double kMostWorks = 40e6, kMostExactWorks = 8e6;
+// Works of the ranks that a timeline shows, each at most an interval of 150 bytes of a trace.
+inline constexpr double kMostTimelineWorks = 2e6;
 
 struct DiscreteEventOptions {
   Fidelity fidelity = Fidelity::steady_flow;
@@ -51,8 +53,9 @@ struct DiscreteEventOptions {
   // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 40 million take
   // half a minute to some minutes, by how much they contend, and 3 GB.
   double most_works = kMostWorks;
-  bool timeline = false;  // fill Report::timeline
-  bool ops = false;       // fill Report::ops and ::unmeasured
+  // Fill Report::timeline: of at most kMostTimelineWorks, and kMostTimelineSlots (sim/analytical/engine.h).
+  bool timeline = false;
+  bool ops = false;  // fill Report::ops and ::unmeasured
 };
 
 // One training job on the cluster. References must outlive the call.

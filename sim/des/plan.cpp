@@ -354,6 +354,23 @@ double RunPlan::works() const {
   return all;
 }
 
+double RunPlan::timeline_works() const {
+  double all = 0;
+  for (const JobPlan& job : jobs) {
+    double most = 0, classes = 0;
+    for (std::size_t s = 0; s < job.program->stages.size(); ++s) {
+      const double works = job.works_of(s);
+      all += works;
+      most = std::max(most, works);
+    }
+    for (const RankClass& c : traffic.rank_classes())
+      if (static_cast<std::size_t>(c.job) < jobs.size() && &jobs[static_cast<std::size_t>(c.job)] == &job) ++classes;
+    const auto others = classes - static_cast<double>(job.program->stages.size());
+    all += most * std::clamp(others, 0.0, static_cast<double>(kMostRankTracks));
+  }
+  return all;
+}
+
 void RunPlan::fold() {
   double works = 0, ranks = 0;  // of all, unfolded
   for (const JobPlan& job : jobs) {

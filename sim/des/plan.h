@@ -94,6 +94,8 @@ struct RunPlan {
   // Kernels, collectives and copies that rank classes perform in all, by the code of their blocks; each is an event or a
   // few. REQUIRES: fold().
   double works() const;
+  // Those of them that a timeline may show: of a rank for each stage, and of each other track.
+  double timeline_works() const;
 
  private:
   void compile_blocks(JobPlan& job);

@@ -1210,6 +1210,26 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
               HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
 }
 
+// A timeline of millions of slots is neither drawn nor kept: nobody could read it.
+TEST(Simulate, RefusesATimelineOfTooManySlotsBeforeItStarts) {
+  const Workplace place;
+  const std::string many = "simulate llama-3-70b-512-h100 --set workload.global_batch_size=";
+  for (const char* output : {" --trace t", " --svg t", " --svg t --engine des"}) {
+    const auto refused = place.orrery(many + "1048576" + output);
+    EXPECT_EQ(refused.code, 2) << output;
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("found a timeline of 2621440 slots (65536 micro-batches, 2 times on each "
+                                             "of 4 stages of 5 chunks), expected at most 100000"),
+                                   HasSubstr("a smaller workload.global_batch_size")));
+    EXPECT_THAT(place.files(), testing::IsEmpty()) << output;
+  }
+  EXPECT_EQ(place.orrery(many + "1048576").code, 0) << "without a timeline its length does not matter";
+  EXPECT_EQ(place.orrery(many + "32768 --svg t").code, 0);
+  EXPECT_LT(place.read("t").size(), 50000u);
+  const auto events = place.orrery(many + "32768 --trace d --engine des");
+  EXPECT_EQ(events.code, 2);
+  EXPECT_THAT(events.err, HasSubstr("found a timeline of up to 4.3e+06 kernels and transfers, expected at most 2e+06"));
+}
+
 TEST(List, SaysInWhichTypeADevicesRateIs) {
   const Workplace place;
   const std::string listed = place.orrery("list devices").out;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 
 #include "sim/report/columns.h"
@@ -217,11 +218,63 @@ TEST(Trace, HoldsThousandsOfIntervalsOnAllStreams) {
               testing::IsSupersetOf({"F 0", "F 999", "fc2.all_reduce", "gradients.reduce_scatter"}));
 }
 
+// Begin and width of each box, row by row: the horizontal strokes of the paths.
+struct Box {
+  std::string colour;
+  double y = 0, begin = 0, width = 0;
+};
+std::vector<Box> boxes_of(const std::string& svg) {
+  static const std::regex path("<path stroke=\"(#[0-9a-f]{6})\" d=\"M([0-9.]+) ([0-9.]+)([^\"]*)\"/>");
+  static const std::regex move("([hm])(-?[0-9.]+)");
+  std::vector<Box> boxes;
+  for (std::sregex_iterator row(svg.begin(), svg.end(), path), end; row != end; ++row) {
+    double x = std::stod((*row)[2]);
+    const std::string moves = (*row)[4];
+    for (std::sregex_iterator at(moves.begin(), moves.end(), move); at != end; ++at) {
+      const double by = std::stod((*at)[2]);
+      if ((*at)[1] == "h") boxes.push_back({(*row)[1], std::stod((*row)[3]), x, by});
+      x += by;
+    }
+  }
+  return boxes;
+}
+
 TEST(Svg, DrawsSlotsOfTheComputeStreamOnly) {
   const std::string svg = report_svg(long_report(500), "title");
-  std::size_t boxes = 0;
-  for (std::size_t at = 0; (at = svg.find("<rect", at)) != std::string::npos; ++at) ++boxes;
-  EXPECT_EQ(boxes, 1 + 4 * 500 + 1u) << "background, slots, one key of the legend";
+  const std::vector<Box> boxes = boxes_of(svg);
+  ASSERT_EQ(boxes.size(), 4 * 500u);
+  // 1120 pixels of a row, less the borders; nothing drifts.
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    EXPECT_NEAR(boxes[i].begin, 64 + 1120.0 / 500 * static_cast<double>(i % 500) + 0.3, 0.011) << i;
+    EXPECT_NEAR(boxes[i].width, 1120.0 / 500 - 0.6, 0.011) << i;
+  }
+}
+
+// As long as a slot can be told from the next, one costs some bytes and not a line of attributes.
+TEST(Svg, TakesFewBytesForEachSlot) {
+  constexpr std::size_t kSlots = 4 * 2000;
+  const std::string svg = report_svg(long_report(2000), "title");
+  EXPECT_EQ(boxes_of(svg).size(), kSlots);
+  EXPECT_LT(svg.size(), 14 * kSlots);
+}
+
+// However many there are, the picture has no more than its pixels can show, and says what it shows instead.
+TEST(Svg, ShowsSharesOfTheTimeWhereSlotsAreTooManyToDraw) {
+  EXPECT_THAT(report_svg(long_report(2000), "title"), Not(HasSubstr("heights are shares")));
+  Report report = long_report(560 * 36);  // as many in each column
+  for (Interval& interval : report.timeline.intervals) {
+    if (interval.stream != Stream::compute) continue;
+    if (interval.micro_batch % 2 == 1) interval.kind = static_cast<std::uint8_t>(SlotKind::backward);
+    // The second half of the step is idle 40 % of the time.
+    if (interval.micro_batch >= 280 * 36) interval.end_seconds -= 0.4 * (interval.end_seconds - interval.begin_seconds);
+  }
+  const std::string svg = report_svg(report, "title");
+  EXPECT_THAT(svg, HasSubstr("too many slots to draw each: heights are shares of the time, white is idle"));
+  EXPECT_TRUE(boxes_of(svg).empty());
+  EXPECT_LT(svg.size(), 8000u);
+  // Rows are 25 high: forward is 50 % of it, then 30 %; with backward 100 %, then 60 %.
+  EXPECT_THAT(svg, HasSubstr("d=\"M64 83V70.5H624V75.5H1184V83z\"")) << "forward";
+  EXPECT_THAT(svg, HasSubstr("d=\"M64 83V58H624V68H1184V83z\"")) << "backward";
 }
 
 TEST(Svg, ShowsEverySlotOnItsStageWithinThePicture) {
@@ -229,10 +282,12 @@ TEST(Svg, ShowsEverySlotOnItsStageWithinThePicture) {
   EXPECT_THAT(
       svg, AllOf(HasSubstr("stage 0"), HasSubstr("stage 1"), Not(HasSubstr("stage 2")), HasSubstr("a &lt; b &amp; c"),
                  HasSubstr(">forward<"), HasSubstr(">backward<"), Not(HasSubstr("weight gradient"))));
-  // Background, 8 slots, one update of non-zero length, three keys of the legend.
-  std::size_t boxes = 0;
-  for (std::size_t at = 0; (at = svg.find("<rect", at)) != std::string::npos; ++at) ++boxes;
-  EXPECT_EQ(boxes, 1 + 8 + 1 + 3u);
+  const std::vector<Box> boxes = boxes_of(svg);
+  EXPECT_EQ(boxes.size(), 8 + 1u) << "slots, and one update of non-zero length";
+  for (const Box& box : boxes) {
+    EXPECT_GE(box.begin, 64) << box.y;
+    EXPECT_LE(box.begin + box.width, 1184) << box.y;
+  }
 }
 
 TEST(ReportJson, HoldsTermsThatAddUp) {
