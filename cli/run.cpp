@@ -67,6 +67,7 @@ Report predict_here(const Scenario& scenario, const UserCalibration& user, bool 
   const Prepared prepared = calibrator.prepare(scenario, ranks_of_host);
   Report report = predict(prepared, {.timeline = false, .ops = true});
   report.notes = planning_notes(prepared.scenario, *prepared.program);
+  if (std::string note = utilisation_note(report); !note.empty()) report.notes.push_back(std::move(note));
   if (!user.kernels)
     report.notes.push_back(fmt::format(
         "predicted as {} by the bundled calibration: `orrery calibrate` measures this machine (--calibration FILE)",

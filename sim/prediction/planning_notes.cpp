@@ -109,6 +109,19 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
   return notes;
 }
 
+std::string utilisation_note(const Report& report) {
+  if (const double most = std::max(report.mfu, report.hfu); most > 1)
+    return fmt::format(
+        "{} of the device's peak is more than it can do: its peak, or the efficiency of a kernel, is wrong",
+        percent_text(most));
+  if (report.mfu_full_attention > 1)
+    return fmt::format(
+        "MFU with full attention, {}, is above the device's peak: it counts the FLOPs above attention's diagonal, "
+        "which causal kernels skip",
+        percent_text(report.mfu_full_attention));
+  return {};
+}
+
 Cluster placed(Cluster cluster, OtherPlacement other) {
   NodePlacement& placement = cluster.placement;
   switch (other) {

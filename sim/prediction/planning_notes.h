@@ -9,6 +9,7 @@
 
 #include "sim/hardware/cluster.h"
 #include "sim/program/program.h"
+#include "sim/report/report.h"
 #include "strategies/scenario.h"
 
 namespace orrery {
@@ -16,6 +17,9 @@ namespace orrery {
 // For Report::notes of either engine. `program`: lowered from the scenario, its ranks on the cluster's devices in
 // order.
 std::vector<std::string> planning_notes(const Scenario& scenario, const Program& program);
+
+// Of a share of the device's peak that is above it: why that can be, or that it cannot; "" where none is.
+std::string utilisation_note(const Report& report);
 
 // The same machine with something else about where its nodes lie.
 enum class OtherPlacement : std::uint8_t {

@@ -125,6 +125,12 @@ void add_planning_notes(const Scenario& scenario, const Program& program, Report
   for (std::string& note : planning_notes(scenario, program)) report.notes.push_back(std::move(note));
 }
 
+// What comes last: the production cluster's share, and what is to be said of the figures then.
+void finish(const Cluster& cluster, Report& report) {
+  add_production(cluster, report);
+  if (std::string note = utilisation_note(report); !note.empty()) report.notes.push_back(std::move(note));
+}
+
 void add_placement_note(const Cluster& cluster, std::int64_t ranks, Report& report,
                         const std::function<double(OtherPlacement)>& step_on) {
   if (cluster.is_scattered() && lie_leaf_by_leaf(cluster)) return;  // on other leaves than the first
@@ -157,7 +163,7 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
   if (steps.stacks.contains(stack)) report.expected = expected_step(stack, scenario.cluster.device, kernels, report);
-  add_production(scenario.cluster, report);
+  finish(scenario.cluster, report);
 }
 
 }  // namespace
@@ -219,7 +225,7 @@ Simulation Simulator::evaluate(Scenario scenario, const SimulationOptions& optio
     check_ends(report);
     add_planning_notes(s, *result.program, report);
     add_placement_note_in_closed_form(result, report);
-    add_production(s.cluster, report);
+    finish(s.cluster, report);
     return result;
   }
   report = predict(result, {.timeline = options.timeline, .ops = options.ops});
@@ -272,7 +278,7 @@ std::vector<JobResult> Simulator::evaluate_jobs(const nlohmann::json& document, 
         check_ends(by_itself);
       }
       std::string link = most_shared_link(by_itself, reports[i]);
-      for (Report* report : {&reports[i], &by_itself}) add_production(read.cluster, *report);
+      for (Report* report : {&reports[i], &by_itself}) finish(read.cluster, *report);
       results.push_back({std::move(read.jobs[i]), std::move(reports[i]), by_itself.step_seconds, std::move(link)});
     }
     return results;

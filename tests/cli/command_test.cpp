@@ -1210,6 +1210,19 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
               HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
 }
 
+TEST(Simulate, SaysWhyAShareOfThePeakIsAboveIt) {
+  Workplace place;
+  place.write("long.json", R"({"model": "llama-3.2-3b", "cluster": {"node": "mi100-4", "nodes": 2},
+      "workload": {"global_batch_size": 8192, "sequence_length": 32768},
+      "plan": {"micro_batch_size": 8, "recompute": "selective", "framework": "orrery"}})");
+  const json full = json::parse(place.orrery("simulate long.json --json -").out);
+  ASSERT_GT(full.at("mfu_full_attention"), 1);
+  EXPECT_THAT(full.at("notes").dump(), AllOf(HasSubstr("MFU with full attention, 100.1 %, is above the device's peak"),
+                                             Not(HasSubstr("is wrong"))));
+  EXPECT_THAT(place.orrery("simulate long.json --set workload.sequence_length=8192").out,
+              Not(HasSubstr("above the device's peak")));
+}
+
 // A timeline of millions of slots is neither drawn nor kept: nobody could read it.
 TEST(Simulate, RefusesATimelineOfTooManySlotsBeforeItStarts) {
   const Workplace place;
