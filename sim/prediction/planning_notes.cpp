@@ -60,6 +60,21 @@ bool selective_repeats_nothing(const Scenario& scenario, const Program& program)
   return true;
 }
 
+// All-gathers among tensor-parallel ranks in the weight gradients of a layer, where these run apart.
+std::int64_t gathers_of_weight_gradients(const Program& program) {
+  std::int64_t most = 0;
+  for (const Piece& piece : program.pieces) {
+    if (piece.layers == 0) continue;
+    const auto& ops = piece.weight_gradient.ops;
+    most = std::max<std::int64_t>(
+        most, std::count_if(ops.begin(), ops.end(), [](const Op& op) {
+                return op.kind == OpKind::all_gather &&
+                       (op.stream == Stream::tensor_communication || op.account == Stream::tensor_communication);
+              }) / piece.layers);
+  }
+  return most;
+}
+
 // Nodes made larger than their presets keep what devices share: NICs, PCIe switches, host memory.
 std::string larger_node_note(const Node& node) {
   const std::vector<std::string> names = node_names();
@@ -96,6 +111,12 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
     notes.emplace_back(
         "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and repeats "
         "nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
+  if (const std::int64_t gathers = gathers_of_weight_gradients(program); program.schedule.split_backward && gathers > 0)
+    notes.push_back(fmt::format(
+        "weight gradients run apart from backwards and gather their sequence-parallel inputs for themselves, "
+        "{} all-gather{} a layer with no other kernels to hide {}: where that takes longer than the bubble it "
+        "spares, pipeline_schedule 1f1b is faster (strategies/pipeline_parallel/README.md)",
+        gathers, gathers == 1 ? "" : "s", gathers == 1 ? "it" : "them"));
   const Mesh& mesh = program.mesh;
   const std::int64_t devices = scenario.cluster.node.devices;
   const auto crossing = [&](MeshAxis axis) {

@@ -1210,6 +1210,22 @@ TEST(Simulate, SaysWhichDevicesStandIdleAndWhichSequencesAreTooLong) {
               HasSubstr("nodes have 16 devices where dgx-h100 has 8, and share its 8 NICs"));
 }
 
+// Zero-bubble schedules can be slower than the bubble that they spare, and a share of the peak above it looks like a
+// mistake.
+TEST(Simulate, SaysWhatWeightGradientsApartGatherAgain) {
+  const Workplace place;
+  const auto notes = [&](const std::string& sets) {
+    return json::parse(place.orrery("simulate llama-3-70b-512-h100 --set plan.virtual_pipeline=1 --json -" + sets).out)
+        .at("notes")
+        .dump();
+  };
+  const auto said = HasSubstr("weight gradients run apart from backwards and gather");
+  EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1"), AllOf(said, HasSubstr("4 all-gathers a layer")));
+  EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-v --engine des"), said);
+  EXPECT_THAT(notes(" --set plan.pipeline_schedule=1f1b"), Not(said));
+  EXPECT_THAT(notes(" --set plan.pipeline_schedule=zb-h1 --set plan.sequence_parallel=false"), Not(said));
+}
+
 TEST(Simulate, SaysWhyAShareOfThePeakIsAboveIt) {
   Workplace place;
   place.write("long.json", R"({"model": "llama-3.2-3b", "cluster": {"node": "mi100-4", "nodes": 2},
