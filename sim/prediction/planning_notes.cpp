@@ -111,7 +111,7 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
     notes.emplace_back(
         "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and repeats "
         "nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
-  if (const std::int64_t gathers = gathers_of_weight_gradients(program); program.schedule.split_backward && gathers > 0)
+  if (const std::int64_t gathers = gathers_of_weight_gradients(program); gathers > 0)
     notes.push_back(fmt::format(
         "weight gradients run apart from backwards and gather their sequence-parallel inputs for themselves, "
         "{} all-gather{} a layer with no other kernels to hide {}: where that takes longer than the bubble it "

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "sim/cost/scale_cost.h"
+#include "sim/prediction/planning_notes.h"
 #include "sim/simulation/simulation.h"
 #include "strategies/framework/framework.h"
 #include "tests/simulation/support.h"
@@ -240,6 +241,21 @@ TEST(ScaleCost, ProductionSlowdownsAreThosePublished) {
   const auto lost = [](double slowdown) { return slowdown / (1 + slowdown); };
   EXPECT_NEAR(lost(s.worse_tenth()), 0.213, 0.015);
   EXPECT_NEAR(s.better_tenth() * s.worse_tenth(), s.median * s.median, 1e-12);
+}
+
+// Causal kernels skip what full attention counts; that a device does more than it can is a mistake somewhere.
+TEST(UtilisationNote, TellsACountedShareFromAnImpossibleOne) {
+  Report report;
+  report.mfu = 0.6;
+  report.hfu = 0.9;
+  report.mfu_full_attention = 1;
+  EXPECT_EQ(utilisation_note(report), "");
+  report.mfu_full_attention = 1.2;
+  EXPECT_THAT(utilisation_note(report), testing::HasSubstr("120.0 %, is above the device's peak: it counts the FLOPs"));
+  report.hfu = 1.1;
+  EXPECT_THAT(utilisation_note(report), testing::StartsWith("110.0 % of the device's peak is more than it can do"));
+  report.mfu = 1.15;
+  EXPECT_THAT(utilisation_note(report), testing::StartsWith("115.0 % of the device's peak is more than it can do"));
 }
 
 }  // namespace
