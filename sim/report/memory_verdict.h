@@ -10,13 +10,9 @@ namespace orrery {
 
 enum class MemoryVerdict { fits, tight, does_not_fit };
 
-// Of a device's memory: a predicted peak beyond this is tight. Four of five published peaks were at most
-// 1 / kTightShare of the predicted one (results/published/steps, peak_allocated_bytes; a source of more than 30 counts
-// as 30, as for intervals of steps). tests/validation holds it to them.
-inline constexpr double kTightShare = 0.92;
-
-// Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times (of
-// the same points, weighed alike).
+// Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times
+// (results/published/steps, peak_allocated_bytes; a source of more than 30 counts as 30, as for intervals of steps).
+// tests/validation holds them to that.
 inline constexpr double kPeakLow = 0.98, kPeakHigh = 1.14;
 struct PeakInterval {
   double low_bytes, high_bytes;
@@ -27,10 +23,10 @@ inline std::optional<PeakInterval> peak_interval(const Report& report) {
   return PeakInterval{kPeakLow * report.memory_peak_bytes, kPeakHigh * report.memory_peak_bytes};
 }
 
-// A measured report's step has run, and what nodes share is not allocated in pieces: only a predicted device is tight.
+// Tight: the interval reaches beyond the capacity. A measured report's step has run: only a predicted one is tight.
 inline MemoryVerdict memory_verdict(const Report& report) {
   if (!report.memory_fits) return MemoryVerdict::does_not_fit;
-  const bool tight = report.memory_peak_bytes > kTightShare * report.memory_capacity_bytes;
+  const bool tight = kPeakHigh * report.memory_peak_bytes > report.memory_capacity_bytes;
   return tight && report.engine != "measured" ? MemoryVerdict::tight : MemoryVerdict::fits;
 }
 

@@ -151,7 +151,7 @@ void memory_terms(std::string& out, const Report& r, TableStyle style) {
                Paint::dim, style));
   if (memory_verdict(r) == MemoryVerdict::tight)
     line(out, "", "",
-         fmt::format("one published peak in five was more than {:.2f} times the predicted one", 1 / kTightShare));
+         fmt::format("one published peak in ten was more than {:.2f} times the predicted one", kPeakHigh));
   const auto shared = [&](const SharedMemory& tier, Place place, std::string_view label) {
     if (tier.peak_bytes <= 0) return;
     std::string parts;

@@ -337,10 +337,10 @@ TEST(Table, SaysThatMemoryIsTight) {
     return memory_verdict(report);
   };
   EXPECT_EQ(verdict(0.5), MemoryVerdict::fits);
-  EXPECT_EQ(verdict(kTightShare), MemoryVerdict::fits);
+  EXPECT_EQ(verdict(0.999 / kPeakHigh), MemoryVerdict::fits);
   EXPECT_EQ(verdict(1.01), MemoryVerdict::does_not_fit);
   EXPECT_THAT(report_table(report, {}, {}), AllOf(HasSubstr("DOES NOT FIT"), Not(HasSubstr("tight"))));
-  EXPECT_EQ(verdict(kTightShare + 0.001), MemoryVerdict::tight);
+  EXPECT_EQ(verdict(1.001 / kPeakHigh), MemoryVerdict::tight);
   EXPECT_EQ(verdict(1), MemoryVerdict::tight);
   const std::string table = report_table(report, {}, {});
   EXPECT_THAT(table, AllOf(HasSubstr("tight, 0 B to spare"), Not(HasSubstr("DOES NOT FIT"))));
