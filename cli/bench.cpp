@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "realrun/bench/compare.h"
+#include "realrun/bench/drift.h"
 #include "realrun/bench/history.h"
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
@@ -29,7 +30,8 @@ constexpr const char* kBenchExamples = R"(Examples:
   orrery bench compare before.json after.json --junit bench.xml --markdown bench.md
   orrery bench --history kernels.db                       keep the run
   orrery bench import before.json --history kernels.db    keep one that was made elsewhere
-  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg)";
+  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg
+  orrery bench drift --history kernels.db                 did anything become slower over the runs, and when)";
 
 constexpr const char* kCompareExamples = R"(Examples:
   orrery bench compare before.json after.json
@@ -38,6 +40,13 @@ constexpr const char* kCompareExamples = R"(Examples:
 
 Exit codes: 0 nothing is slower; 1 something is, or fails now (with --strict also: is missing, or cannot be told);
 2 the files cannot be used; 3 nothing could be told of any benchmark.)";
+
+constexpr const char* kDriftExamples = R"(Examples:
+  orrery bench drift --history kernels.db
+  orrery bench drift --history kernels.db --runs 60 --threshold 3% --filter '^attention/' --json drift.json
+
+Exit codes: 0 nothing is slower; 1 something is (with --strict also: has too few runs); 2 the history cannot be used;
+3 nothing could be told of any benchmark.)";
 
 // ---- run
 
@@ -161,6 +170,38 @@ void show_history(const HistoryArguments& arguments) {
   outputs.commit();
 }
 
+struct DriftArguments {
+  std::string history, filter, threshold = "2%";
+  std::int64_t runs = 30;
+  bench::DriftOptions options;
+  std::string markdown, json, csv;
+};
+
+void show_drift(DriftArguments& arguments) {
+  arguments.options.threshold = parse_share(arguments.threshold, "--threshold");
+  if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
+  const bench::History history(arguments.history, bench::History::Mode::read);
+  const bench::Drift drift =
+      bench::find_drift(history, arguments.history, static_cast<std::size_t>(arguments.runs), arguments.options);
+  if (drift.trends.empty())
+    throw InputError({arguments.filter.empty() ? arguments.history : "--filter", ""},
+                     arguments.filter.empty() ? "no benchmark" : '"' + arguments.filter + '"',
+                     arguments.filter.empty() ? "a history with runs" : "what a benchmark of the history contains");
+  Outputs outputs;
+  const auto add = [&](const std::string& path, auto make) { outputs.add_wanted(path, [&] { return make(drift); }); };
+  add(arguments.markdown, bench::drift_markdown);
+  add(arguments.json, bench::drift_json);
+  add(arguments.csv, bench::drift_csv);
+  if (!outputs.on_standard_output()) outputs.add("-", bench::drift_text(drift, colour_wanted()));
+  outputs.commit();
+  if (drift.nothing_told())
+    std::fputs(fmt::format("orrery: nothing could be told of any benchmark: too few runs, {} of each are needed\n",
+                           drift.needed_runs)
+                   .c_str(),
+               stderr);
+  if (drift.exit_code() != 0) throw Exit{drift.exit_code()};
+}
+
 struct ImportArguments {
   std::vector<std::string> files;
   std::string history;
@@ -217,6 +258,29 @@ void add_history(Command bench) {
   command.callback([arguments] { show_history(*arguments); });
 }
 
+void add_drift(Command bench) {
+  auto arguments = std::make_shared<DriftArguments>();
+  const Command command = bench.add_subcommand("drift", "Has anything become slower over the kept runs, and when?");
+  command.footer(kDriftExamples);
+  command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
+  constexpr std::int64_t kMostRuns = 1000;
+  command.add_option("--runs", arguments->runs, "Only the last so many runs of each device")
+      .between(2, kMostRuns)
+      .capture_default();
+  command.add_option("--threshold", arguments->threshold, "Smallest slow-down that counts: 2% or 0.02")
+      .capture_default()
+      .type_name("SHARE");
+  command.add_option("--alpha", arguments->options.alpha, "Chance of a false alarm over all benchmarks, at the most")
+      .within(1e-12, 0.5)
+      .capture_default();
+  command.add_option("--filter", arguments->filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command.add_flag("--strict", arguments->options.strict, "Fail benchmarks of too few runs");
+  add_file(command, "--markdown", arguments->markdown, "Write the table as Markdown; - for standard output");
+  add_file(command, "--json", arguments->json, "Write verdicts, changes and numbers as JSON");
+  add_file(command, "--csv", arguments->csv, "Write them as CSV, a row for each change");
+  command.callback([arguments] { show_drift(*arguments); });
+}
+
 void add_import(Command bench) {
   auto arguments = std::make_shared<ImportArguments>();
   const Command command =
@@ -254,6 +318,7 @@ void add_bench(Command app) {
   command.add_flag("--list", arguments->list, "Say what would run");
   add_compare_runs(command);
   add_history(command);
+  add_drift(command);
   add_import(command);
   command.callback([command, arguments] {
     if (!command.has_subcommand_given()) run(*arguments);

@@ -1,5 +1,5 @@
 // orrery: one subcommand a file. Exit codes: 0 done, 2 what was given cannot be used, 1 anything else, such as a step
-// that does not end, 3 a comparison of benchmarks that tells nothing.
+// that does not end, 3 a comparison or a history of benchmarks that tells nothing.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -23,8 +23,8 @@ constexpr const char* kExamples = R"(Examples:
   orrery show dgx-h100
 
 Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the answer is no
-(run --check: ranks differ; validate --baseline, bench compare: something is worse), a step or a rank does not end well, no
-GPU where one is asked for, or an internal error; 3 bench compare could tell nothing of any benchmark.)";
+(run --check: ranks differ; validate --baseline, bench compare, bench drift: something is worse), a step or a rank does not end
+well, no GPU where one is asked for, or an internal error; 3 bench compare or drift could tell nothing of any benchmark.)";
 
 }  // namespace
 

@@ -14,10 +14,6 @@
 namespace orrery::bench {
 namespace {
 
-// Facts without which two runs are of two machines (or of two builds of this program or the libraries below).
-constexpr std::array kMachineFacts{"device",       "processors",         "software",
-                                   "cpu_governor", "library_build_type", "orrery_build_type"};
-
 struct Sample {
   std::vector<double> seconds;
   double median = 0, fastest = 0;
@@ -132,18 +128,6 @@ double least_slowdown(const Pair& pair, const Explained& machine, std::size_t te
   return std::max({limit, by_fastest, by_test}) * machine.most / machine.least - 1;
 }
 
-bool is_told(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::cannot_tell:
-    case Verdict::too_few_repetitions:
-    case Verdict::only_in_baseline:
-    case Verdict::only_in_new:
-      return false;
-    default:
-      return true;
-  }
-}
-
 // For sorting: what asks for attention first.
 int group_of(Verdict verdict) {
   switch (verdict) {
@@ -169,6 +153,18 @@ std::size_t repetitions_needed(std::size_t tests, double alpha) {
 }
 
 }  // namespace
+
+bool is_told(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::cannot_tell:
+    case Verdict::too_few_repetitions:
+    case Verdict::only_in_baseline:
+    case Verdict::only_in_new:
+      return false;
+    default:
+      return true;
+  }
+}
 
 const char* name_of(Verdict verdict) {
   constexpr std::array kNames{
@@ -229,7 +225,7 @@ Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candid
                     .options = options,
                     .differences = {},
                     .warnings = {}};
-  for (const char* key : kMachineFacts) {
+  for (const std::string_view key : kMachineFacts) {
     const std::string *before = baseline.fact(key), *after = candidate.fact(key);
     if (before != nullptr && after != nullptr && *before != *after)
       result.warnings.push_back(

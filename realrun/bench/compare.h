@@ -60,6 +60,7 @@ enum class Verdict {
   only_in_new,
 };
 const char* name_of(Verdict verdict);  // "regression", "too few repetitions"
+bool is_told(Verdict verdict);         // it says something of the benchmark
 
 // Products on a core of which a neighbour had the other thread took 2.1 times as long, where the memory yardstick took
 // 2.0 and the arithmetic one 1.17 times (two cores of a shared Xeon, realrun/README.md).

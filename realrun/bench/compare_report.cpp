@@ -32,7 +32,6 @@ bool is_below_threshold(const Difference& d) {
   return d.verdict == Verdict::slower_below_threshold || d.verdict == Verdict::faster_below_threshold;
 }
 std::string time_cell(double seconds) { return seconds > 0 ? seconds_text(seconds) : "-"; }
-std::string p_cell(double p) { return p < 1e-3 ? fmt::format("{:.0e}", p) : fmt::format("{:.3f}", p); }
 
 // "regression", "failed: out of memory"
 std::string verdict_text(const Difference& d) {
@@ -45,7 +44,7 @@ std::vector<std::string> cells_of(const Difference& d) {
           time_cell(d.new_seconds),
           has_ratio(d) ? change_text(d.ratio) : "-",
           has_ratio(d) ? change_text(d.fastest_ratio) : "-",
-          was_tested(d) ? p_cell(d.adjusted_p) : "-"};
+          was_tested(d) ? p_text(d.adjusted_p) : "-"};
 }
 
 constexpr std::array<std::string_view, 7> kHeadings{"benchmark", "baseline", "new",    "change",
@@ -204,7 +203,7 @@ std::string comparison_junit(const Comparison& comparison) {
     const std::string what = xml_text(
         has_ratio(d) ? fmt::format("{}: {} -> {} ({}; fastest {}; p {})", verdict_text(d),
                                    time_cell(d.baseline_seconds), time_cell(d.new_seconds), change_text(d.ratio),
-                                   change_text(d.fastest_ratio), was_tested(d) ? p_cell(d.adjusted_p) : "-")
+                                   change_text(d.fastest_ratio), was_tested(d) ? p_text(d.adjusted_p) : "-")
                      : verdict_text(d));
     if (is_failure(d)) {
       text += fmt::format(">\n    <failure type=\"{1}\" message=\"{0}\">{0}</failure>\n  </testcase>\n", what,

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -50,6 +51,25 @@ constexpr const char* kSchema = R"(
     real_seconds REAL NOT NULL,
     cpu_seconds REAL NOT NULL,
     PRIMARY KEY (series, number)) WITHOUT ROWID;)";
+
+// A file of SQLite may hold any text for a context.
+MachineFacts machine_of(const std::string& context) {
+  MachineFacts facts;
+  const nlohmann::json json = nlohmann::json::parse(context, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return facts;
+  for (std::size_t i = 0; i < facts.size(); ++i)
+    if (const auto at = json.find(std::string(kMachineFacts[i])); at != json.end() && at->is_string()) facts[i] = *at;
+  return facts;
+}
+
+void summarize(HistoryPoint& point, const std::vector<double>& seconds) {
+  constexpr double kLow = 0.25, kHigh = 0.75;
+  point.repetitions = seconds.size();
+  point.low_seconds = quantile(seconds, kLow);
+  point.high_seconds = quantile(seconds, kHigh);
+  point.median_seconds = median(seconds);
+  point.fastest_seconds = *std::min_element(seconds.begin(), seconds.end());
+}
 
 std::string fact_or_nothing(const BenchmarkRun& run, const char* key) {
   const std::string* fact = run.fact(key);
@@ -245,12 +265,8 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
   std::map<std::string, double> last;  // median by device
   const auto finish = [&] {
     if (points.empty()) return;
-    constexpr double kLow = 0.25, kHigh = 0.75;
     HistoryPoint& point = points.back();
-    point.repetitions = seconds.size();
-    point.low_seconds = quantile(seconds, kLow);
-    point.high_seconds = quantile(seconds, kHigh);
-    point.median_seconds = median(seconds);
+    summarize(point, seconds);
     double& before = last[point.device];
     if (before > 0) point.ratio = point.median_seconds / before;
     before = point.median_seconds;
@@ -271,6 +287,52 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
   }
   finish();
   return points;
+}
+
+std::vector<HistorySeries> History::last_runs(std::size_t runs) const {
+  std::map<std::int64_t, HistoryPoint> wanted;  // by run, without its times
+  {
+    Statement statement(*this,
+                        "SELECT id, date, git_commit, version, device, context FROM runs "
+                        "ORDER BY coalesce(utc, date) DESC, id DESC");
+    std::map<std::string, std::size_t> taken;  // by device
+    while (statement.step()) {
+      HistoryPoint point{.date = statement.text(1),
+                         .commit = statement.text(2),
+                         .version = statement.text(3),
+                         .device = statement.text(4),
+                         .machine = machine_of(statement.text(5))};
+      if (++taken[point.device] <= runs) wanted.emplace(statement.integer(0), std::move(point));
+    }
+  }
+  Statement statement(
+      *this,
+      "SELECT runs.device, series.name, runs.id, series.id, "
+      "CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END "
+      "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
+      "ORDER BY runs.device, series.name, coalesce(runs.utc, runs.date), runs.id, series.id, number");
+  std::vector<HistorySeries> result;
+  std::vector<double> seconds;
+  std::int64_t last = -1;
+  const auto finish = [&] {
+    if (!seconds.empty()) summarize(result.back().points.back(), seconds);
+    seconds.clear();
+  };
+  while (statement.step()) {
+    const auto run = wanted.find(statement.integer(2));
+    if (run == wanted.end()) continue;
+    if (statement.integer(3) != last) {
+      finish();
+      last = statement.integer(3);
+      const std::string device = statement.text(0), name = statement.text(1);
+      if (result.empty() || result.back().device != device || result.back().name != name)
+        result.push_back({name, device, {}});
+      result.back().points.push_back(run->second);
+    }
+    seconds.push_back(statement.number(4));
+  }
+  finish();
+  return result;
 }
 
 }  // namespace orrery::bench

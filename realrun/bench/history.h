@@ -1,6 +1,7 @@
 // Runs kept over time, in an SQLite file.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,12 +13,23 @@ struct sqlite3;
 
 namespace orrery::bench {
 
+// What a run says of its machine: kMachineFacts (run_file.h) in their order, empty where it says nothing.
+using MachineFacts = std::array<std::string, kMachineFacts.size()>;
+
 // What one run says of one benchmark.
 struct HistoryPoint {
   std::string date, commit, version, device;  // empty: the run does not say
   std::size_t repetitions = 0;
   double median_seconds = 0, low_seconds = 0, high_seconds = 0;  // quartiles
+  double fastest_seconds = 0;
   double ratio = 0;  // of the median to that of the run before on the same device; 0: there is none
+  MachineFacts machine;
+};
+
+// A benchmark on a device over runs, by date.
+struct HistorySeries {
+  std::string name, device;
+  std::vector<HistoryPoint> points;
 };
 
 // A file of runs. A run is added in one transaction: after a crash or a kill it is there whole or not at all. Several
@@ -39,6 +51,8 @@ class History {
   // By date. Throws InputError, with the nearest name, for a benchmark that no run has. `name` may leave out the suffix
   // /real_time or /manual_time.
   std::vector<HistoryPoint> points(const std::string& name) const;
+  // All benchmarks over the last so many runs of each device, by device and name. ratio is not set.
+  std::vector<HistorySeries> last_runs(std::size_t runs) const;
 
  private:
   class Statement;

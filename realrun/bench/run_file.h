@@ -16,6 +16,10 @@ namespace orrery::bench {
 inline constexpr std::array<std::string_view, 2> kYardsticks{"yardstick_arithmetic_seconds",
                                                              "yardstick_memory_seconds"};
 
+// Facts without which two runs are of two machines, or of two builds of this program or the libraries below.
+inline constexpr std::array<std::string_view, 6> kMachineFacts{
+    "device", "processors", "software", "cpu_governor", "library_build_type", "orrery_build_type"};
+
 // One repetition: seconds per iteration.
 struct Repetition {
   double real_seconds = 0;

@@ -42,6 +42,31 @@ struct Value {
   bool of_a;
 };
 
+// `tied`: the sum of t^3 - t over groups of t equal values.
+bool is_exact(std::size_t n, std::size_t m, double tied) { return tied == 0 && std::max(n, m) <= kExactMost; }
+
+// Two-sided, of n and m values with this U.
+double p_of(std::size_t n, std::size_t m, double u, double tied) {
+  const auto pairs = static_cast<double>(n) * static_cast<double>(m), total = static_cast<double>(n + m);
+  if (is_exact(n, m, tied)) return std::min(1.0, 2 * lower_tail(n, m, std::min(u, pairs - u)));
+  const double variance = pairs / 12 * (total + 1 - tied / (total * (total - 1)));
+  if (variance <= 0) return 1;  // all values are equal
+  constexpr double kContinuity = 0.5;
+  const double z = (std::abs(u - pairs / 2) - kContinuity) / std::sqrt(variance);
+  return std::min(1.0, std::erfc(z / std::numbers::sqrt2));
+}
+
+// The fewest values on either side of a change that could be significant; 0: none could.
+std::size_t least_side(std::size_t values, double level) {
+  std::size_t least = 0;
+  for (std::size_t side = values / 2; side > 0; --side) {
+    const auto places = static_cast<double>(values - 2 * side + 1);
+    if (smallest_p(side, values - side) * places >= level) break;
+    least = side;
+  }
+  return least;
+}
+
 }  // namespace
 
 MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
@@ -51,8 +76,8 @@ MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
   for (const double x : a) all.push_back({x, true});
   for (const double x : b) all.push_back({x, false});
   std::sort(all.begin(), all.end(), [](const Value& x, const Value& y) { return x.value < y.value; });
-  const auto n = static_cast<double>(a.size()), m = static_cast<double>(b.size()), total = n + m;
-  double ranks_of_a = 0, tied = 0;  // tied: the sum of t^3 - t over groups of t equal values
+  const auto n = static_cast<double>(a.size());
+  double ranks_of_a = 0, tied = 0;
   for (std::size_t begin = 0; begin < all.size();) {
     std::size_t end = begin;
     while (end < all.size() && all[end].value == all[begin].value) ++end;
@@ -63,16 +88,8 @@ MannWhitney mann_whitney(std::span<const double> a, std::span<const double> b) {
     tied += t * t * t - t;
   }
   result.u = ranks_of_a - n * (n + 1) / 2;
-  result.exact = tied == 0 && std::max(a.size(), b.size()) <= kExactMost;
-  if (result.exact) {
-    result.p = std::min(1.0, 2 * lower_tail(a.size(), b.size(), std::min(result.u, n * m - result.u)));
-    return result;
-  }
-  const double variance = n * m / 12 * (total + 1 - tied / (total * (total - 1)));
-  if (variance <= 0) return result;  // all values are equal
-  constexpr double kContinuity = 0.5;
-  const double z = (std::abs(result.u - n * m / 2) - kContinuity) / std::sqrt(variance);
-  result.p = std::min(1.0, std::erfc(z / std::numbers::sqrt2));
+  result.exact = is_exact(a.size(), b.size(), tied);
+  result.p = p_of(a.size(), b.size(), result.u, tied);
   return result;
 }
 
@@ -113,6 +130,44 @@ std::vector<double> holm(std::span<const double> p) {
     adjusted[order[i]] = most;
   }
   return adjusted;
+}
+
+ChangePoint change_point(std::span<const double> values, double level) {
+  ChangePoint best;
+  const std::size_t count = values.size(), least = least_side(count, level);
+  if (least == 0) return best;
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t x, std::size_t y) { return values[x] < values[y]; });
+  std::vector<double> ranks(count);
+  double tied = 0;
+  for (std::size_t begin = 0; begin < count;) {
+    std::size_t end = begin;
+    while (end < count && values[order[end]] == values[order[begin]]) ++end;
+    const auto t = static_cast<double>(end - begin);
+    const double rank = (static_cast<double>(begin + 1) + static_cast<double>(end)) / 2;
+    for (; begin < end; ++begin) ranks[order[begin]] = rank;
+    tied += t * t * t - t;
+  }
+  double sum = 0;  // of the ranks before the place
+  double smallest = 2;
+  for (std::size_t place = 1; place + least <= count; ++place) {
+    sum += ranks[place - 1];
+    if (place < least) continue;
+    const auto n = static_cast<double>(place);
+    const double p = p_of(place, count - place, sum - n * (n + 1) / 2, tied);
+    if (p >= smallest) continue;
+    smallest = p;
+    best.first = place;
+  }
+  best.p = std::min(1.0, smallest * static_cast<double>(count - 2 * least + 1));
+  return best;
+}
+
+std::size_t values_for_change(double level) {
+  std::size_t values = 2;
+  while (least_side(values, level) == 0) ++values;
+  return values;
 }
 
 }  // namespace orrery::bench

@@ -34,4 +34,21 @@ double least_significant_factor(std::span<const double> a, std::span<const doubl
 // however the tests depend on each other.
 std::vector<double> holm(std::span<const double> p);
 
+// Where values that were taken one after another change their level.
+struct ChangePoint {
+  std::size_t first =
+      0;         // index of the first value of the new level; 0: of so few values no change could be significant
+  double p = 1;  // two-sided, adjusted for the number of places
+};
+
+// The place at which mann_whitney of the values before and behind it has the smallest p, the earliest of several: a
+// maximally selected rank statistic (Lausen & Schumacher 1992, Biometrics 48(1)). It is the statistic of Pettitt 1979
+// (Applied Statistics 28(2)) divided by its spread at each place, without which a change among the last runs would have
+// to be larger than one in the middle. p is the smallest p times the number of places (Bonferroni): an upper bound
+// however the places depend on each other. Tried are the places at which smallest_p times their number is below
+// `level`; at others, which follow from the number of values alone, nothing could be significant.
+ChangePoint change_point(std::span<const double> values, double level);
+// The least number of values of which a change could be significant at `level`. REQUIRES: 0 < level.
+std::size_t values_for_change(double level);
+
 }  // namespace orrery::bench

@@ -9,6 +9,8 @@ namespace orrery::bench {
 
 std::string change_text(double ratio) { return signed_percent_text(ratio - 1); }
 
+std::string p_text(double p) { return p < 1e-3 ? fmt::format("{:.0e}", p) : fmt::format("{:.3f}", p); }
+
 std::string line_text(std::string_view text) {
   std::string line;
   for (const char c : text) {

@@ -8,6 +8,7 @@
 namespace orrery::bench {
 
 std::string change_text(double ratio);  // "+4.8 %"
+std::string p_text(double p);               // "0.042", "3e-07"
 // For a line of a terminal: a blank for a line's end, '?' for what else would act on it.
 std::string line_text(std::string_view text);
 // For a cell or a line of GitHub's Markdown: nothing in it is markup, HTML or the end of a cell.

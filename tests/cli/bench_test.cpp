@@ -246,6 +246,77 @@ TEST(BenchHistory, RefusesAnotherProgramsDatabase) {
   EXPECT_EQ(place.read("other.db"), before);
 }
 
+// ---- drift
+
+// Runs day by day, of which those from `slow_from` on take 4 % longer in the first kernel.
+void keep_runs(const Workplace& place, int runs, int slow_from) {
+  std::string files;
+  for (int i = 0; i < runs; ++i) {
+    const std::string file = "run" + std::to_string(i) + ".json";
+    const double noise = 1 + 0.001 * ((7 * i) % 17);  // no two alike
+    place.write(file, run_file((i < slow_from ? 100 : 104) * noise, 10 * noise,
+                               "2026-03-" + std::to_string(10 + i) + "T00:00:00+00:00"));
+    files += " " + file;
+  }
+  ASSERT_EQ(place.orrery("bench import" + files + " --history h.db").code, 0);
+}
+
+TEST(BenchDrift, ExitsOneWhereSomethingBecameSlowerAndSaysSinceWhen) {
+  Workplace place;
+  keep_runs(place, 16, 9);
+  const CommandResult result = place.orrery("bench drift --history h.db --json o.json --csv o.csv --markdown o.md");
+  EXPECT_EQ(result.code, 1) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("h.db: the last 16 runs"));
+  EXPECT_THAT(result.out, HasSubstr("2026-03-19T00:00:00+00:00 0123456789ab"));
+  EXPECT_THAT(result.out, HasSubstr("1 regression, 1 unchanged\n"));
+  EXPECT_THAT(result.err, IsEmpty());
+  const json document = json::parse(place.read("o.json"));
+  EXPECT_EQ(document["benchmarks"][0]["name"], kMatmul);
+  EXPECT_NEAR(document["benchmarks"][0]["changes"][0]["ratio_of_medians"], 1.04, 0.01);
+  EXPECT_EQ(document["benchmarks"][0]["changes"][0]["previous_date"], "2026-03-18T00:00:00+00:00");
+  EXPECT_THAT(place.read("o.csv"), HasSubstr(std::string(kMatmul) + ",a CPU,regression,16,"));
+  EXPECT_THAT(place.read("o.md"), StartsWith("**1 regression, 1 unchanged**"));
+}
+
+TEST(BenchDrift, TakesThresholdsFiltersAndRuns) {
+  Workplace place;
+  keep_runs(place, 16, 9);
+  const CommandResult lenient = place.orrery("bench drift --history h.db --threshold 5%");
+  EXPECT_EQ(lenient.code, 0);
+  EXPECT_THAT(lenient.out, HasSubstr("slower below the threshold"));
+  EXPECT_EQ(place.orrery("bench drift --history h.db --filter '^norm'").code, 0);
+  const CommandResult few = place.orrery("bench drift --history h.db --runs 7");
+  EXPECT_EQ(few.code, 3) << "the last seven runs are too few";
+  EXPECT_THAT(few.err, HasSubstr("nothing could be told of any benchmark: too few runs"));
+}
+
+TEST(BenchDrift, DevicesAreApart) {
+  Workplace place;
+  keep_runs(place, 16, 16);
+  std::string files;
+  for (int i = 0; i < 16; ++i) {
+    const std::string file = "other" + std::to_string(i) + ".json";
+    place.write(file, run_file(200, 20 + 0.01 * i, "2026-04-" + std::to_string(10 + i) + "T00:00:00+00:00", "b CPU"));
+    files += " " + file;
+  }
+  place.orrery("bench import" + files + " --history h.db");
+  const CommandResult result = place.orrery("bench drift --history h.db --json -");
+  EXPECT_EQ(result.code, 0) << result.out;
+  EXPECT_EQ(json::parse(result.out)["benchmarks"].size(), 4u);
+}
+
+TEST(BenchDrift, RefusesWhatIsNoHistory) {
+  Workplace place;
+  place.write("run.json", run_file(100, 10));
+  place.orrery("bench import run.json --history h.db");
+  expect_bench_refused(place, "bench drift --history missing.db", "missing.db: found nothing");
+  expect_bench_refused(place, "bench drift --history run.json", "run.json");
+  expect_bench_refused(place, "bench drift --history h.db --filter attention", "\"attention\"");
+  expect_bench_refused(place, "bench drift --history h.db --threshold soon", "expected a share: 5% or 0.05");
+  expect_bench_refused(place, "bench drift --history h.db --runs 1", "--runs");
+  expect_bench_refused(place, "bench drift --history h.db --json h.db", "h.db");
+}
+
 // ---- run
 
 TEST(Bench, ListsEveryBenchmarkWithItsWork) {
@@ -260,12 +331,13 @@ TEST(Bench, ListsEveryBenchmarkWithItsWork) {
 TEST(Bench, ARunCanBeComparedAndKept) {
   Workplace place;
   const CommandResult run = place.orrery(
-      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --patience 0 --output run.json --history h.db");
+      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --patience 0 --output run.json "
+      "--history h.db");
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("multiply/fp32/"));
   const json document = json::parse(place.read("run.json"));
-  for (const char* key : {"date", "library_build_type", "device", "orrery_version", "orrery_build_type", "peak_source",
-                          "processors"})
+  for (const char* key :
+       {"date", "library_build_type", "device", "orrery_version", "orrery_build_type", "peak_source", "processors"})
     EXPECT_TRUE(document["context"].contains(key)) << key;
   std::size_t repetitions = 0, aggregates = 0;
   for (const json& entry : document["benchmarks"]) {

@@ -1,3 +1,4 @@
+#include "realrun/bench/drift.h"
 #include "realrun/bench/history.h"
 #include "tests/fuzz/file_of_input.h"
 #include "tests/fuzz/targets.h"
@@ -13,4 +14,10 @@ void orrery::fuzz::benchmark_history(std::string_view input) {
     bench::history_json(name, points);
     bench::history_svg(name, points);
   }
+  constexpr std::size_t kRuns = 10;
+  const bench::Drift drift = bench::find_drift(history, "history.db", kRuns, {});
+  bench::drift_text(drift, /*colour=*/false);
+  bench::drift_markdown(drift);
+  bench::drift_json(drift);
+  bench::drift_csv(drift);
 }
