@@ -27,6 +27,7 @@ namespace {
 constexpr const char* kBenchExamples = R"(Examples:
   orrery bench --output before.json                       every kernel on this CPU, two to three minutes
   orrery bench --filter '^(linear|attention)/' --device cuda --output kernels.json
+  orrery bench --shape linear:m=64,k=4096,n=11008 --shape norm/rmsnorm:batch=1,sequence=64,hidden=4096
   orrery bench compare before.json after.json --junit bench.xml --markdown bench.md
   orrery bench --history kernels.db                       keep the run
   orrery bench import before.json --history kernels.db    keep one that was made elsewhere
@@ -53,7 +54,8 @@ Exit codes: 0 nothing is slower; 1 something is (with --strict also: has too few
 struct BenchArguments {
   bench::SuiteOptions suite;
   std::string device = "cpu";
-  std::string output, history;
+  std::vector<std::string> shapes;
+  std::string shapes_file, output, history;
   bool list = false;
 };
 
@@ -69,6 +71,9 @@ std::string listing(const std::vector<bench::SuiteEntry>& entries) {
 void run(BenchArguments& arguments) {
   bench::SuiteOptions& options = arguments.suite;
   options.device = arguments.device == "cuda" ? bench::DeviceKind::cuda : bench::DeviceKind::cpu;
+  for (const std::string& shape : arguments.shapes) options.shapes.push_back(bench::parse_shape(shape));
+  if (!arguments.shapes_file.empty())
+    for (bench::Shape& shape : bench::read_shapes(arguments.shapes_file)) options.shapes.push_back(std::move(shape));
   const std::vector<bench::SuiteEntry> entries = bench::suite_entries(options);
   if (arguments.list) {
     print(listing(entries));
@@ -301,6 +306,13 @@ void add_bench(Command app) {
   command.footer(kBenchExamples);
   command.require_subcommand(0, 1);
   command.add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches").type_name("REGEX");
+  command
+      .add_option("--shape", arguments->shapes,
+                  "This kernel at these sizes instead of the suite: linear:m=4096,k=4096,n=11008,dtype=bf16")
+      .one_value_each()
+      .type_name("KERNEL:AXIS=SIZE,...");
+  command.add_option("--shapes", arguments->shapes_file, "A JSON array of such shapes; - for standard input")
+      .type_name("FILE");
   command.add_option("--device", arguments->device, "What runs them").one_of({"cpu", "cuda"}).capture_default();
   command.add_option("--repetitions", arguments->suite.repetitions, "Of each benchmark, in random order")
       .between(1, 10'000)

@@ -17,58 +17,48 @@ using enum OpKind;
 constexpr float kDropout = 0.1f, kEpsilon = 1e-5f;
 
 // How large, by device: a CPU's kernels here are written for clarity, a GPU's caches hold 50 MB and more.
-struct Sizes {
-  struct Product {
-    std::int64_t m, k, n;
-  };
-  std::vector<Product> products;
-  struct Attention {
-    std::int64_t batch, sequence, groups, group_heads, head_dim;
-  };
-  std::vector<Attention> attentions;
-  std::int64_t batch, sequence, hidden, heads, vocabulary;
-  std::int64_t parameters;  // of an optimizer's buffer
-};
-
-const Sizes& sizes_of(DeviceKind device) {
-  static const Sizes cpu{{{64, 512, 512}, {256, 512, 512}, {128, 1024, 256}},
-                         {{1, 128, 4, 1, 64}, {1, 256, 4, 1, 64}, {1, 128, 2, 2, 128}},
-                         2,
-                         64,
-                         512,
-                         8,
-                         4096,
-                         1 << 18};
-  static const Sizes cuda{{{4096, 4096, 4096}, {8192, 4096, 14336}, {16, 4096, 4096}, {1000, 1000, 1000}},
-                          {{4, 2048, 32, 1, 64}, {2, 4096, 32, 1, 128}, {2, 4096, 8, 4, 128}, {1, 16384, 8, 1, 128}},
-                          4,
-                          2048,
-                          4096,
-                          32,
-                          32768,
-                          1 << 27};
+const KernelSizes& sizes_of(DeviceKind device) {
+  static const KernelSizes cpu{{{64, 512, 512}, {256, 512, 512}, {128, 1024, 256}},
+                               {{1, 128, 4, 1, 64}, {1, 256, 4, 1, 64}, {1, 128, 2, 2, 128}},
+                               2,
+                               64,
+                               512,
+                               4096,
+                               1 << 18};
+  static const KernelSizes cuda{
+      {{4096, 4096, 4096}, {8192, 4096, 14336}, {16, 4096, 4096}, {1000, 1000, 1000}},
+      {{4, 2048, 32, 1, 64}, {2, 4096, 32, 1, 128}, {2, 4096, 8, 4, 128}, {1, 16384, 8, 1, 128}},
+      4,
+      2048,
+      4096,
+      32768,
+      1 << 27};
   return device == DeviceKind::cpu ? cpu : cuda;
 }
 
 class Builder {
  public:
-  Builder(DeviceKind device, bool fp8) : sizes_(sizes_of(device)), is_cpu_(device == DeviceKind::cpu), fp8_(fp8) {}
+  Builder(DeviceKind device, const KernelSizes& sizes, bool is_suite)
+      : sizes_(sizes), is_cpu_(device == DeviceKind::cpu), is_suite_(is_suite) {}
 
-  std::vector<KernelCase> build() {
-    std::vector<Dtype> dtypes{Dtype::fp32};
-    if (!is_cpu_) dtypes = {Dtype::bf16, Dtype::fp16, Dtype::fp32};
+  std::vector<KernelCase> build(const std::vector<Dtype>& dtypes, bool fp8) {
     for (const Dtype dtype : dtypes) {
       dtype_ = dtype;
       products();
       attentions();
     }
     dtype_ = dtypes.front();
-    if (fp8_) fp8_products();
+    if (fp8) fp8_products();
     norms();
     elementwise();
     tokens();
     optimizers();
     copies();
+    return std::move(cases_);
+  }
+  std::vector<KernelCase> build_fp8(Dtype stored) {
+    dtype_ = stored;
+    fp8_products();
     return std::move(cases_);
   }
 
@@ -141,8 +131,8 @@ class Builder {
       write({{k}, {n}}, Dtype::fp32);
       name("", sizes);
     }
-    for (const Sizes::Attention& a : sizes_.attentions) {
-      if (a.sequence * a.sequence * a.groups > kMostScores) continue;
+    for (const KernelSizes::Attention& a : sizes_.attentions) {
+      if (is_suite_ && a.sequence * a.sequence * a.groups > kMostScores) continue;
       const std::int64_t heads = a.groups * a.group_heads;
       for (const bool scores : {true, false}) {  // q k', then probabilities v
         begin(batched_matmul).op.transpose_b = scores;
@@ -173,10 +163,10 @@ class Builder {
 
   // ---- attention
 
-  static std::string attention_sizes(const Sizes::Attention& a) {
+  static std::string attention_sizes(const KernelSizes::Attention& a) {
     return fmt::format("b{}_s{}_g{}x{}_d{}", a.batch, a.sequence, a.groups, a.group_heads, a.head_dim);
   }
-  TensorId five(bool is_read, const Sizes::Attention& a, Dim parts) {
+  TensorId five(bool is_read, const KernelSizes::Attention& a, Dim parts) {
     const std::initializer_list<Dim> dims{{a.batch, Axis::batch},
                                           {a.sequence, Axis::sequence},
                                           {a.groups, Axis::groups},
@@ -184,7 +174,7 @@ class Builder {
                                           {a.head_dim, Axis::head_dim}};
     return is_read ? read(dims) : write(dims);
   }
-  TensorId log_sum_exp(bool is_read, const Sizes::Attention& a) {
+  TensorId log_sum_exp(bool is_read, const KernelSizes::Attention& a) {
     const std::initializer_list<Dim> dims{{a.batch, Axis::batch},
                                           {a.groups, Axis::groups},
                                           {a.group_heads, Axis::group_heads},
@@ -195,7 +185,7 @@ class Builder {
   }
 
   void attentions() {
-    for (const Sizes::Attention& a : sizes_.attentions) {
+    for (const KernelSizes::Attention& a : sizes_.attentions) {
       const Dim fused{a.group_heads + 2, Axis::group_qkv}, queries{a.group_heads, Axis::group_heads}, kv{2};
       for (const bool causal : {true, false}) {
         const std::string_view mask = causal ? "causal" : "full";
@@ -236,7 +226,7 @@ class Builder {
         five(false, a, fused);
         name("", attention_sizes(a));
       }
-      if (a.sequence * a.sequence * a.groups > kMostScores) continue;
+      if (is_suite_ && a.sequence * a.sequence * a.groups > kMostScores) continue;
       for (const OpKind kind : {softmax, softmax_backward}) {
         KernelCase& c = begin(kind);
         c.op.causal = true;
@@ -430,10 +420,12 @@ class Builder {
   // ---- flat buffers
 
   void optimizers() {
-    const std::int64_t n = sizes_.parameters;
+    const std::int64_t n = sizes_.elements;
     const std::string sizes = fmt::format("{}", n);
     // Also a tenth more, which no vector width divides: what compare must tell apart (prove_compare.sh).
-    for (const std::int64_t elements : {n, n + n / 10}) {
+    std::vector<std::int64_t> lengths{n};
+    if (is_suite_) lengths.push_back(n + n / 10);
+    for (const std::int64_t elements : lengths) {
       begin(gradient_norm);
       read({{elements}}, Dtype::fp32);
       write({{1}}, Dtype::fp32);
@@ -468,7 +460,7 @@ class Builder {
   }
 
   void copies() {
-    const std::int64_t n = sizes_.parameters;
+    const std::int64_t n = sizes_.elements;
     for (const bool down : {true, false}) {
       KernelCase& c = begin(copy);
       c.op.stream = down ? Stream::device_to_host : Stream::host_to_device;
@@ -483,8 +475,8 @@ class Builder {
                                               << 28;  // of one sequence: stored scores are for short ones
   static constexpr std::int64_t kFp8Multiple = 16;    // cuBLAS manual, "cublasLtMatmul", fp8
 
-  const Sizes& sizes_;
-  const bool is_cpu_, fp8_;
+  const KernelSizes& sizes_;
+  const bool is_cpu_, is_suite_;
   Dtype dtype_ = Dtype::fp32;
   std::size_t reads_ = 0, writes_ = 0;
   std::vector<KernelCase> cases_;
@@ -492,7 +484,19 @@ class Builder {
 
 }  // namespace
 
-std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8) { return Builder(device, fp8).build(); }
+std::vector<Dtype> kernel_dtypes(DeviceKind device) {
+  if (device == DeviceKind::cpu) return {Dtype::fp32};
+  return {Dtype::bf16, Dtype::fp16, Dtype::fp32};
+}
+
+std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8) {
+  return Builder(device, sizes_of(device), /*is_suite=*/true).build(kernel_dtypes(device), fp8);
+}
+
+std::vector<KernelCase> kernel_cases_of(DeviceKind device, const KernelSizes& sizes, Dtype dtype) {
+  Builder builder(device, sizes, /*is_suite=*/false);
+  return dtype == Dtype::fp8 ? builder.build_fp8(kernel_dtypes(device).front()) : builder.build({dtype}, false);
+}
 
 std::vector<StepCase> step_cases(DeviceKind device) {
   using nlohmann::json;

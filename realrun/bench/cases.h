@@ -29,9 +29,27 @@ struct KernelCase {
   KernelContext context;
 };
 
+// How large kernels are; each kind reads what it needs.
+struct KernelSizes {
+  struct Product {
+    std::int64_t m, k, n;
+  };
+  std::vector<Product> products;
+  struct Attention {
+    std::int64_t batch, sequence, groups, group_heads, head_dim;
+  };
+  std::vector<Attention> attentions;
+  std::int64_t batch = 1, sequence = 1, hidden = 1, vocabulary = 1;
+  std::int64_t elements = 1;  // of flat buffers: an optimizer's, and what is copied
+};
+
 // Every kind but communication, at sizes that the device takes milliseconds for. Dtypes: on a CPU fp32, which is what
 // it stores; on a GPU also bf16 and fp16, and fp8 where `fp8` says that it has units for that.
 std::vector<KernelCase> kernel_cases(DeviceKind device, bool fp8);
+// The dtypes of a device's cases, but fp8; those that exist in one only are of the first.
+std::vector<Dtype> kernel_dtypes(DeviceKind device);
+// The same kinds, whatever their size, in one dtype (fp8: products alone, of sizes that tensor cores can multiply).
+std::vector<KernelCase> kernel_cases_of(DeviceKind device, const KernelSizes& sizes, Dtype dtype);
 
 struct StepCase {
   std::string name;  // "step/tensor_parallel_2"

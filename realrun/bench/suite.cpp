@@ -63,8 +63,14 @@ void keep_matches(Suite& suite, const std::string& filter) {
                      "what a benchmark's name contains (orrery bench --list)", nearest_name(filter, names));
 }
 
-Suite suite_of(const SuiteOptions& options, bool fp8) {
-  Suite suite{kernel_cases(options.device, fp8), {}};
+Suite suite_of(const SuiteOptions& options, bool fp8, double memory_bytes) {
+  Suite suite;
+  if (!options.shapes.empty()) {
+    suite.kernels = shape_cases(options.device, fp8, memory_bytes, options.shapes);
+    keep_matches(suite, options.filter);
+    return suite;
+  }
+  suite.kernels = kernel_cases(options.device, fp8);
   for (StepCase& step : step_cases(options.device)) {
     LoweredStep& lowered = suite.steps.emplace_back();
     lowered.step = std::move(step);
@@ -296,7 +302,9 @@ void append(Document& document, const Document& round) {
 }  // namespace
 
 std::vector<SuiteEntry> suite_entries(const SuiteOptions& options) {
-  const Suite suite = suite_of(options, options.device == DeviceKind::cuda);
+  constexpr double kMoreThanAnyGpu = 0x1p50;  // a pebibyte
+  const bool on_cpu = options.device == DeviceKind::cpu;
+  const Suite suite = suite_of(options, !on_cpu, on_cpu ? make_cpu_backend()->facts().memory_bytes : kMoreThanAnyGpu);
   std::vector<SuiteEntry> entries;
   for (const KernelCase& c : suite.kernels) entries.push_back({c.name, bytes(c.op, c.tensors), flops(c.op, c.tensors)});
   for (const LoweredStep& s : suite.steps) entries.push_back({s.step.name, 0, s.program.model.executed_flops_per_step});
@@ -311,7 +319,7 @@ std::string run_suite(const SuiteOptions& options) {
   const std::string preset = on_cpu ? std::string() : preset_named(device.device);
   const bool fp8 =
       !preset.empty() && find_device(preset).peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] > 0;
-  const Suite suite = suite_of(options, fp8);
+  const Suite suite = suite_of(options, fp8, device.memory_bytes);
   Runner runner(options, std::move(backend), suite.kernels.size() + suite.steps.size());
 
   Facts facts = options.facts;

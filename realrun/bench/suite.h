@@ -12,12 +12,14 @@
 
 #include "realrun/bench/cases.h"
 #include "realrun/bench/run_file.h"
+#include "realrun/bench/shapes.h"
 
 namespace orrery::bench {
 
 struct SuiteOptions {
   DeviceKind device = DeviceKind::cpu;
   std::string filter;             // a regular expression (ECMAScript) that a name must contain a match of; empty: all
+  std::vector<Shape> shapes;      // these kernels instead of the suite's kernels and steps
   std::int64_t repetitions = 25;  // compare.h: fewer are soon too few among hundreds of benchmarks
   double min_seconds = 0.02;      // of a repetition
   // Where the machine was busy beside repetitions (machine_state.h), more follow until each benchmark has so many that
@@ -32,7 +34,8 @@ struct SuiteEntry {
   double bytes = 0, flops = 0;  // of an iteration; a step's bytes are not counted
 };
 
-// What options.filter leaves. Throws InputError for a filter that is no regular expression or that nothing matches.
+// What options.filter leaves. Throws InputError for a filter that is no regular expression or that nothing matches, and
+// for shapes that cannot be (shape_cases; that they fit a GPU's memory is known once it is there: run_suite says so).
 std::vector<SuiteEntry> suite_entries(const SuiteOptions& options);
 
 // Runs it: a document in Google Benchmark's JSON format. The context has the machine's facts; every repetition has the

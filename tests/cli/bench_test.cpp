@@ -328,6 +328,33 @@ TEST(Bench, ListsEveryBenchmarkWithItsWork) {
   EXPECT_THAT(result.out, HasSubstr("134.2 M")) << "2 x 256 x 512 x 512";
 }
 
+TEST(Bench, MeasuresShapesOfTheUsersChoice) {
+  Workplace place;
+  place.write("shapes.json", R"([{"kernel": "multiply", "batch": 1, "sequence": 3, "hidden": 40, "dtype": "fp32"},
+                                 {"kernel": "linear/bias", "m": 3, "k": 4, "n": 5}])");
+  const CommandResult list = place.orrery("bench --list --shape adam/plain:elements=100 --shapes shapes.json");
+  EXPECT_EQ(list.code, 0) << list.err;
+  for (const char* name : {"adam/plain/fp32/100 ", "multiply/fp32/1x3x40 ", "linear/bias/fp32/3x4x5 "})
+    EXPECT_THAT(list.out, HasSubstr(name));
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 4) << "and nothing else\n" << list.out;
+  const CommandResult run = place.orrery(
+      "bench --shapes - --filter mul --repetitions 2 --min-time 1e-6 --patience 0 --history h.db",
+      place.read("shapes.json"));
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("multiply/fp32/1x3x40 "));
+  EXPECT_EQ(place.orrery("bench history multiply/fp32/1x3x40 --history h.db").code, 0);
+
+  expect_bench_refused(place, "bench --shape linaer:m=1,k=1,n=1", "(did you mean \"linear\"?)");
+  expect_bench_refused(place, "bench --shape linear:m=2000000000,k=2000000000,n=1", "at most the device's memory");
+  expect_bench_refused(place, "bench --shapes missing.json", "missing.json: found nothing");
+  place.write("bad.json", R"([{"kernel": "linear", "m": 1, "k": 1, "n": "1"}])");
+  expect_bench_refused(place, "bench --shapes bad.json", "bad.json: /0/n: found \"1\", expected a whole number");
+  place.write("none.json", R"([{"m": 1}])");
+  expect_bench_refused(place, "bench --shapes none.json", "none.json: /0: found no kernel");
+  place.write("object.json", R"({"kernel": "linear"})");
+  expect_bench_refused(place, "bench --shapes object.json", "expected an array of shapes");
+}
+
 TEST(Bench, ARunCanBeComparedAndKept) {
   Workplace place;
   const CommandResult run = place.orrery(
