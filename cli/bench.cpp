@@ -325,6 +325,8 @@ void add_bench(Command app) {
                   "Seconds that more repetitions may take where the machine was busy beside some; 0: none")
       .within(0, 1e6)
       .capture_default();
+  command.add_flag("--cold-cache", arguments->suite.cold_cache,
+                   "Put operands out of the caches before each iteration; kernels only, no steps");
   add_file(command, "--output", arguments->output, "Write the run as Google Benchmark's JSON; - for standard output");
   command.add_option("--history", arguments->history, "Keep the run in this file").type_name("FILE");
   command.add_flag("--list", arguments->list, "Say what would run");

@@ -115,7 +115,8 @@ struct Comparison {
   int exit_code() const;
 };
 
-// REQUIRES: options.threshold >= 0, 0 < options.alpha < 1.
+// Throws InputError for runs of which one alone had cold caches. REQUIRES: options.threshold >= 0, 0 < options.alpha
+// < 1.
 Comparison compare_runs(const BenchmarkRun& baseline, const BenchmarkRun& candidate, const CompareOptions& options);
 
 // Worst first, aligned, for a terminal.

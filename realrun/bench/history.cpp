@@ -204,7 +204,7 @@ bool History::add(const BenchmarkRun& run) {
         .bind(run.date)
         .bind(fact_or_nothing(run, "git_commit"))
         .bind(fact_or_nothing(run, "orrery_version"))
-        .bind(fact_or_nothing(run, "device"))
+        .bind(fact_or_nothing(run, "device") + (run.has_cold_caches() ? ", cold caches" : ""))  // another series
         .bind(context.dump())
         .run();
     const std::int64_t id = sqlite3_last_insert_rowid(database_.get());

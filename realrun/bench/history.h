@@ -18,7 +18,7 @@ using MachineFacts = std::array<std::string, kMachineFacts.size()>;
 
 // What one run says of one benchmark.
 struct HistoryPoint {
-  std::string date, commit, version, device;  // empty: the run does not say
+  std::string date, commit, version, device;  // empty: the run does not say; "..., cold caches": a device of its own
   std::size_t repetitions = 0;
   double median_seconds = 0, low_seconds = 0, high_seconds = 0;  // quartiles
   double fastest_seconds = 0;

@@ -161,6 +161,11 @@ const std::string* BenchmarkRun::fact(std::string_view key) const {
   return at == context.end() ? nullptr : &at->second;
 }
 
+bool BenchmarkRun::has_cold_caches() const {
+  const std::string* state = fact("cache_state");
+  return state != nullptr && *state == kColdCaches;
+}
+
 const Series* BenchmarkRun::find(std::string_view name) const {
   const auto at = std::find_if(series.begin(), series.end(), [&](const Series& s) { return s.name == name; });
   return at == series.end() ? nullptr : &*at;

@@ -20,6 +20,10 @@ inline constexpr std::array<std::string_view, 2> kYardsticks{"yardstick_arithmet
 inline constexpr std::array<std::string_view, 6> kMachineFacts{
     "device", "processors", "software", "cpu_governor", "library_build_type", "orrery_build_type"};
 
+// What the fact "cache_state" says where what kernels read was put out of the caches before each iteration; without the
+// fact they were as the iteration before had left them.
+inline constexpr const char* kColdCaches = "cold";
+
 // One repetition: seconds per iteration.
 struct Repetition {
   double real_seconds = 0;
@@ -52,6 +56,7 @@ struct BenchmarkRun {
   std::string digest;
 
   const std::string* fact(std::string_view key) const;  // nullptr: not known
+  bool has_cold_caches() const;
   const Series* find(std::string_view name) const;
 };
 

@@ -4,16 +4,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <sstream>
+#include <utility>
 
 #include "realrun/backend.h"
+#include "realrun/bench/cold_cache.h"
 #include "realrun/bench/facts.h"
 #include "realrun/bench/machine_state.h"
 #include "realrun/bench/operands.h"
@@ -71,7 +75,7 @@ Suite suite_of(const SuiteOptions& options, bool fp8, double memory_bytes) {
     return suite;
   }
   suite.kernels = kernel_cases(options.device, fp8);
-  for (StepCase& step : step_cases(options.device)) {
+  for (StepCase& step : options.cold_cache ? std::vector<StepCase>() : step_cases(options.device)) {
     LoweredStep& lowered = suite.steps.emplace_back();
     lowered.step = std::move(step);
     lower(lowered.step.scenario, lowered.program);
@@ -115,6 +119,11 @@ class Runner {
         backend_(std::move(backend)),
         peaks_(peaks_of(*backend_)),
         progress_(options.progress) {
+    if (options.cold_cache) {
+      const BackendFacts device = backend_->facts();
+      on_cpu_ ? evictor_.emplace(largest_cpu_cache_bytes())
+              : evictor_.emplace(*backend_, gpu_cache_bytes(device.device, preset_named(device.device)));
+    }
     expect(benchmarks * static_cast<std::size_t>(options.repetitions));
   }
 
@@ -122,6 +131,8 @@ class Runner {
 
   Backend& backend() { return *backend_; }
   const Peaks& peaks() const { return peaks_; }
+  // What is read or written before each iteration; 0: caches are left as they are.
+  std::int64_t evicted_bytes() const { return evictor_ ? evictor_->bytes() : 0; }
 
   void kernel(benchmark::State& state, const KernelCase& c) {
     const auto begin = std::chrono::steady_clock::now();
@@ -133,7 +144,7 @@ class Runner {
       operands.run();  // warms caches, and what a backend chooses or loads when an op is new
       backend.synchronize();
       beside_yardsticks(state, /*real_time=*/false,
-                        [&] { on_cpu_ ? time_cpu(state, operands) : time_gpu(state, operands, c.op.stream); });
+                        [&] { on_cpu_ ? time_cpu(state, operands, c.name) : time_gpu(state, operands, c.op.stream); });
     });
     count(state, bytes(c.op, c.tensors), flops(c.op, c.tensors), bound_of(c));
     progress_.called(c.name, state.iterations(), seconds_since(begin), options_.min_seconds);
@@ -191,15 +202,55 @@ class Runner {
       state.counters[std::string(kYardsticks[y])] = std::max(before[y], after[y]);
   }
 
-  static void time_cpu(benchmark::State& state, Operands& operands) {
+  void time_cpu(benchmark::State& state, Operands& operands, const std::string& name) {
+    if (evictor_) {
+      time_cold_cpu(state, operands, name);
+      return;
+    }
     for ([[maybe_unused]] auto _ : state) operands.run();
+  }
+
+  // The library counts timed seconds alone: it would evict for minutes to fill them. A repetition is as many iterations
+  // as last min_seconds with what is not timed, at least one; the library wants as many of each repetition.
+  void time_cold_cpu(benchmark::State& state, Operands& operands, const std::string& name) {
+    benchmark::IterationCount& iterations = cold_iterations_[name];
+    if (iterations == 0) {
+      const auto begin = std::chrono::steady_clock::now();
+      evictor_->evict(Stream::compute);
+      operands.run();
+      constexpr double kMost = 1e6, kLeastSeconds = 1e-9;
+      const double once = std::max(seconds_since(begin), kLeastSeconds);
+      iterations = static_cast<benchmark::IterationCount>(std::clamp(options_.min_seconds / once, 1.0, kMost));
+    }
+    while (state.KeepRunningBatch(iterations)) {
+      for (benchmark::IterationCount i = 0; i < iterations; ++i) {
+        state.PauseTiming();
+        evictor_->evict(Stream::compute);
+        state.ResumeTiming();
+        operands.run();
+      }
+    }
   }
 
   // Ops back to back, by the device's clock: the host runs ahead and its time to issue an op does not show, unless the
   // op is shorter.
   void time_gpu(benchmark::State& state, Operands& operands, Stream stream) {
     constexpr benchmark::IterationCount kBatch = 16;
-    while (state.KeepRunningBatch(kBatch)) {
+    while (evictor_ && state.KeepRunningBatch(kBatch)) {
+      std::array<std::pair<Backend::Mark, Backend::Mark>, kBatch> marks;
+      for (auto& [begin, end] : marks) {
+        evictor_->evict(stream);
+        begin = backend_->mark(stream);
+        operands.run();
+        end = backend_->mark(stream);
+      }
+      backend_->synchronize();
+      double seconds = 0;
+      for (const auto& [begin, end] : marks) seconds += backend_->seconds(begin, end);
+      state.SetIterationTime(seconds);
+      backend_->forget_marks();
+    }
+    while (!evictor_ && state.KeepRunningBatch(kBatch)) {
       const Backend::Mark begin = backend_->mark(stream);
       for (benchmark::IterationCount i = 0; i < kBatch; ++i) operands.run();
       const Backend::Mark end = backend_->mark(stream);
@@ -233,6 +284,8 @@ class Runner {
   Peaks peaks_;
   Yardsticks yardsticks_;
   Progress progress_;
+  std::optional<CacheEvictor> evictor_;                               // caches are to be cold
+  std::map<std::string, benchmark::IterationCount> cold_iterations_;  // of a repetition, by benchmark
 };
 
 void initialize_library(double min_seconds, std::int64_t repetitions) {
@@ -332,9 +385,15 @@ std::string run_suite(const SuiteOptions& options) {
     if (rate > 0)
       facts.emplace_back(fmt::format("peak_{}_flops_per_second", name_of(dtype)), fmt::format("{:.6g}", rate));
   facts.emplace_back("repetition_min_seconds", fmt::format("{:g}", options.min_seconds));
+  if (options.cold_cache) {
+    facts.emplace_back("cache_state", kColdCaches);
+    facts.emplace_back("evicted_bytes", fmt::format("{}", runner.evicted_bytes()));
+  }
   if (!on_cpu) add(gpu_state("before_"));
 
-  initialize_library(options.min_seconds, options.repetitions);
+  constexpr double kOneTry = 1e-9;  // Runner::time_cold_cpu chooses the iterations
+  const double library_seconds = options.cold_cache && on_cpu ? kOneTry : options.min_seconds;
+  initialize_library(library_seconds, options.repetitions);
   Document document = run_round(runner, suite, on_cpu, [](const std::string&) { return true; });
   int rounds = 1;
   for (const auto begin = std::chrono::steady_clock::now(); seconds_since(begin) < options.patience_seconds; ++rounds) {
@@ -343,7 +402,7 @@ std::string run_suite(const SuiteOptions& options) {
     if (lacking.names.empty()) break;
     runner.expect(lacking.names.size() * lacking.repetitions);
     // Two at the least: of one alone the library writes another name.
-    initialize_library(options.min_seconds, std::max<std::int64_t>(2, static_cast<std::int64_t>(lacking.repetitions)));
+    initialize_library(library_seconds, std::max<std::int64_t>(2, static_cast<std::int64_t>(lacking.repetitions)));
     append(document, run_round(runner, suite, on_cpu, [&](const std::string& name) {
              return std::any_of(lacking.names.begin(), lacking.names.end(),
                                 [&](const std::string& n) { return n == name || n.starts_with(name + "/"); });
@@ -395,6 +454,7 @@ std::string run_text(const BenchmarkRun& run) {
   for (const char* key : {"device", "software"})
     if (const std::string* value = run.fact(key)) text += fmt::format("{}{}", text.empty() ? "" : ", ", *value);
   if (!text.empty()) text += "\n";
+  if (run.has_cold_caches()) text += "caches: cold before each iteration\n";
   if (const std::string* peak = run.fact("peak_source")) text += "peak: " + *peak + "\n";
   text += "\n" + grid(columns, rows);
   if (set_aside > 0) text += "\n" + set_aside_text(set_aside, repetitions) + "\n";

@@ -25,6 +25,9 @@ struct SuiteOptions {
   // Where the machine was busy beside repetitions (machine_state.h), more follow until each benchmark has so many that
   // were not disturbed: a round is begun within so many seconds of the first one's end. Of a CPU.
   double patience_seconds = 60;
+  // Before each iteration what it reads is put out of the caches, untimed (cold_cache.h). Kernels only: a step's own
+  // ops fill and empty the caches.
+  bool cold_cache = false;
   bool progress = false;                                   // on standard error
   std::vector<std::pair<std::string, std::string>> facts;  // of the program: version, commit
 };

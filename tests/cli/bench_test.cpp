@@ -337,9 +337,9 @@ TEST(Bench, MeasuresShapesOfTheUsersChoice) {
   for (const char* name : {"adam/plain/fp32/100 ", "multiply/fp32/1x3x40 ", "linear/bias/fp32/3x4x5 "})
     EXPECT_THAT(list.out, HasSubstr(name));
   EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 4) << "and nothing else\n" << list.out;
-  const CommandResult run = place.orrery(
-      "bench --shapes - --filter mul --repetitions 2 --min-time 1e-6 --patience 0 --history h.db",
-      place.read("shapes.json"));
+  const CommandResult run =
+      place.orrery("bench --shapes - --filter mul --repetitions 2 --min-time 1e-6 --patience 0 --history h.db",
+                   place.read("shapes.json"));
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("multiply/fp32/1x3x40 "));
   EXPECT_EQ(place.orrery("bench history multiply/fp32/1x3x40 --history h.db").code, 0);
@@ -353,6 +353,36 @@ TEST(Bench, MeasuresShapesOfTheUsersChoice) {
   expect_bench_refused(place, "bench --shapes none.json", "none.json: /0: found no kernel");
   place.write("object.json", R"({"kernel": "linear"})");
   expect_bench_refused(place, "bench --shapes object.json", "expected an array of shapes");
+}
+
+TEST(Bench, ColdAndWarmCachesAreKeptApart) {
+  Workplace place;
+  const std::string options =
+      "bench --filter '^(multiply/|step/one_rank)' --repetitions 2 --min-time 1e-6 --patience 0 --history h.db "
+      "--output ";
+  ASSERT_EQ(place.orrery(options + "warm.json").code, 0);
+  const CommandResult cold = place.orrery(options + "cold.json --cold-cache");
+  if (cold.code == 2 && cold.err.find("does not say how large its caches are") != std::string::npos)
+    GTEST_SKIP() << cold.err;
+  ASSERT_EQ(cold.code, 0) << cold.err;
+  EXPECT_THAT(cold.out, HasSubstr("caches: cold before each iteration\n"));
+  const json warm = json::parse(place.read("warm.json")), document = json::parse(place.read("cold.json"));
+  EXPECT_FALSE(warm["context"].contains("cache_state"));
+  EXPECT_EQ(document["context"]["cache_state"], "cold");
+  std::set<std::string> names;
+  for (const json& entry : document["benchmarks"]) names.insert(entry["run_name"]);
+  EXPECT_EQ(names, std::set<std::string>{"multiply/fp32/2x64x512"}) << "the warm run's name, and no step";
+
+  expect_bench_refused(place, "bench compare warm.json cold.json",
+                       "cold.json: /context/cache_state: found a run with cold caches, expected one with warm caches");
+  expect_bench_refused(place, "bench compare cold.json warm.json", "expected one with cold caches, as cold.json is");
+  EXPECT_EQ(place.orrery("bench compare cold.json cold.json").code, 3) << "two repetitions are too few";
+  const CommandResult history = place.orrery("bench history multiply/fp32/2x64x512 --history h.db --json -");
+  const json runs = json::parse(history.out)["runs"];
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_NE(runs[0]["device"], runs[1]["device"]);
+  EXPECT_FALSE(runs[1].contains("ratio_to_previous")) << "another series";
+  expect_bench_refused(place, "bench --cold-cache --filter '^step'", "\"^step\"");
 }
 
 TEST(Bench, ARunCanBeComparedAndKept) {

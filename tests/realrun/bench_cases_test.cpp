@@ -6,6 +6,7 @@
 
 #include "realrun/backend.h"
 #include "realrun/bench/cases.h"
+#include "realrun/bench/cold_cache.h"
 #include "realrun/bench/facts.h"
 #include "realrun/bench/operands.h"
 #include "realrun/bench/shapes.h"
@@ -55,6 +56,25 @@ TEST(BenchCases, RunOnTheCpuWithoutNaN) {
     for (const Operand& written : operands.writes())
       EXPECT_FALSE(backend->has_nan({written.data, written.tensor->dtype, 0, written.tensor->elements()})) << c.name;
   }
+}
+
+// ---- cold caches
+
+TEST(ColdCache, EvictsTwiceTheCache) {
+  CacheEvictor cpu(1 << 20);
+  EXPECT_EQ(cpu.bytes(), 2 << 20);
+  EXPECT_NO_THROW(cpu.evict(Stream::compute));
+  EXPECT_THROW(CacheEvictor(0.0), InputError) << "a machine that does not say";
+  // On a GPU by the backend's memory, which a CPU's stands in for.
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  CacheEvictor gpu(*backend, 1 << 20);
+  EXPECT_EQ(gpu.bytes(), 2 << 20);
+  EXPECT_NO_THROW(gpu.evict(Stream::compute));
+}
+
+TEST(ColdCache, TakesAGpusCacheFromItsPreset) {
+  EXPECT_EQ(gpu_cache_bytes("NVIDIA H100 80GB HBM3", preset_named("NVIDIA H100 80GB HBM3")), 50 * 1024 * 1024);
+  EXPECT_THROW(gpu_cache_bytes("Cray-1", preset_named("Cray-1")), InputError);
 }
 
 // ---- the user's own shapes
