@@ -45,13 +45,16 @@ class NoisyRuns {
  public:
   explicit NoisyRuns(std::uint32_t seed) : generator_(seed) {}
   bool outliers = false;  // one run in ten takes up to half as long again
+  double likeness = 0;    // of the noise of neighbouring runs: their correlation
 
   std::vector<HistorySeries> history(std::size_t benchmarks, std::size_t runs, const Level& level) {
     std::vector<HistorySeries> all;
     for (std::size_t b = 0; b < benchmarks; ++b) {
       std::vector<double> seconds;
+      double noise = noise_(generator_);
       for (std::size_t run = 0; run < runs; ++run) {
-        seconds.push_back((b == 0 ? level(run) : 1) * std::exp(noise_(generator_)));
+        noise = likeness * noise + std::sqrt(1 - likeness * likeness) * noise_(generator_);
+        seconds.push_back((b == 0 ? level(run) : 1) * std::exp(noise));
         if (outliers && uniform_(generator_) < 0.1) seconds.back() *= 1 + uniform_(generator_) / 2;
       }
       all.push_back(runs_of("kernel " + std::to_string(b), seconds));
@@ -143,6 +146,23 @@ TEST(Drift, FindsNothingInNoiseMoreOftenThanItSays) {
   for (std::uint32_t seed = 1; seed <= 50; ++seed)
     alarms += changed(find_drift(NoisyRuns(seed).history(20, 30, flat), {.alpha = 0.5})) > 0;
   EXPECT_GT(alarms, 0);
+}
+
+// Why runs are to be made apart from each other.
+TEST(Drift, NeighbouringRunsThatAreAlikeCryWolf) {
+  constexpr int kHistories = 200;
+  const auto failures = [&](double likeness) {
+    int count = 0;
+    for (std::uint32_t seed = 1; seed <= kHistories; ++seed) {
+      NoisyRuns runs(seed);
+      runs.likeness = likeness;
+      count += find_drift(runs.history(50, 30, flat), {}).exit_code() == 1;
+    }
+    return count;
+  };
+  EXPECT_LE(failures(0), kHistories / 100);
+  EXPECT_LE(failures(0.3), kHistories / 20);
+  EXPECT_GE(failures(0.6), kHistories / 10);
 }
 
 TEST(Drift, OutliersHideNoStep) {
