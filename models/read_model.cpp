@@ -100,16 +100,21 @@ void refuse_experts(const Json& object, const InputError::Where& where) {
   }
 }
 
+// The kind, the activation and the attention choose the values of what is left out.
+Model usual_model_of(const Model& model) {
+  Model usual;
+  usual.kind = model.kind;
+  usual.activation = model.activation;
+  usual.attention = model.attention;
+  set_usual_values(usual);
+  return usual;
+}
+
 Model read_written_out(const Json& object, const InputError::Where& where) {
-  // The kind, the activation and the attention choose the values of what is left out, so they are read first.
   // `orrery show` writes the number of parameters beside the fields that it follows from.
   Model probe;
   read_fields(probe, object, where, {"parameters"});
-  Model model;
-  model.kind = probe.kind;
-  model.activation = probe.activation;
-  model.attention = probe.attention;
-  set_usual_values(model);
+  Model model = usual_model_of(probe);
   read_fields(model, object, where, {"parameters"});
   reconcile_usual_values(model, object);
   return model;
@@ -275,6 +280,11 @@ nlohmann::json to_json(const Model& model) {
   Model copy = model;  // visitors may change what they visit; this one does not
   JsonWriter writer;
   copy.visit_fields(writer);
+  // A 0 where something else is usual has to be said.
+  JsonWriter usual;
+  usual_model_of(model).visit_fields(usual);
+  for (const auto& [key, value] : usual.json.items())
+    if (value.is_number_integer() && !writer.json.contains(key)) writer.json[key] = 0;
   if (!model.vision()) writer.json.erase("channels");
   return std::move(writer.json);
 }

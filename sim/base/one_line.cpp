@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 
 namespace orrery {
@@ -29,8 +30,14 @@ std::string clipped(std::string_view text, std::size_t most_bytes) {
 }
 
 bool has_control_characters(std::string_view text) {
-  for (std::size_t i = 0; i < text.size(); ++i)
-    if (control_at(text.substr(i)).bytes > 0) return true;
+  // Texts are read by the million: of most one look at each byte tells.
+  const auto may_begin_one = [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f || byte == 0xc2;
+  };
+  for (auto at = std::find_if(text.begin(), text.end(), may_begin_one); at != text.end();
+       at = std::find_if(at + 1, text.end(), may_begin_one))
+    if (control_at(text.substr(static_cast<std::size_t>(at - text.begin()))).bytes > 0) return true;
   return false;
 }
 
