@@ -261,6 +261,30 @@ TEST(OpCosts, EachPartOfAKernelIsAKernel) {
   EXPECT_DOUBLE_EQ(costs.cost(op, h.piece.tensors, 1).last_seconds, 3 + 2);
 }
 
+// What crosses a border in parts is gathered behind it: an all-gather of the tensor-parallel ranks, as any.
+TEST(OpCosts, GatheringBehindABorderIsAnAllGather) {
+  SlowCluster world;
+  OpCostModel costs(world.cluster, world.kernels, world.collectives);
+  Mesh mesh;
+  mesh.add(MeshAxis::tp, 8, "tensor_parallel");
+  mesh.add(MeshAxis::pp, 2, "pipeline_parallel");
+  costs.set_mesh(mesh);
+  Piece piece;
+  Tensor whole;
+  whole.rank = 1;
+  whole.sizes[0] = 1 << 26;
+  whole.dtype = Dtype::uint8;
+  Op gather;
+  gather.kind = OpKind::all_gather;
+  gather.group = mesh.group(MeshAxis::tp);
+  gather.reads[0] = gather.writes[0] = piece.add(whole);
+  const auto bytes = static_cast<double>(whole.sizes[0]);
+  const CollectiveCost sent = costs.transfer({bytes / 8, 0}, 0), gathered = costs.transfer({bytes / 8, bytes}, 0);
+  const double seconds = costs.collective(gather, piece.tensors, 1).seconds;
+  EXPECT_GT(seconds, 0);
+  EXPECT_DOUBLE_EQ(gathered.seconds, sent.seconds + seconds);
+}
+
 // Eight ranks a node hold the first of two stages, each in a group of its own with its twin of the second, and one NIC
 // carries them all.
 TEST(OpCosts, SumsOverStagesShareTheNicsOfANode) {

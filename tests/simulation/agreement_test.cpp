@@ -169,15 +169,16 @@ double percent_of(const Json& scenario) {
 
 TEST(AgreementOfEngines, ScatteredTransfers) {
   for (const bool overlap : {false, true}) {
+    // In a slow node gathering behind the border is what counts: 0.7 % of the step.
     const Json scenario{{"model", "gpt3-13b"},
-                        {"cluster", {{"node", "dgx-a100"}, {"nodes", 4}}},
+                        {"cluster", {{"node", "dgx-a100"}, {"nodes", 4}, {"intra_node_bytes_per_second", 1e9}}},
                         {"workload", {{"sequence_length", 2048}, {"global_batch_size", 32}}},
                         {"plan",
                          {{"tensor_parallel", 8},
                           {"pipeline_parallel", 4},
                           {"scatter_gather_tensors_in_pipeline", "on"},
                           {"overlap_p2p_communication", overlap}}}};
-    EXPECT_NEAR(percent_of(scenario), 0, 0.1);
+    EXPECT_NEAR(percent_of(scenario), 0, 0.01);
   }
 }
 
