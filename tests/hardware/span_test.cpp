@@ -180,6 +180,19 @@ TEST(Span, RandomMeshesInAnyOrderAgreeWithCounting) {
 
 // Four stages of six ranks, pairs of tensor-parallel ones, on three nodes of eight with one NIC: the groups of the
 // first and the last stage lie in a node, the others' two each straddle, and the middle node's NIC has all four.
+// Two ranks of a group on either node: two rings, each with half of what the group sends over the NIC.
+TEST(StageSpan, AGroupIsOneWhateverItsRanksOnANode) {
+  Mesh mesh;
+  mesh.add(MeshAxis::dp_shard, 4);
+  mesh.add(MeshAxis::pp, 3);
+  Node node;
+  node.devices = 6;
+  node.nics = 1;
+  ASSERT_FALSE(stages_lie_alike(mesh, node));
+  const std::vector<StageSpan> spans = spans_by_stage(mesh, mesh.group(MeshAxis::dp_shard), node);
+  EXPECT_EQ(spans[1].span, (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2, .groups_sharing_nics = 1, .stride = 1}));
+}
+
 TEST(StageSpan, StagesThatStraddleNodesShareNics) {
   Mesh mesh;
   mesh.add(MeshAxis::tp, 2);

@@ -447,6 +447,25 @@ TEST(ActivationMemory, FullRecomputeOfGroupsKeepsOneInputEach) {
   EXPECT_EQ(instances, 48 / 4);
 }
 
+// PyTorch's sequence parallelism keeps what qkv and fc1 gather as activations, Megatron's gathers it again.
+TEST(ActivationMemory, GatheredInputsAreKeptAsPyTorchDoes) {
+  Scenario s = megatron_22b();
+  s.plan.tensor.sequence_parallel = true;
+  const auto gathers = [&](framework::Stack stack, Category category) {
+    s.plan.framework.stack = stack;
+    Program p;
+    lower(s, p);
+    const Piece& layer = piece_named(p, "layer");
+    for (const Op& op : layer.forward.ops) {
+      if (op.kind != OpKind::all_gather) continue;
+      EXPECT_EQ(layer.tensors[op.writes[0]].category, category);
+    }
+    return std::pair(count_ops(layer.forward, OpKind::all_gather), count_ops(layer.backward, OpKind::all_gather));
+  };
+  EXPECT_EQ(gathers(framework::Stack::fsdp, Category::activation), std::pair(2, 2));  // gradients of the outputs
+  EXPECT_EQ(gathers(framework::Stack::megatron_core, Category::communication_buffer), std::pair(2, 4));
+}
+
 // Products cut into parts that overlap with their collectives save what whole products save, and work on no more than
 // the shard of their input, which lives until its last part has been gathered.
 TEST(ActivationMemory, OverlappedProductsSaveWhatWholeOnesDo) {
