@@ -8,9 +8,13 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "models/read_model.h"
+#include "sim/base/error.h"
+#include "sim/base/json_reader.h"
 #include "sim/hardware/presets.h"
 #include "sim/report/format.h"
+#include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
+#include "strategies/schema.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -102,13 +106,77 @@ std::vector<ListRow> scenarios() {
   return rows;
 }
 
+// Published steps and parts of steps; of those that are predicted, scenarios.
+std::vector<ListRow> measurements() {
+  std::vector<ListRow> rows;
+  for (const PublishedSource& source : published_sources())
+    for (const PublishedPoint& point : source.points)
+      if (point.scenario != nullptr)
+        rows.push_back({point.id, fmt::format("{} {}: {}, {}", name_of(point.quantity),
+                                              value_text(point.quantity, point.value), source.system, point.where)});
+  return rows;
+}
+
+// The fields of what a part of the schema of scenarios describes, and what each says of itself.
+void add_scenario_fields(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& part,
+                         const std::string& before, std::vector<ListRow>& rows) {
+  const auto resolved = [&](const nlohmann::ordered_json& of) -> const nlohmann::ordered_json& {
+    return of.contains("$ref")
+               ? schema.at(nlohmann::ordered_json::json_pointer(of["$ref"].get<std::string>().substr(1)))
+               : of;
+  };
+  const nlohmann::ordered_json& described = resolved(part);
+  if (described.contains("anyOf"))
+    for (const nlohmann::ordered_json& either : described["anyOf"]) add_scenario_fields(schema, either, before, rows);
+  if (!described.contains("properties")) return;
+  const std::span<const std::string_view> ignored = documentation_keys();
+  for (const auto& [key, field] : described["properties"].items()) {
+    if (std::find(ignored.begin(), ignored.end(), key) != ignored.end()) continue;
+    const nlohmann::ordered_json* of = &resolved(field);
+    if (!of->contains("description") && of->contains("anyOf")) of = &resolved((*of)["anyOf"].front());
+    rows.push_back({before + key, of->value("description", "")});
+    add_scenario_fields(schema, field, before + key + ".", rows);
+  }
+}
+
+std::vector<ListRow> scenario_fields() {
+  const nlohmann::ordered_json schema = scenario_schema();
+  std::vector<ListRow> rows;
+  add_scenario_fields(schema, schema, "", rows);
+  return rows;
+}
+
+template <class Named>
+std::vector<std::string> names_in(const Named& all) {
+  std::vector<std::string> names;
+  for (const auto& each : all) names.emplace_back(each.name);
+  return names;
+}
+
 struct Listing {
   const char* name;
   std::vector<ListRow> (*rows)();
+  std::vector<std::string> (*names)();  // of the same, where that is quicker; or null
 };
-constexpr Listing kListings[] = {{"models", models},      {"clusters", clusters}, {"nodes", nodes},
-                                 {"devices", devices},    {"fabrics", fabrics},   {"strategies", strategies},
-                                 {"scenarios", scenarios}};
+constexpr Listing kListings[] = {{"models", models, [] { return model_names(); }},
+                                 {"clusters", clusters, [] { return cluster_names(); }},
+                                 {"nodes", nodes, [] { return node_names(); }},
+                                 {"devices", devices, [] { return device_names(); }},
+                                 {"fabrics", fabrics, [] { return fabric_names(); }},
+                                 {"strategies", strategies, [] { return names_in(all_strategies()); }},
+                                 {"scenarios", scenarios, [] { return names_in(bundled_scenarios()); }},
+                                 {"measurements", measurements, nullptr},
+                                 {"fields", scenario_fields, nullptr}};
+
+std::string names_of(const Listing& listing) {
+  std::string text;
+  if (listing.names != nullptr) {
+    for (const std::string& name : listing.names()) text += name + "\n";
+  } else {
+    for (const ListRow& row : listing.rows()) text += row.name + "\n";
+  }
+  return text;
+}
 
 std::string text_of(const std::vector<ListRow>& rows, bool json) {
   if (json) {
@@ -128,18 +196,25 @@ std::string text_of(const std::vector<ListRow>& rows, bool json) {
 void add_list(Command app) {
   struct Arguments {
     std::string kind;
-    bool json = false;
+    bool json = false, names = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  const Command command = app.add_subcommand("list", "List the models, clusters, ... that Orrery knows by name");
-  command.footer("Examples:\n  orrery list models\n  orrery list scenarios --json");
+  const Command command =
+      app.add_subcommand("list", "What Orrery knows by name: models, clusters, scenarios, fields and more");
+  command.footer(
+      "Examples:\n  orrery list models\n  orrery list scenarios --json\n"
+      "  orrery list measurements                published ones, whose ids stand for their scenarios\n"
+      "  orrery list fields | grep recompute     what --set can change");
   std::vector<std::string> kinds;
   for (const Listing& listing : kListings) kinds.emplace_back(listing.name);
   command.add_option("KIND", arguments->kind, "What to list").required().one_of(kinds);
   command.add_flag("--json", arguments->json, "As a JSON array");
+  command.add_flag("--names", arguments->names, "Names alone, one a line");
   command.callback([arguments] {
+    if (arguments->json && arguments->names) throw InputError({"--names", ""}, "--json beside it", "one of them");
     for (const Listing& listing : kListings)
-      if (arguments->kind == listing.name) print(text_of(listing.rows(), arguments->json));
+      if (arguments->kind == listing.name)
+        print(arguments->names ? names_of(listing) : text_of(listing.rows(), arguments->json));
   });
 }
 
