@@ -233,10 +233,12 @@ void add_file(Command command, const char* option, std::string& path, const char
 
 void add_compare_runs(Command bench) {
   auto arguments = std::make_shared<CompareArguments>();
-  const Command command = bench.add_subcommand("compare", "Is anything slower than in an earlier run?");
+  const Command command = bench.add_subcommand("compare", "What has become slower since an earlier run");
   command.footer(kCompareExamples);
-  command.add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)").required();
-  command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required();
+  command.add_option("BASELINE", arguments->baseline, "A run (--output, or any Google Benchmark JSON)")
+      .required()
+      .offers_files();
+  command.add_option("NEW", arguments->candidate, "A later one; - for standard input").required().offers_files();
   command.add_option("--threshold", arguments->threshold, "Smallest change of the median that counts: 5% or 0.05")
       .capture_default()
       .type_name("SHARE");
@@ -254,7 +256,8 @@ void add_compare_runs(Command bench) {
 
 void add_history(Command bench) {
   auto arguments = std::make_shared<HistoryArguments>();
-  const Command command = bench.add_subcommand("history", "One benchmark over all kept runs");
+  const Command command = bench.add_subcommand("history", "How one benchmark went over all kept runs");
+  command.footer("Examples:\n  orrery bench history linear/fp32/256x512x512 --history kernels.db --svg linear.svg");
   command.add_option("KERNEL", arguments->kernel, "The benchmark's name").required();
   command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
   add_file(command, "--svg", arguments->svg, "Write a plot; - for standard output");
@@ -265,7 +268,7 @@ void add_history(Command bench) {
 
 void add_drift(Command bench) {
   auto arguments = std::make_shared<DriftArguments>();
-  const Command command = bench.add_subcommand("drift", "Has anything become slower over the kept runs, and when?");
+  const Command command = bench.add_subcommand("drift", "What has become slower over the kept runs, and when");
   command.footer(kDriftExamples);
   command.add_option("--history", arguments->history, "Where the runs are kept").required().type_name("FILE");
   constexpr std::int64_t kMostRuns = 1000;
@@ -288,8 +291,8 @@ void add_drift(Command bench) {
 
 void add_import(Command bench) {
   auto arguments = std::make_shared<ImportArguments>();
-  const Command command =
-      bench.add_subcommand("import", "Keep runs that were made elsewhere; what is there stays as it is");
+  const Command command = bench.add_subcommand("import", "Which runs are kept: adds those that were made elsewhere");
+  command.footer("Examples:\n  orrery bench import before.json --history kernels.db\n\nWhat is there stays as it is.");
   command.add_option("RUNS", arguments->files, "Runs (--output, or any Google Benchmark JSON)")
       .required()
       .type_name("FILE");
@@ -301,8 +304,8 @@ void add_import(Command bench) {
 
 void add_bench(Command app) {
   auto arguments = std::make_shared<BenchArguments>();
-  const Command command =
-      app.add_subcommand("bench", "Measure every kernel and some training steps; compare and keep runs");
+  const Command command = app.add_subcommand(
+      "bench", "How fast every kernel and some training steps run on this machine, now and over time");
   command.footer(kBenchExamples);
   command.require_subcommand(0, 1);
   command.add_option("--filter", arguments->suite.filter, "Only benchmarks whose name matches").type_name("REGEX");

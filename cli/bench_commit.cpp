@@ -5,6 +5,7 @@
 namespace orrery {
 
 const char* build_commit() { return ORRERY_COMMIT; }
+const char* build_date() { return ORRERY_COMMIT_DATE; }
 const char* build_type() { return ORRERY_BUILD_TYPE; }
 
 }  // namespace orrery

@@ -219,7 +219,7 @@ void run(CalibrateArguments arguments) {
 void add_calibrate(Command app) {
   auto arguments = std::make_shared<CalibrateArguments>();
   const Command command = app.add_subcommand(
-      "calibrate", "Measure kernels of this machine, and fit the calibration that predictions go by");
+      "calibrate", "How fast this machine's kernels are: measured, and fitted to what predictions go by");
   command.footer(kCalibrateExamples);
   command.require_subcommand(0, 1);
   command.add_option("--device", arguments->device, "What is measured: cpu (one thread is one rank) or cuda")
@@ -237,7 +237,8 @@ void add_calibrate(Command app) {
   command
       .add_option("--preset", arguments->preset,
                   "The device's preset, whose peaks efficiencies are shares of [found by the device's name]")
-      .type_name("DEVICE");
+      .type_name("DEVICE")
+      .offers_names({"devices"});
   file("--device-output", arguments->device_output,
        "Also write the measured device as a preset (sim/hardware/presets/devices_cpu.json)");
   add_calibrate_import(command);

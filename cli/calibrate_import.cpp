@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/cluster_argument.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "realrun/calibrate/collective_fit.h"
 #include "realrun/calibrate/nccl_log.h"
@@ -62,15 +63,18 @@ void import(const CalibrateImportArguments& arguments) {
 
 void add_calibrate_import(Command calibrate) {
   auto arguments = std::make_shared<CalibrateImportArguments>();
-  const Command command = calibrate.add_subcommand("import", "Fit collectives to logs of nccl-tests");
+  const Command command = calibrate.add_subcommand(
+      "import", "How fast collectives are by logs of nccl-tests, fitted to what predictions go by");
   command.footer(kCalibrateImportExamples);
-  command.add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J").required();
-  command
-      .add_option("--cluster", arguments->cluster,
-                  "Where they ran: a cluster, node or scenario, or the JSON file of one")
-      .required();
-  command.add_option("--collective", arguments->log.collective,
-                     "Where a log does not say: all_reduce, all_gather, ...");
+  command.add_option("LOG", arguments->logs, "What all_reduce_perf and its like print, or write with -J")
+      .required()
+      .offers_files();
+  offer_clusters(command
+                     .add_option("--cluster", arguments->cluster,
+                                 "Where they ran: a cluster, node or scenario, or the JSON file of one")
+                     .required());
+  command.add_option("--collective", arguments->log.collective, "Where a log does not say: all_reduce, all_gather, ...")
+      .offers_words(collectives_of_logs());
   command.add_flag("--in-place", arguments->log.in_place, "Take the in-place columns");
   command.add_option("--output", arguments->output, "The calibration; - for standard output")
       .type_name("FILE")

@@ -16,6 +16,7 @@
 #include "cli/inputs.h"
 #include "cli/measured_tables.h"
 #include "cli/names.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/user_calibration.h"
@@ -341,7 +342,7 @@ void add_collective(Command app) {
   auto arguments = std::make_shared<CollectiveArguments>();
   arguments->engine.engine = "both";
   const Command command =
-      app.add_subcommand("collective", "Predict a collective by itself, as nccl-tests times it, or measured ones");
+      app.add_subcommand("collective", "How long a collective takes by itself, size by size, as nccl-tests times it");
   command.footer(kCollectiveExamples);
   std::vector<std::string> kinds;
   for (const CollectiveKind& kind : kCollectiveKinds) kinds.emplace_back(kind.name);
@@ -353,9 +354,9 @@ void add_collective(Command app) {
   const auto count = [&](const char* names, auto& value, const char* what) {
     return of_kind.emplace_back(command.add_option(names, value, what).type_name("N"));
   };
-  text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one");
-  text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric");
-  text("--device", arguments->device, "A device, in its usual node or in --node");
+  offer_clusters(text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one"));
+  text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric").offers_names({"nodes"});
+  text("--device", arguments->device, "A device, in its usual node or in --node").offers_names({"devices"});
   count("--nodes", arguments->nodes, "Number of nodes; 1 when left out");
   count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");

@@ -89,32 +89,80 @@ CLI::Option* add_number(CLI::App& app, const char* names, Value& value, const ch
   return app.add_option(names, value, description)->transform(number_that<Number>(any, expected));
 }
 
+// The words before this one of those that call the command.
+std::string words_of(const CLI::App& app) {
+  if (app.get_parent() == nullptr) return {};
+  const std::string before = words_of(*app.get_parent());
+  return before.empty() ? app.get_name() : before + " " + app.get_name();
+}
+
+OptionDescription described(const CLI::Option& option, const ValueDescriptions& values) {
+  OptionDescription description;
+  description.text = option.get_description();
+  description.is_required = option.get_required();
+  if (const auto known = values.find(&option); known != values.end()) description.value = known->second;
+  if (option.get_positional()) description.names.push_back(option.get_name());
+  for (const std::string& name : option.get_snames()) description.names.push_back("-" + name);
+  for (const std::string& name : option.get_lnames()) description.names.push_back("--" + name);
+  ValueDescription& value = description.value;
+  if (option.get_items_expected_max() == 0) return description;  // a flag
+  // Without a name of its own the type's comes with what it is checked by: "INT:INT in [0 - 10]".
+  if (value.type.empty()) value.type = option.get_type_name().substr(0, option.get_type_name().find(':'));
+  value.usual = option.get_default_str();
+  value.is_file = value.is_file || value.type == "FILE";
+  value.is_folder = value.type == "FOLDER";
+  description.is_repeated = option.get_items_expected_max() >= CLI::detail::expected_max_vector_size;
+  description.value_is_optional = option.get_items_expected_min() == 0;
+  return description;
+}
+
+CommandDescription described(const CLI::App& app, const ValueDescriptions& values) {
+  CommandDescription description;
+  description.name = words_of(app);
+  description.text = app.get_description();
+  description.footer = app.get_footer();
+  description.needs_subcommand = app.get_require_subcommand_min() > 0;
+  for (const CLI::Option* option : app.get_options())
+    (option->get_positional() ? description.arguments : description.options).push_back(described(*option, values));
+  for (const CLI::App* subcommand : app.get_subcommands([](const CLI::App*) { return true; }))
+    description.subcommands.push_back(described(*subcommand, values));
+  return description;
+}
+
 }  // namespace
 
 const Option& Option::required() const { return option_->required(), *this; }
-const Option& Option::type_name(const char* name) const { return option_->type_name(name), *this; }
+const Option& Option::type_name(const char* name) const {
+  value().type = name;
+  return option_->type_name(name), *this;
+}
 const Option& Option::capture_default() const { return option_->capture_default_str(), *this; }
 const Option& Option::one_of(const std::vector<std::string>& words) const {
+  value().only_words = true;
+  value().words = words;
   return option_->check(CLI::IsMember(words)), *this;
 }
 const Option& Option::one_of_in_any_case(const std::vector<std::string>& words) const {
+  value().only_words = true;
+  value().words = words;
   return option_->transform(CLI::IsMember(words, CLI::ignore_case)), *this;
 }
 const Option& Option::between(std::int64_t least, std::int64_t most) const {
   const auto within = [=](std::int64_t number) { return number >= least && number <= most; };
-  option_->transform(number_that<std::int64_t>(within, fmt::format("a whole number from {} to {}", least, most),
-                                               fmt::format("INT in [{} - {}]", least, most)));
+  value().range = fmt::format("a whole number from {} to {}", least, most);
+  option_->transform(number_that<std::int64_t>(within, value().range, fmt::format("INT in [{} - {}]", least, most)));
   return *this;
 }
 const Option& Option::within(double least, double most) const {
   const auto within = [=](double number) { return number >= least && number <= most; };
-  option_->transform(number_that<double>(within, fmt::format("a number from {:g} to {:g}", least, most),
-                                         fmt::format("FLOAT in [{:g} - {:g}]", least, most)));
+  value().range = fmt::format("a number from {:g} to {:g}", least, most);
+  option_->transform(number_that<double>(within, value().range, fmt::format("FLOAT in [{:g} - {:g}]", least, most)));
   return *this;
 }
 const Option& Option::positive() const {
   const auto positive = [](double number) { return number > 0; };
-  return option_->transform(number_that<double>(positive, "a number greater than 0", "POSITIVE")), *this;
+  value().range = "a number greater than 0";
+  return option_->transform(number_that<double>(positive, value().range, "POSITIVE")), *this;
 }
 const Option& Option::bytes() const { return option_->transform(CLI::AsSizeValue(false)), *this; }
 const Option& Option::one_value_each() const { return option_->allow_extra_args(false), *this; }
@@ -122,38 +170,46 @@ const Option& Option::value_optional() const { return option_->expected(0, 1), *
 const Option& Option::on_value(const std::function<void(const std::string&)>& call) const {
   return option_->each(call), *this;
 }
+const Option& Option::offers_names(const std::vector<std::string>& kinds, const char* after) const {
+  value().name_kinds = kinds;
+  value().after_name = after;
+  return *this;
+}
+const Option& Option::offers_words(const std::vector<std::string>& words) const { return value().words = words, *this; }
+const Option& Option::offers_files() const { return value().is_file = true, *this; }
 bool Option::is_given() const { return option_->count() > 0; }
 std::string Option::name() const { return option_->get_name(); }
 
 Command Command::add_subcommand(const char* name, const char* description) const {
-  return Command(app_->add_subcommand(name, description));
+  return Command(app_->add_subcommand(name, description), *values_);
 }
 void Command::footer(const std::string& text) const { app_->footer(text); }
 void Command::require_subcommand(std::size_t least, std::size_t most) const { app_->require_subcommand(least, most); }
 void Command::callback(const std::function<void()>& run) const { app_->callback(run); }
 bool Command::has_subcommand_given() const { return !app_->get_subcommands().empty(); }
+CommandDescription Command::description() const { return described(*app_, *values_); }
 
 Option Command::add_option(const char* names, std::string& value, const char* description) const {
-  return Option(app_->add_option(names, value, description));
+  return Option(app_->add_option(names, value, description), *values_);
 }
 Option Command::add_option(const char* names, std::vector<std::string>& values, const char* description) const {
-  return Option(app_->add_option(names, values, description));
+  return Option(app_->add_option(names, values, description), *values_);
 }
 Option Command::add_option(const char* names, std::int64_t& value, const char* description) const {
-  return Option(add_number<std::int64_t>(*app_, names, value, description));
+  return Option(add_number<std::int64_t>(*app_, names, value, description), *values_);
 }
 Option Command::add_option(const char* names, std::optional<std::int64_t>& value, const char* description) const {
-  return Option(add_number<std::int64_t>(*app_, names, value, description));
+  return Option(add_number<std::int64_t>(*app_, names, value, description), *values_);
 }
 Option Command::add_option(const char* names, std::uint64_t& value, const char* description) const {
-  return Option(add_number<std::uint64_t>(*app_, names, value, description));
+  return Option(add_number<std::uint64_t>(*app_, names, value, description), *values_);
 }
 Option Command::add_option(const char* names, double& value, const char* description) const {
-  return Option(add_number<double>(*app_, names, value, description));
+  return Option(add_number<double>(*app_, names, value, description), *values_);
 }
 Option Command::add_option(const char* names, const std::function<void(const std::string&)>& take,
                            const char* description) const {
-  return Option(app_->add_option_function<std::string>(names, take, description));
+  return Option(app_->add_option_function<std::string>(names, take, description), *values_);
 }
 void Command::add_flag(const char* names, bool& value, const char* description) const {
   app_->add_flag(names, value, description);

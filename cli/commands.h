@@ -17,5 +17,7 @@ void add_rank(Command app);  // orrery-gpu's
 void add_calibrate(Command app);
 void add_bench(Command app);
 void add_schema(Command app);
+void add_completion(Command app);  // of `app`, the program, as it is when asked
+void add_manual(Command app);      // the same
 
 }  // namespace orrery

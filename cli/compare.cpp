@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/inputs.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
@@ -162,12 +163,13 @@ void compare(const CompareArguments& arguments) {
 void add_compare(Command app) {
   auto arguments = std::make_shared<CompareArguments>();
   const Command command =
-      app.add_subcommand("compare", "Set two scenarios side by side: which terms differ, and by how much");
+      app.add_subcommand("compare", "In which terms two scenarios differ, side by side, and by how much");
   command.footer(kCompareExamples);
-  command.add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON").required();
-  command.add_option("B", arguments->b, "Another; A again when left out");
+  offer_scenarios(
+      command.add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON").required());
+  offer_scenarios(command.add_option("B", arguments->b, "Another; A again when left out"));
   const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
-    command.add_option(name, values, text).one_value_each().type_name("KEY=VALUE");
+    offer_fields(command.add_option(name, values, text).one_value_each().type_name("KEY=VALUE"));
   };
   sets("--set", arguments->sets, "Override a field of both");
   sets("--set-a", arguments->sets_a, "Override a field of A");

@@ -21,7 +21,7 @@ internal error.)";
 
 int main(int argc, char** argv) {
   orrery::end_with_launcher();  // where this is a rank of `orrery run`
-  const orrery::CommandLine line("Orrery on a GPU: runs training steps, kernels and their calibration.", kExamples,
+  const orrery::CommandLine line("How long training steps and kernels take on a GPU", kExamples,
                                  "orrery-gpu " ORRERY_VERSION);
   const orrery::Command app = line.command();
   orrery::add_run(app);

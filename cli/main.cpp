@@ -29,8 +29,8 @@ well, no GPU where one is asked for, or an internal error; 3 bench compare or dr
 }  // namespace
 
 int main(int argc, char** argv) {
-  const orrery::CommandLine line("Orrery: how long a training step of a deep network takes on a cluster, and why.",
-                                 kExamples, "orrery " ORRERY_VERSION);
+  const orrery::CommandLine line("How long a training step of a deep network takes on a cluster, and why", kExamples,
+                                 "orrery " ORRERY_VERSION);
   const orrery::Command app = line.command();
   orrery::add_simulate(app);
   orrery::add_compare(app);
@@ -42,6 +42,8 @@ int main(int argc, char** argv) {
   orrery::add_list(app);
   orrery::add_show(app);
   orrery::add_schema(app);
+  orrery::add_completion(app);
+  orrery::add_manual(app);
   return orrery::run_command_line("orrery", [&] {
     orrery::become_gpu_sibling(argv);
     try {

@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/inputs.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
 #include "realrun/agreement.h"
@@ -388,12 +389,15 @@ void run(const RunArguments& arguments) {
 void add_run(Command app) {
   auto arguments = std::make_shared<RunArguments>();
   const Command command = app.add_subcommand(
-      "run", "Execute a scenario's training steps on this machine: measured times and memory, beside the prediction");
+      "run", "How long training steps take when this machine executes them, and how far the prediction is off");
   command.footer(kRunExamples);
-  command.add_option("SCENARIO", arguments->scenario, "As for simulate").required();
-  command.add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
-      .one_value_each()
-      .type_name("KEY=VALUE");
+  command.add_option("SCENARIO", arguments->scenario, "As for simulate")
+      .required()
+      .offers_names({"scenarios"})
+      .offers_files();
+  offer_fields(command.add_option("--set", arguments->sets, "Override a field: plan.tensor_parallel=2")
+                   .one_value_each()
+                   .type_name("KEY=VALUE"));
   command
       .add_option("--device", arguments->device,
                   "Where ranks run: cpu or cuda (threads: all on one GPU; processes: each on its own, in turn)")

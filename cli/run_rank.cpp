@@ -55,7 +55,7 @@ void add_rank(Command app) {
   };
   const auto arguments = std::make_shared<Arguments>();
   const Command command = app.add_subcommand(
-      "rank", "One rank of a scenario's training steps, on a GPU and over NCCL; mpirun, srun or torchrun starts them");
+      "rank", "What one rank of a training step does on a GPU, over NCCL; mpirun, srun or torchrun starts all");
   command.footer(kRunRankExamples);
   add_rank_options(command, arguments->training);
   command

@@ -9,7 +9,7 @@
 namespace orrery {
 
 void add_schema(Command app) {
-  const Command command = app.add_subcommand("schema", "Print the JSON Schema of scenarios");
+  const Command command = app.add_subcommand("schema", "What a scenario may contain, as a JSON Schema");
   command.footer(
       "Examples:\n  orrery schema > scenario.schema.json     then \"$schema\": \"./scenario.schema.json\" in a "
       "scenario");

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/commands.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/show_links.h"
 #include "models/read_model.h"
@@ -140,8 +141,8 @@ void add_show(Command app) {
     bool json = false, scenario = false;
   };
   auto arguments = std::make_shared<Arguments>();
-  const Command command =
-      app.add_subcommand("show", "Show a preset with all its figures and their sources, or a cluster's links");
+  const Command command = app.add_subcommand(
+      "show", "What a preset says, with all its figures and their sources; or which links a cluster has");
   command.footer(
       "Examples:\n  orrery show llama-3-70b\n  orrery show dgx-h100 --json\n"
       "  orrery show ./config.json                   a Hugging Face model, as it is read\n"
@@ -153,8 +154,11 @@ void add_show(Command app) {
           "NAME", arguments->name,
           "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; a model's JSON "
           "file; or \"links\"")
-      .required();
-  command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file");
+      .required()
+      .offers_names({"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements"})
+      .offers_words({"links"})
+      .offers_files();
+  offer_clusters(command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file"));
   command.add_option("PATTERN", arguments->pattern, "links: of that name, in which * stands for anything");
   command.add_option("--routing", arguments->routing, "links: sprayed makes the ways up from a switch one link")
       .one_of(std::vector<std::string>(kRoutingNames.begin(), kRoutingNames.end()));

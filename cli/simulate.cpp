@@ -13,6 +13,7 @@
 #include "cli/engine_options.h"
 #include "cli/explain.h"
 #include "cli/inputs.h"
+#include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/scenario_argument.h"
 #include "cli/title.h"
@@ -274,15 +275,15 @@ void simulate(const SimulateArguments& arguments) {
 void add_simulate(Command app) {
   auto arguments = std::make_shared<SimulateArguments>();
   const Command command =
-      app.add_subcommand("simulate", "Predict one training step: time, throughput, memory, and what bounds it");
+      app.add_subcommand("simulate", "How long a training step takes, and where time and memory go");
   command.footer(kSimulateExamples);
-  command.add_option("SCENARIO", arguments->scenario,
-                     "A bundled scenario's name, a JSON file, or - for standard input");
-  command
-      .add_option("--set", arguments->sets,
-                  "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
-      .one_value_each()
-      .type_name("KEY=VALUE");
+  offer_scenarios(command.add_option("SCENARIO", arguments->scenario,
+                                     "A bundled scenario's name, a JSON file, or - for standard input"));
+  offer_fields(command
+                   .add_option("--set", arguments->sets,
+                               "Override a field: plan.tensor_parallel=4, cluster.nodes=8, model=llama-3-8b")
+                   .one_value_each()
+                   .type_name("KEY=VALUE"));
   const auto file = [&](const char* name, std::string& path, const char* text) {
     command.add_option(name, path, text).type_name("FILE");
   };

@@ -125,10 +125,10 @@ void validate(const ValidateArguments& arguments) {
 
 void add_validate(Command app) {
   auto arguments = std::make_shared<ValidateArguments>();
-  const Command command = app.add_subcommand("validate", "Hold predictions against every published measurement");
+  const Command command = app.add_subcommand("validate", "How far predictions are from every published measurement");
   command.footer(kValidateExamples);
   command.add_option("--source", arguments->filter.source, "Only sources with this in their name, title or citation");
-  command.add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name");
+  command.add_option("--gpu", arguments->filter.gpu, "Only devices with this in their name").offers_names({"devices"});
   command
       .add_option("--strategy", arguments->filter.strategy,
                   "Only plans with this: data, zero-3, tensor, pipeline, recompute-full, ...")
@@ -138,19 +138,20 @@ void add_validate(Command app) {
                   "Steps that the calibration has been fitted on: those of all other sources (the default), of all, or "
                   "none: kernels and collectives alone")
       .one_of(texts(kSeenNames));
-  command.add_option("--fit", arguments->fit,
-                     "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and "
-                     "steps_left_out.json beside "
-                     "it; or, it alone, to -; nothing else is done");
+  const auto file = [&](const char* name, std::string& path, const char* text) {
+    command.add_option(name, path, text).type_name("FILE");
+  };
+  file("--fit", arguments->fit,
+       "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and steps_left_out.json beside "
+       "it; or, it alone, to -; nothing else is done");
   command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
-  command.add_option("--json", arguments->json, "All points and statistics as JSON, to a file or -");
-  command.add_option("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
-  command.add_option("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
-  command.add_option(
-      "--baseline", arguments->baseline,
-      "Show what has moved since the figures of this file; exit 1 where a group got worse by more than its noise");
-  command.add_option("--write-baseline", arguments->write_baseline, "Write such a file");
-  command.add_option("--csv", arguments->csv, "A row a point, to a file or -");
+  file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
+  file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
+  file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");
+  file("--baseline", arguments->baseline,
+       "Show what has moved since the figures of this file; exit 1 where a group got worse by more than its noise");
+  file("--write-baseline", arguments->write_baseline, "Write such a file");
+  file("--csv", arguments->csv, "A row a point, to a file or -");
   command.callback([arguments] { validate(*arguments); });
 }
 

@@ -37,7 +37,7 @@ constexpr std::array<Kind, 7> kKinds{{{"all_reduce", "all_reduce", OpKind::all_r
 
 std::string names_of_kinds() {
   std::string names;
-  for (const Kind& k : kKinds) names += (names.empty() ? "" : ", ") + std::string(k.name);
+  for (const std::string& name : collectives_of_logs()) names += (names.empty() ? "" : ", ") + name;
   return names;
 }
 
@@ -234,6 +234,12 @@ CollectiveCurve parse_json_log(const std::string& text, const std::string& file,
 }
 
 }  // namespace
+
+std::vector<std::string> collectives_of_logs() {
+  std::vector<std::string> names;
+  for (const Kind& k : kKinds) names.emplace_back(k.name);
+  return names;
+}
 
 CollectiveCurve parse_nccl_log(const std::string& text, const std::string& file, const LogOptions& options) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");

@@ -30,6 +30,9 @@ struct LogOptions {
   std::string collective;  // instead of what the log, or its file's name, says
 };
 
+// The values of LogOptions::collective.
+std::vector<std::string> collectives_of_logs();
+
 // `file`: a path. Throws InputError, with the line, for what is no such log, for one that was cut off, and for results
 // that nccl-tests found wrong.
 CollectiveCurve read_nccl_log(const std::string& file, const LogOptions& options);

@@ -144,6 +144,8 @@ std::string refusal(const std::vector<std::string>& arguments) {
   add_list(app);
   add_show(app);
   add_schema(app);
+  add_completion(app);
+  add_manual(app);
   try {
     line.check(arguments);
   } catch (const Exit&) {  // --help

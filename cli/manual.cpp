@@ -1,0 +1,246 @@
+// orrery man: the manual page.
+#include "cli/manual.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+
+#include "cli/bench_commit.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+
+namespace orrery {
+namespace {
+
+// Text as roff prints it: "-" and quotes as typed, and no line that begins with a request.
+std::string roff(std::string_view text) {
+  std::string escaped = text.starts_with('.') || text.starts_with('\'') ? "\\&" : "";
+  for (const char c : text) {
+    switch (c) {
+      case '\\':
+        escaped += "\\e";
+        break;
+      case '-':
+        escaped += "\\-";
+        break;
+      case '\'':
+        escaped += "\\(aq";
+        break;
+      case '`':
+        escaped += "\\(ga";
+        break;
+      case '^':
+        escaped += "\\(ha";
+        break;
+      case '~':
+        escaped += "\\(ti";
+        break;
+      case '"':
+        escaped += "\\(dq";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
+std::string bold(std::string_view text) { return "\\fB" + roff(text) + "\\fR"; }
+std::string italic(std::string_view text) { return "\\fI" + roff(text) + "\\fR"; }
+
+std::string in_upper_case(std::string text) {
+  for (char& c : text)
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  return text;
+}
+
+// What a command's footer says (Command::footer).
+struct Footer {
+  struct Example {
+    std::string command, what_for;
+  };
+  std::vector<Example> examples;
+  std::vector<std::string> paragraphs;
+  std::string exit_codes;  // "0 done; 2 ..."
+};
+
+std::string without_blanks(const std::string& text) {
+  const std::size_t begin = text.find_first_not_of(' ');
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(' ') - begin + 1);
+}
+
+Footer read_footer(const std::string& text) {
+  constexpr std::string_view kExitCodes = "Exit codes:";
+  Footer footer;
+  std::string paragraph;
+  bool in_examples = false;
+  const auto end_paragraph = [&] {
+    if (paragraph.starts_with(kExitCodes)) {
+      footer.exit_codes = without_blanks(paragraph.substr(kExitCodes.size()));
+      if (footer.exit_codes.ends_with('.')) footer.exit_codes.pop_back();
+    } else if (!paragraph.empty()) {
+      footer.paragraphs.push_back(paragraph);
+    }
+    paragraph.clear();
+  };
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line == "Examples:") {
+      in_examples = true;
+    } else if (in_examples && line.starts_with("  ")) {
+      const std::string example = without_blanks(line);
+      const std::size_t gap = std::min(example.find("  "), example.size());
+      footer.examples.push_back({example.substr(0, gap), without_blanks(example.substr(gap))});
+    } else {
+      in_examples = false;
+      if (line.empty()) end_paragraph();
+      if (!line.empty()) paragraph += (paragraph.empty() ? "" : " ") + line;
+    }
+  }
+  end_paragraph();
+  return footer;
+}
+
+std::string call_of(const ManualFacts& facts, const CommandDescription& command) {
+  return facts.program + (command.name.empty() ? "" : " " + command.name);
+}
+
+std::string synopsis_of(const ManualFacts& facts, const CommandDescription& command) {
+  std::string line = bold(call_of(facts, command)) + " [" + italic("OPTIONS") + "]";
+  for (const OptionDescription& argument : command.arguments) {
+    const std::string name = italic(argument.names.front()) + (argument.is_repeated ? " ..." : "");
+    line += argument.is_required ? " " + name : " [" + name + "]";
+  }
+  if (!command.subcommands.empty())
+    line += command.needs_subcommand ? " " + italic("COMMAND") : " [" + italic("COMMAND") + "]";
+  return line + "\n";
+}
+
+// Which values there are, and which is taken where none is given.
+std::string manual_values(const ValueDescription& value, bool is_required) {
+  std::vector<std::string> facts;
+  if (!value.range.empty()) facts.push_back(roff(value.range));
+  if (!value.words.empty() && value.only_words) {
+    std::vector<std::string> words;
+    for (const std::string& word : value.words) words.push_back(bold(word));
+    facts.push_back("one of " + joined(words, ", "));
+  }
+  if (!value.name_kinds.empty()) {
+    std::vector<std::string> kinds;
+    for (const std::string& kind : value.name_kinds) kinds.push_back(bold("orrery list " + kind));
+    facts.push_back("names: " + joined(kinds, ", "));
+  }
+  if (!value.usual.empty()) facts.push_back("default: " + roff(value.usual));
+  if (is_required) facts.push_back("required");
+  return facts.empty() ? "" : "\n(" + joined(facts, "; ") + ")";
+}
+
+std::string option_entry(const OptionDescription& option, bool is_argument) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.names) names.push_back(is_argument ? italic(name) : bold(name));
+  std::string head = joined(names, ", ");
+  if (!is_argument && !option.value.type.empty()) {
+    const std::string value = italic(option.value.type);
+    head += option.value_is_optional ? " [" + value + "]" : " " + value;
+  }
+  if (option.is_repeated) head += " ...";
+  return ".TP\n" + head + "\n" + roff(option.text) + manual_values(option.value, option.is_required && !is_argument) +
+         "\n";
+}
+
+std::string options_of(const ManualFacts& facts, const CommandDescription& command, const Footer& footer) {
+  std::string text = ".SS " + roff(call_of(facts, command)) + "\n" + roff(command.text) + ".\n";
+  for (const OptionDescription& argument : command.arguments) text += option_entry(argument, true);
+  for (const OptionDescription& option : command.options) text += option_entry(option, false);
+  for (const std::string& paragraph : footer.paragraphs) text += ".PP\n" + roff(paragraph) + "\n";
+  return text;
+}
+
+std::string examples_of(const ManualFacts& facts, const CommandDescription& command, const Footer& footer) {
+  if (footer.examples.empty()) return {};
+  std::string text = ".SS " + roff(call_of(facts, command)) + "\n";
+  for (const Footer::Example& example : footer.examples) {
+    if (&example != &footer.examples.front()) text += ".PP\n";
+    text += ".nf\n" + bold(example.command) + "\n.fi\n";
+    if (!example.what_for.empty()) text += ".RS 4\n" + roff(example.what_for) + "\n.RE\n";
+  }
+  return text;
+}
+
+// "0 done; 2 the input cannot be used": an entry a code.
+std::string exit_entries(const std::string& codes) {
+  std::string text;
+  for (std::size_t begin = 0; begin < codes.size();) {
+    std::size_t end = begin;
+    do end = std::min(codes.find("; ", end + 1), codes.size());
+    while (end < codes.size() && !(codes[end + 2] >= '0' && codes[end + 2] <= '9'));
+    const std::string entry = codes.substr(begin, end - begin);
+    const std::size_t blank = std::min(entry.find(' '), entry.size());
+    text += ".TP\n" + bold(entry.substr(0, blank)) + "\n" + roff(without_blanks(entry.substr(blank))) + "\n";
+    begin = end + 2;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string manual_page(const CommandDescription& command, const ManualFacts& facts) {
+  std::string lead = command.text;
+  if (!lead.empty() && lead.front() >= 'A' && lead.front() <= 'Z') lead.front() += 'a' - 'A';
+  std::string synopses, options, examples, exits;
+  for (const CommandDescription* each : with_subcommands(command)) {
+    const Footer footer = read_footer(each->footer);
+    synopses += (synopses.empty() ? "" : ".br\n") + synopsis_of(facts, *each);
+    options += options_of(facts, *each, footer);
+    examples += examples_of(facts, *each, footer);
+    if (footer.exit_codes.empty()) continue;
+    if (each != &command) exits += ".SS " + roff(call_of(facts, *each)) + "\n";
+    exits += exit_entries(footer.exit_codes);
+  }
+  std::string text =
+      fmt::format(".\\\" Made by `{} man`.\n.TH {} 1 \"{}\" \"{} {}\" \"User Commands\"\n.nh\n.ad l\n", facts.program,
+                  roff(in_upper_case(facts.program)), facts.date, facts.program, facts.version);
+  text += ".SH NAME\n" + roff(facts.program) + " \\- " + roff(lead) + "\n";
+  text += ".SH SYNOPSIS\n" + synopses + ".SH DESCRIPTION";
+  std::istringstream paragraphs(facts.description);
+  for (std::string paragraph; std::getline(paragraphs, paragraph);)
+    text += (text.ends_with("DESCRIPTION") ? "\n" : ".PP\n") + roff(paragraph) + "\n";
+  text += ".SH OPTIONS\n" + options + ".SH EXAMPLES\n" + examples + ".SH EXIT STATUS\n" + exits + ".SH FILES\n";
+  for (const auto& [name, what] : facts.files) text += ".TP\n" + italic(name) + "\n" + roff(what) + "\n";
+  return text + ".SH SEE ALSO\n" + facts.see_also + "\n";
+}
+
+void add_manual(Command app) {
+  const Command command = app.add_subcommand("man", "What all commands and options are, as a manual page");
+  command.footer(
+      "Examples:\n  orrery man | man -l -                             to read it\n"
+      "  orrery man > /usr/local/share/man/man1/orrery.1   what cmake --install does");
+  command.callback([app] {
+    print(manual_page(
+        app.description(),
+        {.program = "orrery",
+         .version = ORRERY_VERSION,
+         .date = build_date(),
+         .description =
+             "Orrery predicts one training step of a dense transformer on a cluster of GPUs under any mix of data, "
+             "tensor, sequence, context and pipeline parallelism, ZeRO, recomputation and offload. A scenario, a short "
+             "JSON file or a bundled one, says what is trained, where and how; it is lowered to one program, which two "
+             "engines put a clock on, in closed form or event by event, and which the command run executes with real "
+             "kernels and collectives.\n"
+             "Results are tables on standard output, and JSON, CSV, traces and pictures where options ask for them. "
+             "Errors are one line on standard error.",
+         .files = {{"scenario.json",
+                    "A scenario: model, cluster, workload and plan; orrery schema prints what it may contain."},
+                   {"DEVICE.json, DEVICE.points.jsonl",
+                    "What orrery calibrate writes for a device, and the journal of what it has measured."},
+                   {"collectives.json", "What orrery calibrate import writes."},
+                   {"orrery-des, orrery-rank, orrery-gpu",
+                    "Programs beside orrery that it goes on as, or starts: for --engine des, for ranks over MPI, for "
+                    "--device cuda."}},
+         .see_also = "\\fBmpirun\\fR(1), \\fBnvidia\\-smi\\fR(1), \\fBjq\\fR(1); https://ui.perfetto.dev for traces"}));
+  });
+}
+
+}  // namespace orrery
