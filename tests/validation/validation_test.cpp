@@ -436,6 +436,16 @@ TEST(Intervals, HoldTheShareOfUnseenStepsThatTheySay) {
   }
 }
 
+TEST(Intervals, AreHeldAgainstEveryMeasuredStepOnceAndNoComposedOne) {
+  std::int64_t measured = 0;
+  for (const PredictedPoint& p : predicted(Seen::others))
+    measured += p.is_predicted() && p.is_measured() && p.point->quantity == Quantity::step_seconds;
+  const PlainCoverage all = plain_coverage(predicted(Seen::others)).at(kAllSteps);
+  EXPECT_EQ(all.points, measured);
+  EXPECT_GT(all.inside, all.points / 2);
+  EXPECT_LT(all.inside, all.points);
+}
+
 TEST(Intervals, FoundOnHalfTheSourcesHoldTheOthersNearly) {
   const std::vector<PredictedPoint>& points = predicted(Seen::others);
   const auto [one, other] = halves_of_sources(points);
