@@ -21,14 +21,22 @@ std::vector<std::int64_t> offsets(const Mesh& mesh, Wanted&& wanted) {
   return result;
 }
 
-// Of all subsets of the others, each there for its part of the time, the mean rate; 1: alone.
-double mean_rate(const SharedNic& nic, std::size_t from, double most, double groups, std::span<const double> busy) {
-  if (from == nic.others.size()) return most / std::max(most, groups);
-  const SharedNic::Others& other = nic.others[from];
-  const double there = busy[static_cast<std::size_t>(other.stage)];
+// The mean over all subsets of the others, each there for its part of the time; 1: alone. By how many groups they come
+// to: where many stages share a NIC, subsets are more than anybody can visit, and these sums few.
+double mean_rate(const SharedNic& nic, double most, std::span<const double> busy) {
+  std::map<double, double> share{{nic.groups, 1}};  // of the time, by groups on the NIC
+  for (const SharedNic::Others& other : nic.others) {
+    const double there = busy[static_cast<std::size_t>(other.stage)];
+    if (there <= 0) continue;
+    std::map<double, double> with;
+    for (const auto& [groups, part] : share) {
+      with[groups + other.groups] += there * part;
+      if (there < 1) with[groups] += (1 - there) * part;
+    }
+    share.swap(with);
+  }
   double rate = 0;
-  if (there > 0) rate += there * mean_rate(nic, from + 1, most, groups + other.groups, busy);
-  if (there < 1) rate += (1 - there) * mean_rate(nic, from + 1, most, groups, busy);
+  for (const auto& [groups, part] : share) rate += part * most / std::max(most, groups);
   return rate;
 }
 
@@ -123,7 +131,7 @@ const StageSpan& StageSpans::of(MeshGroup group, std::int64_t stage) {
 double slowdown_by_others(const StageSpan& span, std::span<const double> busy) {
   double slowest = 1;
   const auto most = static_cast<double>(span.span.groups_sharing_nics);
-  for (const SharedNic& nic : span.shared) slowest = std::max(slowest, 1 / mean_rate(nic, 0, most, nic.groups, busy));
+  for (const SharedNic& nic : span.shared) slowest = std::max(slowest, 1 / mean_rate(nic, most, busy));
   return slowest;
 }
 

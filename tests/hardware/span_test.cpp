@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <ostream>
 #include <random>
@@ -191,6 +192,19 @@ TEST(StageSpan, AGroupIsOneWhateverItsRanksOnANode) {
   ASSERT_FALSE(stages_lie_alike(mesh, node));
   const std::vector<StageSpan> spans = spans_by_stage(mesh, mesh.group(MeshAxis::dp_shard), node);
   EXPECT_EQ(spans[1].span, (GroupSpan{.ranks = 4, .ranks_per_node = 2, .nodes = 2, .groups_sharing_nics = 1, .stride = 1}));
+}
+
+// Sixty-three others, each there half of the time: more subsets than can be visited. How many are there is binomial.
+TEST(StageSpan, ManyStagesShareANic) {
+  constexpr int kOthers = 63;
+  StageSpan span;
+  span.span.groups_sharing_nics = 1;
+  SharedNic& nic = span.shared.emplace_back();
+  nic.groups = 1;
+  for (std::int32_t s = 1; s <= kOthers; ++s) nic.others.push_back({s, 1});
+  const double n = kOthers + 1;
+  // The mean of 1 / (1 + k) over binomial k is (2^n - 1) / n / 2^(n - 1).
+  EXPECT_NEAR(slowdown_by_others(span, std::vector<double>(kOthers + 1, 0.5)), n / (2 - std::exp2(1 - n)), 1e-9);
 }
 
 TEST(StageSpan, StagesThatStraddleNodesShareNics) {
