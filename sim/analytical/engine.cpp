@@ -72,6 +72,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.find_classes(program);
     r.prepare_pieces(program);
     r.find_hops(program);
+    r.hold_memory(program);
     r.clock_slots(program);
     r.walk_pipeline(program);
     r.finish_stages(program);
@@ -94,7 +95,59 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   if (options.timeline) r.fill_timeline(program, report);
 }
 
+void AnalyticalEngine::evaluate_memory(const Program& program, Report& report) {
+  Rep& r = *rep_;
+  r.clock.shares_levels(false);
+  r.keeps_origins = false;
+  r.find_layouts(program);
+  r.find_classes(program);
+  r.prepare_pieces(program);
+  r.hold_memory(program);
+  report.notes.clear();
+  report.stages.resize(r.classes.size());
+  r.fill_memory(program, report);
+}
+
+double AnalyticalEngine::least_pipeline_seconds(const Program& program) {
+  Rep& r = *rep_;
+  r.find_hops(program);
+  r.clock_lines(program);
+  r.gather_while_waiting(program);
+  for (std::size_t at = 0; at < r.lines.size(); ++at)
+    for (std::size_t kind = 0; kind < kSlotKinds; ++kind) r.seconds[at][kind] = seconds_of(r.lines[at][kind]);
+  r.walk_pipeline(program);
+  return r.pipeline.makespan;
+}
+
 std::int64_t AnalyticalEngine::instances_walked() const { return rep_->clock.walked(); }
+
+double AnalyticalEngine::resting_bytes(const Program& program) const {
+  double most = 0;
+  for (const StageClass& c : rep_->classes) most = std::max(most, device_bytes(c.resident));
+  return most + program.runtime.context_bytes;
+}
+
+double AnalyticalEngine::micro_batch_seconds(const Program& program) const {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  double sum = 0;
+  for (std::size_t at = 0; at < rep_->lines.size(); ++at)
+    for (const SlotLines& slot : rep_->lines[at])
+      sum += static_cast<double>(rep_->classes[at / chunks].stages) *
+             std::min({slot.first.seconds, slot.usual.seconds, slot.last.seconds});
+  return sum;
+}
+
+double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
+  double seconds = 0;
+  for (const BlockCode& code : rep_->pieces[piece].blocks.front())
+    for (std::size_t i = 0; i < code.ops.size(); ++i) {
+      const Op& op = code.ops[i];
+      if ((is_matmul(op.kind) || is_attention(op.kind)) && op.phase != Phase::recompute &&
+          op.stream == Stream::compute && op.when == When::every_micro_batch && op.every == 1)
+        seconds += code.costs[i].seconds - code.costs[i].waiting;
+    }
+  return seconds;
+}
 
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
@@ -448,9 +501,35 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
 void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto n = static_cast<double>(program.schedule.micro_batches);
+  clock_lines(program);
+  gather_while_waiting(program);
+  find_waits(program);
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    StageClass& c = classes[i];
+    carry_backlogs(program, i);
+    for (std::size_t k = 0; k < chunks; ++k) {
+      auto& l = lines[i * chunks + k];
+      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+        seconds[i * chunks + k][kind] = seconds_of(l[kind]);
+        if (n == 1) {
+          add(c.slots, l[kind].usual.accounts, 1);
+        } else {
+          add(c.slots, l[kind].first.accounts, 1);
+          add(c.slots, l[kind].usual.accounts, n - 2);
+          add(c.slots, l[kind].last.accounts, 1);
+        }
+      }
+    }
+    clock_update(program, c);
+    find_tail(program, i);
+  }
+}
+
+// Every chunk by itself.
+void AnalyticalEngine::Rep::clock_lines(const Program& program) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   lines.resize(classes.size() * chunks);
   seconds.resize(classes.size() * chunks);
-  memory.resize(classes.size() * chunks);
   const auto chunk_at = [&](std::size_t at) -> const Chunk& {
     return program.stages[static_cast<std::size_t>(classes[at / chunks].first_stage)][at % chunks];
   };
@@ -462,38 +541,6 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
       lines[at] = lines[like];
     else
       clock_chunk(program, chunk_at(at), layout, lines[at]);
-  }
-  gather_while_waiting(program);
-  find_waits(program);
-  for (std::size_t i = 0; i < classes.size(); ++i) {
-    StageClass& c = classes[i];
-    carry_backlogs(program, i);
-    const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
-    Fullest update;
-    for (std::size_t k = 0; k < chunks; ++k) {
-      auto& l = lines[i * chunks + k];
-      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
-        seconds[i * chunks + k][kind] = {l[kind].first.seconds, l[kind].usual.seconds, l[kind].last.seconds};
-        if (n == 1) {
-          add(c.slots, l[kind].usual.accounts, 1);
-        } else {
-          add(c.slots, l[kind].first.accounts, 1);
-          add(c.slots, l[kind].usual.accounts, n - 2);
-          add(c.slots, l[kind].last.accounts, 1);
-        }
-      }
-      memory[i * chunks + k] = chunk_memory(stage[k]);
-      for (const Run& run : stage[k].runs) {
-        const PieceData& data = pieces[run.piece];
-        c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
-        c.resident += data.memory.resident * static_cast<double>(run.count);
-        update.consider(data.memory.update_transient);
-      }
-    }
-    c.resident.of(Place::device, Category::workspace) += placeholder_bytes(program, stage);
-    c.update_transient = update.bytes();
-    clock_update(program, c);
-    find_tail(program, i);
   }
 }
 

@@ -56,6 +56,21 @@ class AnalyticalEngine {
   // Of the last program: which Report::stages each pipeline stage belongs to.
   std::span<const std::int32_t> stage_classes() const;
 
+  // For searches, which want all of few plans: memory alone (the report's other figures stay as they are), and behind
+  // it, of the same program, the least that its pipeline takes: without contention, and without what the streams of a
+  // stage have left when it ends.
+  void evaluate_memory(const Program& program, Report& report);
+  double least_pipeline_seconds(const Program& program);
+
+  // Of the last program, what a search bounds plans by: a device's bytes that are there all step long, on the stage
+  // that has most of them, with the driver's context; seconds of an instance's matrix products and attention in all its
+  // passes, on a device of the usual rate that does nothing else, what is recomputed left out.
+  double resting_bytes(const Program& program) const;
+  double product_seconds(std::uint16_t piece) const;
+  // Of a micro-batch in all its slots on all stages, none of which waits for another: the first, a usual one or the
+  // last, whichever takes a slot the least.
+  double micro_batch_seconds(const Program& program) const;
+
   // Instances of blocks walked so far: for tests and benchmarks of the promise that equal layers cost nothing.
   std::int64_t instances_walked() const;
 

@@ -85,6 +85,29 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
   return m;
 }
 
+// What the chunks of each class of stages hold.
+void AnalyticalEngine::Rep::hold_memory(const Program& program) {
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  const auto n = static_cast<double>(program.schedule.micro_batches);
+  memory.resize(classes.size() * chunks);
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    StageClass& c = classes[i];
+    const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
+    Fullest update;
+    for (std::size_t k = 0; k < chunks; ++k) {
+      memory[i * chunks + k] = chunk_memory(stage[k]);
+      for (const Run& run : stage[k].runs) {
+        const PieceData& data = pieces[run.piece];
+        c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
+        c.resident += data.memory.resident * static_cast<double>(run.count);
+        update.consider(data.memory.update_transient);
+      }
+    }
+    c.resident.of(Place::device, Category::workspace) += placeholder_bytes(program, stage);
+    c.update_transient = update.bytes();
+  }
+}
+
 // The fullest instant of each stage in one place. False: no micro-batch holds anything there.
 bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
   bool any = false;

@@ -41,6 +41,8 @@ struct SlotLines {
   }
 };
 
+inline SlotSeconds seconds_of(const SlotLines& l) { return {l.first.seconds, l.usual.seconds, l.last.seconds}; }
+
 // What a line was clocked with, for a timeline that shows its ops.
 struct LineOrigin {
   std::span<const Chunk> chunks;
@@ -113,6 +115,8 @@ struct AnalyticalEngine::Rep {
   void carry_backlogs(const Program& program, std::size_t stage_class);
   bool slows_itself(const Program& program, std::size_t stage_class) const;
   void follow_backlogs(const Program& program, std::size_t stage_class);
+  void hold_memory(const Program& program);
+  void clock_lines(const Program& program);
   void clock_slots(const Program& program);
   void walk_pipeline(const Program& program);
   void sum_over_stages(const Program& program);

@@ -23,7 +23,6 @@ void add(LineResult& to, const LineResult& from, double times) {
   }
 }
 
-SlotSeconds seconds_of(const SlotLines& l) { return {l.first.seconds, l.usual.seconds, l.last.seconds}; }
 
 bool leaves_behind(const LineResult& l) {
   for (std::size_t s = 0; s < kStreams; ++s)
