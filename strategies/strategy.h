@@ -10,6 +10,7 @@
 
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
+#include "strategies/search_axis.h"
 
 namespace orrery {
 
@@ -56,6 +57,8 @@ struct Strategy {
   std::span<const std::string_view> context_types = {};
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
+  // What `orrery search` turns of its fields.
+  std::span<const SearchAxis> (*search_axes)() = nullptr;
 };
 
 // In the order in which they rewrite.

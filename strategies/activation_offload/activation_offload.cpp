@@ -122,4 +122,18 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "activation_offload",
+       .label = "act. offload",
+       .turns = Turns::activations,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.activation_offload.offload = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::activation_offload

@@ -13,5 +13,6 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::activation_offload

@@ -632,4 +632,37 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "recompute",
+       .label = "recompute",
+       .turns = Turns::activations,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.recompute.mode = static_cast<Mode>(value); },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             const Plan& plan = chosen.plan;
+             for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
+               // Of what the kernel repeats anyway.
+               const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&
+                                    plan.recompute.repeats(Module::core_attention);
+               if (!nothing) values.push_back(static_cast<std::int64_t>(mode));
+             }
+           }},
+      {.field = "recompute_layers",
+       .label = "of layers",
+       .turns = Turns::activations,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.recompute.layers = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             values.push_back(-1);
+             if (chosen.plan.recompute.mode != Mode::full || chosen.plan.recompute.every > 1) return;
+             const std::vector<std::int64_t> chunks =
+                 pipeline_parallel::split_layers(chosen.model.total_layers(), chosen.plan.pipeline);
+             for (std::int64_t n = 1; n < *std::max_element(chunks.begin(), chunks.end()); ++n) values.push_back(n);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::activation_recompute

@@ -17,5 +17,6 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 void rewrite(const Scenario& scenario, Program& program);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::activation_recompute

@@ -25,4 +25,19 @@ void rewrite(const Scenario&, Program& program) {
       if (const int d = t.find(Axis::batch); d >= 0) t.over[d] = replicas;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "micro_batch_size",
+       .label = "mbs",
+       .turns = Turns::micro_batch,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.batch.micro_batch_size = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             const std::int64_t replicas = data_parallel_degree(chosen), batch = chosen.workload.global_batch_size;
+             if (batch % replicas == 0) append_divisors(batch / replicas, values);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::batch

@@ -349,4 +349,35 @@ void check_runnable(const Scenario& scenario) {
                      "1 for an encoder-decoder: two sequences in parts are not run yet");
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "context_parallel",
+       .label = "cp",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.context.degree = value; },
+       // As long as a rank has kLeastTokens of a sequence.
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             constexpr std::int64_t kLeastTokens = 1024;
+             if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
+             const std::int64_t length = length_of(chosen);
+             append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
+             std::erase_if(values, [&](std::int64_t c) {
+               return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens);
+             });
+           }},
+      {.field = "context_parallel_type",
+       .label = "cp type",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.context.type = static_cast<Type>(value); },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             const std::size_t types = chosen.plan.context.degree > 1 ? type_names().size() : 1;
+             for (std::size_t type = 0; type < types; ++type) values.push_back(static_cast<std::int64_t>(type));
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::context_parallel

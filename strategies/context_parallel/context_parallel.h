@@ -71,5 +71,6 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
 
 // Makes a ring of every attention over sequences that are divided over `ring`, forward and backward.
 void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring);
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::context_parallel

@@ -512,4 +512,48 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "data_parallel",
+       .label = "dp",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.degree = value; },
+       .values = [](const Scenario&, std::vector<std::int64_t>& values) { values.push_back(0); }},  // what remains
+      {.field = "zero_stage",
+       .label = "zero",
+       .turns = Turns::replicas,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.zero_stage = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             const std::int64_t shards = data_parallel_degree(chosen) * chosen.plan.context.degree;
+             for (std::int64_t stage = 0; stage <= (shards > 1 ? 3 : 0); ++stage) values.push_back(stage);
+           }},
+      {.field = "reshard_after_forward",
+       .label = "reshard",
+       .turns = Turns::replicas,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.reshard_after_forward = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             values.push_back(1);
+             if (chosen.plan.data.zero_stage == 3) values.push_back(0);
+           }},
+      {.field = "zero_shard_degree",
+       .label = "shard",
+       .turns = Turns::replicas,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.data.shard_degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             values.push_back(0);
+             if (chosen.plan.data.zero_stage == 0) return;
+             append_divisors(data_parallel_degree(chosen), values);
+             values.pop_back();  // all replicas: what 0 stands for
+             std::erase(values, 1);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::data_parallel

@@ -59,5 +59,6 @@ bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_b
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
 // Refuses what the executor has no kernels for.
 void check_runnable(const Scenario& scenario);
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::data_parallel

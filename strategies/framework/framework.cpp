@@ -185,4 +185,23 @@ void rewrite(const Scenario& scenario, Program& program) {
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }
 
+std::span<const SearchAxis> search_axes() {
+  // Of Megatron-LM: stages farthest apart, or replicas (its --use-tp-pp-dp-mapping).
+  static constexpr std::array<const char*, 2> kOrders{kMeshOrder, "tp-cp-ep-pp-dp"};
+  static constexpr SearchAxis kAxes[]{
+      {.field = "mesh_order",
+       .label = "order",
+       .turns = Turns::replicas,
+       .usual = true,
+       .set =
+           [](Plan& plan, std::int64_t value) {
+             plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)];
+           },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.plan.pipeline.degree > 1 && data_parallel_degree(chosen) > 1, values);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::framework

@@ -5,9 +5,12 @@
 #include <array>
 #include <string_view>
 
+#include <span>
+
 #include "models/layers.h"
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
+#include "strategies/search_axis.h"
 
 namespace orrery::framework {
 
@@ -50,5 +53,6 @@ double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::framework

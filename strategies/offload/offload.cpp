@@ -220,4 +220,18 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "optimizer_offload",
+       .label = "opt. offload",
+       .turns = Turns::replicas,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.offload.optimizer = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.cluster.node.host_memory_bytes_per_second > 0, values);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::offload

@@ -11,5 +11,6 @@ void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::offload

@@ -274,4 +274,55 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "pipeline_parallel",
+       .label = "pp",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             const Plan& plan = chosen.plan;
+             // Layers that are dealt by hand are dealt to so many stages.
+             if (!plan.pipeline.stage_layers.empty()) return values.push_back(plan.pipeline.degree);
+             append_divisors(chosen.cluster.devices() / (model_parallel_ranks(plan) / plan.pipeline.degree), values);
+             std::erase_if(values, [&](std::int64_t p) { return p > chosen.model.total_layers(); });
+           }},
+      {.field = "pipeline_schedule",
+       .label = "schedule",
+       .turns = Turns::schedule,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
+       // GPipe takes as long as 1F1B and holds more.
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             if (chosen.plan.pipeline.degree == 1)
+               return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
+             for (std::size_t kind = 0; kind < kScheduleNames.size(); ++kind)
+               if (static_cast<ScheduleKind>(kind) != ScheduleKind::gpipe)
+                 values.push_back(static_cast<std::int64_t>(kind));
+           }},
+      {.field = "virtual_pipeline",
+       .label = "vpp",
+       .turns = Turns::schedule,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.pipeline.virtual_stages = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             Options options = chosen.plan.pipeline;
+             options.virtual_stages = 1;
+             if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
+             const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
+             for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
+               options.virtual_stages = v;
+               // Chunks as even as they come: what does not divide waits for its longest.
+               if (layers % v == 0 && !options_limit(options, layers) &&
+                   !schedule_limit(options.schedule, options.degree, v, n))
+                 values.push_back(v);
+             }
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::pipeline_parallel

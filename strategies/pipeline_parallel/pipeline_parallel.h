@@ -13,5 +13,6 @@ void rewrite(const Scenario& scenario, Program& program);
 void disable(Plan& plan);
 std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::pipeline_parallel

@@ -553,4 +553,40 @@ void check_runnable(const Scenario& scenario) {
                      "false, or one length: parts of the longer one are not told apart yet");
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "tensor_parallel",
+       .label = "tp",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.tensor.degree = value; },
+       // Within a node: every layer waits for its collectives.
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_divisors(chosen.cluster.devices(), values);
+             std::erase_if(values, [&](std::int64_t t) {
+               return t > chosen.cluster.node.devices || chosen.model.heads % t != 0 || chosen.model.ffn % t != 0;
+             });
+           }},
+      {.field = "sequence_parallel",
+       .label = "sp",
+       .turns = Turns::kernels,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.tensor.sequence_parallel = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.plan.tensor.degree > 1 && !chosen.model.vision(), values);
+           }},
+      {.field = "tensor_parallel_overlap",
+       .label = "overlap",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.tensor.overlap = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.plan.tensor.degree > 1 && chosen.plan.tensor.sequence_parallel, values);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::tensor_parallel

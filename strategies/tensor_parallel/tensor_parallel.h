@@ -20,5 +20,6 @@ void disable(Plan& plan);
 std::int64_t ranks(const Plan& plan);
 std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::tensor_parallel

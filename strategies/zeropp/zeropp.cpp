@@ -44,4 +44,25 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "zero_hpz_partition_size",
+       .label = "hpz",
+       .turns = Turns::replicas,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.zeropp.secondary = value; },
+       // Replicas that share a node.
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             values.push_back(0);
+             const data_parallel::Options& data = chosen.plan.data;
+             const std::int64_t shards = data.shard_degree > 0 ? data.shard_degree : data_parallel_degree(chosen);
+             const std::int64_t inner = chosen.plan.tensor.degree * chosen.plan.context.degree;
+             const std::int64_t size = chosen.cluster.node.devices / inner;
+             if (data.zero_stage == 3 && data.reshard_after_forward && size > 1 && shards > size && shards % size == 0)
+               values.push_back(size);
+           }}};
+  return kAxes;
+}
+
 }  // namespace orrery::zeropp

@@ -13,5 +13,6 @@ void add_digits(const Scenario& scenario, Mesh& mesh);
 void shard(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
+std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::zeropp

@@ -1,0 +1,127 @@
+#include "sim/search/space.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "sim/base/error.h"
+#include "sim/search/plan_field.h"
+#include "strategies/strategy.h"
+
+namespace orrery {
+namespace {
+
+InputError unknown(const std::string& field) {
+  return {{"", "/plan/" + field},
+          "no field of a plan",
+          "one of them (orrery list fields)",
+          nearest_name(field, plan_field_names())};
+}
+
+const SearchAxis* declared(std::string_view field) {
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.search_axes != nullptr)
+      for (const SearchAxis& axis : strategy.search_axes())
+        if (axis.field == field) return &axis;
+  return nullptr;
+}
+
+Space::Axis axis_of(const SearchAxis& axis) {
+  return {std::string(axis.field), std::string(axis.label), axis.turns,
+          [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, axis.values};
+}
+
+// Of values that the user names.
+Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
+  const SearchAxis* by_strategy = declared(request.field);
+  std::vector<std::int64_t> numbers;
+  for (const nlohmann::json& value : request.values) {
+    Plan plan = base;
+    set_field(plan, request.field, value);
+    if (const auto number = number_of(plan, request.field)) numbers.push_back(*number);
+  }
+  const auto twice = [](auto values) {
+    std::sort(values.begin(), values.end());
+    return std::adjacent_find(values.begin(), values.end()) != values.end();
+  };
+  if (twice(request.values))
+    throw InputError({"", "/plan/" + request.field}, "a value a second time", "each value once");
+  if (by_strategy != nullptr && numbers.size() == request.values.size()) {
+    Space::Axis axis = axis_of(*by_strategy);
+    axis.values = [numbers](const Scenario&, std::vector<std::int64_t>& values) {
+      values.insert(values.end(), numbers.begin(), numbers.end());
+    };
+    return axis;
+  }
+  // What no strategy declares: chosen first, since it is not known what follows from it.
+  return {request.field, by_strategy == nullptr ? request.field : std::string(by_strategy->label),
+          by_strategy == nullptr ? Turns::mesh : by_strategy->turns,
+          [request](Scenario& scenario, std::int64_t value) {
+            set_field(scenario.plan, request.field, request.values[static_cast<std::size_t>(value)]);
+          },
+          [count = request.values.size()](const Scenario&, std::vector<std::int64_t>& values) {
+            for (std::size_t i = 0; i < count; ++i) values.push_back(static_cast<std::int64_t>(i));
+          }};
+}
+
+}  // namespace
+
+Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
+  const std::vector<std::string> names = plan_field_names();
+  const auto check_known = [&](const std::string& field) {
+    if (std::find(names.begin(), names.end(), field) == names.end()) throw unknown(field);
+  };
+  const auto is_fixed = [&](std::string_view field) {
+    return std::find(options.fixed.begin(), options.fixed.end(), field) != options.fixed.end();
+  };
+  const auto request_of = [&](std::string_view field) {
+    return std::find_if(options.over.begin(), options.over.end(),
+                        [field](const AxisRequest& request) { return request.field == field; });
+  };
+  for (const std::string& field : options.fixed) check_known(field);
+  std::vector<Axis> undeclared;
+  for (auto request = options.over.begin(); request != options.over.end(); ++request) {
+    check_known(request->field);
+    const std::string at = "/plan/" + request->field;
+    if (is_fixed(request->field)) throw InputError({"", at}, "a field both fixed and searched", "one of the two");
+    if (request_of(request->field) != request)
+      throw InputError({"", at}, "a field searched twice", "its values at once");
+    if (declared(request->field) != nullptr) continue;
+    if (request->values.empty())
+      throw InputError({"", at}, "no values", "those to try: no strategy says which of this field are worth it");
+    undeclared.push_back(axis_of(*request, base.plan));
+  }
+  if (!options.global_batch_sizes.empty())
+    axes_.push_back({"global_batch_size", "batch", Turns::mesh,
+                     [](Scenario& scenario, std::int64_t value) { scenario.workload.global_batch_size = value; },
+                     [sizes = options.global_batch_sizes](const Scenario&, std::vector<std::int64_t>& values) {
+                       values.insert(values.end(), sizes.begin(), sizes.end());
+                     }});
+  std::move(undeclared.begin(), undeclared.end(), std::back_inserter(axes_));
+  for (const Strategy& strategy : all_strategies()) {
+    if (strategy.search_axes == nullptr) continue;
+    for (const SearchAxis& axis : strategy.search_axes()) {
+      if (is_fixed(axis.field)) continue;
+      const auto request = request_of(axis.field);
+      if (request != options.over.end() && !request->values.empty()) {
+        axes_.push_back(axis_of(*request, base.plan));
+      } else if (request != options.over.end() || axis.usual || options.all) {
+        axes_.push_back(axis_of(axis));
+      }
+    }
+  }
+  std::stable_sort(axes_.begin(), axes_.end(), [](const Axis& a, const Axis& b) { return a.turns < b.turns; });
+  const auto first_behind =
+      std::find_if(axes_.begin(), axes_.end(), [](const Axis& axis) { return axis.turns > Turns::kernels; });
+  group_axes_ = static_cast<std::size_t>(first_behind - axes_.begin());
+}
+
+Scenario Space::scenario(std::span<const std::int64_t> values) const {
+  Scenario scenario = base_;
+  for (std::size_t i = 0; i < values.size(); ++i) axes_[i].set(scenario, values[i]);
+  return scenario;
+}
+
+}  // namespace orrery

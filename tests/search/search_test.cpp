@@ -1,0 +1,291 @@
+// The search against plans evaluated one by one.
+#include "sim/search/search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/error.h"
+#include "sim/prediction/prediction.h"
+#include "sim/search/network.h"
+#include "sim/search/plan_field.h"
+#include "sim/search/relax.h"
+#include "strategies/read_scenario.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+Scenario scenario_of(const char* model, int nodes, int sequence_length, int batch, Json plan = Json::object(),
+                     const char* node = "dgx-h100") {
+  const Json document{{"model", model},
+                      {"cluster", {{"node", node}, {"nodes", nodes}}},
+                      {"workload", {{"sequence_length", sequence_length}, {"global_batch_size", batch}}},
+                      {"plan", std::move(plan)}};
+  return read_scenario(document, {"test", {}});
+}
+
+struct Evaluated {
+  std::vector<std::int64_t> values;
+  double seconds_a_sequence = 0, bytes = 0;
+};
+
+// Every plan of the space that can be laid out, by predict(), which knows of no search.
+std::vector<Evaluated> all_plans(const Space& space) {
+  std::vector<Evaluated> plans;
+  Calibrator calibrator;
+  Scenario scenario = space.base();
+  std::vector<std::int64_t> values;
+  space.for_each(
+      scenario, values, space.axes().size(), [&](const Scenario& plan, const std::vector<std::int64_t>& chosen) {
+        try {
+          const Report report = predict(calibrator.prepare(plan));
+          plans.push_back({chosen, report.step_seconds / static_cast<double>(plan.workload.global_batch_size),
+                           report.memory_peak_bytes});
+        } catch (const InputError&) {
+        }
+      });
+  return plans;
+}
+
+using SecondsAndBytes = std::vector<std::pair<double, double>>;
+
+SecondsAndBytes fastest(std::vector<Evaluated> plans, double most_bytes, std::size_t top) {
+  SecondsAndBytes found;
+  for (const Evaluated& plan : plans)
+    if (plan.bytes <= most_bytes) found.emplace_back(plan.seconds_a_sequence, plan.bytes);
+  std::sort(found.begin(), found.end());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  if (found.size() > top) found.resize(top);
+  return found;
+}
+
+// No other plan is as fast and as lean.
+SecondsAndBytes front(const std::vector<Evaluated>& plans, double most_bytes, double times) {
+  const SecondsAndBytes all = fastest(plans, most_bytes, plans.size());
+  SecondsAndBytes found;
+  for (const auto& plan : all) {
+    const bool beaten = std::any_of(all.begin(), all.end(), [&](const auto& other) {
+      return other != plan && other.first <= plan.first && other.second <= plan.second;
+    });
+    if (!beaten && plan.first <= times * all.front().first) found.push_back(plan);
+  }
+  return found;
+}
+
+SecondsAndBytes pairs(const std::vector<FoundPlan>& plans) {
+  SecondsAndBytes found;
+  for (const FoundPlan& plan : plans) found.emplace_back(plan.seconds_a_sequence, plan.memory_peak_bytes);
+  return found;
+}
+
+struct Case {
+  const char* name;
+  Scenario scenario;
+  SpaceOptions fields;
+  double most_memory = 0;
+};
+
+std::vector<Case> cases() {
+  SpaceOptions few;
+  few.fixed = {"context_parallel", "mesh_order"};
+  SpaceOptions offloading = few;
+  offloading.over = {{"optimizer_offload", {}}, {"activation_offload", {}}, {"recompute_layers", {}}};
+  offloading.fixed.emplace_back("pipeline_schedule");
+  offloading.fixed.emplace_back("mesh_order");
+  SpaceOptions long_sequences;
+  long_sequences.over = {{"context_parallel_type", {}}, {"zero_shard_degree", {}}};
+  long_sequences.fixed = {"mesh_order", "recompute", "micro_batch_size"};
+  SpaceOptions batches = few;
+  batches.global_batch_sizes = {16, 48};
+  batches.over = {{"tensor_parallel", {2, 4}}, {"framework", {"megatron-core", "fsdp-compiled"}}};
+  SpaceOptions ranges = few;
+  ranges.over = {{"zero_stage", {1, 3}}};
+  return {
+      {"a model that fits many ways", scenario_of("llama-3-8b", 2, 8192, 16), few},
+      {"little memory", scenario_of("llama-2-13b", 2, 4096, 32), few, 40e9},
+      {"offloading", scenario_of("gpt3-1.3b", 1, 2048, 16, {{"framework", "deepspeed"}}, "dgx-a100"), offloading, 6e9},
+      {"long sequences", scenario_of("llama-3-8b", 2, 65536, 4), long_sequences},
+      {"several batches and stacks", scenario_of("llama-2-7b", 1, 4096, 16), batches},
+      {"uneven stages and nodes cut by stages", scenario_of("llama-3-8b", 3, 4096, 24, {{"framework", "nanotron"}}),
+       few, 60e9},
+      {"layers with plans of their own",
+       scenario_of("llama-2-7b", 2, 4096, 32, {{"layers", {{{"from", 0}, {"to", 8}, {"recompute", "full"}}}}}), ranges},
+  };
+}
+
+TEST(Search, FindsWhatAllPlansEvaluatedOneByOneHave) {
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(c.name);
+    const Space space(c.scenario, c.fields);
+    const double most = c.most_memory > 0 ? c.most_memory : c.scenario.cluster.device.memory_bytes;
+    const std::vector<Evaluated> plans = all_plans(space);
+    ASSERT_GT(plans.size(), 100U);
+    const SearchResult found = search(space, {.top = 7, .front = 1.5, .most_memory_bytes = most});
+    EXPECT_TRUE(found.bounds_held);
+    EXPECT_EQ(found.bound_slack, 0);
+    EXPECT_EQ(pairs(found.best), fastest(plans, most, 7));
+    EXPECT_EQ(pairs(found.front), front(plans, most, 1.5));
+    EXPECT_EQ(found.considered, found.evaluated + found.too_slow + found.too_large + found.refused);
+    EXPECT_EQ(found.considered, search(space, {.exhaustive = true}).considered);
+  }
+}
+
+TEST(Search, BoundsSaveMostOfTheWork) {
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel", "mesh_order"};
+  const Space space(scenario_of("llama-3-8b", 8, 8192, 64), fields);
+  const SearchResult found = search(space, {});
+  const SearchResult exhaustive = search(space, {.exhaustive = true});
+  EXPECT_LT(3 * found.evaluated, exhaustive.evaluated);
+  EXPECT_GT(found.too_slow, 0U);
+  EXPECT_EQ(found.considered, exhaustive.considered);
+  EXPECT_EQ(pairs(found.best), pairs(exhaustive.best));
+  EXPECT_EQ(pairs(found.front), pairs(exhaustive.front));
+}
+
+TEST(Search, PlansThatRestTooLargeAreNotEvaluated) {
+  const Space space(scenario_of("llama-3-70b", 4, 4096, 32), {});
+  const SearchResult found = search(space, {});
+  EXPECT_GT(found.too_large, 0U);
+  EXPECT_FALSE(found.best.empty());
+}
+
+TEST(Search, IsTheSameOnAnyNumberOfThreads) {
+  const Space space(scenario_of("llama-3-8b", 4, 8192, 64), {});
+  const SearchResult one = search(space, {.threads = 1}), four = search(space, {.threads = 4});
+  EXPECT_EQ(one.considered, four.considered);
+  EXPECT_EQ(one.evaluated, four.evaluated);
+  EXPECT_EQ(one.feasible, four.feasible);
+  ASSERT_EQ(one.best.size(), four.best.size());
+  for (std::size_t i = 0; i < one.best.size(); ++i) {
+    EXPECT_EQ(one.best[i].values, four.best[i].values);
+    EXPECT_EQ(one.best[i].step_seconds, four.best[i].step_seconds);
+  }
+  EXPECT_EQ(pairs(one.front), pairs(four.front));
+}
+
+TEST(Search, WhereNothingFitsTheLeanestIsThatOfAllPlans) {
+  const Scenario scenario = scenario_of("llama-3-70b", 1, 8192, 8);
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel"};
+  const Space space(scenario, fields);
+  const SearchResult found = search(space, {.most_memory_bytes = 4e9});
+  EXPECT_TRUE(found.best.empty());
+  EXPECT_TRUE(found.front.empty());
+  ASSERT_TRUE(found.leanest.has_value());
+  double least = 1e30;
+  for (const Evaluated& plan : all_plans(space)) least = std::min(least, plan.bytes);
+  EXPECT_EQ(found.leanest->memory_peak_bytes, least);
+}
+
+TEST(Search, EveryRelaxationFits) {
+  SpaceOptions fields;
+  fields.fixed = {"zero_stage", "recompute"};
+  const Scenario scenario = scenario_of("llama-3-70b", 1, 8192, 16);
+  ASSERT_TRUE(search(Space(scenario, fields), {}).best.empty());
+  const std::vector<Relaxation> relaxed = relaxations(scenario, fields, {});
+  ASSERT_FALSE(relaxed.empty());
+  Calibrator calibrator;
+  for (const Relaxation& r : relaxed) {
+    const Report report = predict(calibrator.prepare(r.scenario));
+    EXPECT_TRUE(report.memory_fits) << r.what;
+    EXPECT_EQ(report.step_seconds, r.plan.step_seconds) << r.what;
+  }
+  const auto more_nodes = std::find_if(relaxed.begin(), relaxed.end(), [](const Relaxation& r) {
+    return r.what.find("nodes instead of 1") != std::string::npos;
+  });
+  ASSERT_NE(more_nodes, relaxed.end());
+  Scenario half = scenario;
+  half.cluster.nodes = more_nodes->scenario.cluster.nodes / 2;
+  EXPECT_TRUE(search(Space(half, fields), {}).best.empty()) << "half the nodes are enough";
+}
+
+TEST(Search, MemoryThatIsAllowedIsKept) {
+  const Scenario scenario = scenario_of("llama-3-8b", 2, 8192, 32);
+  const Space space(scenario, {});
+  for (const double margin : {1.0, 1.14})
+    for (const FoundPlan& plan : search(space, {.most_memory_bytes = 45e9, .memory_margin = margin}).best)
+      EXPECT_LE(plan.memory_peak_bytes * margin, 45e9);
+}
+
+TEST(Search, TheNetworkThatIsNeededIsTheSlowestThatIsEnough) {
+  const Scenario scenario = scenario_of("llama-3-8b", 8, 8192, 64, {{"zero_stage", 3}, {"recompute", "full"}});
+  const NetworkNeed need = network_need(scenario, 0.05);
+  ASSERT_TRUE(need.any);
+  Calibrator calibrator;
+  const auto step_at = [&](double rate) {
+    Scenario slower = scenario;
+    slower.cluster.node.nic_bytes_per_second = rate;
+    return predict(calibrator.prepare(slower)).step_seconds;
+  };
+  const double most = 1.05 * step_at(need.nic_bytes_per_second);
+  EXPECT_LT(need.bytes_per_second, need.nic_bytes_per_second);
+  EXPECT_LE(step_at(need.bytes_per_second), most);
+  EXPECT_GT(step_at(need.bytes_per_second / 1.02), most);
+  EXPECT_FALSE(network_need(scenario_of("llama-3-8b", 1, 8192, 8, {{"zero_stage", 3}}), 0.05).any);
+}
+
+std::string error_of(const SpaceOptions& fields) {
+  try {
+    const Space space(scenario_of("llama-3-8b", 1, 8192, 8), fields);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(SearchSpace, SaysWhatIsWrongWithWhatIsAsked) {
+  SpaceOptions fields;
+  fields.fixed = {"tensor_paralel"};
+  EXPECT_THAT(error_of(fields), testing::HasSubstr("tensor_parallel"));
+  fields.fixed = {"zero_stage"};
+  fields.over = {{"zero_stage", {1}}};
+  EXPECT_THAT(error_of(fields), testing::HasSubstr("both fixed and searched"));
+  fields.fixed = {};
+  fields.over = {{"zero_stage", {7}}};
+  EXPECT_THAT(error_of(fields), testing::HasSubstr("/plan/zero_stage"));
+  fields.over = {{"clip_grad", {}}};
+  EXPECT_THAT(error_of(fields), testing::HasSubstr("no values"));
+  fields.over = {{"recompute", {"full", "full"}}};
+  EXPECT_THAT(error_of(fields), testing::HasSubstr("a second time"));
+}
+
+TEST(SearchSpace, AxesOfStrategiesAreFieldsOfThePlanEachWithItsSetter) {
+  SpaceOptions fields;
+  fields.all = true;
+  const Scenario scenario = scenario_of("llama-3-8b", 4, 8192, 64);
+  const Space space(scenario, fields);
+  const std::vector<std::string> names = plan_field_names();
+  for (const Space::Axis& axis : space.axes()) EXPECT_THAT(names, testing::Contains(axis.field));
+  // What an axis sets is its field and no other.
+  Scenario working = scenario;
+  std::vector<std::int64_t> values;
+  int seen = 0;
+  space.for_each(working, values, space.axes().size(),
+                 [&](const Scenario& chosen, const std::vector<std::int64_t>& of) {
+                   if (++seen % 997 != 0) return;
+                   for (std::size_t i = 0; i < of.size(); ++i) {
+                     const auto number = number_of(chosen.plan, space.axes()[i].field);
+                     EXPECT_EQ(number.value_or(of[i]), of[i]) << space.axes()[i].field;
+                   }
+                 });
+  EXPECT_GT(seen, 10000);
+}
+
+TEST(PlanField, IsWhatIsSet) {
+  Plan plan;
+  set_field(plan, "recompute", "full");
+  EXPECT_EQ(field_of(plan, "recompute"), "full");
+  EXPECT_EQ(number_of(plan, "recompute"), 2);
+  set_field(plan, "mesh_order", "tp-cp-ep-pp-dp");
+  EXPECT_EQ(field_of(plan, "mesh_order"), "tp-cp-ep-pp-dp");
+  EXPECT_EQ(number_of(plan, "mesh_order"), std::nullopt);
+  EXPECT_THROW(set_field(plan, "recompute", 3), InputError);
+}
+
+}  // namespace
+}  // namespace orrery
