@@ -34,6 +34,7 @@ int main(int argc, char** argv) {
   const orrery::Command app = line.command();
   orrery::add_simulate(app);
   orrery::add_compare(app);
+  orrery::add_search(app);
   orrery::add_collective(app);
   orrery::add_validate(app);
   orrery::add_run(app);

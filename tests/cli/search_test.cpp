@@ -1,0 +1,124 @@
+// orrery search as a user meets it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli/command.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::HasSubstr;
+
+constexpr const char* kSmall =
+    "search llama-3-70b-512-h100 --set model=llama-3-8b --set cluster.nodes=2 --set workload.global_batch_size=32 ";
+
+TEST(SearchCommand, WritesTheFastestAsAScenarioThatTakesAsLong) {
+  Workplace place;
+  const CommandResult found = place.orrery(std::string(kSmall) + "--json found.json --best best.json --csv found.csv");
+  ASSERT_EQ(found.code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("loses most by"));
+  const json answer = json::parse(place.read("found.json"));
+  EXPECT_GT(answer["considered"], 1000);
+  EXPECT_GT(answer["feasible"], 10);
+  EXPECT_GT(answer["seconds"], 0);
+  ASSERT_EQ(answer["plans"].size(), 10U);
+  const json& best = answer["plans"][0];
+  ASSERT_EQ(place.orrery("simulate best.json --json best-report.json").code, 0);
+  const json report = json::parse(place.read("best-report.json"));
+  EXPECT_EQ(report["step_seconds"], best["step_seconds"]);
+  EXPECT_EQ(report["memory"]["peak_bytes"], best["memory"]["peak_bytes"]);
+  for (const json& plan : answer["plans"]) {
+    EXPECT_GE(plan["step_seconds"], best["step_seconds"]);
+    EXPECT_TRUE(plan["memory"]["fits"]);
+  }
+  // A head, the plans and the front.
+  const std::string csv = place.read("found.csv");
+  EXPECT_EQ(static_cast<std::size_t>(std::count(csv.begin(), csv.end(), '\n')),
+            1 + answer["plans"].size() + answer["front"].size());
+}
+
+TEST(SearchCommand, WhatIsFixedOrSetStays) {
+  Workplace place;
+  const CommandResult found = place.orrery(std::string(kSmall) +
+                                           "--set plan.zero_stage=3 --fix plan.tensor_parallel=2 --fix micro_batch_size "
+                                           "--over plan.recompute=full,none --json -");
+  ASSERT_EQ(found.code, 0) << found.err;
+  for (const json& plan : json::parse(found.out)["plans"]) {
+    EXPECT_FALSE(plan["plan"].contains("zero_stage")) << "what is not searched is not listed";
+    EXPECT_THAT(plan["plan"]["recompute"].get<std::string>(), testing::AnyOf("full", "none"));
+  }
+  EXPECT_THAT(json::parse(found.out)["searched"].dump(), testing::Not(HasSubstr("tensor_parallel")));
+}
+
+TEST(SearchCommand, NothingThatFitsIsAnAnswerWithItsReason) {
+  Workplace place;
+  const CommandResult none = place.orrery(std::string(kSmall) + "--max-memory 8G --fix plan.context_parallel --fix plan.mesh_order --best best.json --json none.json");
+  EXPECT_EQ(none.code, 1);
+  EXPECT_THAT(none.out, HasSubstr("No plan fits. The leanest takes"));
+  EXPECT_THAT(none.out, HasSubstr("What fits:"));
+  EXPECT_THAT(none.out, HasSubstr("of memory a device"));
+  EXPECT_EQ(place.files().count("best.json"), 0U);
+  const json answer = json::parse(place.read("none.json"));
+  EXPECT_TRUE(answer["plans"].empty());
+  EXPECT_GT(answer["nothing_fits"]["leanest"]["memory"]["peak_bytes"], 8.0 * (1 << 30));
+
+  const CommandResult refused = place.orrery(std::string(kSmall) + "--fix plan.micro_batch_size=5");
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.out, HasSubstr("No plan can be laid out"));
+  EXPECT_THAT(refused.out, HasSubstr("global_batch_size"));
+}
+
+TEST(SearchCommand, SaysInASentenceWhatItCannotUse) {
+  Workplace place;
+  for (const auto& [arguments, words] : {std::pair{"--over plan.zero_stag", "zero_stage"},
+                                         {"--over plan.zero_stage=9", "/plan/zero_stage"},
+                                         {"--fix plan.zero_stage --over plan.zero_stage", "both fixed and searched"},
+                                         {"--over plan.clip_grad", "no values"},
+                                         {"--global-batch 64..8", "the smaller batch first"},
+                                         {"--global-batch x", "--global-batch"},
+                                         {"--max-memory 5Q", "--max-memory"},
+                                         {"--top 0", "--top"},
+                                         {"--fidelity steady-flow", "--engine des"},
+                                         {"--set cluster.nodes=0", "/cluster/nodes"}}) {
+    SCOPED_TRACE(arguments);
+    const CommandResult result = place.orrery(std::string(kSmall) + arguments + " --json out.json");
+    EXPECT_EQ(result.code, 2);
+    EXPECT_THAT(result.err, HasSubstr(words));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1);
+    EXPECT_EQ(place.files().count("out.json"), 0U);
+  }
+}
+
+TEST(SearchCommand, EventsOrderTheFastestAnew) {
+  Workplace place;
+  const CommandResult found = place.orrery(std::string(kSmall) + "--engine des --top 4 --json - --network-within 5");
+  ASSERT_EQ(found.code, 0) << found.err;
+  const json answer = json::parse(found.out);
+  double last = 0;
+  for (const json& plan : answer["plans"]) {
+    EXPECT_GE(plan["des_step_seconds"], last);
+    last = plan["des_step_seconds"];
+  }
+  EXPECT_GT(last, 0);
+  EXPECT_TRUE(answer["network"].contains("needed_bytes_per_second"));
+}
+
+TEST(SearchCommand, BatchesAreComparedByTheirTimeASequence) {
+  Workplace place;
+  const CommandResult found = place.orrery(std::string(kSmall) + "--global-batch 16..64 --json -");
+  ASSERT_EQ(found.code, 0) << found.err;
+  double last = 0;
+  for (const json& plan : json::parse(found.out)["plans"]) {
+    const double a_sequence = plan["step_seconds"].get<double>() / plan["global_batch_size"].get<double>();
+    EXPECT_GE(a_sequence, last);
+    last = a_sequence;
+  }
+}
+
+}  // namespace
+}  // namespace orrery
