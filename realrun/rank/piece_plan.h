@@ -52,6 +52,7 @@ class PiecePlan {
 
   bool is_ahead(std::size_t block, std::size_t op) const { return !ahead_[block].empty() && ahead_[block][op] != 0; }
   std::int64_t longest_ahead(std::size_t block) const;
+  std::size_t issues_ahead_from(std::size_t block) const { return orrery::issues_ahead_from(ops(block)); }
 
   std::span<const HeldSet> held() const { return held_; }  // by set
   std::pair<std::size_t, std::size_t> update_range(UpdatePart part) const { return update_.range(part); }

@@ -135,6 +135,7 @@ template <class Begun>
 void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_batch, Begun begun) {
   const Instance& instance = *at.instance;
   const std::vector<Op>& ops = instance.plan->ops(block);
+  const std::size_t issues_from = instance.plan->issues_ahead_from(block);
   std::size_t buckets = 0;
   bool began = false;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -148,7 +149,7 @@ void Rank::run_block(std::size_t block, const InLine& at, std::int64_t micro_bat
         run_op({*each, micro_batch, block, of_each});
     } else {
       run_op({instance, micro_batch, block, i});
-      if (began || op.stream != Stream::compute) continue;
+      if (began || op.stream != Stream::compute || i < issues_from) continue;
       began = true;
       begun();
     }

@@ -323,7 +323,7 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     }
     double end = 0;
     if (stream == kCompute) {
-      if (!began) {
+      if (!began && node.op >= code.issues_ahead_from) {
         began = true;
         if (order_.longest > 0) begin(start.time);
       }

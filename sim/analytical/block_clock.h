@@ -88,6 +88,7 @@ struct BlockCode {
   std::array<Accounts, 3> busy{};                          // kernel seconds of an instance, by When
   std::array<StreamsByLevel, 3> on_level{};                // of its collectives, by When
   std::uint16_t exit_compute = kNone, exit_other = kNone;  // the nodes that finish the block's output
+  std::uint16_t issues_ahead_from = 0;                     // op (sim/program/issue.h); a node begins with it
   WhenSet conditions = 0;                                  // of its ops: which micro-batches differ
   bool once = false;                                       // has ops that run once for all instances of the line
   std::int64_t period = 1;                                 // least common multiple of `every`

@@ -81,6 +81,10 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       code.busy[static_cast<std::size_t>(op.when)][kSlowestDevice] += cost.waiting;
     }
 
+    if (op.issues_ahead) {
+      code.issues_ahead_from = static_cast<std::uint16_t>(i);
+      open = nullptr;
+    }
     if (plain && open != nullptr && next == first_link && open->when == bit(op.when)) {
       open->host += host;
       open->host_bound = std::max(open->host_bound, open->host) + cost.seconds;
@@ -151,6 +155,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.busy = {};
   code.on_level = {};
   code.exit_compute = code.exit_other = BlockCode::kNone;
+  code.issues_ahead_from = 0;
   code.conditions = 0;
   code.once = false;
   code.period = 1;

@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "sim/program/issue.h"
+
 namespace orrery {
 namespace {
 
@@ -80,7 +82,7 @@ class Walk {
 
   // At the worst instant of the ops from `first` to the one before `end`.
   PlacedBytes transient(std::size_t block, const PlacedBytes& saved, std::size_t first = 0, std::size_t end = kNone) {
-    const std::vector<Op>& ops = (piece_.*kBlocks[block]).ops;
+    const std::span<const Op> ops = (piece_.*kBlocks[block]).ops;
     if (ops.empty()) return {};
     PlacedBytes now = saved * -1, ahead{};
     std::array<double, kPlaces> sums;
@@ -99,12 +101,19 @@ class Walk {
       for (std::size_t p = 0; p < places; ++p)
         if (sums[p] > most[p]) worst.places[p] = now.places[p], most[p] = sums[p];
     };
+    bool gathers_ahead = false;
+    std::size_t issues_from = 0;
     for (std::size_t p = 0; p < ops.size(); ++p) {
+      if (gathers_ahead && p == issues_from && p > 0) hold_furthest(ops.first(p), now, sums);
       for (TensorId id = starts_[p]; id != kNoTensor; id = storages_[id].next_start) change(id, storages_[id].bytes);
       if (p >= first && p < end) keep_worst();
       for (TensorId id = ends_[p]; id != kNoTensor; id = storages_[id].next_end) change(id, -storages_[id].bytes);
       const Op& op = ops[p];
-      if (op.prefetch > 0) hold_for_others(op, false, op.prefetch, ahead);
+      if (op.prefetch > 0) {
+        if (!gathers_ahead) issues_from = issues_ahead_from(ops);
+        gathers_ahead = true;
+        hold_for_others(op, false, op.prefetch - (issues_from > p ? 1 : 0), ahead);
+      }
       if (op.every > 1 && block != kUpdateBlock) hold_for_others(op, true, op.every - 1, ahead);
     }
     worst += ahead;
@@ -139,6 +148,20 @@ class Walk {
     };
     for (TensorId id : op.reads) hold(id, reads);
     for (TensorId id : op.writes) hold(id, true);
+  }
+
+  // From here on what `ops` gather ahead for the instance that is the furthest away.
+  void hold_furthest(std::span<const Op> ops, PlacedBytes& now, std::array<double, kPlaces>& sums) const {
+    PlacedBytes held{};
+    for (const Op& op : ops) {
+      if (op.prefetch == 0) continue;
+      hold_for_others(op, false, op.prefetch, held);
+      PlacedBytes nearer{};
+      hold_for_others(op, false, op.prefetch - 1, nearer);
+      held += nearer * -1;
+    }
+    now += held;
+    for (std::size_t p = 0; p < kPlaces; ++p) sums[p] += held.in(static_cast<Place>(p));
   }
 
   static constexpr std::size_t kNone = static_cast<std::size_t>(-1);

@@ -68,7 +68,8 @@ void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> run
 }
 
 // Which ops of a line are issued ahead of their instance: of distance d (Op::prefetch), when the instance d places
-// earlier starts its first kernel; of the first d instances, at the beginning of the line.
+// earlier starts its first kernel, or the one that says so (issues_ahead_from); of the first d instances, at the
+// beginning of the line.
 struct IssueAhead {
   static constexpr int kAny = 0xffff;
   std::int64_t length = 0;   // instances of the line
@@ -86,6 +87,12 @@ struct IssueAhead {
       issue(i, static_cast<int>(i - instance), static_cast<int>(i - instance));
   }
 };
+
+// Of a block: the op from which on its first kernel lets later instances issue ahead.
+inline std::size_t issues_ahead_from(std::span<const Op> ops) {
+  const auto at = std::ranges::find_if(ops, &Op::issues_ahead);
+  return at == ops.end() ? 0 : static_cast<std::size_t>(at - ops.begin());
+}
 
 // The ops of a block that may be issued ahead: those with a distance that need nothing of their own instance but other
 // such ops. `storage`: of each tensor (Liveness); `input`: what the block takes from the instance before.

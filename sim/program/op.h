@@ -41,6 +41,9 @@ struct Op {
   // (FSDP's prefetch stream). False: waits for the compute stream as it stands when the op is issued, which is what
   // torch.distributed does.
   bool free_running = false;
+  // Of a kernel: what later instances issue ahead (prefetch) starts with it at the earliest, not with the first of the
+  // block.
+  bool issues_ahead = false;
   // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
   const char* name = "";  // static storage: "fc1", "attention", "gradients.reduce_scatter"

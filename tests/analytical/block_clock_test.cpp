@@ -139,6 +139,21 @@ TEST(BlockClock, AGatherCannotStartBeforeTheInstanceThatIssuesIt) {
   EXPECT_DOUBLE_EQ(w.run(gathering_piece(2, 3).piece, 3).seconds, 15);
 }
 
+TEST(BlockClock, GathersAheadBeginWithTheKernelThatIssuesThem) {
+  // Kernels of 4 s and 2 s an instance; a gather of 3 s for the first of them.
+  const auto run = [](bool with_second) {
+    Handmade h = gathering_piece(1);
+    h.kernel(h.piece.forward, 2).issues_ahead = with_second;
+    Clockwork w;
+    return w.run(h.piece, 3);
+  };
+  EXPECT_DOUBLE_EQ(run(false).seconds, 3 + 3 * 6);
+  // 0-3 exposed; kernels 3-7, 7-9; gather 7-10; kernels 10-14, 14-16; gather 14-17; kernels 17-21, 21-23.
+  const LineResult r = run(true);
+  EXPECT_DOUBLE_EQ(r.seconds, 23);
+  EXPECT_DOUBLE_EQ(exposed(r, Stream::parameter_communication), 3 + 1 + 1);
+}
+
 TEST(BlockClock, PrefetchReachesAcrossRuns) {
   Clockwork w;
   const Handmade first = gathering_piece(1), second = gathering_piece(1);

@@ -172,6 +172,26 @@ TEST(PieceMemory, PrefetchHoldsTheNextLayersToo) {
   EXPECT_EQ(of(piece_memory(gathered_layer(2).piece, 1, 2).forward_transient, Category::parameter), 2 * 80);
 }
 
+// Gathered with another kernel than the first: until then only what is issued by nearer layers is there.
+TEST(PieceMemory, PrefetchHoldsTheFurthestLayerFromTheKernelThatIssuesIt) {
+  for (const int prefetch : {1, 2}) {
+    Maker m;
+    const TensorId shard = m.set(m.resident(10, Category::parameter), kNoTensor).parameters;
+    const TensorId first = m.tensor(80, Category::parameter), second = m.tensor(30, Category::parameter);
+    m.op(m.piece.forward, {shard}, {first}, OpKind::all_gather).prefetch = static_cast<std::uint16_t>(prefetch);
+    m.op(m.piece.forward, {first}, {m.tensor(5)});
+    m.op(m.piece.forward, {shard}, {second}, OpKind::all_gather);
+    m.op(m.piece.forward, {second}, {m.tensor(5)}).issues_ahead = true;
+    const double nearer = 80 * (prefetch - 1);
+    EXPECT_EQ(of(piece_memory(m.piece, 1, 24).forward_transient, Category::parameter), nearer + 30 + 80) << prefetch;
+    m.op(m.piece.forward, {first}, {m.tensor(5)});
+    EXPECT_EQ(of(piece_memory(m.piece, 1, 24).forward_transient, Category::parameter), nearer + 80 + 30 + 80);
+    m.piece.forward.ops.pop_back();
+    m.piece.tensors[first].sizes[0] = 20;  // the furthest is no more than what it takes the place of
+    EXPECT_EQ(of(piece_memory(m.piece, 1, 24).forward_transient, Category::parameter), 20 * (prefetch - 1) + 30 + 20);
+  }
+}
+
 TEST(PieceMemory, ParametersKeptForTheBackwardAreHeldOnce) {
   Maker m;
   const TensorId shard = m.set(m.resident(10, Category::parameter), kNoTensor).parameters;

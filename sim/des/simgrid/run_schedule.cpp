@@ -150,7 +150,7 @@ void Simulation::LineIssue::issue_instance(std::int64_t index) {
     if (node.waits_for_compute) w.compute_before = last_compute_;
     w.entry = entry_;
     w.other_entry = other_entry_;
-    const bool begins = node.stream == Stream::compute && !began;
+    const bool begins = node.stream == Stream::compute && !began && node.op >= code.issues_ahead_from;
     simulation_.enqueue(c_, line_, w);
     if (node.stream == Stream::compute) last_compute_ = &w;
     if (begins) {
