@@ -2,16 +2,35 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/data_parallel/gather_order.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery::data_parallel {
 namespace {
+
+// Ops that come before others of a block.
+struct Insertion {
+  std::size_t before = 0;
+  Op op;
+};
+void insert(std::vector<Insertion>& insertions, Block& block) {
+  std::ranges::stable_sort(insertions, {}, &Insertion::before);
+  std::vector<Op> ops;
+  ops.reserve(block.ops.size() + insertions.size());
+  auto next = insertions.begin();
+  for (std::size_t i = 0; i < block.ops.size(); ++i) {
+    for (; next != insertions.end() && next->before == i; ++next) ops.push_back(next->op);
+    ops.push_back(block.ops[i]);
+  }
+  block.ops.swap(ops);
+}
 
 // Lays out one set.
 class Shard {
@@ -38,7 +57,7 @@ class Shard {
     set_.over = over_;
     if (set_.frozen()) {
       divide_parameters();
-      if (!over_.weights.empty()) gather_parameters_in_blocks();
+      if (!over_.weights.empty() && !in_turn()) gather_parameters_in_blocks();
       return;
     }
     divide_states();
@@ -50,10 +69,27 @@ class Shard {
       replace(op, whole_parameters_, set_.own_parameters);
       if (op.stages != 0 && set_.gradients != whole_gradients_) sum_what_is_held(op);
     }
-    if (!over_.weights.empty()) gather_parameters_in_blocks();
+    if (!over_.weights.empty() && !in_turn()) gather_parameters_in_blocks();
     if (set_.own_parameters != set_.parameters) gather_updated_parameters();
     reduce_gradients();
   }
+
+  // For ops of the forward, or of the backward if these do not read what the forward has gathered.
+  TensorId gather_for(Block& block, const GatheredCopy& ops, std::vector<Insertion>& insertions) {
+    const bool second = &block != &piece_.forward && set_.secondary != kNoTensor;
+    Gathers gathers{.ops = {}, .prefetch = ops.ahead ? 1 : 0};
+    const TensorId copy = gathered(block, ops.first, ops.end, second ? set_.secondary : set_.parameters,
+                                   second ? over_.secondary : over_.weights, gathers);
+    for (const Op& op : gathers.ops) insertions.push_back({ops.issued, op});
+    if (&block == &piece_.forward && !over_.secondary.empty() && set_.secondary == kNoTensor)
+      insertions.push_back({ops.first, secondary_of(copy)});
+    return copy;
+  }
+  void keep_for_backward(TensorId copy) {
+    rename_parameters(piece_.backward, 0, piece_.backward.ops.size(), copy);
+    rename_parameters(piece_.weight_gradient, 0, piece_.weight_gradient.ops.size(), copy);
+  }
+  TensorId whole_parameters() const { return whole_parameters_; }
 
  private:
   // The part of a flat buffer that is divided over `group` rather than what it is divided over now. All parts are made
@@ -147,20 +183,35 @@ class Shard {
       if (bucket_bytes_ == 0 || (in_every_micro_batch && bytes < bucket_bytes_)) {
         // One collective per piece: FSDP's wrapped unit. What does not stay whole does not wait for a bucket to fill.
       } else if (bytes >= bucket_bytes_) {
-        op.count = static_cast<std::uint16_t>(std::clamp(bytes / bucket_bytes_ + 0.5, 1.0, 60000.0));
+        // DeepSpeed reduces what exceeds a bucket by itself.
+        if (!in_turn() || !in_every_micro_batch)
+          op.count = static_cast<std::uint16_t>(std::clamp(bytes / bucket_bytes_ + 0.5, 1.0, 60000.0));
       } else {
         op.every = static_cast<std::uint16_t>(std::clamp(bucket_bytes_ / std::max(bytes, 1.0), 1.0, 60000.0));
       }
       op.phase = Phase::weight_gradient;
       // Behind the weight gradients, which zero-bubble schedules run apart.
       Block& block = piece_.weight_gradient.ops.empty() ? piece_.backward : piece_.weight_gradient;
-      block.ops.push_back(op);
+      block.ops.insert(block.ops.begin() + reduced_before(block, from), op);
     } else {
       op.when = When::every_micro_batch;
       op.phase = Phase::update;
       op.every = kAllInstances;
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
+  }
+
+  // Where in the block: in turn as soon as `from` is complete.
+  std::ptrdiff_t reduced_before(const Block& block, TensorId from) const {
+    auto at = static_cast<std::ptrdiff_t>(block.ops.size());
+    const TensorId storage = storage_of(piece_, from);
+    const auto writes = [&](const Op& op) {
+      return std::ranges::any_of(op.writes,
+                                 [&](TensorId id) { return id != kNoTensor && storage_of(piece_, id) == storage; });
+    };
+    if (in_turn())
+      while (at > 0 && !writes(block.ops[static_cast<std::size_t>(at) - 1])) --at;
+    return at;
   }
 
   // From all of a sum, or a part of it, to a smaller part: level by level.
@@ -217,38 +268,86 @@ class Shard {
     }
   }
 
+  bool in_turn() const { return s_.in_turn.live > 0; }
+
   // Each block works on gathered copies of the weights. The forward's may serve the backward, too, and all
   // micro-batches of the step; or the backward gathers what the forward has left it in a smaller group.
   void gather_parameters_in_blocks() {
-    const TensorId forward_copy = gathered(piece_.forward, set_.parameters, over_.weights);
+    const TensorId forward_copy = gathered_before(piece_.forward, set_.parameters, over_.weights);
     if (s_.stays_gathered) piece_.tensors[forward_copy].resident = true;
-    if (s_.stays_gathered || !options_.reshard_after_forward) {  // kept for the backward
-      rename_parameters(piece_.backward, forward_copy);
-      rename_parameters(piece_.weight_gradient, forward_copy);
-      return;
-    }
+    if (s_.stays_gathered || !options_.reshard_after_forward) return keep_for_backward(forward_copy);
     if (piece_.backward.ops.empty()) return;  // of what is frozen up to here
     if (over_.secondary.empty()) {
-      gathered(piece_.backward, set_.parameters, over_.weights);
+      gathered_before(piece_.backward, set_.parameters, over_.weights);
     } else {
-      keep_secondary(forward_copy);
-      gathered(piece_.backward, set_.secondary, over_.secondary);
+      const Op keep = secondary_of(forward_copy);
+      auto& ops = piece_.forward.ops;
+      const auto behind =
+          std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.stream != Stream::parameter_communication; });
+      ops.insert(behind, keep);
+      gathered_before(piece_.backward, set_.secondary, over_.secondary);
     }
   }
 
-  // Prepends the gather to `block` and lets its ops read slices of the gathered copy.
-  TensorId gathered(Block& block, TensorId shard, MeshGroup group) {
+  // What makes a gathered copy, and how many layers ahead it is issued.
+  struct Gathers {
+    std::vector<Op> ops;
+    std::int64_t prefetch = 0;
+  };
+
+  // For all ops of the block.
+  TensorId gathered_before(Block& block, TensorId shard, MeshGroup group) {
+    Gathers gathers{.ops = {}, .prefetch = options_.prefetch};
+    const TensorId whole = gathered(block, 0, block.ops.size(), shard, group, gathers);
+    block.ops.insert(block.ops.begin(), gathers.ops.begin(), gathers.ops.end());
+    return whole;
+  }
+
+  // Lets the ops [first, end) of `block` read slices of a gathered copy.
+  TensorId gathered(Block& block, std::size_t first, std::size_t end, TensorId shard, MeshGroup group,
+                    Gathers& gathers) {
+    const auto gather_op = [&] {
+      Op op;
+      op.stream = Stream::parameter_communication;
+      op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
+      op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(gathers.prefetch, 60000));
+      op.free_running = op.prefetch > 0;
+      if (s_.keeps_parameters) op.when = When::first_micro_batch;
+      return op;
+    };
     TensorId from = shard;
-    if (piece_.tensors[shard].dtype != gathered_dtype()) from = add_cast_shard(shard);
-    const TensorId whole = gather(block, from, group);
-    if (from == shard) return whole;
-    Op cast = as_gathered(block);
-    cast.kind = OpKind::cast;
-    cast.name = "cast_parameters";
-    cast.stream = Stream::parameter_communication;
-    cast.reads[0] = shard;
-    cast.writes[0] = from;
-    block.ops.insert(block.ops.begin(), cast);
+    if (piece_.tensors[shard].dtype != gathered_dtype()) {
+      from = add_cast_shard(shard);
+      Op cast = gather_op();
+      cast.kind = OpKind::cast;
+      cast.name = "cast_parameters";
+      cast.reads[0] = shard;
+      cast.writes[0] = from;
+      gathers.ops.push_back(cast);
+    }
+    Tensor copy = piece_.tensors[whole_parameters_];
+    copy.resident = false;
+    copy.dtype = gathered_dtype();
+    copy.name = "gathered_parameters";
+    const TensorId whole = piece_.add(copy);
+    rename_parameters(block, first, end, whole);
+    const auto put = [&](MeshGroup over, TensorId part, TensorId to) {
+      Op op = gather_op();
+      op.kind = OpKind::all_gather;
+      op.name = "parameters.all_gather";
+      op.group = over;
+      op.reads[0] = part;
+      op.writes[0] = to;
+      gathers.ops.push_back(op);
+    };
+    const MeshGroup outer = s_.gathered_first & group, rest = group.without(outer);
+    if (outer.empty() || rest.empty()) {
+      put(group, from, whole);
+    } else {
+      const auto [part, column, matrix] = as_matrix(from, whole, outer, rest);
+      put(outer, part, column);
+      put(rest, column, matrix);
+    }
     return whole;
   }
 
@@ -266,40 +365,12 @@ class Shard {
     return piece_.add(cast);
   }
 
-  // When what gathers parameters for `block` runs.
-  Op as_gathered(const Block& block) const {
-    Op op;
-    op.phase = &block == &piece_.forward ? Phase::forward : Phase::input_gradient;
-    op.prefetch = static_cast<std::uint16_t>(std::min<std::int64_t>(options_.prefetch, 60000));
-    op.free_running = op.prefetch > 0;
-    if (s_.keeps_parameters) op.when = When::first_micro_batch;
-    return op;
-  }
-
-  TensorId gather(Block& block, TensorId from, MeshGroup group) {
-    Tensor copy = piece_.tensors[whole_parameters_];
-    copy.resident = false;
-    copy.dtype = gathered_dtype();
-    copy.name = "gathered_parameters";
-    const TensorId id = piece_.add(copy);
-    rename_parameters(block, id);
-    const auto put = [&](MeshGroup over, TensorId shard, TensorId whole) {
-      Op op = as_gathered(block);
-      op.kind = OpKind::all_gather;
-      op.name = "parameters.all_gather";
-      op.stream = Stream::parameter_communication;
-      op.group = over;
-      op.reads[0] = shard;
-      op.writes[0] = whole;
-      block.ops.insert(block.ops.begin(), op);
-    };
-    const MeshGroup first = s_.gathered_first & group, second = group.without(first);
-    if (first.empty() || second.empty()) {
-      put(group, from, id);
-      return id;
-    }
-    // Parts lie in the order of the first digits, then of the second: as a matrix they are gathered along its rows by
-    // those that share a column, then along the columns.
+  // Parts lie in the order of the first digits, then of the second: as a matrix they are gathered along its rows by
+  // those that share a column, then along the columns.
+  struct Matrix {
+    TensorId part = kNoTensor, column = kNoTensor, whole = kNoTensor;
+  };
+  Matrix as_matrix(TensorId from, TensorId whole, MeshGroup first, MeshGroup second) {
     Tensor part = piece_.tensors[from];
     Division rows, columns, both;
     rows.append(first);
@@ -320,19 +391,16 @@ class Shard {
     column.over[0] = {};
     column.alias_of = kNoTensor;
     Tensor matrix = column;
-    matrix.name = copy.name;
-    matrix.category = copy.category;
+    matrix.name = piece_.tensors[whole].name;
+    matrix.category = piece_.tensors[whole].category;
     matrix.sizes[1] = n * mesh_.size(second);
     matrix.over[1] = {};
-    matrix.alias_of = id;
-    const TensorId part_id = piece_.add(part), column_id = piece_.add(column), matrix_id = piece_.add(matrix);
-    put(second, column_id, matrix_id);
-    put(first, part_id, column_id);
-    return id;
+    matrix.alias_of = whole;
+    return {piece_.add(part), piece_.add(column), piece_.add(matrix)};
   }
 
   // A second copy of the weights, divided over fewer ranks: each keeps its part of what the forward has gathered.
-  void keep_secondary(TensorId gathered) {
+  Op secondary_of(TensorId gathered) {
     Tensor own = piece_.tensors[gathered];
     const std::int64_t ranks = mesh_.size(over_.secondary);
     own.sizes[0] = (own.sizes[0] + ranks - 1) / ranks;
@@ -346,13 +414,10 @@ class Shard {
     op.name = "keep_secondary";
     op.reads[0] = piece_.add(own);
     op.writes[0] = set_.secondary = piece_.add(kept);
-    auto& ops = piece_.forward.ops;
-    const auto behind =
-        std::find_if(ops.begin(), ops.end(), [](const Op& o) { return o.stream != Stream::parameter_communication; });
-    ops.insert(behind, op);
+    return op;
   }
 
-  void rename_parameters(Block& block, TensorId copy) {
+  void rename_parameters(Block& block, std::size_t first, std::size_t end, TensorId copy) {
     std::vector<TensorId> renamed(piece_.tensors.size(), kNoTensor);
     const std::size_t count = piece_.tensors.size();
     for (std::size_t id = 0; id < count; ++id) {  // a view of a view comes after what it views
@@ -365,8 +430,8 @@ class Shard {
       view.dtype = piece_.tensors[copy].dtype;
       renamed[id] = piece_.add(view);
     }
-    for (Op& op : block.ops)
-      for (TensorId& id : op.reads)
+    for (std::size_t i = first; i < end; ++i)
+      for (TensorId& id : block.ops[i].reads)
         if (id != kNoTensor && id < count && renamed[id] != kNoTensor) id = renamed[id];
   }
 
@@ -382,6 +447,27 @@ class Shard {
   std::ptrdiff_t reductions_before_update_ = 0;
 };
 
+// The sets' gathers among the ops of the forward and the backward.
+void gather_in_turn(framework::GatherLimits limits, const Options& options, Piece& piece, std::span<Shard> shards) {
+  std::vector<TensorId> whole;
+  for (const Shard& shard : shards) whole.push_back(shard.whole_parameters());
+  const bool kept = !options.reshard_after_forward;
+  if (kept) limits.reuse = std::numeric_limits<std::int64_t>::max();
+  std::vector<Insertion> insertions;
+  const auto gather = [&](Block& block) {
+    const GatherOrder order = order_in_turn(limits, options.prefetch > 0, piece, block, whole);
+    for (const GatheredCopy& of : order.copies) {
+      const TensorId copy = shards[of.set].gather_for(block, of, insertions);
+      if (of.ahead) block.ops[order.last_use].issues_ahead = true;
+      if (kept) shards[of.set].keep_for_backward(copy);
+    }
+    insert(insertions, block);
+    insertions.clear();
+  };
+  gather(piece.forward);
+  if (!kept) gather(piece.backward);
+}
+
 }  // namespace
 
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches) {
@@ -393,6 +479,11 @@ bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_b
 
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches) {
   return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
+}
+
+void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece) {
+  const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
+  if (!sharding.over.weights.empty() && exceeds(limits, piece)) divide_into_sets(limits, piece);
 }
 
 void check(const Scenario& scenario) {
@@ -407,6 +498,16 @@ void check(const Scenario& scenario) {
     if (degree % options.shard_degree != 0)
       fail("zero_shard_degree", options.shard_degree,
            "a divisor of the data-parallel degree " + std::to_string(degree));
+  }
+  const std::array<std::pair<const char*, std::int64_t>, 3> limits{
+      {{"stage3_max_live_parameters", options.max_live_parameters},
+       {"stage3_max_reuse_distance", options.max_reuse_distance},
+       {"stage3_prefetch_bucket_size", options.prefetch_bucket_size}}};
+  for (const auto& [field, elements] : limits) {
+    if (elements == 0) continue;
+    if (options.zero_stage < 3) fail(field, elements, "0 below zero_stage 3, whose parameters are whole on every rank");
+    if (framework::gather_limits(scenario.plan).live == 0)
+      fail(field, elements, "0 without stage3_max_live_parameters: the stack gathers layers whole");
   }
   if (options.float8_all_gather) {
     bool fp8 = false;
@@ -469,13 +570,18 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
     return sharding;
   };
   bool divided = false;
-  // The last set first: what comes before a block's ops is then in the order of the sets.
-  for (std::size_t i = piece.sets.size(); i-- > 0;) {
+  std::vector<Sharding> shardings;
+  for (std::size_t i = 0; i < piece.sets.size(); ++i) {
     const Sharding& given = by_set[std::min(i, by_set.size() - 1)];
-    const Sharding sharding = piece.sets[i].frozen() ? of_weights(given) : given;
-    Shard(sharding, options, bucket_bytes, mesh, piece, piece.sets[i]).run();
-    divided = divided || !sharding.over.gradients.empty();
+    shardings.push_back(piece.sets[i].frozen() ? of_weights(given) : given);
+    divided = divided || !shardings.back().over.gradients.empty();
   }
+  std::vector<Shard> shards;
+  for (std::size_t i = 0; i < piece.sets.size(); ++i)
+    shards.emplace_back(shardings[i], options, bucket_bytes, mesh, piece, piece.sets[i]);
+  // The last set first: what comes before a block's ops is then in the order of the sets.
+  for (std::size_t i = shards.size(); i-- > 0;) shards[i].run();
+  if (by_set.front().in_turn.live > 0) gather_in_turn(by_set.front().in_turn, options, piece, shards);
   if (!divided) return;
   for (const PackedGradients& packed : piece.packed)  // ranks pack what they have of them
     piece.tensors[packed.buffer].sizes[0] = packed_elements(mesh, piece, packed);
@@ -487,6 +593,9 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   sharding.stays_gathered =
       !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
+  if (const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
+      !sharding.over.weights.empty() && exceeds(limits, piece))
+    sharding.in_turn = limits;
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));

@@ -4,7 +4,8 @@
 //   1             optimizer states are sharded: gradients reduce-scattered, updated parameters gathered (Rajbhandari
 //                 et al. 2020, arXiv 1910.02054; Megatron-LM's distributed optimizer)
 //   2             gradients are sharded too
-//   3             parameters are sharded too, gathered layer by layer (FSDP: Zhao et al. 2023, arXiv 2304.11277)
+//   3             parameters are sharded too, gathered layer by layer (FSDP: Zhao et al. 2023, arXiv 2304.11277) or,
+//                 of large layers, matrix by matrix (DeepSpeed: gather_order.h)
 // zero_shard_degree < data-parallel degree replicates the shard groups (HSDP): gradients are then all-reduced between
 // the replicas as well. Context-parallel ranks hold the same parameters and take part in both.
 //
@@ -19,6 +20,7 @@
 #include <span>
 
 #include "sim/program/program.h"
+#include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
 #include "strategies/strategy.h"
 
@@ -36,6 +38,9 @@ struct Sharding {
   bool fp32_weights = false;
   bool stays_gathered = false;  // what the forward gathers is whole to the end of the step
   bool fp8_gathers = false;     // what is gathered is cast to fp8 first, and is what products read
+  // Each parameter set is gathered for its own ops (gather_order.h) and its gradients are reduced when they are there;
+  // no limit: all sets are gathered before the block, and reduced behind it.
+  framework::GatherLimits in_turn;
 };
 // As zero_stage and reduce_gradients have it, and then as other strategies do.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
@@ -44,6 +49,9 @@ Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& 
 // std::logic_error for groups that do not hold one another.
 void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
              Piece& piece);
+
+// Numbers the parameter sets of a piece of which not all are gathered at once; to be called before they are laid out.
+void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
 void check(const Scenario& scenario);
 // Of dp_shard, and outside of it of dp_replicate, what others have not laid inside.

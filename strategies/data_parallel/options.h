@@ -20,6 +20,9 @@ struct Options {
   bool reshard_after_forward = true;
   std::int64_t prefetch = 1;
   bool float8_all_gather = false;
+  std::int64_t max_live_parameters = 0;
+  std::int64_t max_reuse_distance = 0;
+  std::int64_t prefetch_bucket_size = 0;
   std::int64_t bucket_bytes = 0;
 
   void visit_fields(FieldVisitor& v) {
@@ -45,6 +48,14 @@ struct Options {
     v.field("enable_fsdp_float8_all_gather", float8_all_gather,
             "zero_stage 3 with precision fp8: the layers' parameters are cast to fp8 before they are gathered, half "
             "the bytes of 16 bits (torchao)");
+    v.field("stage3_max_live_parameters", max_live_parameters, at_least(0),
+            "zero_stage 3: gathered elements beyond which none are gathered ahead; where a layer and the next are more, "
+            "each matrix is gathered in its turn (DeepSpeed); 0: the stack's");
+    v.field("stage3_max_reuse_distance", max_reuse_distance, at_least(0),
+            "of matrices gathered in their turn: elements used in between, below which one stays gathered for its next "
+            "use; 0: the stack's");
+    v.field("stage3_prefetch_bucket_size", prefetch_bucket_size, at_least(0),
+            "of matrices gathered in their turn: elements gathered at once, at least; 0: the stack's");
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default", Scope::buckets);
   }
 };

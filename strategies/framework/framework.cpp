@@ -17,6 +17,7 @@ struct StackPreset {
   std::string attention_kernel;
   Runtime runtime;
   double bucket_elements = 0, bucket_elements_per_data_rank = 0;
+  GatherLimits gathers;
   GradientScaling gradient_scaling = GradientScaling::passes;
   LossKernels loss = LossKernels::fp32;
   bool accumulates_separately = false, scatters_transfers = false;
@@ -43,6 +44,9 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.placeholder_gradients = j.at("placeholder_gradients");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");
+    s.gathers.live = j.at("stage3_max_live_parameters");
+    s.gathers.reuse = j.at("stage3_max_reuse_distance");
+    s.gathers.prefetch = j.at("stage3_prefetch_bucket_size");
     const std::string scaling = j.at("gradient_scaling");
     s.gradient_scaling = scaling == "fused"      ? GradientScaling::fused
                          : scaling == "one_pass" ? GradientScaling::one_pass
@@ -117,6 +121,14 @@ bool reduces_shards_in_every_micro_batch(const Plan& plan) {
 bool shards_in_fp32(const Plan& plan) { return preset(plan).shards_in_fp32; }
 
 bool keeps_ends_gathered(const Plan& plan) { return preset(plan).keeps_ends_gathered; }
+
+GatherLimits gather_limits(const Plan& plan) {
+  GatherLimits limits = preset(plan).gathers;
+  if (plan.data.max_live_parameters > 0) limits.live = plan.data.max_live_parameters;
+  if (plan.data.max_reuse_distance > 0) limits.reuse = plan.data.max_reuse_distance;
+  if (plan.data.prefetch_bucket_size > 0) limits.prefetch = plan.data.prefetch_bucket_size;
+  return limits;
+}
 
 bool keeps_gathered_inputs(const Plan& plan) { return preset(plan).keeps_gathered_inputs; }
 

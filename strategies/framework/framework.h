@@ -46,6 +46,14 @@ bool reduces_shards_in_every_micro_batch(const Plan& plan);
 bool shards_in_fp32(const Plan& plan);
 // The embedding and the head, once gathered in a forward, are whole until its backward has ended (FSDP's root unit).
 bool keeps_ends_gathered(const Plan& plan);
+// How much of sharded parameters is gathered, in elements that are whole on one rank (zero_stage 3).
+struct GatherLimits {
+  std::int64_t live = 0;      // beyond which none are gathered ahead; 0: no limit, and layers are gathered whole
+  std::int64_t reuse = 0;     // used in between, below which what is gathered stays so for its next use
+  std::int64_t prefetch = 0;  // gathered at once, at least
+};
+// DeepSpeed's; the plan's, where it says so.
+GatherLimits gather_limits(const Plan& plan);
 // Tensor parallelism: inputs of products that are gathered along the sequence are kept for the weight gradients, not
 // gathered again.
 bool keeps_gathered_inputs(const Plan& plan);

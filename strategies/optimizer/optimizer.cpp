@@ -255,7 +255,9 @@ void rewrite(const Scenario& scenario, Program& program) {
   const LayerPlans plans = layer_plans(scenario);
   for (Piece& piece : program.pieces) {
     scale_loss(piece, program, gradients.loss_scale);
-    const bool own_masters = data_parallel::sharding_of(scenario, plans.of(piece), program).fp32_weights;
+    const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plans.of(piece), program);
+    const bool own_masters = sharding.fp32_weights;
+    data_parallel::divide_into_sets(scenario, sharding, piece);
     lay_out(piece, program.mesh, scenario.plan.optimizer,
             scenario.plan.optimizer.master_parameters && !own_masters, gradients);
   }

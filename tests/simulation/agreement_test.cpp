@@ -37,6 +37,10 @@ std::vector<PlanKind> plan_kinds() {
   const Json tp2{{"tensor_parallel", 2}, {"sequence_parallel", true}},
       tp4{{"tensor_parallel", 4}, {"sequence_parallel", true}}, tp8{{"tensor_parallel", 8}},
       tp16{{"tensor_parallel", 16}, {"sequence_parallel", true}}, overlap{{"tensor_parallel_overlap", true}};
+  const Json in_turn = with(zero3, {{"framework", "deepspeed"},
+                                    {"stage3_max_live_parameters", 60000000},
+                                    {"stage3_max_reuse_distance", 60000000},
+                                    {"stage3_prefetch_bucket_size", 10000000}});
   const auto context = [&](const char* type) {
     std::vector<Json> plans;
     for (const int degree : {4, 16})
@@ -62,6 +66,9 @@ std::vector<PlanKind> plan_kinds() {
        {zero3, with(zero3, {{"prefetch", 0}}), with(zero3, {{"prefetch", 2}}), with(zero3, {{"recompute", "full"}}),
         with(zero3, {{"reshard_after_forward", false}}), with(zero3, {{"reduce_gradients", "once"}}),
         with(zero3, {{"framework", "fsdp-compiled"}}), with(zero3, {{"framework", "deepspeed"}})},
+       0.01, 0.1},
+      {"ZeRO-3, matrix by matrix",
+       {in_turn, with(in_turn, {{"prefetch", 0}}), with(in_turn, {{"recompute", "full"}})},
        0.01, 0.1},
       {"hybrid sharding",
        {with(zero3, {{"zero_shard_degree", 8}}), with(zero3, {{"zero_shard_degree", 16}})},
