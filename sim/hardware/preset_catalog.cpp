@@ -36,7 +36,7 @@ PresetCatalog::PresetCatalog(std::string_view prefix, std::string expected) : ex
   }
   const auto add = [&](const std::string& name, const std::string& canonical) {
     if (!by_folded_name_.emplace(folded(name), &entries_.find(canonical)->first).second)
-      throw std::logic_error("two hardware presets are called " + name);
+      throw std::logic_error("two presets are called " + name);
     known_.push_back(name);
   };
   for (const auto& [name, entry] : entries_) add(name, name);

@@ -1,4 +1,4 @@
-// One kind of hardware preset, parsed when first asked for. Internal to sim/hardware.
+// One kind of preset, parsed when first asked for. Of sim/hardware, and of sim/planning in the same form.
 #pragma once
 
 #include <map>

@@ -1,0 +1,125 @@
+// What running a training costs and how often it breaks: bundled figures (sim/planning/presets/*.json), each with its
+// source and date. Names are matched whatever their letter case, and with '-', '_' and ' ' alike.
+//
+// Each reader takes a preset's name, or an object: the fields of the struct and optionally "base", the preset from
+// which missing ones are taken. It throws InputError: an unknown name or key with the nearest known one, a rate below
+// 0, a figure that is missing. What the user writes needs no source.
+#pragma once
+
+#include <array>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/base/fields.h"
+
+namespace orrery {
+
+enum class PriceTerm : std::uint8_t { on_demand, one_year, three_year, reserved, spot };
+inline constexpr std::array<std::string_view, 5> kPriceTermNames{"on-demand", "one-year", "three-year", "reserved",
+                                                                 "spot"};
+
+// Of a device by the hour, with its share of the node, network and electricity unless Candidate says otherwise. A price
+// without currency or date is refused: it could not be compared.
+struct Price {
+  std::string name;    // of the preset; empty when written out
+  std::string device;  // canonical (find_device); empty: of any
+  std::string provider;
+  PriceTerm term = PriceTerm::on_demand;
+  double per_device_hour = 0;
+  std::string currency;  // ISO 4217
+  std::string date;      // YYYY, YYYY-MM or YYYY-MM-DD
+  std::string source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+// Electric power of the computers, without that of the building.
+struct Power {
+  std::string name, device;
+  double busy_watts = 0;  // a device while it trains; what of its node is in it, the preset's note says
+  double idle_watts = 0;  // the same while it waits; 0: nobody has published it
+  double node_watts = 0;  // of a node, working or not, beside that of its devices
+  std::string date, source;
+
+  double waiting_watts() const { return idle_watts > 0 ? idle_watts : busy_watts; }  // at least an upper bound
+  void visit_fields(FieldVisitor& v);
+};
+
+// Energy of the site over that of the computers in it (power usage effectiveness, ISO/IEC 30134-2).
+struct SiteOverhead {
+  std::string name;
+  double pue = 1;
+  std::string date, source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+// Greenhouse gases of electricity, CO2-equivalent. Bases differ by a tenth between sources: `basis` says which.
+struct Grid {
+  std::string name;
+  double grams_per_kwh = 0;
+  std::string basis, date, source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+// How often a job is interrupted, for each node of 8 devices that it runs on.
+struct FailureRate {
+  std::string name;
+  double failures_per_node_day = 0;
+  double repair_share = 1;  // of failures after which the node is repaired; after others it is taken up again
+  std::string date, source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+// Rates of all nodes of a job together.
+struct CheckpointStorage {
+  std::string name;
+  double write_bytes_per_second = 0;
+  double read_bytes_per_second = 0;      // 0: as write
+  double snapshot_bytes_per_second = 0;  // to where training need not wait for the write; 0: it waits
+  std::string date, source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+// From a failure until training goes on, without reading the checkpoint.
+struct RestartOverhead {
+  std::string name;
+  double detection_seconds = 0;  // until somebody or something notices
+  double restart_seconds = 0;    // processes, groups of ranks, first step
+  std::string date, source;
+
+  void visit_fields(FieldVisitor& v);
+};
+
+Price read_price(const nlohmann::json& json, const InputError::Where& where);
+Power read_power(const nlohmann::json& json, const InputError::Where& where);
+SiteOverhead read_site_overhead(const nlohmann::json& json, const InputError::Where& where);
+Grid read_grid(const nlohmann::json& json, const InputError::Where& where);
+FailureRate read_failure_rate(const nlohmann::json& json, const InputError::Where& where);
+CheckpointStorage read_checkpoint_storage(const nlohmann::json& json, const InputError::Where& where);
+RestartOverhead read_restart_overhead(const nlohmann::json& json, const InputError::Where& where);
+
+Price find_price(std::string_view name);
+Power find_power(std::string_view name);
+SiteOverhead find_site_overhead(std::string_view name);
+Grid find_grid(std::string_view name);
+FailureRate find_failure_rate(std::string_view name);
+CheckpointStorage find_checkpoint_storage(std::string_view name);
+RestartOverhead find_restart_overhead(std::string_view name);
+
+// Canonical names, sorted.
+std::vector<std::string> price_names();
+std::vector<std::string> power_names();
+std::vector<std::string> site_overhead_names();
+std::vector<std::string> grid_names();
+std::vector<std::string> failure_rate_names();
+std::vector<std::string> checkpoint_storage_names();
+std::vector<std::string> restart_overhead_names();
+
+}  // namespace orrery

@@ -1,0 +1,192 @@
+// Are the figures of operations complete, dated and sourced, and does bad input get its sentence?
+#include "sim/planning/presets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/base/preset.h"
+#include "sim/hardware/presets.h"
+
+namespace orrery {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Ge;
+using ::testing::HasSubstr;
+using ::testing::Le;
+
+InputError::Where here() { return {"plan.json", "/price"}; }
+
+template <class Read>
+std::string message(Read&& read) {
+  try {
+    read();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+std::string price_message(std::string_view json) {
+  return message([&] { read_price(parse_json(json, "plan.json"), here()); });
+}
+
+TEST(PlanningPresets, FilesAreStrictJson) {
+  int files = 0;
+  for (const EmbeddedFile& file : embedded_files("sim/planning/presets/")) {
+    EXPECT_NO_THROW(parse_json(file.text, std::string(file.path)));
+    ++files;
+  }
+  EXPECT_EQ(files, 7);
+}
+
+TEST(PlanningPresets, EveryPriceIsPlausibleDatedAndOfADevice) {
+  const auto names = price_names();
+  EXPECT_GE(names.size(), 90u);
+  for (const std::string& name : names) {
+    const Price price = find_price(name);
+    EXPECT_EQ(price.name, name);
+    EXPECT_EQ(find_device(price.device).name, price.device) << name;
+    EXPECT_THAT(price.per_device_hour, AllOf(Ge(0.2), Le(30))) << name;
+    EXPECT_EQ(price.currency, "USD") << name;
+    EXPECT_THAT(price.date, Ge("2024")) << name;
+    EXPECT_FALSE(price.provider.empty()) << name;
+    EXPECT_GT(price.source.size(), 10u) << name;
+  }
+}
+
+// A commitment is cheaper than the same device, provider and day without one.
+TEST(PlanningPresets, CommitmentsCostLess) {
+  int pairs = 0;
+  for (const std::string& longer : price_names()) {
+    const Price committed = find_price(longer);
+    if (committed.term != PriceTerm::one_year && committed.term != PriceTerm::three_year) continue;
+    for (const std::string& name : price_names()) {
+      const Price price = find_price(name);
+      if (price.device != committed.device || price.provider != committed.provider || price.date != committed.date)
+        continue;
+      if (price.term >= committed.term) continue;
+      EXPECT_GT(price.per_device_hour, committed.per_device_hour) << name << ' ' << longer;
+      ++pairs;
+    }
+  }
+  EXPECT_GE(pairs, 10);
+}
+
+TEST(PlanningPresets, EveryOtherFigureIsPlausibleDatedAndSourced) {
+  const auto documented = [](const auto& preset) {
+    EXPECT_FALSE(preset.date.empty()) << preset.name;
+    EXPECT_GT(preset.source.size(), 5u) << preset.name;
+  };
+  for (const std::string& name : power_names()) {
+    const Power power = find_power(name);
+    documented(power);
+    EXPECT_THAT(power.busy_watts, AllOf(Ge(200), Le(2000))) << name;
+    EXPECT_LE(power.waiting_watts(), power.busy_watts) << name;
+    // Board power is the data sheet's (two sources of the B300's differ by a tenth); what a node takes is more.
+    const double tdp = find_device(power.device).tdp_watts;
+    if (name.ends_with("-board")) {
+      EXPECT_NEAR(power.busy_watts, tdp, name == "b300-board" ? 0.1 * tdp : 0) << name;
+    } else if (name.find("-node-") != std::string::npos) {
+      EXPECT_GT(power.busy_watts, tdp) << name;
+    }
+  }
+  for (const std::string& name : site_overhead_names()) {
+    documented(find_site_overhead(name));
+    EXPECT_THAT(find_site_overhead(name).pue, AllOf(Ge(1.05), Le(1.7))) << name;
+  }
+  for (const std::string& name : grid_names()) {
+    documented(find_grid(name));
+    EXPECT_FALSE(find_grid(name).basis.empty()) << name;
+    EXPECT_THAT(find_grid(name).grams_per_kwh, AllOf(Ge(1), Le(800))) << name;
+  }
+  for (const std::string& name : failure_rate_names()) {
+    documented(find_failure_rate(name));
+    EXPECT_THAT(find_failure_rate(name).failures_per_node_day, AllOf(Ge(1e-3), Le(2e-2))) << name;
+  }
+  for (const std::string& name : checkpoint_storage_names()) {
+    documented(find_checkpoint_storage(name));
+    EXPECT_THAT(find_checkpoint_storage(name).write_bytes_per_second, AllOf(Ge(1e10), Le(1e13))) << name;
+  }
+  for (const std::string& name : restart_overhead_names()) {
+    documented(find_restart_overhead(name));
+    const RestartOverhead restart = find_restart_overhead(name);
+    EXPECT_THAT(restart.detection_seconds + restart.restart_seconds, AllOf(Ge(100), Le(3600))) << name;
+  }
+  EXPECT_GE(power_names().size() + site_overhead_names().size() + failure_rate_names().size(), 40u);
+  EXPECT_GE(grid_names().size(), 80u);
+}
+
+TEST(PlanningPresets, NoSourceNamesAFolderOfTheMachineItWasWrittenOn) {
+  for (const EmbeddedFile& file : embedded_files("sim/planning/presets/"))
+    for (const char* word : {"/work", "/tmp", "recalled", "from memory"})
+      EXPECT_EQ(file.text.find(word), std::string_view::npos) << file.path << ' ' << word;
+}
+
+TEST(PlanningPresets, NamesMatchInAnyCaseAndUnknownOnesGetTheNearest) {
+  EXPECT_EQ(read_price("AWS H100", here()).name, "aws-h100");
+  EXPECT_EQ(price_message(R"("aws-h10")"),
+            "plan.json: /price: found \"aws-h10\", expected the name of a price preset (did you mean \"aws-h100\"?)");
+  EXPECT_THAT(message([] { read_grid("frnace", {}); }), HasSubstr("did you mean \"france\"?"));
+  EXPECT_THAT(price_message(R"({"per_devise_hour": 2, "currency": "USD", "date": "2026"})"),
+              HasSubstr("did you mean \"per_device_hour\"?"));
+  EXPECT_THAT(price_message(R"({"base": "aws-h100", "device": "h10"})"),
+              HasSubstr("found \"h10\", expected the name of "
+                        "a device preset"));
+}
+
+TEST(PlanningPresets, APriceWithoutCurrencyOrDateIsRefused) {
+  EXPECT_EQ(
+      price_message(R"({"per_device_hour": 2, "date": "2026-05"})"),
+      "plan.json: /price/currency: found nothing, expected the price's currency, three letters of ISO 4217 as USD");
+  EXPECT_EQ(price_message(R"({"per_device_hour": 2, "currency": "USD"})"),
+            "plan.json: /price/date: found nothing, expected the day of the price as 2026, 2026-05 or 2026-05-31");
+  for (const char* date : {"\"05/2026\"", "\"2026-13\"", "\"2026-5\"", "\"2026-05-32\"", "\"26\"", "\"2026-05-3\""})
+    EXPECT_THAT(price_message(std::string(R"({"per_device_hour": 2, "currency": "USD", "date": )") + date + "}"),
+                HasSubstr("/price/date: found "))
+        << date;
+  EXPECT_THAT(price_message(R"({"per_device_hour": 2, "currency": "$", "date": "2026"})"),
+              HasSubstr("/price/currency: found \"$\""));
+  EXPECT_THAT(price_message(R"({"currency": "USD", "date": "2026"})"),
+              HasSubstr("/price/per_device_hour: found nothing"));
+  EXPECT_EQ(price_message(R"({"per_device_hour": 0, "currency": "EUR", "date": "2026-05-31"})"), "no error");
+}
+
+TEST(PlanningPresets, NegativeRatesAreRefused) {
+  EXPECT_THAT(price_message(R"({"per_device_hour": -2, "currency": "USD", "date": "2026"})"),
+              HasSubstr("/price/per_device_hour: found -2, expected a number from 0"));
+  const auto refused = [](auto read, const char* json) {
+    return message([&] { read(parse_json(json, "p.json"), InputError::Where{"p.json", ""}); });
+  };
+  EXPECT_THAT(refused(read_failure_rate, R"({"failures_per_node_day": -0.001})"), HasSubstr("found -0.001"));
+  EXPECT_THAT(refused(read_failure_rate, R"({"failures_per_node_day": 1, "repair_share": 1.5})"),
+              HasSubstr("from 0 to 1"));
+  EXPECT_THAT(refused(read_checkpoint_storage, R"({"write_bytes_per_second": -1})"), HasSubstr("found -1"));
+  EXPECT_THAT(refused(read_checkpoint_storage, R"({"read_bytes_per_second": 1})"),
+              HasSubstr("/write_bytes_per_second"));
+  EXPECT_THAT(refused(read_restart_overhead, R"({"detection_seconds": 5})"),
+              HasSubstr("/restart_seconds: found nothing"));
+  EXPECT_THAT(refused(read_grid, R"({"grams_per_kwh": -1})"), HasSubstr("found -1"));
+  EXPECT_THAT(refused(read_site_overhead, R"({"pue": 0.9})"), HasSubstr("found 0.9"));
+  EXPECT_THAT(refused(read_power, R"({"busy_watts": 300, "idle_watts": 301})"),
+              HasSubstr("expected at most busy_watts"));
+  EXPECT_THAT(refused(read_power, R"({"busy_watts": 300, "date": "May"})"), HasSubstr("/date: found \"May\""));
+}
+
+TEST(PlanningPresets, AnObjectChangesThePresetItIsBasedOn) {
+  const Price price =
+      read_price(parse_json(R"({"base": "gcp-h100", "per_device_hour": 9, "date": "2026-11"})", ""), {});
+  EXPECT_EQ(price.per_device_hour, 9);
+  EXPECT_EQ(price.date, "2026-11");
+  EXPECT_EQ(price.device, find_price("gcp-h100").device);
+  EXPECT_EQ(price.name, "");
+  const Power power = read_power(parse_json(R"({"base": "a100-bloom", "busy_watts": 350})", ""), {});
+  EXPECT_EQ(power.busy_watts, 350);
+  EXPECT_EQ(power.waiting_watts(), 237);
+  EXPECT_EQ(find_power("h100-board").waiting_watts(), 700);  // nobody has published it
+}
+
+}  // namespace
+}  // namespace orrery
