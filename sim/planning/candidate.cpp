@@ -1,0 +1,167 @@
+#include "sim/planning/candidate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr double kSecondsPerHour = 3600, kSecondsPerDay = 86400, kJoulesPerKwh = 3.6e6;
+constexpr double kDevicesOfRatedNode = 8;  // FailureRate
+constexpr NumberRange kStep{.least = 1e-9, .most = 1e9};
+constexpr NumberRange kRepairTime{.least = 0, .most = 1e9};
+constexpr NumberRange kSize{.least = 0, .most = 1e18};
+constexpr NumberRange kTokens{.least = 1, .most = 1e18};
+
+const Json& required(JsonReader& reader, const char* key, const char* expected) {
+  const Json* json = reader.take(key);
+  if (json == nullptr) reader.fail(key, expected);
+  return *json;
+}
+
+void read_step(JsonReader& reader, Candidate& candidate) {
+  Estimate& step = candidate.step_seconds;
+  reader.field("step_seconds", step.value, kStep, "");
+  if (step.value <= 0) reader.fail("step_seconds", "the seconds of a step");
+  step.low = step.high = step.value;
+  reader.field("step_seconds_low", step.low, kStep, "");
+  reader.field("step_seconds_high", step.high, kStep, "");
+  if (step.low > step.value) reader.fail("step_seconds_low", fmt::format("at most step_seconds, {}", step.value));
+  if (step.high < step.value) reader.fail("step_seconds_high", fmt::format("at least step_seconds, {}", step.value));
+  candidate.run.step_seconds = step.value;
+}
+
+void read_length(JsonReader& reader, Candidate& candidate) {
+  double tokens = 0;
+  reader.field("steps", candidate.run.steps, IntegerRange{.least = 1, .most = 1'000'000'000'000}, "");
+  reader.field("tokens", tokens, kTokens, "");
+  reader.field("tokens_per_step", candidate.tokens_per_step, kTokens, "");
+  if (reader.has("steps") == reader.has("tokens"))
+    reader.fail("steps", "either steps or tokens, which say how long to train");
+  if (!reader.has("tokens")) return;
+  if (candidate.tokens_per_step <= 0) reader.fail("tokens_per_step", "the tokens of a step, as the run is of tokens");
+  const double steps = std::ceil(tokens / candidate.tokens_per_step);
+  if (steps > 1e12) reader.fail("tokens", "at most 1e12 steps");
+  candidate.run.steps = static_cast<std::int64_t>(steps);
+}
+
+void read_size(JsonReader& reader, Candidate& candidate, std::int64_t& devices_per_node) {
+  TrainingRun& run = candidate.run;
+  reader.field("devices", run.devices, degree(), "");
+  if (run.devices == 0) reader.fail("devices", "the number of devices that train");
+  reader.field("devices_per_node", devices_per_node, IntegerRange{.least = 1, .most = 1024}, "");
+  reader.field("spare_nodes", run.spare_nodes, degree(0), "");
+  run.nodes = (run.devices + devices_per_node - 1) / devices_per_node;
+}
+
+}  // namespace
+
+Candidate read_candidate(const Json& json, const InputError::Where& where) {
+  JsonReader reader(json, where);
+  Candidate candidate;
+  TrainingRun& run = candidate.run;
+  std::int64_t devices_per_node = 8;
+  reader.field("name", candidate.name, "");
+  read_step(reader, candidate);
+  read_length(reader, candidate);
+  read_size(reader, candidate, devices_per_node);
+
+  const auto failures = read_failure_rate(required(reader, "failures", "a failure rate: a preset's name or an object"),
+                                          reader.at("failures"));
+  run.failures_per_node_second =
+      failures.failures_per_node_day / kSecondsPerDay * static_cast<double>(devices_per_node) / kDevicesOfRatedNode;
+  run.repair_share = failures.repair_share;
+  reader.field("repair_seconds", run.repair_seconds, kRepairTime, "");
+  const auto restarts = read_restart_overhead(
+      required(reader, "restarts", "restart overheads: a preset's name or an object"), reader.at("restarts"));
+  run.detection_seconds = restarts.detection_seconds;
+  run.restart_seconds = restarts.restart_seconds;
+
+  const auto storage = read_checkpoint_storage(
+      required(reader, "storage", "storage of checkpoints: a preset's name or an object"), reader.at("storage"));
+  run.write_bytes_per_second = storage.write_bytes_per_second;
+  run.read_bytes_per_second =
+      storage.read_bytes_per_second > 0 ? storage.read_bytes_per_second : storage.write_bytes_per_second;
+  run.snapshot_bytes_per_second = storage.snapshot_bytes_per_second;
+  reader.field("checkpoint_bytes", run.checkpoint_bytes, kSize, "");
+  if (!reader.has("checkpoint_bytes")) reader.fail("checkpoint_bytes", "the bytes of a checkpoint");
+  reader.field("checkpoint_interval_seconds", run.checkpoint_interval_seconds, or_none(kStep), "");
+
+  candidate.price = read_price(required(reader, "price", "a price: a preset's name or an object"), reader.at("price"));
+  reader.field("electricity_per_kwh", candidate.electricity_per_kwh, NumberRange{.least = 0, .most = 1e6}, "");
+  candidate.power = read_power(required(reader, "power", "power: a preset's name or an object"), reader.at("power"));
+  candidate.site =
+      read_site_overhead(required(reader, "site", "the site's PUE: a preset's name or an object"), reader.at("site"));
+  candidate.grid = read_grid(required(reader, "grid", "a grid: a preset's name or an object"), reader.at("grid"));
+  reader.finish();
+
+  const std::string& priced = candidate.price.device;
+  if (!priced.empty() && !candidate.power.device.empty() && priced != candidate.power.device)
+    reader.fail("power", fmt::format("power of {}, which the price is of", priced));
+  return candidate;
+}
+
+Expenses expenses(const Candidate& candidate, const RunOutcome& outcome) {
+  const TrainingRun& run = candidate.run;
+  const auto devices = static_cast<double>(run.devices);
+  const auto nodes = static_cast<double>(run.nodes);
+  const auto spare_nodes = static_cast<double>(run.spare_nodes);
+  const double held = devices * (1 + spare_nodes / nodes);
+  Expenses result;
+  result.device_hours = held * outcome.wall_seconds / kSecondsPerHour;
+  const Power& power = candidate.power;
+  const double training = outcome.useful_seconds + outcome.lost_seconds;
+  const double joules = devices * power.busy_watts * training +
+                        power.waiting_watts() * (held * outcome.wall_seconds - devices * training) +
+                        (nodes + spare_nodes) * power.node_watts * outcome.wall_seconds;
+  result.energy_kwh = joules / kJoulesPerKwh * candidate.site.pue;
+  result.cost =
+      result.device_hours * candidate.price.per_device_hour + result.energy_kwh * candidate.electricity_per_kwh;
+  result.carbon_kg = result.energy_kwh * candidate.grid.grams_per_kwh / 1000;
+  return result;
+}
+
+Forecast forecast(const Candidate& candidate) {
+  Forecast result;
+  const Estimate& step = candidate.step_seconds;
+  const std::array<double, 3> seconds{step.low, step.value, step.high};
+  std::array<RunOutcome, 3> outcomes;
+  std::array<Expenses, 3> spent;
+  std::array<double, 3> kept{};
+  for (std::size_t i = 0; i < 3; ++i) {
+    TrainingRun run = candidate.run;
+    run.step_seconds = seconds[i];
+    outcomes[i] = expected_run(run);
+    spent[i] = expenses(candidate, outcomes[i]);
+    kept[i] = goodput(run, outcomes[i]);
+  }
+  // Longer steps are fewer an interval, but not always a smaller share that is kept.
+  const auto estimate = [](double a, double value, double b) {
+    return Estimate{.low = std::min({a, value, b}), .value = value, .high = std::max({a, value, b})};
+  };
+  const auto of_outcome = [&](auto figure) {
+    return estimate(figure(outcomes[0]), figure(outcomes[1]), figure(outcomes[2]));
+  };
+  const auto of_expenses = [&](double Expenses::*figure) {
+    return estimate(spent[0].*figure, spent[1].*figure, spent[2].*figure);
+  };
+  result.outcome = outcomes[1];
+  result.wall_seconds = of_outcome([](const RunOutcome& o) { return o.wall_seconds; });
+  result.ettr = of_outcome([](const RunOutcome& o) { return o.ettr(); });
+  result.goodput = estimate(kept[0], kept[1], kept[2]);
+  result.device_hours = of_expenses(&Expenses::device_hours);
+  result.cost = of_expenses(&Expenses::cost);
+  result.energy_kwh = of_expenses(&Expenses::energy_kwh);
+  result.carbon_kg = of_expenses(&Expenses::carbon_kg);
+  return result;
+}
+
+}  // namespace orrery

@@ -1,0 +1,76 @@
+// What a forecast hangs on: how far each input moves an output, and the price at which two candidates tie.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "sim/planning/candidate.h"
+
+namespace orrery {
+
+enum class PlanInput : std::uint8_t {
+  step_seconds,
+  price,
+  electricity,
+  busy_watts,
+  idle_watts,
+  node_watts,
+  pue,
+  grid,
+  failure_rate,
+  repair,
+  detection,
+  restart,
+  checkpoint_bytes,
+  write_bandwidth,
+  read_bandwidth,
+  snapshot_bandwidth,
+};
+inline constexpr std::array<std::string_view, 16> kPlanInputNames{
+    "step_seconds",
+    "price.per_device_hour",
+    "electricity_per_kwh",
+    "power.busy_watts",
+    "power.idle_watts",
+    "power.node_watts",
+    "site.pue",
+    "grid.grams_per_kwh",
+    "failures.failures_per_node_day",
+    "repair_seconds",
+    "restarts.detection_seconds",
+    "restarts.restart_seconds",
+    "checkpoint_bytes",
+    "storage.write_bytes_per_second",
+    "storage.read_bytes_per_second",
+    "storage.snapshot_bytes_per_second",
+};
+
+enum class PlanOutput : std::uint8_t { wall_seconds, ettr, goodput, device_hours, cost, energy_kwh, carbon_kg };
+inline constexpr std::array<std::string_view, 7> kPlanOutputNames{
+    "wall_seconds", "ettr", "goodput", "device_hours", "cost", "energy_kwh", "carbon_kg"};
+double value_of(const Forecast& forecast, PlanOutput output);  // Estimate::value
+
+struct Sensitivity {
+  PlanInput input;
+  // d log(output) / d log(input): per cent that the output moves for one per cent of the input. Central difference over
+  // a factor of 1.001 up and down.
+  double exponent = 0;
+  double at_less = 0, at_more = 0;  // the output with the input times 1 - swing, 1 + swing: a tornado chart's bar
+};
+
+// By the width of the bar, largest first; of like ones in the order of PlanInput. Inputs that are 0 are left out. A
+// checkpoint interval that is not given is chosen anew for each. REQUIRES: 0 < swing < 1, the output is not 0.
+// InputError as expected_run, where an input at its worse end lets the run hardly end.
+std::vector<Sensitivity> sensitivities(const Candidate& candidate, PlanOutput output, double swing = 0.2);
+
+// The price of a's device-hour at which `a` costs what `b` does, and its ratio to b's: below it `a` pays. low and high:
+// a's steps at their slowest and b's at their fastest, and the other way round. Not above 0 where a's electricity alone
+// costs more. InputError where the currencies differ, or b's price is 0.
+struct BreakEven {
+  Estimate price, ratio;
+};
+BreakEven break_even(const Candidate& a, const Candidate& b);
+
+}  // namespace orrery

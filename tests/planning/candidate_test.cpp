@@ -1,0 +1,203 @@
+// Do time, cost, energy and carbon follow from a candidate as they should, and is what moves them named?
+#include "sim/planning/candidate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "sim/base/json_reader.h"
+#include "sim/planning/checkpoint_interval.h"
+#include "sim/planning/sensitivity.h"
+
+namespace orrery {
+namespace {
+
+using ::testing::HasSubstr;
+
+nlohmann::json seventy_billion() {
+  return parse_json(R"({
+    "name": "H100", "step_seconds": 12, "step_seconds_low": 11, "step_seconds_high": 14,
+    "tokens": 15e12, "tokens_per_step": 4194304, "devices": 2048, "spare_nodes": 8,
+    "checkpoint_bytes": 1e12, "repair_seconds": 86400,
+    "failures": "llama-3-405b", "storage": "nvidia-su-256-h100", "restarts": "megascale",
+    "price": "gcp-h100-three-year", "power": "h100-node-measured", "site": "google", "grid": "gcp-us-central1"
+  })",
+                    "plan.json");
+}
+
+Candidate read(const nlohmann::json& json) { return read_candidate(json, {"plan.json", "/candidates/0"}); }
+
+std::string refusal(const char* key, const nlohmann::json& value) {
+  nlohmann::json json = seventy_billion();
+  if (value.is_null())
+    json.erase(key);
+  else
+    json[key] = value;
+  try {
+    read(json);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Candidate, IsReadWithItsPresets) {
+  const Candidate candidate = read(seventy_billion());
+  const TrainingRun& run = candidate.run;
+  EXPECT_EQ(run.steps, 3576279);
+  EXPECT_EQ(run.nodes, 256);
+  EXPECT_EQ(run.spare_nodes, 8);
+  EXPECT_NEAR(run.seconds_between_failures(), 86400 / (0.003789 * 256), 1e-6);
+  EXPECT_EQ(run.repair_share, 0.78);
+  EXPECT_EQ(run.recovery_seconds(), 600 + 30 + 8);
+  EXPECT_EQ(candidate.price.per_device_hour, 4.86);
+  // Nodes of 4 fail half as often: there are twice as many.
+  nlohmann::json small = seventy_billion();
+  small["devices_per_node"] = 4;
+  EXPECT_DOUBLE_EQ(read(small).run.seconds_between_failures(), run.seconds_between_failures());
+}
+
+TEST(Candidate, WhatIsMissingUnknownOrContradictoryGetsItsSentence) {
+  EXPECT_EQ(
+      refusal("spare_node", 3),
+      "plan.json: /candidates/0/spare_node: found the unknown key \"spare_node\", expected a known key (did you mean "
+      "\"spare_nodes\"?)");
+  for (const char* key : {"step_seconds", "tokens_per_step", "devices", "checkpoint_bytes", "failures", "storage",
+                          "restarts", "price", "power", "site", "grid"})
+    EXPECT_THAT(refusal(key, nullptr), HasSubstr(std::string("/candidates/0/") + key + ": found nothing, expected "));
+  EXPECT_THAT(refusal("tokens", nullptr), HasSubstr("expected either steps or tokens"));
+  EXPECT_THAT(refusal("steps", 5), HasSubstr("expected either steps or tokens"));
+  EXPECT_THAT(refusal("step_seconds_low", 13), HasSubstr("expected at most step_seconds, 12"));
+  EXPECT_THAT(refusal("step_seconds_high", 11), HasSubstr("expected at least step_seconds, 12"));
+  EXPECT_THAT(refusal("power", "a100-board"), HasSubstr("expected power of H100-SXM5-80GB, which the price is of"));
+  EXPECT_THAT(refusal("price", {{"per_device_hour", 2}, {"currency", "USD"}}), HasSubstr("/price/date: found nothing"));
+  EXPECT_THAT(refusal("failures", -0.1), HasSubstr("expected the name of a failure-rate preset, or an object"));
+  EXPECT_THAT(refusal("repair_seconds", -1), HasSubstr("found -1"));
+}
+
+// Each by hand.
+TEST(Candidate, ExpensesAreThoseOfTheTimeTheDevicesAreHeld) {
+  Candidate candidate = read(seventy_billion());
+  candidate.power.busy_watts = 1000;
+  candidate.power.idle_watts = 250;
+  candidate.power.node_watts = 400;
+  candidate.site.pue = 1.25;
+  candidate.grid.grams_per_kwh = 100;
+  candidate.electricity_per_kwh = 0.05;
+  const RunOutcome outcome{
+      .wall_seconds = 10 * 3600, .useful_seconds = 7 * 3600, .lost_seconds = 3600, .waiting_seconds = 2 * 3600};
+  const Expenses spent = expenses(candidate, outcome);
+  EXPECT_DOUBLE_EQ(spent.device_hours, 264 * 8 * 10);
+  const double kwh = 1.25 * (2048 * (8 * 1.0 + 2 * 0.25) + 64 * 10 * 0.25 + 264 * 10 * 0.4);
+  EXPECT_DOUBLE_EQ(spent.energy_kwh, kwh);
+  EXPECT_DOUBLE_EQ(spent.carbon_kg, kwh / 10);
+  EXPECT_DOUBLE_EQ(spent.cost, 21120 * 4.86 + 0.05 * kwh);
+}
+
+TEST(Candidate, TheIntervalOfAStepIsCarriedIntoAllOfThem) {
+  const Candidate candidate = read(seventy_billion());
+  const Forecast result = forecast(candidate);
+  for (const Estimate* estimate :
+       {&result.wall_seconds, &result.device_hours, &result.cost, &result.energy_kwh, &result.carbon_kg}) {
+    // Nearly in proportion: what a failure costs does not grow with the step.
+    EXPECT_NEAR(estimate->low / estimate->value, 11.0 / 12, 1e-3);
+    EXPECT_NEAR(estimate->high / estimate->value, 14.0 / 12, 1e-3);
+  }
+  for (const Estimate* estimate : {&result.ettr, &result.goodput}) {
+    EXPECT_LE(estimate->low, estimate->value);
+    EXPECT_LE(estimate->value, estimate->high);
+  }
+  EXPECT_NEAR(result.goodput.value, result.ettr.value * 256 / 264, 1e-12);
+  EXPECT_EQ(result.wall_seconds.value, result.outcome.wall_seconds);
+  EXPECT_NEAR(result.cost.value, result.wall_seconds.value / 3600 * 264 * 8 * 4.86, 1);
+}
+
+const Sensitivity& of(const std::vector<Sensitivity>& all, PlanInput input) {
+  return *std::find_if(all.begin(), all.end(), [&](const Sensitivity& s) { return s.input == input; });
+}
+
+TEST(Sensitivities, AreTheDerivativesOfWhatIsKnown) {
+  Candidate candidate = read(seventy_billion());
+  const auto cost = sensitivities(candidate, PlanOutput::cost);
+  EXPECT_NEAR(of(cost, PlanInput::price).exponent, 1, 1e-9);
+  EXPECT_NEAR(of(cost, PlanInput::step_seconds).exponent, 1, 1e-3);
+  EXPECT_EQ(of(cost, PlanInput::grid).exponent, 0);
+  EXPECT_EQ(of(cost, PlanInput::busy_watts).exponent, 0);  // the price includes electricity
+  const auto carbon = sensitivities(candidate, PlanOutput::carbon_kg);
+  for (const PlanInput input : {PlanInput::grid, PlanInput::pue, PlanInput::busy_watts})
+    EXPECT_NEAR(of(carbon, input).exponent, 1, 1e-9) << static_cast<int>(input);
+  EXPECT_EQ(of(carbon, PlanInput::price).exponent, 0);
+  // Widest bar first.
+  for (std::size_t i = 1; i < carbon.size(); ++i)
+    EXPECT_GE(std::fabs(carbon[i - 1].at_more - carbon[i - 1].at_less),
+              std::fabs(carbon[i].at_more - carbon[i].at_less));
+  EXPECT_NEAR(of(cost, PlanInput::price).at_less, 0.8 * forecast(candidate).cost.value, 1);
+  EXPECT_NEAR(of(cost, PlanInput::price).at_more, 1.2 * forecast(candidate).cost.value, 1);
+}
+
+// To first order, at the best interval: T/Ts = 1 + sqrt(2 delta/M) + R/M.
+TEST(Sensitivities, OfFailuresAndBandwidthAreThoseOfTheFirstOrderForm) {
+  Candidate candidate = read(seventy_billion());
+  candidate.run.repair_seconds = 0;
+  candidate.run.failures_per_node_second /= 100;
+  const TrainingRun& run = candidate.run;
+  const double between = run.seconds_between_failures(), recovery = run.recovery_seconds();
+  const double checkpoints = std::sqrt(2 * run.stall_seconds() / between);
+  const double whole = 1 + checkpoints + recovery / between;
+  const auto wall = sensitivities(candidate, PlanOutput::wall_seconds);
+  const auto near = [&](PlanInput input, double expected) {
+    EXPECT_NEAR(of(wall, input).exponent, expected, 0.02 * std::fabs(expected)) << static_cast<int>(input);
+  };
+  near(PlanInput::failure_rate, (checkpoints / 2 + recovery / between) / whole);
+  near(PlanInput::write_bandwidth, -checkpoints / 2 / whole);
+  near(PlanInput::read_bandwidth, -8 / between / whole);
+  near(PlanInput::detection, 600 / between / whole);
+  near(PlanInput::restart, 30 / between / whole);
+}
+
+TEST(BreakEvenPrice, IsWhereBothCostTheSame) {
+  const Candidate h100 = read(seventy_billion());
+  Candidate a100 = h100;
+  a100.step_seconds = {.low = 25, .value = 30, .high = 33};
+  a100.run.step_seconds = 30;
+  a100.price.per_device_hour = 2;
+  a100.power.busy_watts = 812.5;
+  a100.electricity_per_kwh = 0.1;
+  for (const double electricity : {0.0, 0.12}) {
+    Candidate tied = h100;
+    tied.electricity_per_kwh = electricity;
+    const BreakEven even = break_even(tied, a100);
+    tied.price.per_device_hour = even.price.value;
+    EXPECT_NEAR(forecast(tied).cost.value / forecast(a100).cost.value, 1, 1e-12);
+    EXPECT_DOUBLE_EQ(even.ratio.value, even.price.value / 2);
+    EXPECT_LT(even.price.low, even.price.value);
+    EXPECT_LT(even.price.value, even.price.high);
+    // At the edges, too.
+    tied.price.per_device_hour = even.price.low;
+    EXPECT_NEAR(forecast(tied).cost.high / forecast(a100).cost.low, 1, 1e-12);
+  }
+  // Same electricity, same spares: nearly the ratio of step times.
+  a100.electricity_per_kwh = 0;
+  EXPECT_NEAR(break_even(h100, a100).ratio.value, 2.5, 0.01);
+}
+
+TEST(BreakEvenPrice, CurrenciesAreNotMixed) {
+  const Candidate dollars = read(seventy_billion());
+  Candidate euros = dollars;
+  euros.price.currency = "EUR";
+  try {
+    break_even(dollars, euros);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("/price/currency: found USD and EUR, expected prices in one currency"));
+  }
+  euros.price.per_device_hour = 0;
+  euros.price.currency = "USD";
+  EXPECT_THROW(break_even(dollars, euros), InputError);
+}
+
+}  // namespace
+}  // namespace orrery
