@@ -29,7 +29,7 @@ struct RunHistory {
 struct RunOptions {
   std::uint64_t seed = 1;
   // Times between failures of the job are Weibull's with this shape and the mean of the closed form; 1: exponential.
-  // Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN).
+  // Below 1 failures come in clusters: 0.7 to 0.8 in HPC systems (Schroeder and Gibson 2006, DSN). > 0.
   double shape = 1;
   bool keep_events = false;
 };
@@ -38,7 +38,7 @@ struct RunOptions {
 // while the job waits for a node. A checkpoint waits for the write of the one before. The same run and seed give the
 // same bits on one machine and C library (random numbers are std::mt19937_64's).
 //
-// Costs some 10 ns a checkpoint or failure. InputError as expected_run, which bounds the failures of a history.
+// Costs tens of nanoseconds a checkpoint or failure. InputError as expected_run, which bounds the failures of a history.
 RunHistory simulate_run(const TrainingRun& run, const RunOptions& options = {});
 
 // `count` histories, of seeds options.seed, options.seed + 1, ...
