@@ -19,12 +19,14 @@ constexpr const char* kExamples = R"(Examples:
   orrery simulate straggler --engine des
   orrery run small-gpt --predict
   orrery compare scenario.json --set-b plan.virtual_pipeline=1 --set-b plan.pipeline_schedule=1f1b
+  orrery plan llama-3-70b-60-days
   orrery list models
   orrery show dgx-h100
 
 Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the answer is no
-(run --check: ranks differ; validate --baseline, bench compare, bench drift: something is worse), a step or a rank does not end
-well, no GPU where one is asked for, or an internal error; 3 bench compare or drift could tell nothing of any benchmark.)";
+(run --check: ranks differ; plan: nothing meets all constraints; validate --baseline, bench compare, bench drift:
+something is worse), a step or a rank does not end well, no GPU where one is asked for, or an internal error; 3 bench
+compare or drift could tell nothing of any benchmark.)";
 
 }  // namespace
 
@@ -36,6 +38,7 @@ int main(int argc, char** argv) {
   orrery::add_compare(app);
   orrery::add_search(app);
   orrery::add_collective(app);
+  orrery::add_plan(app);
   orrery::add_validate(app);
   orrery::add_run(app);
   orrery::add_calibrate(app);

@@ -64,35 +64,28 @@ void read_size(JsonReader& reader, Candidate& candidate, std::int64_t& devices_p
 
 }  // namespace
 
-Candidate read_candidate(const Json& json, const InputError::Where& where) {
-  JsonReader reader(json, where);
-  Candidate candidate;
+void read_operations(JsonReader& reader, std::int64_t devices_per_node, Candidate& candidate) {
   TrainingRun& run = candidate.run;
-  std::int64_t devices_per_node = 8;
-  reader.field("name", candidate.name, "");
-  read_step(reader, candidate);
-  read_length(reader, candidate);
-  read_size(reader, candidate, devices_per_node);
-
-  const auto failures = read_failure_rate(required(reader, "failures", "a failure rate: a preset's name or an object"),
-                                          reader.at("failures"));
+  candidate.failures = read_failure_rate(
+      required(reader, "failures", "a failure rate: a preset's name or an object"), reader.at("failures"));
+  const FailureRate& failures = candidate.failures;
   run.failures_per_node_second =
       failures.failures_per_node_day / kSecondsPerDay * static_cast<double>(devices_per_node) / kDevicesOfRatedNode;
   run.repair_share = failures.repair_share;
   reader.field("repair_seconds", run.repair_seconds, kRepairTime, "");
-  const auto restarts = read_restart_overhead(
+  candidate.restarts = read_restart_overhead(
       required(reader, "restarts", "restart overheads: a preset's name or an object"), reader.at("restarts"));
-  run.detection_seconds = restarts.detection_seconds;
-  run.restart_seconds = restarts.restart_seconds;
+  run.detection_seconds = candidate.restarts.detection_seconds;
+  run.restart_seconds = candidate.restarts.restart_seconds;
 
-  const auto storage = read_checkpoint_storage(
+  candidate.storage = read_checkpoint_storage(
       required(reader, "storage", "storage of checkpoints: a preset's name or an object"), reader.at("storage"));
+  const CheckpointStorage& storage = candidate.storage;
   run.write_bytes_per_second = storage.write_bytes_per_second;
   run.read_bytes_per_second =
       storage.read_bytes_per_second > 0 ? storage.read_bytes_per_second : storage.write_bytes_per_second;
   run.snapshot_bytes_per_second = storage.snapshot_bytes_per_second;
   reader.field("checkpoint_bytes", run.checkpoint_bytes, kSize, "");
-  if (!reader.has("checkpoint_bytes")) reader.fail("checkpoint_bytes", "the bytes of a checkpoint");
   reader.field("checkpoint_interval_seconds", run.checkpoint_interval_seconds, or_none(kStep), "");
 
   candidate.price = read_price(required(reader, "price", "a price: a preset's name or an object"), reader.at("price"));
@@ -101,11 +94,22 @@ Candidate read_candidate(const Json& json, const InputError::Where& where) {
   candidate.site =
       read_site_overhead(required(reader, "site", "the site's PUE: a preset's name or an object"), reader.at("site"));
   candidate.grid = read_grid(required(reader, "grid", "a grid: a preset's name or an object"), reader.at("grid"));
-  reader.finish();
-
   const std::string& priced = candidate.price.device;
   if (!priced.empty() && !candidate.power.device.empty() && priced != candidate.power.device)
     reader.fail("power", fmt::format("power of {}, which the price is of", priced));
+}
+
+Candidate read_candidate(const Json& json, const InputError::Where& where) {
+  JsonReader reader(json, where);
+  Candidate candidate;
+  std::int64_t devices_per_node = 8;
+  reader.field("name", candidate.name, "");
+  read_step(reader, candidate);
+  read_length(reader, candidate);
+  read_size(reader, candidate, devices_per_node);
+  read_operations(reader, devices_per_node, candidate);
+  if (!reader.has("checkpoint_bytes")) reader.fail("checkpoint_bytes", "the bytes of a checkpoint");
+  reader.finish();
   return candidate;
 }
 

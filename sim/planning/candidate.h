@@ -12,6 +12,8 @@
 
 namespace orrery {
 
+class JsonReader;
+
 // An interval, low <= value <= high, that a figure lies in.
 struct Estimate {
   double low = 0, value = 0, high = 0;
@@ -27,6 +29,10 @@ struct Candidate {
   Power power;
   SiteOverhead site;
   Grid grid;
+  // As they were read; `run` has what follows from them.
+  FailureRate failures;
+  CheckpointStorage storage;
+  RestartOverhead restarts;
 };
 
 // The object
@@ -39,6 +45,9 @@ struct Candidate {
 // A failure rate is for each node of 8 devices: nodes of n devices fail n/8 times as often. InputError on what is
 // missing, unknown or contradicts itself: a price or power of another device than the other is of, too.
 Candidate read_candidate(const nlohmann::json& json, const InputError::Where& where);
+// Of these keys those from "checkpoint_bytes" on, for one whose step, length and size come from elsewhere: "name" and
+// `run`'s steps and sizes are left as they are, and "checkpoint_bytes" may lack (has()). Does not finish() the reader.
+void read_operations(JsonReader& reader, std::int64_t devices_per_node, Candidate& candidate);
 
 // What one outcome of its run comes to. Devices are held, and paid for, from begin to end, spares with them. They draw
 // busy_watts in steps, kept or lost, else waiting_watts; spares waiting_watts. Power at the meter is `site` times that.

@@ -263,6 +263,20 @@ void rewrite(const Scenario& scenario, Program& program) {
   }
 }
 
+double bytes_kept_per_parameter(const Plan& plan) {
+  const Options& options = plan.optimizer;
+  const auto bytes = [](Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; };
+  const bool narrow = plan.precision.storage() != Dtype::fp32;
+  const bool masters = options.master_parameters && narrow;
+  // Shards in fp32 are parameter and master copy in one.
+  const bool fp32_shards = masters && plan.data.zero_stage == 3 && framework::shards_in_fp32(plan);
+  double kept = fp32_shards ? bytes(Dtype::fp32) : bytes(plan.precision.storage());
+  if (masters && !fp32_shards) kept += bytes(options.parameter_remainders ? Dtype::bf16 : Dtype::fp32);
+  const bool adam = options.rule == Rule::adam || options.rule == Rule::adamw;
+  const int moments = adam ? 2 : options.rule == Rule::sgd_momentum ? 1 : 0;
+  return kept + moments * bytes(moment_dtype(options.moments));
+}
+
 void check_runnable(const Scenario& scenario) {
   if (scenario.plan.optimizer.parameter_remainders)
     throw InputError({"", "/plan/store_param_remainders"}, "true", "false in real runs: no kernel joins the halves yet");

@@ -11,4 +11,7 @@ void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 void check_runnable(const Scenario& scenario);
 
+// What of a trained parameter must be kept to go on from: its value, the master copy, the moments.
+double bytes_kept_per_parameter(const Plan& plan);
+
 }  // namespace orrery::optimizer

@@ -1,0 +1,119 @@
+// orrery plan: what a whole training takes on each of several clusters, and which to take.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/commands.h"
+#include "cli/inputs.h"
+#include "cli/names.h"
+#include "cli/output.h"
+#include "sim/capacity/answer.h"
+#include "sim/capacity/capacity_plan.h"
+#include "sim/capacity/tables.h"
+#include "sim/cost/user_calibration.h"
+
+namespace orrery {
+namespace {
+
+struct PlanArguments {
+  std::string plan;
+  std::vector<std::string> sets, calibrations;
+  std::string json, csv, svg;
+  std::string output = std::string(kPlanOutputNames[static_cast<std::size_t>(PlanOutput::cost)]);
+  AnswerOptions options;
+  bool worst = false, every_size = false;
+};
+
+constexpr const char* kPlanExamples = R"(Examples:
+  orrery plan llama-3-70b-60-days                                a bundled plan (orrery list plans)
+  orrery plan plan.json --set deadline_days=45                   one field changed
+  orrery plan plan.json --worst                                  deadline and budget hold at the slow end, too
+  orrery plan plan.json --of wall_seconds --svg tornado.svg      what moves the time, as a picture
+  orrery plan plan.json --every-size --csv sizes.csv             all that was tried
+  orrery plan plan.json --seed 7 --histories 1000                other failures, more of them
+
+Exit codes: 0 done; 1 nothing meets all constraints (the answer says what would let something in); 2 the input cannot be
+used.)";
+
+void plan(const PlanArguments& arguments) {
+  ScenarioSource source;
+  const nlohmann::json document = load_plan_document(arguments.plan, arguments.sets, source);
+  const CapacityPlan plan = read_capacity_plan(document, source);
+  AnswerOptions options = arguments.options;
+  options.held_by = arguments.worst ? HeldBy::worst : HeldBy::expectation;
+  options.output = chosen<PlanOutput>(arguments.output, kPlanOutputNames);
+  Simulator simulator(read_user_calibration(arguments.calibrations));
+  const CapacityAnswer result = answer(plan, options, simulator);
+
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] {
+    nlohmann::ordered_json json;
+    json["plan"] = source.file;
+    json["set"] = arguments.sets;
+    json.update(answer_json(result));
+    json["inputs"] = inputs_json("plan", document, arguments.calibrations);
+    json["version"] = ORRERY_VERSION;
+    return json.dump(2) + "\n";
+  });
+  outputs.add_wanted(arguments.csv, [&] { return answer_csv(result); });
+  if (!arguments.svg.empty()) {
+    if (!result.tornado)
+      throw InputError({"--svg", ""}, "a plan of which nothing fits, or whose answer is 0", "an answer to draw");
+    outputs.add(arguments.svg, answer_svg(result));
+  }
+  if (!outputs.on_standard_output()) outputs.add("-", answer_text(result, arguments.every_size));
+  outputs.commit();
+  if (!result.choice.cheapest) throw Exit{1};
+}
+
+}  // namespace
+
+void add_plan(Command app) {
+  auto arguments = std::make_shared<PlanArguments>();
+  const Command command = app.add_subcommand(
+      "plan", "Which cluster trains a model by a deadline and within a budget, for how much, failures included");
+  command.footer(kPlanExamples);
+  command.add_option("PLAN", arguments->plan, "A plan's file, - for standard input, or a bundled plan")
+      .required()
+      .offers_names({"plans"})
+      .offers_files();
+  command.add_option("--set", arguments->sets, "Override a field, as candidates.0.devices=512")
+      .one_value_each()
+      .type_name("KEY=VALUE");
+  command.add_flag("--worst", arguments->worst,
+                   "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
+  command.add_flag("--every-size", arguments->every_size, "A row for each size of each candidate, not for its best alone");
+  command
+      .add_option("--of", arguments->output, "What sensitivities are of")
+      .one_of(texts(kPlanOutputNames))
+      .capture_default();
+  command.add_option("--swing", arguments->options.swing, "By which share inputs are less and more, for sensitivities")
+      .within(0.001, 0.9)
+      .capture_default();
+  command.add_option("--seed", arguments->options.histories.seed, "Of the first simulated history of failures")
+      .capture_default();
+  command.add_option("--histories", arguments->options.history_count, "How many are simulated for each candidate")
+      .between(1, 100000)
+      .capture_default();
+  command
+      .add_option("--shape", arguments->options.histories.shape,
+                  "Of Weibull's distribution of the times between simulated failures: below 1 they come in clusters")
+      .within(0.1, 10)
+      .capture_default();
+  const auto file = [&](const char* name, std::string& path, const char* text) {
+    command.add_option(name, path, text).type_name("FILE");
+  };
+  file("--json", arguments->json, "Write all figures as JSON; - for standard output");
+  file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
+  file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
+  command
+      .add_option("--calibration", arguments->calibrations,
+                  "What `orrery calibrate` has measured, in place of the bundled calibration")
+      .one_value_each()
+      .type_name("FILE");
+  command.callback([arguments] { plan(*arguments); });
+}
+
+}  // namespace orrery
