@@ -10,7 +10,9 @@
 #include "models/read_model.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/capacity/capacity_plan.h"
 #include "sim/hardware/presets.h"
+#include "sim/planning/presets.h"
 #include "sim/report/format.h"
 #include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
@@ -117,6 +119,75 @@ std::vector<ListRow> measurements() {
   return rows;
 }
 
+std::vector<ListRow> plans() {
+  std::vector<ListRow> rows;
+  for (const BundledPlan& plan : bundled_plans()) rows.push_back({plan.name, std::string(plan.path)});
+  return rows;
+}
+
+std::vector<ListRow> prices() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : price_names()) {
+    const Price price = find_price(name);
+    rows.push_back({name, fmt::format("{:g} {} a device-hour of {}, {}, {}", price.per_device_hour, price.currency,
+                                      price.device.empty() ? "any device" : price.device,
+                                      kPriceTermNames[static_cast<std::size_t>(price.term)], price.date)});
+  }
+  return rows;
+}
+
+std::vector<ListRow> power() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : power_names()) {
+    const Power found = find_power(name);
+    rows.push_back({name, fmt::format("{:g} W of {}, {}", found.busy_watts,
+                                      found.device.empty() ? "any device" : found.device, found.date)});
+  }
+  return rows;
+}
+
+std::vector<ListRow> sites() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : site_overhead_names())
+    rows.push_back({name, fmt::format("PUE {:g}, {}", find_site_overhead(name).pue, find_site_overhead(name).date)});
+  return rows;
+}
+
+std::vector<ListRow> grids() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : grid_names())
+    rows.push_back({name, fmt::format("{:g} g/kWh, {}", find_grid(name).grams_per_kwh, find_grid(name).date)});
+  return rows;
+}
+
+std::vector<ListRow> failure_rates() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : failure_rate_names()) {
+    const FailureRate rate = find_failure_rate(name);
+    rows.push_back({name, fmt::format("{:g} a node-day, {}", rate.failures_per_node_day, rate.date)});
+  }
+  return rows;
+}
+
+std::vector<ListRow> storage() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : checkpoint_storage_names()) {
+    const CheckpointStorage found = find_checkpoint_storage(name);
+    rows.push_back({name, fmt::format("writes {:g} GB/s, {}", found.write_bytes_per_second * 1e-9, found.date)});
+  }
+  return rows;
+}
+
+std::vector<ListRow> restarts() {
+  std::vector<ListRow> rows;
+  for (const std::string& name : restart_overhead_names()) {
+    const RestartOverhead found = find_restart_overhead(name);
+    rows.push_back({name, fmt::format("{:g} s from a failure on, {}", found.detection_seconds + found.restart_seconds,
+                                      found.date)});
+  }
+  return rows;
+}
+
 // The fields of what a part of the schema of scenarios describes, and what each says of itself.
 void add_scenario_fields(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& part,
                          const std::string& before, std::vector<ListRow>& rows) {
@@ -166,7 +237,15 @@ constexpr Listing kListings[] = {{"models", models, [] { return model_names(); }
                                  {"strategies", strategies, [] { return names_in(all_strategies()); }},
                                  {"scenarios", scenarios, [] { return names_in(bundled_scenarios()); }},
                                  {"measurements", measurements, nullptr},
-                                 {"fields", scenario_fields, nullptr}};
+                                 {"fields", scenario_fields, nullptr},
+                                 {"plans", plans, [] { return names_in(bundled_plans()); }},
+                                 {"prices", prices, [] { return price_names(); }},
+                                 {"power", power, [] { return power_names(); }},
+                                 {"sites", sites, [] { return site_overhead_names(); }},
+                                 {"grids", grids, [] { return grid_names(); }},
+                                 {"failures", failure_rates, [] { return failure_rate_names(); }},
+                                 {"storage", storage, [] { return checkpoint_storage_names(); }},
+                                 {"restarts", restarts, [] { return restart_overhead_names(); }}};
 
 std::string names_of(const Listing& listing) {
   std::string text;
@@ -200,11 +279,12 @@ void add_list(Command app) {
   };
   auto arguments = std::make_shared<Arguments>();
   const Command command =
-      app.add_subcommand("list", "What Orrery knows by name: models, clusters, scenarios, fields and more");
+      app.add_subcommand("list", "What Orrery knows by name: models, clusters, scenarios, prices, fields and more");
   command.footer(
       "Examples:\n  orrery list models\n  orrery list scenarios --json\n"
       "  orrery list measurements                published ones, whose ids stand for their scenarios\n"
-      "  orrery list fields | grep recompute     what --set can change");
+      "  orrery list fields | grep recompute     what --set can change\n"
+      "  orrery list prices | grep H100          what a plan may name");
   std::vector<std::string> kinds;
   for (const Listing& listing : kListings) kinds.emplace_back(listing.name);
   command.add_option("KIND", arguments->kind, "What to list").required().one_of(kinds);

@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "sim/capacity/answer.h"
 #include "sim/capacity/capacity_plan.h"
+#include "sim/capacity/published_runs.h"
 #include "sim/capacity/tables.h"
 #include "sim/cost/user_calibration.h"
 
@@ -23,7 +24,7 @@ struct PlanArguments {
   std::string json, csv, svg;
   std::string output = std::string(kPlanOutputNames[static_cast<std::size_t>(PlanOutput::cost)]);
   AnswerOptions options;
-  bool worst = false, every_size = false;
+  bool worst = false, every_size = false, published = false;
 };
 
 constexpr const char* kPlanExamples = R"(Examples:
@@ -33,11 +34,27 @@ constexpr const char* kPlanExamples = R"(Examples:
   orrery plan plan.json --of wall_seconds --svg tornado.svg      what moves the time, as a picture
   orrery plan plan.json --every-size --csv sizes.csv             all that was tried
   orrery plan plan.json --seed 7 --histories 1000                other failures, more of them
+  orrery plan --published                                        how near it comes to trainings of the past
 
 Exit codes: 0 done; 1 nothing meets all constraints (the answer says what would let something in); 2 the input cannot be
 used.)";
 
+void published(const PlanArguments& arguments) {
+  for (const auto& [option, given] : {std::pair("--csv", !arguments.csv.empty()), {"--svg", !arguments.svg.empty()},
+                                      {"--set", !arguments.sets.empty()}})
+    if (given) throw InputError({option, ""}, "--published beside it", "one of the two");
+  if (!arguments.plan.empty()) throw InputError({"--published", ""}, "a plan beside it", "one of the two");
+  Simulator simulator(read_user_calibration(arguments.calibrations));
+  const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] { return published_runs_json(figures).dump(2) + "\n"; });
+  if (!outputs.on_standard_output()) outputs.add("-", published_runs_table(figures));
+  outputs.commit();
+}
+
 void plan(const PlanArguments& arguments) {
+  if (arguments.published) return published(arguments);
+  if (arguments.plan.empty()) throw UsageError("PLAN is required");
   ScenarioSource source;
   const nlohmann::json document = load_plan_document(arguments.plan, arguments.sets, source);
   const CapacityPlan plan = read_capacity_plan(document, source);
@@ -76,9 +93,10 @@ void add_plan(Command app) {
       "plan", "Which cluster trains a model by a deadline and within a budget, for how much, failures included");
   command.footer(kPlanExamples);
   command.add_option("PLAN", arguments->plan, "A plan's file, - for standard input, or a bundled plan")
-      .required()
       .offers_names({"plans"})
       .offers_files();
+  command.add_flag("--published", arguments->published,
+                   "No plan of yours: trainings that were published, what is predicted of them, and the errors");
   command.add_option("--set", arguments->sets, "Override a field, as candidates.0.devices=512")
       .one_value_each()
       .type_name("KEY=VALUE");
@@ -92,6 +110,10 @@ void add_plan(Command app) {
   command.add_option("--swing", arguments->options.swing, "By which share inputs are less and more, for sensitivities")
       .within(0.001, 0.9)
       .capture_default();
+  command
+      .add_option("--against", arguments->options.against,
+                  "The candidate to whose price others are compared, in place of the cheapest")
+      .type_name("NAME");
   command.add_option("--seed", arguments->options.histories.seed, "Of the first simulated history of failures")
       .capture_default();
   command.add_option("--histories", arguments->options.history_count, "How many are simulated for each candidate")

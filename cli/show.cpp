@@ -11,8 +11,10 @@
 #include "cli/show_links.h"
 #include "models/read_model.h"
 #include "sim/base/json_reader.h"
+#include "sim/capacity/capacity_plan.h"
 #include "sim/hardware/presets.h"
 #include "sim/hardware/read_cluster.h"
+#include "sim/planning/presets.h"
 #include "sim/report/format.h"
 #include "sim/report/read_json.h"
 #include "sim/validation/published.h"
@@ -54,6 +56,18 @@ OrderedJson find(const std::string& name) {
   look("node", [&] { return OrderedJson(to_json(find_node(name))); });
   look("device", [&] { return OrderedJson(to_json(find_device(name))); });
   look("fabric", [&] { return OrderedJson(to_json(find_fabric(name))); });
+  look("price", [&] { return OrderedJson(to_json(find_price(name))); });
+  look("power", [&] { return OrderedJson(to_json(find_power(name))); });
+  look("site", [&] { return OrderedJson(to_json(find_site_overhead(name))); });
+  look("grid", [&] { return OrderedJson(to_json(find_grid(name))); });
+  look("failures", [&] { return OrderedJson(to_json(find_failure_rate(name))); });
+  look("storage", [&] { return OrderedJson(to_json(find_checkpoint_storage(name))); });
+  look("restarts", [&] { return OrderedJson(to_json(find_restart_overhead(name))); });
+  for (const BundledPlan& plan : bundled_plans())
+    if (plan.name == name) {
+      found["plan"] = parse_json(plan.text, std::string(plan.path));
+      found["plan"]["path"] = plan.path;
+    }
   for (const Strategy& strategy : all_strategies())
     if (strategy.name == name)
       found["strategy"] = {{"name", name}, {"summary", strategy.summary}, {"paper", strategy.paper}};
@@ -91,6 +105,10 @@ std::vector<std::string> all_names() {
   add(node_names());
   add(device_names());
   add(fabric_names());
+  for (const auto& more : {price_names(), power_names(), site_overhead_names(), grid_names(), failure_rate_names(),
+                           checkpoint_storage_names(), restart_overhead_names()})
+    add(more);
+  for (const BundledPlan& plan : bundled_plans()) names.push_back(plan.name);
   for (const Strategy& strategy : all_strategies()) names.emplace_back(strategy.name);
   for (const BundledScenario& scenario : bundled_scenarios()) names.push_back(scenario.name);
   for (const PublishedSource& source : published_sources())
@@ -152,10 +170,11 @@ void add_show(Command app) {
   command
       .add_option(
           "NAME", arguments->name,
-          "A model, cluster, node, device, fabric, strategy, bundled scenario or published measurement; a model's JSON "
-          "file; or \"links\"")
+          "A model, cluster, node, device, fabric, strategy, bundled scenario or plan, published measurement, price or other "
+          "figure of a plan; a model's JSON file; or \"links\"")
       .required()
-      .offers_names({"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements"})
+      .offers_names({"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements",
+                     "plans", "prices", "power", "sites", "grids", "failures", "storage", "restarts"})
       .offers_words({"links"})
       .offers_files();
   offer_clusters(command.add_option("OF", arguments->of, "links: of a cluster, node or scenario, or of its JSON file"));

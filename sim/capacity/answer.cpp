@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "sim/base/json_reader.h"
 #include "sim/planning/checkpoint_interval.h"
 
 namespace orrery {
@@ -46,6 +48,24 @@ FailureStudy study(std::size_t index, const SizedCandidate& sized, const AnswerO
   return result;
 }
 
+// Of the cluster of that name; none where none of its sizes is possible.
+std::optional<std::size_t> best_of(const std::string& name, const CapacityAnswer& answer) {
+  std::vector<std::string> names;
+  for (std::size_t c = 0; c < answer.plan.clusters.size(); ++c) {
+    names.push_back(answer.plan.clusters[c].name);
+    if (names.back() == name) return answer.choice.best[c];
+  }
+  throw InputError({"--against", ""}, describe(name), "the name of a candidate", nearest_name(name, names));
+}
+
+void add_ties(std::size_t against, CapacityAnswer& answer) {
+  const SizedCandidate& other = answer.candidates[against];
+  if (other.candidate.price.per_device_hour <= 0) return;
+  for (const std::optional<std::size_t> best : answer.choice.best)
+    if (best && answer.candidates[*best].cluster != other.cluster)
+      answer.ties.push_back({*best, against, break_even(answer.candidates[*best].candidate, other.candidate)});
+}
+
 }  // namespace
 
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
@@ -64,11 +84,8 @@ CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Si
   const SizedCandidate& subject = result.candidates[*result.subject];
   if (value_of(subject.forecast, options.output) != 0)
     result.tornado = tornado(plan, subject, options.output, options.swing, simulator);
-  if (subject.candidate.price.per_device_hour <= 0) return result;
-  for (const std::optional<std::size_t> best : choice.best)
-    if (best && result.candidates[*best].cluster != subject.cluster)
-      result.ties.push_back({*best, *result.subject,
-                             break_even(result.candidates[*best].candidate, subject.candidate)});
+  const std::optional<std::size_t> against = options.against.empty() ? result.subject : best_of(options.against, result);
+  if (against) add_ties(*against, result);
   return result;
 }
 

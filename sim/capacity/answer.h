@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "sim/capacity/choice.h"
@@ -14,10 +15,11 @@ namespace orrery {
 
 struct AnswerOptions {
   HeldBy held_by = HeldBy::expectation;
-  RunOptions histories;  // the first one's seed
+  RunOptions histories = {};  // the first one's seed
   std::int64_t history_count = 100;
   PlanOutput output = PlanOutput::cost;  // whose sensitivities are asked
   double swing = 0.2;
+  std::string against = {};  // the candidate to whose price others are compared; empty: the answer's subject
 };
 
 // Of many histories: the mean, and the values that a tenth of them lies below and above.
@@ -51,10 +53,10 @@ struct CapacityAnswer {
   // given way; none where nothing fits.
   std::optional<std::size_t> subject;
   std::optional<Tornado> tornado;
-  std::vector<PriceTie> ties;  // of each other cluster's best against the subject
+  std::vector<PriceTie> ties;  // of each other cluster's best against one
 };
 
-// Throws InputError where the prediction of an input's change cannot be made.
+// Throws InputError where AnswerOptions::against is no candidate's name, or the prediction of an input's change cannot be made.
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
                       const ScenarioOn& scenario_on = with_replicas);
 

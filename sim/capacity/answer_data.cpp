@@ -27,37 +27,11 @@ Ordered outcome_json(const RunOutcome& o) {
           {"ettr", o.ettr()}};
 }
 
-template <class Preset>
-Ordered preset_json(const Preset& preset) {
-  Ordered json = Ordered::object();
-  if (!preset.name.empty()) json["preset"] = preset.name;
-  if (!preset.date.empty()) json["date"] = preset.date;
-  if (!preset.source.empty()) json["source"] = preset.source;
-  return json;
-}
-
 Ordered figures_json(const Candidate& c) {
-  Ordered price = preset_json(c.price), power = preset_json(c.power), site = preset_json(c.site),
-       grid = preset_json(c.grid), failures = preset_json(c.failures), storage = preset_json(c.storage),
-       restarts = preset_json(c.restarts);
-  price["per_device_hour"] = c.price.per_device_hour;
-  price["currency"] = c.price.currency;
-  price["term"] = kPriceTermNames[static_cast<std::size_t>(c.price.term)];
-  power["busy_watts"] = c.power.busy_watts;
-  power["idle_watts"] = c.power.idle_watts;
-  power["node_watts"] = c.power.node_watts;
-  site["pue"] = c.site.pue;
-  grid["grams_per_kwh"] = c.grid.grams_per_kwh;
-  failures["failures_per_node_day"] = c.failures.failures_per_node_day;
-  failures["repair_share"] = c.failures.repair_share;
-  storage["write_bytes_per_second"] = c.storage.write_bytes_per_second;
-  storage["read_bytes_per_second"] = c.storage.read_bytes_per_second;
-  storage["snapshot_bytes_per_second"] = c.storage.snapshot_bytes_per_second;
-  restarts["detection_seconds"] = c.restarts.detection_seconds;
-  restarts["restart_seconds"] = c.restarts.restart_seconds;
-  return {{"price", price},       {"electricity_per_kwh", c.electricity_per_kwh}, {"power", power},
-          {"site", site},         {"grid", grid},                                 {"failures", failures},
-          {"storage", storage},   {"restarts", restarts}};
+  return {{"price", to_json(c.price)},       {"electricity_per_kwh", c.electricity_per_kwh},
+          {"power", to_json(c.power)},       {"site", to_json(c.site)},
+          {"grid", to_json(c.grid)},         {"failures", to_json(c.failures)},
+          {"storage", to_json(c.storage)},   {"restarts", to_json(c.restarts)}};
 }
 
 Ordered candidate_json(const CapacityAnswer& answer, std::size_t i) {

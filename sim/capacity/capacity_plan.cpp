@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -71,6 +73,7 @@ class Reading {
       reader.fail("tokens", "either tokens or steps, which say how long to train");
     double days = std::numeric_limits<double>::infinity();
     reader.field("deadline_days", days, kDays, "");
+    if (const std::optional<double> between = days_between(reader)) days = *between;
     plan_.deadline_seconds = days * kSecondsPerDay;
     const Json* budget = reader.take("budget");
     if (budget == nullptr) return;
@@ -81,6 +84,31 @@ class Reading {
     of_budget.finish();
     if (!of_budget.has("amount")) of_budget.fail("amount", "how much there is to spend");
     if (plan_.budget->currency.empty()) of_budget.fail("currency", "the budget's currency, as USD");
+  }
+
+  // From the start to the deadline, where these are given.
+  static std::optional<double> days_between(JsonReader& reader) {
+    const auto day = [&](const char* key) {
+      std::string text;
+      reader.field(key, text, "");
+      int year = 0;
+      unsigned month = 0, day_of_month = 0;
+      char rest = 0;
+      const bool read = text.size() == 10 &&
+                        std::sscanf(text.c_str(), "%4d-%2u-%2u%c", &year, &month, &day_of_month, &rest) == 3;
+      const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
+                                             std::chrono::day(day_of_month)};
+      if (reader.has(key) && !(read && date.ok())) reader.fail(key, "a day, as 2026-05-31");
+      return std::chrono::sys_days(date);
+    };
+    const auto start = day("start"), deadline = day("deadline");
+    if (!reader.has("start") && !reader.has("deadline")) return std::nullopt;
+    if (reader.has("deadline_days"))
+      reader.fail("deadline_days", "either it or a start and a deadline, which say the same");
+    for (const char* key : {"start", "deadline"})
+      if (!reader.has(key)) reader.fail(key, "a day, as 2026-05-31: a start and a deadline go together");
+    if (deadline <= start) reader.fail("deadline", "a day after the start");
+    return static_cast<double>((deadline - start).count());
   }
 
   void read_candidate_at(std::size_t i, const Json& own) {

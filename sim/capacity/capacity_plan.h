@@ -39,7 +39,9 @@ struct CapacityPlan {
 };
 
 // The object
-//   {"tokens" or "steps", "deadline_days", "budget": {"amount", "currency"},
+//   {"tokens" or "steps",
+//    "deadline_days" or "start" and "deadline",  dates as 2026-05-31; the training ends before the deadline's day
+//    "budget": {"amount", "currency"},
 //    "model", "workload",                        of candidates that do not name a scenario
 //    "all_candidates": {...},                    what candidates do not say themselves
 //    "candidates": [{
@@ -54,7 +56,7 @@ struct CapacityPlan {
 // or, for a candidate whose step has been measured, in place of a scenario what read_candidate takes ("step_seconds",
 // "tokens_per_step", "devices", ...). Relative paths start from the document's folder.
 //
-// InputError, its file filled in: what is missing, unknown or out of range; prices in several currencies, or in another
+// InputError, its file filled in: what is missing, unknown or out of range; a deadline that is not after the start; prices in several currencies, or in another
 // than the budget's; candidates that train different models.
 CapacityPlan read_capacity_plan(const nlohmann::json& document, const ScenarioSource& source);
 

@@ -16,6 +16,7 @@ namespace {
 constexpr double kDay = 86400, kHour = 3600;
 constexpr std::size_t kMostSizesShown = 12;
 constexpr int kBarColumns = 24;
+constexpr double kStill = 1e-3;  // of the answer: inputs that move it by less are but named
 
 std::string days_text(double seconds) { return fmt::format("{:.1f}", seconds / kDay); }
 
@@ -118,11 +119,6 @@ class Texts {
     const SizedCandidate& sized = at(i);
     const Forecast& forecast = sized.forecast;
     const Verdict& verdict = choice_.verdicts[i];
-    const bool modelled = sized.memory_capacity_bytes > 0;
-    const std::string memory = !modelled             ? "-"
-                               : sized.memory_fits   ? "fits"
-                                                     : bytes_text(sized.memory_peak_bytes) + " of " +
-                                                         bytes_text(sized.memory_capacity_bytes);
     const std::string in_time =
         std::isfinite(plan_.deadline_seconds)
             ? held_text(verdict.in_time, verdict.time_excess, forecast.wall_seconds.high <= plan_.deadline_seconds)
@@ -130,53 +126,75 @@ class Texts {
     const std::string in_budget =
         plan_.budget ? held_text(verdict.in_budget, verdict.cost_excess, forecast.cost.high <= plan_.budget->amount)
                      : "-";
+    const std::string in_memory = sized.memory_capacity_bytes <= 0 ? "-" : sized.memory_fits ? "fits" : "lacks";
     return {cluster_name(sized),
             std::to_string(sized.devices),
-            std::to_string(sized.candidate.run.spare_nodes * sized.candidate.run.devices / sized.candidate.run.nodes),
             seconds_text(sized.candidate.step_seconds.value),
-            modelled ? percent_text(sized.mfu) : "-",
             days_text(forecast.wall_seconds.value),
             range_text(forecast.wall_seconds, days_text),
             rate_text(forecast.cost.value),
             range_text(forecast.cost, rate_text),
-            rate_text(forecast.energy_kwh.value / 1000),
-            rate_text(forecast.carbon_kg.value / 1000),
-            percent_text(forecast.goodput.value),
-            percent_text(forecast.ettr.value),
-            memory,
+            in_memory,
             in_time,
             in_budget};
   }
 
+  std::vector<std::string> more_of(std::size_t i) const {
+    const SizedCandidate& sized = at(i);
+    const Forecast& forecast = sized.forecast;
+    const TrainingRun& run = sized.candidate.run;
+    const bool modelled = sized.memory_capacity_bytes > 0;
+    return {cluster_name(sized),
+            std::to_string(sized.devices),
+            std::to_string(run.spare_nodes),
+            modelled ? percent_text(sized.mfu) : "-",
+            modelled ? bytes_text(sized.memory_peak_bytes) : "-",
+            percent_text(forecast.ettr.value),
+            percent_text(forecast.goodput.value),
+            rate_text(forecast.device_hours.value),
+            rate_text(forecast.energy_kwh.value / 1000),
+            rate_text(forecast.carbon_kg.value / 1000)};
+  }
+
   void candidates() {
     const std::string cost = "cost, " + plan_.currency;
-    const std::array<Column, 16> columns{{{"candidate", false},
-                                          {"devices"},
-                                          {"spare"},
-                                          {"step"},
-                                          {"MFU"},
-                                          {"days"},
-                                          {"80 %"},
-                                          {cost},
-                                          {"80 %"},
-                                          {"MWh"},
-                                          {"t CO2e"},
-                                          {"goodput"},
-                                          {"ETTR"},
-                                          {"memory", false},
-                                          {"deadline", false},
-                                          {"budget", false}}};
-    std::vector<std::vector<std::string>> rows;
+    std::vector<std::vector<std::string>> rows, more;
+    const auto add = [&](std::size_t i) {
+      rows.push_back(row(i));
+      more.push_back(more_of(i));
+    };
     if (every_size_) {
       for (std::size_t i = 0; i < answer_.candidates.size(); ++i)
-        if (choice_.verdicts[i].possible) rows.push_back(row(i));
+        if (choice_.verdicts[i].possible) add(i);
     } else {
       for (const std::optional<std::size_t> best : choice_.best)
-        if (best) rows.push_back(row(*best));
+        if (best) add(*best);
     }
     table(every_size_ ? "Candidates, in every size"
                       : "Candidates, each in its cheapest size that meets all, else in that which misses by least",
-          columns, rows);
+          std::array<Column, 10>{{{"candidate", false},
+                                  {"devices"},
+                                  {"step"},
+                                  {"days"},
+                                  {"80 %"},
+                                  {cost},
+                                  {"80 %"},
+                                  {"memory", false},
+                                  {"deadline", false},
+                                  {"budget", false}}},
+          rows);
+    table("Use of devices, energy and carbon",
+          std::array<Column, 10>{{{"candidate", false},
+                                  {"devices"},
+                                  {"spare nodes"},
+                                  {"MFU"},
+                                  {"peak memory"},
+                                  {"ETTR"},
+                                  {"goodput"},
+                                  {"device-hours"},
+                                  {"MWh"},
+                                  {"t CO2e"}}},
+          more);
   }
 
   void impossible() {
@@ -301,8 +319,12 @@ class Texts {
     std::vector<std::vector<std::string>> rows;
     const double widest = tornado.bars.empty() ? 0 : tornado.bars.front().width();
     const auto change = [&](double value) { return signed_percent_text(value / tornado.value - 1); };
+    std::vector<std::string> still;
     for (const TornadoBar& each : tornado.bars) {
-      if (each.width() == 0 && each.less_fits) continue;
+      if (each.width() < kStill * std::fabs(tornado.value) && each.less_fits) {
+        still.push_back(each.input);
+        continue;
+      }
       rows.push_back({each.input, each.less_fits ? change(each.at_less) : "does not fit", change(each.at_more),
                       widest > 0 ? bar(each.width() / widest, kBarColumns) : ""});
     }
@@ -311,6 +333,7 @@ class Texts {
         name_of(tornado.output), cluster_name(subject), subject.devices,
         output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
     table(title.c_str(), std::array<Column, 4>{{{"input", false}, {"less"}, {"more"}, {"", false}}}, rows);
+    if (!still.empty()) text_ += fmt::format("  less than {:g} %: {}\n", kStill * kPercent, fmt::join(still, ", "));
   }
 
   void ties() {
@@ -324,10 +347,10 @@ class Texts {
                       fmt::format("{:.2f}", asked / against.candidate.price.per_device_hour)});
     }
     if (rows.empty()) return;
-    const SizedCandidate& subject = at(*answer_.subject);
+    const SizedCandidate& other = at(answer_.ties.front().against);
     const std::string title =
-        fmt::format("Break-even against {} on {} devices at {:.2f} {} a device-hour", cluster_name(subject),
-                    subject.devices, subject.candidate.price.per_device_hour, plan_.currency);
+        fmt::format("Break-even against {} on {} devices at {:.2f} {} a device-hour", cluster_name(other),
+                    other.devices, other.candidate.price.per_device_hour, plan_.currency);
     table(title.c_str(),
           std::array<Column, 7>{{{"candidate", false},
                                  {"devices"},

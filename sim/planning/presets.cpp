@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/base/fields_json.h"
 #include "sim/base/json_reader.h"
 #include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/presets.h"
@@ -127,6 +128,15 @@ Preset read(const Json& json, const InputError::Where& where, const PresetCatalo
   return read_object<Preset>(json, where, catalog);
 }
 
+template <class Preset>
+Json written(Preset preset) {  // a copy: tables of fields take what they visit by reference
+  Json json;
+  FieldsJson writer(json);
+  preset.visit_fields(writer);
+  if (!preset.name.empty()) json["preset"] = preset.name;
+  return json;
+}
+
 const PresetCatalog& price_catalog() {
   static const PresetCatalog catalog("sim/planning/presets/prices", "the name of a price preset");
   return catalog;
@@ -244,6 +254,14 @@ CheckpointStorage find_checkpoint_storage(std::string_view name) {
   return read_checkpoint_storage(std::string(name), {});
 }
 RestartOverhead find_restart_overhead(std::string_view name) { return read_restart_overhead(std::string(name), {}); }
+
+Json to_json(const Price& price) { return written(price); }
+Json to_json(const Power& power) { return written(power); }
+Json to_json(const SiteOverhead& site) { return written(site); }
+Json to_json(const Grid& grid) { return written(grid); }
+Json to_json(const FailureRate& rate) { return written(rate); }
+Json to_json(const CheckpointStorage& storage) { return written(storage); }
+Json to_json(const RestartOverhead& restarts) { return written(restarts); }
 
 std::vector<std::string> price_names() { return price_catalog().names(); }
 std::vector<std::string> power_names() { return power_catalog().names(); }

@@ -113,6 +113,15 @@ FailureRate find_failure_rate(std::string_view name);
 CheckpointStorage find_checkpoint_storage(std::string_view name);
 RestartOverhead find_restart_overhead(std::string_view name);
 
+// All of it written out, the preset's name as "preset"; each reader takes the rest.
+nlohmann::json to_json(const Price& price);
+nlohmann::json to_json(const Power& power);
+nlohmann::json to_json(const SiteOverhead& site);
+nlohmann::json to_json(const Grid& grid);
+nlohmann::json to_json(const FailureRate& rate);
+nlohmann::json to_json(const CheckpointStorage& storage);
+nlohmann::json to_json(const RestartOverhead& restarts);
+
 // Canonical names, sorted.
 std::vector<std::string> price_names();
 std::vector<std::string> power_names();

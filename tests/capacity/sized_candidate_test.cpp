@@ -6,11 +6,15 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "sim/base/json_reader.h"
 #include "sim/capacity/sized_candidate.h"
+#include "tests/capacity/plans.h"
 
 namespace orrery {
 namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
 
 TrainingRun run_with_repairs(double failures_per_node_day, double repair_days) {
   TrainingRun run;
@@ -42,6 +46,82 @@ TEST(SpareNodes, AreThoseWithTheFewestDeviceHours) {
   }
   EXPECT_EQ(cheapest_spare_nodes(run_with_repairs(0.0038, 0)), 0);
   EXPECT_EQ(cheapest_spare_nodes(run_with_repairs(0, 1)), 0);
+}
+
+TEST(Sizes, AreTheScenarioWithAsManyReplicasAsTheDevicesHold) {
+  const CapacityPlan plan = read_plan(example_plan());
+  ASSERT_EQ(plan.clusters.size(), 2u);
+  EXPECT_THAT(plan.clusters[0].devices, ElementsAre(32, 64, 128));
+  Simulator simulator;
+  for (const SizedCandidate& sized : size_up(plan, simulator)) {
+    ASSERT_THAT(sized.impossible, IsEmpty());
+    const Scenario& s = *sized.scenario;
+    EXPECT_EQ(s.cluster.devices(), sized.devices);
+    EXPECT_EQ(data_parallel_degree(s), sized.devices / 8);
+    EXPECT_EQ(s.workload.global_batch_size, 128);
+    // The step is what `simulate` says of that scenario, with its interval.
+    const Report report = simulator.evaluate(s, {}).report;
+    const Candidate& c = sized.candidate;
+    EXPECT_EQ(c.step_seconds.value, report.step_seconds);
+    ASSERT_TRUE(report.expected);
+    EXPECT_EQ(c.step_seconds.low, report.expected->low_seconds);
+    EXPECT_EQ(c.step_seconds.high, report.expected->high_seconds);
+    EXPECT_EQ(c.tokens_per_step, 128 * 8192);
+    EXPECT_EQ(c.run.steps, static_cast<std::int64_t>(std::ceil(1e11 / (128 * 8192))));
+    EXPECT_EQ(c.run.nodes, sized.devices / 8);
+    // bf16 parameters, fp32 copies and two moments.
+    EXPECT_EQ(c.run.checkpoint_bytes, 14.0 * static_cast<double>(parameters(s.model)));
+  }
+}
+
+TEST(Sizes, ThatCannotBeLaidOutSayWhy) {
+  nlohmann::json document = example_plan();
+  document["candidates"][0]["devices"] = {12, 24, 64};
+  Simulator simulator;
+  const auto sized = size_up(read_plan(document), simulator);
+  ASSERT_EQ(sized.size(), 6u);
+  EXPECT_THAT(sized[0].impossible, HasSubstr("found 12, expected whole nodes of 8 devices"));
+  EXPECT_THAT(sized[1].impossible, HasSubstr("/workload/global_batch_size: found 128, expected a multiple of 3"));
+  EXPECT_THAT(sized[2].impossible, IsEmpty());
+}
+
+// A hand's arithmetic: no failures, no checkpoints, a step that was measured.
+TEST(Sizes, OfAMeasuredStepComeToWhatAHandWorksOut) {
+  const nlohmann::json document = nlohmann::json::parse(R"({
+    "steps": 86400, "deadline_days": 3, "candidates": [{
+      "name": "mine", "step_seconds": 2, "step_seconds_low": 1, "step_seconds_high": 4, "devices": 16,
+      "failures": {"failures_per_node_day": 0}, "restarts": {"restart_seconds": 0},
+      "storage": {"write_bytes_per_second": 1e9}, "checkpoint_bytes": 0,
+      "price": {"per_device_hour": 3, "currency": "EUR", "date": "2026"}, "electricity_per_kwh": 0.5,
+      "power": {"busy_watts": 1000}, "site": {"pue": 1.25}, "grid": {"grams_per_kwh": 400}}]})");
+  Simulator simulator;
+  const auto sized = size_up(read_plan(document), simulator);
+  ASSERT_EQ(sized.size(), 1u);
+  const Forecast& f = sized.front().forecast;
+  // Two days of 16 devices: 768 h; 768 kWh, 960 with the site's; 384 kg; 2304 EUR, and 480 of electricity.
+  EXPECT_DOUBLE_EQ(f.wall_seconds.value, 2 * 86400);
+  EXPECT_DOUBLE_EQ(f.device_hours.value, 768);
+  EXPECT_DOUBLE_EQ(f.energy_kwh.value, 960);
+  EXPECT_DOUBLE_EQ(f.carbon_kg.value, 384);
+  EXPECT_DOUBLE_EQ(f.cost.value, 2304 + 480);
+  // The step's interval is that of time and cost.
+  EXPECT_DOUBLE_EQ(f.wall_seconds.low, 86400);
+  EXPECT_DOUBLE_EQ(f.wall_seconds.high, 4 * 86400);
+  EXPECT_DOUBLE_EQ(f.cost.high, 2 * (2304 + 480));
+}
+
+TEST(Sizes, AreAskedOfWhoeverLaysThemOut) {
+  Simulator simulator;
+  const CapacityPlan plan = read_plan(example_plan());
+  const auto wider = [](const Scenario& pattern, std::int64_t devices) {
+    Scenario scenario = with_replicas(pattern, devices);
+    scenario.plan.batch.micro_batch_size = 2;
+    return scenario;
+  };
+  const auto usual = size_up(plan, simulator), other = size_up(plan, simulator, wider);
+  ASSERT_EQ(usual.size(), other.size());
+  EXPECT_EQ(other.front().scenario->plan.batch.micro_batch_size, 2);
+  EXPECT_NE(usual.front().forecast.cost.value, other.front().forecast.cost.value);
 }
 
 }  // namespace

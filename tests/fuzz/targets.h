@@ -15,6 +15,7 @@ void benchmark_history(std::string_view input);    // bench history: a file of S
 void benchmark_run(std::string_view input);        // bench compare: Google Benchmark's JSON
 void calibration_journal(std::string_view input);  // calibrate --resume
 void candidate(std::string_view input);            // of a plan of capacity, with its presets
+void capacity_plan(std::string_view input);        // plan: candidates, deadline, budget
 void cluster(std::string_view input);              // a scenario's cluster, with all that it is made of
 void command_line(std::string_view input);         // words, a line each
 void model(std::string_view input);                // a scenario's model, of Hugging Face or not
@@ -39,6 +40,7 @@ inline constexpr std::array kTargets{
     Target{"benchmark_run", benchmark_run},
     Target{"calibration_journal", calibration_journal},
     Target{"candidate", candidate},
+    Target{"capacity_plan", capacity_plan},
     Target{"cluster", cluster},
     Target{"command_line", command_line},
     Target{"model", model},

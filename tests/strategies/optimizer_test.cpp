@@ -1,6 +1,7 @@
 // What happens to gradients between the loss and the update, and in how many passes each stack does it.
 #include <gtest/gtest.h>
 
+#include "strategies/optimizer/optimizer.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -90,6 +91,7 @@ TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
         lower(s, p);
         const Piece& layer = piece_named(p, "layer");
         int updates = 0, states = 0;
+        double kept = 0;  // bytes of a parameter that training goes on from
         for (const Op& op : layer.update.ops) {
           if (!is_optimizer(op.kind)) continue;
           ++updates;
@@ -98,11 +100,30 @@ TEST(Optimizer, HasTheStatesAndTheDecayOfItsRule) {
             EXPECT_EQ(op.decoupled_weight_decay, c.decoupled);
           }
           for (const TensorId id : op.writes)
+            if (id != kNoTensor) kept += static_cast<double>(bits_of(layer.tensors[id].dtype)) / 8;
+          EXPECT_EQ(kept, optimizer::bytes_kept_per_parameter(s.plan));
+          for (const TensorId id : op.writes)
             states += id != kNoTensor && layer.tensors[id].category == Category::optimizer_state;
         }
         EXPECT_EQ(updates, 1);
         EXPECT_EQ(states, c.moments + (master && mix == precision::Mix::bf16 ? 1 : 0));
       }
+}
+
+TEST(Optimizer, ACheckpointOfMixedPrecisionIsFourteenBytesAParameter) {
+  Plan plan;
+  EXPECT_EQ(optimizer::bytes_kept_per_parameter(plan), 14);  // bf16, fp32 copy, two moments
+  plan.optimizer.parameter_remainders = true;
+  EXPECT_EQ(optimizer::bytes_kept_per_parameter(plan), 12);
+  plan.optimizer = {};
+  plan.optimizer.moments = optimizer::MomentDtype::bf16;
+  EXPECT_EQ(optimizer::bytes_kept_per_parameter(plan), 10);
+  plan.optimizer = {};
+  plan.data.zero_stage = 3;  // of FSDP: shards in fp32 are their own master copies
+  plan.framework.stack = framework::Stack::fsdp;
+  EXPECT_EQ(optimizer::bytes_kept_per_parameter(plan), 12);
+  plan.optimizer.master_parameters = false;
+  EXPECT_EQ(optimizer::bytes_kept_per_parameter(plan), 10);
 }
 
 }  // namespace
