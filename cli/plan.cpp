@@ -40,7 +40,8 @@ Exit codes: 0 done; 1 nothing meets all constraints (the answer says what would 
 used.)";
 
 void published(const PlanArguments& arguments) {
-  for (const auto& [option, given] : {std::pair("--csv", !arguments.csv.empty()), {"--svg", !arguments.svg.empty()},
+  for (const auto& [option, given] : {std::pair("--csv", !arguments.csv.empty()),
+                                      {"--svg", !arguments.svg.empty()},
                                       {"--set", !arguments.sets.empty()}})
     if (given) throw InputError({option, ""}, "--published beside it", "one of the two");
   if (!arguments.plan.empty()) throw InputError({"--published", ""}, "a plan beside it", "one of the two");
@@ -100,11 +101,12 @@ void add_plan(Command app) {
   command.add_option("--set", arguments->sets, "Override a field, as candidates.0.devices=512")
       .one_value_each()
       .type_name("KEY=VALUE");
-  command.add_flag("--worst", arguments->worst,
-                   "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
-  command.add_flag("--every-size", arguments->every_size, "A row for each size of each candidate, not for its best alone");
-  command
-      .add_option("--of", arguments->output, "What sensitivities are of")
+  command.add_flag(
+      "--worst", arguments->worst,
+      "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
+  command.add_flag("--every-size", arguments->every_size,
+                   "A row for each size of each candidate, not for its best alone");
+  command.add_option("--of", arguments->output, "What sensitivities are of")
       .one_of(texts(kPlanOutputNames))
       .capture_default();
   command.add_option("--swing", arguments->options.swing, "By which share inputs are less and more, for sensitivities")

@@ -170,8 +170,8 @@ void add_show(Command app) {
   command
       .add_option(
           "NAME", arguments->name,
-          "A model, cluster, node, device, fabric, strategy, bundled scenario or plan, published measurement, price or other "
-          "figure of a plan; a model's JSON file; or \"links\"")
+          "A model, cluster, node, device, fabric, strategy, bundled scenario or plan, published measurement, price or "
+          "other figure of a plan; a model's JSON file; or \"links\"")
       .required()
       .offers_names({"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements",
                      "plans", "prices", "power", "sites", "grids", "failures", "storage", "restarts"})

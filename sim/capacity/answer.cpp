@@ -84,7 +84,8 @@ CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Si
   const SizedCandidate& subject = result.candidates[*result.subject];
   if (value_of(subject.forecast, options.output) != 0)
     result.tornado = tornado(plan, subject, options.output, options.swing, simulator);
-  const std::optional<std::size_t> against = options.against.empty() ? result.subject : best_of(options.against, result);
+  const std::optional<std::size_t> against =
+      options.against.empty() ? result.subject : best_of(options.against, result);
   if (against) add_ties(*against, result);
   return result;
 }

@@ -29,9 +29,9 @@ struct Spread {
 
 // A candidate's failures, in closed form and event by event.
 struct FailureStudy {
-  std::size_t candidate = 0;  // of CapacityAnswer::candidates
-  double seconds_between = 0;  // failures of the job; infinite: none
-  double stall_seconds = 0;    // that training waits for a checkpoint
+  std::size_t candidate = 0;                                        // of CapacityAnswer::candidates
+  double seconds_between = 0;                                       // failures of the job; infinite: none
+  double stall_seconds = 0;                                         // that training waits for a checkpoint
   double young_seconds = 0, daly_seconds = 0, optimal_seconds = 0;  // between checkpoints; 0: no such interval
   RunOutcome closed;
   Spread simulated_wall_seconds, simulated_ettr, simulated_failures;
@@ -56,7 +56,8 @@ struct CapacityAnswer {
   std::vector<PriceTie> ties;  // of each other cluster's best against one
 };
 
-// Throws InputError where AnswerOptions::against is no candidate's name, or the prediction of an input's change cannot be made.
+// Throws InputError where AnswerOptions::against is no candidate's name, or the prediction of an input's change cannot
+// be made.
 CapacityAnswer answer(const CapacityPlan& plan, const AnswerOptions& options, Simulator& simulator,
                       const ScenarioOn& scenario_on = with_replicas);
 

@@ -28,10 +28,10 @@ Ordered outcome_json(const RunOutcome& o) {
 }
 
 Ordered figures_json(const Candidate& c) {
-  return {{"price", to_json(c.price)},       {"electricity_per_kwh", c.electricity_per_kwh},
-          {"power", to_json(c.power)},       {"site", to_json(c.site)},
-          {"grid", to_json(c.grid)},         {"failures", to_json(c.failures)},
-          {"storage", to_json(c.storage)},   {"restarts", to_json(c.restarts)}};
+  return {{"price", to_json(c.price)},     {"electricity_per_kwh", c.electricity_per_kwh},
+          {"power", to_json(c.power)},     {"site", to_json(c.site)},
+          {"grid", to_json(c.grid)},       {"failures", to_json(c.failures)},
+          {"storage", to_json(c.storage)}, {"restarts", to_json(c.restarts)}};
 }
 
 Ordered candidate_json(const CapacityAnswer& answer, std::size_t i) {
@@ -127,10 +127,8 @@ nlohmann::ordered_json answer_json(const CapacityAnswer& answer) {
     tornado["value"] = answer.tornado->value;
     tornado["bars"] = Ordered::array();
     for (const TornadoBar& each : answer.tornado->bars)
-      tornado["bars"].push_back({{"input", each.input},
-                                 {"at_less", each.at_less},
-                                 {"at_more", each.at_more},
-                                 {"less_fits", each.less_fits}});
+      tornado["bars"].push_back(
+          {{"input", each.input}, {"at_less", each.at_less}, {"at_more", each.at_more}, {"less_fits", each.less_fits}});
   }
   json["break_even"] = Ordered::array();
   for (const PriceTie& tie : answer.ties) {

@@ -94,8 +94,8 @@ class Reading {
       int year = 0;
       unsigned month = 0, day_of_month = 0;
       char rest = 0;
-      const bool read = text.size() == 10 &&
-                        std::sscanf(text.c_str(), "%4d-%2u-%2u%c", &year, &month, &day_of_month, &rest) == 3;
+      const bool read =
+          text.size() == 10 && std::sscanf(text.c_str(), "%4d-%2u-%2u%c", &year, &month, &day_of_month, &rest) == 3;
       const std::chrono::year_month_day date{std::chrono::year(year), std::chrono::month(month),
                                              std::chrono::day(day_of_month)};
       if (reader.has(key) && !(read && date.ok())) reader.fail(key, "a day, as 2026-05-31");
@@ -232,10 +232,11 @@ class Reading {
     const std::string& device = cluster.pattern->cluster.device.name;
     const std::vector<std::string> presets = device_names();
     if (std::find(presets.begin(), presets.end(), device) == presets.end()) return;
-    for (const auto& [key, of] : {std::pair("price", &cluster.whole.price.device),
-                                  std::pair("power", &cluster.whole.power.device)})
+    for (const auto& [key, of] :
+         {std::pair("price", &cluster.whole.price.device), std::pair("power", &cluster.whole.power.device)})
       if (!of->empty() && *of != device)
-        throw InputError(reader.at(key), fmt::format("that of {}", *of), fmt::format("that of {}, which the cluster has", device));
+        throw InputError(reader.at(key), fmt::format("that of {}", *of),
+                         fmt::format("that of {}, which the cluster has", device));
   }
 
   void read_devices(JsonReader& reader, CandidateCluster& cluster) {
@@ -319,8 +320,7 @@ std::vector<BundledPlan> bundled_plans() {
   return plans;
 }
 
-Json load_plan_document(const std::string& name_or_path, const std::vector<std::string>& sets,
-                        ScenarioSource& source) {
+Json load_plan_document(const std::string& name_or_path, const std::vector<std::string>& sets, ScenarioSource& source) {
   Json document;
   std::vector<std::string> names;
   const BundledPlan* bundled = nullptr;

@@ -21,16 +21,16 @@ struct Budget {
 // A cluster to be had in several sizes.
 struct CandidateCluster {
   std::string name;
-  std::string pointer;              // where it stands in the document: "/candidates/0"
-  std::optional<Scenario> pattern;  // of any size; none: the step's seconds are given, and `whole` is complete
-  std::vector<std::int64_t> devices;         // to be tried, ascending
-  std::optional<std::int64_t> spare_nodes;   // none: as many as make the training cheapest
-  bool checkpoint_bytes_given = false;       // else they follow from model and optimizer
-  Candidate whole;                           // with a pattern: without step, length and size
+  std::string pointer;                      // where it stands in the document: "/candidates/0"
+  std::optional<Scenario> pattern;          // of any size; none: the step's seconds are given, and `whole` is complete
+  std::vector<std::int64_t> devices;        // to be tried, ascending
+  std::optional<std::int64_t> spare_nodes;  // none: as many as make the training cheapest
+  bool checkpoint_bytes_given = false;      // else they follow from model and optimizer
+  Candidate whole;                          // with a pattern: without step, length and size
 };
 
 struct CapacityPlan {
-  double tokens = 0;       // to be trained; 0: `steps` are given
+  double tokens = 0;  // to be trained; 0: `steps` are given
   std::int64_t steps = 0;
   double deadline_seconds = 0;  // of wall time; infinite: none
   std::optional<Budget> budget;
@@ -56,8 +56,8 @@ struct CapacityPlan {
 // or, for a candidate whose step has been measured, in place of a scenario what read_candidate takes ("step_seconds",
 // "tokens_per_step", "devices", ...). Relative paths start from the document's folder.
 //
-// InputError, its file filled in: what is missing, unknown or out of range; a deadline that is not after the start; prices in several currencies, or in another
-// than the budget's; candidates that train different models.
+// InputError, its file filled in: what is missing, unknown or out of range; a deadline that is not after the start;
+// prices in several currencies, or in another than the budget's; candidates that train different models.
 CapacityPlan read_capacity_plan(const nlohmann::json& document, const ScenarioSource& source);
 
 // Plans that come with Orrery.

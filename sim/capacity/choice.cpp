@@ -33,9 +33,7 @@ class Choosing {
   Choice choice_;
 
   const Verdict& verdict(std::size_t i) const { return choice_.verdicts[i]; }
-  double held(const Estimate& estimate) const {
-    return held_by_ == HeldBy::worst ? estimate.high : estimate.value;
-  }
+  double held(const Estimate& estimate) const { return held_by_ == HeldBy::worst ? estimate.high : estimate.value; }
   double time(std::size_t i) const { return held(candidates_[i].forecast.wall_seconds); }
   double cost(std::size_t i) const { return held(candidates_[i].forecast.cost); }
   bool fits(std::size_t i) const { return verdict(i).possible && verdict(i).in_memory; }
@@ -76,10 +74,11 @@ class Choosing {
     std::optional<std::size_t> best = first([&](std::size_t i) { return of_it(i) && verdict(i).meets(); }, by_cost());
     // What lacks memory misses by more than what lacks time or money: neither buys it.
     if (!best)
-      best = first([&](std::size_t i) { return of_it(i) && verdict(i).possible; }, [&](std::size_t i) {
-        const double memory = candidates_[i].memory_peak_bytes;
-        return std::tuple(fits(i) ? 0.0 : memory, miss(i), cost(i));
-      });
+      best = first([&](std::size_t i) { return of_it(i) && verdict(i).possible; },
+                   [&](std::size_t i) {
+                     const double memory = candidates_[i].memory_peak_bytes;
+                     return std::tuple(fits(i) ? 0.0 : memory, miss(i), cost(i));
+                   });
     choice_.best.push_back(best);
     choice_.fewest.push_back(first([&](std::size_t i) { return of_it(i) && fits(i) && verdict(i).in_time; },
                                    [&](std::size_t i) { return candidates_[i].devices; }));

@@ -26,7 +26,7 @@ struct Relaxation {
 };
 
 struct Choice {
-  std::vector<Verdict> verdicts;                // of each candidate
+  std::vector<Verdict> verdicts;                 // of each candidate
   std::optional<std::size_t> cheapest, fastest;  // of those that meet all; of like ones the fastest, the cheapest
   // Of each cluster: the cheapest size that meets all; else the one that misses by least; empty where none is possible.
   std::vector<std::optional<std::size_t>> best;

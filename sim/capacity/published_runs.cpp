@@ -95,23 +95,18 @@ std::string published_runs_table(const std::vector<ReportedFigure>& figures) {
   for (const ReportedFigure& f : figures) {
     const bool met = (f.bound == ReportedBound::at_least && f.predicted.value >= f.reported) ||
                      (f.bound == ReportedBound::at_most && f.predicted.value <= f.reported);
-    const std::string bound =
-        f.bound == ReportedBound::none ? "" : fmt::format("{} ", kReportedBoundNames[static_cast<std::size_t>(f.bound)]);
+    const std::string bound = f.bound == ReportedBound::none
+                                  ? ""
+                                  : fmt::format("{} ", kReportedBoundNames[static_cast<std::size_t>(f.bound)]);
     rows.push_back({f.run, std::string(kReportedQuantityNames[static_cast<std::size_t>(f.quantity)]),
                     bound + number(f.quantity, f.reported), number(f.quantity, f.predicted.value),
-                    f.predicted.low == f.predicted.high
-                        ? ""
-                        : fmt::format("{} to {}", number(f.quantity, f.predicted.low),
-                                      number(f.quantity, f.predicted.high)),
+                    f.predicted.low == f.predicted.high ? ""
+                                                        : fmt::format("{} to {}", number(f.quantity, f.predicted.low),
+                                                                      number(f.quantity, f.predicted.high)),
                     met ? "holds" : signed_percent_text(f.error()), f.step_predicted ? "predicted" : "given"});
   }
-  constexpr std::array<Column, 7> kColumns{{{"run", false},
-                                            {"quantity", false},
-                                            {"reported"},
-                                            {"predicted"},
-                                            {"80 %"},
-                                            {"error"},
-                                            {"step", false}}};
+  constexpr std::array<Column, 7> kColumns{
+      {{"run", false}, {"quantity", false}, {"reported"}, {"predicted"}, {"80 %"}, {"error"}, {"step", false}}};
   return grid(kColumns, rows);
 }
 

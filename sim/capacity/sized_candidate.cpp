@@ -80,7 +80,8 @@ void predict_step(const CapacityPlan& plan, const Scenario& scenario, Simulator&
   run.devices = scenario.cluster.devices();
   run.nodes = scenario.cluster.nodes;
   candidate.tokens_per_step = std::round(report.tokens_per_second * report.step_seconds);
-  run.steps = plan.steps > 0 ? plan.steps : static_cast<std::int64_t>(std::ceil(plan.tokens / candidate.tokens_per_step));
+  run.steps =
+      plan.steps > 0 ? plan.steps : static_cast<std::int64_t>(std::ceil(plan.tokens / candidate.tokens_per_step));
 }
 
 std::int64_t cheapest_spare_nodes(const TrainingRun& run) {

@@ -105,7 +105,8 @@ class Texts {
     for (const CandidateCluster& cluster : plan_.clusters)
       if (cluster.pattern) model = cluster.pattern->model.name + ": ";
     text_ = model + (plan_.tokens > 0 ? rate_text(plan_.tokens) + " tokens" : std::to_string(plan_.steps) + " steps");
-    if (std::isfinite(plan_.deadline_seconds)) text_ += fmt::format(", within {:g} days", plan_.deadline_seconds / kDay);
+    if (std::isfinite(plan_.deadline_seconds))
+      text_ += fmt::format(", within {:g} days", plan_.deadline_seconds / kDay);
     if (plan_.budget) text_ += fmt::format(", for at most {}", money(plan_.budget->amount));
     text_ += "\n";
   }
@@ -243,9 +244,9 @@ class Texts {
     for (const Relaxation& r : choice_.relaxations) {
       std::string give;
       if (r.deadline_seconds)
-        give = fmt::format("a deadline of {} days in place of {:g} (+{:.1f} %)", days_text(*r.deadline_seconds),
-                           plan_.deadline_seconds / kDay,
-                           (*r.deadline_seconds / plan_.deadline_seconds - 1) * kPercent);
+        give =
+            fmt::format("a deadline of {} days in place of {:g} (+{:.1f} %)", days_text(*r.deadline_seconds),
+                        plan_.deadline_seconds / kDay, (*r.deadline_seconds / plan_.deadline_seconds - 1) * kPercent);
       if (r.budget_amount)
         give += fmt::format("{}a budget of {} in place of {} (+{:.1f} %)", give.empty() ? "" : " and ",
                             money(*r.budget_amount), money(plan_.budget->amount),
@@ -288,13 +289,12 @@ class Texts {
                       fmt::format("{:.1f}", study.closed.failures), seconds_text(study.stall_seconds),
                       minutes_text(study.young_seconds), minutes_text(study.daly_seconds),
                       minutes_text(study.optimal_seconds), minutes_text(study.closed.interval_seconds),
-                      percent_text(study.closed.ettr()), percent_text(ettr.mean),
-                      days_text(study.closed.wall_seconds), days_text(wall.mean),
-                      fmt::format("{} to {}", days_text(wall.tenth), days_text(wall.ninetieth))});
+                      percent_text(study.closed.ettr()), percent_text(ettr.mean), days_text(study.closed.wall_seconds),
+                      days_text(wall.mean), fmt::format("{} to {}", days_text(wall.tenth), days_text(wall.ninetieth))});
     }
-    const std::string title = fmt::format(
-        "Failures and checkpoints: in closed form, and the mean of {} simulated histories (seed {})",
-        answer_.options.history_count, answer_.options.histories.seed);
+    const std::string title =
+        fmt::format("Failures and checkpoints: in closed form, and the mean of {} simulated histories (seed {})",
+                    answer_.options.history_count, answer_.options.histories.seed);
     table(title.c_str(),
           std::array<Column, 13>{{{"candidate", false},
                                   {"between"},
@@ -328,10 +328,10 @@ class Texts {
       rows.push_back({each.input, each.less_fits ? change(each.at_less) : "does not fit", change(each.at_more),
                       widest > 0 ? bar(each.width() / widest, kBarColumns) : ""});
     }
-    const std::string title = fmt::format(
-        "What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest as it is",
-        name_of(tornado.output), cluster_name(subject), subject.devices,
-        output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
+    const std::string title =
+        fmt::format("What moves the {} of {} on {} devices, {}: each input {:g} % less and more, the rest as it is",
+                    name_of(tornado.output), cluster_name(subject), subject.devices,
+                    output_text(tornado.output, tornado.value, plan_.currency), tornado.swing * kPercent);
     table(title.c_str(), std::array<Column, 4>{{{"input", false}, {"less"}, {"more"}, {"", false}}}, rows);
     if (!still.empty()) text_ += fmt::format("  less than {:g} %: {}\n", kStill * kPercent, fmt::join(still, ", "));
   }
@@ -390,8 +390,7 @@ class Texts {
       return place(a) < place(b);
     });
     table("Figures",
-          std::array<Column, 5>{
-              {{"", false}, {"preset", false}, {"", false}, {"date", false}, {"source", false}}},
+          std::array<Column, 5>{{{"", false}, {"preset", false}, {"", false}, {"date", false}, {"source", false}}},
           rows);
   }
 };

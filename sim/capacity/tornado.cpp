@@ -39,8 +39,7 @@ struct Answer {
 
 class Swinging {
  public:
-  Swinging(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing,
-           Simulator& simulator)
+  Swinging(const CapacityPlan& plan, const SizedCandidate& sized, PlanOutput output, double swing, Simulator& simulator)
       : plan_(plan), sized_(sized), output_(output), swing_(swing), simulator_(simulator) {}
 
   Tornado run() {
@@ -92,6 +91,7 @@ class Swinging {
 
 // The picture's layout, in pixels.
 constexpr double kWidth = 900, kLeft = 250, kRight = 90, kTop = 64, kRow = 26, kBar = 18, kBelow = 34;
+constexpr double kLabel = 100;  // what labels of the axis need
 
 }  // namespace
 
@@ -128,17 +128,21 @@ std::string tornado_svg(const Tornado& tornado, std::string_view title, std::str
     half(bar.at_less, "#4a86d4");
     half(bar.at_more, "#e59a2f");
     const double end = std::max({x(bar.at_less), x(bar.at_more), x(tornado.value)});
-    out += fmt::format("<text x=\"{:.2f}\" y=\"{:.1f}\" fill=\"#555\">{}{}</text>\n", end + 6, y + kBar - 5,
-                       tornado.value != 0 ? fmt::format("{:.1f} %", bar.width() / std::fabs(tornado.value) * kPercent)
-                                          : "",
-                       bar.less_fits ? "" : ", less does not fit");
+    out += fmt::format(
+        "<text x=\"{:.2f}\" y=\"{:.1f}\" fill=\"#555\">{}{}</text>\n", end + 6, y + kBar - 5,
+        tornado.value != 0 ? fmt::format("{:.1f} %", bar.width() / std::fabs(tornado.value) * kPercent) : "",
+        bar.less_fits ? "" : ", less does not fit");
     y += kRow;
   }
   out += fmt::format("<line x1=\"{0:.2f}\" y1=\"{1}\" x2=\"{0:.2f}\" y2=\"{2}\" stroke=\"#333\"/>\n", x(tornado.value),
                      kTop - 4, bottom);
-  for (const double value : {least, tornado.value, most})
-    out += fmt::format("<text x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\" fill=\"#333\">{:.4g} {}</text>\n", x(value),
-                       bottom + 18, value, xml_text(unit));
+  const auto label = [&](double value) {
+    out += fmt::format("<text x=\"{:.2f}\" y=\"{}\" text-anchor=\"middle\" fill=\"#333\">{} {}</text>\n", x(value),
+                       bottom + 18, rate_text(value), xml_text(unit));
+  };
+  label(tornado.value);
+  for (const double end : {least, most})
+    if (std::fabs(x(end) - x(tornado.value)) > kLabel) label(end);
   return out + "</svg>\n";
 }
 

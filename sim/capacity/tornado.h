@@ -19,8 +19,8 @@ struct TornadoBar {
 
 struct Tornado {
   PlanOutput output = PlanOutput::cost;
-  double swing = 0;  // the share
-  double value = 0;  // of the output as it is
+  double swing = 0;              // the share
+  double value = 0;              // of the output as it is
   std::vector<TornadoBar> bars;  // widest first
 };
 

@@ -1,4 +1,6 @@
 // Do sensitivities, break-even prices and simulated histories say what they should?
+#include "sim/capacity/answer.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +8,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "sim/capacity/answer.h"
 #include "sim/capacity/tables.h"
 #include "sim/planning/checkpoint_interval.h"
 #include "tests/capacity/plans.h"

@@ -87,7 +87,8 @@ constexpr BadValue kBadValues[]{
     {"/all_candidates/plan/tensor_paralel", "8", "/all_candidates/plan/tensor_paralel: found the unknown key"},
     {"/model", "\"lama\"", "plan.json: /model: found \"lama\""},
     {"/workload/global_batch_size", "0", "plan.json: /workload/global_batch_size: found 0"},
-    {"/all_candidates/devices", "{\"least\": 3, \"most\": 5}", "/all_candidates/devices: found an object, expected a range"},
+    {"/all_candidates/devices", "{\"least\": 3, \"most\": 5}",
+     "/all_candidates/devices: found an object, expected a range"},
     {"/all_candidates/devices/least", "900", "/all_candidates/devices/most: found 128, expected at least least, 900"},
     {"/all_candidates/devices/most", "", "/all_candidates/devices/most: found nothing, expected the largest"},
     {"/all_candidates/failures", "{\"failures_per_node_day\": -0.1}",
@@ -101,10 +102,12 @@ constexpr BadValue kBadValues[]{
      "/candidates/0/price/per_device_hour: found -2, expected a number from 0"},
     {"/candidates/1/price", "{\"per_device_hour\": 2, \"currency\": \"EUR\", \"date\": \"2026\"}",
      "/candidates/1/price: found a price in EUR, expected one in USD, as that of old"},
-    {"/candidates/0/price", "\"lambda-h100\"", "/candidates/0/power: found \"a100-node-rated\", expected power of H100"},
+    {"/candidates/0/price", "\"lambda-h100\"",
+     "/candidates/0/power: found \"a100-node-rated\", expected power of H100"},
     {"/candidates/0/cluster/node", "\"dgx-h200\"",
      "/candidates/0/price: found that of A100-SXM4-80GB, expected that of H200-SXM5-141GB, which the cluster has"},
-    {"/candidates/0/scenario", "\"llama-3-70b-512-h100\"", "/candidates/0/cluster: found an object, expected no such part"},
+    {"/candidates/0/scenario", "\"llama-3-70b-512-h100\"",
+     "/candidates/0/cluster: found an object, expected no such part"},
     {"/candidates/0/spare_nodes", "-1", "/candidates/0/spare_nodes: found -1"},
     {"/candidates/0/colour", "1", "/candidates/0/colour: found the unknown key"},
     {"/colour", "1", "/colour: found the unknown key"},
@@ -143,8 +146,8 @@ TEST(CapacityPlan, CandidatesTrainOneModel) {
   EXPECT_EQ(read_plan(document).clusters.size(), 2u);
   document["candidates"][1]["scenario"]["model"] = "llama-2-7b";
   EXPECT_THAT([&] { read_plan(document); },
-              testing::ThrowsMessage<InputError>(HasSubstr(
-                  "/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, as old is")));
+              testing::ThrowsMessage<InputError>(
+                  HasSubstr("/candidates/1: found a training of llama-2-7b, expected one of llama-3-8b, as old is")));
   document["candidates"][1]["scenario"]["model"] = "llama-3-8";
   EXPECT_THAT([&] { read_plan(document); },
               testing::ThrowsMessage<InputError>(HasSubstr("/candidates/1/scenario/model: found \"llama-3-8\"")));

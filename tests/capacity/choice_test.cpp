@@ -1,10 +1,10 @@
 // Is the cheapest taken, the fastest, and what to give way where nothing meets all?
+#include "sim/capacity/choice.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
-
-#include "sim/capacity/choice.h"
 
 namespace orrery {
 namespace {

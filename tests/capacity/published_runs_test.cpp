@@ -1,12 +1,12 @@
 // How far are predictions of whole trainings from what their authors reported?
+#include "sim/capacity/published_runs.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-
-#include "sim/capacity/published_runs.h"
 
 namespace orrery {
 namespace {

@@ -1,4 +1,6 @@
 // Are candidates what their scenarios become on so many devices, with the spares that pay?
+#include "sim/capacity/sized_candidate.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +8,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "sim/capacity/sized_candidate.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {

@@ -24,9 +24,9 @@ TEST(Plan, TheBundledOneHasAnAnswer) {
   const auto result = place.orrery(kBundled);
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(StartsWith("llama-3-70b: 15.00 T tokens, within 60 days, for at most 20.00 M USD\n"),
-                                HasSubstr("\nCheapest: "), HasSubstr("\nDevices needed: "), HasSubstr("\nFailures and "),
-                                HasSubstr("\nWhat moves the cost of "), HasSubstr("\nBreak-even against "),
-                                HasSubstr("\nFigures\n")));
+                                HasSubstr("\nCheapest: "), HasSubstr("\nDevices needed: "),
+                                HasSubstr("\nFailures and "), HasSubstr("\nWhat moves the cost of "),
+                                HasSubstr("\nBreak-even against "), HasSubstr("\nFigures\n")));
   EXPECT_EQ(place.orrery(kBundled).out, result.out);
   EXPECT_THAT(place.files(), IsEmpty());
 }
@@ -50,7 +50,8 @@ TEST(Plan, ThatNothingMeetsIsAnAnswerOfExitCodeOne) {
 TEST(Plan, WhatCannotBeUsedIsOneSentenceOfExitCodeTwo) {
   const Workplace place;
   for (const auto& [words, sentence] :
-       {std::pair("plan", "PLAN is required"), {"plan llama-3-70b-60-day", "did you mean \"llama-3-70b-60-days\"?"},
+       {std::pair("plan", "PLAN is required"),
+        {"plan llama-3-70b-60-day", "did you mean \"llama-3-70b-60-days\"?"},
         {"plan none.json", "none.json"},
         {"plan llama-3-70b-60-days --set deadline_days=-1", "--set deadline_days=-1: /deadline_days: found -1"},
         {"plan llama-3-70b-60-days --set budget.currency=EUR", "found \"EUR\", expected USD"},
