@@ -75,6 +75,14 @@ TEST(Sizes, AreTheScenarioWithAsManyReplicasAsTheDevicesHold) {
   }
 }
 
+TEST(Sizes, HaveTheirOwnReplicasWhateverThePatternSays) {
+  nlohmann::json document = example_plan();
+  document["all_candidates"]["plan"]["data_parallel"] = 4;  // of 32 devices
+  Simulator simulator;
+  for (const SizedCandidate& sized : size_up(read_plan(document), simulator))
+    EXPECT_EQ(ranks(*sized.scenario), sized.devices);
+}
+
 TEST(Sizes, ThatCannotBeLaidOutSayWhy) {
   nlohmann::json document = example_plan();
   document["candidates"][0]["devices"] = {12, 24, 64};

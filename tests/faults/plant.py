@@ -42,14 +42,15 @@ APART = ["DeviceSession.*", "RunOverMpi.AnInterruptEnds*", "Readme.DesignDocumen
 SLOW = ["Cuda*", "StandIn*", "Mpi.*", "OpRules.NoneIsWrong*", "AgreementOfEngines.*", "RunOverMpi.*", "Sweep.Every*",
         "Batch.*", "NetlabTest.*"]
 ORDER = ["program", "memory", "cost", "hardware", "planning", "models", "pipeline", "report", "analytical",
-         "strategies", "validation", "des", "realrun", "simulation", "cli", "smpi"]
-BRIEF = ORDER[:11]  # some seconds together
+         "strategies", "capacity", "validation", "des", "realrun", "simulation", "cli", "smpi"]
+BRIEF = ORDER[:12]  # some seconds together
 ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
 FIRST = {
     "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "sim/prediction": ["strategies", "cli"],
     "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "sim/report": ["report", "cli"],
-    "sim/hardware": ["hardware"], "sim/planning": ["planning"], "sim/cost": ["cost"], "sim/memory": ["memory"],
+    "sim/hardware": ["hardware"], "sim/planning": ["planning"],
+    "sim/capacity": ["capacity", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
     "strategies": ["strategies", "realrun"],
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }
