@@ -175,6 +175,27 @@ TEST(PlanningPresets, NegativeRatesAreRefused) {
   EXPECT_THAT(refused(read_power, R"({"busy_watts": 300, "date": "May"})"), HasSubstr("/date: found \"May\""));
 }
 
+// What is written reads as the same, but for the name.
+template <class Read, class Find>
+void expect_written_as_read(Read read, Find find, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    nlohmann::json written = to_json(find(name));
+    EXPECT_EQ(written.at("preset"), name);
+    written.erase("preset");
+    EXPECT_EQ(to_json(read(written, {})), written) << name;
+  }
+}
+
+TEST(PlanningPresets, AreWrittenAsTheyAreRead) {
+  expect_written_as_read(read_price, find_price, price_names());
+  expect_written_as_read(read_power, find_power, power_names());
+  expect_written_as_read(read_site_overhead, find_site_overhead, site_overhead_names());
+  expect_written_as_read(read_grid, find_grid, grid_names());
+  expect_written_as_read(read_failure_rate, find_failure_rate, failure_rate_names());
+  expect_written_as_read(read_checkpoint_storage, find_checkpoint_storage, checkpoint_storage_names());
+  expect_written_as_read(read_restart_overhead, find_restart_overhead, restart_overhead_names());
+}
+
 TEST(PlanningPresets, AnObjectChangesThePresetItIsBasedOn) {
   const Price price =
       read_price(parse_json(R"({"base": "gcp-h100", "per_device_hour": 9, "date": "2026-11"})", ""), {});
