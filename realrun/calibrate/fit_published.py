@@ -22,9 +22,9 @@ RELATIVE_TO = {
     "A100-PCIe-80GB": {"bf16": 312e12, "memory": 1935e9, "multiprocessors": 108},
     "H100-SXM5-80GB": {"bf16": 989e12, "fp8": 1979e12, "memory": 3350e9, "multiprocessors": 132},
     "H200-SXM5-141GB": {"bf16": 989e12, "fp8": 1979e12, "memory": 4800e9, "multiprocessors": 132},
-    "B200-SXM-180GB": {"bf16": 2250e12, "fp8": 4500e12, "memory": 8000e9, "multiprocessors": 148},
+    "B200-SXM-180GB": {"bf16": 2250e12, "fp8": 4500e12, "nvfp4": 9000e12, "memory": 8000e9, "multiprocessors": 148},
     "B200-SXM-180GB-limited": {"bf16": 2250e12, "fp8": 4500e12, "memory": 8000e9, "multiprocessors": 148},
-    "GB200": {"bf16": 2500e12, "fp8": 5000e12, "memory": 8000e9, "multiprocessors": 152},
+    "GB200": {"bf16": 2500e12, "fp8": 5000e12, "nvfp4": 10000e12, "memory": 8000e9, "multiprocessors": 152},
     "L40S": {"bf16": 362e12, "fp8": 733e12, "memory": 864e9, "multiprocessors": 142},
 }
 
@@ -49,7 +49,7 @@ def usable(p):
 OVERLAP_SLOWDOWN = (0.189, "arXiv 2507.03114, abstract: mean slow-down of computation by overlapped communication, "
                     "18.9% (at the most 40%), over A100, H100, MI210 and MI250")
 
-BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "fp32": 4}
+BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "nvfp4": 0.5 + 1 / 16, "fp32": 4}  # nvfp4: a code, and a scale of 16 elements
 ATTENTION_QUERY_TILE = 128
 
 # Kernel generation that training stacks ran by default on the device (README.md says why).
@@ -129,7 +129,7 @@ def matmul_seconds(curve, device, shape, dtype, accumulate=False, out_bytes=None
 
 
 def quantise_seconds(curve, device, shape):
-    """What the fp8 points contain beside the product: quantising the activations, a kernel of its own in a Program."""
+    """What the fp8 and nvfp4 points contain beside the product: quantising the activations, a Program's own kernel."""
     if "point_quantise_seconds" not in curve:
         return 0.0
     _, m, _, k = shape
@@ -255,7 +255,7 @@ def fit_matmul(device_name, dtype, points, bf16, donor):
         for name in ("memory_efficiency", "overlap_loss", "split_k", "fixed_seconds"):
             del parameters[name]
             fixed[name] = donor[name]
-    if dtype == "fp8":
+    if dtype in ("fp8", "nvfp4"):
         # One product's fixed time does not depend on the type; what is left over is the quantising kernels'.
         del parameters["fixed_seconds"]
         fixed["fixed_seconds"] = bf16["fixed_seconds"]
@@ -369,7 +369,7 @@ def main():
     for device_name in RELATIVE_TO:
         own = [p for p in points if p["device"] == device_name]
         matmul, shapes = {}, {}
-        for dtype in ("bf16", "fp8"):
+        for dtype in ("bf16", "fp8", "nvfp4"):
             chosen = [p for p in own if p["op"] == "matmul" and p["dtype"] == dtype and usable(p)]
             if len(chosen) < 30:
                 continue

@@ -122,7 +122,7 @@ void to_floats(const void* from, Dtype dtype, float* to, std::int64_t elements) 
       return widen_all<std::int32_t>(from, to, elements, [](std::int32_t x) { return static_cast<float>(x); });
     case Dtype::uint8:
       return widen_all<std::uint8_t>(from, to, elements, [](std::uint8_t x) { return static_cast<float>(x); });
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }
@@ -146,7 +146,7 @@ void from_floats(const float* from, void* to, Dtype dtype, std::int64_t elements
       return narrow_all<std::int32_t>(from, to, elements, float_to_integer<std::int32_t>);
     case Dtype::uint8:
       return narrow_all<std::uint8_t>(from, to, elements, float_to_integer<std::uint8_t>);
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }

@@ -56,7 +56,7 @@ ncclDataType_t type_of(Dtype dtype) {
       return ncclInt32;
     case Dtype::uint8:
       return ncclUint8;
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }

@@ -689,6 +689,9 @@ void AnalyticalEngine::Rep::fill_time(const Program& program, Dtype mfu_dtype, R
   if (!kernels.measured)
     report.notes.push_back("kernel efficiencies of " + cluster.device.name + " are borrowed from " +
                            kernels.borrowed_from + ": none were measured on it");
+  if (kernels.measured && kernels.lends_to(mfu_dtype))
+    report.notes.push_back(std::string("efficiencies of products in ") + name_of(mfu_dtype) + " on " +
+                           cluster.device.name + " are those of a wider type: none were measured");
   if (!kernels.attention_borrowed_from.empty())
     report.notes.push_back("attention efficiencies of " + cluster.device.name + " are borrowed from " +
                            kernels.attention_borrowed_from);

@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 using Where = InputError::Where;
 
 constexpr std::string_view kFolder = "results/calibration/";
-constexpr std::array<Dtype, 4> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8};
+constexpr std::array<Dtype, 5> kMatrixDtypes{Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4};
 constexpr NumberRange kShare{.least = 0, .most = 1};
 constexpr NumberRange kEfficiency{.least = 0, .most = 1, .exclude_least = true};
 
@@ -225,15 +225,20 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   reader.field("source", source, "");
   reader.finish();
   if (mnk.size() != 3) reader.fail("shape", "[m, n, k]");
-  const bool fp8 = dtype_name == "fp8";
-  const Dtype dtype = fp8 ? Dtype::fp8 : Dtype::bf16;
+  // fp16, bf16 and fp32 are scaled together; what is narrower by its own products alone.
+  const auto scaled_as = [](Dtype scaled) {
+    return bits_of(scaled) < bits_of(Dtype::bf16) ? scaled : Dtype::bf16;
+  };
+  Dtype dtype = Dtype::bf16;
+  for (const Dtype narrow : {Dtype::fp8, Dtype::nvfp4})
+    if (dtype_name == name_of(narrow)) dtype = narrow;
   const GemmShape shape{1, mnk[0], mnk[1], mnk[2]};
-  const auto m = static_cast<double>(mnk[0]), n = static_cast<double>(mnk[1]), k = static_cast<double>(mnk[2]);
-  const double bytes = static_cast<double>(bytes_of(dtype, 1)) * (m * k + k * n) + 2 * m * n;
+  const auto bytes = static_cast<double>(bytes_of(dtype, shape.m * shape.k) + bytes_of(dtype, shape.k * shape.n) +
+                                         bytes_of(Dtype::bf16, shape.m * shape.n));
   for (int round = 0; round < 3; ++round) {  // fixed and memory terms make one scaling approximate
     const double scale = KernelModel(device, calibration).matmul_seconds(shape, dtype, bytes) / seconds;
     for (const Dtype scaled : kMatrixDtypes) {
-      if ((scaled == Dtype::fp8) != fp8) continue;
+      if (scaled_as(scaled) != dtype) continue;
       MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(scaled)];
       curve.efficiency = std::min(1.0, curve.efficiency * scale);
       curve.sustained_efficiency = std::min(1.0, curve.sustained_efficiency * scale);
@@ -340,7 +345,8 @@ Calibration read_calibration(const Json& json, const Where& where) {
 
   const Json& matmul = need(reader, "matmul", "matmul curves by dtype, bf16 at least");
   JsonReader curves(matmul, reader.at("matmul"));
-  // Types without a curve of their own take over bf16's; of a device that multiplies in fp32 alone, fp32's.
+  // Types without a curve of their own take over bf16's, nvfp4 fp8's; of a device that multiplies in fp32 alone,
+  // fp32's.
   const Dtype common = curves.has("bf16") || !curves.has("fp32") ? Dtype::bf16 : Dtype::fp32;
   const Json* common_json = curves.take(name_of(common));
   if (common_json == nullptr) curves.fail(name_of(common), "a matmul curve");
@@ -351,6 +357,7 @@ Calibration read_calibration(const Json& json, const Where& where) {
     if (const Json* own = curves.take(name_of(dtype))) {
       curve = read_matmul(*own, curves.at(name_of(dtype)));
     } else {
+      if (dtype == Dtype::nvfp4) curve = calibration.matmul[static_cast<std::size_t>(Dtype::fp8)];
       curve.measured = common == Dtype::bf16 && dtype == Dtype::fp16;  // the same units at the same rate as bf16
     }
   }

@@ -104,7 +104,7 @@ struct Calibration {
   std::string note;
   bool measured = true;  // false: no measured kernels of this device; curves of `borrowed_from`
   std::string borrowed_from, borrowed_from_vendor;
-  std::vector<MatmulCurve> matmul;                // by Dtype index; those without points of their own copy bf16's
+  std::vector<MatmulCurve> matmul;                // by Dtype index; without points of their own bf16's, nvfp4 fp8's
   AttentionCurve attention;                       // the one in use
   std::vector<AttentionCurve> attention_kernels;  // all that were measured
   std::string attention_borrowed_from;            // device whose attention curves these are; empty: its own
@@ -126,6 +126,11 @@ struct Calibration {
   double busy_share = 1;
   std::vector<MeasuredShape> measured_shapes;
   std::vector<MeasuredAttention> measured_attention;
+
+  // Whether products narrower than 16 bits have the curve of another type, relative to their own peak.
+  bool lends_to(Dtype dtype) const {
+    return bits_of(dtype) < bits_of(Dtype::bf16) && !matmul[static_cast<std::size_t>(dtype)].measured;
+  }
 };
 
 // How many of them a kind can have: one for each activation function, with a bias and without.
@@ -171,7 +176,7 @@ class KernelModel {
 
  private:
   static constexpr int kMostTiles = 8;
-  static constexpr int kMatrixDtypes = 4;  // fp32, fp16, bf16, fp8: those that matrix units multiply
+  static constexpr int kMatrixDtypes = 5;  // fp32, fp16, bf16, fp8, nvfp4: those that matrix units multiply
   struct Tile {
     double rows, columns;        // tm, tn
     double per_row, per_column;  // 1 / tm, 1 / tn

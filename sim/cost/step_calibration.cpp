@@ -101,8 +101,8 @@ const StepCalibration& step_calibration_without(const std::string& source) {
   return found == left_out.end() ? step_calibration() : found->second;
 }
 
-CurveOrigin curve_origin(const Device& device, const Calibration& kernels) {
-  if (kernels.measured) return CurveOrigin::own;
+CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products) {
+  if (kernels.measured) return kernels.lends_to(products) ? CurveOrigin::same_vendor : CurveOrigin::own;
   return kernels.borrowed_from_vendor == device.vendor ? CurveOrigin::same_vendor : CurveOrigin::other_vendor;
 }
 

@@ -49,10 +49,11 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration);
 const StepCalibration& step_calibration();
 const StepCalibration& step_calibration_without(const std::string& source);
 
-// Whose kernels a device's curves were measured on.
+// Whose kernels a device's curves were measured on. Products of less than 16 bits on the curve of another type count as
+// borrowed, too.
 enum class CurveOrigin : std::uint8_t { own, same_vendor, other_vendor };
 inline constexpr std::size_t kCurveOrigins = 3;
-CurveOrigin curve_origin(const Device& device, const Calibration& kernels);
+CurveOrigin curve_origin(const Device& device, const Calibration& kernels, Dtype products);
 std::string_view name_of(CurveOrigin origin);  // "own", ...: in steps.json
 
 // How far measured steps lie from their predictions when each source was predicted by a calibration that had not seen

@@ -20,11 +20,13 @@ constexpr std::size_t index_of(Dtype dtype) { return static_cast<std::size_t>(dt
 
 double Device::peak(Dtype dtype) const {
   // From narrow to wide; bf16 and fp16 are equally wide, and neither stands in for the other.
+  static constexpr std::array kNvfp4{Dtype::nvfp4, Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
   static constexpr std::array kFp8{Dtype::fp8, Dtype::bf16, Dtype::fp16, Dtype::fp32};
   static constexpr std::array kBf16{Dtype::bf16, Dtype::fp32};
   static constexpr std::array kFp16{Dtype::fp16, Dtype::fp32};
   static constexpr std::array kFp32{Dtype::fp32};
   std::span<const Dtype> chain = kFp32;
+  if (dtype == Dtype::nvfp4) chain = kNvfp4;
   if (dtype == Dtype::fp8) chain = kFp8;
   if (dtype == Dtype::bf16) chain = kBf16;
   if (dtype == Dtype::fp16) chain = kFp16;
@@ -47,6 +49,8 @@ void Device::visit_fields(FieldVisitor& v) {
           "dense peak of bf16 matrix products; 0: none");
   v.field("fp8_flops_per_second", peak_flops_per_second[index_of(Dtype::fp8)], or_none(kFlops),
           "dense peak of fp8 matrix products; 0: none");
+  v.field("nvfp4_flops_per_second", peak_flops_per_second[index_of(Dtype::nvfp4)], or_none(kFlops),
+          "dense peak of NVFP4 matrix products; 0: none");
   v.field("vector_flops_per_second", vector_flops_per_second, kFlops, "fp32 peak outside the matrix units");
   v.field("memory_bytes", memory_bytes, kSize, "usable device memory");
   v.field("memory_bytes_per_second", memory_bytes_per_second, kRate, "datasheet rate of the device memory");

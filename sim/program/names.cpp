@@ -13,7 +13,7 @@ const char* pick(const std::array<const char*, N>& names, Enum value) {
 }  // namespace
 
 const char* name_of(Dtype dtype) {
-  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "int64", "int32", "uint8", "fp4", "int4"};
+  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4"};
   static_assert(names.size() == kDtypes);
   return pick(names, dtype);
 }

@@ -80,8 +80,9 @@ constexpr const char* kPerturbationsIgnored =
     "the scenario's perturbations are left out: they act in the discrete-event engine (--engine des)";
 
 std::optional<ExpectedStep> expected_step(const std::string& stack, const Device& device, const Calibration& kernels,
-                                          const Report& report) {
-  const std::optional<StepInterval> found = step_interval(stack, curve_origin(device, kernels), report.devices);
+                                          Dtype products, const Report& report) {
+  const std::optional<StepInterval> found =
+      step_interval(stack, curve_origin(device, kernels, products), report.devices);
   if (!found) return std::nullopt;
   return ExpectedStep{.low_seconds = found->low * report.step_seconds,
                       .high_seconds = found->high * report.step_seconds,
@@ -162,7 +163,9 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   if (scenario.plan.activation_offload.offload) report.notes.emplace_back(kOffloadIsFree);
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
-  if (steps.stacks.contains(stack)) report.expected = expected_step(stack, scenario.cluster.device, kernels, report);
+  if (steps.stacks.contains(stack))
+    report.expected =
+        expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario), report);
   finish(scenario.cluster, report);
 }
 

@@ -235,7 +235,7 @@ std::string kernels() {
   Rows rows;
   for (const std::string& name : calibrated_devices()) {
     const Calibration c = find_calibration(find_device(name));
-    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
       const MatmulCurve& curve = c.matmul[static_cast<std::size_t>(dtype)];
       if (!curve.measured || curve.residual.points == 0) continue;
       rows.push_back({name, fmt::format("products, {}", name_of(dtype)), std::to_string(curve.residual.points),

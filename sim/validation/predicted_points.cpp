@@ -7,6 +7,7 @@
 #include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
+#include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -64,7 +65,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     result.predicted = predicted_value(point.quantity, simulation);
     result.peak_bytes = simulation.report.memory_peak_bytes;
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
-    result.curves = curve_origin(simulation.scenario.cluster.device, *simulation.kernels);
+    result.curves = curve_origin(scenario.cluster.device, *simulation.kernels, precision::peak_dtype(scenario));
     result.device = scenario.cluster.device.name;
     result.framework = framework::stack_name(scenario.plan);
     result.devices = simulation.report.devices;

@@ -104,7 +104,7 @@ Dtype Options::storage() const {
 }
 
 Dtype Options::compute() const {
-  if (mix == Mix::fp4) return Dtype::fp4;
+  if (mix == Mix::fp4) return Dtype::nvfp4;
   return mix == Mix::fp8 ? Dtype::fp8 : storage();
 }
 

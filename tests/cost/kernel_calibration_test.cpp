@@ -59,7 +59,8 @@ const Json& published_kernels() {
 // As the fit does (realrun/calibrate/fit_published.py, usable()).
 bool usable(const Json& p) {
   const double m = p["shape"][1], n = p["shape"][2], k = p["shape"][3];
-  const double moved = (p["dtype"] == "fp8" ? 1 : 2) * (m * k + n * k) + 2 * m * n;
+  const double width = p["dtype"] == "nvfp4" ? 4.5 / 8 : p["dtype"] == "fp8" ? 1 : 2;
+  const double moved = width * (m * k + n * k) + 2 * m * n;
   if (p.contains("best_of_search")) return false;
   return p["device"] != "L40S" || moved > 96e6;
 }
@@ -74,14 +75,14 @@ class EveryCalibration : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
-  for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4}) {
     const MatmulCurve& curve = calibration.matmul[static_cast<std::size_t>(dtype)];
     if (!curve.measured) continue;
     std::vector<double> ratios;
     for (const Json& p : published_kernels()["points"]) {
       if (p["device"] != GetParam() || p["op"] != "matmul" || p["dtype"] != name_of(dtype) || !usable(p)) continue;
       const GemmShape s{p["shape"][0], p["shape"][1], p["shape"][2], p["shape"][3]};
-      const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype, 1));
+      const double m = real(s.m), n = real(s.n), k = real(s.k), width = real(bytes_of(dtype, 16)) / 16;
       const double out = p.value("out", "bf16") == "fp32" ? 4 : 2;
       const double bytes = width * (m * k + k * n) + out * m * n * (p.contains("accumulate") ? 2 : 1);
       double seconds = model.matmul_seconds(s, dtype, bytes);
@@ -159,6 +160,9 @@ TEST_P(EveryCalibration, IsRelativeToThePresetsPeaks) {
   EXPECT_EQ(relative_to["bf16"], device.peak(Dtype::bf16));
   if (relative_to.contains("fp8")) {
     EXPECT_EQ(relative_to["fp8"], device.peak(Dtype::fp8));
+  }
+  if (relative_to.contains("nvfp4")) {
+    EXPECT_EQ(relative_to["nvfp4"], device.peak(Dtype::nvfp4));
   }
   EXPECT_EQ(relative_to["memory"], device.memory_bytes_per_second);
   EXPECT_EQ(relative_to["multiprocessors"], device.multiprocessors);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "sim/cost/calibration.h"
+#include "sim/cost/step_calibration.h"
 #include "sim/hardware/presets.h"
 #include "tests/cost/real.h"
 
@@ -214,6 +215,46 @@ TEST(Matmul, Fp8IsFasterThanBf16WhereComputeBounds) {
   }
 }
 
+// What training multiplies: some thousand tokens by a layer's matrices.
+TEST(Matmul, Nvfp4IsFasterThanFp8WhereComputeBounds) {
+  for (const char* name : {"B200-SXM-180GB", "GB200", "B300-SXM-270GB", "GB300", "RTX-5090"}) {
+    const Device device = find_device(name);
+    const Calibration calibration = find_calibration(device);
+    const KernelModel model(device, calibration);
+    const double of_peaks = device.peak(Dtype::nvfp4) / device.peak(Dtype::fp8);
+    for (const std::int64_t m : {4096, 8192, 16384})
+      for (const std::int64_t n : {4096, 8192, 28672})
+        for (const std::int64_t k : {4096, 8192, 28672}) {
+          const GemmShape shape{1, m, n, k};
+          const auto bytes = [&](Dtype dtype) {
+            return real(bytes_of(dtype, m * k) + bytes_of(dtype, k * n) + bytes_of(Dtype::bf16, m * n));
+          };
+          const double fp8 = model.matmul_seconds(shape, Dtype::fp8, bytes(Dtype::fp8));
+          const double nvfp4 = model.matmul_seconds(shape, Dtype::nvfp4, bytes(Dtype::nvfp4));
+          EXPECT_LT(nvfp4, fp8) << name << ' ' << m << ' ' << n << ' ' << k;
+          EXPECT_GT(nvfp4 * of_peaks * 1.1, fp8) << name << ' ' << m << ' ' << n << ' ' << k;
+        }
+  }
+}
+
+// A device that was not measured in it has fp8's curve, relative to its own peak.
+TEST(Matmul, Nvfp4WithoutACurveHasThatOfFp8) {
+  const Device device = find_device("B200-SXM-180GB");
+  Calibration lent = find_calibration(device);
+  EXPECT_FALSE(lent.lends_to(Dtype::nvfp4));
+  const Device limited = find_device("B200-SXM-180GB-limited");
+  const Calibration own = find_calibration(limited);
+  EXPECT_TRUE(own.lends_to(Dtype::nvfp4));
+  EXPECT_EQ(curve_origin(device, lent, Dtype::nvfp4), CurveOrigin::own);
+  EXPECT_EQ(curve_origin(limited, own, Dtype::bf16), CurveOrigin::own);
+  EXPECT_EQ(curve_origin(limited, own, Dtype::nvfp4), CurveOrigin::same_vendor);
+  const KernelModel model(limited, own);
+  const GemmShape shape{1, 16384, 16384, 16384};
+  const double ratio = model.matmul_seconds(shape, Dtype::fp8, 0) / model.matmul_seconds(shape, Dtype::nvfp4, 0);
+  EXPECT_NEAR(ratio, limited.peak(Dtype::nvfp4) / limited.peak(Dtype::fp8), 0.1);
+  EXPECT_FALSE(model.near_measured(GemmShape{1, 4096, 4096, 4096}, Dtype::nvfp4));
+}
+
 TEST(Matmul, Fp8WithoutUnitsForItRunsAsBf16) {
   const Device device = find_device("A100-SXM4-80GB");
   const Calibration calibration = find_calibration(device);
@@ -236,7 +277,7 @@ const std::vector<std::int64_t> kSizes{1, 16, 63, 64, 65, 128, 200, 256, 257, 70
 TEST_P(EveryDevice, MatmulGrowsWithEachDimension) {
   for (const std::int64_t a : kSizes)
     for (const std::int64_t b : kSizes)
-      for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::fp32}) {
+      for (const Dtype dtype : {Dtype::bf16, Dtype::fp8, Dtype::nvfp4, Dtype::fp32}) {
         double of_m = 0, of_n = 0, of_k = 0, of_batch = 0;
         for (const std::int64_t size : kSizes) {
           const auto next = [&](const GemmShape& s, double& last, const char* what) {
@@ -256,7 +297,7 @@ TEST_P(EveryDevice, NothingBeatsTheRoofline) {
   for (const std::int64_t m : kSizes)
     for (const std::int64_t n : kSizes)
       for (const std::int64_t k : kSizes)
-        for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp8, Dtype::fp32}) {
+        for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp8, Dtype::nvfp4, Dtype::fp32}) {
           const GemmShape s{1, m, n, k};
           const double seconds = model.matmul_seconds(s, dtype, gemm_bytes(s));
           ASSERT_GT(seconds, gemm_flops(s) / device.peak(dtype)) << m << ' ' << n << ' ' << k;

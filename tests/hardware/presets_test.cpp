@@ -53,9 +53,12 @@ TEST(Presets, EveryDeviceHasPlausibleFiguresAndASource) {
       expect_rate(d.pcie_bytes_per_second, 1e9, 1e11, name);
       continue;
     }
-    for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8})
-      expect_rate(d.peak(dtype), 1e11, 1e16, name);
+    for (const Dtype dtype : {Dtype::fp32, Dtype::fp16, Dtype::bf16, Dtype::fp8, Dtype::nvfp4})
+      expect_rate(d.peak(dtype), 1e11, 2e16, name);
     EXPECT_GE(d.peak(Dtype::fp8), d.peak(Dtype::bf16)) << name;
+    EXPECT_GE(d.peak(Dtype::nvfp4), d.peak(Dtype::fp8)) << name;
+    const bool blackwell = d.architecture.starts_with("Blackwell");
+    EXPECT_EQ(d.peak_flops_per_second[static_cast<std::size_t>(Dtype::nvfp4)] > 0, blackwell) << name;
     expect_rate(d.vector_flops_per_second, 1e12, 1e15, name);
     expect_rate(d.memory_bytes, 8e9, 4e11, name);
     expect_rate(d.memory_bytes_per_second, 1e11, 1e13, name);
@@ -197,6 +200,10 @@ TEST(DevicePeak, FallsBackToTheNextWiderType) {
   d.peak_flops_per_second[static_cast<std::size_t>(Dtype::bf16)] = 4;
   EXPECT_EQ(d.peak(Dtype::fp8), 4);
   d.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] = 5;
+  EXPECT_EQ(d.peak(Dtype::fp8), 5);
+  EXPECT_EQ(d.peak(Dtype::nvfp4), 5);
+  d.peak_flops_per_second[static_cast<std::size_t>(Dtype::nvfp4)] = 6;
+  EXPECT_EQ(d.peak(Dtype::nvfp4), 6);
   EXPECT_EQ(d.peak(Dtype::fp8), 5);
   EXPECT_EQ(d.peak(Dtype::fp16), 3);
 }

@@ -165,18 +165,30 @@ TEST(Inputs, AreWrittenByNobody) {
 TEST(Dtypes, TakeTheirBitsRoundedUpToBytes) {
   EXPECT_EQ(bits_of(Dtype::fp32), 32);
   EXPECT_EQ(bits_of(Dtype::fp8), 8);
-  EXPECT_EQ(bits_of(Dtype::fp4), 4);
+  EXPECT_EQ(bits_of(Dtype::nvfp4), 4);
   EXPECT_EQ(bits_of(Dtype::int4), 4);
   EXPECT_EQ(bytes_of(Dtype::bf16, 3), 6);
-  EXPECT_EQ(bytes_of(Dtype::fp4, 4), 2);
-  EXPECT_EQ(bytes_of(Dtype::fp4, 3), 2);
   EXPECT_EQ(bytes_of(Dtype::int4, 1), 1);
   EXPECT_EQ(bytes_of(Dtype::int4, 0), 0);
+  EXPECT_EQ(bytes_of(Dtype::int4, 3), 2);
   Tensor t;
   t.rank = 2;
   t.sizes = {3, 5, 1, 1, 1, 1};
-  t.dtype = Dtype::fp4;
+  t.dtype = Dtype::int4;
   EXPECT_EQ(t.bytes(), 8) << "15 elements of half a byte";
+}
+
+// NVIDIA 2025, arXiv 2509.25149, section 2: 16 elements of 4 bits share a scale of 8.
+TEST(Dtypes, Nvfp4TakesFourAndAHalfBits) {
+  EXPECT_EQ(bytes_of(Dtype::nvfp4, 0), 0);
+  EXPECT_EQ(bytes_of(Dtype::nvfp4, 16), 9);
+  EXPECT_EQ(bytes_of(Dtype::nvfp4, 17), 11) << "the 17th has a byte and a scale to itself";
+  EXPECT_EQ(bytes_of(Dtype::nvfp4, 4096 * 14336), 33030144) << "4.5 / 8 of 58720256";
+  Tensor t;
+  t.rank = 2;
+  t.sizes = {3, 5, 1, 1, 1, 1};
+  t.dtype = Dtype::nvfp4;
+  EXPECT_EQ(t.bytes(), 9) << "15 elements of half a byte, and a scale";
 }
 
 }  // namespace

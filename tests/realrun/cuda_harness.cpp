@@ -86,7 +86,7 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
       case Dtype::uint8:
         append(bytes, static_cast<std::uint8_t>(std::isnan(x) ? 255 : static_cast<int>(x)));
         break;
-      case Dtype::fp4:
+      case Dtype::nvfp4:
       case Dtype::int4:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
@@ -128,7 +128,7 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
       case Dtype::uint8:  // a mask's 0xff is poison
         x = take<std::uint8_t>(bytes, i) == 0xff ? kNan : take<std::uint8_t>(bytes, i);
         break;
-      case Dtype::fp4:
+      case Dtype::nvfp4:
       case Dtype::int4:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }

@@ -164,7 +164,7 @@ __device__ inline float load(const Any& from, std::int64_t i) {
       return static_cast<float>(static_cast<const std::int32_t*>(from.data)[i]);
     case Dtype::uint8:
       return static_cast<float>(static_cast<const std::uint8_t*>(from.data)[i]);
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }
@@ -194,7 +194,7 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
     case Dtype::uint8:
       static_cast<std::uint8_t*>(to.data)[i] = static_cast<std::uint8_t>(value);
       break;
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }

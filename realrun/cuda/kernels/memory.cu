@@ -70,7 +70,7 @@ __device__ uint4 pattern_of(Dtype dtype, float value) {
     case Dtype::uint8:
       low = high = (nan ? 0xffu : static_cast<std::uint8_t>(value)) * 0x1010101u;
       break;
-    case Dtype::fp4:
+    case Dtype::nvfp4:
     case Dtype::int4:
       break;
   }
