@@ -49,6 +49,24 @@ class Clones {
   std::vector<TensorId> copy_;
 };
 
+// Casts of a forward that is repeated, for weight gradients alone (columns in nvfp4): the backward reads what the
+// repeated ones write.
+void drop_unread_casts(Piece& piece) {
+  std::vector<std::uint8_t> read(piece.tensors.size());
+  for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
+    for (const Op& op : block->ops)
+      for (const TensorId id : op.reads)
+        if (id != kNoTensor) read[storage_of(piece, id)] = 1;
+  const auto is_handed_on = [&](const Op& op) {
+    return op.writes[0] == piece.output ||
+           std::ranges::any_of(piece.sides, [&](const SideStream& side) { return side.output == op.writes[0]; });
+  };
+  std::erase_if(piece.forward.ops, [&](const Op& op) {
+    return op.kind == OpKind::cast && !stays(piece, op) && !is_handed_on(op) &&
+           read[storage_of(piece, op.writes[0])] == 0;
+  });
+}
+
 // Prepends to the backward a copy of the forward ops that `chosen` picks, on fresh tensors, and lets the backward ops
 // that `reader` picks read those. What only they needed is then no longer kept; what they handed on is (as
 // torch.utils.checkpoint).
@@ -73,6 +91,7 @@ void recompute(Piece& piece, Chosen chosen, Reader reader) {
     op.phase = Phase::recompute;
   }
   piece.backward.ops.insert(piece.backward.ops.begin(), again.begin(), again.end());
+  drop_unread_casts(piece);
 }
 template <class Wanted>
 void recompute(Piece& piece, Wanted wanted) {
@@ -119,6 +138,7 @@ class ByOps {
     find_needed();
     keep_parts();
     repeat();
+    drop_unread_casts(piece_);
   }
 
  private:
@@ -301,6 +321,7 @@ class ByModules {
     if (options_.repeats(Module::mlp)) choose_mlp();
     if (options_.repeats(Module::norms)) choose_norms();
     repeat();
+    drop_unread_casts(piece_);
   }
 
  private:
@@ -352,6 +373,10 @@ class ByModules {
         any = true;
         all = all && mlp[j] != 0;
       });
+      // Of what no op of the forward reads, what reads the same is asked: the columns of what is quantised by rows.
+      if (!any)
+        for (std::size_t j = i + 1; j < ops_.size(); ++j)
+          any |= mlp[j] != 0 && ops_[j].kind == OpKind::cast && ops_[j].reads[0] == ops_[i].reads[0];
       mlp[i] = any && all;
     }
     for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= mlp[i];

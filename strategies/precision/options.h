@@ -7,9 +7,8 @@
 
 namespace orrery::precision {
 
-// fp4 is read and refused: no kernel and no rate of it is known.
-enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, fp4 };
-inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "fp4"};
+enum class Mix : std::uint8_t { bf16, fp16, fp32, fp8, nvfp4 };
+inline constexpr std::array<std::string_view, 5> kMixNames{"bf16", "fp16", "fp32", "fp8", "nvfp4"};
 enum class GradientDtype : std::uint8_t { fp32, bf16, fp16 };
 inline constexpr std::array<std::string_view, 3> kGradientDtypeNames{"fp32", "bf16", "fp16"};
 
@@ -28,8 +27,7 @@ struct Options {
 
   void visit_fields(FieldVisitor& v) {
     v.field("precision", mix, kMixNames,
-            "of matrix products and activations; fp8: the layers' products in fp8, the rest in bf16; "
-            "fp4 is refused: no kernel and no rate of it is known",
+            "of matrix products and activations; fp8, nvfp4: the layers' products in that, the rest in bf16",
             Scope::layer);
     v.field("gradient_dtype", gradients, kGradientDtypeNames, "in which gradients are accumulated and reduced");
     v.field("loss_scale", loss_scale, positive(), "of fp16: by which the loss is multiplied and gradients are divided");

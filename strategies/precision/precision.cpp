@@ -1,5 +1,9 @@
 #include "strategies/precision/precision.h"
 
+#include <array>
+#include <string>
+#include <vector>
+
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/data_parallel.h"
@@ -7,7 +11,10 @@
 namespace orrery::precision {
 namespace {
 
-// Quantises what the products of a block read: activations and output gradients at each use, once.
+// Quantises what the products of a block read: activations and output gradients at each use, once. In nvfp4 there are
+// two copies of each tensor: scales are of blocks along the dimension that is summed over, which is another one in the
+// transposed product (NVIDIA 2025, arXiv 2509.25149, section 2). Two casts read the 16 bits twice, as much as a pass
+// for the tensor's maximum and one that writes both copies.
 class Quantiser {
  public:
   enum class Weights : std::uint8_t {
@@ -15,24 +22,27 @@ class Quantiser {
     come_and_go,  // each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered
     come_in_fp8   // and gathers them quantised
   };
-  Quantiser(Piece& piece, Weights weights)
-      : piece_(piece), weights_(weights), quantised_(piece.tensors.size(), kNoTensor) {}
+  Quantiser(Piece& piece, Dtype dtype, Weights weights)
+      : piece_(piece), dtype_(dtype), copies_(block_of(dtype) > 0 ? 2 : 1), weights_(weights) {
+    for (auto& quantised : quantised_) quantised.assign(piece_.tensors.size(), kNoTensor);
+  }
 
   void run() {
+    find_needed();
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       out_.clear();
       if (weights_ == Weights::come_and_go)
-        for (std::size_t id = 0; id < quantised_.size(); ++id)
-          if (piece_.tensors[id].category == Category::parameter) quantised_[id] = kNoTensor;
+        for (std::size_t id = 0; id < quantised_[0].size(); ++id)
+          if (piece_.tensors[id].category == Category::parameter)
+            for (auto& quantised : quantised_) quantised[id] = kNoTensor;
       for (Op op : block->ops) {
-        if (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient) {
-          op.compute_dtype = Dtype::fp8;
-          op.reads[0] = quantise(op.reads[0], op);
-          op.reads[1] = quantise_weight(op.reads[1], op);
-        } else if (op.kind == OpKind::linear_weight_gradient) {
-          op.compute_dtype = Dtype::fp8;
-          op.reads[0] = quantise(op.reads[0], op);
-          op.reads[1] = quantise(op.reads[1], op);
+        if (is_product(op)) {
+          op.compute_dtype = dtype_;
+          for (const int read : {0, 1}) {
+            TensorId& id = op.reads[static_cast<std::size_t>(read)];
+            const bool weight = read == 1 && op.kind != OpKind::linear_weight_gradient;
+            id = weight ? quantise_weight(id, op) : quantise(id, op, copy_of(op, read));
+          }
         }
         out_.push_back(op);
       }
@@ -41,52 +51,81 @@ class Quantiser {
   }
 
  private:
+  // Blocks lie along a row of the tensor, or along a column.
+  enum Copy : std::uint8_t { by_rows, by_columns };
+
+  static bool is_product(const Op& op) {
+    return op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient ||
+           op.kind == OpKind::linear_weight_gradient;
+  }
+  // Which one a product reads: its weight gradient sums over tokens, the input gradient over the product's results.
+  Copy copy_of(const Op& op, int read) const {
+    if (copies_ == 1) return by_rows;
+    if (op.kind == OpKind::linear_weight_gradient) return by_columns;
+    return op.kind == OpKind::linear_input_gradient && read == 1 ? by_columns : by_rows;
+  }
+
+  void find_needed() {
+    needed_.assign(piece_.tensors.size(), {});
+    for (const Block* block : {&piece_.forward, &piece_.backward})
+      for (const Op& op : block->ops)
+        if (is_product(op))
+          for (const int read : {0, 1})
+            needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
+  }
+
   // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's
   // is_first_microbatch).
   TensorId quantise_weight(TensorId id, const Op& cause) {
     if (weights_ == Weights::come_in_fp8) return id;
-    if (quantised_[id] != kNoTensor) return quantised_[id];
-    Tensor t = piece_.tensors[id];
-    t.alias_of = kNoTensor;
-    t.dtype = Dtype::fp8;
-    t.category = Category::workspace;
-    t.resident = weights_ == Weights::stay;
-    const TensorId q = piece_.add(t);
-    quantised_.resize(piece_.tensors.size(), kNoTensor);
-    quantised_[id] = q;
-    Op op;
-    op.kind = OpKind::cast;
-    op.phase = cause.phase;
-    op.when = weights_ == Weights::stay ? When::first_micro_batch : When::every_micro_batch;
-    op.name = "quantise_weight";
-    op.reads[0] = id;
-    op.writes[0] = q;
-    out_.push_back(op);
-    return q;
+    const Copy wanted = copy_of(cause, 1);
+    if (quantised_[wanted][id] != kNoTensor) return quantised_[wanted][id];
+    for (const Copy copy : {by_columns, by_rows}) {
+      if (copy != wanted && (weights_ == Weights::come_and_go || !needed_[id][copy])) continue;
+      Tensor t = piece_.tensors[id];
+      t.category = Category::workspace;
+      t.resident = weights_ == Weights::stay;
+      Op op;
+      op.phase = cause.phase;
+      op.when = weights_ == Weights::stay ? When::first_micro_batch : When::every_micro_batch;
+      op.name = copies_ == 2 && copy == by_columns ? "quantise_weight_columns" : "quantise_weight";
+      cast(id, t, copy, op);
+    }
+    return quantised_[wanted][id];
   }
 
-  // The forward's quantised input serves the weight gradient too: it is what is kept for the backward.
-  TensorId quantise(TensorId id, const Op& cause) {
-    if (quantised_[id] != kNoTensor) return quantised_[id];
-    Tensor t = piece_.tensors[id];
+  // The forward's quantised input serves the weight gradient too: it is what is kept for the backward, of two copies
+  // the one by columns.
+  TensorId quantise(TensorId id, const Op& cause, Copy wanted) {
+    if (quantised_[wanted][id] != kNoTensor) return quantised_[wanted][id];
+    for (const Copy copy : {by_columns, by_rows}) {
+      if (quantised_[copy][id] != kNoTensor || (copy != wanted && !needed_[id][copy])) continue;
+      Op op;
+      op.phase = cause.phase == Phase::weight_gradient ? Phase::input_gradient : cause.phase;
+      op.name = copies_ == 2 && copy == by_columns ? "quantise_columns" : "quantise";
+      cast(id, piece_.tensors[id], copy, op);
+    }
+    return quantised_[wanted][id];
+  }
+
+  void cast(TensorId id, Tensor t, Copy copy, Op op) {
     t.alias_of = kNoTensor;
-    t.dtype = Dtype::fp8;
+    t.dtype = dtype_;
     const TensorId q = piece_.add(t);
-    quantised_.resize(piece_.tensors.size(), kNoTensor);
-    quantised_[id] = q;
-    Op op;
+    for (auto& quantised : quantised_) quantised.resize(piece_.tensors.size(), kNoTensor);
+    quantised_[copy][id] = q;
     op.kind = OpKind::cast;
-    op.phase = cause.phase == Phase::weight_gradient ? Phase::input_gradient : cause.phase;
-    op.name = "quantise";
     op.reads[0] = id;
     op.writes[0] = q;
     out_.push_back(op);
-    return q;
   }
 
   Piece& piece_;
+  const Dtype dtype_;
+  const int copies_;
   const Weights weights_;
-  std::vector<TensorId> quantised_;
+  std::array<std::vector<TensorId>, 2> quantised_;  // by Copy
+  std::vector<std::array<bool, 2>> needed_;         // by tensor and Copy: some product reads it
   std::vector<Op> out_;
 };
 
@@ -104,8 +143,14 @@ Dtype Options::storage() const {
 }
 
 Dtype Options::compute() const {
-  if (mix == Mix::fp4) return Dtype::nvfp4;
-  return mix == Mix::fp8 ? Dtype::fp8 : storage();
+  switch (mix) {
+    case Mix::fp8:
+      return Dtype::fp8;
+    case Mix::nvfp4:
+      return Dtype::nvfp4;
+    default:
+      return storage();
+  }
 }
 
 Dtype Options::gradient() const {
@@ -130,8 +175,9 @@ void check(const Scenario& scenario) {
                        "\"" + std::string(kMixNames[static_cast<std::size_t>(options.mix)]) + "\"", expected);
     };
     const std::string here = " on " + device.name;
-    if (options.mix == Mix::fp4)
-      fail("\"fp8\", \"bf16\" or \"fp16\": no kernel and no rate of fp4 matrix products is known" + here);
+    if (options.mix == Mix::nvfp4 && !has(Dtype::nvfp4))
+      fail((has(Dtype::fp8) ? "\"fp8\" or \"bf16\"" : "\"bf16\" or \"fp16\"") +
+           std::string(": there are no NVFP4 matrix units") + here);
     if (options.mix == Mix::fp8 && !has(Dtype::fp8)) fail("\"bf16\" or \"fp16\": there are no fp8 matrix units" + here);
     if (options.mix == Mix::bf16 && !has(Dtype::bf16))
       fail("\"fp16\" or \"fp32\": there are no bf16 matrix units" + here);
@@ -142,13 +188,23 @@ void check(const Scenario& scenario) {
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (plan.precision.mix != Mix::fp8 || !is_layer(piece)) return;
+  const Dtype products = plan.precision.compute();
+  if (products == plan.precision.storage() || !is_layer(piece)) return;
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
   using Weights = Quantiser::Weights;
-  Quantiser(piece, sharding.fp8_gathers              ? Weights::come_in_fp8
-                   : !sharding.over.weights.empty() ? Weights::come_and_go
-                                                    : Weights::stay)
+  Quantiser(piece, products,
+            sharding.fp8_gathers             ? Weights::come_in_fp8
+            : !sharding.over.weights.empty() ? Weights::come_and_go
+                                             : Weights::stay)
       .run();
+}
+
+void check_runnable(const Scenario& scenario) {
+  for_each_plan(scenario, [](const Plan& plan, const std::string& at) {
+    if (plan.precision.mix == Mix::nvfp4)
+      throw InputError({"", at + "precision"}, "\"nvfp4\"",
+                       "\"fp8\" or \"bf16\" in real runs: no kernel quantises to NVFP4 yet");
+  });
 }
 
 Dtype peak_dtype(const Scenario& scenario) {

@@ -1137,14 +1137,14 @@ TEST(Layouts, ComputeTheNumbersOfOneRankInEveryMeshOrder) {
   EXPECT_LT(refused, 5u);
 }
 
-// Values that are named and refused: no rates are known of fp4 products, no kernels of 4-bit moments.
+// Values that are named and refused: no kernels of NVFP4, none of 4-bit moments.
 bool is_refused(const std::string& field, const nlohmann::ordered_json& value) {
   try {
     const Scenario scenario = tiny(json{{"plan", {{field, json::parse(value.dump())}}}}.dump());
     check(scenario);
     check_runnable(scenario);
   } catch (const InputError& error) {
-    return error.where().pointer == "/plan/" + field && (value == "fp4" || value == "int4");
+    return error.where().pointer == "/plan/" + field && (value == "nvfp4" || value == "int4");
   }
   return false;
 }

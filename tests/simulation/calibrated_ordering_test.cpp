@@ -128,6 +128,31 @@ TEST(FittedOrder, Fp8GainsNoMoreThanItsKernels) {
   EXPECT_GT(checked, 100u);
 }
 
+// Of what is multiplied in nvfp4 the same, against fp8 and bf16.
+TEST(FittedOrder, Nvfp4GainsNoMoreThanItsKernels) {
+  for (const char* node : {"gb200-nvl72", "dgx-b200", "gb300-nvl72"})
+    for (const char* wider : {"bf16", "fp8"})
+      for (const int tensor : {1, 4}) {
+        const Json s{{"model", "llama-3-70b"},
+                     {"cluster", {{"node", node}, {"nodes", 1}, {"devices_per_node", 8}}},
+                     {"workload", {{"sequence_length", 8192}, {"global_batch_size", 64}}},
+                     {"plan",
+                      {{"framework", "megatron-core"},
+                       {"tensor_parallel", tensor},
+                       {"sequence_parallel", tensor > 1},
+                       {"zero_stage", 1}}}};
+        const Report wide = fitted(with_plan(s, {{"precision", wider}}));
+        const Report narrow = fitted(with_plan(s, {{"precision", "nvfp4"}}));
+        double most = 0;
+        for (const OpReport& a : wide.ops)
+          for (const OpReport& b : narrow.ops)
+            if (a.name == b.name && a.flops > 0 && b.seconds > 0) most = std::max(most, a.seconds / b.seconds);
+        EXPECT_LT(narrow.step_seconds, wide.step_seconds) << s << wider;
+        EXPECT_LE(wide.step_seconds / narrow.step_seconds, most) << s << wider;
+        EXPECT_LT(narrow.mfu, wide.mfu) << "of a peak that is twice as high and more";
+      }
+}
+
 // No step is shorter than its products and attention measured alone.
 TEST(FittedOrder, MfuIsBelowWhatProductsReachAlone) {
   Simulator alone;

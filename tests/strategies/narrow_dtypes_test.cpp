@@ -1,8 +1,11 @@
 // Four bits an element: counted where only bytes matter, refused where a kernel or a rate would have to be known.
 #include <gmock/gmock.h>
 
+#include <array>
+
 #include "realrun/executor.h"
 #include "sim/base/error.h"
+#include "sim/program/check.h"
 #include "tests/strategies/support.h"
 
 namespace orrery {
@@ -142,11 +145,145 @@ TEST(Fp8Gathers, OfOneRankAreNone) {
   EXPECT_EQ(gathers_of(running_layer(with)).casts, gathers_of(running_layer(without)).casts);
 }
 
-TEST(FourBits, ProductsAreRefusedWithASentence) {
-  Scenario s = megatron_22b();
-  s.plan.precision.mix = precision::Mix::fp4;
-  EXPECT_THAT(refusal(s), HasSubstr("/plan/precision"));
-  EXPECT_THAT(refusal(s), HasSubstr("no rate of fp4"));
+TEST(Nvfp4, IsRefusedWithoutUnitsForIt) {
+  for (const auto& [node, device, other] : {std::array{"dgx-a100", "A100-SXM4-80GB", "\"bf16\" or \"fp16\""},
+                                            {"dgx-h100", "H100-SXM5-80GB", "\"fp8\" or \"bf16\""},
+                                            {"mi355x-8", "MI355X", "\"fp8\" or \"bf16\""}}) {
+    Scenario s = scenario_of("llama-3-8b", node, 1);
+    s.workload = {2048, 0, 8};
+    s.plan.precision.mix = precision::Mix::nvfp4;
+    EXPECT_THAT(refusal(s), HasSubstr("/plan/precision"));
+    EXPECT_THAT(refusal(s), HasSubstr(std::string("no NVFP4 matrix units on ") + device));
+    EXPECT_THAT(refusal(s), HasSubstr(other));
+  }
+}
+
+Scenario llama_on_b200(precision::Mix mix) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-b200", 1);
+  s.workload = {8192, 0, 64};
+  s.plan.precision.mix = mix;
+  return s;
+}
+
+TEST(Nvfp4, IsNotRun) {
+  EXPECT_NO_THROW(check_runnable(llama_on_b200(precision::Mix::fp8)));
+  EXPECT_THROW(check_runnable(llama_on_b200(precision::Mix::nvfp4)), InputError);
+}
+
+TEST(Nvfp4, IsNotGatheredAsFloat8) {
+  Scenario s = llama_on_b200(precision::Mix::nvfp4);
+  s.plan.data.zero_stage = 3;
+  EXPECT_EQ(refusal(s), "");
+  s.plan.data.float8_all_gather = true;
+  EXPECT_THAT(refusal(s), HasSubstr("/plan/enable_fsdp_float8_all_gather"));
+}
+
+// By hand, of Llama 3 8B (hidden 4096, MLP 14336): what is saved for the backward in fp8 and in nvfp4 differs in the
+// four products' inputs alone, 1 byte an element against one copy of 4.5 bits.
+TEST(Nvfp4, SavesTheColumnsOfEachProductsInput) {
+  Program fp8, nvfp4;
+  lower(llama_on_b200(precision::Mix::fp8), fp8);
+  lower(llama_on_b200(precision::Mix::nvfp4), nvfp4);
+  const double elements = 8192.0 * (3 * 4096 + 14336);
+  EXPECT_DOUBLE_EQ(saved_bytes(running_layer(fp8)) - saved_bytes(running_layer(nvfp4)), elements * (8 - 4.5) / 8);
+}
+
+// Of an MLP that is repeated, neither copy of what it reads is kept: the inputs of two products remain.
+TEST(Nvfp4, RepeatsTheColumnsOfARepeatedMlp) {
+  const auto saved = [](precision::Mix mix) {
+    Scenario s = llama_on_b200(mix);
+    s.plan.recompute.mode = activation_recompute::Mode::selective;
+    s.plan.recompute.modules = {static_cast<std::int64_t>(activation_recompute::Module::mlp)};
+    Program p;
+    lower(s, p);
+    return saved_bytes(running_layer(p));
+  };
+  EXPECT_DOUBLE_EQ(saved(precision::Mix::fp8) - saved(precision::Mix::nvfp4), 8192.0 * (2 * 4096) * (8 - 4.5) / 8);
+}
+
+// Two copies of 4.5 bits beside each weight, once; where weights are gathered they come and go with them.
+TEST(Nvfp4, KeepsTwoCopiesOfEachWeight) {
+  const double weights = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336;
+  for (const int stage : {0, 1, 3})
+    for (const auto mode : {activation_recompute::Mode::none, activation_recompute::Mode::full}) {
+      Scenario s = llama_on_b200(precision::Mix::nvfp4);
+      s.plan.data.zero_stage = stage;
+      s.plan.recompute.mode = mode;
+      Program p;
+      lower(s, p);
+      const double norms = 2 * sizeof(float);  // the gradient norm's scalars
+      EXPECT_NEAR(piece_memory(running_layer(p), 1).resident.of(Place::device, Category::workspace),
+                  stage == 3 ? 0 : 2 * weights * 4.5 / 8, norms);
+    }
+}
+
+double cast_bytes(const Piece& piece, const Block& block) {
+  double total = 0;
+  for (const Op& op : block.ops)
+    if (op.kind == OpKind::cast && std::string_view(op.name).starts_with("quantise")) total += bytes(op, piece.tensors);
+  return total;
+}
+
+// An element is read twice in 16 bits, for the tensor's maximum and for its two copies, which are written once.
+TEST(Nvfp4, QuantisingReadsTwiceAndWritesTwoCopies) {
+  const double tokens = 8192, weights = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336;
+  const double inputs = tokens * (3 * 4096 + 14336), outputs = tokens * (6144 + 4096 + 2 * 14336 + 4096);
+  const double both = 2 * 2 + 2 * 4.5 / 8, one = 2 + 4.5 / 8;
+  Scenario s = llama_on_b200(precision::Mix::nvfp4);
+  Program p;
+  lower(s, p);
+  EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), both * (weights + inputs));
+  EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).backward), both * outputs);
+  for (const Block* block : {&running_layer(p).forward, &running_layer(p).backward})
+    for (const Op& op : block->ops) {
+      if (op.kind != OpKind::linear && op.kind != OpKind::linear_input_gradient &&
+          op.kind != OpKind::linear_weight_gradient)
+        continue;
+      EXPECT_EQ(op.compute_dtype, Dtype::nvfp4);
+      for (const int read : {0, 1})
+        EXPECT_EQ(running_layer(p).tensors[op.reads[static_cast<std::size_t>(read)]].dtype, Dtype::nvfp4) << op.name;
+    }
+
+  // A forward that is repeated writes no columns the first time.
+  for (const auto mode : {activation_recompute::Mode::full, activation_recompute::Mode::selective_op}) {
+    s.plan.recompute.mode = mode;
+    lower(s, p);
+    EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), both * weights + one * inputs);
+  }
+}
+
+// Every Program is proven, and none saves more than in fp8.
+TEST(Nvfp4, ComposesWithEveryLayout) {
+  std::size_t proven = 0;
+  for (const std::int64_t t : {1, 2})
+    for (const std::int64_t c : {1, 2})
+      for (const std::int64_t p : {1, 2})
+        for (int schedule = 0; schedule < 5; ++schedule)
+          for (const int zero : {0, 1, 3})
+            for (int mode = 0; mode < 4; ++mode)
+              for (const bool overlap : {false, true}) {
+                Scenario s = llama_on_b200(precision::Mix::nvfp4);
+                s.plan.tensor.degree = t;
+                s.plan.tensor.sequence_parallel = t > 1;
+                s.plan.tensor.overlap = overlap;
+                s.plan.context.degree = c;
+                s.plan.pipeline.degree = p;
+                s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
+                if (s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved)
+                  s.plan.pipeline.virtual_stages = 2;
+                s.plan.data.zero_stage = zero;
+                s.plan.recompute.mode = static_cast<activation_recompute::Mode>(mode);
+                if ((overlap && t == 1) || (p == 1 && schedule != 1)) continue;
+                Program nvfp4, fp8;
+                if (refusal(s) != "") continue;
+                lower(s, nvfp4);
+                for (const Violation& v : check(nvfp4)) FAIL() << v.text;
+                s.plan.precision.mix = precision::Mix::fp8;
+                lower(s, fp8);
+                EXPECT_LE(saved_bytes(running_layer(nvfp4)), saved_bytes(running_layer(fp8))) << t << c << p << mode;
+                ++proven;
+              }
+  EXPECT_GT(proven, 100u);
 }
 
 }  // namespace
