@@ -244,6 +244,13 @@ TEST(Nvfp4, QuantisingReadsTwiceAndWritesTwoCopies) {
         EXPECT_EQ(running_layer(p).tensors[op.reads[static_cast<std::size_t>(read)]].dtype, Dtype::nvfp4) << op.name;
     }
 
+  // Gathered weights are quantised by rows for the forward, by columns for the backward.
+  s.plan.data.zero_stage = 3;
+  lower(s, p);
+  EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).forward), one * weights + both * inputs);
+  EXPECT_DOUBLE_EQ(cast_bytes(running_layer(p), running_layer(p).backward), one * weights + both * outputs);
+  s.plan.data.zero_stage = 0;
+
   // A forward that is repeated writes no columns the first time.
   for (const auto mode : {activation_recompute::Mode::full, activation_recompute::Mode::selective_op}) {
     s.plan.recompute.mode = mode;
