@@ -19,8 +19,8 @@ inline constexpr int kDtypes = 9;
 // Of the namespace: a local one is built in each call.
 inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
-// Elements that share a scale of one byte, which lies beside them; 0: none do. The few bytes of scales of a whole tensor
-// are not counted, of fp8 neither.
+// Elements that share a scale of one byte, which lies beside them; 0: none do. A scale of the whole tensor is not
+// counted, of fp8 neither.
 constexpr std::int64_t block_of(Dtype dtype) { return dtype == Dtype::nvfp4 ? 16 : 0; }
 // Of so many elements side by side: rounded up to whole bytes and blocks.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
