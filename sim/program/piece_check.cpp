@@ -249,7 +249,10 @@ void PieceCheck::step(const Op& op) {
     elementwise_on_flat(op);
   } else {
     compute(op);
-    if (op.kind == OpKind::copy) updated(op.writes[0]);  // parameters that the host has updated
+    const bool cast = op.kind == OpKind::cast && op.phase == Phase::update;
+    if (cast) expect_same_part(op.reads[0], op.writes[0]);
+    // Parameters that the host has updated, or that are cast from what the optimizer has.
+    if (cast || op.kind == OpKind::copy) updated(op.writes[0]);
   }
 }
 

@@ -132,6 +132,7 @@ class PieceCheck {
   void expect_owes_nothing(TensorId id);
   void norm(const Op& op);
   void optimize(const Op& op);
+  void expect_same_part(TensorId from, TensorId to);
   void updated(TensorId id);
   void expect_divided(const ParameterSet& set);
 

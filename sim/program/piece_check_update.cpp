@@ -75,6 +75,12 @@ void PieceCheck::optimize(const Op& op) {
     if (id != kNoTensor) updated(id);
 }
 
+void PieceCheck::expect_same_part(TensorId from, TensorId to) {
+  if (tensor(from).over[0] == tensor(to).over[0] && tensor(from).sizes[0] == tensor(to).sizes[0]) return;
+  report(Rule::operands_agree, layout(from) + " of " + std::to_string(tensor(from).sizes[0]) + " elements becomes " +
+                                   layout(to) + " of " + std::to_string(tensor(to).sizes[0]) + ", needed alike");
+}
+
 // Parts of a parameter buffer are new, the rest of it is not.
 void PieceCheck::updated(TensorId id) {
   write(id, {});

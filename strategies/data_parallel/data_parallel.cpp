@@ -245,8 +245,9 @@ class Shard {
   // Where more ranks share the states than the weights: the updated parts are gathered under the next step's first
   // forward, or right after the update.
   void gather_updated_parameters() {
-    std::vector<Op>& ops = options_.overlap_parameters ? piece_.forward.ops : piece_.update.ops;
-    auto at = options_.overlap_parameters ? 0 : static_cast<std::ptrdiff_t>(ops.size());
+    const bool overlap = options_.overlap_parameters && !s_.gathered_after_update;
+    std::vector<Op>& ops = overlap ? piece_.forward.ops : piece_.update.ops;
+    auto at = overlap ? 0 : static_cast<std::ptrdiff_t>(ops.size());
     TensorId from = set_.own_parameters;
     for (std::size_t l = levels_.size(); l-- > 1;) {
       if (levels_[l].empty()) continue;
@@ -255,7 +256,7 @@ class Shard {
           left == over_.weights ? set_.parameters : part(set_.parameters, left, "parameter_shard", true);
       Op op = communication(OpKind::all_gather, "parameters.all_gather", Stream::parameter_communication, levels_[l],
                             from, to);
-      if (options_.overlap_parameters) {
+      if (overlap) {
         op.when = When::first_micro_batch;
         op.free_running = true;
         op.prefetch = 1;
@@ -477,6 +478,12 @@ bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_b
   return options.zero_stage >= 2 && framework::reduces_shards_in_every_micro_batch(scenario.plan);
 }
 
+bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers) {
+  const Options& options = scenario.plan.data;
+  return (options.fp8_param_gather && layers.precision.mix == precision::Mix::fp8) ||
+         (options.fp4_param_gather && layers.precision.mix == precision::Mix::nvfp4);
+}
+
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches) {
   return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
 }
@@ -485,6 +492,35 @@ void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece&
   const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
   if (!sharding.over.weights.empty() && exceeds(limits, piece)) divide_into_sets(limits, piece);
 }
+
+namespace {
+
+void check_param_gather(const Scenario& scenario, const char* field, precision::Mix mix) {
+  const Plan& plan = scenario.plan;
+  bool any = false;
+  for_each_plan(scenario, [&](const Plan& layers, const std::string&) { any = any || layers.precision.mix == mix; });
+  const std::string name(precision::kMixNames[static_cast<std::size_t>(mix)]);
+  std::string allowed;
+  if (!any) {
+    allowed = "false where no layer has precision \"" + name + "\"";
+  } else if (!framework::gathers_quantised_weights(plan)) {
+    allowed = "false with framework \"" + std::string(framework::stack_name(plan)) +
+              "\", which keeps quantised weights beside wider ones";
+  } else if (plan.data.zero_stage == 0) {
+    allowed = "false with zero_stage 0, which gathers no parameters";
+  } else if (plan.data.zero_stage == 3) {
+    allowed = mix == precision::Mix::fp8
+                  ? "false with zero_stage 3, whose layers enable_fsdp_float8_all_gather gathers in fp8"
+                  : "false with zero_stage 3, whose layers are gathered in 16 bits";
+  } else if (!plan.optimizer.master_parameters) {
+    allowed = "false without master_parameters, from which the weights are quantised";
+  } else if (plan.offload.optimizer) {
+    allowed = "false with optimizer_offload, whose host quantises nothing";
+  }
+  if (!allowed.empty()) throw InputError({"", std::string("/plan/") + field}, "true", allowed);
+}
+
+}  // namespace
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.data;
@@ -519,6 +555,8 @@ void check(const Scenario& scenario) {
                        options.zero_stage < 3 ? "false below zero_stage 3, which gathers no layers"
                                               : "false where no layer has precision \"fp8\"");
   }
+  if (options.fp8_param_gather) check_param_gather(scenario, "fp8_param_gather", precision::Mix::fp8);
+  if (options.fp4_param_gather) check_param_gather(scenario, "fp4_param_gather", precision::Mix::nvfp4);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (plan.data.prefetch > 1000)
       throw InputError({"", at + "prefetch"}, std::to_string(plan.data.prefetch), "at most 1000 layers");
@@ -599,10 +637,20 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));
-  lay_out({&sharding, 1}, plan.data, bucket, program.mesh, piece);
+  // Of a layer whose weights are quantised the second set is what is not: norms and biases.
+  Sharding rest = sharding;
+  rest.gathered_after_update = is_layer(piece) && keeps_weights_quantised(scenario, plan);
+  const std::array by_set{sharding, rest};
+  lay_out(by_set, plan.data, bucket, program.mesh, piece);
 }
 
 void check_runnable(const Scenario& scenario) {
+  const auto refuse = [](const char* field) {
+    throw InputError({"", std::string("/plan/") + field}, "true",
+                     "false in real runs: no kernel casts an optimizer's copy to quantised weights yet");
+  };
+  if (scenario.plan.data.fp8_param_gather) refuse("fp8_param_gather");
+  if (scenario.plan.data.fp4_param_gather) refuse("fp4_param_gather");
   if (scenario.plan.data.float8_all_gather)
     throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
                      "false in real runs: no scales of fp8 parts are agreed upon yet");

@@ -41,6 +41,8 @@ struct Sharding {
   // Each parameter set is gathered for its own ops (gather_order.h) and its gradients are reduced when they are there;
   // no limit: all sets are gathered before the block, and reduced behind it.
   framework::GatherLimits in_turn;
+  // Updated parts are gathered once for all layers, also where the plan overlaps it: of what fills no bucket.
+  bool gathered_after_update = false;
 };
 // As zero_stage and reduce_gradients have it, and then as other strategies do.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
@@ -60,6 +62,9 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 void disable(Plan& plan);
 std::span<const PlanWord> words();
 
+// Whether the products' weights of layers of this plan are kept quantised and in no wider copy (fp8_param_gather,
+// fp4_param_gather): the optimizer's fp32 copies are cast to them once a step.
+bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
 // What reduce_gradients, or the stack where it is automatic, comes to. Of one micro-batch stages 2 and 3 keep nothing
 // whole in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);

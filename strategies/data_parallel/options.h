@@ -23,6 +23,7 @@ struct Options {
   std::int64_t max_live_parameters = 0;
   std::int64_t max_reuse_distance = 0;
   std::int64_t prefetch_bucket_size = 0;
+  bool fp8_param_gather = false, fp4_param_gather = false;
   std::int64_t bucket_bytes = 0;
 
   void visit_fields(FieldVisitor& v) {
@@ -56,6 +57,10 @@ struct Options {
             "use; 0: the stack's");
     v.field("stage3_prefetch_bucket_size", prefetch_bucket_size, at_least(0),
             "of matrices gathered in their turn: elements gathered at once, at least; 0: the stack's");
+    v.field("fp8_param_gather", fp8_param_gather,
+            "zero_stage 1 and 2 with precision fp8: the layers' matrices are kept in fp8 alone, and updated ones are "
+            "gathered so (Megatron-Core)");
+    v.field("fp4_param_gather", fp4_param_gather, "the same in NVFP4, with precision nvfp4");
     v.field("bucket_bytes", bucket_bytes, at_least(0), "gradient bucket; 0: the framework's default", Scope::buckets);
   }
 };

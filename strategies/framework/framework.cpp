@@ -23,6 +23,7 @@ struct StackPreset {
   bool accumulates_separately = false, scatters_transfers = false;
   bool shards_in_fp32 = false, keeps_ends_gathered = false, keeps_gathered_inputs = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
+  bool gathers_quantised_weights = false;
 };
 
 std::array<StackPreset, kStackNames.size()> read_stacks() {
@@ -60,6 +61,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.keeps_gathered_inputs = j.at("gathered_inputs") == "kept";
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
+    s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
   }
   return stacks;
 }
@@ -131,6 +133,8 @@ GatherLimits gather_limits(const Plan& plan) {
 }
 
 bool keeps_gathered_inputs(const Plan& plan) { return preset(plan).keeps_gathered_inputs; }
+
+bool gathers_quantised_weights(const Plan& plan) { return preset(plan).gathers_quantised_weights; }
 
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks) {
   const StackPreset& s = preset(plan);

@@ -57,6 +57,8 @@ GatherLimits gather_limits(const Plan& plan);
 // Tensor parallelism: inputs of products that are gathered along the sequence are kept for the weight gradients, not
 // gathered again.
 bool keeps_gathered_inputs(const Plan& plan);
+// Weights that are kept quantised alone, and gathered so after the update (zero_stage 1 and 2).
+bool gathers_quantised_weights(const Plan& plan);
 double gradient_bucket_bytes(const Plan& plan, std::int64_t data_ranks);
 
 void check(const Scenario& scenario);

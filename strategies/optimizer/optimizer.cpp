@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
@@ -151,6 +152,9 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   return global;
 }
 
+// What is narrower than gradients are computed in is no parameter that a rule updates, but a cast of one.
+bool is_quantised(Dtype dtype) { return bits_of(dtype) < 16; }
+
 // `master_copy`: in fp32, beside parameters of another dtype; of Options::parameter_remainders what the parameter lacks.
 void add_update(Piece& piece, const ParameterSet& set, const Options& options, bool master_copy,
                 const Scaling& scaling) {
@@ -160,8 +164,12 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
   update.decoupled_weight_decay = options.rule != Rule::adam;
   update.reads[0] = set.gradients;
   std::size_t w = 0;
-  update.writes[w++] = set.parameters;
-  const bool master = master_copy && piece.tensors[set.parameters].dtype != Dtype::fp32;
+  const Dtype storage = piece.tensors[set.parameters].dtype;
+  const bool quantised = is_quantised(storage);
+  if (quantised && !master_copy) throw std::logic_error("quantised parameters of which no wider copy is kept");
+  update.writes[w++] =
+      quantised ? flat(piece, "master_parameters", Category::optimizer_state, Dtype::fp32, elements) : set.parameters;
+  const bool master = master_copy && !quantised && storage != Dtype::fp32;
   if (master && options.parameter_remainders)  // 16 bits, of whatever meaning
     update.writes[w++] = flat(piece, "parameter_remainders", Category::optimizer_state, Dtype::bf16, elements);
   else if (master)
@@ -175,6 +183,12 @@ void add_update(Piece& piece, const ParameterSet& set, const Options& options, b
     if (i > 0 || !master) update.reads[r++] = update.writes[i];
   scaling.put(update);
   piece.update.ops.push_back(update);
+  if (quantised) {
+    Op cast = over_buffer(OpKind::cast, "quantise_parameters");
+    cast.reads[0] = update.writes[0];
+    cast.writes[0] = set.parameters;
+    piece.update.ops.push_back(cast);
+  }
 
   // The next step accumulates into cleared gradients.
   Op clear = over_buffer(OpKind::zero_fill, "zero_gradients");
@@ -245,6 +259,9 @@ void check(const Scenario& scenario) {
   if (scenario.plan.data.zero_stage == 3 && framework::shards_in_fp32(scenario.plan))
     allowed = "false where shards of parameters are kept in fp32";
   if (scenario.plan.precision.storage() != Dtype::bf16) allowed = "false except of parameters in bf16";
+  for (const auto& [gathers, with] : {std::pair{scenario.plan.data.fp8_param_gather, "false with fp8_param_gather"},
+                                      std::pair{scenario.plan.data.fp4_param_gather, "false with fp4_param_gather"}})
+    if (gathers) allowed = with;
   if (allowed != nullptr) throw InputError({"", "/plan/store_param_remainders"}, "true", allowed);
 }
 

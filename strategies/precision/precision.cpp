@@ -1,7 +1,9 @@
 #include "strategies/precision/precision.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -19,8 +21,9 @@ class Quantiser {
  public:
   enum class Weights : std::uint8_t {
     stay,
-    come_and_go,  // each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered
-    come_in_fp8   // and gathers them quantised
+    come_and_go,   // each block of each micro-batch gathers its weights (ZeRO-3), and quantises what it gathered
+    come_in_fp8,   // and gathers them quantised
+    are_quantised  // in rows, before the step begins; columns are made of these once a step
   };
   Quantiser(Piece& piece, Dtype dtype, Weights weights)
       : piece_(piece), dtype_(dtype), copies_(block_of(dtype) > 0 ? 2 : 1), weights_(weights) {
@@ -29,6 +32,7 @@ class Quantiser {
 
   void run() {
     find_needed();
+    if (weights_ == Weights::are_quantised) keep_quantised();
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       out_.clear();
       if (weights_ == Weights::come_and_go)
@@ -74,21 +78,43 @@ class Quantiser {
             needed_[op.reads[static_cast<std::size_t>(read)]][copy_of(op, read)] = true;
   }
 
+  // The weights of products are a parameter set of their own, as buffers of another dtype are in Megatron-Core; what
+  // reads them has no other copy.
+  void keep_quantised() {
+    std::vector<bool> is_weight(piece_.tensors.size());
+    for (const Block* block : {&piece_.forward, &piece_.backward})
+      for (const Op& op : block->ops) {
+        if (!is_product(op) || op.kind == OpKind::linear_weight_gradient) continue;
+        const TensorId root = storage_of(piece_, op.reads[1]);
+        if (piece_.tensors[root].category == Category::parameter) is_weight[root] = true;
+      }
+    for (std::size_t id = 0; id < is_weight.size(); ++id) {
+      const auto t = static_cast<TensorId>(id);
+      if (!is_weight[storage_of(piece_, t)]) continue;
+      piece_.tensors[id].dtype = dtype_;
+      quantised_[by_rows][id] = t;
+    }
+    for (ParameterGradient& p : piece_.parameters) p.set = is_weight[storage_of(piece_, p.parameter)] ? 0 : 1;
+  }
+
   // Weights that stay are quantised once a step and kept for its micro-batches (Transformer Engine's
   // is_first_microbatch).
   TensorId quantise_weight(TensorId id, const Op& cause) {
     if (weights_ == Weights::come_in_fp8) return id;
     const Copy wanted = copy_of(cause, 1);
-    if (quantised_[wanted][id] != kNoTensor) return quantised_[wanted][id];
     for (const Copy copy : {by_columns, by_rows}) {
+      if (quantised_[copy][id] != kNoTensor) continue;
       if (copy != wanted && (weights_ == Weights::come_and_go || !needed_[id][copy])) continue;
+      const bool stays = weights_ != Weights::come_and_go;
       Tensor t = piece_.tensors[id];
       t.category = Category::workspace;
-      t.resident = weights_ == Weights::stay;
+      t.resident = stays;
       Op op;
       op.phase = cause.phase;
-      op.when = weights_ == Weights::stay ? When::first_micro_batch : When::every_micro_batch;
-      op.name = copies_ == 2 && copy == by_columns ? "quantise_weight_columns" : "quantise_weight";
+      op.when = stays ? When::first_micro_batch : When::every_micro_batch;
+      op.name = weights_ == Weights::are_quantised   ? "transpose_weight"
+                : copies_ == 2 && copy == by_columns ? "quantise_weight_columns"
+                                                     : "quantise_weight";
       cast(id, t, copy, op);
     }
     return quantised_[wanted][id];
@@ -193,10 +219,28 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const data_parallel::Sharding sharding = data_parallel::sharding_of(scenario, plan, program);
   using Weights = Quantiser::Weights;
   Quantiser(piece, products,
-            sharding.fp8_gathers             ? Weights::come_in_fp8
-            : !sharding.over.weights.empty() ? Weights::come_and_go
-                                             : Weights::stay)
+            data_parallel::keeps_weights_quantised(scenario, plan) ? Weights::are_quantised
+            : sharding.fp8_gathers                                 ? Weights::come_in_fp8
+            : !sharding.over.weights.empty()                       ? Weights::come_and_go
+                                                                   : Weights::stay)
       .run();
+}
+
+// Layers that keep their weights quantised have other parameters than those that do not, and buckets of their own.
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!scenario.plan.data.fp8_param_gather && !scenario.plan.data.fp4_param_gather) return;
+  const LayerPlans plans = layer_plans(scenario);
+  std::vector<std::pair<std::uint16_t, Dtype>> families;
+  for (const Piece& piece : program.pieces) {
+    const Plan& plan = plans.of(piece);
+    families.emplace_back(piece.variant_of, data_parallel::keeps_weights_quantised(scenario, plan)
+                                                ? plan.precision.compute()
+                                                : plan.precision.storage());
+  }
+  for (std::size_t p = 0; p < families.size(); ++p)
+    if (families[p].first != kNoPiece)
+      program.pieces[p].variant_of =
+          static_cast<std::uint16_t>(std::find(families.begin(), families.end(), families[p]) - families.begin());
 }
 
 void check_runnable(const Scenario& scenario) {

@@ -251,5 +251,22 @@ TEST(AgreementOfEngines, StagesMayLieDifferentlyOnTheirNodes) {
   EXPECT_LE(std::abs(percent_of(gathered_at_the_end)), 2) << "17 % if what the update gathers has its NIC alone";
 }
 
+// What is gathered quantised is one Program for both, layers of either dtype in one stage.
+TEST(AgreementOfEngines, QuantisedWeightsAreGatheredAlike) {
+  for (const auto& [precision, field] :
+       {std::pair{"fp8", "fp8_param_gather"}, std::pair{"nvfp4", "fp4_param_gather"}}) {
+    const Json scenario{{"model", "llama-3-8b"},
+                        {"cluster", {{"node", "dgx-b200"}, {"nodes", 2}}},
+                        {"workload", {{"sequence_length", 2048}, {"global_batch_size", 16}}},
+                        {"plan",
+                         {{"precision", precision},
+                          {"layers", {{{"to", 1}, {"precision", "bf16"}}, {{"from", 31}, {"precision", "bf16"}}}},
+                          {"zero_stage", 1},
+                          {"micro_batch_size", 1},
+                          {field, true}}}};
+    EXPECT_LE(std::abs(percent_of(scenario)), 2) << precision;
+  }
+}
+
 }  // namespace
 }  // namespace orrery

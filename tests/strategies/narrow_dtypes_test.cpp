@@ -293,5 +293,237 @@ TEST(Nvfp4, ComposesWithEveryLayout) {
   EXPECT_GT(proven, 100u);
 }
 
+// ---- fp8_param_gather, fp4_param_gather ----
+
+constexpr std::array kNarrowMixes{precision::Mix::fp8, precision::Mix::nvfp4};
+
+Scenario with_quantised_weights(precision::Mix mix) {
+  Scenario s = llama_on_b200(mix);
+  s.plan.data.zero_stage = 1;
+  (mix == precision::Mix::fp8 ? s.plan.data.fp8_param_gather : s.plan.data.fp4_param_gather) = true;
+  return s;
+}
+Scenario with_wide_weights(precision::Mix mix) {
+  Scenario s = with_quantised_weights(mix);
+  s.plan.data.fp8_param_gather = s.plan.data.fp4_param_gather = false;
+  return s;
+}
+double bytes_an_element(precision::Mix mix) { return mix == precision::Mix::fp8 ? 1 : 4.5 / 8; }
+
+// Of a layer of Llama 3 8B: QKV of 32 + 2 x 8 heads of 128, the output projection, a gated MLP; two norms.
+constexpr double kMatrices = 4096.0 * (4096 + 2 * 1024) + 4096.0 * 4096 + 3 * 4096.0 * 14336, kNorms = 2 * 4096.0;
+constexpr double kShards = 8;
+
+Program proven(const Scenario& scenario) {
+  Program program;
+  lower(scenario, program);
+  for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
+  return program;
+}
+
+// By hand: matrices in the products' dtype alone, in NVFP4 by rows and by columns; norms in bf16; gradients and the
+// optimizer's states in fp32 as ever.
+TEST(ParamGather, KeepsNoWeightsOfSixteenBits) {
+  for (const auto mix : kNarrowMixes) {
+    const Program narrow = proven(with_quantised_weights(mix)), wide = proven(with_wide_weights(mix));
+    const auto bytes_of = [](const Program& p, Category c) {
+      return piece_memory(running_layer(p), 1).resident.of(Place::device, c);
+    };
+    const double columns = mix == precision::Mix::nvfp4 ? kMatrices * 4.5 / 8 : 0;
+    EXPECT_DOUBLE_EQ(bytes_of(narrow, Category::parameter), kMatrices * bytes_an_element(mix) + kNorms * 2);
+    EXPECT_NEAR(bytes_of(narrow, Category::workspace), columns, 64) << "the gradient norm's scalars";
+    EXPECT_DOUBLE_EQ(bytes_of(wide, Category::parameter), (kMatrices + kNorms) * 2);
+    EXPECT_NEAR(bytes_of(wide, Category::workspace), columns + kMatrices * bytes_an_element(mix), 64);
+    for (const Program* p : {&narrow, &wide}) {
+      EXPECT_DOUBLE_EQ(bytes_of(*p, Category::gradient), (kMatrices + kNorms) * 4);
+      EXPECT_DOUBLE_EQ(bytes_of(*p, Category::optimizer_state), (kMatrices + kNorms) * 12 / kShards);
+    }
+    EXPECT_EQ(saved_bytes(running_layer(narrow)), saved_bytes(running_layer(wide)));
+    for (const char* end : {"embedding", "head"})
+      for (const Tensor& t : piece_named(narrow, end).tensors)
+        EXPECT_FALSE(t.dtype == Dtype::fp8 || t.dtype == Dtype::nvfp4) << end << " " << t.name;
+  }
+}
+
+struct Collectives {
+  double bytes = 0;  // of the whole
+  std::vector<const Op*> ops;
+};
+Collectives collectives_of(const Piece& piece, const Block& block, OpKind kind) {
+  Collectives found;
+  for (const Op& op : block.ops) {
+    if (op.kind != kind) continue;
+    found.ops.push_back(&op);
+    found.bytes += bytes(op, piece.tensors);
+  }
+  return found;
+}
+
+// Matrices in the products' dtype, layer by layer under the first forward; norms of all layers at once after the
+// update. Gradients are reduced as ever.
+TEST(ParamGather, MovesTheQuantisedBytes) {
+  for (const auto mix : kNarrowMixes)
+    for (const bool overlap : {true, false}) {
+      Scenario with = with_quantised_weights(mix), without = with_wide_weights(mix);
+      with.plan.data.overlap_parameters = without.plan.data.overlap_parameters = overlap;
+      const Program narrow = proven(with), wide = proven(without);
+      const auto gathers = [](const Program& p, bool in_forward) {
+        const Piece& layer = running_layer(p);
+        return collectives_of(layer, in_forward ? layer.forward : layer.update, OpKind::all_gather);
+      };
+      const double matrices = kMatrices * bytes_an_element(mix), norms = kNorms * 2;
+      EXPECT_DOUBLE_EQ(gathers(narrow, true).bytes, overlap ? matrices : 0);
+      EXPECT_DOUBLE_EQ(gathers(narrow, false).bytes, overlap ? norms : matrices + norms);
+      EXPECT_DOUBLE_EQ(gathers(wide, overlap).bytes, kMatrices * 2 + norms);
+      for (const Op* op : gathers(narrow, true).ops) EXPECT_EQ(op->when, When::first_micro_batch);
+      for (const Op* op : gathers(narrow, false).ops) EXPECT_EQ(op->every, kAllInstances);
+      const auto reduced = [](const Program& p) {
+        return collectives_of(running_layer(p), running_layer(p).backward, OpKind::reduce_scatter).bytes;
+      };
+      EXPECT_DOUBLE_EQ(reduced(narrow), reduced(wide));
+      EXPECT_DOUBLE_EQ(reduced(narrow), (kMatrices + kNorms) * 4);
+    }
+}
+
+// No forward quantises weights; the update does, from a rank's part of the fp32 copies, and writes no other weights.
+TEST(ParamGather, QuantisesInTheUpdate) {
+  const double inputs = 8192.0 * (3 * 4096 + 14336), own = kMatrices / kShards;
+  for (const auto mix : kNarrowMixes) {
+    const Program p = proven(with_quantised_weights(mix));
+    const Piece& layer = running_layer(p);
+    const double narrow = bytes_an_element(mix), copies = mix == precision::Mix::nvfp4 ? 2 : 1;
+    EXPECT_DOUBLE_EQ(cast_bytes(layer, layer.forward), inputs * copies * (2 + narrow));
+    double transposed = 0, cast = 0, adam = 0;
+    for (const Op& op : layer.forward.ops)
+      if (op.name == std::string_view("transpose_weight")) {
+        EXPECT_EQ(op.when, When::first_micro_batch);
+        transposed += bytes(op, layer.tensors);
+      }
+    EXPECT_DOUBLE_EQ(transposed, mix == precision::Mix::nvfp4 ? kMatrices * 2 * 4.5 / 8 : 0);
+    for (const Op& op : layer.update.ops) {
+      if (op.kind == OpKind::cast) cast += bytes(op, layer.tensors);
+      if (op.kind == OpKind::adam) adam += bytes(op, layer.tensors);
+    }
+    EXPECT_DOUBLE_EQ(cast, own * (4 + narrow));
+    EXPECT_NEAR(adam, (own + kNorms / kShards) * (4 + 2 * 12) + kNorms / kShards * 2, 64) << "and the norm";
+    for (const Block* block : {&layer.forward, &layer.backward})
+      for (const Op& op : block->ops)
+        if (op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient) {
+          EXPECT_EQ(layer.tensors[op.reads[1]].dtype, op.compute_dtype) << op.name;
+        }
+    EXPECT_DOUBLE_EQ(p.model.flops_per_step, proven(with_wide_weights(mix)).model.flops_per_step);
+  }
+}
+
+TEST(ParamGather, IsRefusedWhereItCannotBe) {
+  for (const auto mix : kNarrowMixes) {
+    const bool fp8 = mix == precision::Mix::fp8;
+    const std::string field = fp8 ? "/plan/fp8_param_gather" : "/plan/fp4_param_gather";
+    EXPECT_EQ(refusal(with_quantised_weights(mix)), "");
+    const auto expect = [&](const auto& change, const std::string& where, const char* words) {
+      Scenario s = with_quantised_weights(mix);
+      change(s.plan);
+      EXPECT_THAT(refusal(s), HasSubstr(where));
+      EXPECT_THAT(refusal(s), HasSubstr(words));
+    };
+    expect([](Plan& p) { p.precision.mix = precision::Mix::bf16; }, field, "no layer has precision");
+    expect([&](Plan& p) { p.precision.mix = fp8 ? precision::Mix::nvfp4 : precision::Mix::fp8; }, field,
+           fp8 ? "\"fp8\"" : "\"nvfp4\"");
+    expect([](Plan& p) { p.data.zero_stage = 0; }, field, "zero_stage 0");
+    expect([](Plan& p) { p.data.zero_stage = 3; }, field,
+           fp8 ? "enable_fsdp_float8_all_gather" : "gathered in 16 bits");
+    expect([](Plan& p) { p.framework.stack = framework::Stack::deepspeed; }, field, "framework \"deepspeed\"");
+    expect([](Plan& p) { p.optimizer.master_parameters = false; }, field, "master_parameters");
+    expect([](Plan& p) { p.offload.optimizer = true; }, field, "optimizer_offload");
+    expect([](Plan& p) { p.optimizer.parameter_remainders = true; }, "/plan/store_param_remainders",
+           fp8 ? "fp8_param_gather" : "fp4_param_gather");
+    try {
+      check_runnable(with_quantised_weights(mix));
+      ADD_FAILURE() << field;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.where().pointer, fp8 ? field : "/plan/precision");
+    }
+  }
+}
+
+// A layer in bf16 keeps its 16 bits, and buckets of its own; so do the layers between.
+TEST(ParamGather, LeavesLayersOfSixteenBitsAlone) {
+  Scenario s = with_quantised_weights(precision::Mix::fp8);
+  for (const std::int64_t layer : {0, 31}) {
+    LayerRange range{.from = layer, .to = layer + 1, .plan = s.plan};
+    range.plan.precision.mix = precision::Mix::bf16;
+    s.plan.layers.push_back(range);
+  }
+  const Program p = proven(s);
+  double weights = 0, layers = 0;
+  std::vector<std::uint16_t> families;
+  for (const auto& run : p.stages[0][0].runs) {
+    const Piece& piece = p.pieces[run.piece];
+    if (piece.layers == 0) continue;
+    layers += static_cast<double>(run.count);
+    weights += static_cast<double>(run.count) * piece_memory(piece, 1).resident.of(Place::device, Category::parameter);
+    families.push_back(piece.variant_of);
+  }
+  EXPECT_EQ(layers, 32);
+  EXPECT_DOUBLE_EQ(weights, kMatrices * (30 * 1 + 2 * 2) + kNorms * 2 * 32);
+  ASSERT_EQ(families.size(), 3u);
+  EXPECT_EQ(families[0], families[2]);
+  EXPECT_NE(families[0], families[1]);
+}
+
+// What no collective gathers after it has been quantised in parts is found out, and a cast of other parts.
+TEST(ParamGather, IsProven) {
+  const auto violations = [](const auto& change) {
+    Program p = proven(with_quantised_weights(precision::Mix::fp8));
+    for (Piece& piece : p.pieces)
+      if (std::string_view(piece.name) == "layer") change(piece);
+    std::string text;
+    for (const Violation& v : check(p)) text += v.text + "\n";
+    return text;
+  };
+  EXPECT_THAT(violations([](Piece& piece) {
+                std::erase_if(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::all_gather; });
+              }),
+              HasSubstr("not gathered since"));
+  EXPECT_THAT(violations([](Piece& piece) {
+                for (Op& op : piece.update.ops)
+                  if (op.kind == OpKind::cast) op.writes[0] = piece.tensors[op.writes[0]].alias_of;
+              }),
+              HasSubstr("needed alike"));
+}
+
+TEST(ParamGather, ComposesWithEveryLayout) {
+  std::size_t lowered = 0;
+  for (const auto mix : kNarrowMixes)
+    for (const std::int64_t t : {1, 2})
+      for (const std::int64_t c : {1, 2})
+        for (const std::int64_t p : {1, 2})
+          for (int schedule = 0; schedule < 5; ++schedule)
+            for (const int zero : {1, 2})
+              for (int mode = 0; mode < 4; ++mode)
+                for (const std::int64_t shards : {0, 2}) {
+                  Scenario s = with_quantised_weights(mix);
+                  s.plan.tensor.degree = t;
+                  s.plan.tensor.sequence_parallel = t > 1;
+                  s.plan.context.degree = c;
+                  s.plan.pipeline.degree = p;
+                  s.plan.pipeline.schedule = static_cast<pipeline_parallel::ScheduleKind>(schedule);
+                  if (s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved)
+                    s.plan.pipeline.virtual_stages = 2;
+                  s.plan.data.zero_stage = zero;
+                  s.plan.data.shard_degree = shards;
+                  s.plan.recompute.mode = static_cast<activation_recompute::Mode>(mode);
+                  if ((p == 1 && schedule != 1) || refusal(s) != "") continue;
+                  const Program narrow = proven(s);
+                  s.plan.data.fp8_param_gather = s.plan.data.fp4_param_gather = false;
+                  const Program wide = proven(s);
+                  EXPECT_EQ(saved_bytes(running_layer(narrow)), saved_bytes(running_layer(wide)));
+                  EXPECT_LT(device_bytes(piece_memory(running_layer(narrow), 1).resident),
+                            device_bytes(piece_memory(running_layer(wide), 1).resident));
+                  ++lowered;
+                }
+  EXPECT_GT(lowered, 200u);
+}
+
 }  // namespace
 }  // namespace orrery
