@@ -1,19 +1,25 @@
 // orrery plan: what a whole training takes on each of several clusters, and which to take.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <ranges>
+#include <thread>
 
 #include "cli/commands.h"
 #include "cli/inputs.h"
 #include "cli/names.h"
 #include "cli/output.h"
+#include "cli/title.h"
 #include "sim/capacity/answer.h"
 #include "sim/capacity/capacity_plan.h"
 #include "sim/capacity/published_runs.h"
+#include "sim/capacity/searched_plans.h"
 #include "sim/capacity/tables.h"
 #include "sim/cost/user_calibration.h"
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
@@ -24,12 +30,14 @@ struct PlanArguments {
   std::string json, csv, svg;
   std::string output = std::string(kPlanOutputNames[static_cast<std::size_t>(PlanOutput::cost)]);
   AnswerOptions options;
-  bool worst = false, every_size = false, published = false;
+  bool worst = false, every_size = false, published = false, search = false;
+  std::vector<std::string> fixed;
 };
 
 constexpr const char* kPlanExamples = R"(Examples:
   orrery plan llama-3-70b-60-days                                a bundled plan (orrery list plans)
   orrery plan plan.json --set deadline_days=45                   one field changed
+  orrery plan plan.json --search                                 the fastest plan that fits, on each cluster and size
   orrery plan plan.json --worst                                  deadline and budget hold at the slow end, too
   orrery plan plan.json --of wall_seconds --svg tornado.svg      what moves the time, as a picture
   orrery plan plan.json --every-size --csv sizes.csv             all that was tried
@@ -53,6 +61,20 @@ void published(const PlanArguments& arguments) {
   outputs.commit();
 }
 
+// What was searched, of each cluster's best.
+std::string plans_text(const CapacityAnswer& result) {
+  std::string text = "\nPlans\n";
+  std::size_t widest = 0;
+  for (const CandidateCluster& cluster : result.plan.clusters) widest = std::max(widest, cluster.name.size());
+  for (const std::optional<std::size_t> best : result.choice.best) {
+    if (!best || !result.candidates[*best].scenario) continue;
+    const SizedCandidate& sized = result.candidates[*best];
+    text += fmt::format("  {}  {}\n", left(result.plan.clusters[sized.cluster].name, widest),
+                        fmt::join(title_of(*sized.scenario) | std::views::drop(1), ", "));
+  }
+  return text;
+}
+
 void plan(const PlanArguments& arguments) {
   if (arguments.published) return published(arguments);
   if (arguments.plan.empty()) throw UsageError("PLAN is required");
@@ -62,8 +84,22 @@ void plan(const PlanArguments& arguments) {
   AnswerOptions options = arguments.options;
   options.held_by = arguments.worst ? HeldBy::worst : HeldBy::expectation;
   options.output = chosen<PlanOutput>(arguments.output, kPlanOutputNames);
-  Simulator simulator(read_user_calibration(arguments.calibrations));
-  const CapacityAnswer result = answer(plan, options, simulator);
+  if (!arguments.search && !arguments.fixed.empty())
+    throw InputError({"--fix", ""}, "no --search beside it", "--search: else every field of the plan stays");
+  const UserCalibration user = read_user_calibration(arguments.calibrations);
+  Simulator simulator(user);
+  const CapacityAnswer result = [&] {
+    if (!arguments.search) return answer(plan, options, simulator);
+    ProgressLine progress;
+    SpaceOptions fields;
+    fields.fixed = arguments.fixed;
+    return answer(plan, options, simulator,
+                  searched_plans(fields, static_cast<int>(std::max(1U, std::thread::hardware_concurrency())), user,
+                                 [&](const Scenario& scenario) {
+                                   progress.show(fmt::format("searching plans for {} devices: {}",
+                                                             scenario.cluster.devices(), scenario.cluster.device.name));
+                                 }));
+  }();
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
@@ -81,7 +117,8 @@ void plan(const PlanArguments& arguments) {
       throw InputError({"--svg", ""}, "a plan of which nothing fits, or whose answer is 0", "an answer to draw");
     outputs.add(arguments.svg, answer_svg(result));
   }
-  if (!outputs.on_standard_output()) outputs.add("-", answer_text(result, arguments.every_size));
+  if (!outputs.on_standard_output())
+    outputs.add("-", answer_text(result, arguments.every_size) + (arguments.search ? plans_text(result) : ""));
   outputs.commit();
   if (!result.choice.cheapest) throw Exit{1};
 }
@@ -104,6 +141,11 @@ void add_plan(Command app) {
   command.add_flag(
       "--worst", arguments->worst,
       "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
+  command.add_flag("--search", arguments->search,
+                   "Search the fastest plan that surely fits for each size of each candidate, in place of its own plan");
+  command.add_option("--fix", arguments->fixed, "--search: a field of candidates' plans that stays")
+      .one_value_each()
+      .type_name("KEY");
   command.add_flag("--every-size", arguments->every_size,
                    "A row for each size of each candidate, not for its best alone");
   command.add_option("--of", arguments->output, "What sensitivities are of")

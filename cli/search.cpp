@@ -24,7 +24,7 @@
 #include "sim/report/terms.h"
 #include "sim/search/network.h"
 #include "sim/search/plan_field.h"
-#include "sim/search/relax.h"
+#include "sim/search/remedies.h"
 #include "sim/simulation/simulation.h"
 
 namespace orrery {
@@ -140,7 +140,7 @@ struct Answer {
   SearchResult result;
   std::vector<Shown> best, front;
   std::optional<NetworkNeed> network;
-  std::vector<Relaxation> relaxations;
+  std::vector<Remedy> remedies;
   std::optional<Shown> leanest;
   double seconds = 0;
 };
@@ -251,10 +251,10 @@ std::string nothing_text(const Answer& a, double most_memory) {
     for (const auto& [why, times] : reasons) text += fmt::format("  {} ({} plans)\n", why, times);
     if (reasons.empty()) text += "  no degrees that divide the devices and the batch\n";
   }
-  if (!a.relaxations.empty()) text += "What fits:\n";
-  for (const Relaxation& relaxation : a.relaxations)
-    text += fmt::format("  with {}: {} a step, {}\n", relaxation.what, seconds_text(relaxation.plan.step_seconds),
-                        bytes_text(relaxation.plan.memory_peak_bytes));
+  if (!a.remedies.empty()) text += "What fits:\n";
+  for (const Remedy& remedy : a.remedies)
+    text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
+                        bytes_text(remedy.plan.memory_peak_bytes));
   if (a.leanest)
     text +=
         fmt::format("  with {} of memory a device, {} to be safe\n", bytes_text(a.leanest->report.memory_peak_bytes),
@@ -340,10 +340,10 @@ OrderedJson answer_json(const Answer& a, const SearchArguments& arguments, const
     why["leanest"] = a.leanest ? plan_json(a, *a.leanest) : OrderedJson();
     why["refusals"] = a.result.refusals;
     OrderedJson what = OrderedJson::array();
-    for (const Relaxation& relaxation : a.relaxations)
-      what.push_back({{"with", relaxation.what},
-                      {"step_seconds", relaxation.plan.step_seconds},
-                      {"memory_peak_bytes", relaxation.plan.memory_peak_bytes}});
+    for (const Remedy& remedy : a.remedies)
+      what.push_back({{"with", remedy.what},
+                      {"step_seconds", remedy.plan.step_seconds},
+                      {"memory_peak_bytes", remedy.plan.memory_peak_bytes}});
     why["what_fits"] = std::move(what);
     json["nothing_fits"] = std::move(why);
   }
@@ -444,7 +444,7 @@ Answer answer(const Scenario& base, const SearchArguments& arguments, double mos
   for (const FoundPlan& plan : a.result.front) a.front.push_back(shown(plan));
   if (a.result.leanest) a.leanest = shown(*a.result.leanest);
   if (a.best.empty()) {
-    a.relaxations = relaxations(base, fields, options, user);
+    a.remedies = remedies(base, fields, options, user);
     return a;
   }
   if (arguments.engine.engine == "des") {

@@ -8,6 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "sim/capacity/searched_plans.h"
+#include "sim/report/memory_verdict.h"
 #include "tests/capacity/plans.h"
 
 namespace orrery {
@@ -131,6 +133,30 @@ TEST(Sizes, AreAskedOfWhoeverLaysThemOut) {
   ASSERT_EQ(usual.size(), other.size());
   EXPECT_EQ(other.front().scenario->plan.batch.micro_batch_size, 2);
   EXPECT_NE(usual.front().forecast.cost.value, other.front().forecast.cost.value);
+}
+
+TEST(Sizes, WithSearchedPlansAreNoSlowerThanWithThePatterns) {
+  const CapacityPlan plan = read_plan(example_plan());
+  Simulator simulator;
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel", "mesh_order"};
+  int searches = 0;
+  const std::vector<SizedCandidate> own = size_up(plan, simulator);
+  const std::vector<SizedCandidate> searched =
+      size_up(plan, simulator, searched_plans(fields, 1, {}, [&](const Scenario&) { ++searches; }));
+  ASSERT_EQ(own.size(), searched.size());
+  EXPECT_EQ(searches, static_cast<int>(own.size()));
+  bool faster = false;
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const bool surely = kPeakHigh * own[i].memory_peak_bytes <= own[i].memory_capacity_bytes;
+    if (surely) {
+      EXPECT_LE(searched[i].candidate.step_seconds.value, own[i].candidate.step_seconds.value);
+    }
+    faster = faster || searched[i].candidate.step_seconds.value < own[i].candidate.step_seconds.value;
+    EXPECT_LE(kPeakHigh * searched[i].memory_peak_bytes, searched[i].memory_capacity_bytes);
+    EXPECT_EQ(searched[i].devices, own[i].devices);
+  }
+  EXPECT_TRUE(faster);
 }
 
 }  // namespace

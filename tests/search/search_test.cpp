@@ -11,7 +11,7 @@
 #include "sim/prediction/prediction.h"
 #include "sim/search/network.h"
 #include "sim/search/plan_field.h"
-#include "sim/search/relax.h"
+#include "sim/search/remedies.h"
 #include "strategies/read_scenario.h"
 
 namespace orrery {
@@ -182,20 +182,20 @@ TEST(Search, WhereNothingFitsTheLeanestIsThatOfAllPlans) {
   EXPECT_EQ(found.leanest->memory_peak_bytes, least);
 }
 
-TEST(Search, EveryRelaxationFits) {
+TEST(Search, EveryRemedyFits) {
   SpaceOptions fields;
   fields.fixed = {"zero_stage", "recompute"};
   const Scenario scenario = scenario_of("llama-3-70b", 1, 8192, 16);
   ASSERT_TRUE(search(Space(scenario, fields), {}).best.empty());
-  const std::vector<Relaxation> relaxed = relaxations(scenario, fields, {});
+  const std::vector<Remedy> relaxed = remedies(scenario, fields, {});
   ASSERT_FALSE(relaxed.empty());
   Calibrator calibrator;
-  for (const Relaxation& r : relaxed) {
+  for (const Remedy& r : relaxed) {
     const Report report = predict(calibrator.prepare(r.scenario));
     EXPECT_TRUE(report.memory_fits) << r.what;
     EXPECT_EQ(report.step_seconds, r.plan.step_seconds) << r.what;
   }
-  const auto more_nodes = std::find_if(relaxed.begin(), relaxed.end(), [](const Relaxation& r) {
+  const auto more_nodes = std::find_if(relaxed.begin(), relaxed.end(), [](const Remedy& r) {
     return r.what.find("nodes instead of 1") != std::string::npos;
   });
   ASSERT_NE(more_nodes, relaxed.end());

@@ -1,4 +1,4 @@
-#include "sim/search/relax.h"
+#include "sim/search/remedies.h"
 
 #include <fmt/format.h>
 
@@ -10,9 +10,9 @@
 namespace orrery {
 namespace {
 
-class Relaxing {
+class Attempts {
  public:
-  Relaxing(const SearchOptions& options, const UserCalibration& user) : options_(options), user_(user) {
+  Attempts(const SearchOptions& options, const UserCalibration& user) : options_(options), user_(user) {
     options_.top = 1;
     options_.front = 1;
     options_.progress = nullptr;
@@ -27,34 +27,34 @@ class Relaxing {
     found_.push_back({what, space.scenario(result.best.front().values), std::move(result.best.front())});
     return true;
   }
-  std::vector<Relaxation> take() { return std::move(found_); }
+  std::vector<Remedy> take() { return std::move(found_); }
 
  private:
   SearchOptions options_;
   const UserCalibration& user_;
-  std::vector<Relaxation> found_;
+  std::vector<Remedy> found_;
 };
 
 }  // namespace
 
-std::vector<Relaxation> relaxations(const Scenario& base, const SpaceOptions& fields, const SearchOptions& options,
+std::vector<Remedy> remedies(const Scenario& base, const SpaceOptions& fields, const SearchOptions& options,
                                     const UserCalibration& user) {
-  Relaxing relaxing(options, user);
+  Attempts attempts(options, user);
   for (std::size_t i = 0; i < fields.fixed.size(); ++i) {
     SpaceOptions freed = fields;
     freed.fixed.erase(freed.fixed.begin() + static_cast<std::ptrdiff_t>(i));
-    relaxing.attempt(fmt::format("plan.{} free", fields.fixed[i]), base, freed);
+    attempts.attempt(fmt::format("plan.{} free", fields.fixed[i]), base, freed);
   }
   for (std::size_t i = 0; i < fields.over.size(); ++i) {
     if (fields.over[i].values.empty()) continue;
     SpaceOptions freed = fields;
     freed.over.erase(freed.over.begin() + static_cast<std::ptrdiff_t>(i));
-    relaxing.attempt(fmt::format("plan.{} with other values", fields.over[i].field), base, freed);
+    attempts.attempt(fmt::format("plan.{} with other values", fields.over[i].field), base, freed);
   }
   if (!fields.all) {
     SpaceOptions all = fields;
     all.all = true;
-    relaxing.attempt("fields that are not usually searched (--all)", base, all);
+    attempts.attempt("fields that are not usually searched (--all)", base, all);
   }
   constexpr std::int64_t kMostTimes = 16;
   // What is said of single nodes does not go for more of them.
@@ -62,7 +62,7 @@ std::vector<Relaxation> relaxations(const Scenario& base, const SpaceOptions& fi
   for (std::int64_t times = 2; nodes_alike && times <= kMostTimes; times *= 2) {
     Scenario larger = base;
     larger.cluster.nodes *= times;
-    if (relaxing.attempt(fmt::format("{} nodes instead of {}", larger.cluster.nodes, base.cluster.nodes), larger,
+    if (attempts.attempt(fmt::format("{} nodes instead of {}", larger.cluster.nodes, base.cluster.nodes), larger,
                          fields))
       break;
   }
@@ -70,12 +70,12 @@ std::vector<Relaxation> relaxations(const Scenario& base, const SpaceOptions& fi
     Scenario shorter = base;
     shorter.workload.sequence_length /= parts;
     if (shorter.workload.sequence_length == 0) break;
-    if (relaxing.attempt(fmt::format("sequences of {} tokens instead of {}", shorter.workload.sequence_length,
+    if (attempts.attempt(fmt::format("sequences of {} tokens instead of {}", shorter.workload.sequence_length,
                                      base.workload.sequence_length),
                          shorter, fields))
       break;
   }
-  return relaxing.take();
+  return attempts.take();
 }
 
 }  // namespace orrery
