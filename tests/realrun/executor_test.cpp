@@ -1149,15 +1149,24 @@ bool is_refused(const std::string& field, const nlohmann::ordered_json& value) {
   return false;
 }
 
-// A flag that may be set in such a plan and that no run takes.
+// A flag that may be set in one of these plans and that no run takes; what needs NVFP4 is refused with it.
 bool is_not_run(const std::string& flag) {
-  const Scenario scenario =
-      tiny(json{{"plan", {{"data_parallel", 2}, {"zero_stage", 3}, {"precision", "fp8"}, {flag, true}}}}.dump());
-  check(scenario);
-  try {
-    check_runnable(scenario);
-  } catch (const InputError& error) {
-    return error.where().pointer == "/plan/" + flag;
+  for (const auto& [stage, precision] : {std::pair{3, "fp8"}, std::pair{1, "fp8"}, std::pair{1, "nvfp4"}}) {
+    const Scenario scenario = tiny(
+        json{{"cluster", {{"node", "dgx-b200"}}},
+             {"plan", {{"data_parallel", 8}, {"zero_stage", stage}, {"precision", precision}, {flag, true}}}}
+            .dump());
+    try {
+      check(scenario);
+    } catch (const InputError&) {
+      continue;
+    }
+    try {
+      check_runnable(scenario);
+    } catch (const InputError& error) {
+      const std::string& at = error.where().pointer;
+      return at == "/plan/" + flag || (at == "/plan/precision" && precision == std::string_view("nvfp4"));
+    }
   }
   return false;
 }
