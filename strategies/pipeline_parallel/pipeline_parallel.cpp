@@ -314,10 +314,13 @@ std::span<const SearchAxis> search_axes() {
              options.virtual_stages = 1;
              if (options.schedule != ScheduleKind::interleaved) return values.push_back(1);
              const std::int64_t layers = chosen.model.total_layers(), n = micro_batches(chosen);
+             const std::int64_t with_ends =
+                 layers + (options.embedding_counts_as_layer ? 1 : 0) + (options.head_counts_as_layer ? 1 : 0);
              for (std::int64_t v = 2; v * options.degree <= layers; ++v) {
                options.virtual_stages = v;
-               // Chunks as even as they come: what does not divide waits for its longest.
-               if (layers % v == 0 && !options_limit(options, layers) &&
+               // As even as they come: chunks that are not wait for the longest.
+               const bool even = layers % v == 0 || with_ends % (v * options.degree) == 0;
+               if (even && !options_limit(options, layers) &&
                    !schedule_limit(options.schedule, options.degree, v, n))
                  values.push_back(v);
              }
