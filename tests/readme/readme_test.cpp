@@ -136,6 +136,7 @@ std::string refusal(const std::vector<std::string>& arguments) {
   const Command app = line.command();
   add_simulate(app);
   add_compare(app);
+  add_search(app);
   add_collective(app);
   add_plan(app);
   add_validate(app);
