@@ -16,9 +16,10 @@
 #include <utility>
 
 #include "cli/command.h"
-#include "cli/inputs.h"
 #include "cli/output.h"
-#include "cli/scenario_argument.h"
+#include "sim/answers/inputs.h"
+#include "sim/answers/results.h"
+#include "sim/answers/scenario_argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -109,37 +110,6 @@ std::size_t count_lines(std::ifstream& file) {
   file.seekg(0);
   return file.fail() ? 0 : lines;
 }
-
-}  // namespace
-
-OrderedJson result_json(const Report& report, bool ops) {
-  std::string text;
-  JsonWriter writer(text);
-  writer.begin_object();
-  write_report(report, ops, writer);
-  writer.field("version", ORRERY_VERSION);
-  writer.end_object();
-  return OrderedJson::parse(text);
-}
-
-OrderedJson jobs_json(const std::vector<JobResult>& jobs, bool ops) {
-  OrderedJson list = OrderedJson::array();
-  for (const JobResult& result : jobs) {
-    OrderedJson together = report_json(result.together);
-    if (!ops) together.erase("ops");
-    list.push_back({{"name", result.job.name},
-                    {"nodes", result.job.scenario.cluster.nodes},
-                    {"first_node", result.job.placement.first_node},
-                    {"node_stride", result.job.placement.node_stride},
-                    {"slowdown", result.slowdown()},
-                    {"alone_seconds", result.alone_seconds},
-                    {"most_shared_link", result.most_shared_link},
-                    {"together", std::move(together)}});
-  }
-  return {{"jobs", std::move(list)}, {"version", ORRERY_VERSION}};
-}
-
-namespace {
 
 constexpr std::string_view kScenario = "scenario";  // as a field: the line's place, or its label's
 

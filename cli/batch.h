@@ -1,19 +1,12 @@
 // Many scenarios in one process: a line of JSON in, a line of JSON or CSV out.
 #pragma once
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
-#include "sim/report/report.h"
 #include "sim/simulation/simulation.h"
 
 namespace orrery {
-
-// The report with the version; `ops` keeps the list of ops.
-nlohmann::ordered_json result_json(const Report& report, bool ops);
-// {"jobs": [{"name": ..., "slowdown": ..., "alone_seconds": ..., "together": report}], "version": ...}
-nlohmann::ordered_json jobs_json(const std::vector<JobResult>& jobs, bool ops);
 
 struct BatchOptions {
   std::string input;                      // a file, or "-": standard input

@@ -10,7 +10,6 @@
 #include <optional>
 #include <regex>
 
-#include "cli/bench_commit.h"
 #include "cli/commands.h"
 #include "cli/output.h"
 #include "realrun/bench/compare.h"
@@ -18,6 +17,7 @@
 #include "realrun/bench/history.h"
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
+#include "sim/answers/build_commit.h"
 #include "sim/base/error.h"
 #include "sim/report/format.h"
 

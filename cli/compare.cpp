@@ -8,11 +8,11 @@
 
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "cli/inputs.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/scenario_argument.h"
 #include "cli/title.h"
+#include "sim/answers/comparison.h"
+#include "sim/answers/inputs.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
 #include "sim/report/csv.h"
@@ -39,20 +39,13 @@ constexpr const char* kCompareExamples = R"(Examples:
   orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -
   orrery compare straggler --engine des --set-a perturbations=[]     what a slow device costs)";
 
-struct Side {
-  std::string title;  // with the file
-  Report report;
-  nlohmann::ordered_json inputs;
-  std::string version;  // of the program that made the report
-};
-
 // kInputColumns of both sides, as rows of comparison_csv().
-std::string inputs_csv(const Side& a, const Side& b) {
+std::string inputs_csv(const ComparedSide& a, const ComparedSide& b) {
   // Reports may have been written by hand: what is no text is none.
   const auto text = [](const nlohmann::ordered_json& of, const char* key) {
     return of.is_object() && of.contains(key) && of[key].is_string() ? of[key].get<std::string>() : "";
   };
-  const auto cells = [&](const Side& side) {
+  const auto cells = [&](const ComparedSide& side) {
     const std::string digest = text(side.inputs, "digest");
     std::string files;
     if (side.inputs.is_object() && side.inputs.contains("calibrations"))
@@ -68,59 +61,15 @@ std::string inputs_csv(const Side& a, const Side& b) {
   return rows;
 }
 
-// What is set on one side alone, and by which option.
-struct OwnSets {
-  const char* option;
-  const std::vector<std::string>& values;
-
-  // Scenarios know --set alone.
-  InputError blame(const InputError& error) const {
-    constexpr std::string_view kSet = "--set";
-    for (const std::string& value : values) {
-      InputError::Where where = error.where();
-      const std::string set = fmt::format("{} {}", kSet, value);
-      const bool unread = where.file == kSet && error.found() == describe(value);
-      // Or of a file that it names: "plan.json (--set plan=plan.json: /plan)".
-      const std::size_t named = where.file.find(fmt::format("({}: ", set));
-      if (!unread && where.file != set && named == std::string::npos) continue;
-      where.file.replace(named == std::string::npos ? 0 : named + 1, kSet.size(), option);
-      return {std::move(where), error.found(), error.expected(), error.nearest()};
-    }
-    return error;
-  }
-};
-
-Side evaluate(const std::string& scenario, std::vector<std::string> sets, const OwnSets& own_sets,
-              const SimulationOptions& options, const std::vector<std::string>& calibrations,
-              const UserCalibration& user) {
-  const char* option = sets.empty() ? own_sets.option : "--set";
-  sets.insert(sets.end(), own_sets.values.begin(), own_sets.values.end());
-  ScenarioSource source;
-  const nlohmann::json document = scenario_argument(scenario, sets, source);
-  if (is_report(document)) {
-    if (!sets.empty())
-      throw InputError({source.file, ""}, fmt::format("a report, and {}", option),
-                       "a scenario: a report's run is over");
-    Report report = read_report(document, {source.file, ""});
-    std::string title = report.engine == "measured" ? "a measured run" : "a prediction";
-    if (document.contains("scenario") && document["scenario"].is_string())
-      title += " of " + document["scenario"].get<std::string>();
-    if (document.contains("set") && document["set"].is_array())
-      for (const auto& set : document["set"])
-        if (set.is_string()) title += ", " + set.get<std::string>();
-    return {
-        one_line(title + " (" + source.file + ")"), std::move(report),
-        document.contains("inputs") ? nlohmann::ordered_json(document["inputs"]) : nlohmann::ordered_json(),
-        document.contains("version") && document["version"].is_string() ? document["version"].get<std::string>() : ""};
-  }
-  Simulation simulation = Simulator(user).evaluate(document, source, options);
-  return {title_of(simulation.scenario).front() + " (" + source.file + ")", std::move(simulation.report),
-          inputs_json(document, source, calibrations), ORRERY_VERSION};
+std::string title_of(const ComparedSide& side) {
+  return side.scenario ? title_of(*side.scenario).front() + " (" + side.file + ")"
+                       : one_line(side.reported + " (" + side.file + ")");
 }
 
 // `other`: the engine is named where it is not the other side's.
-std::string label(const char* letter, const Side& side, const std::vector<std::string>& own_sets, const Side& other) {
-  std::string text = std::string(letter) + ": " + side.title;
+std::string label(const char* letter, const ComparedSide& side, const std::vector<std::string>& own_sets,
+                  const ComparedSide& other) {
+  std::string text = std::string(letter) + ": " + title_of(side);
   for (const std::string& set : own_sets) text += ", " + set;
   const std::string& engine = side.report.engine;
   if (engine != other.report.engine && engine != "measured") text += ", by --engine " + engine;
@@ -134,22 +83,13 @@ void compare(const CompareArguments& arguments) {
   const SimulationOptions options = arguments.engine.options();
   const UserCalibration user = read_user_calibration(arguments.calibrations);
   const auto side = [&](const std::string& scenario, const OwnSets& own_sets) {
-    try {
-      return evaluate(scenario, arguments.sets, own_sets, options, arguments.calibrations, user);
-    } catch (const InputError& error) {
-      throw own_sets.blame(error);
-    }
+    return compared_side(scenario, arguments.sets, own_sets, options, arguments.calibrations, user);
   };
-  const Side a = side(arguments.a, {"--set-a", arguments.sets_a});
-  const Side b = side(arguments.b.empty() ? arguments.a : arguments.b, {"--set-b", arguments.sets_b});
+  const ComparedSide a = side(arguments.a, {"--set-a", arguments.sets_a});
+  const ComparedSide b = side(arguments.b.empty() ? arguments.a : arguments.b, {"--set-b", arguments.sets_b});
   const Report &report_a = a.report, &report_b = b.report;
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] {
-    nlohmann::ordered_json json = comparison_json(report_a, report_b);
-    json["inputs"] = {{"a", a.inputs}, {"b", b.inputs}};
-    json["version"] = ORRERY_VERSION;
-    return json.dump(2) + "\n";
-  });
+  outputs.add_wanted(arguments.json, [&] { return compared_json(a, b).dump(2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return comparison_csv(report_a, report_b) + inputs_csv(a, b); });
   if (!outputs.on_standard_output())
     outputs.add("-", comparison_table(report_a, report_b,

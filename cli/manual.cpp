@@ -7,9 +7,9 @@
 #include <sstream>
 #include <string_view>
 
-#include "cli/bench_commit.h"
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "sim/answers/build_commit.h"
 
 namespace orrery {
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "cli/commands.h"
-#include "cli/inputs.h"
+#include "sim/answers/inputs.h"
 #include "cli/names.h"
 #include "cli/output.h"
 #include "cli/title.h"

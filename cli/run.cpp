@@ -9,7 +9,6 @@
 #include <optional>
 
 #include "cli/commands.h"
-#include "cli/inputs.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
@@ -18,6 +17,7 @@
 #include "realrun/executor.h"
 #include "realrun/measured_report.h"
 #include "realrun/mpi/launch.h"
+#include "sim/answers/inputs.h"
 #include "sim/base/error.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/memory/memory.h"

@@ -12,11 +12,12 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/explain.h"
-#include "cli/inputs.h"
 #include "cli/offers.h"
 #include "cli/output.h"
-#include "cli/scenario_argument.h"
 #include "cli/title.h"
+#include "sim/answers/inputs.h"
+#include "sim/answers/results.h"
+#include "sim/answers/scenario_argument.h"
 #include "sim/program/check.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
@@ -53,16 +54,6 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate --batch scenarios.jsonl --fields scenario,step_seconds,memory_fits --csv results.csv
   orrery simulate straggler --engine des                      event by event: contention, slow parts, failures
   orrery simulate two-jobs-one-spine --engine des             jobs that share a cluster)";
-
-nlohmann::ordered_json both_json(const Report& analytical, const Report& des, bool ops) {
-  nlohmann::ordered_json compared = comparison_json(analytical, des);
-  for (const char* side : {"a", "b"})
-    if (!ops) compared[side].erase("ops");
-  return {{"analytical", std::move(compared["a"])},
-          {"des", std::move(compared["b"])},
-          {"change", std::move(compared["change"])},
-          {"version", ORRERY_VERSION}};
-}
 
 // `analytical`: to be set beside the simulation, which is then the discrete-event engine's; or nullptr.
 std::string text_of(const Simulation& simulation, const Report* analytical, const SimulateArguments& arguments) {
@@ -124,15 +115,6 @@ std::vector<std::string> row_inputs(const nlohmann::json& document, const Scenar
   return InputsOfMany(arguments.calibrations).columns(scenario_digest(written_out(document, source)));
 }
 
-// What JSON begins with.
-nlohmann::ordered_json head_json(const ScenarioSource& source, const SimulateArguments& arguments) {
-  nlohmann::ordered_json json;
-  if (!arguments.label.empty()) json["label"] = arguments.label;
-  json["scenario"] = source.file;
-  json["set"] = arguments.sets;
-  return json;
-}
-
 void simulate_one(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
@@ -147,10 +129,8 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
-    nlohmann::ordered_json json = head_json(source, arguments);
-    json.update(analytical ? both_json(*analytical, report, arguments.ops) : result_json(report, arguments.ops));
-    json["inputs"] = inputs_json(document, source, arguments.calibrations);
-    return json.dump(2) + "\n";
+    const Asked asked{document, source, arguments.calibrations, arguments.label, arguments.ops};
+    return (analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)).dump(2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
     const std::string of = row_name(source, arguments);
@@ -207,10 +187,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] {
-    nlohmann::ordered_json json = head_json(source, arguments);
-    json.update(jobs_json(jobs, arguments.ops));
-    json["inputs"] = inputs_json(document, source, arguments.calibrations);
-    return json.dump(2) + "\n";
+    return jobs_json({document, source, arguments.calibrations, arguments.label, arguments.ops}, jobs).dump(2) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] {
     const std::vector<std::string> inputs = row_inputs(document, source, arguments);

@@ -10,9 +10,9 @@
 #include "cli/commands.h"
 #include "cli/names.h"
 #include "cli/output.h"
+#include "sim/answers/points.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
-#include "sim/hardware/presets.h"
 #include "sim/validation/baseline.h"
 #include "sim/validation/fit.h"
 #include "sim/validation/page.h"
@@ -55,20 +55,6 @@ void fit(const std::string& path) {
   outputs.commit();
 }
 
-// Says which part of the filter leaves nothing.
-[[noreturn]] void refuse(const ValidationFilter& filter, Simulator& simulator) {
-  if (predict_published({.source = filter.source, .gpu = "", .strategy = ""}, simulator).empty()) {
-    std::vector<std::string> names;
-    for (const PublishedSource& source : published_sources()) names.push_back(source.name);
-    throw InputError({"--source", ""}, describe(filter.source), "part of a source's name, title or citation",
-                     nearest_name(filter.source, names));
-  }
-  if (!filter.gpu.empty() && predict_published({.source = "", .gpu = filter.gpu, .strategy = ""}, simulator).empty())
-    throw InputError({"--gpu", ""}, describe(filter.gpu), "part of a device's name (orrery list devices)",
-                     nearest_name(filter.gpu, device_names()));
-  throw InputError({}, "no predicted point of that source, GPU and strategy together", "one filter less");
-}
-
 void validate(const ValidateArguments& arguments) {
   const ValidationFilter& f = arguments.filter;
   const bool filtered = !f.source.empty() || !f.gpu.empty() || !f.strategy.empty();
@@ -93,9 +79,8 @@ void validate(const ValidateArguments& arguments) {
         "one of them: what has moved, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);
   Simulator simulator;
-  const auto predicted = [&](Seen seen) { return predict_published(arguments.filter, simulator, seen); };
+  const auto predicted = [&](Seen seen) { return points_asked_for(arguments.filter, simulator, seen); };
   const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
-  if (points.empty()) refuse(arguments.filter, simulator);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return validation_json(points).dump(1) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return points_csv(points); });

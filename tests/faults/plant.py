@@ -48,7 +48,8 @@ ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
 FIRST = {
     "sim/des": ["des"], "sim/analytical": ["analytical", "pipeline", "des"], "sim/prediction": ["strategies", "cli"],
-    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"], "sim/report": ["report", "cli"],
+    "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"],
+    "sim/answers": ["cli", "simulation"], "sim/report": ["report", "cli"],
     "sim/hardware": ["hardware"], "sim/planning": ["planning"],
     "sim/capacity": ["capacity", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
     "strategies": ["strategies", "realrun"],

@@ -1,4 +1,4 @@
-#include "cli/bench_commit.h"
+#include "sim/answers/build_commit.h"
 
 #include "orrery_commit.h"  // written by cmake/commit.cmake
 

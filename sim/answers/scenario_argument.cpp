@@ -1,4 +1,4 @@
-#include "cli/scenario_argument.h"
+#include "sim/answers/scenario_argument.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -22,8 +22,18 @@ const PublishedPoint* published_argument(const std::string& argument) {
   return may_be_id(argument) && !is_bundled ? find_published(argument) : nullptr;
 }
 
-nlohmann::json scenario_argument(const std::string& argument, const std::vector<std::string>& sets,
+ScenarioArgument::ScenarioArgument(std::string called, nlohmann::json held)
+    : name(std::move(called)), document(std::make_shared<const nlohmann::json>(std::move(held))) {}
+
+nlohmann::json scenario_argument(const ScenarioArgument& given, const std::vector<std::string>& sets,
                                  ScenarioSource& source) {
+  const std::string& argument = given.name;
+  if (given.document != nullptr) {
+    source = {argument, sets};
+    nlohmann::json document = *given.document;
+    for (const std::string& set : sets) apply_set(document, set, source.file);
+    return document;
+  }
   const PublishedPoint* point = published_argument(argument);
   if (point == nullptr) {
     try {

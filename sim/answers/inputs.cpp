@@ -1,10 +1,10 @@
-#include "cli/inputs.h"
+#include "sim/answers/inputs.h"
 
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
-#include "cli/bench_commit.h"
+#include "sim/answers/build_commit.h"
 #include "sim/base/digest.h"
 #include "sim/base/input_file.h"
 
