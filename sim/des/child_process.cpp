@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
 
 namespace orrery {
@@ -18,7 +19,7 @@ namespace {
 
 constexpr char kReturned = 'r', kThrew = 't';
 int to_parent = -1;  // in the child
-double last_peak_bytes = 0;
+thread_local double last_peak_bytes = 0;
 
 void write_all(int file, const std::string& text) {
   std::size_t done = 0;
@@ -42,6 +43,9 @@ void return_from_child(const std::string& result) {
 
 std::string run_in_child(const std::function<std::string()>& work) {
   std::array<int, 2> ends{};
+  // One at a time: a child that had another's end of its pipe would keep that open as long as it runs itself.
+  static std::mutex forking;
+  std::unique_lock one(forking);
   if (pipe(ends.data()) != 0)
     throw std::runtime_error(fmt::format("no pipe for the simulation: {}", std::strerror(errno)));
   std::fflush(nullptr);  // or the child prints what is buffered once more
@@ -51,6 +55,10 @@ std::string run_in_child(const std::function<std::string()>& work) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked for the result is gone
     close(ends[0]);
     to_parent = ends[1];
+    // Whoever handles interrupts (a Python interpreter) does so in the parent.
+    if (struct sigaction interrupt {};
+        sigaction(SIGINT, nullptr, &interrupt) == 0 && interrupt.sa_handler != SIG_IGN)
+      signal(SIGINT, SIG_DFL);
     try {
       return_from_child(work());
     } catch (const std::exception& error) {
@@ -59,6 +67,7 @@ std::string run_in_child(const std::function<std::string()>& work) {
     _exit(0);
   }
   close(ends[1]);
+  one.unlock();
   std::string result;
   std::array<char, 1 << 16> buffer{};
   for (;;) {
