@@ -12,6 +12,8 @@ In a page:
     ```sh             a script; each of its commands must succeed.
     ```sh needs=X     a script that is not run: it takes a GPU or minutes. needs=mpi: run where ranks can be.
     ```jsonc          where its first line is "// NAME": a file of this name for the commands behind it.
+    ```python         where its first line is "# NAME": the same; else a script, which must succeed. It is run, as is
+                      ```console needs=python, where the Python module is built.
 The blocks of a page run in order in one folder, in which the repository's files are seen and `orrery` is on the PATH.
 
 In strategies/*/README.md two kinds of table are held to what is predicted, to the digits that they show:
@@ -50,7 +52,9 @@ class Place:
         (self.path / "build").mkdir()
         (self.path / "build" / "default").symlink_to(programs)
         self.has_mpi = (programs / "orrery-rank").exists() and shutil.which("mpirun") is not None
-        self.environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
+        self.has_module = any((programs / "python" / "orrery").glob("_orrery.*.so"))
+        self.environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200",
+                            "PYTHONPATH": str(programs / "python")}
 
     def run(self, script: str) -> tuple[int, str]:
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.path, env=self.environment, text=True,
@@ -118,14 +122,18 @@ def run_page(page: pathlib.Path, orrery: str, problems: list) -> str:
     def run_block(match: re.Match) -> str:
         info, body = match.group(1).split(), match.group(2)
         kind = info[0] if info else ""
-        name = re.match(r"// ([\w.-]+)\n", body)
-        if kind in ("json", "jsonc") and name:
+        name = re.match(r"(?://|#) ([\w.-]+)\n", body)
+        if kind in ("json", "jsonc", "python") and name:
             (place.path / name.group(1)).write_text(body)
+        elif kind == "python" and place.has_module:
+            code, printed = place.run(f"python3 - <<'END'\n{body}END\n")
+            if code != 0:
+                problems.append(f"{page}: this script ends with {code}:\n{body}{printed}")
         elif info == ["sh"] or (info == ["sh", "needs=mpi"] and place.has_mpi):
             code, printed = place.run(body)
             if code != 0:
                 problems.append(f"{page}: this script ends with {code}:\n{body}{printed}")
-        elif kind == "console":
+        elif info == ["console"] or (info == ["console", "needs=python"] and place.has_module):
             lines = []
             for as_shown, command, shown in examples(body):
                 _, printed = place.run(command)

@@ -1,0 +1,242 @@
+// orrery._orrery: what the commands of `orrery` answer, for Python. Documents are JSON texts in both directions, which
+// the package (python/orrery) reads and writes; they are those of the command line, made by the same functions. Other
+// threads run meanwhile.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sim/answers/build_commit.h"
+#include "sim/answers/comparison.h"
+#include "sim/answers/engine_choice.h"
+#include "sim/answers/listing.h"
+#include "sim/answers/points.h"
+#include "sim/answers/program_json.h"
+#include "sim/answers/results.h"
+#include "sim/answers/scenario_argument.h"
+#include "sim/answers/search_answer.h"
+#include "sim/answers/shown.h"
+#include "sim/base/json_reader.h"
+#include "sim/report/read_json.h"
+#include "sim/validation/tables.h"
+
+namespace py = pybind11;
+
+namespace orrery {
+namespace {
+
+using Texts = std::vector<std::string>;
+using WithoutLock = py::call_guard<py::gil_scoped_release>;
+
+constexpr const char* kDocument = "<dict>";  // what messages call a scenario that is no file
+
+// `document`: the text is a scenario's or a report's, not what one is called.
+ScenarioArgument argument_of(const std::string& text, bool document) {
+  return document ? ScenarioArgument(kDocument, parse_json(text, kDocument)) : ScenarioArgument(text);
+}
+
+EngineChoice choice_of(const std::string& engine, const std::string& fidelity, const std::string& routing,
+                       const std::optional<std::string>& limit, bool exact) {
+  EngineChoice choice;
+  choice.engine = engine;
+  choice.fidelity = fidelity;
+  choice.routing = routing;
+  choice.limit = limit;
+  choice.exact = exact;
+  return choice;
+}
+
+SimulationOptions one_engine(const EngineChoice& choice) {
+  if (choice.both()) throw InputError({"--engine", ""}, "both", "analytical or des");
+  return choice.options();
+}
+
+template <class Number>
+void require_within(const char* option, Number value, Number least, Number most) {
+  if (!(value >= least && value <= most))
+    throw InputError({option, ""}, fmt::format("{}", value), fmt::format("a number from {} to {}", least, most));
+}
+
+std::string simulate(const std::string& scenario, bool document, const Texts& sets, const std::string& engine,
+                     const std::string& fidelity, const std::string& routing, const std::optional<std::string>& limit,
+                     bool exact, bool ops, const Texts& calibrations, const std::string& label) {
+  const EngineChoice choice = choice_of(engine, fidelity, routing, limit, exact);
+  SimulationOptions options = choice.options();
+  options.ops = true;
+  ScenarioSource source;
+  const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
+  refuse_report(given, source.file, "a scenario, as stands under inputs.scenario of a report");
+  const Asked asked{given, source, calibrations, label, ops};
+  Simulator simulator(read_user_calibration(calibrations));
+  if (has_jobs(given)) {
+    if (engine != kEngineNames[static_cast<std::size_t>(Engine::des)])
+      throw InputError({source.file, "/jobs"}, "jobs that share a cluster",
+                       "the engine des: the analytical engine knows one job at a time");
+    return jobs_json(asked, simulator.evaluate_jobs(given, source, options)).dump();
+  }
+  std::optional<Report> analytical;
+  if (choice.both())
+    analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
+  const Report report = simulator.evaluate(given, source, options).report;
+  return (analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)).dump();
+}
+
+std::string compare(const std::string& a, bool document_a, const std::string& b, bool document_b, const Texts& sets,
+                    const Texts& sets_a, const Texts& sets_b, const std::string& engine, const std::string& fidelity,
+                    const std::string& routing, const std::optional<std::string>& limit, bool exact,
+                    const Texts& calibrations) {
+  const SimulationOptions options = one_engine(choice_of(engine, fidelity, routing, limit, exact));
+  const UserCalibration user = read_user_calibration(calibrations);
+  const ComparedSide side_a =
+      compared_side(argument_of(a, document_a), sets, {"--set-a", sets_a}, options, calibrations, user);
+  const ComparedSide side_b =
+      compared_side(argument_of(b, document_b), sets, {"--set-b", sets_b}, options, calibrations, user);
+  return compared_json(side_a, side_b).dump();
+}
+
+// Throws KeyboardInterrupt where one is waiting. Only the interpreter's main thread is told.
+void check_interrupt() {
+  const py::gil_scoped_acquire lock;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::string search_plans(const std::string& scenario, bool document, const Texts& sets, const Texts& fixed,
+                         const Texts& over, bool all, const std::string& global_batch, const std::string& most_memory,
+                         bool safe, std::int64_t top, double front, std::optional<double> network_within,
+                         bool exhaustive, std::int64_t threads, const std::string& engine, const std::string& fidelity,
+                         const std::string& routing, const std::optional<std::string>& limit, bool exact,
+                         const Texts& calibrations, const std::string& label) {
+  require_within<std::int64_t>("--top", top, 1, kMostPlansListed);
+  require_within<std::int64_t>("--threads", threads, 0, kMostSearchThreads);
+  require_within("--front", front, 1.0, kMostFront);
+  if (network_within) require_within("--network-within", *network_within, kLeastNetworkPercent, kMostNetworkPercent);
+  SearchRequest request;
+  request.sets = sets;
+  request.fixed = fixed;
+  request.over = over;
+  request.global_batch = global_batch;
+  request.most_memory = most_memory;
+  request.safe = safe;
+  request.all = all;
+  request.exhaustive = exhaustive;
+  request.top = top;
+  request.threads = threads;
+  request.front = front;
+  request.network_within_percent = network_within;
+  const SimulationOptions options = one_engine(choice_of(engine, fidelity, routing, limit, exact));
+  if (options.engine == Engine::des) request.engine_of_listed = options;
+  request.calibrations = calibrations;
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kBetweenChecks = std::chrono::milliseconds(50);
+  Clock::time_point next = Clock::now() + kBetweenChecks;
+  request.progress = [&](const SearchProgress&) {
+    if (Clock::now() < next) return;
+    check_interrupt();
+    next = Clock::now() + kBetweenChecks;
+  };
+  return search_json(answer_search(argument_of(scenario, document), request), request, label).dump();
+}
+
+std::string validate(const std::string& source, const std::string& gpu, const std::string& strategy,
+                     const std::string& seen) {
+  const auto at = std::find(kSeenNames.begin(), kSeenNames.end(), seen);
+  if (at == kSeenNames.end())
+    throw InputError({"--seen", ""}, describe(seen), fmt::format("one of {}", fmt::join(kSeenNames, ", ")),
+                     nearest_name(seen, kSeenNames));
+  Simulator simulator;
+  const std::vector<PredictedPoint> points =
+      points_asked_for({.source = source, .gpu = gpu, .strategy = strategy}, simulator,
+                       static_cast<Seen>(at - kSeenNames.begin()));
+  return validation_json(points).at("points").dump();
+}
+
+std::string program(const std::string& scenario, bool document, const Texts& sets, const Texts& calibrations) {
+  ScenarioSource source;
+  const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
+  if (has_jobs(given))
+    throw InputError({source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
+  Scenario read = read_scenario(given, source);
+  try {
+    Calibrator calibrator(read_user_calibration(calibrations));
+    return program_json(*calibrator.prepare(std::move(read)).program).dump();
+  } catch (const InputError& error) {
+    throw source.blame(error);
+  }
+}
+
+std::string list(const std::string& kind) {
+  Texts kinds;
+  for (const Listing& listing : listings()) {
+    if (listing.name == kind) return listing_json(listing).dump();
+    kinds.emplace_back(listing.name);
+  }
+  throw InputError({"--kind", ""}, describe(kind), fmt::format("one of {}", fmt::join(kinds, ", ")),
+                   nearest_name(kind, kinds));
+}
+
+std::string show(const std::string& name) { return shown_json(name).dump(); }
+
+// An option of the command line as the argument of a function: "--max-memory" is max_memory.
+InputError with_arguments_name(const InputError& error) {
+  InputError::Where where = error.where();
+  if (!where.file.starts_with("--") || where.file.find(' ') != std::string::npos) return error;
+  where.file.erase(0, 2);
+  std::replace(where.file.begin(), where.file.end(), '-', '_');
+  return {std::move(where), error.found(), error.expected(), error.nearest()};
+}
+
+// An exception of orrery/_errors.py.
+template <class... Arguments>
+void raise(const char* name, const Arguments&... arguments) {
+  const py::object type = py::module_::import("orrery._errors").attr(name);
+  PyErr_SetObject(type.ptr(), type(arguments...).ptr());
+}
+
+void translate(std::exception_ptr thrown) {
+  try {
+    if (thrown) std::rethrow_exception(thrown);
+  } catch (const InputError& original) {
+    const InputError error = with_arguments_name(original);
+    raise("InputError", error.what(), error.where().file, error.where().pointer, error.found(), error.expected(),
+          error.nearest());
+  } catch (const StalledError& error) {
+    raise("StalledError", error.what());
+  } catch (const std::runtime_error& error) {
+    // An interrupt ends simulations, too, which run in processes of their own.
+    if (PyErr_CheckSignals() == 0) PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_orrery, module) {
+  py::register_exception_translator(&translate);
+  module.attr("version") = ORRERY_VERSION;
+  module.attr("commit") = build_commit();
+  module.def("simulate", &simulate, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
+             py::arg("engine"), py::arg("fidelity"), py::arg("routing"), py::arg("limit"), py::arg("exact"),
+             py::arg("ops"), py::arg("calibrations"), py::arg("label"));
+  module.def("compare", &compare, WithoutLock(), py::arg("a"), py::arg("document_a"), py::arg("b"),
+             py::arg("document_b"), py::arg("sets"), py::arg("sets_a"), py::arg("sets_b"), py::arg("engine"),
+             py::arg("fidelity"), py::arg("routing"), py::arg("limit"), py::arg("exact"), py::arg("calibrations"));
+  module.def("search", &search_plans, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
+             py::arg("fix"), py::arg("over"), py::arg("all"), py::arg("global_batch"), py::arg("max_memory"),
+             py::arg("safe"), py::arg("top"), py::arg("front"), py::arg("network_within"), py::arg("exhaustive"),
+             py::arg("threads"), py::arg("engine"), py::arg("fidelity"), py::arg("routing"), py::arg("limit"),
+             py::arg("exact"), py::arg("calibrations"), py::arg("label"));
+  module.def("validate", &validate, WithoutLock(), py::arg("source"), py::arg("gpu"), py::arg("strategy"),
+             py::arg("seen"));
+  module.def("program", &program, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),
+             py::arg("calibrations"));
+  module.def("list", &list, WithoutLock(), py::arg("kind"));
+  module.def("show", &show, WithoutLock(), py::arg("name"));
+}
+
+}  // namespace orrery

@@ -1,0 +1,184 @@
+"""How long a training step of a deep network takes on a cluster, and why.
+
+The functions answer what the commands of ``orrery`` answer, in the same documents: what ``--json`` writes, as dicts.
+A scenario is a dict, the name of a bundled one (:func:`scenarios`), a path, or the id of a published measurement.
+Other Python threads run while one of these works.
+"""
+import json as _json
+import os as _os
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _orrery
+from ._errors import InputError, StalledError
+
+__all__ = ["InputError", "StalledError", "compare", "presets", "program", "scenarios", "search", "show", "simulate",
+           "to_frame", "validate"]
+__version__: str = _orrery.version
+
+Document = Dict[str, Any]
+Scenario = Union[Mapping[str, Any], str, "_os.PathLike[str]"]
+Sets = Union[Mapping[str, Any], Sequence[str]]  # {"plan.zero_stage": 3} or ["plan.zero_stage=3"]
+Fields = Union[Mapping[str, Any], Sequence[str]]  # the same, or ["plan.zero_stage"] without a value
+Paths = Sequence[Union[str, "_os.PathLike[str]"]]
+
+
+def _document(text: str) -> Document:
+    document: Document = _json.loads(text)
+    return document
+
+
+def _documents(text: str) -> List[Document]:
+    documents: List[Document] = _json.loads(text)
+    return documents
+
+
+def _text(value: Any) -> str:
+    return _json.dumps(value, allow_nan=False)
+
+
+def _scenario(scenario: Scenario) -> Tuple[str, bool]:
+    """The text of a document, or what names one; and which of them it is."""
+    if isinstance(scenario, Mapping):
+        return _text(dict(scenario)), True
+    return _os.fspath(scenario), False
+
+
+def _sets(sets: Fields) -> List[str]:
+    """As the command line has them."""
+    if isinstance(sets, Mapping):
+        return [f"{field}={_text(value)}" for field, value in sets.items()]
+    if isinstance(sets, str):
+        raise TypeError(f"a list of fields, or a dict: [{sets!r}]")
+    return list(sets)
+
+
+def _paths(paths: Paths) -> List[str]:
+    if isinstance(paths, (str, _os.PathLike)):
+        raise TypeError(f"a list of files: [{paths!r}]")
+    return [_os.fspath(path) for path in paths]
+
+
+def _limit(limit: Optional[float]) -> Optional[str]:
+    return None if limit is None else str(limit)
+
+
+def simulate(scenario: Scenario, sets: Sets = (), *, engine: str = "analytical", fidelity: str = "", routing: str = "",
+             limit: Optional[float] = None, exact: bool = False, ops: bool = False, calibrations: Paths = (),
+             label: str = "") -> Document:
+    """What ``orrery simulate`` says of a training step.
+
+    sets: fields that are overridden. engine: "analytical", "des" (discrete events: contention, slow parts, failures,
+    jobs that share a cluster) or "both"; fidelity, routing, limit and exact are choices of "des". ops: keeps the list
+    of ops. calibrations: files that ``orrery calibrate`` has written, in place of the bundled calibration.
+    """
+    text, is_document = _scenario(scenario)
+    return _document(_orrery.simulate(text, is_document, _sets(sets), engine, fidelity, routing, _limit(limit), exact,
+                                        ops, _paths(calibrations), label))
+
+
+def compare(a: Scenario, b: Optional[Scenario] = None, sets: Sets = (), *, sets_a: Sets = (), sets_b: Sets = (),
+            engine: str = "analytical", fidelity: str = "", routing: str = "", limit: Optional[float] = None,
+            exact: bool = False, calibrations: Paths = ()) -> Document:
+    """What ``orrery compare`` says of two scenarios, or of reports of :func:`simulate` and ``orrery run``.
+
+    b: a again where it is left out. sets: of both; sets_a, sets_b: of one. The rest is that of :func:`simulate`.
+    """
+    text_a, is_document_a = _scenario(a)
+    text_b, is_document_b = (text_a, is_document_a) if b is None else _scenario(b)
+    return _document(_orrery.compare(text_a, is_document_a, text_b, is_document_b, _sets(sets), _sets(sets_a),
+                                       _sets(sets_b), engine, fidelity, routing, _limit(limit), exact,
+                                       _paths(calibrations)))
+
+
+def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Fields = (), all: bool = False,
+           global_batch: Union[int, str, Iterable[int], None] = None, max_memory: Union[int, str, None] = None,
+           safe: bool = False, top: int = 10, front: float = 1.1, network_within: Optional[float] = None,
+           exhaustive: bool = False, threads: int = 0, engine: str = "analytical", fidelity: str = "",
+           routing: str = "", limit: Optional[float] = None, exact: bool = False, calibrations: Paths = (),
+           label: str = "") -> Document:
+    """What ``orrery search`` answers: the fastest plans that fit, and the front of time and memory.
+
+    sets, fix: fields of the plan that are not searched. over: fields that are, with their values or those that their
+    strategy declares. global_batch: "256..4096" (doubling) or a list of batches. max_memory: bytes of a device, or
+    "64G". safe: predicted peaks must fit with the upper end of their interval. front: of plans that take at most so
+    many times the fastest's time. network_within: also the slowest network that costs so many per cent at most.
+    threads: 0 for as many as the machine has. Where nothing fits, "nothing_fits" says why and what would. Ctrl-C ends
+    a search.
+    """
+    text, is_document = _scenario(scenario)
+    if global_batch is None or isinstance(global_batch, (int, str)):
+        batches = "" if global_batch is None else str(global_batch)
+    else:
+        batches = ",".join(str(batch) for batch in global_batch)
+    return _document(_orrery.search(text, is_document, _sets(sets), _sets(fix), _sets(over), all, batches,
+                                      "" if max_memory is None else str(max_memory), safe, top, front, network_within,
+                                      exhaustive, threads, engine, fidelity, routing, _limit(limit), exact,
+                                      _paths(calibrations), label))
+
+
+def validate(*, source: str = "", gpu: str = "", strategy: str = "", seen: str = "others") -> List[Document]:
+    """The points of ``orrery validate``: published measurements, what is predicted of each, and the error.
+
+    source, gpu: parts of a name. strategy: a word of plans, as "zero-3". seen: the sources that the calibration of
+    steps has been fitted on: all "others" than the point's own, "all", or "none".
+    """
+    return _documents(_orrery.validate(source, gpu, strategy, seen))
+
+
+def program(scenario: Scenario, sets: Sets = (), *, calibrations: Paths = ()) -> Document:
+    """What the scenario is lowered to, which all engines take: its mesh, pieces, stages and schedule.
+
+    A piece has "tensors" (those of one rank) and "blocks" of ops: "forward", "backward", "weight_gradient", "update".
+    An op has its kind, name, stream, what it reads and writes (numbers in "tensors") and the digits of the mesh that
+    its group runs over; a tensor its dtype, sizes, axes, category, place and bytes.
+    """
+    text, is_document = _scenario(scenario)
+    return _document(_orrery.program(text, is_document, _sets(sets), _paths(calibrations)))
+
+
+def presets(kind: str) -> List[Document]:
+    """Names with a summary each, as ``orrery list`` has them.
+
+    kind: "models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements" or "fields".
+    """
+    return _documents(_orrery.list(kind))
+
+
+def scenarios() -> List[Document]:
+    """The bundled scenarios."""
+    return presets("scenarios")
+
+
+def show(name: str) -> Document:
+    """All that is known of a name, by kind, as ``orrery show`` has it."""
+    return _document(_orrery.show(name))
+
+
+def _columns(value: Any, before: str, row: Document) -> None:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            _columns(item, f"{before}{key}.", row)
+        elif not isinstance(item, list):
+            row[before + key] = item
+
+
+def to_frame(results: Union[Mapping[str, Any], Iterable[Mapping[str, Any]]]) -> Any:
+    """A pandas.DataFrame of results, a row each: columns "step_seconds", "memory.peak_bytes", ...
+
+    results: of :func:`simulate`, :func:`validate`, :func:`presets`, a list of such, or an answer of :func:`search`,
+    whose plans are the rows. Lists inside results, and scenarios, have no columns.
+    """
+    try:
+        import pandas  # type: ignore[import]
+    except ImportError as error:
+        raise ImportError("orrery.to_frame takes pandas, which is not installed: pip install pandas") from error
+    if isinstance(results, Mapping):
+        results = results["plans"] if "plans" in results else [results]
+    rows = []
+    for result in results:
+        row: Document = {}
+        _columns({key: value for key, value in result.items() if key != "inputs"}, "", row)
+        if isinstance(result.get("inputs"), Mapping) and "digest" in result["inputs"]:
+            row["inputs.digest"] = result["inputs"]["digest"]
+        rows.append(row)
+    return pandas.DataFrame(rows)
