@@ -94,6 +94,7 @@ std::string plans_table(const Space& space, const std::vector<ShownPlan>& plans,
                          text_of(chosen_value(axis, plans.front().scenario)));
   }
   if (!alike.empty()) text += fmt::format("  all: {}\n", alike);
+  if (!space.base().plan.layers.empty()) text += "  of all but the ranges of layers that the scenario gives plans of their own\n";
   return text;
 }
 
@@ -134,7 +135,7 @@ std::string nothing_text(const SearchAnswer& a) {
     for (const auto& [why, times] : reasons) text += fmt::format("  {} ({} plans)\n", why, times);
     if (reasons.empty()) text += "  no degrees that divide the devices and the batch\n";
   }
-  if (!a.remedies.empty()) text += "What fits:\n";
+  if (!a.remedies.empty()) text += fmt::format("What fits (searched in {}):\n", seconds_text(a.remedy_seconds));
   for (const Remedy& remedy : a.remedies)
     text += fmt::format("  with {}: {} a step, {}\n", remedy.what, seconds_text(remedy.plan.step_seconds),
                         bytes_text(remedy.plan.memory_peak_bytes));
@@ -242,6 +243,8 @@ void search_command(const SearchArguments& arguments) {
       text += nothing_text(a);
     } else {
       const bool des = engine.engine == Engine::des;
+      if (memory_verdict(a.best.front().report) == MemoryVerdict::tight)
+        text += "The first is tight: it may not fit after all; --safe asks for plans that surely do\n\n";
       text += fmt::format("{}\n", des ? "The fastest in closed form, in the order of discrete events" : "The fastest");
       text += plans_table(a.space, a.best, des);
       if (a.front.size() > 1)

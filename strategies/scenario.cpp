@@ -66,7 +66,8 @@ std::int64_t data_parallel_degree(const Scenario& scenario) {
 }
 
 std::int64_t micro_batches(const Scenario& scenario) {
-  return scenario.workload.global_batch_size / (data_parallel_degree(scenario) * scenario.plan.batch.micro_batch_size);
+  const std::int64_t sequences = data_parallel_degree(scenario) * scenario.plan.batch.micro_batch_size;
+  return sequences > 0 ? scenario.workload.global_batch_size / sequences : 0;
 }
 
 void check(const Scenario& scenario) {

@@ -26,7 +26,8 @@ std::int64_t model_parallel_ranks(const Plan& plan);
 std::int64_t data_parallel_degree(const Scenario& scenario);
 // Of all replicas.
 std::int64_t ranks(const Scenario& scenario);
-// Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size).
+// Micro-batches each pipeline runs per step: global_batch_size / (data parallel x micro_batch_size); 0 where a replica
+// takes more devices than there are.
 std::int64_t micro_batches(const Scenario& scenario);
 
 // Throws InputError when the parts do not fit together (degrees, divisibility, mesh larger than the cluster).

@@ -96,7 +96,7 @@ SpaceOptions space_options(const SearchRequest& request) {
   options.all = request.all;
   // What is set is meant to stay.
   for (const std::string& set : request.sets)
-    if (set.starts_with("plan.") && set.find_first_of(".=", 5) != std::string::npos)
+    if (set.starts_with("plan.") && !set.starts_with("plan.layers") && set.find_first_of(".=", 5) != std::string::npos)
       options.fixed.push_back(field_named(set.substr(0, set.find_first_of(".=", 5))));
   for (const std::string& fixed : request.fixed)
     options.fixed.push_back(field_named(fixed.substr(0, fixed.find('='))));
@@ -105,6 +105,10 @@ SpaceOptions space_options(const SearchRequest& request) {
   for (const std::string& over : request.over) options.over.push_back(request_of(over));
   if (!request.global_batch.empty()) options.global_batch_sizes = batches_of(request.global_batch);
   return options;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // What the search finds, and reports of it.
@@ -121,8 +125,7 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
                         .progress = request.progress};
   const auto start = std::chrono::steady_clock::now();
   a.result = search(a.space, options, user);
-  a.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  options.progress = nullptr;
+  a.seconds = seconds_since(start);
   Simulator simulator(user);
   const auto shown = [&](const FoundPlan& plan) {
     Simulation simulation = simulator.evaluate(a.space.scenario(plan.values), {});
@@ -133,6 +136,7 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
   if (a.result.leanest) a.leanest = shown(*a.result.leanest);
   if (a.best.empty()) {
     a.remedies = remedies(a.base, fields, options, user);
+    a.remedy_seconds = seconds_since(start) - a.seconds;
     return;
   }
   if (request.engine_of_listed) {

@@ -53,7 +53,8 @@ struct SearchAnswer {
   std::optional<NetworkNeed> network{};
   std::vector<Remedy> remedies{};
   std::optional<ShownPlan> leanest{};
-  double seconds = 0;  // of the search alone
+  double seconds = 0;         // of the search alone
+  double remedy_seconds = 0;  // of those for the remedies
 };
 
 // Throws InputError, its file filled in, and StalledError.

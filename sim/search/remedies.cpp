@@ -15,7 +15,6 @@ class Attempts {
   Attempts(const SearchOptions& options, const UserCalibration& user) : options_(options), user_(user) {
     options_.top = 1;
     options_.front = 1;
-    options_.progress = nullptr;
     options_.leanest = false;
   }
 

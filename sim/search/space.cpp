@@ -8,6 +8,7 @@
 
 #include "sim/base/error.h"
 #include "sim/search/plan_field.h"
+#include "strategies/framework/framework.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -33,6 +34,25 @@ Space::Axis axis_of(const SearchAxis& axis) {
           [set = axis.set](Scenario& scenario, std::int64_t value) { set(scenario.plan, value); }, axis.values};
 }
 
+// Of the values that the plan's stack has.
+Space::Axis axis_of_stack(const SearchAxis& axis, const Plan& plan) {
+  Space::Axis all = axis_of(axis);
+  for (const framework::SearchedValues& of_field : framework::searched_values(plan)) {
+    if (of_field.field != axis.field) continue;
+    std::vector<std::int64_t> numbers;
+    for (const std::string& value : of_field.values) {
+      Plan with = plan;
+      set_field(with, axis.field, nlohmann::json::parse(value));
+      if (const auto number = number_of(with, axis.field)) numbers.push_back(*number);
+    }
+    all.values = [numbers, values = all.values](const Scenario& chosen, std::vector<std::int64_t>& into) {
+      values(chosen, into);
+      std::erase_if(into, [&](std::int64_t v) { return std::find(numbers.begin(), numbers.end(), v) == numbers.end(); });
+    };
+  }
+  return all;
+}
+
 // Of values that the user names.
 Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
   const SearchAxis* by_strategy = declared(request.field);
@@ -40,6 +60,7 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
   for (const nlohmann::json& value : request.values) {
     Plan plan = base;
     set_field(plan, request.field, value);
+    framework::mesh_order(plan);  // throws where it is none
     if (const auto number = number_of(plan, request.field)) numbers.push_back(*number);
   }
   const auto twice = [](auto values) {
@@ -100,6 +121,7 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
                        values.insert(values.end(), sizes.begin(), sizes.end());
                      }});
   std::move(undeclared.begin(), undeclared.end(), std::back_inserter(axes_));
+  const bool several_stacks = request_of("framework") != options.over.end();
   for (const Strategy& strategy : all_strategies()) {
     if (strategy.search_axes == nullptr) continue;
     for (const SearchAxis& axis : strategy.search_axes()) {
@@ -108,7 +130,7 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
       if (request != options.over.end() && !request->values.empty()) {
         axes_.push_back(axis_of(*request, base.plan));
       } else if (request != options.over.end() || axis.usual || options.all) {
-        axes_.push_back(axis_of(axis));
+        axes_.push_back(several_stacks ? axis_of(axis) : axis_of_stack(axis, base.plan));
       }
     }
   }

@@ -35,7 +35,7 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              const std::int64_t replicas = data_parallel_degree(chosen), batch = chosen.workload.global_batch_size;
-             if (batch % replicas == 0) append_divisors(batch / replicas, values);
+             if (replicas > 0 && batch % replicas == 0) append_divisors(batch / replicas, values);
            }}};
   return kAxes;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
@@ -24,6 +25,7 @@ struct StackPreset {
   bool shards_in_fp32 = false, keeps_ends_gathered = false, keeps_gathered_inputs = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
   bool gathers_quantised_weights = false;
+  std::vector<SearchedValues> searched;
 };
 
 std::array<StackPreset, kStackNames.size()> read_stacks() {
@@ -62,6 +64,11 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
     s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
+    for (const auto& [field, values] : j.at("searched").items()) {
+      SearchedValues& of_field = s.searched.emplace_back();
+      of_field.field = field;
+      for (const nlohmann::json& value : values) of_field.values.push_back(value.dump());
+    }
   }
   return stacks;
 }
@@ -85,6 +92,7 @@ bool is_megatron(Stack stack) {
 std::string_view stack_name(const Plan& plan) { return kStackNames[static_cast<std::size_t>(plan.framework.stack)]; }
 
 double literature_host_seconds_per_op(std::string_view stack) { return preset(stack).runtime.host_seconds_per_op; }
+std::span<const SearchedValues> searched_values(const Plan& plan) { return preset(plan).searched; }
 Kernels kernels_of(std::string_view stack) { return preset(stack).kernels; }
 
 KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
@@ -208,7 +216,7 @@ std::span<const SearchAxis> search_axes() {
       {.field = "mesh_order",
        .label = "order",
        .turns = Turns::replicas,
-       .usual = true,
+       .usual = false,
        .set =
            [](Plan& plan, std::int64_t value) {
              plan.framework.mesh_order = kOrders[static_cast<std::size_t>(value)];

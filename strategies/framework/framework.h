@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include <span>
 
@@ -23,6 +25,12 @@ std::string_view stack_name(const Plan& plan);
 std::string_view stack_known_as(std::string_view name);
 // Who joins element-wise chains into one kernel: the stack's authors by hand, nobody, a compiler.
 enum class Kernels : std::uint8_t { fused, eager, compiled };
+// Of a field of the plan the values that the stack has, as JSON: of those alone a search makes plans for it.
+struct SearchedValues {
+  std::string field;
+  std::vector<std::string> values;
+};
+std::span<const SearchedValues> searched_values(const Plan& plan);  // of all other fields any
 // Of stacks.json, before any fit to steps (sim/cost/step_calibration.h). REQUIRES: one of kStackNames.
 double literature_host_seconds_per_op(std::string_view stack);
 Kernels kernels_of(std::string_view stack);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 
 #include "tests/cli/command.h"
@@ -118,6 +119,31 @@ TEST(SearchCommand, BatchesAreComparedByTheirTimeASequence) {
     EXPECT_GE(a_sequence, last);
     last = a_sequence;
   }
+}
+
+TEST(SearchCommand, DegreesThatLeaveNoReplicaCannotBeLaidOut) {
+  Workplace place;
+  for (const char* arguments : {"--set cluster.nodes=1 --fix plan.pipeline_parallel=2",
+                                "--set cluster.nodes=1 --over plan.pipeline_parallel=2,16",
+                                "--set cluster.nodes=1 --fix plan.micro_batch_size --over plan.tensor_parallel=16"}) {
+    const CommandResult found = place.orrery(std::string(kSmall) + arguments + " --json -");
+    ASSERT_THAT(found.code, testing::AnyOf(0, 1)) << arguments << found.err;
+    EXPECT_GT(json::parse(found.out)["refused"], 0) << arguments;
+  }
+}
+
+TEST(SearchCommand, PlansAreOfWhatTheStackHas) {
+  Workplace place;
+  const auto values_of = [&](const std::string& arguments, const char* field) {
+    const CommandResult found = place.orrery(std::string(kSmall) + arguments + " --top 300 --front 9 --json -");
+    EXPECT_EQ(found.code, 0) << found.err;
+    std::set<std::string> values;
+    for (const json& plan : json::parse(found.out)["plans"]) values.insert(plan["plan"][field].dump());
+    return values;
+  };
+  EXPECT_EQ(values_of("--set plan.framework=nanotron", "recompute").count("\"selective_op\""), 0U);
+  EXPECT_EQ(values_of("--set plan.framework=megatron-2021", "zero_stage"), std::set<std::string>{"0"});
+  EXPECT_EQ(values_of("--set plan.framework=megatron-2021 --over plan.zero_stage=1,2", "zero_stage").count("0"), 0U);
 }
 
 }  // namespace
