@@ -9,6 +9,7 @@ namespace orrery {
 void add_simulate(Command app);
 void add_compare(Command app);
 void add_search(Command app);
+void add_sweep(Command app);
 void add_list(Command app);
 void add_show(Command app);
 void add_collective(Command app);

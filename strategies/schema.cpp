@@ -1,6 +1,8 @@
 #include "strategies/schema.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -279,6 +281,37 @@ OrderedJson scenario_schema() {
   json["oneOf"] = OrderedJson::array({one, several});
   json["$defs"] = definitions();
   return json;
+}
+
+namespace {
+
+// The fields of what a part of the schema of scenarios describes, and what each says of itself.
+void add_fields(const OrderedJson& schema, const OrderedJson& part, const std::string& before,
+                std::vector<ScenarioField>& fields) {
+  const auto resolved = [&](const OrderedJson& of) -> const OrderedJson& {
+    return of.contains("$ref") ? schema.at(OrderedJson::json_pointer(of["$ref"].get<std::string>().substr(1))) : of;
+  };
+  const OrderedJson& described = resolved(part);
+  if (described.contains("anyOf"))
+    for (const OrderedJson& either : described["anyOf"]) add_fields(schema, either, before, fields);
+  if (!described.contains("properties")) return;
+  const std::span<const std::string_view> ignored = documentation_keys();
+  for (const auto& [key, field] : described["properties"].items()) {
+    if (std::find(ignored.begin(), ignored.end(), key) != ignored.end()) continue;
+    const OrderedJson* of = &resolved(field);
+    if (!of->contains("description") && of->contains("anyOf")) of = &resolved((*of)["anyOf"].front());
+    fields.push_back({before + key, of->value("description", "")});
+    add_fields(schema, field, before + key + ".", fields);
+  }
+}
+
+}  // namespace
+
+std::vector<ScenarioField> scenario_fields() {
+  const OrderedJson schema = scenario_schema();
+  std::vector<ScenarioField> fields;
+  add_fields(schema, schema, "", fields);
+  return fields;
 }
 
 }  // namespace orrery

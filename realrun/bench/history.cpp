@@ -1,28 +1,22 @@
 #include "realrun/bench/history.h"
 
 #include <fmt/format.h>
-#include <sqlite3.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "realrun/bench/statistics.h"
 #include "realrun/bench/text.h"
 #include "sim/base/error.h"
-#include "sim/base/input_file.h"
 #include "sim/base/statistics.h"
+#include "sim/database/database.h"
 
 namespace orrery::bench {
 namespace {
 
 constexpr int kApplicationId = 0x4f527279;  // "ORry": SQLite's mark of whose file it is
 constexpr int kSchemaVersion = 1;
-constexpr int kBusyMilliseconds = 10'000;  // for another process to finish its transaction
 
 // context: all facts of the run as a JSON object. A series is a benchmark of a run.
 constexpr const char* kSchema = R"(
@@ -78,118 +72,20 @@ std::string fact_or_nothing(const BenchmarkRun& run, const char* key) {
 
 }  // namespace
 
-// One prepared statement; columns and parameters from 0.
-class History::Statement {
- public:
-  Statement(const History& history, const char* sql) : history_(history) {
-    history_.check(sqlite3_prepare_v2(history_.database_.get(), sql, -1, &statement_, nullptr), "read");
-  }
-  ~Statement() { sqlite3_finalize(statement_); }
-  Statement(const Statement&) = delete;
-  Statement& operator=(const Statement&) = delete;
-
-  Statement& bind(const std::string& text) {
-    sqlite3_bind_text(statement_, ++bound_, text.data(), static_cast<int>(text.size()), SQLITE_TRANSIENT);
-    return *this;
-  }
-  Statement& bind(std::int64_t number) {
-    sqlite3_bind_int64(statement_, ++bound_, number);
-    return *this;
-  }
-  Statement& bind(double number) {
-    sqlite3_bind_double(statement_, ++bound_, number);
-    return *this;
-  }
-  bool step() {  // false: no more rows
-    const int code = sqlite3_step(statement_);
-    if (code != SQLITE_ROW && code != SQLITE_DONE) history_.check(code, "use");
-    return code == SQLITE_ROW;
-  }
-  void run() {
-    step();
-    sqlite3_reset(statement_);
-    bound_ = 0;
-  }
-  std::string text(int column) const {
-    const unsigned char* value = sqlite3_column_text(statement_, column);
-    return value == nullptr ? std::string() : reinterpret_cast<const char*>(value);
-  }
-  std::int64_t integer(int column) const { return sqlite3_column_int64(statement_, column); }
-  double number(int column) const { return sqlite3_column_double(statement_, column); }
-
- private:
-  const History& history_;
-  sqlite3_stmt* statement_ = nullptr;
-  int bound_ = 0;
-};
-
-void History::check(int code, const char* doing) const {
-  if (code == SQLITE_OK) return;
-  if (code == SQLITE_NOTADB || code == SQLITE_CORRUPT)
-    throw InputError({path_, ""}, "no SQLite file, or a damaged one", "a history (orrery bench --history)");
-  throw InputError({path_, ""},
-                   fmt::format("that SQLite cannot {} it ({})", doing,
-                               database_ ? sqlite3_errmsg(database_.get()) : sqlite3_errstr(code)),
-                   "a history (orrery bench --history)");
-}
-
-void History::execute(const char* sql, const char* doing) const {
-  check(sqlite3_exec(database_.get(), sql, nullptr, nullptr, nullptr), doing);
-}
-
-History::History(const std::string& path, Mode mode) : path_(path), database_(nullptr, sqlite3_close) {
-  struct stat status {};
-  const bool exists = ::stat(path.c_str(), &status) == 0;
-  if (!exists && mode == Mode::read)
-    throw InputError({path, ""}, fmt::format("nothing ({})", std::strerror(errno)),
-                     "a history (orrery bench --history)");
-  if (exists && !S_ISREG(status.st_mode)) throw InputError({path, ""}, "no regular file", "a history");
-  const bool is_new = !exists || status.st_size == 0;  // empty: who was to make it was killed before
-  if (is_new && mode == Mode::read) throw InputError({path, ""}, "an empty file", "a history (orrery bench --history)");
-  sqlite3* opened = nullptr;
-  const int flags = mode == Mode::read ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
-  const int code = sqlite3_open_v2(path.c_str(), &opened, flags, nullptr);
-  database_.reset(opened);
-  check(code, "open");
-  remember_input(path);
-  sqlite3_busy_timeout(opened, kBusyMilliseconds);
-  if (mode == Mode::write && sqlite3_db_readonly(opened, "main") != 0)
-    throw InputError({path, ""}, "that it cannot be written", "the path of a file to write");
-  if (is_new) {
-    execute("BEGIN IMMEDIATE", "write");
-    // Another process may have made it meanwhile.
-    Statement count(*this, "SELECT count(*) FROM sqlite_master");
-    count.step();
-    if (count.integer(0) == 0) {
-      execute(kSchema, "write");
-      execute(
-          fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", kApplicationId, kSchemaVersion).c_str(),
-          "write");
-    }
-  }
-  const auto pragma = [&](const char* sql) {
-    Statement statement(*this, sql);
-    statement.step();
-    return statement.integer(0);
-  };
-  const std::int64_t application = pragma("PRAGMA application_id"), version = pragma("PRAGMA user_version");
-  if (application != kApplicationId)
-    throw InputError({path, ""}, "an SQLite file of another program", "a history (orrery bench --history)");
-  if (version != kSchemaVersion)
-    throw InputError({path, ""}, fmt::format("a history of version {}", version),
-                     fmt::format("one of version {}: made by this version of orrery", kSchemaVersion));
-  if (is_new) execute("COMMIT", "write");
-}
+History::History(const std::string& path, Mode mode)
+    : database_(std::make_unique<Database>(
+          path, mode == Mode::read ? Database::Mode::read : Database::Mode::write,
+          DatabaseKind{"a history", "orrery bench --history", kApplicationId, kSchemaVersion, kSchema})) {}
 
 History::~History() = default;
 
 bool History::add(const BenchmarkRun& run) {
-  execute("BEGIN IMMEDIATE", "write");
+  database_->execute("BEGIN IMMEDIATE", "write");
   try {
     {
-      Statement known(*this, "SELECT 1 FROM runs WHERE digest = ?");
+      Statement known(*database_, "SELECT 1 FROM runs WHERE digest = ?");
       if (known.bind(run.digest).step()) {
-        sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr);
+        database_->roll_back();
         return false;
       }
     }
@@ -197,7 +93,7 @@ bool History::add(const BenchmarkRun& run) {
     for (const auto& [key, value] : run.context) context[key] = value;
     // SQLite turns a date with an offset into UTC, by which runs of several places are ordered.
     Statement(
-        *this,
+        *database_,
         "INSERT INTO runs (digest, date, utc, git_commit, version, device, context) VALUES (?1, ?2, datetime(?2), "
         "?3, ?4, ?5, ?6)")
         .bind(run.digest)
@@ -207,9 +103,9 @@ bool History::add(const BenchmarkRun& run) {
         .bind(fact_or_nothing(run, "device") + (run.has_cold_caches() ? ", cold caches" : ""))  // another series
         .bind(context.dump())
         .run();
-    const std::int64_t id = sqlite3_last_insert_rowid(database_.get());
-    Statement series_row(*this, "INSERT INTO series (run, name, by_real_time, bytes, flops) VALUES (?, ?, ?, ?, ?)");
-    Statement repetition_row(*this, "INSERT INTO repetitions VALUES (?, ?, ?, ?, ?)");
+    const std::int64_t id = database_->last_row();
+    Statement series_row(*database_, "INSERT INTO series (run, name, by_real_time, bytes, flops) VALUES (?, ?, ?, ?, ?)");
+    Statement repetition_row(*database_, "INSERT INTO repetitions VALUES (?, ?, ?, ?, ?)");
     for (const Series& series : run.series) {
       if (series.repetitions.empty()) continue;
       series_row.bind(id)
@@ -218,27 +114,25 @@ bool History::add(const BenchmarkRun& run) {
           .bind(series.bytes)
           .bind(series.flops)
           .run();
-      const std::int64_t series_id = sqlite3_last_insert_rowid(database_.get());
+      const std::int64_t series_id = database_->last_row();
       std::int64_t number = 0;
       for (const Repetition& r : series.repetitions)
         repetition_row.bind(series_id).bind(number++).bind(r.iterations).bind(r.real_seconds).bind(r.cpu_seconds).run();
     }
   } catch (...) {
-    sqlite3_exec(database_.get(), "ROLLBACK", nullptr, nullptr, nullptr);
+    database_->roll_back();
     throw;
   }
-  execute("COMMIT", "write");
+  database_->execute("COMMIT", "write");
   return true;
 }
 
 std::int64_t History::runs() const {
-  Statement statement(*this, "SELECT count(*) FROM runs");
-  statement.step();
-  return statement.integer(0);
+  return database_->number("SELECT count(*) FROM runs");
 }
 
 std::vector<std::string> History::benchmarks() const {
-  Statement statement(*this, "SELECT DISTINCT name FROM series ORDER BY name");
+  Statement statement(*database_, "SELECT DISTINCT name FROM series ORDER BY name");
   std::vector<std::string> names;
   while (statement.step()) names.push_back(statement.text(0));
   return names;
@@ -250,11 +144,11 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
   for (const std::string& candidate : known)
     if (candidate == name || (found.empty() && kernel_name(candidate) == name)) found = candidate;
   if (found.empty())
-    throw InputError({path_, ""}, fmt::format("no benchmark \"{}\"", name),
+    throw InputError({database_->path(), ""}, fmt::format("no benchmark \"{}\"", name),
                      known.empty() ? "one of its benchmarks (it has none yet)" : "the name of one of its benchmarks",
                      nearest_name(name, known));
   Statement statement(
-      *this,
+      *database_,
       "SELECT runs.id, runs.date, runs.git_commit, runs.version, runs.device, "
       "CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END "
       "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "
@@ -292,7 +186,7 @@ std::vector<HistoryPoint> History::points(const std::string& name) const {
 std::vector<HistorySeries> History::last_runs(std::size_t runs) const {
   std::map<std::int64_t, HistoryPoint> wanted;  // by run, without its times
   {
-    Statement statement(*this,
+    Statement statement(*database_,
                         "SELECT id, date, git_commit, version, device, context FROM runs "
                         "ORDER BY coalesce(utc, date) DESC, id DESC");
     std::map<std::string, std::size_t> taken;  // by device
@@ -306,7 +200,7 @@ std::vector<HistorySeries> History::last_runs(std::size_t runs) const {
     }
   }
   Statement statement(
-      *this,
+      *database_,
       "SELECT runs.device, series.name, runs.id, series.id, "
       "CASE WHEN series.by_real_time THEN real_seconds ELSE cpu_seconds END "
       "FROM series JOIN runs ON runs.id = series.run JOIN repetitions ON repetitions.series = series.id "

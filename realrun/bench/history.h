@@ -9,7 +9,9 @@
 
 #include "realrun/bench/run_file.h"
 
-struct sqlite3;
+namespace orrery {
+class Database;
+}
 
 namespace orrery::bench {
 
@@ -55,12 +57,7 @@ class History {
   std::vector<HistorySeries> last_runs(std::size_t runs) const;
 
  private:
-  class Statement;
-  void check(int code, const char* doing) const;
-  void execute(const char* sql, const char* doing) const;
-
-  std::string path_;
-  std::unique_ptr<sqlite3, int (*)(sqlite3*)> database_;
+  std::unique_ptr<Database> database_;
 };
 
 // The forms of a history.

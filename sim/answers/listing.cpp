@@ -11,6 +11,7 @@
 #include "sim/hardware/presets.h"
 #include "sim/planning/presets.h"
 #include "sim/report/format.h"
+#include "sim/sweep/document.h"
 #include "sim/validation/published.h"
 #include "strategies/read_scenario.h"
 #include "strategies/schema.h"
@@ -180,32 +181,15 @@ std::vector<ListRow> restarts() {
   return rows;
 }
 
-// The fields of what a part of the schema of scenarios describes, and what each says of itself.
-void add_scenario_fields(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& part,
-                         const std::string& before, std::vector<ListRow>& rows) {
-  const auto resolved = [&](const nlohmann::ordered_json& of) -> const nlohmann::ordered_json& {
-    return of.contains("$ref")
-               ? schema.at(nlohmann::ordered_json::json_pointer(of["$ref"].get<std::string>().substr(1)))
-               : of;
-  };
-  const nlohmann::ordered_json& described = resolved(part);
-  if (described.contains("anyOf"))
-    for (const nlohmann::ordered_json& either : described["anyOf"]) add_scenario_fields(schema, either, before, rows);
-  if (!described.contains("properties")) return;
-  const std::span<const std::string_view> ignored = documentation_keys();
-  for (const auto& [key, field] : described["properties"].items()) {
-    if (std::find(ignored.begin(), ignored.end(), key) != ignored.end()) continue;
-    const nlohmann::ordered_json* of = &resolved(field);
-    if (!of->contains("description") && of->contains("anyOf")) of = &resolved((*of)["anyOf"].front());
-    rows.push_back({before + key, of->value("description", "")});
-    add_scenario_fields(schema, field, before + key + ".", rows);
-  }
+std::vector<ListRow> fields() {
+  std::vector<ListRow> rows;
+  for (ScenarioField& field : scenario_fields()) rows.push_back({std::move(field.name), std::move(field.summary)});
+  return rows;
 }
 
-std::vector<ListRow> scenario_fields() {
-  const nlohmann::ordered_json schema = scenario_schema();
+std::vector<ListRow> sweeps() {
   std::vector<ListRow> rows;
-  add_scenario_fields(schema, schema, "", rows);
+  for (const BundledSweep& sweep : bundled_sweeps()) rows.push_back({sweep.name, std::string(sweep.path)});
   return rows;
 }
 
@@ -224,7 +208,8 @@ constexpr Listing kListings[] = {{"models", models, [] { return model_names(); }
                                  {"strategies", strategies, [] { return names_in(all_strategies()); }},
                                  {"scenarios", scenarios, [] { return names_in(bundled_scenarios()); }},
                                  {"measurements", measurements, nullptr},
-                                 {"fields", scenario_fields, nullptr},
+                                 {"fields", fields, nullptr},
+                                 {"sweeps", sweeps, [] { return names_in(bundled_sweeps()); }},
                                  {"plans", plans, [] { return names_in(bundled_plans()); }},
                                  {"prices", prices, [] { return price_names(); }},
                                  {"power", power, [] { return power_names(); }},

@@ -18,7 +18,7 @@ TEST(List, NamesAreThoseOfTheRows) {
   const Workplace place;
   for (const char* kind :
        {"models", "clusters", "nodes", "devices", "fabrics", "strategies", "scenarios", "measurements", "fields", "plans",
-        "prices", "power", "sites", "grids", "failures", "storage", "restarts"}) {
+        "prices", "power", "sites", "grids", "failures", "storage", "restarts", "sweeps"}) {
     std::string names;
     for (const auto& row : nlohmann::json::parse(place.orrery(std::string("list ") + kind + " --json").out)) {
       names += row["name"].get<std::string>() + "\n";

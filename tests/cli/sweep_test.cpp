@@ -1,0 +1,266 @@
+// orrery sweep as a user meets it: what is there is not computed again, whatever has happened to the process before.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tests/cli/command.h"
+
+namespace orrery {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+json scenario() {
+  return {{"model", "llama-3-8b"},
+          {"cluster", {{"node", "dgx-h100"}, {"nodes", 2}}},
+          {"workload", {{"sequence_length", 8192}, {"global_batch_size", 64}}},
+          {"plan", {{"zero_stage", 1}, {"recompute", "full"}}}};
+}
+
+std::string sweep_over(const json& axes) { return json{{"scenario", scenario()}, {"axes", axes}}.dump(); }
+
+// 12 points, of which those of 3 ranks cannot be laid out.
+std::string small_sweep() {
+  return sweep_over({{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {1, 3}}});
+}
+
+// So many points that a process can be killed among them.
+std::string large_sweep() {
+  return sweep_over({{"cluster.nodes", {{"from", 1}, {"to", 40}, {"step", 1}}},
+                     {"plan.tensor_parallel", {1, 2, 4, 8}},
+                     {"plan.zero_stage", {0, 1, 2, 3}},
+                     {"workload.sequence_length", {{"from", 512}, {"to", 16384}, {"step", 512}}}});
+}
+constexpr int kLargePoints = 40 * 4 * 4 * 32;
+
+std::int64_t lines_of(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
+
+// "N" of "N computed" in what a run says.
+std::int64_t computed(const CommandResult& result) {
+  const std::size_t end = result.out.find(" computed");
+  EXPECT_NE(end, std::string::npos) << result.out << result.err;
+  return end == std::string::npos ? -1 : std::stoll(result.out.substr(result.out.rfind(' ', end - 1) + 1));
+}
+
+std::string table_of(const Workplace& place, const std::string& database) {
+  const CommandResult exported = place.orrery("sweep export " + database);
+  EXPECT_EQ(exported.code, 0) << exported.err;
+  return exported.out;
+}
+
+TEST(Sweep, EachPointIsWhatSimulateSays) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  const CommandResult run = place.orrery("sweep sweep.json --db results.db --export results.jsonl");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(computed(run), 12);
+  EXPECT_THAT(run.out, HasSubstr("4 without a result, the first: "));
+  place.write("scenario.json", scenario().dump());
+  const std::string lines = place.read("results.jsonl");
+  ASSERT_EQ(lines_of(lines), 12);
+  int with_result = 0;
+  for (std::size_t begin = 0; begin < lines.size();) {
+    const std::size_t end = lines.find('\n', begin);
+    const json row = json::parse(lines.substr(begin, end - begin));
+    begin = end + 1;
+    std::string sets;
+    for (const char* field : {"cluster.nodes", "plan.tensor_parallel", "plan.zero_stage"})
+      sets += std::string(" --set ") + field + "=" + row[field].dump();
+    const CommandResult one = place.orrery("simulate scenario.json --json -" + sets);
+    if (row["plan.tensor_parallel"] == 3) {
+      EXPECT_EQ(one.code, 2);
+      EXPECT_TRUE(row["step_seconds"].is_null());
+      EXPECT_THAT(row["error"].get<std::string>(), HasSubstr("/plan/tensor_parallel"));
+      continue;
+    }
+    ++with_result;
+    const json report = json::parse(one.out);
+    EXPECT_EQ(row["step_seconds"], report["step_seconds"]) << sets;
+    EXPECT_EQ(row["mfu"], report["mfu"]) << sets;
+    EXPECT_EQ(row["memory_peak_bytes"], report["memory"]["peak_bytes"]) << sets;
+    EXPECT_EQ(row["memory_fits"], report["memory"]["fits"]) << sets;
+    EXPECT_TRUE(row["error"].is_null());
+  }
+  EXPECT_EQ(with_result, 8);
+}
+
+TEST(Sweep, ASecondRunDoesOnlyWhatIsMissing) {
+  const Workplace place;
+  place.write("sweep.json", sweep_over({{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2}}}));
+  EXPECT_EQ(computed(place.orrery("sweep sweep.json --db results.db")), 4);
+  const CommandResult again = place.orrery("sweep sweep.json --db results.db --export results.csv");
+  EXPECT_EQ(computed(again), 0);
+  EXPECT_THAT(again.out, HasSubstr("4 there before"));
+  // Of another document the points that the file has already.
+  place.write("more.json", sweep_over({{"cluster.nodes", {2, 4, 8}}, {"plan.tensor_parallel", {2, 4}}}));
+  const CommandResult more = place.orrery("sweep more.json --db results.db --export more.csv");
+  EXPECT_EQ(computed(more), 4);
+  EXPECT_EQ(lines_of(place.read("more.csv")), 1 + 6);
+  EXPECT_EQ(lines_of(place.read("results.csv")), 1 + 4);
+  // By a calibration of the user's they are others.
+  place.write("calibration.json", place.read("results.csv"));
+  EXPECT_EQ(place.orrery("sweep sweep.json --db results.db --calibration calibration.json").code, 2);
+}
+
+TEST(Sweep, GoesOnAfterKills) {
+  const Workplace place;
+  place.write("sweep.json", large_sweep());
+  const CommandResult whole = place.orrery("sweep sweep.json --db whole.db --threads 2");
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(computed(whole), kLargePoints);
+  // Kills it three times, each when it has written some more; says how many points were there then.
+  const CommandResult killed = place.shell(R"(
+for kill in 1 2 3; do
+  before=$(test -e killed.db && $ORRERY sweep export killed.db --fields key | wc -l || echo 0)
+  $ORRERY sweep sweep.json --db killed.db --threads 1 >/dev/null & pid=$!
+  for i in $(seq 2000); do
+    now=$(test -e killed.db && $ORRERY sweep export killed.db --fields key 2>/dev/null | wc -l || echo 0)
+    test "$now" -gt "$before" && break
+  done
+  kill -9 $pid; wait $pid; test $? -eq 137 || { echo "it was not killed"; exit 1; }
+done
+$ORRERY sweep export killed.db --fields key | wc -l)");
+  ASSERT_EQ(killed.code, 0) << killed.out << killed.err;
+  const std::int64_t there = std::stoll(killed.out) - 1;
+  EXPECT_GT(there, 0);
+  EXPECT_LT(there, kLargePoints);
+  const CommandResult rest = place.orrery("sweep sweep.json --db killed.db --threads 2");
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_EQ(computed(rest), kLargePoints - there);
+  EXPECT_EQ(table_of(place, "killed.db"), table_of(place, "whole.db"));
+}
+
+TEST(Sweep, SaysHowToGoOnWhenInterrupted) {
+  const Workplace place;
+  place.write("my sweep.json", large_sweep());
+  const CommandResult result = place.shell(R"(set -m
+$ORRERY sweep 'my sweep.json' --db results.db --threads 1 & pid=$!
+for i in $(seq 2000); do
+  test -e results.db && test "$($ORRERY sweep export results.db --fields key 2>/dev/null | wc -l)" -
+                                                   gt 1 &&
+                                               break done kill - INT $pid;
+                                           wait $pid; echo "exit $?") ");
+                               EXPECT_THAT(result.out, HasSubstr("exit 130"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("orrery: interrupted: "), HasSubstr(" of 20480 points are in results.db"),
+                                HasSubstr("\n  orrery sweep 'my sweep.json' --db results.db --threads 1\n")));
+  const std::int64_t there = lines_of(table_of(place, "results.db")) - 1;
+  EXPECT_EQ(computed(place.orrery("sweep 'my sweep.json' --db results.db")), kLargePoints - there);
+}
+
+TEST(Sweep, SeveralProcessesMayUseOneFile) {
+  const Workplace place;
+  place.write("sweep.json", large_sweep());
+  ASSERT_EQ(place.orrery("sweep sweep.json --db one.db").code, 0);
+  const CommandResult both = place.shell(R"(
+$ORRERY sweep sweep.json --db both.db --threads 1 >a.txt & a=$!
+$ORRERY sweep sweep.json --db both.db --threads 1 >b.txt & b=$!
+wait $a && wait $b)");
+  ASSERT_EQ(both.code, 0) << both.err;
+  EXPECT_EQ(table_of(place, "both.db"), table_of(place, "one.db"));
+  const CommandResult sound = place.shell(
+      "python3 -c \"import sqlite3; print(sqlite3.connect('both.db').execute('PRAGMA "
+      "integrity_check').fetchone()[0])\"");
+  EXPECT_EQ(sound.out, "ok\n");
+}
+
+TEST(Sweep, ShardsMakeTheWhole) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  ASSERT_EQ(place.orrery("sweep sweep.json --db whole.db").code, 0);
+  std::int64_t points = 0;
+  for (const char* shard : {"1", "2", "3"}) {
+    const CommandResult run =
+        place.orrery("sweep sweep.json --db " + std::string(shard) + ".db --shard " + shard + "/3");
+    ASSERT_EQ(run.code, 0) << run.err;
+    points += computed(run);
+  }
+  EXPECT_EQ(points, 12);
+  const CommandResult merged = place.orrery("sweep merge all.db 3.db 1.db 2.db");
+  ASSERT_EQ(merged.code, 0) << merged.err;
+  EXPECT_EQ(merged.out, "all.db: 12 points, 12 of them new\n");
+  EXPECT_EQ(table_of(place, "all.db"), table_of(place, "whole.db"));
+  EXPECT_THAT(place.orrery("sweep merge all.db 2.db").out, HasSubstr("12 points, 0 of them new"));
+  EXPECT_EQ(computed(place.orrery("sweep sweep.json --db all.db")), 0);
+  // Each shard by itself is what was merged of it, to the end.
+  EXPECT_EQ(place.orrery("sweep merge all.db all.db").code, 2);
+}
+
+TEST(Sweep, FindsTheBestPlanOfEachPoint) {
+  const Workplace place;
+  place.write("scenario.json", scenario().dump());
+  place.write("sweep.json", json{{"scenario", "scenario.json"},
+                                 {"axes", {{"cluster.nodes", {2, 4}}, {"plan.zero_stage", {1}}}},
+                                 {"search", {{"fix", {"recompute", "context_parallel", "mesh_order"}}}}}
+                                .dump());
+  const CommandResult run = place.orrery("sweep sweep.json --db results.db --export results.jsonl");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::string lines = place.read("results.jsonl");
+  ASSERT_EQ(lines_of(lines), 2);
+  const json second = json::parse(lines.substr(lines.find('\n') + 1));
+  const CommandResult found = place.orrery(
+      "search scenario.json --set cluster.nodes=4 --set plan.zero_stage=1 --fix recompute --fix context_parallel "
+      "--fix mesh_order --top 1 --json -");
+  ASSERT_EQ(found.code, 0) << found.err;
+  const json best = json::parse(found.out)["plans"][0];
+  EXPECT_EQ(second["step_seconds"], best["step_seconds"]);
+  for (const char* field : {"tensor_parallel", "pipeline_parallel", "micro_batch_size"})
+    EXPECT_EQ(second[std::string("plan.") + field], best["plan"][field]) << field;
+}
+
+TEST(Sweep, DrawsByEventsForEachSeed) {
+  const Workplace place;
+  json drawn = scenario();
+  drawn["perturbations"] = json::array({{{"kind", "jitter"}, {"factor", 0.9}}});
+  place.write("sweep.json", json{{"scenario", drawn}, {"engine", "des"}, {"seeds", {1, 2}}}.dump());
+  const CommandResult run =
+      place.orrery("sweep sweep.json --db results.db --export - --fields engine,perturbations.0.seed,step_seconds");
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("2 points in results.db"));
+  EXPECT_THAT(run.out, StartsWith("engine,perturbations.0.seed,step_seconds\n"));
+  EXPECT_EQ(lines_of(run.out), 3);
+  EXPECT_THAT(run.out, HasSubstr("\ndes,1,"));
+}
+
+TEST(Sweep, RefusesWhatCannotBeUsed) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  place.write("unknown.json", sweep_over({{"plan.tensor_paralel", {1, 2}}}));
+  place.write("never.json", sweep_over({{"plan.tensor_parallel", {3, 5}}}));
+  place.write("text.db", "no database\n");
+  ASSERT_EQ(place.orrery("sweep sweep.json --db other.db").code, 0);
+  ASSERT_EQ(
+      place.python("-c \"import sqlite3; c = sqlite3.connect('other.db'); c.execute('PRAGMA user_version = 2')\""), 0);
+  for (const auto& [arguments, says] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"sweep", "a DOCUMENT is required"},
+           {"sweep sweep.json", "--db FILE is required"},
+           {"sweep scalin --db results.db", R"(did you mean "scaling"?)"},
+           {"sweep missing.json --db results.db", "missing.json: found"},
+           {"sweep unknown.json --db results.db", R"(did you mean "plan.tensor_parallel"?)"},
+           {"sweep never.json --db results.db", "2 points, each without a result"},
+           {"sweep sweep.json --db text.db", "no SQLite file"},
+           {"sweep sweep.json --db other.db",
+            "found a database of sweeps of version 2, expected one of version 1: made by this version of orrery"},
+           {"sweep merge results.db other.db", "found a database of sweeps of version 2, expected one of version 1"},
+           {"sweep export other.db", "of version 2, expected one of version 1"},
+           {"sweep export nothing.db", "nothing.db: found nothing"},
+           {"sweep sweep.json --db sweep.json", "sweep.json: found a file that this command reads"},
+           {"sweep sweep.json --db results.db --shard 4/3", "1/3, 2/3 or 3/3"},
+           {"sweep sweep.json --db results.db --shard 2", "1/3, 2/3 or 3/3"},
+           {"sweep sweep.json --db results.db --export results.txt", ".csv or .jsonl"},
+           {"sweep sweep.json --db results.db --fields mfu", "--export FILE"},
+           {"sweep sweep.json --db results.db --export - --fields step_second", R"(did you mean "step_seconds"?)"},
+           {"sweep sweep.json --db results.db --export - --fields mfu,mfu", "a second time"}}) {
+    const CommandResult result = place.orrery(arguments);
+    EXPECT_EQ(result.code, 2) << arguments;
+    EXPECT_THAT(result.err, AllOf(StartsWith("orrery: error: "), HasSubstr(says))) << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace orrery
