@@ -81,8 +81,9 @@ TEST(SweepDocument, ZippedFieldsChangeTogetherAndConditionalOnesWhereTheyApply) 
 
 TEST(SweepDocument, SeedsAreThoseOfAllThatIsDrawn) {
   json document = with({{"engine", "des"}, {"seeds", {5, 6}}});
-  document["scenario"]["perturbations"] = json::array({{{"kind", "slow_device"}, {"device", 1}, {"factor", 0.5}},
-                                                       {{"kind", "slow_device"}, {"count", 2}, {"factor", 0.9}}});
+  document["scenario"]["perturbations"] =
+      json::array({{{"kind", "slow_device"}, {"devices", json::array({1})}, {"factor", 0.5}},
+                   {{"kind", "slow_device"}, {"count", 2}, {"factor", 0.9}}});
   EXPECT_THAT(points_of(document), ElementsAre(R"({"perturbations.1.seed":5})", R"({"perturbations.1.seed":6})"));
 }
 
