@@ -295,7 +295,7 @@ void add_merge(Command sweep) {
     std::vector<std::string> from;
   };
   auto arguments = std::make_shared<Arguments>();
-  const Command command = sweep.add_subcommand("merge", "Put results of several machines (--shard) into one database");
+  const Command command = sweep.add_subcommand("merge", "What the shards of several machines have found, in one database");
   command.footer(
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
       "stay as they are.");
@@ -319,7 +319,7 @@ void add_export(Command sweep) {
     ExportArguments exported{"-", ""};
   };
   auto arguments = std::make_shared<Arguments>();
-  const Command command = sweep.add_subcommand("export", "Write a database's results as CSV or JSON lines");
+  const Command command = sweep.add_subcommand("export", "What a database holds, as CSV or JSON lines");
   command.footer(
       "Examples:\n  orrery sweep export results.db --fields cluster.nodes,step_seconds,mfu\n"
       "  orrery sweep export results.db --export results.jsonl");
@@ -337,7 +337,7 @@ void add_export(Command sweep) {
 void add_sweep(Command app) {
   auto arguments = std::make_shared<SweepArguments>();
   const Command command = app.add_subcommand(
-      "sweep", "A scenario over many values of its fields, kept in a database, goes on after a kill");
+      "sweep", "What a scenario gives over many values of its fields, kept in a database and resumed where it stopped");
   command.footer(kSweepExamples);
   command.require_subcommand(0, 1);
   command

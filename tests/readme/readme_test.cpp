@@ -137,6 +137,7 @@ std::string refusal(const std::vector<std::string>& arguments) {
   add_simulate(app);
   add_compare(app);
   add_search(app);
+  add_sweep(app);
   add_collective(app);
   add_plan(app);
   add_validate(app);
