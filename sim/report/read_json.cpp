@@ -1,5 +1,6 @@
 #include "sim/report/read_json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -136,6 +137,11 @@ Report read_report(const Json& document, const InputError::Where& where) {
   r.host_memory = shared("host");
   r.storage = shared("storage");
   r.memory_fits = r.memory_peak_bytes <= r.memory_capacity_bytes && r.host_memory.fits() && r.storage.fits();
+  // A class is called by its first stage; of several called alike the first is meant.
+  const auto place_of = [&r](std::int64_t stage) {
+    const auto at = std::find_if(r.stages.begin(), r.stages.end(), [&](const StageReport& s) { return s.stage == stage; });
+    return at == r.stages.end() ? 0 : at - r.stages.begin();
+  };
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const Member s = stages[i];
     StageReport stage;
@@ -145,11 +151,10 @@ Report read_report(const Json& document, const InputError::Where& where) {
     stage.in_flight_micro_batches = s["in_flight_micro_batches"].number();
     stage.time = time_of(s["time"]);
     stage.memory = memory_of(s["memory"]);
-    if (json.has("bounding_stage") && stage.stage == json["bounding_stage"].integer())
-      r.bounding_stage = static_cast<std::int64_t>(i);
-    if (memory.has("stage") && stage.stage == memory["stage"].integer()) r.memory_stage = static_cast<std::int64_t>(i);
     r.stages.push_back(std::move(stage));
   }
+  if (json.has("bounding_stage")) r.bounding_stage = place_of(json["bounding_stage"].integer());
+  if (memory.has("stage")) r.memory_stage = place_of(memory["stage"].integer());
   if (json.has("expected_step_seconds")) {
     const Member e = json["expected_step_seconds"];
     r.expected = ExpectedStep{.low_seconds = e["low"].number(),
