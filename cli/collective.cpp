@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/answers/inputs.h"
+#include "sim/base/byte_size.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/hardware/read_cluster.h"
@@ -54,24 +54,12 @@ constexpr const char* kCollectiveExamples = R"(Examples:
   orrery collective --measured                                every published curve beside its predictions
   orrery collective all_to_all --measured h200 --csv -        every point of some of them)";
 
-// "8", "1K", "64M", "8G": whole bytes, in powers of 1024, as nccl-tests reads them.
+// Whole bytes.
 double parse_bytes(const std::string& text, const char* option) {
-  constexpr std::string_view kUnits = "KMGT";
-  constexpr double kUnit = 1024;
-  constexpr double kMost = 1125899906842624.0;  // 1 PiB; sums of such counts are exact
-  const auto fail = [&] { throw InputError({option, ""}, describe(text), "a size from 1 to 1024T: 8, 1K, 64M, 8G"); };
-  std::size_t end = 0;
-  double bytes = 0;
-  for (; end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0; ++end)
-    bytes = bytes * 10 + (text[end] - '0');
-  if (end == 0) fail();
-  if (end < text.size()) {
-    const auto unit = kUnits.find(static_cast<char>(std::toupper(static_cast<unsigned char>(text[end]))));
-    if (unit == std::string_view::npos || end + 1 < text.size()) fail();
-    bytes *= std::pow(kUnit, static_cast<double>(unit + 1));
-  }
-  if (!(bytes >= 1 && bytes <= kMost)) fail();
-  return bytes;
+  const std::optional<double> bytes = bytes_of_text(text);
+  if (!bytes || *bytes != std::floor(*bytes))
+    throw InputError({option, ""}, describe(text), "a size from 1 to 1024T: 8, 1K, 64M, 8G");
+  return *bytes;
 }
 
 std::vector<double> sizes_of(const CollectiveArguments& arguments) {

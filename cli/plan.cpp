@@ -93,14 +93,12 @@ void plan(const PlanArguments& arguments) {
     if (!arguments.search) return answer(plan, options, simulator);
     ProgressLine progress;
     SpaceOptions fields;
-    const std::vector<std::string> names = plan_field_names();
     for (const std::string& given : arguments.fixed) {
-      constexpr std::string_view kPlan = "plan.";
-      const std::string field = given.starts_with(kPlan) ? given.substr(kPlan.size()) : given;
-      if (std::find(names.begin(), names.end(), field) == names.end())
-        throw InputError({"--fix", ""}, fmt::format("\"{}\"", given), "a field of a plan, without a value",
-                         nearest_name(field, names));
-      fields.fixed.push_back(field);
+      try {
+        fields.fixed.push_back(plan_field_named(given));
+      } catch (const InputError& error) {
+        throw error.in_file("--fix");
+      }
     }
     return answer(plan, options, simulator,
                   searched_plans(fields, static_cast<int>(std::max(1U, std::thread::hardware_concurrency())), user,

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "sim/answers/inputs.h"
+#include "sim/base/byte_size.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
@@ -18,12 +19,6 @@ namespace {
 
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
-
-// "plan.tensor_parallel" and "tensor_parallel" are the field.
-std::string field_named(const std::string& text) {
-  constexpr std::string_view kPlan = "plan.";
-  return text.starts_with(kPlan) ? text.substr(kPlan.size()) : text;
-}
 
 Json value_of(const std::string& text) {
   const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -40,9 +35,18 @@ std::vector<std::string> parts_of(const std::string& text, char at) {
   return parts;
 }
 
+// `option`: where the text was given.
+std::string field_of_option(const std::string& text, const char* option) {
+  try {
+    return plan_field_named(text);
+  } catch (const InputError& error) {
+    throw error.in_file(option);
+  }
+}
+
 AxisRequest request_of(const std::string& text) {
   const std::size_t equals = text.find('=');
-  AxisRequest request{field_named(text.substr(0, equals)), {}};
+  AxisRequest request{field_of_option(text.substr(0, equals), "--over"), {}};
   if (equals == std::string::npos) return request;
   const std::string values = text.substr(equals + 1);
   if (const Json list = value_of(values); list.is_array()) {
@@ -72,23 +76,10 @@ std::vector<std::int64_t> batches_of(const std::string& text) {
   return sizes;
 }
 
-double bytes_of_text(const std::string& text) {
-  std::size_t end = 0;
-  double bytes = 0;
-  try {
-    bytes = std::stod(text, &end);
-  } catch (const std::exception&) {
-    end = 0;
-  }
-  constexpr std::string_view kUnits = "KMGT";
-  std::string unit = text.substr(end);
-  if (unit.ends_with("iB")) unit.resize(unit.size() - 2);
-  if (unit.ends_with("B")) unit.pop_back();
-  const std::size_t power = unit.empty() ? 0 : kUnits.find(unit);
-  if (end == 0 || unit.size() > 1 || power == std::string_view::npos || !(bytes > 0))
-    throw InputError({"--max-memory", ""}, describe(Json(text)), "bytes of a device: 64G, 70.5GiB");
-  for (std::size_t i = 0; !unit.empty() && i <= power; ++i) bytes *= 1024;
-  return bytes;
+double most_memory_of(const std::string& text) {
+  const std::optional<double> bytes = bytes_of_text(text);
+  if (!bytes) throw InputError({"--max-memory", ""}, describe(Json(text)), "bytes of a device: 64G, 70.5GiB");
+  return *bytes;
 }
 
 SpaceOptions space_options(const SearchRequest& request) {
@@ -97,14 +88,23 @@ SpaceOptions space_options(const SearchRequest& request) {
   // What is set is meant to stay.
   for (const std::string& set : request.sets)
     if (set.starts_with("plan.") && !set.starts_with("plan.layers") && set.find_first_of(".=", 5) != std::string::npos)
-      options.fixed.push_back(field_named(set.substr(0, set.find_first_of(".=", 5))));
+      options.fixed.push_back(plan_field_named(set.substr(0, set.find_first_of(".=", 5))));
   for (const std::string& fixed : request.fixed)
-    options.fixed.push_back(field_named(fixed.substr(0, fixed.find('='))));
+    options.fixed.push_back(field_of_option(fixed.substr(0, fixed.find('=')), "--fix"));
   std::sort(options.fixed.begin(), options.fixed.end());
   options.fixed.erase(std::unique(options.fixed.begin(), options.fixed.end()), options.fixed.end());
   for (const std::string& over : request.over) options.over.push_back(request_of(over));
   if (!request.global_batch.empty()) options.global_batch_sizes = batches_of(request.global_batch);
   return options;
+}
+
+// What cannot be searched was asked for by --over; that a field is fixed is never wrong by itself.
+Space space_of(const Scenario& base, const SpaceOptions& fields) {
+  try {
+    return Space(base, fields);
+  } catch (const InputError& error) {
+    throw error.in_file("--over");
+  }
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -192,17 +192,18 @@ OrderedJson chosen_value(const Space::Axis& axis, const Scenario& scenario) {
 SearchAnswer answer_search(const ScenarioArgument& scenario, const SearchRequest& request) {
   std::vector<std::string> sets = request.sets;
   for (const std::string& fixed : request.fixed)
-    if (fixed.find('=') != std::string::npos) sets.push_back("plan." + field_named(fixed));
+    if (const std::size_t equals = fixed.find('='); equals != std::string::npos)
+      sets.push_back("plan." + field_of_option(fixed.substr(0, equals), "--fix") + fixed.substr(equals));
   ScenarioSource source;
   Json document = scenario_argument(scenario, sets, source);
   if (has_jobs(document))
     throw InputError({source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
   Scenario base = read_scenario(document, source);
   const double most_memory =
-      request.most_memory.empty() ? base.cluster.device.memory_bytes : bytes_of_text(request.most_memory);
+      request.most_memory.empty() ? base.cluster.device.memory_bytes : most_memory_of(request.most_memory);
   try {
     const SpaceOptions fields = space_options(request);
-    Space space(base, fields);
+    Space space = space_of(base, fields);
     SearchAnswer a{.document = std::move(document),
                    .source = source,
                    .base = std::move(base),

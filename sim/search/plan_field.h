@@ -12,6 +12,10 @@
 
 namespace orrery {
 
+// The field that a user means by "tensor_parallel" or "plan.tensor_parallel". Throws InputError ("/plan/FIELD") where no
+// plan has it, with the nearest name.
+std::string plan_field_named(std::string_view text);
+
 // REQUIRES: the plan has it.
 nlohmann::ordered_json field_of(const Plan& plan, std::string_view field);
 // Throws InputError ("/plan/FIELD") where there is no such field, with the nearest name, or where it cannot hold that.

@@ -56,7 +56,7 @@ struct SearchResult {
   std::uint64_t too_slow = 0, too_large = 0;      // proven so by the bounds
   std::uint64_t refused = 0;                      // cannot be laid out
   std::uint64_t feasible = 0;                     // of the evaluated: fit
-  double bound_slack = 0;                         // the part by which bounds were lowered so that all held
+  double bound_slack = 0;                         // the part by which bounds were lowered so that all held; 1: none used
   bool bounds_held = true;                        // of the search that this is the result of
   std::vector<FoundPlan> best;                    // at most SearchOptions::top, fastest first
   std::vector<FoundPlan> front;                   // fastest first, each leaner than those before it

@@ -14,13 +14,6 @@
 namespace orrery {
 namespace {
 
-InputError unknown(const std::string& field) {
-  return {{"", "/plan/" + field},
-          "no field of a plan",
-          "one of them (orrery list fields)",
-          nearest_name(field, plan_field_names())};
-}
-
 const SearchAxis* declared(std::string_view field) {
   for (const Strategy& strategy : all_strategies())
     if (strategy.search_axes != nullptr)
@@ -90,10 +83,6 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
 }  // namespace
 
 Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
-  const std::vector<std::string> names = plan_field_names();
-  const auto check_known = [&](const std::string& field) {
-    if (std::find(names.begin(), names.end(), field) == names.end()) throw unknown(field);
-  };
   const auto is_fixed = [&](std::string_view field) {
     return std::find(options.fixed.begin(), options.fixed.end(), field) != options.fixed.end();
   };
@@ -101,10 +90,10 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
     return std::find_if(options.over.begin(), options.over.end(),
                         [field](const AxisRequest& request) { return request.field == field; });
   };
-  for (const std::string& field : options.fixed) check_known(field);
+  for (const std::string& field : options.fixed) plan_field_named(field);
   std::vector<Axis> undeclared;
   for (auto request = options.over.begin(); request != options.over.end(); ++request) {
-    check_known(request->field);
+    plan_field_named(request->field);
     const std::string at = "/plan/" + request->field;
     if (is_fixed(request->field)) throw InputError({"", at}, "a field both fixed and searched", "one of the two");
     if (request_of(request->field) != request)

@@ -85,6 +85,9 @@ TEST(SearchCommand, SaysInASentenceWhatItCannotUse) {
                                          {"--global-batch 64..8", "the smaller batch first"},
                                          {"--global-batch x", "--global-batch"},
                                          {"--max-memory 5Q", "--max-memory"},
+                                         {"--max-memory 1e308G", "--max-memory"},
+                                         {"--fix plan.zero_stag=1", "--fix"},
+                                         {"--over plan.zero_stage=9", "--over"},
                                          {"--top 0", "--top"},
                                          {"--fidelity steady-flow", "--engine des"},
                                          {"--set cluster.nodes=0", "/cluster/nodes"}}) {
