@@ -20,6 +20,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/answers/results.h"
 #include "sim/answers/scenario_argument.h"
+#include "sim/base/argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
@@ -306,12 +307,7 @@ std::vector<std::string> read_fields(const std::string& text) {
   std::vector<std::string> names{std::string(kScenario)}, fields;
   for (const ReportColumn& column : report_columns()) names.push_back(column.name);
   for (const std::string_view input : kInputColumns) names.emplace_back(input);
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    std::string name = text.substr(begin, end - begin);
-    begin = end + 1;
-    name.erase(0, name.find_first_not_of(' '));
-    name.erase(name.find_last_not_of(' ') + 1);
+  for (const std::string& name : list_of_text(text)) {
     if (std::find(names.begin(), names.end(), name) == names.end())
       throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", name),
                        "names of the columns that --csv has, separated by commas", nearest_name(name, names));

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "realrun/bench/run_file.h"
 #include "realrun/bench/suite.h"
 #include "sim/answers/build_commit.h"
+#include "sim/base/argument.h"
 #include "sim/base/error.h"
 #include "sim/report/format.h"
 
@@ -104,17 +104,6 @@ struct CompareArguments {
   std::string markdown, junit, json, csv;
 };
 
-// "5%" or "0.05".
-double parse_share(const std::string& text, const char* option) {
-  double value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  const bool percent = error == std::errc() && std::string_view(rest, end) == "%";
-  if (error != std::errc() || !(percent || rest == end) || !(value >= 0) || !std::isfinite(value))
-    throw InputError({option, ""}, '"' + text + '"', "a share: 5% or 0.05");
-  return percent ? value / kPercent : value;
-}
-
 std::function<bool(const std::string&)> matches(const std::string& filter) {
   try {
     return [expression = std::regex(filter)](const std::string& name) { return std::regex_search(name, expression); };
@@ -126,7 +115,7 @@ std::function<bool(const std::string&)> matches(const std::string& filter) {
 void compare_files(CompareArguments& arguments) {
   if (arguments.baseline == "-" && arguments.candidate == "-")
     throw InputError({"<stdin>", ""}, "both runs on standard input", "one of them in a file");
-  arguments.options.threshold = parse_share(arguments.threshold, "--threshold");
+  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
   if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
   const bench::BenchmarkRun baseline = bench::read_run(arguments.baseline),
                             candidate = bench::read_run(arguments.candidate);
@@ -183,7 +172,7 @@ struct DriftArguments {
 };
 
 void show_drift(DriftArguments& arguments) {
-  arguments.options.threshold = parse_share(arguments.threshold, "--threshold");
+  arguments.options.threshold = share_of_text(arguments.threshold, "--threshold");
   if (!arguments.filter.empty()) arguments.options.wanted = matches(arguments.filter);
   const bench::History history(arguments.history, bench::History::Mode::read);
   const bench::Drift drift =

@@ -17,7 +17,7 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "sim/answers/inputs.h"
-#include "sim/base/byte_size.h"
+#include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/hardware/read_cluster.h"

@@ -1,9 +1,13 @@
-// orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference.
+// orrery compare: two scenarios, or reports of earlier runs, side by side, and which terms make the difference; or two
+// databases of sweeps, and which of their points moved.
 #include <fmt/format.h>
 
 #include <array>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string_view>
 
 #include "cli/commands.h"
@@ -13,6 +17,7 @@
 #include "cli/title.h"
 #include "sim/answers/comparison.h"
 #include "sim/answers/inputs.h"
+#include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
 #include "sim/report/csv.h"
@@ -21,6 +26,7 @@
 #include "sim/report/read_json.h"
 #include "sim/report/table.h"
 #include "sim/simulation/simulation.h"
+#include "sim/sweep/comparison.h"
 
 namespace orrery {
 namespace {
@@ -30,6 +36,9 @@ struct CompareArguments {
   std::vector<std::string> sets, sets_a, sets_b, calibrations;
   std::string json, csv;
   EngineArguments engine;
+  // Of databases.
+  std::string threshold, figures;
+  std::optional<std::int64_t> top;
 };
 
 constexpr const char* kCompareExamples = R"(Examples:
@@ -37,7 +46,10 @@ constexpr const char* kCompareExamples = R"(Examples:
   orrery compare measured.json small-gpt                             a report that `run` or `simulate` wrote, and a scenario
   orrery compare scenario.json --set-b plan.tensor_parallel=4        one scenario with and without a change
   orrery compare scenario.json --set-a model=llama-3-8b --set-b model=llama-2-7b --json -
-  orrery compare straggler --engine des --set-a perturbations=[]     what a slow device costs)";
+  orrery compare straggler --engine des --set-a perturbations=[]     what a slow device costs
+  orrery compare before.db after.db --threshold 2%                   which points of two sweeps moved
+
+Exit codes: 0 done, and of two sweeps no point moved; 1 one did, or is gone; 2 the input cannot be used.)";
 
 // kInputColumns of both sides, as rows of comparison_csv().
 std::string inputs_csv(const ComparedSide& a, const ComparedSide& b) {
@@ -76,7 +88,51 @@ std::string label(const char* letter, const ComparedSide& side, const std::vecto
   return text;
 }
 
+// A database of sweeps, by how its file begins: https://www.sqlite.org/fileformat.html
+bool is_database(const std::string& file) {
+  constexpr std::string_view kBegins("SQLite format 3\0", 16);
+  std::array<char, kBegins.size()> begin{};
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(file, none)) return false;
+  std::ifstream(file, std::ios::binary).read(begin.data(), begin.size());
+  return std::string_view(begin.data(), begin.size()) == kBegins;
+}
+
+void compare_databases(const CompareArguments& arguments) {
+  for (const auto& [option, given] : {std::pair("--set", !arguments.sets.empty()),
+                                      {"--set-a", !arguments.sets_a.empty()},
+                                      {"--set-b", !arguments.sets_b.empty()},
+                                      {"--calibration", !arguments.calibrations.empty()},
+                                      {"--engine", arguments.engine.engine != EngineArguments().engine}})
+    if (given) throw InputError({option, ""}, "databases of sweeps", "scenarios: what a sweep has found stays");
+  SweepComparisonOptions options;
+  if (!arguments.threshold.empty()) options.threshold = share_of_text(arguments.threshold, "--threshold");
+  if (!arguments.figures.empty()) options.figures = list_of_text(arguments.figures);
+  const SweepComparison comparison = compare_sweeps(arguments.a, arguments.b, options);
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] {
+    nlohmann::ordered_json json = sweep_comparison_json(comparison);
+    json["version"] = ORRERY_VERSION;
+    return json.dump(2) + "\n";
+  });
+  outputs.add_wanted(arguments.csv, [&] { return sweep_comparison_csv(comparison); });
+  constexpr std::int64_t kUsualTop = 20;
+  if (!outputs.on_standard_output())
+    outputs.add("-", sweep_comparison_text(comparison, static_cast<std::size_t>(arguments.top.value_or(kUsualTop))));
+  outputs.commit();
+  if (!comparison.alike()) throw Exit{1};
+}
+
 void compare(const CompareArguments& arguments) {
+  const bool database_a = is_database(arguments.a), database_b = is_database(arguments.b);
+  if (database_a && database_b) return compare_databases(arguments);
+  if (database_a || database_b)
+    throw InputError({database_a ? arguments.a : arguments.b, ""}, "a database on one side alone",
+                     "two databases of sweeps, or two scenarios");
+  for (const auto& [option, given] : {std::pair("--threshold", !arguments.threshold.empty()),
+                                      {"--fields", !arguments.figures.empty()},
+                                      {"--top", arguments.top.has_value()}})
+    if (given) throw InputError({option, ""}, "scenarios", "two databases of sweeps");
   arguments.engine.become_program_with_engine();
   if (arguments.a == "-" && (arguments.b.empty() || arguments.b == "-"))
     throw InputError({"<stdin>", ""}, "both scenarios on standard input", "one of them in a file");
@@ -106,8 +162,9 @@ void add_compare(Command app) {
       app.add_subcommand("compare", "In which terms two scenarios differ, side by side, and by how much");
   command.footer(kCompareExamples);
   offer_scenarios(
-      command.add_option("A", arguments->a, "A scenario (as for simulate), or a report in JSON").required());
-  offer_scenarios(command.add_option("B", arguments->b, "Another; A again when left out"));
+      command.add_option("A", arguments->a, "A scenario (as for simulate), a report in JSON, or a database of `sweep`")
+          .required());
+  offer_scenarios(command.add_option("B", arguments->b, "Another; of scenarios A again when left out"));
   const auto sets = [&](const char* name, std::vector<std::string>& values, const char* text) {
     offer_fields(command.add_option(name, values, text).one_value_each().type_name("KEY=VALUE"));
   };
@@ -126,6 +183,15 @@ void add_compare(Command app) {
                   "What `orrery calibrate` has measured, for both, in place of the bundled calibration")
       .one_value_each()
       .type_name("FILE");
+  command.add_option("--threshold", arguments->threshold, "Databases: the smallest change that counts: 2% or 0.02 (1%)")
+      .type_name("SHARE");
+  command
+      .add_option("--fields", arguments->figures,
+                  "Databases: which columns of `simulate --csv` (step_seconds,memory_peak_bytes,memory_fits)")
+      .type_name("NAME,...");
+  command.add_option("--top", arguments->top, "Databases: how many of those that moved most are shown (20)")
+      .between(1, 1000000)
+      .type_name("N");
   arguments->engine.add_to(command, /*both=*/false);
   command.callback([arguments] { compare(*arguments); });
 }

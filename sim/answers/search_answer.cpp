@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "sim/answers/inputs.h"
-#include "sim/base/byte_size.h"
+#include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/format.h"
 #include "sim/report/memory_verdict.h"
@@ -23,16 +23,6 @@ using OrderedJson = nlohmann::ordered_json;
 Json value_of(const std::string& text) {
   const Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   return value.is_discarded() ? Json(text) : value;
-}
-
-std::vector<std::string> parts_of(const std::string& text, char at) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(at, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
 }
 
 // `option`: where the text was given.
@@ -52,7 +42,7 @@ AxisRequest request_of(const std::string& text) {
   if (const Json list = value_of(values); list.is_array()) {
     for (const Json& value : list) request.values.push_back(value);
   } else {
-    for (const std::string& value : parts_of(values, ',')) request.values.push_back(value_of(value));
+    for (const std::string& value : list_of_text(values)) request.values.push_back(value_of(value));
   }
   return request;
 }
@@ -71,7 +61,7 @@ std::vector<std::int64_t> batches_of(const std::string& text) {
     for (std::int64_t size = number(text.substr(0, dots)); size <= last; size *= 2) sizes.push_back(size);
     if (sizes.empty()) throw InputError({"--global-batch", ""}, describe(Json(text)), "the smaller batch first");
   } else {
-    for (const std::string& part : parts_of(text, ',')) sizes.push_back(number(part));
+    for (const std::string& part : list_of_text(text)) sizes.push_back(number(part));
   }
   return sizes;
 }

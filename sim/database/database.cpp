@@ -133,6 +133,7 @@ void Statement::run() {
   bound_ = 0;
 }
 
+bool Statement::is_text(int column) const { return sqlite3_column_type(statement_, column) == SQLITE_TEXT; }
 bool Statement::is_null(int column) const { return sqlite3_column_type(statement_, column) == SQLITE_NULL; }
 std::string Statement::text(int column) const {
   const unsigned char* value = sqlite3_column_text(statement_, column);

@@ -65,6 +65,7 @@ class Statement {
   bool step();  // false: no more rows
   void run();   // to the end; then its parameters can be bound anew
   bool is_null(int column) const;
+  bool is_text(int column) const;
   std::string text(int column) const;
   std::int64_t integer(int column) const;
   double number(int column) const;

@@ -53,17 +53,6 @@ const char* type_of(const ReportColumn& column) {
   return kTypes[column.value(nothing).index()];
 }
 
-const DatabaseKind& kind() {
-  static const DatabaseKind all = [] {
-    std::string schema = kTables;
-    for (const ReportColumn* column : sweep_columns())
-      schema += fmt::format(",\n    {} {}", column->name, type_of(*column));
-    return DatabaseKind{"a database of sweeps", "orrery sweep --db", kApplicationId,
-                        kSchemaVersion,         schema + ");",       true};
-  }();
-  return all;
-}
-
 std::string key_text(std::uint64_t key) { return fmt::format("{:016x}", key); }
 
 std::uint64_t key_in(const std::string& text) {
@@ -173,13 +162,24 @@ std::vector<SweepValue> sweep_values(const Report& report) {
   return values;
 }
 
-SweepResults::SweepResults(const std::string& path, Database::Mode mode) : database_(path, mode, kind()) {
+const DatabaseKind& sweep_database() {
+  static const DatabaseKind all = [] {
+    std::string schema = kTables;
+    for (const ReportColumn* column : sweep_columns())
+      schema += fmt::format(",\n    {} {}", column->name, type_of(*column));
+    return DatabaseKind{"a database of sweeps", "orrery sweep --db", kApplicationId,
+                        kSchemaVersion,         schema + ");",       true};
+  }();
+  return all;
+}
+
+SweepResults::SweepResults(const std::string& path, Database::Mode mode) : database_(path, mode, sweep_database()) {
   std::string columns;
   Statement table(database_, "SELECT name FROM pragma_table_info('results') WHERE cid > 0 ORDER BY cid");
   while (table.step()) columns += (columns.empty() ? "" : ", ") + table.text(0);
   if (columns != result_columns())
     throw InputError({path, ""}, "figures that are not those of this version of orrery",
-                     "a database of sweeps by this version: orrery " + kind().made_by);
+                     "a database of sweeps by this version: orrery " + sweep_database().made_by);
   // A transaction is there after a kill; after a power cut the last ones may be gone, and the file is whole.
   if (mode == Database::Mode::write) database_.execute("PRAGMA synchronous = NORMAL", "write");
   database_.execute("PRAGMA cache_size = -65536", "read");  // KiB: keys come in no order

@@ -51,6 +51,9 @@ struct SweepCell {
   std::string json;  // "null" where there is none
 };
 
+// The files that hold them.
+const DatabaseKind& sweep_database();
+
 class SweepResults {
  public:
   // As Database. Throws InputError, too, where another version of orrery has made the file with other columns.

@@ -228,6 +228,41 @@ TEST(Sweep, DrawsByEventsForEachSeed) {
   EXPECT_THAT(run.out, HasSubstr("\ndes,1,"));
 }
 
+TEST(Sweep, TwoDatabasesAreCompared) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  ASSERT_EQ(place.orrery("sweep sweep.json --db a.db").code, 0);
+  ASSERT_EQ(place.orrery("sweep sweep.json --db b.db").code, 0);
+  const CommandResult same = place.orrery("compare a.db b.db");
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_THAT(same.out, HasSubstr("12 points in both"));
+  json longer = scenario();
+  longer["workload"]["sequence_length"] = 9216;
+  const json axes{{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {1, 3}}};
+  place.write("sweep.json", json{{"scenario", longer}, {"axes", axes}}.dump());
+  ASSERT_EQ(place.orrery("sweep sweep.json --db c.db").code, 0);
+  const CommandResult moved = place.orrery("compare a.db c.db --fields step_seconds --json moved.json --csv moved.csv");
+  EXPECT_EQ(moved.code, 1) << moved.err;
+  EXPECT_THAT(moved.out, HasSubstr("moved by more than 1.0 %"));
+  const json all = json::parse(place.read("moved.json"));
+  EXPECT_EQ(all["moved"].size(), 8U);
+  EXPECT_EQ(all["points_in_both"], 12);
+  EXPECT_GT(all["moved"][0]["change"], 0.01);
+  EXPECT_EQ(lines_of(place.read("moved.csv")), 9);
+  for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side alone"},
+                                         {"a.db sweep.json", "a database on one side alone"},
+                                         {"a.db b.db --set plan.zero_stage=1", "--set"},
+                                         {"a.db b.db --threshold x", "a share"},
+                                         {"a.db b.db --fields mfuu", "mfu"},
+                                         {"llama-3-70b-512-h100 --threshold 1%", "--threshold"}}) {
+    SCOPED_TRACE(arguments);
+    const CommandResult refused = place.orrery(std::string("compare ") + arguments + " --json out.json");
+    EXPECT_EQ(refused.code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(words));
+    EXPECT_EQ(place.files().count("out.json"), 0U);
+  }
+}
+
 TEST(Sweep, RefusesWhatCannotBeUsed) {
   const Workplace place;
   place.write("sweep.json", small_sweep());
