@@ -294,14 +294,18 @@ std::span<const SearchAxis> search_axes() {
        .turns = Turns::schedule,
        .usual = true,
        .set = [](Plan& plan, std::int64_t value) { plan.pipeline.schedule = static_cast<ScheduleKind>(value); },
-       // GPipe takes as long as 1F1B and holds more.
+       // GPipe takes as long as 1F1B and holds more. Megatron-Core refuses to interleave an encoder and a decoder
+       // (core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving).
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              if (chosen.plan.pipeline.degree == 1)
                return values.push_back(static_cast<std::int64_t>(ScheduleKind::one_f_one_b));
-             for (std::size_t kind = 0; kind < kScheduleNames.size(); ++kind)
-               if (static_cast<ScheduleKind>(kind) != ScheduleKind::gpipe)
-                 values.push_back(static_cast<std::int64_t>(kind));
+             for (std::size_t i = 0; i < kScheduleNames.size(); ++i) {
+               const auto kind = static_cast<ScheduleKind>(i);
+               if (kind == ScheduleKind::gpipe) continue;
+               if (kind == ScheduleKind::interleaved && chosen.model.kind == ModelKind::encoder_decoder) continue;
+               values.push_back(static_cast<std::int64_t>(i));
+             }
            }},
       {.field = "virtual_pipeline",
        .label = "vpp",

@@ -254,6 +254,21 @@ TEST(SearchSpace, SaysWhatIsWrongWithWhatIsAsked) {
   EXPECT_THAT(error_of(fields), testing::HasSubstr("a second time"));
 }
 
+TEST(SearchSpace, AnEncoderAndADecoderAreNotInterleaved) {
+  const auto interleaved = [](const char* model) {
+    Scenario scenario = scenario_of(model, 4, 512, 64);
+    const Space space(scenario, {});
+    std::vector<std::int64_t> values;
+    std::int64_t count = 0;
+    space.for_each(scenario, values, space.axes().size(), [&](const Scenario& chosen, const auto&) {
+      count += chosen.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 1 : 0;
+    });
+    return count;
+  };
+  EXPECT_EQ(interleaved("t5-3b"), 0);
+  EXPECT_GT(interleaved("llama-3-8b"), 0);
+}
+
 TEST(SearchSpace, AxesOfStrategiesAreFieldsOfThePlanEachWithItsSetter) {
   SpaceOptions fields;
   fields.all = true;
