@@ -625,6 +625,24 @@ void lay_out(std::span<const Sharding> by_set, const Options& options, double bu
     piece.tensors[packed.buffer].sizes[0] = packed_elements(mesh, piece, packed);
 }
 
+namespace {
+
+// The table that the embedding and the head have in common stays gathered all step long: a module that holds both is at
+// work in between.
+std::int64_t elements_held_between_layers(const Program& program) {
+  std::int64_t most = 0;
+  for (const Piece& piece : program.pieces) {
+    std::int64_t shared = 0;
+    for (const Tensor& tensor : piece.tensors)
+      if (tensor.shared && tensor.category == Category::parameter && tensor.alias_of == kNoTensor)
+        shared += tensor.elements();
+    most = std::max(most, shared);
+  }
+  return most;
+}
+
+}  // namespace
+
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   Sharding sharding = sharding_of(scenario, plan, program);
   if (sharding.ranks.empty()) return;
@@ -632,8 +650,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
       !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
   if (const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
-      !sharding.over.weights.empty() && exceeds(limits, piece))
+      !sharding.over.weights.empty() && exceeds(limits, piece)) {
     sharding.in_turn = limits;
+    sharding.in_turn.live = std::max<std::int64_t>(1, limits.live - elements_held_between_layers(program));
+  }
   const double bucket = plan.data.bucket_bytes > 0
                             ? static_cast<double>(plan.data.bucket_bytes)
                             : framework::gradient_bucket_bytes(scenario.plan, program.mesh.size(sharding.ranks));

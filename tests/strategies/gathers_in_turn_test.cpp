@@ -18,6 +18,7 @@ using testing::HasSubstr;
 
 Scenario zero3_of_175b(std::int64_t nodes) {
   Scenario s = scenario_of("gpt3-175b", "dgx-a100", nodes);
+  s.model.tied_embeddings = false;
   s.workload = {2048, 0, 8 * nodes};
   s.plan.batch.micro_batch_size = 1;
   s.plan.precision.mix = precision::Mix::fp16;
@@ -119,6 +120,7 @@ TEST(GathersInTurn, AMatrixIsGatheredWhenTheOneBeforeItIsInUse) {
 TEST(GathersInTurn, NothingIsGatheredAheadBeyondTheLimit) {
   Scenario s = zero3_of_175b(16);
   s.model = read_model("megatron-530b", {});
+  s.model.tied_embeddings = false;
   const Program p = lowered(s);
   const Piece& layer = running_layer(p);
   const auto n = sets_of_gpt(20480);
@@ -132,6 +134,31 @@ TEST(GathersInTurn, NothingIsGatheredAheadBeyondTheLimit) {
   EXPECT_LT(backward.most_live, 1000000000 + n[2]);
   for (const Block* block : {&layer.forward, &layer.backward})
     for (const Op& op : block->ops) EXPECT_FALSE(op.issues_ahead);
+}
+
+// A table of 51200 x 12288 = 6.3e8 elements that embedding and head share stays gathered: beside it and the
+// projection's 1.5e8 there is room for the next matrix, beside it and another one there is none.
+TEST(GathersInTurn, TheTableThatTheEndsShareCounts) {
+  Scenario s = zero3_of_175b(8);
+  s.model.tied_embeddings = true;
+  s.model.vocab = 51200;
+  const auto forward = [&] {
+    const Program p = lowered(s);
+    return walk(running_layer(p), running_layer(p).forward).gathers;
+  };
+  EXPECT_THAT(forward(),
+              ElementsAre(Gather{0, false, 0}, Gather{1, false, 1}, Gather{2, false, 1}, Gather{3, false, 3}));
+  // Elements that are gathered with fc1 and the table: then fc2's are not, and one more than those lets them be.
+  const std::int64_t with_fc1 = sets_of_gpt(12288)[2] + 51200 * 12288;
+  s.plan.data.max_live_parameters = with_fc1;
+  EXPECT_THAT(forward(),
+              ElementsAre(Gather{0, true, 0}, Gather{1, false, 0}, Gather{2, false, 1}, Gather{3, false, 3}));
+  s.plan.data.max_live_parameters = with_fc1 + 1;
+  EXPECT_THAT(forward(),
+              ElementsAre(Gather{0, true, 0}, Gather{1, false, 0}, Gather{2, false, 1}, Gather{3, false, 2}));
+  s.model.tied_embeddings = false;
+  s.plan.data.max_live_parameters = 1000000000;
+  EXPECT_EQ(forward()[3], (Gather{3, false, 2}));
 }
 
 TEST(GathersInTurn, WhatIsUsedAgainSoonStaysGathered) {
