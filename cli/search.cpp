@@ -251,6 +251,9 @@ void search_command(const SearchArguments& arguments) {
         text += fmt::format("\nLess memory for more time, up to {} times the fastest\n{}", request.front,
                             plans_table(a.space, a.front, false));
       if (a.network) text += network_text(*a.network);
+      const std::vector<std::string>& notes = a.best.front().report.notes;
+      if (!notes.empty()) text += "\nNotes on the first\n";
+      for (const std::string& note : notes) text += fmt::format("  - {}\n", note);
     }
     outputs.add("-", text);
   }

@@ -160,6 +160,7 @@ OrderedJson plan_json(const SearchAnswer& a, const ShownPlan& shown) {
                     {"fits", r.memory_fits},
                     {"verdict", std::string(name_of(memory_verdict(r)))}};
   json["loses_most_by"] = loses_by(r);
+  if (!r.notes.empty()) json["notes"] = r.notes;
   return json;
 }
 

@@ -100,6 +100,13 @@ TEST(SearchCommand, SaysInASentenceWhatItCannotUse) {
   }
 }
 
+TEST(SearchCommand, ShowsTheNotesOnTheFirst) {
+  const Workplace place;
+  const std::string search = "search straggler --fix zero_stage --fix recompute --json out.json";
+  EXPECT_THAT(place.orrery(search).out, HasSubstr("perturbations are left out"));
+  EXPECT_EQ(json::parse(place.read("out.json"))["plans"][0]["notes"].size(), 1U);
+}
+
 TEST(SearchCommand, EventsOrderTheFastestAnew) {
   Workplace place;
   const CommandResult found = place.orrery(std::string(kSmall) + "--engine des --top 4 --json - --network-within 5");
