@@ -18,7 +18,8 @@ class FileOfInput {
   }
   ~FileOfInput() {
     std::error_code ignored;
-    std::filesystem::remove(path_, ignored);
+    for (const char* of_sqlite : {"", "-wal", "-shm", "-journal"})
+      std::filesystem::remove(path_.string() + of_sqlite, ignored);
   }
   FileOfInput(const FileOfInput&) = delete;
   FileOfInput& operator=(const FileOfInput&) = delete;

@@ -28,6 +28,8 @@ void scenario(std::string_view input);             // lowered, proven and predic
 void scenario_lines(std::string_view input);       // simulate --batch, a line read with and without what was kept
 void scenario_sets(std::string_view input);        // a bundled scenario's name, and a --set a line
 void step_calibration(std::string_view input);     // results/calibration/steps.json
+void sweep_database(std::string_view input);       // sweep export, compare: a file of SQLite
+void sweep_document(std::string_view input);       // sweep: axes and conditions, and the points they make
 void user_calibration(std::string_view input);     // --calibration: kernels, collectives, devices
 
 struct Target {
@@ -53,6 +55,8 @@ inline constexpr std::array kTargets{
     Target{"scenario_lines", scenario_lines},
     Target{"scenario_sets", scenario_sets},
     Target{"step_calibration", step_calibration},
+    Target{"sweep_database", sweep_database},
+    Target{"sweep_document", sweep_document},
     Target{"user_calibration", user_calibration},
 };
 

@@ -1,0 +1,22 @@
+#include "sim/sweep/comparison.h"
+#include "sim/sweep/results.h"
+#include "tests/fuzz/file_of_input.h"
+#include "tests/fuzz/targets.h"
+
+void orrery::fuzz::sweep_database(std::string_view input) {
+  const FileOfInput file(input);
+  const SweepComparison same = compare_sweeps(file.path(), file.path(), {});
+  require(same.alike() && same.only_in_b.empty(), "a database is like itself");
+  constexpr std::size_t kMost = 20;
+  sweep_comparison_text(same, kMost);
+  sweep_comparison_json(same);
+  sweep_comparison_csv(same);
+  const SweepResults results(file.path(), Database::Mode::read);
+  const std::vector<std::string> names = results.names(0);
+  std::int64_t rows = 0;
+  results.for_each(0, names, [&](const std::vector<SweepCell>& cells) {
+    require(cells.size() == names.size(), "a row has a cell for each name");
+    ++rows;
+  });
+  require(rows <= results.count(0), "each row is of a point");
+}
