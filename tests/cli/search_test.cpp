@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -33,6 +35,12 @@ TEST(SearchCommand, WritesTheFastestAsAScenarioThatTakesAsLong) {
   const json report = json::parse(place.read("best-report.json"));
   EXPECT_EQ(report["step_seconds"], best["step_seconds"]);
   EXPECT_EQ(report["memory"]["peak_bytes"], best["memory"]["peak_bytes"]);
+  double most_lost = 0;
+  for (const auto& [term, seconds] : report["time"].items())
+    if (term != "matmul_seconds" && term != "attention_seconds") most_lost = std::max(most_lost, seconds.get<double>());
+  std::array<char, 16> share{};
+  std::snprintf(share.data(), share.size(), " %.1f %%", 100 * most_lost / report["step_seconds"].get<double>());
+  EXPECT_THAT(best["loses_most_by"].get<std::string>(), testing::EndsWith(share.data()));
   for (const json& plan : answer["plans"]) {
     EXPECT_GE(plan["step_seconds"], best["step_seconds"]);
     EXPECT_TRUE(plan["memory"]["fits"]);
@@ -119,20 +127,41 @@ TEST(SearchCommand, EventsOrderTheFastestAnew) {
   }
   EXPECT_GT(last, 0);
   EXPECT_TRUE(answer["network"].contains("needed_bytes_per_second"));
+  EXPECT_DOUBLE_EQ(answer["network"]["allowed"].get<double>(), 0.05);
 }
 
 TEST(SearchCommand, BatchesAreComparedByTheirTimeASequence) {
   Workplace place;
-  const CommandResult found = place.orrery(std::string(kSmall) + "--global-batch 16..64 --json -");
+  const CommandResult found = place.orrery(std::string(kSmall) + "--global-batch 16..64 --fix plan.context_parallel --fix "
+                                           "plan.pipeline_parallel --fix plan.recompute --top 100 --json -");
   ASSERT_EQ(found.code, 0) << found.err;
   const json answer = json::parse(found.out);
   ASSERT_FALSE(answer["plans"].empty());
   double last = 0;
+  std::set<int> sizes;
   for (const json& plan : answer["plans"]) {
+    sizes.insert(plan["global_batch_size"].get<int>());
     const double a_sequence = plan["step_seconds"].get<double>() / plan["global_batch_size"].get<double>();
     EXPECT_GE(a_sequence, last);
     last = a_sequence;
   }
+  EXPECT_EQ(sizes, (std::set<int>{16, 32, 64}));
+}
+
+TEST(SearchCommand, ASafePlanFitsWithItsMargin) {
+  Workplace place;
+  constexpr double kMost = 60 * 0x1p30;
+  const auto most_upper = [&](const std::string& arguments) {
+    const CommandResult found = place.orrery(std::string(kSmall) + "--max-memory 60G --top 50 --json - " + arguments);
+    EXPECT_EQ(found.code, 0) << found.err;
+    const json answer = json::parse(found.out);
+    double most = 0;
+    for (const json& plan : answer["plans"])
+      most = std::max(most, plan["memory"]["upper_bytes"].get<double>());
+    return most;
+  };
+  EXPECT_GT(most_upper(""), kMost);
+  EXPECT_LE(most_upper("--safe"), kMost);
 }
 
 TEST(SearchCommand, DegreesThatLeaveNoReplicaCannotBeLaidOut) {

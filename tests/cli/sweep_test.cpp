@@ -109,6 +109,35 @@ TEST(Sweep, ASecondRunDoesOnlyWhatIsMissing) {
   EXPECT_EQ(place.orrery("sweep sweep.json --db results.db --calibration calibration.json").code, 2);
 }
 
+// What another engine, a search or another calibration says of a scenario is another result.
+TEST(Sweep, ResultsAreOfTheirMethod) {
+  const Workplace place;
+  json document{{"scenario", scenario()}, {"axes", {{"cluster.nodes", {2, 4}}}}};
+  place.write("analytical.json", document.dump());
+  document["engine"] = "des";
+  place.write("des.json", document.dump());
+  document.erase("engine");
+  document["search"] = {{"fix", {"recompute", "context_parallel"}}};
+  place.write("search.json", document.dump());
+  document["search"]["safe"] = true;
+  place.write("safe.json", document.dump());
+  place.write("calibration.json", R"({
+    "name": "mine", "source": "a test", "date": "2026-01-01",
+    "device": {"name": "mine", "vendor": "AMD", "architecture": "CPU", "fp32_flops_per_second": 1e11,
+               "vector_flops_per_second": 1e11, "memory_bytes": 1e12, "memory_bytes_per_second": 1e10,
+               "multiprocessors": 1, "pcie_bytes_per_second": 1e10, "source": "a test"},
+    "matmul": {"fp32": {"efficiency": 0.5, "memory_efficiency": 0.5, "fixed_seconds": 1e-6, "tiles": [[1, 1]]}},
+    "memory": {"efficiency": 0.5, "fixed_seconds": 1e-6, "kinds": {"norm": {"efficiency": 0.01}}},
+    "attention": {"default": "mine", "kernels": {"mine": {"forward_efficiency": 0.5, "backward_efficiency": 0.4}}}
+  })");
+  for (const char* arguments :
+       {"analytical.json", "des.json", "search.json", "safe.json", "analytical.json --calibration calibration.json"}) {
+    SCOPED_TRACE(arguments);
+    EXPECT_EQ(computed(place.orrery(std::string("sweep ") + arguments + " --db results.db")), 2);
+    EXPECT_EQ(computed(place.orrery(std::string("sweep ") + arguments + " --db results.db")), 0);
+  }
+}
+
 TEST(Sweep, GoesOnAfterKills) {
   const Workplace place;
   place.write("sweep.json", large_sweep());
@@ -212,6 +241,22 @@ TEST(Sweep, FindsTheBestPlanOfEachPoint) {
   EXPECT_EQ(second["step_seconds"], best["step_seconds"]);
   for (const char* field : {"tensor_parallel", "pipeline_parallel", "micro_batch_size"})
     EXPECT_EQ(second[std::string("plan.") + field], best["plan"][field]) << field;
+}
+
+TEST(Sweep, ASafeSearchKeepsAMargin) {
+  const Workplace place;
+  constexpr double kMost = 60e9;
+  const auto peak = [&](bool safe) {
+    place.write("sweep.json", json{{"scenario", scenario()},
+                                   {"axes", {{"cluster.nodes", {2}}}},
+                                   {"search", {{"max_memory_bytes", kMost}, {"safe", safe}}}}
+                                  .dump());
+    const CommandResult run = place.orrery("sweep sweep.json --db results.db --export results.jsonl");
+    EXPECT_EQ(run.code, 0) << run.err;
+    return json::parse(place.read("results.jsonl"))["memory_peak_bytes"].get<double>();
+  };
+  EXPECT_GT(1.14 * peak(false), kMost) << "the fastest needs no more than is safe: a test of nothing";
+  EXPECT_LE(1.14 * peak(true), kMost);
 }
 
 TEST(Sweep, DrawsByEventsForEachSeed) {

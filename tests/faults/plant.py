@@ -42,7 +42,7 @@ APART = ["DeviceSession.*", "RunOverMpi.AnInterruptEnds*", "Readme.DesignDocumen
 SLOW = ["Cuda*", "StandIn*", "Mpi.*", "OpRules.NoneIsWrong*", "AgreementOfEngines.*", "RunOverMpi.*", "Sweep.Every*",
         "Batch.*", "NetlabTest.*"]
 ORDER = ["program", "memory", "cost", "hardware", "planning", "models", "pipeline", "report", "analytical",
-         "strategies", "capacity", "validation", "des", "realrun", "simulation", "cli", "smpi"]
+         "strategies", "capacity", "validation", "des", "realrun", "simulation", "search", "sweep", "cli", "smpi"]
 BRIEF = ORDER[:12]  # some seconds together
 ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
@@ -51,7 +51,8 @@ FIRST = {
     "sim/simulation": ["simulation", "cli"], "sim/validation": ["validation"],
     "sim/answers": ["cli", "simulation"], "sim/report": ["report", "cli"],
     "sim/hardware": ["hardware"], "sim/planning": ["planning"],
-    "sim/capacity": ["capacity", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
+    "sim/capacity": ["capacity", "cli"], "sim/search": ["search", "cli"], "sim/sweep": ["sweep", "cli"],
+    "sim/base": ["base", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
     "strategies": ["strategies", "realrun"],
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }

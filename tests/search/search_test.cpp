@@ -102,6 +102,11 @@ std::vector<Case> cases() {
   SpaceOptions batches = few;
   batches.global_batch_sizes = {16, 48};
   batches.over = {{"tensor_parallel", {2, 4}}, {"framework", {"megatron-core", "fsdp-compiled"}}};
+  SpaceOptions split_backwards = few;
+  split_backwards.over = {{"pipeline_schedule", {"1f1b", "zb-h1"}}, {"pipeline_parallel", {4, 8}}};
+  SpaceOptions pipelines = few;
+  for (const char* field : {"sequence_parallel", "recompute", "reshard_after_forward"})
+    pipelines.fixed.emplace_back(field);
   SpaceOptions ranges = few;
   ranges.over = {{"zero_stage", {1, 3}}};
   return {
@@ -114,6 +119,8 @@ std::vector<Case> cases() {
        few, 60e9},
       {"layers with plans of their own",
        scenario_of("llama-2-7b", 2, 4096, 32, {{"layers", {{{"from", 0}, {"to", 8}, {"recompute", "full"}}}}}), ranges},
+      {"backward passes that are split", scenario_of("llama-3-70b", 1, 8192, 8), split_backwards, 1e13},
+      {"layers of which few see the whole sequence", scenario_of("gemma3-4b", 1, 65536, 16), pipelines, 1e13},
   };
 }
 
@@ -132,6 +139,55 @@ TEST(Search, FindsWhatAllPlansEvaluatedOneByOneHave) {
     EXPECT_EQ(found.considered, found.evaluated + found.too_slow + found.too_large + found.refused);
     EXPECT_EQ(found.considered, search(space, {.exhaustive = true}).considered);
   }
+}
+
+TEST(Search, OfPlansThatComeToTheSameTheFirstStands) {
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel", "pipeline_parallel"};
+  fields.over = {{"mesh_order", {}}};
+  const Space space(scenario_of("llama-3-8b", 1, 8192, 8, {{"pipeline_parallel", 2}}), fields);
+  const std::vector<Evaluated> plans = all_plans(space);
+  int of_several = 0;
+  for (const FoundPlan& found : search(space, {.exhaustive = true}).best) {
+    const auto is_alike = [&](const Evaluated& plan) {
+      return plan.seconds_a_sequence == found.seconds_a_sequence && plan.bytes == found.memory_peak_bytes;
+    };
+    const auto first = std::find_if(plans.begin(), plans.end(), is_alike);
+    ASSERT_NE(first, plans.end());
+    EXPECT_EQ(found.values, first->values);
+    of_several += std::count_if(plans.begin(), plans.end(), is_alike) > 1 ? 1 : 0;
+  }
+  EXPECT_GT(of_several, 0);
+}
+
+// The bounds of a group are of the plan that the search was given, whatever was tried before: here an order of ranks by
+// which tensor-parallel ones lie on two nodes.
+TEST(Search, BoundsAreOfTheGroupAlone) {
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel"};
+  fields.over = {{"mesh_order", {"tp-cp-ep-dp-pp", "dp-tp-cp-ep-pp"}}, {"tensor_parallel", {4, 8}}};
+  const Space space(scenario_of("llama-3-8b", 2, 8192, 16), fields);
+  const SearchResult found = search(space, {.top = 1, .front = 1});
+  EXPECT_EQ(found.bound_slack, 0);
+  EXPECT_EQ(pairs(found.best), pairs(search(space, {.top = 1, .front = 1, .exhaustive = true}).best));
+}
+
+TEST(Search, WhatTheHostCannotHoldDoesNotFit) {
+  Scenario scenario = scenario_of("gpt3-1.3b", 1, 2048, 16, {{"framework", "deepspeed"}}, "dgx-a100");
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel"};
+  fields.over = {{"optimizer_offload", {}}};
+  const auto offloads = [&](const SearchResult& found, const Space& space) {
+    return std::any_of(found.best.begin(), found.best.end(), [&](const FoundPlan& plan) {
+      return field_of(space.scenario(plan.values).plan, "optimizer_offload") == true;
+    });
+  };
+  const SearchOptions little{.top = 1000, .most_memory_bytes = 4e9};
+  const Space large(scenario, fields);
+  EXPECT_TRUE(offloads(search(large, little), large));
+  scenario.cluster.node.host_memory_bytes = 1e9;
+  const Space small(scenario, fields);
+  EXPECT_FALSE(offloads(search(small, little), small));
 }
 
 TEST(Search, BoundsSaveMostOfTheWork) {
@@ -204,6 +260,31 @@ TEST(Search, EveryRemedyFits) {
   EXPECT_TRUE(search(Space(half, fields), {}).best.empty()) << "half the nodes are enough";
 }
 
+// A remedy changes what it says and nothing else, and is the smallest of its kind.
+TEST(Search, ARemedyIsOneChange) {
+  SpaceOptions fields;
+  fields.fixed = {"recompute", "zero_stage"};
+  const Scenario scenario = scenario_of("llama-3-8b", 1, 8192, 16);
+  const std::vector<Remedy> found = remedies(scenario, fields, {.most_memory_bytes = 20 * 0x1p30});
+  int freed = 0, nodes = 0, sequences = 0;
+  for (const Remedy& remedy : found) {
+    SCOPED_TRACE(remedy.what);
+    for (const std::string& field : fields.fixed) {
+      if (remedy.what == "plan." + field + " free") continue;
+      EXPECT_EQ(field_of(remedy.scenario.plan, field), field_of(scenario.plan, field));
+    }
+    freed += remedy.what.ends_with(" free") ? 1 : 0;
+    if (remedy.what.find("nodes instead of") != std::string::npos) {
+      EXPECT_EQ(remedy.what, "2 nodes instead of 1");
+      ++nodes;
+    }
+    sequences += remedy.what.find("tokens instead of") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_GE(freed, 1);
+  EXPECT_EQ(nodes, 1);
+  EXPECT_EQ(sequences, 1);
+}
+
 TEST(Search, MemoryThatIsAllowedIsKept) {
   const Scenario scenario = scenario_of("llama-3-8b", 2, 8192, 32);
   const Space space(scenario, {});
@@ -227,6 +308,7 @@ TEST(Search, TheNetworkThatIsNeededIsTheSlowestThatIsEnough) {
   EXPECT_LE(step_at(need.bytes_per_second), most);
   EXPECT_GT(step_at(need.bytes_per_second / 1.02), most);
   EXPECT_FALSE(network_need(scenario_of("llama-3-8b", 1, 8192, 8, {{"zero_stage", 3}}), 0.05).any);
+  EXPECT_FALSE(network_need(scenario, 1e6).any) << "a thousandth of the rate does not slow it by so much";
 }
 
 std::string error_of(const SpaceOptions& fields) {

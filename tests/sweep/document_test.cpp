@@ -55,7 +55,7 @@ TEST(SweepDocument, ListsRangesAndFactorsAreTheirProduct) {
                           R"({"cluster.nodes":16})"));
   // Rounding does not lose the last value of a range.
   EXPECT_EQ(
-      points_of(with({{"axes", {{"cluster.fabric.oversubscription", {{"from", 1.0}, {"to", 1.3}, {"step", 0.1}}}}}}))
+      points_of(with({{"axes", {{"cluster.fabric.oversubscription", {{"from", 1.1}, {"to", 1.4}, {"step", 0.1}}}}}}))
           .size(),
       4U);
 }
@@ -79,12 +79,26 @@ TEST(SweepDocument, ZippedFieldsChangeTogetherAndConditionalOnesWhereTheyApply) 
                   R"({"plan.tensor_parallel":4,"plan.sequence_parallel":true,"plan.zero_stage":2})"));
 }
 
+TEST(SweepDocument, ConditionsHoldTogether) {
+  EXPECT_THAT(
+      points_of(with({{"axes", {{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2}}}},
+                      {"when", json::array({{{"if", {{"cluster.nodes", 4}, {"plan.tensor_parallel", 2}}},
+                                             {"axes", {{"plan.zero_stage", {1, 2}}}}}})}})),
+      ElementsAre(R"({"cluster.nodes":2,"plan.tensor_parallel":1})", R"({"cluster.nodes":2,"plan.tensor_parallel":2})",
+                  R"({"cluster.nodes":4,"plan.tensor_parallel":1})",
+                  R"({"cluster.nodes":4,"plan.tensor_parallel":2,"plan.zero_stage":1})",
+                  R"({"cluster.nodes":4,"plan.tensor_parallel":2,"plan.zero_stage":2})"));
+}
+
 TEST(SweepDocument, SeedsAreThoseOfAllThatIsDrawn) {
   json document = with({{"engine", "des"}, {"seeds", {5, 6}}});
   document["scenario"]["perturbations"] =
       json::array({{{"kind", "slow_device"}, {"devices", json::array({1})}, {"factor", 0.5}},
                    {{"kind", "slow_device"}, {"count", 2}, {"factor", 0.9}}});
   EXPECT_THAT(points_of(document), ElementsAre(R"({"perturbations.1.seed":5})", R"({"perturbations.1.seed":6})"));
+  document["scenario"]["perturbations"][0] = {{"kind", "jitter"}, {"coefficient_of_variation", 0.1}};
+  EXPECT_THAT(points_of(document), ElementsAre(R"({"perturbations.0.seed":5,"perturbations.1.seed":5})",
+                                               R"({"perturbations.0.seed":6,"perturbations.1.seed":6})"));
 }
 
 // A point is the scenario with its fields set, whether or not the part was made for another point already.
