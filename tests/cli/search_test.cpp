@@ -132,8 +132,10 @@ TEST(SearchCommand, EventsOrderTheFastestAnew) {
 
 TEST(SearchCommand, BatchesAreComparedByTheirTimeASequence) {
   Workplace place;
-  const CommandResult found = place.orrery(std::string(kSmall) + "--global-batch 16..64 --fix plan.context_parallel --fix "
-                                           "plan.pipeline_parallel --fix plan.recompute --top 100 --json -");
+  const CommandResult found =
+      place.orrery(std::string(kSmall) +
+                   "--global-batch 16..64 --fix plan.context_parallel --fix plan.pipeline_parallel "
+                   "--fix plan.recompute --top 100 --json -");
   ASSERT_EQ(found.code, 0) << found.err;
   const json answer = json::parse(found.out);
   ASSERT_FALSE(answer["plans"].empty());
