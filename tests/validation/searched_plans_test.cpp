@@ -1,9 +1,9 @@
 // Does a search find plans as fast as those that experts, and other planners, have published, by the same clock?
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -11,6 +11,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/prediction/prediction.h"
+#include "sim/report/format.h"
 #include "sim/search/plan_field.h"
 #include "sim/search/search.h"
 #include "sim/validation/published.h"
@@ -75,7 +76,7 @@ std::string what_is_unusual(const Plan& plan) {
   count("pipeline_parallel", "pp ", 1);
   count("zero_stage", "ZeRO-", 0);
   count("micro_batch_size", "micro-batches of ", 0);
-  count("virtual_pipeline", "chunks a stage: ", 1);
+  if (value("virtual_pipeline") != 1) say(std::to_string(value("virtual_pipeline")) + " chunks a stage");
   if (value("sequence_parallel") != 0) say("sequence parallel");
   if (value("account_for_loss") != 0) say("the head split as a layer");
   if (value("recompute") != 0) {
@@ -111,10 +112,10 @@ TEST(SearchedPlans, TieOrBeatThoseOfOtherPlanners) {
       EXPECT_LE(by_theirs.step_seconds, most_seconds) << "in its planner's own dimensions";
       ++alike;
     }
-    const auto faster_by = [&](const Found& f) { return 100 * (published.step_seconds / f.step_seconds - 1); };
-    std::printf("| `%s`%s | %.4g s | %.4g s | %.1f %% | %.1f %% | %s |\n", plan.id.c_str(),
-                published.memory_peak_bytes > plan.memory_bytes ? " *" : "", published.step_seconds, found.step_seconds,
-                faster_by(found), faster_by(by_theirs), what_is_unusual(found.plan).c_str());
+    const auto faster_by = [&](const Found& f) { return percent_text(published.step_seconds / f.step_seconds - 1); };
+    fmt::print("| `{}`{} | {} | {} | {} | {} | {} |\n", plan.id,
+               published.memory_peak_bytes > plan.memory_bytes ? " *" : "", seconds_text(published.step_seconds),
+               seconds_text(found.step_seconds), faster_by(found), faster_by(by_theirs), what_is_unusual(found.plan));
   }
   EXPECT_EQ(compared, 28);
   EXPECT_EQ(alike, 21);
