@@ -113,7 +113,8 @@ void compare_databases(const CompareArguments& arguments) {
   outputs.add_wanted(arguments.json, [&] {
     nlohmann::ordered_json json = sweep_comparison_json(comparison);
     json["version"] = ORRERY_VERSION;
-    return json.dump(2) + "\n";
+    // A file of SQLite may hold any text.
+    return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
   });
   outputs.add_wanted(arguments.csv, [&] { return sweep_comparison_csv(comparison); });
   constexpr std::int64_t kUsualTop = 20;

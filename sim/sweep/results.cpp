@@ -101,7 +101,7 @@ class Transaction {
 };
 
 SweepCell cell_of(std::string name, const OrderedJson& value) {
-  const std::string json = value.dump();
+  const std::string json = value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   return {std::move(name), value.is_string() ? csv_text(value.get<std::string>()) : csv_text(json), json};
 }
 
