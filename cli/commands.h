@@ -6,10 +6,13 @@
 
 namespace orrery {
 
+class SweepHelpers;
+
 void add_simulate(Command app);
 void add_compare(Command app);
 void add_search(Command app);
-void add_sweep(Command app);
+// `helpers`: other processes that share its work, where there are any.
+void add_sweep(Command app, SweepHelpers* helpers = nullptr);
 void add_list(Command app);
 void add_show(Command app);
 void add_collective(Command app);

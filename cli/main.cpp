@@ -8,6 +8,7 @@
 #include "cli/command_line.h"
 #include "cli/commands.h"
 #include "cli/gpu_sibling.h"
+#include "cli/mpi_sibling.h"
 #include "sim/des/engine.h"
 
 namespace {
@@ -52,6 +53,7 @@ int main(int argc, char** argv) {
   orrery::add_manual(app);
   return orrery::run_command_line("orrery", [&] {
     orrery::become_gpu_sibling(argv);
+    orrery::become_mpi_sibling(argv);
     try {
       line.parse(argc, argv);
     } catch (const orrery::StalledError& error) {  // may list the waiting ranks line by line

@@ -236,9 +236,9 @@ void add_manual(Command app) {
                    {"DEVICE.json, DEVICE.points.jsonl",
                     "What orrery calibrate writes for a device, and the journal of what it has measured."},
                    {"collectives.json", "What orrery calibrate import writes."},
-                   {"orrery-des, orrery-rank, orrery-gpu",
-                    "Programs beside orrery that it goes on as, or starts: for --engine des, for ranks over MPI, for "
-                    "--device cuda."}},
+                   {"orrery-des, orrery-mpi, orrery-rank, orrery-gpu",
+                    "Programs beside orrery that it goes on as, or starts: for --engine des, for sweep --mpi, for ranks "
+                    "over MPI, for --device cuda."}},
          .see_also = "\\fBmpirun\\fR(1), \\fBnvidia\\-smi\\fR(1), \\fBjq\\fR(1); https://ui.perfetto.dev for traces"}));
   });
 }

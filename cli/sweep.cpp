@@ -17,10 +17,10 @@
 #include "cli/engine_options.h"
 #include "sim/answers/inputs.h"
 #include "cli/output.h"
-#include "sim/base/digest.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
+#include "sim/des/engine.h"
 #include "sim/report/format.h"
 #include "sim/sweep/run.h"
 
@@ -37,6 +37,7 @@ struct SweepArguments {
   std::string document, database, shard;
   std::vector<std::string> calibrations;
   std::int64_t threads = 0;
+  bool mpi = false;
   ExportArguments exported;
 };
 
@@ -46,6 +47,7 @@ constexpr const char* kSweepExamples = R"(Examples:
   orrery sweep sweep.json --db results.db --export results.csv --fields cluster.nodes,step_seconds,mfu
   orrery sweep sweep.json --db half-1.db --shard 1/2          on one of two machines; then
   orrery sweep merge results.db half-1.db half-2.db
+  mpirun -n 4 orrery sweep sweep.json --db results.db --mpi   by four ranks, of which the first writes
   orrery sweep export results.db --export results.jsonl
 
 Exit codes: 0 done; 1 a point could not be computed, by no fault of its own; 2 the input cannot be used, or no point can be
@@ -77,20 +79,30 @@ class StopSignals {
 
 class ShowSweepProgress {
  public:
+  // `in_log`: a line a minute where there is no terminal.
+  explicit ShowSweepProgress(bool in_log) : in_log_(in_log) {
+    if (in_log && !line_.on_terminal()) next_ = start_ + kBetweenLines;
+  }
+
   void operator()(const SweepProgress& progress) {
     const auto now = Clock::now();
-    if (!line_.on_terminal() || now < next_) return;
-    next_ = now + std::chrono::milliseconds(200);
+    if (now < next_ || !(line_.on_terminal() || in_log_)) return;
+    next_ = now + (line_.on_terminal() ? std::chrono::milliseconds(200) : kBetweenLines);
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const std::int64_t done = progress.computed + progress.known;
     const double rate = static_cast<double>(done) / elapsed;
-    line_.show(fmt::format("{} of {} points, {} a second, {} to go", done, progress.points, rate_text(rate),
-                           seconds_text(static_cast<double>(progress.points - done) / rate)));
+    const double left = static_cast<double>(progress.points - done) / rate;
+    const std::string text = fmt::format("{} of {} points, {} a second, {} to go", done, progress.points,
+                                         rate_text(rate), seconds_text(left));
+    if (line_.on_terminal()) return line_.show(text);
+    fmt::print(stderr, "orrery: {}\n", text);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kBetweenLines{60'000};
   ProgressLine line_;
+  bool in_log_;
   Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
@@ -208,6 +220,7 @@ std::string quoted(const std::string& word) {
 
 std::string command_of(const SweepArguments& arguments) {
   std::string text = fmt::format("orrery sweep {} --db {}", quoted(arguments.document), quoted(arguments.database));
+  if (arguments.mpi) text += " --mpi";
   if (!arguments.shard.empty()) text += " --shard " + arguments.shard;
   if (arguments.threads > 0) text += fmt::format(" --threads {}", arguments.threads);
   for (const std::string& calibration : arguments.calibrations) text += " --calibration " + quoted(calibration);
@@ -216,44 +229,62 @@ std::string command_of(const SweepArguments& arguments) {
   return text;
 }
 
-void sweep_command(const SweepArguments& arguments) {
+constexpr int kBySignal = 128;  // in exit codes, as shells have it
+
+void say_interrupted(const SweepArguments& arguments, std::int64_t done, std::int64_t points) {
+  fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to go on{}:\n  {}\n", done, points,
+             arguments.database, arguments.mpi ? ", started as before" : "", command_of(arguments));
+}
+
+void sweep_command(const SweepArguments& arguments, SweepHelpers* helpers) {
   if (arguments.document.empty()) throw UsageError("sweep: a DOCUMENT is required, or one of merge and export");
   if (arguments.database.empty()) throw UsageError("sweep: --db FILE is required: where results are kept");
+  if (arguments.mpi && helpers == nullptr)
+    throw InputError({"--mpi", ""}, "no program orrery-mpi beside this one: it was built without MPI",
+                     "--shard I/N on each machine, and then orrery sweep merge");
   SweepRunOptions options;
-  options.threads =
-      static_cast<int>(arguments.threads > 0 ? arguments.threads : std::max(1U, std::thread::hardware_concurrency()));
-  options.version = ORRERY_VERSION;
+  const int threads_here = helpers != nullptr ? helpers->threads_here()
+                                              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  options.threads = arguments.threads > 0 ? static_cast<int>(arguments.threads) : threads_here;
+  options.version = version_and_commit();
   read_shard(arguments.shard, options);
   const SweepDocument sweep = document_of(arguments.document);
   if (sweep.simulation.engine == Engine::des) {
-    if (arguments.document == "-")
+    if (arguments.document == "-" && !built_with_simgrid())
       throw InputError({"<stdin>", "/engine"}, "\"des\"", "a document in a file: that engine is in another program");
     EngineArguments des;
     des.engine = kEngineNames[static_cast<std::size_t>(Engine::des)];
     des.become_program_with_engine();
   }
-  if (*build_commit() != '\0') options.version += std::string(" ") + build_commit();
   options.user = read_user_calibration(arguments.calibrations);
-  options.calibrations = bundled_calibrations();
-  for (const std::string& calibration : arguments.calibrations)
-    options.calibrations += fmt::format(" {:016x}", digest_of(read_file(calibration, "a readable JSON file")));
+  options.calibrations = digests_of_calibrations(arguments.calibrations);
   if (arguments.database == arguments.document || is_input(arguments.database))
     throw InputError({arguments.database, ""}, "a file that this command reads", "a file of its own for the results");
   check_export(arguments.exported);
+  if (helpers != nullptr && helpers->processes() > 0) {
+    helpers->prepare({&sweep, arguments.calibrations, options.version, options.calibrations,
+                      static_cast<int>(arguments.threads)});
+    options.helpers = helpers;
+    --options.threads;  // one hands out and writes
+  }
   SweepResults results(arguments.database, Database::Mode::write);
   SweepOutcome outcome;
   {
     const StopSignals signals;
-    ShowSweepProgress progress;
+    ShowSweepProgress progress(options.helpers != nullptr);
     options.progress = [&](const SweepProgress& p) { progress(p); };
     options.stop = [] { return stopped_by != 0; };
+    // What ends a job of ranks gives them a second.
+    if (options.helpers != nullptr)
+      options.give_up = [&](const SweepProgress& p) {
+        say_interrupted(arguments, p.computed + p.known, p.points);
+        options.helpers->abort(kBySignal + stopped_by);
+      };
     outcome = run_sweep(sweep, results, options);
   }
   const std::int64_t done = outcome.computed + outcome.known;
   if (outcome.stopped) {
-    fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to go on:\n  {}\n", done, outcome.points,
-               arguments.database, command_of(arguments));
-    constexpr int kBySignal = 128;  // as shells have it
+    say_interrupted(arguments, done, outcome.points);
     throw Exit{kBySignal + stopped_by};
   }
   write_export(results, outcome.sweep, arguments.exported);
@@ -334,7 +365,7 @@ void add_export(Command sweep) {
 
 }  // namespace
 
-void add_sweep(Command app) {
+void add_sweep(Command app, SweepHelpers* helpers) {
   auto arguments = std::make_shared<SweepArguments>();
   const Command command = app.add_subcommand(
       "sweep", "What a scenario gives over many values of its fields, kept in a database and resumed where it stopped");
@@ -347,12 +378,15 @@ void add_sweep(Command app) {
       .offers_files();
   command.add_option("--db", arguments->database, "Where results are kept; what is there is not computed again")
       .type_name("FILE");
-  command.add_option("--threads", arguments->threads, "0: as many as the machine has")
+  command.add_option("--threads", arguments->threads, 
+                      "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
       .between(0, 4096)
       .type_name("N")
       .capture_default();
   command.add_option("--shard", arguments->shard, "Only the I-th of N parts, for N machines; then orrery sweep merge")
       .type_name("I/N");
+  command.add_flag("--mpi", arguments->mpi,
+                   "This is each of the ranks that mpirun or srun has started: the first hands out points and writes");
   add_export_options(command, arguments->exported);
   command
       .add_option("--calibration", arguments->calibrations,
@@ -361,8 +395,8 @@ void add_sweep(Command app) {
       .type_name("FILE");
   add_merge(command);
   add_export(command);
-  command.callback([command, arguments] {
-    if (!command.has_subcommand_given()) sweep_command(*arguments);
+  command.callback([command, arguments, helpers] {
+    if (!command.has_subcommand_given()) sweep_command(*arguments, helpers);
   });
 }
 

@@ -384,7 +384,7 @@ SweepDocument read_sweep(const Json& document, const std::string& file) {
   if (seeds != nullptr) all.read_seeds(*seeds, top.inside("seeds"));
   check_values(sweep, all.places());
   if (search != nullptr) sweep.search = read_search(*search, top.inside("search"), sweep);
-  sweep.whole = document;
+  sweep.given = sweep.whole = document;
   sweep.whole["scenario"] = sweep.base;
   return sweep;
 }

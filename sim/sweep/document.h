@@ -44,6 +44,7 @@ struct SweepSearch {
 
 struct SweepDocument {
   std::string file;       // that it was read from
+  nlohmann::json given;   // as it was read
   nlohmann::json whole;   // with the scenario's document in place of its name
   nlohmann::json base;    // the scenario's document
   ScenarioSource source;  // the scenario's

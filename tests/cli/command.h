@@ -34,6 +34,7 @@ class Workplace {
 
   void write(const std::string& name, const std::string& text) const;
   std::string read(const std::string& name) const;
+  const std::filesystem::path& path() const { return folder_; }
   std::set<std::string> files() const;  // without what this class itself keeps there
 
  private:

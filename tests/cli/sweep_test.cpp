@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "tests/cli/command.h"
+#include "tests/cli/sweep_cases.h"
 
 namespace orrery {
 namespace {
@@ -16,45 +16,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-json scenario() {
-  return {{"model", "llama-3-8b"},
-          {"cluster", {{"node", "dgx-h100"}, {"nodes", 2}}},
-          {"workload", {{"sequence_length", 8192}, {"global_batch_size", 64}}},
-          {"plan", {{"zero_stage", 1}, {"recompute", "full"}}}};
-}
-
-std::string sweep_over(const json& axes) { return json{{"scenario", scenario()}, {"axes", axes}}.dump(); }
-
-// 12 points, of which those of 3 ranks cannot be laid out.
-std::string small_sweep() {
-  return sweep_over({{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {1, 3}}});
-}
-
-// So many points that a process can be killed among them.
-std::string large_sweep() {
-  return sweep_over({{"cluster.nodes", {1, 2, 4, 8}},
-                     {"plan.recompute", {"none", "full"}},
-                     {"plan.tensor_parallel", {1, 2, 4, 8}},
-                     {"plan.zero_stage", {0, 1, 2, 3}},
-                     {"workload.sequence_length", {{"from", 64}, {"to", 16384}, {"step", 64}}}});
-}
-constexpr int kLargePoints = 4 * 2 * 4 * 4 * 256;
-
-std::int64_t lines_of(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
-
-// "N" of "N computed" in what a run says.
-std::int64_t computed(const CommandResult& result) {
-  const std::size_t end = result.out.find(" computed");
-  EXPECT_NE(end, std::string::npos) << result.out << result.err;
-  return end == std::string::npos ? -1 : std::stoll(result.out.substr(result.out.rfind(' ', end - 1) + 1));
-}
-
-std::string table_of(const Workplace& place, const std::string& database) {
-  const CommandResult exported = place.orrery("sweep export " + database);
-  EXPECT_EQ(exported.code, 0) << exported.err;
-  return exported.out;
-}
-
 TEST(Sweep, EachPointIsWhatSimulateSays) {
   const Workplace place;
   place.write("sweep.json", small_sweep());
@@ -62,7 +23,7 @@ TEST(Sweep, EachPointIsWhatSimulateSays) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(computed(run), 12);
   EXPECT_THAT(run.out, HasSubstr("4 without a result, the first: "));
-  place.write("scenario.json", scenario().dump());
+  place.write("scenario.json", swept_scenario().dump());
   const std::string lines = place.read("results.jsonl");
   ASSERT_EQ(lines_of(lines), 12);
   int with_result = 0;
@@ -223,7 +184,7 @@ TEST(Sweep, ShardsMakeTheWhole) {
 
 TEST(Sweep, FindsTheBestPlanOfEachPoint) {
   const Workplace place;
-  place.write("scenario.json", scenario().dump());
+  place.write("scenario.json", swept_scenario().dump());
   place.write("sweep.json", json{{"scenario", "scenario.json"},
                                  {"axes", {{"cluster.nodes", {2, 4}}, {"plan.zero_stage", {1}}}},
                                  {"search", {{"fix", {"recompute", "context_parallel", "mesh_order"}}}}}
@@ -261,7 +222,7 @@ TEST(Sweep, ASafeSearchKeepsAMargin) {
 
 TEST(Sweep, DrawsByEventsForEachSeed) {
   const Workplace place;
-  json drawn = scenario();
+  json drawn = swept_scenario();
   drawn["perturbations"] = json::array({{{"kind", "jitter"}, {"coefficient_of_variation", 0.1}}});
   place.write("sweep.json", json{{"scenario", drawn}, {"engine", "des"}, {"seeds", {1, 2}}}.dump());
   const CommandResult run =
