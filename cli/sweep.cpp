@@ -378,7 +378,7 @@ void add_sweep(Command app, SweepHelpers* helpers) {
       .offers_files();
   command.add_option("--db", arguments->database, "Where results are kept; what is there is not computed again")
       .type_name("FILE");
-  command.add_option("--threads", arguments->threads, 
+  command.add_option("--threads", arguments->threads,
                       "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
       .between(0, 4096)
       .type_name("N")

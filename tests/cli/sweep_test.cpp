@@ -242,7 +242,7 @@ TEST(Sweep, TwoDatabasesAreCompared) {
   const CommandResult same = place.orrery("compare a.db b.db");
   EXPECT_EQ(same.code, 0) << same.err;
   EXPECT_THAT(same.out, HasSubstr("12 points in both"));
-  json longer = scenario();
+  json longer = swept_scenario();
   longer["workload"]["sequence_length"] = 9216;
   const json axes{{"cluster.nodes", {2, 4}}, {"plan.tensor_parallel", {1, 2, 3}}, {"plan.zero_stage", {1, 3}}};
   place.write("sweep.json", json{{"scenario", longer}, {"axes", axes}}.dump());
