@@ -4,35 +4,24 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <ranges>
-#include <thread>
 
 #include "cli/commands.h"
-#include "sim/answers/inputs.h"
 #include "cli/names.h"
 #include "cli/output.h"
 #include "cli/title.h"
-#include "sim/capacity/answer.h"
-#include "sim/capacity/capacity_plan.h"
+#include "sim/answers/plan_answer.h"
 #include "sim/capacity/published_runs.h"
-#include "sim/capacity/searched_plans.h"
 #include "sim/capacity/tables.h"
-#include "sim/cost/user_calibration.h"
-#include "sim/report/format.h"
-#include "sim/search/plan_field.h"
 
 namespace orrery {
 namespace {
 
 struct PlanArguments {
   std::string plan;
-  std::vector<std::string> sets, calibrations;
+  PlanRequest request;
   std::string json, csv, svg;
-  std::string output = std::string(kPlanOutputNames[static_cast<std::size_t>(PlanOutput::cost)]);
-  AnswerOptions options;
-  bool worst = false, every_size = false, published = false, search = false;
-  std::vector<std::string> fixed;
+  bool every_size = false, published = false;
 };
 
 constexpr const char* kPlanExamples = R"(Examples:
@@ -51,10 +40,10 @@ used.)";
 void published(const PlanArguments& arguments) {
   for (const auto& [option, given] : {std::pair("--csv", !arguments.csv.empty()),
                                       {"--svg", !arguments.svg.empty()},
-                                      {"--set", !arguments.sets.empty()}})
+                                      {"--set", !arguments.request.sets.empty()}})
     if (given) throw InputError({option, ""}, "--published beside it", "one of the two");
   if (!arguments.plan.empty()) throw InputError({"--published", ""}, "a plan beside it", "one of the two");
-  Simulator simulator(read_user_calibration(arguments.calibrations));
+  Simulator simulator(read_user_calibration(arguments.request.calibrations));
   const std::vector<ReportedFigure> figures = predict_published_runs(simulator);
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return published_runs_json(figures).dump(2) + "\n"; });
@@ -76,48 +65,21 @@ std::string plans_text(const CapacityAnswer& result) {
   return text;
 }
 
-void plan(const PlanArguments& arguments) {
+void plan(PlanArguments& arguments) {
   if (arguments.published) return published(arguments);
   if (arguments.plan.empty()) throw UsageError("PLAN is required");
-  ScenarioSource source;
-  const nlohmann::json document = load_plan_document(arguments.plan, arguments.sets, source);
-  const CapacityPlan plan = read_capacity_plan(document, source);
-  AnswerOptions options = arguments.options;
-  options.held_by = arguments.worst ? HeldBy::worst : HeldBy::expectation;
-  options.output = chosen<PlanOutput>(arguments.output, kPlanOutputNames);
-  if (!arguments.search && !arguments.fixed.empty())
-    throw InputError({"--fix", ""}, "no --search beside it", "--search: else every field of the plan stays");
-  const UserCalibration user = read_user_calibration(arguments.calibrations);
-  Simulator simulator(user);
-  const CapacityAnswer result = [&] {
-    if (!arguments.search) return answer(plan, options, simulator);
+  const PlanAnswer answered = [&] {
     ProgressLine progress;
-    SpaceOptions fields;
-    for (const std::string& given : arguments.fixed) {
-      try {
-        fields.fixed.push_back(plan_field_named(given));
-      } catch (const InputError& error) {
-        throw error.in_file("--fix");
-      }
-    }
-    return answer(plan, options, simulator,
-                  searched_plans(fields, static_cast<int>(std::max(1U, std::thread::hardware_concurrency())), user,
-                                 [&](const Scenario& scenario) {
-                                   progress.show(fmt::format("searching plans for {} devices: {}",
-                                                             scenario.cluster.devices(), scenario.cluster.device.name));
-                                 }));
+    arguments.request.searching = [&](const Scenario& scenario) {
+      progress.show(fmt::format("searching plans for {} devices: {}", scenario.cluster.devices(),
+                                scenario.cluster.device.name));
+    };
+    return answer_plan(arguments.plan, arguments.request);
   }();
+  const CapacityAnswer& result = answered.result;
 
   Outputs outputs;
-  outputs.add_wanted(arguments.json, [&] {
-    nlohmann::ordered_json json;
-    json["plan"] = source.file;
-    json["set"] = arguments.sets;
-    json.update(answer_json(result));
-    json["inputs"] = inputs_json("plan", document, arguments.calibrations);
-    json["version"] = ORRERY_VERSION;
-    return json.dump(2) + "\n";
-  });
+  outputs.add_wanted(arguments.json, [&] { return plan_answer_json(answered, arguments.request).dump(2) + "\n"; });
   outputs.add_wanted(arguments.csv, [&] { return answer_csv(result); });
   if (!arguments.svg.empty()) {
     if (!result.tornado)
@@ -125,7 +87,7 @@ void plan(const PlanArguments& arguments) {
     outputs.add(arguments.svg, answer_svg(result));
   }
   if (!outputs.on_standard_output())
-    outputs.add("-", answer_text(result, arguments.every_size) + (arguments.search ? plans_text(result) : ""));
+    outputs.add("-", answer_text(result, arguments.every_size) + (arguments.request.search ? plans_text(result) : ""));
   outputs.commit();
   if (!result.choice.cheapest) throw Exit{1};
 }
@@ -134,6 +96,7 @@ void plan(const PlanArguments& arguments) {
 
 void add_plan(Command app) {
   auto arguments = std::make_shared<PlanArguments>();
+  PlanRequest& request = arguments->request;
   const Command command = app.add_subcommand(
       "plan", "Which cluster trains a model by a deadline and within a budget, for how much, failures included");
   command.footer(kPlanExamples);
@@ -142,38 +105,38 @@ void add_plan(Command app) {
       .offers_files();
   command.add_flag("--published", arguments->published,
                    "No plan of yours: trainings that were published, what is predicted of them, and the errors");
-  command.add_option("--set", arguments->sets, "Override a field, as candidates.0.devices=512")
+  command.add_option("--set", request.sets, "Override a field, as candidates.0.devices=512")
       .one_value_each()
       .type_name("KEY=VALUE");
   command.add_flag(
-      "--worst", arguments->worst,
+      "--worst", request.worst,
       "Hold candidates to deadline and budget by the slow end of the step's interval, not by what is expected");
-  command.add_flag("--search", arguments->search,
+  command.add_flag("--search", request.search,
                    "Search the fastest plan that surely fits for each size of each candidate, in place of its own plan");
-  command.add_option("--fix", arguments->fixed, "--search: a field of candidates' plans that stays")
+  command.add_option("--fix", request.fixed, "--search: a field of candidates' plans that stays")
       .one_value_each()
       .type_name("KEY");
   command.add_flag("--every-size", arguments->every_size,
                    "A row for each size of each candidate, not for its best alone");
-  command.add_option("--of", arguments->output, "What sensitivities are of")
+  command.add_option("--of", request.output, "What sensitivities are of")
       .one_of(texts(kPlanOutputNames))
       .capture_default();
-  command.add_option("--swing", arguments->options.swing, "By which share inputs are less and more, for sensitivities")
-      .within(0.001, 0.9)
+  command.add_option("--swing", request.options.swing, "By which share inputs are less and more, for sensitivities")
+      .within(kLeastSwing, kMostSwing)
       .capture_default();
   command
-      .add_option("--against", arguments->options.against,
+      .add_option("--against", request.options.against,
                   "The candidate to whose price others are compared, in place of the cheapest")
       .type_name("NAME");
-  command.add_option("--seed", arguments->options.histories.seed, "Of the first simulated history of failures")
+  command.add_option("--seed", request.options.histories.seed, "Of the first simulated history of failures")
       .capture_default();
-  command.add_option("--histories", arguments->options.history_count, "How many are simulated for each candidate")
-      .between(1, 100000)
+  command.add_option("--histories", request.options.history_count, "How many are simulated for each candidate")
+      .between(1, kMostHistories)
       .capture_default();
   command
-      .add_option("--shape", arguments->options.histories.shape,
+      .add_option("--shape", request.options.histories.shape,
                   "Of Weibull's distribution of the times between simulated failures: below 1 they come in clusters")
-      .within(0.1, 10)
+      .within(kLeastShape, kMostShape)
       .capture_default();
   const auto file = [&](const char* name, std::string& path, const char* text) {
     command.add_option(name, path, text).type_name("FILE");
@@ -182,7 +145,7 @@ void add_plan(Command app) {
   file("--csv", arguments->csv, "Write a row for each size of each candidate; - for standard output");
   file("--svg", arguments->svg, "Draw the sensitivities as a tornado chart; - for standard output");
   command
-      .add_option("--calibration", arguments->calibrations,
+      .add_option("--calibration", request.calibrations,
                   "What `orrery calibrate` has measured, in place of the bundled calibration")
       .one_value_each()
       .type_name("FILE");

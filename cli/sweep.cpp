@@ -1,28 +1,22 @@
 // orrery sweep: a scenario over the values of its fields, kept in a database.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <memory>
-#include <optional>
-#include <thread>
 
-#include "sim/answers/build_commit.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "sim/answers/inputs.h"
 #include "cli/output.h"
+#include "sim/answers/sweep_answer.h"
+#include "sim/base/argument.h"
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
-#include "sim/base/json_writer.h"
 #include "sim/des/engine.h"
 #include "sim/report/format.h"
-#include "sim/sweep/run.h"
 
 namespace orrery {
 namespace {
@@ -34,9 +28,8 @@ struct ExportArguments {
 };
 
 struct SweepArguments {
-  std::string document, database, shard;
-  std::vector<std::string> calibrations;
-  std::int64_t threads = 0;
+  std::string document;
+  SweepRequest request;
   bool mpi = false;
   ExportArguments exported;
 };
@@ -106,60 +99,6 @@ class ShowSweepProgress {
   Clock::time_point start_ = Clock::now(), next_ = start_ + std::chrono::milliseconds(500);
 };
 
-SweepDocument document_of(const std::string& argument) {
-  std::vector<std::string> names;
-  for (const BundledSweep& sweep : bundled_sweeps()) {
-    if (argument == sweep.name)
-      return read_sweep(parse_json(sweep.text, std::string(sweep.path)), std::string(sweep.path));
-    names.push_back(sweep.name);
-  }
-  try {
-    return read_sweep(parse_json_file(argument), argument == "-" ? "<stdin>" : argument);
-  } catch (const InputError& error) {
-    if (error.where().file != argument || !error.where().pointer.empty() || !error.nearest().empty()) throw;
-    throw InputError(error.where(), error.found(), error.expected(), nearest_name(argument, names));
-  }
-}
-
-// "2/3": the second of three.
-void read_shard(const std::string& text, SweepRunOptions& options) {
-  if (text.empty()) return;
-  const std::size_t slash = text.find('/');
-  std::int64_t shard = 0, shards = 0;
-  const auto read = [](std::string_view part, std::int64_t& number) {
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
-    return error == std::errc() && end == part.data() + part.size();
-  };
-  if (slash == std::string::npos || !read(std::string_view(text).substr(0, slash), shard) ||
-      !read(std::string_view(text).substr(slash + 1), shards) || shard < 1 || shard > shards)
-    throw InputError({"--shard", ""}, describe(Json(text)), "1/3, 2/3 or 3/3: which of how many parts");
-  options.shard = shard - 1;
-  options.shards = shards;
-}
-
-std::vector<std::string> chosen_fields(const std::string& text, const std::vector<std::string>& names) {
-  if (text.empty()) {
-    // Which sweep and which of its points is for those who ask.
-    std::vector<std::string> usual = names;
-    usual.erase(std::find(usual.begin(), usual.end(), "error") + 1, usual.end());
-    return usual;
-  }
-  std::vector<std::string> fields;
-  for (std::size_t begin = 0; begin <= text.size();) {
-    const std::size_t end = std::min(text.find(',', begin), text.size());
-    std::string name = text.substr(begin, end - begin);
-    begin = end + 1;
-    if (std::find(names.begin(), names.end(), name) == names.end())
-      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", name),
-                       "fields of the sweep's axes, of the plans it found, and columns of `simulate --csv`",
-                       nearest_name(name, names));
-    if (std::find(fields.begin(), fields.end(), name) != fields.end())
-      throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", name), "each field once");
-    fields.push_back(std::move(name));
-  }
-  return fields;
-}
-
 bool as_json_lines(const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); }
 
 void check_export(const ExportArguments& arguments) {
@@ -175,7 +114,8 @@ void check_export(const ExportArguments& arguments) {
 // Of the sweep with this number in the file, or of all of them: 0.
 void write_export(const SweepResults& results, std::int64_t sweep, const ExportArguments& arguments) {
   if (arguments.file.empty()) return;
-  const std::vector<std::string> fields = chosen_fields(arguments.fields, results.names(sweep));
+  const std::vector<std::string> fields =
+      row_fields(results, sweep, arguments.fields.empty() ? std::vector<std::string>{} : list_of_text(arguments.fields));
   OutputStream out(arguments.file);
   const bool json = as_json_lines(arguments.file);
   std::string line;
@@ -185,20 +125,10 @@ void write_export(const SweepResults& results, std::int64_t sweep, const ExportA
   }
   results.for_each(sweep, fields, [&](const std::vector<SweepCell>& cells) {
     line.clear();
-    JsonWriter writer(line);
-    if (json) writer.begin_object();
-    for (const SweepCell& cell : cells) {
-      if (json) {
-        writer.json_field(cell.name, cell.json);
-      } else {
-        line += cell.text;
-        line += ',';
-      }
-    }
     if (json) {
-      writer.end_object();
+      append_row_json(cells, line);
     } else {
-      line.pop_back();
+      for (const SweepCell& cell : cells) line += (&cell == cells.data() ? "" : ",") + cell.text;
     }
     line += '\n';
     out.write(line);
@@ -219,11 +149,12 @@ std::string quoted(const std::string& word) {
 }
 
 std::string command_of(const SweepArguments& arguments) {
-  std::string text = fmt::format("orrery sweep {} --db {}", quoted(arguments.document), quoted(arguments.database));
+  const SweepRequest& request = arguments.request;
+  std::string text = fmt::format("orrery sweep {} --db {}", quoted(arguments.document), quoted(request.database));
   if (arguments.mpi) text += " --mpi";
-  if (!arguments.shard.empty()) text += " --shard " + arguments.shard;
-  if (arguments.threads > 0) text += fmt::format(" --threads {}", arguments.threads);
-  for (const std::string& calibration : arguments.calibrations) text += " --calibration " + quoted(calibration);
+  if (!request.shard.empty()) text += " --shard " + request.shard;
+  if (request.threads > 0) text += fmt::format(" --threads {}", request.threads);
+  for (const std::string& calibration : request.calibrations) text += " --calibration " + quoted(calibration);
   if (!arguments.exported.file.empty()) text += " --export " + quoted(arguments.exported.file);
   if (!arguments.exported.fields.empty()) text += " --fields " + quoted(arguments.exported.fields);
   return text;
@@ -233,22 +164,18 @@ constexpr int kBySignal = 128;  // in exit codes, as shells have it
 
 void say_interrupted(const SweepArguments& arguments, std::int64_t done, std::int64_t points) {
   fmt::print(stderr, "orrery: interrupted: {} of {} points are in {}; to go on{}:\n  {}\n", done, points,
-             arguments.database, arguments.mpi ? ", started as before" : "", command_of(arguments));
+             arguments.request.database, arguments.mpi ? ", started as before" : "", command_of(arguments));
 }
 
-void sweep_command(const SweepArguments& arguments, SweepHelpers* helpers) {
+void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
+  SweepRequest& request = arguments.request;
   if (arguments.document.empty()) throw UsageError("sweep: a DOCUMENT is required, or one of merge and export");
-  if (arguments.database.empty()) throw UsageError("sweep: --db FILE is required: where results are kept");
+  if (request.database.empty()) throw UsageError("sweep: --db FILE is required: where results are kept");
   if (arguments.mpi && helpers == nullptr)
     throw InputError({"--mpi", ""}, "no program orrery-mpi beside this one: it was built without MPI",
                      "--shard I/N on each machine, and then orrery sweep merge");
-  SweepRunOptions options;
-  const int threads_here = helpers != nullptr ? helpers->threads_here()
-                                              : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  options.threads = arguments.threads > 0 ? static_cast<int>(arguments.threads) : threads_here;
-  options.version = version_and_commit();
-  read_shard(arguments.shard, options);
-  const SweepDocument sweep = document_of(arguments.document);
+  request.helpers = helpers;
+  const SweepDocument sweep = sweep_argument(arguments.document);
   if (sweep.simulation.engine == Engine::des) {
     if (arguments.document == "-" && !built_with_simgrid())
       throw InputError({"<stdin>", "/engine"}, "\"des\"", "a document in a file: that engine is in another program");
@@ -256,18 +183,14 @@ void sweep_command(const SweepArguments& arguments, SweepHelpers* helpers) {
     des.engine = kEngineNames[static_cast<std::size_t>(Engine::des)];
     des.become_program_with_engine();
   }
-  options.user = read_user_calibration(arguments.calibrations);
-  options.calibrations = digests_of_calibrations(arguments.calibrations);
-  if (arguments.database == arguments.document || is_input(arguments.database))
-    throw InputError({arguments.database, ""}, "a file that this command reads", "a file of its own for the results");
+  SweepRunOptions options = sweep_options(request);
+  if (request.database == arguments.document || is_input(request.database))
+    throw InputError({request.database, ""}, "a file that this command reads", "a file of its own for the results");
   check_export(arguments.exported);
-  if (helpers != nullptr && helpers->processes() > 0) {
-    helpers->prepare({&sweep, arguments.calibrations, options.version, options.calibrations,
-                      static_cast<int>(arguments.threads)});
-    options.helpers = helpers;
-    --options.threads;  // one hands out and writes
-  }
-  SweepResults results(arguments.database, Database::Mode::write);
+  if (options.helpers != nullptr)
+    options.helpers->prepare({&sweep, request.calibrations, options.version, options.calibrations,
+                              static_cast<int>(request.threads)});
+  SweepResults results(request.database, Database::Mode::write);
   SweepOutcome outcome;
   {
     const StopSignals signals;
@@ -288,7 +211,7 @@ void sweep_command(const SweepArguments& arguments, SweepHelpers* helpers) {
     throw Exit{kBySignal + stopped_by};
   }
   write_export(results, outcome.sweep, arguments.exported);
-  std::string text = fmt::format("{} points in {}: {} computed, {} there before", done, arguments.database,
+  std::string text = fmt::format("{} points in {}: {} computed, {} there before", done, request.database,
                                  outcome.computed, outcome.known);
   if (outcome.errors > 0)
     text += fmt::format("; {} without a result, the first: {}", outcome.errors, outcome.first_error);
@@ -302,9 +225,7 @@ void sweep_command(const SweepArguments& arguments, SweepHelpers* helpers) {
                outcome.failed, outcome.first_failure, command_of(arguments));
     throw Exit{1};
   }
-  if (outcome.errors > 0 && outcome.errors == outcome.points)
-    throw InputError({sweep.file, ""}, fmt::format("{} points, each without a result", outcome.points),
-                     "at least one that can be evaluated; the database says what is wrong with each");
+  require_a_result(sweep, outcome);
 }
 
 void add_export_options(Command command, ExportArguments& arguments) {
@@ -376,20 +297,21 @@ void add_sweep(Command app, SweepHelpers* helpers) {
                   "A scenario and axes over its fields: a JSON file, or a bundled sweep's name")
       .offers_names({"sweeps"})
       .offers_files();
-  command.add_option("--db", arguments->database, "Where results are kept; what is there is not computed again")
+  SweepRequest& request = arguments->request;
+  command.add_option("--db", request.database, "Where results are kept; what is there is not computed again")
       .type_name("FILE");
-  command.add_option("--threads", arguments->threads,
+  command.add_option("--threads", request.threads,
                       "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
-      .between(0, 4096)
+      .between(0, kMostSweepThreads)
       .type_name("N")
       .capture_default();
-  command.add_option("--shard", arguments->shard, "Only the I-th of N parts, for N machines; then orrery sweep merge")
+  command.add_option("--shard", request.shard, "Only the I-th of N parts, for N machines; then orrery sweep merge")
       .type_name("I/N");
   command.add_flag("--mpi", arguments->mpi,
                    "This is each of the ranks that mpirun or srun has started: the first hands out points and writes");
   add_export_options(command, arguments->exported);
   command
-      .add_option("--calibration", arguments->calibrations,
+      .add_option("--calibration", request.calibrations,
                   "What `orrery calibrate` has measured, in place of the bundled calibration")
       .one_value_each()
       .type_name("FILE");

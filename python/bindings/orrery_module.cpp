@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
@@ -17,12 +18,14 @@
 #include "sim/answers/comparison.h"
 #include "sim/answers/engine_choice.h"
 #include "sim/answers/listing.h"
+#include "sim/answers/plan_answer.h"
 #include "sim/answers/points.h"
 #include "sim/answers/program_json.h"
 #include "sim/answers/results.h"
 #include "sim/answers/scenario_argument.h"
 #include "sim/answers/search_answer.h"
 #include "sim/answers/shown.h"
+#include "sim/answers/sweep_answer.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/read_json.h"
 #include "sim/validation/tables.h"
@@ -105,6 +108,64 @@ std::string compare(const std::string& a, bool document_a, const std::string& b,
 void check_interrupt() {
   const py::gil_scoped_acquire lock;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::string plan(const std::string& document, bool is_document, const Texts& sets, bool worst, bool search,
+                 const Texts& fixed, const std::string& of, double swing, const std::string& against,
+                 std::uint64_t seed, std::int64_t histories, double shape, const Texts& calibrations) {
+  require_within("--swing", swing, kLeastSwing, kMostSwing);
+  require_within<std::int64_t>("--histories", histories, 1, kMostHistories);
+  require_within("--shape", shape, kLeastShape, kMostShape);
+  PlanRequest request;
+  request.sets = sets;
+  request.worst = worst;
+  request.search = search;
+  request.fixed = fixed;
+  request.output = of;
+  request.options.swing = swing;
+  request.options.against = against;
+  request.options.histories.seed = seed;
+  request.options.histories.shape = shape;
+  request.options.history_count = histories;
+  request.calibrations = calibrations;
+  request.searching = [](const Scenario&) { check_interrupt(); };
+  return plan_answer_json(answer_plan(argument_of(document, is_document), request), request).dump();
+}
+
+std::string sweep(const std::string& document, bool is_document, const std::string& database, const std::string& shard,
+                  std::int64_t threads, const Texts& calibrations, bool rows, const Texts& fields) {
+  require_within<std::int64_t>("--threads", threads, 0, kMostSweepThreads);
+  SweepRequest request;
+  request.database = database;
+  request.shard = shard;
+  request.threads = threads;
+  request.calibrations = calibrations;
+  const SweepDocument read = sweep_argument(argument_of(document, is_document));
+  SweepRunOptions options = sweep_options(request);
+  std::exception_ptr interrupt;  // thrown when what has been computed is in the file
+  options.stop = [&] {
+    try {
+      if (!interrupt) check_interrupt();
+    } catch (...) {
+      interrupt = std::current_exception();
+    }
+    return interrupt != nullptr;
+  };
+  SweepResults results(database, Database::Mode::write);
+  const SweepOutcome outcome = run_sweep(read, results, options);
+  if (interrupt) std::rethrow_exception(interrupt);
+  if (outcome.failed > 0)
+    throw std::runtime_error(fmt::format("{} points could not be computed, the first: {}", outcome.failed,
+                                         outcome.first_failure));
+  require_a_result(read, outcome);
+  std::string text = sweep_json(request, outcome).dump();
+  if (!rows) return text;
+  text.pop_back();
+  return text + ",\"rows\":" + rows_json(results, outcome.sweep, fields) + "}";
+}
+
+std::string sweep_rows(const std::string& database, const Texts& fields) {
+  return rows_json(SweepResults(database, Database::Mode::read), 0, fields);
 }
 
 std::string search_plans(const std::string& scenario, bool document, const Texts& sets, const Texts& fixed,
@@ -231,6 +292,12 @@ PYBIND11_MODULE(_orrery, module) {
              py::arg("safe"), py::arg("top"), py::arg("front"), py::arg("network_within"), py::arg("exhaustive"),
              py::arg("threads"), py::arg("engine"), py::arg("fidelity"), py::arg("routing"), py::arg("limit"),
              py::arg("exact"), py::arg("calibrations"), py::arg("label"));
+  module.def("plan", &plan, WithoutLock(), py::arg("plan"), py::arg("document"), py::arg("sets"), py::arg("worst"),
+             py::arg("search"), py::arg("fix"), py::arg("of"), py::arg("swing"), py::arg("against"), py::arg("seed"),
+             py::arg("histories"), py::arg("shape"), py::arg("calibrations"));
+  module.def("sweep", &sweep, WithoutLock(), py::arg("sweep"), py::arg("document"), py::arg("database"),
+             py::arg("shard"), py::arg("threads"), py::arg("calibrations"), py::arg("rows"), py::arg("fields"));
+  module.def("sweep_rows", &sweep_rows, WithoutLock(), py::arg("database"), py::arg("fields"));
   module.def("validate", &validate, WithoutLock(), py::arg("source"), py::arg("gpu"), py::arg("strategy"),
              py::arg("seen"));
   module.def("program", &program, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),

@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from . import _orrery
 from ._errors import InputError, StalledError
 
-__all__ = ["InputError", "StalledError", "compare", "presets", "program", "scenarios", "search", "show", "simulate",
-           "to_frame", "validate"]
+__all__ = ["InputError", "StalledError", "compare", "plan", "presets", "program", "scenarios", "search", "show",
+           "simulate", "sweep", "sweep_rows", "to_frame", "validate"]
 __version__: str = _orrery.version
 
 Document = Dict[str, Any]
@@ -56,6 +56,12 @@ def _paths(paths: Paths) -> List[str]:
     if isinstance(paths, (str, _os.PathLike)):
         raise TypeError(f"a list of files: [{paths!r}]")
     return [_os.fspath(path) for path in paths]
+
+
+def _names(names: Sequence[str]) -> List[str]:
+    if isinstance(names, str):
+        raise TypeError(f"a list of names: [{names!r}]")
+    return list(names)
 
 
 def _limit(limit: Optional[float]) -> Optional[str]:
@@ -116,6 +122,46 @@ def search(scenario: Scenario, sets: Sets = (), *, fix: Fields = (), over: Field
                                       _paths(calibrations), label))
 
 
+def plan(plan: Scenario, sets: Sets = (), *, worst: bool = False, search: bool = False, fix: Sequence[str] = (),
+         of: str = "cost", swing: float = 0.2, against: str = "", seed: int = 1, histories: int = 100,
+         shape: float = 1.0, calibrations: Paths = ()) -> Document:
+    """What ``orrery plan`` answers: which cluster trains a model by a deadline and within a budget, for how much.
+
+    plan: a dict, the name of a bundled one, or a path. sets: fields that are overridden. worst: deadline and budget
+    hold at the slow end of the step's interval. search: the fastest plan that surely fits, for each size of each
+    candidate; fix: fields of plans that it leaves. of, swing: what sensitivities are of, and by which share inputs are
+    less and more. against: the candidate to whose price others are compared. seed, histories, shape: of simulated
+    failures. Where nothing meets all constraints, "cheapest" is None and "relaxations" says what would let something in.
+    """
+    text, is_document = _scenario(plan)
+    return _document(_orrery.plan(text, is_document, _sets(sets), worst, search, _names(fix), of, swing, against, seed,
+                                  histories, shape, _paths(calibrations)))
+
+
+def sweep(sweep: Scenario, database: Union[str, "_os.PathLike[str]"], *, rows: bool = True, fields: Sequence[str] = (),
+          threads: int = 0, shard: str = "", calibrations: Paths = ()) -> Document:
+    """What ``orrery sweep`` does: a scenario at every combination of values of its fields, kept in a database.
+
+    sweep: a dict, the name of a bundled one, or a path. database: a file, made if it is not there; points whose results
+    it has are not computed again. rows: "rows" of the answer are those of the sweep's points that are there, a dict
+    each; fields: only these of them (those of axes, columns of ``simulate --csv``, "error", "sweep", "number", "key").
+    threads: 0 for as many as the machine has. shard: "2/3" is the second of three parts. A point that cannot be laid
+    out is a row with its "error"; :class:`InputError` is raised where all are. Ctrl-C ends the points under way and
+    keeps what is computed: the same call goes on.
+    """
+    text, is_document = _scenario(sweep)
+    return _document(_orrery.sweep(text, is_document, _os.fspath(database), shard, threads, _paths(calibrations), rows,
+                                   _names(fields)))
+
+
+def sweep_rows(database: Union[str, "_os.PathLike[str]"], fields: Sequence[str] = ()) -> List[Document]:
+    """The points that a database of sweeps holds, a dict each, as ``orrery sweep export`` has them.
+
+    fields: only these, as of :func:`sweep`.
+    """
+    return _documents(_orrery.sweep_rows(_os.fspath(database), _names(fields)))
+
+
 def validate(*, source: str = "", gpu: str = "", strategy: str = "", seen: str = "others") -> List[Document]:
     """The points of ``orrery validate``: published measurements, what is predicted of each, and the error.
 
@@ -165,15 +211,16 @@ def _columns(value: Any, before: str, row: Document) -> None:
 def to_frame(results: Union[Mapping[str, Any], Iterable[Mapping[str, Any]]]) -> Any:
     """A pandas.DataFrame of results, a row each: columns "step_seconds", "memory.peak_bytes", ...
 
-    results: of :func:`simulate`, :func:`validate`, :func:`presets`, a list of such, or an answer of :func:`search`,
-    whose plans are the rows. Lists inside results, and scenarios, have no columns.
+    results: of :func:`simulate`, :func:`validate`, :func:`presets`, :func:`sweep_rows`, a list of such, or an answer of
+    :func:`search`, :func:`sweep` or :func:`plan`, whose plans, rows or candidates are the rows. Lists inside results,
+    and scenarios, have no columns.
     """
     try:
         import pandas  # type: ignore[import]
     except ImportError as error:
         raise ImportError("orrery.to_frame takes pandas, which is not installed: pip install pandas") from error
     if isinstance(results, Mapping):
-        results = results["plans"] if "plans" in results else [results]
+        results = next((results[key] for key in ("plans", "rows", "candidates") if key in results), [results])
     rows = []
     for result in results:
         row: Document = {}

@@ -22,6 +22,9 @@ from orrery import _orrery
 SMALL = {"model": "llama-3-8b", "cluster.nodes": 2, "workload.global_batch_size": 32}
 SMALL_SETS = ["model=llama-3-8b", "cluster.nodes=2", "workload.global_batch_size=32"]
 SCENARIO = "llama-3-70b-512-h100"
+SWEEP = {"scenario": {"model": "llama-3-8b", "cluster": {"node": "dgx-h100", "nodes": 2},
+                      "workload": {"sequence_length": 8192, "global_batch_size": 64}, "plan": {"recompute": "full"}},
+         "axes": {"cluster.nodes": [2, 4], "plan.zero_stage": [1, 3]}}
 
 
 def command(*arguments, code=0):
@@ -113,6 +116,73 @@ class SameAsTheCommandLine(unittest.TestCase):
         found = self.same_search([*options("--fix", fix), "--max-memory", "8G"], fix=fix, max_memory="8G", code=1)
         self.assertEqual(found["plans"], [])
         self.assertTrue(found["nothing_fits"]["what_fits"])
+
+    def test_plan(self):
+        name = "llama-3-70b-60-days"
+        plan = orrery.plan(name)
+        self.assertEqual(plan, answer("plan", name))
+        self.assertTrue(plan["feasible"])
+        sets = {"deadline_days": 45, "candidates.0.devices": 512}
+        self.assertEqual(
+            orrery.plan(name, sets, worst=True, of="wall_seconds", swing=0.1, against="H200", seed=7, histories=20,
+                        shape=0.7),
+            answer("plan", name, *options("--set", ["deadline_days=45", "candidates.0.devices=512"]), "--worst", "--of",
+                   "wall_seconds", "--swing", "0.1", "--against", "H200", "--seed", "7", "--histories", "20", "--shape",
+                   "0.7"))
+
+    def test_plan_with_a_search_and_of_what_cannot_be(self):
+        document = orrery.plan("llama-3-70b-60-days")["inputs"]["plan"]
+        document["candidates"] = document["candidates"][-1:]
+        document["candidates"][0]["devices"] = 2048
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "plan.json")
+            path.write_text(json.dumps(document))
+            fix = ["context_parallel", "plan.mesh_order", "recompute"]
+            searched = orrery.plan(path, search=True, fix=fix)
+            self.assertEqual(searched, answer("plan", str(path), "--search", *options("--fix", fix)))
+            late = orrery.plan(path, {"deadline_days": 1})
+            self.assertEqual(late, answer("plan", str(path), "--set", "deadline_days=1", code=1))
+            from_dict = orrery.plan(document, {"deadline_days": 1})
+        self.assertIsNone(late["cheapest"])
+        self.assertEqual((from_dict.pop("plan"), late.pop("plan")), ("<dict>", str(path)))
+        self.assertEqual(from_dict, late)
+
+    def test_sweep(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "sweep.json")
+            path.write_text(json.dumps(SWEEP))
+            exported = pathlib.Path(folder, "rows.jsonl")
+            said = command("sweep", str(path), "--db", f"{folder}/command.db", "--export", str(exported)).stdout
+            self.assertIn("4 points", said)
+            rows = [json.loads(line) for line in exported.read_text().splitlines()]
+            database = pathlib.Path(folder, "python.db")
+            answered = orrery.sweep(SWEEP, database)
+            self.assertEqual(answered, {"database": str(database), "points": 4, "computed": 4, "there_before": 0,
+                                        "without_result": 0, "first_error": None, "rows": rows})
+            self.assertEqual(orrery.sweep_rows(database), rows)
+            # Each finds what the other has computed.
+            again = command("sweep", str(path), "--db", str(database)).stdout
+            self.assertIn("0 computed, 4 there before", again)
+            fields = ["plan.zero_stage", "step_seconds"]
+            known = orrery.sweep(path, f"{folder}/command.db", fields=fields, threads=1)
+            self.assertEqual((known["computed"], known["there_before"]), (0, 4))
+            self.assertEqual(known["rows"], [{field: row[field] for field in fields} for row in rows])
+            self.assertEqual(orrery.sweep_rows(database, fields), known["rows"])
+            shard = orrery.sweep(path, f"{folder}/shard.db", shard="2/3", rows=False)
+            self.assertEqual(shard["points"], 1)
+            self.assertNotIn("rows", shard)
+
+    def test_sweep_searches_and_draws(self):
+        drawn = {**SWEEP["scenario"], "perturbations": [{"kind": "jitter", "coefficient_of_variation": 0.1}]}
+        with tempfile.TemporaryDirectory() as folder:
+            for sweep in ("scaling", {"scenario": drawn, "engine": "des", "seeds": [1, 2]}):
+                argument = sweep if isinstance(sweep, str) else f"{folder}/sweep.json"
+                if argument != sweep:
+                    pathlib.Path(argument).write_text(json.dumps(sweep))
+                exported = pathlib.Path(folder, "rows.jsonl")
+                command("sweep", argument, "--db", f"{folder}/command.db", "--export", str(exported))
+                rows = [json.loads(line) for line in exported.read_text().splitlines()]
+                self.assertEqual(orrery.sweep(sweep, f"{folder}/python.db")["rows"], rows)
 
     def test_validate(self):
         points = orrery.validate(source="vtrain", gpu="A100")
@@ -213,6 +283,32 @@ class WhatIsWrong(unittest.TestCase):
         self.assertEqual(self.refused(orrery.show, "dgx-h10").nearest, "dgx-h100")
         self.assertEqual(self.refused(orrery.simulate, "llama-3-70b-512-h10").nearest, SCENARIO)
 
+    def test_in_plans_and_sweeps(self):
+        with tempfile.TemporaryDirectory() as folder:
+            database = f"{folder}/results.db"
+            error = self.refused(orrery.sweep, {**SWEEP, "axes": {"plan.zero_stag": [1]}}, database)
+            self.assertEqual((error.file, error.pointer, error.nearest),
+                             ("<dict>", "/axes/plan.zero_stag", "plan.zero_stage"))
+            self.assertEqual(self.refused(orrery.sweep, "scalin", database).nearest, "scaling")
+            self.assertEqual(self.refused(orrery.sweep, SWEEP, database, shard="4/3").file, "shard")
+            self.assertEqual(self.refused(orrery.sweep, SWEEP, database, threads=-1).file, "threads")
+            self.assertFalse(os.path.exists(database))
+            self.assertEqual(self.refused(orrery.sweep, SWEEP, database, fields=["mfuu"]).nearest, "mfu")
+            self.assertEqual(self.refused(orrery.sweep, SWEEP, __file__).file, __file__)
+            never = {**SWEEP, "axes": {"plan.tensor_parallel": [3, 5]}}
+            self.assertIn("each without a result", str(self.refused(orrery.sweep, never, database)))
+        name = "llama-3-70b-60-days"
+        self.assertEqual(self.refused(orrery.plan, "llama-3-70b-60-day").nearest, name)
+        self.assertEqual(self.refused(orrery.plan, {"tokens": 1e12, "candidates": []}).file, "<dict>")
+        error = self.refused(orrery.plan, name, {"deadline_dais": 45})
+        self.assertEqual((error.file, error.pointer, error.nearest),
+                         ("--set deadline_dais=45", "/deadline_dais", "deadline_days"))
+        for argument, value in (("of", "csot"), ("swing", 2.0), ("histories", 0), ("shape", 0.01)):
+            self.assertEqual(self.refused(orrery.plan, name, **{argument: value}).file, argument)
+        self.assertEqual(self.refused(orrery.plan, name, search=True, fix=["tensor_paralel"]).nearest,
+                         "tensor_parallel")
+        self.assertEqual(self.refused(orrery.plan, name, fix=["tensor_parallel"]).file, "fix")
+
     def test_jobs_take_discrete_events(self):
         self.assertEqual(self.refused(orrery.simulate, "two-jobs-one-spine").pointer, "/jobs")
         self.assertEqual(self.refused(orrery.program, "two-jobs-one-spine").pointer, "/jobs")
@@ -273,6 +369,32 @@ class Threads(unittest.TestCase):
         self.assertEqual(child.returncode, -signal.SIGINT)
 
 
+    def test_an_interrupted_sweep_goes_on(self):
+        sweep = {**SWEEP, "axes": {"workload.sequence_length": {"from": 32, "to": 1 << 19, "step": 32},
+                                   "plan.zero_stage": [1, 3]}}
+        with tempfile.TemporaryDirectory() as folder:
+            database = f"{folder}/results.db"
+            script = (f"import orrery\norrery.sweep({sweep!r}, {database!r}, threads=1, rows=False)\n")
+            child = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+            deadline = time.time() + 60
+            while time.time() < deadline and not (os.path.exists(database) and self.count(database)):
+                time.sleep(0.01)
+            child.send_signal(signal.SIGINT)
+            _, said = child.communicate(timeout=60)
+            self.assertIn("KeyboardInterrupt", said)
+            there = self.count(database)
+            self.assertGreater(there, 0)
+            self.assertLess(there, 2 * 16384)
+            rest = orrery.sweep(sweep, database, rows=False)
+            self.assertEqual((rest["computed"], rest["there_before"]), (2 * 16384 - there, there))
+
+    def count(self, database):
+        try:
+            return len(orrery.sweep_rows(database, ["key"]))
+        except orrery.InputError:  # not a database yet
+            return 0
+
+
 class Frames(unittest.TestCase):
     def setUp(self):
         self.pandas = sys.modules.get("pandas")
@@ -300,6 +422,13 @@ class Frames(unittest.TestCase):
         found = orrery.search(SCENARIO, SMALL, top=2, fix=["context_parallel", "mesh_order"])
         self.assertEqual([row["plan.tensor_parallel"] for row in orrery.to_frame(found)],
                          [plan["plan"]["tensor_parallel"] for plan in found["plans"]])
+        with tempfile.TemporaryDirectory() as folder:
+            swept = orrery.sweep(SWEEP, f"{folder}/results.db")
+        self.assertEqual(orrery.to_frame(swept), swept["rows"])
+        self.assertEqual([row["cluster.nodes"] for row in orrery.to_frame(swept)], [2, 2, 4, 4])
+        plan = orrery.plan("llama-3-70b-60-days")
+        self.assertEqual([row["name"] for row in orrery.to_frame(plan)],
+                         [candidate["name"] for candidate in plan["candidates"]])
 
 
 class Types(unittest.TestCase):
