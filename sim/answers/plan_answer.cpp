@@ -62,8 +62,8 @@ PlanAnswer answer_plan(const ScenarioArgument& plan, const PlanRequest& request)
     a.result = answer(read, options, simulator);
   } else {
     const int threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-    a.result = answer(read, options, simulator,
-                      searched_plans(left_fields(request.fixed), threads, user, request.searching));
+    a.result =
+        answer(read, options, simulator, searched_plans(left_fields(request.fixed), threads, user, request.searching));
   }
   return a;
 }

@@ -19,10 +19,10 @@ struct PlanRequest {
   std::vector<std::string> sets;          // "KEY=VALUE"
   std::vector<std::string> calibrations;  // the user's files
   std::string output = std::string(kPlanOutputNames[static_cast<std::size_t>(PlanOutput::cost)]);
-  AnswerOptions options = {};              // `held_by` and `output` follow from what is said here
-  bool worst = false;                      // deadline and budget hold at the slow end of the step's interval
-  bool search = false;                     // the fastest plan that fits, of each size
-  std::vector<std::string> fixed;          // fields of plans that a search leaves, with "plan." before them or without
+  AnswerOptions options = {};      // `held_by` and `output` follow from what is said here
+  bool worst = false;              // deadline and budget hold at the slow end of the step's interval
+  bool search = false;             // the fastest plan that fits, of each size
+  std::vector<std::string> fixed;  // fields of plans that a search leaves, with "plan." before them or without
   std::function<void(const Scenario&)> searching{};  // called before each search
 };
 

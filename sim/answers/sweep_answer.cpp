@@ -110,12 +110,9 @@ std::string rows_json(const SweepResults& results, std::int64_t sweep, const std
 }
 
 nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepOutcome& outcome) {
-  nlohmann::ordered_json json{{"database", request.database},
-                              {"points", outcome.points},
-                              {"computed", outcome.computed},
-                              {"there_before", outcome.known},
-                              {"without_result", outcome.errors},
-                              {"first_error", nullptr}};
+  nlohmann::ordered_json json{{"database", request.database},     {"points", outcome.points},
+                              {"computed", outcome.computed},     {"there_before", outcome.known},
+                              {"without_result", outcome.errors}, {"first_error", nullptr}};
   if (outcome.errors > 0) json["first_error"] = outcome.first_error;
   return json;
 }

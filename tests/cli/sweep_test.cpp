@@ -73,7 +73,7 @@ TEST(Sweep, ASecondRunDoesOnlyWhatIsMissing) {
 // What another engine, a search or another calibration says of a scenario is another result.
 TEST(Sweep, ResultsAreOfTheirMethod) {
   const Workplace place;
-  json document{{"scenario", scenario()}, {"axes", {{"cluster.nodes", {2, 4}}}}};
+  json document{{"scenario", swept_scenario()}, {"axes", {{"cluster.nodes", {2, 4}}}}};
   place.write("analytical.json", document.dump());
   document["engine"] = "des";
   place.write("des.json", document.dump());
@@ -208,7 +208,7 @@ TEST(Sweep, ASafeSearchKeepsAMargin) {
   const Workplace place;
   constexpr double kMost = 60e9;
   const auto peak = [&](bool safe) {
-    place.write("sweep.json", json{{"scenario", scenario()},
+    place.write("sweep.json", json{{"scenario", swept_scenario()},
                                    {"axes", {{"cluster.nodes", {2}}}},
                                    {"search", {{"max_memory_bytes", kMost}, {"safe", safe}}}}
                                   .dump());
