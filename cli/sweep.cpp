@@ -101,13 +101,15 @@ class ShowSweepProgress {
 
 bool as_json_lines(const std::string& file) { return file.ends_with(".jsonl") || file.ends_with(".json"); }
 
-void check_export(const ExportArguments& arguments) {
+// `names`: that rows may have.
+void check_export(const ExportArguments& arguments, const std::vector<std::string>& names) {
   const std::string& file = arguments.file;
   if (file.empty() && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "no --export beside it", "--export FILE");
   if (!file.empty() && file != "-" && !file.ends_with(".csv") && !as_json_lines(file))
     throw InputError({"--export", ""}, describe(Json(file)),
                      "a name that ends in .csv or .jsonl, or - for CSV on standard output");
+  if (!arguments.fields.empty()) check_fields(list_of_text(arguments.fields), names);
   check_outputs({file == "-" ? "" : file});
 }
 
@@ -115,7 +117,7 @@ void check_export(const ExportArguments& arguments) {
 void write_export(const SweepResults& results, std::int64_t sweep, const ExportArguments& arguments) {
   if (arguments.file.empty()) return;
   const std::vector<std::string> fields =
-      row_fields(results, sweep, arguments.fields.empty() ? std::vector<std::string>{} : list_of_text(arguments.fields));
+      arguments.fields.empty() ? usual_fields(results, sweep) : list_of_text(arguments.fields);
   OutputStream out(arguments.file);
   const bool json = as_json_lines(arguments.file);
   std::string line;
@@ -186,10 +188,10 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
   SweepRunOptions options = sweep_options(request);
   if (request.database == arguments.document || is_input(request.database))
     throw InputError({request.database, ""}, "a file that this command reads", "a file of its own for the results");
-  check_export(arguments.exported);
+  check_export(arguments.exported, names_of_rows(sweep));
   if (options.helpers != nullptr)
-    options.helpers->prepare({&sweep, request.calibrations, options.version, options.calibrations,
-                              static_cast<int>(request.threads)});
+    options.helpers->prepare(
+        {&sweep, request.calibrations, options.version, options.calibrations, static_cast<int>(request.threads)});
   SweepResults results(request.database, Database::Mode::write);
   SweepOutcome outcome;
   {
@@ -211,6 +213,7 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     throw Exit{kBySignal + stopped_by};
   }
   write_export(results, outcome.sweep, arguments.exported);
+  for (const std::string& note : notes_on(sweep)) fmt::print(stderr, "orrery: {}\n", note);
   std::string text = fmt::format("{} points in {}: {} computed, {} there before", done, request.database,
                                  outcome.computed, outcome.known);
   if (outcome.errors > 0)
@@ -247,7 +250,8 @@ void add_merge(Command sweep) {
     std::vector<std::string> from;
   };
   auto arguments = std::make_shared<Arguments>();
-  const Command command = sweep.add_subcommand("merge", "What the shards of several machines have found, in one database");
+  const Command command =
+      sweep.add_subcommand("merge", "What the shards of several machines have found, in one database");
   command.footer(
       "Examples:\n  orrery sweep merge results.db half-1.db half-2.db\n\nWhat is there stays as it is; the databases "
       "stay as they are.");
@@ -279,7 +283,7 @@ void add_export(Command sweep) {
   add_export_options(command, arguments->exported);
   command.callback([arguments] {
     const SweepResults results(arguments->database, Database::Mode::read);
-    check_export(arguments->exported);
+    check_export(arguments->exported, results.names(0));
     write_export(results, 0, arguments->exported);
   });
 }
@@ -300,8 +304,9 @@ void add_sweep(Command app, SweepHelpers* helpers) {
   SweepRequest& request = arguments->request;
   command.add_option("--db", request.database, "Where results are kept; what is there is not computed again")
       .type_name("FILE");
-  command.add_option("--threads", request.threads,
-                      "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
+  command
+      .add_option("--threads", request.threads,
+                  "0: as many as the machine has; with --mpi each rank's, 0: its part of its machine's")
       .between(0, kMostSweepThreads)
       .type_name("N")
       .capture_default();

@@ -1,14 +1,14 @@
 // orrery._orrery: what the commands of `orrery` answer, for Python. Documents are JSON texts in both directions, which
 // the package (python/orrery) reads and writes; they are those of the command line, made by the same functions. Other
 // threads run meanwhile.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -85,8 +85,7 @@ std::string simulate(const std::string& scenario, bool document, const Texts& se
     return jobs_json(asked, simulator.evaluate_jobs(given, source, options)).dump();
   }
   std::optional<Report> analytical;
-  if (choice.both())
-    analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
+  if (choice.both()) analytical = simulator.evaluate(given, source, {.engine = Engine::analytical, .ops = true}).report;
   const Report report = simulator.evaluate(given, source, options).report;
   return (analytical ? both_json(asked, *analytical, report) : simulation_json(asked, report)).dump();
 }
@@ -151,21 +150,24 @@ std::string sweep(const std::string& document, bool is_document, const std::stri
     }
     return interrupt != nullptr;
   };
+  check_fields(fields, names_of_rows(read));
   SweepResults results(database, Database::Mode::write);
   const SweepOutcome outcome = run_sweep(read, results, options);
   if (interrupt) std::rethrow_exception(interrupt);
   if (outcome.failed > 0)
-    throw std::runtime_error(fmt::format("{} points could not be computed, the first: {}", outcome.failed,
-                                         outcome.first_failure));
+    throw std::runtime_error(
+        fmt::format("{} points could not be computed, the first: {}", outcome.failed, outcome.first_failure));
   require_a_result(read, outcome);
-  std::string text = sweep_json(request, outcome).dump();
+  std::string text = sweep_json(request, read, outcome).dump();
   if (!rows) return text;
   text.pop_back();
   return text + ",\"rows\":" + rows_json(results, outcome.sweep, fields) + "}";
 }
 
 std::string sweep_rows(const std::string& database, const Texts& fields) {
-  return rows_json(SweepResults(database, Database::Mode::read), 0, fields);
+  const SweepResults results(database, Database::Mode::read);
+  check_fields(fields, results.names(0));
+  return rows_json(results, 0, fields);
 }
 
 std::string search_plans(const std::string& scenario, bool document, const Texts& sets, const Texts& fixed,
@@ -212,17 +214,15 @@ std::string validate(const std::string& source, const std::string& gpu, const st
     throw InputError({"--seen", ""}, describe(seen), fmt::format("one of {}", fmt::join(kSeenNames, ", ")),
                      nearest_name(seen, kSeenNames));
   Simulator simulator;
-  const std::vector<PredictedPoint> points =
-      points_asked_for({.source = source, .gpu = gpu, .strategy = strategy}, simulator,
-                       static_cast<Seen>(at - kSeenNames.begin()));
+  const std::vector<PredictedPoint> points = points_asked_for({.source = source, .gpu = gpu, .strategy = strategy},
+                                                              simulator, static_cast<Seen>(at - kSeenNames.begin()));
   return validation_json(points).at("points").dump();
 }
 
 std::string program(const std::string& scenario, bool document, const Texts& sets, const Texts& calibrations) {
   ScenarioSource source;
   const nlohmann::json given = scenario_argument(argument_of(scenario, document), sets, source);
-  if (has_jobs(given))
-    throw InputError({source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
+  if (has_jobs(given)) throw InputError({source.file, "/jobs"}, "jobs that share a cluster", "a scenario of one job");
   Scenario read = read_scenario(given, source);
   try {
     Calibrator calibrator(read_user_calibration(calibrations));

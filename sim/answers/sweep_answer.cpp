@@ -11,6 +11,7 @@
 #include "sim/answers/build_commit.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/json_writer.h"
+#include "sim/search/plan_field.h"
 
 namespace orrery {
 namespace {
@@ -72,25 +73,32 @@ void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome) {
                      "at least one that can be evaluated; the database says what is wrong with each");
 }
 
-std::vector<std::string> row_fields(const SweepResults& results, std::int64_t sweep,
-                                    const std::vector<std::string>& chosen) {
-  std::vector<std::string> names = results.names(sweep);
-  if (chosen.empty()) {
-    // Which sweep and which of its points is for those who ask.
-    names.erase(std::find(names.begin(), names.end(), "error") + 1, names.end());
-    return names;
+std::vector<std::string> names_of_rows(const SweepDocument& sweep) {
+  std::vector<std::string> names = sweep.fields();
+  if (sweep.search) {
+    for (const std::string& field : plan_field_names()) names.push_back("plan." + field);
+    names.emplace_back("workload.global_batch_size");
   }
-  std::vector<std::string> fields;
-  for (const std::string& name : chosen) {
-    if (std::find(names.begin(), names.end(), name) == names.end())
-      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", name),
+  for (const ReportColumn* column : sweep_columns()) names.push_back(column->name);
+  names.insert(names.end(), kPointColumns.begin(), kPointColumns.end());
+  return names;
+}
+
+void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names) {
+  for (auto field = fields.begin(); field != fields.end(); ++field) {
+    if (std::find(names.begin(), names.end(), *field) == names.end())
+      throw InputError({"--fields", ""}, fmt::format("the unknown field \"{}\"", *field),
                        "fields of the sweep's axes, of the plans it found, and columns of `simulate --csv`",
-                       nearest_name(name, names));
-    if (std::find(fields.begin(), fields.end(), name) != fields.end())
-      throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", name), "each field once");
-    fields.push_back(name);
+                       nearest_name(*field, names));
+    if (std::find(fields.begin(), field, *field) != field)
+      throw InputError({"--fields", ""}, fmt::format("\"{}\" a second time", *field), "each field once");
   }
-  return fields;
+}
+
+std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep) {
+  std::vector<std::string> names = results.names(sweep);
+  names.erase(std::find(names.begin(), names.end(), kPointColumns.front()) + 1, names.end());
+  return names;
 }
 
 void append_row_json(const std::vector<SweepCell>& cells, std::string& text) {
@@ -102,19 +110,27 @@ void append_row_json(const std::vector<SweepCell>& cells, std::string& text) {
 
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields) {
   std::string text = "[";
-  results.for_each(sweep, row_fields(results, sweep, fields), [&](const std::vector<SweepCell>& cells) {
+  const std::vector<std::string> chosen = fields.empty() ? usual_fields(results, sweep) : fields;
+  results.for_each(sweep, chosen, [&](const std::vector<SweepCell>& cells) {
     if (text.size() > 1) text += ',';
     append_row_json(cells, text);
   });
   return text + "]";
 }
 
-nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepOutcome& outcome) {
+nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep,
+                                  const SweepOutcome& outcome) {
   nlohmann::ordered_json json{{"database", request.database},     {"points", outcome.points},
                               {"computed", outcome.computed},     {"there_before", outcome.known},
                               {"without_result", outcome.errors}, {"first_error", nullptr}};
   if (outcome.errors > 0) json["first_error"] = outcome.first_error;
+  json["notes"] = notes_on(sweep);
   return json;
+}
+
+std::vector<std::string> notes_on(const SweepDocument& sweep) {
+  if (!sweep.leaves_out_perturbations()) return {};
+  return {"the scenario's perturbations are left out: they act in the discrete-event engine (\"engine\": \"des\")"};
 }
 
 }  // namespace orrery

@@ -29,16 +29,21 @@ SweepRunOptions sweep_options(const SweepRequest& request);
 // InputError where no point has a result.
 void require_a_result(const SweepDocument& sweep, const SweepOutcome& outcome);
 
-// Rows are of the sweep with this number in the file, or of all of them (0). `fields`: those of axes and of plans that
-// were found, columns of `simulate --csv`, "error", "sweep", "number", "key"; empty: all but the last three. Throws
-// InputError for others, with the nearest name.
-std::vector<std::string> row_fields(const SweepResults& results, std::int64_t sweep,
-                                    const std::vector<std::string>& fields);
+// What rows of the sweep may have: fields of its axes and of the plans that it may find, figures and kPointColumns. For
+// rows that are there SweepResults::names says it.
+std::vector<std::string> names_of_rows(const SweepDocument& sweep);
+// Throws InputError for fields that are none of `names`, with the nearest, and for those that come twice.
+void check_fields(const std::vector<std::string>& fields, const std::vector<std::string>& names);
+// For who names none: all but which sweep and which of its points a row is.
+std::vector<std::string> usual_fields(const SweepResults& results, std::int64_t sweep);
 // An object.
 void append_row_json(const std::vector<SweepCell>& cells, std::string& text);
-// An array of objects.
+// An array of objects, of the sweep with this number in the file, or of all of them (0). `fields`: empty: the usual
+// ones.
 std::string rows_json(const SweepResults& results, std::int64_t sweep, const std::vector<std::string>& fields);
-// {"database", "points", "computed", "there_before", "without_result", "first_error"}
-nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepOutcome& outcome);
+// {"database", "points", "computed", "there_before", "without_result", "first_error", "notes"}
+nlohmann::ordered_json sweep_json(const SweepRequest& request, const SweepDocument& sweep, const SweepOutcome& outcome);
+// What its figures leave out, a sentence each.
+std::vector<std::string> notes_on(const SweepDocument& sweep);
 
 }  // namespace orrery

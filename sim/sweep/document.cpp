@@ -19,6 +19,7 @@ using Json = nlohmann::json;
 
 constexpr std::int64_t kMostPoints = 100'000'000;
 constexpr std::size_t kMostValues = 1'000'000;  // of an axis
+constexpr const char* kPerturbations = "perturbations";
 
 struct ValuePlace {  // of a value in the sweep's document
   std::string file, pointer;
@@ -162,8 +163,7 @@ class AxesReader {
       throw InputError(place.where(), "seeds for a scenario in which nothing is drawn at random",
                        R"(perturbations in it with "count", or of kind "jitter")");
     if (sweep_.simulation.engine != Engine::des)
-      throw InputError(place.where(), "seeds with the analytical engine",
-                       R"("engine": "des": perturbations act there)");
+      throw InputError(place.where(), "seeds with the analytical engine", kDes);
     for (const Json& seed : read) axis.values.emplace_back(axis.fields.size(), seed);
     add(std::move(axis), place);
   }
@@ -215,6 +215,10 @@ class AxesReader {
   }
 
   void add(SweepAxis axis, const ValuePlace& place) {
+    if (sweep_.simulation.engine == Engine::analytical &&
+        std::any_of(axis.fields.begin(), axis.fields.end(),
+                    [](const std::string& field) { return field.starts_with(kPerturbations); }))
+      throw InputError(place.where(), "perturbations with the analytical engine", kDes);
     for (const SweepAxis& other : sweep_.axes) {
       if (!axis.conditions.empty() && !other.conditions.empty()) continue;  // there may be either
       for (const std::string& field : axis.fields)
@@ -224,6 +228,8 @@ class AxesReader {
     sweep_.axes.push_back(std::move(axis));
     places_.push_back(place);
   }
+
+  static constexpr const char* kDes = R"("engine": "des": perturbations act there)";
 
   SweepDocument& sweep_;
   std::string file_;
@@ -336,6 +342,11 @@ std::vector<std::string> SweepDocument::fields() const {
     for (const std::string& field : axis.fields)
       if (std::find(names.begin(), names.end(), field) == names.end()) names.push_back(field);
   return names;
+}
+
+bool SweepDocument::leaves_out_perturbations() const {
+  const auto of_base = base.find(kPerturbations);
+  return simulation.engine == Engine::analytical && of_base != base.end() && !of_base->empty();
 }
 
 SweepDocument read_sweep(const Json& document, const std::string& file) {

@@ -54,6 +54,8 @@ struct SweepDocument {
 
   // In their order, each once.
   std::vector<std::string> fields() const;
+  // Whether the scenario has perturbations, of which the engine knows nothing.
+  bool leaves_out_perturbations() const;
 };
 
 // `file`: what relative paths start from, and messages name. Each value of an axis must be one that its field can hold.

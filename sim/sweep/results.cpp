@@ -44,8 +44,8 @@ constexpr const char* kTables = R"(
     error TEXT,
     plan TEXT)";
 
-constexpr std::array<std::string_view, 3> kOthers{"sweep", "number", "key"};  // columns of exports that are no figures
-constexpr std::string_view kError = "error";
+constexpr std::string_view kError = kPointColumns.front();
+constexpr std::span kOthers = std::span(kPointColumns).subspan<1>();
 
 const char* type_of(const ReportColumn& column) {
   static const Report nothing;
@@ -308,8 +308,7 @@ std::vector<std::string> SweepResults::names(std::int64_t sweep) const {
     for (const auto& [field, value] : found.items()) add_once(field);
   }
   for (const ReportColumn* column : sweep_columns()) add_once(column->name);
-  add_once(std::string(kError));
-  for (const std::string_view other : kOthers) add_once(std::string(other));
+  for (const std::string_view other : kPointColumns) add_once(std::string(other));
   return names;
 }
 

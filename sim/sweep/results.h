@@ -1,10 +1,12 @@
 // A sweep's results, in an SQLite file (docs/sweep.md has its tables). Several processes may write one file.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <variant>
@@ -44,6 +46,9 @@ struct SweepRow {
 const std::vector<const ReportColumn*>& sweep_columns();
 std::vector<SweepValue> sweep_values(const Report& report);
 
+// Columns of exports beside fields and figures.
+inline constexpr std::array<std::string_view, 4> kPointColumns{"error", "sweep", "number", "key"};
+
 // A row of a table of results.
 struct SweepCell {
   std::string name;
@@ -72,7 +77,8 @@ class SweepResults {
 
   // The names of the columns that an export may have: fields of axes, those that searches found, figures and the rest.
   std::vector<std::string> names(std::int64_t sweep) const;
-  // Calls row() for each point of a sweep in order, or of all sweeps (0), with the cells of these names.
+  // Calls row() for each point of a sweep in order, or of all sweeps (0), with the cells of these names
+  // (null where it has none).
   void for_each(std::int64_t sweep, const std::vector<std::string>& names,
                 const std::function<void(const std::vector<SweepCell>&)>& row) const;
   std::int64_t count(std::int64_t sweep) const;  // of the points that are there; 0: of all sweeps

@@ -33,9 +33,27 @@ inline std::string large_sweep() {
                      {"plan.recompute", {"none", "full"}},
                      {"plan.tensor_parallel", {1, 2, 4, 8}},
                      {"plan.zero_stage", {0, 1, 2, 3}},
-                     {"workload.sequence_length", {{"from", 64}, {"to", 16384}, {"step", 64}}}});
+                     {"workload.sequence_length", {{"from", 32}, {"to", 16384}, {"step", 32}}}});
 }
-inline constexpr int kLargePoints = 4 * 2 * 4 * 4 * 256;
+inline constexpr int kLargePoints = 4 * 2 * 4 * 4 * 512;
+
+// A function of bash: until_written FILE [N] returns when a running sweep has written more than N points (0) there,
+// within milliseconds, so that much is left to be interrupted.
+inline const std::string kUntilWritten = R"sh(until_written() {
+  python3 - "$@" <<'END'
+import sqlite3, sys, time
+for _ in range(4000):
+    try:
+        with sqlite3.connect(f"file:{sys.argv[1]}?mode=ro", uri=True) as database:
+            if database.execute("SELECT count(*) FROM points").fetchone()[0] > int((*sys.argv, 0)[2]):
+                sys.exit(0)
+    except sqlite3.Error:
+        pass  # not there yet
+    time.sleep(0.005)
+sys.exit("nothing was written")
+END
+}
+)sh";
 
 inline std::int64_t lines_of(const std::string& text) { return std::count(text.begin(), text.end(), '\n'); }
 

@@ -32,14 +32,7 @@ export OMPI_MCA_hwloc_base_binding_policy=none
 rank() {
   for p in $(cat /proc/$1/task/$1/children); do grep -qz "^OMPI_COMM_WORLD_RANK=$2$" /proc/$p/environ && echo $p; done
 }
-until_written() {
-  for i in $(seq 2000); do
-    sleep 0.01
-    test -e $1 && test "$($ORRERY sweep export $1 --fields key 2>/dev/null | wc -l)" -gt 1 && return
-  done
-  echo "nothing was written"; exit 1
-}
-)sh") + script);
+)sh") + kUntilWritten + script);
   }
   CommandResult ranks(int count, const std::string& arguments) const {
     return mpi("$MPIRUN -n " + std::to_string(count) + " $ORRERY sweep " + arguments + " --mpi");
@@ -159,7 +152,7 @@ until_written results.db
 kill -INT $pid; wait $pid; test $? -ne 0 && echo ended)sh");
   EXPECT_THAT(result.out, HasSubstr("ended"));
   EXPECT_THAT(result.err,
-              AllOf(HasSubstr("orrery: interrupted: " + std::to_string(points_in("results.db")) + " of 32768 points"),
+              AllOf(HasSubstr("orrery: interrupted: " + std::to_string(points_in("results.db")) + " of " + std::to_string(kLargePoints) + " points"),
                     HasSubstr("; to go on, started as before:\n  orrery sweep sweep.json --db results.db --mpi\n")));
   expect_the_rest("results.db");
 }

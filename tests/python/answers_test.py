@@ -158,7 +158,7 @@ class SameAsTheCommandLine(unittest.TestCase):
             database = pathlib.Path(folder, "python.db")
             answered = orrery.sweep(SWEEP, database)
             self.assertEqual(answered, {"database": str(database), "points": 4, "computed": 4, "there_before": 0,
-                                        "without_result": 0, "first_error": None, "rows": rows})
+                                        "without_result": 0, "first_error": None, "notes": [], "rows": rows})
             self.assertEqual(orrery.sweep_rows(database), rows)
             # Each finds what the other has computed.
             again = command("sweep", str(path), "--db", str(database)).stdout
