@@ -1,6 +1,7 @@
 #include "sim/planning/presets.h"
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "sim/base/fields_json.h"
@@ -94,6 +95,15 @@ void check(const JsonReader& reader, RestartOverhead& restart) {
   check_date(reader, restart.date);
 }
 
+// Of a preset, beside what it is of.
+bool has_figure(const Json& preset) {
+  constexpr std::array<std::string_view, 7> kOfWhat{"base", "device", "provider", "term", "basis", "date", "source"};
+  const auto items = preset.items();
+  return std::any_of(items.begin(), items.end(), [&](const auto& item) {
+    return std::find(kOfWhat.begin(), kOfWhat.end(), item.key()) == kOfWhat.end();
+  });
+}
+
 template <class Preset>
 Preset read_object(const Json& json, const InputError::Where& where, const PresetCatalog& catalog);
 
@@ -116,6 +126,10 @@ Preset read_object(const Json& json, const InputError::Where& where, const Prese
   }
   preset.visit_fields(reader);
   reader.finish();
+  if (reader.has("base") && has_figure(json)) {  // of the user's own, and not of that source and day
+    if (!reader.has("source")) preset.source = "the plan, changed from " + json["base"].template get<std::string>();
+    if (!reader.has("date")) preset.date.clear();
+  }
   check(reader, preset);
   return preset;
 }

@@ -205,6 +205,11 @@ TEST(PlanningPresets, AnObjectChangesThePresetItIsBasedOn) {
   EXPECT_EQ(price.name, "");
   const Power power = read_power(parse_json(R"({"base": "a100-bloom", "busy_watts": 350})", ""), {});
   EXPECT_EQ(power.busy_watts, 350);
+  // The figure is not of the preset's source, nor of its day.
+  EXPECT_EQ(price.source, "the plan, changed from gcp-h100");
+  EXPECT_EQ(power.date, "");
+  EXPECT_EQ(read_power(parse_json(R"({"base": "a100-bloom"})", ""), {}).date, find_power("a100-bloom").date);
+  EXPECT_THAT(price_message(R"({"base": "gcp-h100", "per_device_hour": 9})"), HasSubstr("/price/date: found nothing"));
   EXPECT_EQ(power.waiting_watts(), 237);
   EXPECT_EQ(find_power("h100-board").waiting_watts(), 700);  // nobody has published it
 }
