@@ -119,6 +119,10 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
   Simulator simulator(user);
   const auto shown = [&](const FoundPlan& plan) {
     Simulation simulation = simulator.evaluate(a.space.scenario(plan.values), {});
+    Report& report = simulation.report;
+    report.memory_capacity_bytes = a.most_memory_bytes;
+    report.memory_fits = report.memory_peak_bytes <= report.memory_capacity_bytes && report.host_memory.fits() &&
+                         report.storage.fits();
     return ShownPlan{plan, std::move(simulation.scenario), std::move(simulation.report), {}};
   };
   for (const FoundPlan& plan : a.result.best) a.best.push_back(shown(plan));

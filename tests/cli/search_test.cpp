@@ -108,6 +108,20 @@ TEST(SearchCommand, SaysInASentenceWhatItCannotUse) {
   }
 }
 
+// Of the memory that is allowed, not of the device's.
+TEST(SearchCommand, VerdictsAreOfTheMemoryThatIsAllowed) {
+  const Workplace place;
+  const auto first = [&](const std::string& limit) {
+    const CommandResult found = place.orrery(std::string(kSmall) + "--top 1 --json - --max-memory " + limit);
+    EXPECT_EQ(found.code, 0) << found.err;
+    return json::parse(found.out)["plans"][0]["memory"];
+  };
+  const double peak = first("640G")["peak_bytes"];
+  EXPECT_EQ(first("640G")["capacity_bytes"], 640.0 * 1024 * 1024 * 1024);
+  EXPECT_EQ(first("640G")["verdict"], "fits");
+  EXPECT_EQ(first(std::to_string(static_cast<std::int64_t>(1.01 * peak)))["verdict"], "tight");
+}
+
 TEST(SearchCommand, ShowsTheNotesOnTheFirst) {
   const Workplace place;
   const std::string search = "search straggler --fix zero_stage --fix recompute --json out.json";
