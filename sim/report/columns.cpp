@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -13,6 +15,8 @@
 
 namespace orrery {
 namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 const StageReport& stage_of(const Report& report, std::int64_t index) {
   static const StageReport none;
@@ -37,8 +41,8 @@ const std::vector<ReportColumn>& report_columns() {
     text("engine", &Report::engine);
     add("devices", [](const Report& r) { return r.devices; });
     number("step_seconds", &Report::step_seconds);
-    add("expected_step_seconds_low", [](const Report& r) { return r.expected ? r.expected->low_seconds : 0; });
-    add("expected_step_seconds_high", [](const Report& r) { return r.expected ? r.expected->high_seconds : 0; });
+    add("expected_step_seconds_low", [](const Report& r) { return r.expected ? r.expected->low_seconds : kNone; });
+    add("expected_step_seconds_high", [](const Report& r) { return r.expected ? r.expected->high_seconds : kNone; });
     number("tokens_per_second", &Report::tokens_per_second);
     number("tokens_per_second_per_device", &Report::tokens_per_second_per_device);
     number("sequences_per_second", &Report::sequences_per_second);
@@ -81,6 +85,8 @@ void append_csv(const ColumnValue& value, std::string& out) {
         using Value = std::decay_t<decltype(its)>;
         if constexpr (std::is_same_v<Value, std::string_view>) {
           out += csv_text(its);
+        } else if constexpr (std::is_same_v<Value, double>) {
+          if (!std::isnan(its)) fmt::format_to(std::back_inserter(out), "{}", its);
         } else {
           fmt::format_to(std::back_inserter(out), "{}", its);
         }

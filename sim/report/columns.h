@@ -13,7 +13,7 @@
 
 namespace orrery {
 
-using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;
+using ColumnValue = std::variant<double, std::int64_t, bool, std::string_view>;  // NaN: the report has none
 
 struct ReportColumn {
   std::string name;  // "step_seconds", "memory_fits", "exposed_tensor_communication_seconds"
@@ -26,7 +26,8 @@ const std::vector<ReportColumn>& report_columns();
 // The column of that name, or nullptr.
 const ReportColumn* find_report_column(std::string_view name);
 
-// Numbers as the shortest text that reads back as the same one; texts are quoted where RFC 4180 asks for it.
+// Numbers as the shortest text that reads back as the same one, nothing of NaN; texts are quoted where RFC 4180 asks for
+// it.
 void append_csv(const ColumnValue& value, std::string& out);
 void write_json(const ColumnValue& value, JsonWriter& writer);
 

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "sim/report/columns.h"
+#include "sim/report/columns.h"
 #include "sim/report/csv.h"
 #include "sim/report/format.h"
 #include "sim/report/json.h"
@@ -511,6 +512,18 @@ TEST(Summary, BoundByExposedCommunicationAsAWhole) {
 }
 
 // The stage that bounds the time and the one that is fullest need not be the same.
+TEST(ReportCsv, AnIntervalThatIsNotStatedIsEmpty) {
+  Report report;
+  const auto cell = [&] {
+    std::string text;
+    append_csv(find_report_column("expected_step_seconds_high")->value(report), text);
+    return text;
+  };
+  EXPECT_EQ(cell(), "");
+  report.expected.emplace().high_seconds = 2;
+  EXPECT_EQ(cell(), "2");
+}
+
 TEST(ReportCsv, HasTheMemoryOfTheFullestStageAndTheTimeOfTheBoundingOne) {
   const Report report = example_report();
   const auto number = [&](const char* name) { return std::get<double>(find_report_column(name)->value(report)); };
