@@ -17,6 +17,29 @@ namespace {
 
 constexpr int kBusyMilliseconds = 60'000;  // for another process to finish its transaction
 
+bool can_be_read(sqlite3* database) {
+  const int code = sqlite3_exec(database, "PRAGMA user_version", nullptr, nullptr, nullptr);
+  return code != SQLITE_READONLY && code != SQLITE_CANTOPEN;
+}
+
+bool has_log(const std::string& path) {
+  struct stat status {};
+  return ::stat((path + "-wal").c_str(), &status) == 0 && status.st_size > 0;
+}
+
+// https://www.sqlite.org/uri.html
+std::string immutable_uri(const std::string& path) {
+  std::string uri = path.starts_with('/') ? "file://" : "file:";
+  for (const char c : path) {
+    if (c == '%' || c == '?' || c == '#') {
+      uri += fmt::format("%{:02x}", static_cast<unsigned char>(c));
+    } else {
+      uri += c;
+    }
+  }
+  return uri + "?immutable=1";
+}
+
 }  // namespace
 
 void Database::check(int code, const char* doing) const {
@@ -77,6 +100,12 @@ Database::Database(const std::string& path, Mode mode, const DatabaseKind& kind)
   database_.reset(opened);
   check(code, "open");
   remember_input(path);
+  if (mode == Mode::read && !can_be_read(opened) && !has_log(path)) {
+    // With a write-ahead log readers, too, write beside the file. Where they may not, nobody else does either.
+    database_.reset();
+    check(sqlite3_open_v2(immutable_uri(path).c_str(), &opened, flags | SQLITE_OPEN_URI, nullptr), "open");
+    database_.reset(opened);
+  }
   sqlite3_busy_timeout(opened, kBusyMilliseconds);
   if (mode == Mode::write && sqlite3_db_readonly(opened, "main") != 0)
     throw InputError({path, ""}, "that it cannot be written", "the path of a file to write");
