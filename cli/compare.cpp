@@ -126,10 +126,9 @@ void compare_databases(const CompareArguments& arguments) {
 
 void compare(const CompareArguments& arguments) {
   const bool database_a = is_database(arguments.a), database_b = is_database(arguments.b);
-  if (database_a && database_b) return compare_databases(arguments);
-  if (database_a || database_b)
-    throw InputError({database_a ? arguments.a : arguments.b, ""}, "a database on one side alone",
-                     "two databases of sweeps, or two scenarios");
+  if (database_a && arguments.b.empty())
+    throw InputError({arguments.a, ""}, "a database on one side alone", "two databases of sweeps, or two scenarios");
+  if (database_a || database_b) return compare_databases(arguments);
   for (const auto& [option, given] : {std::pair("--threshold", !arguments.threshold.empty()),
                                       {"--fields", !arguments.figures.empty()},
                                       {"--top", arguments.top.has_value()}})

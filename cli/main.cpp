@@ -25,10 +25,10 @@ constexpr const char* kExamples = R"(Examples:
   orrery show dgx-h100
 
 Exit codes: 0 done; 2 the input cannot be used (one line on standard error says why); 1 the answer is no
-(run --check: ranks differ; plan: nothing meets all constraints; search: no plan fits; validate --baseline, bench
-compare, bench drift: something is worse), a step or a rank does not end well, no GPU where one is asked for, or an
-internal error; 3 bench compare or drift could tell nothing of any benchmark; 128 and the signal's number: a sweep was
-interrupted.)";
+(run --check: ranks differ; plan: nothing meets all constraints; search: no plan fits; compare: a point of a database
+moved; validate --baseline, bench compare, bench drift: something is worse), a step, a rank or a sweep's point does not
+end well, no GPU where one is asked for, or an internal error; 3 bench compare or drift could tell nothing of any
+benchmark; 128 and the signal's number: a sweep was interrupted.)";
 
 }  // namespace
 

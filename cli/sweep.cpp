@@ -202,14 +202,14 @@ void sweep_command(SweepArguments& arguments, SweepHelpers* helpers) {
     // What ends a job of ranks gives them a second.
     if (options.helpers != nullptr)
       options.give_up = [&](const SweepProgress& p) {
-        say_interrupted(arguments, p.computed + p.known, p.points);
+        say_interrupted(arguments, p.in_file, p.points);
         options.helpers->abort(kBySignal + stopped_by);
       };
     outcome = run_sweep(sweep, results, options);
   }
   const std::int64_t done = outcome.computed + outcome.known;
   if (outcome.stopped) {
-    say_interrupted(arguments, done, outcome.points);
+    say_interrupted(arguments, outcome.in_file, outcome.points);
     throw Exit{kBySignal + stopped_by};
   }
   write_export(results, outcome.sweep, arguments.exported);

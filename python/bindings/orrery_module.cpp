@@ -28,6 +28,7 @@
 #include "sim/answers/sweep_answer.h"
 #include "sim/base/json_reader.h"
 #include "sim/report/read_json.h"
+#include "sim/sweep/comparison.h"
 #include "sim/validation/tables.h"
 
 namespace py = pybind11;
@@ -170,6 +171,13 @@ std::string sweep_rows(const std::string& database, const Texts& fields) {
   return rows_json(results, 0, fields);
 }
 
+std::string compare_databases(const std::string& a, const std::string& b, double threshold, const Texts& fields) {
+  if (!(threshold >= 0)) throw InputError({"--threshold", ""}, fmt::format("{}", threshold), "a share: 0.05");
+  nlohmann::ordered_json json = sweep_comparison_json(compare_sweeps(a, b, {fields, threshold}));
+  json["version"] = ORRERY_VERSION;
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
 std::string search_plans(const std::string& scenario, bool document, const Texts& sets, const Texts& fixed,
                          const Texts& over, bool all, const std::string& global_batch, const std::string& most_memory,
                          bool safe, std::int64_t top, double front, std::optional<double> network_within,
@@ -298,6 +306,8 @@ PYBIND11_MODULE(_orrery, module) {
   module.def("sweep", &sweep, WithoutLock(), py::arg("sweep"), py::arg("document"), py::arg("database"),
              py::arg("shard"), py::arg("threads"), py::arg("calibrations"), py::arg("rows"), py::arg("fields"));
   module.def("sweep_rows", &sweep_rows, WithoutLock(), py::arg("database"), py::arg("fields"));
+  module.def("compare_sweeps", &compare_databases, WithoutLock(), py::arg("a"), py::arg("b"), py::arg("threshold"),
+             py::arg("fields"));
   module.def("validate", &validate, WithoutLock(), py::arg("source"), py::arg("gpu"), py::arg("strategy"),
              py::arg("seen"));
   module.def("program", &program, WithoutLock(), py::arg("scenario"), py::arg("document"), py::arg("sets"),

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 from . import _orrery
 from ._errors import InputError, StalledError
 
-__all__ = ["InputError", "StalledError", "compare", "plan", "presets", "program", "scenarios", "search", "show",
+__all__ = ["InputError", "StalledError", "compare", "compare_sweeps", "plan", "presets", "program", "scenarios", "search", "show",
            "simulate", "sweep", "sweep_rows", "to_frame", "validate"]
 __version__: str = _orrery.version
 
@@ -33,7 +33,11 @@ def _documents(text: str) -> List[Document]:
 
 
 def _text(value: Any) -> str:
-    return _json.dumps(value, allow_nan=False)
+    try:
+        return _json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        found, expected = "NaN or an infinite number", "finite numbers"
+        raise InputError(f"<dict>: found {found}, expected {expected}", "<dict>", "", found, expected) from error
 
 
 def _scenario(scenario: Scenario) -> Tuple[str, bool]:
@@ -160,6 +164,15 @@ def sweep_rows(database: Union[str, "_os.PathLike[str]"], fields: Sequence[str] 
     fields: only these, as of :func:`sweep`.
     """
     return _documents(_orrery.sweep_rows(_os.fspath(database), _names(fields)))
+
+
+def compare_sweeps(a: Union[str, "_os.PathLike[str]"], b: Union[str, "_os.PathLike[str]"], *, threshold: float = 0.01,
+                   fields: Sequence[str] = ("step_seconds", "memory_peak_bytes", "memory_fits")) -> Document:
+    """What ``orrery compare`` says of two databases of sweeps: which points moved, by more than the threshold.
+
+    "alike" is whether none did and none is gone. fields: the columns that are compared.
+    """
+    return _document(_orrery.compare_sweeps(_os.fspath(a), _os.fspath(b), threshold, _names(fields)))
 
 
 def validate(*, source: str = "", gpu: str = "", strategy: str = "", seen: str = "others") -> List[Document]:

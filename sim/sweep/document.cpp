@@ -324,6 +324,11 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
   reader.field("safe", search.safe, "predicted peaks must fit with their margin");
   reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{}, "of a device, in place of its capacity");
   reader.finish();
+  for (const std::string& field : sweep.fields())
+    for (const AxisRequest& request : search.space.over)
+      if (field == "plan." + request.field)
+        throw InputError(place.inside("over").inside(request.field).where(), "a field that an axis sets",
+                         "a field that no axis sets");
   // What an axis sets stays.
   for (const std::string& field : sweep.fields())
     if (field.starts_with("plan."))

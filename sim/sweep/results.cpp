@@ -280,9 +280,9 @@ std::int64_t SweepResults::merge(const std::string& path) {
   return count(0) - before;
 }
 
-std::int64_t SweepResults::count(std::int64_t sweep) const {
-  Statement rows(database_, "SELECT count(*) FROM points WHERE ?1 = 0 OR sweep = ?1");
-  rows.bind(sweep).step();
+std::int64_t SweepResults::count(std::int64_t sweep, std::int64_t shard, std::int64_t shards) const {
+  Statement rows(database_, "SELECT count(*) FROM points WHERE (?1 = 0 OR sweep = ?1) AND number % ?3 = ?2");
+  rows.bind(sweep).bind(shard).bind(shards).step();
   return rows.integer(0);
 }
 

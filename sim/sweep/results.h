@@ -81,7 +81,8 @@ class SweepResults {
   // (null where it has none).
   void for_each(std::int64_t sweep, const std::vector<std::string>& names,
                 const std::function<void(const std::vector<SweepCell>&)>& row) const;
-  std::int64_t count(std::int64_t sweep) const;  // of the points that are there; 0: of all sweeps
+  // Of the points that are there; 0: of all sweeps. Of each `shards` in a row the one at the place `shard`.
+  std::int64_t count(std::int64_t sweep, std::int64_t shard = 0, std::int64_t shards = 1) const;
 
  private:
   Database database_;

@@ -214,6 +214,7 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
     try {
       std::vector<SweepRow> rows;
       std::int64_t known = 0;  // by other points' results
+      std::int64_t first_error = all;  // its point
       std::optional<Clock::time_point> stopped;
       for (bool more = true; more;) {
         more = shared.rows.take(rows);
@@ -221,13 +222,17 @@ SweepOutcome run_sweep(const SweepDocument& sweep, SweepResults& results, const 
         for (const SweepRow& row : rows) {
           ++(row.known ? known : outcome.computed);
           if (row.error.empty()) continue;
-          if (outcome.errors++ == 0) outcome.first_error = row.error;
+          ++outcome.errors;
+          if (row.number > first_error) continue;
+          first_error = row.number;
+          outcome.first_error = row.error;
         }
         shared.known.refresh(results);
         outcome.known = known + shared.present;
         if (options.progress) options.progress(outcome);
         if (!options.stop || !options.stop()) continue;
         shared.stop = outcome.stopped = true;
+        outcome.in_file = results.count(outcome.sweep, options.shard, options.shards);
         if (!stopped) stopped = Clock::now();
         if (more && options.give_up && Clock::now() - *stopped > options.give_up_after) options.give_up(outcome);
       }

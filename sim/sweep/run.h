@@ -17,6 +17,7 @@ namespace orrery {
 
 struct SweepProgress {
   std::int64_t points = 0, computed = 0, known = 0;
+  std::int64_t in_file = 0;  // once it is to stop: of the points, whoever has computed them
 };
 
 // Other processes that evaluate, too (sim/sweep/mpi). They make of `document` what this process makes of it.

@@ -138,7 +138,16 @@ kill -INT $pid; wait $pid; echo "exit $?")sh");
                                 HasSubstr(fmt::format(" of {} points are in results.db", kLargePoints)),
                                 HasSubstr("\n  orrery sweep 'my sweep.json' --db results.db --threads 1\n")));
   const std::int64_t there = lines_of(table_of(place, "results.db")) - 1;
-  EXPECT_EQ(computed(place.orrery("sweep 'my sweep.json' --db results.db")), kLargePoints - there);
+  EXPECT_THAT(result.err, HasSubstr(fmt::format("interrupted: {} of ", there)));
+  // Again: what was there before counts, too.
+  const CommandResult again = place.shell(kUntilWritten + fmt::format(R"sh(set -m
+$ORRERY sweep 'my sweep.json' --db results.db --threads 1 & pid=$!
+until_written results.db {}
+kill -INT $pid; wait $pid)sh", there));
+  const std::int64_t more = lines_of(table_of(place, "results.db")) - 1;
+  EXPECT_GT(more, there);
+  EXPECT_THAT(again.err, HasSubstr(fmt::format("interrupted: {} of ", more)));
+  EXPECT_EQ(computed(place.orrery("sweep 'my sweep.json' --db results.db")), kLargePoints - more);
 }
 
 TEST(Sweep, SeveralProcessesMayUseOneFile) {
@@ -252,7 +261,9 @@ TEST(Sweep, TwoDatabasesAreCompared) {
   EXPECT_GT(all["moved"][0]["change"], 0.01);
   EXPECT_EQ(lines_of(place.read("moved.csv")), 9);
   for (const auto& [arguments, words] : {std::pair{"a.db", "a database on one side alone"},
-                                         {"a.db sweep.json", "a database on one side alone"},
+                                         {"a.db sweep.json", "sweep.json: found no SQLite file"},
+                                         {"a.db none.db", "none.db: found nothing"},
+                                         {"none.db a.db", "none.db: found nothing"},
                                          {"a.db b.db --set plan.zero_stage=1", "--set"},
                                          {"a.db b.db --threshold x", "a share"},
                                          {"a.db b.db --fields mfuu", "mfu"},
@@ -275,6 +286,20 @@ TEST(Sweep, SaysThatPerturbationsAreLeftOut) {
   const CommandResult refused = place.orrery("sweep factors.json --db factors.db");
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("/axes/perturbations.0.factor: found perturbations with the analytical engine"));
+}
+
+// As a colleague's, or an archive's: with a write-ahead log SQLite writes beside a file that it reads, where it may.
+TEST(Sweep, DatabasesInFoldersThatCannotBeWrittenAreRead) {
+  const Workplace place;
+  place.write("sweep.json", small_sweep());
+  const CommandResult read = place.shell(R"sh(mkdir archive
+$ORRERY sweep sweep.json --db archive/results.db >/dev/null && chmod 755 . && chmod 555 archive
+as_somebody=
+test $(id -u) -eq 0 && as_somebody='setpriv --reuid 65534 --regid 65534 --clear-groups'
+$as_somebody $ORRERY sweep export archive/results.db | wc -l
+$as_somebody $ORRERY compare archive/results.db archive/results.db | sed -n 3p
+chmod 755 archive)sh");
+  EXPECT_EQ(read.out, "13\n12 points in both, 0 only in A, 0 only in B\n") << read.err;
 }
 
 TEST(Sweep, FieldsAreCheckedBeforeAnythingRuns) {

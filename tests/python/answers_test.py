@@ -160,6 +160,8 @@ class SameAsTheCommandLine(unittest.TestCase):
             self.assertEqual(answered, {"database": str(database), "points": 4, "computed": 4, "there_before": 0,
                                         "without_result": 0, "first_error": None, "notes": [], "rows": rows})
             self.assertEqual(orrery.sweep_rows(database), rows)
+            said = command("compare", f"{folder}/command.db", str(database), "--json", "-").stdout
+            self.assertEqual(orrery.compare_sweeps(f"{folder}/command.db", database), json.loads(said))
             # Each finds what the other has computed.
             again = command("sweep", str(path), "--db", str(database)).stdout
             self.assertIn("0 computed, 4 there before", again)
