@@ -10,6 +10,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
+#include "sim/search/plan_field.h"
 #include "strategies/schema.h"
 
 namespace orrery {
@@ -301,22 +302,41 @@ void check_values(const SweepDocument& sweep, const std::vector<ValuePlace>& pla
 SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDocument& sweep) {
   JsonReader reader(json, place.where());
   SweepSearch search;
-  const auto field_named = [](const std::string& text) {
-    return text.starts_with("plan.") ? text.substr(std::string_view("plan.").size()) : text;
+  // What the search would say at each point is said at once, and of the document.
+  const auto here = [](const ValuePlace& at, const auto& call) {
+    try {
+      return call();
+    } catch (const InputError& error) {
+      throw InputError(at.where(), error.found(), error.expected(), error.nearest());
+    }
   };
   if (const Json* over = reader.take("over")) {
     if (!over->is_object()) reader.fail("over", R"(an object of fields of the plan and the values to try, or "usual")");
     for (const auto& [field, values] : over->items()) {
-      AxisRequest request{field_named(field), {}};
-      if (values != "usual") request.values = read_values(values, place.inside("over").inside(field));
+      const ValuePlace at = place.inside("over").inside(field);
+      AxisRequest request{here(at, [&name = field] { return plan_field_named(name); }), {}};
+      if (values != "usual") request.values = read_values(values, at);
+      for (const Json& value : request.values)
+        here(at, [&] {
+          Plan plan;
+          set_field(plan, request.field, value);
+        });
+      for (const std::string& axis : sweep.fields())
+        if (axis == "plan." + request.field)
+          throw InputError(at.where(), "a field that an axis sets", "a field that no axis sets");
       search.space.over.push_back(std::move(request));
     }
   }
   if (const Json* fix = reader.take("fix")) {
     if (!fix->is_array()) reader.fail("fix", "a list of fields of the plan");
-    for (const Json& field : *fix) {
+    for (std::size_t i = 0; i < fix->size(); ++i) {
+      const Json& field = (*fix)[i];
       if (!field.is_string()) reader.fail("fix", "a list of fields of the plan");
-      search.space.fixed.push_back(field_named(field.get<std::string>()));
+      const ValuePlace at = place.inside("fix").inside(std::to_string(i));
+      std::string name = here(at, [&] { return plan_field_named(field.get_ref<const std::string&>()); });
+      for (const AxisRequest& request : search.space.over)
+        if (request.field == name) throw InputError(at.where(), "a field both fixed and searched", "one of the two");
+      search.space.fixed.push_back(std::move(name));
     }
   }
   reader.field("global_batch_sizes", search.space.global_batch_sizes, at_least(1), "searched, too");
@@ -324,15 +344,11 @@ SweepSearch read_search(const Json& json, const ValuePlace& place, const SweepDo
   reader.field("safe", search.safe, "predicted peaks must fit with their margin");
   reader.field("max_memory_bytes", search.most_memory_bytes, NumberRange{}, "of a device, in place of its capacity");
   reader.finish();
-  for (const std::string& field : sweep.fields())
-    for (const AxisRequest& request : search.space.over)
-      if (field == "plan." + request.field)
-        throw InputError(place.inside("over").inside(request.field).where(), "a field that an axis sets",
-                         "a field that no axis sets");
+  constexpr std::string_view kPlan = "plan.";
   // What an axis sets stays.
   for (const std::string& field : sweep.fields())
-    if (field.starts_with("plan."))
-      search.space.fixed.push_back(field_named(field).substr(0, field_named(field).find('.')));
+    if (field.starts_with(kPlan))
+      search.space.fixed.push_back(field.substr(kPlan.size(), field.find('.', kPlan.size()) - kPlan.size()));
   std::vector<std::string>& fixed = search.space.fixed;
   std::sort(fixed.begin(), fixed.end());
   fixed.erase(std::unique(fixed.begin(), fixed.end()), fixed.end());
