@@ -16,6 +16,9 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
+// Seconds that mpirun gives ranks it has told to end, for rank 0 to say how to go on, however busy the machine is.
+const std::string kPatience = "export OMPI_MCA_odls_base_sigkill_timeout=20\n";
+
 class SweepOverMpi : public testing::Test {
  protected:
   void SetUp() override {
@@ -117,10 +120,8 @@ TEST_F(SweepOverMpi, GoesOnAfterTheKillOfAnyRank) {
   place_.write("sweep.json", large_sweep());
   for (const char* rank : {"0", "1"}) {
     const std::string database = std::string("killed-") + rank + ".db";
-    // Time for rank 0 to say so, however busy the machine is.
-    const std::string patience = *rank == '0' ? "" : "export OMPI_MCA_odls_base_sigkill_timeout=4\n";
     const CommandResult killed =
-        mpi(patience + "$MPIRUN -n 3 $ORRERY sweep sweep.json --db " + database + " --mpi & pid=$!\nuntil_written " +
+        mpi((*rank == '0' ? "" : kPatience) + "$MPIRUN -n 3 $ORRERY sweep sweep.json --db " + database + " --mpi & pid=$!\nuntil_written " +
             database + "\nkill -9 $(rank $pid " + rank + "); wait $pid; echo \"exit $?\"");
     EXPECT_THAT(killed.out, HasSubstr("exit 137")) << killed.err;
     if (*rank != '0') {
@@ -146,7 +147,7 @@ done)sh");
 
 TEST_F(SweepOverMpi, SaysHowToGoOnWhenInterrupted) {
   place_.write("sweep.json", large_sweep());
-  const CommandResult result = mpi(R"sh(set -m
+  const CommandResult result = mpi(kPatience + R"sh(set -m
 $MPIRUN -n 3 $ORRERY sweep sweep.json --db results.db --mpi & pid=$!
 until_written results.db
 kill -INT $pid; wait $pid; test $? -ne 0 && echo ended)sh");
