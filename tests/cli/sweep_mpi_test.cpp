@@ -16,8 +16,9 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// Seconds that mpirun gives ranks it has told to end, for rank 0 to say how to go on, however busy the machine is.
-const std::string kPatience = "export OMPI_MCA_odls_base_sigkill_timeout=20\n";
+// Seconds after which Open MPI tells ranks to end, and again, after which it ends them: for rank 0 to say how to go on,
+// however busy the machine is.
+const std::string kPatience = "export OMPI_MCA_odls_base_sigkill_timeout=4\n";
 
 class SweepOverMpi : public testing::Test {
  protected:
@@ -146,16 +147,18 @@ done)sh");
 }
 
 TEST_F(SweepOverMpi, SaysHowToGoOnWhenInterrupted) {
-  place_.write("sweep.json", large_sweep());
+  // More than is computed until mpirun passes it on; tests of kills hold what is left to be computed.
+  json document = json::parse(large_sweep());
+  document["axes"]["workload.sequence_length"] = {{"from", 2}, {"to", 16384}, {"step", 2}};
+  place_.write("sweep.json", document.dump());
   const CommandResult result = mpi(kPatience + R"sh(set -m
 $MPIRUN -n 3 $ORRERY sweep sweep.json --db results.db --mpi & pid=$!
 until_written results.db
 kill -INT $pid; wait $pid; test $? -ne 0 && echo ended)sh");
   EXPECT_THAT(result.out, HasSubstr("ended"));
   EXPECT_THAT(result.err,
-              AllOf(HasSubstr("orrery: interrupted: " + std::to_string(points_in("results.db")) + " of " + std::to_string(kLargePoints) + " points"),
+              AllOf(HasSubstr("orrery: interrupted: " + std::to_string(points_in("results.db")) + " of 1048576 points"),
                     HasSubstr("; to go on, started as before:\n  orrery sweep sweep.json --db results.db --mpi\n")));
-  expect_the_rest("results.db");
 }
 
 std::int64_t errors_in(const std::string& text) {
