@@ -29,13 +29,7 @@ PlanOutput output_named(const std::string& name) {
 // Fields that a search leaves.
 SpaceOptions left_fields(const std::vector<std::string>& fixed) {
   SpaceOptions fields;
-  for (const std::string& given : fixed) {
-    try {
-      fields.fixed.push_back(plan_field_named(given));
-    } catch (const InputError& error) {
-      throw error.in_file("--fix");
-    }
-  }
+  for (const std::string& given : fixed) fields.fixed.push_back(plan_field_named(given, "--fix"));
   return fields;
 }
 

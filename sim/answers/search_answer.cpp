@@ -25,18 +25,9 @@ Json value_of(const std::string& text) {
   return value.is_discarded() ? Json(text) : value;
 }
 
-// `option`: where the text was given.
-std::string field_of_option(const std::string& text, const char* option) {
-  try {
-    return plan_field_named(text);
-  } catch (const InputError& error) {
-    throw error.in_file(option);
-  }
-}
-
 AxisRequest request_of(const std::string& text) {
   const std::size_t equals = text.find('=');
-  AxisRequest request{field_of_option(text.substr(0, equals), "--over"), {}};
+  AxisRequest request{plan_field_named(text.substr(0, equals), "--over"), {}};
   if (equals == std::string::npos) return request;
   const std::string values = text.substr(equals + 1);
   if (const Json list = value_of(values); list.is_array()) {
@@ -80,7 +71,7 @@ SpaceOptions space_options(const SearchRequest& request) {
     if (set.starts_with("plan.") && !set.starts_with("plan.layers") && set.find_first_of(".=", 5) != std::string::npos)
       options.fixed.push_back(plan_field_named(set.substr(0, set.find_first_of(".=", 5))));
   for (const std::string& fixed : request.fixed)
-    options.fixed.push_back(field_of_option(fixed.substr(0, fixed.find('=')), "--fix"));
+    options.fixed.push_back(plan_field_named(fixed.substr(0, fixed.find('=')), "--fix"));
   std::sort(options.fixed.begin(), options.fixed.end());
   options.fixed.erase(std::unique(options.fixed.begin(), options.fixed.end()), options.fixed.end());
   for (const std::string& over : request.over) options.over.push_back(request_of(over));
@@ -188,7 +179,7 @@ SearchAnswer answer_search(const ScenarioArgument& scenario, const SearchRequest
   std::vector<std::string> sets = request.sets;
   for (const std::string& fixed : request.fixed)
     if (const std::size_t equals = fixed.find('='); equals != std::string::npos)
-      sets.push_back("plan." + field_of_option(fixed.substr(0, equals), "--fix") + fixed.substr(equals));
+      sets.push_back("plan." + plan_field_named(fixed.substr(0, equals), "--fix") + fixed.substr(equals));
   ScenarioSource source;
   Json document = scenario_argument(scenario, sets, source);
   if (has_jobs(document))

@@ -53,12 +53,12 @@ FieldWriter written(const Plan& plan, std::string_view field) {
 
 }  // namespace
 
-std::string plan_field_named(std::string_view text) {
+std::string plan_field_named(std::string_view text, const std::string& file) {
   constexpr std::string_view kPlan = "plan.";
   std::string field(text.starts_with(kPlan) ? text.substr(kPlan.size()) : text);
   const std::vector<std::string> names = plan_field_names();
   if (std::find(names.begin(), names.end(), field) == names.end())
-    throw InputError({"", "/plan/" + field}, "no field of a plan", "one of them (orrery list fields)",
+    throw InputError({file, "/plan/" + field}, "no field of a plan", "one of them (orrery list fields)",
                      nearest_name(field, names));
   return field;
 }

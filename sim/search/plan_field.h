@@ -12,9 +12,9 @@
 
 namespace orrery {
 
-// The field that a user means by "tensor_parallel" or "plan.tensor_parallel". Throws InputError ("/plan/FIELD") where no
-// plan has it, with the nearest name.
-std::string plan_field_named(std::string_view text);
+// The field that a user means by "tensor_parallel" or "plan.tensor_parallel". Throws InputError ("/plan/FIELD" of `file`)
+// where no plan has it, with the nearest name.
+std::string plan_field_named(std::string_view text, const std::string& file = {});
 
 // REQUIRES: the plan has it.
 nlohmann::ordered_json field_of(const Plan& plan, std::string_view field);
