@@ -112,8 +112,7 @@ void fill(SearchAnswer& a, const SpaceOptions& fields, const SearchRequest& requ
     Simulation simulation = simulator.evaluate(a.space.scenario(plan.values), {});
     Report& report = simulation.report;
     report.memory_capacity_bytes = a.most_memory_bytes;
-    report.memory_fits = report.memory_peak_bytes <= report.memory_capacity_bytes && report.host_memory.fits() &&
-                         report.storage.fits();
+    report.memory_fits = fits_everywhere(report);
     return ShownPlan{plan, std::move(simulation.scenario), std::move(simulation.report), {}};
   };
   for (const FoundPlan& plan : a.result.best) a.best.push_back(shown(plan));

@@ -23,6 +23,11 @@ inline std::optional<PeakInterval> peak_interval(const Report& report) {
   return PeakInterval{kPeakLow * report.memory_peak_bytes, kPeakHigh * report.memory_peak_bytes};
 }
 
+// In a device's memory, and in what a node's devices share.
+inline bool fits_everywhere(const Report& report) {
+  return report.memory_peak_bytes <= report.memory_capacity_bytes && report.host_memory.fits() && report.storage.fits();
+}
+
 // Tight: the interval reaches beyond the capacity. A measured report's step has run: only a predicted one is tight.
 inline MemoryVerdict memory_verdict(const Report& report) {
   if (!report.memory_fits) return MemoryVerdict::does_not_fit;

@@ -7,6 +7,7 @@
 
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
+#include "sim/report/memory_verdict.h"
 #include "sim/report/terms.h"
 
 namespace orrery {
@@ -136,10 +137,11 @@ Report read_report(const Json& document, const InputError::Where& where) {
   };
   r.host_memory = shared("host");
   r.storage = shared("storage");
-  r.memory_fits = r.memory_peak_bytes <= r.memory_capacity_bytes && r.host_memory.fits() && r.storage.fits();
+  r.memory_fits = fits_everywhere(r);
   // A class is called by its first stage; of several called alike the first is meant.
   const auto place_of = [&r](std::int64_t stage) {
-    const auto at = std::find_if(r.stages.begin(), r.stages.end(), [&](const StageReport& s) { return s.stage == stage; });
+    const auto at =
+        std::find_if(r.stages.begin(), r.stages.end(), [&](const StageReport& s) { return s.stage == stage; });
     return at == r.stages.end() ? 0 : at - r.stages.begin();
   };
   for (std::size_t i = 0; i < stages.size(); ++i) {
