@@ -107,6 +107,27 @@ TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim
   return result;
 }
 
+TensorId Builder::expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in,
+                                std::initializer_list<Dim> out, bool bias) {
+  const auto of_experts = [&](std::initializer_list<Dim> dims) {
+    const TensorId id = parameter(name, {{model.experts, Axis::experts}});
+    for (const Dim& d : dims) piece.tensors[id].append(d);
+    return id;
+  };
+  const TensorId weight = of_experts(in);
+  for (const Dim& d : out) piece.tensors[weight].append(d);
+  const TensorId b = bias ? of_experts(out) : kNoTensor;
+  const TensorId result = piece.add(piece.tensors[x]);
+  Tensor& y = piece.tensors[result];
+  y.name = name;
+  y.truncate(y.rank - static_cast<int>(in.size()));
+  for (const Dim& d : out) y.append(d);
+  Op& op = emit(OpKind::linear, name, {x, weight, b}, {result});
+  op.inner_dims = static_cast<std::uint8_t>(in.size());
+  op.group_dims = 1;
+  return result;
+}
+
 TensorId Builder::add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias) {
   const TensorId y = residual(name);
   if (model.dropout == 0) {

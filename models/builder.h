@@ -52,6 +52,10 @@ struct Builder {
   TensorId linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
                   bool bias, TensorId* bias_out = nullptr);
 
+  // The same of experts, each with its own w: x is [experts, slots, in..].
+  TensorId expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in, std::initializer_list<Dim> out,
+                         bool bias);
+
   // residual + dropout(x + bias)
   TensorId add_residual(const char* name, TensorId x, TensorId residual_stream, TensorId bias);
 

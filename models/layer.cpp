@@ -5,8 +5,8 @@
 namespace orrery {
 namespace {
 
-TensorId mlp(Builder& b, TensorId x, TensorId* bias) {
-  const Dim ffn{b.sizes.ffn, Axis::ffn}, gate{2, Axis::none};
+TensorId mlp(Builder& b, TensorId x, std::int64_t width, TensorId* bias) {
+  const Dim ffn{width, Axis::ffn}, gate{2, Axis::none};
   TensorId inner_bias = kNoTensor;
   const TensorId inner = b.model.gated()
                              ? b.linear("fc1", x, {b.hidden()}, {gate, ffn}, b.model.linear_bias, &inner_bias)
@@ -25,19 +25,86 @@ TensorId mlp(Builder& b, TensorId x, TensorId* bias) {
   return b.linear("fc2", activated, {ffn}, {b.hidden()}, b.model.linear_bias, bias);
 }
 
+// The logits of a router, and what follows from them, are fp32 (Fedus et al. 2021, arXiv 2101.03961, section 2.4).
+struct Routed {
+  TensorId weights = kNoTensor, choices = kNoTensor;
+};
+Routed route(Builder& b, const char* name, TensorId x, std::int64_t experts, std::int64_t choices, bool bias,
+             const Router& router) {
+  const TensorId logits = b.linear(name, x, {b.hidden()}, {{experts, Axis::none}}, bias);
+  b.piece.tensors[logits].dtype = Dtype::fp32;
+  const auto of_choices = [&](Dtype dtype) {
+    return b.tensor(name, Category::activation, dtype, {b.batch(), b.sequence(), {choices, Axis::none}});
+  };
+  const Routed routed{of_choices(Dtype::fp32), of_choices(Dtype::int32)};
+  b.emit(OpKind::route, name, {logits}, {routed.weights, routed.choices}).router = router;
+  return routed;
+}
+
+// Of every expert on the rows in its slots.
+TensorId expert_mlp(Builder& b, TensorId rows) {
+  const Dim experts{b.model.experts, Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
+  const Dim ffn{b.model.expert_ffn, Axis::expert_ffn}, gate{2, Axis::none};
+  const TensorId inner = b.model.gated() ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
+                                         : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
+  TensorId activated = b.activation("expert_activation", {experts, slots, ffn});
+  if (b.model.gated() && !b.kernels.fused_kernels) {
+    const TensorId opened = b.view("expert_gate", inner, 0, {experts, slots, ffn});
+    const TensorId up = b.view("expert_gate", inner, 1, {experts, slots, ffn});
+    b.emit(OpKind::activation, "expert_activation", {opened}, {activated}).function = b.model.activation;
+    const TensorId product = b.activation("expert_gate", {experts, slots, ffn});
+    b.emit(OpKind::multiply, "expert_gate", {activated, up}, {product});
+    activated = product;
+  } else {
+    b.emit(OpKind::activation, "expert_activation", {inner}, {activated}).function = b.model.activation;
+  }
+  return b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
+}
+
+// Shazeer et al. 2017, arXiv 1701.06538; shared experts: DeepSeekMoE, arXiv 2401.06066.
+TensorId expert_block(Builder& b, TensorId x) {
+  TensorId shared = kNoTensor;
+  if (b.model.shared_expert_ffn > 0) {
+    shared = mlp(b, x, b.model.shared_expert_ffn, nullptr);
+    if (b.model.shared_expert_gate) {
+      const TensorId gate = route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid}).weights;
+      const TensorId gated = b.residual("shared_expert_gate");
+      b.emit(OpKind::multiply, "shared_expert_gate", {shared, gate}, {gated});
+      shared = gated;
+    }
+  }
+  const auto [weights, chosen] =
+      route(b, "router", x, b.model.experts, b.model.experts_per_token, b.model.router_bias,
+            {b.model.router_score, static_cast<std::uint16_t>(b.model.router_groups),
+             static_cast<std::uint16_t>(b.model.router_best_groups), static_cast<float>(b.model.router_scale)});
+  const std::int64_t assignments = b.sizes.batch * b.sizes.sequence * b.model.experts_per_token;
+  const Dim experts{b.model.experts, Axis::experts},
+      slots{(assignments + b.model.experts - 1) / b.model.experts, Axis::slots};
+  const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
+  b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
+  const TensorId outputs = expert_mlp(b, rows);
+  const TensorId y = b.residual("unpermute");
+  b.emit(OpKind::unpermute, "unpermute", {outputs, chosen, weights}, {y});
+  if (shared == kNoTensor) return y;
+  const TensorId sum = b.residual("shared_experts");
+  b.emit(OpKind::add, "shared_experts", {y, shared}, {sum});
+  return sum;
+}
+
 // PaLM (Chowdhery et al. 2022, section 2); GPT-NeoX.
 TensorId parallel_block(Builder& b, TensorId x, bool causal) {
   const TensorId n = b.norm("input_norm", x, {b.hidden()});
   const TensorId attended = self_attention(b, n, causal, nullptr);
   TensorId mlp_bias = kNoTensor;
-  const TensorId m = mlp(b, b.model.parallel_norms ? b.norm("mlp_norm", x, {b.hidden()}) : n, &mlp_bias);
+  const TensorId m =
+      mlp(b, b.model.parallel_norms ? b.norm("mlp_norm", x, {b.hidden()}) : n, b.sizes.ffn, &mlp_bias);
   const TensorId sum = b.residual("parallel_sum");
   b.emit(OpKind::add, "parallel_sum", {attended, m}, {sum});
   return b.add_residual("residual", sum, x, mlp_bias);
 }
 
-// Attention, then the MLP; between them what attends to an encoder.
-TensorId serial_block(Builder& b, TensorId x, LayerRole role) {
+// Attention, then the MLP or the experts; between them what attends to an encoder.
+TensorId serial_block(Builder& b, TensorId x, LayerRole role, bool experts) {
   const bool causal = role != LayerRole::encoder;
   TensorId bias = kNoTensor;
 
@@ -72,7 +139,8 @@ TensorId serial_block(Builder& b, TensorId x, LayerRole role) {
   }
 
   bias = kNoTensor;
-  const TensorId m = mlp(b, norm_before("mlp_norm", r), deferred);
+  const TensorId n2 = norm_before("mlp_norm", r);
+  const TensorId m = experts ? expert_block(b, n2) : mlp(b, n2, b.sizes.ffn, deferred);
   TensorId y = b.add_residual("mlp_residual", norm_after("mlp_output_norm", m), r, bias);
   if (b.model.post_norm) y = b.norm("output_norm", y, {b.hidden()});
   return y;
@@ -81,7 +149,7 @@ TensorId serial_block(Builder& b, TensorId x, LayerRole role) {
 }  // namespace
 
 void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
-                 LayerRole role, std::int64_t window) {
+                 LayerRole role, std::int64_t window, bool experts) {
   piece.layers = 1;
   Builder b(model, kernels, sizes, piece);
   b.window = window;
@@ -91,7 +159,7 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
         b.activation("memory", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
   }
   take_position_table(b);
-  piece.output = model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role);
+  piece.output = model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role, experts);
   b.finish();
 }
 

@@ -1,6 +1,7 @@
 #include "models/layers.h"
 
 #include <algorithm>
+#include <array>
 
 #include "models/ends.h"
 #include "models/layer.h"
@@ -28,20 +29,29 @@ std::int64_t decoder_sequence_length(const Model& model, const Workload& workloa
   return workload.decoder_sequence_length > 0 ? workload.decoder_sequence_length : sequence_length(model, workload);
 }
 
-// All alike, or windowed ones with every n-th attending to all (Gemma 3, arXiv 2503.19786).
+// All alike, or of several kinds: windowed ones with every n-th attending to all (Gemma 3, arXiv 2503.19786), some with
+// experts.
 void add_layers(const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, PieceLine& line) {
   const LayerRole role = model.kind == ModelKind::decoder ? LayerRole::decoder : LayerRole::encoder;
-  const auto layer = [&](std::int64_t window) {
-    return line.piece("layer", [&](Piece& p) { build_layer(p, model, kernels, sizes, role, window); });
-  };
+  constexpr std::uint16_t kUnbuilt = 0xffff;
+  std::array<std::array<std::uint16_t, 2>, 2> built{{{kUnbuilt, kUnbuilt}, {kUnbuilt, kUnbuilt}}};
   const std::int64_t period = model.sliding_window > 0 ? model.full_attention_period : 0;
-  const std::uint16_t usual = layer(model.sliding_window);
-  if (period == 0) return line.run(usual, model.layers);
-  const std::uint16_t full = layer(0);
-  for (std::int64_t done = 0; done < model.layers; done += period) {
-    const std::int64_t windowed = std::min(period - 1, model.layers - done);
-    if (windowed > 0) line.run(usual, windowed);
-    if (done + windowed < model.layers) line.run(full, 1);
+  const auto kind_of = [&](std::int64_t layer) -> std::uint16_t {
+    const bool full = period > 0 && (layer + 1) % period == 0;
+    const bool experts = model.has_experts() && model.is_expert_layer(layer);
+    std::uint16_t& piece = built[full ? 1 : 0][experts ? 1 : 0];
+    if (piece == kUnbuilt)
+      piece = line.piece(experts ? "expert_layer" : "layer", [&](Piece& p) {
+        build_layer(p, model, kernels, sizes, role, full ? 0 : model.sliding_window, experts);
+      });
+    return piece;
+  };
+  for (std::int64_t first = 0, next = 0; first < model.layers; first = next) {
+    const std::uint16_t piece = kind_of(first);
+    // Layers whose kind does not change are asked for once.
+    next = period == 0 && !model.has_experts() ? model.layers : first + 1;
+    while (next < model.layers && kind_of(next) == piece) ++next;
+    line.run(piece, next - first);
   }
 }
 

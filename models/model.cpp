@@ -13,10 +13,11 @@ constexpr std::array<std::string_view, 5> kPositions{"learned", "rotary", "relat
 constexpr std::array<std::string_view, 2> kNorms{"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> kAttentions{"multi_head", "latent"};
 constexpr std::array<std::string_view, 6> kActivations{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
+constexpr std::array<std::string_view, 4> kScores{"softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top"};
 
 // Upper limits of the fields: far beyond any model, and such that no count overflows 64 bits.
 constexpr std::int64_t kMostLayers = 1 << 16, kMostWidth = 1 << 21, kMostRows = std::int64_t{1} << 31;
-constexpr std::int64_t kMostImage = 1 << 16, kMostPatch = 1 << 12, kMostWindow = 1 << 10;
+constexpr std::int64_t kMostImage = 1 << 16, kMostPatch = 1 << 12, kMostWindow = 1 << 10, kMostGroups = 1 << 15;
 
 constexpr IntegerRange layers_range(std::int64_t least) { return {.least = least, .most = kMostLayers}; }
 constexpr IntegerRange width_range(std::int64_t least) { return {.least = least, .most = kMostWidth}; }
@@ -26,7 +27,8 @@ constexpr IntegerRange rows_range(std::int64_t least) { return {.least = least, 
 }  // namespace
 
 const std::span<const std::string_view> kModelKindNames = kKinds, kPositionsNames = kPositions, kNormKindNames = kNorms,
-                                        kAttentionKindNames = kAttentions, kActivationNames = kActivations;
+                                        kAttentionKindNames = kAttentions, kActivationNames = kActivations,
+                                        kRouterScoreNames = kScores;
 
 void Model::visit_fields(FieldVisitor& v) {
   v.field("name", name, "what reports call the model");
@@ -82,6 +84,24 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("stage_heads", stage_heads, width_range(1), "Swin: heads of each stage");
   v.field("window", window, up_to(kMostWindow), "Swin: side of the attention window, in patches");
   v.field("cosine_attention", cosine_attention, "Swin v2: cosine attention and continuous position bias");
+  v.field("experts", experts, width_range(0), "routed experts of a layer; 0: none");
+  v.field("experts_per_token", experts_per_token, width_range(0), "experts that a token goes to (top-k)");
+  v.field("expert_ffn", expert_ffn, width_range(0), "inner width of an expert; 0: ffn");
+  v.field("shared_expert_ffn", shared_expert_ffn, width_range(0),
+          "inner width of the experts that all tokens go to, together; 0: none");
+  v.field("shared_expert_gate", shared_expert_gate, "the shared experts' output is gated (Qwen2-MoE)");
+  v.field("dense_layers", dense_layers, layers_range(0), "first layers that have an MLP instead of experts");
+  v.field("expert_period", expert_period, layers_range(1), "behind them: every n-th layer has experts");
+  v.field("router_score", router_score, kScores,
+          "what experts are chosen and weighed by; of_top: weights sum to one over the chosen");
+  v.field("router_groups", router_groups, up_to(kMostGroups), "groups of experts of which a token meets some; 0: no groups");
+  v.field("router_best_groups", router_best_groups, up_to(kMostGroups), "groups that a token's experts are chosen from");
+  v.field("router_scale", router_scale, NumberRange{.least = 0, .most = 1000}, "factor on the experts' weights");
+  v.field("router_bias", router_bias, "bias of the router's projection (gpt-oss)");
+  v.field("router_score_bias", router_score_bias, "bias on the compared scores that balances loads (DeepSeek-V3)");
+  v.field("expert_bias", expert_bias, "biases of the experts' matrices (gpt-oss)");
+  v.field("published_active_parameters", published_active_parameters, NumberRange{},
+          "that one token meets, as published; 0: not published");
   v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
 }
 
@@ -194,6 +214,41 @@ void complete_text(Model& m) {
   }
 }
 
+void complete_experts(Model& m) {
+  if (m.experts == 0) {
+    for (const auto& [field, value] : {std::pair{"experts_per_token", m.experts_per_token},
+                                       {"expert_ffn", m.expert_ffn},
+                                       {"shared_expert_ffn", m.shared_expert_ffn},
+                                       {"dense_layers", m.dense_layers},
+                                       {"router_groups", m.router_groups}})
+      require(value == 0, field, value, "nothing without experts");
+    require(m.expert_period == 1, "expert_period", m.expert_period, "nothing without experts");
+    return;
+  }
+  if (m.kind != ModelKind::decoder) fail("experts", to_string(m.experts), "nothing except in a decoder");
+  if (m.parallel_block) fail("parallel_block", "true", "false with experts");
+  require(m.experts_per_token >= 1 && m.experts_per_token <= m.experts, "experts_per_token", m.experts_per_token,
+          "from 1 to the " + to_string(m.experts) + " experts");
+  if (m.expert_ffn == 0) m.expert_ffn = m.ffn;
+  require(m.dense_layers < m.layers, "dense_layers", m.dense_layers,
+          "less than the " + to_string(m.layers) + " layers: the others have experts");
+  require(m.expert_period <= m.layers - m.dense_layers, "expert_period", m.expert_period,
+          "at most the " + to_string(m.layers - m.dense_layers) + " layers behind the dense ones");
+  if (m.shared_expert_gate && m.shared_expert_ffn == 0)
+    fail("shared_expert_gate", "true", "false without shared_expert_ffn");
+  require((m.router_groups == 0) == (m.router_best_groups == 0), "router_best_groups", m.router_best_groups,
+          m.router_groups == 0 ? "nothing without router_groups" : "at least 1 of the router_groups");
+  if (m.router_groups == 0) return;
+  require(m.experts % m.router_groups == 0, "router_groups", m.router_groups,
+          "a divisor of the " + to_string(m.experts) + " experts");
+  require(m.router_best_groups <= m.router_groups, "router_best_groups", m.router_best_groups,
+          "at most the " + to_string(m.router_groups) + " router_groups");
+  require(m.experts_per_token <= m.router_best_groups * (m.experts / m.router_groups), "experts_per_token",
+          m.experts_per_token,
+          "at most the " + to_string(m.router_best_groups * (m.experts / m.router_groups)) +
+              " experts of router_best_groups groups");
+}
+
 void complete_image(Model& m) {
   require(m.image_size >= 1, "image_size", m.image_size, "at least 1");
   require(m.patch_size >= 1, "patch_size", m.patch_size, "at least 1");
@@ -291,6 +346,7 @@ void Model::complete() {
   }
   complete_attention(*this);
   complete_norms(*this);
+  complete_experts(*this);
   if (norm == NormKind::rmsnorm) norm_bias = false;
   if (name.empty()) name = "custom";
 }

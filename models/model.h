@@ -19,7 +19,7 @@ enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: Deep
 
 // The spellings in JSON, in the order of the enumerators.
 extern const std::span<const std::string_view> kModelKindNames, kPositionsNames, kNormKindNames, kAttentionKindNames,
-    kActivationNames;
+    kActivationNames, kRouterScoreNames;
 
 struct Model {
   std::string name;
@@ -70,7 +70,23 @@ struct Model {
   std::int64_t window = 0;                 // Swin: side of the attention window, in patches
   bool cosine_attention = false;           // Swin v2: scaled cosine attention, continuous relative position bias
 
+  // Mixture of experts; none: every layer has an MLP.
+  std::int64_t experts = 0;           // routed experts of a layer
+  std::int64_t experts_per_token = 0;  // of them, those that a token goes to
+  std::int64_t expert_ffn = 0;         // 0: ffn
+  std::int64_t shared_expert_ffn = 0;  // of the experts that all tokens go to, together; 0: there are none
+  bool shared_expert_gate = false;     // their output times a sigmoid of a projection (Qwen2-MoE)
+  std::int64_t dense_layers = 0;       // the first layers have an MLP instead (DeepSeek)
+  std::int64_t expert_period = 1;      // behind them: every n-th layer has experts, the others an MLP (Switch: 2)
+  RouterScore router_score = RouterScore::softmax;
+  std::int64_t router_groups = 0, router_best_groups = 0;  // Router::groups, best_groups
+  double router_scale = 1;                                 // Router::scale
+  bool router_bias = false;         // a bias of the router's projection (gpt-oss)
+  bool router_score_bias = false;   // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
+  bool expert_bias = false;         // biases of the experts' matrices (gpt-oss)
+
   double published_parameters = 0;  // as the paper states; 0: unknown. Checked against `parameters` by a test.
+  double published_active_parameters = 0;  // the same for active_parameters()
 
   void visit_fields(FieldVisitor& v);
 
@@ -83,6 +99,11 @@ struct Model {
   bool gated() const { return activation == ActivationFunction::swiglu || activation == ActivationFunction::geglu; }
   // Of all stacks and stages.
   std::int64_t total_layers() const;
+  bool has_experts() const { return experts > 0; }
+  // REQUIRES: a layer of a model with experts, counted from 0.
+  bool is_expert_layer(std::int64_t layer) const {
+    return layer >= dense_layers && (layer - dense_layers) % expert_period == expert_period - 1;
+  }
   bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
 };
 
@@ -94,5 +115,7 @@ struct Model {
 //  vit, swin        patch embedding, class token (ViT), layers, final norm, classifier
 // REQUIRES: model.complete() has been called.
 std::int64_t parameters(const Model& model);
+// Of them those that one token meets: of the routed experts as many as it goes to. Without experts all.
+std::int64_t active_parameters(const Model& model);
 
 }  // namespace orrery

@@ -47,6 +47,22 @@ std::int64_t layer_parameters(const Model& m, bool cross_attention) {
          layer_norms(m, cross_attention ? 3 : 2) * norm_parameters(m, m.hidden);
 }
 
+// What a layer's experts have, `routed` of them, instead of an MLP. A bias on scores (Wang et al. 2024, arXiv
+// 2408.15664) is moved by no gradient: no parameter.
+std::int64_t expert_parameters(const Model& m, std::int64_t routed) {
+  const std::int64_t h = m.hidden, expert = linear(h, m.gated() ? 2 * m.expert_ffn : m.expert_ffn, m.expert_bias) +
+                                            linear(m.expert_ffn, h, m.expert_bias);
+  return linear(h, m.experts, m.router_bias) + routed * expert +
+         (m.shared_expert_ffn > 0 ? mlp_parameters(m, h, m.shared_expert_ffn) : 0) + (m.shared_expert_gate ? h : 0);
+}
+
+// Of a decoder whose layers have `routed` experts each, instead of that many MLPs.
+std::int64_t more_with_experts(const Model& m, std::int64_t routed) {
+  std::int64_t layers = 0;
+  for (std::int64_t layer = 0; m.has_experts() && layer < m.layers; ++layer) layers += m.is_expert_layer(layer) ? 1 : 0;
+  return layers * (expert_parameters(m, routed) - mlp_parameters(m, m.hidden, m.ffn));
+}
+
 std::int64_t embedding_parameters(const Model& m) {
   std::int64_t rows = m.vocab + m.token_types;
   if (m.positions == Positions::learned) rows += m.max_positions + m.extra_positions;
@@ -110,10 +126,15 @@ std::int64_t swin_parameters(const Model& m) {
 
 }  // namespace
 
+std::int64_t active_parameters(const Model& m) {
+  return parameters(m) - more_with_experts(m, m.experts) + more_with_experts(m, m.experts_per_token);
+}
+
 std::int64_t parameters(const Model& m) {
   switch (m.kind) {
     case ModelKind::decoder:
-      return embedding_parameters(m) + stack_parameters(m, m.layers, false) + head_parameters(m);
+      return embedding_parameters(m) + stack_parameters(m, m.layers, false) + more_with_experts(m, m.experts) +
+             head_parameters(m);
     case ModelKind::encoder:
       return embedding_parameters(m) + stack_parameters(m, m.layers, false) + encoder_head_parameters(m);
     case ModelKind::encoder_decoder:

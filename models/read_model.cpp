@@ -92,14 +92,6 @@ void reconcile_usual_values(Model& model, const Json& object) {
   if (model.attention == AttentionKind::latent && unsaid("qkv_bias")) model.qkv_bias = false;
 }
 
-void refuse_experts(const Json& object, const InputError::Where& where) {
-  for (const char* key : {"experts", "num_experts", "topk", "moe_ffn", "shared_ffn"}) {
-    if (!object.contains(key)) continue;
-    throw InputError({where.file, where.pointer + '/' + key}, describe(object.at(key)),
-                     "a dense model: mixture-of-experts models are not modelled yet");
-  }
-}
-
 // The kind, the activation and the attention choose the values of what is left out.
 Model usual_model_of(const Model& model) {
   Model usual;
@@ -246,12 +238,10 @@ Model read_model(const Json& json, const InputError::Where& where) {
   } else if (!json.is_object()) {
     throw InputError(where, describe(json), "the name of a model, or an object that describes one");
   } else if (json.contains("preset")) {
-    refuse_experts(json, where);
     model = read_preset_with_changes(json, where);
   } else if (imported) {
     model = import_huggingface(json, where);
   } else {
-    refuse_experts(json, where);
     model = read_written_out(json, where);
   }
   try {

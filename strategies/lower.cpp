@@ -19,6 +19,8 @@ Mesh mesh_of(const Scenario& scenario, std::span<const Strategy> strategies) {
   for (const MeshAxis axis : framework::mesh_order(scenario.plan))
     for (const Digit& digit : by_strategy.digits())
       if (digit.axis == axis) mesh.add(digit.axis, digit.size, digit.name);
+  for (const Strategy& strategy : strategies)
+    if (strategy.fold != nullptr) strategy.fold(scenario, mesh);
   return mesh;
 }
 

@@ -13,6 +13,7 @@
 #include "strategies/batch/options.h"
 #include "strategies/context_parallel/options.h"
 #include "strategies/data_parallel/options.h"
+#include "strategies/expert_parallel/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
 #include "strategies/gradient_accumulation/options.h"
@@ -36,6 +37,7 @@ struct Plan {
   tensor_parallel::Options tensor;
   context_parallel::Options context;
   usp::Options usp;
+  expert_parallel::Options expert;
   activation_recompute::Options recompute;
   activation_offload::Options activation_offload;
   pipeline_parallel::Options pipeline;
@@ -54,6 +56,7 @@ struct Plan {
     tensor.visit_fields(v);
     context.visit_fields(v);
     usp.visit_fields(v);
+    expert.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
     zeropp.visit_fields(v);

@@ -5,6 +5,7 @@
 #include "strategies/batch/batch.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
 #include "strategies/gradient_accumulation/gradient_accumulation.h"
@@ -96,6 +97,17 @@ constexpr Strategy kStrategies[] = {
      .add_digits = all_gather_context::add_digits,
      .words = all_gather_context::words,
      .context_types = all_gather_context::kTypes},
+    {.name = "expert_parallel",
+     .summary = "experts divided over ranks, to which tokens travel and back",
+     .paper = "Lepikhin et al. 2020, arXiv 2006.16668; Liu et al. 2025, arXiv 2504.14960",
+     .check = expert_parallel::check,
+     .rewrite = nothing,
+     .rewrite_piece = expert_parallel::rewrite_piece,
+     .fold = expert_parallel::fold,
+     .disable = expert_parallel::disable,
+     .words = expert_parallel::words,
+     .check_runnable = expert_parallel::check_runnable,
+     .search_axes = expert_parallel::search_axes},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

@@ -47,6 +47,8 @@ struct Strategy {
   // The rest is null where there is nothing to say.
   // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the plan's mesh_order.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;
+  // Lays axes over digits that all have laid (Mesh::fold).
+  void (*fold)(const Scenario& scenario, Mesh& mesh) = nullptr;
   // Takes it out of the plan: what is left when all have done so computes the same on one rank, step by step.
   void (*disable)(Plan& plan) = nullptr;
   // Ranks over which it divides a replica of the model.

@@ -44,6 +44,8 @@ enum class Rule : std::uint8_t {
   frozen_stays = 21,          // a frozen parameter has no gradient, and nothing updates it
   summed_over_holders = 22,   // the gradient of a parameter that several stages hold is summed over just these, once,
                               // behind the reductions of the update and before anything else reads it
+  // Mixture of experts.
+  own_rows = 23,  // slots are divided over what divides the tokens that are put into them, experts over nothing
 };
 
 struct Violation {

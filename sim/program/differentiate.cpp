@@ -282,6 +282,35 @@ class Differentiator {
         contribute(op.reads[0], dl);
         break;
       }
+      case Derivative::route: {
+        const TensorId dl = target(op.reads[0]);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
+        g.reads = {dy, op.reads[0], op.writes[1], kNoTensor, kNoTensor, kNoTensor};
+        g.writes[0] = dl;
+        contribute(op.reads[0], dl);
+        break;
+      }
+      case Derivative::permute: {
+        const TensorId dx = target(op.reads[0]);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
+        g.reads = {dy, op.reads[1], kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+        g.writes[0] = dx;
+        contribute(op.reads[0], dx);
+        break;
+      }
+      case Derivative::unpermute: {
+        const TensorId drows = target(op.reads[0]), weights = op.reads[2];
+        const TensorId dweights = weights == kNoTensor ? kNoTensor : target(weights);
+        Op& g = emit_like(op, weights == kNoTensor ? OpKind::permute : traits.backward, Phase::input_gradient);
+        if (weights == kNoTensor)
+          g.reads = {dy, op.reads[1], kNoTensor, kNoTensor, kNoTensor, kNoTensor};
+        else
+          g.reads = {dy, op.reads[0], op.reads[1], weights, kNoTensor, kNoTensor};
+        g.writes = {drows, dweights, kNoTensor, kNoTensor};
+        contribute(op.reads[0], drows);
+        contribute(weights, dweights);
+        break;
+      }
       case Derivative::none:
         throw std::logic_error(std::string("differentiate: no rule for ") + traits.name + ": " + traits.why_none);
     }

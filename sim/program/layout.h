@@ -36,7 +36,7 @@ constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 // what one rank of the first has, and so on. Like a group it means nothing without its mesh.
 class Division {
  public:
-  static constexpr int kMost = 4;
+  static constexpr int kMost = 8;
 
   constexpr int count() const {
     int n = 0;
@@ -45,7 +45,7 @@ class Division {
   }
   constexpr bool empty() const { return digits_ == 0; }
   // The n-th digit, or -1.
-  constexpr int digit(int n) const { return ((digits_ >> (4 * n)) & 0xf) - 1; }
+  constexpr int digit(int n) const { return static_cast<int>(digits_ >> (4 * n) & 0xf) - 1; }
   // Of a group the outermost digit is the major one, so that parts are in the order of the group's ranks. Both throw
   // std::logic_error for more than kMost digits.
   void append(MeshGroup minor) {
@@ -74,13 +74,13 @@ class Division {
   }
   // Whether the first digits are those of `major`.
   constexpr bool begins_with(Division major) const {
-    const unsigned mask = (1u << (4 * major.count())) - 1;
+    const std::uint64_t mask = (std::uint64_t{1} << (4 * major.count())) - 1;
     return (digits_ & mask) == major.digits_;
   }
   // The digits behind those of `major`. REQUIRES: begins_with(major).
   constexpr Division behind(Division major) const {
     Division minor;
-    minor.digits_ = static_cast<std::uint16_t>(digits_ >> (4 * major.count()));
+    minor.digits_ = static_cast<std::uint32_t>(std::uint64_t{digits_} >> (4 * major.count()));
     return minor;
   }
   constexpr bool operator==(const Division&) const = default;
@@ -88,10 +88,10 @@ class Division {
  private:
   void push_back(int digit) {
     const int n = count();
-    if (n == kMost) throw std::logic_error("a dimension divided over more than four digits");
-    digits_ = static_cast<std::uint16_t>(digits_ | ((digit + 1) << (4 * n)));
+    if (n == kMost) throw std::logic_error("a dimension divided over more than eight digits");
+    digits_ |= static_cast<std::uint32_t>(digit + 1) << (4 * n);
   }
-  std::uint16_t digits_ = 0;  // four bits each, the digit's number and one; the first in the lowest
+  std::uint32_t digits_ = 0;  // four bits each, the digit's number and one; the first in the lowest
 };
 
 // Which of the parts is `rank`'s: they count the digits in the order of the division.

@@ -12,11 +12,52 @@ void Mesh::add(MeshAxis axis, std::int64_t size, const char* name) {
   ranks_ *= size;
 }
 
+int Mesh::digit_behind(std::int64_t inner) {
+  std::size_t d = 0;
+  for (; d < count_ && inner > 1; ++d) {
+    Digit& digit = digits_[d];
+    if (digit.axis == MeshAxis::pp) continue;
+    if (inner % digit.size == 0) {
+      inner /= digit.size;
+      continue;
+    }
+    if (digit.size % inner != 0 || count_ == digits_.size()) return -1;
+    std::copy_backward(digits_.begin() + d, digits_.begin() + count_, digits_.begin() + count_ + 1);
+    ++count_;
+    digits_[d].size = inner;
+    digits_[d + 1].size /= inner;
+    digits_[d + 1].stride *= inner;
+    for (MeshGroup& group : folded_) {  // the cut digit's bit twice, those behind it one further
+      const unsigned bits = group.bits(), low = bits & ((2u << d) - 1), high = bits >> d << (d + 1);
+      group = MeshGroup::from_bits(static_cast<std::uint16_t>(low | high));
+    }
+    return static_cast<int>(d) + 1;
+  }
+  return inner == 1 ? static_cast<int>(d) : -1;
+}
+
+bool Mesh::fold(MeshAxis axis, std::int64_t inner, std::int64_t size) {
+  if (size == 1) return true;
+  Mesh cut = *this;
+  const int end = cut.digit_behind(inner * size);
+  if (end < 0) return false;
+  const std::size_t before = cut.count_;
+  const int begin = cut.digit_behind(inner);
+  if (begin < 0) return false;
+  MeshGroup group;
+  for (int d = begin; d < end + static_cast<int>(cut.count_ - before); ++d)
+    if (cut.digits_[static_cast<std::size_t>(d)].axis != MeshAxis::pp) group = group | MeshGroup::of_digit(d);
+  cut.folded_[static_cast<std::size_t>(axis)] = group;
+  *this = cut;
+  return true;
+}
+
 MeshGroup Mesh::group(std::initializer_list<MeshAxis> axes) const {
   MeshGroup group;
   for (std::size_t d = 0; d < count_; ++d)
     if (std::find(axes.begin(), axes.end(), digits_[d].axis) != axes.end())
       group = group | MeshGroup::of_digit(static_cast<int>(d));
+  for (const MeshAxis axis : axes) group = group | folded_[static_cast<std::size_t>(axis)];
   return group;
 }
 
@@ -35,8 +76,9 @@ std::int64_t Mesh::size(MeshGroup group) const {
 }
 
 std::int64_t Mesh::stride(MeshAxis axis) const {
-  for (const Digit& digit : digits())
-    if (digit.axis == axis) return digit.stride;
+  const MeshGroup of_axis = group(axis);
+  for (std::size_t d = 0; d < count_; ++d)
+    if (of_axis.contains(static_cast<int>(d))) return digits_[d].stride;
   return ranks_;
 }
 

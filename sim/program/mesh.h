@@ -11,10 +11,10 @@
 namespace orrery {
 
 // What a digit is for, in the field's usual words. `dp_replicate` x `dp_shard` together are data parallelism: a
-// ZeRO/FSDP shard group, and (HSDP) its replicas. Expert parallelism folds over data and context ranks and has an axis
-// of its own.
-enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, pp };
-inline constexpr int kMeshAxes = 6;
+// ZeRO/FSDP shard group, and (HSDP) its replicas. Experts are divided over digits of other axes (Mesh::fold): over ep
+// whole, over etp within an expert.
+enum class MeshAxis : std::uint8_t { tp, cp, ep, dp_shard, dp_replicate, pp, etp };
+inline constexpr int kMeshAxes = 7;
 const char* name_of(MeshAxis axis);
 
 struct Digit {
@@ -54,10 +54,16 @@ class Mesh {
   void add(MeshAxis axis, std::int64_t size) { add(axis, size, name_of(axis)); }
   void add(MeshAxis axis, std::int64_t size, const char* name);
 
+  // Lays `axis` over digits of other axes, for tensors that are divided otherwise than the rest of a layer (Liu et al.
+  // 2025, arXiv 2504.14960, section 3.2): of all ranks but those of pp, counted from neighbours outwards, over `size`
+  // ranks that are `inner` apart. Digits are cut where that begins and ends; the parts keep axis and name. False, and
+  // nothing is laid, where a digit cannot be cut there.
+  bool fold(MeshAxis axis, std::int64_t inner, std::int64_t size);
+
   std::span<const Digit> digits() const { return {digits_.data(), count_}; }  // innermost first
   std::int64_t ranks() const { return ranks_; }
 
-  // Of all digits of the axes; of those with this name.
+  // Of all digits of the axes, folded ones too; of those with this name.
   MeshGroup group(MeshAxis axis) const { return group(std::initializer_list<MeshAxis>{axis}); }
   MeshGroup group(std::initializer_list<MeshAxis> axes) const;
   MeshGroup group(std::string_view digit) const;
@@ -71,6 +77,10 @@ class Mesh {
   std::int64_t coordinate(std::int64_t rank, MeshAxis axis) const { return coordinate(rank, group(axis)); }
 
  private:
+  // The digits in pp's place left out: the first behind `inner` ranks, cut out of one if need be; -1: impossible.
+  int digit_behind(std::int64_t inner);
+
+  std::array<MeshGroup, kMeshAxes> folded_{};
   std::array<Digit, kMaxDigits> digits_{};
   std::size_t count_ = 0;
   std::int64_t ranks_ = 1;

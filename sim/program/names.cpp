@@ -33,7 +33,8 @@ const char* name_of(Place place) {
 
 const char* name_of(Axis axis) {
   static constexpr std::array names{"none",        "batch",     "sequence", "key_sequence", "hidden", "groups",
-                                    "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts"};
+                                    "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts",
+                                    "slots",       "expert_ffn"};
   static_assert(names.size() == kAxes);
   return pick(names, axis);
 }
@@ -45,7 +46,7 @@ const char* name_of(Deal deal) {
 }
 
 const char* name_of(MeshAxis axis) {
-  static constexpr std::array names{"tp", "cp", "ep", "dp_shard", "dp_replicate", "pp"};
+  static constexpr std::array names{"tp", "cp", "ep", "dp_shard", "dp_replicate", "pp", "etp"};
   static_assert(names.size() == kMeshAxes);
   return pick(names, axis);
 }
@@ -54,6 +55,12 @@ const char* name_of(ActivationFunction function) {
   static constexpr std::array names{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
   static_assert(names.size() == kActivationFunctions);
   return pick(names, function);
+}
+
+const char* name_of(RouterScore score) {
+  static constexpr std::array names{"softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top"};
+  static_assert(names.size() == kRouterScores);
+  return pick(names, score);
 }
 
 const char* name_of(Phase phase) {

@@ -27,6 +27,23 @@ const char* name_of(ActivationFunction function);
 // exponentials are relative to each rank's own maximum.
 enum class Reduction : std::uint8_t { sum, merge };
 
+// How a mixture of experts chooses the experts of a token from its logits, and weighs what they give.
+//   softmax           the k largest of softmax(logits), weighted by it (Switch, GShard, DeepSeek-V2)
+//   softmax_of_top    the k largest logits, weighted by their softmax (Mixtral; the same as the first, renormalised)
+//   sigmoid           the k largest of sigmoid(logits) (Llama 4)
+//   sigmoid_of_top    the same, weights renormalised to a sum of one (DeepSeek-V3)
+enum class RouterScore : std::uint8_t { softmax, softmax_of_top, sigmoid, sigmoid_of_top };
+inline constexpr int kRouterScores = 4;
+const char* name_of(RouterScore score);
+
+struct Router {
+  RouterScore score = RouterScore::softmax;
+  // Experts in groups of equal size, of which a token may choose from `best_groups` (DeepSeek-V2, arXiv 2405.04434,
+  // section 2.2.2): those with the largest sum of their two best scores. 0: no groups.
+  std::uint16_t groups = 0, best_groups = 0;
+  float scale = 1;  // on the weights (DeepSeek-V3: 2.5)
+};
+
 // For Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
@@ -53,6 +70,7 @@ struct Op {
 
   // Matrix products.
   std::uint8_t inner_dims = 1;
+  std::uint8_t group_dims = 0;
   bool transposed_weight = false;  // w is [n.. | k..]
   bool transpose_a = false;        // batched_matmul
   bool transpose_b = false;
@@ -65,6 +83,8 @@ struct Op {
   // Of a piece's random draws (OpTraits::random) which one: the same in each layer, whatever else is in a piece. A
   // repeated op draws again what it drew.
   std::uint8_t draw = 0;
+
+  Router router;
 
   // Attention.
   bool causal = false;

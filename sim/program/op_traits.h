@@ -11,7 +11,8 @@ namespace orrery {
 
 enum class OpKind : std::uint8_t {
   // Matrix products. x: [tokens.. | k..], w: [k.. | n..] (or [n.. | k..] when transposed_weight), y: [tokens.. | n..];
-  // `inner_dims` says how many dimensions of w are k.
+  // `inner_dims` says how many dimensions of w are k. Of a grouped product the first `group_dims` dimensions of all
+  // operands are the experts, each with a product of its own.
   linear,                  // reads x, w [, bias];   writes y
   linear_input_gradient,   // reads dy, w;           writes dx
   linear_weight_gradient,  // reads x, dy;           writes dw (accumulated)
@@ -53,6 +54,16 @@ enum class OpKind : std::uint8_t {
   cast,                    // reads x; writes y in another dtype (quantise, dequantise, copy; accumulated)
   zero_fill,               // writes y
   merge_attention,         // reads contexts and lse of two ring steps; writes merged (online softmax)
+
+  // Mixture of experts. Each token goes to `k` experts; rows are their inputs or outputs, [experts, slots, width]: a
+  // token's row lies in the first free slot of its expert, first choices before second ones, tokens in their order.
+  // What finds no slot is dropped; slots that no token takes hold zeros.
+  route,           // reads logits [tokens.., experts] [, bias on scores that are compared]; writes weights
+                   // [tokens.., k] and choices [tokens.., k], the most favoured first (Op::router)
+  route_backward,  // reads dweights, logits, choices; writes dlogits
+  permute,         // reads x [tokens.., width], choices; writes rows
+  unpermute,       // reads rows, choices [, weights]; writes x: the sum of a token's rows, weighted
+  unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
@@ -115,6 +126,9 @@ enum class Derivative : std::uint8_t {
   of_dy_or_two,     // the same; with a second operand dx and its gradient
   of_dy_and_y,      // dx from dy and the result
   of_dy_and_mask,   // dx from dy and the second result
+  route,            // from the logits and the choices
+  permute,          // from dy and the choices
+  unpermute,        // the same; with weights also from the rows, and a gradient of the weights
 };
 
 // Sets of operands: bit i is the i-th read or write of an op.
@@ -160,6 +174,7 @@ struct OpTraits {
   OperandMask whole_rows = 0;       // reads whose last dimension is normalised over: no rank has a part of it
   bool whole_heads = false;         // turns the numbers of a head in pairs, or scores by them: the same
   bool masks_rows = false;          // by their places in what it reads: where it masks, no rank has a part of them
+  bool regroups = false;            // tokens and slots: a rank's rows are those of its own tokens
 };
 
 namespace op_traits {
@@ -256,6 +271,20 @@ inline constexpr std::array kTable{
              .writes = 0b1, .of_update = true, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::merge_attention, .name = "merge_attention", .op_class = OpClass::memory_bound,
              .reads = 0b1111, .writes = 0b11, .why_none = kAddedLater},
+
+    OpTraits{.kind = OpKind::route, .name = "route", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b11, .derivative = Derivative::route,
+             .backward = OpKind::route_backward, .whole_rows = 0b1},
+    OpTraits{.kind = OpKind::route_backward, .name = "route_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10},
+    OpTraits{.kind = OpKind::permute, .name = "permute", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .derivative = Derivative::permute, .backward = OpKind::unpermute,
+             .regroups = true},
+    OpTraits{.kind = OpKind::unpermute, .name = "unpermute", .op_class = OpClass::memory_bound,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .derivative = Derivative::unpermute,
+             .backward = OpKind::unpermute_backward, .regroups = true},
+    OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b1111, .writes = 0b11, .why_none = kIsDerivative, .regroups = true},
 
     OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},

@@ -99,6 +99,7 @@ class PieceCheck {
   MeshGroup owed_by_reads(const Op& op);
   MeshGroup owed_by_result(const Op& op, std::size_t result, const std::vector<Divided>& axes, MeshGroup passed);
 
+  void expect_own_rows(const Op& op);
   void expect_keys(const Op& op);
   void follow_ring(const Op& op);
   void attend_in_ring(const Op& op);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <span>
 
 #include "sim/program/piece_check.h"
 #include "sim/program/rewrite.h"
@@ -21,6 +22,9 @@ bool needs_whole(const Op& op, std::size_t read, const Tensor& t, int dim) {
   return dim == t.rank - 1 || (traits.masks_rows && masks(op) && dim == t.rank - 2);
 }
 
+// Of tokens, and of the slots that they are put into.
+bool counts_rows(Axis axis) { return axis == Axis::batch || axis == Axis::sequence || axis == Axis::slots; }
+
 std::string axis_words(const Tensor& t, int dim) {
   return t.axes[dim] == Axis::none ? "dimension " + std::to_string(dim) : name_of(t.axes[dim]);
 }
@@ -35,6 +39,7 @@ void PieceCheck::compute(const Op& op) {
     return;
   }
   const MeshGroup passed = owed_by_reads(op);
+  if (traits_of(op.kind).regroups) expect_own_rows(op);
   if (is_attention(op.kind)) expect_keys(op);
   if (!ring_group_.empty()) follow_ring(op);
   for (std::size_t w = 0; w < op.writes.size(); ++w)
@@ -134,7 +139,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   const Tensor& t = tensor(id);
   MeshGroup summed;
   for (const Divided& a : axes) {
-    if (a.over.empty() || !a.read) continue;
+    if (a.over.empty() || !a.read || (traits.regroups && counts_rows(a.axis))) continue;
     MeshGroup here;  // what divides the result as well; the rest of one divided by heads is a sum over heads
     for (int d = 0; d < t.rank; ++d)
       if (divided_axis(t.axes[d]) == a.axis && (t.deal(d) != Deal::query_heads || !a.read_in_parts))
@@ -161,6 +166,28 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
     owes = owes.without(both);
   }
   return owes;
+}
+
+// A rank puts its own tokens into slots: those who divide tokens divide slots, and nobody experts.
+void PieceCheck::expect_own_rows(const Op& op) {
+  const std::span<const TensorId> reads(op.reads), writes(op.writes);
+  MeshGroup tokens, slots;
+  TensorId rows = kNoTensor, x = kNoTensor;
+  for (const std::span<const TensorId> operands : {reads, writes})
+    for (const TensorId id : operands) {
+      if (id == kNoTensor) continue;
+      const Tensor& t = tensor(id);
+      const bool of_slots = t.find(Axis::slots) >= 0;
+      (of_slots ? rows : x) = id;
+      for (int d = 0; d < t.rank; ++d)
+        if (counts_rows(t.axes[d]) || t.axes[d] == Axis::experts)
+          (of_slots ? slots : tokens) = (of_slots ? slots : tokens) | t.over[d].group();
+    }
+  const int experts = rows == kNoTensor ? -1 : tensor(rows).find(Axis::experts);
+  if (experts < 0 || x == kNoTensor || (tokens == slots && tensor(rows).over[experts].empty())) return;
+  report(Rule::own_rows, layout(x) + " has tokens of one part over " + words(mesh_, tokens) + ", " + layout(rows) +
+                             " slots and experts of one over " + words(mesh_, slots) +
+                             ", needed alike, and slots of all experts");
 }
 
 // ---- rings ----

@@ -74,9 +74,11 @@ enum class Axis : std::uint8_t {
   head_dim,
   ffn,      // the MLP's inner width
   vocab,    // rows of the embedding, columns of the logits
-  experts,  // mixture of experts
+  experts,     // of a layer's mixture of experts
+  slots,       // what of an expert's input one token is put into
+  expert_ffn,  // an expert's inner width
 };
-inline constexpr int kAxes = 12;
+inline constexpr int kAxes = 14;
 const char* name_of(Axis axis);
 
 struct Dim {

@@ -73,16 +73,16 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
       const Tensor& x = tensor(op.reads[0]);
       const Tensor& w = tensor(op.reads[1]);
       // The contracted dimensions trail x. For a forward they are w's k, for an input gradient w's n.
-      const int contracted = op.kind == OpKind::linear ? op.inner_dims : w.rank - op.inner_dims;
-      const std::int64_t k = product(x, x.rank - contracted, x.rank);
-      return {1, product(x, 0, x.rank - contracted), w.elements() / k, k};
+      const int contracted = op.kind == OpKind::linear ? op.inner_dims : w.rank - op.group_dims - op.inner_dims;
+      const std::int64_t k = product(x, x.rank - contracted, x.rank), groups = product(x, 0, op.group_dims);
+      return {groups, product(x, op.group_dims, x.rank - contracted), w.elements() / (groups * k), k};
     }
     case OpKind::linear_weight_gradient: {
       const Tensor& x = tensor(op.reads[0]);
       const Tensor& dw = tensor(op.writes[0]);
-      const std::int64_t tokens = product(x, 0, x.rank - op.inner_dims);
-      const std::int64_t k = product(x, x.rank - op.inner_dims, x.rank);
-      return {1, k, dw.elements() / k, tokens};
+      const std::int64_t tokens = product(x, op.group_dims, x.rank - op.inner_dims);
+      const std::int64_t k = product(x, x.rank - op.inner_dims, x.rank), groups = product(x, 0, op.group_dims);
+      return {groups, k, dw.elements() / (groups * k), tokens};
     }
     case OpKind::batched_matmul: {
       const Tensor& a = tensor(op.reads[0]);

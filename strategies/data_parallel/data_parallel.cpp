@@ -10,6 +10,7 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/data_parallel/gather_order.h"
+#include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/framework/framework.h"
 
 namespace orrery::data_parallel {
@@ -488,9 +489,39 @@ bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batch
   return scenario.plan.data.zero_stage >= 1 && reduces_in_every_micro_batch(scenario, micro_batches);
 }
 
+namespace {
+
+bool is_of_experts(const Piece& piece, const ParameterGradient& p) {
+  return piece.tensors[p.parameter].find(Axis::experts) >= 0;
+}
+
+// Sets that have both get a number for the experts in them, behind all others.
+void set_experts_apart(Piece& piece) {
+  std::uint8_t sets = 0;
+  for (const ParameterGradient& p : piece.parameters) sets = std::max<std::uint8_t>(sets, p.set);
+  const auto rest_in = [&](std::uint8_t set) {
+    return std::ranges::any_of(piece.parameters, [&](const ParameterGradient& p) {
+      return p.set == set && !piece.tensors[p.parameter].shared && !is_of_experts(piece, p);
+    });
+  };
+  for (std::uint8_t set = 0, last = sets; set <= last; ++set) {
+    if (!rest_in(set)) continue;
+    bool any = false;
+    for (ParameterGradient& p : piece.parameters) {
+      if (p.set != set || !is_of_experts(piece, p)) continue;
+      if (!any) ++sets;
+      any = true;
+      p.set = sets;
+    }
+  }
+}
+
+}  // namespace
+
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece) {
   const framework::GatherLimits limits = framework::gather_limits(scenario.plan);
   if (!sharding.over.weights.empty() && exceeds(limits, piece)) divide_into_sets(limits, piece);
+  set_experts_apart(piece);
 }
 
 namespace {
@@ -574,23 +605,48 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   mesh.add(MeshAxis::dp_replicate, degree / shard);
 }
 
-Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program) {
+namespace {
+
+// Over `ranks`, which hold the same parameters; the shards that zero_stage makes are divided over `shard` of them.
+Sharding sharding_over(const Scenario& scenario, const Plan& plan, const Program& program, MeshGroup ranks,
+                       MeshGroup shard) {
   const Options& options = plan.data;
   const bool every = reduces_in_every_micro_batch(scenario, program.schedule.micro_batches);
   Sharding s;
-  s.ranks = program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp});
+  s.ranks = ranks;
   s.reduced = every ? s.ranks : MeshGroup{};
   if (options.zero_stage > 0) {
-    s.over.states = program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp});
+    s.over.states = shard;
     s.reduced = s.over.gradients = every ? s.over.states : MeshGroup{};
     if (options.zero_stage == 3) s.over.weights = s.over.states;
   }
   s.keeps_parameters = options.zero_stage == 3 && !options.reshard_after_forward && !every;
-  for (const Strategy& strategy : all_strategies())
-    if (strategy.shard != nullptr) strategy.shard(scenario, plan, program.mesh, s);
+  return s;
+}
+
+void set_dtypes(const Scenario& scenario, const Plan& plan, Sharding& s) {
   s.fp32_weights = !s.over.weights.empty() && framework::shards_in_fp32(scenario.plan) &&
                    scenario.plan.optimizer.master_parameters && scenario.plan.precision.storage() != Dtype::fp32;
-  s.fp8_gathers = !s.over.weights.empty() && options.float8_all_gather && plan.precision.mix == precision::Mix::fp8;
+  s.fp8_gathers = !s.over.weights.empty() && plan.data.float8_all_gather && plan.precision.mix == precision::Mix::fp8;
+}
+
+}  // namespace
+
+Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program) {
+  Sharding s = sharding_over(scenario, plan, program,
+                             program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate, MeshAxis::cp}),
+                             program.mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.shard != nullptr) strategy.shard(scenario, plan, program.mesh, s);
+  set_dtypes(scenario, plan, s);
+  return s;
+}
+
+Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Program& program) {
+  const MeshGroup replicas = expert_parallel::expert_replicas(program.mesh);
+  Sharding s = sharding_over(scenario, plan, program, replicas,
+                             replicas.without(program.mesh.group(MeshAxis::dp_replicate)));
+  set_dtypes(scenario, plan, s);
   return s;
 }
 
@@ -645,7 +701,8 @@ std::int64_t elements_held_between_layers(const Program& program) {
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   Sharding sharding = sharding_of(scenario, plan, program);
-  if (sharding.ranks.empty()) return;
+  Sharding experts = expert_sharding_of(scenario, plan, program);
+  if (sharding.ranks.empty() && experts.ranks.empty()) return;
   sharding.stays_gathered =
       !is_layer(piece) && sharding.over.secondary.empty() && framework::keeps_ends_gathered(scenario.plan);
   sharding.fp8_gathers = sharding.fp8_gathers && is_layer(piece);
@@ -660,8 +717,13 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   // Of a layer whose weights are quantised the second set is what is not: norms and biases.
   Sharding rest = sharding;
   rest.gathered_after_update = is_layer(piece) && keeps_weights_quantised(scenario, plan);
-  const std::array by_set{sharding, rest};
-  lay_out(by_set, plan.data, bucket, program.mesh, piece);
+  experts.in_turn = sharding.in_turn;
+  std::vector<Sharding> by_set;
+  for (std::size_t set = 0; set < piece.sets.size(); ++set)
+    by_set.push_back(set == 0 ? sharding : rest);
+  for (const ParameterGradient& p : piece.parameters)
+    if (p.set < by_set.size() && is_of_experts(piece, p)) by_set[p.set] = experts;
+  if (!by_set.empty()) lay_out(by_set, plan.data, bucket, program.mesh, piece);
 }
 
 void check_runnable(const Scenario& scenario) {

@@ -46,13 +46,16 @@ struct Sharding {
 };
 // As zero_stage and reduce_gradients have it, and then as other strategies do.
 Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
+// The same of experts, which other ranks hold alike (expert_parallel::expert_replicas).
+Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Program& program);
 
 // Lays a piece's parameter sets out: the i-th by the i-th sharding, or by the last; all pieces by the same. Throws
 // std::logic_error for groups that do not hold one another.
 void lay_out(std::span<const Sharding> by_set, const Options& options, double bucket_bytes, const Mesh& mesh,
              Piece& piece);
 
-// Numbers the parameter sets of a piece of which not all are gathered at once; to be called before they are laid out.
+// Numbers the parameter sets of a piece, of which not all are gathered at once, or held by the same ranks; to be called
+// before they are laid out.
 void divide_into_sets(const Scenario& scenario, const Sharding& sharding, Piece& piece);
 
 void check(const Scenario& scenario);

@@ -176,6 +176,7 @@ std::array<MeshAxis, kMeshAxes> mesh_order(const Plan& plan) {
     rest.remove_prefix(dash + 1);
   }
   if (!seen[2]) add(MeshAxis::ep);
+  add(MeshAxis::etp);
   if (count < order.size()) refuse();
   return order;
 }

@@ -145,7 +145,7 @@ TensorId add_norm(Piece& piece, const Mesh& mesh) {
   const Stream stream =
       mesh.size(MeshAxis::tp) > 1 ? Stream::tensor_communication : Stream::data_communication;
   Op reduce = communication(OpKind::all_reduce, "gradient_norm.all_reduce", stream,
-                            mesh.group({MeshAxis::tp, MeshAxis::pp}), local, global);
+                            mesh.group({MeshAxis::tp, MeshAxis::pp, MeshAxis::ep, MeshAxis::etp}), local, global);
   reduce.phase = Phase::update;
   reduce.every = kAllInstances;
   piece.update.ops.push_back(reduce);

@@ -58,9 +58,19 @@ class Quantiser {
   // Blocks lie along a row of the tensor, or along a column.
   enum Copy : std::uint8_t { by_rows, by_columns };
 
-  static bool is_product(const Op& op) {
-    return op.kind == OpKind::linear || op.kind == OpKind::linear_input_gradient ||
-           op.kind == OpKind::linear_weight_gradient;
+  // Not those of routers, whose logits are fp32.
+  bool is_product(const Op& op) const {
+    const auto is_fp32 = [&](TensorId id) { return piece_.tensors[id].dtype == Dtype::fp32; };
+    switch (op.kind) {
+      case OpKind::linear:
+        return !is_fp32(op.writes[0]);
+      case OpKind::linear_input_gradient:
+        return !is_fp32(op.reads[0]);
+      case OpKind::linear_weight_gradient:
+        return !is_fp32(op.reads[1]);
+      default:
+        return false;
+    }
   }
   // Which one a product reads: its weight gradient sums over tokens, the input gradient over the product's results.
   Copy copy_of(const Op& op, int read) const {

@@ -1,0 +1,291 @@
+#include "strategies/expert_parallel/expert_parallel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+
+namespace orrery::expert_parallel {
+namespace {
+
+bool is_rows(const Tensor& t) { return t.find(Axis::slots) >= 0; }
+
+// Lays the experts of a piece out, and moves rows between where their tokens are and where their experts are.
+class Experts {
+ public:
+  Experts(const Options& options, const Model& model, const Mesh& mesh, Piece& piece)
+      : options_(options),
+        model_(model),
+        mesh_(mesh),
+        expert_(mesh.group(MeshAxis::ep)),
+        tensor_(mesh.group(MeshAxis::etp)),
+        piece_(piece),
+        home_(piece.tensors.size(), kNoTensor) {}
+
+  void run() {
+    const Tensor* tokens = nullptr;
+    for (const Op& op : piece_.forward.ops)
+      if (op.kind == OpKind::permute) tokens = &piece_.tensors[op.reads[0]];
+    if (tokens == nullptr) return;
+    const std::int64_t assignments = tokens->elements() / tokens->sizes[tokens->rank - 1] * model_.experts_per_token;
+    slots_ = slots_of(assignments);
+    divided_ = tokens->divided_over();
+    divide();
+    for (Block* block : {&piece_.forward, &piece_.backward}) rewrite(*block);
+  }
+
+ private:
+  std::int64_t slots_of(std::int64_t assignments) const {
+    const double factor = options_.capacity_factor > 0 ? options_.capacity_factor : 1;
+    const double slots = std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.experts));
+    return std::max<std::int64_t>(1, static_cast<std::int64_t>(slots));
+  }
+
+  // Parameters and what experts compute: everything on the experts' side.
+  void divide() {
+    const std::int64_t here = mesh_.size(expert_), parts = mesh_.size(tensor_);
+    for (Tensor& t : piece_.tensors)
+      for (int d = 0; d < t.rank; ++d) {
+        if (t.axes[d] == Axis::experts) {
+          t.sizes[d] /= here;
+          t.over[d].append(expert_);
+        } else if (t.axes[d] == Axis::expert_ffn) {
+          t.sizes[d] /= parts;
+          t.over[d].append(tensor_);
+        } else if (t.axes[d] == Axis::slots) {
+          t.sizes[d] = slots_ * here * parts;
+          t.over[d].append(divided_.without(expert_ | tensor_));
+        }
+      }
+  }
+
+  TensorId like(TensorId id, const char* name) {
+    const TensorId copy = clone_tensor(piece_, id);
+    home_.resize(piece_.tensors.size(), kNoTensor);
+    piece_.tensors[copy].name = name;
+    return copy;
+  }
+  // What the ranks of an expert have of its rows before they gather them.
+  TensorId part_of(TensorId rows) {
+    const TensorId id = like(rows, "expert_rows");
+    Tensor& t = piece_.tensors[id];
+    const int slots = t.find(Axis::slots);
+    t.sizes[slots] /= mesh_.size(tensor_);
+    t.over[slots].append(tensor_);
+    return id;
+  }
+  // The rows of a rank's own tokens, for all experts.
+  TensorId home_of(TensorId rows) {
+    const TensorId id = like(rows, "token_rows");
+    Tensor& t = piece_.tensors[id];
+    const int experts = t.find(Axis::experts), slots = t.find(Axis::slots);
+    t.sizes[experts] *= mesh_.size(expert_);
+    t.over[experts] = {};
+    t.sizes[slots] = slots_;
+    t.over[slots].append(tensor_);
+    t.over[slots].append(expert_);
+    return id;
+  }
+
+  Op collective(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause) const {
+    // The next kernels wait for it, as for PyTorch's collectives.
+    Op op = communication(kind, name, Stream::compute, group, from, to);
+    op.account = Stream::expert_communication;
+    op.phase = cause.phase;
+    return op;
+  }
+  // Blocks of rows, by rank as they travel and by expert as products read them.
+  void sort(TensorId from, TensorId to, const Op& cause) {
+    Op op;
+    op.kind = OpKind::cast;
+    op.name = "sort_rows";
+    op.phase = cause.phase;
+    op.reads[0] = from;
+    op.writes[0] = to;
+    out_.push_back(op);
+  }
+  bool sorts() const { return !expert_.empty() && model_.experts > mesh_.size(expert_); }
+
+  void dispatch(TensorId home, TensorId rows, const Op& cause) {
+    const TensorId part = tensor_.empty() ? rows : expert_.empty() ? home : part_of(rows);
+    if (!expert_.empty()) {
+      const TensorId came = sorts() ? like(part, "arrived_rows") : part;
+      out_.push_back(redistribution(home, came, "dispatch", cause));
+      if (sorts()) sort(came, part, cause);
+    }
+    if (part != rows)
+      out_.push_back(collective(OpKind::all_gather, "dispatch.all_gather", tensor_, part, rows, cause));
+  }
+  void combine(TensorId rows, TensorId home, const Op& cause) {
+    const TensorId part = tensor_.empty() ? rows : expert_.empty() ? home : part_of(rows);
+    if (part != rows)
+      out_.push_back(collective(OpKind::reduce_scatter, "combine.reduce_scatter", tensor_, rows, part, cause));
+    if (expert_.empty()) return;
+    const TensorId leaves = sorts() ? like(part, "leaving_rows") : part;
+    if (sorts()) sort(part, leaves, cause);
+    out_.push_back(redistribution(leaves, home, "combine", cause));
+  }
+  // Every rank gives each other one as much.
+  Op redistribution(TensorId from, TensorId to, const char* name, const Op& cause) const {
+    return collective(OpKind::redistribute, name, expert_, from, to, cause);
+  }
+
+  void rewrite(Block& block) {
+    if (expert_.empty() && tensor_.empty()) return;
+    out_.clear();
+    for (Op op : block.ops) {
+      if (!traits_of(op.kind).regroups) {
+        out_.push_back(op);
+        continue;
+      }
+      for (TensorId& id : op.reads) {
+        if (id == kNoTensor || !is_rows(piece_.tensors[id])) continue;
+        if (home_[id] == kNoTensor) {
+          const TensorId home = home_of(id);
+          combine(id, home, op);
+          home_[id] = home;
+        }
+        id = home_[id];
+      }
+      TensorId home = kNoTensor, rows = kNoTensor;
+      for (TensorId& id : op.writes)
+        if (id != kNoTensor && is_rows(piece_.tensors[id])) {
+          rows = id;
+          id = home = home_of(rows);
+        }
+      const Op cause = op;
+      out_.push_back(op);
+      if (home != kNoTensor) dispatch(home, rows, cause);
+    }
+    block.ops = out_;
+  }
+
+  const Options& options_;
+  const Model& model_;
+  const Mesh& mesh_;
+  const MeshGroup expert_, tensor_;
+  Piece& piece_;
+  std::vector<TensorId> home_;  // of rows on their experts' side: those of a rank's own tokens
+  std::vector<Op> out_;
+  MeshGroup divided_;       // that tokens are
+  std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
+};
+
+bool has_experts(const Piece& piece) {
+  return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::permute; });
+}
+
+}  // namespace
+
+std::int64_t expert_tensor_ranks(const Plan& plan) {
+  return plan.expert.tensor_degree > 0 ? plan.expert.tensor_degree : plan.tensor.degree;
+}
+
+MeshGroup expert_replicas(const Mesh& mesh) {
+  return mesh.group({MeshAxis::tp, MeshAxis::cp, MeshAxis::dp_shard, MeshAxis::dp_replicate})
+      .without(mesh.group({MeshAxis::ep, MeshAxis::etp}));
+}
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.expert;
+  const Model& model = scenario.model;
+  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
+    throw InputError({"", std::string("/plan/") + field}, found, expected);
+  };
+  const auto degree = [&](const char* field, std::int64_t found, const std::string& expected) {
+    fail(field, std::to_string(found), expected);
+  };
+  if (!model.has_experts()) {
+    if (options.degree > 1) degree("expert_parallel", options.degree, "1 for a model without experts");
+    if (options.tensor_degree > 0) degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
+    if (options.capacity_factor > 0)
+      fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
+    return;
+  }
+  const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
+  const std::int64_t ranks = orrery::ranks(scenario) / scenario.plan.pipeline.degree;
+  if (model.experts % options.degree != 0)
+    degree("expert_parallel", options.degree, "a divisor of the model's " + std::to_string(model.experts) + " experts");
+  if (model.expert_ffn % tensor != 0)
+    degree("expert_tensor_parallel", tensor,
+           "a divisor of an expert's inner width of " + std::to_string(model.expert_ffn));
+  if (ranks % (options.degree * tensor) != 0)
+    degree("expert_parallel", options.degree,
+           "a number that times expert_tensor_parallel, " + std::to_string(tensor) + ", divides the " +
+               std::to_string(ranks) + " ranks of tensor, context and data parallelism");
+  if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
+    fail("sequence_parallel", "false",
+         "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
+  if (scenario.plan.mics.shard_size > 1)
+    degree("mics_shard_size", scenario.plan.mics.shard_size, "0 with experts, whose partition groups are not described");
+  if (scenario.plan.zeropp.secondary > 1)
+    degree("zero_hpz_partition_size", scenario.plan.zeropp.secondary,
+           "0 with experts, whose second copies are not described");
+  if (tensor > 1 && model.expert_bias)
+    degree("expert_tensor_parallel", tensor, "1 for experts with biases, which are added to a whole sum");
+}
+
+void fold(const Scenario& scenario, Mesh& mesh) {
+  if (!scenario.model.has_experts()) return;
+  const std::int64_t tensor = expert_tensor_ranks(scenario.plan), degree = scenario.plan.expert.degree;
+  const auto refuse = [](const char* field, std::int64_t found) {
+    throw InputError({"", std::string("/plan/") + field}, std::to_string(found),
+                     "a number that cuts tensor, context and data ranks into whole groups");
+  };
+  if (!mesh.fold(MeshAxis::etp, 1, tensor)) refuse("expert_tensor_parallel", tensor);
+  if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (has_experts(piece)) Experts(plan.expert, scenario.model, program.mesh, piece).run();
+}
+
+void disable(Plan& plan) {
+  const double capacity = plan.expert.capacity_factor;
+  plan.expert = {};
+  plan.expert.capacity_factor = capacity;  // what is dropped belongs to what is computed
+}
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"expert", [](const Scenario& s) { return s.plan.expert.degree > 1; }}};
+  return kWords;
+}
+
+void check_runnable(const Scenario& scenario) {
+  if (scenario.model.has_experts())
+    throw InputError({"", "/model/experts"}, std::to_string(scenario.model.experts),
+                     "0 in real runs: no kernel routes tokens yet");
+}
+
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "expert_parallel",
+       .label = "ep",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             if (!chosen.model.has_experts()) return values.push_back(1);
+             append_divisors(chosen.model.experts, values);
+             const std::int64_t ranks = orrery::ranks(chosen) / chosen.plan.pipeline.degree;
+             std::erase_if(values, [&](std::int64_t e) { return ranks % e != 0; });
+           }},
+      {.field = "expert_tensor_parallel",
+       .label = "etp",
+       .turns = Turns::mesh,
+       .usual = true,
+       .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             if (!chosen.model.has_experts()) return values.push_back(0);
+             values.push_back(1);
+             if (chosen.plan.tensor.degree > 1) values.push_back(chosen.plan.tensor.degree);
+           }}};
+  return kAxes;
+}
+
+}  // namespace orrery::expert_parallel

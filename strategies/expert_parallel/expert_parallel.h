@@ -1,0 +1,36 @@
+// Expert parallelism: the experts of a layer are divided over ranks, each of which has tokens of its own. Tokens travel
+// to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv 2006.16668). The ranks of an expert group, and
+// those that divide each expert's matrices, are folded over the tensor, context and data ranks of the rest of a layer
+// (Liu et al. 2025, arXiv 2504.14960); what is left of them holds the same experts and reduces their gradients.
+//
+//   permute      a rank's tokens into slots           [experts, slots, hidden], of all experts
+//   dispatch     redistribute over ep                 [experts / ep, slots x ep, hidden]
+//                sort, by expert what came by rank    the same
+//                all_gather over etp                  [experts / ep, slots x ep x etp, hidden]
+//   experts      grouped products                     a part of the sum over etp
+//   combine      the same way back: reduce_scatter over etp, sort, redistribute; then unpermute
+//
+// Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts); dropless:
+// what balanced routing needs.
+#pragma once
+
+#include "sim/program/program.h"
+#include "strategies/strategy.h"
+
+namespace orrery::expert_parallel {
+
+void check(const Scenario& scenario);
+// Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
+void fold(const Scenario& scenario, Mesh& mesh);
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+void disable(Plan& plan);
+std::span<const PlanWord> words();
+void check_runnable(const Scenario& scenario);
+std::span<const SearchAxis> search_axes();
+
+// The plan's, or as many as tensor_parallel where it leaves them open.
+std::int64_t expert_tensor_ranks(const Plan& plan);
+// Ranks that hold the same experts: of all but those of pp.
+MeshGroup expert_replicas(const Mesh& mesh);
+
+}  // namespace orrery::expert_parallel
