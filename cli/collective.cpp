@@ -145,7 +145,7 @@ Prediction predict(const CollectiveArguments& arguments) {
   p.calibration = predictor.calibration();
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == arguments.kind; });
-  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kCollectiveAlgorithmNames);
+  const auto algorithm = chosen<CollectiveAlgorithm>(arguments.algorithm, kForcedAlgorithmNames);
   const auto protocol = chosen<CollectiveProtocol>(arguments.protocol, kCollectiveProtocolNames);
   const auto refuse = [&](const char* option, const std::string& wanted, std::string_view ran) {
     throw InputError(
@@ -353,7 +353,7 @@ void add_collective(Command app) {
   text("-e,--maxbytes", arguments->most_bytes, "Largest size").type_name("SIZE").capture_default();
   count("-f,--stepfactor", arguments->step_factor, "From each size to the next").capture_default();
   text("--algorithm", arguments->algorithm, "Instead of the fastest, as NCCL_ALGO")
-      .one_of_in_any_case(texts(kCollectiveAlgorithmNames));
+      .one_of_in_any_case(texts(kForcedAlgorithmNames));
   text("--protocol", arguments->protocol, "Instead of the fastest, as NCCL_PROTO")
       .one_of_in_any_case(texts(kCollectiveProtocolNames));
   of_kind.push_back(command

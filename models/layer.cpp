@@ -41,8 +41,8 @@ Routed route(Builder& b, const char* name, TensorId x, std::int64_t experts, std
   return routed;
 }
 
-// Of every expert on the rows in its slots.
-TensorId expert_mlp(Builder& b, TensorId rows) {
+// Of every expert on the rows in its slots; by row what they are weighed by, unless that is done later.
+TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const Dim experts{b.model.experts, Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
   const Dim ffn{b.model.expert_ffn, Axis::expert_ffn}, gate{2, Axis::none};
   const TensorId inner = b.model.gated() ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
@@ -56,7 +56,8 @@ TensorId expert_mlp(Builder& b, TensorId rows) {
     b.emit(OpKind::multiply, "expert_gate", {activated, up}, {product});
     activated = product;
   } else {
-    b.emit(OpKind::activation, "expert_activation", {inner}, {activated}).function = b.model.activation;
+    b.emit(OpKind::activation, "expert_activation", {inner, kNoTensor, weights}, {activated}).function =
+        b.model.activation;
   }
   return b.expert_linear("expert_fc2", activated, {ffn}, {b.hidden()}, b.model.expert_bias);
 }
@@ -67,7 +68,7 @@ TensorId expert_block(Builder& b, TensorId x) {
   if (b.model.shared_expert_ffn > 0) {
     shared = mlp(b, x, b.model.shared_expert_ffn, nullptr);
     if (b.model.shared_expert_gate) {
-      const TensorId gate = route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid}).weights;
+      const TensorId gate = route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid, .experts = 1, .choices = 1}).weights;
       const TensorId gated = b.residual("shared_expert_gate");
       b.emit(OpKind::multiply, "shared_expert_gate", {shared, gate}, {gated});
       shared = gated;
@@ -76,15 +77,22 @@ TensorId expert_block(Builder& b, TensorId x) {
   const auto [weights, chosen] =
       route(b, "router", x, b.model.experts, b.model.experts_per_token, b.model.router_bias,
             {b.model.router_score, static_cast<std::uint16_t>(b.model.router_groups),
-             static_cast<std::uint16_t>(b.model.router_best_groups), static_cast<float>(b.model.router_scale)});
+             static_cast<std::uint16_t>(b.model.router_best_groups), static_cast<float>(b.model.router_scale),
+             static_cast<std::uint16_t>(b.model.experts), static_cast<std::uint16_t>(b.model.experts_per_token)});
   const std::int64_t assignments = b.sizes.batch * b.sizes.sequence * b.model.experts_per_token;
   const Dim experts{b.model.experts, Axis::experts},
       slots{(assignments + b.model.experts - 1) / b.model.experts, Axis::slots};
   const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
   b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
-  const TensorId outputs = expert_mlp(b, rows);
+  const bool early = b.kernels.weighs_activations && b.kernels.fused_kernels;
+  TensorId by_row = kNoTensor;
+  if (early) {
+    by_row = b.tensor("permute_weights", Category::activation, Dtype::fp32, {experts, slots});
+    b.emit(OpKind::permute_weights, "permute_weights", {weights, chosen}, {by_row});
+  }
+  const TensorId outputs = expert_mlp(b, rows, by_row);
   const TensorId y = b.residual("unpermute");
-  b.emit(OpKind::unpermute, "unpermute", {outputs, chosen, weights}, {y});
+  b.emit(OpKind::unpermute, "unpermute", {outputs, chosen, early ? kNoTensor : weights}, {y});
   if (shared == kNoTensor) return y;
   const TensorId sum = b.residual("shared_experts");
   b.emit(OpKind::add, "shared_experts", {y, shared}, {sum});

@@ -19,6 +19,9 @@ struct KernelChoices {
   bool flash_attention = true;  // false: batched matmuls with a stored score matrix
   LossKernels loss = LossKernels::fp32;
   bool fused_kernels = true;    // bias+activation, bias+dropout+add, rotary, softmax as single kernels
+  // Experts' outputs are weighed where their activation function is applied, not where tokens are put together: their
+  // outputs are then not kept for the backward.
+  bool weighs_activations = false;
   Dtype activation = Dtype::bf16;
   Dtype parameter = Dtype::bf16;
   Dtype gradient = Dtype::fp32;

@@ -84,8 +84,8 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("stage_heads", stage_heads, width_range(1), "Swin: heads of each stage");
   v.field("window", window, up_to(kMostWindow), "Swin: side of the attention window, in patches");
   v.field("cosine_attention", cosine_attention, "Swin v2: cosine attention and continuous position bias");
-  v.field("experts", experts, width_range(0), "routed experts of a layer; 0: none");
-  v.field("experts_per_token", experts_per_token, width_range(0), "experts that a token goes to (top-k)");
+  v.field("experts", experts, up_to(kMostGroups), "routed experts of a layer; 0: none");
+  v.field("experts_per_token", experts_per_token, up_to(kMostGroups), "experts that a token goes to (top-k)");
   v.field("expert_ffn", expert_ffn, width_range(0), "inner width of an expert; 0: ffn");
   v.field("shared_expert_ffn", shared_expert_ffn, width_range(0),
           "inner width of the experts that all tokens go to, together; 0: none");

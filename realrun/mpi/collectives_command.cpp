@@ -20,7 +20,7 @@ using OrderedJson = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 CollectiveAlgorithm algorithm_of(const CollectiveSweep& sweep) {
-  for (std::size_t i = 1; i < kCollectiveAlgorithmNames.size(); ++i)
+  for (std::size_t i = 1; i < kForcedAlgorithmNames.size(); ++i)
     if (kCollectiveAlgorithmNames[i] == sweep.algorithm) return static_cast<CollectiveAlgorithm>(i);
   if (sweep.algorithm == kCollectiveAlgorithmNames[0])
     return sweep.kind == "all_to_all" || sweep.kind == "send_recv" ? CollectiveAlgorithm::direct

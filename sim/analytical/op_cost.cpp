@@ -138,13 +138,19 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   const OpKind kind = collective_of(op.kind);
   for (const Collective& met : collectives_met_)
-    if (met.kind == kind && met.group == op.group && met.stages == op.stages && met.bytes == payload) return met.cost;
+    if (met.kind == kind && met.algorithm == op.algorithm && met.group == op.group && met.stages == op.stages &&
+        met.bytes == payload)
+      return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const Spanned spanned = span(op);
-  CollectiveCost cost = collectives_.cost(kind, payload, spanned.span, algorithm_, protocol_);
+  const CollectiveAlgorithm algorithm =
+      op.algorithm == CollectiveAlgorithm::automatic ? algorithm_ : op.algorithm;
+  CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
+                            ? collectives_.token_exchange(payload, op.router, spanned.span)
+                            : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
-  collectives_met_.push_back({kind, op.group, op.stages, payload, cost});
+  collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, cost});
   return cost;
 }
 

@@ -79,8 +79,9 @@ class OpCostModel {
   // meshes: others have the same groups.
   std::shared_ptr<const FabricLoad> load_of(MeshGroup group) const;
   std::shared_ptr<const FabricLoad> load_of(std::span<const std::uint16_t> stages) const;
-  struct Collective {  // its cost depends on nothing else
+  struct Collective {  // its cost depends on nothing else; all by_token are of one router
     OpKind kind;
+    CollectiveAlgorithm algorithm;
     MeshGroup group;
     std::uint8_t stages;
     double bytes;

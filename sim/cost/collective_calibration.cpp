@@ -275,6 +275,19 @@ const ReductionCalibration& bundled_reduction() {
   return reduction;
 }
 
+const TokenExchangeCalibration& bundled_token_exchange() {
+  static const TokenExchangeCalibration exchange = [] {
+    constexpr const char* kFile = "results/calibration/token_exchange.json";
+    TokenExchangeCalibration t;
+    const Json json = parse_embedded(kFile);
+    Parameters p(json, {kFile, ""});
+    p.number("link_share", t.link_share, kPositiveShare);
+    p.number("nic_share", t.nic_share, kPositiveShare);
+    return t;
+  }();
+  return exchange;
+}
+
 }  // namespace
 
 CollectiveCalibration find_collective_calibration(const Cluster& cluster, const CollectiveClasses& user) {
@@ -317,6 +330,7 @@ CollectiveCalibration find_collective_calibration(const Cluster& cluster, const 
   calibration.inter = inter->parameters;
   calibration.inter_residual = inter->residual;
   calibration.reduction = bundled_reduction();
+  calibration.token_exchange = bundled_token_exchange();
   return calibration;
 }
 

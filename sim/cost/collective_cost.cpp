@@ -82,6 +82,7 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
     : intra_(calibration.intra),
       inter_(calibration.inter),
       reduction_(calibration.reduction),
+      token_exchange_(calibration.token_exchange),
       step_slowdown_(calibration.step_slowdown),
       node_(cluster.node),
       fabric_(cluster.fabric) {
@@ -574,8 +575,7 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
 
 CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan& span, Algorithm algorithm,
                                      Protocol protocol) const {
-  CollectiveCost cost;
-  if (span.ranks <= 1 || !(bytes > 0)) return cost;
+  if (span.ranks <= 1 || !(bytes > 0)) return {};
   const Group g = group_of(span);
   Candidate best;
   double least = std::numeric_limits<double>::infinity();
@@ -590,8 +590,35 @@ CollectiveCost CollectiveModel::cost(OpKind kind, double bytes, const GroupSpan&
     least = seconds;
     best = c;
   });
-  cost.seconds = least;
-  cost.bus_bytes_per_second = bus_factor(kind, span.ranks) * bytes / least;
+  return cost_of(kind, bytes, g, best);
+}
+
+CollectiveCost CollectiveModel::token_exchange(double bytes, const Router& router, const GroupSpan& span) const {
+  if (span.ranks <= 1 || !(bytes > 0)) return {};
+  const Group g = group_of(span);
+  const TokenShares shares = token_shares(router, g.n, g.nodes);
+  Candidate x = Formulas{*this, g, bytes}.all_to_all(Protocol::simple, g.nodes > 1 && g.r > 1);
+  x.algorithm = Algorithm::by_token;
+  x.in_sequence = false;  // chunk by chunk
+  x.intra_bytes = x.intra_seconds = x.inter_bytes = x.inter_seconds = x.nic_seconds = 0;
+  if (g.r > 1) {
+    x.intra_bytes = as_double(g.n) * shares.to_rank * bytes;
+    x.intra_seconds = x.intra_bytes / (link_of(g.r, g.stride).bytes_per_second * token_exchange_.link_share);
+  }
+  if (g.nodes > 1) {
+    x.inter_bytes = as_double(g.r) * as_double(g.nodes - 1) * shares.to_node * bytes;
+    x.nic_seconds = x.inter_bytes / (g.nic_rate * token_exchange_.nic_share);
+    x.inter_seconds = x.nic_seconds * g.crossing.all_to_all;
+  }
+  CollectiveCost cost = cost_of(OpKind::all_to_all, bytes, g, x);
+  cost.token_shares = shares;
+  return cost;
+}
+
+CollectiveCost CollectiveModel::cost_of(OpKind kind, double bytes, const Group& g, const Candidate& best) const {
+  CollectiveCost cost;
+  cost.seconds = best.seconds();
+  cost.bus_bytes_per_second = bus_factor(kind, g.n) * bytes / cost.seconds;
   cost.intra_bytes = best.intra_bytes;
   cost.inter_bytes = best.inter_bytes;
   cost.algorithm = best.algorithm;
@@ -634,6 +661,7 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
       return;
     case Algorithm::direct:
     case Algorithm::collnet:
+    case Algorithm::by_token:
       break;
     default:
       return;

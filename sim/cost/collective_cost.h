@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <string>
 
+#include "sim/cost/token_exchange.h"
 #include "sim/hardware/cluster.h"
 #include "sim/program/collective_algorithm.h"
 #include "sim/program/op.h"
@@ -70,6 +71,12 @@ struct ReductionCalibration {
   double nvls_network_seconds = 0;  // the same where NVSwitch reduces within the node
 };
 
+// Tokens to experts, each once to a node and there once to a rank (CollectiveAlgorithm::by_token).
+struct TokenExchangeCalibration {
+  double link_share = 0;  // of the scale-up link's rate, counting all that a rank receives, from itself too
+  double nic_share = 0;   // of the NICs' rate
+};
+
 // What stands behind the numbers of one class; zero points: published constants only.
 struct CollectiveResidual {
   std::int64_t curves = 0, points = 0, points_from_1_mib = 0;
@@ -84,6 +91,7 @@ struct CollectiveCalibration {
   IntraCalibration intra;
   InterCalibration inter;
   ReductionCalibration reduction;
+  TokenExchangeCalibration token_exchange;
   CollectiveResidual intra_residual, inter_residual;
   // In a training step, relative to collectives alone (sim/cost/step_calibration.h): ranks wait for the slowest.
   double step_slowdown = 1;
@@ -108,6 +116,7 @@ struct CollectiveCost {
   // Within the node over links that groups of other strides do not use: a mesh's links between neighbouring ranks, the
   // NVLink bridge of a pair.
   bool between_neighbours = false;
+  TokenShares token_shares;  // of by_token
   // latency_seconds, split for a run step by step: once, and per message within the node and between nodes.
   double base_seconds = 0, intra_step_seconds = 0, inter_step_seconds = 0;
 };
@@ -126,6 +135,8 @@ class CollectiveModel {
   CollectiveCost cost(OpKind kind, double bytes, const GroupSpan& span,
                       CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                       CollectiveProtocol protocol = CollectiveProtocol::automatic) const;
+  // An all-to-all by_token: `bytes` of all rows that a rank's tokens become.
+  CollectiveCost token_exchange(double bytes, const Router& router, const GroupSpan& span) const;
 
   // One message between two ranks `distance` apart in rank order, of which `concurrent` leave the node at a time.
   // It leaves the node iff distance >= devices per node.
@@ -166,6 +177,7 @@ class CollectiveModel {
   };
   Link link_of(std::int64_t ranks, std::int64_t stride) const;
   double all_to_all_intra_seconds(double bytes, const Group& group) const;
+  CollectiveCost cost_of(OpKind kind, double bytes, const Group& group, const Candidate& best) const;
   Candidate message(OpKind kind, double bytes, const Group& group, CollectiveProtocol protocol) const;
   void split_latency(OpKind kind, double bytes, const Group& group, CollectiveCost& cost) const;
 
@@ -176,6 +188,7 @@ class CollectiveModel {
   IntraCalibration intra_;
   InterCalibration inter_;
   ReductionCalibration reduction_;
+  TokenExchangeCalibration token_exchange_;
   double step_slowdown_ = 1;
   Node node_;
   Fabric fabric_;

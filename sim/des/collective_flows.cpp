@@ -98,6 +98,7 @@ class Builder {
         both_ways_(group.both_directions),
         leaves_(group.leaves),
         in_switch_(group.in_switch_reduction),
+        tokens_(group.tokens),
         graph_(graph) {
     if (options.chunks < 1) throw InputError({}, std::to_string(options.chunks) + " chunks", "at least 1");
     if (options.channels < 0) throw InputError({}, std::to_string(options.channels) + " channels", "0 or more");
@@ -317,6 +318,24 @@ class Builder {
         const Index b = wrap(a + away, nodes_.count());
         for (Index j = 0; j < nodes_.size(b); ++j)
           add({here[at(j % nodes_.size(a))]}, {nodes_.of(b)[at(j)]}, part * nodes_.size(a));
+      }
+    }
+  }
+
+  // Over NICs to the member of the same place in each node; what has come there, to all others.
+  void exchange_tokens() {
+    reserve(pairs_in_nodes() + std::int64_t{nodes_.members()} * (nodes_.count() - 1));
+    for (Index a = 0; a < nodes_.count(); ++a) {
+      const std::span<const Member> here = nodes_.of(a);
+      const Index r = nodes_.size(a);
+      const double passed_on = tokens_.to_rank * nodes_.members() / r;  // of the tokens of as many members as nodes
+      for (Index x = 0; x < r; ++x) {
+        for (Index away = 1; away < r; ++away)
+          add({here[at(x)]}, {here[at(wrap(x + away, r))]}, passed_on);
+        for (Index away = 1; away < nodes_.count(); ++away) {
+          const Index b = wrap(a + away, nodes_.count());
+          add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]}, tokens_.to_node);
+        }
       }
     }
   }
@@ -609,6 +628,7 @@ class Builder {
   bool both_ways_;
   const std::span<const std::int64_t> leaves_;
   const bool in_switch_;
+  const TokenShares tokens_;
   FlowGraph& graph_;
   std::uint8_t phase_ = 0;
   std::vector<Member> order_, senders_, chain_;  // scratch
@@ -644,8 +664,8 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
       if (!ring) refuse(kind, algorithm, "ring or bidirectional_ring");
       break;
     case OpKind::all_to_all:
-      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical)
-        refuse(kind, algorithm, "direct or hierarchical");
+      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical && algorithm != Algorithm::by_token)
+        refuse(kind, algorithm, "direct, hierarchical or by_token");
       break;
     case OpKind::ring_shift:
     case OpKind::send:
@@ -670,6 +690,8 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
     const double part = 1.0 / static_cast<double>(members.devices.size());
     if (algorithm == Algorithm::hierarchical)
       b.hierarchical_all_to_all();
+    else if (algorithm == Algorithm::by_token)
+      b.exchange_tokens();
     else
       b.pairs([part](Member, Member) { return part; },
               [&, part](Member, Index node) { return part * b.nodes().size(node); });
@@ -707,6 +729,8 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
     case Algorithm::hierarchical:
       if (kind == OpKind::all_to_all) return n * (here + a);
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
+    case Algorithm::by_token:
+      return n * (here + a);
     case Algorithm::collnet:  // in the node, and to the switches and back
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (here - 1) + 2) * chunks;
     case Algorithm::direct:

@@ -28,6 +28,7 @@ struct GroupMembers {
   // collnet: the leaf switch of each member's NIC; empty: one for all. And whether NVSwitch sums up within the node.
   std::span<const std::int64_t> leaves = {};
   bool in_switch_reduction = false;
+  TokenShares tokens = {};  // by_token
 };
 
 // A member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the leaf switch of its
@@ -88,7 +89,7 @@ struct FlowOptions {
 //                                             halving_doubling
 //   all_gather, reduce_scatter                ring, bidirectional_ring, hierarchical, halving_doubling
 //   reduce_scatter                            collnet
-//   all_to_all                                direct, hierarchical
+//   all_to_all                                direct, hierarchical, by_token
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
 //   ring_shift, send, receive                 direct; send and receive: members 0 -> 1
 // Which edges leave the node follows from the members' nodes and may be uneven. A group of one makes no edges. The same

@@ -66,7 +66,8 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
                         .algorithm = cost.algorithm,
                         .way = way,
                         .reversed = reversed,
-                        .in_switch = cost.in_switch};
+                        .in_switch = cost.in_switch,
+                        .tokens = cost.token_shares};
     if (options.fidelity == Fidelity::step_exact) pattern.chunks = chunks_of(cluster, bytes, options);
     x.pattern = traffic.pattern(pattern);
   }

@@ -191,7 +191,8 @@ void Traffic::lay_pattern(std::int32_t p) {
                                  .both_directions = cluster_.fabric.kind == FabricKind::torus,
                                  .order = cluster_.placement.ring_order,
                                  .leaves = leaves,
-                                 .in_switch_reduction = kind.in_switch};
+                                 .in_switch_reduction = kind.in_switch,
+                                 .tokens = kind.tokens};
       collective_flows(kind.kind, kind.algorithm, members, options, graph);
       if (!exact_) merge_parallel_edges(graph);
     }

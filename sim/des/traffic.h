@@ -31,6 +31,7 @@ struct PatternKind {
   bool reversed = false;    // members in reverse order: backwards through the pipeline
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
   bool in_switch = false;   // collnet: the scale-up switch sums up within the node
+  TokenShares tokens;       // by_token
   bool operator==(const PatternKind&) const = default;
 };
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 namespace orrery {
@@ -17,9 +18,13 @@ enum class CollectiveAlgorithm : std::uint8_t {
   halving_doubling,    // recursive halving, then doubling (sim/cost/halving_doubling.h); only when asked for
   bidirectional_ring,  // half of the bytes each way round; only when asked for
   direct,              // each pair by itself; all-to-all, sends
+  by_token,            // of tokens to experts: each once to a node, and there once to a rank (DeepEP); no plan forces it
 };
-inline constexpr std::array<std::string_view, 9> kCollectiveAlgorithmNames{
-    "automatic", "ring", "tree", "hierarchical", "nvls", "collnet", "halving_doubling", "bidirectional_ring", "direct"};
+inline constexpr std::array<std::string_view, 10> kCollectiveAlgorithmNames{
+    "automatic", "ring",   "tree", "hierarchical", "nvls", "collnet", "halving_doubling", "bidirectional_ring",
+    "direct",    "by_token"};
+// Those that a plan can force.
+inline constexpr std::span<const std::string_view> kForcedAlgorithmNames{kCollectiveAlgorithmNames.data(), 9};
 
 enum class CollectiveProtocol : std::uint8_t { automatic, simple, ll128, ll };
 inline constexpr std::array<std::string_view, 4> kCollectiveProtocolNames{"automatic", "simple", "ll128", "ll"};

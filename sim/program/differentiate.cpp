@@ -231,11 +231,13 @@ class Differentiator {
         break;
       }
       case Derivative::activation: {
-        const TensorId dx = target(op.reads[0]);
+        const TensorId dx = target(op.reads[0]), weights = op.reads[2];
+        const TensorId dweights = weights == kNoTensor ? kNoTensor : target(weights);
         Op& g = emit_like(op, traits.backward, Phase::input_gradient);
-        g.reads = {dy, op.reads[0], op.reads[1], kNoTensor, kNoTensor, kNoTensor};
-        g.writes[0] = dx;
+        g.reads = {dy, op.reads[0], op.reads[1], weights, kNoTensor, kNoTensor};
+        g.writes = {dx, dweights, kNoTensor, kNoTensor};
         contribute(op.reads[0], dx);
+        contribute(weights, dweights);
         bias_gradient(op, op.reads[1], dx);
         break;
       }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 
+#include "sim/program/collective_algorithm.h"
 #include "sim/program/mesh.h"
 #include "sim/program/op_traits.h"
 #include "sim/program/stream.h"
@@ -42,6 +43,7 @@ struct Router {
   // section 2.2.2): those with the largest sum of their two best scores. 0: no groups.
   std::uint16_t groups = 0, best_groups = 0;
   float scale = 1;  // on the weights (DeepSeek-V3: 2.5)
+  std::uint16_t experts = 0, choices = 0;  // of a layer; of a token
 };
 
 // For Op::every: once for all instances of a stretch of runs.
@@ -106,6 +108,7 @@ struct Op {
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
   // Communication.
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op, whatever its Program forces
   MeshGroup group;
   Reduction reduction = Reduction::sum;
   // One more than the number of a list of Program::stage_groups: the group are the ranks that have these stages and all

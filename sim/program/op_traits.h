@@ -34,9 +34,9 @@ enum class OpKind : std::uint8_t {
                         // reads kv, key [batch, sequence, dim]; writes kv with the turned key, which all heads share,
                         // put in at rotary_begin of each (latent attention: the rotary part behind the content's)
   rotary_backward,      // reads dqkv; writes dqkv | dkv, dkey (summed over the heads)
-  activation,           // reads x [, bias]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
-                        // gate alone where the product is an op of its own)
-  activation_backward,  // reads dy, x [, bias]; writes dx
+  activation,           // reads x [, bias] [, weights]; writes y (gelu, relu; gated kinds read [.., 2, ffn], or the
+                        // gate alone where the product is an op of its own), times the weight of each row
+  activation_backward,  // reads dy, x [, bias] [, weights]; writes dx [, dweights]
   dropout,              // reads x; writes y, mask
   dropout_backward,     // reads dy, mask; writes dx
   dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
@@ -64,6 +64,8 @@ enum class OpKind : std::uint8_t {
   permute,         // reads x [tokens.., width], choices; writes rows
   unpermute,       // reads rows, choices [, weights]; writes x: the sum of a token's rows, weighted
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
+  permute_weights,     // reads weights [tokens.., k], choices; writes them by row [experts, slots]
+  unpermute_weights,   // reads dweights by row, choices; writes them by token
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
@@ -225,11 +227,11 @@ inline constexpr std::array kTable{
              .reads = 0b1, .writes = 0b01, .may_write = 0b10, .in_place = true, .why_none = kIsDerivative,
              .linear = 0b1, .sums = true, .whole_heads = true},
     OpTraits{.kind = OpKind::activation, .name = "activation", .op_class = OpClass::memory_bound,
-             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 1,
+             .reads = 0b001, .may_read = 0b110, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 1,
              .derivative = Derivative::activation, .backward = OpKind::activation_backward},
     OpTraits{.kind = OpKind::activation_backward, .name = "activation_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .in_place = true, .functions = true, .bias_read = 2,
-             .why_none = kIsDerivative, .linear = 0b1},
+             .reads = 0b0011, .may_read = 0b1100, .writes = 0b01, .may_write = 0b10, .in_place = true,
+             .functions = true, .bias_read = 2, .why_none = kIsDerivative, .linear = 0b1, .sums = true},
     OpTraits{.kind = OpKind::dropout, .name = "dropout", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b11, .in_place = true, .random = true, .derivative = Derivative::of_dy_and_mask,
              .backward = OpKind::dropout_backward, .linear = 0b1, .independent = 0b10},
@@ -285,6 +287,11 @@ inline constexpr std::array kTable{
              .backward = OpKind::unpermute_backward, .regroups = true},
     OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .op_class = OpClass::memory_bound,
              .reads = 0b1111, .writes = 0b11, .why_none = kIsDerivative, .regroups = true},
+    OpTraits{.kind = OpKind::permute_weights, .name = "permute_weights", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .derivative = Derivative::permute, .backward = OpKind::unpermute_weights,
+             .regroups = true},
+    OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .regroups = true},
 
     OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},

@@ -28,13 +28,18 @@ class Experts {
   void run() {
     const Tensor* tokens = nullptr;
     for (const Op& op : piece_.forward.ops)
-      if (op.kind == OpKind::permute) tokens = &piece_.tensors[op.reads[0]];
+      if (op.kind == OpKind::permute) {
+        tokens = &piece_.tensors[op.reads[0]];
+      } else if (op.kind == OpKind::route) {
+        router_ = op.router;
+      }
     if (tokens == nullptr) return;
     const std::int64_t assignments = tokens->elements() / tokens->sizes[tokens->rank - 1] * model_.experts_per_token;
     slots_ = slots_of(assignments);
     divided_ = tokens->divided_over();
     divide();
     for (Block* block : {&piece_.forward, &piece_.backward}) rewrite(*block);
+    if (options_.overlap_shared) overlap_shared_experts();
   }
 
  private:
@@ -130,7 +135,11 @@ class Experts {
   }
   // Every rank gives each other one as much.
   Op redistribution(TensorId from, TensorId to, const char* name, const Op& cause) const {
-    return collective(OpKind::redistribute, name, expert_, from, to, cause);
+    Op op = collective(OpKind::redistribute, name, expert_, from, to, cause);
+    op.router = router_;
+    if (options_.dispatcher == Dispatcher::hierarchical) op.algorithm = CollectiveAlgorithm::hierarchical;
+    if (options_.dispatcher == Dispatcher::flex) op.algorithm = CollectiveAlgorithm::by_token;
+    return op;
   }
 
   void rewrite(Block& block) {
@@ -163,6 +172,105 @@ class Experts {
     block.ops = out_;
   }
 
+  // ---- shared experts beside the exchange ----
+
+  bool reads_any(const Op& op, const std::vector<std::uint8_t>& marked) const {
+    return std::ranges::any_of(
+        op.reads, [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
+  }
+  void mark_writes(const Op& op, std::vector<std::uint8_t>& marked) const {
+    for (const TensorId id : op.writes)
+      if (id != kNoTensor) marked[storage_of(piece_, id)] = 1;
+  }
+
+  // The ops of a block that shared experts alone are made of. Of the forward: what only the sum with the routed ones
+  // reads in the end. Of the backward: what reads their weights or what they have kept, and the weight gradients.
+  std::vector<std::uint8_t> shared_ops(const Block& block) {
+    std::vector<std::uint8_t> chosen(block.ops.size());
+    if (&block == &piece_.forward) {
+      // From behind: whose results nobody else reads.
+      std::vector<std::uint8_t> wanted(piece_.tensors.size()), elsewhere(piece_.tensors.size());
+      if (piece_.output != kNoTensor) elsewhere[storage_of(piece_, piece_.output)] = 1;
+      const Op* const sum = sum_of_experts();
+      if (sum == nullptr) return chosen;
+      for (std::size_t i = block.ops.size(); i-- > 0;) {
+        const Op& op = block.ops[i];
+        const auto is_in = [&](const std::vector<std::uint8_t>& marked) {
+          return std::ranges::any_of(
+              op.writes, [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
+        };
+        chosen[i] = is_in(wanted) && !is_in(elsewhere) ? 1 : 0;
+        for (std::size_t r = 0; r < op.reads.size(); ++r) {
+          if (op.reads[r] == kNoTensor) continue;
+          const bool shared = chosen[i] != 0 || (&op == sum && r == 1);
+          (shared ? wanted : elsewhere)[storage_of(piece_, op.reads[r])] = 1;
+        }
+      }
+      shared_.assign(piece_.tensors.size(), 0);
+      for (std::size_t i = 0; i < chosen.size(); ++i) {
+        if (chosen[i] == 0) continue;
+        mark_writes(block.ops[i], shared_);
+        if (is_matmul(block.ops[i].kind)) shared_[block.ops[i].reads[1]] = 1;
+      }
+      return chosen;
+    }
+    shared_.resize(piece_.tensors.size(), 0);
+    std::vector<std::uint8_t> gradients(piece_.tensors.size());
+    for (std::size_t i = 0; i < block.ops.size(); ++i) {
+      const Op& op = block.ops[i];
+      const bool adds_up = op.kind == OpKind::add;
+      const bool of_weights = op.phase == Phase::weight_gradient || is_communication(op.kind);
+      if (adds_up || !(reads_any(op, shared_) || (of_weights && reads_any(op, gradients)))) continue;
+      chosen[i] = 1;
+      mark_writes(op, gradients);
+    }
+    // Casts of the gradient that comes in, for them alone.
+    for (std::size_t i = block.ops.size(); i-- > 0;) {
+      const Op& op = block.ops[i];
+      if (chosen[i] != 0 || op.kind != OpKind::cast) continue;
+      std::size_t readers = 0, shared = 0;
+      for (std::size_t j = i + 1; j < block.ops.size(); ++j)
+        if (std::ranges::find(block.ops[j].reads, op.writes[0]) != block.ops[j].reads.end())
+          ++readers, shared += chosen[j];
+      if (readers > 0 && readers == shared) chosen[i] = 1;
+    }
+    return chosen;
+  }
+
+  // What adds what shared experts give to what the routed ones do.
+  const Op* sum_of_experts() const {
+    TensorId routed = kNoTensor;
+    for (const Op& op : piece_.forward.ops) {
+      if (op.kind == OpKind::unpermute) routed = op.writes[0];
+      if (op.kind == OpKind::add && routed != kNoTensor && op.reads[0] == routed && op.reads[1] != kNoTensor) return &op;
+    }
+    return nullptr;
+  }
+
+  // Half of what shared experts compute behind the exchange that leaves, half behind the one that comes back; both on a
+  // stream of their own (Megatron-Core's --moe-shared-expert-overlap).
+  void overlap_shared_experts() {
+    for (Block* block : {&piece_.forward, &piece_.backward}) {
+      const std::vector<std::uint8_t> chosen = shared_ops(*block);
+      std::vector<Op> shared, rest;
+      for (std::size_t i = 0; i < chosen.size(); ++i) (chosen[i] != 0 ? shared : rest).push_back(block->ops[i]);
+      std::vector<std::size_t> exchanges;
+      for (std::size_t i = 0; i < rest.size(); ++i)
+        if (rest[i].kind == OpKind::redistribute && rest[i].account == Stream::expert_communication &&
+            piece_.tensors[rest[i].reads[0]].find(Axis::hidden) >= 0)  // of rows, not of their weights
+          exchanges.push_back(i);
+      if (shared.empty() || exchanges.size() != 2) continue;
+      const auto middle = std::ranges::find_if(shared, [](const Op& op) {
+        return op.kind == OpKind::activation || op.kind == OpKind::activation_backward;
+      });
+      const auto half = middle == shared.end() ? shared.begin() : middle + 1;
+      for (const std::size_t i : exchanges) rest[i].stream = rest[i].account;
+      rest.insert(rest.begin() + static_cast<std::ptrdiff_t>(exchanges[1]) + 1, half, shared.end());
+      rest.insert(rest.begin() + static_cast<std::ptrdiff_t>(exchanges[0]) + 1, shared.begin(), half);
+      block->ops = std::move(rest);
+    }
+  }
+
   const Options& options_;
   const Model& model_;
   const Mesh& mesh_;
@@ -170,6 +278,8 @@ class Experts {
   Piece& piece_;
   std::vector<TensorId> home_;  // of rows on their experts' side: those of a rank's own tokens
   std::vector<Op> out_;
+  std::vector<std::uint8_t> shared_;  // weights of shared experts, and what they write in the forward
+  Router router_;
   MeshGroup divided_;       // that tokens are
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
 };
@@ -203,6 +313,7 @@ void check(const Scenario& scenario) {
     if (options.tensor_degree > 0) degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
     if (options.capacity_factor > 0)
       fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
+    if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     return;
   }
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
@@ -219,6 +330,8 @@ void check(const Scenario& scenario) {
   if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
     fail("sequence_parallel", "false",
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
+  if (options.overlap_shared && model.shared_expert_ffn == 0)
+    fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
   if (scenario.plan.mics.shard_size > 1)
     degree("mics_shard_size", scenario.plan.mics.shard_size, "0 with experts, whose partition groups are not described");
   if (scenario.plan.zeropp.secondary > 1)

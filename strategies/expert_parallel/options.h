@@ -1,13 +1,23 @@
 #pragma once
 
+#include <array>
+
 #include "sim/base/fields.h"
 
 namespace orrery::expert_parallel {
 
+// How tokens come to their experts: NCCL's all-to-all of rows; the same in two hops, within nodes and between them
+// (Tutel, DeepSpeed-MoE); or each token once to a node and there once to a rank (DeepEP, HybridEP). Megatron-Core's
+// names for the first and the last.
+enum class Dispatcher : std::uint8_t { alltoall, hierarchical, flex };
+inline constexpr std::array<std::string_view, 3> kDispatcherNames{"alltoall", "hierarchical", "flex"};
+
 struct Options {
   std::int64_t degree = 1;
   std::int64_t tensor_degree = 0;
+  Dispatcher dispatcher = Dispatcher::alltoall;
   double capacity_factor = 0;
+  bool overlap_shared = false;
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),
@@ -16,9 +26,14 @@ struct Options {
             Scope::mesh);
     v.field("expert_tensor_parallel", tensor_degree, orrery::degree(0),
             "ranks that each expert's matrices are divided over; 0: as tensor_parallel", Scope::mesh);
+    v.field("moe_token_dispatcher", dispatcher, kDispatcherNames,
+            "how tokens come to their experts and back: all-to-all of rows (alltoall), the same in two hops within and "
+            "between nodes (hierarchical), or each token once to a node and there once to a rank (flex: DeepEP)");
     v.field("moe_expert_capacity_factor", capacity_factor, NumberRange{.least = 0, .most = 1024},
             "slots of an expert for one rank's tokens, over what balanced routing needs; tokens beyond them are "
             "dropped, slots that are left over are computed all the same. 0: dropless");
+    v.field("moe_shared_expert_overlap", overlap_shared,
+            "shared experts compute while tokens travel to the routed ones, and back");
   }
 };
 

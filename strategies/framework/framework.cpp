@@ -25,6 +25,7 @@ struct StackPreset {
   bool shards_in_fp32 = false, keeps_ends_gathered = false, keeps_gathered_inputs = false;
   bool reduces_in_every_micro_batch = false, reduces_in_every_micro_batch_of_pipeline = false;
   bool gathers_quantised_weights = false;
+  bool weighs_activations = false;
   std::vector<SearchedValues> searched;
 };
 
@@ -64,6 +65,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
     s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
+    s.weighs_activations = j.at("expert_weights") == "activation";
     for (const auto& [field, values] : j.at("searched").items()) {
       SearchedValues& of_field = s.searched.emplace_back();
       of_field.field = field;
@@ -103,6 +105,7 @@ KernelChoices kernel_choices(const Scenario& scenario, const Plan& layers) {
   const CrossEntropy loss = plan.framework.cross_entropy;
   k.loss = loss == CrossEntropy::automatic ? preset(plan).loss
                                            : static_cast<LossKernels>(static_cast<std::uint8_t>(loss) - 1);
+  k.weighs_activations = preset(plan).weighs_activations;
   k.activation = k.parameter = plan.precision.storage();
   k.gradient = plan.precision.gradient();
   // Megatron-LM's make-vocab-size-divisible-by; elsewhere the tensor-parallel ranks need equal parts.

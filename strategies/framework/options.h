@@ -60,7 +60,7 @@ struct Options {
             "the loss: PyTorch's own on fp32 logits (unfused), one kernel each way on fp32 logits (fp32) or on the "
             "logits as they are (fused); automatic: the stack's");
     v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
-    v.field("collective_algorithm", collective_algorithm, kCollectiveAlgorithmNames,
+    v.field("collective_algorithm", collective_algorithm, kForcedAlgorithmNames,
             "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
     v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
     v.field(
