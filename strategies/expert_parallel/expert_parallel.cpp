@@ -224,10 +224,10 @@ class Experts {
       chosen[i] = 1;
       mark_writes(op, gradients);
     }
-    // Casts of the gradient that comes in, for them alone.
+    // Casts and gathers of the gradient that comes in, for them alone.
     for (std::size_t i = block.ops.size(); i-- > 0;) {
       const Op& op = block.ops[i];
-      if (chosen[i] != 0 || op.kind != OpKind::cast) continue;
+      if (chosen[i] != 0 || (op.kind != OpKind::cast && op.kind != OpKind::all_gather)) continue;
       std::size_t readers = 0, shared = 0;
       for (std::size_t j = i + 1; j < block.ops.size(); ++j)
         if (std::ranges::find(block.ops[j].reads, op.writes[0]) != block.ops[j].reads.end())
