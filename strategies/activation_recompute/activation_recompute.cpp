@@ -318,8 +318,14 @@ class ByModules {
   void run() {
     if (options_.repeats(Module::core_attention))
       for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] = ops_[i].core_attention;
-    if (options_.repeats(Module::mlp)) choose_mlp();
+    if (options_.repeats(Module::mlp) && !has_experts()) choose_mlp();
     if (options_.repeats(Module::norms)) choose_norms();
+    if (options_.repeats(Module::latent_projections)) choose_latent_projections();
+    if (has_experts()) {
+      if (options_.repeats(Module::experts)) choose_experts();
+      if (options_.repeats(Module::expert_activations)) choose_expert_activations();
+      if (options_.repeats(Module::shared_experts)) choose_shared_experts();
+    }
     repeat();
     drop_unread_casts(piece_);
   }
@@ -407,6 +413,96 @@ class ByModules {
       });
     }
     for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= of_norm_[i];
+  }
+
+  // ---- experts, latent attention ----
+
+  bool has_experts() const {
+    return std::ranges::any_of(ops_, [](const Op& op) { return op.kind == OpKind::permute; });
+  }
+  bool is_of_slots(TensorId id) const { return id != kNoTensor && piece_.tensors[id].find(Axis::slots) >= 0; }
+  std::size_t number_of(OpKind kind) const {
+    return static_cast<std::size_t>(std::ranges::find(ops_, kind, &Op::kind) - ops_.begin());
+  }
+
+  // All ops that lead from what `from` reads first to any of `to`.
+  std::vector<std::uint8_t> between(const std::vector<std::uint8_t>& from, const std::vector<std::uint8_t>& to) const {
+    std::vector<std::uint8_t> reached = from, wanted = to;
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      if (reached[i] != 0) for_each_reader(i, [&](std::size_t j) { reached[j] = 1; });
+    for (std::size_t i = ops_.size(); i-- > 0;)
+      if (wanted[i] != 0) for_each_writer(i, [&](std::size_t j) { wanted[j] = 1; });
+    for (std::size_t i = 0; i < ops_.size(); ++i) reached[i] &= wanted[i];
+    return reached;
+  }
+
+  // The norm before the experts: what the router's tokens are.
+  TensorId tokens_of_experts() const { return ops_[number_of(OpKind::permute)].reads[0]; }
+  // What is added to the residual stream.
+  std::size_t last_of_experts() const {
+    const std::size_t routed = number_of(OpKind::unpermute);
+    std::size_t last = routed;
+    for_each_reader(routed, [&](std::size_t j) {
+      bool stream = false;  // the other addend is the stream itself
+      for_each_writer(j, [&](std::size_t k) { stream |= k < number_of(OpKind::route) && ops_[k].kind == OpKind::add; });
+      if (ops_[j].kind == OpKind::add && ops_[j].reads[1] != kNoTensor && !stream &&
+          root(ops_[j].reads[1]) != root(piece_.input))
+        last = j;
+    });
+    return last;
+  }
+
+  void choose_experts() {
+    std::vector<std::uint8_t> first(ops_.size()), last(ops_.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i) first[i] = reads(ops_[i], root(tokens_of_experts())) ? 1 : 0;
+    last[last_of_experts()] = 1;
+    const std::vector<std::uint8_t> chosen = between(first, last);
+    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= chosen[i];
+  }
+
+  void choose_shared_experts() {
+    const std::size_t sum = last_of_experts();
+    if (ops_[sum].kind != OpKind::add) return;
+    std::vector<std::uint8_t> first(ops_.size()), last(ops_.size());
+    for (std::size_t i = 0; i < ops_.size(); ++i) first[i] = reads(ops_[i], root(tokens_of_experts())) ? 1 : 0;
+    for (std::size_t i = 0; i < sum; ++i) last[i] = writes(ops_[i], root(ops_[sum].reads[1])) ? 1 : 0;
+    const std::vector<std::uint8_t> chosen = between(first, last);
+    for (std::size_t i = 0; i < ops_.size(); ++i) chosen_[i] |= chosen[i];
+  }
+
+  // With what is made of them for the products behind; nothing of it is kept.
+  void choose_discarded(std::size_t i) {
+    chosen_[i] = of_norm_[i] = 1;
+    for_each_reader(i, [&](std::size_t j) {
+      if (ops_[j].kind == OpKind::cast || ops_[j].kind == OpKind::multiply) choose_discarded(j);
+    });
+  }
+  void choose_expert_activations() {
+    for (std::size_t i = 0; i < ops_.size(); ++i)
+      if (ops_[i].kind == OpKind::activation && is_of_slots(ops_[i].writes[0])) choose_discarded(i);
+  }
+
+  // Queries, keys and values of latent attention from their latents.
+  void choose_latent_projections() {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+      if (ops_[i].kind != OpKind::attention || ops_[i].reads[1] == kNoTensor) continue;
+      std::vector<std::size_t> open{i};
+      while (!open.empty()) {
+        const std::size_t at = open.back();
+        open.pop_back();
+        for_each_writer(at, [&](std::size_t j) {
+          const bool made = ops_[j].kind == OpKind::rotary || ops_[j].kind == OpKind::linear || passes_on(ops_[j]);
+          const bool projected = ops_[at].kind == OpKind::linear;  // what it reads is the latent
+          if (!made || projected || of_norm_[j] != 0) return;
+          // A key that all heads share comes from the joint projection, which makes the latent, too.
+          bool feeds_norm = false;
+          for_each_reader(j, [&](std::size_t k) { feeds_norm |= ops_[k].kind == OpKind::norm; });
+          if (feeds_norm) return;
+          chosen_[j] = of_norm_[j] = 1;
+          open.push_back(j);
+        });
+      }
+    }
   }
 
   // What a module hands on is kept, but what norms do: theirs is computed again before it is used.

@@ -12,8 +12,17 @@ enum class Mode : std::uint8_t { none, selective, full, selective_op };
 inline constexpr std::array<std::string_view, 4> kModeNames{"none", "selective", "full", "selective_op"};
 
 // Parts of a layer by Megatron-Core's names (its --recompute-modules).
-enum class Module : std::uint8_t { core_attention, mlp, norms };
-inline constexpr std::array<std::string_view, 3> kModuleNames{"core_attn", "mlp", "layernorm"};
+enum class Module : std::uint8_t {
+  core_attention,
+  mlp,
+  norms,
+  latent_projections,
+  experts,
+  expert_activations,
+  shared_experts
+};
+inline constexpr std::array<std::string_view, 7> kModuleNames{"core_attn", "mlp",     "layernorm",     "mla_up_proj",
+                                                              "moe",       "moe_act", "shared_experts"};
 
 struct Options {
   Mode mode = Mode::none;
