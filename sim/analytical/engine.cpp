@@ -8,6 +8,8 @@
 #include "sim/base/error.h"
 #include "sim/report/summary.h"
 
+#include "sim/program/pair.h"
+
 namespace orrery {
 namespace {
 
@@ -74,6 +76,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.find_hops(program);
     r.hold_memory(program);
     r.clock_slots(program);
+    r.pair_slots(program);
     r.walk_pipeline(program);
     r.finish_stages(program);
   }
@@ -181,6 +184,20 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
         if (!layouts.empty()) context.costs = layouts[l].blocks[k].costs.get();
         compiler.compile(piece, static_cast<BlockKind>(k), context, data.blocks[l][k]);
       }
+    if (program.schedule.pairs) {
+      if (!data.pair) data.pair = std::make_unique<PairedPiece>();
+      PairedPiece& pair = *data.pair;
+      pair.any = pair_blocks(piece, pair.piece);
+      pair.code.resize(std::max<std::size_t>(layouts.size(), 1));
+      if (pair.any) {
+        pair.lives.find(pair.piece);
+        CompileContext of_pair(pair.piece, costs, program.runtime, pair.lives.storage(), !program.stage_groups.empty());
+        for (std::size_t l = 0; l < pair.code.size(); ++l) {
+          if (!layouts.empty()) of_pair.costs = layouts[l].blocks[index(BlockKind::backward)].costs.get();
+          compiler.compile(pair.piece, BlockKind::forward, of_pair, pair.code[l]);
+        }
+      }
+    }
     data.recompute_flops = 0;
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
@@ -525,6 +542,58 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
+// What slots that pair save, and where their time then goes.
+void AnalyticalEngine::Rep::pair_slots(const Program& program) {
+  pair_saves.clear();
+  if (!program.schedule.pairs) return;
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+  pair_saves.assign(classes.size() * chunks, 0);
+  pair_lines.assign(pair_saves.size(), {});
+  for (std::size_t at = 0; at < pair_saves.size(); ++at) {
+    const StageClass& c = classes[at / chunks];
+    const Chunk& chunk = program.stages[static_cast<std::size_t>(c.first_stage)][at % chunks];
+    const auto of = [&](BlockKind kind) -> const LineResult& { return lines[at][index(kind)].usual; };
+    if (std::none_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) { return pieces[run.piece].pair->any; }))
+      continue;
+    line.clear();
+    for (const Run& run : chunk.runs) {
+      const PieceData& data = pieces[run.piece];
+      if (data.pair->any) {
+        line.push_back({&data.pair->code[data.pair->code.size() > c.layout ? c.layout : 0], run.count});
+        continue;
+      }
+      for (const BlockKind kind : {BlockKind::forward, BlockKind::backward})
+        line.push_back({&data.block(kind, c.layout), run.count});
+    }
+    LineResult& pair = pair_lines[at];
+    pair.origin = -1;
+    clock.run(line, kUsual, kernels.overlap_slowdown, false, pair, true, {});
+    pair_saves[at] = of(BlockKind::forward).seconds + of(BlockKind::backward).seconds - pair.seconds;
+  }
+  // As many pairs as there are in the order of the class's first stage.
+  for (std::size_t i = 0; i < classes.size(); ++i) {
+    std::vector<double> paired(chunks);  // halves
+    Slot before;
+    bool any = false;
+    program.schedule.order(static_cast<std::size_t>(classes[i].first_stage)).for_each([&](const Slot& slot) {
+      if (any && before.kind == SlotKind::forward && slot.kind == SlotKind::backward &&
+          (before.chunk != slot.chunk || before.micro_batch != slot.micro_batch)) {
+        paired[before.chunk] += 0.5;
+        paired[slot.chunk] += 0.5;
+      }
+      before = slot;
+      any = true;
+    });
+    for (std::size_t k = 0; k < chunks; ++k) {
+      const std::size_t at = i * chunks + k;
+      if (pair_saves[at] == 0) continue;
+      add(classes[i].slots, pair_lines[at].accounts, paired[k]);
+      for (const BlockKind kind : {BlockKind::forward, BlockKind::backward})
+        add(classes[i].slots, lines[at][index(kind)].usual.accounts, -paired[k]);
+    }
+  }
+}
+
 // Every chunk by itself.
 void AnalyticalEngine::Rep::clock_lines(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
@@ -579,7 +648,7 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
 }
 
 void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
-  const PipelineCosts pipeline_costs{stage_class, seconds, hops};
+  const PipelineCosts pipeline_costs{stage_class, seconds, hops, pair_saves};
   walker.walk(program.schedule, pipeline_costs, pipeline);
 }
 

@@ -14,14 +14,24 @@
 #include "sim/analytical/pipeline_walk.h"
 #include "sim/memory/memory.h"
 #include "sim/program/borders.h"
+#include "sim/program/liveness.h"
 
 namespace orrery {
 
 constexpr std::size_t index(BlockKind kind) { return static_cast<std::size_t>(kind); }
 constexpr std::size_t index(SlotKind kind) { return static_cast<std::size_t>(kind); }
 
+// A piece's forward beside its backward (sim/program/pair.h).
+struct PairedPiece {
+  bool any = false;
+  Piece piece;
+  Liveness lives;
+  std::vector<BlockCode> code;  // [Layouts]
+};
+
 struct PieceData {
   bool used = false;
+  std::unique_ptr<PairedPiece> pair;  // of Schedule::pairs
   std::int64_t most_instances = 0;  // in one stretch of runs
   PieceMemory memory;
   // [Layouts][BlockKind]; only costs of collectives differ from the first.
@@ -118,6 +128,7 @@ struct AnalyticalEngine::Rep {
   void hold_memory(const Program& program);
   void clock_lines(const Program& program);
   void clock_slots(const Program& program);
+  void pair_slots(const Program& program);
   void walk_pipeline(const Program& program);
   void sum_over_stages(const Program& program);
   void finish_stages(const Program& program);
@@ -189,6 +200,8 @@ struct AnalyticalEngine::Rep {
   std::vector<StageClass> classes;
   std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [class * chunks + chunk][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
+  std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
+  std::vector<LineResult> pair_lines;                    // [class * chunks + chunk]: a pair
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
   std::vector<FabricBacklog> backlogs;                   // the same
   std::vector<double> waits;                             // [class][slot in order]: before it; none: not looked for

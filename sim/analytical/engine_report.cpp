@@ -173,7 +173,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
 void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report) {
   Timeline& timeline = report.timeline;
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const PipelineCosts pipeline_costs{stage_class, seconds, hops};
+  const PipelineCosts pipeline_costs{stage_class, seconds, hops, pair_saves};
   PipelineTimeline slots;
   walk_timeline(program.schedule, pipeline_costs, pipeline, slots);
   for (const TransferRecord& t : slots.transfers)

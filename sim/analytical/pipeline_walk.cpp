@@ -121,6 +121,10 @@ class PlainWalk {
     split_ = schedule.split_backward;
     blocking_ = schedule.blocking_transfers;
     build_sites(schedule, costs);
+    pair_saves_ = costs.pair_saves;
+    first_chunk_.clear();
+    for (std::size_t stage = 0; stage < p; ++stage)
+      first_chunk_.push_back(static_cast<std::size_t>(costs.stage_class[stage]) * chunks_);
     out.stages.assign(p, {});
     cursors_.clear();
     for (std::size_t s = 0; s < p; ++s) cursors_.emplace_back(schedule.order(s));
@@ -214,6 +218,16 @@ class PlainWalk {
       if (const char* why = fault(stage, slot))
         throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
       const Site& at = *site(stage, slot);
+      if (slot.kind == SlotKind::forward && !pair_saves_.empty()) {
+        Cursor behind = cursor;
+        behind.next();
+        if (!behind.done() && pairs(slot, behind.slot())) {
+          if (!advance_pair(stage, slot, behind.slot(), now, clock, record)) break;
+          cursor = behind;
+          cursor.next();
+          continue;
+        }
+      }
       double begin = now;
       if (at.input != nullptr) {
         const double input = at.input[slot.micro_batch];
@@ -229,9 +243,7 @@ class PlainWalk {
         }
         if (at.from >= 0) record.transfer(at.from, stage, input, begin);
       }
-      const double seconds = slot.micro_batch == 0                    ? at.first
-                             : slot.micro_batch + 1 == micro_batches_ ? at.last
-                                                                      : at.usual;
+      const double seconds = seconds_at(at, slot);
       const double end = begin + seconds;
       record.slot(stage, slot, begin, end);
       if (cursor.count() == 0) clock.first_forward_begin = begin;  // nothing can precede a forward
@@ -253,6 +265,54 @@ class PlainWalk {
     now_[stage] = now;
   }
 
+  double seconds_at(const Site& at, const Slot& slot) const {
+    return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
+  }
+
+  static bool pairs(const Slot& forward, const Slot& behind) {
+    return behind.kind == SlotKind::backward &&
+           (behind.micro_batch != forward.micro_batch || behind.chunk != forward.chunk);
+  }
+
+  // False: an input has not come yet.
+  template <class Record>
+  bool advance_pair(std::size_t stage, const Slot& f, const Slot& b, double& now, StageClock& clock, Record& record) {
+    if (const char* why = fault(stage, b))
+      throw std::logic_error("schedule: " + describe(stage, cursors_[stage].count() + 1, b) + why);
+    double begin = now, seconds = 0;
+    for (const Slot* slot : {&f, &b}) {
+      const Site& at = *site(stage, *slot);
+      seconds += seconds_at(at, *slot) - pair_saves_[first_chunk_[stage] + slot->chunk] / 2;
+      if (at.input == nullptr) continue;
+      const double input = at.input[slot->micro_batch];
+      if (input == kNotYet) {
+        waiting_[stage] = 1;
+        return false;
+      }
+      begin = std::max(begin, input + at.from_hop);
+    }
+    const double end = begin + seconds;
+    double from = begin;
+    for (const Slot* slot : {&f, &b}) {
+      const Site& at = *site(stage, *slot);
+      // For a picture: one behind the other.
+      const double share = seconds_at(at, *slot) / (seconds_at(*site(stage, f), f) + seconds_at(*site(stage, b), b));
+      const double to = slot == &b ? end : from + share * seconds;
+      if (at.from >= 0) record.transfer(at.from, stage, at.input[slot->micro_batch], from);
+      record.slot(stage, *slot, from, to);
+      from = to;
+      at.end[slot->micro_batch] = end;
+      if (at.to >= 0 && waiting_[at.to]) {
+        waiting_[at.to] = 0;
+        ready_.push_back(at.to);
+      }
+    }
+    clock.last_backward_end = end;
+    clock.busy_seconds += seconds;
+    now = end;
+    return true;
+  }
+
   bool receives_from(std::size_t stage, const Cursor& next, std::int32_t other) const {
     if (next.done()) return false;
     const Slot slot = next.slot();
@@ -262,6 +322,8 @@ class PlainWalk {
   std::size_t micro_batches_ = 0, chunks_ = 0;
   bool split_ = false, blocking_ = false;
   Geometry geometry_;
+  std::span<const double> pair_saves_;
+  std::vector<std::size_t> first_chunk_;  // [stage]: in pair_saves_
   std::vector<Site> sites_;   // [(stage * chunks + chunk) * kSlotKinds + kind]
   std::vector<double> ends_;  // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
@@ -288,7 +350,7 @@ PipelineWalker::PipelineWalker(PipelineWalker&&) noexcept = default;
 PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
-  if (!walk_rows(schedule, costs, rep_->rows, out)) {
+  if (!costs.pair_saves.empty() || !walk_rows(schedule, costs, rep_->rows, out)) {
     walk_plain(schedule, costs, out);
     return;
   }

@@ -4,6 +4,8 @@
 // Rules. A stage runs its slots in order, one at a time, from time 0.
 // - Overlapped transfers (schedule.blocking_transfers false): a slot starts when the stage is free and its input has
 //   arrived: the end of the slot it depends on plus the hop between the two stages. Messages do not queue.
+// - Pairs (PipelineCosts::pair_saves): a forward and the backward right behind it start together, when both inputs have
+//   arrived, and end together; unless the backward is of the same micro-batch and chunk. Transfers are overlapped.
 // - Blocking transfers: receiving occupies the stage's stream for the hop, from when both the stage is free and the
 //   input is ready, until the slot starts; sending occupies it for the hop after the slot. A send is hidden when the
 //   stage's next slot receives from the stage it sends to: both directions are one exchange (Megatron-LM's
@@ -32,6 +34,9 @@ struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
   std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]
   std::span<const double> hop_seconds;        // [position]: from its chunk to the next and back; on one stage none
+  // [class * chunks + chunk], of Schedule::pairs: by how much a forward and a backward of the chunk are shorter beside
+  // each other. Of two chunks each gives half. Empty: slots do not pair.
+  std::span<const double> pair_saves = {};
 };
 
 struct StageClock {

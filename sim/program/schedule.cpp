@@ -43,7 +43,7 @@ Slot StageOrder::at(std::size_t index) const {
 void Schedule::clear() {
   micro_batches = 1;
   chunks = 1;
-  split_backward = blocking_transfers = scattered_transfers = false;
+  split_backward = blocking_transfers = pairs = scattered_transfers = false;
   stages.clear();
   segments.clear();
   position.clear();

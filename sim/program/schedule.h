@@ -67,6 +67,8 @@ struct Schedule {
   bool split_backward = false;      // weight gradients are slots of their own
   bool blocking_transfers = false;  // the stage's compute stream waits for its own sends and receives (Megatron's
                                     // non-interleaved 1F1B); otherwise only the receiver's data dependency waits
+  bool pairs = false;  // a forward and the backward right behind it in a stage's order run beside each other
+                       // (sim/program/pair.h), unless the one needs the other
   bool scattered_transfers = false;  // what tensor-parallel ranks hold alike crosses stages in parts, one a rank, and is
                                      // gathered behind the border (Narayanan et al. 2021, section 4.1)
 

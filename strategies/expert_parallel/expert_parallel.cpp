@@ -7,6 +7,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::expert_parallel {
 namespace {
@@ -112,7 +113,10 @@ class Experts {
     op.writes[0] = to;
     out_.push_back(op);
   }
-  bool sorts() const { return !expert_.empty() && model_.experts > mesh_.size(expert_); }
+  // Tokens that travel once are put into rows where they arrive: what is permuted before is not sorted again.
+  bool sorts() const {
+    return !expert_.empty() && model_.experts > mesh_.size(expert_) && options_.dispatcher != Dispatcher::flex;
+  }
 
   void dispatch(TensorId home, TensorId rows, const Op& cause) {
     const TensorId part = tensor_.empty() ? rows : expert_.empty() ? home : part_of(rows);
@@ -314,6 +318,7 @@ void check(const Scenario& scenario) {
     if (options.capacity_factor > 0)
       fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
+    if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     return;
   }
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
@@ -332,6 +337,18 @@ void check(const Scenario& scenario) {
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
   if (options.overlap_shared && model.shared_expert_ffn == 0)
     fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
+  if (options.overlap_pairs) {
+    constexpr const char* kField = "overlap_moe_expert_parallel_comm";
+    const auto schedule = pipeline_parallel::effective_schedule(scenario.plan.pipeline);
+    using pipeline_parallel::ScheduleKind;
+    if (options.degree == 1) fail(kField, "true", "false with expert_parallel 1, where no token travels");
+    if (options.overlap_shared) fail(kField, "true", "false with moe_shared_expert_overlap, which hides the same");
+    if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved)
+      fail(kField, "true", "false except with the schedules 1f1b and interleaved");
+    // One chunk a stage would wait for both neighbours in every pair.
+    if (scenario.plan.pipeline.degree > 1 && schedule != ScheduleKind::interleaved)
+      fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
+  }
   if (scenario.plan.mics.shard_size > 1)
     degree("mics_shard_size", scenario.plan.mics.shard_size, "0 with experts, whose partition groups are not described");
   if (scenario.plan.zeropp.secondary > 1)

@@ -17,7 +17,7 @@ struct Options {
   std::int64_t tensor_degree = 0;
   Dispatcher dispatcher = Dispatcher::alltoall;
   double capacity_factor = 0;
-  bool overlap_shared = false;
+  bool overlap_shared = false, overlap_pairs = false;
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),
@@ -34,6 +34,9 @@ struct Options {
             "dropped, slots that are left over are computed all the same. 0: dropless");
     v.field("moe_shared_expert_overlap", overlap_shared,
             "shared experts compute while tokens travel to the routed ones, and back");
+    v.field("overlap_moe_expert_parallel_comm", overlap_pairs,
+            "the forward of one micro-batch runs beside the backward of another: tokens of one travel while the other "
+            "computes");
   }
 };
 

@@ -240,7 +240,8 @@ void add_digits(const Scenario& scenario, Mesh& mesh) { mesh.add(MeshAxis::pp, s
 void rewrite(const Scenario& scenario, Program& program) {
   const Options& options = scenario.plan.pipeline;
   const std::int64_t stages = options.degree, chunks = chunks_per_stage(options);
-  build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule);
+  build_schedule(effective_schedule(options), stages, chunks, micro_batches(scenario), program.schedule,
+                 scenario.plan.expert.overlap_pairs);
   program.schedule.blocking_transfers = !options.overlap_transfers;
   program.schedule.scattered_transfers = options.scatter_gather == ScatterGather::automatic
                                              ? framework::scatters_transfers(scenario.plan)

@@ -85,8 +85,8 @@ void gpipe(OrderWriter& order, std::int64_t m) {
 }
 
 // Narayanan et al. 2021, figure 4 (top): PipeDream-Flush.
-void one_f_one_b(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
-  const std::int64_t warm_up = std::min(p - 1 - stage, m);
+void one_f_one_b(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage, bool pairs) {
+  const std::int64_t warm_up = std::min(p - 1 - stage + (pairs ? 1 : 0), m);
   order.add({{F, 0, 0}}, warm_up);
   order.add({{F, 0, warm_up}, {B, 0, 0}}, m - warm_up);
   order.add({{B, 0, m - warm_up}}, warm_up);
@@ -129,13 +129,13 @@ void zb_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage
 // chunks from last to first.
 class Interleaved {
  public:
-  Interleaved(OrderWriter& order, std::int64_t p, std::int64_t v, std::int64_t m)
-      : order_(order), p_(p), v_(v), total_(m * v) {}
+  Interleaved(OrderWriter& order, std::int64_t p, std::int64_t v, std::int64_t m, bool pairs)
+      : order_(order), p_(p), v_(v), total_(m * v), earlier_(pairs ? 1 : 0) {}
 
   void stage(std::int64_t s) {
     const std::int64_t period = p_ * v_;
     // Megatron-LM runs all forwards first when there is one group only.
-    const std::int64_t warm_up = total_ == period ? total_ : std::min(2 * (p_ - s - 1) + (v_ - 1) * p_, total_);
+    const std::int64_t warm_up = total_ == period ? total_ : std::min(2 * (p_ - s - 1) + (v_ - 1) * p_ + earlier_, total_);
     const std::int64_t pairs = total_ - warm_up, repeats = pairs / period;
     Count f, b;
     only(F, f, warm_up);
@@ -181,7 +181,7 @@ class Interleaved {
   }
 
   OrderWriter& order_;
-  std::int64_t p_, v_, total_;
+  std::int64_t p_, v_, total_, earlier_;
 };
 
 }  // namespace
@@ -274,7 +274,7 @@ std::optional<Limit> options_limit(const Options& options, std::int64_t layers) 
 }
 
 void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches,
-                    Schedule& out) {
+                    Schedule& out, bool pairs) {
   if (const auto limit = schedule_limit(kind, stages, chunks, micro_batches))
     throw std::logic_error(
         fmt::format("build_schedule: {}: found {}, expected {}", limit->field, limit->found, limit->expected));
@@ -283,8 +283,12 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
   out.chunks = chunks;
   out.split_backward = kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v;
 
+  out.pairs = pairs;
+  if (pairs && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
+    throw std::logic_error("build_schedule: pairs of slots in a schedule that is neither 1f1b nor interleaved");
+
   OrderWriter order(out);
-  Interleaved interleaved(order, stages, chunks, micro_batches);
+  Interleaved interleaved(order, stages, chunks, micro_batches, pairs);
   for (std::int64_t s = 0; s < stages; ++s) {
     order.begin_stage();
     switch (kind) {
@@ -292,7 +296,7 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
         gpipe(order, micro_batches);
         break;
       case ScheduleKind::one_f_one_b:
-        one_f_one_b(order, stages, micro_batches, s);
+        one_f_one_b(order, stages, micro_batches, s, pairs);
         break;
       case ScheduleKind::interleaved:
         interleaved.stage(s);

@@ -34,8 +34,10 @@ std::optional<Limit> options_limit(const Options& options, std::int64_t layers);
 // Fills `out`, keeping its storage: a search that rebuilds does not allocate. Size and time grow with the stages (and
 // the chunks of the interleaved schedule), not with the micro-batches.
 // REQUIRES: no schedule_limit(). Leaves out.blocking_transfers false; the plan sets it.
+// `pairs`: of 1f1b and interleaved; a stage runs one forward more before its first backward, so that no two slots in a
+// row are of one micro-batch (Megatron-Core's overlap_moe_expert_parallel_comm).
 void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches,
-                    Schedule& out);
+                    Schedule& out, bool pairs = false);
 
 // Layers of each chunk in model order (stages * chunks numbers). The user's own split if given. Otherwise as even as
 // the layers allow, where the embedding (head) takes a layer's place in the first (last) chunk if it counts as one.

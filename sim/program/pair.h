@@ -1,0 +1,18 @@
+// The forward of one micro-batch beside the backward of another: while one's tokens travel to their experts or back,
+// the other's kernels run (DeepSeek-V3, arXiv 2412.19437, section 3.2.1; Megatron-Core's
+// --overlap-moe-expert-parallel-comm).
+//
+//   kernels   .. | forward: up to dispatch | backward: experts  | forward: experts  | backward: the rest | ..
+//   exchange     | backward: to experts    | forward: dispatch  | backward: back    | forward: combine   |
+#pragma once
+
+#include "sim/program/piece.h"
+
+namespace orrery {
+
+// Fills out.forward with the ops of both blocks in the order of issue; exchanges of experts are on their own stream.
+// What the forward writes are tensors of its own. False, and `out` is what it was: there is nothing to hide, a block
+// has not two such exchanges.
+bool pair_blocks(const Piece& piece, Piece& out);
+
+}  // namespace orrery
