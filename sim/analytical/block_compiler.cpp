@@ -16,6 +16,14 @@ Account account_of(const Op& op, BlockKind kind) {
   return is_attention(op.kind) ? kAttention : kMemoryBound;
 }
 
+// What an op reads or writes by slots of experts; null: nothing.
+const Tensor* rows_of_experts(const Op& op, std::span<const Tensor> tensors) {
+  for (const TensorId id : op.reads)
+    if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
+  for (const TensorId id : op.writes)
+    if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
+  return nullptr;
+}
 constexpr std::uint16_t bit_of(Stream s) { return static_cast<std::uint16_t>(1u << static_cast<unsigned>(s)); }
 
 }  // namespace
@@ -55,11 +63,15 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
 
 void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, BlockCode& code) {
   const Runtime& runtime = *context.runtime;
+  const std::span<const Tensor> tensors = code.piece->tensors;
   const auto issue_of = [&](const Op& op) {
-    if (runtime.cuda_graphs || runs_beside_device(op.stream)) return 0.0;
-    return is_communication(op.kind) ? runtime.host_seconds_per_collective
-           : is_of_update(kind)      ? runtime.host_seconds_per_update_op
-                                     : runtime.host_seconds_per_op;
+    const Tensor* const rows = rows_of_experts(op, tensors);
+    if ((runtime.cuda_graphs && (rows == nullptr || !runtime.graphs_leave_experts)) || runs_beside_device(op.stream))
+      return 0.0;
+    if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
+    if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
+    const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
+    return runtime.host_seconds_per_op * static_cast<double>(each ? rows->sizes[0] : 1);
   };
   ClockNode* open = nullptr;
   code.host.resize(code.ops.size());

@@ -46,6 +46,9 @@ struct Runtime {
   double host_seconds_per_collective = 0;  // one collective, or transfer between devices
   double host_seconds_per_update_op = 0;   // one kernel of the update
   bool cuda_graphs = false;                // a block is issued at the cost of one kernel
+  // But for experts' kernels, whose shapes routing decides: the host issues them.
+  bool graphs_leave_experts = false;
+  bool launches_each_expert = false;       // grouped products are a kernel an expert
   double context_bytes = 0;                // driver context and library handles
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
   Granularity granularity = 512;

@@ -65,6 +65,7 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.reduces_in_every_micro_batch = j.at("reduce_sharded_gradients") == "every_micro_batch";
     s.reduces_in_every_micro_batch_of_pipeline = j.at("reduce_sharded_gradients_in_pipeline") == "every_micro_batch";
     s.gathers_quantised_weights = j.at("quantised_weights") == "gathered";
+    s.runtime.launches_each_expert = j.at("expert_kernels") == "each";
     s.weighs_activations = j.at("expert_weights") == "activation";
     for (const auto& [field, values] : j.at("searched").items()) {
       SearchedValues& of_field = s.searched.emplace_back();
@@ -209,6 +210,8 @@ void rewrite(const Scenario& scenario, Program& program) {
   // Where parameters are sharded, products do not add to a buffer of the stack's own (Megatron FSDP).
   if (scenario.plan.data.zero_stage == 3) program.runtime.placeholder_gradients = false;
   program.runtime.cuda_graphs = scenario.plan.framework.cuda_graphs;
+  program.runtime.graphs_leave_experts =
+      scenario.plan.expert.capacity_factor == 0 && !scenario.plan.framework.graphs_hold_experts;
   program.runtime.collective_algorithm = scenario.plan.framework.collective_algorithm;
   program.runtime.collective_protocol = scenario.plan.framework.collective_protocol;
 }

@@ -44,7 +44,7 @@ struct Options {
   bool flash_attention = true;
   AttentionKernel attention_kernel = AttentionKernel::automatic;
   CrossEntropy cross_entropy = CrossEntropy::automatic;
-  bool cuda_graphs = false;
+  bool cuda_graphs = false, graphs_hold_experts = false;
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
   std::string mesh_order = kMeshOrder;
@@ -60,6 +60,9 @@ struct Options {
             "the loss: PyTorch's own on fp32 logits (unfused), one kernel each way on fp32 logits (fp32) or on the "
             "logits as they are (fused); automatic: the stack's");
     v.field("cuda_graphs", cuda_graphs, "blocks are launched as graphs: the host's issue cost is paid once per block");
+    v.field("cuda_graphs_of_experts", graphs_hold_experts,
+            "the graphs hold dropless experts as well, whose shapes routing decides (full-iteration graphs with room for "
+            "any number of tokens); false: the host issues these kernels");
     v.field("collective_algorithm", collective_algorithm, kForcedAlgorithmNames,
             "of all collectives that have it, as NCCL_ALGO forces it; automatic: the fastest, as NCCL chooses");
     v.field("collective_protocol", collective_protocol, kCollectiveProtocolNames, "the same for NCCL_PROTO");
