@@ -103,11 +103,11 @@ Model usual_model_of(const Model& model) {
 }
 
 Model read_written_out(const Json& object, const InputError::Where& where) {
-  // `orrery show` writes the number of parameters beside the fields that it follows from.
+  // `orrery show` writes the numbers of parameters beside the fields that they follow from.
   Model probe;
-  read_fields(probe, object, where, {"parameters"});
+  read_fields(probe, object, where, {"parameters", "active_parameters"});
   Model model = usual_model_of(probe);
-  read_fields(model, object, where, {"parameters"});
+  read_fields(model, object, where, {"parameters", "active_parameters"});
   reconcile_usual_values(model, object);
   return model;
 }
@@ -188,6 +188,7 @@ Model read_preset_with_changes(const Json& object, const InputError::Where& wher
   if (changed) {
     if (!object.contains("name")) model.name += ", changed";
     if (!object.contains("published_parameters")) model.published_parameters = 0;
+    if (!object.contains("published_active_parameters")) model.published_active_parameters = 0;
   }
   return model;
 }
@@ -276,6 +277,10 @@ nlohmann::json to_json(const Model& model) {
   for (const auto& [key, value] : usual.json.items())
     if (value.is_number_integer() && !writer.json.contains(key)) writer.json[key] = 0;
   if (!model.vision()) writer.json.erase("channels");
+  if (!model.has_experts())
+    for (const char* key : {"shared_expert_gate", "expert_period", "router_score", "router_scale", "router_bias",
+                            "router_score_bias", "expert_bias", "published_active_parameters"})
+      writer.json.erase(key);
   return std::move(writer.json);
 }
 

@@ -704,10 +704,15 @@ TEST(StateMemory, HybridShardingDividesByTheShardGroupOnly) {
 
 // Every parameter of the model is in exactly one piece: the Program's count is the model's.
 TEST(Parameters, OfTheProgramAreTheModels) {
-  for (const char* name : {"gpt2-1.5b", "llama-3-8b", "llama-3-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mpt-7b",
-                           "bert-large", "palm-540b", "gpt-neox-20b", "opt-6.7b", "gemma3-12b", "olmo2-32b", "vit-l-16",
-                           "t5-3b", "t5-v1.1-xl", "t5-3b-nemo"}) {
-    Scenario s = scenario_of(name, "dgx-h100", 1);
+  std::vector<std::string> names{"gpt2-1.5b", "llama-3-8b", "llama-3-70b", "mistral-7b",   "qwen2.5-7b", "qwen3-8b",
+                                 "mpt-7b",    "bert-large", "palm-540b",   "gpt-neox-20b", "opt-6.7b",   "gemma3-12b",
+                                 "olmo2-32b", "vit-l-16",   "t5-3b",       "t5-v1.1-xl",   "t5-3b-nemo"};
+  const std::size_t dense = names.size();
+  for (const std::string& name : model_names())
+    if (read_model(name, {}).has_experts()) names.push_back(name);
+  EXPECT_GE(names.size(), dense + 25);
+  for (const std::string& name : names) {
+    Scenario s = scenario_of(name.c_str(), "dgx-h100", 1);
     s.workload = {512, 0, 8};
     s.plan.framework.stack = framework::Stack::fsdp;  // no vocabulary padding
     Program p;
