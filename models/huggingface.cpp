@@ -114,22 +114,57 @@ void read_sizes(const Config& config, Model& m) {
   m.vocab = config.integer("vocab_size");
 }
 
-// How many layers apart the layers with full attention are, from the list of "layer_types".
-std::int64_t full_attention_period(const Config& config, std::int64_t otherwise) {
-  if (!config.has("layer_types")) return otherwise;
-  const Json& types = *config.find("layer_types");
-  if (!types.is_array()) config.fail("layer_types", "an array of layer types");
+// How many layers apart those with full attention are: those of the array `key` that equal `full`; all others are
+// `windowed`.
+std::int64_t period_of_full(const Config& config, const char* key, const Json& full, const Json& windowed) {
+  const Json& types = *config.find(key);
+  if (!types.is_array()) config.fail(key, "an array with an entry for each layer");
   std::int64_t period = 0;
   for (std::size_t i = 0; i < types.size(); ++i) {
-    const bool full = types[i] == "full_attention";
-    if (!full && types[i] != "sliding_attention") {
-      config.fail("layer_types", "\"full_attention\" and \"sliding_attention\" only");
-    }
-    if (full && period == 0) period = static_cast<std::int64_t>(i) + 1;
+    const bool is_full = types[i] == full;
+    if (!is_full && types[i] != windowed) config.fail(key, fmt::format("{} and {} only", full.dump(), windowed.dump()));
+    if (is_full && period == 0) period = static_cast<std::int64_t>(i) + 1;
     const bool expected_full = period > 0 && (static_cast<std::int64_t>(i) + 1) % period == 0;
-    if (full != expected_full) config.fail("layer_types", "full attention in every n-th layer");
+    if (is_full != expected_full) config.fail(key, "full attention in every n-th layer");
   }
   return period;
+}
+
+std::int64_t full_attention_period(const Config& config, std::int64_t otherwise) {
+  if (!config.has("layer_types")) return otherwise;
+  return period_of_full(config, "layer_types", "full_attention", "sliding_attention");
+}
+
+// ---- mixtures of experts
+
+// Says which layers have experts, as the first ones without and a period. False: none has; the model is dense. `key`:
+// what is blamed where these two numbers cannot say it.
+template <class HasExperts>
+bool set_expert_layers(const Config& config, const char* key, Model& m, HasExperts has_experts) {
+  constexpr std::int64_t kMostLayers = 1 << 16;  // beyond Model's range, which is checked later
+  const std::int64_t layers = std::min(m.layers, kMostLayers);
+  std::int64_t first = 0;
+  while (first < layers && !has_experts(first)) ++first;
+  if (first >= layers) return false;
+  std::int64_t next = first + 1;
+  while (next < layers && !has_experts(next)) ++next;
+  const std::int64_t period = next - first, dense = first - period + 1;
+  const auto expected = [&](std::int64_t layer) { return layer >= first && (layer - first) % period == 0; };
+  bool holds = dense >= 0;
+  for (std::int64_t layer = 0; holds && layer < layers; ++layer) holds = has_experts(layer) == expected(layer);
+  if (!holds) config.fail(key, "experts in every n-th layer behind the first dense ones, in the last of each n");
+  m.dense_layers = dense;
+  m.expert_period = period;
+  return true;
+}
+
+// What is chosen by, and whether the weights of the chosen sum to one.
+RouterScore router_score(const Config& config, const char* scoring_func, bool norm_topk_prob) {
+  const std::string scores = config.text_or("scoring_func", scoring_func);
+  const bool of_top = config.boolean_or("norm_topk_prob", norm_topk_prob);
+  if (scores == "softmax") return of_top ? RouterScore::softmax_of_top : RouterScore::softmax;
+  if (scores == "sigmoid") return of_top ? RouterScore::sigmoid_of_top : RouterScore::sigmoid;
+  config.fail("scoring_func", "\"softmax\" or \"sigmoid\"");
 }
 
 // LLaMA and what is built like it.
@@ -234,7 +269,7 @@ void read_nemotron(const Config& config, Model& m) {
   m.dropout = config.number_or("hidden_dropout", 0);
 }
 
-// DeepSeek's attention, where no layer is a mixture of experts (import_huggingface has refused the others).
+// DeepSeek's attention.
 void read_latent(const Config& config, Model& m) {
   read_llama(config, m);
   m.attention = AttentionKind::latent;
@@ -251,6 +286,183 @@ void read_latent(const Config& config, Model& m) {
 void read_minicpm3(const Config& config, Model& m) {
   read_latent(config, m);
   m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+}
+
+void read_mixtral(const Config& config, Model& m) {
+  read_mistral(config, m);
+  m.experts = config.integer("num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = m.ffn;
+  m.router_score = RouterScore::softmax_of_top;
+}
+
+void read_olmoe(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.qk_norm = m.qk_norm_across_heads = true;
+  m.experts = config.integer("num_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = m.ffn;
+  m.router_score = router_score(config, "softmax", false);
+}
+
+// Qwen's, where every "decoder_sparse_step"-th layer has experts but those of "mlp_only_layers".
+void read_qwen_experts(const Config& config, Model& m) {
+  const std::int64_t step = config.integer_or("decoder_sparse_step", 1);
+  const std::vector<std::int64_t> dense =
+      config.has("mlp_only_layers") ? config.integers("mlp_only_layers") : std::vector<std::int64_t>{};
+  if (step < 1) config.fail("decoder_sparse_step", "an integer of at least 1");
+  const bool sparse =
+      set_expert_layers(config, dense.empty() ? "decoder_sparse_step" : "mlp_only_layers", m, [&](std::int64_t layer) {
+        return (layer + 1) % step == 0 && std::find(dense.begin(), dense.end(), layer) == dense.end();
+      });
+  if (!sparse || config.integer("num_experts") == 0) {
+    m.dense_layers = 0;
+    m.expert_period = 1;
+    return;
+  }
+  m.experts = config.integer("num_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = config.integer("moe_intermediate_size");
+  m.router_score = router_score(config, "softmax", false);
+}
+
+void read_qwen2_moe(const Config& config, Model& m) {
+  read_qwen2(config, m);
+  m.qkv_bias = config.boolean_or("qkv_bias", true);
+  read_qwen_experts(config, m);
+  if (!m.has_experts()) return;
+  m.shared_expert_ffn = config.integer("shared_expert_intermediate_size");
+  m.shared_expert_gate = m.shared_expert_ffn > 0;
+}
+
+void read_qwen3_moe(const Config& config, Model& m) {
+  read_qwen3(config, m);
+  read_qwen_experts(config, m);
+}
+
+// "num_nextn_predict_layers", the layers of multi-token prediction, are no part of the main model.
+void read_deepseek_experts(const Config& config, Model& m, const char* scoring_func, const char* topk_method) {
+  const std::int64_t dense = config.integer_or("first_k_dense_replace", 0),
+                     period = config.integer_or("moe_layer_freq", 1);
+  if (period < 1) config.fail("moe_layer_freq", "an integer of at least 1");
+  const bool sparse = config.has("n_routed_experts") &&
+                      set_expert_layers(config, "moe_layer_freq", m,
+                                        [&](std::int64_t layer) { return layer >= dense && layer % period == 0; });
+  if (!sparse) return;
+  m.experts = config.integer("n_routed_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = config.integer("moe_intermediate_size");
+  const std::int64_t shared = config.integer_or("n_shared_experts", 0);
+  constexpr std::int64_t kMost = 1 << 20;  // keeps the product below from overflowing
+  if (shared > kMost) config.fail("n_shared_experts", fmt::format("an integer of at most {}", kMost));
+  m.shared_expert_ffn = shared * m.expert_ffn;
+  const bool v3 = std::string_view(scoring_func) == "sigmoid";
+  m.router_score = router_score(config, scoring_func, v3);
+  m.router_scale = config.number_or("routed_scaling_factor", 1);
+  const std::string method = config.text_or("topk_method", topk_method);
+  if (method != "greedy" && method != "group_limited_greedy" && method != "noaux_tc")
+    config.fail("topk_method", "\"greedy\", \"group_limited_greedy\" or \"noaux_tc\"");
+  m.router_score_bias = method == "noaux_tc";
+  if (method == "greedy" || config.integer_or("n_group", 1) <= 1) return;
+  m.router_groups = config.integer("n_group");
+  m.router_best_groups = config.integer("topk_group");
+}
+
+void read_deepseek(const Config& config, Model& m) {
+  read_llama(config, m);
+  read_deepseek_experts(config, m, "softmax", "greedy");
+}
+
+void read_deepseek_v2(const Config& config, Model& m) {
+  read_latent(config, m);
+  read_deepseek_experts(config, m, "softmax", "greedy");
+}
+
+void read_deepseek_v3(const Config& config, Model& m) {
+  read_latent(config, m);
+  read_deepseek_experts(config, m, "sigmoid", "noaux_tc");
+}
+
+// Without the attention sinks, a number for each head.
+void read_gpt_oss(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.head_dim = config.integer_or("head_dim", 64);  // GptOssConfig
+  m.qkv_bias = m.output_bias = config.boolean_or("attention_bias", true);
+  m.sliding_window = config.integer_or("sliding_window", 0);
+  if (m.sliding_window > 0) m.full_attention_period = full_attention_period(config, 2);
+  m.experts = config.integer({"num_local_experts", "num_experts"});
+  m.experts_per_token = config.integer({"num_experts_per_tok", "experts_per_token"});
+  m.expert_ffn = m.ffn;
+  m.router_score = RouterScore::softmax_of_top;
+  m.router_bias = m.expert_bias = true;
+}
+
+// A token attends to its chunk; here to as many positions before it, which is the same up to one chunk's length. Query
+// and key norms have no weights and are left out.
+void read_llama4(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.ffn = config.integer("intermediate_size_mlp");
+  m.sliding_window = config.integer_or("attention_chunk_size", 0);
+  if (m.sliding_window > 0) {
+    const auto listed = [&](const char* key) {
+      const Json* list = config.find(key);
+      return list != nullptr && !list->empty();
+    };
+    if (listed("layer_types")) {
+      m.full_attention_period = period_of_full(config, "layer_types", "full_attention", "chunked_attention");
+    } else if (listed("no_rope_layers")) {  // layers without positions attend to all
+      m.full_attention_period = period_of_full(config, "no_rope_layers", 0, 1);
+    } else {
+      m.full_attention_period = config.integer_or("no_rope_layer_interval", 4);  // Llama4TextConfig
+    }
+  }
+  const bool listed = config.has("moe_layers");
+  const std::vector<std::int64_t> layers = listed ? config.integers("moe_layers") : std::vector<std::int64_t>{};
+  const std::int64_t step = config.integer_or("interleave_moe_layer_step", 1);
+  const bool sparse =
+      set_expert_layers(config, listed ? "moe_layers" : "interleave_moe_layer_step", m, [&](std::int64_t layer) {
+        if (listed) return std::find(layers.begin(), layers.end(), layer) != layers.end();
+        return step > 0 && (layer + 1) % step == 0;
+      });
+  if (!sparse) return;
+  m.experts = config.integer("num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = m.shared_expert_ffn = config.integer("intermediate_size");
+  m.router_score = RouterScore::sigmoid;
+}
+
+void read_dbrx(const Config& config, Model& m) {
+  m.layers = config.integer("n_layers");
+  m.hidden = config.integer("d_model");
+  m.heads = config.integer("n_heads");
+  m.vocab = config.integer("vocab_size");
+  m.max_positions = config.integer("max_seq_len");
+  m.positions = Positions::rotary;
+  m.norm_bias = false;
+  set_biases(m, false);
+  m.kv_heads = config.object("attn_config").integer("kv_n_heads");
+  const Config ffn = config.object("ffn_config");
+  m.ffn = m.expert_ffn = ffn.integer("ffn_hidden_size");
+  m.activation =
+      ffn.has("ffn_act_fn") ? activation(ffn.object("ffn_act_fn"), "name", "silu", true) : ActivationFunction::swiglu;
+  m.experts = ffn.integer("moe_num_experts");
+  m.experts_per_token = ffn.integer("moe_top_k");
+  if (ffn.has("moe_normalize_expert_weights")) {
+    if (ffn.number_or("moe_normalize_expert_weights", 1) != 1) ffn.fail("moe_normalize_expert_weights", "1 or null");
+    m.router_score = RouterScore::softmax_of_top;
+  }
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", false);
+  m.dropout = config.number_or("resid_pdrop", 0);
+}
+
+void read_grok1(const Config& config, Model& m) {
+  read_llama(config, m);
+  m.activation = activation(config, "hidden_act", "gelu", true);
+  m.tied_embeddings = config.boolean_or("tie_word_embeddings", true);
+  m.output_norm = true;
+  m.experts = config.integer("num_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_ffn = m.ffn;
 }
 
 void read_gpt2(const Config& config, Model& m) {
@@ -487,12 +699,15 @@ struct Family {
   std::string_view model_type;
   std::string_view class_prefix;  // of the classes in "architectures"
   void (*read)(const Config&, Model&);
+  bool experts = false;  // `read` reads them
 };
 constexpr std::array kFamilies{
     Family{"bert", "Bert", read_bert},
     Family{"bloom", "Bloom", read_bloom},
-    Family{"deepseek_v2", "DeepseekV2", read_latent},
-    Family{"deepseek_v3", "DeepseekV3", read_latent},
+    Family{"dbrx", "Dbrx", read_dbrx, true},
+    Family{"deepseek", "Deepseek", read_deepseek, true},
+    Family{"deepseek_v2", "DeepseekV2", read_deepseek_v2, true},
+    Family{"deepseek_v3", "DeepseekV3", read_deepseek_v3, true},
     Family{"falcon", "Falcon", read_falcon},
     Family{"gemma", "Gemma", read_gemma},
     Family{"gemma2", "Gemma2", read_gemma2},
@@ -500,20 +715,28 @@ constexpr std::array kFamilies{
     Family{"gpt2", "GPT2", read_gpt2},
     Family{"gpt_bigcode", "GPTBigCode", read_gpt_bigcode},
     Family{"gpt_neox", "GPTNeoX", read_gpt_neox},
+    Family{"gpt_oss", "GptOss", read_gpt_oss, true},
     Family{"gptj", "GPTJ", read_gptj},
+    Family{"grok-1", "Grok1", read_grok1, true},
+    Family{"kimi_k2", "KimiK2", read_deepseek_v3, true},
     Family{"llama", "Llama", read_llama},
+    Family{"llama4_text", "Llama4", read_llama4, true},
     Family{"minicpm3", "MiniCPM3", read_minicpm3},
     Family{"mistral", "Mistral", read_mistral},
+    Family{"mixtral", "Mixtral", read_mixtral, true},
     Family{"mpt", "Mpt", read_mpt},
     Family{"mt5", "MT5", read_t5},
     Family{"nemotron", "Nemotron", read_nemotron},
     Family{"olmo2", "Olmo2", read_olmo2},
     Family{"olmo3", "Olmo3", read_olmo3},
+    Family{"olmoe", "Olmoe", read_olmoe, true},
     Family{"opt", "OPT", read_opt},
     Family{"phi", "Phi", read_phi},
     Family{"phi3", "Phi3", read_phi3},
     Family{"qwen2", "Qwen2", read_qwen2},
+    Family{"qwen2_moe", "Qwen2Moe", read_qwen2_moe, true},
     Family{"qwen3", "Qwen3", read_qwen3},
+    Family{"qwen3_moe", "Qwen3Moe", read_qwen3_moe, true},
     Family{"roberta", "Roberta", read_roberta},
     Family{"smollm3", "SmolLM3", read_smollm3},
     Family{"starcoder2", "Starcoder2", read_starcoder2},
@@ -522,14 +745,6 @@ constexpr std::array kFamilies{
     Family{"t5", "T5", read_t5},
     Family{"vit", "ViT", read_vit},
 };
-
-// Families whose layers are mixtures of experts whatever the rest of their config.json says.
-constexpr std::array<std::string_view, 17> kMixtures{
-    "dbrx",    "deepseek", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "grok-1",    "jamba",
-    "kimi_k2", "llama4",   "llama4_text",  "mixtral",  "olmoe",   "phimoe",     "qwen2_moe", "switch_transformers",
-    "minimax"};
-
-constexpr const char* kNoMixtures = "a dense model: mixture-of-experts models are not modelled yet";
 
 // "LlamaForCausalLM", "GPT2LMHeadModel", "ViTModel" are of the families Llama, GPT2, ViT.
 bool of_class(std::string_view name, std::string_view prefix) {
@@ -545,8 +760,6 @@ const Family& find_family(const Config& config) {
 
   if (config.has("model_type")) {
     const std::string type = config.text_or("model_type", "");
-    const bool mixture = std::find(kMixtures.begin(), kMixtures.end(), type) != kMixtures.end();
-    if (mixture || type.find("_moe") != std::string::npos) config.fail("model_type", kNoMixtures);
     if (config.has("text_config"))
       config.fail("text_config", "a model of text or of images alone; its text_config may be one");
     for (const Family& family : kFamilies) {
@@ -565,14 +778,11 @@ const Family& find_family(const Config& config) {
   throw InputError(config.at("architectures"), describe(classes->front()), expected);
 }
 
-// Any family may have a variant with experts. Leading dense layers alone are fine (DeepSeek).
-void refuse_experts(const Config& config) {
-  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
-    if (!config.has(key) || config.integer(key) <= 1) continue;
-    const bool all_dense = config.has("first_k_dense_replace") &&
-                           config.integer("first_k_dense_replace") >= config.integer("num_hidden_layers");
-    if (!all_dense) config.fail(key, kNoMixtures);
-  }
+// Any family may have a variant with experts; none is read as a dense model.
+void refuse_experts(const Config& config, const Family& family) {
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"})
+    if (config.has(key) && config.integer(key) > 1)
+      config.fail(key, fmt::format("no experts in the family {}, which is read as a dense model", family.model_type));
 }
 
 }  // namespace
@@ -581,7 +791,7 @@ Model import_huggingface(const Json& json, const InputError::Where& where) {
   if (!json.is_object()) throw InputError(where, describe(json), "an object");
   const Config config(json, where);
   const Family& family = find_family(config);
-  refuse_experts(config);
+  if (!family.experts) refuse_experts(config, family);
   Model model;
   model.name = config.text_or("_name_or_path", "");
   if (model.name.empty()) model.name = std::string(family.model_type);
