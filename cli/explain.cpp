@@ -289,12 +289,16 @@ std::string explain_mfu(const Simulation& simulation) {
   const ModelWork& work = simulation.program->model;
   const Dtype dtype = precision::peak_dtype(simulation.scenario);
   const double peak = r.mfu > 0 ? r.model_flops_per_second_per_device / r.mfu : 0;
+  const std::string experts = work.active_parameters < work.parameters
+                                  ? fmt::format("of experts those that a token goes to: {} of {} parameters\n",
+                                                rate_text(work.active_parameters), rate_text(work.parameters))
+                                  : "";
   return fmt::format(
       "MFU: {}\n  = model FLOPs / (step time x devices x peak)\n  = {:.4e} / ({} x {} x {:.1f} TFLOP/s)\n"
-      "{}\nattention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
+      "{}\n{}attention counted in full (PaLM, appendix B): {:.4e} FLOPs, {}\n"
       "peak of {} in {}{}: {}\n",
       percent_text(r.mfu), work.flops_per_step, seconds_text(r.step_seconds), r.devices, peak * 1e-12,
-      flop_convention(), work.flops_per_step_full_attention, percent_text(r.mfu_full_attention),
+      flop_convention(), experts, work.flops_per_step_full_attention, percent_text(r.mfu_full_attention),
       simulation.scenario.cluster.device.name, name_of(dtype),
       simulation.scenario.plan.layers.empty() ? "" : ", the fastest that layers compute in",
       simulation.scenario.cluster.device.source);

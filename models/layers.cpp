@@ -57,7 +57,11 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
 
 }  // namespace
 
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors) {
+std::int64_t expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch) {
+  return micro_batch * sequence_length(model, workload) * model.experts_per_token;
+}
+
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, std::int64_t expert_rows) {
   ProductFlops f;
   if (op.kind == OpKind::batched_matmul) {
     f.attention_full = f.attention_executed = flops(op, tensors);
@@ -68,7 +72,11 @@ ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors) {
     unmasked.causal = false;
     f.attention_full = flops(unmasked, tensors);
   } else if (is_matmul(op.kind)) {
-    f.linear = flops(op, tensors);
+    f.linear = f.linear_executed = flops(op, tensors);
+    if (op.group_dims > 0) {  // reads[0] is [experts, slots, ..]
+      const Tensor& rows = tensors[op.reads[0]];
+      f.linear *= static_cast<double>(expert_rows) / static_cast<double>(rows.sizes[0] * rows.sizes[1]);
+    }
   }
   return f;
 }
@@ -103,22 +111,24 @@ ModelWork model_work(const Model& model, const Workload& workload, std::int64_t 
                      std::span<const Piece> pieces, std::span<const Run> line) {
   ModelWork work;
   ProductFlops total;
+  const std::int64_t rows = expert_rows(model, workload, micro_batch);
   for (const Run& run : line) {
     const Piece& piece = pieces[run.piece];
     ProductFlops forward;
-    for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors), 1);
+    for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows), 1);
     total.add(forward, static_cast<double>(run.count));
   }
   // The backward computes two products for each of the forward's (Narayanan et al. 2021, appendix).
   const double micro_batches = static_cast<double>(workload.global_batch_size) / static_cast<double>(micro_batch);
   work.flops_per_step = 3 * micro_batches * (total.linear + total.attention_masked);
-  work.executed_flops_per_step = 3 * micro_batches * (total.linear + total.attention_executed);
+  work.executed_flops_per_step = 3 * micro_batches * (total.linear_executed + total.attention_executed);
   work.flops_per_step_full_attention = 3 * micro_batches * (total.linear + total.attention_full);
   work.sequences_per_step = static_cast<double>(workload.global_batch_size);
   const std::int64_t length = model.kind == ModelKind::encoder_decoder ? decoder_sequence_length(model, workload)
                                                                        : sequence_length(model, workload);
   work.tokens_per_step = work.sequences_per_step * static_cast<double>(length);
   work.parameters = static_cast<double>(parameters(model));
+  work.active_parameters = static_cast<double>(active_parameters(model));
   return work;
 }
 

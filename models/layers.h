@@ -41,22 +41,28 @@ struct ModelPieces {
 void build_pieces(const Model& model, const Workload& workload, std::int64_t micro_batch, const KernelChoices& kernels,
                   ModelPieces& out);
 
-// FLOPs of matrix products. Attention is apart: with the mask halved, in full, and as its kernels compute it.
+// FLOPs of matrix products: of the model, and as kernels compute them. Attention is apart: with the mask halved, in
+// full, and as its kernels compute it.
 struct ProductFlops {
-  double linear = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
+  double linear = 0, linear_executed = 0, attention_masked = 0, attention_full = 0, attention_executed = 0;
 
   void add(const ProductFlops& other, double times) {
     linear += times * other.linear;
+    linear_executed += times * other.linear_executed;
     attention_masked += times * other.attention_masked;
     attention_full += times * other.attention_full;
     attention_executed += times * other.attention_executed;
   }
 };
-// Of an op of a built piece; none of an attention's backward, which repeats a part of the forward.
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors);
+// Of an op of a built piece; none of an attention's backward, which repeats a part of the forward. `expert_rows`: the
+// rows that the tokens of a micro-batch take at a layer's experts. Slots that are left over are executed all the same;
+// they are no work of the model.
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, std::int64_t expert_rows = 0);
+// One for each token and expert that it goes to.
+std::int64_t expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
 
 // FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, twice again
-// for the backward; the padded vocabulary counts.
+// for the backward; the padded vocabulary counts. Of experts those that a token goes to.
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
                      std::span<const Piece> pieces, std::span<const Run> line);
 

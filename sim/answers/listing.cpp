@@ -24,9 +24,11 @@ std::vector<ListRow> models() {
   std::vector<ListRow> rows;
   for (const std::string& name : model_names()) {
     const Model model = read_model(name, {});
+    std::string count = rate_text(static_cast<double>(parameters(model))) + " parameters";
+    if (model.has_experts())
+      count += fmt::format(" ({} active)", rate_text(static_cast<double>(active_parameters(model))));
     rows.push_back(
-        {name, fmt::format("{} parameters, {} layers, hidden {}", rate_text(static_cast<double>(parameters(model))),
-                           model.layers + model.decoder_layers, model.hidden)});
+        {name, fmt::format("{}, {} layers, hidden {}", count, model.layers + model.decoder_layers, model.hidden)});
   }
   return rows;
 }

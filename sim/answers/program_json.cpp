@@ -106,6 +106,12 @@ OrderedJson program_json(const Program& program) {
     stages.push_back(std::move(chunks));
   }
   const ModelWork& model = program.model;
+  OrderedJson work = {{"flops_per_step", model.flops_per_step},
+                      {"executed_flops_per_step", model.executed_flops_per_step},
+                      {"tokens_per_step", model.tokens_per_step},
+                      {"sequences_per_step", model.sequences_per_step},
+                      {"parameters", model.parameters}};
+  if (model.active_parameters < model.parameters) work["active_parameters"] = model.active_parameters;
   return {{"mesh", {{"ranks", program.mesh.ranks()}, {"digits", std::move(digits)}}},
           {"pieces", std::move(pieces)},
           {"line", runs_json(program.line)},
@@ -114,12 +120,7 @@ OrderedJson program_json(const Program& program) {
            {{"micro_batches", program.schedule.micro_batches},
             {"chunks", program.schedule.chunks},
             {"split_backward", program.schedule.split_backward}}},
-          {"model",
-           {{"flops_per_step", model.flops_per_step},
-            {"executed_flops_per_step", model.executed_flops_per_step},
-            {"tokens_per_step", model.tokens_per_step},
-            {"sequences_per_step", model.sequences_per_step},
-            {"parameters", model.parameters}}}};
+          {"model", std::move(work)}};
 }
 
 }  // namespace orrery

@@ -15,12 +15,14 @@ namespace orrery {
 //                "parameters": [{ "parameter", "gradient" }] }],
 //   "line": [run], "stages": [[[run]]],
 //   "schedule": { "micro_batches", "chunks", "split_backward" },
-//   "model": { "flops_per_step", "executed_flops_per_step", "tokens_per_step", "sequences_per_step", "parameters" } }
+//   "model": { "flops_per_step", "executed_flops_per_step", "tokens_per_step", "sequences_per_step", "parameters",
+//              "active_parameters" } }
 // op: { "kind", "name", "phase", "stream", "when", "reads", "writes", "group", "stages", "every", "count", "flops",
 //       "bytes" }; run: { "piece", "count" }.
 // Tensors are those of one rank, and numbers among their piece's; pieces are numbers, too. "group" has the names of
 // digits, "stages" the pipeline stages of a group that no digits name, "alias_of" the tensor that one is a view of, or
-// null. "flops" and "bytes" are those of the op once (sim/program/work.h).
+// null; "active_parameters" those that one token meets, of models with experts alone. "flops" and "bytes" are those of
+// the op once (sim/program/work.h).
 nlohmann::ordered_json program_json(const Program& program);
 
 }  // namespace orrery

@@ -23,6 +23,7 @@ using OrderedJson = nlohmann::ordered_json;
 OrderedJson model_json(const Model& model) {
   OrderedJson json = to_json(model);
   json["parameters"] = parameters(model);
+  if (model.has_experts()) json["active_parameters"] = active_parameters(model);
   return json;
 }
 

@@ -37,6 +37,7 @@ struct ModelWork {
   double tokens_per_step = 0;                 // positions of the global batch (decoder side for encoder-decoders)
   double sequences_per_step = 0;
   double parameters = 0;
+  double active_parameters = 0;  // of them those that one token meets: fewer with experts
 };
 
 // What a rank's framework holds beside the Program's tensors, and how it issues work. From the plan's `framework`

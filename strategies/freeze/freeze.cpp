@@ -127,12 +127,12 @@ class Freezer {
 };
 
 // Products of the backward that are no more, of two for each of the forward's.
-ProductFlops spared(const Piece& piece) {
+ProductFlops spared(const Piece& piece, std::int64_t expert_rows) {
   ProductFlops flops;
-  for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors), 2);
+  for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors, expert_rows), 2);
   for (const Op& op : piece.backward.ops) {
     if (op.kind != OpKind::attention_backward) {
-      flops.add(product_flops(op, piece.tensors), -1);
+      flops.add(product_flops(op, piece.tensors, expert_rows), -1);
       continue;
     }
     for (const Op& forward : piece.forward.ops)  // four products, of one kernel
@@ -181,7 +181,8 @@ class Line {
     freezer.run([&](const Tensor& t) { return all || (table && is_vocabulary_table(t)); });
     Made made{of, static_cast<std::uint16_t>(program_.pieces.size()), before, freezer.behind(), {}};
     if (freezer.pruned()) {
-      made.spared = spared(piece);
+      made.spared =
+          spared(piece, expert_rows(scenario_.model, scenario_.workload, scenario_.plan.batch.micro_batch_size));
       piece.variant_of = kNoPiece;  // its buckets of gradients, if any, are its own
     } else if (piece.variant_of != kNoPiece) {
       piece.variant_of = family(piece.variant_of, made.piece);
@@ -278,7 +279,7 @@ void rewrite(const Scenario& scenario, Program& program) {
   const double micro_batches = static_cast<double>(scenario.workload.global_batch_size) /
                                static_cast<double>(scenario.plan.batch.micro_batch_size);
   program.model.flops_per_step -= micro_batches * (spared.linear + spared.attention_masked);
-  program.model.executed_flops_per_step -= micro_batches * (spared.linear + spared.attention_executed);
+  program.model.executed_flops_per_step -= micro_batches * (spared.linear_executed + spared.attention_executed);
   program.model.flops_per_step_full_attention -= micro_batches * (spared.linear + spared.attention_full);
 }
 

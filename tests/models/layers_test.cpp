@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "models/read_model.h"
@@ -90,6 +92,129 @@ TEST(DecoderLayer, AttendsToThePastAndToAllOfTheInput) {
     for (const Op& op : layer->forward.ops) masked += product_flops(op, layer->tensors).attention_masked;
     // Two products of 16 heads of 64: of half of 128 x 128 pairs, and of 128 x 512.
     EXPECT_DOUBLE_EQ(masked, 4.0 * 16 * 64 * (128.0 * 128 / 2 + 128.0 * 512)) << flash;
+  }
+}
+
+struct Built {
+  std::vector<Piece> pieces;
+  std::vector<Run> runs;
+};
+Built built_of(const Model& model, const Workload& workload, const KernelChoices& kernels = {}) {
+  Built built;
+  ModelPieces into{&built.pieces, {}};
+  build_pieces(model, workload, 1, kernels, into);
+  built.runs = into.runs;
+  return built;
+}
+
+const Piece& piece_named(const Built& built, std::string_view name) {
+  return *std::find_if(built.pieces.begin(), built.pieces.end(),
+                       [&](const Piece& piece) { return piece.name == name; });
+}
+
+Model with(const char* preset, const nlohmann::json& changes) {
+  nlohmann::json json{{"preset", preset}};
+  json.update(changes);
+  return read_model(json, {});
+}
+
+// Jiang et al. 2024 (arXiv 2401.04088), section 2.1: experts stand where the MLP would.
+TEST(ExpertLayer, RoutesPermutesAndComesBack) {
+  const Built built = built_of(read_model("mixtral-8x7b", {}), {4096, 0, 1});
+  const Piece& layer = piece_named(built, "expert_layer");
+  const std::vector<std::string> ops{
+      "input_norm", "qkv",       "rotary",      "attention", "attention_output", "attention_residual",
+      "mlp_norm",   "router",    "router",      "permute",   "expert_fc1",       "expert_activation",
+      "expert_fc2", "unpermute", "mlp_residual"};
+  EXPECT_EQ(names_of(layer.forward), ops);
+  for (const Op& op : layer.forward.ops) {
+    if (op.kind == OpKind::route) {
+      EXPECT_EQ(op.router.score, RouterScore::softmax_of_top);
+      for (const TensorId id : {op.reads[0], op.writes[0]}) EXPECT_EQ(layer.tensors[id].dtype, Dtype::fp32);
+      EXPECT_EQ(layer.tensors[op.writes[0]].elements(), 4096 * 2);
+    } else if (std::string_view(op.name) == "expert_fc1") {  // 4096 tokens, two experts each, eight experts
+      const GemmShape shape = gemm_shape(op, layer.tensors);
+      EXPECT_EQ(shape.batch, 8);
+      EXPECT_EQ(shape.m, 4096 * 2 / 8);
+      EXPECT_EQ(shape.n, 2 * 14336);
+      EXPECT_EQ(shape.k, 4096);
+    }
+  }
+}
+
+// Dai et al. 2024 (arXiv 2401.06066), section 3.2; the gate is Qwen2-MoE's.
+TEST(ExpertLayer, AddsSharedExpertsThatAllTokensGoTo) {
+  const auto behind_norm = [](const char* name) {
+    const Built built = built_of(read_model(name, {}), {512, 0, 1});
+    const std::vector<std::string> ops = names_of(piece_named(built, "expert_layer").forward);
+    return std::vector<std::string>(std::find(ops.begin(), ops.end(), "mlp_norm") + 1, ops.end());
+  };
+  const std::vector<std::string> shared{"fc1", "activation", "fc2"};
+  const std::vector<std::string> gate{"shared_expert_gate", "shared_expert_gate", "shared_expert_gate"};
+  const std::vector<std::string> routed{"router",     "router",    "permute",        "expert_fc1",  "expert_activation",
+                                        "expert_fc2", "unpermute", "shared_experts", "mlp_residual"};
+  std::vector<std::string> ops = shared;
+  ops.insert(ops.end(), routed.begin(), routed.end());
+  EXPECT_EQ(behind_norm("deepseek-v3"), ops);
+  ops.insert(ops.begin() + 3, gate.begin(), gate.end());
+  EXPECT_EQ(behind_norm("qwen2-57b-a14b"), ops);
+}
+
+TEST(ExpertLayer, StandsWhereTheFamilyHasIt) {
+  const auto line = [](const char* name) {
+    const Built built = built_of(read_model(name, {}), {512, 0, 1});
+    std::vector<std::pair<std::string, std::int64_t>> runs;
+    for (const auto& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);
+    return runs;
+  };
+  using Runs = std::vector<std::pair<std::string, std::int64_t>>;
+  EXPECT_EQ(line("mixtral-8x7b"), (Runs{{"embedding", 1}, {"expert_layer", 32}, {"head", 1}}));
+  EXPECT_EQ(line("deepseek-v3"), (Runs{{"embedding", 1}, {"layer", 3}, {"expert_layer", 58}, {"head", 1}}));
+  // A layer of 24 each by turns, of which every second with experts attends to all.
+  const Built maverick = built_of(read_model("llama4-maverick", {}), {16384, 0, 1});
+  ASSERT_EQ(maverick.runs.size(), 50u);
+  for (std::size_t layer = 0; layer < 48; ++layer) {
+    const Piece& piece = maverick.pieces[maverick.runs[1 + layer].piece];
+    EXPECT_EQ(std::string_view(piece.name), layer % 2 == 1 ? "expert_layer" : "layer");
+    for (const Op& op : piece.forward.ops)
+      if (op.kind == OpKind::attention) {
+        EXPECT_EQ(op.window, layer % 4 == 3 ? 0 : 8192) << layer;
+      }
+  }
+}
+
+// 6 FLOPs for each parameter of a matrix that a token meets (Narayanan et al. 2021, appendix), and attention's.
+TEST(ExpertLayer, CountsTheExpertsThatATokenGoesTo) {
+  struct Case {
+    Model model;
+    std::int64_t sequence;
+    double latent_norms;
+  };
+  for (const auto& [m, sequence, latent_norms] :
+       {Case{read_model("mixtral-8x7b", {}), 4096, 0}, Case{read_model("deepseek-moe-16b", {}), 4096, 0},
+        Case{read_model("deepseek-v2-lite", {}), 1024, 512}, Case{read_model("llama3-8x70b", {}), 2048, 0},
+        // Slots are rounded up: 1001 tokens and 6 of 64 experts each, 17 and 8 of 128.
+        Case{read_model("deepseek-moe-16b", {}), 1001, 0}, Case{with("qwen3-30b-a3b", {{"qk_norm", false}}), 17, 0}}) {
+    const Workload workload{sequence, 0, 12};
+    const Built built = built_of(m, workload);
+    const ModelWork work = model_work(m, workload, 1, built.pieces, built.runs);
+    const auto tokens = static_cast<double>(12 * sequence), h = static_cast<double>(m.hidden);
+    const double norms = static_cast<double>(m.layers) * (2 * h + latent_norms) + h;
+    const double matrices =
+        static_cast<double>(active_parameters(m)) - norms - static_cast<double>(m.vocab) * h;  // rows are looked up
+    const bool latent = m.attention == AttentionKind::latent;
+    const double heads = static_cast<double>(m.heads * (m.head_dim + (latent ? m.value_head_dim : m.head_dim)));
+    const double pairs = static_cast<double>(sequence) / 2;  // of a token
+    const double attention = 6 * static_cast<double>(m.layers) * heads * pairs * tokens;
+    EXPECT_NEAR(work.flops_per_step / (6 * matrices * tokens + attention), 1, 1e-12) << m.name << " " << sequence;
+    EXPECT_EQ(work.parameters, static_cast<double>(parameters(m)));
+    EXPECT_EQ(work.active_parameters, static_cast<double>(active_parameters(m)));
+
+    // What is left over of the slots is executed, too.
+    const std::int64_t rows = sequence * m.experts_per_token, slots = (rows + m.experts - 1) / m.experts * m.experts;
+    const double a_row = 6 * 3 * h * static_cast<double>(m.expert_ffn * (m.layers - m.dense_layers));
+    const double left_over = 12 * static_cast<double>(slots - rows) * a_row;
+    EXPECT_NEAR(work.executed_flops_per_step / (work.flops_per_step + left_over), 1, 1e-12) << m.name;
   }
 }
 
