@@ -721,5 +721,23 @@ TEST(Parameters, OfTheProgramAreTheModels) {
   }
 }
 
+// What a capacity leaves empty, or drops, changes nothing of what the model computes.
+TEST(ModelFlops, OfExpertsAreThoseOfTheirTokensWhateverTheSlots) {
+  Scenario s = scenario_of("mixtral-8x7b", "dgx-h100", 1);
+  s.workload = {4096, 0, 8};
+  Program dropless, padded;
+  lower(s, dropless);
+  s.plan.expert.capacity_factor = 2;
+  lower(s, padded);
+  const auto rows = [](const Program& p) {
+    for (const Op& op : piece_named(p, "expert_layer").forward.ops)
+      if (op.kind == OpKind::permute) return piece_named(p, "expert_layer").tensors[op.writes[0]].sizes[1];
+    return std::int64_t{0};
+  };
+  EXPECT_EQ(rows(padded), 2 * rows(dropless));
+  EXPECT_EQ(padded.model.flops_per_step, dropless.model.flops_per_step);
+  EXPECT_EQ(padded.model.flops_per_step_full_attention, dropless.model.flops_per_step_full_attention);
+}
+
 }  // namespace
 }  // namespace orrery

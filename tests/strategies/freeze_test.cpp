@@ -116,6 +116,29 @@ TEST(Freeze, SparesWeightGradientsAndTheBackwardBelowWhatIsTrained) {
                 1e-12);
 }
 
+// A layer's backward is twice its forward: 4 FLOPs for each parameter of a matrix that a token meets, and attention's.
+// In slots that no token takes (1001 tokens and 8 of 64 experts each) kernels are spared, too, but no work of the
+// model.
+TEST(Freeze, OfExpertsSparesThoseThatATokenGoesTo) {
+  Scenario s = scenario_of("olmoe-1b-7b", "dgx-a100", 1);
+  s.workload = {1001, 0, 8};
+  s.plan.data.degree = 1;
+  s.plan.framework.flash_attention = false;
+  const Program all = lowered_and_proven(s);
+  EXPECT_NEAR(all.model.executed_flops_per_step / executed_products(all), 1, 1e-12);
+  EXPECT_GT(all.model.executed_flops_per_step, all.model.flops_per_step_full_attention);
+
+  s.plan.layers = {frozen_range(s, 0, 12)};
+  s.plan.freeze.embedding = true;
+  const Program part = lowered_and_proven(s);
+  EXPECT_NEAR(part.model.executed_flops_per_step / executed_products(part), 1, 1e-12);
+  const double layers = 16, h = 2048, tokens = 8 * 1001, norms = 4 * h;
+  const double matrices = (static_cast<double>(active_parameters(s.model)) - 2 * 50304 * h - h) / layers - norms;
+  EXPECT_NEAR(
+      (all.model.flops_per_step - part.model.flops_per_step) / (12 * (4 * matrices * tokens + 4 * h * 1001 * tokens)),
+      1, 1e-12);
+}
+
 // 2 bytes a frozen parameter; 18 of a trained one (bf16, gradients and states in fp32). No activations are kept where
 // there is no backward, and fewer where gradients only pass through.
 TEST(Freeze, KeepsWeightsAlone) {
