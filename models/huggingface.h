@@ -10,9 +10,10 @@ namespace orrery {
 
 // The architecture that `config` describes, chosen by its "model_type" (or the class in "architectures"). Keys that do
 // not concern the architecture are ignored; absent keys take the default of the family's configuration class where it
-// has one that every size shares, else they are missing: InputError with the pointer. Mixture-of-experts and unknown
-// families are InputErrors that name the family. Where hidden and attention dropout differ, the hidden one is taken.
-// Not complete yet: read_model completes.
+// has one that every size shares, else they are missing: InputError with the pointer. Unknown families, and experts in
+// one that is read as dense, are InputErrors that name the family. Where hidden and attention dropout differ, the hidden
+// one is taken. Left out: layers of multi-token prediction (DeepSeek-V3), attention sinks (gpt-oss), query and key norms
+// without weights (Llama 4). Not complete yet: read_model completes.
 Model import_huggingface(const nlohmann::json& config, const InputError::Where& where);
 
 }  // namespace orrery
