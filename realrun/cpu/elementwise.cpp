@@ -196,22 +196,41 @@ void add(const KernelCall& call) {
 
 void multiply(const KernelCall& call) {
   const Buffer &a = call.read(0), &b = call.read(1), &y = call.write(0);
+  const std::int64_t width = last_size(a), n = a.elements();
+  const auto is_column = [&](const Buffer& t) { return last_size(t) == 1 && t.elements() * width == n; };
+  const bool repeats = is_column(b) && b.elements() != n;
+  if (!repeats) call.require_same_elements(a, b);
+  if (!repeats && is_column(y) && y.elements() != n) {
+    for (std::int64_t row = 0; row < y.elements(); ++row) {
+      double sum = 0;
+      for (std::int64_t i = row * width; i < (row + 1) * width; ++i) sum += static_cast<double>(a.data[i]) * b.data[i];
+      y.data[row] = static_cast<float>(sum);
+    }
+    return;
+  }
   call.require_same_elements(a, y);
-  call.require_same_elements(b, y);
-  for (std::int64_t i = 0; i < y.elements(); ++i) y.data[i] = a.data[i] * b.data[i];
+  for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] * b.data[repeats ? i / width : i];
 }
 
 void bias_gradient(const KernelCall& call) {
   const Buffer &dy = call.read(0), &db = call.write(0);
+  std::int64_t groups = 1;  // experts, of which each has rows of its own
+  for (int d = 0; d < call.op.group_dims; ++d) {
+    groups *= db.tensor->sizes[d];
+    call.require(dy.tensor->sizes[d] == db.tensor->sizes[d], "operands differ in experts");
+  }
   call.require_repeats(db, dy);
-  const std::int64_t width = db.elements();
-  std::vector<double> sums(static_cast<std::size_t>(width));
-  for (std::int64_t row = 0; row < dy.elements(); row += width)
-    for (std::int64_t c = 0; c < width; ++c)
-      sums[static_cast<std::size_t>(c)] += static_cast<double>(dy.data[row + c]);
-  for (std::int64_t c = 0; c < width; ++c) {
-    const auto sum = static_cast<float>(sums[static_cast<std::size_t>(c)]);
-    db.data[c] = call.op.accumulate ? db.data[c] + sum : sum;
+  const std::int64_t width = db.elements() / groups, rows = dy.elements() / db.elements();
+  for (std::int64_t g = 0; g < groups; ++g) {
+    std::vector<double> sums(static_cast<std::size_t>(width));
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (std::int64_t c = 0; c < width; ++c)
+        sums[static_cast<std::size_t>(c)] += static_cast<double>(dy.data[(g * rows + row) * width + c]);
+    for (std::int64_t c = 0; c < width; ++c) {
+      const auto sum = static_cast<float>(sums[static_cast<std::size_t>(c)]);
+      float& to = db.data[g * width + c];
+      to = call.op.accumulate ? to + sum : sum;
+    }
   }
 }
 

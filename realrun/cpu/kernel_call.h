@@ -82,6 +82,13 @@ void cross_entropy_backward(const KernelCall& call);
 void pool(const KernelCall& call);
 void pool_backward(const KernelCall& call);
 
+// routing.cpp
+void route(const KernelCall& call);
+void route_backward(const KernelCall& call);
+void permute(const KernelCall& call);
+void unpermute(const KernelCall& call);
+void unpermute_backward(const KernelCall& call);
+
 // optimizer.cpp
 void gradient_norm(const KernelCall& call);
 void scale(const KernelCall& call);

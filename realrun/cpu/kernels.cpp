@@ -70,6 +70,16 @@ void dispatch(const KernelCall& call) {
       return zero_fill(call);
     case OpKind::merge_attention:
       return merge_attention(call);
+    case OpKind::route:
+      return route(call);
+    case OpKind::route_backward:
+      return route_backward(call);
+    case OpKind::permute:
+      return permute(call);
+    case OpKind::unpermute:
+      return unpermute(call);
+    case OpKind::unpermute_backward:
+      return unpermute_backward(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
     case OpKind::scale:

@@ -1,6 +1,7 @@
 // Matrix products.
 #include <Eigen/Dense>
 #include <algorithm>
+#include <initializer_list>
 
 #include "realrun/cpu/kernel_call.h"
 
@@ -10,26 +11,44 @@ namespace {
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using View = Eigen::Map<Matrix>;
 
-// A weight as a matrix: [k, n], or transposed [n, k].
+// A weight as a matrix, of one expert where products are grouped: [k, n], or transposed [n, k].
 struct Weight {
   std::int64_t k = 1, n = 1;
 };
 
 Weight weight_shape(const KernelCall& call, const Tensor& w) {
-  const int inner = call.op.inner_dims;
-  call.require(inner >= 1 && inner <= w.rank, "inner_dims does not fit the weight");
+  const int inner = call.op.inner_dims, first = call.op.group_dims;
+  call.require(inner >= 1 && first + inner <= w.rank, "inner_dims does not fit the weight");
   Weight shape;
-  for (int d = 0; d < w.rank; ++d) {
-    const bool is_k = call.op.transposed_weight ? d >= w.rank - inner : d < inner;
+  for (int d = first; d < w.rank; ++d) {
+    const bool is_k = call.op.transposed_weight ? d >= w.rank - inner : d < first + inner;
     (is_k ? shape.k : shape.n) *= w.sizes[d];
   }
   return shape;
 }
 
-std::int64_t rows(const KernelCall& call, const Buffer& b, std::int64_t columns) {
-  call.require(columns > 0 && b.elements() % columns == 0,
+// How many products there are; of all operands these are the first dimensions.
+std::int64_t groups(const KernelCall& call, std::initializer_list<const Buffer*> operands) {
+  std::int64_t groups = 1;
+  const Tensor& first = *(*operands.begin())->tensor;
+  for (int d = 0; d < call.op.group_dims; ++d) {
+    groups *= first.sizes[d];
+    for (const Buffer* b : operands)
+      call.require(d < b->tensor->rank && b->tensor->sizes[d] == first.sizes[d], "operands differ in experts");
+  }
+  return groups;
+}
+
+// Of one group.
+std::int64_t rows(const KernelCall& call, const Buffer& b, std::int64_t columns, std::int64_t groups) {
+  call.require(columns > 0 && groups > 0 && b.elements() % (columns * groups) == 0,
                "a tensor's trailing dimensions are not those of the weight");
-  return b.elements() / columns;
+  return b.elements() / (columns * groups);
+}
+
+// The matrix of a group.
+View matrix(const Buffer& b, std::int64_t group, std::int64_t rows, std::int64_t columns) {
+  return {b.data + group * rows * columns, rows, columns};
 }
 
 }  // namespace
@@ -37,42 +56,47 @@ std::int64_t rows(const KernelCall& call, const Buffer& b, std::int64_t columns)
 void linear(const KernelCall& call) {
   const Buffer &x = call.read(0), &w = call.read(1), &y = call.write(0);
   const auto [k, n] = weight_shape(call, *w.tensor);
-  const std::int64_t tokens = rows(call, x, k);
-  call.require(rows(call, y, n) == tokens, "input and output differ in tokens");
-  View result(y.data, tokens, n);
-  if (call.op.transposed_weight) {
-    result.noalias() = View(x.data, tokens, k) * View(w.data, n, k).transpose();
-  } else {
-    result.noalias() = View(x.data, tokens, k) * View(w.data, k, n);
+  const std::int64_t experts = groups(call, {&x, &w, &y}), tokens = rows(call, x, k, experts);
+  call.require(rows(call, y, n, experts) == tokens, "input and output differ in tokens");
+  if (call.has_read(2)) call.require(call.read(2).elements() == experts * n, "the bias is not as wide as the output");
+  for (std::int64_t g = 0; g < experts; ++g) {
+    View result = matrix(y, g, tokens, n);
+    if (call.op.transposed_weight) {
+      result.noalias() = matrix(x, g, tokens, k) * matrix(w, g, n, k).transpose();
+    } else {
+      result.noalias() = matrix(x, g, tokens, k) * matrix(w, g, k, n);
+    }
+    if (call.has_read(2)) result.rowwise() += Eigen::Map<Eigen::RowVectorXf>(call.read(2).data + g * n, n);
   }
-  if (!call.has_read(2)) return;
-  call.require(call.read(2).elements() == n, "the bias is not as wide as the output");
-  result.rowwise() += Eigen::Map<Eigen::RowVectorXf>(call.read(2).data, n);
 }
 
 void linear_input_gradient(const KernelCall& call) {
   const Buffer &dy = call.read(0), &w = call.read(1), &dx = call.write(0);
   const auto [k, n] = weight_shape(call, *w.tensor);
-  const std::int64_t tokens = rows(call, dy, n);
-  call.require(rows(call, dx, k) == tokens, "gradients of input and output differ in tokens");
-  View result(dx.data, tokens, k);
-  if (call.op.transposed_weight) {
-    result.noalias() = View(dy.data, tokens, n) * View(w.data, n, k);
-  } else {
-    result.noalias() = View(dy.data, tokens, n) * View(w.data, k, n).transpose();
+  const std::int64_t experts = groups(call, {&dy, &w, &dx}), tokens = rows(call, dy, n, experts);
+  call.require(rows(call, dx, k, experts) == tokens, "gradients of input and output differ in tokens");
+  for (std::int64_t g = 0; g < experts; ++g) {
+    View result = matrix(dx, g, tokens, k);
+    if (call.op.transposed_weight) {
+      result.noalias() = matrix(dy, g, tokens, n) * matrix(w, g, n, k);
+    } else {
+      result.noalias() = matrix(dy, g, tokens, n) * matrix(w, g, k, n).transpose();
+    }
   }
 }
 
 void linear_weight_gradient(const KernelCall& call) {
   const Buffer &x = call.read(0), &dy = call.read(1), &dw = call.write(0);
   const auto [k, n] = weight_shape(call, *dw.tensor);
-  const std::int64_t tokens = rows(call, x, k);
-  call.require(rows(call, dy, n) == tokens, "input and output gradient differ in tokens");
+  const std::int64_t experts = groups(call, {&x, &dy, &dw}), tokens = rows(call, x, k, experts);
+  call.require(rows(call, dy, n, experts) == tokens, "input and output gradient differ in tokens");
   if (!call.op.accumulate) std::fill_n(dw.data, dw.elements(), 0.0f);
-  if (call.op.transposed_weight) {
-    View(dw.data, n, k).noalias() += View(dy.data, tokens, n).transpose() * View(x.data, tokens, k);
-  } else {
-    View(dw.data, k, n).noalias() += View(x.data, tokens, k).transpose() * View(dy.data, tokens, n);
+  for (std::int64_t g = 0; g < experts; ++g) {
+    if (call.op.transposed_weight) {
+      matrix(dw, g, n, k).noalias() += matrix(dy, g, tokens, n).transpose() * matrix(x, g, tokens, k);
+    } else {
+      matrix(dw, g, k, n).noalias() += matrix(x, g, tokens, k).transpose() * matrix(dy, g, tokens, n);
+    }
   }
 }
 

@@ -363,7 +363,7 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
                          is_aligned(moved.c, kFp8PointerAlignment);
     if (aligned && run_product(fp8.product, plan.launches, op.kind == OpKind::linear, moved, s)) return true;
   }
-  // Sizes that the units do not take: the same numbers in 16 bits.
+  // Batches, and sizes that the units do not take: the same numbers in 16 bits.
   BlasProduct wide = product;
   wide.a.dtype = wide.b.dtype = product.c.dtype == Dtype::fp16 ? Dtype::fp16 : Dtype::bf16;
   const auto widen = [&](std::size_t read, Temporary& to) {
@@ -379,16 +379,31 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
 
 void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                                     Stream s) {
-  const MatmulPlan plan = plan_matmul(op, reads, writes);
-  const BlasProduct& product = plan.product;
+  MatmulPlan plan = plan_matmul(op, reads, writes);
+  BlasProduct& product = plan.product;
   if (product.m == 0 || product.n == 0 || product.c.batch == 0) return;
   const auto fail = [&](const char* what) {
     throw std::logic_error(fmt::format("kernel {} ({}): {}: {} x {} -> {}, {} x {} x {}", name_of(op.kind), op.name,
                                        what, name_of(product.a.dtype), name_of(product.b.dtype),
                                        name_of(product.c.dtype), product.m, product.n, product.k));
   };
+  Matmul::Operands operands{.a = reads[plan.a_read].data,
+                            .b = reads[plan.b_read].data,
+                            .c = writes[0].data,
+                            .bias_stride = plan.bias_stride};
+  // A router's gradients are fp32, its operands are not: rounded to theirs, as under torch.autocast.
+  std::optional<Temporary> narrowed;
+  const auto narrow = [&](BlasMatrix& m, const BlasMatrix& other, std::size_t read, const void*& data) {
+    if (m.dtype != Dtype::fp32 || (other.dtype != Dtype::bf16 && other.dtype != Dtype::fp16)) return;
+    const std::int64_t n = reads[read].tensor->elements();
+    narrowed.emplace(n * bytes_of(other.dtype, 1), stream(s));
+    convert(stream(s), data, m.dtype, narrowed->data(), other.dtype, n);
+    m.dtype = other.dtype;
+    data = narrowed->data();
+  };
+  narrow(product.a, product.b, plan.a_read, operands.a);
+  narrow(product.b, product.a, plan.b_read, operands.b);
   if (!dtypes_multiply(product)) fail("matrix units do not multiply these dtypes");
-  Matmul::Operands operands{.a = reads[plan.a_read].data, .b = reads[plan.b_read].data, .c = writes[0].data};
   const bool fp8 = product.a.dtype == Dtype::fp8;
   if (fp8) {
     const auto scale = [&](const void* tensor) {
@@ -413,8 +428,16 @@ void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads
   Op add;
   add.kind = OpKind::add;
   add.name = op.name;
-  const std::array<Operand, 3> added{writes[0], Operand{}, reads[2]};
-  run_kernel(add, added, writes.first(1), {}, s);
+  // Of grouped products, each expert's bias to its own rows.
+  Tensor rows = *writes[0].tensor, bias = *reads[2].tensor;
+  const std::int64_t experts = plan.bias_stride > 0 ? product.c.batch : 1;
+  for (int d = 0; plan.bias_stride > 0 && d < op.group_dims; ++d) rows.sizes[d] = bias.sizes[d] = 1;
+  for (std::int64_t e = 0; e < experts; ++e) {
+    const Operand to{const_cast<void*>(at(writes[0].data, e * rows.elements(), rows.dtype)), &rows},
+        of_expert{const_cast<void*>(at(reads[2].data, e * bias.elements(), bias.dtype)), &bias};
+    const std::array<Operand, 3> added{to, Operand{}, of_expert};
+    run_kernel(add, added, {&to, 1}, {}, s);
+  }
 }
 
 void CudaBackend::State::run_cast(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,

@@ -140,6 +140,7 @@ Matmul::Key Matmul::key_of(const BlasProduct& p, bool accumulate, bool fast_accu
   std::size_t i = 0;
   const auto add = [&](auto value) { key.at(i++) = static_cast<std::int64_t>(value); };
   add(device_), add(tf32_), add(accumulate), add(fast_accumulation), add(operands.bias != nullptr);
+  add(operands.bias_stride);
   add(operands.a_scale != nullptr), add(operands.b_scale != nullptr);
   add(p.m), add(p.n), add(p.k), add(p.transpose_a), add(p.transpose_b), add(p.c.batch);
   for (const BlasMatrix* m : {&p.a, &p.b, &p.c}) add(m->dtype), add(m->leading), add(m->batch_stride);
@@ -161,6 +162,7 @@ Matmul::Prepared Matmul::describe(const BlasProduct& p, bool fast_accumulation, 
     set(made.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     set(made.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type_of(p.c.dtype));
     set(made.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, operands.bias);
+    set(made.operation, CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, operands.bias_stride);
   }
   if (p.a.dtype == Dtype::fp8) {
     set(made.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, static_cast<std::int8_t>(fast_accumulation));

@@ -35,6 +35,7 @@ class Matmul {
     const void *a = nullptr, *b = nullptr;
     void* c = nullptr;
     const void* bias = nullptr;                          // of c's dtype
+    std::int64_t bias_stride = 0;                        // MatmulPlan::bias_stride
     const float *a_scale = nullptr, *b_scale = nullptr;  // fp8: device memory; nullptr: 1
   };
   struct Place {

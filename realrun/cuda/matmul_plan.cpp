@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -47,25 +48,39 @@ BlasProduct column_major(const Product& p, Dtype left, Dtype right, Dtype result
   return blas;
 }
 
-// A weight as a matrix: [k, n], or transposed [n, k].
+// A weight as a matrix, of one expert where products are grouped: [k, n], or transposed [n, k].
 struct Weight {
   std::int64_t k = 1, n = 1;
 };
 
 Weight weight_shape(const Op& op, const Tensor& w) {
-  const int inner = op.inner_dims;
-  require(op, inner >= 1 && inner <= w.rank, "inner_dims does not fit the weight");
+  const int inner = op.inner_dims, first = op.group_dims;
+  require(op, inner >= 1 && first + inner <= w.rank, "inner_dims does not fit the weight");
   Weight shape;
-  for (int d = 0; d < w.rank; ++d) {
-    const bool is_k = op.transposed_weight ? d >= w.rank - inner : d < inner;
+  for (int d = first; d < w.rank; ++d) {
+    const bool is_k = op.transposed_weight ? d >= w.rank - inner : d < first + inner;
     (is_k ? shape.k : shape.n) *= w.sizes[d];
   }
   return shape;
 }
 
-std::int64_t rows(const Op& op, const Tensor& t, std::int64_t columns) {
-  require(op, columns > 0 && t.elements() % columns == 0, "a tensor's trailing dimensions are not those of the weight");
-  return t.elements() / columns;
+// How many products there are; of all operands these are the first dimensions.
+std::int64_t groups(const Op& op, std::initializer_list<const Tensor*> operands) {
+  std::int64_t groups = 1;
+  const Tensor& first = **operands.begin();
+  for (int d = 0; d < op.group_dims; ++d) {
+    groups *= first.sizes[d];
+    for (const Tensor* t : operands)
+      require(op, d < t->rank && t->sizes[d] == first.sizes[d], "operands differ in experts");
+  }
+  return groups;
+}
+
+// Of one group.
+std::int64_t rows(const Op& op, const Tensor& t, std::int64_t columns, std::int64_t groups) {
+  require(op, columns > 0 && groups > 0 && t.elements() % (columns * groups) == 0,
+          "a tensor's trailing dimensions are not those of the weight");
+  return t.elements() / (columns * groups);
 }
 
 // Batch dimensions that are one more dimension of a matrix: products that share the right operand are more rows
@@ -171,38 +186,52 @@ MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<c
   if (op.kind == OpKind::batched_matmul) return plan_batched(op, reads, writes);
   const Tensor &first = tensor(op, reads, 0), &second = tensor(op, reads, 1), &result = tensor(op, writes, 0);
   const auto [k, n] = weight_shape(op, op.kind == OpKind::linear_weight_gradient ? result : second);
+  const std::int64_t experts = groups(op, {&first, &second, &result});
   MatmulPlan plan;
-  plan.launches.assign(1, {});
   Product p;
+  bool accumulate = false;
   switch (op.kind) {
     case OpKind::linear: {  // y [t, n] = x [t, k] w
-      p = {.rows = rows(op, first, k), .columns = n, .inner = k, .transpose_right = op.transposed_weight, .batch = {}};
-      require(op, rows(op, result, n) == p.rows, "input and output differ in tokens");
+      p = {.rows = rows(op, first, k, experts),
+           .columns = n,
+           .inner = k,
+           .transpose_right = op.transposed_weight,
+           .batch = {}};
+      require(op, rows(op, result, n, experts) == p.rows, "input and output differ in tokens");
       plan.bias = reads.size() > 2 && reads[2].data != nullptr;
-      if (plan.bias) require(op, tensor(op, reads, 2).elements() == n, "the bias is not as wide as the output");
+      if (plan.bias)
+        require(op, tensor(op, reads, 2).elements() == experts * n, "the bias is not as wide as the output");
+      if (experts > 1) plan.bias_stride = n;
       break;
     }
     case OpKind::linear_input_gradient: {  // dx [t, k] = dy [t, n] w'
-      p = {.rows = rows(op, first, n), .columns = k, .inner = n, .transpose_right = !op.transposed_weight, .batch = {}};
-      require(op, rows(op, result, k) == p.rows, "gradients of input and output differ in tokens");
+      p = {.rows = rows(op, first, n, experts),
+           .columns = k,
+           .inner = n,
+           .transpose_right = !op.transposed_weight,
+           .batch = {}};
+      require(op, rows(op, result, k, experts) == p.rows, "gradients of input and output differ in tokens");
       break;
     }
     case OpKind::linear_weight_gradient: {  // dw [k, n] = x' dy; of a transposed weight, dw [n, k] = dy' x
-      const std::int64_t tokens = rows(op, first, k);
-      require(op, rows(op, second, n) == tokens, "input and output gradient differ in tokens");
+      const std::int64_t tokens = rows(op, first, k, experts);
+      require(op, rows(op, second, n, experts) == tokens, "input and output gradient differ in tokens");
       p = {.rows = k, .columns = n, .inner = tokens, .transpose_left = true, .batch = {}};
       if (op.transposed_weight) std::swap(p.rows, p.columns);
-      plan.launches[0].accumulate = op.accumulate;
+      accumulate = op.accumulate;
       break;
     }
     default:
       require(op, false, "is no matrix product");
   }
+  if (experts > 1) p.batch.push_back({experts, p.rows * p.inner, p.inner * p.columns, p.rows * p.columns});
   const bool exchanged = op.kind == OpKind::linear_weight_gradient && op.transposed_weight;
   const Tensor &left = exchanged ? second : first, &right = exchanged ? first : second;
   plan.product = column_major(p, left.dtype, right.dtype, result.dtype);
   plan.a_read = exchanged ? 0 : 1;
   plan.b_read = exchanged ? 1 : 0;
+  lay_out_batch(p, plan);
+  for (BlasLaunch& launch : plan.launches) launch.accumulate = accumulate;
   return plan;
 }
 

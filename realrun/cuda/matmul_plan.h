@@ -44,6 +44,7 @@ struct MatmulPlan {
   BlasProduct product;
   std::size_t a_read = 0, b_read = 0;  // which of op.reads is cuBLASLt's A, B
   bool bias = false;                   // reads[2] is added to every row of the result
+  std::int64_t bias_stride = 0;        // elements of it for each matrix of the batch; 0: one for all
   std::vector<BlasLaunch> launches;    // in this order
 };
 

@@ -41,7 +41,7 @@ enum class OpKind : std::uint8_t {
   dropout_backward,     // reads dy, mask; writes dx
   dropout_add,          // reads x, residual [, bias]; writes y, mask: y = residual + dropout(x + bias)
   add,                  // reads a [, b] [, bias]; writes y; a bias may be a row (positions) added to every sequence
-  multiply,             // reads a, b; writes y
+  multiply,             // reads a, b; writes y; of b the last dimension may be 1, or else of y: the sum over a's
   bias_gradient,        // reads dy; writes dbias (accumulated)
   embedding,            // reads ids, table [rows, width..]; writes y
   embedding_backward,   // reads ids, dy; writes dtable (accumulated)
@@ -57,10 +57,10 @@ enum class OpKind : std::uint8_t {
 
   // Mixture of experts. Each token goes to `k` experts; rows are their inputs or outputs, [experts, slots, width]: a
   // token's row lies in the first free slot of its expert, first choices before second ones, tokens in their order.
-  // What finds no slot is dropped; slots that no token takes hold zeros.
+  // What finds no slot is dropped: it adds nothing and has no gradient. Slots that no token takes hold zeros.
   route,           // reads logits [tokens.., experts] [, bias on scores that are compared]; writes weights
-                   // [tokens.., k] and choices [tokens.., k], the most favoured first (Op::router)
-  route_backward,  // reads dweights, logits, choices; writes dlogits
+                   // [tokens.., k] and choices [tokens.., k], the most favoured first, of equals the first (Op::router)
+  route_backward,  // reads dweights, logits, choices; writes dlogits: of the weights of these choices
   permute,         // reads x [tokens.., width], choices; writes rows
   unpermute,       // reads rows, choices [, weights]; writes x: the sum of a token's rows, weighted
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
@@ -280,18 +280,18 @@ inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::route_backward, .name = "route_backward", .op_class = OpClass::memory_bound,
              .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10},
     OpTraits{.kind = OpKind::permute, .name = "permute", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .derivative = Derivative::permute, .backward = OpKind::unpermute,
-             .regroups = true},
+             .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
+             .backward = OpKind::unpermute, .regroups = true},
     OpTraits{.kind = OpKind::unpermute, .name = "unpermute", .op_class = OpClass::memory_bound,
-             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .derivative = Derivative::unpermute,
+             .reads = 0b011, .may_read = 0b100, .writes = 0b1, .scratch = true, .derivative = Derivative::unpermute,
              .backward = OpKind::unpermute_backward, .regroups = true},
     OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b11, .why_none = kIsDerivative, .regroups = true},
+             .reads = 0b1111, .writes = 0b11, .scratch = true, .why_none = kIsDerivative, .regroups = true},
     OpTraits{.kind = OpKind::permute_weights, .name = "permute_weights", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .derivative = Derivative::permute, .backward = OpKind::unpermute_weights,
-             .regroups = true},
+             .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
+             .backward = OpKind::unpermute_weights, .regroups = true},
     OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .regroups = true},
+             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative, .regroups = true},
 
     OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},

@@ -6,7 +6,32 @@
 
 namespace orrery::cpu {
 
-// Dtypes as CUDA's kernels want them, whatever a test of fp32 kernels declares: ids int64, masks uint8, bf16 where
+namespace {
+
+constexpr std::size_t kNone = 99;
+
+// Which operand is ids, targets or choices.
+std::size_t index_read(OpKind kind) {
+  switch (kind) {
+    case OpKind::embedding:
+    case OpKind::embedding_backward:
+      return 0;
+    case OpKind::cross_entropy:
+    case OpKind::cross_entropy_backward:
+    case OpKind::permute:
+    case OpKind::unpermute:
+      return 1;
+    case OpKind::route_backward:
+    case OpKind::unpermute_backward:
+      return 2;
+    default:
+      return kNone;
+  }
+}
+
+}  // namespace
+
+// Dtypes as CUDA's kernels want them, whatever a test of fp32 kernels declares: ids integers, masks uint8, bf16 where
 // rounding is asked for.
 void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Buffer> writes,
                  const KernelContext& context) {
@@ -19,7 +44,7 @@ void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Bu
     tensors.push_back(*b.tensor);
     Dtype& dtype = tensors.back().dtype;
     if (i == index_operand) {
-      dtype = Dtype::int64;
+      if (dtype != Dtype::int32) dtype = Dtype::int64;
     } else if (mask) {
       dtype = Dtype::uint8;
     } else if (dtype != Dtype::bf16 || !context.round_to_bf16) {
@@ -27,13 +52,12 @@ void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Bu
     }
     return {b.data, &tensors.back()};
   };
-  constexpr std::size_t kNone = 99;
-  const bool ids = op.kind == OpKind::embedding || op.kind == OpKind::embedding_backward;
-  const bool targets = op.kind == OpKind::cross_entropy || op.kind == OpKind::cross_entropy_backward;
   const bool writes_mask = op.kind == OpKind::dropout || op.kind == OpKind::dropout_add;
+  const std::size_t indices = index_read(op.kind), written_indices = op.kind == OpKind::route ? 1 : kNone;
   for (std::size_t i = 0; i < reads.size(); ++i)
-    in.push_back(typed(reads[i], ids ? 0 : targets ? 1 : kNone, i, op.kind == OpKind::dropout_backward && i == 1));
-  for (std::size_t i = 0; i < writes.size(); ++i) out.push_back(typed(writes[i], kNone, i, writes_mask && i == 1));
+    in.push_back(typed(reads[i], indices, i, op.kind == OpKind::dropout_backward && i == 1));
+  for (std::size_t i = 0; i < writes.size(); ++i)
+    out.push_back(typed(writes[i], written_indices, i, writes_mask && i == 1));
   // An id outside a table without a vocabulary is an error on a CPU and contributes nothing on a GPU.
   if (op.kind == OpKind::embedding && in.size() > 1 && in[1].data != nullptr && in[1].tensor->find(Axis::vocab) < 0)
     for (const float id : in[0].span())

@@ -128,6 +128,16 @@ void pool_backward(const Call& call);
 void merge_attention(const Call& call);
 std::int64_t embedding_backward_scratch(const Call& call);
 
+// routing.cu
+void route(const Call& call);
+void route_backward(const Call& call);
+void permute(const Call& call);
+void unpermute(const Call& call);
+void unpermute_backward(const Call& call);
+std::int64_t permute_scratch(const Call& call);
+std::int64_t unpermute_scratch(const Call& call);
+std::int64_t unpermute_backward_scratch(const Call& call);
+
 // rotary.cu
 void rotary(const Call& call);
 void rotary_backward(const Call& call);

@@ -210,6 +210,37 @@ __global__ void multiply_kernel(std::int64_t elements, Any a, Any b, Any y) {
   store_vector<kVector>(y, first, product);
 }
 
+// A row times one number of its own.
+template <int kVector>
+__global__ void multiply_rows_kernel(std::int64_t elements, std::int64_t width, Any a, Any b, Any y) {
+  const std::int64_t first = thread_number() * kVector;
+  if (first >= elements) return;
+  const float factor = load(b, first / width);
+  float product[kVector];
+  load_vector<kVector>(a, first, product);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) product[i] *= factor;
+  store_vector<kVector>(y, first, product);
+}
+
+// The products of two rows: a block each.
+template <int kVector>
+__global__ void multiply_sum_kernel(std::int64_t width, Any a, Any b, Any y) {
+  auto* const room = reinterpret_cast<float*>(dynamic_shared());  // [kThreads / kWarp]
+  const std::int64_t row = blockIdx.x;
+  float sum = 0;
+  for (std::int64_t column = static_cast<std::int64_t>(threadIdx.x) * kVector; column < width;
+       column += kThreads * kVector) {
+    float one[kVector], other[kVector];
+    load_vector<kVector>(a, row * width + column, one);
+    load_vector<kVector>(b, row * width + column, other);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sum += one[i] * other[i];
+  }
+  sum = block_sum(sum, room);
+  if (threadIdx.x == 0) store(y, row, sum);
+}
+
 ActivationShape activation_shape(const Call& call, const Operand& x, const Operand& y, std::size_t bias) {
   const std::int64_t width = last_size(x);
   const bool gated = elements(x) == 2 * elements(y);
@@ -354,11 +385,27 @@ void add(const Call& call) {
 
 void multiply(const Call& call) {
   const Operand &a = call.read(0), &b = call.read(1), &y = call.write(0);
-  call.require_same_elements(a, y);
-  call.require_same_elements(b, y);
+  const std::int64_t width = last_size(a), n = elements(a);
   const Any first = call.numbers(a), second = call.numbers(b), out = call.numbers(y);
-  ORRERY_LAUNCH_ELEMENTS(multiply_kernel, wide(elements(y), {first, second, out}), elements(y), elements(y), first,
-                         second, out);
+  const auto is_column = [&](const Operand& o) {
+    return last_size(o) == 1 && elements(o) * width == n && elements(o) != n;
+  };
+  if (is_column(b)) {
+    call.require_same_elements(a, y);
+    ORRERY_LAUNCH_ELEMENTS(multiply_rows_kernel, wide(width, {first, out}), n, n, width, first, second, out);
+    return;
+  }
+  call.require_same_elements(a, b);
+  if (is_column(y)) {
+    const auto issue = [&](auto kernel) {
+      launch("multiply_sum_kernel", kernel, blocks(elements(y)), kThreads,
+             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, width, first, second,
+             out);
+    };
+    return wide(width, {first, second}) ? issue(multiply_sum_kernel<kWide>) : issue(multiply_sum_kernel<1>);
+  }
+  call.require_same_elements(a, y);
+  ORRERY_LAUNCH_ELEMENTS(multiply_kernel, wide(n, {first, second, out}), n, n, first, second, out);
 }
 
 void cast(const Call& call) {

@@ -24,6 +24,12 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
       return gradient_norm_scratch(call);
     case OpKind::attention_backward:
       return attention_backward_scratch(call);
+    case OpKind::permute:
+      return permute_scratch(call);
+    case OpKind::unpermute:
+      return unpermute_scratch(call);
+    case OpKind::unpermute_backward:
+      return unpermute_backward_scratch(call);
     default:
       call.fail("needs memory that nobody has counted");
   }
@@ -85,6 +91,16 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
       return zero_fill(call);
     case OpKind::merge_attention:
       return merge_attention(call);
+    case OpKind::route:
+      return route(call);
+    case OpKind::route_backward:
+      return route_backward(call);
+    case OpKind::permute:
+      return permute(call);
+    case OpKind::unpermute:
+      return unpermute(call);
+    case OpKind::unpermute_backward:
+      return unpermute_backward(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
     case OpKind::scale:

@@ -246,6 +246,7 @@ __global__ void add_workers_kernel(NormShape s, std::int64_t workers, const floa
   const int lane = static_cast<int>(threadIdx.x) % kWarp, slice = static_cast<int>(threadIdx.x) / kWarp;
   const std::int64_t column = blockIdx.x % tiles * kWarp + lane;
   const std::int64_t classes = s.classes();
+  partial += static_cast<std::int64_t>(blockIdx.y) * workers * worker_stride;
   float sum = 0;
   if (column < s.width) {
     if (classes == 1) {
@@ -260,11 +261,12 @@ __global__ void add_workers_kernel(NormShape s, std::int64_t workers, const floa
   __syncthreads();
   if (slice != 0 || column >= s.width) return;
   for (int i = 1; i < kSlices; ++i) sum += sums[i * kWarp + lane];
-  const std::int64_t at = row * s.width + column;
+  const std::int64_t at = (blockIdx.y * s.weight_rows + row) * s.width + column;
   store(out, at, accumulate ? load(out, at) + sum : sum);
 }
 
-// [rows, columns]: a block takes kWarp * kVector columns of every (chunks * kSlices)-th row.
+// [rows, columns], one behind the other by blockIdx.y: a block takes kWarp * kVector columns of every
+// (chunks * kSlices)-th row.
 template <int kVector>
 __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std::int64_t chunks, Any x,
                                    float* partial) {
@@ -280,7 +282,7 @@ __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std:
 #pragma unroll 4
     for (std::int64_t r = chunk * kSlices + slice; r < rows; r += chunks * kSlices) {
       float values[kVector];
-      load_vector<kVector>(x, r * columns + column, values);
+      load_vector<kVector>(x, (blockIdx.y * rows + r) * columns + column, values);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sum[j] += values[j];
     }
@@ -293,7 +295,7 @@ __global__ void column_sums_kernel(std::int64_t rows, std::int64_t columns, std:
     if (at >= columns) continue;
     float total = 0;
     for (int k = 0; k < kSlices; ++k) total += sums[k * kWarp * kVector + i];
-    partial[chunk * columns + at] = total;
+    partial[(blockIdx.y * chunks + chunk) * columns + at] = total;
   }
 }
 
@@ -337,21 +339,34 @@ std::int64_t chunks_of(const NormShape& s, std::int64_t processors) {
 constexpr std::int64_t kRoomBytes = kMaxGroup / kWarp * sizeof(float);
 
 struct SumShape {
-  std::int64_t rows, columns, tiles, chunks;
+  std::int64_t groups, rows, columns, tiles, chunks;  // groups: experts, each with rows and columns of its own
   bool wide;
 };
 SumShape sum_shape(const Call& call) {
   const Operand &dy = call.read(0), &db = call.write(0);
-  call.require_repeats(db, dy);
   SumShape s{};
-  s.columns = elements(db);
-  s.rows = elements(dy) / s.columns;
+  s.groups = 1;
+  for (int d = 0; d < call.op.group_dims; ++d) {
+    s.groups *= db.tensor->sizes[d];
+    call.require(dy.tensor->sizes[d] == db.tensor->sizes[d], "operands differ in experts");
+  }
+  call.require_repeats(db, dy);
+  s.columns = elements(db) / s.groups;
+  s.rows = elements(dy) / elements(db);
   s.wide = wide(s.columns, {call.numbers(dy)});
   s.tiles = divide_up(s.columns, kWarp * (s.wide ? kWide : 1));
   constexpr std::int64_t kBlocksPerProcessor = 8;
-  s.chunks =
-      std::clamp<std::int64_t>(call.launch.processors * kBlocksPerProcessor / s.tiles, 1, divide_up(s.rows, kSlices));
+  s.chunks = std::clamp<std::int64_t>(call.launch.processors * kBlocksPerProcessor / (s.tiles * s.groups), 1,
+                                      divide_up(s.rows, kSlices));
   return s;
+}
+
+dim3 blocks_of_groups(std::int64_t count, std::int64_t groups) {
+  dim3 grid = blocks(count);
+  constexpr std::int64_t kMostInY = 65535;  // CUDA C++ Programming Guide, "Technical Specifications"
+  if (groups > kMostInY) throw std::logic_error("CUDA kernels: there are too many experts");
+  grid.y = static_cast<unsigned>(groups);
+  return grid;
 }
 
 }  // namespace
@@ -409,15 +424,15 @@ void norm_backward(const Call& call) {
 
 std::int64_t bias_gradient_scratch(const Call& call) {
   const SumShape s = sum_shape(call);
-  return s.chunks * s.columns * static_cast<std::int64_t>(sizeof(float));
+  return s.groups * s.chunks * s.columns * static_cast<std::int64_t>(sizeof(float));
 }
 
 void bias_gradient(const Call& call) {
   const SumShape s = sum_shape(call);
   const Any x = call.numbers(call.read(0)), out = call.numbers(call.write(0));
-  auto* const partial = call.scratch<float>(s.chunks * s.columns);
+  auto* const partial = call.scratch<float>(s.groups * s.chunks * s.columns);
   const auto issue = [&](auto kernel, int vector) {
-    launch("column_sums_kernel", kernel, blocks(s.tiles * s.chunks), kThreads,
+    launch("column_sums_kernel", kernel, blocks_of_groups(s.tiles * s.chunks, s.groups), kThreads,
            kThreads * vector * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s.rows, s.columns,
            s.chunks, x, partial);
   };
@@ -425,7 +440,7 @@ void bias_gradient(const Call& call) {
   NormShape columns{};
   columns.width = s.columns;
   columns.groups = columns.parts = columns.weight_rows = 1;
-  ORRERY_LAUNCH(add_workers_kernel, blocks(divide_up(s.columns, kWarp)), kThreads,
+  ORRERY_LAUNCH(add_workers_kernel, blocks_of_groups(divide_up(s.columns, kWarp), s.groups), kThreads,
                 kThreads * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, columns, s.chunks, partial,
                 s.columns, out, call.op.accumulate);
 }

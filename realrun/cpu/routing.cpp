@@ -1,0 +1,253 @@
+// Mixture of experts: which experts a token goes to, and the rows that lie in their slots.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "realrun/cpu/kernel_call.h"
+
+namespace orrery::cpu {
+namespace {
+
+// As DeepSeek-V3's router divides (arXiv 2412.19437; modeling_deepseek.py, MoEGate): never by zero.
+constexpr double kLeastSum = 1e-20;
+
+using Scores = std::vector<double>;
+
+Scores softmax(std::span<const float> logits) {
+  const double maximum = *std::ranges::max_element(logits);
+  Scores scores;
+  for (const float x : logits) scores.push_back(std::exp(static_cast<double>(x) - maximum));
+  const double sum = std::accumulate(scores.begin(), scores.end(), 0.0);
+  for (double& s : scores) s /= sum;
+  return scores;
+}
+
+Scores sigmoid(std::span<const float> logits) {
+  Scores scores;
+  for (const float x : logits) scores.push_back(1 / (1 + std::exp(-static_cast<double>(x))));
+  return scores;
+}
+
+bool is_softmax(RouterScore score) { return score == RouterScore::softmax || score == RouterScore::softmax_of_top; }
+
+// [tokens.., experts] and [tokens.., k].
+struct RouteShape {
+  RouteShape(const KernelCall& call, const Buffer& logits, const Buffer& choices)
+      : tokens(choices.elements() / last_size(choices)), experts(last_size(logits)), k(last_size(choices)) {
+    call.require(k >= 1 && k <= experts && logits.elements() == tokens * experts, "logits and choices do not fit");
+  }
+  std::int64_t tokens, experts, k;
+
+  std::span<const float> row(const Buffer& logits, std::int64_t token) const {
+    return {logits.data + token * experts, static_cast<std::size_t>(experts)};
+  }
+};
+
+// The first `n` by descending value, equals in their order.
+std::vector<std::int64_t> largest(const Scores& values, std::int64_t n) {
+  std::vector<std::int64_t> order(values.size());
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  std::ranges::stable_sort(order, [&](std::int64_t a, std::int64_t b) {
+    return values[static_cast<std::size_t>(a)] > values[static_cast<std::size_t>(b)];
+  });
+  order.resize(static_cast<std::size_t>(n));
+  return order;
+}
+
+// Experts of groups that are not among the best compare as minus infinity.
+void keep_best_groups(const KernelCall& call, const Scores& scores, Scores& compared) {
+  const Router& router = call.op.router;
+  if (router.groups == 0) return;
+  const std::size_t groups = router.groups, size = scores.size() / groups;
+  call.require(scores.size() % groups == 0 && router.best_groups >= 1 && router.best_groups <= groups,
+               "experts do not divide into the groups");
+  Scores of_group;
+  for (std::size_t g = 0; g < groups; ++g) {
+    Scores own(scores.begin() + static_cast<std::ptrdiff_t>(g * size),
+               scores.begin() + static_cast<std::ptrdiff_t>((g + 1) * size));
+    std::ranges::sort(own, std::greater<>());
+    of_group.push_back(own[0] + (size > 1 ? own[1] : 0));
+  }
+  std::vector<bool> kept(groups);
+  for (const std::int64_t g : largest(of_group, router.best_groups)) kept[static_cast<std::size_t>(g)] = true;
+  for (std::size_t e = 0; e < compared.size(); ++e)
+    if (!kept[e / size]) compared[e] = -std::numeric_limits<double>::infinity();
+}
+
+// Of the chosen experts, before Router::scale.
+std::vector<double> weights_of(const Router& router, const std::vector<double>& chosen_scores,
+                               std::span<const float> chosen_logits) {
+  switch (router.score) {
+    case RouterScore::softmax:
+    case RouterScore::sigmoid:
+      return chosen_scores;
+    case RouterScore::softmax_of_top:
+      return softmax(chosen_logits);
+    case RouterScore::sigmoid_of_top: {
+      std::vector<double> weights = chosen_scores;
+      const double sum = std::accumulate(weights.begin(), weights.end(), kLeastSum);
+      for (double& w : weights) w /= sum;
+      return weights;
+    }
+  }
+  throw std::logic_error("route: unknown score");
+}
+
+// Where the rows of tokens lie: the contract of op_traits.h.
+class Slots {
+ public:
+  Slots(const KernelCall& call, const Buffer& rows, const Buffer& choices, const Buffer& x)
+      : width_(last_size(rows)),
+        k_(last_size(choices)),
+        tokens_(choices.elements() / k_),
+        expert_slots_(rows.tensor->sizes[1]) {
+    call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
+    call.require(x.elements() == tokens_ * width_ && last_size(x) == width_, "rows are not as wide as tokens");
+    const std::int64_t experts = rows.tensor->sizes[0];
+    std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
+    row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
+    for (std::int64_t choice = 0; choice < k_; ++choice)
+      for (std::int64_t token = 0; token < tokens_; ++token) {
+        const std::int64_t at = token * k_ + choice;
+        const auto expert = static_cast<std::int64_t>(choices.data[at]);
+        call.require(expert >= 0 && expert < experts, "a choice is no expert");
+        const std::int64_t slot = taken[static_cast<std::size_t>(expert)]++;
+        if (slot < expert_slots_) row_of_[static_cast<std::size_t>(at)] = expert * expert_slots_ + slot;
+      }
+  }
+  std::int64_t width() const { return width_; }
+
+  // visit(token, assignment, row) of what has found a slot; assignments count choices token by token.
+  template <class Visit>
+  void for_each(Visit visit) const {
+    for (std::size_t at = 0; at < row_of_.size(); ++at)
+      if (row_of_[at] >= 0)
+        visit(static_cast<std::int64_t>(at) / k_, static_cast<std::int64_t>(at), row_of_[at]);
+  }
+
+ private:
+  std::int64_t width_, k_, tokens_, expert_slots_;
+  std::vector<std::int64_t> row_of_;
+};
+
+}  // namespace
+
+void route(const KernelCall& call) {
+  const Buffer &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
+  const RouteShape s(call, logits, choices);
+  call.require_same_elements(weights, choices);
+  const Router& router = call.op.router;
+  if (call.has_read(1)) call.require(call.read(1).elements() == s.experts, "the bias is not one for each expert");
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    const std::span<const float> row = s.row(logits, t);
+    const Scores scores = is_softmax(router.score) ? softmax(row) : sigmoid(row);
+    Scores biased = scores;
+    for (std::size_t e = 0; call.has_read(1) && e < biased.size(); ++e) biased[e] += call.read(1).data[e];
+    // Scores rise with logits, which tell apart what rounds to one score.
+    Scores compared = call.has_read(1) ? biased : Scores(row.begin(), row.end());
+    keep_best_groups(call, biased, compared);
+    const std::vector<std::int64_t> chosen = largest(compared, s.k);
+    std::vector<double> chosen_scores;
+    std::vector<float> chosen_logits;
+    for (const std::int64_t e : chosen) {
+      chosen_scores.push_back(scores[static_cast<std::size_t>(e)]);
+      chosen_logits.push_back(row[static_cast<std::size_t>(e)]);
+    }
+    const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
+    for (std::int64_t j = 0; j < s.k; ++j) {
+      weights.data[t * s.k + j] = static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
+      choices.data[t * s.k + j] = static_cast<float>(chosen[static_cast<std::size_t>(j)]);
+    }
+  }
+}
+
+void route_backward(const KernelCall& call) {
+  const Buffer &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
+  const RouteShape s(call, logits, choices);
+  call.require_same_elements(dweights, choices);
+  call.require_same_elements(dlogits, logits);
+  const Router& router = call.op.router;
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    const std::span<const float> row = s.row(logits, t);
+    const Scores scores = is_softmax(router.score) ? softmax(row) : sigmoid(row);
+    std::vector<std::size_t> chosen;
+    std::vector<double> chosen_scores, d;
+    std::vector<float> chosen_logits;
+    for (std::int64_t j = 0; j < s.k; ++j) {
+      const auto e = static_cast<std::int64_t>(choices.data[t * s.k + j]);
+      call.require(e >= 0 && e < s.experts, "a choice is no expert");
+      chosen.push_back(static_cast<std::size_t>(e));
+      chosen_scores.push_back(scores[chosen.back()]);
+      chosen_logits.push_back(row[chosen.back()]);
+      d.push_back(static_cast<double>(router.scale) * dweights.data[t * s.k + j]);
+    }
+    const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
+    const double mean = std::inner_product(d.begin(), d.end(), w.begin(), 0.0);
+    float* const dl = dlogits.data + t * s.experts;
+    // Of what a softmax over all gives, every logit has a gradient.
+    for (std::size_t e = 0; e < scores.size(); ++e)
+      dl[e] = static_cast<float>(router.score == RouterScore::softmax ? -scores[e] * mean : 0);
+    for (std::size_t j = 0; j < chosen.size(); ++j) {
+      const double score = chosen_scores[j];
+      double slope = 0;
+      switch (router.score) {
+        case RouterScore::softmax:
+        case RouterScore::softmax_of_top:
+          slope = w[j] * (d[j] - mean);
+          break;
+        case RouterScore::sigmoid:
+          slope = d[j] * score * (1 - score);
+          break;
+        case RouterScore::sigmoid_of_top:  // of score / (sum of scores), times the sigmoid's own slope
+          slope = w[j] * (d[j] - mean) * (1 - score);
+          break;
+      }
+      dl[chosen[j]] = static_cast<float>(slope);
+    }
+  }
+}
+
+void permute(const KernelCall& call) {
+  const Buffer &x = call.read(0), &choices = call.read(1), &rows = call.write(0);
+  const Slots slots(call, rows, choices, x);
+  std::ranges::fill(rows.span(), 0.0f);
+  slots.for_each([&](std::int64_t token, std::int64_t, std::int64_t row) {
+    std::copy_n(x.data + token * slots.width(), slots.width(), rows.data + row * slots.width());
+  });
+}
+
+void unpermute(const KernelCall& call) {
+  const Buffer &rows = call.read(0), &choices = call.read(1), &x = call.write(0);
+  const Slots slots(call, rows, choices, x);
+  if (call.has_read(2)) call.require_same_elements(call.read(2), choices);
+  std::ranges::fill(x.span(), 0.0f);
+  slots.for_each([&](std::int64_t token, std::int64_t assignment, std::int64_t row) {
+    const float weight = call.has_read(2) ? call.read(2).data[assignment] : 1;
+    for (std::int64_t c = 0; c < slots.width(); ++c)
+      x.data[token * slots.width() + c] += weight * rows.data[row * slots.width() + c];
+  });
+}
+
+void unpermute_backward(const KernelCall& call) {
+  const Buffer &dx = call.read(0), &rows = call.read(1), &choices = call.read(2), &weights = call.read(3),
+               &drows = call.write(0), &dweights = call.write(1);
+  const Slots slots(call, rows, choices, dx);
+  call.require_same_elements(weights, choices);
+  call.require_same_elements(dweights, choices);
+  call.require_same_elements(drows, rows);
+  std::ranges::fill(drows.span(), 0.0f);
+  std::ranges::fill(dweights.span(), 0.0f);
+  slots.for_each([&](std::int64_t token, std::int64_t assignment, std::int64_t row) {
+    const float* const d = dx.data + token * slots.width();
+    double dot = 0;
+    for (std::int64_t c = 0; c < slots.width(); ++c) {
+      const std::int64_t at = row * slots.width() + c;
+      drows.data[at] = weights.data[assignment] * d[c];
+      dot += static_cast<double>(rows.data[at]) * d[c];
+    }
+    dweights.data[assignment] = static_cast<float>(dot);
+  });
+}
+
+}  // namespace orrery::cpu

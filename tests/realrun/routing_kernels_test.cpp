@@ -1,0 +1,333 @@
+// Kernels of mixtures of experts: the router, rows in slots, a product for each expert.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "tests/realrun/kernel_devices.h"
+
+namespace orrery::cpu {
+namespace {
+
+using enum OpKind;
+
+Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
+Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
+Tensor choices_of(std::int64_t tokens, std::int64_t k) {
+  return shaped({{tokens, Axis::sequence}, {k}}, Category::activation, Dtype::int32);
+}
+
+constexpr std::array kScores{RouterScore::softmax, RouterScore::softmax_of_top, RouterScore::sigmoid,
+                             RouterScore::sigmoid_of_top};
+
+// --- The router
+
+// One token in double: scores of all, then each choice by looking through what is left.
+struct Chosen {
+  std::vector<std::int64_t> experts;
+  std::vector<double> weights;
+};
+Chosen naive_route(const Router& router, std::span<const float> logits, std::span<const float> bias, std::int64_t k) {
+  const std::size_t n = logits.size();
+  const bool softmax = router.score == RouterScore::softmax || router.score == RouterScore::softmax_of_top;
+  double all = 0;
+  for (const float x : logits) all += std::exp(static_cast<double>(x));
+  std::vector<double> score(n), compared(n);
+  for (std::size_t e = 0; e < n; ++e) {
+    const double power = std::exp(static_cast<double>(logits[e]));
+    score[e] = softmax ? power / all : power / (1 + power);
+    compared[e] = score[e] + (bias.empty() ? 0.0 : static_cast<double>(bias[e]));
+  }
+  std::vector<bool> allowed(n, true);
+  if (router.groups > 0) {
+    const std::size_t size = n / router.groups;
+    std::multimap<double, std::size_t, std::greater<>> by_sum;
+    for (std::size_t g = 0; g < router.groups; ++g) {
+      double best_pair = size == 1 ? compared[g] : -1e9;
+      for (std::size_t i = g * size; i < (g + 1) * size; ++i)
+        for (std::size_t j = i + 1; j < (g + 1) * size; ++j) best_pair = std::max(best_pair, compared[i] + compared[j]);
+      by_sum.emplace(best_pair, g);
+    }
+    allowed.assign(n, false);
+    auto next = by_sum.begin();
+    for (int i = 0; i < router.best_groups; ++i, ++next)
+      for (std::size_t e = next->second * size; e < (next->second + 1) * size; ++e) allowed[e] = true;
+  }
+  Chosen chosen;
+  double sum = 0;
+  for (std::int64_t j = 0; j < k; ++j) {
+    std::size_t best = n;
+    for (std::size_t e = 0; e < n; ++e)
+      if (allowed[e] && (best == n || compared[e] > compared[best])) best = e;
+    allowed[best] = false;
+    chosen.experts.push_back(static_cast<std::int64_t>(best));
+    chosen.weights.push_back(router.score == RouterScore::softmax_of_top ? score[best] * all : score[best]);
+    sum += chosen.weights.back();
+  }
+  const bool of_top = router.score == RouterScore::softmax_of_top || router.score == RouterScore::sigmoid_of_top;
+  for (double& w : chosen.weights) w *= static_cast<double>(router.scale) / (of_top ? sum : 1);
+  return chosen;
+}
+
+void expect_routes(const Router& router, std::int64_t tokens, std::int64_t experts, std::int64_t k, bool biased) {
+  Op op = op_of(route);
+  op.router = router;
+  const Tensor logits = plain({{tokens, Axis::sequence}, {experts}}), weights = plain({{tokens, Axis::sequence}, {k}});
+  const Values x = random_values(logits.elements(), 1, 1.5), bias = random_values(experts, 2, 0.2);
+  std::vector<Operand> reads{{logits, x}};
+  if (biased) reads.push_back({plain({{experts}}), bias});
+  const std::vector<Values> actual = call(op, reads, {weights, choices_of(tokens, k)});
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::span<const float> row(x.data() + t * experts, static_cast<std::size_t>(experts));
+    const Chosen expected = naive_route(router, row, biased ? std::span<const float>(bias) : std::span<const float>(), k);
+    for (std::int64_t j = 0; j < k; ++j) {
+      const auto at = static_cast<std::size_t>(t * k + j), i = static_cast<std::size_t>(j);
+      ASSERT_EQ(actual[1][at], static_cast<float>(expected.experts[i])) << "token " << t << ", choice " << j;
+      ASSERT_NEAR(actual[0][at], expected.weights[i], kFp32) << "token " << t << ", choice " << j;
+    }
+  }
+}
+
+KERNEL_TEST(RouteKernel, ChoosesTheLargestScoresAndWeighsByThem) {
+  for (const RouterScore score : kScores)
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(std::string(name_of(score)) + (biased ? " with a bias" : ""));
+      expect_routes({.score = score, .scale = 1.5f}, 21, 10, 3, biased);
+      expect_routes({.score = score}, 5, 70, 40, biased);
+      expect_routes({.score = score}, 3, 4, 4, biased);
+    }
+}
+
+KERNEL_TEST(RouteKernel, ChoosesFromTheBestGroupsAlone) {
+  for (const RouterScore score : kScores)
+    for (const bool biased : {false, true}) {
+      SCOPED_TRACE(std::string(name_of(score)) + (biased ? " with a bias" : ""));
+      expect_routes({.score = score, .groups = 4, .best_groups = 2, .scale = 2.5f}, 21, 16, 5, biased);
+      expect_routes({.score = score, .groups = 6, .best_groups = 3}, 21, 6, 2, biased);
+    }
+}
+
+KERNEL_TEST(RouteKernel, OfEqualScoresTheFirstExpertIsChosen) {
+  Op op = op_of(route);
+  const Operand logits{plain({{2}, {5}}), {1, 2, 2, 1, 2, 0, 0, 0, 0, 0}};
+  const Values choices = call(op, {logits}, {plain({{2}, {3}}), choices_of(2, 3)})[1];
+  EXPECT_EQ(choices, (Values{1, 2, 4, 0, 1, 2}));
+  op.router = {.groups = 5, .best_groups = 3};
+  EXPECT_EQ(call(op, {logits}, {plain({{2}, {3}}), choices_of(2, 3)})[1], choices);
+}
+
+// A gate is a router of one expert (shared_expert_gate).
+KERNEL_TEST(RouteKernel, OfOneExpertIsItsSigmoid) {
+  Op op = op_of(route);
+  op.router.score = RouterScore::sigmoid;
+  const Operand logits{plain({{3}, {1}}), {-2, 0, 30}};
+  const Values weights = call(op, {logits}, {plain({{3}, {1}}), choices_of(3, 1)})[0];
+  expect_equal(weights, {1 / (1 + std::exp(2.0)), 0.5, 1});
+}
+
+// Logits far enough apart that no difference changes a choice.
+void set_apart(Values& logits, std::int64_t experts) {
+  for (std::size_t i = 0; i < logits.size(); i += static_cast<std::size_t>(experts)) {
+    std::vector<std::size_t> order(static_cast<std::size_t>(experts));
+    std::iota(order.begin(), order.end(), i);
+    std::ranges::sort(order, {}, [&](std::size_t e) { return logits[e]; });
+    for (std::size_t place = 0; place < order.size(); ++place)
+      logits[order[place]] = 0.1f * static_cast<float>(place * place) - 2;
+  }
+}
+
+KERNEL_TEST(RouteKernel, DerivativesAreSlopes) {
+  for (const RouterScore score : kScores)
+    for (const int groups : {0, 4}) {
+      SCOPED_TRACE(name_of(score));
+      Op op = op_of(route);
+      op.router = {.score = score,
+                   .groups = static_cast<std::uint16_t>(groups),
+                   .best_groups = static_cast<std::uint16_t>(groups / 2),
+                   .scale = 1.5f};
+      expect_derivative(
+          machine_of(op, {parameter({{7, Axis::sequence}, {8}})}, {plain({{7, Axis::sequence}, {3}}), choices_of(7, 3)}),
+          [](Machine& m) { set_apart(m.values(0), 8); });
+    }
+}
+
+// --- Rows in slots
+
+// Each token's experts, all different.
+Values random_choices(std::int64_t tokens, std::int64_t experts, std::int64_t k, std::uint32_t seed) {
+  std::mt19937 generator(seed);
+  Values choices;
+  std::vector<float> order(static_cast<std::size_t>(experts));
+  std::iota(order.begin(), order.end(), 0.0f);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::size_t i = order.size(); i-- > 1;) std::swap(order[i], order[generator() % (i + 1)]);
+    choices.insert(choices.end(), order.begin(), order.begin() + k);
+  }
+  return choices;
+}
+
+// Who lies in the slots of each expert, by collecting and sorting.
+struct Guest {
+  std::int64_t choice, token;
+  auto operator<=>(const Guest&) const = default;
+};
+std::vector<std::vector<Guest>> guests(const Values& choices, std::int64_t experts, std::int64_t k,
+                                       std::int64_t slots) {
+  std::vector<std::vector<Guest>> all(static_cast<std::size_t>(experts));
+  for (std::size_t at = choices.size(); at-- > 0;) {
+    const auto i = static_cast<std::int64_t>(at);
+    all[static_cast<std::size_t>(choices[at])].push_back({i % k, i / k});
+  }
+  for (std::vector<Guest>& of_expert : all) {
+    std::ranges::sort(of_expert);
+    if (static_cast<std::int64_t>(of_expert.size()) > slots) of_expert.resize(static_cast<std::size_t>(slots));
+  }
+  return all;
+}
+
+struct SlotCase {
+  std::int64_t tokens, experts, k, slots, width;
+};
+// With too few slots, with some to spare; with more choices than a block of threads reads at once.
+constexpr std::array kSlotCases{SlotCase{9, 4, 2, 3, 5}, SlotCase{9, 4, 2, 9, 5}, SlotCase{16, 8, 3, 8, 16},
+                                SlotCase{700, 3, 2, 500, 8}, SlotCase{700, 5, 2, 250, 3}};
+
+KERNEL_TEST(PermuteKernel, PutsFirstChoicesFirstAndTokensInTheirOrder) {
+  for (const SlotCase& c : kSlotCases) {
+    const Values choices = random_choices(c.tokens, c.experts, c.k, 3), x = random_values(c.tokens * c.width, 4);
+    const Values rows = call(op_of(permute),
+                             {{plain({{c.tokens, Axis::sequence}, {c.width}}), x}, {choices_of(c.tokens, c.k), choices}},
+                             {plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}})})[0];
+    std::vector<double> expected(rows.size());
+    const auto all = guests(choices, c.experts, c.k, c.slots);
+    for (std::size_t e = 0; e < all.size(); ++e)
+      for (std::size_t s = 0; s < all[e].size(); ++s)
+        for (std::int64_t i = 0; i < c.width; ++i)
+          expected[(e * static_cast<std::size_t>(c.slots) + s) * static_cast<std::size_t>(c.width) +
+                   static_cast<std::size_t>(i)] = x[static_cast<std::size_t>(all[e][s].token * c.width + i)];
+    expect_equal(rows, expected, 0);
+  }
+}
+
+KERNEL_TEST(UnpermuteKernel, SumsTheRowsOfATokenByTheirWeights) {
+  for (const SlotCase& c : kSlotCases)
+    for (const bool weighted : {true, false}) {
+      const Values choices = random_choices(c.tokens, c.experts, c.k, 3), weights = random_values(c.tokens * c.k, 5),
+                   rows = random_values(c.experts * c.slots * c.width, 6);
+      std::vector<Operand> reads{{plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}}), rows},
+                                 {choices_of(c.tokens, c.k), choices}};
+      if (weighted) reads.push_back({plain({{c.tokens, Axis::sequence}, {c.k}}), weights});
+      const Values x = call(op_of(unpermute), reads, {plain({{c.tokens, Axis::sequence}, {c.width}})})[0];
+      std::vector<double> expected(x.size());
+      const auto all = guests(choices, c.experts, c.k, c.slots);
+      for (std::size_t e = 0; e < all.size(); ++e)
+        for (std::size_t s = 0; s < all[e].size(); ++s)
+          for (std::int64_t i = 0; i < c.width; ++i) {
+            const Guest& g = all[e][s];
+            const double weight =
+                weighted ? static_cast<double>(weights[static_cast<std::size_t>(g.token * c.k + g.choice)]) : 1;
+            expected[static_cast<std::size_t>(g.token * c.width + i)] +=
+                weight * rows[(e * static_cast<std::size_t>(c.slots) + s) * static_cast<std::size_t>(c.width) +
+                              static_cast<std::size_t>(i)];
+          }
+      expect_equal(x, expected);
+    }
+}
+
+KERNEL_TEST(PermuteKernel, DerivativesAreSlopes) {
+  for (const std::int64_t slots : {3, 9}) {
+    Machine m = machine_of(op_of(permute), {parameter({{9, Axis::sequence}, {5}}), choices_of(9, 2)},
+                           {plain({{4, Axis::experts}, {slots, Axis::slots}, {5}})});
+    expect_derivative(std::move(m), [](Machine& machine) { machine.values(1) = random_choices(9, 4, 2, 3); });
+  }
+}
+
+KERNEL_TEST(UnpermuteKernel, DerivativesAreSlopes) {
+  for (const std::int64_t slots : {3, 9})
+    for (const bool weighted : {true, false}) {
+      std::vector<Tensor> reads{parameter({{4, Axis::experts}, {slots, Axis::slots}, {5}}), choices_of(9, 2)};
+      if (weighted) reads.push_back(parameter({{9, Axis::sequence}, {2}}));
+      Machine m = machine_of(op_of(unpermute), reads, {plain({{9, Axis::sequence}, {5}})});
+      expect_derivative(std::move(m), [](Machine& machine) { machine.values(1) = random_choices(9, 4, 2, 3); });
+    }
+}
+
+KERNEL_TEST(UnpermuteKernel, WhatWasDroppedHasNoGradient) {
+  // Three tokens, one expert, one slot.
+  const Operand dx{plain({{3}, {2}}), {1, 2, 3, 4, 5, 6}}, rows{plain({{1}, {1}, {2}}), {10, 20}},
+      choices{choices_of(3, 1), {0, 0, 0}}, weights{plain({{3}, {1}}), {2, 3, 4}};
+  const std::vector<Values> d =
+      call(op_of(unpermute_backward), {dx, rows, choices, weights}, {plain({{1}, {1}, {2}}), plain({{3}, {1}})});
+  EXPECT_EQ(d[0], (Values{2, 4}));
+  EXPECT_EQ(d[1], (Values{50, 0, 0}));
+}
+
+// --- A product for each expert
+
+Values slice(const Values& values, std::int64_t part, std::int64_t parts) {
+  const auto n = static_cast<std::ptrdiff_t>(values.size()) / parts;
+  return {values.begin() + part * n, values.begin() + (part + 1) * n};
+}
+
+KERNEL_TEST(GroupedLinearKernel, IsAProductForEachExpert) {
+  constexpr std::int64_t kExperts = 3;
+  for (const bool transposed : {false, true}) {
+    Op op = op_of(linear), alone = op;
+    op.group_dims = 1;
+    op.transposed_weight = alone.transposed_weight = transposed;
+    const Tensor w = transposed ? plain({{kExperts}, {2}, {7}, {5}}) : plain({{kExperts}, {5}, {2}, {7}});
+    const Tensor own_w = transposed ? plain({{2}, {7}, {5}}) : plain({{5}, {2}, {7}});
+    const Values x = random_values(kExperts * 4 * 5, 1), weight = random_values(w.elements(), 2),
+                 bias = random_values(kExperts * 14, 3);
+    const Values y = call(op, {{plain({{kExperts}, {4}, {5}}), x}, {w, weight}, {plain({{kExperts}, {2}, {7}}), bias}},
+                          {plain({{kExperts}, {4}, {2}, {7}})})[0];
+    for (std::int64_t e = 0; e < kExperts; ++e)
+      EXPECT_EQ(slice(y, e, kExperts), call(alone,
+                                            {{plain({{4}, {5}}), slice(x, e, kExperts)},
+                                             {own_w, slice(weight, e, kExperts)},
+                                             {plain({{2}, {7}}), slice(bias, e, kExperts)}},
+                                            {plain({{4}, {2}, {7}})})[0]);
+  }
+}
+
+KERNEL_TEST(GroupedLinearKernel, DerivativesAreSlopes) {
+  Op op = op_of(linear);
+  op.group_dims = 1;
+  expect_derivative(
+      machine_of(op, {parameter({{3}, {4}, {5}}), parameter({{3}, {5}, {2}, {3}}), parameter({{3}, {2}, {3}})},
+                 {plain({{3}, {4}, {2}, {3}})}));
+  op.transposed_weight = true;
+  op.inner_dims = 2;
+  expect_derivative(machine_of(op, {parameter({{3}, {4}, {5}, {2}}), parameter({{3}, {7}, {5}, {2}})},
+                               {plain({{3}, {4}, {7}})}));
+}
+
+KERNEL_TEST(GroupedBiasGradientKernel, SumsTheRowsOfEachExpert) {
+  for (const auto& [experts, slots, width] : {std::array<std::int64_t, 3>{3, 5, 7}, {2, 300, 40}, {1, 9, 16}}) {
+    Op op = op_of(bias_gradient);
+    op.group_dims = 1;
+    const Values dy = random_values(experts * slots * width, 1);
+    const Values db = call(op, {{plain({{experts}, {slots}, {width}}), dy}}, {plain({{experts}, {width}})})[0];
+    std::vector<double> expected(static_cast<std::size_t>(experts * width));
+    for (std::int64_t i = 0; i < experts * slots * width; ++i)
+      expected[static_cast<std::size_t>(i / (slots * width) * width + i % width)] += dy[static_cast<std::size_t>(i)];
+    expect_equal(db, expected, 5 * kFp32);
+  }
+}
+
+// --- A gate
+
+KERNEL_TEST(MultiplyKernel, OneNumberMayMultiplyARow) {
+  const Operand a{plain({{2}, {3}}), {1, 2, 3, 4, 5, 6}}, b{plain({{2}, {1}}), {10, -1}};
+  EXPECT_EQ(call(op_of(multiply), {a, b}, {plain({{2}, {3}})})[0], (Values{10, 20, 30, -4, -5, -6}));
+  const Operand c{plain({{2}, {3}}), {1, 1, 2, 2, 1, 1}};
+  EXPECT_EQ(call(op_of(multiply), {a, c}, {plain({{2}, {1}})})[0], (Values{9, 19}));
+  for (const std::int64_t width : {1, 5, 16, 600})
+    expect_derivative(machine_of(op_of(multiply), {parameter({{4}, {3}, {width}}), parameter({{4}, {3}, {1}})},
+                                 {plain({{4}, {3}, {width}})}));
+}
+
+}  // namespace
+}  // namespace orrery::cpu
