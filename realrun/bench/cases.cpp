@@ -18,16 +18,25 @@ constexpr float kDropout = 0.1f, kEpsilon = 1e-5f;
 
 // How large, by device: a CPU's kernels here are written for clarity, a GPU's caches hold 50 MB and more.
 const KernelSizes& sizes_of(DeviceKind device) {
-  static const KernelSizes cpu{{{64, 512, 512}, {256, 512, 512}, {128, 1024, 256}},
+  static const KernelSizes cpu{{{64, 512, 512}, {256, 512, 512}, {128, 1024, 256}, {16, 256, 256, 8}},
                                {{1, 128, 4, 1, 64}, {1, 256, 4, 1, 64}, {1, 128, 2, 2, 128}},
+                               {{64, 8, 2, 512}},
                                2,
                                64,
                                512,
                                4096,
                                1 << 18};
   static const KernelSizes cuda{
-      {{4096, 4096, 4096}, {8192, 4096, 14336}, {16, 4096, 4096}, {1000, 1000, 1000}},
+      // Of experts: Mixtral's with many rows and with few, a part of DeepSeek-V3's.
+      {{4096, 4096, 4096},
+       {8192, 4096, 14336},
+       {16, 4096, 4096},
+       {1000, 1000, 1000},
+       {2048, 4096, 14336, 8},
+       {128, 4096, 14336, 8},
+       {512, 7168, 2048, 32}},
       {{4, 2048, 32, 1, 64}, {2, 4096, 32, 1, 128}, {2, 4096, 8, 4, 128}, {1, 16384, 8, 1, 128}},
+      {{8192, 8, 2, 4096}, {4096, 256, 8, 7168}},
       4,
       2048,
       4096,
@@ -52,6 +61,7 @@ class Builder {
     norms();
     elementwise();
     tokens();
+    routing();
     optimizers();
     copies();
     return std::move(cases_);
@@ -103,7 +113,11 @@ class Builder {
   // ---- matrix products
 
   void products() {
-    for (const auto& [m, k, n] : sizes_.products) {
+    for (const auto& [m, k, n, experts] : sizes_.products) {
+      if (experts > 1) {
+        products_of_experts({m, k, n, experts});
+        continue;
+      }
       const std::string sizes = fmt::format("{}x{}x{}", m, k, n);
       for (const bool transposed : {false, true}) {
         begin(linear).op.transposed_weight = transposed;
@@ -146,9 +160,27 @@ class Builder {
     }
   }
 
+  void products_of_experts(const KernelSizes::Product& p) {
+    const Dim experts{p.experts, Axis::experts}, slots{p.m, Axis::slots}, in{p.k}, out{p.n};
+    for (const OpKind kind : {linear, linear_input_gradient, linear_weight_gradient}) {
+      Op& op = begin(kind).op;
+      op.group_dims = 1;
+      op.accumulate = kind == linear_weight_gradient;
+      read({experts, slots, kind == linear_input_gradient ? out : in});
+      kind == linear_weight_gradient ? read({experts, slots, out}) : read({experts, in, out});
+      if (kind == linear_weight_gradient) {
+        write({experts, in, out}, Dtype::fp32);
+      } else {
+        write({experts, slots, kind == linear ? out : in});
+      }
+      name("experts", fmt::format("{}x{}x{}x{}", p.experts, p.m, p.k, p.n));
+    }
+  }
+
   void fp8_products() {
     const Dtype stored = dtype_;
-    for (const auto& [m, k, n] : sizes_.products) {
+    for (const auto& [m, k, n, experts] : sizes_.products) {
+      if (experts > 1) continue;
       if (m % kFp8Multiple != 0 || k % kFp8Multiple != 0 || n % kFp8Multiple != 0) continue;
       KernelCase& c = begin(linear);
       c.op.compute_dtype = Dtype::fp8;
@@ -356,6 +388,12 @@ class Builder {
     write_hidden();
     name("", hidden_sizes());
 
+    begin(multiply);
+    read_hidden();
+    read({{sizes_.batch, Axis::batch}, {sizes_.sequence, Axis::sequence}, {1}}, Dtype::fp32);
+    write_hidden();
+    name("row", hidden_sizes());
+
     begin(bias_gradient);
     read_hidden();
     row(false);
@@ -415,6 +453,60 @@ class Builder {
     read(pooled);
     write_hidden();
     name("mean", hidden_sizes());
+  }
+
+  // ---- mixture of experts
+
+  void routing() {
+    for (const KernelSizes::Routing& r : sizes_.routings) {
+      const Dim tokens{r.tokens, Axis::sequence}, experts{r.experts}, k{r.choices}, hidden{r.hidden, Axis::hidden};
+      const Dim of_experts{r.experts, Axis::experts},
+          slots{(r.tokens * r.choices + r.experts - 1) / r.experts, Axis::slots};
+      const Contents chosen{Contents::Kind::indices, static_cast<double>(r.experts)};
+      const std::string scores = fmt::format("{}x{}_k{}", r.tokens, r.experts, r.choices),
+                        rows = fmt::format("{}x{}_e{}_k{}", r.tokens, r.hidden, r.experts, r.choices);
+      const auto read_choices = [&] { return read({tokens, k}, Dtype::int32, chosen); };
+
+      constexpr std::int64_t kGroups = 8;  // DeepSeek-V3's
+      for (const bool groups : {false, true}) {
+        if (groups && (r.experts % kGroups != 0 || r.choices > r.experts / 2)) continue;
+        Op& op = begin(route).op;
+        op.router.score = groups ? RouterScore::sigmoid_of_top : RouterScore::softmax_of_top;
+        if (groups) op.router.groups = kGroups, op.router.best_groups = kGroups / 2;
+        read({tokens, experts}, Dtype::fp32);
+        write({tokens, k}, Dtype::fp32);
+        write({tokens, k}, Dtype::int32);
+        name(groups ? "groups" : "", scores);
+      }
+      begin(route_backward).op.router.score = RouterScore::softmax_of_top;
+      read({tokens, k}, Dtype::fp32);
+      read({tokens, experts}, Dtype::fp32);
+      read_choices();
+      write({tokens, experts}, Dtype::fp32);
+      name("", scores);
+
+      begin(permute);
+      read({tokens, hidden});
+      read_choices();
+      write({of_experts, slots, hidden});
+      name("", rows);
+
+      begin(unpermute);
+      read({of_experts, slots, hidden});
+      read_choices();
+      read({tokens, k}, Dtype::fp32);
+      write({tokens, hidden});
+      name("", rows);
+
+      begin(unpermute_backward);
+      read({tokens, hidden});
+      read({of_experts, slots, hidden});
+      read_choices();
+      read({tokens, k}, Dtype::fp32);
+      write({of_experts, slots, hidden});
+      write({tokens, k}, Dtype::fp32);
+      name("", rows);
+    }
   }
 
   // ---- flat buffers

@@ -33,12 +33,17 @@ struct KernelCase {
 struct KernelSizes {
   struct Product {
     std::int64_t m, k, n;
+    std::int64_t experts = 1;  // above 1: as many products, of which each has m rows
   };
   std::vector<Product> products;
   struct Attention {
     std::int64_t batch, sequence, groups, group_heads, head_dim;
   };
   std::vector<Attention> attentions;
+  struct Routing {  // of tokens to `choices` experts each, into slots for balanced loads
+    std::int64_t tokens, experts, choices, hidden;
+  };
+  std::vector<Routing> routings;
   std::int64_t batch = 1, sequence = 1, hidden = 1, vocabulary = 1;
   std::int64_t elements = 1;  // of flat buffers: an optimizer's, and what is copied
 };

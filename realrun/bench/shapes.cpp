@@ -60,13 +60,18 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
                    nearest_name(shape.kernel, std::vector<std::string>(names.begin(), names.end())));
 }
 
-bool is_flat(OpKind kind) {
-  return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd;
+// Flat buffers and a router's scores, whatever the model's dtype.
+bool is_in_fp32(OpKind kind) {
+  return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd ||
+         kind == OpKind::route || kind == OpKind::route_backward;
 }
+
+// An axis that a shape need not give: it is 1 then.
+bool is_optional(OpKind kind, std::string_view axis) { return is_matmul(kind) && axis == "experts"; }
 
 Dtype dtype_of(const Shape& shape, OpKind kind, DeviceKind device, bool fp8) {
   std::vector<Dtype> possible = kernel_dtypes(device);
-  if (is_flat(kind)) possible.resize(1);  // its buffers are fp32 whatever the model's dtype
+  if (is_in_fp32(kind)) possible.resize(1);
   if (fp8 && kind == OpKind::linear) possible.push_back(Dtype::fp8);
   if (shape.dtype.empty()) return possible.front();
   std::vector<std::string> names;
@@ -89,12 +94,16 @@ KernelSizes sizes_of_shape(const Shape& shape, OpKind kind) {
   const auto size = [&](const char* axis) -> std::int64_t {
     for (const auto& [given, value] : shape.axes)
       if (given == axis) return value;
-    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) return 1;
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end() || is_optional(kind, axis)) return 1;
     throw InputError(shape.where, fmt::format("no {}", axis), expected);
   };
   KernelSizes sizes;
-  sizes.products = {{size("m"), size("k"), size("n")}};
+  sizes.products = {{size("m"), size("k"), size("n"), is_matmul(kind) ? size("experts") : 1}};
   sizes.attentions = {{size("batch"), size("sequence"), size("groups"), size("group_heads"), size("head_dim")}};
+  sizes.routings = {{size("tokens"), size("experts"), size("choices"), size("hidden")}};
+  if (const auto& r = sizes.routings[0]; !is_matmul(kind) && r.choices > r.experts)
+    throw InputError(member(shape.where, "choices"), fmt::format("choices={}", r.choices),
+                     fmt::format("at most the {} experts", r.experts));
   sizes.batch = size("batch");
   sizes.sequence = size("sequence");
   sizes.hidden = size("hidden");
@@ -124,7 +133,7 @@ std::vector<std::string> axes_of(OpKind kind) {
     case linear:
     case linear_input_gradient:
     case linear_weight_gradient:
-      return {"m", "k", "n"};
+      return {"m", "k", "n", "experts"};
     case batched_matmul:
     case attention:
     case attention_backward:
@@ -140,6 +149,13 @@ std::vector<std::string> axes_of(OpKind kind) {
     case cross_entropy:
     case cross_entropy_backward:
       return {"batch", "sequence", "vocab"};
+    case route:
+    case route_backward:
+      return {"tokens", "experts", "choices"};
+    case permute:
+    case unpermute:
+    case unpermute_backward:
+      return {"tokens", "experts", "choices", "hidden"};
     case gradient_norm:
     case scale:
     case adam:

@@ -96,6 +96,8 @@ TEST(BenchShapes, AreNamedAsTheSuiteNamesThem) {
                    "linear/bias/fp16/4096x512x11008"}));
   EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear/bias:m=3,n=5,k=4"}), Names{"linear/bias/bf16/3x4x5"});
   EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear:m=32,n=16,k=64,dtype=fp8"}), Names{"linear/fp8/32x64x16"});
+  EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear:m=8,k=4,n=5,experts=3", "route:tokens=9,experts=6,choices=2"}),
+            (Names{"linear/experts/bf16/3x8x4x5", "route/bf16/9x6_k2"}));
   EXPECT_EQ(names_of_shapes(DeviceKind::cpu, {"gradient_norm:elements=7", "gradient_norm:elements=7"}),
             Names{"gradient_norm/fp32/7"})
       << "twice is once";
@@ -124,6 +126,9 @@ TEST(BenchShapes, HoldEveryKernelOfTheSuite) {
                                                            {"head_dim", 64},
                                                            {"hidden", 512},
                                                            {"vocab", 4096},
+                                                           {"tokens", 64},
+                                                           {"experts", axes[0] == "m" ? 1 : 8},
+                                                           {"choices", 2},
                                                            {"elements", 1 << 18}};
       for (const auto& [name, size] : usual)
         if (name == axis) text += (text.back() == ':' ? "" : ",") + name + "=" + std::to_string(size);
@@ -146,7 +151,9 @@ TEST(BenchShapes, RunOnTheCpuAtOddSizes) {
   std::vector<Shape> shapes;
   for (const char* text : {"linear:m=3,k=5,n=7", "attention:batch=1,sequence=5,groups=1,group_heads=3,head_dim=6",
                            "norm:batch=1,sequence=1,hidden=3", "cross_entropy:batch=1,sequence=3,vocab=2",
-                           "adam:elements=1", "softmax:batch=1,sequence=3,groups=1,group_heads=1,head_dim=2"})
+                           "adam:elements=1", "linear:m=3,k=5,n=7,experts=2",
+                           "permute:tokens=5,experts=3,choices=2,hidden=7", "route:tokens=5,experts=3,choices=2",
+                           "softmax:batch=1,sequence=3,groups=1,group_heads=1,head_dim=2"})
     shapes.push_back(parse_shape(text));
   for (const KernelCase& c : shape_cases(DeviceKind::cpu, false, kMemory, shapes)) {
     const std::unique_ptr<Backend> backend = make_cpu_backend();
