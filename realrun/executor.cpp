@@ -114,9 +114,10 @@ RankResult run_rank(const realrun::RunSetup& setup, Backend& backend, Communicat
 }  // namespace
 
 Execution execute(const Scenario& scenario, const ExecutionOptions& options) {
+  const Scenario run = runnable(scenario);
   Program program;
-  lower(scenario, program);
-  return execute(scenario, program, options);
+  lower(run, program);
+  return execute(run, program, options);
 }
 
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {

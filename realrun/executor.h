@@ -95,10 +95,11 @@ struct Execution {
 // Throws InputError for models and plans that cannot be run; all that follow do it first.
 void check_runnable(const Scenario& scenario);
 
-// Lowers and runs `scenario`, a thread a rank. Throws InputError for what it cannot run (Swin, padded
-// vocabularies that differ from one rank's), ExecutionError for failures on the way.
+// Lowers and runs runnable(scenario) (strategies/strategy.h), a thread a rank. Throws InputError for what it cannot run
+// (Swin, padded vocabularies that differ from one rank's), ExecutionError for failures on the way.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
-// The same for a Program that the caller has lowered from `scenario` (and may have changed).
+// The same for a Program that the caller has lowered from `scenario` (and may have changed). Here and below that is a
+// runnable() one.
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options);
 
 // The steps of it, for ranks that are not threads of this process or not on a CPU.

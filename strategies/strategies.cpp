@@ -106,6 +106,7 @@ constexpr Strategy kStrategies[] = {
      .fold = expert_parallel::fold,
      .disable = expert_parallel::disable,
      .words = expert_parallel::words,
+     .make_runnable = expert_parallel::make_runnable,
      .check_runnable = expert_parallel::check_runnable,
      .search_axes = expert_parallel::search_axes},
     {.name = "pipeline_parallel",
@@ -212,6 +213,13 @@ Scenario on_one_rank(const Scenario& scenario) {
       for (LayerRange& range : one.plan.layers) strategy.disable(range.plan);
     }
   return one;
+}
+
+Scenario runnable(const Scenario& scenario) {
+  Scenario run = scenario;
+  for (const Strategy& strategy : kStrategies)
+    if (strategy.make_runnable != nullptr) strategy.make_runnable(run);
+  return run;
 }
 
 std::vector<std::string_view> all_plan_words() {

@@ -57,6 +57,8 @@ struct Strategy {
   // Of context_parallel_type the names that it answers to: how attention works on divided sequences. It divides them
   // then, adds digits of the axis cp and lays attention out (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
+  // Says what a prediction takes for granted of the data, and a run must have room for.
+  void (*make_runnable)(Scenario& scenario) = nullptr;
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
   // What `orrery search` turns of its fields.
@@ -68,6 +70,8 @@ std::span<const Strategy> all_strategies();
 
 // The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
+// The scenario as realrun/ executes it, whatever the data: what is measured is then predicted of this one.
+Scenario runnable(const Scenario& scenario);
 // Words of all strategies, in their order; and those that a scenario's plan answers to.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);

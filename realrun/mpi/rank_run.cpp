@@ -113,7 +113,7 @@ PreparedRun prepare(const TrainingRun& run) {
   ScenarioSource& source = prepared.source;
   const nlohmann::json document = load_scenario_document(run.scenario, run.sets, source);
   if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
-  prepared.scenario = read_scenario(document, source);
+  prepared.scenario = runnable(read_scenario(document, source));
   prepared.one_rank_scenario = on_one_rank(prepared.scenario);
   try {
     lower(prepared.scenario, prepared.program);

@@ -47,7 +47,9 @@ class Experts {
   std::int64_t slots_of(std::int64_t assignments) const {
     const double factor = options_.capacity_factor > 0 ? options_.capacity_factor : 1;
     const double slots = std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.experts));
-    return std::max<std::int64_t>(1, static_cast<std::int64_t>(slots));
+    // A token goes to an expert at most once.
+    const std::int64_t most = assignments / model_.experts_per_token;
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
   }
 
   // Parameters and what experts compute: everything on the experts' side.
@@ -384,10 +386,32 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+namespace {
+
+double factor_without_drops(const Model& model) {
+  return static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
+}
+
+}  // namespace
+
+void make_runnable(Scenario& scenario) {
+  double& factor = scenario.plan.expert.capacity_factor;
+  if (scenario.model.has_experts() && factor == 0) factor = factor_without_drops(scenario.model);
+}
+
 void check_runnable(const Scenario& scenario) {
-  if (scenario.model.has_experts())
-    throw InputError({"", "/model/experts"}, std::to_string(scenario.model.experts),
-                     "0 in real runs: no kernel routes tokens yet");
+  const Model& model = scenario.model;
+  const Options& options = scenario.plan.expert;
+  if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
+  const std::string no_drops = std::to_string(factor_without_drops(model)) + " or more, by which no token is dropped,";
+  const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
+  const std::string found = std::to_string(options.capacity_factor);
+  if (options.capacity_factor == 0)
+    throw InputError(where, found, no_drops + " in a run, whose routing need not be balanced");
+  // One rank counts slots over the same tokens where only sequences are divided, not positions of one.
+  if (scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1)
+    throw InputError(where, found,
+                     no_drops + " in a run whose ranks have parts of a sequence: one rank would drop other tokens");
 }
 
 std::span<const SearchAxis> search_axes() {

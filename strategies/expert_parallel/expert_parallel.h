@@ -10,8 +10,9 @@
 //   experts      grouped products                     a part of the sum over etp
 //   combine      the same way back: reduce_scatter over etp, sort, redistribute; then unpermute
 //
-// Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts); dropless:
-// what balanced routing needs.
+// Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts), at most its
+// tokens; dropless: what balanced routing needs. A run, whose routing its data decide, has slots for all its tokens
+// instead (make_runnable).
 #pragma once
 
 #include "sim/program/program.h"
@@ -25,6 +26,8 @@ void fold(const Scenario& scenario, Mesh& mesh);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
+// Of a dropless plan a capacity factor by which no token can be dropped: experts / experts_per_token.
+void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();
 

@@ -72,6 +72,26 @@ constexpr const char* kT5Gated =
   "relative_buckets": 8, "norm": "rmsnorm", "activation": "geglu", "ffn": 64, "linear_bias": false,
   "tied_embeddings": false, "dropout": 0.1}, "workload": {"decoder_sequence_length": 8}})";
 
+// Mixtral: a token's weights are the softmax of its two best logits. One dense layer before.
+constexpr const char* kMixtral =
+    R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
+  "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
+  "expert_ffn": 24, "router_score": "softmax_of_top", "dense_layers": 1}})";
+// DeepSeek-V3's router: the best groups of experts by their sigmoids; a shared expert, gated as Qwen2's.
+constexpr const char* kSharedExperts =
+    R"({"model": {"layers": 2, "activation": "swiglu", "positions": "rotary", "norm": "rmsnorm",
+  "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 3, "expert_ffn": 16,
+  "router_score": "sigmoid_of_top", "router_groups": 4, "router_best_groups": 2, "router_scale": 2.5,
+  "shared_expert_ffn": 24, "shared_expert_gate": true}})";
+// Switch: every other layer has experts, a token goes to one; biases as gpt-oss has them.
+constexpr const char* kSwitch =
+    R"({"model": {"layers": 4, "experts": 4, "experts_per_token": 1, "expert_ffn": 40, "expert_period": 2,
+  "expert_bias": true, "router_bias": true}})";
+// Llama 4: each expert's own sigmoid.
+constexpr const char* kSigmoidExperts =
+    R"({"model": {"layers": 2, "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "router_score": "sigmoid",
+  "activation": "swiglu", "ffn": 48, "shared_expert_ffn": 16, "dropout": 0.1}})";
+
 ExecutionOptions seeded(std::uint64_t seed, std::int64_t steps = 2) {
   ExecutionOptions options;
   options.seed = seed;
@@ -195,6 +215,15 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAnEncoderDecoder) {
     if (patch["model"]["activation"] == "relu") patch["model"]["activation"] = "gelu";  // no kinks for differences
     patch["plan"]["flash_attention"] = model == kT5;
     expect_derivative(tiny(patch.dump()));
+  }
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
+  for (const char* model : {kMixtral, kSharedExperts, kSwitch, kSigmoidExperts}) {
+    json patch = json::parse(model);
+    patch.merge_patch(json::parse(
+        R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
+    expect_derivative(runnable(tiny(patch.dump())));
   }
 }
 
@@ -328,7 +357,7 @@ Scenario scenario_of(const Layout& layout) {
   json patch = json::parse(layout.model);
   if (!patch.contains("model")) patch = {{"model", patch}};
   patch["plan"] = json::parse(layout.plan);
-  return tiny(patch.dump());
+  return runnable(tiny(patch.dump()));
 }
 
 class Layouts : public testing::TestWithParam<Layout> {};
@@ -1105,6 +1134,46 @@ const Layout kLayouts[] = {
      R"("collective_algorithm": "tree", "collective_protocol": "ll128"})"},
     {"PipelineInnermost", R"({"tensor_parallel": 2, "context_parallel": 2, "pipeline_parallel": 2, "data_parallel": 2,
          "zero_stage": 1, "sequence_parallel": true, "mesh_order": "pp-dp-cp-tp"})"},
+
+    {"Experts", R"({"data_parallel": 2, "expert_parallel": 2})", kMixtral},
+    {"ExpertsOneARank", R"({"data_parallel": 4, "expert_parallel": 4})", kSwitch},
+    {"ExpertsReplicas", R"({"data_parallel": 8, "expert_parallel": 2})", kSharedExperts},
+    {"ExpertsZero1", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kMixtral},
+    {"ExpertsZero2", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 2})", kSharedExperts},
+    {"ExpertsZero3", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 3})", kMixtral},
+    {"ExpertsZero3Fsdp",
+     R"({"data_parallel": 8, "expert_parallel": 4, "zero_stage": 3, "framework": "fsdp", "recompute": "full"})",
+     kSigmoidExperts},
+    {"ExpertsReducedAtTheEnd",
+     R"({"data_parallel": 4, "expert_parallel": 2, "overlap_grad_reduce": false, "micro_batch_size": 2})", kSwitch},
+    {"ExpertMatrices", R"({"tensor_parallel": 2, "sequence_parallel": true})", kMixtral},
+    {"ExpertMatricesAlone", R"({"data_parallel": 2, "expert_tensor_parallel": 2})", kSharedExperts},
+    {"ExpertsAndTheirMatrices", R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2})", kMixtral},
+    {"ExpertsOverTensorRanks",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 4,
+         "expert_tensor_parallel": 1})",
+     kSharedExperts},
+    {"ExpertsOverPartOfTensorRanks",
+     R"({"tensor_parallel": 4, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 2,
+         "expert_tensor_parallel": 2, "zero_stage": 1})",
+     kSigmoidExperts},
+    {"ExpertsPipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "zero_stage": 1})",
+     kSwitch},
+    {"ExpertsPipelineZbH1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "expert_parallel": 2})",
+     kSharedExperts},
+    {"ExpertsOverContextRanks", R"({"context_parallel": 2, "data_parallel": 2, "expert_parallel": 4})", kMixtral},
+    {"ExpertsContextZero2",
+     R"({"context_parallel": 2, "data_parallel": 4, "expert_parallel": 2, "zero_stage": 2})", kSharedExperts},
+    {"ExpertsRecomputed", R"({"data_parallel": 2, "expert_parallel": 2, "recompute": "full"})", kSigmoidExperts},
+    {"ExpertsDropTokens",
+     R"({"data_parallel": 4, "expert_parallel": 4, "moe_expert_capacity_factor": 1})", kMixtral},
+    {"ExpertsDropTokensPipeline",
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "moe_expert_capacity_factor": 0.75})",
+     kSwitch},
+    {"ExpertsBf16", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "bf16", "zero_stage": 1})", kMixtral},
+    {"ExpertsFp8", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "fp8", "zero_stage": 3})", kMixtral},
+    {"ExpertsUnfused", R"({"data_parallel": 2, "expert_parallel": 2, "framework": "fsdp"})", kSigmoidExperts},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
@@ -1798,7 +1867,9 @@ TEST(WrongPrograms, WhatIsNotRunYetIsRefused) {
         R"({"model": {"positions": "relative", "relative_projection": true}})",
         R"({"model": {"kind": "swin", "layers": null, "heads": null, "vocab": null, "max_positions": null,
             "image_size": 24, "patch_size": 4, "window": 3, "stage_layers": [1, 1], "stage_heads": [2, 4],
-            "classes": 10}})"})
+            "classes": 10}})",
+        R"({"model": {"experts": 4, "experts_per_token": 2}, "plan": {"context_parallel": 2,
+            "moe_expert_capacity_factor": 1}})"})
     EXPECT_THROW(execute(tiny(patch)), InputError) << patch;
   EXPECT_THROW(execute(tiny(R"({"model": {"vocab": 100}, "plan": {"tensor_parallel": 2}})")),
                InputError);  // padded to 128, 256
