@@ -24,6 +24,7 @@ void nvidia_topology(std::string_view input);      // nvidia-smi topo -m
 void perturbations(std::string_view input);        // a scenario's list of them
 void published(std::string_view input);            // results/published/steps
 void report(std::string_view input);               // compare A.json B.json
+void routing_trace(std::string_view input);        // counts of routed tokens, CSV or lines of JSON
 void scenario(std::string_view input);             // lowered, proven and predicted
 void scenario_lines(std::string_view input);       // simulate --batch, a line read with and without what was kept
 void scenario_sets(std::string_view input);        // a bundled scenario's name, and a --set a line
@@ -51,6 +52,7 @@ inline constexpr std::array kTargets{
     Target{"perturbations", perturbations},
     Target{"published", published},
     Target{"report", report},
+    Target{"routing_trace", routing_trace},
     Target{"scenario", scenario},
     Target{"scenario_lines", scenario_lines},
     Target{"scenario_sets", scenario_sets},

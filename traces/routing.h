@@ -1,0 +1,85 @@
+// Which experts the routers of a training chose: how many tokens of each source rank went to each expert, by step,
+// layer and micro-batch. What routers chose, before a capacity drops or a balancer moves anything.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/base/error.h"
+
+namespace orrery {
+
+// What a trace has rows of: one for each source rank's micro-batch at each layer of each step, in this order.
+struct RoutingShape {
+  std::vector<std::int64_t> steps;   // iterations of the training, ascending
+  std::vector<std::int64_t> layers;  // layers with experts, as the model numbers its layers, ascending
+  std::int64_t micro_batches = 1;
+  std::int64_t source_ranks = 1;  // 1 also where counts are kept of all ranks together
+  std::int64_t experts = 1;       // of a layer, shared ones not among them
+  std::int64_t top_k = 1;         // different experts that each token is sent to
+
+  // Throws InputError at `where`: a shape without rows, numbers out of order, more experts chosen than there are.
+  void check(const InputError::Where& where = {}) const;
+  std::int64_t rows() const;  // REQUIRES: check() holds
+  bool operator==(const RoutingShape&) const = default;
+};
+
+// Tokens of one layer at one step: [source_rank * experts + expert].
+struct RoutingMatrix {
+  std::int64_t source_ranks = 0, experts = 0;
+  std::vector<std::int64_t> tokens;
+
+  std::int64_t at(std::int64_t source_rank, std::int64_t expert) const {
+    return tokens[static_cast<std::size_t>(source_rank * experts + expert)];
+  }
+  std::int64_t of_expert(std::int64_t expert) const;
+  std::vector<std::int64_t> by_expert() const;
+  std::int64_t total() const;
+};
+
+// Counts of 64 bits, kept in as few bytes as they need: 1 below 128, 2 below 16,384, ... Steps and layers are named by
+// their place in the shape.
+class RoutingCounts {
+ public:
+  // Throws as RoutingShape::check.
+  explicit RoutingCounts(RoutingShape shape);
+
+  const RoutingShape& shape() const { return shape_; }
+  // The next row, in the order of steps, layers, micro-batches, source ranks. Throws InputError at `where`: another
+  // number of experts, negative counts, an expert with more tokens than there are, counts that are not top_k of each
+  // token.
+  void append(std::int64_t tokens, std::span<const std::int64_t> of_experts, const InputError::Where& where = {});
+  std::int64_t rows() const { return static_cast<std::int64_t>(ends_.size()); }
+  bool complete() const { return rows() == shape_.rows(); }
+
+  // REQUIRES: the row has been appended; `of_experts` has shape().experts.
+  void read(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank,
+            std::span<std::int64_t> of_experts) const;
+  std::int64_t tokens(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank) const;
+  RoutingMatrix matrix(std::size_t step, std::size_t layer, std::int64_t micro_batch) const;
+  RoutingMatrix matrix(std::size_t step, std::size_t layer) const;  // of all micro-batches together
+
+  std::size_t kept_bytes() const { return bytes_.size() + ends_.size() * sizeof(std::size_t); }
+  bool operator==(const RoutingCounts&) const = default;
+
+ private:
+  std::int64_t row_of(std::size_t step, std::size_t layer, std::int64_t micro_batch, std::int64_t source_rank) const;
+  void add_row(std::int64_t row, std::span<std::int64_t> to) const;
+
+  RoutingShape shape_;
+  std::vector<std::uint8_t> bytes_;
+  std::vector<std::size_t> ends_;  // of each row, in bytes_
+};
+
+// Counts kept of all ranks together, dealt to `ranks` source ranks: each expert's tokens as evenly as whole tokens go,
+// and so each rank's. Throws InputError where there are several source ranks already, or a row's tokens are no multiple
+// of `ranks`.
+RoutingCounts dealt_over(const RoutingCounts& counts, std::int64_t ranks);
+
+// The largest over the mean, 1 where all are equal; 0 of nothing or only zeros.
+double max_over_mean(std::span<const std::int64_t> loads);
+double max_over_mean(std::span<const double> loads);
+
+}  // namespace orrery

@@ -1,0 +1,313 @@
+#include "traces/routing_generator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <initializer_list>
+#include <numeric>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace orrery {
+namespace {
+
+// What is drawn for what. Each draw has a sequence of its own, so that none depends on how many others there are.
+enum class Draw : std::uint64_t { order, noise, tokens, burst, row };
+
+// splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators").
+std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+class RandomBits {
+ public:
+  RandomBits(std::uint64_t seed, Draw draw, std::initializer_list<std::int64_t> place) {
+    state_ = mixed(seed + kStep) + static_cast<std::uint64_t>(draw);
+    for (const std::int64_t n : place) state_ = mixed(state_ + kStep) + static_cast<std::uint64_t>(n);
+    state_ = mixed(state_);
+  }
+
+  std::uint64_t next() { return mixed(state_ += kStep); }
+  double uniform() { return std::ldexp(static_cast<double>(next() >> 11), -53); }  // in [0, 1)
+  std::int64_t below(std::int64_t n) {                                             // REQUIRES: 0 < n < 2^31
+    return static_cast<std::int64_t>(((next() >> 32) * static_cast<std::uint64_t>(n)) >> 32);
+  }
+  // How many of n fair coins show heads.
+  std::int64_t heads(std::int64_t n) {
+    std::int64_t sum = 0;
+    for (; n >= 64; n -= 64) sum += std::popcount(next());
+    return n > 0 ? sum + std::popcount(next() >> (64 - n)) : sum;
+  }
+  // Standard normal but for its tails: 1024 coins, whose kurtosis is 0.002 below.
+  double normal() { return (static_cast<double>(heads(1024)) - 512) / 16; }
+  // How many of n trials succeed, exactly: trials whose random bits equal those of p so far are undecided.
+  std::int64_t binomial(std::int64_t n, double p) {
+    if (p >= 1) return n;
+    std::int64_t successes = 0;
+    for (auto bits = static_cast<std::uint64_t>(std::ldexp(p, 64)); bits != 0 && n > 0; bits <<= 1) {
+      const std::int64_t ones = heads(n);
+      if (bits >> 63 != 0) successes += n - ones;
+      n = bits >> 63 != 0 ? ones : n - ones;
+    }
+    return successes;
+  }
+
+ private:
+  static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
+  std::uint64_t state_;
+};
+
+void normalise(std::vector<double>& shares) {
+  const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);
+  for (double& p : shares) p /= sum;
+}
+
+// Popularities at one layer, step by step.
+class Popularity {
+ public:
+  Popularity(const RoutingGenerator& generator, std::int64_t layer)
+      : g_(generator), layer_(layer), order_(static_cast<std::size_t>(g_.experts)), noise_(order_.size()) {
+    std::iota(order_.begin(), order_.end(), 0);
+    RandomBits random(g_.seed, Draw::order, {layer});
+    for (std::size_t i = order_.size() - 1; i > 0; --i)
+      std::swap(order_[i], order_[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i) + 1))]);
+  }
+
+  // Of the next step.
+  std::vector<double> next() {
+    RandomBits random(g_.seed, Draw::noise, {layer_, step_});
+    const double kept = step_ == 0 ? 0 : g_.autocorrelation, fresh = g_.noise * std::sqrt(1 - kept * kept);
+    for (double& n : noise_) n = kept * n + fresh * random.normal();
+    std::vector<double> p(order_.size());
+    const std::int64_t moved = g_.pattern == RoutingPattern::rotating ? step_ / g_.period : 0;
+    double largest = 0;
+    for (std::size_t e = 0; e < p.size(); ++e) {
+      const double rank = static_cast<double>((order_[e] + moved) % g_.experts + 1);
+      p[e] = noise_[e] - g_.zipf_exponent * std::log(rank);
+      largest = e == 0 ? p[e] : std::max(largest, p[e]);
+    }
+    for (double& u : p) u = std::exp(u - largest);
+    normalise(p);
+    heat(p);
+    ++step_;
+    return p;
+  }
+
+ private:
+  // Gives what is hot its share.
+  void heat(std::vector<double>& p) const {
+    std::int64_t first = g_.hot, count = 1;
+    if (g_.pattern == RoutingPattern::hot_rank) {
+      count = g_.experts / g_.expert_ranks;
+      first *= count;
+    } else if (g_.pattern == RoutingPattern::burst) {
+      const std::int64_t place = step_ % g_.period;
+      if (place < g_.period - g_.burst_steps) return;
+      first = RandomBits(g_.seed, Draw::burst, {layer_, step_ / g_.period}).below(g_.experts);
+    } else if (g_.pattern != RoutingPattern::hot_expert) {
+      return;
+    }
+    const auto begin = p.begin() + first, end = begin + count;
+    const double hot = std::accumulate(begin, end, 0.0),
+                 others = std::accumulate(p.begin(), begin, 0.0) + std::accumulate(end, p.end(), 0.0);
+    for (auto at = p.begin(); at != p.end(); ++at)
+      *at *= at >= begin && at < end ? g_.hot_share / hot : (1 - g_.hot_share) / others;
+  }
+
+  const RoutingGenerator& g_;
+  std::int64_t layer_;
+  std::int64_t step_ = 0;
+  std::vector<std::int64_t> order_;  // of each expert the place in the order of popularity
+  std::vector<double> noise_;
+};
+
+// Draws of top_k different experts: a set has the probability that top_k draws from p are its experts, on condition
+// that they differ, which is proportional to the product of its p. Experts decide one after the other; the chance that
+// one is among the j that a token still lacks follows from sums over all sets of those behind it (elementary symmetric
+// polynomials; conditional Poisson sampling: Chen, Dempster & Liu 1994, Biometrika 81(3)).
+class DistinctExperts {
+ public:
+  DistinctExperts(const std::vector<double>& p, std::int64_t top_k)
+      : k_(static_cast<std::size_t>(top_k)), experts_(p.size()), chance_(experts_ * k_) {
+    std::vector<double> behind(k_ + 1);  // sums over the sets of 0, 1, ... k of the experts behind
+    behind[0] = 1;
+    for (std::size_t e = experts_; e-- > 0;) {
+      const double w = p[e] * static_cast<double>(experts_);  // so that products of many stay near 1
+      for (std::size_t j = k_; j > 0; --j) {
+        const double with = w * behind[j - 1];
+        const std::size_t left = experts_ - e;
+        chance_[e * k_ + j - 1] = left <= j ? 1  // all that are left are needed
+                                  : behind[j] + with > 0
+                                      ? with / (behind[j] + with)
+                                      : static_cast<double>(j) / static_cast<double>(left);  // none has a chance left
+        behind[j] += with;
+      }
+    }
+  }
+
+  void draw(RandomBits& random, std::int64_t tokens, std::span<std::int64_t> counts) const {
+    std::vector<std::int64_t> lacking(k_ + 1);  // tokens that lack 0, 1, ... k experts
+    lacking[k_] = tokens;
+    for (std::size_t e = 0; e < experts_; ++e) {
+      counts[e] = 0;
+      for (std::size_t j = 1; j <= k_; ++j) {
+        if (lacking[j] == 0) continue;
+        const std::int64_t chosen = random.binomial(lacking[j], chance_[e * k_ + j - 1]);
+        counts[e] += chosen;
+        lacking[j] -= chosen;
+        lacking[j - 1] += chosen;
+      }
+    }
+  }
+
+ private:
+  std::size_t k_, experts_;
+  std::vector<double> chance_;  // of an expert, for tokens that lack j: [expert * k + j - 1]
+};
+
+// Of each source rank: their mean is that of all ranks.
+std::vector<std::int64_t> tokens_of_ranks(const RoutingGenerator& g, std::int64_t step, std::int64_t micro_batch) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(g.source_ranks), g.tokens);
+  if (g.pattern != RoutingPattern::ragged) return tokens;
+  RandomBits random(g.seed, Draw::tokens, {step, micro_batch});
+  std::vector<double> until(tokens.size());  // shares, added up, so that what is rounded adds up, too
+  double sum = 0;
+  for (double& u : until) u = sum += 1 + g.raggedness * (2 * random.uniform() - 1);
+  const std::int64_t all = g.tokens * g.source_ranks;
+  std::int64_t before = 0;
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    const std::int64_t end = r + 1 == tokens.size() ? all : std::llround(static_cast<double>(all) * until[r] / sum);
+    tokens[r] = end - std::exchange(before, end);
+  }
+  return tokens;
+}
+
+// Tokens take experts in turn, and the next source rank goes on where the last has ended.
+void deal_evenly(std::int64_t first, std::int64_t assignments, std::span<std::int64_t> counts) {
+  const auto experts = static_cast<std::int64_t>(counts.size());
+  std::fill(counts.begin(), counts.end(), assignments / experts);
+  for (std::int64_t i = 0; i < assignments % experts; ++i) ++counts[static_cast<std::size_t>((first + i) % experts)];
+}
+
+std::vector<std::int64_t> numbers_below(std::int64_t n) {
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(n));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return numbers;
+}
+
+RoutingGenerator of_shares(double zipf_exponent, double noise, double autocorrelation) {
+  RoutingGenerator g;
+  g.zipf_exponent = zipf_exponent;
+  g.noise = noise;
+  g.autocorrelation = autocorrelation;
+  return g;
+}
+
+}  // namespace
+
+void RoutingGenerator::check() const {
+  const auto integer = [](const char* field, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value < least || value > most)
+      throw InputError({"", fmt::format("/{}", field)}, std::to_string(value), fmt::format("{} to {}", least, most));
+  };
+  const auto number = [](const char* field, double value, double least, double most, bool with_most = true) {
+    if (!(value >= least && (with_most ? value <= most : value < most)))
+      throw InputError({"", fmt::format("/{}", field)}, fmt::format("{}", value),
+                       fmt::format("{} to {}{}", least, with_most ? "" : "below ", most));
+  };
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  integer("steps", steps, 1, kMost);
+  integer("layers", layers, 1, kMost);
+  integer("micro_batches", micro_batches, 1, kMost);
+  integer("source_ranks", source_ranks, 1, kMost);
+  integer("tokens", tokens, 0, kMost);
+  integer("experts", experts, 1, std::int64_t{1} << 20);
+  integer("top_k", top_k, 1, std::min<std::int64_t>(experts, 64));
+  number("zipf_exponent", zipf_exponent, 0, 10);
+  number("noise", noise, 0, 5);
+  number("autocorrelation", autocorrelation, 0, 1, false);
+  number("raggedness", raggedness, 0, 1);
+  integer("period", period, 1, kMost);
+  integer("burst_steps", burst_steps, 1, period);
+  const bool is_rank = pattern == RoutingPattern::hot_rank, is_expert = pattern == RoutingPattern::hot_expert;
+  if (is_rank || is_expert || pattern == RoutingPattern::burst) {
+    number("hot_share", hot_share, 0, 1, false);
+    integer("experts", experts, 2, std::int64_t{1} << 20);
+  }
+  if (is_rank) {
+    integer("expert_ranks", expert_ranks, 2, experts);
+    if (experts % expert_ranks != 0)
+      throw InputError({"", "/expert_ranks"}, std::to_string(expert_ranks),
+                       fmt::format("a divisor of {} experts", experts));
+  }
+  if (is_rank || is_expert) integer("hot", hot, 0, (is_rank ? expert_ranks : experts) - 1);
+}
+
+RoutingGenerator routing_preset(std::string_view name) {
+  // The amplitude of noise is an assumption; the rest: docs/traces.md.
+  constexpr double kNoise = 0.5, kStable = 0.99, kDrifting = 0.9;
+  struct Preset {
+    std::string_view name;
+    RoutingGenerator generator;
+  };
+  std::array presets{Preset{"balanced", {}}, Preset{"trained_with_auxiliary_loss", of_shares(0.4, kNoise, kStable)},
+                     Preset{"young_router", of_shares(1.3, kNoise, kDrifting)},
+                     Preset{"worst", of_shares(2.4, kNoise, kDrifting)}};
+  presets[0].generator.pattern = RoutingPattern::balanced;
+  std::vector<std::string> names;
+  for (const Preset& preset : presets) {
+    if (preset.name == name) return preset.generator;
+    names.emplace_back(preset.name);
+  }
+  throw InputError({}, fmt::format("\"{}\"", name), fmt::format("one of {}", fmt::join(names, ", ")),
+                   nearest_name(name, names));
+}
+
+RoutingCounts generate_routing(const RoutingGenerator& g) {
+  g.check();
+  RoutingCounts counts(
+      {numbers_below(g.steps), numbers_below(g.layers), g.micro_batches, g.source_ranks, g.experts, g.top_k});
+  std::vector<Popularity> popularity;
+  for (std::int64_t layer = 0; layer < g.layers; ++layer) popularity.emplace_back(g, layer);
+  std::vector<std::int64_t> row(static_cast<std::size_t>(g.experts));
+  for (std::int64_t step = 0; step < g.steps; ++step)
+    for (std::int64_t layer = 0; layer < g.layers; ++layer) {
+      const DistinctExperts experts(popularity[static_cast<std::size_t>(layer)].next(), g.top_k);
+      for (std::int64_t m = 0; m < g.micro_batches; ++m) {
+        const std::vector<std::int64_t> tokens = tokens_of_ranks(g, step, m);
+        std::int64_t dealt = 0;
+        for (std::int64_t rank = 0; rank < g.source_ranks; ++rank) {
+          const std::int64_t own = tokens[static_cast<std::size_t>(rank)];
+          if (g.pattern == RoutingPattern::balanced) {
+            deal_evenly(dealt, own * g.top_k, row);
+            dealt += own * g.top_k;
+          } else {
+            RandomBits random(g.seed, Draw::row, {layer, step, m, rank});
+            experts.draw(random, own, row);
+          }
+          counts.append(own, row);
+        }
+      }
+    }
+  return counts;
+}
+
+std::vector<std::vector<double>> routing_popularity(const RoutingGenerator& g, std::int64_t layer) {
+  g.check();
+  if (g.pattern == RoutingPattern::balanced) {
+    const auto experts = static_cast<std::size_t>(g.experts);
+    return std::vector(static_cast<std::size_t>(g.steps), std::vector(experts, 1.0 / static_cast<double>(experts)));
+  }
+  Popularity popularity(g, layer);
+  std::vector<std::vector<double>> all;
+  for (std::int64_t step = 0; step < g.steps; ++step) all.push_back(popularity.next());
+  return all;
+}
+
+}  // namespace orrery
