@@ -1,0 +1,152 @@
+#include "strategies/flexmoe/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "sim/base/error.h"
+
+namespace orrery::flexmoe {
+namespace {
+
+// Forward once, backward twice (eq. 7); dispatch and combine, forward and backward (eq. 8).
+constexpr double kPasses = 3, kAllToAlls = 4;
+
+// Of a cost that is a sum of many, what may be rounding is no saving.
+constexpr double kRounding = 1e-12;
+bool saves(double now, double before) { return now < before * (1 - kRounding); }
+
+// Keeps the cheapest of what is tried.
+class Cheapest {
+ public:
+  Cheapest(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost)
+      : placement_(placement), tokens_(tokens), cost_(cost), seconds_(cost(placement, tokens)) {}
+
+  void consider(std::vector<Adjustment> plan) {
+    Placement changed = placement_;
+    for (const Adjustment& a : plan) apply(a, changed);
+    const double seconds = cost_(changed, tokens_);
+    if (!saves(seconds, seconds_)) return;
+    seconds_ = seconds;
+    plan_ = std::move(plan);
+  }
+  std::vector<Adjustment> plan() && { return std::move(plan_); }
+
+ private:
+  const Placement& placement_;
+  const RoutingMatrix& tokens_;
+  const PlacementCost& cost_;
+  double seconds_;
+  std::vector<Adjustment> plan_;  // empty: nothing is cheaper than what there is
+};
+
+}  // namespace
+
+double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile) {
+  placement.check();
+  if (tokens.source_ranks != placement.ranks() || tokens.experts != placement.experts())
+    throw InputError({}, fmt::format("tokens of {} ranks for {} experts", tokens.source_ranks, tokens.experts),
+                     fmt::format("of the placement's {} for {}", placement.ranks(), placement.experts()));
+  std::vector<double> seconds(static_cast<std::size_t>(placement.ranks()));
+  for (std::int64_t e = 0; e < placement.experts(); ++e) {
+    const std::vector<std::int64_t> ranks = placement.ranks_of(e);
+    const double synchronise =
+        ranks.size() > 1 ? profile.gradient_bytes / profile.all_reduced_bytes_per_second(ranks) : 0;
+    const auto all = static_cast<double>(tokens.of_expert(e));
+    for (const std::int64_t rank : ranks) {
+      const double share =
+          static_cast<double>(placement.vexperts(e, rank)) / static_cast<double>(placement.vexperts(e));
+      double slowest = 0;
+      for (std::int64_t from = 0; from < placement.ranks(); ++from) {
+        const std::int64_t sent = tokens.at(from, e);
+        if (from == rank || sent == 0) continue;
+        slowest = std::max(
+            slowest, share * static_cast<double>(sent) * profile.token_bytes / profile.bytes_per_second(from, rank));
+      }
+      seconds[static_cast<std::size_t>(rank)] +=
+          kPasses * share * all / profile.tokens_per_second + kAllToAlls * slowest + synchronise;
+    }
+  }
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
+PlacementCost cost_of(LayerProfile profile) {
+  return [profile = std::move(profile)](const Placement& placement, const RoutingMatrix& tokens) {
+    return layer_seconds(placement, tokens, profile);
+  };
+}
+
+void apply(const Adjustment& a, Placement& placement) {
+  switch (a.kind) {
+    case Adjustment::Kind::expand:
+      return placement.expand(a.expert, a.rank);
+    case Adjustment::Kind::shrink:
+      return placement.shrink(a.expert, a.rank);
+    case Adjustment::Kind::migrate:
+      return placement.migrate(a.expert, a.rank, a.other_expert, a.other_rank);
+  }
+}
+
+std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
+  const std::vector<std::int64_t> loads = tokens.by_expert();
+  std::optional<std::int64_t> most, fewest;
+  const auto of_vexpert = [&](std::int64_t e) {
+    return static_cast<double>(loads[static_cast<std::size_t>(e)]) / static_cast<double>(placement.vexperts(e));
+  };
+  for (std::int64_t e = 0; e < placement.experts(); ++e) {
+    if (!most || of_vexpert(e) > of_vexpert(*most)) most = e;
+    if (placement.vexperts(e) > 1 && (!fewest || of_vexpert(e) < of_vexpert(*fewest))) fewest = e;
+  }
+  Cheapest cheapest(placement, tokens, cost);
+  using Kind = Adjustment::Kind;
+  for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
+    if (placement.free_slots(rank) > 0) cheapest.consider({{Kind::expand, *most, rank}});
+  if (fewest && fewest != most)
+    for (const std::int64_t released : placement.ranks_of(*fewest))
+      for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
+        if (rank == released || placement.free_slots(rank) > 0)
+          cheapest.consider({{Kind::shrink, *fewest, released}, {Kind::expand, *most, rank}});
+  return std::move(cheapest).plan();
+}
+
+Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+                  double most_imbalance) {
+  if (!(most_imbalance >= 1))
+    throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance), "1 at least, which is balance");
+  const std::vector<std::int64_t> loads = tokens.by_expert();
+  Schedule made{placement, {}};
+  made.seconds_before = cost(placement, tokens);
+  made.balance_before = made.balance_after = balance_ratio(placement, loads);
+  while (made.balance_after > most_imbalance) {
+    const std::vector<Adjustment> plan = make_plan(made.placement, tokens, cost);
+    if (plan.empty()) break;
+    for (const Adjustment& a : plan) apply(a, made.placement);
+    made.adjustments.insert(made.adjustments.end(), plan.begin(), plan.end());
+    made.balance_after = balance_ratio(made.placement, loads);
+  }
+  made.seconds_after = cost(made.placement, tokens);
+  return made;
+}
+
+std::vector<Adjustment> gather_replicas(Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
+  std::vector<Adjustment> made;
+  for (;;) {
+    Cheapest cheapest(placement, tokens, cost);
+    for (std::int64_t e = 0; e < placement.experts(); ++e) {
+      const std::vector<std::int64_t> ranks = placement.ranks_of(e);
+      for (const std::int64_t from : ranks)
+        for (const std::int64_t to : ranks)
+          for (std::int64_t other = 0; other < placement.experts() && from != to; ++other)
+            if (other != e && placement.vexperts(other, to) > 0)
+              cheapest.consider({{Adjustment::Kind::migrate, e, from, other, to}});
+    }
+    const std::vector<Adjustment> plan = std::move(cheapest).plan();
+    if (plan.empty()) return made;
+    apply(plan.front(), placement);
+    made.push_back(plan.front());
+  }
+}
+
+}  // namespace orrery::flexmoe

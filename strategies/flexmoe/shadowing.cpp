@@ -1,0 +1,57 @@
+#include "strategies/flexmoe/shadowing.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace orrery::flexmoe {
+namespace {
+
+double compute_seconds(double tokens, const ShadowingProfile& p) {
+  return 3 * 4 * tokens * p.hidden_ratio * p.hidden * p.hidden / p.flops_per_second;
+}
+double exchange_seconds(double tokens, const ShadowingProfile& p) {
+  return 4 * tokens * p.hidden * p.element_bytes / p.bytes_per_second;
+}
+// Of an expert, once.
+double expert_seconds(const ShadowingProfile& p) {
+  return 2 * p.hidden_ratio * p.hidden * p.hidden * p.element_bytes / p.bytes_per_second;
+}
+
+}  // namespace
+
+double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile) {
+  return compute_seconds(most_tokens, profile) + exchange_seconds(most_tokens, profile);
+}
+
+double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile) {
+  return compute_seconds(most_tokens_left, profile) + 2 * static_cast<double>(shadowed) * expert_seconds(profile);
+}
+
+bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t shadowed,
+                    const ShadowingProfile& profile) {
+  const double inner = profile.hidden_ratio * profile.hidden,
+               excess = static_cast<double>(shadowed) * inner - most_tokens;
+  if (excess < 0) return true;
+  const double spared = 3 * (most_tokens - most_tokens_left) * inner;
+  return spared > excess * profile.flops_per_second * profile.element_bytes / profile.bytes_per_second;
+}
+
+std::vector<std::int64_t> shadowed_experts(std::span<const std::int64_t> tokens_of_experts,
+                                           const ShadowingProfile& profile) {
+  std::vector<std::int64_t> order(tokens_of_experts.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto tokens = [&](std::int64_t e) { return tokens_of_experts[static_cast<std::size_t>(e)]; };
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return tokens(a) > tokens(b); });
+  std::size_t shadowed = 0;
+  double seconds = order.empty() ? 0 : imbalanced_seconds(static_cast<double>(tokens(order.front())), profile);
+  for (; shadowed + 1 < order.size(); ++shadowed) {
+    const double now = imbalanced_seconds(static_cast<double>(tokens(order[shadowed + 1])), profile) +
+                       static_cast<double>(shadowed + 1) * expert_seconds(profile);
+    if (now >= seconds) break;
+    seconds = now;
+  }
+  order.resize(shadowed);
+  return order;
+}
+
+}  // namespace orrery::flexmoe

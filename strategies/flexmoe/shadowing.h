@@ -1,0 +1,34 @@
+// FasterMoE's dynamic shadowing (He et al. 2022, PPoPP '22): popular experts are broadcast to every rank for a step, so
+// that their tokens stay where they are. Formulas count multiply-adds as two FLOPs and a worker as one rank with one
+// expert.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace orrery::flexmoe {
+
+struct ShadowingProfile {
+  double hidden = 0;        // H, elements of a token
+  double hidden_ratio = 0;  // a: an expert's inner width is a H
+  double element_bytes = 0;
+  double flops_per_second = 0;  // P, of a rank
+  double bytes_per_second = 0;  // W_net, of a rank's link
+};
+
+// Seconds of a layer, forward and backward, whose busiest worker has these tokens: 3 x 4 B a H^2 / P + 4 B H / W_net.
+double imbalanced_seconds(double most_tokens, const ShadowingProfile& profile);
+// With `shadowed` experts broadcast and their gradients reduced: 3 x 4 B' a H^2 / P + 2 r 2 a H^2 / W_net.
+double shadowed_seconds(double most_tokens_left, std::int64_t shadowed, const ShadowingProfile& profile);
+// Whether the latter is less, as the paper states it: r a H < B, or 3 (B - B') a H / (r a H - B) > P / W_net.
+bool shadowing_pays(double most_tokens, double most_tokens_left, std::int64_t shadowed,
+                    const ShadowingProfile& profile);
+
+// The policy of its code (fmoe/fastermoe/shadow_policy.py): experts in descending order of tokens, as long as
+// broadcasting one more makes the layer faster, where the next expert's tokens are then the most; the least popular is
+// never shadowed. Expert numbers, the most popular first.
+std::vector<std::int64_t> shadowed_experts(std::span<const std::int64_t> tokens_of_experts,
+                                           const ShadowingProfile& profile);
+
+}  // namespace orrery::flexmoe
