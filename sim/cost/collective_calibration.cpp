@@ -277,7 +277,7 @@ const ReductionCalibration& bundled_reduction() {
 
 const TokenExchangeCalibration& bundled_token_exchange() {
   static const TokenExchangeCalibration exchange = [] {
-    constexpr const char* kFile = "results/calibration/token_exchange.json";
+    constexpr const char* kFile = "results/calibration/collectives_by_token.json";
     TokenExchangeCalibration t;
     const Json json = parse_embedded(kFile);
     Parameters p(json, {kFile, ""});
