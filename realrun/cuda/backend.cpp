@@ -379,8 +379,8 @@ bool CudaBackend::State::run_fp8(const Op& op, const MatmulPlan& plan, std::span
 
 void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes,
                                     Stream s) {
-  MatmulPlan plan = plan_matmul(op, reads, writes);
-  BlasProduct& product = plan.product;
+  const MatmulPlan plan = plan_matmul(op, reads, writes);
+  const BlasProduct& product = plan.product;
   if (product.m == 0 || product.n == 0 || product.c.batch == 0) return;
   const auto fail = [&](const char* what) {
     throw std::logic_error(fmt::format("kernel {} ({}): {}: {} x {} -> {}, {} x {} x {}", name_of(op.kind), op.name,
@@ -391,18 +391,20 @@ void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads
                             .b = reads[plan.b_read].data,
                             .c = writes[0].data,
                             .bias_stride = plan.bias_stride};
-  // A router's gradients are fp32, its operands are not: rounded to theirs, as under torch.autocast.
-  std::optional<Temporary> narrowed;
-  const auto narrow = [&](BlasMatrix& m, const BlasMatrix& other, std::size_t read, const void*& data) {
-    if (m.dtype != Dtype::fp32 || (other.dtype != Dtype::bf16 && other.dtype != Dtype::fp16)) return;
-    const std::int64_t n = reads[read].tensor->elements();
-    narrowed.emplace(n * bytes_of(other.dtype, 1), stream(s));
-    convert(stream(s), data, m.dtype, narrowed->data(), other.dtype, n);
-    m.dtype = other.dtype;
-    data = narrowed->data();
+  std::optional<Temporary> rounded;
+  const auto round = [&](const BlasMatrix& m, std::size_t read, const void*& data) {
+    Tensor narrow = *reads[read].tensor;
+    narrow.dtype = m.dtype;
+    rounded.emplace(narrow.bytes(), stream(s));
+    Op cast;
+    cast.kind = OpKind::cast;
+    cast.name = op.name;
+    const Operand to{rounded->data(), &narrow};
+    run_kernel(cast, {&reads[read], 1}, {&to, 1}, {}, s);
+    data = rounded->data();
   };
-  narrow(product.a, product.b, plan.a_read, operands.a);
-  narrow(product.b, product.a, plan.b_read, operands.b);
+  if (plan.round_a) round(product.a, plan.a_read, operands.a);
+  if (plan.round_b) round(product.b, plan.b_read, operands.b);
   if (!dtypes_multiply(product)) fail("matrix units do not multiply these dtypes");
   const bool fp8 = product.a.dtype == Dtype::fp8;
   if (fp8) {

@@ -230,6 +230,16 @@ MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<c
   plan.product = column_major(p, left.dtype, right.dtype, result.dtype);
   plan.a_read = exchanged ? 0 : 1;
   plan.b_read = exchanged ? 1 : 0;
+  // Gradients of results: of the input's product the first operand, of the weight's the second.
+  const std::size_t gradient = op.kind == OpKind::linear_input_gradient ? 0 : 1;
+  const auto is_rounded = [&](std::size_t read, BlasMatrix& m, Dtype other) {
+    const bool narrower = other == Dtype::bf16 || other == Dtype::fp16;
+    if (op.kind == OpKind::linear || read != gradient || m.dtype != Dtype::fp32 || !narrower) return false;
+    m.dtype = other;
+    return true;
+  };
+  plan.round_a = is_rounded(plan.a_read, plan.product.a, plan.product.b.dtype);
+  plan.round_b = is_rounded(plan.b_read, plan.product.b, plan.product.a.dtype);
   lay_out_batch(p, plan);
   for (BlasLaunch& launch : plan.launches) launch.accumulate = accumulate;
   return plan;

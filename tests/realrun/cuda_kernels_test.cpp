@@ -570,6 +570,87 @@ TEST(CudaPool, IsTheCpusInEveryDtype) {
   }
 }
 
+// --- Mixture of experts
+
+Given choices_of(std::int64_t tokens, std::int64_t k, std::int64_t experts, std::uint32_t seed) {
+  Given g = ids({{tokens, Axis::sequence}, {k}}, seed, experts);
+  for (std::size_t i = 1; i < g.values.size(); ++i)  // a token's differ
+    if (i % static_cast<std::size_t>(k) != 0)
+      g.values[i] = static_cast<float>((static_cast<std::int64_t>(g.values[i - 1]) + 1) % experts);
+  g.tensor.dtype = Dtype::int32;
+  return g;
+}
+
+TEST(CudaRoute, IsTheCpusInEveryDtype) {
+  for (const Dtype dtype : kDtypes)
+    for (const RouterScore score : {RouterScore::softmax, RouterScore::softmax_of_top, RouterScore::sigmoid,
+                                    RouterScore::sigmoid_of_top})
+      for (const auto& [experts, k, groups] : {std::array<std::int64_t, 3>{8, 2, 0}, {64, 8, 8}, {1, 1, 0}, {70, 35, 0}})
+        for (const bool biased : {false, true}) {
+          Op op = op_of(route);
+          op.router = {.score = score,
+                       .groups = static_cast<std::uint16_t>(groups),
+                       .best_groups = static_cast<std::uint16_t>(groups / 2),
+                       .scale = 2.5f};
+          const Tensor logits = shaped({{9, Axis::sequence}, {experts}}, dtype),
+                       weights = shaped({{9, Axis::sequence}, {k}}, dtype),
+                       choices = shaped({{9, Axis::sequence}, {k}}, Dtype::int32);
+          std::vector<Given> reads{normal(logits, 1, 2)};
+          if (biased) reads.push_back(normal(shaped({{experts}}, Dtype::fp32), 2, 0.3));
+          expect_as_cpu(op, reads, poisoned({weights, choices}));
+          if (biased) continue;
+          const Values chosen = on_cpu(op, reads, poisoned({weights, choices}), {})[1];
+          op.kind = route_backward;
+          expect_as_cpu(op, {normal(weights, 3), reads[0], {choices, chosen}}, poisoned({logits}));
+        }
+}
+
+// More experts than a block has room for side by side: fewer tokens to a block.
+TEST(CudaRoute, HasRoomForThousandsOfExperts) {
+  Op op = op_of(route);
+  const Tensor logits = shaped({{2}, {9000}}, Dtype::fp32), weights = shaped({{2}, {2}}, Dtype::fp32),
+               choices = shaped({{2}, {2}}, Dtype::int32);
+  expect_as_cpu(op, {normal(logits, 1, 2)}, poisoned({weights, choices}));
+}
+
+// Some of the slots free, some tokens without one.
+TEST(CudaPermute, IsTheCpusInEveryDtype) {
+  for (const Dtype dtype : kDtypes)
+    for (const auto& [tokens, experts, k, slots, width] :
+         {std::array<std::int64_t, 5>{9, 4, 2, 3, 5}, {520, 3, 2, 30, 8}, {6, 4, 2, 5, 2056}}) {
+      const Tensor x = shaped({{tokens, Axis::sequence}, {width}}, dtype),
+                   rows = shaped({{experts, Axis::experts}, {slots, Axis::slots}, {width}}, dtype),
+                   weights = shaped({{tokens, Axis::sequence}, {k}}, Dtype::fp32);
+      const Given choices = choices_of(tokens, k, experts, 3);
+      expect_as_cpu(op_of(permute), {normal(x, 1), choices}, poisoned({rows}));
+      expect_as_cpu(op_of(unpermute), {normal(rows, 2), choices}, poisoned({x}));
+      expect_as_cpu(op_of(unpermute), {normal(rows, 2), choices, normal(weights, 4)}, poisoned({x}));
+      constexpr double kSums = 4;  // over a width
+      expect_as_cpu(op_of(unpermute_backward), {normal(x, 1), normal(rows, 2), choices, normal(weights, 4)},
+                    poisoned({rows, weights}), {}, kSums);
+    }
+}
+
+TEST(CudaMultiply, ByOneNumberOfARowIsTheCpus) {
+  for (const Dtype dtype : kDtypes)
+    for (const std::int64_t width : {1, 7, 24, 1040}) {
+      const Tensor rows = shaped({{5}, {3}, {width}}, dtype), column = shaped({{5}, {3}, {1}}, Dtype::fp32);
+      expect_as_cpu(op_of(multiply), {normal(rows, 1), normal(column, 2)}, poisoned({rows}));
+      expect_as_cpu(op_of(multiply), {normal(rows, 1), normal(rows, 2)}, poisoned({column}), {}, 4);
+    }
+}
+
+TEST(CudaBiasGradient, OfExpertsIsTheCpus) {
+  for (const Dtype dtype : kDtypes)
+    for (const bool accumulate : {false, true}) {
+      Op op = op_of(bias_gradient);
+      op.group_dims = 1;
+      op.accumulate = accumulate;
+      const Tensor dy = shaped({{5}, {70}, {40}}, dtype), db = shaped({{5}, {40}}, Dtype::fp32);
+      expect_as_cpu(op, {normal(dy, 1)}, accumulate ? std::vector{normal(db, 2)} : poisoned({db}), {}, 4);
+    }
+}
+
 // --- Optimizers
 
 // Of gradients whose norm is 8: halved, and clipped to 3.

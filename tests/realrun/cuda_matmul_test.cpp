@@ -37,9 +37,10 @@ auto& element(Memory& memory, const BlasMatrix& m, std::int64_t offset, std::int
 }
 
 // cublasLtMatmul (cuBLAS manual): D = op(A) op(B) + beta C, the bias broadcast over the columns of D (length: D's
-// rows); here C is D. The batch counts of all layouts agree.
+// rows), of a batch so many elements apart (CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE); here C is D. The batch counts of all
+// layouts agree.
 void emulate(const BlasProduct& p, const BlasLaunch& launch, const Values& a, const Values& b, const Values* bias,
-             Values& c) {
+             std::int64_t bias_stride, Values& c) {
   if (p.a.batch != p.c.batch || p.b.batch != p.c.batch) throw std::out_of_range("batch counts differ");
   const auto expect_shape = [](const BlasMatrix& m, bool transposed, std::int64_t rows, std::int64_t columns) {
     if (m.rows != (transposed ? columns : rows) || m.columns != (transposed ? rows : columns))
@@ -60,7 +61,7 @@ void emulate(const BlasProduct& p, const BlasLaunch& launch, const Values& a, co
           sum += left * right;
         }
         float& result = element(c, p.c, launch.c_offset, batch, row, column);
-        if (bias != nullptr) sum += bias->at(static_cast<std::size_t>(row));
+        if (bias != nullptr) sum += bias->at(static_cast<std::size_t>(batch * bias_stride + row));
         result = static_cast<float>(launch.accumulate ? result + sum : sum);
       }
 }
@@ -108,7 +109,7 @@ Result run(const Op& op, const std::vector<Tensor>& read_tensors, const Tensor& 
     EXPECT_TRUE(product.transpose_a && !product.transpose_b);
   }
   for (const BlasLaunch& launch : r.plan.launches)
-    emulate(product, launch, a, b, r.plan.bias ? &values[2] : nullptr, r.actual);
+    emulate(product, launch, a, b, r.plan.bias ? &values[2] : nullptr, r.plan.bias_stride, r.actual);
   return r;
 }
 
@@ -216,6 +217,31 @@ TEST(CudaMatmul, BatchedProductsAreTheCpusWhateverIsShared) {
       }
 }
 
+TEST(CudaMatmul, ProductsOfExpertsAreOneLaunch) {
+  for (const std::int64_t experts : {1, 3})
+    for (const bool transposed : {false, true}) {
+      Op op = op_of(linear);
+      op.group_dims = 1;
+      op.transposed_weight = transposed;
+      const Tensor x = shaped({{experts}, {4}, {5}}), y = shaped({{experts}, {4}, {2}, {7}}),
+                   bias = shaped({{experts}, {2}, {7}}),
+                   w = transposed ? shaped({{experts}, {2}, {7}, {5}}) : shaped({{experts}, {5}, {2}, {7}});
+      const auto expect_one_launch = [&](const Result& r, const char* what) {
+        expect_equal(r, what);
+        EXPECT_EQ(r.plan.launches.size(), 1u) << what;
+        EXPECT_EQ(r.plan.product.c.batch, experts) << what;
+      };
+      expect_one_launch(run(op, {x, w}, y), "linear");
+      expect_one_launch(run(op, {x, w, bias}, y), "linear with biases");
+      op.kind = linear_input_gradient;
+      expect_one_launch(run(op, {y, w}, x), "input gradient");
+      op.kind = linear_weight_gradient;
+      expect_one_launch(run(op, {x, y}, w), "weight gradient");
+      op.accumulate = true;
+      expect_one_launch(run(op, {x, y}, w), "accumulated weight gradient");
+    }
+}
+
 TEST(CudaMatmul, GroupedQueriesAreOneLaunch) {
   Op op = op_of(batched_matmul);
   op.transpose_b = true;
@@ -229,6 +255,32 @@ TEST(CudaMatmul, GroupedQueriesAreOneLaunch) {
   const Result key_gradient = run(op, {scores, q}, key);
   EXPECT_EQ(key_gradient.plan.launches.size(), 1u);
   EXPECT_EQ(key_gradient.plan.product.k, 4 * 5) << "and are summed inside one product";
+}
+
+// A router's logits are fp32, its operands and their gradients are not.
+TEST(CudaMatmul, GradientsOfARouterAreRoundedToItsOperands) {
+  const auto tensor = [](std::initializer_list<Dim> dims, Dtype dtype) {
+    return shaped(dims, Category::activation, dtype);
+  };
+  const auto plan_of = [](OpKind kind, const Tensor& first, const Tensor& second, const Tensor& result) {
+    float unused = 0;
+    const std::array<Operand, 2> reads{{{&unused, &first}, {&unused, &second}}};
+    const std::array<Operand, 1> writes{{{&unused, &result}}};
+    const MatmulPlan plan = plan_matmul(op_of(kind), reads, writes);
+    EXPECT_TRUE(dtypes_multiply(plan.product)) << name_of(kind);
+    return plan;
+  };
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32}) {
+    const Tensor x = tensor({{6}, {16}}, dtype), w = tensor({{16}, {4}}, dtype), logits = tensor({{6}, {4}}, Dtype::fp32);
+    const MatmulPlan forward = plan_of(linear, x, w, logits);
+    EXPECT_FALSE(forward.round_a || forward.round_b);
+    const MatmulPlan dx = plan_of(linear_input_gradient, logits, w, x), dw = plan_of(linear_weight_gradient, x, logits, w);
+    EXPECT_EQ(dx.round_b, dtype != Dtype::fp32);
+    EXPECT_EQ(dw.round_a, dtype != Dtype::fp32);
+    EXPECT_FALSE(dx.round_a || dw.round_b);
+    EXPECT_EQ(dx.product.b.dtype, dtype);
+    EXPECT_EQ(dw.product.a.dtype, dtype);
+  }
 }
 
 TEST(CudaMatmul, ShapesThatDoNotFitAreRefused) {

@@ -51,7 +51,8 @@ std::string words(const Mesh& mesh, MeshGroup group) {
 
 const char* word(Axis axis) {
   constexpr std::array names{"-",           "batch",     "sequence", "key_sequence", "hidden", "groups",
-                             "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts"};
+                             "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts",
+                             "slots",       "expert_ffn"};
   return names.at(static_cast<std::size_t>(axis));
 }
 
@@ -373,12 +374,12 @@ class Checker {
     x.name = "x", w.name = "w";
     x.input = w.input = Input::patches;
     const int last = t.rank - 1;
-    x.over[last] = {}, x.sizes[last] = 1, x.axes[last] = Axis::experts;  // an axis that no case has
+    x.over[last] = {}, x.sizes[last] = 1, x.axes[last] = Axis::expert_ffn;  // an axis that no case has
     x.set_deal(last, Deal::contiguous);
     x.over[last].append(layout.owed);
     w.truncate(2);
     w.rank = 2;
-    w.axes = {Axis::experts, t.axes[last]};
+    w.axes = {Axis::expert_ffn, t.axes[last]};
     w.over = {x.over[last], t.over[last]};
     w.deals = 0;
     w.set_deal(1, t.deal(last));
@@ -569,6 +570,7 @@ class Builder {
     norms();
     elementwise();
     tokens();
+    experts();
     return std::move(cases_);
   }
 
@@ -925,6 +927,85 @@ class Builder {
     end();
   }
 
+  // A rank's tokens go to each expert once, so that what lies in its slots lies side by side in one rank's: the order of
+  // slots means nothing, and two digits may divide them otherwise than tokens.
+  void experts() {
+    const Dim tokens{n_ * n_, Axis::batch}, experts{n_, Axis::experts}, slots{n_, Axis::slots}, one{1};
+    Values to;
+    for (std::int64_t token = 0; token < tokens.size; ++token)
+      to.push_back(static_cast<float>((token + token / n_) % n_));
+
+    for (const bool biased : {false, true}) {
+      Op& op = begin(route, biased ? "bias" : "");
+      op.router = {.score = biased ? RouterScore::sigmoid : RouterScore::softmax, .scale = 2};
+      read("logits", {b_, s_, {4}});
+      if (biased) read("bias", {{4}}, Values{0.1f, -0.05f, 0, 0.02f});
+      write("weights", {b_, s_, {2}});
+      write("choices", {b_, s_, {2}});
+      end();
+    }
+    const Case routed = cases_.end()[-2];
+    begin(route_backward).router = routed.op.router;
+    read("dweights", {b_, s_, {2}});
+    read("logits", {b_, s_, {4}}, routed.reads[0].values);
+    read("choices", {b_, s_, {2}}, routed.writes[1].values);
+    write("dlogits", {b_, s_, {4}});
+    end();
+
+    begin(permute);
+    read("x", {tokens, h_});
+    read("choices", {tokens, one}, to);
+    write("rows", {experts, slots, h_});
+    end();
+    for (const bool weighted : {false, true}) {
+      begin(unpermute, weighted ? "weighted" : "");
+      read("rows", {experts, slots, h_});
+      read("choices", {tokens, one}, to);
+      if (weighted) read("weights", {tokens, one});
+      write("x", {tokens, h_});
+      end();
+    }
+    begin(unpermute_backward);
+    read("dx", {tokens, h_});
+    read("rows", {experts, slots, h_});
+    read("choices", {tokens, one}, to);
+    read("weights", {tokens, one});
+    write("drows", {experts, slots, h_});
+    write("dweights", {tokens, one});
+    end();
+
+    begin(linear, "of experts").group_dims = 1;
+    read("x", {experts, slots, h_});
+    read("w", {experts, h_, f_});
+    write("y", {experts, slots, f_});
+    end();
+    begin(linear_input_gradient, "of experts").group_dims = 1;
+    read("dy", {experts, slots, f_});
+    read("w", {experts, h_, f_});
+    write("dx", {experts, slots, h_});
+    end();
+    begin(linear_weight_gradient, "of experts").group_dims = 1;
+    read("x", {experts, slots, h_});
+    read("dy", {experts, slots, f_});
+    write("dw", {experts, h_, f_});
+    end();
+    begin(bias_gradient, "of experts").group_dims = 1;
+    read("dy", {experts, slots, h_});
+    write("dbias", {experts, h_});
+    end();
+
+    begin(multiply, "row");
+    read("a", {b_, s_, f_});
+    read("b", {b_, s_, one});
+    write("y", {b_, s_, f_});
+    end();
+    begin(multiply, "sum");
+    read("a", {b_, s_, f_});
+    read("b", {b_, s_, f_});
+    write("y", {b_, s_, one});
+    end();
+  }
+
   const std::int64_t n_;
   const Dim b_, s_, h_, f_, v_;
   std::uint32_t seed_ = 0;
@@ -948,6 +1029,7 @@ struct Missing {
 constexpr const char* kWeights = "a parameter never owes a sum: linear in it, or not, nobody asks";
 constexpr const char* kSequence =
     "plans divide queries and keys alike; keys of one part wait for a ring, gradients of them for its way home";
+constexpr const char* kRows = "rows travel as they are: a sum is taken before tokens leave, and before they return";
 constexpr Missing kMissing[]{
     {"linear, rule 3", 11, kWeights},
     {"linear transposed, rule 3", 11, kWeights},
@@ -955,6 +1037,15 @@ constexpr Missing kMissing[]{
     {"linear of heads, rule 3", 1, kWeights},
     {"linear_input_gradient, rule 3", 11, kWeights},
     {"linear_weight_gradient, rule 3", 11, "activations that products read owe nothing: only gradients do"},
+    {"linear of experts, rule 3", 1, kWeights},
+    {"linear_input_gradient of experts, rule 3", 1, kWeights},
+    {"linear_weight_gradient of experts, rule 3", 1, "activations that products read owe nothing: only gradients do"},
+    {"permute, rule 3", 1, kRows},
+    {"unpermute, rule 3", 1, kRows},
+    {"unpermute weighted, rule 3", 2, kRows},
+    {"unpermute_backward, rule 3", 4, kRows},
+    {"unpermute_backward, rule 2", 1, "a token's width is whole where it meets a router"},
+    {"multiply sum, rule 2", 1, "the same of a gate"},
     {"norm layernorm, rule 3", 1, kWeights},
     {"norm rmsnorm, rule 3", 1, kWeights},
     {"norm of heads, rule 3", 1, kWeights},

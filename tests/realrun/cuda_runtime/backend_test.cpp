@@ -93,6 +93,37 @@ TEST(CudaBackend, ProductsAreTheCpusInEveryDtype) {
       << "of two dtypes";
 }
 
+TEST(CudaBackend, ProductsOfExpertsAreTheCpusInEveryDtype) {
+  CudaBackend backend(0, kTf32);
+  for (const auto& [dtype, tolerance] : {std::pair{Dtype::fp32, kFp32}, {Dtype::bf16, kBf16}, {Dtype::fp16, kBf16}})
+    for (const bool transposed : {false, true}) {
+      Op op = op_of(OpKind::linear);
+      op.group_dims = 1;
+      op.transposed_weight = transposed;
+      const Tensor x = of({{4}, {3}, {5}}, dtype), y = of({{4}, {3}, {7}}, dtype), bias = of({{4}, {7}}, dtype);
+      const Tensor w = transposed ? of({{4}, {7}, {5}}, dtype) : of({{4}, {5}, {7}}, dtype);
+      EXPECT_LT(difference(backend, op, {x, w}, y), tolerance) << name_of(dtype);
+      EXPECT_LT(difference(backend, op, {x, w, bias}, y), tolerance) << name_of(dtype);
+      EXPECT_LT(difference(backend, op, {x, w, bias}, of({{4}, {3}, {7}})), tolerance) << "into fp32: biases apart";
+      op.kind = OpKind::linear_input_gradient;
+      EXPECT_LT(difference(backend, op, {y, w}, x), tolerance) << name_of(dtype);
+      op.kind = OpKind::linear_weight_gradient;
+      op.accumulate = true;
+      Tensor main_gradient = w;
+      main_gradient.dtype = Dtype::fp32;
+      EXPECT_LT(difference(backend, op, {x, y}, main_gradient), tolerance) << name_of(dtype);
+    }
+}
+
+// Whose logits are fp32, and so are their gradients.
+TEST(CudaBackend, GradientsOfARouterAreTheCpus) {
+  CudaBackend backend(0, kTf32);
+  const Tensor x = of({{6}, {16}}, Dtype::bf16), w = of({{16}, {8}}, Dtype::bf16), logits = of({{6}, {8}});
+  EXPECT_LT(difference(backend, op_of(OpKind::linear), {x, w}, logits), kBf16);
+  EXPECT_LT(difference(backend, op_of(OpKind::linear_input_gradient), {logits, w}, x), kBf16);
+  EXPECT_LT(difference(backend, op_of(OpKind::linear_weight_gradient), {x, logits}, of({{16}, {8}})), kBf16);
+}
+
 // Quantised operands, as strategies/precision writes them: cast, multiply.
 TEST(CudaBackend, Fp8ProductsCarryTheirScalesAlongAllThreeProducts) {
   CudaBackend backend(0, kTf32);
@@ -267,10 +298,15 @@ constexpr const char* kLatent = R"({"model": {"attention": "latent", "query_lora
     "nope_head_dim": 8, "rope_head_dim": 4, "value_head_dim": 6, "positions": "rotary", "norm": "rmsnorm",
     "activation": "swiglu", "ffn": 64, "linear_bias": false, "tied_embeddings": false}})";
 
+// With a router, a shared expert behind a gate and biases.
+constexpr const char* kExperts = R"({"model": {"activation": "swiglu", "ffn": 48, "positions": "rotary",
+    "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "router_score": "sigmoid_of_top", "router_bias": true,
+    "expert_bias": true, "shared_expert_ffn": 16, "shared_expert_gate": true}})";
+
 Agreement against_cpu(const std::string& patch, const std::string& model = "{}") {
   nlohmann::json both = nlohmann::json::parse(model);
   both.merge_patch(nlohmann::json::parse(patch));
-  const Scenario scenario = tiny(both.dump());
+  const Scenario scenario = runnable(tiny(both.dump()));
   ExecutionOptions options;
   options.steps = 2;
   options.epsilon = 1e-4;
@@ -306,6 +342,19 @@ TEST(CudaBackendRuns, LatentAttentionIsTheCpusInParallelAndNarrow) {
         {R"({"plan": {"precision": "bf16"}})", 5e-2}}) {
     SCOPED_TRACE(patch);
     const Agreement found = against_cpu(patch, kLatent);
+    EXPECT_LT(std::max(found.gradients, found.parameters), tolerance) << found.worst_gradient;
+  }
+}
+
+TEST(CudaBackendRuns, ExpertsAreTheCpusInParallelAndNarrow) {
+  for (const auto& [patch, tolerance] :
+       {std::pair{"{}", 1e-4},
+        {R"({"plan": {"data_parallel": 2, "expert_parallel": 2}})", 1e-4},
+        {R"({"plan": {"data_parallel": 4, "expert_parallel": 2, "zero_stage": 3}})", 1e-4},
+        // Rounding changes choices, and with them everything, but where a token goes to all.
+        {R"({"model": {"experts_per_token": 4}, "plan": {"precision": "bf16"}})", 1e-1}}) {
+    SCOPED_TRACE(patch);
+    const Agreement found = against_cpu(patch, kExperts);
     EXPECT_LT(std::max(found.gradients, found.parameters), tolerance) << found.worst_gradient;
   }
 }

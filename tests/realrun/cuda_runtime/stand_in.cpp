@@ -438,6 +438,7 @@ struct Operation {
   std::uint32_t epilogue;
   const void* bias;
   const float *a_scale, *b_scale;
+  std::int64_t bias_stride;
 };
 static_assert(sizeof(Operation) <= sizeof(cublasLtMatmulDescOpaque_t));
 
@@ -507,7 +508,8 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, std::s
                          .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
                          .bias = nullptr,
                          .a_scale = nullptr,
-                         .b_scale = nullptr};
+                         .b_scale = nullptr,
+                         .bias_stride = 0};
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
@@ -532,6 +534,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
       break;
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       set(o.bias);
+      break;
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+      set(o.bias_stride);
       break;
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
       set(o.a_scale);
@@ -644,7 +649,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
           sum *= scale;
           const std::int64_t at = batch * lc.stride + column * lc.leading + row;
           if (factor != 0) sum += factor * load(c, tc, at);
-          if (o.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(o.bias, tc, row);
+          if (o.epilogue == CUBLASLT_EPILOGUE_BIAS) sum += load(o.bias, tc, batch * o.bias_stride + row);
           store(d, tc, at, sum);
         }
   });
