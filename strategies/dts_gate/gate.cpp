@@ -1,0 +1,121 @@
+#include "strategies/dts_gate/gate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+
+#include "sim/base/error.h"
+
+namespace orrery::dts_gate {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+constexpr std::int64_t kSampledSteps = 64;  // intervals of the decay
+
+// Of the soft phase, from 0 to 1 where the temperature is the last.
+double progress(const Gate& gate, std::int64_t step) {
+  const double steps = static_cast<double>(std::max<std::int64_t>(0, step - gate.seed_steps));
+  return std::min(1.0, steps / static_cast<double>(gate.decay_steps));
+}
+
+// In (0, 1).
+double uniform(std::mt19937_64& random) { return (static_cast<double>(random() >> 11) + 0.5) * 0x1p-53; }
+
+}  // namespace
+
+void Gate::check() const {
+  const auto fail = [](const char* field, const auto& found, std::string expected) {
+    throw InputError({"", fmt::format("/{}", field)}, fmt::format("{}", found), std::move(expected));
+  };
+  if (experts < 1) fail("experts", experts, "1 at least");
+  if (seed_steps < 0) fail("seed_steps", seed_steps, "0 at least");
+  if (hard_step < seed_steps) fail("hard_step", hard_step, fmt::format("{} at least, the seed steps", seed_steps));
+  if (decay_steps < 1) fail("decay_steps", decay_steps, "1 at least");
+  if (!(last_temperature > 0) || !std::isfinite(last_temperature))
+    fail("last_temperature", last_temperature, "above 0");
+  if (!(first_temperature >= last_temperature) || !std::isfinite(first_temperature))
+    fail("first_temperature", first_temperature, fmt::format("{} at least, the last", last_temperature));
+  if (!(threshold > 0 && threshold < 1)) fail("threshold", threshold, "above 0 and below 1");
+  if (!(first_logit_deviation >= 0) || !std::isfinite(first_logit_deviation))
+    fail("first_logit_deviation", first_logit_deviation, "0 at least");
+  if (!(last_logit_deviation >= 0) || !std::isfinite(last_logit_deviation))
+    fail("last_logit_deviation", last_logit_deviation, "0 at least");
+}
+
+Phase phase(const Gate& gate, std::int64_t step) {
+  if (step < gate.seed_steps) return Phase::single_expert;
+  return step < gate.hard_step ? Phase::soft : Phase::hard;
+}
+
+double temperature(const Gate& gate, std::int64_t step) {
+  const double at = progress(gate, step), first = gate.first_temperature, last = gate.last_temperature;
+  return gate.decay == Decay::linear ? std::lerp(first, last, at) : first * std::pow(last / first, at);
+}
+
+double logit_deviation(const Gate& gate, std::int64_t step) {
+  return std::lerp(gate.first_logit_deviation, gate.last_logit_deviation, progress(gate, step));
+}
+
+double active_experts_in_closed_form(std::int64_t experts, double temperature, double threshold) {
+  const double a = std::pow(threshold, -temperature), others = static_cast<double>(experts) - 1;
+  return 1 + others * (a - 1) / (others + a);
+}
+
+SampledGate::SampledGate(std::int64_t experts, std::int64_t tokens, std::uint64_t seed)
+    : experts_(static_cast<std::size_t>(experts)),
+      gumbel_(experts_ * static_cast<std::size_t>(tokens)),
+      normal_(gumbel_.size()) {
+  std::mt19937_64 random(seed);
+  for (std::size_t i = 0; i < gumbel_.size(); ++i) {
+    gumbel_[i] = -std::log(-std::log(uniform(random)));
+    const double radius = std::sqrt(-2 * std::log(uniform(random)));  // Box & Muller 1958
+    normal_[i] = radius * std::cos(2 * kPi * uniform(random));
+  }
+}
+
+double SampledGate::active_experts(double temperature, double threshold, double logit_deviation) const {
+  std::int64_t active = 0;
+  std::vector<double> p(experts_);
+  for (std::size_t first = 0; first < gumbel_.size(); first += experts_) {
+    for (std::size_t e = 0; e < experts_; ++e)
+      p[e] = (gumbel_[first + e] + logit_deviation * normal_[first + e]) / temperature;
+    const double largest = *std::max_element(p.begin(), p.end());
+    double sum = 0;
+    for (double& z : p) sum += z = std::exp(z - largest);
+    active += std::count_if(p.begin(), p.end(), [&](double weight) { return weight > threshold * sum; });
+  }
+  return static_cast<double>(active) * static_cast<double>(experts_) / static_cast<double>(gumbel_.size());
+}
+
+GateState state(const Gate& gate, const SampledGate& tokens, std::int64_t step) {
+  GateState s{phase(gate, step), temperature(gate, step), logit_deviation(gate, step)};
+  s.exchanges_tokens = s.phase != Phase::single_expert && gate.experts > 1;
+  if (s.phase != Phase::soft) return s;
+  s.active_experts = tokens.active_experts(s.temperature, gate.threshold, s.logit_deviation);
+  s.computed_experts = gate.padded ? static_cast<double>(gate.experts) : s.active_experts;
+  return s;
+}
+
+double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::int64_t steps) {
+  const std::int64_t soft_end = std::min(steps, gate.hard_step),
+                     decay_end = std::min(soft_end, gate.seed_steps + gate.decay_steps);
+  double sum = static_cast<double>(std::max<std::int64_t>(0, std::min(steps, gate.seed_steps))) +
+               static_cast<double>(std::max<std::int64_t>(0, steps - std::max(gate.hard_step, gate.seed_steps)));
+  const auto computed = [&](std::int64_t step) { return state(gate, tokens, step).computed_experts; };
+  // Between two sampled steps, the first with and the last without, what is linear adds up to.
+  const std::int64_t decay = decay_end - gate.seed_steps, parts = std::min(decay, kSampledSteps);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const std::int64_t begin = gate.seed_steps + decay * part / parts,
+                       last = gate.seed_steps + decay * (part + 1) / parts - 1;
+    sum += static_cast<double>(last - begin + 1) *
+           (computed(begin) + (last > begin ? computed(last) : computed(begin))) / 2;
+  }
+  if (soft_end > decay_end && soft_end > gate.seed_steps)
+    sum += static_cast<double>(soft_end - std::max(decay_end, gate.seed_steps)) * computed(soft_end - 1);
+  return sum / static_cast<double>(steps);
+}
+
+}  // namespace orrery::dts_gate
