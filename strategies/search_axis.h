@@ -29,6 +29,8 @@ struct SearchAxis {
   // Appends the values worth trying, each once: of fields before it as they are chosen, of those behind it as they
   // stand in the scenario. There may be some that check() refuses; where nothing else goes none.
   void (*values)(const Scenario& chosen, std::vector<std::int64_t>& values);
+  // Models that have what it turns; null: all.
+  bool (*turns_of)(const Model& model) = nullptr;
 };
 
 void append_divisors(std::int64_t number, std::vector<std::int64_t>& values);

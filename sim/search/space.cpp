@@ -114,7 +114,7 @@ Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
   for (const Strategy& strategy : all_strategies()) {
     if (strategy.search_axes == nullptr) continue;
     for (const SearchAxis& axis : strategy.search_axes()) {
-      if (is_fixed(axis.field)) continue;
+      if (is_fixed(axis.field) || (axis.turns_of != nullptr && !axis.turns_of(base.model))) continue;
       const auto request = request_of(axis.field);
       if (request != options.over.end() && !request->values.empty()) {
         axes_.push_back(axis_of(*request, base.plan));

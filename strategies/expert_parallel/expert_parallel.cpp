@@ -423,11 +423,11 @@ std::span<const SearchAxis> search_axes() {
        .set = [](Plan& plan, std::int64_t value) { plan.expert.degree = value; },
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             if (!chosen.model.has_experts()) return values.push_back(1);
              append_divisors(chosen.model.experts, values);
              const std::int64_t ranks = orrery::ranks(chosen) / chosen.plan.pipeline.degree;
              std::erase_if(values, [&](std::int64_t e) { return ranks % e != 0; });
-           }},
+           },
+       .turns_of = [](const Model& model) { return model.has_experts(); }},
       {.field = "expert_tensor_parallel",
        .label = "etp",
        .turns = Turns::mesh,
@@ -435,10 +435,10 @@ std::span<const SearchAxis> search_axes() {
        .set = [](Plan& plan, std::int64_t value) { plan.expert.tensor_degree = value; },
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
-             if (!chosen.model.has_experts()) return values.push_back(0);
              values.push_back(1);
              if (chosen.plan.tensor.degree > 1) values.push_back(chosen.plan.tensor.degree);
-           }}};
+           },
+       .turns_of = [](const Model& model) { return model.has_experts(); }}};
   return kAxes;
 }
 
