@@ -45,8 +45,9 @@ Routed route(Builder& b, const char* name, TensorId x, std::int64_t experts, std
 TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
   const Dim experts{b.model.experts, Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
   const Dim ffn{b.model.expert_ffn, Axis::expert_ffn}, gate{2, Axis::none};
-  const TensorId inner = b.model.gated() ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
-                                         : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
+  const TensorId inner = b.model.gated()
+                             ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
+                             : b.expert_linear("expert_fc1", rows, {b.hidden()}, {ffn}, b.model.expert_bias);
   TensorId activated = b.activation("expert_activation", {experts, slots, ffn});
   if (b.model.gated() && !b.kernels.fused_kernels) {
     const TensorId opened = b.view("expert_gate", inner, 0, {experts, slots, ffn});
@@ -104,8 +105,7 @@ TensorId parallel_block(Builder& b, TensorId x, bool causal) {
   const TensorId n = b.norm("input_norm", x, {b.hidden()});
   const TensorId attended = self_attention(b, n, causal, nullptr);
   TensorId mlp_bias = kNoTensor;
-  const TensorId m =
-      mlp(b, b.model.parallel_norms ? b.norm("mlp_norm", x, {b.hidden()}) : n, b.sizes.ffn, &mlp_bias);
+  const TensorId m = mlp(b, b.model.parallel_norms ? b.norm("mlp_norm", x, {b.hidden()}) : n, b.sizes.ffn, &mlp_bias);
   const TensorId sum = b.residual("parallel_sum");
   b.emit(OpKind::add, "parallel_sum", {attended, m}, {sum});
   return b.add_residual("residual", sum, x, mlp_bias);
@@ -167,7 +167,8 @@ void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels,
         b.activation("memory", {b.batch(), {sizes.key_sequence, Axis::sequence}, b.hidden()});
   }
   take_position_table(b);
-  piece.output = model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role, experts);
+  piece.output =
+      model.parallel_block ? parallel_block(b, x, role != LayerRole::encoder) : serial_block(b, x, role, experts);
   b.finish();
 }
 

@@ -94,8 +94,10 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("expert_period", expert_period, layers_range(1), "behind them: every n-th layer has experts");
   v.field("router_score", router_score, kScores,
           "what experts are chosen and weighed by; of_top: weights sum to one over the chosen");
-  v.field("router_groups", router_groups, up_to(kMostGroups), "groups of experts of which a token meets some; 0: no groups");
-  v.field("router_best_groups", router_best_groups, up_to(kMostGroups), "groups that a token's experts are chosen from");
+  v.field("router_groups", router_groups, up_to(kMostGroups),
+          "groups of experts of which a token meets some; 0: no groups");
+  v.field("router_best_groups", router_best_groups, up_to(kMostGroups),
+          "groups that a token's experts are chosen from");
   v.field("router_scale", router_scale, NumberRange{.least = 0, .most = 1000}, "factor on the experts' weights");
   v.field("router_bias", router_bias, "bias of the router's projection (gpt-oss)");
   v.field("router_score_bias", router_score_bias, "bias on the compared scores that balances loads (DeepSeek-V3)");
@@ -220,9 +222,18 @@ void complete_experts(Model& m) {
                                        {"expert_ffn", m.expert_ffn},
                                        {"shared_expert_ffn", m.shared_expert_ffn},
                                        {"dense_layers", m.dense_layers},
-                                       {"router_groups", m.router_groups}})
+                                       {"router_groups", m.router_groups},
+                                       {"router_best_groups", m.router_best_groups}})
       require(value == 0, field, value, "nothing without experts");
     require(m.expert_period == 1, "expert_period", m.expert_period, "nothing without experts");
+    for (const auto& [field, value] : {std::pair{"shared_expert_gate", m.shared_expert_gate},
+                                       {"router_bias", m.router_bias},
+                                       {"router_score_bias", m.router_score_bias},
+                                       {"expert_bias", m.expert_bias}})
+      if (value) fail(field, "true", "false without experts");
+    if (m.router_score != RouterScore::softmax)
+      fail("router_score", std::string(kScores[static_cast<std::size_t>(m.router_score)]), "nothing without experts");
+    if (m.router_scale != 1) fail("router_scale", "a factor", "nothing without experts");
     return;
   }
   if (m.kind != ModelKind::decoder) fail("experts", to_string(m.experts), "nothing except in a decoder");

@@ -71,7 +71,7 @@ struct Model {
   bool cosine_attention = false;           // Swin v2: scaled cosine attention, continuous relative position bias
 
   // Mixture of experts; none: every layer has an MLP.
-  std::int64_t experts = 0;           // routed experts of a layer
+  std::int64_t experts = 0;            // routed experts of a layer
   std::int64_t experts_per_token = 0;  // of them, those that a token goes to
   std::int64_t expert_ffn = 0;         // 0: ffn
   std::int64_t shared_expert_ffn = 0;  // of the experts that all tokens go to, together; 0: there are none
@@ -81,11 +81,11 @@ struct Model {
   RouterScore router_score = RouterScore::softmax;
   std::int64_t router_groups = 0, router_best_groups = 0;  // Router::groups, best_groups
   double router_scale = 1;                                 // Router::scale
-  bool router_bias = false;         // a bias of the router's projection (gpt-oss)
-  bool router_score_bias = false;   // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
-  bool expert_bias = false;         // biases of the experts' matrices (gpt-oss)
+  bool router_bias = false;                                // a bias of the router's projection (gpt-oss)
+  bool router_score_bias = false;  // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
+  bool expert_bias = false;        // biases of the experts' matrices (gpt-oss)
 
-  double published_parameters = 0;  // as the paper states; 0: unknown. Checked against `parameters` by a test.
+  double published_parameters = 0;         // as the paper states; 0: unknown. Checked against `parameters` by a test.
   double published_active_parameters = 0;  // the same for active_parameters()
 
   void visit_fields(FieldVisitor& v);
