@@ -563,6 +563,30 @@ TEST(Show, AModelsFileAsItIsRead) {
               HasSubstr("scenario.json: found a scenario, expected a model's file"));
 }
 
+TEST(Show, TheParametersThatOneTokenMeets) {
+  Workplace place;
+  const auto shown = place.orrery("show mixtral-8x7b --json");
+  ASSERT_EQ(shown.code, 0) << shown.err;
+  const json model = json::parse(shown.out).at("model");
+  EXPECT_EQ(model.at("parameters"), 46702792704);
+  EXPECT_EQ(model.at("active_parameters"), 12879925248);
+  EXPECT_FALSE(json::parse(place.orrery("show llama-3-8b --json").out).at("model").contains("active_parameters"));
+  EXPECT_THAT(place.orrery("list models").out, HasSubstr("46.70 G parameters (12.88 G active)"));
+
+  // What is shown reads as the same model.
+  place.write("mine.json", shown.out);
+  EXPECT_EQ(json::parse(place.orrery("show ./mine.json --json").out).at("model"), model);
+
+  place.write("moe.json", json{{"model", "mixtral-8x7b"},
+                               {"cluster", {{"node", "dgx-h100"}, {"nodes", 4}}},
+                               {"workload", {{"sequence_length", 4096}, {"global_batch_size", 64}}},
+                               {"plan", {{"expert_parallel", 8}, {"zero_stage", 1}}}}
+                              .dump());
+  EXPECT_THAT(place.orrery("simulate moe.json --explain mfu").out,
+              HasSubstr("of experts those that a token goes to: 12.88 G of 46.70 G parameters"));
+  EXPECT_THAT(place.orrery("simulate llama-3-70b-512-h100 --explain mfu").out, Not(HasSubstr("expert")));
+}
+
 TEST(Simulate, ShowsRangesOfLayersInTitleOpsAndExplanations) {
   const Workplace place;
   const std::string command =
