@@ -39,8 +39,8 @@ const char* name_of(RouterScore score);
 
 struct Router {
   RouterScore score = RouterScore::softmax;
-  // Experts in groups of equal size, of which a token may choose from `best_groups` (DeepSeek-V2, arXiv 2405.04434,
-  // section 2.2.2): those with the largest sum of their two best scores. 0: no groups.
+  // Experts in groups of equal size, of which a token may choose from `best_groups` (node-limited routing, DeepSeek-V3,
+  // arXiv 2412.19437, section 2.1.2): those with the largest sum of their two best scores. 0: no groups.
   std::uint16_t groups = 0, best_groups = 0;
   float scale = 1;  // on the weights (DeepSeek-V3: 2.5)
   std::uint16_t experts = 0, choices = 0;  // of a layer; of a token
