@@ -573,17 +573,11 @@ void AnalyticalEngine::Rep::pair_slots(const Program& program) {
   // As many pairs as there are in the order of the class's first stage.
   for (std::size_t i = 0; i < classes.size(); ++i) {
     std::vector<double> paired(chunks);  // halves
-    Slot before;
-    bool any = false;
-    program.schedule.order(static_cast<std::size_t>(classes[i].first_stage)).for_each([&](const Slot& slot) {
-      if (any && before.kind == SlotKind::forward && slot.kind == SlotKind::backward &&
-          (before.chunk != slot.chunk || before.micro_batch != slot.micro_batch)) {
-        paired[before.chunk] += 0.5;
-        paired[slot.chunk] += 0.5;
-      }
-      before = slot;
-      any = true;
-    });
+    program.schedule.order(static_cast<std::size_t>(classes[i].first_stage))
+        .for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
+          paired[forward] += static_cast<double>(times) / 2;
+          paired[backward] += static_cast<double>(times) / 2;
+        });
     for (std::size_t k = 0; k < chunks; ++k) {
       const std::size_t at = i * chunks + k;
       if (pair_saves[at] == 0) continue;

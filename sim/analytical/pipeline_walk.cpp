@@ -35,6 +35,8 @@ class Cursor {
     settle();
   }
   std::size_t count() const { return count_; }
+  // The slot behind is of the same pattern.
+  bool goes_on() const { return index_ + 1 < segment_->size; }
 
  private:
   void enter(std::span<const Segment> segments, std::uint32_t shift) {
@@ -218,10 +220,10 @@ class PlainWalk {
       if (const char* why = fault(stage, slot))
         throw std::logic_error("schedule: " + describe(stage, cursor.count(), slot) + why);
       const Site& at = *site(stage, slot);
-      if (slot.kind == SlotKind::forward && !pair_saves_.empty()) {
+      if (!pair_saves_.empty() && cursor.goes_on()) {
         Cursor behind = cursor;
         behind.next();
-        if (!behind.done() && pairs(slot, behind.slot())) {
+        if (StageOrder::is_pair(slot, behind.slot())) {
           if (!advance_pair(stage, slot, behind.slot(), now, clock, record)) break;
           cursor = behind;
           cursor.next();
@@ -267,11 +269,6 @@ class PlainWalk {
 
   double seconds_at(const Site& at, const Slot& slot) const {
     return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
-  }
-
-  static bool pairs(const Slot& forward, const Slot& behind) {
-    return behind.kind == SlotKind::backward &&
-           (behind.micro_batch != forward.micro_batch || behind.chunk != forward.chunk);
   }
 
   // False: an input has not come yet.

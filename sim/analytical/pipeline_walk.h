@@ -4,8 +4,8 @@
 // Rules. A stage runs its slots in order, one at a time, from time 0.
 // - Overlapped transfers (schedule.blocking_transfers false): a slot starts when the stage is free and its input has
 //   arrived: the end of the slot it depends on plus the hop between the two stages. Messages do not queue.
-// - Pairs (PipelineCosts::pair_saves): a forward and the backward right behind it start together, when both inputs have
-//   arrived, and end together; unless the backward is of the same micro-batch and chunk. Transfers are overlapped.
+// - Pairs (Schedule::pairs, PipelineCosts::pair_saves) start together, when both inputs have arrived, and end together.
+//   Transfers are overlapped.
 // - Blocking transfers: receiving occupies the stage's stream for the hop, from when both the stage is free and the
 //   input is ready, until the slot starts; sending occupies it for the hop after the slot. A send is hidden when the
 //   stage's next slot receives from the stage it sends to: both directions are one exchange (Megatron-LM's

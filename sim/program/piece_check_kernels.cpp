@@ -178,7 +178,7 @@ void PieceCheck::expect_own_rows(const Op& op) {
       if (id == kNoTensor) continue;
       const Tensor& t = tensor(id);
       const bool of_slots = t.find(Axis::slots) >= 0;
-      (of_slots ? rows : x) = id;
+      if (TensorId& first = of_slots ? rows : x; first == kNoTensor) first = id;
       for (int d = 0; d < t.rank; ++d)
         if (counts_rows(t.axes[d]) || t.axes[d] == Axis::experts)
           (of_slots ? slots : tokens) = (of_slots ? slots : tokens) | t.over[d].group();

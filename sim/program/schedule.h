@@ -56,6 +56,23 @@ struct StageOrder {
     for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
     run(epilogue, 0);
   }
+
+  // visit(chunk of the forward, of the backward, how many): of Schedule::pairs.
+  template <class Visit>
+  void for_each_pair(Visit&& visit) const {
+    const auto run = [&visit](std::span<const Segment> segments, std::uint32_t times) {
+      for (const Segment& segment : segments)
+        for (std::uint32_t i = 0; i + 1 < segment.size; ++i)
+          if (is_pair(segment.slots[i], segment.slots[i + 1]))
+            visit(segment.slots[i].chunk, segment.slots[i + 1].chunk, std::uint64_t{segment.repeats} * times);
+    };
+    run(prologue, 1);
+    run(body, repeats);
+    run(epilogue, 1);
+  }
+  static bool is_pair(const Slot& first, const Slot& second) {
+    return first.kind == SlotKind::forward && second.kind == SlotKind::backward;
+  }
 };
 
 // Dependencies are implied by the chunks' positions in the model, 0 .. stages*chunks-1: forward at position q needs the
@@ -67,8 +84,8 @@ struct Schedule {
   bool split_backward = false;      // weight gradients are slots of their own
   bool blocking_transfers = false;  // the stage's compute stream waits for its own sends and receives (Megatron's
                                     // non-interleaved 1F1B); otherwise only the receiver's data dependency waits
-  bool pairs = false;  // a forward and the backward right behind it in a stage's order run beside each other
-                       // (sim/program/pair.h), unless the one needs the other
+  bool pairs = false;  // a forward and the backward behind it in one pattern of a segment run beside each other
+                       // (sim/program/pair.h)
   bool scattered_transfers = false;  // what tensor-parallel ranks hold alike crosses stages in parts, one a rank, and is
                                      // gathered behind the border (Narayanan et al. 2021, section 4.1)
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "sim/analytical/pipeline_rows.h"
 #include "tests/pipeline/pipeline_cases.h"
@@ -296,6 +297,87 @@ TEST(Walk, RunsOrdersThatNoPaperNames) {
   const Schedule schedule =
       by_hand({{{F, 0, 0}, {F, 0, 1}, {B, 0, 1}, {B, 0, 0}}, {{F, 0, 0}, {F, 0, 1}, {B, 0, 1}, {B, 0, 0}}}, 2);
   EXPECT_DOUBLE_EQ(clock_of(schedule, uniform_costs(schedule, 1, 1)).makespan, 6);
+}
+
+// A forward of 1 and a backward of 2 that together take 2.5.
+TEST(Walk, PairsRunBesideEachOther) {
+  for (const std::int64_t m : {1, 2, 5}) {
+    Schedule schedule;
+    build_schedule(ScheduleKind::one_f_one_b, 1, 1, m, schedule, true);
+    const Costs costs = uniform_costs(schedule, 1, 2, 0);
+    PipelineCosts with = costs.view();
+    const std::vector<double> saves{0.5};
+    with.pair_saves = saves;
+    PipelineClock clock;
+    PipelineWalker().walk(schedule, with, clock);
+    // One forward alone, m - 1 pairs, one backward alone.
+    EXPECT_DOUBLE_EQ(clock.makespan, 1 + 2.5 * static_cast<double>(m - 1) + 2);
+    EXPECT_DOUBLE_EQ(clock.stages[0].busy_seconds, clock.makespan);
+    PipelineTimeline timeline;
+    walk_timeline(schedule, with, clock, timeline);
+    double end = 0;
+    for (const SlotRecord& slot : timeline.slots) {
+      EXPECT_GE(slot.begin_seconds, end - 1e-12);
+      end = slot.end_seconds;
+    }
+  }
+}
+
+TEST(Walk, PairsThatSaveNothingTakeWhatSlotsTake) {
+  Random random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    const std::int64_t p = 2 + pick(random, 6), v = 2 + pick(random, 3), m = p * (1 + pick(random, 6));
+    Schedule schedule;
+    build_schedule(ScheduleKind::interleaved, p, v, m, schedule, true);
+    Costs costs = random_costs(random, p, v);
+    std::fill(costs.hops.begin(), costs.hops.end(), 0.0);
+    PipelineClock alone, paired;
+    PipelineWalker walker;
+    walker.walk(schedule, costs.view(), alone);
+    PipelineCosts with = costs.view();
+    const std::vector<double> saves(costs.seconds.size(), 0.0);
+    with.pair_saves = saves;
+    walker.walk(schedule, with, paired);
+    // Together they begin when both inputs are there, and hand on when both are done: never earlier.
+    EXPECT_GE(paired.makespan, alone.makespan * (1 - 1e-12));
+    for (std::size_t s = 0; s < alone.stages.size(); ++s)
+      EXPECT_NEAR(paired.stages[s].busy_seconds, alone.stages[s].busy_seconds, 1e-9 * alone.makespan);
+  }
+}
+
+TEST(Schedules, PairsAreOfTwoMicroBatches) {
+  for (const auto& [kind, p, v] : {std::tuple{ScheduleKind::one_f_one_b, 1, 1}, {ScheduleKind::interleaved, 4, 2},
+                                   {ScheduleKind::interleaved, 8, 3}}) {
+    Schedule schedule;
+    build_schedule(kind, p, v, 4 * p, schedule, true);
+    EXPECT_TRUE(schedule.pairs);
+    for (std::size_t s = 0; s < schedule.stages.size(); ++s) {
+      int pairs = 0, visited = 0;
+      for (const Segment& segment : schedule.order(s).body)
+        for (std::uint32_t i = 0; i + 1 < segment.size; ++i) {
+          const Slot &f = segment.slots[i], &b = segment.slots[i + 1];
+          if (!StageOrder::is_pair(f, b)) continue;
+          ++pairs;
+          EXPECT_FALSE(f.chunk == b.chunk && f.micro_batch == b.micro_batch) << s;
+        }
+      for (const std::span<const Segment> segments :
+           {schedule.order(s).prologue, schedule.order(s).epilogue})
+        for (const Segment& segment : segments) pairs += segment.size > 1;
+      schedule.order(s).for_each_pair([&](std::uint16_t, std::uint16_t, std::uint64_t times) {
+        visited += static_cast<int>(times);
+      });
+      // All forwards but those that come first.
+      int forwards = 0, first = 0;
+      bool before_backward = true;
+      schedule.order(s).for_each([&](const Slot& slot) {
+        forwards += slot.kind == SlotKind::forward;
+        before_backward = before_backward && slot.kind == SlotKind::forward;
+        first += before_backward;
+      });
+      EXPECT_EQ(visited, forwards - (first - 1));
+      EXPECT_GT(pairs, 0);
+    }
+  }
 }
 
 }  // namespace

@@ -577,6 +577,21 @@ TEST(Check, AParameterOfSeveralStagesIsSummedOverThem) {
   }
 }
 
+// What a rank puts into slots are its own tokens.
+TEST(Check, SlotsAreDividedAsTokensAre) {
+  for (const bool good : {true, false}) {
+    Small s;
+    const TensorId x = s.input("x", {{2, Axis::batch, s.dp()}, {4, Axis::sequence, s.cp()}, {8, Axis::hidden}});
+    const TensorId choices = s.input("choices", {{2, Axis::batch, s.dp()}, {4, Axis::sequence, s.cp()}, {2}});
+    const TensorId rows =
+        s.tensor("rows", {{4, Axis::experts}, {4, Axis::slots, good ? s.dp() | s.cp() : s.dp()}, {8, Axis::hidden}});
+    s.op(OpKind::permute, {x, choices}, {rows});
+    good ? expect_proven(s)
+         : expect_breaks(Rule::own_rows, s,
+                         R"("x" [dp_shard | cp | -] has tokens of one part over dp_shard x cp, "rows" [- | dp_shard | -])");
+  }
+}
+
 TEST(Check, TheNormIsOfAllGradients) {
   for (const bool good : {true, false}) {
     Small s;
