@@ -30,7 +30,7 @@ double ComputeBound::step_seconds(const Scenario& scenario) const {
   const double mean = n * micro_batch / stages;
   const ScheduleKind kind = effective_schedule(options);
   // Where backward passes are split, the last stage ends with weight gradients that nobody waits for.
-  if (options.degree == 1 || kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v) return mean;
+  if (options.degree == 1 || kind == ScheduleKind::zb_h1 || is_v(kind)) return mean;
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
   const auto degree = static_cast<std::size_t>(options.degree);
   // The last stage starts behind a chunk of every stage before it, and its last backward goes back through as many.

@@ -345,10 +345,11 @@ void check(const Scenario& scenario) {
     using pipeline_parallel::ScheduleKind;
     if (options.degree == 1) fail(kField, "true", "false with expert_parallel 1, where no token travels");
     if (options.overlap_shared) fail(kField, "true", "false with moe_shared_expert_overlap, which hides the same");
-    if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved)
-      fail(kField, "true", "false except with the schedules 1f1b and interleaved");
+    if (schedule != ScheduleKind::one_f_one_b && schedule != ScheduleKind::interleaved &&
+        schedule != ScheduleKind::dualpipe_v)
+      fail(kField, "true", "false except with the schedules 1f1b, interleaved and dualpipev");
     // One chunk a stage would wait for both neighbours in every pair.
-    if (scenario.plan.pipeline.degree > 1 && schedule != ScheduleKind::interleaved)
+    if (scenario.plan.pipeline.degree > 1 && schedule == ScheduleKind::one_f_one_b)
       fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
   }
   if (scenario.plan.mics.shard_size > 1)

@@ -7,8 +7,9 @@
 
 namespace orrery::pipeline_parallel {
 
-enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v };
-inline constexpr std::array<std::string_view, 5> kScheduleNames{"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"};
+enum class ScheduleKind : std::uint8_t { gpipe, one_f_one_b, interleaved, zb_h1, zb_v, dualpipe_v };
+inline constexpr std::array<std::string_view, 6> kScheduleNames{"gpipe", "1f1b",      "interleaved",
+                                                                 "zb-h1", "zb-v", "dualpipev"};
 
 // What tensor-parallel ranks hold alike crosses stages whole, from each rank (off), or in parts, one a rank, gathered
 // behind the border (on); automatic: as the stack does.

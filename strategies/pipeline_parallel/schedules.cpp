@@ -124,6 +124,49 @@ void zb_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage
   order.add_existing({{W, 0, full - s}}, s);
 }
 
+// DualPipeV (github deepseek-ai/DualPipe, dualpipev.py): the V of zb-v, in whose steady state a forward of one chunk runs
+// beside a backward of the other. DualPipe (DeepSeek-V3, arXiv 2412.19437, section 3.2.1) on 2p stages, which is fed from
+// both ends, are two of these on p stages each, with half of the micro-batches.
+void dualpipe_v(OrderWriter& order, std::int64_t p, std::int64_t m, std::int64_t stage) {
+  const std::int64_t s = stage, down = p - s - 1, steady = m - 2 * p + s + 1;
+  std::int64_t f0 = 0, f1 = 0, b0 = 0, b1 = 0, w0 = 0, w1 = 0;
+  order.add({{F, 0, 0}}, 2 * down);
+  f0 = 2 * down;
+  order.add({{F, 0, f0}, {F, 1, 0}}, s + 1);
+  f0 += s + 1, f1 = s + 1;
+  order.add({{B, 1, 0}, {W, 1, 0}, {F, 1, f1}}, down);
+  b1 = w1 = down, f1 += down;
+  order.add({{F, 0, f0}, {B, 1, b1}, {W, 1, w1}, {F, 1, f1}, {B, 0, 0}, {W, 0, 0}}, steady);
+  b1 += steady, w1 += steady, f1 += steady, b0 = w0 = steady;
+  order.add({{B, 1, b1}, {W, 1, w1}, {F, 1, f1}, {B, 0, b0}, {W, 0, w0}}, down);
+  b1 += down, w1 += down, b0 += down, w0 += down;
+  // The last backwards: from the middle on without their weight gradients, which fill what is left.
+  std::vector<Step> late;
+  const auto backward = [&](std::int64_t chunk, bool with_weights) {
+    std::int64_t &b = chunk == 0 ? b0 : b1, &w = chunk == 0 ? w0 : w1;
+    if (with_weights)
+      order.add({{B, chunk, b}, {W, chunk, w}}, 1);
+    else {
+      order.add({{B, chunk, b}}, 1);
+      late.push_back({W, chunk, w});
+    }
+    ++b, ++w;
+  };
+  bool with_weights = true;
+  for (std::int64_t i = 0; i <= s; ++i) {
+    if (i == (s + 1) / 2 && s % 2 == 1) with_weights = false;
+    backward(1, with_weights);
+    if (i == (s + 1) / 2 && s % 2 == 0) with_weights = false;
+    backward(0, with_weights);
+  }
+  std::size_t next = 0;
+  for (std::int64_t i = 0; i < down; ++i) {
+    order.add({late[next++]}, 1);
+    backward(0, false);
+  }
+  while (next < late.size()) order.add({late[next++]}, 1);
+}
+
 // Narayanan et al. 2021, section 2.2, in the order of Megatron-LM's schedules.py: micro-batches go in groups of p; the
 // k-th forward of a stage is of chunk (k mod pv) / p, micro-batch p (k / pv) + k mod p; backwards likewise with the
 // chunks from last to first.
@@ -186,6 +229,8 @@ class Interleaved {
 
 }  // namespace
 
+bool is_v(ScheduleKind kind) { return kind == ScheduleKind::zb_v || kind == ScheduleKind::dualpipe_v; }
+
 ScheduleKind effective_schedule(const Options& options) {
   const bool interleaved = options.schedule == ScheduleKind::one_f_one_b && options.virtual_stages > 1;
   return interleaved ? ScheduleKind::interleaved : options.schedule;
@@ -196,6 +241,7 @@ std::int64_t chunks_per_stage(const Options& options) {
     case ScheduleKind::interleaved:
       return options.virtual_stages;
     case ScheduleKind::zb_v:
+    case ScheduleKind::dualpipe_v:
       return 2;
     default:
       return 1;
@@ -204,7 +250,7 @@ std::int64_t chunks_per_stage(const Options& options) {
 
 std::size_t stage_of_position(const Options& options, std::size_t position) {
   const auto stages = static_cast<std::size_t>(options.degree);
-  const bool up = effective_schedule(options) == ScheduleKind::zb_v && position >= stages;
+  const bool up = is_v(effective_schedule(options)) && position >= stages;
   return up ? 2 * stages - 1 - position : position % stages;
 }
 
@@ -230,9 +276,14 @@ std::optional<Limit> schedule_limit(ScheduleKind kind, std::int64_t stages, std:
       return Limit{
           "global_batch_size", fmt::format("{} micro-batches", micro_batches),
           fmt::format("a multiple of the {} pipeline stages in micro-batches for the interleaved schedule", stages)};
-  } else if (kind == ScheduleKind::zb_v) {
+  } else if (is_v(kind)) {
     if (chunks != 2)
-      return Limit{"virtual_pipeline", fmt::to_string(chunks), "2 model chunks per stage for the zb-v schedule"};
+      return Limit{"virtual_pipeline", fmt::to_string(chunks),
+                   fmt::format("2 model chunks per stage for the {} schedule",
+                               kScheduleNames[static_cast<std::size_t>(kind)])};
+    if (kind == ScheduleKind::dualpipe_v && micro_batches < 2 * stages)
+      return Limit{"global_batch_size", fmt::format("{} micro-batches", micro_batches),
+                   fmt::format("at least {} micro-batches, two a stage, for the dualpipev schedule", 2 * stages)};
   } else if (chunks != 1) {
     return Limit{
         "virtual_pipeline", fmt::to_string(chunks),
@@ -245,8 +296,8 @@ std::optional<Limit> options_limit(const Options& options, std::int64_t layers) 
   const ScheduleKind kind = effective_schedule(options);
   const std::string_view name = kScheduleNames[static_cast<std::size_t>(kind)];
   const std::int64_t v = options.virtual_stages;
-  if (kind == ScheduleKind::zb_v && v > 2)
-    return Limit{"virtual_pipeline", fmt::to_string(v), "2 model chunks per stage for the zb-v schedule"};
+  if (is_v(kind) && v > 2)
+    return Limit{"virtual_pipeline", fmt::to_string(v), fmt::format("2 model chunks per stage for the {} schedule", name)};
   if ((kind == ScheduleKind::gpipe || kind == ScheduleKind::zb_h1) && v != 1)
     return Limit{"virtual_pipeline", fmt::to_string(v),
                  fmt::format("1 model chunk per stage for the {} schedule", name)};
@@ -281,10 +332,10 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
   out.clear();
   out.micro_batches = micro_batches;
   out.chunks = chunks;
-  out.split_backward = kind == ScheduleKind::zb_h1 || kind == ScheduleKind::zb_v;
+  out.split_backward = kind == ScheduleKind::zb_h1 || is_v(kind);
 
-  out.pairs = pairs;
-  if (pairs && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
+  out.pairs = pairs || kind == ScheduleKind::dualpipe_v;
+  if (pairs && kind != ScheduleKind::dualpipe_v && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
     throw std::logic_error("build_schedule: pairs of slots in a schedule that is neither 1f1b nor interleaved");
 
   OrderWriter order(out);
@@ -307,10 +358,13 @@ void build_schedule(ScheduleKind kind, std::int64_t stages, std::int64_t chunks,
       case ScheduleKind::zb_v:
         zb_v(order, stages, micro_batches, s);
         break;
+      case ScheduleKind::dualpipe_v:
+        dualpipe_v(order, stages, micro_batches, s);
+        break;
     }
     order.end_stage();
     for (std::int64_t c = 0; c < chunks; ++c)
-      out.position.push_back(kind == ScheduleKind::zb_v && c == 1 ? 2 * stages - 1 - s : c * stages + s);
+      out.position.push_back(is_v(kind) && c == 1 ? 2 * stages - 1 - s : c * stages + s);
   }
 }
 
@@ -320,7 +374,7 @@ std::vector<std::int64_t> split_layers(std::int64_t layers, const Options& optio
   const std::int64_t counted = layers + options.embedding_counts_as_layer + options.head_counts_as_layer;
   const std::int64_t rest = counted % n;
   std::vector<std::int64_t> split(static_cast<std::size_t>(n), counted / n);
-  if (effective_schedule(options) == ScheduleKind::zb_v) {
+  if (is_v(effective_schedule(options))) {
     // The chunk of the way down first, then that of the way up: no stage gets two before each has one.
     for (std::int64_t i = 0; i < rest; ++i) ++split[i < p ? p - 1 - i : i];
   } else {

@@ -20,7 +20,9 @@ struct Limit {
 
 // The schedule that is meant: virtual_pipeline above 1 turns 1f1b into interleaved, as in Megatron-LM.
 ScheduleKind effective_schedule(const Options& options);
-// Model chunks per stage of the effective schedule: zb-v has 2, interleaved `virtual_pipeline`, the others 1.
+// Two chunks a stage, the second running back up the stages.
+bool is_v(ScheduleKind kind);
+// Model chunks per stage of the effective schedule: zb-v and dualpipev have 2, interleaved `virtual_pipeline`, the others 1.
 std::int64_t chunks_per_stage(const Options& options);
 // Which stage holds the chunk at a position of the model.
 std::size_t stage_of_position(const Options& options, std::size_t position);

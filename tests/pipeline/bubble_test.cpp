@@ -62,6 +62,30 @@ TEST(Bubble, OfZbVIsZeroWhenForwardBackwardAndWeightGradientAreEqual) {
     }
 }
 
+// README of github deepseek-ai/DualPipe: (PP / 2 - 1) (F&B + B - 3 W) of PP chunks on PP / 2 stages, B with the weight
+// gradients, F&B the two beside each other. Beside what no stage can be without: the first one waits for nothing, the
+// last chunk's first backward comes when it has come down and up.
+TEST(Bubble, OfDualPipeVIsThatOfItsAuthors) {
+  for (const double saves : {0.0, 0.5, 1.0})
+    for (std::int64_t p = 1; p <= 8; ++p)
+      for (std::int64_t m = 2 * p; m <= 4 * p + 3; ++m) {
+        const Schedule schedule = schedule_of(ScheduleKind::dualpipe_v, p, m);
+        const Costs costs = uniform_costs(schedule, 1, 1, 1);
+        PipelineCosts with = costs.view();
+        const std::vector<double> saved(costs.seconds.size(), saves);
+        with.pair_saves = saved;
+        PipelineClock clock;
+        PipelineWalker().walk(schedule, with, clock);
+        const double pair = 3 - saves, backward = 2, weights = 1;
+        const double published = real(p - 1) * (pair + backward - 3 * weights);
+        for (std::size_t s = 0; s < clock.stages.size(); ++s)
+          EXPECT_LE(clock.idle_seconds(s), published + 1e-9) << "p=" << p << " m=" << m << " stage " << s;
+        if (saves == 0) {
+          EXPECT_GE(clock.idle_seconds(0), 0.5 * published) << "p=" << p << " m=" << m;
+        }
+      }
+}
+
 TEST(Bubble, OfEachStageIsWhatItIsNotBusy) {
   const Schedule schedule = schedule_of(ScheduleKind::one_f_one_b, 4, 8);
   const PipelineClock clock = clock_of(schedule, uniform_costs(schedule, kF, kB));

@@ -76,7 +76,7 @@ TEST(Peak, OfSegmentsIsThatOfEverySlot) {
   Random random(7);
   std::uniform_real_distribution<double> size(0, 1);
   for (int trial = 0; trial < 3000; ++trial) {
-    const ScheduleKind kind = kAllKinds[pick(random, 5)];
+    const ScheduleKind kind = kAllKinds[pick(random, 6)];
     const std::int64_t p = 1 + pick(random, 9), v = chunks_of(kind, 2 + pick(random, 3));
     const std::int64_t m = kind == ScheduleKind::interleaved ? p * (1 + pick(random, 8)) : 1 + pick(random, 60);
     if (schedule_limit(kind, p, v, m)) continue;

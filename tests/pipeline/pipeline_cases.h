@@ -10,13 +10,14 @@
 
 namespace orrery::pipeline_parallel {
 
-constexpr std::array<ScheduleKind, 5> kAllKinds{ScheduleKind::gpipe, ScheduleKind::one_f_one_b,
-                                                ScheduleKind::interleaved, ScheduleKind::zb_h1, ScheduleKind::zb_v};
+constexpr std::array<ScheduleKind, 6> kAllKinds{ScheduleKind::gpipe,       ScheduleKind::one_f_one_b,
+                                                ScheduleKind::interleaved, ScheduleKind::zb_h1,
+                                                ScheduleKind::zb_v,        ScheduleKind::dualpipe_v};
 
 inline std::string name_of(ScheduleKind kind) { return std::string(kScheduleNames[static_cast<std::size_t>(kind)]); }
 
 inline std::int64_t chunks_of(ScheduleKind kind, std::int64_t v) {
-  return kind == ScheduleKind::interleaved ? v : kind == ScheduleKind::zb_v ? 2 : 1;
+  return kind == ScheduleKind::interleaved ? v : is_v(kind) ? 2 : 1;
 }
 
 inline Schedule schedule_of(ScheduleKind kind, std::int64_t p, std::int64_t m, std::int64_t v = 2) {
