@@ -1173,7 +1173,57 @@ const Layout kLayouts[] = {
      kSwitch},
     {"ExpertsBf16", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "bf16", "zero_stage": 1})", kMixtral},
     {"ExpertsFp8", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "fp8", "zero_stage": 3})", kMixtral},
-    {"ExpertsUnfused", R"({"data_parallel": 2, "expert_parallel": 2, "framework": "fsdp"})", kSigmoidExperts},
+    {"ExpertsUnfused", R"({"data_parallel": 2, "expert_parallel": 2, "framework": "deepspeed"})", kSigmoidExperts},
+    {"ExpertsFourAxes",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "pipeline_parallel": 2,
+         "data_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 2, "zero_stage": 1})",
+     kSharedExperts},
+    {"ExpertsHybridShards",
+     R"({"data_parallel": 8, "expert_parallel": 2, "zero_stage": 3, "zero_shard_degree": 4})", kMixtral},
+    {"ExpertsZero3InTurn",
+     R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 3, "framework": "deepspeed",
+         "stage3_max_live_parameters": 6000, "stage3_prefetch_bucket_size": 2000, "recompute": "full"})",
+     kMixtral},
+    {"ExpertsInterleaved",
+     R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "data_parallel": 2, "expert_parallel": 2})", kSwitch},
+    {"ExpertsZbV",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "data_parallel": 4, "expert_parallel": 2,
+         "zero_stage": 2})",
+     kSwitch},
+    {"ExpertsOffload",
+     R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1, "optimizer_offload": true})", kSharedExperts},
+    {"ExpertsActivationOffload", R"({"data_parallel": 2, "expert_parallel": 2, "activation_offload": true})", kMixtral},
+    {"ExpertsFreeze",
+     R"({"data_parallel": 2, "expert_parallel": 2, "freeze_embedding": true, "layers": [{"to": 2, "freeze": true}]})",
+     kMixtral},
+    {"ExpertsTensorOverlap",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "tensor_parallel_overlap": true, "expert_parallel": 2,
+         "expert_tensor_parallel": 1})",
+     kMixtral},
+    {"ExpertsUlysses",
+     R"({"context_parallel": 2, "context_parallel_type": "usp", "ulysses_degree": 2, "data_parallel": 2,
+         "expert_parallel": 4, "zero_stage": 2})",
+     kSharedExperts},
+    {"ExpertsGatheredKeysStriped",
+     R"({"context_parallel": 2, "context_parallel_type": "all_gather", "context_parallel_balance": "striped",
+         "expert_parallel": 2})",
+     kMixtral},
+    {"ExpertsEveryMicroBatch",
+     R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1, "reduce_gradients": "every_micro_batch",
+         "optimizer": "sgd_momentum"})",
+     kSharedExperts},
+    {"ExpertsRecomputedByOps", R"({"data_parallel": 2, "expert_parallel": 2, "recompute": "selective_op"})",
+     kSharedExperts},
+    {"ExpertsRecomputedModules",
+     R"({"data_parallel": 2, "expert_parallel": 2, "recompute": "selective", "recompute_modules": ["layernorm", "mlp"]})",
+     kSharedExperts},
+    {"ExpertsLatentAttention",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 4,
+         "expert_tensor_parallel": 1, "zero_stage": 1})",
+     R"({"model": {"layers": 2, "attention": "latent", "query_lora_rank": 12, "kv_lora_rank": 16, "nope_head_dim": 8,
+         "rope_head_dim": 4, "value_head_dim": 6, "activation": "swiglu", "ffn": 64, "norm": "rmsnorm",
+         "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2, "expert_ffn": 16,
+         "shared_expert_ffn": 16, "router_score": "sigmoid_of_top", "router_groups": 2, "router_best_groups": 1}})"},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
@@ -1393,6 +1443,42 @@ TEST(Layouts, TheCasesCoverThePlan) {
   for (const int stage : {1, 2, 3}) EXPECT_TRUE(met["zero_stage"].contains(std::to_string(stage)));
 }
 
+// ---- experts ----------------------------------------------------------------------------------------------------
+
+TEST(Experts, ARunHasASlotForEveryTokenOfAnExpert) {
+  Scenario scenario = tiny(kMixtral);
+  EXPECT_THROW(check_runnable(scenario), InputError) << "slots for balanced loads";
+  const auto slots = [](const Scenario& s) {
+    Program program;
+    lower(s, program);
+    for (const Piece& piece : program.pieces)
+      for (const Op& op : piece.forward.ops)
+        if (op.kind == OpKind::permute) return piece.tensors[op.writes[0]].sizes[1];
+    return std::int64_t{0};
+  };
+  const std::int64_t tokens = 16;
+  EXPECT_EQ(slots(scenario), tokens * 2 / 8);
+  EXPECT_EQ(slots(runnable(scenario)), tokens);
+  EXPECT_NO_THROW(check_runnable(runnable(scenario)));
+  scenario.plan.expert.capacity_factor = 1.5;
+  EXPECT_EQ(slots(runnable(scenario)), tokens * 2 / 8 * 3 / 2) << "the plan's own";
+  scenario.plan.expert.capacity_factor = 1000;
+  EXPECT_EQ(slots(scenario), tokens) << "no expert gets a token twice";
+}
+
+TEST(Experts, WhatIsDroppedChangesTheNumbers) {
+  const auto loss = [](double factor) {
+    Scenario scenario = runnable(tiny(kMixtral));
+    scenario.plan.expert.capacity_factor = factor;
+    return execute(scenario, seeded(1, 1)).losses[0];
+  };
+  const double all = execute(tiny(kMixtral), seeded(1, 1)).losses[0];
+  EXPECT_EQ(loss(4), all);
+  EXPECT_EQ(loss(8), all) << "free slots change nothing";
+  EXPECT_NE(loss(1), all);
+  EXPECT_NE(loss(1), loss(0.5));
+}
+
 // The same ops on the same numbers: not a bit may differ.
 TEST(Layouts, RangesOfEqualValuesAreThePlanWithoutThem) {
   for (const char* layout : {R"("data_parallel": 4, "bucket_bytes": 120000)",
@@ -1458,7 +1544,8 @@ TEST(Layouts, HoldWhatIsPredicted) {
       "Zero2", "Zero2OnceNoOverlap", "Zero2OneMicroBatch", "Zero3", "Zero3Kept", "Zero3Hybrid", "Zero3Once",
       "Zero3InTurn", "Zero3InTurnEachParameter", "Zero3InTurnKeptOnce", "Zero3InTurnOffload", "Zero3InTurnHpz",
       "Zero3InTurnHybrid", "Zero3NoOverlap", "Zero3FarPrefetch", "Hpz", "HpzHybrid", "HpzOffload", "Mics", "MicsOffload", "OffloadZero2",
-      "OffloadZero2OneMicroBatch", "OffloadZero2Hybrid", "Context4Zero3", "Ulysses4Zero3", "T5Zero3"};
+      "OffloadZero2OneMicroBatch", "OffloadZero2Hybrid", "Context4Zero3", "Ulysses4Zero3", "T5Zero3",
+      "Experts", "ExpertsOneARank", "ExpertsZero1", "ExpertsZero3", "ExpertMatrices", "ExpertsRecomputed", "ExpertsPipeline"};
   std::size_t met = 0;
   for (const Layout& layout : kLayouts) {
     if (!names.contains(layout.name)) continue;
