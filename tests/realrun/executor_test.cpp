@@ -1545,7 +1545,7 @@ TEST(Layouts, HoldWhatIsPredicted) {
       "Zero3InTurn", "Zero3InTurnEachParameter", "Zero3InTurnKeptOnce", "Zero3InTurnOffload", "Zero3InTurnHpz",
       "Zero3InTurnHybrid", "Zero3NoOverlap", "Zero3FarPrefetch", "Hpz", "HpzHybrid", "HpzOffload", "Mics", "MicsOffload", "OffloadZero2",
       "OffloadZero2OneMicroBatch", "OffloadZero2Hybrid", "Context4Zero3", "Ulysses4Zero3", "T5Zero3",
-      "Experts", "ExpertsOneARank", "ExpertsZero1", "ExpertsZero3", "ExpertMatrices", "ExpertsRecomputed", "ExpertsPipeline"};
+      "Experts", "ExpertsOneARank", "ExpertsZero1", "ExpertMatrices"};
   std::size_t met = 0;
   for (const Layout& layout : kLayouts) {
     if (!names.contains(layout.name)) continue;
