@@ -209,7 +209,12 @@ void multiply(const KernelCall& call) {
     return;
   }
   call.require_same_elements(a, y);
-  for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] * b.data[repeats ? i / width : i];
+  if (!repeats) {
+    for (std::int64_t i = 0; i < n; ++i) y.data[i] = a.data[i] * b.data[i];
+    return;
+  }
+  for (std::int64_t row = 0; row < b.elements(); ++row)
+    for (std::int64_t i = row * width; i < (row + 1) * width; ++i) y.data[i] = a.data[i] * b.data[row];
 }
 
 void bias_gradient(const KernelCall& call) {

@@ -94,6 +94,18 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
          s.workload.decoder_sequence_length = s.workload.sequence_length / 2;
          s.plan.tensor.overlap = true;
        }},
+      {"/plan/moe_expert_capacity_factor",
+       [](Scenario& s) {
+         s.model.experts = 8;
+         s.model.experts_per_token = 2;
+       }},
+      {"/plan/moe_expert_capacity_factor",
+       [](Scenario& s) {
+         s.model.experts = 8;
+         s.model.experts_per_token = 2;
+         s.plan.expert.capacity_factor = 3.9;
+         s.plan.context.degree = 2;
+       }},
   };
   for (const Refused& refused : all) {
     Scenario s = on_one_rank(everything());
@@ -114,6 +126,16 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
     ask();
     EXPECT_THAT(pointers, ElementsAre(refused.pointer));
   }
+}
+
+TEST(StrategyList, ARunHasRoomForWhateverItsDataAre) {
+  Scenario s = on_one_rank(everything());
+  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 0) << "without experts";
+  s.model.experts = 8;
+  s.model.experts_per_token = 2;
+  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 4);
+  s.plan.expert.capacity_factor = 1.25;
+  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 1.25) << "the plan's own";
 }
 
 }  // namespace
