@@ -23,7 +23,8 @@ Shape parse_shape(const std::string& text);
 // A JSON array of them: [{"kernel": "linear", "m": 4096, "k": 4096, "n": 11008, "dtype": "bf16"}].
 std::vector<Shape> read_shapes(const std::string& path);
 
-// The axes that kernels of a kind have, all of which a shape gives (but experts of products, of which there is one then).
+// The axes that kernels of a kind have, all of which a shape gives (but experts of products, of which there is one
+// then).
 std::vector<std::string> axes_of(OpKind kind);
 
 // Throws InputError for a kernel that the suite does not have, an axis that the kernel does not have or the shape does

@@ -122,8 +122,7 @@ class Slots {
   template <class Visit>
   void for_each(Visit visit) const {
     for (std::size_t at = 0; at < row_of_.size(); ++at)
-      if (row_of_[at] >= 0)
-        visit(static_cast<std::int64_t>(at) / k_, static_cast<std::int64_t>(at), row_of_[at]);
+      if (row_of_[at] >= 0) visit(static_cast<std::int64_t>(at) / k_, static_cast<std::int64_t>(at), row_of_[at]);
   }
 
  private:
@@ -156,7 +155,8 @@ void route(const KernelCall& call) {
     }
     const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
     for (std::int64_t j = 0; j < s.k; ++j) {
-      weights.data[t * s.k + j] = static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
+      weights.data[t * s.k + j] =
+          static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
       choices.data[t * s.k + j] = static_cast<float>(chosen[static_cast<std::size_t>(j)]);
     }
   }

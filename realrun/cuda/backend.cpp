@@ -387,10 +387,8 @@ void CudaBackend::State::run_matmul(const Op& op, std::span<const Operand> reads
                                        what, name_of(product.a.dtype), name_of(product.b.dtype),
                                        name_of(product.c.dtype), product.m, product.n, product.k));
   };
-  Matmul::Operands operands{.a = reads[plan.a_read].data,
-                            .b = reads[plan.b_read].data,
-                            .c = writes[0].data,
-                            .bias_stride = plan.bias_stride};
+  Matmul::Operands operands{
+      .a = reads[plan.a_read].data, .b = reads[plan.b_read].data, .c = writes[0].data, .bias_stride = plan.bias_stride};
   std::optional<Temporary> rounded;
   const auto round = [&](const BlasMatrix& m, std::size_t read, const void*& data) {
     Tensor narrow = *reads[read].tensor;

@@ -46,9 +46,9 @@ struct MatmulPlan {
   // That operand is a result's gradient in fp32, the other of 16 bits, to which it is rounded first: a router's logits
   // are fp32, and torch.autocast does so. The product has the dtypes behind that.
   bool round_a = false, round_b = false;
-  bool bias = false;                   // reads[2] is added to every row of the result
-  std::int64_t bias_stride = 0;        // elements of it for each matrix of the batch; 0: one for all
-  std::vector<BlasLaunch> launches;    // in this order
+  bool bias = false;                 // reads[2] is added to every row of the result
+  std::int64_t bias_stride = 0;      // elements of it for each matrix of the batch; 0: one for all
+  std::vector<BlasLaunch> launches;  // in this order
 };
 
 // Shapes are those of realrun/cpu/kernels.h; throws std::logic_error for those that do not fit together.

@@ -149,11 +149,11 @@ TEST(BenchShapes, HoldEveryKernelOfTheSuite) {
 
 TEST(BenchShapes, RunOnTheCpuAtOddSizes) {
   std::vector<Shape> shapes;
-  for (const char* text : {"linear:m=3,k=5,n=7", "attention:batch=1,sequence=5,groups=1,group_heads=3,head_dim=6",
-                           "norm:batch=1,sequence=1,hidden=3", "cross_entropy:batch=1,sequence=3,vocab=2",
-                           "adam:elements=1", "linear:m=3,k=5,n=7,experts=2",
-                           "permute:tokens=5,experts=3,choices=2,hidden=7", "route:tokens=5,experts=3,choices=2",
-                           "softmax:batch=1,sequence=3,groups=1,group_heads=1,head_dim=2"})
+  for (const char* text :
+       {"linear:m=3,k=5,n=7", "attention:batch=1,sequence=5,groups=1,group_heads=3,head_dim=6",
+        "norm:batch=1,sequence=1,hidden=3", "cross_entropy:batch=1,sequence=3,vocab=2", "adam:elements=1",
+        "linear:m=3,k=5,n=7,experts=2", "permute:tokens=5,experts=3,choices=2,hidden=7",
+        "route:tokens=5,experts=3,choices=2", "softmax:batch=1,sequence=3,groups=1,group_heads=1,head_dim=2"})
     shapes.push_back(parse_shape(text));
   for (const KernelCase& c : shape_cases(DeviceKind::cpu, false, kMemory, shapes)) {
     const std::unique_ptr<Backend> backend = make_cpu_backend();

@@ -583,9 +583,10 @@ Given choices_of(std::int64_t tokens, std::int64_t k, std::int64_t experts, std:
 
 TEST(CudaRoute, IsTheCpusInEveryDtype) {
   for (const Dtype dtype : kDtypes)
-    for (const RouterScore score : {RouterScore::softmax, RouterScore::softmax_of_top, RouterScore::sigmoid,
-                                    RouterScore::sigmoid_of_top})
-      for (const auto& [experts, k, groups] : {std::array<std::int64_t, 3>{8, 2, 0}, {64, 8, 8}, {1, 1, 0}, {70, 35, 0}})
+    for (const RouterScore score :
+         {RouterScore::softmax, RouterScore::softmax_of_top, RouterScore::sigmoid, RouterScore::sigmoid_of_top})
+      for (const auto& [experts, k, groups] :
+           {std::array<std::int64_t, 3>{8, 2, 0}, {64, 8, 8}, {1, 1, 0}, {70, 35, 0}})
         for (const bool biased : {false, true}) {
           Op op = op_of(route);
           op.router = {.score = score,

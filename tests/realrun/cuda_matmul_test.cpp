@@ -37,8 +37,8 @@ auto& element(Memory& memory, const BlasMatrix& m, std::int64_t offset, std::int
 }
 
 // cublasLtMatmul (cuBLAS manual): D = op(A) op(B) + beta C, the bias broadcast over the columns of D (length: D's
-// rows), of a batch so many elements apart (CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE); here C is D. The batch counts of all
-// layouts agree.
+// rows), of a batch so many elements apart (CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE); here C is D. The batch counts of
+// all layouts agree.
 void emulate(const BlasProduct& p, const BlasLaunch& launch, const Values& a, const Values& b, const Values* bias,
              std::int64_t bias_stride, Values& c) {
   if (p.a.batch != p.c.batch || p.b.batch != p.c.batch) throw std::out_of_range("batch counts differ");
@@ -271,10 +271,12 @@ TEST(CudaMatmul, GradientsOfARouterAreRoundedToItsOperands) {
     return plan;
   };
   for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32}) {
-    const Tensor x = tensor({{6}, {16}}, dtype), w = tensor({{16}, {4}}, dtype), logits = tensor({{6}, {4}}, Dtype::fp32);
+    const Tensor x = tensor({{6}, {16}}, dtype), w = tensor({{16}, {4}}, dtype),
+                 logits = tensor({{6}, {4}}, Dtype::fp32);
     const MatmulPlan forward = plan_of(linear, x, w, logits);
     EXPECT_FALSE(forward.round_a || forward.round_b);
-    const MatmulPlan dx = plan_of(linear_input_gradient, logits, w, x), dw = plan_of(linear_weight_gradient, x, logits, w);
+    const MatmulPlan dx = plan_of(linear_input_gradient, logits, w, x),
+                     dw = plan_of(linear_weight_gradient, x, logits, w);
     EXPECT_EQ(dx.round_b, dtype != Dtype::fp32);
     EXPECT_EQ(dw.round_a, dtype != Dtype::fp32);
     EXPECT_FALSE(dx.round_a || dw.round_b);

@@ -927,8 +927,8 @@ class Builder {
     end();
   }
 
-  // A rank's tokens go to each expert once, so that what lies in its slots lies side by side in one rank's: the order of
-  // slots means nothing, and two digits may divide them otherwise than tokens.
+  // A rank's tokens go to each expert once, so that what lies in its slots lies side by side in one rank's. (The order
+  // of slots means nothing: two digits may divide them otherwise than tokens.)
   void experts() {
     const Dim tokens{n_ * n_, Axis::batch}, experts{n_, Axis::experts}, slots{n_, Axis::slots}, one{1};
     Values to;

@@ -81,7 +81,8 @@ void expect_routes(const Router& router, std::int64_t tokens, std::int64_t exper
   const std::vector<Values> actual = call(op, reads, {weights, choices_of(tokens, k)});
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::span<const float> row(x.data() + t * experts, static_cast<std::size_t>(experts));
-    const Chosen expected = naive_route(router, row, biased ? std::span<const float>(bias) : std::span<const float>(), k);
+    const Chosen expected =
+        naive_route(router, row, biased ? std::span<const float>(bias) : std::span<const float>(), k);
     for (std::int64_t j = 0; j < k; ++j) {
       const auto at = static_cast<std::size_t>(t * k + j), i = static_cast<std::size_t>(j);
       ASSERT_EQ(actual[1][at], static_cast<float>(expected.experts[i])) << "token " << t << ", choice " << j;
@@ -147,9 +148,9 @@ KERNEL_TEST(RouteKernel, DerivativesAreSlopes) {
                    .groups = static_cast<std::uint16_t>(groups),
                    .best_groups = static_cast<std::uint16_t>(groups / 2),
                    .scale = 1.5f};
-      expect_derivative(
-          machine_of(op, {parameter({{7, Axis::sequence}, {8}})}, {plain({{7, Axis::sequence}, {3}}), choices_of(7, 3)}),
-          [](Machine& m) { set_apart(m.values(0), 8); });
+      expect_derivative(machine_of(op, {parameter({{7, Axis::sequence}, {8}})},
+                                   {plain({{7, Axis::sequence}, {3}}), choices_of(7, 3)}),
+                        [](Machine& m) { set_apart(m.values(0), 8); });
     }
 }
 
@@ -197,9 +198,9 @@ constexpr std::array kSlotCases{SlotCase{9, 4, 2, 3, 5}, SlotCase{9, 4, 2, 9, 5}
 KERNEL_TEST(PermuteKernel, PutsFirstChoicesFirstAndTokensInTheirOrder) {
   for (const SlotCase& c : kSlotCases) {
     const Values choices = random_choices(c.tokens, c.experts, c.k, 3), x = random_values(c.tokens * c.width, 4);
-    const Values rows = call(op_of(permute),
-                             {{plain({{c.tokens, Axis::sequence}, {c.width}}), x}, {choices_of(c.tokens, c.k), choices}},
-                             {plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}})})[0];
+    const Values rows = call(
+        op_of(permute), {{plain({{c.tokens, Axis::sequence}, {c.width}}), x}, {choices_of(c.tokens, c.k), choices}},
+        {plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}})})[0];
     std::vector<double> expected(rows.size());
     const auto all = guests(choices, c.experts, c.k, c.slots);
     for (std::size_t e = 0; e < all.size(); ++e)
@@ -300,8 +301,8 @@ KERNEL_TEST(GroupedLinearKernel, DerivativesAreSlopes) {
                  {plain({{3}, {4}, {2}, {3}})}));
   op.transposed_weight = true;
   op.inner_dims = 2;
-  expect_derivative(machine_of(op, {parameter({{3}, {4}, {5}, {2}}), parameter({{3}, {7}, {5}, {2}})},
-                               {plain({{3}, {4}, {7}})}));
+  expect_derivative(
+      machine_of(op, {parameter({{3}, {4}, {5}, {2}}), parameter({{3}, {7}, {5}, {2}})}, {plain({{3}, {4}, {7}})}));
 }
 
 KERNEL_TEST(GroupedBiasGradientKernel, SumsTheRowsOfEachExpert) {

@@ -379,12 +379,14 @@ void route_backward(const Call& call) {
   call.require_same_elements(dlogits, logits);
   const std::int64_t bytes = s.k * static_cast<std::int64_t>(sizeof(float));
   const int threads = route_threads(bytes);
-  ORRERY_LAUNCH(route_backward_kernel, blocks(divide_up(s.tokens, threads / kWarp)), threads,
-                bytes * (threads / kWarp), call.launch.stream, s, call.numbers(dweights), call.numbers(logits),
-                call.indices(choices), call.numbers(dlogits));
+  ORRERY_LAUNCH(route_backward_kernel, blocks(divide_up(s.tokens, threads / kWarp)), threads, bytes * (threads / kWarp),
+                call.launch.stream, s, call.numbers(dweights), call.numbers(logits), call.indices(choices),
+                call.numbers(dlogits));
 }
 
-std::int64_t permute_scratch(const Call& call) { return list_bytes(elements(call.write(0)) / last_size(call.write(0))); }
+std::int64_t permute_scratch(const Call& call) {
+  return list_bytes(elements(call.write(0)) / last_size(call.write(0)));
+}
 
 void permute(const Call& call) {
   const Operand &x = call.read(0), &choices = call.read(1), &rows = call.write(0);
