@@ -18,6 +18,47 @@ constexpr double kPasses = 3, kAllToAlls = 4;
 constexpr double kRounding = 1e-12;
 bool saves(double now, double before) { return now < before * (1 - kRounding); }
 
+// Of a token from one rank to another: [to * ranks + from]; none within a rank.
+std::vector<double> token_seconds(const LayerProfile& profile, std::int64_t ranks) {
+  std::vector<double> seconds;
+  for (std::int64_t to = 0; to < ranks; ++to)
+    for (std::int64_t from = 0; from < ranks; ++from)
+      seconds.push_back(from == to ? 0 : profile.token_bytes / profile.bytes_per_second(from, to));
+  return seconds;
+}
+
+double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile,
+                     const std::vector<double>& of_links) {
+  placement.check();
+  const auto ranks = static_cast<std::size_t>(placement.ranks()),
+             experts = static_cast<std::size_t>(placement.experts());
+  if (tokens.source_ranks != placement.ranks() || tokens.experts != placement.experts())
+    throw InputError({}, fmt::format("tokens of {} ranks for {} experts", tokens.source_ranks, tokens.experts),
+                     fmt::format("of the placement's {} for {}", placement.ranks(), placement.experts()));
+  if (of_links.size() != ranks * ranks)
+    throw InputError({}, fmt::format("a placement on {} ranks", ranks), "one on as many as the cost is of");
+  std::vector<double> seconds(ranks), sent(ranks);
+  for (std::size_t e = 0; e < experts; ++e) {
+    const auto expert = static_cast<std::int64_t>(e);
+    double all = 0;
+    for (std::size_t from = 0; from < ranks; ++from)
+      all += sent[from] = static_cast<double>(tokens.tokens[from * experts + e]);
+    const std::vector<std::int64_t> holders = placement.ranks_of(expert);
+    const double synchronise =
+        holders.size() > 1 ? profile.gradient_bytes / profile.all_reduced_bytes_per_second(holders) : 0;
+    for (const std::int64_t rank : holders) {
+      const double share =
+          static_cast<double>(placement.vexperts(expert, rank)) / static_cast<double>(placement.vexperts(expert));
+      const double* const links = of_links.data() + static_cast<std::size_t>(rank) * ranks;
+      double slowest = 0;
+      for (std::size_t from = 0; from < ranks; ++from) slowest = std::max(slowest, sent[from] * links[from]);
+      seconds[static_cast<std::size_t>(rank)] +=
+          kPasses * share * all / profile.tokens_per_second + kAllToAlls * share * slowest + synchronise;
+    }
+  }
+  return *std::max_element(seconds.begin(), seconds.end());
+}
+
 // Keeps the cheapest of what is tried.
 class Cheapest {
  public:
@@ -45,36 +86,14 @@ class Cheapest {
 }  // namespace
 
 double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile) {
-  placement.check();
-  if (tokens.source_ranks != placement.ranks() || tokens.experts != placement.experts())
-    throw InputError({}, fmt::format("tokens of {} ranks for {} experts", tokens.source_ranks, tokens.experts),
-                     fmt::format("of the placement's {} for {}", placement.ranks(), placement.experts()));
-  std::vector<double> seconds(static_cast<std::size_t>(placement.ranks()));
-  for (std::int64_t e = 0; e < placement.experts(); ++e) {
-    const std::vector<std::int64_t> ranks = placement.ranks_of(e);
-    const double synchronise =
-        ranks.size() > 1 ? profile.gradient_bytes / profile.all_reduced_bytes_per_second(ranks) : 0;
-    const auto all = static_cast<double>(tokens.of_expert(e));
-    for (const std::int64_t rank : ranks) {
-      const double share =
-          static_cast<double>(placement.vexperts(e, rank)) / static_cast<double>(placement.vexperts(e));
-      double slowest = 0;
-      for (std::int64_t from = 0; from < placement.ranks(); ++from) {
-        const std::int64_t sent = tokens.at(from, e);
-        if (from == rank || sent == 0) continue;
-        slowest = std::max(
-            slowest, share * static_cast<double>(sent) * profile.token_bytes / profile.bytes_per_second(from, rank));
-      }
-      seconds[static_cast<std::size_t>(rank)] +=
-          kPasses * share * all / profile.tokens_per_second + kAllToAlls * slowest + synchronise;
-    }
-  }
-  return *std::max_element(seconds.begin(), seconds.end());
+  return layer_seconds(placement, tokens, profile, token_seconds(profile, placement.ranks()));
 }
 
-PlacementCost cost_of(LayerProfile profile) {
-  return [profile = std::move(profile)](const Placement& placement, const RoutingMatrix& tokens) {
-    return layer_seconds(placement, tokens, profile);
+PlacementCost cost_of(LayerProfile profile, std::int64_t ranks) {
+  std::vector<double> of_links = token_seconds(profile, ranks);
+  return [profile = std::move(profile), of_links = std::move(of_links)](const Placement& placement,
+                                                                        const RoutingMatrix& tokens) {
+    return layer_seconds(placement, tokens, profile, of_links);
   };
 }
 

@@ -28,8 +28,8 @@ struct LayerProfile {
 // all-to-alls, each as slow as the slowest link into the rank, and the all-reduce of gradients where several ranks hold
 // the expert. Source ranks are the placement's ranks. Throws InputError where they or experts are of another number.
 double layer_seconds(const Placement& placement, const RoutingMatrix& tokens, const LayerProfile& profile);
-// With a copy of `profile`.
-PlacementCost cost_of(LayerProfile profile);
+// The same for placements on so many ranks, with a copy of `profile` whose links are asked once.
+PlacementCost cost_of(LayerProfile profile, std::int64_t ranks);
 
 struct Adjustment {
   enum class Kind : std::uint8_t { expand, shrink, migrate };

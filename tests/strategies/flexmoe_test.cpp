@@ -140,7 +140,8 @@ TEST(ExpertPlacement, CostsWhatItsSlowestRankDoes) {
   one.all_reduced_bytes_per_second = [](const auto& ranks) { return 1e4 * static_cast<double>(ranks.size()) / 2; };
   // Rank 1: computes 3 (400 + 400) / 1000, receives 4 (300 + 100) 10 / 1e4, reduces 5000 / 1e4.
   EXPECT_DOUBLE_EQ(layer_seconds(p, tokens, one), 2.4 + 1.6 + 0.5);
-  EXPECT_DOUBLE_EQ(cost_of(one)(p, tokens), 4.5);
+  EXPECT_DOUBLE_EQ(cost_of(one, 2)(p, tokens), 4.5);
+  EXPECT_THAT(refused([&] { cost_of(one, 3)(p, tokens); }), HasSubstr("found a placement on 2 ranks"));
   EXPECT_THAT(refused([&] { layer_seconds(p, skewed(3, 2, 1), one); }), HasSubstr("tokens of 3 ranks for 2 experts"));
 }
 
@@ -150,17 +151,17 @@ TEST(FlexMoe, ExpandsThePopularAndShrinksTheUnpopular) {
   RoutingMatrix tokens{2, 3, {1000, 10, 10, 1000, 10, 10}};
   LayerProfile cheap = profile();
   cheap.gradient_bytes = 0;
-  EXPECT_THAT(make_plan(p, tokens, cost_of(cheap)),
+  EXPECT_THAT(make_plan(p, tokens, cost_of(cheap, 2)),
               ElementsAre(Adjustment{Kind::shrink, 2, 1}, Adjustment{Kind::expand, 0, 1}));
   cheap.gradient_bytes = 1e12;  // to be all-reduced once two ranks have the expert
-  EXPECT_THAT(make_plan(p, tokens, cost_of(cheap)), IsEmpty());
+  EXPECT_THAT(make_plan(p, tokens, cost_of(cheap, 2)), IsEmpty());
 }
 
 TEST(FlexMoe, ExpandsWithinTheNodeWhereAllReducingIsCheaper) {
   const Placement p = Placement::in_blocks(8, 8, 2);
   RoutingMatrix tokens{8, 8, std::vector<std::int64_t>(64, 100)};
   for (std::int64_t rank = 0; rank < 8; ++rank) tokens.tokens[static_cast<std::size_t>(rank * 8 + 5)] = 5000;
-  const std::vector<Adjustment> plan = make_plan(p, tokens, cost_of(profile()));
+  const std::vector<Adjustment> plan = make_plan(p, tokens, cost_of(profile(), 8));
   ASSERT_EQ(plan.size(), 1u);
   EXPECT_EQ(plan.front().kind, Kind::expand);
   EXPECT_EQ(plan.front().expert, 5);
@@ -172,7 +173,7 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
     for (const std::uint64_t seed : {1u, 2u, 3u}) {
       const RoutingMatrix tokens = skewed(8, 16, s, seed);
       const Placement before = Placement::in_blocks(16, 8, 4);
-      const PlacementCost cost = cost_of(profile());
+      const PlacementCost cost = cost_of(profile(), 8);
       const Schedule made = schedule(before, tokens, cost, 1.2);
       ASSERT_FALSE(made.adjustments.empty());
       Placement replayed = before;
@@ -190,13 +191,13 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
       EXPECT_TRUE(made.balance_after <= 1.2 || make_plan(made.placement, tokens, cost).empty());
       EXPECT_THAT(schedule(before, tokens, cost, made.balance_before).adjustments, IsEmpty()) << "not triggered";
     }
-  EXPECT_THAT(refused([] { schedule(Placement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile()), 0.9); }),
+  EXPECT_THAT(refused([] { schedule(Placement::in_blocks(2, 2, 1), skewed(2, 2, 1), cost_of(profile(), 2), 0.9); }),
               HasSubstr("1 at least"));
 }
 
 TEST(FlexMoe, LeavesBalancedRoutingAlone) {
   const RoutingMatrix tokens{4, 8, std::vector<std::int64_t>(32, 50)};
-  const Schedule made = schedule(Placement::in_blocks(8, 4, 3), tokens, cost_of(profile()), 1.2);
+  const Schedule made = schedule(Placement::in_blocks(8, 4, 3), tokens, cost_of(profile(), 4), 1.2);
   EXPECT_THAT(made.adjustments, IsEmpty());
   EXPECT_EQ(made.balance_before, 1);
 }
@@ -206,7 +207,7 @@ TEST(FlexMoe, GathersReplicasWhereTheyAreReducedFaster) {
   std::vector<std::int64_t> slots{0, 1, 2, -1, 3, -1, 4, -1, 0, 1, 5, -1, 6, -1, 7, -1};
   Placement p(8, 8, 2, slots);
   const RoutingMatrix tokens{8, 8, std::vector<std::int64_t>(64, 100)};
-  const PlacementCost cost = cost_of(profile());
+  const PlacementCost cost = cost_of(profile(), 8);
   const double before = cost(p, tokens);
   EXPECT_THAT(gather_replicas(p, tokens, cost), ElementsAre(Adjustment{Kind::migrate, 0, 0, 1, 4}));
   EXPECT_LT(cost(p, tokens), before);
