@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/base/error.h"
@@ -90,6 +92,22 @@ TEST(Eplb, PlacesTheExampleOfItsAuthors) {
       second{20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27};
   EXPECT_THAT(eplb(first, 16, 4, 2, 8), ElementsAre(5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1));
   EXPECT_THAT(eplb(second, 16, 4, 2, 8), ElementsAre(7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1));
+}
+
+// 64 experts of Zipf's popularities on 8 ranks, each expert once: what packing can do, and no more where one expert
+// alone is more than a rank's share.
+TEST(Eplb, PacksAsWellAsExpertsLetIt) {
+  for (const auto& [s, ratio] : {std::pair{0.5, 1.11}, {0.8, 1.43}, {1.0, 1.88}, {1.2, 2.46}, {1.5, 3.43}}) {
+    RoutingGenerator g;
+    g.experts = 64;
+    g.zipf_exponent = s;
+    std::vector<std::int64_t> loads;
+    const std::vector<double> popularity = routing_popularity(g, 0).front();
+    for (const double share : popularity) loads.push_back(std::llround(share * 1e9));
+    const std::vector<std::int64_t> once(64, 1);
+    EXPECT_NEAR(balance_ratio({64, 8, 8, eplb(loads, 64, 1, 1, 8)}, loads), ratio, 0.01) << s;
+    EXPECT_NEAR(balance_ratio(pack_largest_first(loads, once, 8, 8), loads), ratio, 0.01) << s;
+  }
 }
 
 TEST(Eplb, BalancesRanks) {
