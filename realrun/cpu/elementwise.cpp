@@ -63,6 +63,11 @@ ActivationShape activation_shape(const KernelCall& call, const Buffer& x, const 
   }
   return {y.elements() / width, width, gated};
 }
+// One number for each row, where there are any.
+void require_weights(const KernelCall& call, std::size_t weights, const ActivationShape& s) {
+  if (call.has_read(weights))
+    call.require(call.read(weights).elements() == s.rows, "the weights are not one for each row");
+}
 
 // Where an element of a part lies in the whole tensor.
 class WholeIndex {
@@ -105,38 +110,50 @@ bool kept(const KernelCall& call, const WholeIndex& index, std::int64_t element)
 
 void activation(const KernelCall& call) {
   const Buffer &x = call.read(0), &y = call.write(0);
-  const auto [rows, width, gated] = activation_shape(call, x, y);
+  const ActivationShape shape = activation_shape(call, x, y);
+  const auto [rows, width, gated] = shape;
   const std::int64_t halves = gated ? 2 : 1;
   if (call.has_read(1)) call.require_repeats(call.read(1), x);
+  require_weights(call, 2, shape);
   const auto input = [&](std::int64_t i) {
     return static_cast<double>(x.data[i]) + (call.has_read(1) ? call.read(1).data[i % call.read(1).elements()] : 0);
   };
-  for (std::int64_t r = 0; r < rows; ++r)
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double weight = call.has_read(2) ? call.read(2).data[r] : 1;
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t at = r * halves * width + c;
-      const double value = evaluate(call.op.function, input(at)).value;
+      const double value = weight * evaluate(call.op.function, input(at)).value;
       y.data[r * width + c] = static_cast<float>(gated ? value * input(at + width) : value);
     }
+  }
 }
 
 void activation_backward(const KernelCall& call) {
   const Buffer &dy = call.read(0), &x = call.read(1), &dx = call.write(0);
-  const auto [rows, width, gated] = activation_shape(call, x, dy);
+  const ActivationShape shape = activation_shape(call, x, dy);
+  const auto [rows, width, gated] = shape;
   call.require_same_elements(x, dx);
   const std::int64_t halves = gated ? 2 : 1;
   if (call.has_read(2)) call.require_repeats(call.read(2), x);
+  require_weights(call, 3, shape);
+  if (call.has_write(1)) call.require_same_elements(call.read(3), call.write(1));
   const auto input = [&](std::int64_t i) {
     return static_cast<double>(x.data[i]) + (call.has_read(2) ? call.read(2).data[i % call.read(2).elements()] : 0);
   };
-  for (std::int64_t r = 0; r < rows; ++r)
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double weight = call.has_read(3) ? call.read(3).data[r] : 1;
+    double dweight = 0;
     for (std::int64_t c = 0; c < width; ++c) {
       const std::int64_t at = r * halves * width + c;
       const auto [value, slope] = evaluate(call.op.function, input(at));
       const double d = dy.data[r * width + c];
       const double up = gated ? input(at + width) : 1;
-      dx.data[at] = static_cast<float>(d * slope * up);
-      if (gated) dx.data[at + width] = static_cast<float>(d * value);
+      dweight += d * value * up;
+      dx.data[at] = static_cast<float>(weight * d * slope * up);
+      if (gated) dx.data[at + width] = static_cast<float>(weight * d * value);
     }
+    if (call.has_write(1)) call.write(1).data[r] = static_cast<float>(dweight);
+  }
 }
 
 void dropout(const KernelCall& call) {

@@ -88,6 +88,8 @@ void route_backward(const KernelCall& call);
 void permute(const KernelCall& call);
 void unpermute(const KernelCall& call);
 void unpermute_backward(const KernelCall& call);
+void permute_weights(const KernelCall& call);
+void unpermute_weights(const KernelCall& call);
 
 // optimizer.cpp
 void gradient_norm(const KernelCall& call);

@@ -80,6 +80,10 @@ void dispatch(const KernelCall& call) {
       return unpermute(call);
     case OpKind::unpermute_backward:
       return unpermute_backward(call);
+    case OpKind::permute_weights:
+      return permute_weights(call);
+    case OpKind::unpermute_weights:
+      return unpermute_weights(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
     case OpKind::scale:

@@ -97,24 +97,16 @@ std::vector<double> weights_of(const Router& router, const std::vector<double>& 
 // Where the rows of tokens lie: the contract of op_traits.h.
 class Slots {
  public:
+  // rows: [experts, slots, width].
   Slots(const KernelCall& call, const Buffer& rows, const Buffer& choices, const Buffer& x)
-      : width_(last_size(rows)),
-        k_(last_size(choices)),
-        tokens_(choices.elements() / k_),
-        expert_slots_(rows.tensor->sizes[1]) {
+      : Slots(call, *rows.tensor, choices, last_size(rows)) {
     call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
     call.require(x.elements() == tokens_ * width_ && last_size(x) == width_, "rows are not as wide as tokens");
-    const std::int64_t experts = rows.tensor->sizes[0];
-    std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
-    row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
-    for (std::int64_t choice = 0; choice < k_; ++choice)
-      for (std::int64_t token = 0; token < tokens_; ++token) {
-        const std::int64_t at = token * k_ + choice;
-        const auto expert = static_cast<std::int64_t>(choices.data[at]);
-        call.require(expert >= 0 && expert < experts, "a choice is no expert");
-        const std::int64_t slot = taken[static_cast<std::size_t>(expert)]++;
-        if (slot < expert_slots_) row_of_[static_cast<std::size_t>(at)] = expert * expert_slots_ + slot;
-      }
+  }
+  // by_row: [experts, slots], a number for each row.
+  Slots(const KernelCall& call, const Buffer& by_row, const Buffer& choices)
+      : Slots(call, *by_row.tensor, choices, 1) {
+    call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
   }
   std::int64_t width() const { return width_; }
 
@@ -126,6 +118,21 @@ class Slots {
   }
 
  private:
+  Slots(const KernelCall& call, const Tensor& rows, const Buffer& choices, std::int64_t width)
+      : width_(width), k_(last_size(choices)), tokens_(choices.elements() / k_), expert_slots_(rows.sizes[1]) {
+    const std::int64_t experts = rows.sizes[0];
+    std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
+    row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
+    for (std::int64_t choice = 0; choice < k_; ++choice)
+      for (std::int64_t token = 0; token < tokens_; ++token) {
+        const std::int64_t at = token * k_ + choice;
+        const auto expert = static_cast<std::int64_t>(choices.data[at]);
+        call.require(expert >= 0 && expert < experts, "a choice is no expert");
+        const std::int64_t slot = taken[static_cast<std::size_t>(expert)]++;
+        if (slot < expert_slots_) row_of_[static_cast<std::size_t>(at)] = expert * expert_slots_ + slot;
+      }
+  }
+
   std::int64_t width_, k_, tokens_, expert_slots_;
   std::vector<std::int64_t> row_of_;
 };
@@ -155,8 +162,7 @@ void route(const KernelCall& call) {
     }
     const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
     for (std::int64_t j = 0; j < s.k; ++j) {
-      weights.data[t * s.k + j] =
-          static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
+      weights.data[t * s.k + j] = static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
       choices.data[t * s.k + j] = static_cast<float>(chosen[static_cast<std::size_t>(j)]);
     }
   }
@@ -247,6 +253,26 @@ void unpermute_backward(const KernelCall& call) {
       dot += static_cast<double>(rows.data[at]) * d[c];
     }
     dweights.data[assignment] = static_cast<float>(dot);
+  });
+}
+
+void permute_weights(const KernelCall& call) {
+  const Buffer &weights = call.read(0), &choices = call.read(1), &by_row = call.write(0);
+  call.require_same_elements(weights, choices);
+  const Slots slots(call, by_row, choices);
+  std::ranges::fill(by_row.span(), 0.0f);
+  slots.for_each([&](std::int64_t, std::int64_t assignment, std::int64_t row) {
+    by_row.data[row] = weights.data[assignment];
+  });
+}
+
+void unpermute_weights(const KernelCall& call) {
+  const Buffer &by_row = call.read(0), &choices = call.read(1), &weights = call.write(0);
+  call.require_same_elements(weights, choices);
+  const Slots slots(call, by_row, choices);
+  std::ranges::fill(weights.span(), 0.0f);
+  slots.for_each([&](std::int64_t, std::int64_t assignment, std::int64_t row) {
+    weights.data[assignment] = by_row.data[row];
   });
 }
 

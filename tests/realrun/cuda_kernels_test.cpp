@@ -431,6 +431,14 @@ TEST(CudaElementwise, ActivationsAreTheCpus) {
           expect_as_cpu(op, {normal(x, 1, 2)}, poisoned({y}));
           op.kind = activation_backward;
           expect_as_cpu(op, {normal(y, 3), normal(x, 1, 2), normal(bias, 2)}, poisoned({x}));
+          const Tensor weights = shaped({{11}}, Dtype::fp32);
+          constexpr double kSums = 8;  // over a width
+          expect_as_cpu(op, {normal(y, 3), normal(x, 1, 2), normal(bias, 2), normal(weights, 4)},
+                        poisoned({x, weights}), {}, kSums);
+          expect_as_cpu(op, {normal(y, 3), normal(x, 1, 2), Given{}, normal(weights, 4)}, poisoned({x, weights}), {},
+                        kSums);
+          op.kind = activation;
+          expect_as_cpu(op, {normal(x, 1, 2), Given{}, normal(weights, 4)}, poisoned({y}));
         }
 }
 
@@ -629,6 +637,9 @@ TEST(CudaPermute, IsTheCpusInEveryDtype) {
       constexpr double kSums = 4;  // over a width
       expect_as_cpu(op_of(unpermute_backward), {normal(x, 1), normal(rows, 2), choices, normal(weights, 4)},
                     poisoned({rows, weights}), {}, kSums);
+      const Tensor by_row = shaped({{experts, Axis::experts}, {slots, Axis::slots}}, Dtype::fp32);
+      expect_as_cpu(op_of(permute_weights), {normal(weights, 4), choices}, poisoned({by_row}));
+      expect_as_cpu(op_of(unpermute_weights), {normal(by_row, 5), choices}, poisoned({weights}));
     }
 }
 

@@ -20,6 +20,8 @@ std::size_t index_read(OpKind kind) {
     case OpKind::cross_entropy_backward:
     case OpKind::permute:
     case OpKind::unpermute:
+    case OpKind::permute_weights:
+    case OpKind::unpermute_weights:
       return 1;
     case OpKind::route_backward:
     case OpKind::unpermute_backward:

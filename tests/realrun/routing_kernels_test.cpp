@@ -265,6 +265,77 @@ KERNEL_TEST(UnpermuteKernel, WhatWasDroppedHasNoGradient) {
   EXPECT_EQ(d[1], (Values{50, 0, 0}));
 }
 
+KERNEL_TEST(PermuteWeightsKernel, PutsTheWeightOfAChoiceWhereItsTokenLies) {
+  for (const SlotCase& c : kSlotCases) {
+    const Tensor by_token = plain({{c.tokens, Axis::sequence}, {c.k}}),
+                 by_row = plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}});
+    const Operand choices{choices_of(c.tokens, c.k), random_choices(c.tokens, c.experts, c.k, 3)};
+    const Values weights = random_values(c.tokens * c.k, 4), gradients = random_values(c.experts * c.slots, 5);
+    const Values rows = call(op_of(permute_weights), {{by_token, weights}, choices}, {by_row})[0],
+                 back = call(op_of(unpermute_weights), {{by_row, gradients}, choices}, {by_token})[0];
+    std::vector<double> expected(rows.size()), expected_back(back.size());
+    const auto all = guests(choices.values, c.experts, c.k, c.slots);
+    for (std::size_t e = 0; e < all.size(); ++e)
+      for (std::size_t s = 0; s < all[e].size(); ++s) {
+        const std::size_t row = e * static_cast<std::size_t>(c.slots) + s,
+                          at = static_cast<std::size_t>(all[e][s].token * c.k + all[e][s].choice);
+        expected[row] = weights[at];
+        expected_back[at] = gradients[row];
+      }
+    expect_equal(rows, expected, 0);
+    expect_equal(back, expected_back, 0);
+  }
+}
+
+KERNEL_TEST(PermuteWeightsKernel, DerivativesAreSlopes) {
+  for (const std::int64_t slots : {3, 9}) {
+    Machine m = machine_of(op_of(permute_weights), {parameter({{9, Axis::sequence}, {2}}), choices_of(9, 2)},
+                           {plain({{4, Axis::experts}, {slots, Axis::slots}})});
+    expect_derivative(std::move(m), [](Machine& machine) { machine.values(1) = random_choices(9, 4, 2, 3); });
+  }
+}
+
+KERNEL_TEST(PermuteWeightsKernel, WeightsAreThoseOfChoices) {
+  const Operand choices{choices_of(3, 1), {0, 0, 0}};
+  EXPECT_THROW(call(op_of(permute_weights), {{plain({{3}, {2}}), Values(6)}, choices}, {plain({{1}, {2}})}),
+               std::logic_error);
+  EXPECT_THROW(call(op_of(permute_weights), {{plain({{3}, {1}}), Values(3)}, choices}, {plain({{1}, {2}, {1}})}),
+               std::logic_error);
+  EXPECT_THROW(call(op_of(unpermute_weights), {{plain({{1}, {2}}), Values(2)}, choices}, {plain({{3}, {2}})}),
+               std::logic_error);
+}
+
+// Weighing rows before the second product, which is linear, is weighing what is put together behind it.
+KERNEL_TEST(ActivationKernel, WeighsEachRow) {
+  for (const bool gated : {false, true}) {
+    Op op = op_of(activation);
+    op.function = gated ? ActivationFunction::swiglu : ActivationFunction::gelu;
+    const Tensor x = gated ? plain({{3}, {4}, {2}, {5}}) : plain({{3}, {4}, {5}}), y = plain({{3}, {4}, {5}});
+    const Values inputs = random_values(x.elements(), 1), weights = random_values(12, 2);
+    const Values alone = call(op, {{x, inputs}}, {y})[0],
+                 weighed = call(op, {{x, inputs}, {}, {plain({{3}, {4}}), weights}}, {y})[0];
+    std::vector<double> expected;
+    for (std::size_t i = 0; i < alone.size(); ++i)
+      expected.push_back(static_cast<double>(weights[i / 5]) * static_cast<double>(alone[i]));
+    expect_equal(weighed, expected);
+    EXPECT_THROW(call(op, {{x, inputs}, {}, {plain({{3}, {3}}), Values(9)}}, {y}), std::logic_error);
+  }
+}
+
+KERNEL_TEST(ActivationKernel, DerivativesOfWeighedRowsAreSlopes) {
+  using enum ActivationFunction;
+  for (const ActivationFunction f : {gelu, swiglu, geglu, relu2})
+    for (const std::int64_t width : {5, 16, 600}) {
+      Op op = op_of(activation);
+      op.function = f;
+      const bool gated = f == swiglu || f == geglu;
+      const Tensor x = gated ? parameter({{2}, {3}, {2}, {width}}) : parameter({{2}, {3}, {width}}),
+                   bias = gated ? parameter({{2}, {width}}) : parameter({{width}});
+      for (const Tensor& added : {Tensor{}, bias})
+        expect_derivative(machine_of(op, {x, added, parameter({{2}, {3}})}, {plain({{2}, {3}, {width}})}));
+    }
+}
+
 // --- A product for each expert
 
 Values slice(const Values& values, std::int64_t part, std::int64_t parts) {

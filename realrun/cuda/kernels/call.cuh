@@ -134,9 +134,13 @@ void route_backward(const Call& call);
 void permute(const Call& call);
 void unpermute(const Call& call);
 void unpermute_backward(const Call& call);
+void permute_weights(const Call& call);
+void unpermute_weights(const Call& call);
 std::int64_t permute_scratch(const Call& call);
 std::int64_t unpermute_scratch(const Call& call);
 std::int64_t unpermute_backward_scratch(const Call& call);
+std::int64_t permute_weights_scratch(const Call& call);
+std::int64_t unpermute_weights_scratch(const Call& call);
 
 // rotary.cu
 void rotary(const Call& call);

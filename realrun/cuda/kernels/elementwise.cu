@@ -37,7 +37,7 @@ __device__ ValueAndSlope evaluate(ActivationFunction function, float x) {
   return {0, 0};
 }
 
-// [rows, halves, width]; a bias of `period` elements repeats over all of x.
+// [rows, halves, width]; a bias of `period` elements repeats over all of x; weights: [rows].
 struct ActivationShape {
   std::int64_t elements, width, period;
   bool gated;
@@ -60,7 +60,8 @@ __device__ void add_repeated(const Any& bias, std::int64_t period, std::int64_t 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 template <int kVector>
-__global__ void activation_kernel(ActivationShape s, ActivationFunction function, Any x, Any bias, Any y) {
+__global__ void activation_kernel(ActivationShape s, ActivationFunction function, Any x, Any bias, Any weights,
+                                  Any y) {
   const std::int64_t first = thread_number() * kVector;
   if (first >= s.elements) return;
   const std::int64_t at = input_index(s, first);
@@ -70,16 +71,16 @@ __global__ void activation_kernel(ActivationShape s, ActivationFunction function
   unpack<kVector>(raw_up, x.dtype, up);
   add_repeated<kVector>(bias, s.period, at, gate);
   if (s.gated) add_repeated<kVector>(bias, s.period, at + s.width, up);
+  const float weight = weights.data != nullptr ? load(weights, first / s.width) : 1.0f;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) gate[i] = evaluate(function, gate[i]).value * (s.gated ? up[i] : 1.0f);
+  for (int i = 0; i < kVector; ++i) gate[i] = weight * evaluate(function, gate[i]).value * (s.gated ? up[i] : 1.0f);
   store_vector<kVector>(y, first, gate);
 }
 
+// Writes dx of kVector elements of y; their sum of dy times what the row's weight multiplied.
 template <int kVector>
-__global__ void activation_backward_kernel(ActivationShape s, ActivationFunction function, Any dy, Any x, Any bias,
-                                           Any dx) {
-  const std::int64_t first = thread_number() * kVector;
-  if (first >= s.elements) return;
+__device__ float activation_gradient(const ActivationShape& s, ActivationFunction function, std::int64_t first,
+                                     float weight, const Any& dy, const Any& x, const Any& bias, const Any& dx) {
   const std::int64_t at = input_index(s, first);
   const Raw<kVector> raw_d = load_raw<kVector>(dy, first), raw = load_raw<kVector>(x, at),
                      raw_up = load_raw<kVector>(x, s.gated ? at + s.width : at);
@@ -89,14 +90,41 @@ __global__ void activation_backward_kernel(ActivationShape s, ActivationFunction
   unpack<kVector>(raw_up, x.dtype, up);
   add_repeated<kVector>(bias, s.period, at, gate);
   if (s.gated) add_repeated<kVector>(bias, s.period, at + s.width, up);
+  float sum = 0;
 #pragma unroll
   for (int i = 0; i < kVector; ++i) {
     const ValueAndSlope f = evaluate(function, gate[i]);
-    gate[i] = d[i] * f.slope * (s.gated ? up[i] : 1.0f);
+    const float other = s.gated ? up[i] : 1.0f;
+    sum += d[i] * f.value * other;
+    d[i] *= weight;
+    gate[i] = d[i] * f.slope * other;
     up[i] = d[i] * f.value;
   }
   store_vector<kVector>(dx, at, gate);
   if (s.gated) store_vector<kVector>(dx, at + s.width, up);
+  return sum;
+}
+
+template <int kVector>
+__global__ void activation_backward_kernel(ActivationShape s, ActivationFunction function, Any dy, Any x, Any bias,
+                                           Any dx) {
+  const std::int64_t first = thread_number() * kVector;
+  if (first < s.elements) activation_gradient<kVector>(s, function, first, 1.0f, dy, x, bias, dx);
+}
+
+// A block a row. dweights may lie where weights do: all threads have read those when the first writes.
+template <int kVector>
+__global__ void weighted_activation_backward_kernel(ActivationShape s, ActivationFunction function, Any dy, Any x,
+                                                    Any bias, Any weights, Any dx, Any dweights) {
+  auto* const room = reinterpret_cast<float*>(dynamic_shared());  // [kThreads / kWarp]
+  const std::int64_t row = blockIdx.x;
+  const float weight = load(weights, row);
+  float sum = 0;
+  for (std::int64_t column = static_cast<std::int64_t>(threadIdx.x) * kVector; column < s.width;
+       column += kThreads * kVector)
+    sum += activation_gradient<kVector>(s, function, row * s.width + column, weight, dy, x, bias, dx);
+  sum = block_sum(sum, room);
+  if (threadIdx.x == 0 && dweights.data != nullptr) store(dweights, row, sum);
 }
 
 // Words of Philox4x32-10 (realrun/cpu/philox.h, which says where the constants are from): the first one.
@@ -260,6 +288,13 @@ ActivationShape activation_shape(const Call& call, const Operand& x, const Opera
   return {elements(y), width, period, gated};
 }
 
+// One number for each row, where there are any.
+Any weights_of_rows(const Call& call, const ActivationShape& s, std::size_t weights) {
+  if (!call.has_read(weights)) return {};
+  call.require(elements(call.read(weights)) * s.width == s.elements, "the weights are not one for each row");
+  return call.numbers(call.read(weights));
+}
+
 // Rows of which a bias and halves are made: what vectors must divide.
 std::int64_t common_row(const Call& call, std::int64_t row, std::size_t bias) {
   if (!call.has_read(bias)) return row;
@@ -324,9 +359,11 @@ void launch_either(bool is_wide, std::int64_t elements, Wide wide_launch, Narrow
 void activation(const Call& call) {
   const Operand &x = call.read(0), &y = call.write(0);
   const ActivationShape s = activation_shape(call, x, y, 1);
-  const Any in = call.numbers(x), bias = call.numbers_if_read(1), out = call.numbers(y);
-  const bool is_wide = wide(common_row(call, s.gated ? s.width : s.elements, 1), {in, bias, out});
-  ORRERY_LAUNCH_ELEMENTS(activation_kernel, is_wide, s.elements, s, call.op.function, in, bias, out);
+  const Any in = call.numbers(x), bias = call.numbers_if_read(1), weights = weights_of_rows(call, s, 2),
+            out = call.numbers(y);
+  const bool by_row = s.gated || weights.data != nullptr;
+  const bool is_wide = wide(common_row(call, by_row ? s.width : s.elements, 1), {in, bias, out});
+  ORRERY_LAUNCH_ELEMENTS(activation_kernel, is_wide, s.elements, s, call.op.function, in, bias, weights, out);
 }
 
 void activation_backward(const Call& call) {
@@ -334,6 +371,17 @@ void activation_backward(const Call& call) {
   const ActivationShape s = activation_shape(call, x, dy, 2);
   call.require_same_elements(x, dx);
   const Any d = call.numbers(dy), in = call.numbers(x), bias = call.numbers_if_read(2), out = call.numbers(dx);
+  const Any weights = weights_of_rows(call, s, 3), dweights = call.numbers_if_written(1);
+  if (weights.data != nullptr) {
+    if (dweights.data != nullptr) call.require_same_elements(call.read(3), call.write(1));
+    const auto issue = [&](auto kernel) {
+      launch("weighted_activation_backward_kernel", kernel, blocks(s.elements / s.width), kThreads,
+             kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, s, call.op.function, d, in,
+             bias, weights, out, dweights);
+    };
+    return wide(common_row(call, s.width, 2), {d, in, bias, out}) ? issue(weighted_activation_backward_kernel<kWide>)
+                                                                  : issue(weighted_activation_backward_kernel<1>);
+  }
   const bool is_wide = wide(common_row(call, s.gated ? s.width : s.elements, 2), {d, in, bias, out});
   ORRERY_LAUNCH_ELEMENTS(activation_backward_kernel, is_wide, s.elements, s, call.op.function, d, in, bias, out);
 }

@@ -30,6 +30,10 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
       return unpermute_scratch(call);
     case OpKind::unpermute_backward:
       return unpermute_backward_scratch(call);
+    case OpKind::permute_weights:
+      return permute_weights_scratch(call);
+    case OpKind::unpermute_weights:
+      return unpermute_weights_scratch(call);
     default:
       call.fail("needs memory that nobody has counted");
   }
@@ -101,6 +105,10 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
       return unpermute(call);
     case OpKind::unpermute_backward:
       return unpermute_backward(call);
+    case OpKind::permute_weights:
+      return permute_weights(call);
+    case OpKind::unpermute_weights:
+      return unpermute_weights(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
     case OpKind::scale:

@@ -297,6 +297,13 @@ __global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, An
   if (threadIdx.x == 0) store(dweights, choice, dot);
 }
 
+// Of each row, or of each choice, the number that `place` says; where there is none, zero.
+__global__ void place_weights_kernel(std::int64_t count, Any from, const std::int32_t* place, Any to) {
+  const std::int64_t i = thread_number();
+  if (i >= count) return;
+  store(to, i, place[i] < 0 ? 0.0f : load(from, place[i]));
+}
+
 // --- Hosts
 
 RouteShape route_shape(const Call& call, const Operand& logits, const Operand& choices) {
@@ -329,21 +336,34 @@ struct Rows {
   std::int64_t tokens, experts, rows, width, choices;
 };
 
-Rows rows_of(const Call& call, const Operand& rows, const Operand& choices, const Operand& x) {
-  call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
+// rows: [experts, slots, ..]
+Rows rows_of(const Call& call, const Operand& rows, const Operand& choices) {
   Rows r{};
   r.experts = rows.tensor->sizes[0];
-  r.width = last_size(rows);
-  r.rows = elements(rows) / r.width;
+  r.rows = r.experts * rows.tensor->sizes[1];
+  r.width = elements(rows) / r.rows;
   r.choices = elements(choices);
   const std::int64_t k = last_size(choices);
   r.tokens = r.choices / k;
-  call.require(elements(x) == r.tokens * r.width && last_size(x) == r.width, "rows are not as wide as tokens");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kThreads * kOrdersPerThread;
   call.require(r.choices <= kMost && r.rows <= kMost, "there are too many tokens");
   r.slots = {static_cast<std::int32_t>(r.tokens), static_cast<std::int32_t>(k),
              static_cast<std::int32_t>(rows.tensor->sizes[1])};
   return r;
+}
+
+Rows rows_of(const Call& call, const Operand& rows, const Operand& choices, const Operand& x) {
+  call.require(rows.tensor->rank == 3, "rows are [experts, slots, width]");
+  const Rows r = rows_of(call, rows, choices);
+  call.require(elements(x) == r.tokens * r.width && last_size(x) == r.width, "rows are not as wide as tokens");
+  return r;
+}
+
+// Numbers by choice, and by row.
+Rows rows_of_weights(const Call& call, const Operand& by_row, const Operand& choices, const Operand& weights) {
+  call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
+  call.require_same_elements(weights, choices);
+  return rows_of(call, by_row, choices);
 }
 
 // Exactly one of the two lists.
@@ -440,6 +460,28 @@ void unpermute_backward(const Call& call) {
            choice_of, call.numbers(weights), to, call.numbers(dweights));
   };
   wide(r.width, {d, from, to}) ? issue(unpermute_backward_kernel<kWide>) : issue(unpermute_backward_kernel<1>);
+}
+
+std::int64_t permute_weights_scratch(const Call& call) { return list_bytes(elements(call.write(0))); }
+
+void permute_weights(const Call& call) {
+  const Operand &weights = call.read(0), &choices = call.read(1), &by_row = call.write(0);
+  const Rows r = rows_of_weights(call, by_row, choices, weights);
+  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
+  find_slots(call, r, choices, nullptr, choice_of);
+  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, r.rows, call.numbers(weights),
+                choice_of, call.numbers(by_row));
+}
+
+std::int64_t unpermute_weights_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
+
+void unpermute_weights(const Call& call) {
+  const Operand &by_row = call.read(0), &choices = call.read(1), &weights = call.write(0);
+  const Rows r = rows_of_weights(call, by_row, choices, weights);
+  auto* const row_of = call.scratch<std::int32_t>(r.choices);
+  find_slots(call, r, choices, row_of, nullptr);
+  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices,
+                call.numbers(by_row), row_of, call.numbers(weights));
 }
 
 }  // namespace orrery::cuda
