@@ -343,6 +343,16 @@ class Builder {
       write(kind == activation_backward && k.gated ? gated : wide);
       name(k.name, hidden_sizes());
     }
+    // Of experts: times a weight for each row.
+    const std::initializer_list<Dim> rows{{sizes_.batch, Axis::batch}, {sizes_.sequence, Axis::sequence}};
+    begin(kind).op.function = ActivationFunction::swiglu;
+    if (kind == activation_backward) read(wide);
+    read(gated);
+    skip_read();
+    read(rows, Dtype::fp32);
+    write(kind == activation_backward ? gated : wide);
+    if (kind == activation_backward) write(rows, Dtype::fp32);
+    name("weighted_swiglu", hidden_sizes());
   }
 
   void elementwise() {
@@ -506,6 +516,15 @@ class Builder {
       write({of_experts, slots, hidden});
       write({tokens, k}, Dtype::fp32);
       name("", rows);
+
+      for (const OpKind kind : {permute_weights, unpermute_weights}) {
+        const std::initializer_list<Dim> by_token{tokens, k}, by_row{of_experts, slots};
+        begin(kind);
+        read(kind == permute_weights ? by_token : by_row, Dtype::fp32);
+        read_choices();
+        write(kind == permute_weights ? by_row : by_token, Dtype::fp32);
+        name("", scores);
+      }
     }
   }
 

@@ -155,6 +155,8 @@ std::vector<std::string> axes_of(OpKind kind) {
     case permute:
     case unpermute:
     case unpermute_backward:
+    case permute_weights:
+    case unpermute_weights:
       return {"tokens", "experts", "choices", "hidden"};
     case gradient_norm:
     case scale:
