@@ -1004,6 +1004,32 @@ class Builder {
     read("b", {b_, s_, f_});
     write("y", {b_, s_, one});
     end();
+
+    begin(permute_weights);
+    read("weights", {tokens, one});
+    read("choices", {tokens, one}, to);
+    write("rows", {experts, slots});
+    end();
+    begin(unpermute_weights);
+    read("dweights", {experts, slots});
+    read("choices", {tokens, one}, to);
+    write("x", {tokens, one});
+    end();
+
+    begin(activation, "weighted").function = ActivationFunction::swiglu;
+    read("x", {experts, slots, {2}, f_});
+    skip();
+    read("weights", {experts, slots});
+    write("y", {experts, slots, f_});
+    end();
+    begin(activation_backward, "weighted").function = ActivationFunction::swiglu;
+    read("dy", {experts, slots, f_});
+    read("x", {experts, slots, {2}, f_});
+    skip();
+    read("weights", {experts, slots});
+    write("dx", {experts, slots, {2}, f_});
+    write("dweights", {experts, slots});
+    end();
   }
 
   const std::int64_t n_;
@@ -1045,6 +1071,10 @@ constexpr Missing kMissing[]{
     {"unpermute weighted, rule 3", 2, kRows},
     {"unpermute_backward, rule 3", 4, kRows},
     {"unpermute_backward, rule 2", 1, "a token's width is whole where it meets a router"},
+    {"permute_weights, rule 3", 1, kRows},
+    {"unpermute_weights, rule 3", 1, kRows},
+    {"activation weighted, rule 3", 1, "what a router makes of whole logits owes nothing"},
+    {"activation_backward weighted, rule 3", 1, "the same"},
     {"multiply sum, rule 2", 1, "the same of a gate"},
     {"norm layernorm, rule 3", 1, kWeights},
     {"norm rmsnorm, rule 3", 1, kWeights},
