@@ -82,8 +82,10 @@ TEST(OpTraits, RulesOfDividedOperandsAreOfOperandsThatThereAre) {
   }
 }
 
-// An op of this kind with all operands that it may have, on parameters, in a piece that hands on its first result.
-Piece piece_of(const OpTraits& t) {
+// An op of this kind on parameters, with all operands that it may have or those alone that it must, in a piece that
+// hands on its first result.
+Piece piece_of(const OpTraits& t, bool optional = true) {
+  const unsigned reads = t.reads | (optional ? t.may_read : 0u), writes = t.writes | (optional ? t.may_write : 0u);
   Piece piece;
   Op op;
   op.kind = t.kind;
@@ -93,13 +95,24 @@ Piece piece_of(const OpTraits& t) {
   tensor.sizes = {4, 4, 1, 1, 1, 1};
   tensor.category = Category::parameter;
   for (std::size_t i = 0; i < op.reads.size(); ++i)
-    if (((t.reads | t.may_read) >> i & 1) != 0) op.reads[i] = piece.add(tensor);
+    if ((reads >> i & 1) != 0) op.reads[i] = piece.add(tensor);
   tensor.category = Category::activation;
   for (std::size_t i = 0; i < op.writes.size(); ++i)
-    if (((t.writes | t.may_write) >> i & 1) != 0) op.writes[i] = piece.add(tensor);
+    if ((writes >> i & 1) != 0) op.writes[i] = piece.add(tensor);
   piece.forward.ops.push_back(op);
   if (t.derivative != Derivative::cross_entropy) piece.output = op.writes[0];
   return piece;
+}
+
+// Whether `kind` without what it may read is the derivative of `of`, and `of` that of `kind`: each moves back what the
+// other moves.
+bool are_each_others_derivative(OpKind kind, OpKind of) {
+  const auto is_derivative = [](OpKind derivative, OpKind of_kind) {
+    Piece piece = piece_of(traits_of(of_kind), false);
+    differentiate(piece, Dtype::fp32);
+    return piece.backward.ops.size() == 1 && piece.backward.ops[0].kind == derivative;
+  };
+  return is_derivative(kind, of) && is_derivative(of, kind);
 }
 
 TEST(OpTraits, EachKindHasADerivativeOrAReasonForNone) {
@@ -122,8 +135,8 @@ TEST(OpTraits, EachKindHasADerivativeOrAReasonForNone) {
     for (const Op& op : piece.backward.ops) {
       expect_fits(op, std::string("derivative of ") + t.name);
       found = found || op.kind == t.backward;
-      // Of what only moves numbers the derivative moves them back, and has one itself.
-      EXPECT_TRUE(op.kind == t.kind || op.kind == t.backward || traits_of(op.kind).derivative == Derivative::none)
+      EXPECT_TRUE(op.kind == t.kind || traits_of(op.kind).derivative == Derivative::none ||
+                  are_each_others_derivative(op.kind, t.kind))
           << t.name;
     }
     EXPECT_TRUE(found) << t.name;
