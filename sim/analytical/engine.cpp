@@ -76,7 +76,8 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.find_hops(program);
     r.hold_memory(program);
     r.clock_slots(program);
-    r.pair_slots(program);
+    r.find_pair_saves(program);
+    r.account_pairs(program);
     r.walk_pipeline(program);
     r.finish_stages(program);
   }
@@ -118,6 +119,7 @@ double AnalyticalEngine::least_pipeline_seconds(const Program& program) {
   r.gather_while_waiting(program);
   for (std::size_t at = 0; at < r.lines.size(); ++at)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) r.seconds[at][kind] = seconds_of(r.lines[at][kind]);
+  r.find_pair_saves(program);
   r.walk_pipeline(program);
   return r.pipeline.makespan;
 }
@@ -137,7 +139,7 @@ double AnalyticalEngine::micro_batch_seconds(const Program& program) const {
     for (const SlotLines& slot : rep_->lines[at])
       sum += static_cast<double>(rep_->classes[at / chunks].stages) *
              std::min({slot.first.seconds, slot.usual.seconds, slot.last.seconds});
-  return sum;
+  return program.schedule.pairs ? sum / 2 : sum;  // a pair takes at least as long as its longer half
 }
 
 double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
@@ -542,8 +544,8 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
   }
 }
 
-// What slots that pair save, and where their time then goes.
-void AnalyticalEngine::Rep::pair_slots(const Program& program) {
+// What slots that pair save.
+void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
@@ -570,7 +572,12 @@ void AnalyticalEngine::Rep::pair_slots(const Program& program) {
     clock.run(line, kUsual, kernels.overlap_slowdown, false, pair, true, {});
     pair_saves[at] = of(BlockKind::forward).seconds + of(BlockKind::backward).seconds - pair.seconds;
   }
-  // As many pairs as there are in the order of the class's first stage.
+}
+
+// Where the time of slots that pair goes: as many pairs as there are in the order of the class's first stage.
+void AnalyticalEngine::Rep::account_pairs(const Program& program) {
+  if (pair_saves.empty()) return;
+  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     std::vector<double> paired(chunks);  // halves
     program.schedule.order(static_cast<std::size_t>(classes[i].first_stage))

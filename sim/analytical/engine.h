@@ -68,7 +68,7 @@ class AnalyticalEngine {
   double resting_bytes(const Program& program) const;
   double product_seconds(std::uint16_t piece) const;
   // Of a micro-batch in all its slots on all stages, none of which waits for another: the first, a usual one or the
-  // last, whichever takes a slot the least.
+  // last, whichever takes a slot the least; half of it where slots pair.
   double micro_batch_seconds(const Program& program) const;
 
   // Instances of blocks walked so far: for tests and benchmarks of the promise that equal layers cost nothing.

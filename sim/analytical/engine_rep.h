@@ -128,7 +128,8 @@ struct AnalyticalEngine::Rep {
   void hold_memory(const Program& program);
   void clock_lines(const Program& program);
   void clock_slots(const Program& program);
-  void pair_slots(const Program& program);
+  void find_pair_saves(const Program& program);
+  void account_pairs(const Program& program);
   void walk_pipeline(const Program& program);
   void sum_over_stages(const Program& program);
   void finish_stages(const Program& program);
