@@ -1,5 +1,7 @@
 #include "strategies/expert_parallel/expert_parallel.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -404,9 +406,9 @@ void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
   if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
-  const std::string no_drops = std::to_string(factor_without_drops(model)) + " or more, by which no token is dropped,";
+  const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
-  const std::string found = std::to_string(options.capacity_factor);
+  const std::string found = fmt::format("{:g}", options.capacity_factor);
   if (options.capacity_factor == 0)
     throw InputError(where, found, no_drops + " in a run, whose routing need not be balanced");
   // One rank counts slots over the same tokens where only sequences are divided, not positions of one.
