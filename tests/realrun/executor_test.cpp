@@ -227,6 +227,20 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
   }
 }
 
+// The second product is linear: rows may be weighed before it, as Megatron-Core does, or where they are put together.
+TEST(OneRank, ExpertsAreWeighedBeforeOrBehindTheirSecondProduct) {
+  for (const char* model : {kMixtral, kSharedExperts, kSigmoidExperts}) {
+    const auto run = [&](const char* framework) {
+      json patch = json::parse(model);
+      patch["plan"]["framework"] = framework;
+      return execute(runnable(tiny(patch.dump())), seeded(1));
+    };
+    const Execution before = run("megatron-core"), behind = run("megatron-deepspeed");
+    for (std::size_t s = 0; s < before.losses.size(); ++s) EXPECT_NEAR(before.losses[s], behind.losses[s], 1e-5);
+    EXPECT_LT(distance(before.gradients, behind.gradients), 2e-5);
+  }
+}
+
 // A decoder alone may have the table, too.
 TEST(OneRank, GradientsAreTheDerivativeOfTheLossWithRelativePositions) {
   expect_derivative(tiny(R"({"model": {"layers": 2, "vocab": 64, "positions": "relative", "relative_buckets": 8},
@@ -1173,7 +1187,6 @@ const Layout kLayouts[] = {
      kSwitch},
     {"ExpertsBf16", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "bf16", "zero_stage": 1})", kMixtral},
     {"ExpertsFp8", R"({"data_parallel": 4, "expert_parallel": 2, "precision": "fp8", "zero_stage": 3})", kMixtral},
-    {"ExpertsUnfused", R"({"data_parallel": 2, "expert_parallel": 2, "framework": "deepspeed"})", kSigmoidExperts},
     {"ExpertsFourAxes",
      R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "pipeline_parallel": 2,
          "data_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 2, "zero_stage": 1})",
@@ -1224,6 +1237,33 @@ const Layout kLayouts[] = {
          "rope_head_dim": 4, "value_head_dim": 6, "activation": "swiglu", "ffn": 64, "norm": "rmsnorm",
          "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2, "expert_ffn": 16,
          "shared_expert_ffn": 16, "router_score": "sigmoid_of_top", "router_groups": 2, "router_best_groups": 1}})"},
+    {"ExpertsUnfused", R"({"data_parallel": 2, "expert_parallel": 2, "framework": "fsdp"})", kSigmoidExperts},
+    // Weighed where they are put together, not with their activation function.
+    {"ExpertsDeepSpeed", R"({"data_parallel": 4, "expert_parallel": 2, "framework": "megatron-deepspeed"})", kMixtral},
+    {"ExpertsHierarchical", R"({"data_parallel": 4, "expert_parallel": 4, "moe_token_dispatcher": "hierarchical"})",
+     kMixtral},
+    {"ExpertsFlex",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "moe_token_dispatcher": "flex"})",
+     kSharedExperts},
+    {"ExpertsFlexDropTokens",
+     R"({"data_parallel": 4, "expert_parallel": 2, "moe_token_dispatcher": "flex", "moe_expert_capacity_factor": 0.75})",
+     kMixtral},
+    {"ExpertsShared", R"({"data_parallel": 2, "expert_parallel": 2, "moe_shared_expert_overlap": true})",
+     kSharedExperts},
+    {"ExpertsSharedSequence",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 4,
+         "expert_tensor_parallel": 1, "moe_shared_expert_overlap": true, "zero_stage": 1})",
+     kSigmoidExperts},
+    {"ExpertsSharedRecomputed",
+     R"({"data_parallel": 4, "expert_parallel": 2, "moe_shared_expert_overlap": true, "recompute": "full"})",
+     kSharedExperts},
+    {"ExpertsPairs",
+     R"({"data_parallel": 2, "expert_parallel": 2, "overlap_moe_expert_parallel_comm": true, "zero_stage": 2})",
+     kMixtral},
+    {"ExpertsPairsPipeline",
+     R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "data_parallel": 2, "expert_parallel": 2,
+         "overlap_moe_expert_parallel_comm": true})",
+     kSwitch},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
