@@ -85,7 +85,8 @@ TensorId expert_block(Builder& b, TensorId x) {
       slots{(assignments + b.model.experts - 1) / b.model.experts, Axis::slots};
   const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
   b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
-  const bool early = b.kernels.weighs_activations && b.kernels.fused_kernels;
+  // Behind the second product where that adds a bias, which the weights are of as well.
+  const bool early = b.kernels.weighs_activations && b.kernels.fused_kernels && !b.model.expert_bias;
   TensorId by_row = kNoTensor;
   if (early) {
     by_row = b.tensor("permute_weights", Category::activation, Dtype::fp32, {experts, slots});
