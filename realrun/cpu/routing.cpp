@@ -104,8 +104,7 @@ class Slots {
     call.require(x.elements() == tokens_ * width_ && last_size(x) == width_, "rows are not as wide as tokens");
   }
   // by_row: [experts, slots], a number for each row.
-  Slots(const KernelCall& call, const Buffer& by_row, const Buffer& choices)
-      : Slots(call, *by_row.tensor, choices, 1) {
+  Slots(const KernelCall& call, const Buffer& by_row, const Buffer& choices) : Slots(call, *by_row.tensor, choices, 1) {
     call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
   }
   std::int64_t width() const { return width_; }
@@ -261,9 +260,8 @@ void permute_weights(const KernelCall& call) {
   call.require_same_elements(weights, choices);
   const Slots slots(call, by_row, choices);
   std::ranges::fill(by_row.span(), 0.0f);
-  slots.for_each([&](std::int64_t, std::int64_t assignment, std::int64_t row) {
-    by_row.data[row] = weights.data[assignment];
-  });
+  slots.for_each(
+      [&](std::int64_t, std::int64_t assignment, std::int64_t row) { by_row.data[row] = weights.data[assignment]; });
 }
 
 void unpermute_weights(const KernelCall& call) {
@@ -271,9 +269,8 @@ void unpermute_weights(const KernelCall& call) {
   call.require_same_elements(weights, choices);
   const Slots slots(call, by_row, choices);
   std::ranges::fill(weights.span(), 0.0f);
-  slots.for_each([&](std::int64_t, std::int64_t assignment, std::int64_t row) {
-    weights.data[assignment] = by_row.data[row];
-  });
+  slots.for_each(
+      [&](std::int64_t, std::int64_t assignment, std::int64_t row) { weights.data[assignment] = by_row.data[row]; });
 }
 
 }  // namespace orrery::cpu
