@@ -227,7 +227,8 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
   }
 }
 
-// The second product is linear: rows may be weighed before it, as Megatron-Core does, or where they are put together.
+// The second product is linear but for its bias, which these have not: rows may be weighed before it, as Megatron-Core
+// does, or where they are put together.
 TEST(OneRank, ExpertsAreWeighedBeforeOrBehindTheirSecondProduct) {
   for (const char* model : {kMixtral, kSharedExperts, kSigmoidExperts}) {
     const auto run = [&](const char* framework) {
