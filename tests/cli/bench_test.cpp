@@ -334,9 +334,9 @@ TEST(Bench, MeasuresShapesOfTheUsersChoice) {
                                  {"kernel": "linear/bias", "m": 3, "k": 4, "n": 5}])");
   const CommandResult list = place.orrery("bench --list --shape adam/plain:elements=100 --shapes shapes.json");
   EXPECT_EQ(list.code, 0) << list.err;
-  for (const char* name : {"adam/plain/fp32/100 ", "multiply/fp32/1x3x40 ", "linear/bias/fp32/3x4x5 "})
+  for (const char* name : {"adam/plain/fp32/100 ", "multiply/fp32/1x3x40 ", "multiply/row/fp32/1x3x40 ", "linear/bias/fp32/3x4x5 "})
     EXPECT_THAT(list.out, HasSubstr(name));
-  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 4) << "and nothing else\n" << list.out;
+  EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 5) << "and nothing else\n" << list.out;
   const CommandResult run =
       place.orrery("bench --shapes - --filter mul --repetitions 2 --min-time 1e-6 --patience 0 --history h.db",
                    place.read("shapes.json"));
@@ -358,7 +358,7 @@ TEST(Bench, MeasuresShapesOfTheUsersChoice) {
 TEST(Bench, ColdAndWarmCachesAreKeptApart) {
   Workplace place;
   const std::string options =
-      "bench --filter '^(multiply/|step/one_rank)' --repetitions 2 --min-time 1e-6 --patience 0 --history h.db "
+      "bench --filter '^(multiply/fp32|step/one_rank)' --repetitions 2 --min-time 1e-6 --patience 0 --history h.db "
       "--output ";
   ASSERT_EQ(place.orrery(options + "warm.json").code, 0);
   const CommandResult cold = place.orrery(options + "cold.json --cold-cache");
@@ -388,7 +388,7 @@ TEST(Bench, ColdAndWarmCachesAreKeptApart) {
 TEST(Bench, ARunCanBeComparedAndKept) {
   Workplace place;
   const CommandResult run = place.orrery(
-      "bench --filter '^(multiply/|step/one_rank)' --repetitions 3 --min-time 1e-6 --patience 0 --output run.json "
+      "bench --filter '^(multiply/fp32|step/one_rank)' --repetitions 3 --min-time 1e-6 --patience 0 --output run.json "
       "--history h.db");
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, HasSubstr("multiply/fp32/"));
