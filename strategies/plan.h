@@ -16,6 +16,7 @@
 #include "strategies/expert_parallel/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
+#include "strategies/fsmoe/options.h"
 #include "strategies/gradient_accumulation/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
@@ -38,6 +39,7 @@ struct Plan {
   context_parallel::Options context;
   usp::Options usp;
   expert_parallel::Options expert;
+  fsmoe::Options fsmoe;
   activation_recompute::Options recompute;
   activation_offload::Options activation_offload;
   pipeline_parallel::Options pipeline;
@@ -57,6 +59,7 @@ struct Plan {
     context.visit_fields(v);
     usp.visit_fields(v);
     expert.visit_fields(v);
+    fsmoe.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
     zeropp.visit_fields(v);

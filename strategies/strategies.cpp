@@ -8,6 +8,7 @@
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
+#include "strategies/fsmoe/fsmoe.h"
 #include "strategies/gradient_accumulation/gradient_accumulation.h"
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
@@ -109,6 +110,16 @@ constexpr Strategy kStrategies[] = {
      .make_runnable = expert_parallel::make_runnable,
      .check_runnable = expert_parallel::check_runnable,
      .search_axes = expert_parallel::search_axes},
+    {.name = "fsmoe",
+     .summary = "layers with experts in chunks: all-to-alls, gathers within nodes and experts beside each other",
+     .paper = "Pan et al. 2025, arXiv 2501.10714; Shi et al. 2023 (PipeMoE); Hwang et al. 2023, arXiv 2206.03382 (Tutel)",
+     .check = fsmoe::check,
+     .rewrite = nothing,
+     .rewrite_piece = fsmoe::rewrite_piece,
+     .disable = fsmoe::disable,
+     .words = fsmoe::words,
+     .check_runnable = fsmoe::check_runnable,
+     .search_axes = fsmoe::search_axes},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

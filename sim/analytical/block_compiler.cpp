@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "sim/analytical/block_clock.h"
@@ -24,6 +25,21 @@ const Tensor* rows_of_experts(const Op& op, std::span<const Tensor> tensors) {
     if (id != kNoTensor && tensors[id].find(Axis::slots) > 0) return &tensors[id];
   return nullptr;
 }
+// Which chunks of its storage a tensor is; all where it is no view of some.
+struct ChunkRange {
+  std::int64_t begin = 0, end = std::numeric_limits<std::int64_t>::max();
+  bool meets(const ChunkRange& other) const { return begin < other.end && other.begin < end; }
+};
+ChunkRange chunks_of(std::span<const Tensor> tensors, TensorId id) {
+  for (; tensors[id].alias_of != kNoTensor; id = tensors[id].alias_of) {
+    const Tensor &view = tensors[id], &base = tensors[view.alias_of];
+    const int d = view.find(Axis::chunks), of = base.find(Axis::chunks);
+    if (d < 0 || of < 0) break;
+    if (view.sizes[d] < base.sizes[of]) return {view.alias_begin, view.alias_begin + view.sizes[d]};
+  }
+  return {};
+}
+
 constexpr std::uint16_t bit_of(Stream s) { return static_cast<std::uint16_t>(1u << static_cast<unsigned>(s)); }
 
 }  // namespace
@@ -45,7 +61,19 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   };
   const auto depend = [&](TensorId id) {
     const TensorId root = context.root[id];
-    const std::int32_t compute = last_compute_[root], other = last_other_[root];
+    std::int32_t compute = last_compute_[root], other = last_other_[root];
+    // Chunks, a dimension behind that of experts, wait for their own writers alone.
+    if (code.piece->tensors[id].axes[1] == Axis::chunks) {
+      const std::span<const Tensor> tensors = code.piece->tensors;
+      const ChunkRange read = chunks_of(tensors, id);
+      compute = other = kNobody;
+      for (std::size_t i = to; i-- > 0 && (compute == kNobody || other == kNobody);)
+        for (const TensorId w : code.ops[i].writes) {
+          if (w == kNoTensor || context.root[w] != root || code.costs[i].absent) continue;
+          std::int32_t& last = code.ops[i].stream == Stream::compute ? compute : other;
+          if (last == kNobody && read.meets(chunks_of(tensors, w))) last = static_cast<std::int32_t>(i);
+        }
+    }
     if (compute != kNobody && !on_compute && !waits) add(compute);  // else after the kernels issued before it anyway
     if (other != kNobody) add(other);
     if (compute == kNobody && other == kNobody && entry != kNoTensor && root == context.root[entry]) {

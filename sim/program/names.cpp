@@ -34,7 +34,7 @@ const char* name_of(Place place) {
 const char* name_of(Axis axis) {
   static constexpr std::array names{"none",        "batch",     "sequence", "key_sequence", "hidden", "groups",
                                     "group_heads", "group_qkv", "head_dim", "ffn",          "vocab",  "experts",
-                                    "slots",       "expert_ffn"};
+                                    "slots",       "expert_ffn", "chunks"};
   static_assert(names.size() == kAxes);
   return pick(names, axis);
 }

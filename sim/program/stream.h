@@ -15,6 +15,7 @@ enum class Stream : std::uint8_t {
   tensor_communication,     // groups over tp
   context_communication,    // groups over cp
   expert_communication,     // groups over ep
+  expert_tensor_communication,  // groups over etp, where they meet beside those over ep
   data_communication,       // reductions of gradients, over dp (and cp), and of what follows from them
   parameter_communication,  // parameter gathering, over dp
   pipeline_communication,   // between stages
@@ -54,6 +55,8 @@ inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
      "context-parallel communication"},
     {Stream::expert_communication, "expert_communication", Occupies::fabric, false, Stream::expert_communication,
      "expert-parallel communication"},
+    {Stream::expert_tensor_communication, "expert_tensor_communication", Occupies::fabric, false,
+     Stream::expert_communication, "expert-parallel communication"},
     {Stream::data_communication, "data_communication", Occupies::fabric, true, Stream::data_communication,
      "gradient reduction"},
     {Stream::parameter_communication, "parameter_communication", Occupies::fabric, false,

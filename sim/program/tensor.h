@@ -77,8 +77,9 @@ enum class Axis : std::uint8_t {
   experts,     // of a layer's mixture of experts
   slots,       // what of an expert's input one token is put into
   expert_ffn,  // an expert's inner width
+  chunks,      // of slots that follow each other through exchanges and experts; never sharded
 };
-inline constexpr int kAxes = 14;
+inline constexpr int kAxes = 15;
 const char* name_of(Axis axis);
 
 struct Dim {

@@ -1,0 +1,347 @@
+#include "strategies/fsmoe/fsmoe.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/fsmoe/degree.h"
+
+namespace orrery::fsmoe {
+namespace {
+
+bool is_exchange(const Op& op) { return is_communication(op.kind); }
+
+// The layers with experts of a piece, chunk by chunk.
+class Chunks {
+ public:
+  Chunks(const Options& options, Piece& piece)
+      : options_(options), piece_(piece), parts_(std::max(options.forward_degree, options.backward_degree)) {}
+
+  void run() {
+    find_rows();
+    if (home_slots_ == 0) return;
+    for (std::size_t id = 0; id < rows_.size(); ++id)
+      if (rows_[id]) divide(static_cast<TensorId>(id));
+    rewrite(piece_.forward, options_.forward_degree);
+    rewrite(piece_.backward, options_.backward_degree);
+  }
+
+ private:
+  bool has_slots(TensorId id) const { return id != kNoTensor && piece_.tensors[id].find(Axis::slots) >= 0; }
+  bool of_rows(const Op& op) const {
+    const auto has = [&](TensorId id) { return has_slots(id); };
+    return !traits_of(op.kind).regroups && (std::ranges::any_of(op.reads, has) || std::ranges::any_of(op.writes, has));
+  }
+
+  void find_rows() {
+    rows_.resize(piece_.tensors.size());
+    home_.resize(piece_.tensors.size());
+    bool travel = false;
+    for (const Block* block : {&piece_.forward, &piece_.backward})
+      for (const Op& op : block->ops) {
+        const bool regroups = traits_of(op.kind).regroups;
+        travel = travel || (of_rows(op) && is_exchange(op));
+        const auto note = [&](TensorId id) {
+          if (!has_slots(id)) return;
+          rows_[id] = true;
+          home_[id] = home_[id] || regroups;
+          if (const Tensor& t = piece_.tensors[id]; regroups) home_slots_ = t.sizes[t.find(Axis::slots)];
+        };
+        std::ranges::for_each(op.reads, note);
+        std::ranges::for_each(op.writes, note);
+      }
+    for (std::size_t id = 0; id < rows_.size(); ++id) rows_[id] = rows_[id] || has_slots(static_cast<TensorId>(id));
+    if (!travel) home_slots_ = 0;
+  }
+
+  // Rows get the dimension of chunks. What tokens are put into, and taken from, keeps its shape and gets a view of it.
+  void divide(TensorId id) {
+    chunked_.resize(piece_.tensors.size(), kNoTensor);
+    const std::int64_t slots = (home_slots_ + parts_ - 1) / parts_;  // of a chunk, for one rank's tokens
+    Tensor& t = piece_.tensors[id];
+    const int d = t.find(Axis::slots);
+    const std::int64_t of_ranks = t.sizes[d] / home_slots_;
+    Tensor cut = t;
+    cut.append({1, Axis::none});
+    for (int i = cut.rank - 1; i > d; --i) {
+      cut.sizes[i] = t.sizes[i - 1];
+      cut.axes[i] = t.axes[i - 1];
+      cut.over[i] = t.over[i - 1];
+      cut.set_deal(i, t.deal(i - 1));
+    }
+    cut.sizes[d] = parts_;
+    cut.axes[d] = Axis::chunks;
+    cut.over[d] = {};
+    cut.set_deal(d, Deal::contiguous);
+    cut.sizes[d + 1] = slots * of_ranks;
+    if (!home_[id]) {
+      t = cut;
+      chunked_[id] = id;
+      return;
+    }
+    t.sizes[d] = parts_ * slots * of_ranks;
+    cut.alias_of = id;
+    cut.alias_begin = 0;
+    chunked_[id] = piece_.add(cut);
+  }
+
+  // Chunk `index` of `degree`.
+  TensorId chunk(TensorId id, std::int64_t index, std::int64_t degree) {
+    if (!has_slots(id)) return id;
+    const TensorId whole = chunked_[id];
+    if (degree == 1) return whole;
+    const std::array<std::int64_t, 3> key{id, index, degree};
+    for (const auto& [known, view] : views_)
+      if (known == key) return view;
+    Tensor part = piece_.tensors[whole];
+    const int d = part.find(Axis::chunks);
+    part.sizes[d] = parts_ / degree;
+    if (const TensorId base = part.alias_of; base != kNoTensor && piece_.tensors[base].find(Axis::chunks) >= 0) {
+      part.alias_of = chunk(base, index, degree);  // as much of the base, and there what the view is of it
+    } else {
+      part.alias_of = whole;
+      part.alias_begin = index * part.sizes[d];
+    }
+    part.resident = part.shared = part.lent = false;
+    const TensorId view = piece_.add(part);
+    views_.emplace_back(key, view);
+    return view;
+  }
+
+  // Other kernels stay where they are, before or behind all chunks.
+  void rewrite(Block& block, std::int64_t degree) {
+    out_.clear();
+    const std::vector<std::uint8_t> needed = needed_by_rows(block);
+    for (std::size_t i = 0; i < block.ops.size(); ++i) {
+      const Op& op = block.ops[i];
+      if (of_rows(op)) {
+        if (reads_of(op, behind_)) flush(degree);
+        pending_.push_back(op);
+      } else {
+        const bool waits = reads_of(op, pending_) || reads_of(op, behind_);
+        (pending_.empty() || (needed[i] != 0 && !waits) ? out_ : behind_).push_back(op);
+      }
+    }
+    flush(degree);
+    block.ops = out_;
+  }
+
+  // By op: whether one on rows that comes later needs it.
+  std::vector<std::uint8_t> needed_by_rows(const Block& block) const {
+    std::vector<std::uint8_t> needed(block.ops.size()), wanted(piece_.tensors.size());
+    for (std::size_t i = block.ops.size(); i-- > 0;) {
+      const Op& op = block.ops[i];
+      needed[i] = of_rows(op) || std::ranges::any_of(op.writes, [&](TensorId id) {
+                    return id != kNoTensor && wanted[storage_of(piece_, id)] != 0;
+                  });
+      for (const TensorId id : op.reads)
+        if (needed[i] != 0 && id != kNoTensor) wanted[storage_of(piece_, id)] = 1;
+    }
+    return needed;
+  }
+
+  bool depends(const Op& later, const Op& earlier) const {
+    for (const TensorId w : earlier.writes) {
+      if (w == kNoTensor) continue;
+      const TensorId written = storage_of(piece_, w);
+      for (const TensorId r : later.reads)
+        if (r != kNoTensor && storage_of(piece_, r) == written) return true;
+    }
+    return false;
+  }
+  bool reads_of(const Op& op, const std::vector<Op>& earlier) const {
+    return std::ranges::any_of(earlier, [&](const Op& e) { return depends(op, e); });
+  }
+
+  // Streams as the ops are issued to them: each in order. The compute stream comes last.
+  enum Lane : std::uint8_t { all_to_alls, within_nodes, kernels, kLanes };
+  Lane lane_of(const Op& op) const {
+    if (!is_exchange(op)) return kernels;
+    return options_.schedule == MoeSchedule::fsmoe && op.kind != OpKind::redistribute ? within_nodes : all_to_alls;
+  }
+
+  struct Step {
+    std::size_t op;
+    std::int64_t chunk;
+  };
+
+  // All pending ops, chunk by chunk, and what waits for them.
+  void flush(std::int64_t degree) {
+    if (!pending_.empty()) pipeline(degree);
+    out_.insert(out_.end(), behind_.begin(), behind_.end());
+    pending_.clear();
+    behind_.clear();
+  }
+
+  // Experts' backward is one call of autograd, and what takes its rows on waits for all of it: the product that gives
+  // them comes behind the weight gradients.
+  void give_rows_last(std::size_t first, std::size_t last) {
+    std::size_t rows = last;
+    while (rows > first && pending_[rows].phase == Phase::weight_gradient) --rows;
+    if (rows < last)
+      std::rotate(pending_.begin() + static_cast<std::ptrdiff_t>(rows),
+                  pending_.begin() + static_cast<std::ptrdiff_t>(rows) + 1,
+                  pending_.begin() + static_cast<std::ptrdiff_t>(last) + 1);
+  }
+
+  void pipeline(std::int64_t degree) {
+    // Before the products, the products, and behind them.
+    const auto is_product = [](const Op& op) { return is_matmul(op.kind); };
+    const auto first = static_cast<std::size_t>(std::ranges::find_if(pending_, is_product) - pending_.begin());
+    std::size_t last = first;
+    for (std::size_t i = first; i < pending_.size(); ++i)
+      if (is_product(pending_[i])) last = i;
+    give_rows_last(first, last);
+    const auto side = [&](std::size_t i) { return i < first ? 0 : i <= last ? 1 : 2; };
+
+    std::array<std::deque<Step>, kLanes> lanes;
+    // Kernels before and behind the products (rows that are sorted) come a chunk early and late, so that products do
+    // not wait for them; those behind when all before them are issued, as streams have all that leaves first.
+    for (std::int64_t round = 0; round < degree + 2; ++round)
+      for (const int of_side : {0, 1, 2})
+        for (std::int64_t c = 0; c < degree; ++c)
+          for (std::size_t i = 0; i < pending_.size(); ++i)
+            if (side(i) == of_side && lane_of(pending_[i]) == kernels &&
+                round == std::max(c + of_side, of_side == 2 ? degree - 1 : 0))
+              lanes[kernels].push_back({i, c});
+    for (const bool back : {false, true})
+      for (std::int64_t c = 0; c < degree; ++c)
+        for (std::size_t i = 0; i < pending_.size(); ++i)
+          if (const Lane lane = lane_of(pending_[i]); lane != kernels && (side(i) == 2) == back)
+            lanes[lane].push_back({i, c});
+
+    std::vector<std::uint8_t> issued(pending_.size() * static_cast<std::size_t>(degree));
+    const auto at = [&](std::size_t op, std::int64_t c) {
+      return op * static_cast<std::size_t>(degree) + static_cast<std::size_t>(c);
+    };
+    const auto ready = [&](const Step& step) {
+      for (std::size_t before = 0; before < step.op; ++before)
+        if (issued[at(before, step.chunk)] == 0 && depends(pending_[step.op], pending_[before])) return false;
+      return true;
+    };
+    for (std::size_t left = issued.size(); left > 0;) {
+      const std::size_t before = left;
+      for (std::deque<Step>& lane : lanes)
+        for (; !lane.empty() && ready(lane.front()); lane.pop_front(), --left) {
+          const Step step = lane.front();
+          issued[at(step.op, step.chunk)] = 1;
+          emit(pending_[step.op], step.chunk, degree);
+          if (&lane == &lanes[kernels]) {  // what travels is issued as soon as it can be
+            lane.pop_front(), --left;
+            break;
+          }
+        }
+      if (left == before) throw std::logic_error("chunks of a layer with experts wait for each other in a circle");
+    }
+  }
+
+  void emit(Op op, std::int64_t index, std::int64_t degree) {
+    for (TensorId& id : op.reads) id = chunk(id, index, degree);
+    for (TensorId& id : op.writes) id = chunk(id, index, degree);
+    if (is_exchange(op)) {
+      op.stream = lane_of(op) == within_nodes ? Stream::expert_tensor_communication : Stream::expert_communication;
+      op.account = Stream::compute;
+      op.free_running = true;
+    }
+    out_.push_back(op);
+  }
+
+  const Options& options_;
+  Piece& piece_;
+  const std::int64_t parts_;               // chunks of the pass that has more
+  std::int64_t home_slots_ = 0;            // of an expert, for one rank's tokens
+  std::vector<std::uint8_t> rows_, home_;  // by tensor: has slots; is read or written by what puts tokens into them
+  std::vector<TensorId> chunked_;          // with the dimension of chunks
+  std::vector<std::pair<std::array<std::int64_t, 3>, TensorId>> views_;
+  std::vector<Op> pending_, behind_, out_;  // of rows; behind those; done
+};
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.fsmoe;
+  const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
+    throw InputError({"", std::string("/plan/") + field}, found, expected);
+  };
+  constexpr const char *kSchedule = "moe_schedule", *kForward = "moe_pipeline_degree_forward",
+                       *kBackward = "moe_pipeline_degree_backward";
+  const std::int64_t forward = options.forward_degree, backward = options.backward_degree;
+  const std::string name = "\"" + std::string(kMoeScheduleNames[static_cast<std::size_t>(options.schedule)]) + "\"";
+  if (options.schedule == MoeSchedule::sequential) {
+    if (forward > 1) fail(kForward, std::to_string(forward), "1 with moe_schedule \"sequential\", which has no chunks");
+    if (backward > 1)
+      fail(kBackward, std::to_string(backward), "1 with moe_schedule \"sequential\", which has no chunks");
+    return;
+  }
+  if (!scenario.model.has_experts()) fail(kSchedule, name, "\"sequential\" for a model without experts");
+  if (scenario.plan.expert.overlap_shared)
+    fail(kSchedule, name, "\"sequential\" with moe_shared_expert_overlap, which hides the same");
+  if (scenario.plan.expert.overlap_pairs)
+    fail(kSchedule, name, "\"sequential\" with overlap_moe_expert_parallel_comm, which hides the same");
+  if (options.schedule == MoeSchedule::tutel && forward != backward)
+    fail(kBackward, std::to_string(backward),
+         std::to_string(forward) + " as forward with moe_schedule \"tutel\", which has one degree");
+  if (std::max(forward, backward) % std::min(forward, backward) != 0)
+    fail(kBackward, std::to_string(backward),
+         "a divisor or a multiple of moe_pipeline_degree_forward, " + std::to_string(forward));
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
+  if (scenario.plan.fsmoe.schedule != MoeSchedule::sequential) Chunks(scenario.plan.fsmoe, piece).run();
+}
+
+void disable(Plan& plan) { plan.fsmoe = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"moe-pipeline", [](const Scenario& s) { return s.plan.fsmoe.schedule != MoeSchedule::sequential; }}};
+  return kWords;
+}
+
+void check_runnable(const Scenario& scenario) {
+  const Options& options = scenario.plan.fsmoe;
+  const Model& model = scenario.model;
+  if (options.schedule == MoeSchedule::sequential || std::max(options.forward_degree, options.backward_degree) == 1)
+    return;
+  const double no_drops = static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
+  if (const double factor = scenario.plan.expert.capacity_factor; factor < no_drops)
+    throw InputError(
+        {"", "/plan/moe_expert_capacity_factor"}, std::to_string(factor),
+        std::to_string(no_drops) +
+            " or more, by which no token is dropped, in a run whose experts have slots of whole chunks: one "
+            "rank would drop other tokens");
+}
+
+std::span<const SearchAxis> search_axes() {
+  static constexpr auto degrees = [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+    if (chosen.plan.fsmoe.schedule == MoeSchedule::sequential) return values.push_back(1);
+    values.insert(values.end(), kDegrees.begin(), kDegrees.end());
+  };
+  static constexpr SearchAxis kAxes[]{
+      {.field = "moe_pipeline_degree_forward",
+       .label = "chunks",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.forward_degree = value; },
+       .values = degrees},
+      {.field = "moe_pipeline_degree_backward",
+       .label = "chunks back",
+       .turns = Turns::kernels,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.fsmoe.backward_degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             if (chosen.plan.fsmoe.schedule == MoeSchedule::tutel)
+               return values.push_back(chosen.plan.fsmoe.forward_degree);
+             degrees(chosen, values);
+           }}};
+  return kAxes;
+}
+
+}  // namespace orrery::fsmoe

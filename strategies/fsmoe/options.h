@@ -1,0 +1,35 @@
+#pragma once
+
+#include <array>
+
+#include "sim/base/fields.h"
+
+namespace orrery::fsmoe {
+
+// What of a layer with experts runs beside what, chunk by chunk.
+enum class MoeSchedule : std::uint8_t {
+  sequential,    // nothing: the next kernels wait for each exchange (DeepSpeed-MoE)
+  tutel,         // exchanges, all on one stream, beside experts; as many chunks backward as forward (PipeMoE, Tutel)
+  fsmoe_no_iio,  // the same, with degrees of their own forward and backward
+  fsmoe,         // all-gathers and reduce-scatters within a node on a stream of their own, beside all-to-alls
+};
+inline constexpr std::array<std::string_view, 4> kMoeScheduleNames{"sequential", "tutel", "fsmoe_no_iio", "fsmoe"};
+
+struct Options {
+  MoeSchedule schedule = MoeSchedule::sequential;
+  std::int64_t forward_degree = 1, backward_degree = 1;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field(
+        "moe_schedule", schedule, kMoeScheduleNames,
+        "a layer with experts: exchanges and experts one after another (sequential), exchanges on one stream beside "
+        "experts (tutel; fsmoe_no_iio with degrees of their own forward and backward), or all-to-alls, the "
+        "gathers and scatters of expert_tensor_parallel and experts all beside each other (fsmoe)");
+    v.field("moe_pipeline_degree_forward", forward_degree, IntegerRange{.least = 1, .most = 64},
+            "chunks of an expert's slots that follow each other through exchanges and experts, forward");
+    v.field("moe_pipeline_degree_backward", backward_degree, IntegerRange{.least = 1, .most = 64},
+            "the same, backward; with moe_schedule tutel as forward");
+  }
+};
+
+}  // namespace orrery::fsmoe

@@ -1,0 +1,207 @@
+// Layers with experts in chunks (strategies/fsmoe): are all schedules proven Programs of the same work, and is more
+// overlap faster, by as much as links that are shared allow?
+#include <gmock/gmock.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+#include "sim/des/engine.h"
+#include "sim/program/check.h"
+#include "strategies/fsmoe/fsmoe.h"
+#include "strategies/read_scenario.h"
+#include "tests/simulation/support.h"
+
+namespace orrery {
+namespace {
+
+using fsmoe::MoeSchedule;
+
+Scenario bundled(const std::string& name) {
+  ScenarioReader reader;
+  ScenarioSource source;
+  const nlohmann::json document = load_scenario_document(name, {}, source);
+  return reader.read(document, source);
+}
+
+Scenario with(Scenario s, MoeSchedule schedule, std::int64_t forward, std::int64_t backward) {
+  s.plan.fsmoe = {schedule, forward, backward};
+  return s;
+}
+
+const Piece& layer_of(const Program& program) {
+  for (const Piece& piece : program.pieces)
+    if (count_ops(piece.forward, OpKind::permute) > 0) return piece;
+  throw std::runtime_error("no layer with experts");
+}
+
+// A small model on a node of eight, experts over four ranks and their matrices over `etp`.
+Scenario small(std::int64_t etp, const std::string& plan) {
+  nlohmann::json document = nlohmann::json::parse(R"({
+    "model": {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512, "max_positions": 96, "activation": "swiglu",
+              "ffn": 96, "experts": 8, "experts_per_token": 2, "expert_ffn": 48, "linear_bias": false},
+    "cluster": {"node": "dgx-h100", "nodes": 1}, "workload": {"sequence_length": 96, "global_batch_size": 16}})");
+  document["plan"] = nlohmann::json::parse(plan);
+  document["plan"].update({{"expert_parallel", 4}, {"expert_tensor_parallel", etp}});
+  return read_scenario(document, {});
+}
+
+TEST(MoeSchedules, AreProvenWhateverTheirDegrees) {
+  const char* const plans[] = {R"({})", R"({"zero_stage": 3, "recompute": "full"})",
+                               R"({"tensor_parallel": 2, "sequence_parallel": true, "zero_stage": 1})",
+                               R"({"moe_token_dispatcher": "hierarchical", "framework": "fsdp"})",
+                               R"({"moe_expert_capacity_factor": 1.25, "precision": "fp8"})"};
+  Program program;
+  for (const char* plan : plans)
+    for (const std::int64_t etp : {1, 2})
+      for (const MoeSchedule schedule : {MoeSchedule::tutel, MoeSchedule::fsmoe_no_iio, MoeSchedule::fsmoe})
+        for (const std::int64_t forward : {1, 2, 4, 8})
+          for (const std::int64_t backward : {1, 2, 4, 8}) {
+            if (schedule == MoeSchedule::tutel && forward != backward) continue;
+            lower(with(small(etp, plan), schedule, forward, backward), program);
+            for (const Violation& v : check(program))
+              ADD_FAILURE() << plan << ", etp " << etp << ", " << forward << " and " << backward << " chunks: rule "
+                            << static_cast<int>(v.rule) << ": " << v.text;
+          }
+}
+
+// Bytes of all collectives by kind, FLOPs of all products.
+std::map<std::string, double> work_of(const Scenario& scenario) {
+  Program program;
+  lower(scenario, program);
+  const Piece& layer = layer_of(program);
+  std::map<std::string, double> work;
+  for (const Block* block : {&layer.forward, &layer.backward})
+    for (const Op& op : block->ops) {
+      const std::string phase = block == &layer.forward ? "forward " : "backward ";
+      if (is_communication(op.kind)) work[phase + op.name] += bytes(op, layer.tensors);
+      if (is_matmul(op.kind)) work[phase + "products"] += flops(op, layer.tensors);
+    }
+  return work;
+}
+
+TEST(MoeSchedules, MoveAndComputeWhatTheSequentialOneDoes) {
+  for (const std::int64_t etp : {1, 2}) {
+    const Scenario base = small(etp, R"({"zero_stage": 1})");  // 24 slots, which all degrees divide
+    const auto expected = work_of(base);
+    EXPECT_EQ(expected.contains("forward dispatch.all_gather"), etp > 1);
+    for (const std::int64_t forward : {2, 8})
+      for (const std::int64_t backward : {1, 4})
+        EXPECT_EQ(work_of(with(base, MoeSchedule::fsmoe, forward, backward)), expected) << forward << ", " << backward;
+  }
+}
+
+TEST(MoeSchedules, RoundSlotsUpToWholeChunks) {
+  const Scenario base = small(2, R"({"moe_expert_capacity_factor": 0.9})");
+  const auto slots = [&](std::int64_t degree) {
+    Program program;
+    lower(with(base, MoeSchedule::fsmoe, degree, degree), program);
+    const Piece& layer = layer_of(program);
+    for (const Op& op : layer.forward.ops)
+      if (op.kind == OpKind::permute) return layer.tensors[op.writes[0]].sizes[1];
+    return std::int64_t{0};
+  };
+  EXPECT_EQ(slots(1), 22);  // 0.9 x 96 tokens x 2 experts a token / 8 experts = 21.6
+  EXPECT_EQ(slots(2), 22);
+  EXPECT_EQ(slots(4), 24);
+  EXPECT_EQ(slots(8), 24);
+}
+
+// Figure 3 of the paper.
+TEST(MoeSchedules, PutTheirCollectivesOnTheirStreamsAllChunksOutBeforeTheFirstComesBack) {
+  for (const MoeSchedule schedule : {MoeSchedule::tutel, MoeSchedule::fsmoe}) {
+    Program program;
+    lower(with(bundled("fsmoe"), schedule, 4, 4), program);
+    const Piece& layer = layer_of(program);
+    for (const Block* block : {&layer.forward, &layer.backward}) {
+      std::map<Stream, std::string> order;
+      for (const Op& op : block->ops) {
+        if (op.stream != Stream::expert_communication && op.stream != Stream::expert_tensor_communication) continue;
+        EXPECT_TRUE(op.free_running);
+        order[op.stream] += op.kind == OpKind::redistribute ? (order[op.stream].size() < 4 ? 'D' : 'C')
+                            : op.kind == OpKind::all_gather ? 'G'
+                                                            : 'S';
+      }
+      if (schedule == MoeSchedule::fsmoe) {
+        EXPECT_EQ(order[Stream::expert_communication], "DDDDCCCC");
+        EXPECT_EQ(order[Stream::expert_tensor_communication], "GGGGSSSS");
+      } else {
+        EXPECT_THAT(order[Stream::expert_communication], testing::MatchesRegex("DGDG.G.GSCSCSCSC"));
+        EXPECT_FALSE(order.contains(Stream::expert_tensor_communication));
+      }
+    }
+  }
+}
+
+TEST(MoeSchedules, AreRefusedWhereTheyHideNothingOrTheSame) {
+  const Scenario base = small(2, "{}");
+  const auto refused = [&](auto change) {
+    Scenario s = base;
+    change(s);
+    return refusal_of(s);
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.fsmoe.forward_degree = 2; }),
+              HasSubstr("/plan/moe_pipeline_degree_forward"));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.fsmoe = {MoeSchedule::tutel, 2, 4};
+              }),
+              HasSubstr("2 as forward with moe_schedule \"tutel\""));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.fsmoe = {MoeSchedule::fsmoe, 3, 2};
+              }),
+              HasSubstr("a divisor or a multiple of moe_pipeline_degree_forward, 3"));
+  EXPECT_THAT(refused([](Scenario& s) {
+                s.plan.fsmoe = {MoeSchedule::fsmoe, 2, 2};
+                s.plan.expert.overlap_pairs = true;
+              }),
+              HasSubstr("overlap_moe_expert_parallel_comm"));
+  Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
+  dense.workload.global_batch_size = 8;
+  dense.plan.fsmoe.schedule = MoeSchedule::fsmoe;
+  EXPECT_THAT(refusal_of(dense), HasSubstr("\"sequential\" for a model without experts"));
+}
+
+Report by_events(const Scenario& scenario) {
+  const PreparedAlone p(scenario, false);
+  Report report;
+  const DiscreteEventJob job{
+      .name = "", .program = p.program, .mfu_dtype = p.scenario.plan.precision.compute(), .kernels = p.kernels};
+  run_discrete_event(p.scenario.cluster, *p.collectives, {&job, 1}, {}, {}, {&report, 1});
+  return report;
+}
+
+TEST(MoeSchedules, WithMoreOverlapAreNotSlower) {
+  for (const char* name : {"fsmoe", "fsmoe-testbed-b"}) {
+    const Scenario base = bundled(name);
+    const auto seconds = [&](MoeSchedule schedule, std::int64_t degree) {
+      return simulate(with(base, schedule, degree, degree), false).step_seconds;
+    };
+    const double one = seconds(MoeSchedule::sequential, 1);
+    // A single chunk has nothing to run beside.
+    EXPECT_NEAR(seconds(MoeSchedule::fsmoe, 1), one, 0.002 * one) << name;
+    for (const std::int64_t degree : {2, 4}) {
+      const double tutel = seconds(MoeSchedule::tutel, degree), fsmoe = seconds(MoeSchedule::fsmoe, degree);
+      EXPECT_EQ(seconds(MoeSchedule::fsmoe_no_iio, degree), tutel) << name;
+      EXPECT_LT(tutel, one) << name << ", " << degree;
+      EXPECT_LT(fsmoe, tutel) << name << ", " << degree;
+    }
+  }
+}
+
+// Network cards and devices of a node share PCIe: what the closed form overlaps freely the engine of events does not.
+TEST(MoeSchedules, GainLessFromInterAndIntraNodeOverlapWhereTheyShareLinks) {
+  const Scenario base = bundled("fsmoe-testbed-b");
+  const auto gain = [&](auto engine) {
+    return engine(with(base, MoeSchedule::tutel, 4, 4)) / engine(with(base, MoeSchedule::fsmoe, 4, 4));
+  };
+  const double ideal = gain([](const Scenario& s) { return simulate(s, false).step_seconds; });
+  const double shared = gain([](const Scenario& s) { return by_events(s).step_seconds; });
+  EXPECT_GT(ideal, 1.02);
+  EXPECT_GT(shared, 1);
+  EXPECT_LT(shared - 1, 0.9 * (ideal - 1)) << "ideal " << ideal << ", with contention " << shared;
+}
+
+}  // namespace
+}  // namespace orrery
