@@ -117,7 +117,6 @@ constexpr Strategy kStrategies[] = {
      .rewrite = nothing,
      .rewrite_piece = fsmoe::rewrite_piece,
      .disable = fsmoe::disable,
-     .words = fsmoe::words,
      .check_runnable = fsmoe::check_runnable,
      .search_axes = fsmoe::search_axes},
     {.name = "pipeline_parallel",

@@ -298,12 +298,6 @@ void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece&
 
 void disable(Plan& plan) { plan.fsmoe = {}; }
 
-std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"moe-pipeline", [](const Scenario& s) { return s.plan.fsmoe.schedule != MoeSchedule::sequential; }}};
-  return kWords;
-}
-
 void check_runnable(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const Model& model = scenario.model;

@@ -21,7 +21,6 @@ namespace orrery::fsmoe {
 void check(const Scenario& scenario);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
-std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();
 

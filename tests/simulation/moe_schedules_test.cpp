@@ -4,11 +4,13 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <stdexcept>
 #include <string>
 
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
+#include "strategies/fsmoe/degree.h"
 #include "strategies/fsmoe/fsmoe.h"
 #include "strategies/read_scenario.h"
 #include "tests/simulation/support.h"
@@ -166,8 +168,11 @@ TEST(MoeSchedules, AreRefusedWhereTheyHideNothingOrTheSame) {
 Report by_events(const Scenario& scenario) {
   const PreparedAlone p(scenario, false);
   Report report;
-  const DiscreteEventJob job{
-      .name = "", .program = p.program, .mfu_dtype = p.scenario.plan.precision.compute(), .kernels = p.kernels};
+  const DiscreteEventJob job{.name = "",
+                             .program = p.program,
+                             .mfu_dtype = p.scenario.plan.precision.compute(),
+                             .kernels = p.kernels,
+                             .placement = {}};
   run_discrete_event(p.scenario.cluster, *p.collectives, {&job, 1}, {}, {}, {&report, 1});
   return report;
 }
@@ -188,6 +193,47 @@ TEST(MoeSchedules, WithMoreOverlapAreNotSlower) {
       EXPECT_LT(fsmoe, tutel) << name << ", " << degree;
     }
   }
+}
+
+// Section 4.2 of the paper, with what each op of a chunk takes here: what closed form and Program say of more chunks.
+TEST(MoeSchedules, TakeWhatThePapersFourCasesSayForward) {
+  std::set<fsmoe::Bottleneck> met;
+  for (const char* name : {"fsmoe", "fsmoe-testbed-b"}) {
+    const Scenario base = bundled(name);
+    const std::int64_t layers = base.model.layers;
+    const auto predicted = [&](std::int64_t degree) {
+      return predict(PreparedAlone(with(base, MoeSchedule::fsmoe, degree, 1), false), {.ops = true});
+    };
+    const auto formula = [&](const Report& report, std::int64_t degree) {
+      const auto seconds = [&](const std::string& of) {
+        double once = 0;
+        for (const OpReport& row : report.ops)
+          if (const auto at = row.name.find(".forward."); at != std::string::npos && row.name.substr(at + 9) == of)
+            once = row.seconds;
+        EXPECT_GT(once, 0) << of;
+        return once;
+      };
+      double experts = 0;
+      for (const OpReport& row : report.ops)
+        if (row.name.find(".forward.expert_") != std::string::npos) experts += row.seconds;
+      const fsmoe::LayerTimes times{{.start_up = seconds("dispatch")},
+                                    {.start_up = seconds("dispatch.all_gather")},
+                                    {.start_up = seconds("combine.reduce_scatter")},
+                                    {.start_up = experts / static_cast<double>(degree)}};
+      return fsmoe::pipelined(times, degree, 0);
+    };
+    const Report one = predicted(1);
+    const double whole = formula(one, 1).seconds;
+    for (const std::int64_t degree : {2, 4, 8}) {
+      const Report report = predicted(degree);
+      const fsmoe::PipelinedLayer layer = formula(report, degree);
+      met.insert(layer.bottleneck);
+      EXPECT_NEAR((one.step_seconds - report.step_seconds) / static_cast<double>(layers), whole - layer.seconds,
+                  0.03 * whole)
+          << name << ", " << degree << " chunks, case " << static_cast<int>(layer.bottleneck);
+    }
+  }
+  EXPECT_GE(met.size(), 2u);
 }
 
 // Network cards and devices of a node share PCIe: what the closed form overlaps freely the engine of events does not.
