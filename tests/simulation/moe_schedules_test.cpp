@@ -7,7 +7,10 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "sim/base/json_reader.h"
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
 #include "strategies/fsmoe/degree.h"
@@ -234,6 +237,44 @@ TEST(MoeSchedules, TakeWhatThePapersFourCasesSayForward) {
     }
   }
   EXPECT_GE(met.size(), 2u);
+}
+
+// The points keep their form, and each op of table 2 that takes more than a millisecond is within a factor of 2.1.
+TEST(MoeSchedules, StayAsNearToPublishedOpsAsTheirPageSays) {
+  std::map<std::string, double> published;
+  const nlohmann::json document = parse_json_file(ORRERY_SOURCE_DIR "/results/published/moe.json");
+  for (const nlohmann::json& point : document.at("points")) {
+    const auto id = point.at("id").get<std::string>();
+    EXPECT_TRUE(published.emplace(id, point.at("value").get<double>()).second) << id << " twice";
+    EXPECT_FALSE(point.at("source").get<std::string>().empty() || point.at("what").get<std::string>().empty()) << id;
+    EXPECT_EQ(point.size(), 5u) << id << ": id, source, what, value, unit";
+    point.at("unit").get<std::string>();
+  }
+  const std::vector<std::pair<std::string, std::vector<std::string>>> ops{
+      {"alltoall", {"dispatch", "combine"}},
+      {"allgather", {"dispatch.all_gather"}},
+      {"reducescatter", {"combine.reduce_scatter"}},
+      {"experts", {"expert_fc1", "expert_activation", "expert_fc2"}},
+      {"attention",
+       {"qkv", "attention_scores", "attention_mask", "attention_softmax", "attention_dropout", "attention_context",
+        "attention_output"}},
+      {"allreduce", {"gradients.all_reduce"}}};
+  Calibrator calibrator;
+  for (const auto& [name, testbed] : {std::pair{"fsmoe", "a"}, std::pair{"fsmoe-testbed-b", "b"}}) {
+    const Report report =
+        predict(calibrator.prepare(with(bundled(name), MoeSchedule::sequential, 1, 1)), {.ops = true});
+    for (const char* const pass : {"forward", "backward"})
+      for (const auto& [id, names] : ops) {
+        double seconds = 0;
+        for (const OpReport& row : report.ops)
+          for (const std::string& op : names)
+            if (row.name == "expert_layer." + std::string(pass) + "." + op) seconds += row.seconds * row.times_per_step;
+        const double measured = 1e-3 * published.at(std::string("fsmoe-t2-") + testbed + "-gpt2-" + pass[0] + "-" + id);
+        if (measured < 1e-3) continue;
+        EXPECT_GT(seconds, measured / 2.1) << testbed << " " << pass << " " << id;
+        EXPECT_LT(seconds, measured * 2.1) << testbed << " " << pass << " " << id;
+      }
+  }
 }
 
 // Network cards and devices of a node share PCIe: what the closed form overlaps freely the engine of events does not.
