@@ -77,8 +77,9 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
 
 void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibration& collectives) {
   if (request.program->schedule.pairs)
-    throw InputError({"", "/plan/overlap_moe_expert_parallel_comm"}, "true",
-                     "false in a discrete-event simulation, whose ranks run one slot after another");
+    throw InputError({"", "/plan/pipeline_schedule"}, "pairs of a forward and a backward",
+                     "a schedule without them in a discrete-event simulation, whose ranks run one slot after another: "
+                     "neither dualpipev nor overlap_moe_expert_parallel_comm");
   jobs.emplace_back();
   JobPlan& job = jobs.back();
   const Program& program = *request.program;

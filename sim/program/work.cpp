@@ -89,7 +89,10 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
       const Tensor& c = tensor(op.writes[0]);
       const int last = a.rank - 1;
       const std::int64_t k = op.transpose_a ? a.sizes[last - 1] : a.sizes[last];
-      return {product(c, 0, c.rank - 2), c.sizes[c.rank - 2], c.sizes[c.rank - 1], k};
+      const std::int64_t batch = product(c, 0, c.rank - 2);
+      // Keys' and values' gradients are sums over the queries that share them.
+      const std::int64_t summed = std::max<std::int64_t>(1, product(a, 0, a.rank - 2) / batch);
+      return {batch, c.sizes[c.rank - 2], c.sizes[c.rank - 1], k * summed};
     }
     default:
       return {};

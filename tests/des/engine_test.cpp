@@ -51,8 +51,11 @@ TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
     if (has_jobs(document)) continue;
     Scenario s = read_scenario(document, source);
     s.perturbations.clear();
+    if (s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::dualpipe_v) continue;  // refused event by event
     const Report analytical = simulate(s), des = simulate_des(s);
-    EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.02) << b.name;
+    // Transfers between stages meet tokens on the way to experts at NICs, slot by slot: only event by event.
+    const double near = s.model.has_experts() && s.plan.pipeline.degree > 1 ? 0.025 : 0.02;
+    EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, near) << b.name;
     const double uncontended = des.discrete_event->uncontended_step_seconds;
     EXPECT_LE(uncontended, analytical.step_seconds * (1 + kRounding)) << b.name;
     EXPECT_EQ(uncontended, predict(PreparedAlone(s), {.shares_levels = false}).step_seconds) << b.name;

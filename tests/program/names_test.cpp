@@ -82,6 +82,8 @@ TEST(NamesCarryNoMeaning, ForTheEngines) {
     engine.evaluate(other, dtype, {}, called_otherwise);
     expect_equal(plain, called_otherwise, bundled.name + ", analytical");
 
+    ++compared;
+    if (program.schedule.pairs) continue;  // which are refused event by event
     DiscreteEventJob job{.name = "job", .program = &program, .mfu_dtype = dtype, .kernels = &kernels, .placement = {}};
     const auto run = [&](const Program& p) {
       job.program = &p;
@@ -90,7 +92,6 @@ TEST(NamesCarryNoMeaning, ForTheEngines) {
       return report;
     };
     expect_equal(run(program), run(other), bundled.name + ", discrete-event");
-    ++compared;
   }
   EXPECT_GE(compared, 10);
 }

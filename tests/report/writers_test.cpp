@@ -469,10 +469,12 @@ TEST(Comparison, PutsTheLargestDifferenceFirst) {
 TEST(Terms, AddUpToTheTotal) {
   TimeBreakdown time{
       .matmul = 1, .attention = 2, .memory_bound = 4, .recompute = 8, .host_issue = 16, .bubble = 32, .optimizer = 64};
-  for (std::size_t s = 1; s < kStreams; ++s) time.exposed[s] = 128;
+  double exposed = 0;  // on streams that are reported under a name of their own
+  for (std::size_t s = 1; s < kStreams; ++s)
+    if (kStreamRows[s].account == kStreamRows[s].stream) exposed += time.exposed[s] = 128;
   double sum = 0;
   for (const Term& term : terms_of(time)) sum += term.seconds;
-  EXPECT_EQ(sum, 127 + 128 * (kStreams - 1));
+  EXPECT_EQ(sum, 127 + exposed);
   EXPECT_EQ(time.total(), sum);
 }
 
