@@ -20,6 +20,7 @@
 #include "sim/hardware/read_cluster.h"
 #include "strategies/framework/framework.h"
 #include "strategies/perturbations/read_perturbations.h"
+#include "traces/routing_file.h"
 
 namespace orrery {
 namespace {
@@ -164,9 +165,10 @@ void find_from_working_directory(Json& value, const std::string& at, const std::
   const bool is_part = pointer == "/model" || pointer == "/cluster" || pointer == "/workload" || pointer == "/plan" ||
                        pointer == "/perturbations";
   if (is_part && value.is_string() && is_path(value.get_ref<const std::string&>())) make_absolute(value);
-  if (pointer == "/cluster/topology_file") make_absolute(value);
-  if (pointer == "/cluster" && value.is_object() && value.contains("topology_file"))
-    make_absolute(value["topology_file"]);
+  for (const auto& [part, field] : {std::pair{"/cluster", "topology_file"}, std::pair{"/workload", "routing_file"}}) {
+    if (pointer == std::string(part) + "/" + field) make_absolute(value);
+    if (pointer == part && value.is_object() && value.contains(field)) make_absolute(value[field]);
+  }
 }
 
 template <class Options>
@@ -509,7 +511,17 @@ const Json& need_workload(JsonReader& reader) {
 Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
   const Json& workload = need_workload(reader);
   return reading_part(source, reader.at("workload"), [&](const InputError::Where& where) {
-    return read_fields<Workload>(open_part(workload, "workload", where, /*keep_names=*/false));
+    const Part part = open_part(workload, "workload", where, /*keep_names=*/false);
+    auto read = read_fields<Workload>(part);
+    if (read.routing_file.empty()) return read;
+    const std::string path = path_beside(read.routing_file, part.where.file);
+    std::error_code error;
+    if (!std::filesystem::exists(path, error))
+      throw InputError({part.where.file, pointer_to(part.where.pointer, "routing_file")},
+                       describe(Json(read.routing_file)), "the path of a file (there is no " + path + ")");
+    read.recorded_routing = std::make_shared<const RoutingCounts>(read_routing(path));
+    read.routing_file = path;
+    return read;
   });
 }
 
@@ -702,7 +714,15 @@ Json written_out(const Json& document, const ScenarioSource& source) {
     const auto write_parts = [&](Json& of, const std::string& pointer) {
       const auto at = [&](const char* key) { return InputError::Where{source.file, pointer_to(pointer, key)}; };
       for (const char* key : {"workload", "plan", "perturbations"})
-        if (of.contains(key)) of[key] = open_part(of[key], key, at(key), /*keep_names=*/false).json;
+        if (of.contains(key)) {
+          const Part part = open_part(of[key], key, at(key), /*keep_names=*/false);
+          of[key] = part.json;
+          const Json routing = part.json.is_object() ? part.json.value("routing_file", Json()) : Json();
+          if (!routing.is_string() || routing == "") continue;
+          // To be found from wherever the document is put.
+          const std::string path = path_beside(routing.get<std::string>(), part.where.file);
+          of[key]["routing_file"] = std::filesystem::absolute(path).string();
+        }
       if (!of.contains("model")) return;
       const Part model = open_part(of["model"], "model", at("model"), /*keep_names=*/true);
       of["model"] = to_json(read_model(model.json, model.where));

@@ -1,22 +1,58 @@
 // What is fed to the model each step.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include "sim/base/fields.h"
 
 namespace orrery {
 
+class RoutingCounts;
+
+// What routers of experts choose: patterns and presets of traces/routing_generator.h.
+enum class ExpertRouting : std::uint8_t {
+  balanced,
+  zipf,
+  hot_expert,
+  hot_rank,
+  trained_with_auxiliary_loss,
+  young_router,
+  worst,
+};
+inline constexpr std::array<std::string_view, 7> kExpertRoutingNames{
+    "balanced", "zipf", "hot_expert", "hot_rank", "trained_with_auxiliary_loss", "young_router", "worst"};
+
 struct Workload {
   std::int64_t sequence_length = 0;          // tokens; 0: the model's own (max_positions, image patches)
   std::int64_t decoder_sequence_length = 0;  // encoder-decoder models; 0: as sequence_length
   std::int64_t global_batch_size = 1;        // sequences (or images) per optimizer step
+  ExpertRouting routing = ExpertRouting::balanced;
+  double routing_skew = 0;
+  std::int64_t routing_seed = 1;
+  std::string routing_file = {};                              // as found from the working directory
+  std::shared_ptr<const RoutingCounts> recorded_routing = {};  // what it holds
+
+  bool routes_unequally() const { return routing != ExpertRouting::balanced || recorded_routing != nullptr; }
 
   void visit_fields(FieldVisitor& v) {
     constexpr std::int64_t kMost = std::int64_t{1} << 32;
     v.field("sequence_length", sequence_length, IntegerRange{0, kMost}, "tokens per sequence; 0 takes the model's own length");
     v.field("decoder_sequence_length", decoder_sequence_length, IntegerRange{0, kMost}, "encoder-decoder models: tokens of the target");
     v.field("global_batch_size", global_batch_size, IntegerRange{1, kMost}, "sequences per optimizer step, over all data-parallel ranks");
+    v.field("routing", routing, kExpertRoutingNames,
+            "how a mixture of experts spreads tokens: to all experts alike (balanced), to some more than to others "
+            "(zipf, and the presets trained_with_auxiliary_loss, young_router and worst), or one expert or rank has a "
+            "share of its own (hot_expert, hot_rank)");
+    v.field("routing_skew", routing_skew, NumberRange{.least = 0, .most = 10},
+            "zipf: the exponent of popularity by rank; hot_expert, hot_rank: the share of popularity, below 1");
+    v.field("routing_seed", routing_seed, IntegerRange{0, kMost}, "of what is drawn: which experts are popular");
+    v.field("routing_file", routing_file,
+            "a recorded routing instead: the path, from the scenario's folder, of a file of counts (docs/traces.md); "
+            "layers that it lacks route as the one before, its first step stands for all");
   }
 };
 

@@ -38,6 +38,23 @@ double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const 
   return used > 0 ? std::min(1.0, met / used) : 0;
 }
 
+std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
+  if (loads.empty()) return std::nullopt;
+  RoutingReport r;
+  double layers = 0, busiest = 0, dropped = 0;
+  for (const Load& load : loads) {
+    const auto times = static_cast<double>(load.layers);
+    r.busiest_rank = std::max(r.busiest_rank, load.busiest_rank);
+    r.busiest_expert = std::max(r.busiest_expert, load.busiest_expert);
+    layers += times;
+    busiest += times * load.busiest_rank;
+    dropped += times * load.dropped;
+  }
+  r.mean_busiest_rank = busiest / layers;
+  r.dropped_share = dropped / layers;
+  return r;
+}
+
 void check_timeline(const Program& program) {
   const Schedule& schedule = program.schedule;
   const auto stages = static_cast<std::int64_t>(program.stages.size());
@@ -82,6 +99,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
     r.finish_stages(program);
   }
   report.engine = "analytical";
+  report.routing = routing_of(program.loads);
   report.ops.clear();
   report.unmeasured.clear();
   report.unmeasured_share = 0;
@@ -156,7 +174,7 @@ double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
 
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                 program.stage_groups);
+                 program.stage_groups, program.loads);
   for (const Layout& layout : layouts)
     for (const Layout::Block& block : layout.blocks)
       block.costs->set_stage(costs, layout.stage, stage_spans, block.others_busy);

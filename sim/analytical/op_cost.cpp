@@ -6,6 +6,7 @@
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/program/work.h"
@@ -17,10 +18,11 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
 }
 
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
-                           std::span<const std::vector<std::uint16_t>> stage_groups) {
+                           std::span<const std::vector<std::uint16_t>> stage_groups, std::span<const Load> loads) {
   if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);
   mesh_ = mesh;
   stage_groups_ = stage_groups;
+  loads_ = loads;
   stage_spans_ = nullptr;
   algorithm_ = algorithm;
   protocol_ = protocol;
@@ -32,6 +34,7 @@ void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpa
                             std::span<const double> busy) {
   mesh_ = all.mesh_;
   stage_groups_ = all.stage_groups_;
+  loads_ = all.loads_;
   algorithm_ = all.algorithm_;
   protocol_ = all.protocol_;
   slowest_loss_ = all.slowest_loss_;
@@ -93,6 +96,18 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
+// As much longer as the busiest rank has more; what begins with it takes no longer.
+void skew(const ExchangeSkew& by, CollectiveCost& cost) {
+  cost.intra_seconds *= by.inside;
+  cost.inter_seconds *= by.between;
+  cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
+  const double moving = cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
+                                         : std::max(cost.intra_seconds, cost.inter_seconds);
+  const double seconds = std::max(cost.seconds, cost.latency_seconds + moving);
+  cost.bus_bytes_per_second *= cost.seconds / seconds;
+  cost.seconds = seconds;
+}
+
 constexpr std::size_t kMostLoads = 4096;  // of some kilobytes
 
 // What a load depends on, of all that a mesh says.
@@ -107,6 +122,16 @@ std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
 }
 
 }  // namespace
+
+const Load* OpCostModel::row_load(const Op& op, std::span<const Tensor> tensors) const {
+  if (loads_.empty()) return nullptr;
+  for (const auto* ids : {op.reads.data(), op.writes.data()}) {
+    const std::size_t count = ids == op.reads.data() ? op.reads.size() : op.writes.size();
+    for (std::size_t i = 0; i < count; ++i)
+      if (ids[i] != kNoTensor && tensors[ids[i]].load != 0) return &loads_[tensors[ids[i]].load - 1u];
+  }
+  return nullptr;
+}
 
 std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
   if (loads_met_.size() >= kMostLoads) loads_met_.clear();
@@ -137,9 +162,10 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   const OpKind kind = collective_of(op.kind);
+  const Load* const load = op.kind == OpKind::redistribute ? row_load(op, tensors) : nullptr;
   for (const Collective& met : collectives_met_)
     if (met.kind == kind && met.algorithm == op.algorithm && met.group == op.group && met.stages == op.stages &&
-        met.bytes == payload)
+        met.bytes == payload && met.load == load)
       return met.cost;
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
@@ -149,8 +175,10 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
                             ? collectives_.token_exchange(payload, op.router, spanned.span)
                             : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);
+  if (load != nullptr)
+    skew(exchange_skew(*load, spanned.span.ranks_per_node, cost.algorithm, cost.token_shares), cost);
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
-  collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, cost});
+  collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, load, cost});
   return cost;
 }
 
@@ -208,6 +236,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     }
     cost.last_seconds = cost.seconds / op.count;
     cost.flops = kernel.flops * static_cast<double>(instances);
+    if (const Load* const load = row_load(op, tensors)) cost.flops /= load->busiest_rank;
   }
   return cost;
 }

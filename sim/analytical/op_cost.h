@@ -34,10 +34,10 @@ class OpCostModel {
   OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
 
   // Call once before the ops of a program with another mesh. The algorithm and protocol are of all its collectives that
-  // have them. `stage_groups`: Program::stage_groups; must outlive the model.
+  // have them. `stage_groups`, `loads`: of the Program; must outlive the model.
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
-                std::span<const std::vector<std::uint16_t>> stage_groups = {});
+                std::span<const std::vector<std::uint16_t>> stage_groups = {}, std::span<const Load> loads = {});
   // Instead, on the mesh of `all`, a model of the same cluster: collectives are those of this stage, whose groups may
   // span something else than another stage's, not the worst of all. `spans`: of the mesh; must outlive the model.
   // `busy`: by stage, the part of the time that it uses the network; they share NICs.
@@ -46,10 +46,11 @@ class OpCostModel {
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
   // device and its host run at the PCIe rate of the device, those from or to storage at its share of the NVMe rate,
-  // host kernels at its share of the host's memory rate. Throws InputError when the cluster lacks a rate.
+  // host kernels at its share of the host's memory rate. Of rows of unequal number (Tensor::load) the seconds are those of
+  // the rank with the most, for which all others wait, the FLOPs the mean of all. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
-  // A collective op (not send, receive): one of its `count` launches.
+  // A collective op (not send, receive): one of its `count` launches. Under a load those of its busiest rank.
   CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
   // A boundary tensor from a pipeline stage to the next, or from the last to the first. As many leave a node at once as
   // its ranks of one stage.
@@ -58,6 +59,9 @@ class OpCostModel {
   double transfer_seconds(Crossing crossing, std::int64_t from_stage) const {
     return transfer(crossing, from_stage).seconds;
   }
+
+  // Of what the op reads or writes; null: every rank has as many rows.
+  const Load* row_load(const Op& op, std::span<const Tensor> tensors) const;
 
   // What bounds the op, in words, for OpReport.
   std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
@@ -85,6 +89,7 @@ class OpCostModel {
     MeshGroup group;
     std::uint8_t stages;
     double bytes;
+    const Load* load;
     CollectiveCost cost;
   };
 
@@ -94,6 +99,7 @@ class OpCostModel {
   CollectiveModel collectives_;
   Mesh mesh_;
   std::span<const std::vector<std::uint16_t>> stage_groups_;
+  std::span<const Load> loads_;
   CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
   double slowest_loss_ = 0;  // of this mesh's devices (sim/cost/scale_cost.h)

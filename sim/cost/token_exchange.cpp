@@ -39,7 +39,7 @@ double meets(const Router& router, double some) {
 TokenShares token_shares(const Router& router, std::int64_t ranks, std::int64_t nodes) {
   const double experts = router.experts, choices = router.choices;
   return {meets(router, experts / static_cast<double>(ranks)) / choices,
-          meets(router, experts / static_cast<double>(nodes)) / choices};
+          meets(router, experts / static_cast<double>(nodes)) / choices, choices};
 }
 
 }  // namespace orrery

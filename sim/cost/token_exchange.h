@@ -13,6 +13,7 @@ namespace orrery {
 struct TokenShares {
   double to_rank = 0;  // that a rank of the group gets of one rank's tokens, once each
   double to_node = 0;  // the same of a node, over NICs
+  double choices = 1;  // experts of a token
   bool operator==(const TokenShares&) const = default;
 };
 

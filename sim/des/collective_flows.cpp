@@ -8,6 +8,7 @@
 
 #include "sim/base/error.h"
 #include "sim/cost/double_binary_tree.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/halving_doubling.h"
 
 namespace orrery {
@@ -99,8 +100,12 @@ class Builder {
         leaves_(group.leaves),
         in_switch_(group.in_switch_reduction),
         tokens_(group.tokens),
+        rows_(group.rows),
         graph_(graph) {
     if (options.chunks < 1) throw InputError({}, std::to_string(options.chunks) + " chunks", "at least 1");
+    if (!group.rows.empty() && group.rows.size() != group.devices.size() * group.devices.size())
+      throw InputError({}, std::to_string(group.rows.size()) + " parts",
+                       std::to_string(group.devices.size() * group.devices.size()) + ", one for each two members");
     if (options.channels < 0) throw InputError({}, std::to_string(options.channels) + " channels", "0 or more");
     graph_.clear();
   }
@@ -307,8 +312,15 @@ class Builder {
       for (Index x = 0; x < r; ++x) {
         std::int64_t destinations = 1;  // the member itself
         for (Index j = x; j < largest; j += r) destinations += nodes_with[at(j)] - (j < r ? 1 : 0);
-        for (const Member m : here)
-          if (m != here[at(x)]) add({m}, {here[at(x)]}, part * static_cast<double>(destinations));
+        for (const Member m : here) {
+          if (m == here[at(x)]) continue;
+          double rows = rows_.empty() ? static_cast<double>(destinations) : 0;
+          if (!rows_.empty())
+            for (Member to = 0; to < nodes_.members(); ++to)
+              if (nodes_.position(to) % r == x && (nodes_.node_of(to) != a || to == here[at(x)]))
+                rows += rows_between(m, to);
+          add({m}, {here[at(x)]}, part * rows);
+        }
       }
     }
     begin_phase();
@@ -316,8 +328,12 @@ class Builder {
       const std::span<const Member> here = nodes_.of(a);
       for (Index away = 1; away < nodes_.count(); ++away) {
         const Index b = wrap(a + away, nodes_.count());
-        for (Index j = 0; j < nodes_.size(b); ++j)
-          add({here[at(j % nodes_.size(a))]}, {nodes_.of(b)[at(j)]}, part * nodes_.size(a));
+        for (Index j = 0; j < nodes_.size(b); ++j) {
+          double rows = rows_.empty() ? nodes_.size(a) : 0;
+          if (!rows_.empty())
+            for (const Member m : here) rows += rows_between(m, nodes_.of(b)[at(j)]);
+          add({here[at(j % nodes_.size(a))]}, {nodes_.of(b)[at(j)]}, part * rows);
+        }
       }
     }
   }
@@ -330,14 +346,31 @@ class Builder {
       const Index r = nodes_.size(a);
       const double passed_on = tokens_.to_rank * nodes_.members() / r;  // of the tokens of as many members as nodes
       for (Index x = 0; x < r; ++x) {
-        for (Index away = 1; away < r; ++away)
-          add({here[at(x)]}, {here[at(wrap(x + away, r))]}, passed_on);
+        for (Index away = 1; away < r; ++away) {
+          const Member to = here[at(wrap(x + away, r))];
+          add({here[at(x)]}, {to}, rows_.empty() ? passed_on : tokens_passed_on(a, x, to));
+        }
         for (Index away = 1; away < nodes_.count(); ++away) {
           const Index b = wrap(a + away, nodes_.count());
-          add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]}, tokens_.to_node);
+          add({here[at(x)]}, {nodes_.of(b)[at(x % nodes_.size(b))]},
+              rows_.empty() ? tokens_.to_node : tokens_to_node(here[at(x)], b));
         }
       }
     }
+  }
+
+  // Of the tokens that have come to position x of node a, from members whose place is that one's, what goes on to `to`.
+  double tokens_passed_on(Index a, Index x, Member to) const {
+    double share = 0;
+    for (Member m = 0; m < nodes_.members(); ++m)
+      if (nodes_.position(m) % nodes_.size(a) == x)
+        share += share_of_tokens(tokens_.to_rank, tokens_.choices, rows_between(m, to));
+    return share;
+  }
+  double tokens_to_node(Member from, Index node) const {
+    double rows = 0;
+    for (const Member to : nodes_.of(node)) rows += rows_between(from, to) / nodes_.size(node);
+    return share_of_tokens(tokens_.to_node, tokens_.choices, rows);
   }
 
   void halving_doubling(OpKind kind) {
@@ -374,6 +407,11 @@ class Builder {
       wait_for_exchange(v);
       add(member(v), {2 * v}, exchange.share_out(), 1, 0, first_after, afters() - first_after);
     }
+  }
+
+  // Of the parts of an all-to-all: 1 where all are equal.
+  double rows_between(Member from, Member to) const {
+    return rows_.empty() ? 1 : rows_[at(std::int64_t{from} * nodes_.members() + to)];
   }
 
   // bytes_of(i, j): from member i to member j; node_bytes_of(i, b): to all members of node b.
@@ -629,6 +667,7 @@ class Builder {
   const std::span<const std::int64_t> leaves_;
   const bool in_switch_;
   const TokenShares tokens_;
+  const std::span<const double> rows_;
   FlowGraph& graph_;
   std::uint8_t phase_ = 0;
   std::vector<Member> order_, senders_, chain_;  // scratch
@@ -692,6 +731,13 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
       b.hierarchical_all_to_all();
     else if (algorithm == Algorithm::by_token)
       b.exchange_tokens();
+    else if (!members.rows.empty())
+      b.pairs([&](Member i, Member j) { return part * b.rows_between(i, j); },
+              [&](Member i, Index node) {
+                double sum = 0;
+                for (const Member j : b.nodes().of(node)) sum += b.rows_between(i, j);
+                return part * sum;
+              });
     else
       b.pairs([part](Member, Member) { return part; },
               [&, part](Member, Index node) { return part * b.nodes().size(node); });

@@ -29,6 +29,9 @@ struct GroupMembers {
   std::span<const std::int64_t> leaves = {};
   bool in_switch_reduction = false;
   TokenShares tokens = {};  // by_token
+  // Of an all-to-all whose parts are unequal, [from * members + to]: over what each sends each other one where all are
+  // equal (Load::rows); by_token: how many of the rows, of which a token's travel once. Empty: equal.
+  std::span<const double> rows = {};
 };
 
 // A member, or a switch that reduces and multicasts: the scale-up switch of a member's node, the leaf switch of its

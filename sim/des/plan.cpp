@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <random>
 
 #include "sim/analytical/fabric_share.h"
@@ -53,7 +55,7 @@ std::int32_t chunks_of(const Cluster& cluster, double bytes, const DiscreteEvent
 }
 
 std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                                    Direction way, bool reversed) {
+                                    Direction way, bool reversed, std::int32_t rows, bool returns) {
   Exchange x;
   x.pattern = kNoPattern;
   x.communicator = communicator;
@@ -67,7 +69,9 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
                         .way = way,
                         .reversed = reversed,
                         .in_switch = cost.in_switch,
-                        .tokens = cost.token_shares};
+                        .tokens = cost.token_shares,
+                        .rows = rows,
+                        .returns = returns};
     if (options.fidelity == Fidelity::step_exact) pattern.chunks = chunks_of(cluster, bytes, options);
     x.pattern = traffic.pattern(pattern);
   }
@@ -90,10 +94,52 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.overlap_slowdown = request.kernels->overlap_slowdown;
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
   job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                      program.stage_groups);
+                      program.stage_groups, program.loads);
+  fold_loads(id, job);
   compile_blocks(job);
   add_block_exchanges(id, job);
   add_stage_exchanges(id, job);
+}
+
+FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node) {
+  const auto n = static_cast<std::size_t>(load.ranks);
+  FoldedLoad folded{.rows = load.rows, .of_ranks = std::vector<double>(n)};
+  for (std::size_t r = 0; r < n; ++r) folded.of_ranks[r] = load.of_rank(static_cast<std::int64_t>(r));
+  if (load.ranks > kExactRanks) {
+    std::vector<double> sorted = folded.of_ranks;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
+    for (std::size_t begin = 1; begin < n;) {
+      const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
+      double sum = 0;
+      for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
+      for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
+      begin = end;
+    }
+    std::size_t next = 0;
+    for (std::size_t place = 0; place < per_node; ++place)
+      for (std::size_t r = place; r < n; r += per_node) folded.of_ranks[r] = sorted[next++];
+    for (std::size_t from = 0; from < n; ++from)
+      std::copy(folded.of_ranks.begin(), folded.of_ranks.end(), folded.rows.begin() + static_cast<std::ptrdiff_t>(from * n));
+  }
+  const double busiest = *std::max_element(folded.of_ranks.begin(), folded.of_ranks.end());
+  for (double& rows : folded.of_ranks) rows /= busiest;
+  return folded;
+}
+
+void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
+  const Program& program = *job.program;
+  if (program.loads.empty()) return;
+  const MeshGroup group = program.mesh.group(MeshAxis::ep);
+  const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
+  for (const Load& load : program.loads) {
+    FoldedLoad folded = folded_load(load, per_node);
+    job.rows.push_back(traffic.add_rows(std::move(folded.rows)));
+    job.rows_of_ranks.push_back(std::move(folded.of_ranks));
+  }
+  for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
+    for (std::size_t load = 0; load < program.loads.size(); ++load)
+      traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
 }
 
 void RunPlan::compile_blocks(JobPlan& job) {
@@ -129,11 +175,18 @@ void RunPlan::compile_blocks(JobPlan& job) {
           const auto begins_node = [&](std::size_t op) {
             return std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& n) { return n.op == op; });
           };
-          name.kernels.push_back(code.costs[node.op].seconds);
+          const auto add_kernel = [&](std::size_t op) {
+            name.kernels.push_back(code.costs[op].seconds);
+            if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors)) {
+              name.seconds_by_rows += code.costs[op].seconds;
+              name.load = static_cast<std::size_t>(load - program.loads.data());
+            }
+          };
+          add_kernel(node.op);
           for (std::size_t i = node.op + 1u; i < code.ops.size(); ++i) {
             if (code.ops[i].stream != Stream::compute || code.costs[i].absent) continue;
             if (begins_node(i)) break;
-            name.kernels.push_back(code.costs[i].seconds);
+            add_kernel(i);
             name.last = code.ops[i].name;
           }
         }
@@ -162,8 +215,13 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
                                             ? traffic.groups(id, op.group)
                                             : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
                                                                      program.stage_groups[op.stages - 1u].end()});
+      const Load* const load =
+          op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
+      const std::int32_t rows =
+          load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
       x = add_exchange(communicator, collective_of(op.kind), payload,
-                       job.costs->collective(op, piece.tensors, instances));
+                       job.costs->collective(op, piece.tensors, instances), {}, false, rows,
+                       load != nullptr && piece.tensors[op.reads[0]].load != 0);
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
       const OpCost copy = job.costs->cost(op, piece.tensors, instances);

@@ -36,8 +36,23 @@ struct OpName {
   const char* op = "";
   const char* last = "";             // of the kernels that a node merges; op itself if it is alone
   std::vector<double> kernels = {};  // seconds of each
+  // Of them those over rows of unequal number, which take other ranks less: their share of what the busiest takes is
+  // JobPlan::rows_of_ranks[load].
+  double seconds_by_rows = 0;
+  std::size_t load = 0;
   std::string text() const;
 };
+
+// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond, every
+// rank sends alike, the busiest rank is as busy as it is, and of the others, in order of their rows, as many as there
+// are nodes are one level, with their mean, and lie on different nodes. A rank has the same place in that order in all
+// layers: whoever is the busiest, a layer ends with it.
+struct FoldedLoad {
+  std::vector<double> rows;      // as Load::rows
+  std::vector<double> of_ranks;  // of the rank's experts, over the busiest's
+};
+inline constexpr std::int64_t kExactRanks = 16;
+FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node);
 
 struct JobPlan {
   std::string name;
@@ -57,6 +72,12 @@ struct JobPlan {
   }
   // By position of the chunk that sends: to position + 1 forwards, to position - 1 backwards; kNoExchange on one stage.
   std::vector<std::uint32_t> forward, backward;
+  // By place in the expert group, over the busiest: of each of Program::loads.
+  std::vector<std::vector<double>> rows_of_ranks;
+  std::vector<std::int32_t> rows;      // and its number in the traffic
+  double rows_of(std::size_t load, std::int64_t rank) const {
+    return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
+  }
   bool synchronises = false;           // all stages meet at the gradient norm
   std::vector<std::int32_t> stage_at;  // [position]
 
@@ -87,7 +108,7 @@ struct RunPlan {
 
   void add_job(const DiscreteEventJob& job, const CollectiveCalibration& collectives);
   std::uint32_t add_exchange(std::int32_t communicator, OpKind kind, double bytes, const CollectiveCost& cost,
-                             Direction way = {}, bool reversed = false);
+                             Direction way = {}, bool reversed = false, std::int32_t rows = -1, bool returns = false);
   // Throws InputError when one names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();
@@ -98,6 +119,7 @@ struct RunPlan {
   double timeline_works() const;
 
  private:
+  void fold_loads(std::int32_t id, JobPlan& job);
   void compile_blocks(JobPlan& job);
   void add_block_exchanges(std::int32_t id, JobPlan& job);
   void add_stage_exchanges(std::int32_t id, JobPlan& job);  // between pipeline stages

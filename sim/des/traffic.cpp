@@ -11,6 +11,11 @@ namespace {
 
 constexpr std::int32_t kInNoGroup = -1;
 
+void transpose(std::vector<double>& matrix, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i)
+    for (std::size_t j = 0; j < i; ++j) std::swap(matrix[i * n + j], matrix[j * n + i]);
+}
+
 // Edges between the same ends count together: channels of a ring, both trees.
 void merge_parallel_edges(FlowGraph& graph) {
   const auto key = [](const FlowEdge& e) {
@@ -163,7 +168,14 @@ void Traffic::lay_pattern(std::int32_t p) {
   if (kind.chunks > 0) options.chunks = kind.chunks;
   options.rail_aligned =
       kind.kind == OpKind::all_to_all && switched && cluster_.fabric.kind == FabricKind::rail_fat_tree;
-  options.by_node = !exact_ && sends_by_node(kind.kind, groups.size);
+  options.by_node = !exact_ && kind.rows < 0 && sends_by_node(kind.kind, groups.size);
+  // Tokens that travel once come back over the same edges, others by an all-to-all of their own.
+  const bool by_token = kind.algorithm == CollectiveAlgorithm::by_token, turned = kind.returns && by_token;
+  std::vector<double> rows;
+  if (kind.rows >= 0) {
+    rows = rows_[static_cast<std::size_t>(kind.rows)];
+    if (kind.returns && !by_token) transpose(rows, static_cast<std::size_t>(groups.size));
+  }
 
   // Groups that lie alike in their nodes send alike.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;
@@ -192,8 +204,11 @@ void Traffic::lay_pattern(std::int32_t p) {
                                  .order = cluster_.placement.ring_order,
                                  .leaves = leaves,
                                  .in_switch_reduction = kind.in_switch,
-                                 .tokens = kind.tokens};
+                                 .tokens = kind.tokens,
+                                 .rows = rows};
       collective_flows(kind.kind, kind.algorithm, members, options, graph);
+      if (turned)
+        for (FlowEdge& e : graph.edges) std::swap(e.from, e.to);
       if (!exact_) merge_parallel_edges(graph);
     }
     const auto first_flow = static_cast<std::uint32_t>(flows_.size());

@@ -32,6 +32,8 @@ struct PatternKind {
   std::int32_t chunks = 0;  // FlowOptions::chunks (exact)
   bool in_switch = false;   // collnet: the scale-up switch sums up within the node
   TokenShares tokens;       // by_token
+  std::int32_t rows = -1;   // Traffic::add_rows: the parts of an all-to-all; -1: equal
+  bool returns = false;     // from where those rows go, back
   bool operator==(const PatternKind&) const = default;
 };
 
@@ -92,6 +94,11 @@ class Traffic {
   // Every rank by itself, for copies between its memories.
   std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
+  // GroupMembers::rows, for the patterns that name them by this number.
+  std::int32_t add_rows(std::vector<double> rows) {
+    rows_.push_back(std::move(rows));
+    return static_cast<std::int32_t>(rows_.size() - 1);
+  }
 
   // What tells a rank, or a link, apart from others.
   void mark_rank(std::int32_t job, std::int64_t rank, std::uint64_t mark);
@@ -215,6 +222,7 @@ class Traffic {
   std::vector<Communicator> communicators_;
   std::vector<Groups> groups_;
   std::vector<Pattern> patterns_;
+  std::vector<std::vector<double>> rows_;
   std::vector<std::pair<LinkId, std::uint64_t>> link_marks_;
   std::vector<LinkId> background_;
 

@@ -50,14 +50,25 @@ void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
   mesh = Mesh{};
   stage_groups.clear();
+  loads.clear();
   runtime = Runtime{};
   model = ModelWork{};
 }
 
+namespace {
+
+// Layers of one piece's rows have one.
+std::uint8_t load_of(const Piece& piece) {
+  const auto rows = std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
+  return rows == piece.tensors.end() ? 0 : rows->load;
+}
+
+}  // namespace
+
 std::string piece_title(const Program& program, std::size_t piece) {
   const Piece& p = program.pieces[piece];
   const bool one_plan = std::all_of(program.pieces.begin(), program.pieces.end(), [&](const Piece& other) {
-    return other.plan == p.plan || std::string_view(other.name) != p.name;
+    return (other.plan == p.plan && load_of(other) == load_of(p)) || std::string_view(other.name) != p.name;
   });
   if (p.layers == 0 || one_plan) return p.name;
   std::int64_t all = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/program/collective_algorithm.h"
+#include "sim/program/load.h"
 #include "sim/program/mesh.h"
 #include "sim/program/piece.h"
 #include "sim/program/placed_bytes.h"
@@ -73,6 +74,8 @@ struct Program {
   // order of the lists.
   std::vector<std::vector<std::uint16_t>> stage_groups;
 
+  std::vector<Load> loads;  // of layers with experts (Tensor::load); none: routing is balanced
+
   Runtime runtime;
   ModelWork model;
 
@@ -93,7 +96,8 @@ void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> run
   }
 }
 
-// A piece as reports name it: "layer", or with its layers where such layers have several plans, as Python slices them:
+// A piece as reports name it: "layer", or with its layers where such layers have several plans or loads, as Python slices
+// them:
 // "layer[0:20]", "layer[0:32:2]".
 std::string piece_title(const Program& program, std::size_t piece);
 

@@ -58,7 +58,9 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
       continue;
     }
     if (deal_of(from, d) == Deal::query_heads || deal_of(to, d) == Deal::query_heads) return std::nullopt;
-    if (whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
+    // Of rows of unequal number either side's sizes are those of its fullest rank.
+    const bool unequal = from.axes[d] == Axis::slots && from.load != to.load;
+    if (!unequal && whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
     if (!deals_evenly(mesh, from, d) || !deals_evenly(mesh, to, d)) return std::nullopt;
     changed |= 1u << d;
     // The deal is of the first digit, and the digits are major to minor: what both layouts begin with stays.
@@ -71,6 +73,10 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
   if (left != come) return std::nullopt;
   Redistribution r{left, 0};
   if (changed == 0) return r;
+  if (from.load != to.load) {  // who sends how much is the load's to say
+    r.share = 1;
+    return r;
+  }
 
   const std::int64_t ranks = mesh.size(r.group), elements = from.elements();
   std::int64_t most = 0;  // that a rank sends

@@ -106,6 +106,9 @@ struct Tensor {
   // on all ranks, or a part of a sum that is owed (sim/program/check.h).
   std::uint8_t kept = 0;  // of a dimension dealt by query heads: what is behind them, and on every rank
   std::array<Division, kMaxRank> over{};
+  // Of rows on their experts' side: one more than the number of their load in Program::loads. `sizes` are those of the
+  // rank that has the most rows. 0: every rank has as many.
+  std::uint8_t load = 0;
   // Three bits a dimension; behind them the number, from 1, of the table that dimensions are dealt by, if any is.
   std::uint32_t deals = 0;
   Deal deal(int dim) const {

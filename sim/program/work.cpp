@@ -221,6 +221,10 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
     }
     case MovedBytes::payload: {
       double largest = 0;
+      if (op.kind == OpKind::redistribute) {  // of rows of unequal number the mean: a rank's own tokens'
+        const Tensor &from = tensors[op.reads[0]], &to = tensors[op.writes[0]];
+        if (from.load != to.load) return size(from.load == 0 ? op.reads[0] : op.writes[0]) * op.factor;
+      }
       for (TensorId id : op.reads)
         if (id != kNoTensor) largest = std::max(largest, size(id));
       for (TensorId id : op.writes)

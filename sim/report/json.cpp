@@ -207,6 +207,15 @@ void write_report(const Report& r, bool ops, JsonWriter& w) {
   write_list("stages", r.stages, w);
   w.field("unmeasured_share", r.unmeasured_share);
   write_list("unmeasured", r.unmeasured, w);
+  if (r.routing) {
+    w.key("routing");
+    w.begin_object();
+    w.field("busiest_rank_over_mean", r.routing->busiest_rank);
+    w.field("mean_busiest_rank_over_mean", r.routing->mean_busiest_rank);
+    w.field("busiest_expert_over_mean", r.routing->busiest_expert);
+    w.field("dropped_share", r.routing->dropped_share);
+    w.end_object();
+  }
   w.key("notes");
   w.begin_array();
   for (const std::string& note : r.notes) w.value(note);

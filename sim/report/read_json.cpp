@@ -165,6 +165,13 @@ Report read_report(const Json& document, const InputError::Where& where) {
                               .points = e["points"].integer(),
                               .sources = e["sources"].integer()};
   }
+  if (json.has("routing")) {
+    const Member routing = json["routing"];
+    r.routing = RoutingReport{.busiest_rank = routing["busiest_rank_over_mean"].number(),
+                              .busiest_expert = routing["busiest_expert_over_mean"].number(),
+                              .mean_busiest_rank = routing["mean_busiest_rank_over_mean"].number(),
+                              .dropped_share = routing["dropped_share"].number()};
+  }
   if (!json.has("ops")) return r;
   const Member ops = json["ops"];
   for (std::size_t i = 0; i < ops.size(); ++i) {

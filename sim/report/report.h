@@ -175,6 +175,13 @@ struct ExpectedStep {
   std::int64_t points = 0, sources = 0;
 };
 
+// How unequal the work of experts is, of the layers where it is the most unequal.
+struct RoutingReport {
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean
+  double mean_busiest_rank = 1;                 // of all layers with experts
+  double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
+};
+
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
@@ -202,6 +209,7 @@ struct Report {
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
+  std::optional<RoutingReport> routing;  // none: balanced
   std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of that engine only

@@ -106,6 +106,13 @@ void headline(std::string& out, const Report& r, TableStyle style) {
        remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step"
                                  : ""));
   line(out, "bound by", "", r.bound_by);
+  if (!r.routing) return;
+  line(out, "routing, busiest rank", fmt::format("{:.2f}x", r.routing->busiest_rank),
+       remark(fmt::format("rows of its experts over the mean; {:.2f}x in the mean of all layers",
+                          r.routing->mean_busiest_rank)));
+  line(out, "routing, busiest expert", fmt::format("{:.2f}x", r.routing->busiest_expert),
+       remark(r.routing->dropped_share > 0 ? percent_text(r.routing->dropped_share) + " of all rows are dropped"
+                                           : "nothing is dropped"));
 }
 
 void time_terms(std::string& out, const Report& r, TableStyle style) {

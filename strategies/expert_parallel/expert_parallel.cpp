@@ -9,6 +9,7 @@
 
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
+#include "strategies/expert_parallel/routing_loads.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::expert_parallel {
@@ -19,10 +20,11 @@ bool is_rows(const Tensor& t) { return t.find(Axis::slots) >= 0; }
 // Lays the experts of a piece out, and moves rows between where their tokens are and where their experts are.
 class Experts {
  public:
-  Experts(const Options& options, const Model& model, const Mesh& mesh, Piece& piece)
+  Experts(const Options& options, const Model& model, const Mesh& mesh, std::span<const Load> loads, Piece& piece)
       : options_(options),
         model_(model),
         mesh_(mesh),
+        loads_(loads),
         expert_(mesh.group(MeshAxis::ep)),
         tensor_(mesh.group(MeshAxis::etp)),
         piece_(piece),
@@ -54,6 +56,12 @@ class Experts {
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
   }
 
+  // Of an expert of the rank that has the most rows, its experts being alike.
+  std::int64_t rows_of(const Tensor& t, std::int64_t mean) const {
+    if (t.load == 0) return mean;
+    return static_cast<std::int64_t>(std::ceil(static_cast<double>(mean) * loads_[t.load - 1u].busiest_rank));
+  }
+
   // Parameters and what experts compute: everything on the experts' side.
   void divide() {
     const std::int64_t here = mesh_.size(expert_), parts = mesh_.size(tensor_);
@@ -66,7 +74,7 @@ class Experts {
           t.sizes[d] /= parts;
           t.over[d].append(tensor_);
         } else if (t.axes[d] == Axis::slots) {
-          t.sizes[d] = slots_ * here * parts;
+          t.sizes[d] = rows_of(t, slots_ * here) * parts;
           t.over[d].append(divided_.without(expert_ | tensor_));
         }
       }
@@ -95,6 +103,7 @@ class Experts {
     t.sizes[experts] *= mesh_.size(expert_);
     t.over[experts] = {};
     t.sizes[slots] = slots_;
+    t.load = 0;
     t.over[slots].append(tensor_);
     t.over[slots].append(expert_);
     return id;
@@ -141,7 +150,7 @@ class Experts {
     if (sorts()) sort(part, leaves, cause);
     out_.push_back(redistribution(leaves, home, "combine", cause));
   }
-  // Every rank gives each other one as much.
+  // Every rank gives each other one as much, or as many rows as the load says.
   Op redistribution(TensorId from, TensorId to, const char* name, const Op& cause) const {
     Op op = collective(OpKind::redistribute, name, expert_, from, to, cause);
     op.router = router_;
@@ -282,6 +291,7 @@ class Experts {
   const Options& options_;
   const Model& model_;
   const Mesh& mesh_;
+  std::span<const Load> loads_;
   const MeshGroup expert_, tensor_;
   Piece& piece_;
   std::vector<TensorId> home_;  // of rows on their experts' side: those of a rank's own tokens
@@ -291,10 +301,6 @@ class Experts {
   MeshGroup divided_;       // that tokens are
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
 };
-
-bool has_experts(const Piece& piece) {
-  return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::permute; });
-}
 
 }  // namespace
 
@@ -316,6 +322,7 @@ void check(const Scenario& scenario) {
   const auto degree = [&](const char* field, std::int64_t found, const std::string& expected) {
     fail(field, std::to_string(found), expected);
   };
+  check_routing(scenario);
   if (!model.has_experts()) {
     if (options.degree > 1) degree("expert_parallel", options.degree, "1 for a model without experts");
     if (options.tensor_degree > 0) degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
@@ -374,8 +381,10 @@ void fold(const Scenario& scenario, Mesh& mesh) {
   if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
 }
 
+void rewrite(const Scenario& scenario, Program& program) { lay_loads(scenario, program); }
+
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (has_experts(piece)) Experts(plan.expert, scenario.model, program.mesh, piece).run();
+  if (has_experts(piece)) Experts(plan.expert, scenario.model, program.mesh, program.loads, piece).run();
 }
 
 void disable(Plan& plan) {

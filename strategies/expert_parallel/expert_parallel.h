@@ -10,6 +10,9 @@
 //   experts      grouped products                     a part of the sum over etp
 //   combine      the same way back: reduce_scatter over etp, sort, redistribute; then unpermute
 //
+// Where routing is unequal (sim/program/load.h), a rank has rows from each other one as the load of its layer says, and
+// the sizes behind the exchange are those of the rank with the most.
+//
 // Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts), at most its
 // tokens; dropless: what balanced routing needs. A run, whose routing its data decide, has slots for all its tokens
 // instead (make_runnable).
@@ -23,6 +26,7 @@ namespace orrery::expert_parallel {
 void check(const Scenario& scenario);
 // Folds the axes ep and etp. Throws InputError where the mesh's digits cannot be cut so.
 void fold(const Scenario& scenario, Mesh& mesh);
+void rewrite(const Scenario& scenario, Program& program);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();

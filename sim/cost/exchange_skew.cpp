@@ -1,0 +1,86 @@
+#include "sim/cost/exchange_skew.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+namespace orrery {
+namespace {
+
+// Of ranks, what each sends and gets on one level.
+class Level {
+ public:
+  explicit Level(std::int64_t ranks) : sent_(static_cast<std::size_t>(ranks)), got_(sent_.size()) {}
+  void add(std::int64_t from, std::int64_t to, double rows) {
+    sent_[static_cast<std::size_t>(from)] += rows;
+    got_[static_cast<std::size_t>(to)] += rows;
+  }
+  // Over what each has when routing is balanced; 1 where that is nothing.
+  double busiest_over(const Level& balanced) const {
+    const double most = std::max(largest(sent_), largest(got_)), usual = std::max(largest(balanced.sent_), largest(balanced.got_));
+    return usual > 0 ? std::max(1.0, most / usual) : 1;
+  }
+
+ private:
+  static double largest(std::span<const double> all) { return *std::ranges::max_element(all); }
+  std::vector<double> sent_, got_;
+};
+
+struct Levels {
+  explicit Levels(std::int64_t ranks) : inside(ranks), between(ranks) {}
+  Level inside, between;
+};
+
+// `rows(from, to)`: as Load::rows.
+template <class Rows>
+void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens,
+         Rows&& rows, Levels& levels) {
+  const auto node_of = [&](std::int64_t rank) { return rank / per_node; };
+  const std::int64_t nodes = (ranks + per_node - 1) / per_node;
+  if (algorithm == CollectiveAlgorithm::by_token) {
+    for (std::int64_t from = 0; from < ranks; ++from)
+      for (std::int64_t node = 0; node < nodes; ++node) {
+        const std::int64_t first = node * per_node, end = std::min(ranks, first + per_node);
+        const std::int64_t door = std::min(first + from % per_node, end - 1);  // where the tokens enter
+        double to_node = 0;
+        for (std::int64_t to = first; to < end; ++to) {
+          to_node += rows(from, to) / static_cast<double>(end - first);
+          if (to != door) levels.inside.add(door, to, share_of_tokens(tokens.to_rank, tokens.choices, rows(from, to)));
+        }
+        if (node != node_of(from))
+          levels.between.add(from, door, share_of_tokens(tokens.to_node, tokens.choices, to_node));
+      }
+    return;
+  }
+  for (std::int64_t from = 0; from < ranks; ++from)
+    for (std::int64_t to = 0; to < ranks; ++to) {
+      if (algorithm == CollectiveAlgorithm::hierarchical) {
+        // First to the rank of the destination's place, over its NIC then.
+        const std::int64_t first = node_of(from) * per_node, here = std::min(per_node, ranks - first);
+        const std::int64_t by = first + to % per_node % here;
+        if (by != from) levels.inside.add(from, by, rows(from, to));
+        if (node_of(from) != node_of(to)) levels.between.add(by, to, rows(from, to));
+      } else if (from != to) {
+        (node_of(from) == node_of(to) ? levels.inside : levels.between).add(from, to, rows(from, to));
+      }
+    }
+}
+
+}  // namespace
+
+double share_of_tokens(double balanced, double choices, double rows) {
+  const double meets = std::min(1.0, balanced * choices);
+  return (1 - std::pow(1 - meets, rows)) / choices;
+}
+
+ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                           const TokenShares& tokens) {
+  Levels skewed(load.ranks), balanced(load.ranks);
+  lay(load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
+      skewed);
+  lay(load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
+  return {skewed.inside.busiest_over(balanced.inside), skewed.between.busiest_over(balanced.between)};
+}
+
+}  // namespace orrery

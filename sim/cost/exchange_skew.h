@@ -1,0 +1,25 @@
+// How much longer an all-to-all of rows takes under a load than balanced: what the busiest rank sends or gets, within its
+// node and over NICs, over what every rank does when routing is balanced.
+#pragma once
+
+#include "sim/cost/token_exchange.h"
+#include "sim/program/collective_algorithm.h"
+#include "sim/program/load.h"
+
+namespace orrery {
+
+struct ExchangeSkew {
+  double inside = 1, between = 1;
+};
+
+// Ranks of the group lie side by side, `per_node` on each node. The same for rows that travel back. `tokens`: of
+// by_token.
+ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                           const TokenShares& tokens);
+
+// The share of rows that travel to where so many times the mean go, a token once: as if a token's choices were
+// independent, so that one that misses a place under balanced routing misses it as often as that, to the power of
+// `rows`.
+double share_of_tokens(double balanced, double choices, double rows);
+
+}  // namespace orrery

@@ -1,0 +1,27 @@
+// Unequal work: how many rows each rank of an expert-parallel group has from each other one, over what balanced routing
+// gives it. A fact beside the tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes
+// follows from the rows that are there. All groups of a Program have the same load.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace orrery {
+
+struct Load {
+  std::int64_t ranks = 1;    // of the group
+  std::vector<double> rows;  // [rank of the tokens * ranks + rank of their expert]; 1 in the mean
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, of all tokens together
+  double dropped = 0;       // of all rows, those that find no slot
+  std::int64_t layers = 0;  // of the model, that have it
+
+  double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
+  // Of the rank's experts, over the mean.
+  double of_rank(std::int64_t rank) const {
+    double sum = 0;
+    for (std::int64_t from = 0; from < ranks; ++from) sum += at(from, rank);
+    return sum / static_cast<double>(ranks);
+  }
+};
+
+}  // namespace orrery

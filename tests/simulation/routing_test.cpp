@@ -1,0 +1,378 @@
+// Unequal routing: what it does to times and memory, in both engines.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "sim/cost/exchange_skew.h"
+#include "sim/des/plan.h"
+#include "sim/program/check.h"
+#include "strategies/read_scenario.h"
+#include "tests/des/support.h"
+#include "traces/routing_file.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+
+// Mixtral 8x7B on two DGX H100, an expert a rank.
+Scenario mixtral(std::int64_t nodes = 2) {
+  Scenario s = scenario_of("mixtral-8x7b", "dgx-h100", nodes);
+  s.workload.sequence_length = 4096;
+  s.workload.global_batch_size = 8 * nodes;
+  s.plan.expert.degree = 8;
+  s.plan.data.zero_stage = 1;
+  return s;
+}
+
+// All layers from `layer` on route by these counts of one source, of which every token has two.
+struct LayerCounts {
+  std::int64_t layer = 0;
+  std::vector<std::int64_t> counts;
+};
+std::shared_ptr<const RoutingCounts> recorded(const std::vector<LayerCounts>& all, std::int64_t top_k = 2) {
+  RoutingShape shape;
+  shape.steps = {0};
+  for (const LayerCounts& l : all) shape.layers.push_back(l.layer);
+  shape.experts = static_cast<std::int64_t>(all.front().counts.size());
+  shape.top_k = top_k;
+  auto counts = std::make_shared<RoutingCounts>(shape);
+  for (const LayerCounts& l : all)
+    counts->append(std::accumulate(l.counts.begin(), l.counts.end(), std::int64_t{0}) / top_k, l.counts);
+  return counts;
+}
+// The first expert has `times` the mean of 8, up to 4; the others share what is left.
+std::vector<std::int64_t> hot(std::int64_t times) {
+  std::vector<std::int64_t> counts(8, 8 - times);
+  counts[0] = 7 * times;
+  return counts;
+}
+
+Program lowered(const Scenario& s) {
+  Program program;
+  lower(s, program);
+  return program;
+}
+
+// Multiply-adds of an instance of a piece's products by expert.
+double expert_products(const Piece& piece) {
+  double all = 0;
+  for (const Block* block : {&piece.forward, &piece.backward})
+    for (const Op& op : block->ops)
+      if (is_matmul(op.kind) && op.group_dims > 0) all += flops(op, piece.tensors);
+  return all;
+}
+
+const Piece& first_layer(const Program& program) {
+  const auto run = std::ranges::find_if(
+      program.line, [&](const orrery::Run& r) { return program.pieces[r.piece].layers > 0; });
+  return program.pieces[run->piece];
+}
+
+std::string violations(const Program& program) {
+  std::string text;
+  for (const Violation& v : check(program)) text += v.text + "\n";
+  return text;
+}
+
+TEST(UnequalRouting, BalancedCountsChangeNothingBitForBit) {
+  const Scenario plain = mixtral();
+  Scenario counted = plain;
+  counted.workload.recorded_routing = recorded({{0, std::vector<std::int64_t>(8, 100)}});
+  const Report a = simulate(plain), b = simulate(counted);
+  EXPECT_FALSE(a.routing.has_value());
+  ASSERT_TRUE(b.routing.has_value());
+  EXPECT_EQ(b.routing->busiest_rank, 1);
+  EXPECT_EQ(a.step_seconds, b.step_seconds);
+  EXPECT_EQ(a.memory_peak_bytes, b.memory_peak_bytes);
+  EXPECT_EQ(a.hfu, b.hfu);
+  EXPECT_EQ(a.stages.front().time.matmul, b.stages.front().time.matmul);
+  EXPECT_EQ(simulate_des(plain).step_seconds, simulate_des(counted).step_seconds);
+}
+
+TEST(UnequalRouting, ExpertsTakeTheBusiestRanksRows) {
+  Scenario s = mixtral();
+  const Program balanced = lowered(s);
+  const double products = expert_products(first_layer(balanced));
+  Report before = simulate(s);
+  for (const std::int64_t times : {2, 3, 4}) {
+    s.workload.recorded_routing = recorded({{0, hot(times)}});
+    const Program program = lowered(s);
+    EXPECT_EQ(violations(program), "");
+    ASSERT_EQ(program.loads.size(), 1u);
+    EXPECT_EQ(program.loads.front().busiest_rank, static_cast<double>(times));
+    EXPECT_DOUBLE_EQ(expert_products(first_layer(program)) / products, static_cast<double>(times));
+    const Report after = simulate(s);
+    EXPECT_GT(after.step_seconds, before.step_seconds) << times;
+    EXPECT_GT(after.memory_peak_bytes, before.memory_peak_bytes) << times;
+    // What all ranks execute stays the same.
+    EXPECT_NEAR(after.hfu * after.step_seconds, before.hfu * before.step_seconds,
+                1e-9 * before.hfu * before.step_seconds);
+    EXPECT_EQ(after.routing->busiest_rank, static_cast<double>(times));
+    before = after;
+  }
+}
+
+TEST(UnequalRouting, LayersHaveLoadsOfTheirOwn) {
+  Scenario s = mixtral();
+  s.workload.recorded_routing = recorded({{0, hot(2)}, {20, hot(4)}});
+  const Program program = lowered(s);
+  ASSERT_EQ(program.loads.size(), 2u);
+  EXPECT_EQ(program.loads[0].layers, 20);
+  EXPECT_EQ(program.loads[1].layers, 12);
+  std::vector<double> products;
+  std::vector<std::int64_t> layers;
+  for (const orrery::Run& run : program.line)
+    if (program.pieces[run.piece].layers > 0) {
+      products.push_back(expert_products(program.pieces[run.piece]));
+      layers.push_back(run.count);
+    }
+  EXPECT_EQ(layers, (std::vector<std::int64_t>{20, 12}));
+  EXPECT_DOUBLE_EQ(products[1] / products[0], 2);
+
+  const auto step_with = [&](const std::vector<LayerCounts>& counts) {
+    s.workload.recorded_routing = recorded(counts);
+    return simulate(s).step_seconds;
+  };
+  const double less = step_with({{0, hot(2)}}), more = step_with({{0, hot(4)}}),
+               both = step_with({{0, hot(2)}, {20, hot(4)}});
+  EXPECT_NEAR(both, (20 * less + 12 * more) / 32, 0.005 * both);
+}
+
+TEST(UnequalRouting, ManyUnlikeLayersBecomeAFewLoads) {
+  Scenario s = mixtral();
+  std::vector<LayerCounts> counts;
+  double busiest = 0;
+  for (std::int64_t layer = 0; layer < 32; ++layer) {
+    std::vector<std::int64_t> of_layer(8, 1000 - 10 * layer);
+    of_layer[static_cast<std::size_t>(layer % 8)] += 80 * layer;
+    busiest += static_cast<double>(of_layer[static_cast<std::size_t>(layer % 8)]) / 1000 / 32;
+    counts.push_back({layer, of_layer});
+  }
+  s.workload.recorded_routing = recorded(counts);
+  const Program program = lowered(s);
+  EXPECT_EQ(violations(program), "");
+  EXPECT_EQ(program.loads.size(), 4u);
+  double mean = 0;
+  for (const Load& load : program.loads) mean += load.busiest_rank * static_cast<double>(load.layers) / 32;
+  EXPECT_NEAR(mean, busiest, 0.05);
+}
+
+TEST(UnequalRouting, SlotsOfFixedNumberGrowNothingAndDropTheRest) {
+  Scenario s = mixtral();
+  s.plan.expert.capacity_factor = 2;
+  const Report balanced = simulate(s);
+  s.workload.recorded_routing = recorded({{0, hot(4)}});
+  const Report skewed = simulate(s);
+  EXPECT_EQ(skewed.step_seconds, balanced.step_seconds);
+  EXPECT_EQ(skewed.memory_peak_bytes, balanced.memory_peak_bytes);
+  ASSERT_TRUE(skewed.routing.has_value());
+  EXPECT_EQ(skewed.routing->busiest_expert, 4);
+  EXPECT_DOUBLE_EQ(skewed.routing->dropped_share, 0.25);  // half of four eighths
+}
+
+TEST(UnequalRouting, EnginesAgreeOnOneHotRank) {
+  for (const auto dispatcher : {expert_parallel::Dispatcher::alltoall, expert_parallel::Dispatcher::hierarchical,
+                                expert_parallel::Dispatcher::flex}) {
+    Scenario s = mixtral();
+    s.plan.expert.dispatcher = dispatcher;
+    for (const std::int64_t times : {1, 2, 4}) {
+      s.workload.recorded_routing = recorded({{0, hot(times)}});
+      const double closed = simulate(s).step_seconds, events = simulate_des(s).step_seconds;
+      EXPECT_NEAR(events / closed, 1, 0.03) << "dispatcher " << static_cast<int>(dispatcher) << ", " << times;
+    }
+  }
+}
+
+// Over two nodes: 64 experts on 16 ranks.
+TEST(UnequalRouting, EnginesAgreeWhereTokensLeaveNodes) {
+  Scenario s = scenario_of("deepseek-v2-lite", "dgx-h100", 2);
+  s.workload.sequence_length = 4096;
+  s.workload.global_batch_size = 16;
+  s.plan.expert.degree = 16;
+  s.plan.data.zero_stage = 1;
+  for (const auto dispatcher : {expert_parallel::Dispatcher::alltoall, expert_parallel::Dispatcher::hierarchical,
+                                expert_parallel::Dispatcher::flex}) {
+    s.plan.expert.dispatcher = dispatcher;
+    for (const std::int64_t hottest : {12, 24, 48}) {
+      std::vector<std::int64_t> counts(64, 12);
+      std::fill(counts.begin(), counts.begin() + 4, hottest);
+      s.workload.recorded_routing = recorded({{0, counts}}, 6);
+      const double closed = simulate(s).step_seconds, events = simulate_des(s).step_seconds;
+      EXPECT_NEAR(events / closed, 1, 0.03) << "dispatcher " << static_cast<int>(dispatcher) << ", " << hottest;
+    }
+  }
+}
+
+TEST(UnequalRouting, OtherRanksWaitForTheHotOne) {
+  Scenario s = mixtral();
+  s.workload.recorded_routing = recorded({{0, hot(4)}});
+  const Report report = simulate_des(s);
+  ASSERT_TRUE(report.discrete_event.has_value());
+  EXPECT_EQ(simulate_des(mixtral()).discrete_event->rank_classes, 1);
+  EXPECT_EQ(report.discrete_event->rank_classes, 2);  // the hot rank, and all others
+  ASSERT_FALSE(report.discrete_event->waits.empty());
+  EXPECT_NE(report.discrete_event->waits.front().op.find("combine"), std::string::npos)
+      << report.discrete_event->waits.front().op;
+}
+
+// What the formulas say of the busiest rank are the bytes of its flows.
+TEST(UnequalRouting, ExchangesAreAsSkewedAsTheirFlows) {
+  constexpr std::int64_t kRanks = 16, kPerNode = 4;
+  Load load;
+  load.ranks = kRanks;
+  for (std::int64_t from = 0; from < kRanks; ++from)
+    for (std::int64_t to = 0; to < kRanks; ++to) {
+      double rows = 0.5;
+      if (to == 5) rows += 4;
+      if (from == 9) rows *= 1.5;
+      if (to / kPerNode == 2) rows *= 2;
+      load.rows.push_back(rows);
+    }
+  const TokenShares tokens = token_shares({.experts = 64, .choices = 6}, kRanks, kRanks / kPerNode);
+  std::vector<std::int64_t> devices(kRanks);
+  std::iota(devices.begin(), devices.end(), 0);
+  const auto busiest = [&](CollectiveAlgorithm algorithm, std::span<const double> rows, bool between) {
+    FlowGraph graph;
+    collective_flows(OpKind::all_to_all, algorithm,
+                     {.devices = devices, .devices_per_node = kPerNode, .tokens = tokens, .rows = rows}, {}, graph);
+    std::vector<double> sent(kRanks), got(kRanks);
+    for (const FlowEdge& e : graph.edges)
+      if ((e.from.member / kPerNode != e.to.member / kPerNode) == between) {
+        sent[static_cast<std::size_t>(e.from.member)] += e.bytes;
+        got[static_cast<std::size_t>(e.to.member)] += e.bytes;
+      }
+    return std::max(*std::ranges::max_element(sent), *std::ranges::max_element(got));
+  };
+  using Algorithm = CollectiveAlgorithm;
+  for (const Algorithm algorithm : {Algorithm::direct, Algorithm::hierarchical, Algorithm::by_token}) {
+    const ExchangeSkew skew = exchange_skew(load, kPerNode, algorithm, tokens);
+    EXPECT_GT(skew.inside, 1.5);
+    EXPECT_GT(skew.between, 1.1);
+    EXPECT_NEAR(skew.inside, busiest(algorithm, load.rows, false) / busiest(algorithm, {}, false), 1e-9)
+        << name_of(algorithm);
+    EXPECT_NEAR(skew.between, busiest(algorithm, load.rows, true) / busiest(algorithm, {}, true), 1e-9)
+        << name_of(algorithm);
+  }
+}
+
+TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
+  constexpr std::int64_t kRanks = 64, kPerNode = 8;
+  Load load;
+  load.ranks = kRanks;
+  for (std::int64_t from = 0; from < kRanks; ++from)
+    for (std::int64_t to = 0; to < kRanks; ++to) load.rows.push_back(0.5 + static_cast<double>(to) / (kRanks - 1));
+  const FoldedLoad folded = folded_load(load, kPerNode);
+  std::vector<double> kinds = folded.of_ranks;
+  std::ranges::sort(kinds);
+  EXPECT_EQ(kinds.back(), 1);
+  kinds.erase(std::unique(kinds.begin(), kinds.end()), kinds.end());
+  EXPECT_EQ(kinds.size(), 9u);
+  EXPECT_NEAR(std::accumulate(folded.rows.begin(), folded.rows.end(), 0.0), kRanks * kRanks, 1e-6);
+  EXPECT_NEAR(*std::ranges::max_element(folded.rows), 1.5, 1e-12);
+}
+
+TEST(UnequalRouting, PatternsAreAsSkewedAsAskedFor) {
+  Scenario s = mixtral();
+  s.workload.routing = ExpertRouting::hot_rank;
+  s.workload.routing_skew = 0.3;
+  const Program hot_rank = lowered(s);
+  for (const Load& load : hot_rank.loads) EXPECT_GT(load.busiest_rank, 1.5);
+  double before = 1;
+  s.workload.routing = ExpertRouting::zipf;
+  for (const double exponent : {0.3, 0.8, 1.5}) {
+    s.workload.routing_skew = exponent;
+    const Program program = lowered(s);
+    EXPECT_EQ(violations(program), "");
+    double busiest = 0;
+    for (const Load& load : program.loads) busiest = std::max(busiest, load.busiest_rank);
+    EXPECT_GT(busiest, before);
+    before = busiest;
+  }
+}
+
+TEST(UnequalRouting, RefusesWhatDoesNotFit) {
+  const auto refusal = [](const auto& change) {
+    Scenario s = mixtral();
+    change(s);
+    return refusal_of(s);
+  };
+  EXPECT_NE(refusal([](Scenario& s) { s.workload.routing_skew = 1; }).find("/workload/routing_skew"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) {
+              s.workload.routing = ExpertRouting::hot_rank;
+              s.workload.routing_skew = 1;
+            }).find("a share above 0 and below 1"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) {
+              s.workload.routing = ExpertRouting::hot_rank;
+              s.workload.routing_skew = 0.5;
+              s.plan.expert.degree = 1;
+            }).find("/workload/routing"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) { s.workload.recorded_routing = recorded({{0, {2, 2, 2}}}); })
+                .find("counts of the model's 8 experts"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) {
+              s.workload.recorded_routing = recorded({{0, std::vector<std::int64_t>(8, 1)}}, 1);
+            }).find("counts of 2 experts a token"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) {
+              s.workload.recorded_routing = recorded({{0, hot(2)}});
+              s.workload.routing = ExpertRouting::worst;
+            }).find("\"balanced\" beside \"routing_file\""),
+            std::string::npos);
+  Scenario dense = scenario_of("llama-3-8b", "dgx-h100", 1);
+  dense.workload.global_batch_size = 8;
+  dense.workload.routing = ExpertRouting::worst;
+  EXPECT_NE(refusal_of(dense).find("without experts"), std::string::npos);
+}
+
+class RoutingFile : public testing::Test {
+ protected:
+  RoutingFile() : folder_(std::filesystem::temp_directory_path() / ("orrery_routing_" + std::to_string(getpid()))) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~RoutingFile() override { std::filesystem::remove_all(folder_); }
+  void write(const char* name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
+  Scenario read(const Json& workload) const {
+    const Json document{{"model", "mixtral-8x7b"}, {"cluster", {{"node", "dgx-h100"}}}, {"workload", workload},
+                        {"plan", {{"expert_parallel", 8}}}};
+    return read_scenario(document, {(folder_ / "scenario.json").string(), {}});
+  }
+  std::string refusal(const Json& workload) const {
+    try {
+      read(workload);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "nothing";
+  }
+  std::filesystem::path folder_;
+};
+
+TEST_F(RoutingFile, LiesBesideTheScenario) {
+  write("routing.csv", routing_csv(*recorded({{0, hot(2)}, {16, hot(3)}})));
+  const Scenario s = read({{"global_batch_size", 8}, {"routing_file", "routing.csv"}});
+  const Program program = lowered(s);
+  ASSERT_EQ(program.loads.size(), 2u);
+  EXPECT_EQ(program.loads[0].busiest_rank, 2);
+  EXPECT_EQ(program.loads[1].busiest_rank, 3);
+}
+
+TEST_F(RoutingFile, ErrorsNameTheFieldOrTheLine) {
+  EXPECT_NE(refusal({{"routing_file", "absent.csv"}}).find("/workload/routing_file"), std::string::npos);
+  std::string text = routing_csv(*recorded({{0, hot(2)}}));
+  text.replace(text.rfind("14"), 2, "99");
+  write("wrong.csv", text);
+  const std::string why = refusal({{"routing_file", "wrong.csv"}});
+  EXPECT_NE(why.find("wrong.csv"), std::string::npos) << why;
+  EXPECT_NE(refusal({{"routing", "zipff"}}).find("zipf"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace orrery
