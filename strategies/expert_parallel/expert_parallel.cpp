@@ -436,8 +436,8 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              append_divisors(chosen.model.experts, values);
-             const std::int64_t ranks = orrery::ranks(chosen) / chosen.plan.pipeline.degree;
-             std::erase_if(values, [&](std::int64_t e) { return ranks % e != 0; });
+             // Stages and replicas are chosen later.
+             std::erase_if(values, [&](std::int64_t e) { return chosen.cluster.devices() % e != 0; });
            },
        .turns_of = [](const Model& model) { return model.has_experts(); }},
       {.field = "expert_tensor_parallel",
