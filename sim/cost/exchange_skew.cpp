@@ -18,7 +18,8 @@ class Level {
   }
   // Over what each has when routing is balanced; 1 where that is nothing.
   double busiest_over(const Level& balanced) const {
-    const double most = std::max(largest(sent_), largest(got_)), usual = std::max(largest(balanced.sent_), largest(balanced.got_));
+    const double most = std::max(largest(sent_), largest(got_)),
+                 usual = std::max(largest(balanced.sent_), largest(balanced.got_));
     return usual > 0 ? std::max(1.0, most / usual) : 1;
   }
 
@@ -77,9 +78,11 @@ double share_of_tokens(double balanced, double choices, double rows) {
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens) {
   Levels skewed(load.ranks), balanced(load.ranks);
-  lay(load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
+  lay(
+      load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
       skewed);
-  lay(load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
+  lay(
+      load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
   return {skewed.inside.busiest_over(balanced.inside), skewed.between.busiest_over(balanced.between)};
 }
 

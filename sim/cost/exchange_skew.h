@@ -1,5 +1,5 @@
-// How much longer an all-to-all of rows takes under a load than balanced: what the busiest rank sends or gets, within its
-// node and over NICs, over what every rank does when routing is balanced.
+// How much longer an all-to-all of rows takes under a load than balanced: what the busiest rank sends or gets, within
+// its node and over NICs, over what every rank does when routing is balanced.
 #pragma once
 
 #include "sim/cost/token_exchange.h"

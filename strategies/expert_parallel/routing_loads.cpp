@@ -66,7 +66,7 @@ const std::vector<RoutingMatrix>& drawn(const Scenario& scenario) {
   using Key = std::tuple<ExpertRouting, double, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
   const Workload& w = scenario.workload;
   const Model& m = scenario.model;
-  const Key key{w.routing,   w.routing_skew,      w.routing_seed,
+  const Key key{w.routing, w.routing_skew,      w.routing_seed,
                 m.experts, m.experts_per_token, w.routing == ExpertRouting::hot_rank ? scenario.plan.expert.degree : 0};
   thread_local Key met;
   thread_local std::vector<RoutingMatrix> matrices;
@@ -189,8 +189,8 @@ void check_routing(const Scenario& scenario) {
   const Workload& w = scenario.workload;
   const Model& model = scenario.model;
   const auto ranks = scenario.plan.expert.degree;
-  const bool has_skew =
-      w.routing == ExpertRouting::zipf || w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::hot_rank;
+  const bool has_skew = w.routing == ExpertRouting::zipf || w.routing == ExpertRouting::hot_expert ||
+                        w.routing == ExpertRouting::hot_rank;
   const std::string skew = fmt::format("{}", w.routing_skew),
                     name(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
   if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0 with \"routing\": \"" + name + "\"");
@@ -215,7 +215,8 @@ void check_routing(const Scenario& scenario) {
   }
   if (w.routing == ExpertRouting::hot_rank && ranks == 1)
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
-  if (w.routing == ExpertRouting::hot_expert && model.experts < 2) refuse(field, said, "another one for a single expert");
+  if (w.routing == ExpertRouting::hot_expert && model.experts < 2)
+    refuse(field, said, "another one for a single expert");
   if (w.routing != ExpertRouting::zipf && has_skew && !(w.routing_skew > 0 && w.routing_skew < 1))
     refuse("routing_skew", skew, "a share above 0 and below 1 with \"routing\": \"" + name + "\"");
 }

@@ -68,8 +68,8 @@ double expert_products(const Piece& piece) {
 }
 
 const Piece& first_layer(const Program& program) {
-  const auto run = std::ranges::find_if(
-      program.line, [&](const orrery::Run& r) { return program.pieces[r.piece].layers > 0; });
+  const auto run =
+      std::ranges::find_if(program.line, [&](const orrery::Run& r) { return program.pieces[r.piece].layers > 0; });
   return program.pieces[run->piece];
 }
 
@@ -314,8 +314,9 @@ TEST(UnequalRouting, RefusesWhatDoesNotFit) {
               s.plan.expert.degree = 1;
             }).find("/workload/routing"),
             std::string::npos);
-  EXPECT_NE(refusal([](Scenario& s) { s.workload.recorded_routing = recorded({{0, {2, 2, 2}}}); })
-                .find("counts of the model's 8 experts"),
+  EXPECT_NE(refusal([](Scenario& s) {
+              s.workload.recorded_routing = recorded({{0, {2, 2, 2}}});
+            }).find("counts of the model's 8 experts"),
             std::string::npos);
   EXPECT_NE(refusal([](Scenario& s) {
               s.workload.recorded_routing = recorded({{0, std::vector<std::int64_t>(8, 1)}}, 1);
@@ -340,7 +341,9 @@ class RoutingFile : public testing::Test {
   ~RoutingFile() override { std::filesystem::remove_all(folder_); }
   void write(const char* name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
   Scenario read(const Json& workload) const {
-    const Json document{{"model", "mixtral-8x7b"}, {"cluster", {{"node", "dgx-h100"}}}, {"workload", workload},
+    const Json document{{"model", "mixtral-8x7b"},
+                        {"cluster", {{"node", "dgx-h100"}}},
+                        {"workload", workload},
                         {"plan", {{"expert_parallel", 8}}}};
     return read_scenario(document, {(folder_ / "scenario.json").string(), {}});
   }
