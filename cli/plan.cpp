@@ -13,6 +13,7 @@
 #include "sim/answers/plan_answer.h"
 #include "sim/capacity/published_runs.h"
 #include "sim/capacity/tables.h"
+#include "sim/report/format.h"
 
 namespace orrery {
 namespace {
