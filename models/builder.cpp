@@ -110,7 +110,7 @@ TensorId Builder::linear(const char* name, TensorId x, std::initializer_list<Dim
 TensorId Builder::expert_linear(const char* name, TensorId x, std::initializer_list<Dim> in,
                                 std::initializer_list<Dim> out, bool bias) {
   const auto of_experts = [&](std::initializer_list<Dim> dims) {
-    const TensorId id = parameter(name, {{model.experts, Axis::experts}});
+    const TensorId id = parameter(name, {{model.placed_experts(), Axis::experts}});
     for (const Dim& d : dims) piece.tensors[id].append(d);
     return id;
   };

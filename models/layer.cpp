@@ -43,7 +43,7 @@ Routed route(Builder& b, const char* name, TensorId x, std::int64_t experts, std
 
 // Of every expert on the rows in its slots; by row what they are weighed by, unless that is done later.
 TensorId expert_mlp(Builder& b, TensorId rows, TensorId weights) {
-  const Dim experts{b.model.experts, Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
+  const Dim experts{b.model.placed_experts(), Axis::experts}, slots{b.piece.tensors[rows].sizes[1], Axis::slots};
   const Dim ffn{b.model.expert_ffn, Axis::expert_ffn}, gate{2, Axis::none};
   const TensorId inner = b.model.gated()
                              ? b.expert_linear("expert_fc1", rows, {b.hidden()}, {gate, ffn}, b.model.expert_bias)
@@ -69,7 +69,9 @@ TensorId expert_block(Builder& b, TensorId x) {
   if (b.model.shared_expert_ffn > 0) {
     shared = mlp(b, x, b.model.shared_expert_ffn, nullptr);
     if (b.model.shared_expert_gate) {
-      const TensorId gate = route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid, .experts = 1, .choices = 1}).weights;
+      const TensorId gate =
+          route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid, .experts = 1, .choices = 1})
+              .weights;
       const TensorId gated = b.residual("shared_expert_gate");
       b.emit(OpKind::multiply, "shared_expert_gate", {shared, gate}, {gated});
       shared = gated;
@@ -81,8 +83,8 @@ TensorId expert_block(Builder& b, TensorId x) {
              static_cast<std::uint16_t>(b.model.router_best_groups), static_cast<float>(b.model.router_scale),
              static_cast<std::uint16_t>(b.model.experts), static_cast<std::uint16_t>(b.model.experts_per_token)});
   const std::int64_t assignments = b.sizes.batch * b.sizes.sequence * b.model.experts_per_token;
-  const Dim experts{b.model.experts, Axis::experts},
-      slots{(assignments + b.model.experts - 1) / b.model.experts, Axis::slots};
+  const Dim experts{b.model.placed_experts(), Axis::experts},
+      slots{(assignments + experts.size - 1) / experts.size, Axis::slots};
   const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
   b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
   // Behind the second product where that adds a bias, which the weights are of as well.

@@ -57,11 +57,13 @@ void add_layers(const Model& model, const KernelChoices& kernels, const LayerSiz
 
 }  // namespace
 
-std::int64_t expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch) {
-  return micro_batch * sequence_length(model, workload) * model.experts_per_token;
+double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch) {
+  const auto tokens = static_cast<double>(micro_batch * sequence_length(model, workload));
+  return tokens * (model.mean_experts_per_token > 0 ? model.mean_experts_per_token
+                                                    : static_cast<double>(model.experts_per_token));
 }
 
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, std::int64_t expert_rows) {
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows) {
   ProductFlops f;
   if (op.kind == OpKind::batched_matmul) {
     f.attention_full = f.attention_executed = flops(op, tensors);
@@ -75,7 +77,7 @@ ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, std::i
     f.linear = f.linear_executed = flops(op, tensors);
     if (op.group_dims > 0) {  // reads[0] is [experts, slots, ..]
       const Tensor& rows = tensors[op.reads[0]];
-      f.linear *= static_cast<double>(expert_rows) / static_cast<double>(rows.sizes[0] * rows.sizes[1]);
+      f.linear *= expert_rows / static_cast<double>(rows.sizes[0] * rows.sizes[1]);
     }
   }
   return f;
@@ -111,13 +113,14 @@ ModelWork model_work(const Model& model, const Workload& workload, std::int64_t 
                      std::span<const Piece> pieces, std::span<const Run> line) {
   ModelWork work;
   ProductFlops total;
-  const std::int64_t rows = expert_rows(model, workload, micro_batch);
+  const double rows = expert_rows(model, workload, micro_batch);
   for (const Run& run : line) {
     const Piece& piece = pieces[run.piece];
     ProductFlops forward;
     for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows), 1);
     total.add(forward, static_cast<double>(run.count));
   }
+  if (model.mean_experts_per_token > 0) total.linear_executed = total.linear;  // rows that are there, not all slots
   // The backward computes two products for each of the forward's (Narayanan et al. 2021, appendix).
   const double micro_batches = static_cast<double>(workload.global_batch_size) / static_cast<double>(micro_batch);
   work.flops_per_step = 3 * micro_batches * (total.linear + total.attention_masked);

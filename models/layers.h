@@ -18,7 +18,7 @@ enum class LossKernels : std::uint8_t { unfused, fp32, fused };
 struct KernelChoices {
   bool flash_attention = true;  // false: batched matmuls with a stored score matrix
   LossKernels loss = LossKernels::fp32;
-  bool fused_kernels = true;    // bias+activation, bias+dropout+add, rotary, softmax as single kernels
+  bool fused_kernels = true;  // bias+activation, bias+dropout+add, rotary, softmax as single kernels
   // Experts' outputs are weighed where their activation function is applied, not where tokens are put together: their
   // outputs are then not kept for the backward.
   bool weighs_activations = false;
@@ -57,9 +57,9 @@ struct ProductFlops {
 // Of an op of a built piece; none of an attention's backward, which repeats a part of the forward. `expert_rows`: the
 // rows that the tokens of a micro-batch take at a layer's experts. Slots that are left over are executed all the same;
 // they are no work of the model.
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, std::int64_t expert_rows = 0);
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows = 0);
 // One for each token and expert that it goes to.
-std::int64_t expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
+double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
 
 // FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, twice again
 // for the backward; the padded vocabulary counts. Of experts those that a token goes to.

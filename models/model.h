@@ -85,6 +85,10 @@ struct Model {
   bool router_score_bias = false;  // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
   bool expert_bias = false;        // biases of the experts' matrices (gpt-oss)
 
+  // Not of the file: what a strategy makes of a step (Strategy::settle).
+  double mean_experts_per_token = 0;  // that a gate gives, of the experts_per_token that there is room for; 0: all
+  std::int64_t expert_slots = 0;      // room for copies of experts in a layer, on all ranks; 0: one of each
+
   double published_parameters = 0;         // as the paper states; 0: unknown. Checked against `parameters` by a test.
   double published_active_parameters = 0;  // the same for active_parameters()
 
@@ -100,6 +104,7 @@ struct Model {
   // Of all stacks and stages.
   std::int64_t total_layers() const;
   bool has_experts() const { return experts > 0; }
+  std::int64_t placed_experts() const { return expert_slots > 0 ? expert_slots : experts; }
   // REQUIRES: a layer of a model with experts, counted from 0.
   bool is_expert_layer(std::int64_t layer) const {
     return layer >= dense_layers && (layer - dense_layers) % expert_period == expert_period - 1;

@@ -1,5 +1,6 @@
 #include "strategies/lower.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -44,8 +45,13 @@ void build_anew(const Scenario& scenario, const LayerPlans& plans, const KernelC
 
 void lower(const Scenario& scenario, Program& program) { lower(scenario, all_strategies(), program); }
 
-void lower(const Scenario& scenario, std::span<const Strategy> strategies, Program& program) {
-  check(scenario);
+void lower(const Scenario& as_written, std::span<const Strategy> strategies, Program& program) {
+  check(as_written);
+  std::optional<Scenario> settled;
+  for (const Strategy& strategy : strategies)
+    if (strategy.settle != nullptr)
+      if (std::optional<Scenario> here = strategy.settle(settled ? *settled : as_written)) settled = std::move(here);
+  const Scenario& scenario = settled ? *settled : as_written;
   program.clear();
   ModelPieces built{&program.pieces, std::move(program.line)};
   const std::int64_t micro_batch = scenario.plan.batch.micro_batch_size;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -313,9 +314,36 @@ class ReadParts {
   std::unordered_map<std::string, Value, Hash, std::equal_to<>> values_;
 };
 
+// Of a file that has been read, or of its name where it is gone.
+std::uint64_t file_digest(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::uint64_t digest = digest_of(file ? "" : path);
+  std::vector<char> text(1 << 16);
+  while (file) {
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    digest = digest_of({text.data(), static_cast<std::size_t>(file.gcount())}, digest);
+  }
+  return digest;
+}
+
+// A part's routing_file to be found from wherever the document is put. Empty: there is none.
+std::string absolute_routing_file(const Part& part) {
+  const Json routing = part.json.is_object() ? part.json.value("routing_file", Json()) : Json();
+  if (!routing.is_string() || routing == "") return "";
+  return std::filesystem::absolute(path_beside(routing.get<std::string>(), part.where.file)).string();
+}
+
 // What a member adds to a scenario's digest: mixed (SplitMix64's last steps), or plans alike would have digests alike.
 std::uint64_t member_digest(std::string_view key, const Json& value) {
-  std::uint64_t digest = digest_of(value.dump(), digest_of(key) + 1);  // + 1: where the key ends
+  const Json* as_digested = &value;
+  Json with_content;
+  if (const Json routing = value.is_object() ? value.value("routing_file", Json()) : Json();
+      routing.is_string() && routing != "") {
+    with_content = value;
+    with_content["routing_file"] = file_digest(routing.get<std::string>());
+    as_digested = &with_content;
+  }
+  std::uint64_t digest = digest_of(as_digested->dump(), digest_of(key) + 1);  // + 1: where the key ends
   digest = (digest ^ (digest >> 30)) * 0xbf58476d1ce4e5b9;
   digest = (digest ^ (digest >> 27)) * 0x94d049bb133111eb;
   return digest ^ (digest >> 31);
@@ -583,7 +611,9 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
     };
     const auto opened = [&](const char* key) {
       return [&source, key](const auto&, const Json& part) {
-        return open_part(part, key, {source.file, pointer_to("", key)}, /*keep_names=*/false).json;
+        Part open = open_part(part, key, {source.file, pointer_to("", key)}, /*keep_names=*/false);
+        if (const std::string path = absolute_routing_file(open); !path.empty()) open.json["routing_file"] = path;
+        return std::move(open.json);
       };
     };
     Scenario& scenario = cache.line.scenario;
@@ -717,11 +747,7 @@ Json written_out(const Json& document, const ScenarioSource& source) {
         if (of.contains(key)) {
           const Part part = open_part(of[key], key, at(key), /*keep_names=*/false);
           of[key] = part.json;
-          const Json routing = part.json.is_object() ? part.json.value("routing_file", Json()) : Json();
-          if (!routing.is_string() || routing == "") continue;
-          // To be found from wherever the document is put.
-          const std::string path = path_beside(routing.get<std::string>(), part.where.file);
-          of[key]["routing_file"] = std::filesystem::absolute(path).string();
+          if (const std::string path = absolute_routing_file(part); !path.empty()) of[key]["routing_file"] = path;
         }
       if (!of.contains("model")) return;
       const Part model = open_part(of["model"], "model", at("model"), /*keep_names=*/true);

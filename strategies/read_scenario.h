@@ -112,7 +112,7 @@ Scenario read_scenario(const nlohmann::json& document, const ScenarioSource& sou
 nlohmann::json written_out(const nlohmann::json& document, const ScenarioSource& source);
 
 // Tells scenarios apart that are written out: the sum, over the members, of the digests of their names and texts
-// (sim/base/digest.h), so that what many lines have in common is worked out once.
+// (sim/base/digest.h), so that what many lines have in common is worked out once. A routing_file counts by its content.
 std::uint64_t scenario_digest(const nlohmann::json& written_out);
 
 // Scenarios that come with Orrery: strategies/*/example-<name>.json; some hold jobs.

@@ -1,6 +1,7 @@
 // Everything a prediction needs: what is computed, where, on which input, and how it is laid out.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,11 @@ struct Scenario {
   Workload workload;
   Plan plan;
   std::vector<Perturbation> perturbations;  // of the discrete-event engine; no part of the Program
+
+  // Of each layer of the routing's source, which part of an expert's tokens goes to which rank of the expert group:
+  // [expert * ranks + rank]. A controller of a training sets it (strategies/run_controller.h). None: experts lie in
+  // blocks, each on one rank.
+  std::shared_ptr<const std::vector<std::vector<double>>> expert_shares = {};
 };
 
 // Ranks over which one replica of the model is laid: the product over all strategies.

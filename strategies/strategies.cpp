@@ -103,6 +103,7 @@ constexpr Strategy kStrategies[] = {
      .paper = "Lepikhin et al. 2020, arXiv 2006.16668; Liu et al. 2025, arXiv 2504.14960",
      .check = expert_parallel::check,
      .rewrite = expert_parallel::rewrite,
+     .control = expert_parallel::control,
      .rewrite_piece = expert_parallel::rewrite_piece,
      .fold = expert_parallel::fold,
      .disable = expert_parallel::disable,

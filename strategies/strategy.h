@@ -3,12 +3,15 @@
 // Adding one: its folder, one member of Plan (plan.h), one line in the list (strategies.cpp).
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "sim/program/program.h"
+#include "strategies/run_controller.h"
 #include "strategies/scenario.h"
 #include "strategies/search_axis.h"
 
@@ -36,6 +39,12 @@ struct Strategy {
   // A strategy that the plan does not use must return at once.
   void (*rewrite)(const Scenario& scenario, Program& program);
 
+  // The scenario as it is at the workload's step, where that is not what it says: called in front of all lowering, on a
+  // scenario that all have checked. Null, or none: as it says.
+  std::optional<Scenario> (*settle)(const Scenario& scenario) = nullptr;
+  // Of a training, what changes from step to step. Null, or a null pointer: nothing.
+  std::unique_ptr<RunController> (*control)(const Scenario& scenario) = nullptr;
+
   // Rewrites a piece under the plan of its layers, from which fields of Scope::layer are read; called for every piece
   // of `program` behind `rewrite`. Null: no such fields.
   void (*rewrite_piece)(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) = nullptr;
@@ -43,7 +52,8 @@ struct Strategy {
   void (*plan_layers)(const Scenario& scenario, LayerPlans& plans) = nullptr;
   // Divides parameter sets otherwise than `sharding` says; asked for every piece when data_parallel lays it out.
   // Null: it does not.
-  void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding) = nullptr;
+  void (*shard)(const Scenario& scenario, const Plan& plan, const Mesh& mesh,
+                data_parallel::Sharding& sharding) = nullptr;
   // The rest is null where there is nothing to say.
   // Adds the digits over which it lays ranks, of one axis from neighbours outwards; axes come in the plan's mesh_order.
   void (*add_digits)(const Scenario& scenario, Mesh& mesh) = nullptr;

@@ -79,11 +79,11 @@ class Popularity {
       std::swap(order_[i], order_[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i) + 1))]);
   }
 
+  std::int64_t next_step() const { return step_; }
+
   // Of the next step.
   std::vector<double> next() {
-    RandomBits random(g_.seed, Draw::noise, {layer_, step_});
-    const double kept = step_ == 0 ? 0 : g_.autocorrelation, fresh = g_.noise * std::sqrt(1 - kept * kept);
-    for (double& n : noise_) n = kept * n + fresh * random.normal();
+    draw_noise();
     std::vector<double> p(order_.size());
     const std::int64_t moved = g_.pattern == RoutingPattern::rotating ? step_ / g_.period : 0;
     double largest = 0;
@@ -99,7 +99,20 @@ class Popularity {
     return p;
   }
 
+  // As if next() had been called until `step` is the next.
+  void skip_to(std::int64_t step) {
+    if (g_.noise > 0)
+      for (; step_ < step; ++step_) draw_noise();
+    step_ = step;
+  }
+
  private:
+  void draw_noise() {
+    RandomBits random(g_.seed, Draw::noise, {layer_, step_});
+    const double kept = step_ == 0 ? 0 : g_.autocorrelation, fresh = g_.noise * std::sqrt(1 - kept * kept);
+    for (double& n : noise_) n = kept * n + fresh * random.normal();
+  }
+
   // Gives what is hot its share.
   void heat(std::vector<double>& p) const {
     std::int64_t first = g_.hot, count = 1;
@@ -148,6 +161,22 @@ class DistinctExperts {
                                       : static_cast<double>(j) / static_cast<double>(left);  // none has a chance left
         behind[j] += with;
       }
+    }
+  }
+
+  // What draw() gives in the mean.
+  void expect(double tokens, std::span<std::int64_t> counts) const {
+    std::vector<double> lacking(k_ + 1);
+    lacking[k_] = tokens;
+    for (std::size_t e = 0; e < experts_; ++e) {
+      double all = 0;
+      for (std::size_t j = 1; j <= k_; ++j) {
+        const double chosen = lacking[j] * chance_[e * k_ + j - 1];
+        all += chosen;
+        lacking[j] -= chosen;
+        lacking[j - 1] += chosen;
+      }
+      counts[e] = std::llround(all);
     }
   }
 
@@ -296,6 +325,45 @@ RoutingCounts generate_routing(const RoutingGenerator& g) {
       }
     }
   return counts;
+}
+
+struct RoutingSteps::Rep {
+  explicit Rep(const RoutingGenerator& g) : generator(g) {}
+
+  RoutingGenerator generator;
+  std::vector<Popularity> popularity;  // by layer
+  std::vector<RoutingMatrix> matrices;
+};
+
+RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : rep_(std::make_unique<Rep>(generator)) {
+  RoutingGenerator& g = rep_->generator;
+  g.steps = g.source_ranks = 1;
+  g.check();
+}
+RoutingSteps::~RoutingSteps() = default;
+RoutingSteps::RoutingSteps(RoutingSteps&&) noexcept = default;
+RoutingSteps& RoutingSteps::operator=(RoutingSteps&&) noexcept = default;
+
+const std::vector<RoutingMatrix>& RoutingSteps::at(std::int64_t step) {
+  const RoutingGenerator& g = rep_->generator;
+  std::vector<Popularity>& popularity = rep_->popularity;
+  std::vector<RoutingMatrix>& matrices = rep_->matrices;
+  if (!popularity.empty() && popularity.front().next_step() == step + 1) return matrices;
+  if (popularity.empty() || popularity.front().next_step() > step) {
+    popularity.clear();
+    for (std::int64_t layer = 0; layer < g.layers; ++layer) popularity.emplace_back(g, layer);
+  }
+  matrices.assign(popularity.size(), {1, g.experts, std::vector<std::int64_t>(static_cast<std::size_t>(g.experts))});
+  for (std::size_t layer = 0; layer < popularity.size(); ++layer) {
+    popularity[layer].skip_to(step);
+    const std::vector<double> p = popularity[layer].next();
+    if (g.pattern == RoutingPattern::balanced) {
+      deal_evenly(0, g.tokens * g.top_k, matrices[layer].tokens);
+    } else {
+      DistinctExperts(p, g.top_k).expect(static_cast<double>(g.tokens), matrices[layer].tokens);
+    }
+  }
+  return matrices;
 }
 
 std::vector<std::vector<double>> routing_popularity(const RoutingGenerator& g, std::int64_t layer) {

@@ -22,9 +22,12 @@ enum class ExpertRouting : std::uint8_t {
   trained_with_auxiliary_loss,
   young_router,
   worst,
+  rotating,
+  burst,
 };
-inline constexpr std::array<std::string_view, 7> kExpertRoutingNames{
-    "balanced", "zipf", "hot_expert", "hot_rank", "trained_with_auxiliary_loss", "young_router", "worst"};
+inline constexpr std::array<std::string_view, 9> kExpertRoutingNames{
+    "balanced",     "zipf",  "hot_expert", "hot_rank", "trained_with_auxiliary_loss",
+    "young_router", "worst", "rotating",   "burst"};
 
 struct Workload {
   std::int64_t sequence_length = 0;          // tokens; 0: the model's own (max_positions, image patches)
@@ -33,26 +36,49 @@ struct Workload {
   ExpertRouting routing = ExpertRouting::balanced;
   double routing_skew = 0;
   std::int64_t routing_seed = 1;
-  std::string routing_file = {};                              // as found from the working directory
+  double routing_noise = 0, routing_autocorrelation = 0;
+  std::int64_t routing_period = 1, routing_burst_steps = 1, routing_interval = 1;
+  std::string routing_file = {};                               // as found from the working directory
   std::shared_ptr<const RoutingCounts> recorded_routing = {};  // what it holds
+  std::int64_t step = 0;
+
+  static constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
   bool routes_unequally() const { return routing != ExpertRouting::balanced || recorded_routing != nullptr; }
 
   void visit_fields(FieldVisitor& v) {
     constexpr std::int64_t kMost = std::int64_t{1} << 32;
-    v.field("sequence_length", sequence_length, IntegerRange{0, kMost}, "tokens per sequence; 0 takes the model's own length");
-    v.field("decoder_sequence_length", decoder_sequence_length, IntegerRange{0, kMost}, "encoder-decoder models: tokens of the target");
-    v.field("global_batch_size", global_batch_size, IntegerRange{1, kMost}, "sequences per optimizer step, over all data-parallel ranks");
-    v.field("routing", routing, kExpertRoutingNames,
-            "how a mixture of experts spreads tokens: to all experts alike (balanced), to some more than to others "
-            "(zipf, and the presets trained_with_auxiliary_loss, young_router and worst), or one expert or rank has a "
-            "share of its own (hot_expert, hot_rank)");
+    v.field("sequence_length", sequence_length, IntegerRange{0, kMost},
+            "tokens per sequence; 0 takes the model's own length");
+    v.field("decoder_sequence_length", decoder_sequence_length, IntegerRange{0, kMost},
+            "encoder-decoder models: tokens of the target");
+    v.field("global_batch_size", global_batch_size, IntegerRange{1, kMost},
+            "sequences per optimizer step, over all data-parallel ranks");
+    v.field(
+        "routing", routing, kExpertRoutingNames,
+        "how a mixture of experts spreads tokens: to all experts alike (balanced), to some more than to others "
+        "(zipf, and the presets trained_with_auxiliary_loss, young_router and worst), or one expert or rank has a "
+        "share of its own (hot_expert, hot_rank; burst: now and then), or popularity moves on from expert to expert "
+        "(rotating)");
     v.field("routing_skew", routing_skew, NumberRange{.least = 0, .most = 10},
-            "zipf: the exponent of popularity by rank; hot_expert, hot_rank: the share of popularity, below 1");
+            "zipf, rotating: the exponent of popularity by rank; hot_expert, hot_rank, burst: the share of popularity, "
+            "below 1");
     v.field("routing_seed", routing_seed, IntegerRange{0, kMost}, "of what is drawn: which experts are popular");
+    v.field(
+        "routing_noise", routing_noise, NumberRange{.least = 0, .most = 5},
+        "standard deviation of the noise on log-popularity, which drifts from step to step; presets have their own");
+    v.field("routing_autocorrelation", routing_autocorrelation, NumberRange{.least = 0, .most = 0.999999},
+            "of that noise from one step to the next (AR(1))");
+    v.field("routing_period", routing_period, IntegerRange{1, kMostSteps},
+            "rotating: steps until popularity moves on by an expert; burst: steps from one burst to the next");
+    v.field("routing_burst_steps", routing_burst_steps, IntegerRange{1, kMostSteps}, "burst: steps that one lasts");
+    v.field("routing_interval", routing_interval, IntegerRange{1, kMostSteps},
+            "steps of a training for which routing stays as it is");
     v.field("routing_file", routing_file,
             "a recorded routing instead: the path, from the scenario's folder, of a file of counts (docs/traces.md); "
-            "layers that it lacks route as the one before, its first step stands for all");
+            "layers that it lacks route as the one before, steps that it lacks as the step before");
+    v.field("step", step, IntegerRange{0, kMostSteps},
+            "the training's step that is simulated, or the first one of --steps: routing and gates follow it");
   }
 };
 

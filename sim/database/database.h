@@ -48,6 +48,27 @@ class Database {
   std::unique_ptr<sqlite3, int (*)(sqlite3*)> database_;
 };
 
+// Takes back what was written since, unless it is committed.
+class Transaction {
+ public:
+  explicit Transaction(const Database& database) : database_(database) {
+    database_.execute("BEGIN IMMEDIATE", "write");
+  }
+  ~Transaction() {
+    if (!committed_) database_.roll_back();
+  }
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+  void commit() {
+    database_.execute("COMMIT", "write");
+    committed_ = true;
+  }
+
+ private:
+  const Database& database_;
+  bool committed_ = false;
+};
+
 // One prepared statement; columns and parameters from 0. The database outlives it.
 class Statement {
  public:

@@ -80,26 +80,6 @@ std::string result_columns() {
   return names;
 }
 
-class Transaction {
- public:
-  explicit Transaction(const Database& database) : database_(database) {
-    database_.execute("BEGIN IMMEDIATE", "write");
-  }
-  ~Transaction() {
-    if (!committed_) database_.roll_back();
-  }
-  Transaction(const Transaction&) = delete;
-  Transaction& operator=(const Transaction&) = delete;
-  void commit() {
-    database_.execute("COMMIT", "write");
-    committed_ = true;
-  }
-
- private:
-  const Database& database_;
-  bool committed_ = false;
-};
-
 SweepCell cell_of(std::string name, const OrderedJson& value) {
   const std::string json = value.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
   return {std::move(name), value.is_string() ? csv_text(value.get<std::string>()) : csv_text(json), json};

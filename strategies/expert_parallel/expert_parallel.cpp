@@ -50,7 +50,8 @@ class Experts {
  private:
   std::int64_t slots_of(std::int64_t assignments) const {
     const double factor = options_.capacity_factor > 0 ? options_.capacity_factor : 1;
-    const double slots = std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.experts));
+    const double slots =
+        std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.placed_experts()));
     // A token goes to an expert at most once.
     const std::int64_t most = assignments / model_.experts_per_token;
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
@@ -128,7 +129,7 @@ class Experts {
   }
   // Tokens that travel once are put into rows where they arrive: what is permuted before is not sorted again.
   bool sorts() const {
-    return !expert_.empty() && model_.experts > mesh_.size(expert_) && options_.dispatcher != Dispatcher::flex;
+    return !expert_.empty() && model_.placed_experts() > mesh_.size(expert_) && options_.dispatcher != Dispatcher::flex;
   }
 
   void dispatch(TensorId home, TensorId rows, const Op& cause) {
@@ -138,8 +139,7 @@ class Experts {
       out_.push_back(redistribution(home, came, "dispatch", cause));
       if (sorts()) sort(came, part, cause);
     }
-    if (part != rows)
-      out_.push_back(collective(OpKind::all_gather, "dispatch.all_gather", tensor_, part, rows, cause));
+    if (part != rows) out_.push_back(collective(OpKind::all_gather, "dispatch.all_gather", tensor_, part, rows, cause));
   }
   void combine(TensorId rows, TensorId home, const Op& cause) {
     const TensorId part = tensor_.empty() ? rows : expert_.empty() ? home : part_of(rows);
@@ -192,8 +192,8 @@ class Experts {
   // ---- shared experts beside the exchange ----
 
   bool reads_any(const Op& op, const std::vector<std::uint8_t>& marked) const {
-    return std::ranges::any_of(
-        op.reads, [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
+    return std::ranges::any_of(op.reads,
+                               [&](TensorId id) { return id != kNoTensor && marked[storage_of(piece_, id)] != 0; });
   }
   void mark_writes(const Op& op, std::vector<std::uint8_t>& marked) const {
     for (const TensorId id : op.writes)
@@ -259,7 +259,8 @@ class Experts {
     TensorId routed = kNoTensor;
     for (const Op& op : piece_.forward.ops) {
       if (op.kind == OpKind::unpermute) routed = op.writes[0];
-      if (op.kind == OpKind::add && routed != kNoTensor && op.reads[0] == routed && op.reads[1] != kNoTensor) return &op;
+      if (op.kind == OpKind::add && routed != kNoTensor && op.reads[0] == routed && op.reads[1] != kNoTensor)
+        return &op;
     }
     return nullptr;
   }
@@ -277,9 +278,8 @@ class Experts {
             piece_.tensors[rest[i].reads[0]].find(Axis::hidden) >= 0)  // of rows, not of their weights
           exchanges.push_back(i);
       if (shared.empty() || exchanges.size() != 2) continue;
-      const auto middle = std::ranges::find_if(shared, [](const Op& op) {
-        return op.kind == OpKind::activation || op.kind == OpKind::activation_backward;
-      });
+      const auto middle = std::ranges::find_if(
+          shared, [](const Op& op) { return op.kind == OpKind::activation || op.kind == OpKind::activation_backward; });
       const auto half = middle == shared.end() ? shared.begin() : middle + 1;
       for (const std::size_t i : exchanges) rest[i].stream = rest[i].account;
       rest.insert(rest.begin() + static_cast<std::ptrdiff_t>(exchanges[1]) + 1, half, shared.end());
@@ -325,9 +325,9 @@ void check(const Scenario& scenario) {
   check_routing(scenario);
   if (!model.has_experts()) {
     if (options.degree > 1) degree("expert_parallel", options.degree, "1 for a model without experts");
-    if (options.tensor_degree > 0) degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
-    if (options.capacity_factor > 0)
-      fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
+    if (options.tensor_degree > 0)
+      degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
+    if (options.capacity_factor > 0) fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     return;
@@ -362,7 +362,8 @@ void check(const Scenario& scenario) {
       fail(kField, "true", "false with pipeline_parallel above 1 and virtual_pipeline 1, as in Megatron-Core");
   }
   if (scenario.plan.mics.shard_size > 1)
-    degree("mics_shard_size", scenario.plan.mics.shard_size, "0 with experts, whose partition groups are not described");
+    degree("mics_shard_size", scenario.plan.mics.shard_size,
+           "0 with experts, whose partition groups are not described");
   if (scenario.plan.zeropp.secondary > 1)
     degree("zero_hpz_partition_size", scenario.plan.zeropp.secondary,
            "0 with experts, whose second copies are not described");

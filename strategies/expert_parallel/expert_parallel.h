@@ -18,6 +18,8 @@
 // instead (make_runnable).
 #pragma once
 
+#include <memory>
+
 #include "sim/program/program.h"
 #include "strategies/strategy.h"
 
@@ -34,6 +36,8 @@ std::span<const PlanWord> words();
 void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();
+// Of a training whose tokens are not routed to all experts alike: steps that route alike are alike.
+std::unique_ptr<RunController> control(const Scenario& scenario);
 
 // The plan's, or as many as tensor_parallel where it leaves them open.
 std::int64_t expert_tensor_ranks(const Plan& plan);

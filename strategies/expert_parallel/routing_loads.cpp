@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -19,6 +20,19 @@ namespace {
 
 [[noreturn]] void refuse(const char* field, const std::string& found, const std::string& expected) {
   throw InputError({"", std::string("/workload/") + field}, found, expected);
+}
+
+// Which have a skew and noise of their own.
+bool is_preset(ExpertRouting routing) {
+  return routing == ExpertRouting::trained_with_auxiliary_loss || routing == ExpertRouting::young_router ||
+         routing == ExpertRouting::worst;
+}
+
+// Of a trace the last step that is no later, or its first.
+std::size_t recorded_step(const Workload& workload) {
+  const std::vector<std::int64_t>& steps = workload.recorded_routing->shape().steps;
+  const auto behind = std::ranges::upper_bound(steps, workload.step);
+  return static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - steps.begin() - 1, 0));
 }
 
 RoutingGenerator generator_of(const Scenario& scenario) {
@@ -40,41 +54,72 @@ RoutingGenerator generator_of(const Scenario& scenario) {
       g.hot_share = w.routing_skew;
       g.expert_ranks = scenario.plan.expert.degree;
       break;
+    case ExpertRouting::rotating:
+      g.pattern = RoutingPattern::rotating;
+      g.zipf_exponent = w.routing_skew;
+      break;
+    case ExpertRouting::burst:
+      g.pattern = RoutingPattern::burst;
+      g.hot_share = w.routing_skew;
+      break;
     case ExpertRouting::trained_with_auxiliary_loss:
     case ExpertRouting::young_router:
     case ExpertRouting::worst:
       g = routing_preset(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
       break;
   }
+  if (!is_preset(w.routing)) {
+    g.noise = w.routing_noise;
+    g.autocorrelation = w.routing_autocorrelation;
+    g.period = w.routing_period;
+    g.burst_steps = w.routing_burst_steps;
+  }
   g.experts = scenario.model.experts;
   g.top_k = scenario.model.experts_per_token;
   g.seed = static_cast<std::uint64_t>(w.routing_seed);
   g.layers = static_cast<std::int64_t>(kDrawnLayers);
-  g.tokens = std::int64_t{1} << 22;  // counts are within some thousandths of what is popular
+  g.tokens = std::int64_t{1} << 22;  // of which whole ones are fine enough for any popularity
   return g;
 }
 
-// The first step's, all micro-batches together, by layer.
-std::vector<RoutingMatrix> matrices_of(const RoutingCounts& counts) {
-  std::vector<RoutingMatrix> all;
-  for (std::size_t layer = 0; layer < counts.shape().layers.size(); ++layer) all.push_back(counts.matrix(0, layer));
-  return all;
-}
-
-// A search lowers many plans of one workload.
+// A search lowers many plans of one workload, a training one plan step after step.
 const std::vector<RoutingMatrix>& drawn(const Scenario& scenario) {
-  using Key = std::tuple<ExpertRouting, double, std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-  const Workload& w = scenario.workload;
-  const Model& m = scenario.model;
-  const Key key{w.routing, w.routing_skew,      w.routing_seed,
-                m.experts, m.experts_per_token, w.routing == ExpertRouting::hot_rank ? scenario.plan.expert.degree : 0};
+  const RoutingGenerator g = generator_of(scenario);
+  using Key = std::tuple<RoutingPattern, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
+                         std::int64_t, std::int64_t, std::uint64_t>;
+  const Key key{g.pattern, g.zipf_exponent, g.hot_share,    g.noise, g.autocorrelation, g.period, g.burst_steps,
+                g.experts, g.top_k,         g.expert_ranks, g.seed};
   thread_local Key met;
-  thread_local std::vector<RoutingMatrix> matrices;
-  if (matrices.empty() || key != met) {
-    matrices = matrices_of(generate_routing(generator_of(scenario)));
+  thread_local std::optional<RoutingSteps> steps;
+  if (!steps || key != met) {
+    steps.emplace(g);
     met = key;
   }
-  return matrices;
+  return steps->at(routing_step(scenario.workload));
+}
+
+// `shares`: which part of an expert's tokens goes to which rank, [expert * ranks + rank].
+Load load_of_shares(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> shares) {
+  Load load;
+  load.ranks = ranks;
+  const auto total = static_cast<double>(m.total());
+  load.rows.assign(static_cast<std::size_t>(ranks * ranks), total > 0 ? 0 : 1);
+  if (total <= 0) return load;
+  std::vector<double> of_rank(static_cast<std::size_t>(ranks), 0);
+  for (std::int64_t from = 0; from < ranks; ++from) {
+    const std::int64_t source = m.source_ranks == 1 ? 0 : from;
+    double* const rows = &load.rows[static_cast<std::size_t>(from * ranks)];
+    for (std::int64_t e = 0; e < m.experts; ++e)
+      for (std::int64_t to = 0; to < ranks; ++to)
+        rows[to] += static_cast<double>(m.at(source, e)) * shares[static_cast<std::size_t>(e * ranks + to)];
+    for (std::int64_t to = 0; to < ranks; ++to) {
+      rows[to] *= static_cast<double>(m.source_ranks * ranks) / total;
+      of_rank[static_cast<std::size_t>(to)] += rows[to];
+    }
+  }
+  load.busiest_rank = max_over_mean(of_rank);
+  load.busiest_expert = max_over_mean(m.by_expert());
+  return load;
 }
 
 Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor) {
@@ -104,6 +149,19 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
     load.dropped = dropped / total;
   }
   return load;
+}
+
+Load balanced_load(std::int64_t ranks) {
+  Load load;
+  load.ranks = ranks;
+  load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
+  return load;
+}
+
+// As many rows of all that there would be.
+void take_share(double share, Load& load) {
+  for (double& rows : load.rows) rows *= share;
+  load.busiest_rank *= share;
 }
 
 bool same(const Load& a, const Load& b) {
@@ -181,6 +239,33 @@ class Variants {
 
 }  // namespace
 
+std::int64_t routing_step(const Workload& workload) {
+  return workload.step - workload.step % workload.routing_interval;
+}
+
+std::vector<RoutingMatrix> routing_of(const Scenario& scenario) {
+  const Workload& workload = scenario.workload;
+  if (!workload.routes_unequally()) return {};
+  if (!workload.recorded_routing) return drawn(scenario);
+  const RoutingCounts& counts = *workload.recorded_routing;
+  std::vector<RoutingMatrix> all;
+  for (std::size_t layer = 0; layer < counts.shape().layers.size(); ++layer)
+    all.push_back(counts.matrix(recorded_step(workload), layer));
+  return all;
+}
+
+std::int64_t routing_state(const Scenario& scenario) {
+  const Workload& w = scenario.workload;
+  if (!w.routes_unequally()) return 0;
+  if (w.recorded_routing) return static_cast<std::int64_t>(recorded_step(w));
+  const RoutingGenerator g = generator_of(scenario);
+  const std::int64_t step = routing_step(w), place = step % g.period;
+  if (g.noise > 0) return step;
+  if (g.pattern == RoutingPattern::rotating) return step / g.period % g.experts;
+  if (g.pattern == RoutingPattern::burst) return place < g.period - g.burst_steps ? 0 : step / g.period + 1;
+  return 0;
+}
+
 bool has_experts(const Piece& piece) {
   return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::permute; });
 }
@@ -189,11 +274,21 @@ void check_routing(const Scenario& scenario) {
   const Workload& w = scenario.workload;
   const Model& model = scenario.model;
   const auto ranks = scenario.plan.expert.degree;
-  const bool has_skew = w.routing == ExpertRouting::zipf || w.routing == ExpertRouting::hot_expert ||
-                        w.routing == ExpertRouting::hot_rank;
+  const bool by_rank = w.routing == ExpertRouting::zipf || w.routing == ExpertRouting::rotating,
+             has_skew = w.routing != ExpertRouting::balanced && !is_preset(w.routing);
   const std::string skew = fmt::format("{}", w.routing_skew),
                     name(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0 with \"routing\": \"" + name + "\"");
+  const std::string with = " with \"routing\": \"" + name + "\"";
+  if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0" + with);
+  if (!has_skew && w.routing_noise != 0) refuse("routing_noise", fmt::format("{}", w.routing_noise), "0" + with);
+  if (w.routing_noise == 0 && w.routing_autocorrelation != 0)
+    refuse("routing_autocorrelation", fmt::format("{}", w.routing_autocorrelation), "0 without routing_noise");
+  const bool has_period = w.routing == ExpertRouting::rotating || w.routing == ExpertRouting::burst;
+  if (!has_period && w.routing_period != 1) refuse("routing_period", std::to_string(w.routing_period), "1" + with);
+  const std::int64_t most_burst = w.routing == ExpertRouting::burst ? w.routing_period : 1;
+  if (w.routing_burst_steps > most_burst)
+    refuse("routing_burst_steps", std::to_string(w.routing_burst_steps),
+           w.routing == ExpertRouting::burst ? fmt::format("at most the period, {}", most_burst) : "1" + with);
   if (!w.routes_unequally()) return;
   const char* const field = w.recorded_routing ? "routing_file" : "routing";
   const std::string said = w.recorded_routing ? w.routing_file : "\"" + name + "\"";
@@ -215,15 +310,20 @@ void check_routing(const Scenario& scenario) {
   }
   if (w.routing == ExpertRouting::hot_rank && ranks == 1)
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
-  if (w.routing == ExpertRouting::hot_expert && model.experts < 2)
+  if ((w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::burst) && model.experts < 2)
     refuse(field, said, "another one for a single expert");
-  if (w.routing != ExpertRouting::zipf && has_skew && !(w.routing_skew > 0 && w.routing_skew < 1))
-    refuse("routing_skew", skew, "a share above 0 and below 1 with \"routing\": \"" + name + "\"");
+  if (has_skew && !by_rank && !(w.routing_skew > 0 && w.routing_skew < 1))
+    refuse("routing_skew", skew, "a share above 0 and below 1" + with);
 }
 
 void lay_loads(const Scenario& scenario, Program& program) {
   const Workload& workload = scenario.workload;
-  if (!workload.routes_unequally()) return;
+  const Model& model = scenario.model;
+  // What a gate gives each token in the mean, of the experts that there is room for.
+  const double given = model.has_experts() && model.mean_experts_per_token > 0
+                           ? model.mean_experts_per_token / static_cast<double>(model.experts_per_token)
+                           : 1;
+  if (!model.has_experts() || (!workload.routes_unequally() && given == 1)) return;
   const std::int64_t ranks = scenario.plan.expert.degree;
   const double capacity = scenario.plan.expert.capacity_factor;
 
@@ -237,16 +337,20 @@ void lay_loads(const Scenario& scenario, Program& program) {
   }
 
   std::vector<Load> loads;
+  const std::vector<RoutingMatrix> routing = routing_of(scenario);
+  for (std::size_t layer = 0; layer < routing.size(); ++layer)
+    loads.push_back(scenario.expert_shares ? load_of_shares(routing[layer], ranks, (*scenario.expert_shares)[layer])
+                                           : load_of(routing[layer], ranks, capacity));
+  if (loads.empty()) loads.push_back(balanced_load(ranks));
+  for (Load& load : loads) take_share(given, load);
   std::vector<std::size_t> numbers;  // of each of `layers`
   if (workload.recorded_routing) {
     const std::vector<std::int64_t>& recorded = workload.recorded_routing->shape().layers;
-    for (const RoutingMatrix& m : matrices_of(*workload.recorded_routing)) loads.push_back(load_of(m, ranks, capacity));
     for (const std::int64_t layer : layers) {
       const auto behind = std::ranges::upper_bound(recorded, layer);
       numbers.push_back(static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - recorded.begin() - 1, 0)));
     }
   } else {
-    for (const RoutingMatrix& m : drawn(scenario)) loads.push_back(load_of(m, ranks, capacity));
     for (std::size_t i = 0; i < layers.size(); ++i) numbers.push_back(i % loads.size());
   }
   join_alike(loads, numbers);

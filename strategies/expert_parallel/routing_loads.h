@@ -1,12 +1,16 @@
 // What the workload says of routing, as loads of the Program (sim/program/load.h).
 //
-// Sources: a recorded trace gives each layer its counts, the micro-batches of its first step together; a pattern or
-// preset gives counts of so many tokens that they are its popularities, for kDrawnLayers layers, which the model's take
-// in turn. Tokens that are counted of all ranks together come evenly from all. Every expert group has the same.
+// Sources: a recorded trace gives each layer its counts, the micro-batches of a step together; a pattern or preset
+// gives its popularities, for kDrawnLayers layers, which the model's take in turn. Both of the workload's step. Tokens
+// that are counted of all ranks together come evenly from all. Every expert group has the same.
 #pragma once
+
+#include <cstdint>
+#include <vector>
 
 #include "sim/program/program.h"
 #include "strategies/scenario.h"
+#include "traces/routing.h"
 
 namespace orrery::expert_parallel {
 
@@ -23,5 +27,12 @@ void check_routing(const Scenario& scenario);
 void lay_loads(const Scenario& scenario, Program& program);
 
 inline constexpr std::size_t kMostLoads = 4, kDrawnLayers = 4;
+
+// The step that routing is of: the workload's, or the last at which it has changed by routing_interval.
+std::int64_t routing_step(const Workload& workload);
+// What routers choose at the workload's step, of each layer of the source. Empty: balanced.
+std::vector<RoutingMatrix> routing_of(const Scenario& scenario);
+// Steps of a scenario for which this is the same route the same.
+std::int64_t routing_state(const Scenario& scenario);
 
 }  // namespace orrery::expert_parallel

@@ -127,7 +127,7 @@ class Freezer {
 };
 
 // Products of the backward that are no more, of two for each of the forward's.
-ProductFlops spared(const Piece& piece, std::int64_t expert_rows) {
+ProductFlops spared(const Piece& piece, double expert_rows) {
   ProductFlops flops;
   for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors, expert_rows), 2);
   for (const Op& op : piece.backward.ops) {
@@ -232,8 +232,9 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
   const std::vector<std::int64_t> layers = pipeline_parallel::split_layers(model.total_layers(), pipeline);
   if (layers.size() == 1) return;
   if (ends.embedding && model.relative_buckets > 0)
-    fail("freeze_embedding", "true", "false with pipeline_parallel: it has tables of relative positions, whose "
-                                     "gradients stages hand on");
+    fail("freeze_embedding", "true",
+         "false with pipeline_parallel: it has tables of relative positions, whose "
+         "gradients stages hand on");
   std::vector<bool> trains(static_cast<std::size_t>(pipeline.degree));  // by stage
   std::int64_t begin = 0;
   for (std::size_t q = 0; q < layers.size(); begin += layers[q++]) {
@@ -244,9 +245,9 @@ void check_pipeline(const Scenario& scenario, const std::vector<bool>& frozen) {
       any = any || !frozen[static_cast<std::size_t>(l)] || (behind_seam && !ends.embedding);
     }
     if (q == 0 && !any)
-      fail("freeze_embedding", "true", "false, or a layer that is trained among the first model chunk's " +
-                                           std::to_string(layers[0]) +
-                                           ": stages without a backward are not in the pipeline's schedules");
+      fail("freeze_embedding", "true",
+           "false, or a layer that is trained among the first model chunk's " + std::to_string(layers[0]) +
+               ": stages without a backward are not in the pipeline's schedules");
     const std::size_t stage = pipeline_parallel::stage_of_position(pipeline, q);
     trains[stage] = trains[stage] || any;
   }
