@@ -15,6 +15,7 @@
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
+#include "cli/training.h"
 #include "sim/answers/inputs.h"
 #include "sim/answers/results.h"
 #include "sim/answers/scenario_argument.h"
@@ -37,6 +38,8 @@ struct SimulateArguments {
   std::vector<std::string> sets, calibrations;
   std::string json, csv, trace, svg, explain, batch, fields, label;
   EngineArguments engine;
+  std::int64_t steps = 0;  // 0: one, in full
+  std::string database;
   bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
 };
 
@@ -49,6 +52,7 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate scenario.json --json - | jq .mfu            for programs
   orrery simulate scenario.json --trace step.json             open in ui.perfetto.dev
   orrery simulate scenario.json --svg schedule.svg            a picture of the pipeline's schedule
+  orrery simulate moe.json --steps 10000 --svg run.svg        many steps, whose routing of experts drifts
   orrery simulate scenario.json --explain layer.forward.fc1   one op's formula with its numbers
   orrery simulate --batch scenarios.jsonl                     a scenario a line in, a result a line out
   orrery simulate --batch scenarios.jsonl --fields scenario,step_seconds,memory_fits --csv results.csv
@@ -205,7 +209,24 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   outputs.commit();
 }
 
+void simulate_steps(const nlohmann::json& document, const ScenarioSource& source, const SimulateArguments& arguments) {
+  const auto refuse = [](const char* found) {
+    throw InputError({"--steps", ""}, fmt::format("{} beside it", found), "a single step for that");
+  };
+  if (has_jobs(document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
+  if (!arguments.trace.empty()) refuse("--trace");
+  if (!arguments.explain.empty()) refuse("--explain");
+  if (arguments.ops) refuse("--ops");
+  if (arguments.verify) refuse("--verify");
+  if (arguments.engine.both()) throw InputError({"--steps", ""}, "--engine both beside it", "one engine");
+  const Asked asked{document, source, arguments.calibrations, arguments.label};
+  simulate_training(
+      asked, {.steps = arguments.steps, .database = arguments.database, .engine = arguments.engine, .progress = {}},
+      {arguments.json, arguments.csv, arguments.svg, row_name(source, arguments)});
+}
+
 void simulate_batch(const SimulateArguments& arguments) {
+  if (arguments.steps > 0) throw InputError({"--batch", ""}, "--steps beside it", "one scenario of many steps");
   if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
@@ -234,6 +255,8 @@ void simulate(const SimulateArguments& arguments) {
     throw InputError({"--explain", ""}, "nothing", "the name of an op or a term, as the report has it");
   if (arguments.batch.empty() && !arguments.fields.empty())
     throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
+  if (!arguments.database.empty() && arguments.steps == 0)
+    throw InputError({"--db", ""}, "no --steps beside it", "--steps N, whose steps it keeps (of one step: --json)");
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
@@ -242,6 +265,7 @@ void simulate(const SimulateArguments& arguments) {
     const nlohmann::json document = scenario_argument(arguments.scenario, arguments.sets, source);
     refuse_report(document, source.file,
                   "a scenario, as stands under inputs.scenario of a report, or orrery compare, which takes both");
+    if (arguments.steps > 0) return simulate_steps(document, source, arguments);
     return has_jobs(document) ? simulate_jobs(document, source, arguments) : simulate_one(document, source, arguments);
   }
   simulate_batch(arguments);
@@ -271,7 +295,7 @@ void add_simulate(Command app) {
                   "What the result is called in JSON and CSV; else its scenario and --sets. Of a batch, TEXT:LINE")
       .type_name("TEXT");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
-  file("--svg", arguments->svg, "Write a picture of the pipeline's schedule");
+  file("--svg", arguments->svg, "Write a picture of the pipeline's schedule, or of --steps");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
   command
       .add_option("--fields", arguments->fields,
@@ -288,6 +312,12 @@ void add_simulate(Command app) {
   command.add_option("--explain", arguments->explain, "Print how an op's or a term's number came about")
       .type_name("OP|TERM")
       .on_value([arguments](const std::string&) { arguments->explain_given = true; });
+  command
+      .add_option("--steps", arguments->steps,
+                  "Simulate so many steps of a training, from workload.step on: those that are alike once")
+      .between(1, Workload::kMostSteps)
+      .type_name("N");
+  file("--db", arguments->database, "Of --steps: keep them in this database; the same command goes on after a kill");
   command.add_flag("--ops", arguments->ops, "List every op with its cost (table and JSON)");
   command.add_flag("--verify", arguments->verify,
                    "Prove the Program first: layouts, collectives, no sum lost; exit 1 where it is wrong");

@@ -1,0 +1,45 @@
+#include "cli/training.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "cli/title.h"
+#include "sim/answers/inputs.h"
+#include "sim/training/training_report.h"
+
+namespace orrery {
+
+void simulate_training(const Asked& asked, TrainingRequest request, const TrainingOutputs& wanted) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kBetween{200};
+  check_outputs({wanted.json == "-" ? "" : wanted.json, wanted.csv == "-" ? "" : wanted.csv,
+                 wanted.svg == "-" ? "" : wanted.svg});
+  TrainingAnswer answer;
+  {
+    ProgressLine line;
+    auto next = Clock::now() + kBetween;
+    if (line.on_terminal())
+      request.progress = [&](std::int64_t done, std::int64_t predicted) {
+        if (Clock::now() < next) return;
+        next = Clock::now() + kBetween;
+        line.show(fmt::format("{} of {} steps, {} of them predicted", done, request.steps, predicted));
+      };
+    answer = training_answer(asked, request);
+  }
+  const Training& training = answer.training;
+  const std::vector<std::string> title = title_of(answer.scenario);
+  Outputs outputs;
+  outputs.add_wanted(wanted.json, [&] { return training_answer_json(asked, training).dump(2) + "\n"; });
+  outputs.add_wanted(wanted.csv, [&] {
+    const std::uint64_t digest = scenario_digest(written_out(asked.document, asked.source));
+    return training_csv(training, wanted.row_name, kInputColumns, InputsOfMany(asked.calibrations).columns(digest));
+  });
+  outputs.add_wanted(wanted.svg, [&] { return training_svg(training, title); });
+  if (!outputs.on_standard_output()) outputs.add("-", training_table(training, title));
+  outputs.commit();
+}
+
+}  // namespace orrery

@@ -1,0 +1,18 @@
+// orrery simulate --steps: many steps of one scenario.
+#pragma once
+
+#include <string>
+
+#include "sim/answers/results.h"
+#include "sim/answers/training_answer.h"
+
+namespace orrery {
+
+struct TrainingOutputs {
+  std::string json, csv, svg;  // files; empty: not wanted
+  std::string row_name;        // of the CSV
+};
+
+void simulate_training(const Asked& asked, TrainingRequest request, const TrainingOutputs& outputs);
+
+}  // namespace orrery
