@@ -18,8 +18,11 @@
 namespace orrery {
 namespace {
 
+// Mixed (SplitMix64's last steps): states are small numbers, which FNV alone would let make up for each other.
 std::uint64_t joined(std::uint64_t digest, std::uint64_t next) {
-  return digest_of({reinterpret_cast<const char*>(&next), sizeof next}, digest);
+  digest = (digest ^ (digest >> 30)) * 0xbf58476d1ce4e5b9;
+  digest = (digest ^ (digest >> 27)) * 0x94d049bb133111eb;
+  return digest_of({reinterpret_cast<const char*>(&next), sizeof next}, digest ^ (digest >> 31));
 }
 
 // Communication of the bounding stage, all streams together as if one followed the other.
@@ -56,8 +59,9 @@ struct Moving {
 
 class Runner {
  public:
-  Runner(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options)
-      : simulator_(simulator), options_(options), scenario_(scenario) {
+  Runner(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+         const TrainingOptions& options)
+      : simulator_(simulator), options_(options), scenario_(scenario), controllers_(std::move(controllers)) {
     std::int64_t& step = scenario_.workload.step;
     if (step == 0 && scenario.workload.recorded_routing)
       step = std::max<std::int64_t>(0, scenario.workload.recorded_routing->shape().steps.front());
@@ -71,7 +75,7 @@ class Runner {
   }
 
   Training run() {
-    make_controllers();
+    introduce_controllers();
     for (std::int64_t done = 0; done < options_.steps; ++done) {
       if (done > 0) ++scenario_.workload.step;
       take_step();
@@ -82,10 +86,7 @@ class Runner {
   }
 
  private:
-  void make_controllers() {
-    for (const Strategy& strategy : all_strategies())
-      if (strategy.control != nullptr)
-        if (auto controller = strategy.control(scenario_)) controllers_.push_back(std::move(controller));
+  void introduce_controllers() {
     SimulationOptions all = options_.simulation;
     all.ops = true;
     Simulation first = simulator_.evaluate(scenario_, all);
@@ -174,9 +175,9 @@ class Runner {
   Simulator& simulator_;
   TrainingOptions options_;
   Scenario scenario_;  // of the step
-  Training training_;
   RunCosts costs_;
   std::vector<std::unique_ptr<RunController>> controllers_;
+  Training training_;
   std::deque<Moving> moving_;
   std::unordered_set<std::uint64_t> met_;  // keys of this training
   std::int64_t predicted_ = 0;             // steps that an engine was asked for
@@ -190,8 +191,21 @@ const std::vector<double>& Training::column(std::string_view name) const {
   return std::ranges::find(columns, name, &TrainingColumn::name)->values;
 }
 
+std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario) {
+  std::vector<std::unique_ptr<RunController>> controllers;
+  for (const Strategy& strategy : all_strategies())
+    if (strategy.control != nullptr)
+      if (auto controller = strategy.control(scenario)) controllers.push_back(std::move(controller));
+  return controllers;
+}
+
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options) {
-  return Runner(simulator, scenario, options).run();
+  return train(simulator, scenario, controllers_of(scenario), options);
+}
+
+Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+               const TrainingOptions& options) {
+  return Runner(simulator, scenario, std::move(controllers), options).run();
 }
 
 }  // namespace orrery

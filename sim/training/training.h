@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "sim/simulation/simulation.h"
+#include "strategies/run_controller.h"
 
 namespace orrery {
 
@@ -29,11 +31,11 @@ using KnownOutcomes = std::unordered_map<std::uint64_t, StepOutcome>;
 
 struct TrainingOptions {
   std::int64_t steps = 1;
-  SimulationOptions simulation;
+  SimulationOptions simulation{};
   std::uint64_t digest = 0;        // of the scenario, the engine and what else outcomes depend on
   KnownOutcomes* known = nullptr;  // filled, too; null: none are known
-  std::function<void(std::uint64_t key, const StepOutcome&)> found;  // of what was not known
-  std::function<void(std::int64_t done, std::int64_t predicted)> progress;
+  std::function<void(std::uint64_t key, const StepOutcome&)> found{};  // of what was not known
+  std::function<void(std::int64_t done, std::int64_t predicted)> progress{};
 };
 
 // One figure of each step.
@@ -69,8 +71,14 @@ inline constexpr std::string_view kTrainingColumns[]{"step",
                                                      "busiest_rank",
                                                      "dropped_share"};
 
+// What the scenario's strategies change from step to step.
+std::vector<std::unique_ptr<RunController>> controllers_of(const Scenario& scenario);
+
 // Steps are numbered from workload.step, or, where that is 0, from the first of a recorded routing. Throws as
 // Simulator::evaluate, and InputError where steps are beyond Workload::kMostSteps.
 Training train(Simulator& simulator, const Scenario& scenario, const TrainingOptions& options);
+// The same with other controllers.
+Training train(Simulator& simulator, const Scenario& scenario, std::vector<std::unique_ptr<RunController>> controllers,
+               const TrainingOptions& options);
 
 }  // namespace orrery

@@ -29,6 +29,8 @@ class TrainingResults {
   // In place of what there is of the same digest and steps.
   void add(const TrainingRecord& record, const Training& training);
 
+  const Database& database() const { return database_; }
+
  private:
   Database database_;
   KnownOutcomes new_;

@@ -1,0 +1,287 @@
+// Is a training what its steps are one by one, and does what moves between them take the time that is there?
+#include "sim/training/training.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "sim/base/error.h"
+#include "sim/training/training_report.h"
+#include "sim/training/training_results.h"
+
+namespace orrery {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+nlohmann::json drift(std::int64_t interval) {
+  return {{"routing", "zipf"},
+          {"routing_skew", 0.8},
+          {"routing_noise", 0.3},
+          {"routing_autocorrelation", 0.9},
+          {"routing_interval", interval}};
+}
+
+Scenario scenario_of(const nlohmann::json& routing) {
+  nlohmann::json workload{{"sequence_length", 2048}, {"global_batch_size", 64}};
+  if (!routing.empty()) workload.update(routing);
+  const nlohmann::json document{{"model", "mixtral-8x7b"},
+                                {"cluster", "dgx-h100"},
+                                {"workload", workload},
+                                {"plan", {{"expert_parallel", 8}, {"zero_stage", 1}}}};
+  return ScenarioReader().read(document, {"training_test", {}});
+}
+
+double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+TEST(Training, BalancedStepsAreAllAlike) {
+  Simulator simulator;
+  const Scenario scenario = scenario_of({});
+  const Training training = train(simulator, scenario, {.steps = 100});
+  EXPECT_EQ(training.different, 1);
+  const double step = simulator.evaluate(scenario, {}).report.step_seconds;
+  EXPECT_THAT(training.column("step_seconds"), Each(step));
+  EXPECT_NEAR(training.seconds, 100 * step, 1e-9 * training.seconds);
+  EXPECT_EQ(training.unfinished_seconds, 0);
+}
+
+TEST(Training, EachStepIsWhatItIsAlone) {
+  Simulator simulator;
+  Scenario scenario = scenario_of(drift(5));
+  scenario.workload.step = 3;
+  const Training training = train(simulator, scenario, {.steps = 40});
+  EXPECT_EQ(training.different, 9);  // from 0, 5, ... 40
+  for (std::size_t i = 0; i < 40; ++i) {
+    scenario.workload.step = 3 + static_cast<std::int64_t>(i);
+    const Report alone = simulator.evaluate(scenario, {}).report;
+    EXPECT_EQ(training.column("step")[i], static_cast<double>(3 + i));
+    EXPECT_EQ(training.column("step_seconds")[i], alone.step_seconds) << i;
+    EXPECT_EQ(training.column("memory_peak_bytes")[i], alone.memory_peak_bytes) << i;
+    EXPECT_EQ(training.column("busiest_rank")[i], alone.routing->busiest_rank) << i;
+  }
+}
+
+TEST(Training, RotationComesBackToWhereItBegan) {
+  Simulator simulator;
+  nlohmann::json routing{{"routing", "rotating"}, {"routing_skew", 1.2}, {"routing_period", 4}};
+  const Training training = train(simulator, scenario_of(routing), {.steps = 64});
+  EXPECT_EQ(training.different, 8);  // experts
+  const std::vector<double>& steps = training.column("step_seconds");
+  for (std::size_t i = 0; i < 32; ++i) EXPECT_EQ(steps[i], steps[i + 32]) << i;
+}
+
+TEST(Training, ABurstIsSlowAndGoesBy) {
+  Simulator simulator;
+  nlohmann::json routing{
+      {"routing", "burst"}, {"routing_skew", 0.6}, {"routing_period", 10}, {"routing_burst_steps", 2}};
+  const Training training = train(simulator, scenario_of(routing), {.steps = 20});
+  const std::vector<double>& steps = training.column("step_seconds");
+  for (std::size_t i = 0; i < 20; ++i) {
+    const bool in_burst = i % 10 >= 8;
+    EXPECT_EQ(steps[i] > 1.05 * steps[0], in_burst) << i;
+  }
+}
+
+TEST(Training, WhatIsKnownIsNotPredictedAgain) {
+  Simulator simulator;
+  const Scenario scenario = scenario_of(drift(5));
+  KnownOutcomes known;
+  std::int64_t found = 0, predicted = -1;
+  TrainingOptions options{.steps = 50, .digest = 7, .known = &known};
+  options.found = [&](std::uint64_t, const StepOutcome&) { ++found; };
+  options.progress = [&](std::int64_t, std::int64_t so_far) { predicted = so_far; };
+  const Training first = train(simulator, scenario, options);
+  EXPECT_EQ(found, 10);
+  EXPECT_EQ(predicted, 10);
+  const Training again = train(simulator, scenario, options);
+  EXPECT_EQ(found, 10);
+  EXPECT_EQ(predicted, 0);
+  EXPECT_EQ(again.different, 10);
+  for (std::size_t i = 0; i < first.columns.size(); ++i)
+    EXPECT_EQ(again.columns[i].values, first.columns[i].values) << first.columns[i].name;
+  options.digest = 8;  // of another scenario
+  train(simulator, scenario, options);
+  EXPECT_EQ(found, 20);
+}
+
+// Leaves work behind one step.
+class LeavesWork final : public RunController {
+ public:
+  LeavesWork(std::int64_t step, std::vector<RunWork> work, std::vector<std::int64_t>& arrivals)
+      : step_(step), work_(std::move(work)), arrivals_(arrivals) {}
+  void begin(Scenario& scenario) override { now_ = scenario.workload.step; }
+  std::uint64_t state(const Scenario&) const override { return 0; }
+  std::vector<RunWork> end(const Scenario& scenario) override {
+    return scenario.workload.step == step_ ? work_ : std::vector<RunWork>{};
+  }
+  void arrived() override { arrivals_.push_back(now_); }
+  std::span<const std::string_view> figures() const override { return kFigures; }
+  void figures(const Scenario&, std::vector<double>& values) const override {
+    values.push_back(static_cast<double>(now_ * now_));
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 1> kFigures{"square"};
+  std::int64_t step_, now_ = -1;
+  std::vector<RunWork> work_;
+  std::vector<std::int64_t>& arrivals_;
+};
+
+Training trained(std::vector<RunWork> work, std::vector<std::int64_t>& arrivals, std::int64_t steps = 12) {
+  Simulator simulator;
+  std::vector<std::unique_ptr<RunController>> controllers;
+  controllers.push_back(std::make_unique<LeavesWork>(2, std::move(work), arrivals));
+  return train(simulator, scenario_of({}), std::move(controllers), {.steps = steps});
+}
+
+TEST(Training, BlockingWorkHoldsUpTheNextStep) {
+  std::vector<std::int64_t> arrivals;
+  const Training training = trained({{"a", 1.5, true}, {"b", 0.25, true}}, arrivals);
+  EXPECT_THAT(arrivals, testing::ElementsAre(2));
+  const double step = training.column("step_seconds")[0];
+  EXPECT_EQ(training.column("waiting_seconds")[3], 1.75);
+  EXPECT_EQ(sum(training.column("waiting_seconds")), 1.75);
+  EXPECT_THAT(training.column("moving_seconds"), Each(0));
+  EXPECT_NEAR(training.column("begin_seconds")[3], 3 * step, 1e-9);  // waits first
+  EXPECT_NEAR(training.column("begin_seconds")[4], 4 * step + 1.75, 1e-9);
+  EXPECT_NEAR(training.seconds, 12 * step + 1.75, 1e-9);
+  EXPECT_EQ(training.column("square")[5], 25);
+}
+
+TEST(Training, WorkBesideStepsTakesTheTimeInWhichLinksIdle) {
+  std::vector<std::int64_t> arrivals;
+  const double step = trained({}, arrivals).column("step_seconds")[0];
+  EXPECT_TRUE(arrivals.empty());
+  const Training training = trained({{"copies", 2.5 * step, false}}, arrivals);
+  const std::vector<double>& moving = training.column("moving_seconds");
+  EXPECT_EQ(moving[1], 0);
+  EXPECT_NEAR(moving[2], 2.5 * step, 1e-9);
+  const double idle = moving[2] - moving[3];  // a step's
+  EXPECT_GT(idle, 0.3 * step);
+  EXPECT_LE(idle, step);
+  const auto takes = static_cast<std::int64_t>(std::ceil(2.5 * step / idle));
+  ASSERT_EQ(arrivals.size(), 1U);
+  EXPECT_EQ(arrivals[0], 2 + takes);
+  for (std::int64_t i = 2; i < 12; ++i)
+    EXPECT_NEAR(moving[static_cast<std::size_t>(i)], std::max(0.0, 2.5 * step - static_cast<double>(i - 2) * idle),
+                1e-9)
+        << i;
+  EXPECT_NEAR(training.seconds, 12 * step, 1e-9);
+  EXPECT_EQ(training.unfinished_seconds, 0);
+  EXPECT_NEAR(trained({{"copies", 2.5 * step, false}}, arrivals, 4).unfinished_seconds, 2.5 * step - idle, 1e-9);
+}
+
+TEST(Training, StepsOfARecordedRoutingBeginWithItsFirst) {
+  const auto path = std::filesystem::temp_directory_path() / "orrery-training-test.txt";
+  std::ofstream(path)
+      << "# routing steps=500,502 layers=0 source_ranks=1 top_k=2\n"
+         "step,layer,tokens,expert_0,expert_1,expert_2,expert_3,expert_4,expert_5,expert_6,expert_7\n"
+         "500,0,64,16,16,16,16,16,16,16,16\n"
+         "502,0,64,57,10,10,10,11,10,10,10\n";
+  Simulator simulator;
+  const Training training = train(simulator, scenario_of({{"routing_file", path.string()}}), {.steps = 4});
+  std::filesystem::remove(path);
+  EXPECT_THAT(training.column("step"), testing::ElementsAre(500, 501, 502, 503));
+  EXPECT_EQ(training.different, 2);
+  EXPECT_NEAR(training.column("busiest_rank")[1], 1, 1e-12);
+  EXPECT_NEAR(training.column("busiest_rank")[2], 57.0 * 8 / 128, 1e-12);
+}
+
+TEST(Training, StepsHaveAnEnd) {
+  Simulator simulator;
+  Scenario scenario = scenario_of({});
+  scenario.workload.step = Workload::kMostSteps - 1;
+  EXPECT_NO_THROW(train(simulator, scenario, {.steps = 2}));
+  EXPECT_THROW(train(simulator, scenario, {.steps = 3}), InputError);
+}
+
+TEST(TrainingReport, HasARowForEachStepAndAPanelForWhatChanges) {
+  Simulator simulator;
+  const Training training = train(simulator, scenario_of(drift(5)), {.steps = 50});
+  const std::string inputs[]{"d1"};
+  const std::string_view more[]{"digest"};
+  const std::string csv = training_csv(training, "run, one", more, inputs);
+  EXPECT_THAT(csv, StartsWith("scenario,step,begin_seconds,step_seconds,"));
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 51);
+  EXPECT_THAT(csv, HasSubstr("\n\"run, one\",49,"));
+  EXPECT_THAT(csv, HasSubstr(",d1\n"));
+  const nlohmann::ordered_json json = training_json(training);
+  EXPECT_EQ(json["columns"]["step_seconds"].size(), 50U);
+  EXPECT_EQ(json["columns"]["step"][49], 49);
+  EXPECT_EQ(json["different_steps"], 10);
+  const std::string svg = training_svg(training, {"a <title>"});
+  EXPECT_THAT(svg, HasSubstr("a &lt;title&gt;"));
+  EXPECT_THAT(svg, HasSubstr("busiest rank"));
+  EXPECT_THAT(svg, Not(HasSubstr("dropped share")));  // nothing is
+  const std::string table = training_table(training, {"title"});
+  EXPECT_THAT(table, HasSubstr("  47-49 "));  // the last of 20 rows
+  EXPECT_THAT(table, HasSubstr("10 steps, of which all 50 are"));
+}
+
+TEST(TrainingReport, PictureOfManyStepsStaysSmallAndKeepsItsPeaks) {
+  Simulator simulator;
+  Training training = train(simulator, scenario_of({}), {.steps = 100'000});
+  std::vector<double>& steps = training.columns[2].values;
+  ASSERT_EQ(training.columns[2].name, "step_seconds");
+  steps[54'321] *= 3;  // one of a hundred thousand
+  const std::string svg = training_svg(training, {"long"});
+  EXPECT_LT(svg.size(), 200'000U);
+  // The lowest y of the path is that of the peak, near the panel's top.
+  const std::string::size_type path = svg.find("<path d=\"M");
+  ASSERT_NE(path, svg.npos);
+  double lowest = 1e9, highest = 0;
+  std::size_t at = path + 9;
+  while (svg[at] == 'M' || svg[at] == 'L') {
+    const std::size_t space = svg.find(' ', at);
+    const double y = std::stod(svg.substr(space));
+    lowest = std::min(lowest, y);
+    highest = std::max(highest, y);
+    at = svg.find_first_of("ML\"", space);
+  }
+  EXPECT_GT(highest - lowest, 70);
+}
+
+TEST(TrainingResults, ADatabaseGivesBackWhatItGot) {
+  const auto path = std::filesystem::temp_directory_path() / "orrery-training-test.db";
+  std::filesystem::remove(path);
+  Simulator simulator;
+  const Scenario scenario = scenario_of(drift(5));
+  KnownOutcomes known;
+  TrainingOptions options{.steps = 30, .digest = 5, .known = &known};
+  {
+    TrainingResults results(path.string());
+    EXPECT_TRUE(results.outcomes().empty());
+    options.found = [&](std::uint64_t key, const StepOutcome& outcome) { results.add(key, outcome); };
+    const Training training = train(simulator, scenario, options);
+    EXPECT_EQ(results.waiting(), 6U);
+    results.add({"run", "{}", "0", "bundled", 5}, training);
+    results.add({"run", "{}", "0", "bundled", 5}, training);  // in place of the first
+    EXPECT_EQ(results.waiting(), 0U);
+  }
+  TrainingResults results(path.string());
+  const KnownOutcomes kept = results.outcomes();
+  ASSERT_EQ(kept.size(), known.size());
+  for (const auto& [key, outcome] : known) {
+    const auto found = kept.find(key);
+    ASSERT_NE(found, kept.end());
+    EXPECT_EQ(found->second.seconds, outcome.seconds);
+    EXPECT_EQ(found->second.idle_link_seconds, outcome.idle_link_seconds);
+    EXPECT_EQ(found->second.memory_fits, outcome.memory_fits);
+    EXPECT_EQ(found->second.busiest_rank, outcome.busiest_rank);
+  }
+  const Database& database = results.database();
+  EXPECT_EQ(database.number("SELECT count(*) FROM trainings"), 1);
+  EXPECT_EQ(database.number("SELECT count(*) FROM steps"), 30);
+  std::filesystem::remove(path);
+}
+
+}  // namespace
+}  // namespace orrery
