@@ -24,6 +24,12 @@ std::string steps_text(std::span<const double> steps) {
                            : fmt::format("{:.0f}-{:.0f}", steps.front(), steps.back());
 }
 
+// Of many steps hours say more.
+std::string long_text(double seconds) {
+  constexpr double kHour = 3600;
+  return seconds < 2 * kHour ? seconds_text(seconds) : fmt::format("{:.2f} h", seconds / kHour);
+}
+
 std::string rows_text(const Training& training) {
   const auto count = static_cast<std::size_t>(training.steps);
   const std::size_t rows = std::min(kMostRows, count);
@@ -58,7 +64,7 @@ std::string summary_text(const Training& training) {
   };
   const std::vector<double>& steps = training.column("step_seconds");
   const std::vector<double>& waits = training.column("waiting_seconds");
-  line("all steps", seconds_text(training.seconds));
+  line("all steps", long_text(training.seconds));
   line("a step", fmt::format("{} in the mean, {} to {}", seconds_text(mean(steps)),
                              seconds_text(std::ranges::min(steps)), seconds_text(std::ranges::max(steps))));
   const double waited = std::accumulate(waits.begin(), waits.end(), 0.0);
