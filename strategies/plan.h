@@ -13,6 +13,7 @@
 #include "strategies/batch/options.h"
 #include "strategies/context_parallel/options.h"
 #include "strategies/data_parallel/options.h"
+#include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
@@ -40,6 +41,7 @@ struct Plan {
   usp::Options usp;
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
+  dts_gate::Options dts_gate;
   activation_recompute::Options recompute;
   activation_offload::Options activation_offload;
   pipeline_parallel::Options pipeline;
@@ -60,6 +62,7 @@ struct Plan {
     usp.visit_fields(v);
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
+    dts_gate.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
     zeropp.visit_fields(v);

@@ -5,6 +5,7 @@
 #include "strategies/batch/batch.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/data_parallel/data_parallel.h"
+#include "strategies/dts_gate/dts_gate.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
@@ -120,6 +121,14 @@ constexpr Strategy kStrategies[] = {
      .disable = fsmoe::disable,
      .check_runnable = fsmoe::check_runnable,
      .search_axes = fsmoe::search_axes},
+    {.name = "dts_gate",
+     .summary = "a gate that sends tokens to nearly all experts at first, and to one in the end",
+     .paper = "Nie et al. 2021, arXiv 2112.14397",
+     .check = dts_gate::check,
+     .rewrite = nothing,
+     .settle = dts_gate::settle,
+     .control = dts_gate::control,
+     .check_runnable = dts_gate::check_runnable},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

@@ -54,7 +54,11 @@ TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
     if (s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::dualpipe_v) continue;  // refused event by event
     const Report analytical = simulate(s), des = simulate_des(s);
     // Transfers between stages meet tokens on the way to experts at NICs, slot by slot: only event by event.
-    const double near = s.model.has_experts() && s.plan.pipeline.degree > 1 ? 0.025 : 0.02;
+    // Where routing is unequal, ranks that wait for each other layer by layer, whose busiest is not always the same,
+    // too.
+    const double near = s.workload.routes_unequally()                         ? 0.04
+                        : s.model.has_experts() && s.plan.pipeline.degree > 1 ? 0.025
+                                                                              : 0.02;
     EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, near) << b.name;
     const double uncontended = des.discrete_event->uncontended_step_seconds;
     EXPECT_LE(uncontended, analytical.step_seconds * (1 + kRounding)) << b.name;
@@ -356,11 +360,8 @@ TEST(Agreement, APipelineThatWaitsForTheHost) {
   Calibrator calibrator;
   const Prepared p = calibrator.prepare(s);
   const Report analytical = predict(p);
-  const DiscreteEventJob job{.name = "",
-                             .program = p.program,
-                             .mfu_dtype = s.plan.precision.compute(),
-                             .kernels = p.kernels,
-                             .placement = {}};
+  const DiscreteEventJob job{
+      .name = "", .program = p.program, .mfu_dtype = s.plan.precision.compute(), .kernels = p.kernels, .placement = {}};
   Report des;
   run_discrete_event(p.scenario.cluster, *p.collectives, {&job, 1}, {}, {}, {&des, 1});
   const auto& bounding = analytical.stages[static_cast<std::size_t>(analytical.bounding_stage)];
@@ -507,8 +508,8 @@ HandmadeProgram kernel_and_ring(std::int64_t kernel_seconds = 10, Stream stream 
   return p;
 }
 
-// Tensor-parallel groups of a pipeline run ahead of the transfers that reach them: what had come in time is no wait, and
-// the path goes on through who ran.
+// Tensor-parallel groups of a pipeline run ahead of the transfers that reach them: what had come in time is no wait,
+// and the path goes on through who ran.
 TEST(CriticalPath, LeadsThroughThePipelineWithoutGaps) {
   for (const bool jitters : {false, true}) {
     Scenario s = bundled("llama-3-70b-512-h100");

@@ -1,0 +1,189 @@
+#include "strategies/dts_gate/dts_gate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "sim/base/digest.h"
+#include "sim/base/error.h"
+
+namespace orrery::dts_gate {
+namespace {
+
+constexpr std::int64_t kSampledTokens = 1 << 12, kSampledSteps = 64;  // of the decay: intervals
+constexpr std::uint64_t kSeed = 1;
+constexpr double kHundredth = 100;
+
+// Experts of a token by step, sampled once a gate and linear between the sampled steps of its decay.
+class Curve {
+ public:
+  explicit Curve(const Gate& gate) : gate_(gate), tokens_(gate.experts, kSampledTokens, kSeed) {
+    for (std::int64_t i = 0; i <= kSampledSteps; ++i)
+      active_.push_back(
+          tokens_.active_experts(temperature(gate_, step_at(i)), gate_.threshold, logit_deviation(gate_, step_at(i))));
+  }
+
+  double active(std::int64_t step) const {
+    const double at = std::clamp(static_cast<double>(step - gate_.seed_steps) * static_cast<double>(kSampledSteps) /
+                                     static_cast<double>(gate_.decay_steps),
+                                 0.0, static_cast<double>(kSampledSteps));
+    const auto i = std::min(static_cast<std::size_t>(at), active_.size() - 2);
+    return std::clamp(std::lerp(active_[i], active_[i + 1], at - static_cast<double>(i)), 1.0,
+                      static_cast<double>(gate_.experts));
+  }
+
+ private:
+  std::int64_t step_at(std::int64_t i) const { return gate_.seed_steps + gate_.decay_steps * i / kSampledSteps; }
+
+  Gate gate_;
+  SampledGate tokens_;
+  std::vector<double> active_;
+};
+
+Gate gate_of(const Scenario& scenario) {
+  Gate gate = scenario.plan.dts_gate.gate;
+  gate.experts = scenario.model.experts;
+  return gate;
+}
+
+// A training asks for one gate step after step.
+const Curve& curve_of(const Gate& g) {
+  using Key = std::tuple<std::int64_t, std::int64_t, Decay, double, double, std::int64_t, double, double, double>;
+  const Key key{g.experts,
+                g.seed_steps,
+                g.decay,
+                g.first_temperature,
+                g.last_temperature,
+                g.decay_steps,
+                g.threshold,
+                g.first_logit_deviation,
+                g.last_logit_deviation};
+  thread_local Key met;
+  thread_local std::unique_ptr<Curve> curve;
+  if (curve == nullptr || key != met) {
+    curve = std::make_unique<Curve>(g);
+    met = key;
+  }
+  return *curve;
+}
+
+bool used(const Scenario& scenario) { return scenario.plan.dts_gate.kind == MoeGate::dense_to_sparse; }
+
+double active_experts(const Gate& gate, std::int64_t step) {
+  return phase(gate, step) == Phase::soft ? curve_of(gate).active(step) : 1;
+}
+
+// To a hundredth, so that steps of which nobody could tell the difference are alike.
+double computed_experts(const Gate& gate, std::int64_t step) {
+  if (phase(gate, step) != Phase::soft) return 1;
+  if (gate.padded) return static_cast<double>(gate.experts);
+  return std::round(active_experts(gate, step) * kHundredth) / kHundredth;
+}
+
+class GateController final : public RunController {
+ public:
+  std::uint64_t state(const Scenario& scenario) const override {
+    const Gate gate = gate_of(scenario);
+    const std::int64_t step = scenario.workload.step;
+    return static_cast<std::uint64_t>(phase(gate, step)) +
+           4 * static_cast<std::uint64_t>(std::llround(computed_experts(gate, step) * kHundredth));
+  }
+  std::span<const std::string_view> figures() const override { return kFigures; }
+  void figures(const Scenario& scenario, std::vector<double>& values) const override {
+    const Gate gate = gate_of(scenario);
+    const std::int64_t step = scenario.workload.step;
+    for (const double value : {temperature(gate, step), active_experts(gate, step), computed_experts(gate, step)})
+      values.push_back(value);
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 3> kFigures{"gate_temperature", "active_experts", "computed_experts"};
+};
+
+[[noreturn]] void refuse(const char* field, const std::string& found, const std::string& expected) {
+  throw InputError({"", std::string("/plan/") + field}, found, expected);
+}
+
+bool is_default(const Gate& gate) {
+  const Gate usual;
+  return gate.seed_steps == usual.seed_steps && gate.hard_step == usual.hard_step && gate.decay == usual.decay &&
+         gate.first_temperature == usual.first_temperature && gate.last_temperature == usual.last_temperature &&
+         gate.decay_steps == usual.decay_steps && gate.threshold == usual.threshold &&
+         gate.first_logit_deviation == usual.first_logit_deviation &&
+         gate.last_logit_deviation == usual.last_logit_deviation && gate.padded == usual.padded;
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  const Options& options = scenario.plan.dts_gate;
+  if (!used(scenario)) {
+    if (!is_default(options.gate))
+      refuse("moe_gate", "\"top_k\" beside another moe_gate_ field", "\"dense_to_sparse\", which they are of");
+    return;
+  }
+  const std::string said = "\"dense_to_sparse\"";
+  if (!model.has_experts()) refuse("moe_gate", said, "\"top_k\" for a model without experts");
+  if (model.experts_per_token != 1)
+    refuse("moe_gate", said,
+           fmt::format("\"top_k\" for a model of {} experts a token: the gate ends at one", model.experts_per_token));
+  if (model.shared_expert_ffn > 0) refuse("moe_gate", said, "\"top_k\" for a model with shared experts");
+  if (model.router_groups > 1) refuse("moe_gate", said, "\"top_k\" for a model whose experts are chosen by groups");
+  if (scenario.plan.expert.capacity_factor > 0)
+    refuse("moe_expert_capacity_factor", fmt::format("{}", scenario.plan.expert.capacity_factor),
+           "0 with \"moe_gate\": \"dense_to_sparse\", which drops no token");
+  if (scenario.workload.recorded_routing)
+    throw InputError({"", "/workload/routing_file"}, scenario.workload.routing_file,
+                     "none with \"moe_gate\": \"dense_to_sparse\", which says how many experts a token has");
+  if (options.gate.seed_steps > 0 && model.expert_ffn != model.ffn)
+    refuse(
+        "moe_gate_seed_steps", std::to_string(options.gate.seed_steps),
+        fmt::format("0 for a model whose experts' inner width, {}, is not the MLP's, {}", model.expert_ffn, model.ffn));
+  try {
+    gate_of(scenario).check();
+  } catch (const InputError& error) {
+    throw InputError({"", "/plan/moe_gate_" + error.where().pointer.substr(1)}, error.found(), error.expected());
+  }
+}
+
+std::optional<Scenario> settle(const Scenario& scenario) {
+  if (!used(scenario)) return {};
+  const Gate gate = gate_of(scenario);
+  const std::int64_t step = scenario.workload.step;
+  const Phase now = phase(gate, step);
+  if (now == Phase::hard) return {};
+  Scenario settled = scenario;
+  Model& model = settled.model;
+  if (now == Phase::single_expert) {
+    model.experts = model.experts_per_token = 0;
+    model.expert_period = 1;
+    model.dense_layers = 0;
+    settled.plan.expert = {};
+    settled.plan.fsmoe = {};
+    settled.workload.routing = ExpertRouting::balanced;
+    return settled;
+  }
+  const double computed = computed_experts(gate, step);
+  model.experts_per_token = std::min(static_cast<std::int64_t>(std::ceil(computed)), model.experts);
+  if (computed < static_cast<double>(model.experts_per_token)) model.mean_experts_per_token = computed;
+  return settled;
+}
+
+std::unique_ptr<RunController> control(const Scenario& scenario) {
+  return used(scenario) ? std::make_unique<GateController>() : nullptr;
+}
+
+void check_runnable(const Scenario& scenario) {
+  if (used(scenario))
+    refuse("moe_gate", "\"dense_to_sparse\"",
+           "\"top_k\" in a run: its gate's noise and threshold are not executed yet");
+}
+
+}  // namespace orrery::dts_gate
