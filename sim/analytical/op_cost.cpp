@@ -96,14 +96,19 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
-// As much longer as the busiest rank has more; what begins with it takes no longer.
+// As much longer as the busiest rank has more, or shorter where all have less; what begins with it takes as long.
 void skew(const ExchangeSkew& by, CollectiveCost& cost) {
+  const auto moving = [&] {
+    return cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
+                            : std::max(cost.intra_seconds, cost.inter_seconds);
+  };
+  const double before = moving();
   cost.intra_seconds *= by.inside;
   cost.inter_seconds *= by.between;
   cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
-  const double moving = cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
-                                         : std::max(cost.intra_seconds, cost.inter_seconds);
-  const double seconds = std::max(cost.seconds, cost.latency_seconds + moving);
+  const double after = moving();
+  const double seconds =
+      after < before ? cost.seconds - (before - after) : std::max(cost.seconds, cost.latency_seconds + after);
   cost.bus_bytes_per_second *= cost.seconds / seconds;
   cost.seconds = seconds;
 }
@@ -170,13 +175,11 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const Spanned spanned = span(op);
-  const CollectiveAlgorithm algorithm =
-      op.algorithm == CollectiveAlgorithm::automatic ? algorithm_ : op.algorithm;
+  const CollectiveAlgorithm algorithm = op.algorithm == CollectiveAlgorithm::automatic ? algorithm_ : op.algorithm;
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
                             ? collectives_.token_exchange(payload, op.router, spanned.span)
                             : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);
-  if (load != nullptr)
-    skew(exchange_skew(*load, spanned.span.ranks_per_node, cost.algorithm, cost.token_shares), cost);
+  if (load != nullptr) skew(exchange_skew(*load, spanned.span.ranks_per_node, cost.algorithm, cost.token_shares), cost);
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
   collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, load, cost});
   return cost;
@@ -185,14 +188,11 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
 OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensors) const {
   const Node& node = cluster_.node;
   const auto share = [&](double of_node) { return of_node / static_cast<double>(node.devices); };
-  if (op.kind != OpKind::copy)
-    return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
+  if (op.kind != OpKind::copy) return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
   const Direction way = direction_of(op, tensors);
   if (way.from == way.to) throw std::logic_error(std::string("\"") + op.name + "\" copies within one memory");
-  if (way.from == Place::storage)
-    return {share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"};
-  if (way.to == Place::storage)
-    return {share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
+  if (way.from == Place::storage) return {share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"};
+  if (way.to == Place::storage) return {share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
   return {node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster_.device.pcie_bytes_per_second,
           "/device/pcie_bytes_per_second"};
 }
@@ -250,16 +250,17 @@ CollectiveCost OpCostModel::transfer(Crossing crossing, std::int64_t from_stage)
   const std::int64_t distance = std::abs(to - from);
   std::shared_ptr<const FabricLoad> load;
   if (cluster_.is_scattered() && leaves_node)
-    load = load_of(std::array{static_cast<std::uint16_t>(from_stage),
-                              static_cast<std::uint16_t>((from_stage + 1) % stages)});
-  CollectiveCost cost = collectives_.transfer(crossing.sent_bytes, leaves_node ? std::max(distance, per_node) : distance,
-                                              std::min(stride, per_node), load);
+    load = load_of(
+        std::array{static_cast<std::uint16_t>(from_stage), static_cast<std::uint16_t>((from_stage + 1) % stages)});
+  CollectiveCost cost = collectives_.transfer(
+      crossing.sent_bytes, leaves_node ? std::max(distance, per_node) : distance, std::min(stride, per_node), load);
   if (crossing.gathered_bytes > 0) {
     Op gather;
     gather.kind = OpKind::all_gather;
     gather.group = mesh_.group(MeshAxis::tp);
     const double seconds =
-        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather).span, algorithm_, protocol_).seconds;
+        collectives_.cost(OpKind::all_gather, crossing.gathered_bytes, span(gather).span, algorithm_, protocol_)
+            .seconds;
     for (double* part : {&cost.seconds, &cost.latency_seconds, &cost.base_seconds}) *part += seconds;
   }
   return cost;

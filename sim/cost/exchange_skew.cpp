@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -16,11 +17,11 @@ class Level {
     sent_[static_cast<std::size_t>(from)] += rows;
     got_[static_cast<std::size_t>(to)] += rows;
   }
-  // Over what each has when routing is balanced; 1 where that is nothing.
-  double busiest_over(const Level& balanced) const {
+  // Over what each has when routing is balanced; `mean`, that of all rows, where that is nothing, and at least.
+  double busiest_over(const Level& balanced, double mean) const {
     const double most = std::max(largest(sent_), largest(got_)),
                  usual = std::max(largest(balanced.sent_), largest(balanced.got_));
-    return usual > 0 ? std::max(1.0, most / usual) : 1;
+    return usual > 0 ? std::max(mean, most / usual) : mean;
   }
 
  private:
@@ -83,7 +84,8 @@ ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAl
       skewed);
   lay(
       load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
-  return {skewed.inside.busiest_over(balanced.inside), skewed.between.busiest_over(balanced.between)};
+  const double mean = std::accumulate(load.rows.begin(), load.rows.end(), 0.0) / static_cast<double>(load.rows.size());
+  return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
 }
 
 }  // namespace orrery
