@@ -15,6 +15,7 @@
 #include "strategies/data_parallel/options.h"
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/options.h"
+#include "strategies/flexmoe/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
 #include "strategies/fsmoe/options.h"
@@ -42,6 +43,7 @@ struct Plan {
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
   dts_gate::Options dts_gate;
+  flexmoe::Options flexmoe;
   activation_recompute::Options recompute;
   activation_offload::Options activation_offload;
   pipeline_parallel::Options pipeline;
@@ -63,6 +65,7 @@ struct Plan {
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
     dts_gate.visit_fields(v);
+    flexmoe.visit_fields(v);
     pipeline.visit_fields(v);
     data.visit_fields(v);
     zeropp.visit_fields(v);

@@ -19,6 +19,7 @@ struct RunWork {
   std::string name;
   double seconds = 0;    // of the busiest link, with nothing else on it
   bool blocking = true;  // the next step waits for it; else it goes on beside the steps that follow
+  bool arrives = true;   // arrived() is to be called for it
 };
 
 // What the engines' cost models say of the training's expert groups, for controllers that weigh changes. Ranks are
@@ -45,7 +46,7 @@ class RunController {
     (void)scenario;
     return {};
   }
-  // What was left has moved: holds from the next step on. In the order in which it was left.
+  // All that was left behind one step, and arrives, has moved: holds from the next step on.
   virtual void arrived() {}
 
   // Figures of a step, for the training's table: their names, and their values once begin() was called.

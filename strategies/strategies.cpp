@@ -7,6 +7,7 @@
 #include "strategies/data_parallel/data_parallel.h"
 #include "strategies/dts_gate/dts_gate.h"
 #include "strategies/expert_parallel/expert_parallel.h"
+#include "strategies/flexmoe/flexmoe.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
 #include "strategies/fsmoe/fsmoe.h"
@@ -129,6 +130,15 @@ constexpr Strategy kStrategies[] = {
      .settle = dts_gate::settle,
      .control = dts_gate::control,
      .check_runnable = dts_gate::check_runnable},
+    {.name = "flexmoe",
+     .summary = "experts that get copies where many tokens go to them, and move between steps",
+     .paper = "Nie et al. 2023, arXiv 2304.03946; Skiadopoulos et al. 2025, arXiv 2504.19925 (SYMI)",
+     .check = flexmoe::check,
+     .rewrite = nothing,
+     .settle = flexmoe::settle,
+     .control = flexmoe::control,
+     .disable = flexmoe::disable,
+     .check_runnable = flexmoe::check_runnable},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
      .paper = "Narayanan et al. 2021, arXiv 2104.04473; Qi et al. 2023, arXiv 2401.10241",

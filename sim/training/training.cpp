@@ -154,18 +154,20 @@ class Runner {
 
   void leave(RunController& controller) {
     const std::vector<RunWork> left = controller.end(scenario_);
-    std::size_t beside = 0;
+    bool beside = false, arrives = false;
     for (const RunWork& work : left) {
+      arrives = arrives || work.arrives;
       if (work.blocking) {
         waiting_ += work.seconds;
       } else {
         moving_.push_back({&controller, work.seconds});
-        ++beside;
+        beside = true;
       }
     }
-    if (beside > 0) {
+    if (!arrives) return;
+    if (beside) {
       moving_.back().last = true;
-    } else if (!left.empty()) {
+    } else {
       controller.arrived();
     }
   }

@@ -1,0 +1,312 @@
+#include "strategies/flexmoe/flexmoe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/layers.h"
+#include "sim/base/digest.h"
+#include "sim/base/error.h"
+#include "strategies/expert_parallel/expert_parallel.h"
+#include "strategies/expert_parallel/routing_loads.h"
+#include "strategies/flexmoe/placement.h"
+#include "strategies/flexmoe/replicas.h"
+#include "strategies/flexmoe/scheduler.h"
+#include "strategies/optimizer/optimizer.h"
+
+namespace orrery::flexmoe {
+namespace {
+
+using Shares = std::vector<std::vector<double>>;
+
+double width_of(Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; }
+
+bool used(const Scenario& scenario) { return scenario.plan.flexmoe.balancer != Balancer::none; }
+
+std::int64_t slots_per_rank(const Scenario& scenario) {
+  const std::int64_t given = scenario.plan.flexmoe.slots_per_rank;
+  return given > 0 ? given : scenario.model.experts / scenario.plan.expert.degree;
+}
+
+Placement in_blocks(const Scenario& scenario) {
+  return Placement::in_blocks(scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario));
+}
+
+std::vector<double> shares_of(const Placement& placement) {
+  std::vector<double> shares;
+  for (std::int64_t e = 0; e < placement.experts(); ++e)
+    for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
+      shares.push_back(static_cast<double>(placement.vexperts(e, rank)) / static_cast<double>(placement.vexperts(e)));
+  return shares;
+}
+
+std::int64_t layers_with_experts(const Model& model) {
+  std::int64_t layers = 0;
+  for (std::int64_t layer = 0; layer < model.total_layers(); ++layer) layers += model.is_expert_layer(layer) ? 1 : 0;
+  return layers;
+}
+
+double expert_parameters(const Model& model) {
+  const auto hidden = static_cast<double>(model.hidden), inner = static_cast<double>(model.expert_ffn);
+  const double first = model.gated() ? 2 : 1;
+  return (first + 1) * hidden * inner + (model.expert_bias ? first * inner + hidden : 0);
+}
+
+class BalanceController final : public RunController {
+ public:
+  explicit BalanceController(const Scenario& scenario)
+      : options_(scenario.plan.flexmoe),
+        ranks_(scenario.plan.expert.degree),
+        parameters_(expert_parameters(scenario.model)),
+        placements_(expert_parallel::routing_of(scenario).size(), in_blocks(scenario)) {
+    const Model& model = scenario.model;
+    const auto stages = static_cast<double>(scenario.plan.pipeline.degree);
+    layers_of_each_ = static_cast<double>(layers_with_experts(model)) /
+                      (stages * static_cast<double>(std::max<std::size_t>(placements_.size(), 1)));
+    gradient_bytes_ = parameters_ * width_of(scenario.plan.precision.gradient());
+    // SYMI's states lie apart from the weights, on all ranks alike, and stay there.
+    copy_bytes_ =
+        parameters_ * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())
+                                                           : optimizer::bytes_kept_per_parameter(scenario.plan));
+    token_bytes_ = static_cast<double>(model.hidden) * width_of(scenario.plan.precision.storage());
+    const double groups = static_cast<double>(scenario.cluster.devices()) / stages / static_cast<double>(ranks_);
+    group_rows_ = expert_rows(model, scenario.workload, scenario.workload.global_batch_size) / groups;
+    set(placements_);
+  }
+
+  void use(const RunCosts& costs) override {
+    costs_ = &costs;
+    if (!(costs.expert_tokens_per_second > 0)) return;
+    LayerProfile profile;
+    profile.tokens_per_second = costs.expert_tokens_per_second;
+    profile.token_bytes = token_bytes_;
+    profile.gradient_bytes = gradient_bytes_;
+    const double message = token_bytes_ * std::max(1.0, group_rows_ / static_cast<double>(ranks_ * ranks_));
+    profile.bytes_per_second = [&costs, message](std::int64_t from, std::int64_t to) {
+      return message / costs.send_seconds(message, from, to);
+    };
+    profile.all_reduced_bytes_per_second = [&costs, bytes = gradient_bytes_](const std::vector<std::int64_t>& ranks) {
+      return bytes / costs.all_reduce_seconds(bytes, ranks);
+    };
+    cost_ = cost_of(std::move(profile), ranks_);
+  }
+
+  void begin(Scenario& scenario) override {
+    scenario.expert_shares = shares_;
+    arrived_ = std::exchange(arriving_, 0);
+    const std::int64_t routing = expert_parallel::routing_state(scenario);
+    if (known_ && routing == routing_ && weighed_ == digest_) return;
+    known_ = true;
+    routing_ = routing;
+    weighed_ = digest_;
+    tokens_ = rows_of(scenario);
+    balance_ = 1;
+    for (std::size_t i = 0; i < placements_.size(); ++i)
+      balance_ += (balance_ratio(placements_[i], tokens_[i].by_expert()) - 1) / static_cast<double>(placements_.size());
+    looked_ = false;
+  }
+
+  std::uint64_t state(const Scenario&) const override { return digest_; }
+
+  std::vector<RunWork> end(const Scenario& scenario) override {
+    std::vector<RunWork> work;
+    if (synchronising_ > 0) work.push_back({"gradients of replicas", synchronising_, true, false});
+    if (moving_ || placements_.empty()) return work;
+    const bool due = options_.balancer != Balancer::eplb || (scenario.workload.step + 1) % options_.interval == 0;
+    if (!due || looked_) return work;
+    looked_ = true;
+    next_ = chosen();
+    if (next_ == placements_) return work;
+    moving_ = true;
+    const bool beside = options_.balancer == Balancer::flexmoe;
+    work.push_back({"experts", moving_seconds(), !beside, true});
+    return work;
+  }
+
+  void arrived() override {
+    moving_ = false;
+    arriving_ = copies_;
+    set(std::move(next_));
+  }
+
+  std::span<const std::string_view> figures() const override { return kFigures; }
+  void figures(const Scenario&, std::vector<double>& values) const override {
+    for (const double value : {balance_, static_cast<double>(replicas_), static_cast<double>(arrived_)})
+      values.push_back(value);
+  }
+
+ private:
+  static constexpr std::array<std::string_view, 3> kFigures{"balance", "replicas", "moved_copies"};
+
+  // Of a group's step, by source rank: all send alike where nothing else is known.
+  std::vector<RoutingMatrix> rows_of(const Scenario& scenario) const {
+    std::vector<RoutingMatrix> all;
+    for (const RoutingMatrix& seen : expert_parallel::routing_of(scenario)) {
+      const double scale = group_rows_ / static_cast<double>(std::max<std::int64_t>(seen.total(), 1));
+      RoutingMatrix rows{ranks_, seen.experts, {}};
+      for (std::int64_t from = 0; from < ranks_; ++from)
+        for (std::int64_t e = 0; e < seen.experts; ++e)
+          rows.tokens.push_back(std::llround(
+              scale * (seen.source_ranks == 1 ? static_cast<double>(seen.at(0, e)) / static_cast<double>(ranks_)
+                                              : static_cast<double>(seen.at(from, e)))));
+      all.push_back(std::move(rows));
+    }
+    return all;
+  }
+
+  std::vector<Placement> chosen() const {
+    std::vector<Placement> next = placements_;
+    const std::int64_t slots = placements_.front().slots_per_rank();
+    for (std::size_t i = 0; i < next.size(); ++i) {
+      const std::vector<std::int64_t> loads = tokens_[i].by_expert();
+      switch (options_.balancer) {
+        case Balancer::none:
+          break;
+        case Balancer::flexmoe: {
+          Schedule made = schedule(next[i], tokens_[i], cost_, options_.threshold);
+          if (made.adjustments.empty()) break;
+          next[i] = std::move(made.placement);
+          gather_replicas(next[i], tokens_[i], cost_);
+          break;
+        }
+        case Balancer::eplb:
+          next[i] = Placement(next[i].experts(), ranks_, slots, eplb(loads, slots * ranks_, 1, 1, ranks_));
+          break;
+        case Balancer::symi:
+          next[i] = place_by_popularity(loads, ranks_, slots);
+          break;
+      }
+    }
+    return next;
+  }
+
+  // Of the rank that sends or gets the most; a copy comes from the rank that sends it the fastest.
+  double moving_seconds() {
+    const double bytes = copy_bytes_;
+    std::vector<double> sent(static_cast<std::size_t>(ranks_)), got(sent.size());
+    copies_ = 0;
+    for (std::size_t i = 0; i < placements_.size(); ++i)
+      for (const auto& copy : new_copies(placements_[i], next_[i])) {
+        double least = 0;
+        std::int64_t by = -1;
+        for (const std::int64_t from : placements_[i].ranks_of(copy.first)) {
+          const double seconds = costs_->send_seconds(bytes, from, copy.second);
+          if (by >= 0 && !(seconds < least)) continue;
+          least = seconds;
+          by = from;
+        }
+        sent[static_cast<std::size_t>(by)] += least;
+        got[static_cast<std::size_t>(copy.second)] += least;
+        ++copies_;
+      }
+    return layers_of_each_ * std::max(*std::ranges::max_element(sent), *std::ranges::max_element(got));
+  }
+
+  void set(std::vector<Placement> placements) {
+    placements_ = std::move(placements);
+    auto shares = std::make_shared<Shares>();
+    digest_ = digest_of("placements");
+    replicas_ = 0;
+    synchronising_ = 0;
+    for (const Placement& placement : placements_) {
+      shares->push_back(shares_of(placement));
+      digest_ = digest_of(
+          {reinterpret_cast<const char*>(shares->back().data()), shares->back().size() * sizeof(double)}, digest_);
+      std::vector<double> busy(static_cast<std::size_t>(ranks_));
+      for (std::int64_t e = 0; e < placement.experts(); ++e) {
+        replicas_ += placement.vexperts(e) - 1;
+        const std::vector<std::int64_t> holders = placement.ranks_of(e);
+        if (holders.size() < 2 || costs_ == nullptr) continue;
+        const double seconds = costs_->all_reduce_seconds(gradient_bytes_, holders);
+        for (const std::int64_t rank : holders) busy[static_cast<std::size_t>(rank)] += seconds;
+      }
+      synchronising_ += layers_of_each_ * *std::ranges::max_element(busy);
+    }
+    shares_ = std::move(shares);
+  }
+
+  Options options_;
+  std::int64_t ranks_;
+  double parameters_, gradient_bytes_ = 0, copy_bytes_ = 0, token_bytes_ = 0;
+  double layers_of_each_ = 0;  // of a stage, that a layer of the routing's source stands for
+  double group_rows_ = 0;      // of a layer in a step, that an expert group has
+  const RunCosts* costs_ = nullptr;
+  PlacementCost cost_;
+
+  std::vector<Placement> placements_, next_;  // by layer of the routing's source
+  std::shared_ptr<const Shares> shares_;
+  std::vector<RoutingMatrix> tokens_;
+  std::uint64_t digest_ = 0, weighed_ = 0;
+  std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
+  double balance_ = 1, synchronising_ = 0;
+  bool known_ = false, looked_ = false, moving_ = false;
+};
+
+[[noreturn]] void refuse(const char* field, const std::string& found, const std::string& expected) {
+  throw InputError({"", std::string("/plan/") + field}, found, expected);
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.flexmoe;
+  const std::string name(kBalancerNames[static_cast<std::size_t>(options.balancer)]),
+      with = fmt::format(" with \"moe_balancer\": \"{}\"", name);
+  if (options.threshold != Options::kThreshold && options.balancer != Balancer::flexmoe)
+    refuse("moe_balance_threshold", fmt::format("{}", options.threshold),
+           fmt::format("{}{}", Options::kThreshold, with));
+  if (options.interval != 1 && options.balancer != Balancer::eplb)
+    refuse("moe_balance_interval", std::to_string(options.interval), "1" + with);
+  if (!used(scenario)) {
+    if (options.slots_per_rank > 0) refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank), "0" + with);
+    return;
+  }
+  const Model& model = scenario.model;
+  const std::int64_t ranks = scenario.plan.expert.degree;
+  if (!model.has_experts()) refuse("moe_balancer", "\"" + name + "\"", "\"none\" for a model without experts");
+  if (ranks == 1) refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_parallel 1, where one rank has all");
+  if (expert_parallel::expert_tensor_ranks(scenario.plan) > 1)
+    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_tensor_parallel above 1: experts move as a whole");
+  if (scenario.plan.expert.capacity_factor > 0)
+    refuse("moe_expert_capacity_factor", fmt::format("{}", scenario.plan.expert.capacity_factor),
+           "0" + with + ", which drops no token");
+  if (scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k)
+    refuse("moe_balancer", "\"" + name + "\"", "\"none\" with \"moe_gate\": \"dense_to_sparse\"");
+  const std::int64_t least = model.experts / ranks;
+  if (options.slots_per_rank > 0 && options.slots_per_rank < least)
+    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
+           fmt::format("{} at least, the {} experts on {} ranks", least, model.experts, ranks));
+  if (options.slots_per_rank > model.experts)
+    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
+           fmt::format("{} at most, one of each expert", model.experts));
+}
+
+std::optional<Scenario> settle(const Scenario& scenario) {
+  if (!used(scenario)) return {};
+  Scenario settled = scenario;
+  settled.model.expert_slots = slots_per_rank(scenario) * scenario.plan.expert.degree;
+  if (settled.expert_shares == nullptr) {
+    const std::size_t layers = expert_parallel::routing_of(scenario).size();
+    settled.expert_shares = std::make_shared<const Shares>(layers, shares_of(in_blocks(scenario)));
+  }
+  return settled;
+}
+
+std::unique_ptr<RunController> control(const Scenario& scenario) {
+  return used(scenario) ? std::make_unique<BalanceController>(scenario) : nullptr;
+}
+
+void disable(Plan& plan) { plan.flexmoe = {}; }  // one rank has every expert
+
+void check_runnable(const Scenario& scenario) {
+  if (used(scenario))
+    refuse("moe_balancer",
+           fmt::format("\"{}\"", kBalancerNames[static_cast<std::size_t>(scenario.plan.flexmoe.balancer)]),
+           "\"none\" in a run: replicas of experts are not executed yet");
+}
+
+}  // namespace orrery::flexmoe

@@ -1,0 +1,21 @@
+// Placements of experts that follow their load, as a plan's choice (FlexMoE, Nie et al. 2023, arXiv 2304.03946; EPLB;
+// SYMI). A step has `moe_slots_per_rank` experts on each rank; which, and what part of an expert's tokens goes where,
+// is the controller's of a training (Scenario::expert_shares). A single step has every expert once, in blocks.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "strategies/strategy.h"
+
+namespace orrery::flexmoe {
+
+void check(const Scenario& scenario);
+std::optional<Scenario> settle(const Scenario& scenario);
+// Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (vExperts beyond one an expert,
+// of all layers of the routing's source), moved_copies (that arrived in front of the step).
+std::unique_ptr<RunController> control(const Scenario& scenario);
+void disable(Plan& plan);
+void check_runnable(const Scenario& scenario);
+
+}  // namespace orrery::flexmoe
