@@ -118,7 +118,6 @@ class Runner {
     for (const auto& controller : controllers_) controller->begin(scenario_);
     const StepOutcome& step = outcome();
     const double waited = std::exchange(waiting_, 0.0);
-    move(step.idle_link_seconds);
     std::vector<double> values{static_cast<double>(scenario_.workload.step),
                                training_.seconds,
                                step.seconds,
@@ -131,6 +130,7 @@ class Runner {
                                step.busiest_rank,
                                step.dropped_share};
     for (const auto& controller : controllers_) controller->figures(scenario_, values);
+    move(step.idle_link_seconds);  // what arrives by it is the next step's
     training_.seconds += waited + step.seconds;
     training_.memory_capacity_bytes = step.memory_capacity_bytes;
     training_.memory_fits = training_.memory_fits && step.memory_fits;

@@ -98,6 +98,7 @@ class BalanceController final : public RunController {
   void begin(Scenario& scenario) override {
     scenario.expert_shares = shares_;
     arrived_ = std::exchange(arriving_, 0);
+    step_synchronising_ = synchronising_;
     const std::int64_t routing = expert_parallel::routing_state(scenario);
     if (known_ && routing == routing_ && weighed_ == digest_) return;
     known_ = true;
@@ -114,7 +115,7 @@ class BalanceController final : public RunController {
 
   std::vector<RunWork> end(const Scenario& scenario) override {
     std::vector<RunWork> work;
-    if (synchronising_ > 0) work.push_back({"gradients of replicas", synchronising_, true, false});
+    if (step_synchronising_ > 0) work.push_back({"gradients of replicas", step_synchronising_, true, false});
     if (moving_ || placements_.empty()) return work;
     const bool due = options_.balancer != Balancer::eplb || (scenario.workload.step + 1) % options_.interval == 0;
     if (!due || looked_) return work;
@@ -218,8 +219,8 @@ class BalanceController final : public RunController {
           {reinterpret_cast<const char*>(shares->back().data()), shares->back().size() * sizeof(double)}, digest_);
       std::vector<double> busy(static_cast<std::size_t>(ranks_));
       for (std::int64_t e = 0; e < placement.experts(); ++e) {
-        replicas_ += placement.vexperts(e) - 1;
         const std::vector<std::int64_t> holders = placement.ranks_of(e);
+        replicas_ += static_cast<std::int64_t>(holders.size()) - 1;
         if (holders.size() < 2 || costs_ == nullptr) continue;
         const double seconds = costs_->all_reduce_seconds(gradient_bytes_, holders);
         for (const std::int64_t rank : holders) busy[static_cast<std::size_t>(rank)] += seconds;
@@ -242,7 +243,7 @@ class BalanceController final : public RunController {
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
-  double balance_ = 1, synchronising_ = 0;
+  double balance_ = 1, synchronising_ = 0, step_synchronising_ = 0;  // the latter of the step under way
   bool known_ = false, looked_ = false, moving_ = false;
 };
 

@@ -181,11 +181,10 @@ TEST(Training, WorkBesideStepsTakesTheTimeInWhichLinksIdle) {
 
 TEST(Training, StepsOfARecordedRoutingBeginWithItsFirst) {
   const auto path = std::filesystem::temp_directory_path() / "orrery-training-test.txt";
-  std::ofstream(path)
-      << "# routing steps=500,502 layers=0 source_ranks=1 top_k=2\n"
-         "step,layer,tokens,expert_0,expert_1,expert_2,expert_3,expert_4,expert_5,expert_6,expert_7\n"
-         "500,0,64,16,16,16,16,16,16,16,16\n"
-         "502,0,64,57,10,10,10,11,10,10,10\n";
+  std::ofstream(path) << "# routing steps=500,502 layers=0 source_ranks=1 top_k=2\n"
+                         "step,layer,tokens,expert_0,expert_1,expert_2,expert_3,expert_4,expert_5,expert_6,expert_7\n"
+                         "500,0,64,16,16,16,16,16,16,16,16\n"
+                         "502,0,64,57,10,10,10,11,10,10,10\n";
   Simulator simulator;
   const Training training = train(simulator, scenario_of({{"routing_file", path.string()}}), {.steps = 4});
   std::filesystem::remove(path);

@@ -1,0 +1,154 @@
+// Do experts follow their load: never before their copies are there, and for less than what it saves?
+#include "strategies/flexmoe/flexmoe.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+
+#include "sim/base/error.h"
+#include "sim/training/training.h"
+#include "tests/strategies/support.h"
+
+namespace orrery {
+namespace {
+
+using flexmoe::Balancer;
+
+Scenario skewed(Balancer balancer) {
+  Scenario s = scenario_of("megablocks-moe-small", "dgx-a100", 2);
+  s.workload = {1024, 0, 512};
+  s.workload.routing = ExpertRouting::zipf;
+  s.workload.routing_skew = 1;
+  s.plan.batch.micro_batch_size = 4;
+  s.plan.expert.degree = 16;
+  s.plan.data.zero_stage = 1;
+  s.plan.flexmoe.balancer = balancer;
+  if (balancer != Balancer::none) s.plan.flexmoe.slots_per_rank = 8;
+  return s;
+}
+
+Training trained(const Scenario& scenario, std::int64_t steps) {
+  static Simulator simulator;
+  TrainingOptions options;
+  options.steps = steps;
+  return train(simulator, scenario, options);
+}
+
+TEST(FlexmoeTraining, BalancedRoutingMovesNothing) {
+  for (const Balancer balancer : {Balancer::flexmoe, Balancer::eplb, Balancer::symi}) {
+    Scenario balanced = skewed(balancer), none = skewed(Balancer::none);
+    balanced.workload.routing = none.workload.routing = ExpertRouting::balanced;
+    balanced.workload.routing_skew = none.workload.routing_skew = 0;
+    balanced.plan.flexmoe.slots_per_rank = 4;  // no room for copies
+    const Training a = trained(balanced, 5), b = trained(none, 5);
+    for (const char* column : {"step_seconds", "waiting_seconds", "memory_peak_bytes", "mfu"})
+      EXPECT_EQ(a.column(column), b.column(column)) << column;
+    EXPECT_THAT(a.column("replicas"), testing::Each(0));
+  }
+}
+
+TEST(FlexmoeTraining, FirstStepIsThatOfBlocks) {
+  const Training with = trained(skewed(Balancer::flexmoe), 1), without = trained(skewed(Balancer::none), 1);
+  EXPECT_NEAR(with.column("busiest_rank")[0], without.column("busiest_rank")[0], 1e-6);
+  EXPECT_LE(with.column("balance")[0], with.column("busiest_rank")[0]);  // mean and most of layers
+  // Room for copies is room for weights, gradients and states.
+  EXPECT_GT(with.column("memory_peak_bytes")[0], without.column("memory_peak_bytes")[0]);
+  // What the model is, and its work, are the same.
+  EXPECT_NEAR(with.column("mfu")[0] * with.column("step_seconds")[0],
+              without.column("mfu")[0] * without.column("step_seconds")[0], 1e-9);
+}
+
+TEST(FlexmoeTraining, StepsGetShorterOnceCopiesHaveArrived) {
+  const Training training = trained(skewed(Balancer::flexmoe), 60), without = trained(skewed(Balancer::none), 1);
+  const std::vector<double>&steps = training.column("step_seconds"), &moving = training.column("moving_seconds"),
+        &arrived = training.column("moved_copies"), &replicas = training.column("replicas");
+  EXPECT_GT(moving[0], 0);
+  EXPECT_EQ(replicas[0], 0);
+  EXPECT_LT(steps.back(), 0.75 * without.column("step_seconds")[0]);
+  EXPECT_LT(training.column("balance").back(), 0.6 * training.column("balance").front());
+  for (std::size_t i = 1; i < steps.size(); ++i) {
+    // Nothing is another placement's before it is there, which is when nothing moves any more.
+    if (arrived[i] == 0) {
+      EXPECT_LE(replicas[i], replicas[i - 1]) << i;
+    } else {
+      ASSERT_GE(i, 2U);  // decided behind a step, sent beside the next
+      EXPECT_GT(moving[i - 2], 0) << i;
+    }
+  }
+  EXPECT_GT(std::accumulate(arrived.begin(), arrived.end(), 0.0), 0);
+  // Replicas' gradients hold up each step from their first on.
+  for (std::size_t i = 1; i < steps.size(); ++i)
+    EXPECT_EQ(training.column("waiting_seconds")[i] > 0, replicas[i - 1] > 0) << i;
+}
+
+TEST(FlexmoeTraining, EplbMovesAtItsIntervalAndStepsWaitForIt) {
+  Scenario s = skewed(Balancer::eplb);
+  s.plan.flexmoe.interval = 10;
+  const Training training = trained(s, 25);
+  const std::vector<double>&arrived = training.column("moved_copies"), &waiting = training.column("waiting_seconds");
+  for (std::size_t i = 0; i < 25; ++i) EXPECT_EQ(arrived[i] > 0, i == 10) << i;  // the same routing: the same again
+  EXPECT_GT(waiting[10], waiting[11]);
+  EXPECT_THAT(training.column("moving_seconds"), testing::Each(0));
+  EXPECT_LT(training.column("balance")[10], 1.2);
+}
+
+TEST(FlexmoeTraining, SymiMovesWeightsAloneAndEveryStep) {
+  Scenario s = skewed(Balancer::symi), all = skewed(Balancer::eplb);
+  const Training symi = trained(s, 5), eplb = trained(all, 5);
+  EXPECT_GT(symi.column("moved_copies")[1], 0);
+  const auto a_copy = [](const Training& t) { return (t.column("waiting_seconds")[1]) / t.column("moved_copies")[1]; };
+  EXPECT_LT(a_copy(symi), a_copy(eplb));
+}
+
+TEST(FlexmoeTraining, IsTheSameAgain) {
+  Scenario s = skewed(Balancer::flexmoe);
+  s.workload.routing_noise = 0.5;
+  s.workload.routing_autocorrelation = 0.9;
+  const Training a = trained(s, 20), b = trained(s, 20);
+  for (std::size_t i = 0; i < a.columns.size(); ++i) EXPECT_EQ(a.columns[i].values, b.columns[i].values);
+}
+
+TEST(FlexmoePlan, SharesOfAnExpertAreAllOfIt) {
+  const std::optional<Scenario> settled = flexmoe::settle(skewed(Balancer::flexmoe));
+  ASSERT_TRUE(settled && settled->expert_shares);
+  EXPECT_EQ(settled->model.expert_slots, 128);
+  for (const std::vector<double>& layer : *settled->expert_shares) {
+    ASSERT_EQ(layer.size(), 64U * 16U);
+    for (std::size_t e = 0; e < 64; ++e)
+      EXPECT_EQ(std::accumulate(layer.begin() + static_cast<std::ptrdiff_t>(e * 16),
+                                layer.begin() + static_cast<std::ptrdiff_t>((e + 1) * 16), 0.0),
+                1);
+  }
+  EXPECT_FALSE(flexmoe::settle(skewed(Balancer::none)));
+}
+
+TEST(FlexmoePlan, IsRefusedWhereItMeansNothing) {
+  const auto refused = [](const char* pointer, const std::function<void(Scenario&)>& change) {
+    Scenario s = skewed(Balancer::flexmoe);
+    change(s);
+    try {
+      flexmoe::check(s);
+      ADD_FAILURE() << pointer;
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().pointer, pointer) << error.what();
+    }
+  };
+  EXPECT_NO_THROW(flexmoe::check(skewed(Balancer::flexmoe)));
+  refused("/plan/moe_balancer", [](Scenario& s) { s.model.experts = 0; });
+  refused("/plan/moe_balancer", [](Scenario& s) { s.plan.expert.degree = 1; });
+  refused("/plan/moe_balancer", [](Scenario& s) { s.plan.expert.tensor_degree = 2; });
+  refused("/plan/moe_expert_capacity_factor", [](Scenario& s) { s.plan.expert.capacity_factor = 1; });
+  refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.slots_per_rank = 3; });
+  refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.slots_per_rank = 65; });
+  refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.balancer = Balancer::none; });
+  refused("/plan/moe_balance_interval", [](Scenario& s) { s.plan.flexmoe.interval = 2; });
+  refused("/plan/moe_balance_threshold", [](Scenario& s) {
+    s.plan.flexmoe.balancer = Balancer::eplb;
+    s.plan.flexmoe.threshold = 2;
+  });
+}
+
+}  // namespace
+}  // namespace orrery
