@@ -47,7 +47,7 @@ def execute(notebook, figures: pathlib.Path, runtime: str) -> None:
     config = Config()
     config.KernelManager.transport = "ipc"  # of kernels that start at a time, none takes another's port
     config.KernelManager.ip = f"{runtime}/kernel"  # sockets beside each other, whatever folder who uses them is in
-    preprocessor = ExecutePreprocessor(timeout=600, kernel_name="python3", config=config)
+    preprocessor = ExecutePreprocessor(timeout=600, startup_timeout=300, kernel_name="python3", config=config)
     preprocessor.preprocess(notebook, {"metadata": {"path": str(root / "notebooks")}})
 
 
