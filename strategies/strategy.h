@@ -67,7 +67,8 @@ struct Strategy {
   // Of context_parallel_type the names that it answers to: how attention works on divided sequences. It divides them
   // then, adds digits of the axis cp and lays attention out (strategies/context_parallel/context_parallel.h).
   std::span<const std::string_view> context_types = {};
-  // Says what a prediction takes for granted of the data, and a run must have room for.
+  // Says what a prediction takes for granted of the data, and a run must have room for. May throw as check_runnable,
+  // where it would otherwise be another field's fault.
   void (*make_runnable)(Scenario& scenario) = nullptr;
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;

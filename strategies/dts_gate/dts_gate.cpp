@@ -180,6 +180,9 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<GateController>() : nullptr;
 }
 
+// Slots for all tokens, which a run adds, would be refused in its place.
+void make_runnable(Scenario& scenario) { check_runnable(scenario); }
+
 void check_runnable(const Scenario& scenario) {
   if (used(scenario))
     refuse("moe_gate", "\"dense_to_sparse\"",

@@ -18,6 +18,7 @@ void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
 // Figures: gate_temperature, active_experts, computed_experts.
 std::unique_ptr<RunController> control(const Scenario& scenario);
+void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::dts_gate

@@ -12,10 +12,11 @@ namespace orrery::flexmoe {
 
 void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
-// Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of all
-// layers of the routing's source), moved_copies (that arrived in front of the step).
+// Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
+// all layers of the routing's source), moved_copies (that arrived in front of the step).
 std::unique_ptr<RunController> control(const Scenario& scenario);
 void disable(Plan& plan);
+void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::flexmoe

@@ -74,6 +74,17 @@ TEST(Steps, WhatIsForOneStepIsRefusedBesideThem) {
   EXPECT_EQ(place.files(), (std::set<std::string>{"not.db", "x.json"}));
 }
 
+TEST(Steps, NoRunTakesWhatChangesBetweenThem) {
+  const Workplace place;
+  const auto refused = [&](const char* scenario, const char* pointer) {
+    const CommandResult run = place.orrery(std::string("run ") + scenario);
+    EXPECT_EQ(run.code, 2) << scenario;
+    EXPECT_THAT(run.err, HasSubstr(pointer));
+  };
+  refused("flexmoe", "/plan/moe_balancer");
+  refused("dts_gate", "/plan/moe_gate");
+}
+
 TEST(Steps, FieldsOfRoutingOverTimeAreChecked) {
   const Workplace place;
   const auto refused = [&](const std::string& sets, const char* text) {
