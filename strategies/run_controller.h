@@ -38,6 +38,7 @@ class RunController {
   virtual void use(const RunCosts& costs) { (void)costs; }
 
   // Makes of `scenario`, whose workload.step is already the next step, the scenario of that step. Steps ascend by one.
+  // The first step must be what it is alone.
   virtual void begin(Scenario& scenario) { (void)scenario; }
   // Steps for which it is the same have the same Program, as far as this controller goes.
   virtual std::uint64_t state(const Scenario& scenario) const = 0;

@@ -257,7 +257,7 @@ void RoutingGenerator::check() const {
   integer("source_ranks", source_ranks, 1, kMost);
   integer("tokens", tokens, 0, kMost);
   integer("experts", experts, 1, std::int64_t{1} << 20);
-  integer("top_k", top_k, 1, std::min<std::int64_t>(experts, 64));
+  integer("top_k", top_k, 1, std::min(experts, kMostTopK));
   number("zipf_exponent", zipf_exponent, 0, 10);
   number("noise", noise, 0, 5);
   number("autocorrelation", autocorrelation, 0, 1, false);

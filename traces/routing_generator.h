@@ -27,6 +27,8 @@ enum class RoutingPattern : std::uint8_t {
 // for each layer and noise that follows AR(1) from step to step. A token's experts are top_k draws from p on condition
 // that they differ; the counts of a row are exactly those of so many independent tokens.
 struct RoutingGenerator {
+  static constexpr std::int64_t kMostTopK = 64;
+
   RoutingPattern pattern = RoutingPattern::zipf;
   std::int64_t steps = 1, layers = 1, micro_batches = 1, source_ranks = 1;
   std::int64_t tokens = 1;  // of a source rank's micro-batch; ragged: their mean, which is kept

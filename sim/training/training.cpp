@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -91,6 +92,7 @@ class Runner {
     all.ops = true;
     Simulation first = simulator_.evaluate(scenario_, all);
     costs_ = run_costs(first);
+    first_ = outcome_of(first.report);
     training_.first = std::move(first.report);
     training_.first.ops.clear();
     for (const auto& controller : controllers_) {
@@ -105,11 +107,16 @@ class Runner {
     training_.different += met_.insert(key).second ? 1 : 0;
     const auto known = options_.known->find(key);
     if (known != options_.known->end()) return known->second;
-    SimulationOptions all = options_.simulation;
-    all.ops = true;
-    Simulation step = simulator_.evaluate(scenario_, all);
     ++predicted_;
-    const StepOutcome& found = options_.known->emplace(key, outcome_of(step.report)).first->second;
+    StepOutcome predicted;
+    if (first_) {  // that has been predicted already, as controllers leave it as it is
+      predicted = *first_;
+    } else {
+      SimulationOptions all = options_.simulation;
+      all.ops = true;
+      predicted = outcome_of(simulator_.evaluate(scenario_, all).report);
+    }
+    const StepOutcome& found = options_.known->emplace(key, predicted).first->second;
     if (options_.found) options_.found(key, found);
     return found;
   }
@@ -117,6 +124,7 @@ class Runner {
   void take_step() {
     for (const auto& controller : controllers_) controller->begin(scenario_);
     const StepOutcome& step = outcome();
+    first_.reset();
     const double waited = std::exchange(waiting_, 0.0);
     std::vector<double> values{static_cast<double>(scenario_.workload.step),
                                training_.seconds,
@@ -181,6 +189,7 @@ class Runner {
   std::vector<std::unique_ptr<RunController>> controllers_;
   Training training_;
   std::deque<Moving> moving_;
+  std::optional<StepOutcome> first_;       // of the first step, until it is taken
   std::unordered_set<std::uint64_t> met_;  // keys of this training
   std::int64_t predicted_ = 0;             // steps that an engine was asked for
   double waiting_ = 0;                     // that the next step waits

@@ -12,6 +12,7 @@
 
 #include "sim/base/digest.h"
 #include "sim/base/error.h"
+#include "traces/routing_generator.h"
 
 namespace orrery::dts_gate {
 namespace {
@@ -30,12 +31,14 @@ class Curve {
   }
 
   double active(std::int64_t step) const {
-    const double at = std::clamp(static_cast<double>(step - gate_.seed_steps) * static_cast<double>(kSampledSteps) /
-                                     static_cast<double>(gate_.decay_steps),
-                                 0.0, static_cast<double>(kSampledSteps));
-    const auto i = std::min(static_cast<std::size_t>(at), active_.size() - 2);
-    return std::clamp(std::lerp(active_[i], active_[i + 1], at - static_cast<double>(i)), 1.0,
-                      static_cast<double>(gate_.experts));
+    const std::int64_t offset = std::clamp<std::int64_t>(step - gate_.seed_steps, 0, gate_.decay_steps);
+    std::int64_t i = std::min(offset * kSampledSteps / gate_.decay_steps, kSampledSteps - 1);
+    while (i + 1 < kSampledSteps && step_at(i + 1) - gate_.seed_steps <= offset)
+      ++i;  // short decays sample steps twice
+    const std::int64_t begin = step_at(i) - gate_.seed_steps, length = step_at(i + 1) - step_at(i);
+    const double part = length > 0 ? static_cast<double>(offset - begin) / static_cast<double>(length) : 1;
+    const auto at = static_cast<std::size_t>(i);
+    return std::clamp(std::lerp(active_[at], active_[at + 1], part), 1.0, static_cast<double>(gate_.experts));
   }
 
  private:
@@ -142,6 +145,10 @@ void check(const Scenario& scenario) {
   if (scenario.workload.recorded_routing)
     throw InputError({"", "/workload/routing_file"}, scenario.workload.routing_file,
                      "none with \"moe_gate\": \"dense_to_sparse\", which says how many experts a token has");
+  if (scenario.workload.routes_unequally() && model.experts > RoutingGenerator::kMostTopK)
+    throw InputError({"", "/workload/routing"}, "unequal routing",
+                     fmt::format("\"balanced\" with \"moe_gate\": \"dense_to_sparse\" and more than {} experts",
+                                 RoutingGenerator::kMostTopK));
   if (options.gate.seed_steps > 0 && model.expert_ffn != model.ffn)
     refuse(
         "moe_gate_seed_steps", std::to_string(options.gate.seed_steps),

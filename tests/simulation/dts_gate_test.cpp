@@ -85,6 +85,26 @@ TEST(DtsGateStep, TakesWhatItsExpertsTakeAndLessFromStepToStep) {
   EXPECT_EQ(at(gated(), 740).step_seconds, at(gated(), 900).step_seconds);  // the decay is over
 }
 
+// Of any length of the decay, what the schedule itself says of each step.
+TEST(DtsGateStep, HasTheExpertsOfItsSchedule) {
+  for (const std::int64_t decay : {3, 50, 64, 100, 999}) {
+    Scenario s = gated();
+    s.plan.dts_gate.gate.decay_steps = decay;
+    dts_gate::Gate gate = s.plan.dts_gate.gate;
+    gate.experts = s.model.experts;
+    const dts_gate::SampledGate tokens(gate.experts, 1 << 12, 1);
+    for (const std::int64_t part : {0, 1, 2, 5, 7, 10}) {
+      s.workload.step = gate.seed_steps + decay * part / 10;
+      if (s.workload.step >= gate.hard_step) continue;
+      const double expected = dts_gate::state(gate, tokens, s.workload.step).computed_experts;
+      const Model model = dts_gate::settle(s).value().model;
+      const double found = model.mean_experts_per_token > 0 ? model.mean_experts_per_token
+                                                            : static_cast<double>(model.experts_per_token);
+      EXPECT_NEAR(found, expected, 0.0051 + 0.002 * expected) << decay << " " << part;
+    }
+  }
+}
+
 TEST(DtsGateStep, BetweenWholeNumbersLiesBetweenTheirSteps) {
   Scenario s = gated();
   s.workload.step = 740;
@@ -133,6 +153,10 @@ TEST(DtsGatePlan, IsRefusedWhereItMeansNothing) {
   refused("/plan/moe_gate", [](Scenario& s) { s.model.experts = 0; });
   refused("/plan/moe_gate", [](Scenario& s) { s.plan.dts_gate.kind = MoeGate::top_k; });
   refused("/plan/moe_expert_capacity_factor", [](Scenario& s) { s.plan.expert.capacity_factor = 1; });
+  refused("/workload/routing", [](Scenario& s) {
+    s.model.experts = 128;
+    s.workload.routing = ExpertRouting::zipf;
+  });
   refused("/plan/moe_gate_seed_steps", [](Scenario& s) { s.model.expert_ffn = 64; });
   refused("/plan/moe_gate_hard_step", [](Scenario& s) { s.plan.dts_gate.gate.hard_step = 50; });
   refused("/plan/moe_gate_first_temperature", [](Scenario& s) { s.plan.dts_gate.gate.first_temperature = 0.1; });
