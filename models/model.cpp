@@ -112,6 +112,12 @@ std::int64_t Model::total_layers() const {
   return layers + (kind == ModelKind::encoder_decoder ? decoder_layers : 0);
 }
 
+std::int64_t Model::expert_layers() const {
+  std::int64_t count = 0;
+  for (std::int64_t layer = 0; has_experts() && layer < layers; ++layer) count += is_expert_layer(layer) ? 1 : 0;
+  return count;
+}
+
 namespace {
 
 using std::to_string;

@@ -109,6 +109,7 @@ struct Model {
   bool is_expert_layer(std::int64_t layer) const {
     return layer >= dense_layers && (layer - dense_layers) % expert_period == expert_period - 1;
   }
+  std::int64_t expert_layers() const;
   bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
 };
 
@@ -122,5 +123,7 @@ struct Model {
 std::int64_t parameters(const Model& model);
 // Of them those that one token meets: of the routed experts as many as it goes to. Without experts all.
 std::int64_t active_parameters(const Model& model);
+// Of one routed expert of a layer. REQUIRES: a model with experts.
+std::int64_t routed_expert_parameters(const Model& model);
 
 }  // namespace orrery

@@ -50,17 +50,14 @@ std::int64_t layer_parameters(const Model& m, bool cross_attention) {
 // What a layer's experts have, `routed` of them, instead of an MLP. A bias on scores (Wang et al. 2024, arXiv
 // 2408.15664) is moved by no gradient: no parameter.
 std::int64_t expert_parameters(const Model& m, std::int64_t routed) {
-  const std::int64_t h = m.hidden, expert = linear(h, m.gated() ? 2 * m.expert_ffn : m.expert_ffn, m.expert_bias) +
-                                            linear(m.expert_ffn, h, m.expert_bias);
-  return linear(h, m.experts, m.router_bias) + routed * expert +
+  const std::int64_t h = m.hidden;
+  return linear(h, m.experts, m.router_bias) + routed * routed_expert_parameters(m) +
          (m.shared_expert_ffn > 0 ? mlp_parameters(m, h, m.shared_expert_ffn) : 0) + (m.shared_expert_gate ? h : 0);
 }
 
 // Of a decoder whose layers have `routed` experts each, instead of that many MLPs.
 std::int64_t more_with_experts(const Model& m, std::int64_t routed) {
-  std::int64_t layers = 0;
-  for (std::int64_t layer = 0; m.has_experts() && layer < m.layers; ++layer) layers += m.is_expert_layer(layer) ? 1 : 0;
-  return layers * (expert_parameters(m, routed) - mlp_parameters(m, m.hidden, m.ffn));
+  return m.expert_layers() * (expert_parameters(m, routed) - mlp_parameters(m, m.hidden, m.ffn));
 }
 
 std::int64_t embedding_parameters(const Model& m) {
@@ -125,6 +122,11 @@ std::int64_t swin_parameters(const Model& m) {
 }
 
 }  // namespace
+
+std::int64_t routed_expert_parameters(const Model& m) {
+  return linear(m.hidden, m.gated() ? 2 * m.expert_ffn : m.expert_ffn, m.expert_bias) +
+         linear(m.expert_ffn, m.hidden, m.expert_bias);
+}
 
 std::int64_t active_parameters(const Model& m) {
   return parameters(m) - more_with_experts(m, m.experts) + more_with_experts(m, m.experts_per_token);

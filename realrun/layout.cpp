@@ -4,6 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 
@@ -62,8 +63,7 @@ bool keeps_order(const Match& m, const Tensor& view) {
 
 class Viewer {
  public:
-  Viewer(const Piece& piece, const Position& position)
-      : piece_(piece), position_(position) {}
+  Viewer(const Piece& piece, const Position& position) : piece_(piece), position_(position) {}
 
   std::vector<View> run() {
     views_.resize(piece_.tensors.size());
@@ -164,13 +164,7 @@ class Viewer {
   std::vector<View> views_;
 };
 
-// splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators")
-std::uint64_t mix(std::uint64_t z) {
-  z += 0x9e3779b97f4a7c15ull;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-  return z ^ (z >> 31);
-}
+std::uint64_t mix(std::uint64_t z) { return mixed(z + kSplitMixStep); }
 
 }  // namespace
 
@@ -222,8 +216,7 @@ AttentionPositions attention_positions(const Op& op, const Piece& piece, const P
   };
   // The keys' rank: so many places before this one in the ring.
   const std::vector<std::size_t> ring = position.group(kv.over[1].group());
-  const std::size_t own = static_cast<std::size_t>(
-      std::find(ring.begin(), ring.end(), position.rank) - ring.begin());
+  const std::size_t own = static_cast<std::size_t>(std::find(ring.begin(), ring.end(), position.rank) - ring.begin());
   const std::size_t before = static_cast<std::size_t>(op.keys_before) % ring.size();
   return {dealt(q, position.rank), dealt(kv, ring[(own + ring.size() - before) % ring.size()])};
 }

@@ -333,7 +333,7 @@ std::string absolute_routing_file(const Part& part) {
   return std::filesystem::absolute(path_beside(routing.get<std::string>(), part.where.file)).string();
 }
 
-// What a member adds to a scenario's digest: mixed (SplitMix64's last steps), or plans alike would have digests alike.
+// What a member adds to a scenario's digest: mixed, or plans alike would have digests alike.
 std::uint64_t member_digest(std::string_view key, const Json& value) {
   const Json* as_digested = &value;
   Json with_content;
@@ -343,10 +343,7 @@ std::uint64_t member_digest(std::string_view key, const Json& value) {
     with_content["routing_file"] = file_digest(routing.get<std::string>());
     as_digested = &with_content;
   }
-  std::uint64_t digest = digest_of(as_digested->dump(), digest_of(key) + 1);  // + 1: where the key ends
-  digest = (digest ^ (digest >> 30)) * 0xbf58476d1ce4e5b9;
-  digest = (digest ^ (digest >> 27)) * 0x94d049bb133111eb;
-  return digest ^ (digest >> 31);
+  return mixed(digest_of(as_digested->dump(), digest_of(key) + 1));  // + 1: where the key ends
 }
 
 }  // namespace

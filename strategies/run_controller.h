@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -16,7 +15,6 @@ namespace orrery {
 
 // What moves between ranks when a controller changes something.
 struct RunWork {
-  std::string name;
   double seconds = 0;    // of the busiest link, with nothing else on it
   bool blocking = true;  // the next step waits for it; else it goes on beside the steps that follow
   bool arrives = true;   // arrived() is to be called for it

@@ -12,28 +12,23 @@
 #include <string>
 #include <utility>
 
+#include "sim/base/digest.h"
+
 namespace orrery {
 namespace {
 
 // What is drawn for what. Each draw has a sequence of its own, so that none depends on how many others there are.
 enum class Draw : std::uint64_t { order, noise, tokens, burst, row };
 
-// splitmix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators").
-std::uint64_t mixed(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 class RandomBits {
  public:
   RandomBits(std::uint64_t seed, Draw draw, std::initializer_list<std::int64_t> place) {
-    state_ = mixed(seed + kStep) + static_cast<std::uint64_t>(draw);
-    for (const std::int64_t n : place) state_ = mixed(state_ + kStep) + static_cast<std::uint64_t>(n);
+    state_ = mixed(seed + kSplitMixStep) + static_cast<std::uint64_t>(draw);
+    for (const std::int64_t n : place) state_ = mixed(state_ + kSplitMixStep) + static_cast<std::uint64_t>(n);
     state_ = mixed(state_);
   }
 
-  std::uint64_t next() { return mixed(state_ += kStep); }
+  std::uint64_t next() { return mixed(state_ += kSplitMixStep); }
   double uniform() { return std::ldexp(static_cast<double>(next() >> 11), -53); }  // in [0, 1)
   std::int64_t below(std::int64_t n) {                                             // REQUIRES: 0 < n < 2^31
     return static_cast<std::int64_t>(((next() >> 32) * static_cast<std::uint64_t>(n)) >> 32);
@@ -59,7 +54,6 @@ class RandomBits {
   }
 
  private:
-  static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15;  // 2^64 over the golden ratio
   std::uint64_t state_;
 };
 

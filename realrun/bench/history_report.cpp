@@ -31,14 +31,6 @@ double slowest(const std::vector<HistoryPoint>& points) {
   return most;
 }
 
-// 1, 2 or 5 times a power of ten: at most `ticks` of them up to `span`.
-double tick_step(double span, int ticks) {
-  const double raw = span / ticks, power = std::pow(10, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (factor * power >= raw) return factor * power;
-  return 10 * power;
-}
-
 }  // namespace
 
 std::string history_text(const std::string& benchmark, const std::vector<HistoryPoint>& points) {

@@ -16,19 +16,6 @@
 #include "sim/training/training_results.h"
 
 namespace orrery {
-namespace {
-
-// How steps are predicted, beside their scenario.
-std::string method_text(const SimulationOptions& options) {
-  std::string text(kEngineNames[static_cast<std::size_t>(options.engine)]);
-  if (options.engine == Engine::des)
-    text += fmt::format(" {} {} {}", kFidelityNames[static_cast<std::size_t>(options.fidelity)],
-                        kRoutingNames[static_cast<std::size_t>(options.routing)], options.most_exact_works);
-  return text;
-}
-
-}  // namespace
-
 TrainingAnswer training_answer(const Asked& asked, const TrainingRequest& request) {
   constexpr auto kBetweenFlushes = std::chrono::milliseconds(500);
   TrainingOptions options;
@@ -36,8 +23,10 @@ TrainingAnswer training_answer(const Asked& asked, const TrainingRequest& reques
   options.simulation = request.engine.options();
   const nlohmann::json whole = written_out(asked.document, asked.source);
   const std::string calibrations = digests_of_calibrations(asked.calibrations);
-  options.digest = digest_of(program_of(version_and_commit(), calibrations) + " " + method_text(options.simulation),
-                             scenario_digest(whole));
+  options.digest =
+      digest_of(program_of(version_and_commit(), calibrations) +
+                    fmt::format(" {} {}", method_text(options.simulation), options.simulation.most_exact_works),
+                scenario_digest(whole));
   Simulator simulator(read_user_calibration(asked.calibrations));
   TrainingAnswer answer{ScenarioReader().read(asked.document, asked.source), {}};
   std::optional<TrainingResults> results;

@@ -12,4 +12,13 @@ inline std::uint64_t digest_of(std::string_view text, std::uint64_t digest = 0xc
   return digest;
 }
 
+// The last steps of SplitMix64 (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"): spreads
+// what numbers differ in over all bits.
+constexpr std::uint64_t mixed(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+inline constexpr std::uint64_t kSplitMixStep = 0x9e3779b97f4a7c15;  // from one number to the next
+
 }  // namespace orrery

@@ -2,18 +2,14 @@
 
 #include <bit>
 
+#include "sim/base/digest.h"
+
 namespace orrery {
 namespace {
 
 using Colour = ColourRefinement::Colour;
 
-// Finaliser of splitmix64 (Steele, Lea and Flood 2014).
-constexpr std::uint64_t scramble(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15ull;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
+constexpr std::uint64_t scramble(std::uint64_t x) { return mixed(x + kSplitMixStep); }
 
 // Open addressing: colour -> class.
 class ColourTable {

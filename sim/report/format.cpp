@@ -151,6 +151,13 @@ std::string csv_text(std::string_view text) {
   return out + "\"";
 }
 
+double tick_step(double span, int most) {
+  const double raw = span / most, power = std::pow(10, std::floor(std::log10(raw)));
+  for (const double factor : {1.0, 2.0, 5.0})
+    if (factor * power >= raw) return factor * power;
+  return 10 * power;
+}
+
 std::string bar(double share, int columns) {
   constexpr std::array eighths{"", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589"};
   const double length = std::clamp(share, 0.0, 1.0) * columns * 8;

@@ -34,6 +34,9 @@ std::string markdown_grid(std::span<const Column> columns, const std::vector<std
 std::string xml_text(std::string_view text);  // escaped for XML text and attributes; what XML cannot hold becomes '?'
 std::string csv_text(std::string_view text);  // quoted by RFC 4180; ' before what a spreadsheet takes for a formula
 
+// The distance of ticks on an axis: 1, 2 or 5 times a power of ten, of which at most `most` lie in `span`.
+double tick_step(double span, int most);
+
 // A horizontal bar of `share` x `columns`, in eighths of a character.
 std::string bar(double share, int columns);
 

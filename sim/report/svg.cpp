@@ -57,17 +57,8 @@ std::string mixed(std::string_view a, std::string_view b, double share) {
   return out;
 }
 
-// 1, 2 or 5 times a power of ten.
-double tick_step(double span) {
-  const double raw = span / kTicks;
-  const double power = std::pow(10, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (factor * power >= raw) return factor * power;
-  return 10 * power;
-}
-
 void axis(std::string& out, double span, double scale, double bottom) {
-  const double step = tick_step(span);
+  const double step = tick_step(span, kTicks);
   const auto [unit, per_second] = span >= 1      ? std::pair("s", 1.0)
                                   : span >= 1e-3 ? std::pair("ms", 1e3)
                                                  : std::pair("us", 1e6);

@@ -63,6 +63,14 @@ Simulator::Rep::Machine& Simulator::Rep::machine_of(ScenarioReader::Line& line) 
               .first->second;
 }
 
+std::string method_text(const SimulationOptions& options) {
+  std::string text(kEngineNames[static_cast<std::size_t>(options.engine)]);
+  if (options.engine == Engine::des)
+    text += fmt::format(" {} {}", kFidelityNames[static_cast<std::size_t>(options.fidelity)],
+                        kRoutingNames[static_cast<std::size_t>(options.routing)]);
+  return text;
+}
+
 Simulator::Simulator(UserCalibration user) : rep_(std::make_unique<Rep>(std::move(user))) {}
 Simulator::~Simulator() = default;
 
@@ -164,8 +172,7 @@ void complete(const Scenario& scenario, const Program& program, const Calibratio
   // What was published ran undisturbed, and was predicted in closed form.
   const std::string stack = stack_of(scenario);
   if (steps.stacks.contains(stack))
-    report.expected =
-        expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario), report);
+    report.expected = expected_step(stack, scenario.cluster.device, kernels, precision::peak_dtype(scenario), report);
   finish(scenario.cluster, report);
 }
 

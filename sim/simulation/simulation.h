@@ -31,6 +31,9 @@ struct SimulationOptions {
   bool ops = false;       // fill Report::ops and ::unmeasured
 };
 
+// What of them decides the result, beside the scenario, in words that results are told apart by.
+std::string method_text(const SimulationOptions& options);
+
 // A scenario with what became of it.
 struct Simulation : Prepared {
   Report report;

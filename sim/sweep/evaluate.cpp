@@ -18,11 +18,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 // How points were evaluated, beside their scenarios.
 std::string method_text(const SweepDocument& sweep) {
-  const SimulationOptions& simulation = sweep.simulation;
-  std::string text(kEngineNames[static_cast<std::size_t>(simulation.engine)]);
-  if (simulation.engine == Engine::des)
-    text += fmt::format(" {} {}", kFidelityNames[static_cast<std::size_t>(simulation.fidelity)],
-                        kRoutingNames[static_cast<std::size_t>(simulation.routing)]);
+  std::string text = orrery::method_text(sweep.simulation);
   if (sweep.search) {
     text += " search " + sweep.whole.at("search").dump();
     for (const std::string& fixed : sweep.search->space.fixed) text += " " + fixed;

@@ -19,11 +19,9 @@
 namespace orrery {
 namespace {
 
-// Mixed (SplitMix64's last steps): states are small numbers, which FNV alone would let make up for each other.
+// Mixed: states are small numbers, which FNV alone would let make up for each other.
 std::uint64_t joined(std::uint64_t digest, std::uint64_t next) {
-  digest = (digest ^ (digest >> 30)) * 0xbf58476d1ce4e5b9;
-  digest = (digest ^ (digest >> 27)) * 0x94d049bb133111eb;
-  return digest_of({reinterpret_cast<const char*>(&next), sizeof next}, digest ^ (digest >> 31));
+  return digest_of({reinterpret_cast<const char*>(&next), sizeof next}, mixed(digest));
 }
 
 // Communication of the bounding stage, all streams together as if one followed the other.

@@ -49,14 +49,6 @@ double shown(const TrainingColumn& column, double value) {
   return column.name.ends_with("_bytes") ? value / kGiB : column.name == "mfu" ? value * kPercent : value;
 }
 
-// 1, 2 or 5 times a power of ten, of which `most` or fewer lie in `span`.
-double tick_step(double span, int most) {
-  const double raw = span / most, power = std::pow(10, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0})
-    if (factor * power >= raw) return factor * power;
-  return 10 * power;
-}
-
 void text_at(std::string& out, double x, double y, std::string_view anchor, std::string_view colour,
              std::string_view text) {
   out += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" fill=\"{}\">{}</text>\n", x, y, anchor, colour,

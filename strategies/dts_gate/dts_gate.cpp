@@ -7,7 +7,6 @@
 #include <cmath>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "sim/base/digest.h"
@@ -57,21 +56,11 @@ Gate gate_of(const Scenario& scenario) {
 
 // A training asks for one gate step after step.
 const Curve& curve_of(const Gate& g) {
-  using Key = std::tuple<std::int64_t, std::int64_t, Decay, double, double, std::int64_t, double, double, double>;
-  const Key key{g.experts,
-                g.seed_steps,
-                g.decay,
-                g.first_temperature,
-                g.last_temperature,
-                g.decay_steps,
-                g.threshold,
-                g.first_logit_deviation,
-                g.last_logit_deviation};
-  thread_local Key met;
+  thread_local Gate met;
   thread_local std::unique_ptr<Curve> curve;
-  if (curve == nullptr || key != met) {
+  if (curve == nullptr || g != met) {
     curve = std::make_unique<Curve>(g);
-    met = key;
+    met = g;
   }
   return *curve;
 }
@@ -113,22 +102,13 @@ class GateController final : public RunController {
   throw InputError({"", std::string("/plan/") + field}, found, expected);
 }
 
-bool is_default(const Gate& gate) {
-  const Gate usual;
-  return gate.seed_steps == usual.seed_steps && gate.hard_step == usual.hard_step && gate.decay == usual.decay &&
-         gate.first_temperature == usual.first_temperature && gate.last_temperature == usual.last_temperature &&
-         gate.decay_steps == usual.decay_steps && gate.threshold == usual.threshold &&
-         gate.first_logit_deviation == usual.first_logit_deviation &&
-         gate.last_logit_deviation == usual.last_logit_deviation && gate.padded == usual.padded;
-}
-
 }  // namespace
 
 void check(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.dts_gate;
   if (!used(scenario)) {
-    if (!is_default(options.gate))
+    if (options.gate != Gate{})
       refuse("moe_gate", "\"top_k\" beside another moe_gate_ field", "\"dense_to_sparse\", which they are of");
     return;
   }

@@ -31,6 +31,8 @@ struct Gate {
 
   // Throws InputError, with the field's name as pointer.
   void check() const;
+
+  bool operator==(const Gate&) const = default;
 };
 
 Phase phase(const Gate& gate, std::int64_t step);

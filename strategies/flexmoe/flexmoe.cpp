@@ -44,34 +44,22 @@ std::vector<double> shares_of(const Placement& placement) {
   return shares;
 }
 
-std::int64_t layers_with_experts(const Model& model) {
-  std::int64_t layers = 0;
-  for (std::int64_t layer = 0; layer < model.total_layers(); ++layer) layers += model.is_expert_layer(layer) ? 1 : 0;
-  return layers;
-}
-
-double expert_parameters(const Model& model) {
-  const auto hidden = static_cast<double>(model.hidden), inner = static_cast<double>(model.expert_ffn);
-  const double first = model.gated() ? 2 : 1;
-  return (first + 1) * hidden * inner + (model.expert_bias ? first * inner + hidden : 0);
-}
-
 class BalanceController final : public RunController {
  public:
   explicit BalanceController(const Scenario& scenario)
       : options_(scenario.plan.flexmoe),
         ranks_(scenario.plan.expert.degree),
-        parameters_(expert_parameters(scenario.model)),
         placements_(expert_parallel::routing_of(scenario).size(), in_blocks(scenario)) {
     const Model& model = scenario.model;
     const auto stages = static_cast<double>(scenario.plan.pipeline.degree);
-    layers_of_each_ = static_cast<double>(layers_with_experts(model)) /
+    const auto parameters = static_cast<double>(routed_expert_parameters(model));
+    layers_of_each_ = static_cast<double>(model.expert_layers()) /
                       (stages * static_cast<double>(std::max<std::size_t>(placements_.size(), 1)));
-    gradient_bytes_ = parameters_ * width_of(scenario.plan.precision.gradient());
+    gradient_bytes_ = parameters * width_of(scenario.plan.precision.gradient());
     // SYMI's states lie apart from the weights, on all ranks alike, and stay there.
     copy_bytes_ =
-        parameters_ * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())
-                                                           : optimizer::bytes_kept_per_parameter(scenario.plan));
+        parameters * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())
+                                                          : optimizer::bytes_kept_per_parameter(scenario.plan));
     token_bytes_ = static_cast<double>(model.hidden) * width_of(scenario.plan.precision.storage());
     const double groups = static_cast<double>(scenario.cluster.devices()) / stages / static_cast<double>(ranks_);
     group_rows_ = expert_rows(model, scenario.workload, scenario.workload.global_batch_size) / groups;
@@ -80,7 +68,6 @@ class BalanceController final : public RunController {
 
   void use(const RunCosts& costs) override {
     costs_ = &costs;
-    if (!(costs.expert_tokens_per_second > 0)) return;
     LayerProfile profile;
     profile.tokens_per_second = costs.expert_tokens_per_second;
     profile.token_bytes = token_bytes_;
@@ -115,7 +102,7 @@ class BalanceController final : public RunController {
 
   std::vector<RunWork> end(const Scenario& scenario) override {
     std::vector<RunWork> work;
-    if (step_synchronising_ > 0) work.push_back({"gradients of replicas", step_synchronising_, true, false});
+    if (step_synchronising_ > 0) work.push_back({step_synchronising_, true, false});
     if (moving_ || placements_.empty()) return work;
     const bool due = options_.balancer != Balancer::eplb || (scenario.workload.step + 1) % options_.interval == 0;
     if (!due || looked_) return work;
@@ -124,7 +111,7 @@ class BalanceController final : public RunController {
     if (next_ == placements_) return work;
     moving_ = true;
     const bool beside = options_.balancer == Balancer::flexmoe;
-    work.push_back({"experts", moving_seconds(), !beside, true});
+    work.push_back({moving_seconds(), !beside, true});
     return work;
   }
 
@@ -187,7 +174,6 @@ class BalanceController final : public RunController {
 
   // Of the rank that sends or gets the most; a copy comes from the rank that sends it the fastest.
   double moving_seconds() {
-    const double bytes = copy_bytes_;
     std::vector<double> sent(static_cast<std::size_t>(ranks_)), got(sent.size());
     copies_ = 0;
     for (std::size_t i = 0; i < placements_.size(); ++i)
@@ -195,7 +181,7 @@ class BalanceController final : public RunController {
         double least = 0;
         std::int64_t by = -1;
         for (const std::int64_t from : placements_[i].ranks_of(copy.first)) {
-          const double seconds = costs_->send_seconds(bytes, from, copy.second);
+          const double seconds = costs_->send_seconds(copy_bytes_, from, copy.second);
           if (by >= 0 && !(seconds < least)) continue;
           least = seconds;
           by = from;
@@ -232,7 +218,7 @@ class BalanceController final : public RunController {
 
   Options options_;
   std::int64_t ranks_;
-  double parameters_, gradient_bytes_ = 0, copy_bytes_ = 0, token_bytes_ = 0;
+  double gradient_bytes_ = 0, copy_bytes_ = 0, token_bytes_ = 0;
   double layers_of_each_ = 0;  // of a stage, that a layer of the routing's source stands for
   double group_rows_ = 0;      // of a layer in a step, that an expert group has
   const RunCosts* costs_ = nullptr;

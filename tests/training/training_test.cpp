@@ -144,7 +144,7 @@ Training trained(std::vector<RunWork> work, std::vector<std::int64_t>& arrivals,
 
 TEST(Training, BlockingWorkHoldsUpTheNextStep) {
   std::vector<std::int64_t> arrivals;
-  const Training training = trained({{"a", 1.5, true}, {"b", 0.25, true}}, arrivals);
+  const Training training = trained({{1.5, true}, {0.25, true}}, arrivals);
   EXPECT_THAT(arrivals, testing::ElementsAre(2));
   const double step = training.column("step_seconds")[0];
   EXPECT_EQ(training.column("waiting_seconds")[3], 1.75);
@@ -160,7 +160,7 @@ TEST(Training, WorkBesideStepsTakesTheTimeInWhichLinksIdle) {
   std::vector<std::int64_t> arrivals;
   const double step = trained({}, arrivals).column("step_seconds")[0];
   EXPECT_TRUE(arrivals.empty());
-  const Training training = trained({{"copies", 2.5 * step, false}}, arrivals);
+  const Training training = trained({{2.5 * step, false}}, arrivals);
   const std::vector<double>& moving = training.column("moving_seconds");
   EXPECT_EQ(moving[1], 0);
   EXPECT_NEAR(moving[2], 2.5 * step, 1e-9);
@@ -176,7 +176,7 @@ TEST(Training, WorkBesideStepsTakesTheTimeInWhichLinksIdle) {
         << i;
   EXPECT_NEAR(training.seconds, 12 * step, 1e-9);
   EXPECT_EQ(training.unfinished_seconds, 0);
-  EXPECT_NEAR(trained({{"copies", 2.5 * step, false}}, arrivals, 4).unfinished_seconds, 2.5 * step - idle, 1e-9);
+  EXPECT_NEAR(trained({{2.5 * step, false}}, arrivals, 4).unfinished_seconds, 2.5 * step - idle, 1e-9);
 }
 
 TEST(Training, StepsOfARecordedRoutingBeginWithItsFirst) {
