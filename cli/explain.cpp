@@ -20,6 +20,7 @@
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
+#include "sim/simulation/pipeline_degree.h"
 #include "strategies/precision/precision.h"
 
 namespace orrery {
@@ -460,10 +461,13 @@ constexpr std::array<HeadLine, 6> kHeadLines{{
 
 }  // namespace
 
-std::string explain(const std::string& name, const Simulation& simulation) {
+std::string explain(const std::string& name, const Simulation& simulation,
+                    const std::function<Simulation(const Scenario&)>& evaluate) {
+  static constexpr std::string_view kDegrees = "moe_pipeline_degree";
+  if (name == kDegrees) return pipeline_degree_text(pipeline_degrees(simulation.scenario, evaluate));
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   const Report& report = simulation.report;
-  std::vector<std::string> known;
+  std::vector<std::string> known{std::string(kDegrees)};
   for (const HeadLine& line : kHeadLines)
     for (const std::string_view word : line.names) {
       if (word.empty()) continue;

@@ -146,7 +146,11 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
   const bool has_table = arguments.explain.empty() && !outputs.on_standard_output();
   if (!arguments.explain.empty()) {
-    outputs.add("-", explain(arguments.explain, simulation));
+    std::optional<Simulator> others;  // what `simulation` points to is its own simulator's
+    outputs.add("-", explain(arguments.explain, simulation, [&](const Scenario& scenario) {
+      if (!others) others.emplace(read_user_calibration(arguments.calibrations));
+      return others->evaluate(scenario, arguments.engine.options());
+    }));
   } else if (has_table) {
     outputs.add("-", text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
                          measurement_text(arguments, simulation) +

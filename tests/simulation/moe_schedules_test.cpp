@@ -13,6 +13,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/des/engine.h"
 #include "sim/program/check.h"
+#include "sim/simulation/pipeline_degree.h"
 #include "strategies/fsmoe/degree.h"
 #include "strategies/fsmoe/fsmoe.h"
 #include "strategies/read_scenario.h"
@@ -288,6 +289,59 @@ TEST(MoeSchedules, GainLessFromInterAndIntraNodeOverlapWhereTheyShareLinks) {
   EXPECT_GT(ideal, 1.02);
   EXPECT_GT(shared, 1);
   EXPECT_LT(shared - 1, 0.9 * (ideal - 1)) << "ideal " << ideal << ", with contention " << shared;
+}
+
+PipelineDegrees degrees_of(const Scenario& scenario) {
+  Simulator simulator;
+  return pipeline_degrees(scenario, [&](const Scenario& other) { return simulator.evaluate(other, {.ops = true}); });
+}
+
+double op_seconds(const Report& report, const std::string& name) {
+  double seconds = 0;
+  for (const OpReport& op : report.ops)
+    if (op.name == name) seconds += op.seconds;
+  return seconds;
+}
+
+TEST(PipelineDegree, ItsProfileTakesWhatTheCostModelsTake) {
+  for (const char* name : {"fsmoe", "fsmoe-testbed-b", "fsmoe-mixtral-7b"}) {
+    const Scenario scenario = bundled(name);
+    const PipelineDegrees degrees = degrees_of(scenario);
+    Simulator simulator;
+    const Report report = simulator.evaluate(with(scenario, MoeSchedule::sequential, 1, 1), {.ops = true}).report;
+    const auto of = [&](const char* op) { return op_seconds(report, degrees.layer + ".forward." + op); };
+    const auto close = [&](const ProfiledTime& profiled, double seconds, double tolerance) {
+      EXPECT_NEAR(profiled.of_layer().of_chunk(1) / seconds, 1, tolerance) << name;
+      EXPECT_GT(profiled.determination, 0.98) << name;
+      EXPECT_GT(profiled.time.start_up, 0) << name;
+    };
+    close(degrees.all_to_all, of("dispatch"), 0.02);
+    close(degrees.all_to_all, of("combine"), 0.02);
+    close(degrees.all_gather, of("dispatch.all_gather"), 0.02);
+    close(degrees.reduce_scatter, of("combine.reduce_scatter"), 0.02);
+    close(degrees.experts, of("expert_fc1") + of("expert_fc2"), 0.25);  // kernels are no straight line
+  }
+}
+
+TEST(PipelineDegree, IsThatOfTheFourCasesAndTheEnginesOwn) {
+  const Scenario scenario = bundled("fsmoe-testbed-b");
+  const PipelineDegrees degrees = degrees_of(scenario);
+  const double one = 2 * degrees.all_to_all.of_layer().of_chunk(1) + degrees.all_gather.of_layer().of_chunk(1) +
+                     degrees.reduce_scatter.of_layer().of_chunk(1);
+  EXPECT_NEAR(degrees.forward[0].seconds, one + degrees.experts.of_layer().of_chunk(1), 1e-12);
+  EXPECT_NEAR(degrees.backward[0].seconds, one + 2 * degrees.experts.of_layer().of_chunk(1), 1e-12);
+  ASSERT_EQ(degrees.steps.size(), 16u);
+  Simulator simulator;
+  for (const StepByDegrees& step : degrees.steps)
+    EXPECT_EQ(
+        step.seconds,
+        simulator.evaluate(with(scenario, MoeSchedule::fsmoe, step.forward, step.backward), {}).report.step_seconds);
+  for (const StepByDegrees& step : degrees.steps) EXPECT_LE(degrees.fastest().seconds, step.seconds);
+  ASSERT_NE(degrees.chosen(), nullptr);
+  EXPECT_EQ(degrees.chosen()->backward, degrees.chosen_backward.degree);
+  // One degree for both directions, and none for layers that are not cut.
+  EXPECT_EQ(degrees_of(with(scenario, MoeSchedule::tutel, 2, 2)).steps.size(), 4u);
+  EXPECT_THROW(degrees_of(with(scenario, MoeSchedule::sequential, 1, 1)), InputError);
 }
 
 }  // namespace
