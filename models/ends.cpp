@@ -1,6 +1,7 @@
 #include "models/ends.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "models/attention.h"
 
@@ -61,9 +62,10 @@ void build_pooler(Builder& b, TensorId x) {
 
 // PyTorch's cross_entropy computes the gradient of the loss in each log-probability (zero but for the targets') and
 // from it that of the logits, each in fp32 and in a tensor of its own.
-void keep_gradient_of_log_probabilities(Piece& piece) {
+void keep_gradient_of_log_probabilities(Piece& piece, TensorId statistics) {
   auto& ops = piece.backward.ops;
-  const auto loss = std::ranges::find(ops, OpKind::cross_entropy_backward, &Op::kind);
+  const auto loss = std::ranges::find_if(
+      ops, [&](const Op& op) { return op.kind == OpKind::cross_entropy_backward && op.reads[2] == statistics; });
   const TensorId logits = loss->writes[0];
   const auto log_softmax = std::find_if(loss, ops.end(), [&](const Op& op) { return op.reads[0] == logits; });
   Tensor zeros = piece.tensors[logits];
@@ -78,9 +80,9 @@ void keep_gradient_of_log_probabilities(Piece& piece) {
   ops.insert(loss, fill);
 }
 
-// The loss of `logits`. In fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are kept), or, fused, of
-// the logits as they are.
-void build_loss(Builder& b, TensorId logits, Dim rows, Dim length) {
+// The loss of `logits`, as statistics. In fp32 (Korthikanti et al. 2022, section 4.3: 4 s b v bytes of logits are
+// kept), or, fused, of the logits as they are.
+TensorId build_loss(Builder& b, TensorId logits, Input of, Dim rows, Dim length) {
   const bool unfused = b.kernels.loss == LossKernels::unfused;
   TensorId exact = logits;
   if (b.kernels.activation != Dtype::fp32 && b.kernels.loss != LossKernels::fused)
@@ -89,11 +91,10 @@ void build_loss(Builder& b, TensorId logits, Dim rows, Dim length) {
   if (unfused && exact != logits) b.piece.tensors[logits].resident = true;
   // As large as a log-softmax and as long under way; its values stay the logits', from which the loss is the same.
   if (unfused) exact = b.cast("log_softmax", exact, Dtype::fp32);
-  const TensorId targets = b.input("targets", Input::targets, Dtype::int64, {rows, length});
+  const TensorId targets = b.input("targets", of, Dtype::int64, {rows, length});
   const TensorId statistics = b.tensor("loss", Category::activation, Dtype::fp32, {{3, Axis::none}, rows, length});
   b.emit(OpKind::cross_entropy, "cross_entropy", {exact, targets}, {statistics});
-  b.finish();
-  if (unfused) keep_gradient_of_log_probabilities(b.piece);
+  return statistics;
 }
 
 }  // namespace
@@ -112,6 +113,22 @@ void build_decoder_embedding(Piece& piece, const Model& model, const KernelChoic
                                                        : b.norm("final_norm", piece.input, {b.hidden()});
   piece.output = embed(b, "decoder_ids", Input::decoder_tokens);
   begin_position_table(b);
+  b.finish();
+}
+
+void build_prediction_embedding(Piece& piece, const Model& model, const KernelChoices& kernels,
+                                const LayerSizes& sizes) {
+  Builder b(model, kernels, sizes, piece);
+  piece.input = b.residual("input");
+  const TensorId last = piece.sides[kLastState].output = b.norm("final_norm", piece.input, {b.hidden()});
+  const TensorId state = b.norm("mtp_hidden_norm", last, {b.hidden()});
+  // The tokens behind those that the model has read are what it is to predict.
+  const TensorId next = b.norm("mtp_embedding_norm", embed(b, "next_ids", Input::targets), {b.hidden()});
+  // Of both side by side, in two products.
+  const TensorId of_state = b.linear("mtp_projection", state, {b.hidden()}, {b.hidden()}, false);
+  const TensorId of_next = b.linear("mtp_projection", next, {b.hidden()}, {b.hidden()}, false);
+  piece.output = b.residual("mtp_projection");
+  b.emit(OpKind::add, "mtp_projection", {of_state, of_next}, {piece.output});
   b.finish();
 }
 
@@ -138,7 +155,8 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   const TensorId x = piece.input = b.residual("input");
   const bool vision = model.kind == ModelKind::vit || model.kind == ModelKind::swin;
   if (model.pooler) build_pooler(b, x);
-  TensorId y = model.post_norm ? x : b.norm("final_norm", x, {b.hidden()});
+  const bool predicts_more = model.mtp_num_layers > 0;
+  TensorId y = model.post_norm ? x : b.norm(predicts_more ? "mtp_final_norm" : "final_norm", x, {b.hidden()});
   Dim length = b.sequence(), rows = b.batch();
   if (vision) {  // one vector per image: the class token, or the mean over patches
     length = {1, Axis::none};
@@ -158,10 +176,22 @@ void build_head(Piece& piece, const Model& model, const KernelChoices& kernels, 
   const std::int64_t outputs = vision ? model.classes : round_up(model.vocab, kernels.vocab_multiple);
   const Dim vocab{outputs, vision ? Axis::none : Axis::vocab};
   const TensorId table = b.parameter("head", {vocab, b.hidden()});
-  const TensorId logits = b.activation("logits", {rows, length, vocab});
   const TensorId bias = model.head_bias || vision ? b.parameter("head_bias", {vocab}) : kNoTensor;
-  b.emit(OpKind::linear, "logits", {y, table, bias}, {logits}).transposed_weight = true;
-  build_loss(b, logits, rows, length);
+  const auto predict = [&](const char* name, TensorId state, Input targets) {
+    const TensorId logits = b.activation(name, {rows, length, vocab});
+    b.emit(OpKind::linear, name, {state, table, bias}, {logits}).transposed_weight = true;
+    return build_loss(b, logits, targets, rows, length);
+  };
+  std::vector<TensorId> losses;
+  if (predicts_more) {
+    losses.push_back(predict("logits", piece.sides[kLastState].input = b.residual("last_state"), Input::targets));
+    losses.push_back(predict("mtp_logits", y, Input::next_targets));
+  } else {
+    losses.push_back(predict("logits", y, Input::targets));
+  }
+  b.finish();
+  if (kernels.loss == LossKernels::unfused)
+    for (const TensorId loss : losses) keep_gradient_of_log_probabilities(piece, loss);
 }
 
 }  // namespace orrery

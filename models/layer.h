@@ -7,7 +7,7 @@ namespace orrery {
 
 enum class LayerRole : std::uint8_t { encoder, decoder, decoder_with_memory };
 
-// `window`: positions attended to; 0: all. `experts`: instead of an MLP.
+// A layer of the model. `window`: positions attended to; 0: all. `experts`: instead of an MLP.
 void build_layer(Piece& piece, const Model& model, const KernelChoices& kernels, const LayerSizes& sizes,
                  LayerRole role, std::int64_t window, bool experts = false);
 

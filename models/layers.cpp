@@ -29,27 +29,30 @@ std::int64_t decoder_sequence_length(const Model& model, const Workload& workloa
   return workload.decoder_sequence_length > 0 ? workload.decoder_sequence_length : sequence_length(model, workload);
 }
 
-// All alike, or of several kinds: windowed ones with every n-th attending to all (Gemma 3, arXiv 2503.19786), some with
-// experts.
+// Positions that a layer attends to; 0: all, as every n-th does (Gemma 3, arXiv 2503.19786).
+std::int64_t window_of(const Model& model, std::int64_t layer) {
+  const std::int64_t period = model.full_attention_period;
+  return period > 0 && (layer + 1) % period == 0 ? 0 : model.sliding_window;
+}
+
+// All alike, or of several kinds: windowed ones among others, some with experts.
 void add_layers(const Model& model, const KernelChoices& kernels, const LayerSizes& sizes, PieceLine& line) {
   const LayerRole role = model.kind == ModelKind::decoder ? LayerRole::decoder : LayerRole::encoder;
   constexpr std::uint16_t kUnbuilt = 0xffff;
   std::array<std::array<std::uint16_t, 2>, 2> built{{{kUnbuilt, kUnbuilt}, {kUnbuilt, kUnbuilt}}};
-  const std::int64_t period = model.sliding_window > 0 ? model.full_attention_period : 0;
   const auto kind_of = [&](std::int64_t layer) -> std::uint16_t {
-    const bool full = period > 0 && (layer + 1) % period == 0;
+    const std::int64_t window = window_of(model, layer);
     const bool experts = model.has_experts() && model.is_expert_layer(layer);
-    std::uint16_t& piece = built[full ? 1 : 0][experts ? 1 : 0];
+    std::uint16_t& piece = built[window > 0 ? 1 : 0][experts ? 1 : 0];
     if (piece == kUnbuilt)
-      piece = line.piece(experts ? "expert_layer" : "layer", [&](Piece& p) {
-        build_layer(p, model, kernels, sizes, role, full ? 0 : model.sliding_window, experts);
-      });
+      piece = line.piece(experts ? "expert_layer" : "layer",
+                         [&](Piece& p) { build_layer(p, model, kernels, sizes, role, window, experts); });
     return piece;
   };
   for (std::int64_t first = 0, next = 0; first < model.layers; first = next) {
     const std::uint16_t piece = kind_of(first);
     // Layers whose kind does not change are asked for once.
-    next = period == 0 && !model.has_experts() ? model.layers : first + 1;
+    next = model.full_attention_period == 0 && !model.has_experts() ? model.layers : first + 1;
     while (next < model.layers && kind_of(next) == piece) ++next;
     line.run(piece, next - first);
   }
@@ -98,6 +101,14 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
     }
   });
   add_layers(model, kernels, s, line);
+  if (model.mtp_num_layers > 0) {
+    line.add("mtp_embedding", 1, [&](Piece& p) { build_prediction_embedding(p, model, kernels, s); });
+    line.add("mtp_layer", 1, [&](Piece& p) {
+      build_layer(p, model, kernels, s, LayerRole::decoder, window_of(model, model.layers - 1),
+                  model.mtp_has_experts());
+      p.layers = 0;  // stages are given the model's layers; the module goes with the last one
+    });
+  }
   LayerSizes last = s;
   if (model.kind == ModelKind::encoder_decoder) {
     last = layer_sizes(model, micro_batch, decoder_sequence_length(model, workload), length);

@@ -102,6 +102,8 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("router_bias", router_bias, "bias of the router's projection (gpt-oss)");
   v.field("router_score_bias", router_score_bias, "bias on the compared scores that balances loads (DeepSeek-V3)");
   v.field("expert_bias", expert_bias, "biases of the experts' matrices (gpt-oss)");
+  v.field("mtp_num_layers", mtp_num_layers, IntegerRange{.least = 0, .most = 1},
+          "modules of multi-token prediction behind the last layer (DeepSeek-V3), each with a layer of its own");
   v.field("published_active_parameters", published_active_parameters, NumberRange{},
           "that one token meets, as published; 0: not published");
   v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
@@ -220,6 +222,12 @@ void complete_text(Model& m) {
   } else {
     require(m.decoder_layers == 0, "decoder_layers", m.decoder_layers, "nothing except in an encoder-decoder model");
   }
+}
+
+void complete_prediction(const Model& m) {
+  if (m.mtp_num_layers == 0) return;
+  if (m.kind != ModelKind::decoder) fail("mtp_num_layers", to_string(m.mtp_num_layers), "nothing except in a decoder");
+  if (m.post_norm) fail("post_norm", "true", "false with mtp_num_layers");
 }
 
 void complete_experts(Model& m) {
@@ -364,6 +372,7 @@ void Model::complete() {
   complete_attention(*this);
   complete_norms(*this);
   complete_experts(*this);
+  complete_prediction(*this);
   if (norm == NormKind::rmsnorm) norm_bias = false;
   if (name.empty()) name = "custom";
 }

@@ -85,6 +85,9 @@ struct Model {
   bool router_score_bias = false;  // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
   bool expert_bias = false;        // biases of the experts' matrices (gpt-oss)
 
+  // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules that predict one more token each.
+  std::int64_t mtp_num_layers = 0;  // 0 or 1
+
   // Not of the file: what a strategy makes of a step (Strategy::settle).
   double mean_experts_per_token = 0;  // that a gate gives, of the experts_per_token that there is room for; 0: all
   std::int64_t expert_slots = 0;      // room for copies of experts in a layer, on all ranks; 0: one of each
@@ -110,11 +113,14 @@ struct Model {
     return layer >= dense_layers && (layer - dense_layers) % expert_period == expert_period - 1;
   }
   std::int64_t expert_layers() const;
+  // Whether the layer of the module that predicts another token has experts: it is as the last layer.
+  bool mtp_has_experts() const { return mtp_num_layers > 0 && has_experts() && is_expert_layer(layers - 1); }
   bool vision() const { return kind == ModelKind::vit || kind == ModelKind::swin; }
 };
 
 // Parameters of the whole model as it is trained, unpadded vocabulary; exact. Counted:
-//  decoder          embeddings, layers, final norm, output head (once when tied)
+//  decoder          embeddings, layers, final norm, output head (once when tied); of the module that predicts another
+//                   token what it does not share: its norms, projection and layer
 //  encoder          as BertForPreTraining: embeddings, layers, pooler and next-sentence classifier (`pooler`), MLM
 //                   transform, norm and bias; the MLM decoder is the embedding table when tied
 //  encoder-decoder  as T5ForConditionalGeneration: one input table for both stacks

@@ -77,6 +77,15 @@ std::int64_t stack_parameters(const Model& m, std::int64_t layers, bool cross_at
   return layers * layer_parameters(m, cross_attention) + relative_bias + final_norm_parameters(m);
 }
 
+// The module that predicts another token, with `routed` experts; table and head are the model's (DeepSeek-V3, arXiv
+// 2412.19437, eq. 21 to 24).
+std::int64_t prediction_parameters(const Model& m, std::int64_t routed) {
+  if (m.mtp_num_layers == 0) return 0;
+  const std::int64_t experts =
+      m.mtp_has_experts() ? expert_parameters(m, routed) - mlp_parameters(m, m.hidden, m.ffn) : 0;
+  return 3 * norm_parameters(m, m.hidden) + 2 * m.hidden * m.hidden + layer_parameters(m, false) + experts;
+}
+
 std::int64_t encoder_head_parameters(const Model& m) {
   const std::int64_t transform = linear(m.hidden, m.hidden, m.linear_bias) + norm_parameters(m, m.hidden);
   const std::int64_t pooler =
@@ -129,14 +138,15 @@ std::int64_t routed_expert_parameters(const Model& m) {
 }
 
 std::int64_t active_parameters(const Model& m) {
-  return parameters(m) - more_with_experts(m, m.experts) + more_with_experts(m, m.experts_per_token);
+  return parameters(m) - more_with_experts(m, m.experts) + more_with_experts(m, m.experts_per_token) -
+         prediction_parameters(m, m.experts) + prediction_parameters(m, m.experts_per_token);
 }
 
 std::int64_t parameters(const Model& m) {
   switch (m.kind) {
     case ModelKind::decoder:
       return embedding_parameters(m) + stack_parameters(m, m.layers, false) + more_with_experts(m, m.experts) +
-             head_parameters(m);
+             head_parameters(m) + prediction_parameters(m, m.experts);
     case ModelKind::encoder:
       return embedding_parameters(m) + stack_parameters(m, m.layers, false) + encoder_head_parameters(m);
     case ModelKind::encoder_decoder:

@@ -22,6 +22,8 @@ Ids ids_of(Input input, const Model& model) {
       return {2, 3};
     case Input::decoder_tokens:
       return {model.vocab, 5};
+    case Input::next_targets:
+      return {model.vocab, 6};
     default:
       return {model.vocab, 0};
   }

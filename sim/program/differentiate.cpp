@@ -95,10 +95,11 @@ class Differentiator {
 
   TensorId gradient_of(TensorId id) const { return gradient_[id]; }
 
-  // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient.
+  // The gradient tensor that a rule should write for `id`. For a view it is the matching view of its base's gradient. To a
+  // parameter's all its uses add, as all micro-batches do.
   TensorId target(TensorId id) {
     const TensorId base = piece_.tensors[id].alias_of;
-    if (base == kNoTensor) return like(id);
+    if (base == kNoTensor) return is_parameter(id) && gradient_[id] != kNoTensor ? gradient_[id] : like(id);
     if (gradient_[base] == kNoTensor) gradient_[base] = like(base);
     const TensorId view = add_tensor(piece_.tensors[id]);
     Tensor& t = piece_.tensors[view];
@@ -112,7 +113,7 @@ class Differentiator {
   void contribute(TensorId id, TensorId gradient) {
     if (id == kNoTensor || !needs_[id]) return;
     if (piece_.tensors[id].alias_of != kNoTensor) return;  // written in place, into the base's gradient
-    if (gradient_[id] == kNoTensor) {
+    if (gradient_[id] == kNoTensor || gradient_[id] == gradient) {
       gradient_[id] = gradient;
       return;
     }

@@ -62,8 +62,9 @@ struct SideStream {
   TensorId input = kNoTensor, output = kNoTensor;  // output: where the stream begins
   TensorId input_gradient = kNoTensor, output_gradient = kNoTensor;
 };
-// Piece::sides: an encoder's output, for cross attention; a stack's table of relative position biases.
-inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kSideStreams = 2;
+// Piece::sides: an encoder's output, for cross attention; a stack's table of relative position biases; what the head
+// predicts the next token by, past what predicts another one.
+inline constexpr std::size_t kEncoderOutput = 0, kPositionTable = 1, kLastState = 2, kSideStreams = 3;
 
 struct Piece {
   const char* name = "";  // "layer", "embedding", "head"

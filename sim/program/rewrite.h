@@ -9,9 +9,14 @@
 
 namespace orrery {
 
-// Takes the residual stream and hands it on: a layer, not an end of the model nor the seam between two stacks.
+// Takes the residual stream and looks up tokens to go on with: a second stack's, or those of multi-token prediction.
+inline bool is_seam(const Piece& piece) {
+  return piece.sides[kEncoderOutput].output != kNoTensor || piece.sides[kLastState].output != kNoTensor;
+}
+
+// Takes the residual stream and hands it on: a layer, not an end of the model nor a seam.
 inline bool is_layer(const Piece& piece) {
-  return piece.input != kNoTensor && piece.output != kNoTensor && piece.sides[kEncoderOutput].output == kNoTensor;
+  return piece.input != kNoTensor && piece.output != kNoTensor && !is_seam(piece);
 }
 
 // Redistributes the residual stream between pieces that lay it out differently, and does nothing else.

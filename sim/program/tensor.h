@@ -53,6 +53,7 @@ enum class Input : std::uint8_t {
   tokens,          // ids of the first stack
   decoder_tokens,  // of the second
   targets,         // of the loss
+  next_targets,    // of the loss of the token behind them
   token_types,     // ids of BERT's segments
   next_sentence,   // targets of BERT's classifier of pairs
   patches,         // of images: numbers, not ids

@@ -96,7 +96,8 @@ bool is_table_of_tokens(const Piece& piece, TensorId parameter) {
   return t.rank == 2 && t.find(Axis::vocab) == 0;
 }
 
-// The output head reuses the embedding's table, and so do the inputs of a second stack, positions included. On one
+// The output head reuses the embedding's table, and so do the inputs of a second stack, positions included, and of
+// multi-token prediction. On one
 // stage it is the same memory; otherwise the stages hold a copy each and sum its gradients once a step (Narayanan et
 // al. 2021, section 4.1).
 class Ties {
@@ -104,7 +105,7 @@ class Ties {
   Ties(const Scenario& scenario, Program& program) : scenario_(scenario), program_(program) {
     for (const Run& run : program.line) {
       const Piece& piece = program.pieces[run.piece];
-      const bool looks_up = &run == &program.line.front() || piece.sides[kEncoderOutput].output != kNoTensor;
+      const bool looks_up = &run == &program.line.front() || is_seam(piece);
       if (looks_up || (&run == &program.line.back() && scenario.model.tied_embeddings)) holders_.push_back(run.piece);
     }
   }

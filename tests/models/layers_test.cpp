@@ -183,6 +183,41 @@ TEST(ExpertLayer, StandsWhereTheFamilyHasIt) {
   }
 }
 
+// DeepSeek-V3 (arXiv 2412.19437, section 2.2): two norms, a projection of both states, a layer as the last one, a norm
+// and a second use of the head; the loss of the next token is taken of the last layer's state.
+TEST(MultiTokenPrediction, IsAProjectionALayerAndASecondUseOfTheHead) {
+  Workload workload;
+  workload.sequence_length = 128;
+  const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}), plain = with("deepseek-v3", {});
+  const Built built = built_of(model, workload);
+  std::vector<std::pair<std::string, std::int64_t>> runs;
+  for (const Run& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);
+  const decltype(runs) expected{{"embedding", 1},     {"layer", 3},     {"expert_layer", 58},
+                                {"mtp_embedding", 1}, {"mtp_layer", 1}, {"head", 1}};
+  EXPECT_EQ(runs, expected);
+  const Piece& head = piece_named(built, "head");
+  const auto loss_of = [&](const char* logits) {
+    const auto product =
+        std::ranges::find_if(head.forward.ops, [&](const Op& op) { return op.name == std::string(logits); });
+    return product->reads[0];
+  };
+  EXPECT_EQ(loss_of("logits"), head.sides[kLastState].input);
+  EXPECT_EQ(std::ranges::count(head.forward.ops, OpKind::cross_entropy, &Op::kind), 2);
+  const ModelWork work = model_work(model, workload, 1, built.pieces, built.runs);
+  const Built before = built_of(plain, workload);
+  const ModelWork without = model_work(plain, workload, 1, before.pieces, before.runs);
+  const double h = static_cast<double>(model.hidden), tokens = 128;
+  double layer = 0;
+  for (const Op& op : piece_named(before, "expert_layer").forward.ops) {
+    const ProductFlops flops =
+        product_flops(op, piece_named(before, "expert_layer").tensors, expert_rows(plain, workload, 1));
+    layer += flops.linear + flops.attention_masked;
+  }
+  EXPECT_NEAR(work.flops_per_step - without.flops_per_step,
+              3 * (2 * tokens * 2 * h * h + layer + 2 * tokens * h * static_cast<double>(model.vocab)),
+              1e-9 * work.flops_per_step);
+}
+
 // 6 FLOPs for each parameter of a matrix that a token meets (Narayanan et al. 2021, appendix), and attention's.
 TEST(ExpertLayer, CountsTheExpertsThatATokenGoesTo) {
   struct Case {

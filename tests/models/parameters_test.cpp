@@ -207,6 +207,12 @@ TEST(Parameters, CountEachFieldOnce) {
   EXPECT_EQ(with({{"positions", "relative"}, {"relative_projection", true}}) - count(base), 48 * 60 + 2 * 60);
   EXPECT_EQ(with({{"kv_heads", 6}}) - count(base), 48 * 80);
   EXPECT_EQ(with({{"dropout", 0.3}, {"sliding_window", 4}}) - count(base), 0);
+  EXPECT_EQ(with({{"mtp_num_layers", 1}}) - count(base), 3 * 48 + 2 * 48 * 48 + matrices + 2 * 48);
+  const Json experts{{"experts", 4}, {"experts_per_token", 2}, {"expert_ffn", 20}};
+  Json predicting = experts;
+  predicting["mtp_num_layers"] = 1;
+  EXPECT_EQ(with(predicting) - with(experts),
+            3 * 48 + 2 * 48 * 48 + matrices + 2 * 48 - 2 * 48 * 100 + 4 * 48 + 4 * 2 * 48 * 20);
 }
 
 // The same of experts: 4 of 30 wide, of which a token goes to 3, in one of two layers.

@@ -83,6 +83,13 @@ constexpr const char* kSharedExperts =
   "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 3, "expert_ffn": 16,
   "router_score": "sigmoid_of_top", "router_groups": 4, "router_best_groups": 2, "router_scale": 2.5,
   "shared_expert_ffn": 24, "shared_expert_gate": true}})";
+// DeepSeek-V3's module that predicts the token behind the next one, with experts as the last layer has; and of a dense
+// model with one table for everything.
+constexpr const char* kNextTokens =
+    R"({"model": {"layers": 2, "activation": "swiglu", "ffn": 48, "positions": "rotary", "norm": "rmsnorm",
+  "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2, "expert_ffn": 16,
+  "router_score": "sigmoid_of_top", "shared_expert_ffn": 24, "dense_layers": 1, "mtp_num_layers": 1}})";
+constexpr const char* kNextTokensTied = R"({"model": {"layers": 4, "mtp_num_layers": 1}})";
 // Switch: every other layer has experts, a token goes to one; biases as gpt-oss has them.
 constexpr const char* kSwitch =
     R"({"model": {"layers": 4, "experts": 4, "experts_per_token": 1, "expert_ffn": 40, "expert_period": 2,
@@ -219,7 +226,7 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAnEncoderDecoder) {
 }
 
 TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
-  for (const char* model : {kMixtral, kSharedExperts, kSwitch, kSigmoidExperts}) {
+  for (const char* model : {kMixtral, kSharedExperts, kSwitch, kSigmoidExperts, kNextTokens, kNextTokensTied}) {
     json patch = json::parse(model);
     patch.merge_patch(json::parse(
         R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
@@ -1209,6 +1216,26 @@ const Layout kLayouts[] = {
      R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-v", "data_parallel": 4, "expert_parallel": 2,
          "zero_stage": 2})",
      kSwitch},
+    {"NextTokensTensor",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 2,
+         "expert_tensor_parallel": 1, "zero_stage": 1})",
+     kNextTokens},
+    {"NextTokensPipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "zero_stage": 1})",
+     kNextTokens},
+    {"NextTokensDualPipeV",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "dualpipev", "data_parallel": 2, "expert_parallel": 2})",
+     R"({"model": {"layers": 4, "activation": "swiglu", "positions": "rotary", "norm": "rmsnorm",
+         "tied_embeddings": false, "linear_bias": false, "experts": 4, "experts_per_token": 2, "expert_ffn": 24,
+         "mtp_num_layers": 1}})"},
+    {"NextTokensZero3Recomputed", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 3, "recompute": "full"})",
+     kNextTokens},
+    {"NextTokensContext", R"({"context_parallel": 2, "data_parallel": 2, "expert_parallel": 4, "precision": "bf16"})",
+     kNextTokens},
+    {"NextTokensTiedInterleaved",
+     R"({"tensor_parallel": 2, "pipeline_parallel": 2, "virtual_pipeline": 2, "data_parallel": 2, "zero_stage": 1})",
+     kNextTokensTied},
+    {"NextTokensTiedZbH1", R"({"pipeline_parallel": 4, "pipeline_schedule": "zb-h1", "data_parallel": 2})",
+     kNextTokensTied},
     {"ExpertsOffload", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1, "optimizer_offload": true})",
      kSharedExperts},
     {"ExpertsActivationOffload", R"({"data_parallel": 2, "expert_parallel": 2, "activation_offload": true})", kMixtral},
