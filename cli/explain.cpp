@@ -12,7 +12,9 @@
 #include <set>
 #include <sstream>
 
+#include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/memory/memory.h"
@@ -138,6 +140,31 @@ std::string indented(const std::string& text) {
   return result.ends_with('\n') ? result : result + '\n';
 }
 
+// Of rows to experts: by another way than NCCL's all-to-all, or not as many to each.
+std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, const OpCostModel& costs,
+                             const GroupSpan& span) {
+  const CollectiveCost cost = costs.collective(op, tensors, 1);
+  std::string text = fmt::format("{} of {} over {} ranks on {} node{}, {}: {}\n", name_of(op.kind),
+                                 bytes_text(bytes(op, tensors)), span.ranks, span.nodes, span.nodes == 1 ? "" : "s",
+                                 name_of(cost.algorithm), seconds_text(cost.seconds));
+  text += fmt::format("  = latency {} + {} {} within nodes and {} between them\n", seconds_text(cost.latency_seconds),
+                      cost.in_sequence ? "the sum of" : "the longer of", seconds_text(cost.intra_seconds),
+                      seconds_text(cost.inter_seconds));
+  if (cost.algorithm == CollectiveAlgorithm::by_token)
+    text += fmt::format(
+        "  a token has {:.4g} experts and travels once to each rank and node that has one: of the bytes of all rows "
+        "{:.4f} go from one rank to another, {:.4f} to another node over NICs\n",
+        cost.token_shares.choices, cost.token_shares.to_rank, cost.token_shares.to_node);
+  if (const Load* const load = costs.row_load(op, tensors); load != nullptr) {
+    const ExchangeSkew skew = exchange_skew(*load, span.ranks_per_node, cost.algorithm, cost.token_shares);
+    text += fmt::format(
+        "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them; of "
+        "rows at its experts {:.3f}\n",
+        skew.inside, skew.between, load->busiest_rank);
+  }
+  return text;
+}
+
 std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const Cluster& cluster = simulation.scenario.cluster;
   const Op& op = *place.op;
@@ -146,6 +173,14 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const double covered = place.report->bytes;
   if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
+  if (is_communication(op.kind) && !op.is_alone()) {
+    OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
+    const Program& program = *simulation.program;
+    costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
+                   program.stage_groups, program.loads);
+    if (op.algorithm != CollectiveAlgorithm::automatic || costs.row_load(op, tensors) != nullptr)
+      return exchange_formula(op, tensors, costs, span_of(program.mesh, op.group, cluster));
+  }
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
         .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster));
@@ -186,13 +221,15 @@ constexpr TermText kDefinitions[] = {
     {"attention", "fused attention kernels, forward and backward"},
     {"memory_bound", "kernels whose time follows from the bytes they move: norms, activations, dropouts, casts"},
     {"recompute", "all compute that repeats forward work in the backward"},
-    {"slowest_device", "products and attention last until the slowest of all devices has done with them: devices of one "
-                       "type multiply at rates that spread at the power limit (results/calibration/scale.json)"},
+    {"slowest_device",
+     "products and attention last until the slowest of all devices has done with them: devices of one "
+     "type multiply at rates that spread at the power limit (results/calibration/scale.json)"},
     {"host_issue", "the compute stream is empty because the CPU has not launched the next kernel yet"},
     {"bubble", "the stage waits for micro-batches of its neighbours"},
     {"optimizer", "gradient norm and parameter update after the last backward"},
-    {"production", "what the median job loses on a shared production cluster (cluster.production; "
-                   "results/calibration/scale.json)"},
+    {"production",
+     "what the median job loses on a shared production cluster (cluster.production; "
+     "results/calibration/scale.json)"},
 };
 
 bool belongs(const OpInPlace& place, std::string_view term) {
@@ -248,9 +285,9 @@ std::string explain_term(const Term& term, std::vector<OpInPlace> ops, const Sim
   }
   if (term.name == "production") {
     const ProductionSlowdown& slowdown = production_slowdown();
-    text += fmt::format("= {} of the rest of the step: the median job; one in ten loses {} or less, one in ten {} or more\n",
-                        percent_text(slowdown.median), percent_text(slowdown.better_tenth()),
-                        percent_text(slowdown.worse_tenth()));
+    text += fmt::format(
+        "= {} of the rest of the step: the median job; one in ten loses {} or less, one in ten {} or more\n",
+        percent_text(slowdown.median), percent_text(slowdown.better_tenth()), percent_text(slowdown.worse_tenth()));
     return text;
   }
   std::erase_if(ops, [&](const OpInPlace& place) { return !belongs(place, term.name); });
@@ -438,12 +475,34 @@ std::string explain_memory_part(const MemoryPart& part, const Simulation& simula
   return text + "\n" + explain_memory(r);
 }
 
+std::string explain_routing(const Simulation& simulation) {
+  const Report& r = simulation.report;
+  if (!r.routing) return "routing: balanced, every expert has as many rows as any other\n";
+  const Workload& w = simulation.scenario.workload;
+  const std::string source = w.recorded_routing ? "recorded in " + w.routing_file
+                                                : std::string(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
+  std::string text = fmt::format(
+      "routing: {}, step {}; expert groups of {} ranks, {} expert{} each\n"
+      "rows over what balanced routing gives, by load, and the layers that have it:\n",
+      source, w.step, simulation.scenario.plan.expert.degree,
+      simulation.scenario.model.placed_experts() / simulation.scenario.plan.expert.degree,
+      simulation.scenario.model.placed_experts() == simulation.scenario.plan.expert.degree ? "" : "s");
+  constexpr std::array<Column, 4> kColumns{{{"layers"}, {"busiest rank"}, {"busiest expert"}, {"dropped"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const Load& load : simulation.program->loads)
+    rows.push_back({std::to_string(load.layers), fmt::format("{:.3f}x", load.busiest_rank),
+                    fmt::format("{:.3f}x", load.busiest_expert), load.dropped > 0 ? percent_text(load.dropped) : "-"});
+  return text + grid(kColumns, rows) +
+         "the report has the most of all loads, and the mean over layers; experts are laid out in blocks, and every "
+         "kernel on rows takes as long as on the busiest rank\n";
+}
+
 // Lines of the report's head, by their labels and by their names in JSON and CSV.
 struct HeadLine {
   std::array<std::string_view, 6> names;
   std::string (*explain)(const Simulation&);
 };
-constexpr std::array<HeadLine, 6> kHeadLines{{
+constexpr std::array<HeadLine, 7> kHeadLines{{
     {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
@@ -455,6 +514,7 @@ constexpr std::array<HeadLine, 6> kHeadLines{{
     {{"hfu", "HFU"}, explain_hfu},
     {{"exposed communication", "exposed_communication_seconds"},
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
+    {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report); }},
 }};

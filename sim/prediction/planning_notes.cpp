@@ -81,9 +81,10 @@ std::string larger_node_note(const Node& node) {
   if (std::find(names.begin(), names.end(), node.name) == names.end()) return {};
   const std::int64_t devices = find_node(node.name).devices;
   if (node.devices <= devices || node.devices_per_host > 0) return {};
-  return fmt::format("nodes have {} devices where {} has {}, and share its {} NIC{} and its host's memory: cluster.nics "
-                     "and cluster.host_memory_bytes change them",
-                     node.devices, node.name, devices, node.nics, node.nics == 1 ? "" : "s");
+  return fmt::format(
+      "nodes have {} devices where {} has {}, and share its {} NIC{} and its host's memory: cluster.nics "
+      "and cluster.host_memory_bytes change them",
+      node.devices, node.name, devices, node.nics, node.nics == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -109,7 +110,8 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
       notes.push_back(fmt::format("plan.layers.{} changes nothing: what it gives is the plan's already", i));
   if (selective_repeats_nothing(scenario, program))
     notes.emplace_back(
-        "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and repeats "
+        "selective recomputation of the attention core saves no memory, as flash_attention stores no scores, and "
+        "repeats "
         "nothing here (Megatron-Core runs the kernel once more); full or selective_op keep less");
   if (const std::int64_t gathers = gathers_of_weight_gradients(program); gathers > 0)
     notes.push_back(fmt::format(
@@ -131,6 +133,11 @@ std::vector<std::string> planning_notes(const Scenario& scenario, const Program&
 }
 
 std::string utilisation_note(const Report& report) {
+  if (report.routing && report.routing->dropped_share > 0)
+    return fmt::format(
+        "{} of the rows that tokens have at experts find no slot and are not computed; model FLOPs, and MFU with them, "
+        "count them all the same",
+        percent_text(report.routing->dropped_share));
   if (const double most = std::max(report.mfu, report.hfu); most > 1)
     return fmt::format(
         "{} of the device's peak is more than it can do: its peak, or the efficiency of a kernel, is wrong",
@@ -182,8 +189,9 @@ std::string against(double seconds, double step_seconds) {
 std::string placement_note(const Cluster& cluster, std::int64_t ranks, double step_seconds,
                            const std::function<double(OtherPlacement)>& step_on) {
   if (cluster.is_scattered()) {
-    std::string note = fmt::format("the nodes lie apart in the fabric (cluster.placement): on full leaves, leaf by leaf, the step would take {}",
-                                   against(step_on(OtherPlacement::leaf_by_leaf), step_seconds));
+    std::string note = fmt::format(
+        "the nodes lie apart in the fabric (cluster.placement): on full leaves, leaf by leaf, the step would take {}",
+        against(step_on(OtherPlacement::leaf_by_leaf), step_seconds));
     if (cluster.placement.ring_order == RingOrder::rank)
       note += fmt::format(", and where they are with rings and trees laid leaf by leaf {}",
                           against(step_on(OtherPlacement::rings_by_leaf), step_seconds));

@@ -36,6 +36,9 @@ std::string rows_text(const Training& training) {
   const double slowest = std::ranges::max(training.column("step_seconds"));
   std::vector<Column> headings{{"steps"}, {"step"},    {"", false},     {"waiting"},
                                {"MFU"},   {"exposed"}, {"peak memory"}, {"busiest rank"}};
+  const std::vector<double>& dropped = training.column("dropped_share");
+  const bool drops = std::ranges::max(dropped) > 0;
+  if (drops) headings.push_back({"dropped"});
   const std::span<const TrainingColumn> figures =
       std::span(training.columns).subspan(std::size(kTrainingColumns));  // the controllers'
   for (const TrainingColumn& figure : figures) headings.push_back({figure.name});
@@ -45,13 +48,14 @@ std::string rows_text(const Training& training) {
     const auto of = [&](const std::vector<double>& values) { return std::span(values).subspan(begin, end - begin); };
     const double seconds = mean(of(training.column("step_seconds")));
     const std::span<const double> waits = of(training.column("waiting_seconds"));
-    const double waiting = std::accumulate(waits.begin(), waits.end(), 0.0);
+    const double waiting = mean(waits);
     cells.push_back({steps_text(of(training.column("step"))), seconds_text(seconds),
                      bar(seconds / slowest, kBarColumns), waiting > 0 ? seconds_text(waiting) : "-",
                      percent_text(mean(of(training.column("mfu")))),
                      seconds_text(mean(of(training.column("exposed_communication_seconds")))),
                      bytes_text(std::ranges::max(of(training.column("memory_peak_bytes")))),
                      fmt::format("{:.3f}", mean(of(training.column("busiest_rank"))))});
+    if (drops) cells.back().push_back(percent_text(mean(of(dropped))));
     for (const TrainingColumn& figure : figures) cells.back().push_back(fmt::format("{:.4g}", mean(of(figure.values))));
   }
   return grid(headings, cells);

@@ -328,6 +328,10 @@ void check(const Scenario& scenario) {
     if (options.tensor_degree > 0)
       degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
     if (options.capacity_factor > 0) fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
+    if (options.dispatcher != Dispatcher::alltoall)
+      fail("moe_token_dispatcher",
+           "\"" + std::string(kDispatcherNames[static_cast<std::size_t>(options.dispatcher)]) + "\"",
+           "\"alltoall\" for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     return;
@@ -382,7 +386,28 @@ void fold(const Scenario& scenario, Mesh& mesh) {
   if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
 }
 
-void rewrite(const Scenario& scenario, Program& program) { lay_loads(scenario, program); }
+namespace {
+
+double factor_without_drops(const Model& model) {
+  return static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
+}
+
+}  // namespace
+
+void rewrite(const Scenario& scenario, Program& program) {
+  const Model& model = scenario.model;
+  const double factor = scenario.plan.expert.capacity_factor;
+  // Slots are executed whether they are filled or not, and what finds none is not.
+  if (model.has_experts() && factor > 0) {
+    const double products = model.gated() ? 3 : 2, passes = 3,
+                 of_row = 2 * products * static_cast<double>(model.hidden) * static_cast<double>(model.expert_ffn),
+                 rows = program.model.tokens_per_step * static_cast<double>(model.experts_per_token);
+    const auto layers = static_cast<double>(model.expert_layers() + (model.mtp_has_experts() ? 1 : 0));
+    program.model.executed_flops_per_step +=
+        (std::min(factor, factor_without_drops(model)) - 1) * passes * of_row * rows * layers;
+  }
+  lay_loads(scenario, program);
+}
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (has_experts(piece)) Experts(plan.expert, scenario.model, program.mesh, program.loads, piece).run();
@@ -399,15 +424,10 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
-namespace {
-
-double factor_without_drops(const Model& model) {
-  return static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
-}
-
-}  // namespace
-
 void make_runnable(Scenario& scenario) {
+  if (scenario.workload.routes_unequally())
+    throw InputError({"", scenario.workload.recorded_routing ? "/workload/routing_file" : "/workload/routing"},
+                     "unequal routing", "balanced routing, or none, in a run: its routing follows from its numbers");
   double& factor = scenario.plan.expert.capacity_factor;
   if (scenario.model.has_experts() && factor == 0) factor = factor_without_drops(scenario.model);
 }

@@ -270,6 +270,18 @@ bool has_experts(const Piece& piece) {
   return std::ranges::any_of(piece.forward.ops, [](const Op& op) { return op.kind == OpKind::permute; });
 }
 
+namespace {
+
+// "3 to 60", "1, 3, 5 to 23": the first and the last, and how far they are apart.
+std::string expert_layers_text(const Model& model) {
+  const std::int64_t first = model.dense_layers + model.expert_period - 1,
+                     last = first + (model.expert_layers() - 1) * model.expert_period;
+  if (model.expert_period == 1) return fmt::format("{} to {}", first, last);
+  return fmt::format("every {}. from {} to {}", model.expert_period, first, last);
+}
+
+}  // namespace
+
 void check_routing(const Scenario& scenario) {
   const Workload& w = scenario.workload;
   const Model& model = scenario.model;
@@ -306,12 +318,18 @@ void check_routing(const Scenario& scenario) {
     if (shape.source_ranks != 1 && shape.source_ranks != ranks)
       refuse(field, fmt::format("{} of {} source ranks", said, shape.source_ranks),
              fmt::format("counts of as many source ranks as expert_parallel, {}, or of all together", ranks));
+    for (const std::int64_t layer : shape.layers)
+      if (layer >= model.layers || !model.is_expert_layer(layer))
+        refuse(field, fmt::format("{} with layer {}", said, layer),
+               fmt::format("layers with experts as the model numbers them from 0, {}", expert_layers_text(model)));
     return;
   }
   if (w.routing == ExpertRouting::hot_rank && ranks == 1)
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
   if ((w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::burst) && model.experts < 2)
     refuse(field, said, "another one for a single expert");
+  if (by_rank && w.routing_skew == 0 && w.routing_noise == 0)
+    refuse("routing_skew", "0", "an exponent above 0" + with + ", or routing_noise, or \"routing\": \"balanced\"");
   if (has_skew && !by_rank && !(w.routing_skew > 0 && w.routing_skew < 1))
     refuse("routing_skew", skew, "a share above 0 and below 1" + with);
 }
@@ -323,9 +341,10 @@ void lay_loads(const Scenario& scenario, Program& program) {
   const double given = model.has_experts() && model.mean_experts_per_token > 0
                            ? model.mean_experts_per_token / static_cast<double>(model.experts_per_token)
                            : 1;
-  if (!model.has_experts() || (!workload.routes_unequally() && given == 1)) return;
-  const std::int64_t ranks = scenario.plan.expert.degree;
   const double capacity = scenario.plan.expert.capacity_factor;
+  const bool too_few_slots = capacity > 0 && capacity < 1;  // of balanced rows, too, some find none
+  if (!model.has_experts() || (!workload.routes_unequally() && given == 1 && !too_few_slots)) return;
+  const std::int64_t ranks = scenario.plan.expert.degree;
 
   std::vector<std::int64_t> layers;  // with experts
   std::int64_t at = 0;
@@ -341,7 +360,10 @@ void lay_loads(const Scenario& scenario, Program& program) {
   for (std::size_t layer = 0; layer < routing.size(); ++layer)
     loads.push_back(scenario.expert_shares ? load_of_shares(routing[layer], ranks, (*scenario.expert_shares)[layer])
                                            : load_of(routing[layer], ranks, capacity));
-  if (loads.empty()) loads.push_back(balanced_load(ranks));
+  if (loads.empty()) {
+    loads.push_back(balanced_load(ranks));
+    if (too_few_slots) loads.back().dropped = 1 - capacity;
+  }
   for (Load& load : loads) take_share(given, load);
   std::vector<std::size_t> numbers;  // of each of `layers`
   if (workload.recorded_routing) {
@@ -367,8 +389,10 @@ void lay_loads(const Scenario& scenario, Program& program) {
     }
     const auto layers_of_one = static_cast<std::ptrdiff_t>(program.pieces[run.piece].layers);
     for (std::int64_t i = 0; i < run.count; ++i, number += layers_of_one) {
-      const bool balanced = is_balanced(program.loads[*number]);
-      const std::uint16_t piece = variants.of(run.piece, static_cast<std::uint8_t>(balanced ? 0 : *number + 1));
+      // A module of multi-token prediction is no layer, and routes as the last one.
+      const std::size_t load = layers_of_one > 0 ? *number : numbers.back();
+      const bool balanced = is_balanced(program.loads[load]);
+      const std::uint16_t piece = variants.of(run.piece, static_cast<std::uint8_t>(balanced ? 0 : load + 1));
       if (i > 0 && line.back().piece == piece) {
         ++line.back().count;
       } else {
