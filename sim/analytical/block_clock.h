@@ -89,6 +89,7 @@ struct BlockCode {
   std::array<StreamsByLevel, 3> on_level{};                // of its collectives, by When
   std::uint16_t exit_compute = kNone, exit_other = kNone;  // the nodes that finish the block's output
   std::uint16_t issues_ahead_from = 0;                     // op (sim/program/issue.h); a node begins with it
+  std::array<std::uint16_t, 2> cuts{};                     // nodes that begin at CompileContext::cuts
   WhenSet conditions = 0;                                  // of its ops: which micro-batches differ
   bool once = false;                                       // has ops that run once for all instances of the line
   std::int64_t period = 1;                                 // least common multiple of `every`
@@ -108,6 +109,7 @@ struct CompileContext {
   const Runtime* runtime;
   std::span<const TensorId> root;
   UpdateParts update;
+  const std::array<std::size_t, 2>* cuts = nullptr;  // ops at which a node begins, ascending (PairCuts)
 };
 
 // The update block is compiled part by part (UpdatePart).

@@ -104,7 +104,15 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
   ClockNode* open = nullptr;
   code.host.resize(code.ops.size());
   auto next = links_.begin();
+  std::size_t cuts = 0;
+  const auto cut_before = [&](std::size_t op) {
+    for (; context.cuts != nullptr && cuts < code.cuts.size() && (*context.cuts)[cuts] <= op; ++cuts) {
+      code.cuts[cuts] = static_cast<std::uint16_t>(code.nodes.size());
+      open = nullptr;
+    }
+  };
   for (std::size_t i = 0; i < code.ops.size(); ++i) {
+    cut_before(i);
     const Op& op = code.ops[i];
     const OpCost& cost = code.costs[i];
     if (cost.absent) continue;
@@ -172,6 +180,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     felt_on(cost.on_network, FabricLevel::network);
     felt_on(cost.on_neighbours, FabricLevel::neighbours);
   }
+  cut_before(code.ops.size());
   if (runtime.cuda_graphs && !code.nodes.empty()) code.graph_host_seconds = runtime.host_seconds_per_op;
 }
 
@@ -196,6 +205,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.on_level = {};
   code.exit_compute = code.exit_other = BlockCode::kNone;
   code.issues_ahead_from = 0;
+  code.cuts = {};
   code.conditions = 0;
   code.once = false;
   code.period = 1;

@@ -12,6 +12,7 @@
 #include "sim/base/error.h"
 #include "sim/program/borders.h"
 #include "sim/program/liveness.h"
+#include "sim/program/pair.h"
 #include "sim/program/work.h"
 
 namespace orrery {
@@ -80,10 +81,6 @@ std::uint32_t RunPlan::add_exchange(std::int32_t communicator, OpKind kind, doub
 }
 
 void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibration& collectives) {
-  if (request.program->schedule.pairs)
-    throw InputError({"", "/plan/pipeline_schedule"}, "pairs of a forward and a backward",
-                     "a schedule without them in a discrete-event simulation, whose ranks run one slot after another: "
-                     "neither dualpipev nor overlap_moe_expert_parallel_comm");
   jobs.emplace_back();
   JobPlan& job = jobs.back();
   const Program& program = *request.program;
@@ -120,7 +117,8 @@ FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node) {
     for (std::size_t place = 0; place < per_node; ++place)
       for (std::size_t r = place; r < n; r += per_node) folded.of_ranks[r] = sorted[next++];
     for (std::size_t from = 0; from < n; ++from)
-      std::copy(folded.of_ranks.begin(), folded.of_ranks.end(), folded.rows.begin() + static_cast<std::ptrdiff_t>(from * n));
+      std::copy(folded.of_ranks.begin(), folded.of_ranks.end(),
+                folded.rows.begin() + static_cast<std::ptrdiff_t>(from * n));
   }
   const double busiest = *std::max_element(folded.of_ranks.begin(), folded.of_ranks.end());
   for (double& rows : folded.of_ranks) rows /= busiest;
@@ -164,35 +162,60 @@ void RunPlan::compile_blocks(JobPlan& job) {
       compiler.compile(piece, static_cast<BlockKind>(k), context, code);
       if (static_cast<BlockKind>(k) == BlockKind::norm)
         for (const Op& op : code.ops) job.synchronises |= op.kind == OpKind::gradient_norm;
-      job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
-      for (const ClockNode& node : code.nodes) {
-        OpName name{.piece = piece.name,
-                    .block = name_of(static_cast<BlockKind>(k)),
-                    .op = code.ops[node.op].name,
-                    .last = code.ops[node.op].name};
-        if (node.stream == Stream::compute && node.counted) {
-          // Kernels behind it that begin no node of their own belong to it.
-          const auto begins_node = [&](std::size_t op) {
-            return std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& n) { return n.op == op; });
-          };
-          const auto add_kernel = [&](std::size_t op) {
-            name.kernels.push_back(code.costs[op].seconds);
-            if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors)) {
-              name.seconds_by_rows += code.costs[op].seconds;
-              name.load = static_cast<std::size_t>(load - program.loads.data());
-            }
-          };
-          add_kernel(node.op);
-          for (std::size_t i = node.op + 1u; i < code.ops.size(); ++i) {
-            if (code.ops[i].stream != Stream::compute || code.costs[i].absent) continue;
-            if (begins_node(i)) break;
-            add_kernel(i);
-            name.last = code.ops[i].name;
-          }
+      name_ops(job, code, static_cast<BlockKind>(k));
+    }
+    if (program.schedule.pairs) compile_pairs(job, p);
+  }
+}
+
+// As the other blocks of the piece, but for exchanges of experts, which run on their own stream, and nodes that begin
+// where the other block's turn comes.
+void RunPlan::compile_pairs(JobPlan& job, std::size_t p) {
+  const Program& program = *job.program;
+  job.paired_codes.resize(program.pieces.size());
+  job.paired_pieces.push_back(std::make_unique<Piece>(program.pieces[p]));
+  Piece& piece = *job.paired_pieces.back();
+  unblock_exchanges(piece);
+  Liveness lives;
+  lives.find(piece);
+  CompileContext context(piece, *job.costs, program.runtime, lives.storage(), !program.stage_groups.empty());
+  BlockCompiler compiler;
+  for (const BlockKind kind : {BlockKind::forward, BlockKind::backward}) {
+    const PairCuts cuts = pair_cuts(piece, kind == BlockKind::forward);
+    context.cuts = &cuts.at;
+    BlockCode& code = job.paired_codes[p][static_cast<std::size_t>(kind)];
+    compiler.compile(piece, kind, context, code);
+    name_ops(job, code, kind);
+  }
+}
+
+void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
+  const Piece& piece = *code.piece;
+  job.first_op[&code] = static_cast<std::uint32_t>(job.ops.size());
+  for (const ClockNode& node : code.nodes) {
+    OpName name{
+        .piece = piece.name, .block = name_of(kind), .op = code.ops[node.op].name, .last = code.ops[node.op].name};
+    if (node.stream == Stream::compute && node.counted) {
+      // Kernels behind it that begin no node of their own belong to it.
+      const auto begins_node = [&](std::size_t op) {
+        return std::any_of(code.nodes.begin(), code.nodes.end(), [&](const ClockNode& n) { return n.op == op; });
+      };
+      const auto add_kernel = [&](std::size_t op) {
+        name.kernels.push_back(code.costs[op].seconds);
+        if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors)) {
+          name.seconds_by_rows += code.costs[op].seconds;
+          name.load = static_cast<std::size_t>(load - job.program->loads.data());
         }
-        job.ops.push_back(std::move(name));
+      };
+      add_kernel(node.op);
+      for (std::size_t i = node.op + 1u; i < code.ops.size(); ++i) {
+        if (code.ops[i].stream != Stream::compute || code.costs[i].absent) continue;
+        if (begins_node(i)) break;
+        add_kernel(i);
+        name.last = code.ops[i].name;
       }
     }
+    job.ops.push_back(std::move(name));
   }
 }
 
@@ -200,11 +223,11 @@ void RunPlan::compile_blocks(JobPlan& job) {
 void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
   job.exchanges_of.resize(job.ops.size());
-  const auto add = [&](std::size_t p, const BlockCode& code, const ClockNode& node, std::int64_t instances) {
+  const auto add = [&](const BlockCode& code, const ClockNode& node, std::int64_t instances) {
     const auto name = job.first_op.at(&code) + static_cast<std::uint32_t>(&node - code.nodes.data());
     if (instances == 0 || job.exchange_of(name, instances) != kNoExchange) return;
     const Op& op = code.ops[node.op];
-    const Piece& piece = program.pieces[p];
+    const Piece& piece = *code.piece;
     const double payload = bytes(op, piece.tensors) * static_cast<double>(instances) / op.count;
     if (!(payload > 0)) return;
     std::uint32_t x = kNoExchange;
@@ -215,10 +238,8 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
                                             ? traffic.groups(id, op.group)
                                             : traffic.of_stages(id, {program.stage_groups[op.stages - 1u].begin(),
                                                                      program.stage_groups[op.stages - 1u].end()});
-      const Load* const load =
-          op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
-      const std::int32_t rows =
-          load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
+      const Load* const load = op.kind == OpKind::redistribute ? job.costs->row_load(op, piece.tensors) : nullptr;
+      const std::int32_t rows = load == nullptr ? -1 : job.rows[static_cast<std::size_t>(load - program.loads.data())];
       x = add_exchange(communicator, collective_of(op.kind), payload,
                        job.costs->collective(op, piece.tensors, instances), {}, false, rows,
                        load != nullptr && piece.tensors[op.reads[0]].load != 0);
@@ -236,16 +257,21 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
   for (const auto& stage : program.stages)
     for (const Chunk& chunk : stage)
       for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-        for (const Run& run : stretch)
-          for (const BlockCode& code : job.codes[run.piece])
-            for (const ClockNode& node : code.nodes) {
-              if (node.once) {  // a scalar of all instances
-                add(run.piece, code, node, 1);
-                continue;
-              }
-              if (instances >= node.every) add(run.piece, code, node, node.every);
-              add(run.piece, code, node, instances % node.every);
+        const auto add_code = [&](const BlockCode& code) {
+          for (const ClockNode& node : code.nodes) {
+            if (node.once) {  // a scalar of all instances
+              add(code, node, 1);
+              continue;
             }
+            if (instances >= node.every) add(code, node, node.every);
+            add(code, node, instances % node.every);
+          }
+        };
+        for (const Run& run : stretch) {
+          for (const BlockCode& code : job.codes[run.piece]) add_code(code);
+          if (program.schedule.pairs)
+            for (const BlockCode& code : job.paired_codes[run.piece]) add_code(code);
+        }
       });
 }
 

@@ -43,10 +43,10 @@ struct OpName {
   std::string text() const;
 };
 
-// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond, every
-// rank sends alike, the busiest rank is as busy as it is, and of the others, in order of their rows, as many as there
-// are nodes are one level, with their mean, and lie on different nodes. A rank has the same place in that order in all
-// layers: whoever is the busiest, a layer ends with it.
+// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond,
+// every rank sends alike, the busiest rank is as busy as it is, and of the others, in order of their rows, as many as
+// there are nodes are one level, with their mean, and lie on different nodes. A rank has the same place in that order
+// in all layers: whoever is the busiest, a layer ends with it.
 struct FoldedLoad {
   std::vector<double> rows;      // as Load::rows
   std::vector<double> of_ranks;  // of the rank's experts, over the busiest's
@@ -61,6 +61,10 @@ struct JobPlan {
   std::unique_ptr<OpCostModel> costs;
   double overlap_slowdown = 0;
   std::vector<std::array<BlockCode, kBlockKinds>> codes;  // [piece]
+  // Of a forward that runs beside a backward, and of that backward (sim/program/pair.h): [piece][slot kind]. Of a
+  // schedule without pairs: none.
+  std::vector<std::array<BlockCode, 2>> paired_codes;
+  std::vector<std::unique_ptr<Piece>> paired_pieces;   // whose blocks those are
   std::map<const BlockCode*, std::uint32_t> first_op;  // of its nodes, which follow each other in `ops`
   std::vector<OpName> ops;
   // Exchanges of each op, by how many instances it covers.
@@ -74,7 +78,7 @@ struct JobPlan {
   std::vector<std::uint32_t> forward, backward;
   // By place in the expert group, over the busiest: of each of Program::loads.
   std::vector<std::vector<double>> rows_of_ranks;
-  std::vector<std::int32_t> rows;      // and its number in the traffic
+  std::vector<std::int32_t> rows;  // and its number in the traffic
   double rows_of(std::size_t load, std::int64_t rank) const {
     return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
   }
@@ -112,8 +116,8 @@ struct RunPlan {
   // Throws InputError when one names nothing.
   void add_perturbations(std::span<const Perturbation> perturbations);
   void fold();
-  // Kernels, collectives and copies that rank classes perform in all, by the code of their blocks; each is an event or a
-  // few. REQUIRES: fold().
+  // Kernels, collectives and copies that rank classes perform in all, by the code of their blocks; each is an event or
+  // a few. REQUIRES: fold().
   double works() const;
   // Those of them that a timeline may show: of a rank for each stage, and of each other track.
   double timeline_works() const;
@@ -121,6 +125,9 @@ struct RunPlan {
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
   void compile_blocks(JobPlan& job);
+  void compile_pairs(JobPlan& job, std::size_t piece);
+  // The nodes of the block as ops of the report.
+  static void name_ops(JobPlan& job, const BlockCode& code, BlockKind kind);
   void add_block_exchanges(std::int32_t id, JobPlan& job);
   void add_stage_exchanges(std::int32_t id, JobPlan& job);  // between pipeline stages
 };

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "sim/program/rewrite.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 namespace {
@@ -10,6 +11,10 @@ namespace {
 bool is_exchange(const Op& op) {
   return op.kind == OpKind::redistribute &&
          (op.account == Stream::expert_communication || op.stream == Stream::expert_communication);
+}
+
+void unblock(Op& op) {
+  if (is_exchange(op)) op.stream = Stream::expert_communication;
 }
 
 // Where tokens leave for their experts and where they come back; what travels beside them is smaller.
@@ -31,6 +36,23 @@ Exchanges exchanges_of(const Piece& piece, const Block& block) {
 }
 
 }  // namespace
+
+PairCuts pair_cuts(const Piece& piece, bool forward) {
+  const Block& block = forward ? piece.forward : piece.backward;
+  const std::size_t end = block.ops.size();
+  if (const Exchanges at = exchanges_of(piece, block); at.any()) return {{at.first + 1, at.last + 1}, true};
+  double all = 0, before = 0;
+  for (const Op& op : block.ops) all += flops(op, piece.tensors);
+  std::size_t half = 0;
+  while (half < end && 2 * before < all) before += flops(block.ops[half++], piece.tensors);
+  // The backward's first turn is before the forward's, its last one behind it.
+  return {forward ? std::array{half, end} : std::array{std::size_t{0}, half}, false};
+}
+
+void unblock_exchanges(Piece& piece) {
+  for (Block* block : {&piece.forward, &piece.backward})
+    for (Op& op : block->ops) unblock(op);
+}
 
 bool pair_blocks(const Piece& piece, Piece& out) {
   const Exchanges forward = exchanges_of(piece, piece.forward), backward = exchanges_of(piece, piece.backward);
@@ -65,7 +87,7 @@ bool pair_blocks(const Piece& piece, Piece& out) {
         for (TensorId& id : op.reads) id = rename(id);
         for (TensorId& id : op.writes) id = rename(id);
       }
-      if (is_exchange(op)) op.stream = Stream::expert_communication;
+      unblock(op);
       out.forward.ops.push_back(op);
     }
   };

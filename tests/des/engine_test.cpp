@@ -51,7 +51,6 @@ TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
     if (has_jobs(document)) continue;
     Scenario s = read_scenario(document, source);
     s.perturbations.clear();
-    if (s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::dualpipe_v) continue;  // refused event by event
     const Report analytical = simulate(s), des = simulate_des(s);
     // Transfers between stages meet tokens on the way to experts at NICs, slot by slot: only event by event.
     // Where routing is unequal, ranks that wait for each other layer by layer, whose busiest is not always the same,

@@ -268,5 +268,46 @@ TEST(AgreementOfEngines, QuantisedWeightsAreGatheredAlike) {
   }
 }
 
+// A forward beside a backward: without a pipeline, in dualpipev, and interleaved, where both outputs of a pair leave at
+// once and share a way to the other stages that must be wide for the network to be idle. The fourth plan has dense
+// layers, which have something to compute beside the others' exchanges and nothing of their own to hide.
+TEST(AgreementOfEngines, PairsOfMicroBatches) {
+  const Json overlap{{"overlap_moe_expert_parallel_comm", true}};
+  const auto scenario = [](const char* model, const Json& plan, bool wide) {
+    Json cluster{{"node", "dgx-h100"}, {"nodes", 4}};
+    if (wide) cluster.update({{"nic_bytes_per_second", 5e12}, {"pcie_bytes_per_second", 5e12}});
+    Json all{{"expert_parallel", 8}, {"zero_stage", 1}, {"micro_batch_size", 1}};
+    all.update(plan);
+    return Json{{"model", model},
+                {"cluster", cluster},
+                {"workload", {{"sequence_length", 4096}, {"global_batch_size", 128}}},
+                {"plan", all}};
+  };
+  const Json interleaved{{"pipeline_parallel", 4}, {"virtual_pipeline", 4}, {"pipeline_schedule", "interleaved"}};
+  const Json dualpipev{{"pipeline_parallel", 4}, {"pipeline_schedule", "dualpipev"}};
+  const Json tensor{{"tensor_parallel", 2}, {"sequence_parallel", true}, {"expert_tensor_parallel", 1}};
+  struct Case {
+    Json document;
+    double percent;
+  };
+  const std::vector<Case> cases{{scenario("mixtral-8x7b", overlap, false), 0.1},
+                                {scenario("mixtral-8x7b", with(overlap, tensor), false), 0.1},
+                                {scenario("mixtral-8x7b", dualpipev, false), 2.5},
+                                {scenario("deepseek-v2-lite", dualpipev, true), 2.5},
+                                {scenario("mixtral-8x7b", with(overlap, interleaved), true), 0.5}};
+  for (const Case& c : cases) EXPECT_LE(std::abs(percent_of(c.document)), c.percent) << c.document["plan"];
+
+  for (const Json& pipeline : {Json::object(), interleaved}) {
+    const auto exposed = [&](bool paired) {
+      Json plan = pipeline;
+      plan["overlap_moe_expert_parallel_comm"] = paired;
+      const Report report = simulate_des(read_scenario(scenario("mixtral-8x7b", plan, true), {}));
+      return report.stages[static_cast<std::size_t>(report.bounding_stage)]
+          .time.exposed[static_cast<std::size_t>(Stream::expert_communication)];
+    };
+    EXPECT_LT(exposed(true), 0.35 * exposed(false)) << pipeline;
+  }
+}
+
 }  // namespace
 }  // namespace orrery

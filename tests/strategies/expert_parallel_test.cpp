@@ -179,8 +179,27 @@ TEST(ExpertParallel, PairsHideEachOthersExchanges) {
     for (const TensorId id : op.reads)
       EXPECT_TRUE(id == kNoTensor || !written.contains(id)) << op.name << " reads the other micro-batch's";
   }
-  // The dense layer in front has nothing to hide.
-  EXPECT_FALSE(pair_blocks(piece_named(program, "layer"), pair));
+  // The dense layer in front has nothing to hide, but half of its work to do beside either exchange of the other block.
+  const Piece& dense = piece_named(program, "layer");
+  EXPECT_FALSE(pair_blocks(dense, pair));
+  for (const bool forward : {true, false}) {
+    const auto of_layer = pair_cuts(layer, forward), of_dense = pair_cuts(dense, forward);
+    const auto& own = forward ? layer.forward.ops : layer.backward.ops;
+    EXPECT_TRUE(of_layer.exchanges);
+    for (const std::size_t at : of_layer.at) EXPECT_EQ(own[at - 1].kind, OpKind::redistribute);
+    EXPECT_LT(of_layer.at[0], of_layer.at[1]);
+    const auto& all = forward ? dense.forward.ops : dense.backward.ops;
+    EXPECT_FALSE(of_dense.exchanges);
+    EXPECT_EQ(of_dense.at[forward ? 1 : 0], forward ? all.size() : 0u);
+    const auto flops_until = [&](std::size_t end) {
+      double sum = 0;
+      for (std::size_t i = 0; i < end; ++i) sum += flops(all[i], dense.tensors);
+      return sum;
+    };
+    const std::size_t half = of_dense.at[forward ? 0 : 1];
+    EXPECT_GE(2 * flops_until(half), flops_until(all.size()));
+    EXPECT_LT(2 * flops_until(half - 1), flops_until(all.size()));
+  }
 }
 
 // Eight experts, two a token; 64 ranks, a step of 64 sequences.

@@ -172,8 +172,14 @@ class Simulation {
   Task<> end_step(ClassRun& c, UpdatePart part);
   Task<> sum_over_stages(ClassRun& c, std::span<const LineItem> items);
   Task<> meet_at_norm(ClassRun& c);
+  struct Host;
   class LineIssue;
   Task<> run_line(ClassRun& c, std::span<const LineItem> items, WhenSet when, LineRun run);
+  Task<> perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host);
+  Task<> await_output(ClassRun& c, Work* w);
+  // `next`: the slot behind them, if any.
+  Task<> run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next);
+  void record_slot(ClassRun& c, const Slot& slot, double begin, double end);
   static Line& free_line(ClassRun& c);
   Task<> drain(ClassRun& c, bool all);
   // What the compute stream has waited since then. While a collective waited for another stage nothing is booked: what
@@ -251,9 +257,13 @@ class Simulation {
     std::uint32_t last_event = EventRecord::kNoCause;
     bool open = false;
   };
-  std::vector<Barrier> barriers_;                       // by job
-  std::vector<std::vector<std::vector<Slot>>> orders_;  // [job][stage]
-  std::string failed_;                                  // a link or node that failed, and when
+  std::vector<Barrier> barriers_;  // by job
+  struct OrderedSlot {
+    Slot slot;
+    bool pairs;  // runs beside the next, its backward
+  };
+  std::vector<std::vector<std::vector<OrderedSlot>>> orders_;  // [job][stage]
+  std::string failed_;                                         // a link or node that failed, and when
   Outcome out_;
 };
 

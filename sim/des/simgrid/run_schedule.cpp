@@ -7,24 +7,36 @@
 
 namespace orrery {
 
+// Whose kernels a rank issues, one after the other. Two lines at once, a pair's, have one host.
+struct Simulation::Host {
+  double begin = 0, seconds = 0;  // since then
+  Work* last_compute = nullptr;
+
+  double time() const { return begin + seconds; }  // when it has issued all so far
+};
+
 // The host's way through a line: it issues works in program order, with its clock beside them. The rules are those of
 // sim/analytical/block_clock.h.
 class Simulation::LineIssue {
  public:
-  // `begin`: when the host begins.
-  LineIssue(Simulation& simulation, ClassRun& c, Line& line, std::span<const LineItem> items, WhenSet when,
-            double begin);
+  // `works`: as many as works_of() says.
+  LineIssue(Simulation& simulation, ClassRun& c, Line& line, Work* works, std::span<const LineItem> items, WhenSet when,
+            Host& host);
+  static std::size_t works_of(std::span<const LineItem> items);
 
   // What is issued ahead, of whatever distance: all that can be done before the input is there. The host goes on when
   // it is.
   void issue_all_ahead();
-  void input_has_come() { host_ = std::max(host_, simulation_.now() - begin_); }
+  void input_has_come() { host_.seconds = std::max(host_.seconds, simulation_.now() - host_.begin); }
   // What is left.
   void issue();
+  // Both lines, each layer of the one beside one of the other (sim/program/pair.h); what is in front of the layers and
+  // behind, and layers that the other line has not, by itself.
+  static void issue_pair(LineIssue& forward, LineIssue& backward);
 
-  double host() const { return begin_ + host_; }  // when it has issued all so far
   // Who makes the line's output; null: nobody.
   std::array<Work*, 2> output() const { return {entry_, other_entry_}; }
+  double kernel_seconds() const;
 
  private:
   struct Instance {
@@ -32,12 +44,23 @@ class Simulation::LineIssue {
     std::int64_t at;
     Work* works;
   };
-  void lay_out(std::span<const LineItem> items);
+  void lay_out(std::span<const LineItem> items, Work* next);
   void prepare(Work& w, std::int64_t covered) const;
   // Of an instance; `trigger`: what starts it.
   void issue_prefetched(std::int64_t target, int least, int most, Work* trigger);
   void issue_ahead(std::int64_t index, Work* trigger);
   void issue_instance(std::int64_t index);
+  // The same in parts.
+  void issue_first_ahead();
+  void begin_instance() {
+    began_ = false;
+    host_.seconds += code_of(next_).graph_host_seconds;
+  }
+  void issue_nodes(std::int64_t index, std::size_t from, std::size_t to);
+  void end_instance(std::int64_t index);
+  bool ended() const { return next_ == order_.length; }
+  const BlockCode& code_of(std::int64_t index) const { return *instances_[static_cast<std::size_t>(index)].item->code; }
+  bool is_layer(std::int64_t index) const { return code_of(index).piece->layers > 0; }
   // Instances that the node covers in this one; 0: it does not run here.
   std::int64_t covered_by(const ClockNode& node, std::int64_t index) const;
 
@@ -45,33 +68,36 @@ class Simulation::LineIssue {
   ClassRun& c_;
   Line& line_;
   const WhenSet when_;
-  const double begin_;
-  double host_ = 0;  // since then
+  Host& host_;
   IssueAhead order_;
+  std::int64_t next_ = 0;      // instance
+  bool began_ = false;         // its kernels
   std::int64_t once_at_ = -1;  // the last instance with ops that run once
   bool all_ahead_ = false;     // what is issued ahead was
   std::vector<Instance> instances_;
-  Work *entry_ = nullptr, *other_entry_ = nullptr, *last_compute_ = nullptr;
+  Work *entry_ = nullptr, *other_entry_ = nullptr;
 };
 
-Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line, std::span<const LineItem> items,
-                                 WhenSet when, double begin)
-    : simulation_(simulation), c_(c), line_(line), when_(when), begin_(begin) {
+Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line, Work* works,
+                                 std::span<const LineItem> items, WhenSet when, Host& host)
+    : simulation_(simulation), c_(c), line_(line), when_(when), host_(host) {
   for (const LineItem& item : items) {
     order_.length += item.count;
     if (item.code->once) once_at_ = order_.length - 1;
     for (const std::uint16_t k : item.code->prefetched)
       order_.longest = std::max(order_.longest, static_cast<std::int64_t>(item.code->nodes[k].prefetch));
   }
-  lay_out(items);
+  lay_out(items, works);
 }
 
-void Simulation::LineIssue::lay_out(std::span<const LineItem> items) {
+std::size_t Simulation::LineIssue::works_of(std::span<const LineItem> items) {
   std::size_t works = 0;
   for (const LineItem& item : items) works += item.code->nodes.size() * static_cast<std::size_t>(item.count);
-  line_.works.assign(works, {});
+  return works;
+}
+
+void Simulation::LineIssue::lay_out(std::span<const LineItem> items, Work* next) {
   instances_.reserve(static_cast<std::size_t>(order_.length));
-  Work* next = line_.works.data();
   for (const LineItem& item : items) {
     const std::uint32_t first_op = item.code->nodes.empty() ? 0 : c_.plan->first_op.at(item.code);
     for (std::int64_t at = 0; at < item.count; ++at) {
@@ -109,7 +135,7 @@ void Simulation::LineIssue::issue_prefetched(std::int64_t target, int least, int
     }
     prepare(w, 1);
     w.trigger = trigger;
-    host_ += w.node->host;
+    host_.seconds += w.node->host;
     simulation_.enqueue(c_, line_, w);
   }
 }
@@ -133,12 +159,10 @@ std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64
   return node.once ? std::min<std::int64_t>(covered, 1) : covered;
 }
 
-void Simulation::LineIssue::issue_instance(std::int64_t index) {
+void Simulation::LineIssue::issue_nodes(std::int64_t index, std::size_t from, std::size_t to) {
   Work* const first = instances_[static_cast<std::size_t>(index)].works;
-  const BlockCode& code = *instances_[static_cast<std::size_t>(index)].item->code;
-  bool began = false;
-  host_ += code.graph_host_seconds;
-  for (std::size_t k = 0; k < code.nodes.size(); ++k) {
+  const BlockCode& code = code_of(index);
+  for (std::size_t k = from; k < to; ++k) {
     const ClockNode& node = code.nodes[k];
     if (node.prefetch > 0) continue;
     Work& w = first[k];
@@ -148,31 +172,88 @@ void Simulation::LineIssue::issue_instance(std::int64_t index) {
       continue;
     }
     prepare(w, covered);
-    if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = host() + node.host_first;
-    if (node.waits_for_compute) w.compute_before = last_compute_;
+    if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = host_.time() + node.host_first;
+    if (node.waits_for_compute) w.compute_before = host_.last_compute;
     w.entry = entry_;
     w.other_entry = other_entry_;
-    const bool begins = node.stream == Stream::compute && !began && node.op >= code.issues_ahead_from;
+    const bool begins = node.stream == Stream::compute && !began_ && node.op >= code.issues_ahead_from;
     simulation_.enqueue(c_, line_, w);
-    if (node.stream == Stream::compute) last_compute_ = &w;
+    if (node.stream == Stream::compute) host_.last_compute = &w;
     if (begins) {
-      began = true;
+      began_ = true;
       issue_ahead(index, &w);
     }
-    if (node.host > node.host_first) w.host_end = host() + node.host_bound;  // after those
-    host_ += node.host;
+    if (node.host > node.host_first) w.host_end = host_.time() + node.host_bound;  // after those
+    host_.seconds += node.host;
   }
-  if (!began) issue_ahead(index, last_compute_);
+}
+
+void Simulation::LineIssue::end_instance(std::int64_t index) {
+  Work* const first = instances_[static_cast<std::size_t>(index)].works;
+  const BlockCode& code = code_of(index);
+  ++next_;
+  if (!began_) issue_ahead(index, host_.last_compute);
   if (code.exit_compute == BlockCode::kNone && code.exit_other == BlockCode::kNone) return;
   entry_ = code.exit_compute != BlockCode::kNone ? &first[code.exit_compute] : nullptr;
   other_entry_ = code.exit_other != BlockCode::kNone ? &first[code.exit_other] : nullptr;
 }
 
-void Simulation::LineIssue::issue() {
+void Simulation::LineIssue::issue_instance(std::int64_t index) {
+  begin_instance();
+  issue_nodes(index, 0, code_of(index).nodes.size());
+  end_instance(index);
+}
+
+void Simulation::LineIssue::issue_first_ahead() {
   if (!all_ahead_)
     order_.at_beginning(
         [&](std::int64_t target, int least, int most) { issue_prefetched(target, least, most, nullptr); });
-  for (std::int64_t index = 0; index < order_.length; ++index) issue_instance(index);
+}
+
+void Simulation::LineIssue::issue() {
+  issue_first_ahead();
+  while (!ended()) issue_instance(next_);
+}
+
+void Simulation::LineIssue::issue_pair(LineIssue& forward, LineIssue& backward) {
+  for (LineIssue* line : {&forward, &backward}) line->issue_first_ahead();
+  const auto sends_tokens = [](const BlockCode& code) {
+    return std::ranges::any_of(code.nodes,
+                               [](const ClockNode& n) { return n.moves && n.stream == Stream::expert_communication; });
+  };
+  for (;;) {
+    for (LineIssue* line : {&backward, &forward})
+      while (!line->ended() && !line->is_layer(line->next_)) line->issue_instance(line->next_);
+    if (forward.ended() || backward.ended()) break;
+    const BlockCode &f = forward.code_of(forward.next_), &b = backward.code_of(backward.next_);
+    if (!sends_tokens(f) && !sends_tokens(b)) {
+      forward.issue_instance(forward.next_);
+      backward.issue_instance(backward.next_);
+      continue;
+    }
+    const std::int64_t at_f = forward.next_, at_b = backward.next_;
+    forward.begin_instance();
+    backward.begin_instance();
+    backward.issue_nodes(at_b, 0, b.cuts[0]);
+    forward.issue_nodes(at_f, 0, f.cuts[0]);
+    backward.issue_nodes(at_b, b.cuts[0], b.cuts[1]);
+    forward.issue_nodes(at_f, f.cuts[0], f.cuts[1]);
+    backward.issue_nodes(at_b, b.cuts[1], b.nodes.size());
+    forward.issue_nodes(at_f, f.cuts[1], f.nodes.size());
+    backward.end_instance(at_b);
+    forward.end_instance(at_f);
+  }
+  for (LineIssue* line : {&backward, &forward})
+    while (!line->ended()) line->issue_instance(line->next_);
+}
+
+double Simulation::LineIssue::kernel_seconds() const {
+  double seconds = 0;
+  for (const Instance& instance : instances_)
+    for (std::size_t k = 0; k < instance.item->code->nodes.size(); ++k)
+      if (const Work& w = instance.works[k]; w.node->stream == Stream::compute && w.exchange == kNoExchange)
+        seconds += w.seconds;
+  return seconds;
 }
 
 Line& Simulation::free_line(ClassRun& c) {
@@ -188,7 +269,9 @@ Task<> Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSe
     line.cause = c.gate_event;
   };
   begin();
-  LineIssue issue(*this, c, line, items, when, now() - run.host_ahead);
+  line.works.assign(LineIssue::works_of(items), {});
+  Host host{.begin = now() - run.host_ahead};
+  LineIssue issue(*this, c, line, line.works.data(), items, when, host);
   if (run.wait_for_input != nullptr) {
     issue.issue_all_ahead();
     co_await (*run.wait_for_input)();
@@ -196,7 +279,12 @@ Task<> Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSe
     begin();
   }
   issue.issue();
+  co_await perform_line(c, line, run.drain_all, host);
+  for (Work* w : issue.output()) co_await await_output(c, w);
+}
 
+// What has been issued, up to the line's end but its output.
+Task<> Simulation::perform_line(ClassRun& c, const Line& line, bool drain_all, const Host& host) {
   StreamRun& compute = c.streams[kComputeStream];
   compute.last_event = c.gate_event;
   while (!compute.queue.empty()) {
@@ -205,19 +293,71 @@ Task<> Simulation::run_line(ClassRun& c, std::span<const LineItem> items, WhenSe
     co_await perform(c, kComputeStream, *w, line);
   }
   c.gate_event = compute.last_event;
-  co_await drain(c, run.drain_all);
-  c.host_ahead = std::max(0.0, now() - issue.host());
-  // Its output, should an asynchronous stream make it.
-  for (Work* w : issue.output()) {
-    if (w == nullptr || w->done) continue;
-    const double since = now();
-    while (!w->done) {
-      w->waiters |= static_cast<std::uint16_t>(1u << kController);
-      co_await clock_.block(c);
-    }
-    book_wait(c, waiting_for(w->node->stream), since);
-    c.gate_event = w->event;
+  co_await drain(c, drain_all);
+  c.host_ahead = std::max(0.0, now() - host.time());
+}
+
+// Should an asynchronous stream make it.
+Task<> Simulation::await_output(ClassRun& c, Work* w) {
+  if (w == nullptr || w->done) co_return;
+  const double since = now();
+  while (!w->done) {
+    w->waiters |= static_cast<std::uint16_t>(1u << kController);
+    co_await clock_.block(c);
   }
+  book_wait(c, waiting_for(w->node->stream), since);
+  c.gate_event = w->event;
+}
+
+// Both slots begin when the inputs of both are there, and end together.
+Task<> Simulation::run_pair(ClassRun& c, const Slot& forward, const Slot& backward, const Slot* next) {
+  const Program& program = *c.plan->program;
+  const Schedule& schedule = program.schedule;
+  const std::array<const Slot*, 2> slots{&forward, &backward};
+  std::array<std::size_t, 2> positions{};
+  std::array<std::vector<LineItem>, 2> items;
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    positions[i] = static_cast<std::size_t>(schedule.position_of(c.stage, slots[i]->chunk));
+    co_await await_input(c, *slots[i], positions[i]);
+    const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
+      return program.pieces[piece].layers > 0 ? c.plan->paired_codes[piece][i] : c.plan->codes[piece][i];
+    };
+    append_line(program.pieces, program.stages[c.stage][slots[i]->chunk].runs, i == 1, code_of, items[i]);
+  }
+  Line& line = free_line(c);
+  line.begin = now();
+  line.cause = c.gate_event;
+  const std::size_t of_forward = LineIssue::works_of(items[0]);
+  line.works.assign(of_forward + LineIssue::works_of(items[1]), {});
+  Host host{.begin = now()};
+  LineIssue f(*this, c, line, line.works.data(), items[0], conditions_of(forward.micro_batch, schedule.micro_batches),
+              host);
+  LineIssue b(*this, c, line, line.works.data() + of_forward, items[1],
+              conditions_of(backward.micro_batch, schedule.micro_batches), host);
+  LineIssue::issue_pair(f, b);
+  const double begin = line.begin;
+  co_await perform_line(c, line, false, host);
+  for (const LineIssue* issue : {&f, &b})
+    for (Work* w : issue->output()) co_await await_output(c, w);
+  // For a picture: one behind the other.
+  const double kernels = f.kernel_seconds() + b.kernel_seconds();
+  const double middle = begin + (kernels > 0 ? f.kernel_seconds() / kernels : 0.5) * (now() - begin);
+  record_slot(c, forward, begin, middle);
+  record_slot(c, backward, middle, now());
+  co_await post_output(c, forward, positions[0], nullptr);
+  co_await post_output(c, backward, positions[1], next);
+}
+
+void Simulation::record_slot(ClassRun& c, const Slot& slot, double begin, double end) {
+  c.gate_event = record({.begin = begin,
+                         .end = end,
+                         .cause = c.gate_event,
+                         .rank_class = c.id,
+                         .name = slot.micro_batch,
+                         .chunk = slot.chunk,
+                         .stream = 0,
+                         .kind = EventRecord::slot,
+                         .slot_kind = static_cast<std::uint8_t>(slot.kind)});
 }
 
 // Waits for the streams' work; `all`: the asynchronous ones too.
@@ -444,7 +584,12 @@ Process Simulation::control(ClassRun& c) {
   const auto& chunks = program.stages[c.stage];
   std::vector<LineItem> items;
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const Slot& slot = order[i];
+    const Slot& slot = order[i].slot;
+    if (order[i].pairs) {
+      const Slot& backward = order[++i].slot;
+      co_await run_pair(c, slot, backward, i + 1 < order.size() ? &order[i + 1].slot : nullptr);
+      continue;
+    }
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
     items.clear();
     append_items(c, chunks[slot.chunk], static_cast<BlockKind>(slot.kind), items);
@@ -463,16 +608,8 @@ Process Simulation::control(ClassRun& c) {
     else
       co_await wait_for_input();
     co_await run_line(c, items, when, run);
-    c.gate_event = record({.begin = begin,
-                           .end = now(),
-                           .cause = c.gate_event,
-                           .rank_class = c.id,
-                           .name = slot.micro_batch,
-                           .chunk = slot.chunk,
-                           .stream = 0,
-                           .kind = EventRecord::slot,
-                           .slot_kind = static_cast<std::uint8_t>(slot.kind)});
-    co_await post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1] : nullptr);
+    record_slot(c, slot, begin, now());
+    co_await post_output(c, slot, position, i + 1 < order.size() ? &order[i + 1].slot : nullptr);
   }
   c.out.slots_end = now();
   co_await drain(c, true);

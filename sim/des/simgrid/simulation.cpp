@@ -16,8 +16,23 @@ void Simulation::prepare() {
   for (std::size_t j = 0; j < plan_.jobs.size(); ++j) {
     const Program& program = *plan_.jobs[j].program;
     orders_.emplace_back(program.stages.size());
-    for (std::size_t s = 0; s < program.stages.size(); ++s)
-      program.schedule.order(s).for_each([&](const Slot& slot) { orders_[j][s].push_back(slot); });
+    for (std::size_t s = 0; s < program.stages.size(); ++s) {
+      const StageOrder order = program.schedule.order(s);
+      const auto append = [&](std::span<const Segment> segments, std::uint32_t shift) {
+        for (const Segment& segment : segments)
+          for (std::uint32_t r = 0; r < segment.repeats; ++r)
+            for (std::uint32_t i = 0; i < segment.size; ++i) {
+              Slot slot = segment.slots[i];
+              const bool pairs =
+                  program.schedule.pairs && i + 1 < segment.size && StageOrder::is_pair(slot, segment.slots[i + 1]);
+              slot.micro_batch += r + shift;
+              orders_[j][s].push_back({slot, pairs});
+            }
+      };
+      append(order.prologue, 0);
+      for (std::uint32_t r = 0; r < order.repeats; ++r) append(order.body, r * order.advance);
+      append(order.epilogue, 0);
+    }
   }
   barriers_.resize(plan_.jobs.size());
   const auto all = traffic().rank_classes();
