@@ -82,7 +82,6 @@ TEST(Steps, NoRunTakesWhatChangesBetweenThem) {
     EXPECT_THAT(run.err, HasSubstr(pointer));
   };
   refused("flexmoe", "/plan/moe_balancer");
-  refused("dts_gate", "/plan/moe_gate");
 }
 
 TEST(Steps, FieldsOfRoutingOverTimeAreChecked) {
