@@ -203,6 +203,10 @@ TEST(CopiesOfExperts, ComputeWhatOneRankDoes) {
         {R"("data_parallel": 4, "expert_parallel": 2, "zero_stage": 2)", "[3,0,1, 1,2,0]", 3},
         {R"("data_parallel": 4, "expert_parallel": 2, "zero_stage": 3)", "[3,0,1, 1,2,0]", 3},
         {R"("data_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1)", "[0,1,3, 2,1,0]", 3},
+        {R"("data_parallel": 4, "expert_parallel": 4, "moe_schedule": "tutel", "moe_pipeline_degree_forward": 2,
+            "moe_pipeline_degree_backward": 2)",
+         "[0,1, 2,0, 0,3, 3,0]", 2},
+        {R"("data_parallel": 4, "expert_parallel": 4, "moe_token_dispatcher": "flex")", "[0,1, 2,0, 0,3, 3,0]", 2},
         {R"("data_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "expert_parallel": 4,
             "expert_tensor_parallel": 1, "recompute": "full")",
          "[0,1, 2,0, 0,3, 3,0]", 2}}) {
