@@ -207,7 +207,38 @@ struct RunOutcome {
   std::optional<Report> measured;  // none without steps
   std::optional<Report> predicted;
   double fastest = 0;  // step: of a host that others use too, the one that they disturbed least
+  // Of a run whose steps differ, all that were measured; the report is of the last ones.
+  struct Step {
+    std::int64_t step = 0;
+    double loss = 0, gradient_norm = 0, seconds = 0;
+  };
+  std::vector<Step> steps;
 };
+
+std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
+  if (steps.empty()) return {};
+  constexpr std::array<Column, 4> kColumns{{{"step"}, {"loss"}, {"gradient norm"}, {"time"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const RunOutcome::Step& step : steps)
+    rows.push_back({std::to_string(step.step), fmt::format("{:.6g}", step.loss),
+                    fmt::format("{:.4g}", step.gradient_norm), seconds_text(step.seconds)});
+  return "\nSteps, which differ: what stands above is of the last\n" + grid(kColumns, rows);
+}
+
+// Steps of the workload, warm-up left out.
+std::vector<RunOutcome::Step> steps_of(const std::vector<RankResult>& ranks, std::int64_t first) {
+  std::vector<RunOutcome::Step> steps(ranks.front().seconds_by_step.size());
+  const std::size_t warmup = ranks.front().losses.size() - steps.size();
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    steps[i].step = first + static_cast<std::int64_t>(warmup + i);
+    steps[i].gradient_norm = ranks.front().gradient_norms.at(warmup + i);
+    for (const RankResult& rank : ranks) {
+      steps[i].loss += rank.losses.at(warmup + i);
+      steps[i].seconds = std::max(steps[i].seconds, rank.seconds_by_step.at(i));
+    }
+  }
+  return steps;
+}
 
 RunJob job_of(const RunArguments& arguments) {
   RunJob job;
@@ -249,7 +280,9 @@ void require_memory(const RunJob& job, const BackendFacts& facts) {
 RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   RunOutcome outcome;
   const auto execute_with = [&](const ExecutionOptions& options, bool exact) {
-    if (!job.processes) return execute_ranks(job.scenario, job.program, options, backends(arguments.device, exact));
+    if (!job.processes)
+      return execute_ranks(parts_of(job.scenario, options.warmup_steps + options.steps), options,
+                           backends(arguments.device, exact));
     JobResults results = execute_ranks_over_mpi(
         {arguments.scenario, arguments.sets, job.program.mesh.ranks(), job.on_gpus ? RankKind::cuda : RankKind::cpu},
         options);
@@ -266,11 +299,12 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
   options.find_undefined = arguments.check;
   options.round_to_bf16 = arguments.emulate_bf16;
   if (arguments.check) {
-    const ExecutionOptions checked = options_to_compare(options);
+    const ExecutionOptions checked = options_to_compare(options, job.scenario, arguments.steps);
     const std::vector<RankResult> results = execute_with(checked, /*exact=*/true);
+    const Scenario last = parts_of(job.scenario, checked.steps).back().scenario;
     ExecutionOptions exact = checked;
     exact.round_to_bf16 = false;
-    outcome.agrees = agreement(execute(on_one_rank(job.scenario), exact), assemble(job.scenario, results));
+    outcome.agrees = agreement(execute(on_one_rank(job.scenario), exact), assemble(last, results));
   }
   if (arguments.steps > 0) {
     ProgressLine progress;
@@ -285,12 +319,19 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
     };
     const std::vector<RankResult> results = execute_with(options, /*exact=*/false);
     progress.clear();
-    outcome.measured = measured_report(job.scenario, job.program, results, outcome.facts);
+    const std::vector<RunPart> parts = parts_of(job.scenario, steps);
+    outcome.measured = measured_report(parts.back().scenario, parts.back().program, results, outcome.facts);
+    if (parts.size() > 1) outcome.steps = steps_of(results, job.scenario.workload.step);
     outcome.fastest = fastest_step_seconds(results);
   }
   outcome.tolerance =
       arguments.tolerance > 0 ? arguments.tolerance : tolerance_of(outcome.facts, job.scenario, arguments.emulate_bf16);
   return outcome;
+}
+
+// Of the steps that the report is of.
+Scenario last_scenario(const RunArguments& arguments, const RunJob& job) {
+  return parts_of(job.scenario, arguments.warmup + arguments.steps).back().scenario;
 }
 
 // Of the same peak as a prediction: that of the share of a processor which each rank has.
@@ -313,6 +354,9 @@ nlohmann::ordered_json outcome_json(const RunArguments& arguments, const RunJob&
     json = report_json(*outcome.measured);
   }
   if (outcome.measured) json["fastest_step_seconds"] = outcome.fastest;
+  for (const RunOutcome::Step& step : outcome.steps)
+    json["steps"].push_back(
+        {{"step", step.step}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}, {"seconds", step.seconds}});
   if (outcome.agrees) json["agreement"] = agreement_json(*outcome.agrees, outcome.tolerance);
   json["backend"] = {{"kind", outcome.facts.kind},
                      {"device", outcome.facts.device},
@@ -345,6 +389,7 @@ std::string outcome_text(const RunArguments& arguments, const RunJob& job, const
     text += fmt::format("\nstep: measured {} (fastest {}), predicted {} ({})\n", seconds_text(measured->step_seconds),
                         seconds_text(outcome.fastest), seconds_text(predicted->step_seconds),
                         error_text(measured->step_seconds, predicted->step_seconds));
+  text += steps_table(outcome.steps);
   if (outcome.agrees) text += agreement_text(*outcome.agrees, outcome.tolerance);
   if (predicted != nullptr) text += notes_text({measured, predicted});
   return text;
@@ -361,7 +406,8 @@ void run(const RunArguments& arguments) {
     throw job.source.blame(error);
   }
   if (outcome.measured) go_by_share(job, user, *outcome.measured);
-  if (arguments.predict && outcome.measured) outcome.predicted = predict_here(job.scenario, user, !job.on_gpus);
+  if (arguments.predict && outcome.measured)
+    outcome.predicted = predict_here(last_scenario(arguments, job), user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });

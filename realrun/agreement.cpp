@@ -4,6 +4,8 @@
 #include <cmath>
 #include <stdexcept>
 
+#include "strategies/strategy.h"
+
 namespace orrery {
 namespace {
 
@@ -46,8 +48,13 @@ double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool ro
   return round_to_bf16 || narrow ? kBf16Tolerance : kFp32Tolerance;
 }
 
-ExecutionOptions options_to_compare(ExecutionOptions options) {
+ExecutionOptions options_to_compare(ExecutionOptions options, const Scenario& scenario, std::int64_t steps) {
   options.steps = kComparedSteps;
+  Scenario at = scenario;
+  for (std::int64_t step = 1; step < steps; ++step) {
+    ++at.workload.step;
+    if (begins_anew(at)) options.steps = std::max(options.steps, steps);
+  }
   options.epsilon = kComparedEpsilon;
   return options;
 }

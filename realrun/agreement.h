@@ -27,8 +27,9 @@ inline constexpr double kFp32Tolerance = 2e-5, kBf16Tolerance = 2e-2;
 double tolerance_of(const BackendFacts& facts, const Scenario& scenario, bool round_to_bf16);
 
 // Options for two runs that are to be compared: two steps, so that the second sees the first's update, and an epsilon
-// above the rounding of gradients that are zero, of which Adam would make full steps.
-ExecutionOptions options_to_compare(ExecutionOptions options);
+// above the rounding of gradients that are zero, of which Adam would make full steps. Of a run of `steps` whose steps
+// differ (parts_of) all of them.
+ExecutionOptions options_to_compare(ExecutionOptions options, const Scenario& scenario, std::int64_t steps);
 
 // Throws std::logic_error when they are not of one scenario.
 Agreement agreement(const Execution& reference, const Execution& other);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <thread>
 
@@ -14,6 +15,8 @@
 namespace orrery {
 namespace {
 
+using realrun::CarriedParameter;
+using realrun::CarriedState;
 using realrun::Rank;
 using realrun::WholeParameter;
 
@@ -102,22 +105,104 @@ struct Whole {
   realrun::SequenceLengths sequences;
 };
 
-RankResult run_rank(const realrun::RunSetup& setup, Backend& backend, Communicator& communicator) {
+// A parameter of `after` is that of `before` at its place; a new one (a router); or all copies of an expert that has
+// been the only one.
+std::vector<CarriedParameter> carried_parameters(const std::vector<WholeParameter>& before,
+                                                 const std::vector<WholeParameter>& after) {
+  const auto same = [](const Tensor& a, const Tensor& b, int from) {
+    if (b.rank != a.rank + from) return false;
+    for (int d = 0; d < a.rank; ++d)
+      if (a.sizes[d] != b.sizes[d + from]) return false;
+    return true;
+  };
+  std::vector<CarriedParameter> carried(after.size());
+  std::size_t next = 0;
+  for (std::size_t p = 0; p < after.size(); ++p) {
+    if (next == before.size()) break;
+    const Tensor &was = before[next].tensor, &is = after[p].tensor;
+    if (same(was, is, 0) || (is.rank > 0 && is.axes[0] == Axis::experts && same(was, is, 1)))
+      carried[p] = {before[next++].values_of, was.elements()};
+  }
+  if (next < before.size())
+    throw ExecutionError("\"" + before[next].name + "\" has no place in the next Program of the run");
+  return carried;
+}
+
+// What ranks of a run need of its parts.
+class Parts {
+ public:
+  Parts(std::span<const RunPart> parts, const ExecutionOptions& options) : parts_(parts) {
+    std::int64_t before = 0;
+    for (const RunPart& part : parts) {
+      wholes_.push_back(std::make_unique<Whole>(part.scenario));
+      ExecutionOptions& own = options_.emplace_back(options);
+      own.warmup_steps = std::clamp<std::int64_t>(options.warmup_steps - before, 0, part.steps);
+      own.steps = part.steps - own.warmup_steps;
+      own.keep_tensors = options.keep_tensors && &part == &parts.back();
+      first_steps_.push_back(before);
+      carried_.push_back(wholes_.size() < 2
+                             ? std::vector<CarriedParameter>{}
+                             : carried_parameters(wholes_[wholes_.size() - 2]->parameters, wholes_.back()->parameters));
+      before += part.steps;
+    }
+  }
+  std::size_t size() const { return parts_.size(); }
+  realrun::RunSetup setup(std::size_t part) const {
+    return {parts_[part].scenario,    parts_[part].program, options_[part], wholes_[part]->parameters,
+            wholes_[part]->sequences, first_steps_[part],   carried_[part]};
+  }
+
+ private:
+  std::span<const RunPart> parts_;
+  std::vector<std::unique_ptr<Whole>> wholes_;
+  std::deque<ExecutionOptions> options_;
+  std::vector<std::int64_t> first_steps_;
+  std::vector<std::vector<CarriedParameter>> carried_;
+};
+
+RankResult run_rank(const Parts& parts, Backend& backend, Communicator& communicator) {
   try {
-    return Rank(setup, backend, communicator).run();
+    RankResult result;
+    CarriedState carried;
+    std::deque<realrun::RunSetup> setups;
+    std::deque<Rank> ranks;  // whose index lists the backend knows by their places
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      setups.push_back(parts.setup(p));
+      Rank& rank = ranks.emplace_back(setups.back(), backend, communicator, std::move(carried));
+      rank.run(result);
+      if (p + 1 < parts.size()) carried = rank.leave();
+    }
+    communicator.finish();
+    return result;
   } catch (...) {
     communicator.fail(std::current_exception());
     throw;
   }
 }
 
+RunPart one_part(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {
+  return {scenario, program, options.warmup_steps + options.steps};
+}
+
 }  // namespace
 
+std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps) {
+  std::vector<RunPart> parts;
+  Scenario at = scenario;
+  for (std::int64_t step = 0; step < std::max<std::int64_t>(steps, 1); ++step, ++at.workload.step) {
+    if (step > 0 && !begins_anew(at)) {
+      ++parts.back().steps;
+      continue;
+    }
+    parts.push_back({at, {}, 1});
+    lower(at, parts.back().program);
+  }
+  return parts;
+}
+
 Execution execute(const Scenario& scenario, const ExecutionOptions& options) {
-  const Scenario run = runnable(scenario);
-  Program program;
-  lower(run, program);
-  return execute(run, program, options);
+  const std::vector<RunPart> parts = parts_of(runnable(scenario), options.warmup_steps + options.steps);
+  return assemble(parts.back().scenario, execute_ranks(parts, options, [](std::size_t) { return make_cpu_backend(); }));
 }
 
 Execution execute(const Scenario& scenario, const Program& program, const ExecutionOptions& options) {
@@ -126,9 +211,14 @@ Execution execute(const Scenario& scenario, const Program& program, const Execut
 
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& factory) {
-  const Whole whole(scenario);
-  const realrun::RunSetup setup{scenario, program, options, whole.parameters, whole.sequences};
-  const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
+  const RunPart part = one_part(scenario, program, options);
+  return execute_ranks(std::span(&part, 1), options, factory);
+}
+
+std::vector<RankResult> execute_ranks(std::span<const RunPart> run, const ExecutionOptions& options,
+                                      const BackendFactory& factory) {
+  const Parts parts(run, options);
+  const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
   InProcessRanks shared(ranks, options.watchdog_seconds);
   std::vector<RankResult> results(ranks);
   std::vector<std::unique_ptr<Backend>> backends(ranks);  // outlive what other ranks still read
@@ -139,7 +229,7 @@ std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& p
         try {
           backends[r] = factory(r);
           const std::unique_ptr<Communicator> communicator = shared.communicator(r, *backends[r]);
-          results[r] = run_rank(setup, *backends[r], *communicator);
+          results[r] = run_rank(parts, *backends[r], *communicator);
         } catch (...) {
           shared.fail(std::current_exception());
         }
@@ -151,13 +241,18 @@ std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& p
 
 RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                         Backend& backend, Communicator& communicator) {
-  const Whole whole(scenario);
-  const auto ranks = static_cast<std::size_t>(program.mesh.ranks());
+  const RunPart part = one_part(scenario, program, options);
+  return execute_rank(std::span(&part, 1), options, backend, communicator);
+}
+
+RankResult execute_rank(std::span<const RunPart> run, const ExecutionOptions& options, Backend& backend,
+                        Communicator& communicator) {
+  const Parts parts(run, options);
+  const auto ranks = static_cast<std::size_t>(run.front().program.mesh.ranks());
   if (communicator.ranks() != ranks)
     throw InputError({"", "/plan"}, std::to_string(ranks) + " ranks",
                      std::to_string(communicator.ranks()) + ", as many as were started");
-  return run_rank({scenario, program, options, whole.parameters, whole.sequences}, backend,
-                  communicator);
+  return run_rank(parts, backend, communicator);
 }
 
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks) {
@@ -199,6 +294,7 @@ void visit(Archive& archive, RankResult& r) {
     archive.list(part.gradient, [&](float& x) { archive.number(x); });
     archive.list(part.value, [&](float& x) { archive.number(x); });
   });
+  archive.list(r.seconds_by_step, [&](double& x) { archive.number(x); });
   archive.list(r.step_seconds, [&](double& x) { archive.number(x); });
   archive.list(r.marked_step_seconds, [&](double& x) { archive.number(x); });
   archive.list(r.ops, [&](MeasuredOp& op) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ struct ExecutionOptions {
   std::uint64_t seed = 1;  // of parameters and inputs: a function of (seed, parameter, element), whatever the layout
   std::int64_t steps = 1;  // the same batch each step
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  bool round_to_bf16 = false;        // fp32 storage: tensors of bf16 hold what bf16 can
+  bool round_to_bf16 = false;  // fp32 storage: tensors of bf16 hold what bf16 can
   // Storage that nothing has written holds NaN; an op that writes NaN ends the run, naming the op.
   bool find_undefined = true;
   double watchdog_seconds = 20;  // for one wait on other ranks
@@ -70,8 +71,9 @@ struct RankResult {
   std::int64_t stage = 0;
   // By step, warm-up included, unscaled; losses: this rank's share.
   std::vector<double> losses, gradient_norms;
-  std::vector<HeldPart> parts;                 // if kept
+  std::vector<HeldPart> parts;  // if kept
   // If measured:
+  std::vector<double> seconds_by_step;      // of all that are measured; what follows is of the last part of a run:
   std::vector<double> step_seconds;         // of the measured steps without marks
   std::vector<double> marked_step_seconds;  // of those with
   std::vector<MeasuredOp> ops;
@@ -95,8 +97,19 @@ struct Execution {
 // Throws InputError for models and plans that cannot be run; all that follow do it first.
 void check_runnable(const Scenario& scenario);
 
-// Lowers and runs runnable(scenario) (strategies/strategy.h), a thread a rank. Throws InputError for what it cannot run
-// (Swin, padded vocabularies that differ from one rank's), ExecutionError for failures on the way.
+// Neighbouring steps of a run that have one Program. The scenario's workload.step is the first of them.
+struct RunPart {
+  Scenario scenario;
+  Program program;
+  std::int64_t steps = 1;
+};
+// A run of so many steps, from the workload's on: one part, unless a gate or a placement changes with the step
+// (begins_anew(), strategies/strategy.h). `scenario`: a runnable() one. Throws as lower().
+std::vector<RunPart> parts_of(const Scenario& scenario, std::int64_t steps);
+
+// Lowers and runs runnable(scenario), in parts where its steps differ (strategies/strategy.h), a thread a rank. Throws
+// InputError for what it cannot run (Swin, padded vocabularies that differ from one rank's), ExecutionError for
+// failures on the way.
 Execution execute(const Scenario& scenario, const ExecutionOptions& options = {});
 // The same for a Program that the caller has lowered from `scenario` (and may have changed). Here and below that is a
 // runnable() one.
@@ -108,10 +121,17 @@ Execution execute(const Scenario& scenario, const Program& program, const Execut
 using BackendFactory = std::function<std::unique_ptr<Backend>(std::size_t rank)>;
 std::vector<RankResult> execute_ranks(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                                       const BackendFactory& backend);
+// Parts of a run one after the other, as many steps as they have together: warm-up steps, then the others
+// (ExecutionOptions::steps does not count). Parameters and the optimizer's states go over from one to the next. What is
+// measured but step times is of the last.
+std::vector<RankResult> execute_ranks(std::span<const RunPart> parts, const ExecutionOptions& options,
+                                      const BackendFactory& backend);
 // This process's rank alone. Failures are told to the communicator and thrown.
 RankResult execute_rank(const Scenario& scenario, const Program& program, const ExecutionOptions& options,
                         Backend& backend, Communicator& communicator);
-// Results of all ranks, in any order, in the layout of one rank.
+RankResult execute_rank(std::span<const RunPart> parts, const ExecutionOptions& options, Backend& backend,
+                        Communicator& communicator);
+// Results of all ranks, in any order, in the layout of one rank. `scenario`: of the last part.
 Execution assemble(const Scenario& scenario, const std::vector<RankResult>& ranks);
 
 // As numbers, to be sent to another process.

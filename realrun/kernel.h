@@ -24,10 +24,17 @@ struct Operand {
 struct KernelContext {
   // Dropout draws from a counter-based generator (cpu/philox.h), so that ranks which hold parts of one tensor draw what
   // one rank would: element i of the whole tensor is kept iff uniform(seed, dropout_stream, i) >= p. The caller gives
-  // every dropout of a run (layer, op, micro-batch, step) a stream of its own. A part begins at `part_begin` of a whole
+  // every dropout and every router with noise of a run (layer, op, micro-batch, step) a stream of its own; a router's
+  // whole tensor are its logits. A part begins at `part_begin` of a whole
   // of `whole_sizes` (0: as long as the part); along the sequence, query_positions come first where there are as many.
   std::uint64_t seed = 0, dropout_stream = 0;
   std::array<std::int64_t, Tensor::kMaxRank> part_begin{}, whole_sizes{};
+
+  // Rows of experts that have copies: the expert in each slot of the rows' first dimension (Program::expert_of_slot).
+  // What is routed to an expert goes to its copies in turn, from the one of this number on. Empty: slots are experts.
+  // Host memory.
+  std::span<const std::int64_t> expert_of_slot;
+  std::int64_t first_copy = 0;
 
   bool round_to_bf16 = false;  // fp32 storage: what is written to tensors of bf16, to the nearest, ties to even
 

@@ -233,6 +233,7 @@ Position position_of(std::size_t rank, const Program& program, std::int64_t sequ
   p.replica = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
   p.sequence = sequence;
   p.shard = mesh.coordinate(r, mesh.group({MeshAxis::dp_shard, MeshAxis::cp}));
+  p.expert_of_slot = program.expert_of_slot;
   return p;
 }
 
@@ -285,15 +286,32 @@ bool is_contiguous_part(const Tensor& whole, const Tensor& part, int dim) {
   return part.deal(dim) == Deal::contiguous || part.over[dim].empty() || !whole.over[dim].empty();
 }
 
-bool is_whole(const Tensor& local, const Tensor& whole) {
-  return local.rank == whole.rank && local.sizes == whole.sizes && local.axes == whole.axes;
+int copied_dimension(const Tensor& t, const Position& position) {
+  return position.expert_of_slot.empty() ? -1 : t.find(Axis::experts);
+}
+
+std::int64_t slot_of(const Tensor& t, int dim, std::int64_t element, const Position& position) {
+  for (int d = t.rank; --d > dim;) element /= t.sizes[d];
+  return position.begin(t, dim) + element % t.sizes[dim];
+}
+
+bool is_whole(const Tensor& local, const Tensor& whole, const Position& position) {
+  return copied_dimension(local, position) < 0 && local.rank == whole.rank && local.sizes == whole.sizes &&
+         local.axes == whole.axes;
 }
 
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position) {
   const Mesh& mesh = *position.mesh;
   std::array<std::vector<std::int64_t>, Tensor::kMaxRank> indices;
+  const int copied = copied_dimension(local, position);
   for (int d = 0; d < local.rank; ++d) {
     const std::int64_t parts = mesh.size(local.over[d].group());
+    if (d == copied) {
+      const std::span<const std::int64_t> own = position.expert_of_slot.subspan(
+          static_cast<std::size_t>(position.begin(local, d)), static_cast<std::size_t>(local.sizes[d]));
+      indices[static_cast<std::size_t>(d)].assign(own.begin(), own.end());
+      continue;
+    }
     if (local.deal(d) != Deal::query_heads && local.sizes[d] * parts != whole.sizes[d])
       throw InputError(
           {"", "/plan/tensor_parallel"},

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,9 +17,10 @@ struct Position {
   std::size_t rank = 0;
   const Mesh* mesh = nullptr;
   std::int64_t tp_degree = 1, cp_degree = 1, pp = 0;
-  std::int64_t replica = 0;   // data-parallel: which part of the global batch
-  std::int64_t shard = 0;     // place among the ranks that may share a replica's state
-  std::int64_t sequence = 0;  // of the whole model
+  std::int64_t replica = 0;                      // data-parallel: which part of the global batch
+  std::int64_t shard = 0;                        // place among the ranks that may share a replica's state
+  std::int64_t sequence = 0;                     // of the whole model
+  std::span<const std::int64_t> expert_of_slot;  // Program's, of experts with copies
 
   // The other ranks of this rank's group, and this one; ascending.
   std::vector<std::size_t> group(MeshGroup group) const;
@@ -64,7 +66,11 @@ std::vector<WholeParameter> whole_parameters(const Program& one_rank, bool tied)
 bool is_contiguous_part(const Tensor& whole, const Tensor& part, int dim);
 
 // Whether a rank holds all of a parameter, in the same order.
-bool is_whole(const Tensor& local, const Tensor& whole);
+bool is_whole(const Tensor& local, const Tensor& whole, const Position& position);
+// The number of a parameter's slot of experts in the layer, of its local element; which of a parameter has copies, if
+// any has: the dimension of its experts, or -1.
+int copied_dimension(const Tensor& t, const Position& position);
+std::int64_t slot_of(const Tensor& t, int dim, std::int64_t element, const Position& position);
 // Of each local element of a parameter, the element of the whole one. Throws InputError where the layouts do not match
 // (a vocabulary padded to another size).
 std::vector<std::int64_t> whole_elements(const Tensor& local, const Tensor& whole, const Position& position);

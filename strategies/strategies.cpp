@@ -129,17 +129,20 @@ constexpr Strategy kStrategies[] = {
      .rewrite = nothing,
      .settle = dts_gate::settle,
      .control = dts_gate::control,
+     .rewrite_piece = dts_gate::rewrite_piece,
      .make_runnable = dts_gate::make_runnable,
+     .begins_anew = dts_gate::begins_anew,
      .check_runnable = dts_gate::check_runnable},
     {.name = "flexmoe",
      .summary = "experts that get copies where many tokens go to them, and move between steps",
      .paper = "Nie et al. 2023, arXiv 2304.03946; Skiadopoulos et al. 2025, arXiv 2504.19925 (SYMI)",
      .check = flexmoe::check,
-     .rewrite = nothing,
+     .rewrite = flexmoe::rewrite,
      .settle = flexmoe::settle,
      .control = flexmoe::control,
      .disable = flexmoe::disable,
      .make_runnable = flexmoe::make_runnable,
+     .begins_anew = flexmoe::begins_anew,
      .check_runnable = flexmoe::check_runnable},
     {.name = "pipeline_parallel",
      .summary = "layers divided into stages: GPipe, 1F1B, interleaved, ZB-H1, ZB-V",
@@ -252,6 +255,12 @@ Scenario runnable(const Scenario& scenario) {
   for (const Strategy& strategy : kStrategies)
     if (strategy.make_runnable != nullptr) strategy.make_runnable(run);
   return run;
+}
+
+bool begins_anew(const Scenario& scenario) {
+  return std::ranges::any_of(kStrategies, [&](const Strategy& strategy) {
+    return strategy.begins_anew != nullptr && strategy.begins_anew(scenario);
+  });
 }
 
 std::vector<std::string_view> all_plan_words() {

@@ -70,6 +70,9 @@ struct Strategy {
   // Says what a prediction takes for granted of the data, and a run must have room for. May throw as check_runnable,
   // where it would otherwise be another field's fault.
   void (*make_runnable)(Scenario& scenario) = nullptr;
+  // Whether the workload's step, which is not the first of a run, has another Program than the step before it, as a run
+  // executes them. Null: it has not.
+  bool (*begins_anew)(const Scenario& scenario) = nullptr;
   // Throws InputError where its Program can be timed but not yet executed (realrun/).
   void (*check_runnable)(const Scenario& scenario) = nullptr;
   // What `orrery search` turns of its fields.
@@ -83,6 +86,8 @@ std::span<const Strategy> all_strategies();
 Scenario on_one_rank(const Scenario& scenario);
 // The scenario as realrun/ executes it, whatever the data: what is measured is then predicted of this one.
 Scenario runnable(const Scenario& scenario);
+// Whether a step of a run has another Program than the step before it.
+bool begins_anew(const Scenario& scenario);
 // Words of all strategies, in their order; and those that a scenario's plan answers to.
 std::vector<std::string_view> all_plan_words();
 std::vector<std::string> plan_words(const Scenario& scenario);

@@ -495,6 +495,21 @@ class Builder {
       write({tokens, experts}, Dtype::fp32);
       name("", scores);
 
+      // The dense-to-sparse gate in the middle of its schedule: noise for all, as many choices as experts.
+      const Router gumbel{.gumbel_temperature = 0.7f, .threshold = 0.001f};
+      const std::string dense = fmt::format("{}x{}", r.tokens, r.experts);
+      begin(route).op.router = gumbel;
+      read({tokens, experts}, Dtype::fp32);
+      write({tokens, experts}, Dtype::fp32);
+      write({tokens, experts}, Dtype::int32);
+      name("gumbel", dense);
+      begin(route_backward).op.router = gumbel;
+      read({tokens, experts}, Dtype::fp32);
+      read({tokens, experts}, Dtype::fp32);
+      read({tokens, experts}, Dtype::int32, chosen);
+      write({tokens, experts}, Dtype::fp32);
+      name("gumbel", dense);
+
       begin(permute);
       read({tokens, hidden});
       read_choices();

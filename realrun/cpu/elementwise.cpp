@@ -6,6 +6,7 @@
 
 #include "realrun/cpu/kernel_call.h"
 #include "realrun/cpu/philox.h"
+#include "realrun/cpu/whole_index.h"
 
 namespace orrery::cpu {
 namespace {
@@ -68,32 +69,6 @@ void require_weights(const KernelCall& call, std::size_t weights, const Activati
   if (call.has_read(weights))
     call.require(call.read(weights).elements() == s.rows, "the weights are not one for each row");
 }
-
-// Where an element of a part lies in the whole tensor.
-class WholeIndex {
- public:
-  WholeIndex(const Tensor& part, const KernelContext& context) : part_(part), context_(context) {
-    const int sequence = part.find(Axis::sequence);
-    if (sequence >= 0 && static_cast<std::int64_t>(context.query_positions.size()) == part.sizes[sequence])
-      by_position_ = sequence;
-  }
-  std::uint64_t operator()(std::int64_t element) const {
-    std::int64_t index = 0, stride = 1;
-    for (int d = part_.rank - 1; d >= 0; --d) {
-      const std::int64_t i = element % part_.sizes[d];
-      element /= part_.sizes[d];
-      index += stride *
-               (d == by_position_ ? context_.query_positions[static_cast<std::size_t>(i)] : context_.part_begin[d] + i);
-      stride *= context_.whole_sizes[d] > 0 ? context_.whole_sizes[d] : part_.sizes[d];
-    }
-    return static_cast<std::uint64_t>(index);
-  }
-
- private:
-  const Tensor& part_;
-  const KernelContext& context_;
-  int by_position_ = -1;
-};
 
 // Inverted dropout: what is kept is scaled up, so that the expectation stays (Srivastava et al. 2014, section 10).
 double kept_scale(const KernelCall& call) {

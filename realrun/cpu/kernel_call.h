@@ -91,6 +91,10 @@ void unpermute_backward(const KernelCall& call);
 void permute_weights(const KernelCall& call);
 void unpermute_weights(const KernelCall& call);
 
+// gumbel_route.cpp
+void gumbel_route(const KernelCall& call);
+void gumbel_route_backward(const KernelCall& call);
+
 // optimizer.cpp
 void gradient_norm(const KernelCall& call);
 void scale(const KernelCall& call);

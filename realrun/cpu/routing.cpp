@@ -119,17 +119,36 @@ class Slots {
  private:
   Slots(const KernelCall& call, const Tensor& rows, const Buffer& choices, std::int64_t width)
       : width_(width), k_(last_size(choices)), tokens_(choices.elements() / k_), expert_slots_(rows.sizes[1]) {
-    const std::int64_t experts = rows.sizes[0];
-    std::vector<std::int64_t> taken(static_cast<std::size_t>(experts));
+    const std::vector<std::vector<std::int64_t>> copies = copies_of_experts(call, rows.sizes[0]);
+    std::vector<std::int64_t> taken(copies.size());
     row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
     for (std::int64_t choice = 0; choice < k_; ++choice)
       for (std::int64_t token = 0; token < tokens_; ++token) {
         const std::int64_t at = token * k_ + choice;
         const auto expert = static_cast<std::int64_t>(choices.data[at]);
-        call.require(expert >= 0 && expert < experts, "a choice is no expert");
-        const std::int64_t slot = taken[static_cast<std::size_t>(expert)]++;
-        if (slot < expert_slots_) row_of_[static_cast<std::size_t>(at)] = expert * expert_slots_ + slot;
+        if (expert == -1) continue;  // no expert
+        call.require(expert >= 0 && expert < static_cast<std::int64_t>(copies.size()), "a choice is no expert");
+        const std::vector<std::int64_t>& own = copies[static_cast<std::size_t>(expert)];
+        const auto n = static_cast<std::int64_t>(own.size());
+        call.require(n > 0, "an expert has no copy");
+        const std::int64_t of_expert = taken[static_cast<std::size_t>(expert)]++, slot = of_expert / n;
+        const std::int64_t copy = own[static_cast<std::size_t>((call.context.first_copy + of_expert) % n)];
+        if (slot < expert_slots_) row_of_[static_cast<std::size_t>(at)] = copy * expert_slots_ + slot;
       }
+  }
+
+  // Of each expert, where along the rows' first dimension it is.
+  static std::vector<std::vector<std::int64_t>> copies_of_experts(const KernelCall& call, std::int64_t slots) {
+    const std::span<const std::int64_t> experts = call.context.expert_of_slot;
+    call.require(experts.empty() || static_cast<std::int64_t>(experts.size()) == slots,
+                 "copies of experts are not the rows'");
+    std::vector<std::vector<std::int64_t>> copies;
+    for (std::int64_t s = 0; s < slots; ++s) {
+      const std::int64_t expert = experts.empty() ? s : experts[static_cast<std::size_t>(s)];
+      copies.resize(std::max(copies.size(), static_cast<std::size_t>(expert) + 1));
+      copies[static_cast<std::size_t>(expert)].push_back(s);
+    }
+    return copies;
   }
 
   std::int64_t width_, k_, tokens_, expert_slots_;
@@ -139,6 +158,7 @@ class Slots {
 }  // namespace
 
 void route(const KernelCall& call) {
+  if (call.op.router.gumbel_temperature > 0) return gumbel_route(call);
   const Buffer &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
   const RouteShape s(call, logits, choices);
   call.require_same_elements(weights, choices);
@@ -161,13 +181,15 @@ void route(const KernelCall& call) {
     }
     const std::vector<double> w = weights_of(router, chosen_scores, chosen_logits);
     for (std::int64_t j = 0; j < s.k; ++j) {
-      weights.data[t * s.k + j] = static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
+      weights.data[t * s.k + j] =
+          static_cast<float>(static_cast<double>(router.scale) * w[static_cast<std::size_t>(j)]);
       choices.data[t * s.k + j] = static_cast<float>(chosen[static_cast<std::size_t>(j)]);
     }
   }
 }
 
 void route_backward(const KernelCall& call) {
+  if (call.op.router.gumbel_temperature > 0) return gumbel_route_backward(call);
   const Buffer &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
   const RouteShape s(call, logits, choices);
   call.require_same_elements(dweights, choices);

@@ -468,6 +468,7 @@ void CudaBackend::State::run_kernel(const Op& op, std::span<const Operand> reads
   if (launch.scratch_bytes > 0) launch.scratch = scratch(s, launch.scratch_bytes).data;
   launch.query_positions = positions(context.query_positions);
   launch.key_positions = positions(context.key_positions);
+  launch.expert_of_slot = positions(context.expert_of_slot);
   cuda::run_kernel(op, reads, writes, context, launch);
 }
 

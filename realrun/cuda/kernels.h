@@ -27,10 +27,12 @@ struct Launch {
   // At least scratch_bytes() of the call, aligned to 256 bytes; free again for the next call on the same stream.
   void* scratch = nullptr;
   std::int64_t scratch_bytes = 0;
-  // Copies of KernelContext::query_positions and key_positions, which are host memory; nullptr where those are empty.
-  // Used by attention, softmax, rotary and dropout. The spans must be given too.
+  // Copies of KernelContext::query_positions, key_positions and expert_of_slot, which are host memory; nullptr where
+  // those are empty. Used by attention, softmax, rotary, dropout and routers; by what puts tokens into rows. The spans
+  // must be given too.
   const std::int64_t* query_positions = nullptr;
   const std::int64_t* key_positions = nullptr;
+  const std::int64_t* expert_of_slot = nullptr;
 };
 
 // True for what run_kernel runs: every kind but linear*, batched_matmul, communication and copies.

@@ -290,8 +290,8 @@ std::vector<std::string> command_line(const fs::path& mpirun, const RankProgram&
   };
   give("--seed", options.seed);
   give("--watchdog-seconds", options.watchdog_seconds);
+  give("--steps", options.steps);
   if (options.measure) {
-    give("--steps", options.steps);
     give("--warmup", options.warmup_steps);
   } else {
     line.emplace_back("--check");

@@ -69,12 +69,13 @@ OrderedJson measured_json(const Scenario& scenario, const Program& program, cons
   return json;
 }
 
-ExecutionOptions options_of(const TrainingRun& run) {
+ExecutionOptions options_of(const PreparedRun& prepared) {
+  const TrainingRun& run = prepared.run;
   ExecutionOptions options;
   options.seed = run.seed;
   options.watchdog_seconds = run.watchdog_seconds;
   options.round_to_bf16 = run.round_to_bf16;
-  if (run.check) return options_to_compare(options);
+  if (run.check) return options_to_compare(options, prepared.scenario, run.steps);
   options.measure = true;
   options.keep_tensors = false;
   options.find_undefined = false;
@@ -85,11 +86,11 @@ ExecutionOptions options_of(const TrainingRun& run) {
 
 OrderedJson agreement_json(const PreparedRun& prepared, const BackendFacts& facts,
                            const std::vector<RankResult>& results) {
-  const Execution execution = assemble(prepared.scenario, results);
-  ExecutionOptions exact = options_of(prepared.run);
+  ExecutionOptions exact = options_of(prepared);
   exact.round_to_bf16 = false;
+  const Execution execution = assemble(parts_of(prepared.scenario, exact.steps).back().scenario, results);
   const double tolerance = tolerance_of(facts, prepared.scenario, prepared.run.round_to_bf16);
-  const Agreement a = agreement(execute(prepared.one_rank_scenario, prepared.one_rank, exact), execution);
+  const Agreement a = agreement(execute(prepared.one_rank_scenario, exact), execution);
   if (!a.within(tolerance))
     throw ExecutionError(
         fmt::format("the layout does not compute what one rank computes: loss differs by {:.2g}, "
@@ -132,18 +133,20 @@ void require_ranks(const PreparedRun& prepared, std::size_t started) {
 }
 
 std::vector<RankResult> execute_with_peers(const PreparedRun& prepared, Backend& backend, Communicator& communicator) {
-  ExecutionOptions options = options_of(prepared.run);
+  ExecutionOptions options = options_of(prepared);
   if (options.measure && !prepared.run.results.empty() && communicator.rank() == 0)
     options.after_step = [](std::size_t, std::int64_t step) { report_step(step); };
   Members all(communicator.ranks());
   std::iota(all.begin(), all.end(), std::size_t{0});
   RankResult mine;
   communicator.gather_values(all, "start", {});
+  const std::vector<RunPart> parts = parts_of(prepared.run.alone ? prepared.one_rank_scenario : prepared.scenario,
+                                              options.warmup_steps + options.steps);
   if (prepared.run.alone) {
     Alone alone;
-    mine = execute_rank(prepared.one_rank_scenario, prepared.one_rank, options, backend, alone);
+    mine = execute_rank(parts, options, backend, alone);
   } else {
-    mine = execute_rank(prepared.scenario, prepared.program, options, backend, communicator);
+    mine = execute_rank(parts, options, backend, communicator);
   }
   std::vector<RankResult> results;
   for (const std::vector<double>& numbers : communicator.gather_values(all, "results", to_numbers(mine)))
@@ -157,10 +160,13 @@ void report_results(const PreparedRun& prepared, const BackendFacts& facts, cons
   OrderedJson json;
   if (prepared.run.check) {
     json = agreement_json(prepared, facts, results);
-  } else if (prepared.run.alone) {
-    json = measured_json(prepared.one_rank_scenario, prepared.one_rank, {results.front()}, facts);
   } else {
-    json = measured_json(prepared.scenario, prepared.program, results, facts);
+    const ExecutionOptions options = options_of(prepared);
+    const RunPart last = parts_of(prepared.run.alone ? prepared.one_rank_scenario : prepared.scenario,
+                                  options.warmup_steps + options.steps)
+                             .back();
+    json = measured_json(last.scenario, last.program,
+                         prepared.run.alone ? std::vector<RankResult>{results.front()} : results, facts);
   }
   fmt::print("{}\n", json.dump());
 }

@@ -17,7 +17,7 @@ namespace orrery {
 struct TrainingRun {
   std::string scenario;                // as for orrery simulate
   std::vector<std::string> sets;       // as --set there
-  std::int64_t steps = 6, warmup = 1;  // measured ones, and those before
+  std::int64_t steps = 6, warmup = 1;  // measured ones, and those before; checked ones as options_to_compare says
   std::uint64_t seed = 1;
   double watchdog_seconds = 60;
   bool check = false;          // instead of measuring: loss, gradients and parameters against the one-rank Program

@@ -102,7 +102,9 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
                        last = std::clamp<std::int64_t>(begin + t.elements(), 0, held);
     const CountedInNorm count = counted_in_norm(setup_.program, plan.piece(), p, own_set.gradients, summed);
     const bool here = count.here && position_.is_first(count.first_of);
-    if (here && first < last && position_.is_first(count.first_of_behind)) {
+    if (const int dim = copied_dimension(t, position_); here && dim >= 0) {
+      add_first_copies(t, dim, begin, {first, last}, plan.view(own_set.gradients), counted);
+    } else if (here && first < last && position_.is_first(count.first_of_behind)) {
       if (!counted.ranges.empty() && counted.ranges.back().second == first) {
         counted.ranges.back().second = last;
       } else {
@@ -113,6 +115,17 @@ void GradientNorm::find_counted(const Instance& instance, std::size_t set, Count
         if (!is_behind_query_heads(t, e - begin)) counted.scattered.push_back(plan.view(own_set.gradients).at(e));
     }
     begin += t.elements();
+  }
+}
+
+// Of experts that have copies one copy each.
+void GradientNorm::add_first_copies(const Tensor& t, int dim, std::int64_t begin,
+                                    std::pair<std::int64_t, std::int64_t> range, const View& gradients,
+                                    Counted& counted) const {
+  const std::span<const std::int64_t> experts = position_.expert_of_slot;
+  for (std::int64_t e = range.first; e < range.second; ++e) {
+    const auto slot = experts.begin() + slot_of(t, dim, e - begin, position_);
+    if (std::find(experts.begin(), slot, *slot) == slot) counted.scattered.push_back(gradients.at(e));
   }
 }
 

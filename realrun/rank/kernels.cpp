@@ -28,6 +28,9 @@ Repetition repetition_of(const OpCall& call) {
   return repetition;
 }
 
+// Whose elements number the draws: of a router its logits.
+const Tensor& drawn_for(const OpCall& call) { return call.op.kind == OpKind::route ? call.read(0) : call.written(0); }
+
 }  // namespace
 
 struct Kernels::Binding {
@@ -54,7 +57,8 @@ void Kernels::run(const OpCall& call) {
   Binding binding;
   binding.op = call.op;
   binding.context = context();
-  if (traits_of(call.op.kind).random) place_dropout(call, binding.context);
+  if (call.op.is_random()) place_draws(call, binding.context);
+  if (traits_of(call.op.kind).regroups) find_copies(binding.context);
   find_positions(call, binding);
   bind_reads(call, binding);
   if (call.op.kind == OpKind::embedding) take_own_columns(call, binding);
@@ -83,15 +87,22 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
     binding.key_positions = std::move(at.keys);
   } else if (op.kind == OpKind::rotary || op.kind == OpKind::rotary_backward) {
     binding.query_positions = sequence_positions(call.plan(), call.read(0), position_);
-  } else if (traits_of(op.kind).random) {
-    binding.query_positions = sequence_positions(call.plan(), call.written(0), position_);
+  } else if (op.is_random()) {
+    binding.query_positions = sequence_positions(call.plan(), drawn_for(call), position_);
   }
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;
 }
 
+// Of experts with copies. Ranks begin with another copy each, so that what is left over of a division goes to all
+// alike.
+void Kernels::find_copies(KernelContext& context) const {
+  context.expert_of_slot = setup_.program.expert_of_slot;
+  context.first_copy = position_.mesh->coordinate(static_cast<std::int64_t>(position_.rank), MeshAxis::ep);
+}
+
 // An op's place in the model is that of the first parameter of its layer.
-void Kernels::place_dropout(const OpCall& call, KernelContext& context) const {
+void Kernels::place_draws(const OpCall& call, KernelContext& context) const {
   const Repetition repetition = repetition_of(call);
   const std::size_t layer = call.instance.first_parameter + static_cast<std::size_t>(repetition.before) *
                                                                 call.instance.piece().parameters.size() /
@@ -102,7 +113,7 @@ void Kernels::place_dropout(const OpCall& call, KernelContext& context) const {
   append(static_cast<std::uint64_t>(position_.replica * setup_.program.schedule.micro_batches + call.micro_batch));
   append(static_cast<std::uint64_t>(step_));
   context.dropout_stream = hash;
-  const Tensor& y = call.written(0);
+  const Tensor& y = drawn_for(call);
   for (int d = 0; d < y.rank; ++d) {
     const auto i = static_cast<std::size_t>(d);
     context.whole_sizes[i] = y.sizes[d];

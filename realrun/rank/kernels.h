@@ -13,7 +13,7 @@ class Kernels {
  public:
   Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices);
 
-  // Optimizers count steps, dropouts draw anew in each; from 0.
+  // Optimizers count steps, dropouts and routers draw anew in each; from 0.
   void begin_step(std::int64_t step) { step_ = step; }
   // REQUIRES: no communication, no copy.
   void run(const OpCall& call);
@@ -23,7 +23,8 @@ class Kernels {
 
   KernelContext context() const;
   void find_positions(const OpCall& call, Binding& binding) const;
-  void place_dropout(const OpCall& call, KernelContext& context) const;
+  void place_draws(const OpCall& call, KernelContext& context) const;
+  void find_copies(KernelContext& context) const;
   void bind_reads(const OpCall& call, Binding& binding);
   void bind_writes(const OpCall& call, Binding& binding);
   // Of operands that are whole where the op works on a part: the part.

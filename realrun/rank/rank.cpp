@@ -8,7 +8,7 @@
 
 namespace orrery::realrun {
 
-Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
+Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, CarriedState carried)
     : setup_(setup),
       program_(setup.program),
       backend_(backend),
@@ -22,12 +22,35 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator)
       ops_(setup, position_, memory_, communicator, clock_, norm_, losses_),
       streams_(memory_),
       messages_(program_, position_, memory_, communicator, clock_),
-      held_(setup, position_, model_, memory_) {
-  model_.for_each_instance([&](const Instance& instance) { initialise(setup, position_, instance, memory_); });
+      held_(setup, position_, model_, memory_),
+      replicas_(position_, model_, memory_, communicator) {
+  if (!setup.carried.empty()) {
+    std::vector<CarriedState::Stretch> lacks;
+    model_.for_each_instance([&](const Instance& instance) {
+      const auto own = lacking(setup, position_, instance, carried);
+      lacks.insert(lacks.end(), own.begin(), own.end());
+    });
+    carried.complete(communicator, lacks);
+  }
+  model_.for_each_instance([&](const Instance& instance) { initialise(setup, position_, instance, carried, memory_); });
 }
 
-RankResult Rank::run() {
+CarriedState Rank::leave() {
+  CarriedState carried;
+  model_.for_each_instance([&](const Instance& instance) { keep(setup_, position_, instance, memory_, carried); });
+  backend_.synchronize();
+  memory_.forget();
+  return carried;
+}
+
+void Rank::run(RankResult& result) {
   const ExecutionOptions& options = setup_.options;
+  result_ = std::move(result);
+  result_.step_seconds.clear();  // are of this Program, as what follows
+  result_.marked_step_seconds.clear();
+  result_.ops.clear();
+  result_.intervals.clear();
+  result_.time = {};
   for (std::int64_t step = 0; step < options.warmup_steps + options.steps; ++step) {
     const Backend::Mark begin = begin_step(step);
     run_step();
@@ -35,18 +58,19 @@ RankResult Rank::run() {
   }
   result_.rank = position_.rank;
   result_.stage = position_.pp;
-  result_.peak_bytes = memory_.ledger().peak_bytes();
-  result_.bytes_at_peak = memory_.ledger().at_peak();
+  if (const double peak = memory_.ledger().peak_bytes(); peak >= result_.peak_bytes) {
+    result_.peak_bytes = peak;
+    result_.bytes_at_peak = memory_.ledger().at_peak();
+  }
   if (options.keep_tensors) result_.parts = held_.parts();
   backend_.synchronize();
-  communicator_.finish();
-  return std::move(result_);
+  result = std::move(result_);
 }
 
 Backend::Mark Rank::begin_step(std::int64_t step) {
   const ExecutionOptions& options = setup_.options;
   const std::int64_t measured = step - options.warmup_steps;
-  ops_.begin_step(step);
+  ops_.begin_step(setup_.first_step + step);
   // Marks around every op would slow the steps whose time counts.
   clock_.set_marking(options.measure && measured >= options.steps / 2);
   if (!options.measure) return 0;
@@ -70,7 +94,7 @@ void Rank::end_step(std::int64_t step, Backend::Mark begin) {
     clock_.add_step(begin, end, result_);
   }
   result_.losses.push_back(losses_.take());
-  if (setup_.options.after_step) setup_.options.after_step(position_.rank, step);
+  if (setup_.options.after_step) setup_.options.after_step(position_.rank, setup_.first_step + step);
 }
 
 void Rank::run_step() {
@@ -169,10 +193,16 @@ void Rank::run_update(UpdatePart part, const Instance& instance) {
   const auto [begin, end] = instance.plan->update_range(part);
   const std::size_t summed = instance.plan->norm_begin();
   for (std::size_t i = begin; i < end; ++i) {
-    if (i == summed && setup_.options.keep_tensors) held_.keep_gradients(instance);
+    if (i == summed) note_sums(instance);
     if (!instance.plan->reduces_norm(ops[i])) run_op({instance, kOfStep, kUpdateBlock, i});
   }
-  if (part == kStepEnd.back() && summed == ops.size() && setup_.options.keep_tensors) held_.keep_gradients(instance);
+  if (part == kStepEnd.back() && summed == ops.size()) note_sums(instance);
+}
+
+// Gradients are those of all ranks that hold the same; now of copies, too.
+void Rank::note_sums(const Instance& instance) {
+  replicas_.run(instance);
+  if (setup_.options.keep_tensors) held_.keep_gradients(instance);
 }
 
 }  // namespace orrery::realrun

@@ -1,8 +1,9 @@
-// One rank of a Program that runs: the walk over the schedule. Internal to the executor.
+// One rank of a Program that runs: the walk over the schedule. Internal to the executor. A run whose steps differ has a
+// Rank for each of its Programs, one after the other.
 //
 //   RankModel     what of the model it runs (PiecePlan: what follows from a piece and the rank's position)
 //   TensorMemory  where tensors are; PieceStreams, StageMessages: how they come to the next piece, the next stage
-//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses
+//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses; ReplicaSums: what no op is, between two
 //   StepClock     where the time goes; HeldParts: what comes out
 #pragma once
 
@@ -11,16 +12,20 @@
 #include "realrun/rank/buckets.h"
 #include "realrun/rank/held_parts.h"
 #include "realrun/rank/op_runner.h"
+#include "realrun/rank/replica_sums.h"
 #include "realrun/rank/stage_messages.h"
 
 namespace orrery::realrun {
 
 class Rank {
  public:
-  Rank(const RunSetup& setup, Backend& backend, Communicator& communicator);
+  // Begins with what `carried` holds, which it completes from other ranks.
+  Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, CarriedState carried = {});
 
-  // All steps. Call it once.
-  RankResult run();
+  // All steps, in what has come out of those before. Call it once.
+  void run(RankResult& result);
+  // Behind that, once: what the next Program begins with; memory is free then.
+  CarriedState leave();
 
  private:
   Backend::Mark begin_step(std::int64_t step);
@@ -40,6 +45,7 @@ class Rank {
     return (bit(op.when) & conditions_of(micro_batch, program_.schedule.micro_batches)) != 0;
   }
   void run_update(UpdatePart part, const Instance& instance);  // all but the norm's exchange
+  void note_sums(const Instance& instance);
 
   const RunSetup& setup_;
   const Program& program_;
@@ -56,6 +62,7 @@ class Rank {
   StageMessages messages_;
   Buckets buckets_;
   HeldParts held_;
+  ReplicaSums replicas_;
   RankResult result_;
 };
 

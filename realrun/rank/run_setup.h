@@ -1,11 +1,13 @@
-// What is run: the same for all ranks of a run.
+// What is run, of one Program of a run: the same for all ranks.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "realrun/executor.h"
 #include "realrun/layout.h"
+#include "realrun/rank/carried_state.h"
 
 namespace orrery::realrun {
 
@@ -21,6 +23,10 @@ struct RunSetup {
   const ExecutionOptions& options;
   const std::vector<WholeParameter>& parameters;
   SequenceLengths sequences;
+  // Of a Program that is not the run's first: how many steps were before it, warm-up included; of each parameter what
+  // it was in the last.
+  std::int64_t first_step = 0;
+  std::span<const CarriedParameter> carried = {};
 };
 
 inline constexpr std::int64_t kOfStep = -1;  // in place of a micro-batch

@@ -45,6 +45,7 @@ const Op* StepClock::op_of(const Issue& issue) const {
 
 void StepClock::add_step(Backend::Mark begin, Backend::Mark end, RankResult& result) {
   const double seconds = backend_.seconds(begin, end);
+  result.seconds_by_step.push_back(seconds);
   if (!marking_) {
     result.step_seconds.push_back(seconds);
     return;

@@ -63,6 +63,7 @@ class TensorMemory {
   // All that belongs to a micro-batch, or to any.
   void release(const Instance& instance, std::int64_t micro_batch);
   void release_micro_batches();
+  void forget() { held_.clear(); }  // all that there is; REQUIRES: nobody uses it any more
 
  private:
   using StorageSet = std::vector<StoragePtr>;  // by tensor

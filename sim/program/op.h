@@ -42,8 +42,15 @@ struct Router {
   // Experts in groups of equal size, of which a token may choose from `best_groups` (node-limited routing, DeepSeek-V3,
   // arXiv 2412.19437, section 2.1.2): those with the largest sum of their two best scores. 0: no groups.
   std::uint16_t groups = 0, best_groups = 0;
-  float scale = 1;  // on the weights (DeepSeek-V3: 2.5)
+  float scale = 1;                         // on the weights (DeepSeek-V3: 2.5)
   std::uint16_t experts = 0, choices = 0;  // of a layer; of a token
+  // Above 0: the dense-to-sparse gate (Nie et al. 2021, arXiv 2112.14397) in place of `score`. Logits get Gumbel noise,
+  // drawn as Op::draw says, and p = softmax((logits + noise) / gumbel_temperature); the k most likely are chosen,
+  // weighted by p. Those of p no more than `threshold` are not active: no expert (-1), weight 0; `padded`: the expert
+  // itself, at weight 0, which computes the token for nothing, as in the authors' code.
+  float gumbel_temperature = 0, threshold = 0;
+  bool padded = false;
+  bool operator==(const Router&) const = default;
 };
 
 // For Op::every: once for all instances of a stretch of runs.
@@ -121,6 +128,11 @@ struct Op {
   std::uint16_t every = 1;
   std::uint16_t count = 1;
 
+  // Whether it draws numbers, as Op::draw says: by its kind, or as a router with noise.
+  bool is_random() const {
+    return traits_of(kind).random ||
+           (router.gumbel_temperature > 0 && (kind == OpKind::route || kind == OpKind::route_backward));
+  }
   // Whether a collective is of one rank: its result is its operand.
   bool is_alone() const { return group.empty() && stages == 0; }
 };

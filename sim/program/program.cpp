@@ -50,6 +50,7 @@ void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
   mesh = Mesh{};
   stage_groups.clear();
+  expert_of_slot.clear();
   loads.clear();
   runtime = Runtime{};
   model = ModelWork{};
@@ -59,7 +60,8 @@ namespace {
 
 // Layers of one piece's rows have one.
 std::uint8_t load_of(const Piece& piece) {
-  const auto rows = std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
+  const auto rows =
+      std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
   return rows == piece.tensors.end() ? 0 : rows->load;
 }
 

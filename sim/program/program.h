@@ -33,9 +33,9 @@ struct ModelWork {
   // Forward and backward of the model, no recomputation; causal halved. Of the backward what the gradients of trained
   // parameters need.
   double flops_per_step = 0;
-  double flops_per_step_full_attention = 0;   // the same, attention counted without the causal mask (PaLM appendix B)
-  double executed_flops_per_step = 0;           // of the kernels that run: stored scores are computed unmasked
-  double tokens_per_step = 0;                 // positions of the global batch (decoder side for encoder-decoders)
+  double flops_per_step_full_attention = 0;  // the same, attention counted without the causal mask (PaLM appendix B)
+  double executed_flops_per_step = 0;        // of the kernels that run: stored scores are computed unmasked
+  double tokens_per_step = 0;                // positions of the global batch (decoder side for encoder-decoders)
   double sequences_per_step = 0;
   double parameters = 0;
   double active_parameters = 0;  // of them those that one token meets: fewer with experts
@@ -50,14 +50,14 @@ struct Runtime {
   bool cuda_graphs = false;                // a block is issued at the cost of one kernel
   // But for experts' kernels, whose shapes routing decides: the host issues them.
   bool graphs_leave_experts = false;
-  bool launches_each_expert = false;       // grouped products are a kernel an expert
-  double context_bytes = 0;                // driver context and library handles
+  bool launches_each_expert = false;         // grouped products are a kernel an expert
+  double context_bytes = 0;                  // driver context and library handles
   double buffer_bytes_per_communicator = 0;  // NCCL channels' buffers
   Granularity granularity = 512;
   // Autograd is handed gradients of matrices that hold nothing, while the kernels add to the real ones: one for all
   // matrices of a shape, as long as the run (Transformer Engine).
   bool placeholder_gradients = false;
-  double allocator_fragmentation = 0;        // share of the activations lost to fragmentation
+  double allocator_fragmentation = 0;  // share of the activations lost to fragmentation
   // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;
@@ -73,6 +73,11 @@ struct Program {
   // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the
   // order of the lists.
   std::vector<std::vector<std::uint16_t>> stage_groups;
+
+  // The expert in each slot of a layer's experts, rank by rank of the group that divides them, where experts have
+  // copies (replicas): a token's rows for an expert go to its copies in turn, and their gradients are summed before the
+  // update. Empty: every expert once, in order.
+  std::vector<std::int64_t> expert_of_slot;
 
   std::vector<Load> loads;  // of layers with experts (Tensor::load); none: routing is balanced
 
@@ -96,9 +101,8 @@ void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> run
   }
 }
 
-// A piece as reports name it: "layer", or with its layers where such layers have several plans or loads, as Python slices
-// them:
-// "layer[0:20]", "layer[0:32:2]".
+// A piece as reports name it: "layer", or with its layers where such layers have several plans or loads, as Python
+// slices them: "layer[0:20]", "layer[0:32:2]".
 std::string piece_title(const Program& program, std::size_t piece);
 
 }  // namespace orrery

@@ -19,6 +19,8 @@ namespace {
 constexpr std::int64_t kSampledTokens = 1 << 12, kSampledSteps = 64;  // of the decay: intervals
 constexpr std::uint64_t kSeed = 1;
 constexpr double kHundredth = 100;
+// Of a gate's noise (Op::draw): behind those that a model's pieces count.
+constexpr std::uint8_t kDraw = 255;
 
 // Experts of a token by step, sampled once a gate and linear between the sampled steps of its decay.
 class Curve {
@@ -78,19 +80,31 @@ double computed_experts(const Gate& gate, std::int64_t step) {
   return std::round(active_experts(gate, step) * kHundredth) / kHundredth;
 }
 
+// Whether each expert has a slot for every token, whose number of experts is then its own.
+bool has_room_for_all(const Scenario& scenario) {
+  return scenario.plan.expert.capacity_factor >= static_cast<double>(scenario.model.experts);
+}
+
+double computed_experts(const Scenario& scenario) {
+  const Gate gate = gate_of(scenario);
+  const std::int64_t step = scenario.workload.step;
+  if (has_room_for_all(scenario) && phase(gate, step) == Phase::soft) return static_cast<double>(gate.experts);
+  return computed_experts(gate, step);
+}
+
 class GateController final : public RunController {
  public:
   std::uint64_t state(const Scenario& scenario) const override {
     const Gate gate = gate_of(scenario);
     const std::int64_t step = scenario.workload.step;
     return static_cast<std::uint64_t>(phase(gate, step)) +
-           4 * static_cast<std::uint64_t>(std::llround(computed_experts(gate, step) * kHundredth));
+           4 * static_cast<std::uint64_t>(std::llround(computed_experts(scenario) * kHundredth));
   }
   std::span<const std::string_view> figures() const override { return kFigures; }
   void figures(const Scenario& scenario, std::vector<double>& values) const override {
     const Gate gate = gate_of(scenario);
     const std::int64_t step = scenario.workload.step;
-    for (const double value : {temperature(gate, step), active_experts(gate, step), computed_experts(gate, step)})
+    for (const double value : {temperature(gate, step), active_experts(gate, step), computed_experts(scenario)})
       values.push_back(value);
   }
 
@@ -119,9 +133,13 @@ void check(const Scenario& scenario) {
            fmt::format("\"top_k\" for a model of {} experts a token: the gate ends at one", model.experts_per_token));
   if (model.shared_expert_ffn > 0) refuse("moe_gate", said, "\"top_k\" for a model with shared experts");
   if (model.router_groups > 1) refuse("moe_gate", said, "\"top_k\" for a model whose experts are chosen by groups");
-  if (scenario.plan.expert.capacity_factor > 0)
-    refuse("moe_expert_capacity_factor", fmt::format("{}", scenario.plan.expert.capacity_factor),
-           "0 with \"moe_gate\": \"dense_to_sparse\", which drops no token");
+  if (model.router_bias) refuse("moe_gate", said, "\"top_k\" for a model whose router has a bias");
+  if (const double factor = scenario.plan.expert.capacity_factor; factor > 0 && !has_room_for_all(scenario))
+    refuse(
+        "moe_expert_capacity_factor", fmt::format("{}", factor),
+        fmt::format("0 with \"moe_gate\": \"dense_to_sparse\", which drops no token, or {} and more, a slot for every "
+                    "token",
+                    model.experts));
   if (scenario.workload.recorded_routing)
     throw InputError({"", "/workload/routing_file"}, scenario.workload.routing_file,
                      "none with \"moe_gate\": \"dense_to_sparse\", which says how many experts a token has");
@@ -157,7 +175,7 @@ std::optional<Scenario> settle(const Scenario& scenario) {
     settled.workload.routing = ExpertRouting::balanced;
     return settled;
   }
-  const double computed = computed_experts(gate, step);
+  const double computed = computed_experts(scenario);
   model.experts_per_token = std::min(static_cast<std::int64_t>(std::ceil(computed)), model.experts);
   if (computed < static_cast<double>(model.experts_per_token)) model.mean_experts_per_token = computed;
   return settled;
@@ -167,13 +185,41 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
   return used(scenario) ? std::make_unique<GateController>() : nullptr;
 }
 
-// Slots for all tokens, which a run adds, would be refused in its place.
-void make_runnable(Scenario& scenario) { check_runnable(scenario); }
+void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
+  if (!used(scenario)) return;
+  const Gate gate = scenario.plan.dts_gate.gate;
+  const std::int64_t step = scenario.workload.step;
+  const bool soft = phase(gate, step) == Phase::soft;
+  for (Block* block : {&piece.forward, &piece.backward})
+    for (Op& op : block->ops) {
+      if (op.kind != OpKind::route && op.kind != OpKind::route_backward) continue;
+      op.router.gumbel_temperature = static_cast<float>(temperature(gate, step));
+      op.router.threshold = soft ? static_cast<float>(gate.threshold) : 0.0f;
+      op.router.padded = soft && gate.padded;
+      op.draw = kDraw;
+    }
+}
+
+bool begins_anew(const Scenario& scenario) {
+  if (!used(scenario)) return false;
+  const Gate gate = scenario.plan.dts_gate.gate;
+  const std::int64_t step = scenario.workload.step;
+  if (phase(gate, step) != phase(gate, step - 1)) return true;
+  return phase(gate, step) != Phase::single_expert && temperature(gate, step) != temperature(gate, step - 1);
+}
+
+// A token may have any number of experts.
+void make_runnable(Scenario& scenario) {
+  if (used(scenario) && scenario.model.has_experts())
+    scenario.plan.expert.capacity_factor = static_cast<double>(scenario.model.experts);
+}
 
 void check_runnable(const Scenario& scenario) {
-  if (used(scenario))
-    refuse("moe_gate", "\"dense_to_sparse\"",
-           "\"top_k\" in a run: its gate's noise and threshold are not executed yet");
+  const Model& model = scenario.model;
+  if (used(scenario) && scenario.plan.dts_gate.gate.seed_steps > 0 && model.linear_bias != model.expert_bias)
+    refuse("moe_gate_seed_steps", std::to_string(scenario.plan.dts_gate.gate.seed_steps),
+           fmt::format("0 in a run of a model whose experts have {} and whose MLP has {}: the one becomes the others",
+                       model.expert_bias ? "biases" : "no biases", model.linear_bias ? "some" : "none"));
 }
 
 }  // namespace orrery::dts_gate

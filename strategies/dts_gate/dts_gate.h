@@ -5,6 +5,9 @@
 //   soft           rows of as many experts a token as are computed on average (GateState::computed_experts, to a
 //                  hundredth); memory and exchanges go with them
 //   hard           top-1
+//
+// A run, which has a slot for every token in each expert (moe_expert_capacity_factor of at least the experts), decides
+// by its numbers how many experts a token has.
 #pragma once
 
 #include <memory>
@@ -17,8 +20,11 @@ namespace orrery::dts_gate {
 void check(const Scenario& scenario);
 std::optional<Scenario> settle(const Scenario& scenario);
 // Figures: gate_temperature, active_experts, computed_experts.
+// Routers' noise, temperature and threshold at the workload's step.
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 std::unique_ptr<RunController> control(const Scenario& scenario);
 void make_runnable(Scenario& scenario);
+bool begins_anew(const Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 
 }  // namespace orrery::dts_gate

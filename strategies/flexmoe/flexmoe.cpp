@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,26 @@ Placement in_blocks(const Scenario& scenario) {
   return Placement::in_blocks(scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario));
 }
 
+// Of `given`: how many placements there are, and which holds at a step.
+std::int64_t given_placements(const Scenario& scenario) {
+  return static_cast<std::int64_t>(scenario.plan.flexmoe.placement.size()) /
+         (slots_per_rank(scenario) * scenario.plan.expert.degree);
+}
+std::int64_t given_at(const Scenario& scenario, std::int64_t step) {
+  return std::min(step / scenario.plan.flexmoe.interval, given_placements(scenario) - 1);
+}
+std::span<const std::int64_t> given_slots(const Scenario& scenario, std::int64_t placement) {
+  const auto slots = static_cast<std::size_t>(slots_per_rank(scenario) * scenario.plan.expert.degree);
+  return std::span(scenario.plan.flexmoe.placement).subspan(static_cast<std::size_t>(placement) * slots, slots);
+}
+
+// At a step that begins with it, whatever routing was.
+Placement placement_at(const Scenario& scenario, std::int64_t step) {
+  if (scenario.plan.flexmoe.balancer != Balancer::given) return in_blocks(scenario);
+  return {scenario.model.experts, scenario.plan.expert.degree, slots_per_rank(scenario),
+          given_slots(scenario, given_at(scenario, step))};
+}
+
 std::vector<double> shares_of(const Placement& placement) {
   std::vector<double> shares;
   for (std::int64_t e = 0; e < placement.experts(); ++e)
@@ -49,7 +70,7 @@ class BalanceController final : public RunController {
   explicit BalanceController(const Scenario& scenario)
       : options_(scenario.plan.flexmoe),
         ranks_(scenario.plan.expert.degree),
-        placements_(expert_parallel::routing_of(scenario).size(), in_blocks(scenario)) {
+        placements_(expert_parallel::routing_of(scenario).size(), placement_at(scenario, scenario.workload.step)) {
     const Model& model = scenario.model;
     const auto stages = static_cast<double>(scenario.plan.pipeline.degree);
     const auto parameters = static_cast<double>(routed_expert_parameters(model));
@@ -104,10 +125,11 @@ class BalanceController final : public RunController {
     std::vector<RunWork> work;
     if (step_synchronising_ > 0) work.push_back({step_synchronising_, true, false});
     if (moving_ || placements_.empty()) return work;
-    const bool due = options_.balancer != Balancer::eplb || (scenario.workload.step + 1) % options_.interval == 0;
-    if (!due || looked_) return work;
+    const bool at_intervals = options_.balancer == Balancer::eplb || options_.balancer == Balancer::given;
+    const bool due = !at_intervals || (scenario.workload.step + 1) % options_.interval == 0;
+    if (!due || (looked_ && options_.balancer != Balancer::given)) return work;
     looked_ = true;
-    next_ = chosen();
+    next_ = chosen(scenario);
     if (next_ == placements_) return work;
     moving_ = true;
     const bool beside = options_.balancer == Balancer::flexmoe;
@@ -146,7 +168,7 @@ class BalanceController final : public RunController {
     return all;
   }
 
-  std::vector<Placement> chosen() const {
+  std::vector<Placement> chosen(const Scenario& scenario) const {
     std::vector<Placement> next = placements_;
     const std::int64_t slots = placements_.front().slots_per_rank();
     for (std::size_t i = 0; i < next.size(); ++i) {
@@ -166,6 +188,9 @@ class BalanceController final : public RunController {
           break;
         case Balancer::symi:
           next[i] = place_by_popularity(loads, ranks_, slots);
+          break;
+        case Balancer::given:
+          next[i] = placement_at(scenario, scenario.workload.step + 1);
           break;
       }
     }
@@ -237,6 +262,26 @@ class BalanceController final : public RunController {
   throw InputError({"", std::string("/plan/") + field}, found, expected);
 }
 
+// By which each slot of a rank has room for all tokens of another.
+double factor_without_drops(const Scenario& scenario) {
+  return static_cast<double>(slots_per_rank(scenario) * scenario.plan.expert.degree) /
+         static_cast<double>(scenario.model.experts_per_token);
+}
+
+void check_given(const Scenario& scenario) {
+  const std::int64_t each = slots_per_rank(scenario), ranks = scenario.plan.expert.degree, slots = each * ranks;
+  const auto found = static_cast<std::int64_t>(scenario.plan.flexmoe.placement.size());
+  if (found == 0 || found % slots != 0)
+    refuse("moe_expert_placement", fmt::format("{} slots", found),
+           fmt::format("{} for each placement, {} on each of {} ranks", slots, each, ranks));
+  for (std::int64_t i = 0; i < found / slots; ++i) try {
+      static_cast<void>(Placement(scenario.model.experts, ranks, each, given_slots(scenario, i)));
+    } catch (const InputError& error) {
+      const std::string of = found > slots ? fmt::format(" in placement {}", i) : "";
+      refuse("moe_expert_placement", error.found() + of, error.expected());
+    }
+}
+
 }  // namespace
 
 void check(const Scenario& scenario) {
@@ -246,8 +291,10 @@ void check(const Scenario& scenario) {
   if (options.threshold != Options::kThreshold && options.balancer != Balancer::flexmoe)
     refuse("moe_balance_threshold", fmt::format("{}", options.threshold),
            fmt::format("{}{}", Options::kThreshold, with));
-  if (options.interval != 1 && options.balancer != Balancer::eplb)
+  if (options.interval != 1 && options.balancer != Balancer::eplb && options.balancer != Balancer::given)
     refuse("moe_balance_interval", std::to_string(options.interval), "1" + with);
+  if (!options.placement.empty() && options.balancer != Balancer::given)
+    refuse("moe_expert_placement", fmt::format("{} slots", options.placement.size()), "none" + with);
   if (!used(scenario)) {
     if (options.slots_per_rank > 0) refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank), "0" + with);
     return;
@@ -258,9 +305,6 @@ void check(const Scenario& scenario) {
   if (ranks == 1) refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_parallel 1, where one rank has all");
   if (expert_parallel::expert_tensor_ranks(scenario.plan) > 1)
     refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_tensor_parallel above 1: experts move as a whole");
-  if (scenario.plan.expert.capacity_factor > 0)
-    refuse("moe_expert_capacity_factor", fmt::format("{}", scenario.plan.expert.capacity_factor),
-           "0" + with + ", which drops no token");
   if (scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k)
     refuse("moe_balancer", "\"" + name + "\"", "\"none\" with \"moe_gate\": \"dense_to_sparse\"");
   const std::int64_t least = model.experts / ranks;
@@ -270,6 +314,11 @@ void check(const Scenario& scenario) {
   if (options.slots_per_rank > model.experts)
     refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
            fmt::format("{} at most, one of each expert", model.experts));
+  if (const double factor = scenario.plan.expert.capacity_factor, all = factor_without_drops(scenario);
+      factor > 0 && factor < all)
+    refuse("moe_expert_capacity_factor", fmt::format("{}", factor),
+           fmt::format("0{}, which drops no token, or {:g} and more, a slot for every token", with, all));
+  if (options.balancer == Balancer::given) check_given(scenario);
 }
 
 std::optional<Scenario> settle(const Scenario& scenario) {
@@ -278,7 +327,8 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   settled.model.expert_slots = slots_per_rank(scenario) * scenario.plan.expert.degree;
   if (settled.expert_shares == nullptr) {
     const std::size_t layers = expert_parallel::routing_of(scenario).size();
-    settled.expert_shares = std::make_shared<const Shares>(layers, shares_of(in_blocks(scenario)));
+    settled.expert_shares =
+        std::make_shared<const Shares>(layers, shares_of(placement_at(scenario, scenario.workload.step)));
   }
   return settled;
 }
@@ -289,14 +339,31 @@ std::unique_ptr<RunController> control(const Scenario& scenario) {
 
 void disable(Plan& plan) { plan.flexmoe = {}; }  // one rank has every expert
 
-// Slots for all tokens, which a run adds, would be refused in its place.
-void make_runnable(Scenario& scenario) { check_runnable(scenario); }
+void rewrite(const Scenario& scenario, Program& program) {
+  if (scenario.plan.flexmoe.balancer != Balancer::given) return;
+  const std::span<const std::int64_t> slots = given_slots(scenario, given_at(scenario, scenario.workload.step));
+  program.expert_of_slot.assign(slots.begin(), slots.end());
+}
+
+bool begins_anew(const Scenario& scenario) {
+  if (scenario.plan.flexmoe.balancer != Balancer::given) return false;
+  return given_at(scenario, scenario.workload.step) != given_at(scenario, scenario.workload.step - 1);
+}
+
+// Each copy may get all tokens of a rank.
+void make_runnable(Scenario& scenario) {
+  check_runnable(scenario);
+  if (used(scenario)) scenario.plan.expert.capacity_factor = factor_without_drops(scenario);
+}
 
 void check_runnable(const Scenario& scenario) {
-  if (used(scenario))
+  if (used(scenario) && scenario.plan.flexmoe.balancer != Balancer::given)
     refuse("moe_balancer",
            fmt::format("\"{}\"", kBalancerNames[static_cast<std::size_t>(scenario.plan.flexmoe.balancer)]),
-           "\"none\" in a run: replicas of experts are not executed yet");
+           "\"given\" or \"none\" in a run: it does not choose placements by what its routers do");
+  if (used(scenario) && scenario.plan.offload.optimizer)
+    refuse("optimizer_offload", "true",
+           "false in a run with \"moe_balancer\": \"given\": gradients of copies are summed on the devices");
 }
 
 }  // namespace orrery::flexmoe

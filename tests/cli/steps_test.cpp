@@ -82,7 +82,37 @@ TEST(Steps, NoRunTakesWhatChangesBetweenThem) {
     EXPECT_THAT(run.err, HasSubstr(pointer));
   };
   refused("flexmoe", "/plan/moe_balancer");
-  refused("dts_gate", "/plan/moe_gate");
+}
+
+TEST(Steps, ARunGoesThroughThem) {
+  const Workplace place;
+  place.write("gate.json", R"({
+    "model": {"layers": 2, "hidden": 32, "heads": 4, "ffn": 64, "vocab": 256, "max_positions": 16, "experts": 4,
+              "experts_per_token": 1, "expert_ffn": 64, "expert_bias": true},
+    "cluster": {"node": "cpu-host", "devices_per_node": 2},
+    "workload": {"sequence_length": 16, "global_batch_size": 4, "step": 7},
+    "plan": {"precision": "fp32", "framework": "orrery", "data_parallel": 2, "expert_parallel": 2}})");
+  const std::string gate =
+      " --set plan.moe_gate=dense_to_sparse --set plan.moe_gate_hard_step=9 --set plan.moe_gate_decay_steps=9";
+  const CommandResult run = place.orrery("run gate.json --check --warmup 1 --steps 3 --json out.json" + gate);
+  EXPECT_EQ(run.code, 0) << run.err;
+  const json report = json::parse(place.read("out.json"));
+  ASSERT_EQ(report["steps"].size(), 3u);
+  EXPECT_EQ(report["steps"][0]["step"], 8) << "behind a warm-up step, from the workload's on";
+  EXPECT_LT(report["steps"][2]["loss"], report["steps"][0]["loss"]);
+  EXPECT_GT(report["steps"][1]["seconds"], 0);
+  EXPECT_LT(report["agreement"]["parameters"], 2e-5);
+  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 3" + gate).out, HasSubstr("Steps, which differ"));
+  EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 2").out, testing::Not(HasSubstr("Steps, which differ")));
+
+  const std::string given = "run gate.json --set plan.moe_balancer=given --set plan.moe_expert_placement=";
+  for (const auto& [placement, says] :
+       {std::pair{"[0,1,2,2]", "no replica of expert 3"}, {"[0,1,2]", "3 slots"}, {"[0,1,2,-1]", "-1"}}) {
+    const CommandResult refused = place.orrery(given + placement);
+    EXPECT_EQ(refused.code, 2) << placement;
+    EXPECT_THAT(refused.err, HasSubstr("/plan/moe_expert_placement")) << placement;
+    EXPECT_THAT(refused.err, HasSubstr(says)) << placement;
+  }
 }
 
 TEST(Steps, FieldsOfRoutingOverTimeAreChecked) {

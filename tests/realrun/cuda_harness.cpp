@@ -169,11 +169,13 @@ void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::
     memory->upload(host.data());
     return memory;
   };
-  const auto query_positions = positions(context.query_positions), key_positions = positions(context.key_positions);
+  const auto query_positions = positions(context.query_positions), key_positions = positions(context.key_positions),
+             expert_of_slot = positions(context.expert_of_slot);
   if (!context.query_positions.empty())
     launch.query_positions = static_cast<const std::int64_t*>(query_positions->data());
   if (!context.key_positions.empty()) launch.key_positions = static_cast<const std::int64_t*>(key_positions->data());
 
+  if (!context.expert_of_slot.empty()) launch.expert_of_slot = static_cast<const std::int64_t*>(expert_of_slot->data());
   cuda::run_kernel(op, in, out, context, launch);
 
   static_cast<void>(scratch.download());  // was anything written around it?

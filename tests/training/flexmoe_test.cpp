@@ -102,6 +102,32 @@ TEST(FlexmoeTraining, SymiMovesWeightsAloneAndEveryStep) {
   EXPECT_LT(a_copy(symi), a_copy(eplb));
 }
 
+// Every expert on its rank of the blocks and `apart` ranks behind it.
+void place_twice(Scenario& s, std::int64_t apart) {
+  for (std::int64_t rank = 0; rank < 16; ++rank)
+    for (const std::int64_t of : {rank, (rank + apart) % 16})
+      for (std::int64_t i = 0; i < 4; ++i) s.plan.flexmoe.placement.push_back(4 * of + i);
+}
+
+TEST(FlexmoeTraining, GivenPlacementsHoldForTheirStepsAndAreWaitedFor) {
+  Scenario s = skewed(Balancer::given);
+  s.plan.flexmoe.interval = 3;
+  place_twice(s, 1);
+  place_twice(s, 8);
+  const Training training = trained(s, 9);
+  const std::vector<double>&arrived = training.column("moved_copies"), &waiting = training.column("waiting_seconds"),
+        &steps = training.column("step_seconds");
+  for (std::size_t i = 0; i < 9; ++i) EXPECT_EQ(arrived[i] > 0, i == 3) << i;
+  EXPECT_EQ(arrived[3], 64 * 4) << "each expert's second copy, in the four layers that are drawn";
+  EXPECT_THAT(training.column("replicas"), testing::Each(64 * 4));
+  EXPECT_GT(waiting[3], waiting[4]);
+  EXPECT_GT(waiting[4], 0) << "gradients of copies";
+  EXPECT_NE(steps[2], steps[3]);
+  EXPECT_EQ(steps[3], steps[8]) << "the last is kept";
+  s.workload.step = 3;
+  EXPECT_EQ(trained(s, 1).column("step_seconds")[0], steps[3]) << "a step alone has its own placement";
+}
+
 TEST(FlexmoeTraining, IsTheSameAgain) {
   Scenario s = skewed(Balancer::flexmoe);
   s.workload.routing_noise = 0.5;

@@ -142,6 +142,10 @@ std::int64_t unpermute_backward_scratch(const Call& call);
 std::int64_t permute_weights_scratch(const Call& call);
 std::int64_t unpermute_weights_scratch(const Call& call);
 
+// gumbel_route.cu
+void gumbel_route(const Call& call);
+void gumbel_route_backward(const Call& call);
+
 // rotary.cu
 void rotary(const Call& call);
 void rotary_backward(const Call& call);

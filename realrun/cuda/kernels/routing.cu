@@ -1,7 +1,7 @@
 // Mixture of experts: which experts a token goes to, and the rows that lie in their slots (sim/program/op_traits.h).
 #include <cmath>
 
-#include "realrun/cuda/kernels/call.cuh"
+#include "realrun/cuda/kernels/routing.cuh"
 
 namespace orrery::cuda {
 namespace {
@@ -10,7 +10,6 @@ namespace {
 
 // As DeepSeek-V3's router divides (arXiv 2412.19437; modeling_deepseek.py, MoEGate): never by zero.
 constexpr float kLeastSum = 1e-20f;
-constexpr int kNobody = 0x7fffffff;
 
 struct RouteShape {
   std::int64_t tokens;
@@ -46,32 +45,6 @@ __device__ RowOfLogits row_of_logits(const RouteShape& s, const Any& logits, std
   for (int e = lane; e < s.experts; e += kWarp) row.sum += expf(row.logit(e) - row.maximum);
   row.sum = warp_sum(row.sum);
   return row;
-}
-
-// The largest of a warp's values in shared memory that has not been taken, of equals the first; it is taken then: NaN.
-__device__ int take_largest(float* values, int count) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  float best = minus_infinity();
-  int at = kNobody;
-  for (int i = lane; i < count; i += kWarp)
-    if (values[i] > best || (values[i] == best && i < at)) {
-      best = values[i];
-      at = i;
-    }
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const float other = __shfl_xor_sync(kAllLanes, best, distance);
-    const int other_at = __shfl_xor_sync(kAllLanes, at, distance);
-    if (other > best || (other == best && other_at < at)) {
-      best = other;
-      at = other_at;
-    }
-  }
-  if (at == kNobody) at = count - 1;  // of NaN alone
-  __syncwarp();
-  if (lane == 0) values[at] = __uint_as_float(0x7fffffffu);
-  __syncwarp();
-  return at;
 }
 
 // What experts outside the best groups compare as: minus infinity.
@@ -184,15 +157,35 @@ constexpr int kOrdersPerThread = 4;
 
 struct SlotShape {
   std::int32_t tokens, k, slots;
+  const std::int64_t* expert_of_slot;  // of copies of experts (KernelContext); nullptr: each expert once
+  std::int32_t first_copy;
 };
 
-// A block owns an expert and reads all choices, first ones before second ones, tokens in their order. row_of: of each
-// choice, token by token; -1: dropped. choice_of: of each row; -1: free. Either may be absent.
+// The copy of an expert that a block owns: of `copies`, so many behind the one that gets the expert's first row.
+struct Copy {
+  std::int32_t expert, behind, copies;
+};
+__device__ Copy copy_of_block(const SlotShape& s) {
+  const auto own = static_cast<std::int32_t>(blockIdx.x);
+  if (s.expert_of_slot == nullptr) return {own, 0, 1};
+  const auto expert = static_cast<std::int32_t>(s.expert_of_slot[own]);
+  std::int32_t before = 0, copies = 0;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(gridDim.x); ++i) {
+    if (static_cast<std::int32_t>(s.expert_of_slot[i]) != expert) continue;
+    before += i < own ? 1 : 0;
+    ++copies;
+  }
+  return {expert, (before + copies - s.first_copy % copies) % copies, copies};
+}
+
+// A block owns an expert, or a copy of one, and reads all choices, first ones before second ones, tokens in their order.
+// row_of: of each choice, token by token; -1: dropped, or of no expert. choice_of: of each row; -1: free. Either may be
+// absent.
 __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of, std::int32_t* choice_of) {
   auto* const per_warp = reinterpret_cast<std::int32_t*>(dynamic_shared());  // [kThreads / kWarp]
-  const auto expert = static_cast<std::int32_t>(blockIdx.x);
+  const auto [expert, behind, copies] = copy_of_block(s);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
-  const std::int32_t all = s.tokens * s.k, first_row = expert * s.slots;
+  const std::int32_t all = s.tokens * s.k, first_row = static_cast<std::int32_t>(blockIdx.x) * s.slots;
   std::int32_t taken = 0;
   for (std::int32_t tile = 0; tile < all; tile += kThreads * kOrdersPerThread) {
     unsigned votes[kOrdersPerThread];
@@ -202,7 +195,9 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
     for (int i = 0; i < kOrdersPerThread; ++i) {
       const std::int32_t order = tile + (warp * kOrdersPerThread + i) * kWarp + lane;
       at[i] = order % s.tokens * s.k + order / s.tokens;
-      votes[i] = __ballot_sync(kAllLanes, order < all && load_index(choices, at[i]) == expert);
+      const std::int64_t chosen = order < all ? load_index(choices, at[i]) : kNobody;
+      votes[i] = __ballot_sync(kAllLanes, chosen == expert);
+      if (chosen < 0 && blockIdx.x == 0 && row_of != nullptr) row_of[at[i]] = -1;
       in_warp += __popc(votes[i]);
     }
     if (lane == 0) per_warp[warp] = in_warp;
@@ -214,8 +209,9 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
     }
 #pragma unroll
     for (int i = 0; i < kOrdersPerThread; ++i) {
-      if ((votes[i] >> lane & 1u) != 0) {
-        const std::int32_t own = slot + __popc(votes[i] & ((1u << lane) - 1));
+      const std::int32_t of_expert = slot + __popc(votes[i] & ((1u << lane) - 1));
+      if ((votes[i] >> lane & 1u) != 0 && of_expert % copies == behind) {
+        const std::int32_t own = of_expert / copies;
         const bool fits = own < s.slots;
         if (row_of != nullptr) row_of[at[i]] = fits ? first_row + own : -1;
         if (choice_of != nullptr && fits) choice_of[first_row + own] = at[i];
@@ -225,7 +221,8 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
     __syncthreads();
   }
   if (choice_of == nullptr) return;
-  for (std::int32_t slot = taken + thread; slot < s.slots; slot += kThreads) choice_of[first_row + slot] = -1;
+  const std::int32_t own = (taken + copies - 1 - behind) / copies;  // of all rows of the expert
+  for (std::int32_t slot = own + thread; slot < s.slots; slot += kThreads) choice_of[first_row + slot] = -1;
 }
 
 // --- Rows
@@ -325,12 +322,6 @@ RouteShape route_shape(const Call& call, const Operand& logits, const Operand& c
   return s;
 }
 
-// As many tokens to a block as have room in what a kernel gets without asking.
-int route_threads(std::int64_t shared_bytes_of_warp) {
-  constexpr std::int64_t kRoom = 48 << 10;
-  return static_cast<int>(std::clamp<std::int64_t>(kRoom / shared_bytes_of_warp, 1, kThreads / kWarp)) * kWarp;
-}
-
 struct Rows {
   SlotShape slots;
   std::int64_t tokens, experts, rows, width, choices;
@@ -348,7 +339,11 @@ Rows rows_of(const Call& call, const Operand& rows, const Operand& choices) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kThreads * kOrdersPerThread;
   call.require(r.choices <= kMost && r.rows <= kMost, "there are too many tokens");
   r.slots = {static_cast<std::int32_t>(r.tokens), static_cast<std::int32_t>(k),
-             static_cast<std::int32_t>(rows.tensor->sizes[1])};
+             static_cast<std::int32_t>(rows.tensor->sizes[1]), call.launch.expert_of_slot,
+             static_cast<std::int32_t>(call.context.first_copy)};
+  const std::size_t copies = call.context.expert_of_slot.size();
+  call.require(copies == 0 || static_cast<std::int64_t>(copies) == r.experts, "copies of experts are not the rows'");
+  call.require(copies == 0 || r.slots.expert_of_slot != nullptr, "the experts of slots are not on the device");
   return r;
 }
 
@@ -381,6 +376,7 @@ std::int64_t list_bytes(std::int64_t entries) { return entries * static_cast<std
 }  // namespace
 
 void route(const Call& call) {
+  if (call.op.router.gumbel_temperature > 0) return gumbel_route(call);
   const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
   const RouteShape s = route_shape(call, logits, choices);
   call.require_same_elements(weights, choices);
@@ -393,6 +389,7 @@ void route(const Call& call) {
 }
 
 void route_backward(const Call& call) {
+  if (call.op.router.gumbel_temperature > 0) return gumbel_route_backward(call);
   const Operand &dweights = call.read(0), &logits = call.read(1), &choices = call.read(2), &dlogits = call.write(0);
   const RouteShape s = route_shape(call, logits, choices);
   call.require_same_elements(dweights, choices);

@@ -335,6 +335,32 @@ TEST(CudaBackendRuns, TrainingStepsComputeWhatTheCpuComputes) {
   }
 }
 
+// One backend for all Programs of a run: what it has placed of the first ones stays where it is.
+TEST(CudaBackendRuns, WhoseStepsDifferComputeWhatTheCpuComputes) {
+  for (
+      const char* plan :
+      {R"({"moe_gate": "dense_to_sparse", "moe_gate_seed_steps": 1, "moe_gate_hard_step": 3, "moe_gate_decay_steps": 2,
+            "moe_gate_threshold": 0.05})",
+       R"({"moe_balancer": "given", "moe_slots_per_rank": 3, "moe_expert_placement": [0,1,3, 2,1,0, 2,2,0, 1,3,2]})"}) {
+    SCOPED_TRACE(plan);
+    nlohmann::json patch = nlohmann::json::parse(R"({"model": {"ffn": 48, "experts": 4, "experts_per_token": 1,
+        "expert_ffn": 48, "expert_period": 2, "expert_bias": true}, "plan": {"data_parallel": 2, "expert_parallel": 2}})");
+    patch["plan"].merge_patch(nlohmann::json::parse(plan));
+    const Scenario scenario = runnable(tiny(patch.dump()));
+    ExecutionOptions options;
+    options.steps = 4;
+    options.epsilon = 1e-4;
+    const std::vector<RunPart> parts = parts_of(scenario, options.steps);
+    EXPECT_GT(parts.size(), 1u);
+    const auto factory = [](std::size_t) -> std::unique_ptr<Backend> {
+      return std::make_unique<CudaBackend>(0, kTf32);
+    };
+    const Agreement found = agreement(execute(on_one_rank(scenario), options),
+                                      assemble(parts.back().scenario, execute_ranks(parts, options, factory)));
+    EXPECT_TRUE(found.within(1e-4)) << "gradients " << found.gradients << " parameters " << found.parameters;
+  }
+}
+
 TEST(CudaBackendRuns, LatentAttentionIsTheCpusInParallelAndNarrow) {
   for (const auto& [patch, tolerance] :
        {std::pair{R"({"plan": {"tensor_parallel": 2, "sequence_parallel": true}})", 1e-4},

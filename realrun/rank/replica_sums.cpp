@@ -1,0 +1,122 @@
+#include "realrun/rank/replica_sums.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace orrery::realrun {
+
+ReplicaSums::ReplicaSums(const Position& position, const RankModel& model, TensorMemory& memory,
+                         Communicator& communicator)
+    : position_(position), memory_(memory), communicator_(communicator) {
+  if (position.expert_of_slot.empty()) return;
+  known_.resize(model.instances());
+  model.for_each_instance([&](const Instance& instance) { known_[instance.number] = experts_of(instance); });
+}
+
+ReplicaSums::BySet ReplicaSums::experts_of(const Instance& instance) const {
+  BySet by_set;
+  for (std::size_t s = 0; s < instance.plan->held().size(); ++s) by_set.push_back(experts_of(instance, s));
+  return by_set;
+}
+
+std::vector<ReplicaSums::Expert> ReplicaSums::experts_of(const Instance& instance, std::size_t set) const {
+  const PiecePlan& plan = *instance.plan;
+  const HeldSet& held = plan.held()[set];
+  std::vector<Expert> experts;
+  if (held.gradients == kNoTensor) return experts;
+  const std::span<const std::int64_t> expert_of_slot = position_.expert_of_slot;
+  const Mesh& mesh = *position_.mesh;
+  const MeshGroup dividing = mesh.group(MeshAxis::ep);
+  const auto slots = static_cast<std::int64_t>(expert_of_slot.size()), each = slots / mesh.size(dividing);
+  // Parts of a copy lie on other ranks than the same parts of another one, where states are divided.
+  const Members group = position_.group(dividing | plan.tensor(held.gradients).over[0].group());
+  const auto own = mesh.coordinate(static_cast<std::int64_t>(position_.rank), dividing);
+  const auto is_of = [&](std::int64_t coordinate, std::int64_t expert) {
+    const auto begin = expert_of_slot.begin() + coordinate * each;
+    return std::find(begin, begin + each, expert) != begin + each;
+  };
+
+  const std::int64_t most = *std::ranges::max_element(expert_of_slot);
+  for (std::int64_t e = 0; e <= most; ++e) {
+    if (std::ranges::count(expert_of_slot, e) < 2 || !is_of(own, e)) continue;
+    Expert expert{.number = e, .elements = 0, .members = {}, .slots = {}};
+    for (const std::size_t rank : group)
+      if (is_of(mesh.coordinate(static_cast<std::int64_t>(rank), dividing), e)) expert.members.push_back(rank);
+    for (std::int64_t slot = own * each; slot < (own + 1) * each; ++slot) {
+      if (expert_of_slot[static_cast<std::size_t>(slot)] != e) continue;
+      Slot here;
+      std::int64_t begin = -held.begin, in_buffer = 0;
+      const std::int64_t end = plan.tensor(held.gradients).elements();
+      for (const ParameterGradient& p : plan.piece().parameters) {
+        const Tensor& t = plan.tensor(p.parameter);
+        if (t.shared || p.set != set) continue;
+        if (const int dim = copied_dimension(t, position_); dim >= 0) {
+          std::int64_t behind = 1;  // elements of one index of the dimension
+          for (int d = dim + 1; d < t.rank; ++d) behind *= t.sizes[d];
+          for (std::int64_t element = 0; element < t.elements(); ++element) {
+            const std::int64_t at = begin + element;
+            if (at < 0 || at >= end || slot_of(t, dim, element, position_) != slot) continue;
+            here.held.push_back(plan.view(held.gradients).at(at));
+            here.buffer.push_back(in_buffer + element / (behind * t.sizes[dim]) * behind + element % behind);
+          }
+          in_buffer += t.elements() / t.sizes[dim];
+        }
+        begin += t.elements();
+      }
+      expert.elements = in_buffer;
+      expert.slots.push_back(std::move(here));
+    }
+    if (expert.elements > 0) experts.push_back(std::move(expert));
+  }
+  return experts;
+}
+
+void ReplicaSums::run(const Instance& instance) {
+  if (known_.empty()) return;
+  const BySet& by_set = known_[instance.number];
+  for (std::size_t s = 0; s < by_set.size(); ++s) {
+    if (by_set[s].empty()) continue;
+    const Work work{instance};
+    const TensorId id = instance.plan->held()[s].gradients;
+    Storage& storage = memory_.storage(work, id, Access::write);
+    memory_.order().wait(Stream::compute, storage.written);
+    for (Use& use : storage.read) memory_.order().wait(Stream::compute, use);
+    const Slice slice = memory_.slice(work, id, Access::write);
+    for (const Expert& expert : by_set[s]) sum(expert, slice);
+    storage.note_written(memory_.order().issued(Stream::compute));
+  }
+}
+
+void ReplicaSums::sum(const Expert& expert, const Slice& gradients) {
+  Backend& backend = memory_.backend();
+  const Dtype dtype = gradients.dtype;
+  const StoragePtr buffer = memory_.scratch(expert.elements, dtype, Stream::compute);
+  memory_.fill(*buffer, 0, Stream::compute);
+  const auto elements = [&](void* base, const std::vector<std::int64_t>& index) {
+    return Slice{base, dtype, 0, static_cast<std::int64_t>(index.size()), &index};
+  };
+  // visit(elements of the gradients, of the buffer, memory between them)
+  const auto for_each_slot = [&](auto visit) {
+    for (const Slot& slot : expert.slots) {
+      if (slot.held.empty()) continue;
+      const StoragePtr packed = memory_.scratch(static_cast<std::int64_t>(slot.held.size()), dtype, Stream::compute);
+      visit(elements(gradients.base, slot.held), elements(buffer->data, slot.buffer), packed->data);
+      packed->note_read(memory_.order().issued(Stream::compute));
+    }
+  };
+  for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
+    backend.gather(Stream::compute, held, packed);
+    backend.scatter(Stream::compute, packed, in_buffer, /*add=*/true);
+  });
+  if (expert.members.size() > 1)
+    communicator_.all_reduce(expert.members, "copies of expert " + std::to_string(expert.number), Stream::compute,
+                             buffer->data, expert.elements, dtype);
+  for_each_slot([&](const Slice& held, const Slice& in_buffer, void* packed) {
+    backend.gather(Stream::compute, in_buffer, packed);
+    backend.scatter(Stream::compute, packed, held, /*add=*/false);
+  });
+  buffer->note_read(memory_.order().issued(Stream::compute));
+}
+
+}  // namespace orrery::realrun
