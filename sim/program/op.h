@@ -44,6 +44,10 @@ struct Router {
   std::uint16_t groups = 0, best_groups = 0;
   float scale = 1;  // on the weights (DeepSeek-V3: 2.5)
   std::uint16_t experts = 0, choices = 0;  // of a layer; of a token
+
+  // Of its losses (OpKind::router_loss): coefficients, and whether loads are of each sequence, not of a micro-batch.
+  float balance = 0, z = 0;
+  bool by_sequence = false;
 };
 
 // For Op::every: once for all instances of a stretch of runs.
@@ -103,7 +107,7 @@ struct Op {
   std::int64_t rotary_begin = 0;
 
   // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result
-  // of cross_entropy_backward; of what redistribute moves (Redistribution::share).
+  // of cross_entropy_backward and router_loss_backward; of what redistribute moves (Redistribution::share).
   double factor = 1;
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
