@@ -26,19 +26,48 @@ TensorId mlp(Builder& b, TensorId x, std::int64_t width, TensorId* bias) {
 }
 
 // The logits of a router, and what follows from them, are fp32 (Fedus et al. 2021, arXiv 2101.03961, section 2.4).
+TensorId logits_of(Builder& b, const char* name, TensorId x, std::int64_t experts, bool bias) {
+  const TensorId logits = b.linear(name, x, {b.hidden()}, {{experts, Axis::none}}, bias);
+  b.piece.tensors[logits].dtype = Dtype::fp32;
+  return logits;
+}
 struct Routed {
   TensorId weights = kNoTensor, choices = kNoTensor;
 };
-Routed route(Builder& b, const char* name, TensorId x, std::int64_t experts, std::int64_t choices, bool bias,
-             const Router& router) {
-  const TensorId logits = b.linear(name, x, {b.hidden()}, {{experts, Axis::none}}, bias);
-  b.piece.tensors[logits].dtype = Dtype::fp32;
+Routed route(Builder& b, const char* name, TensorId logits, const Router& router) {
   const auto of_choices = [&](Dtype dtype) {
-    return b.tensor(name, Category::activation, dtype, {b.batch(), b.sequence(), {choices, Axis::none}});
+    return b.tensor(name, Category::activation, dtype, {b.batch(), b.sequence(), {router.choices, Axis::none}});
   };
   const Routed routed{of_choices(Dtype::fp32), of_choices(Dtype::int32)};
   b.emit(OpKind::route, name, {logits}, {routed.weights, routed.choices}).router = router;
   return routed;
+}
+
+// Shazeer et al. 2017, arXiv 1701.06538, eq. 4: normal noise of the deviation softplus(x W_noise).
+TensorId add_noise(Builder& b, TensorId logits, TensorId x) {
+  const TensorId deviations = logits_of(b, "router_noise", x, b.model.experts, false);
+  const auto like_logits = [&] { return b.piece.add(b.piece.tensors[deviations]); };
+  const TensorId noisy = like_logits(), slopes = like_logits();
+  b.emit(OpKind::add_noise, "router_noise", {logits, deviations}, {noisy, slopes});
+  return noisy;
+}
+
+// Losses of the router: of balance (Fedus et al. 2021, eq. 4; by sequence: DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20)
+// and of the logits' size (Zoph et al. 2022, arXiv 2202.08906, eq. 5).
+void add_losses(Builder& b, TensorId logits, const Routed& routed, Router router) {
+  const Model& model = b.model;
+  if (model.aux_loss == 0 && model.z_loss == 0) return;
+  router.balance = static_cast<float>(model.aux_loss);
+  router.z = static_cast<float>(model.z_loss);
+  router.by_sequence = model.load_balancing == LoadBalancing::seq_aux_loss;
+  TensorId counts = kNoTensor;
+  if (model.aux_loss > 0) {
+    counts = b.tensor("expert_counts", Category::activation, Dtype::fp32, {b.batch(), {model.experts, Axis::none}});
+    b.emit(OpKind::expert_counts, "expert_counts", {routed.choices}, {counts});
+  }
+  const TensorId losses =
+      b.tensor("router_loss", Category::activation, Dtype::fp32, {b.batch(), b.sequence(), {2, Axis::none}});
+  b.emit(OpKind::router_loss, "router_loss", {logits, counts}, {losses}).router = router;
 }
 
 // Of every expert on the rows in its slots; by row what they are weighed by, unless that is done later.
@@ -69,19 +98,25 @@ TensorId expert_block(Builder& b, TensorId x) {
   if (b.model.shared_expert_ffn > 0) {
     shared = mlp(b, x, b.model.shared_expert_ffn, nullptr);
     if (b.model.shared_expert_gate) {
-      const TensorId gate =
-          route(b, "shared_expert_gate", x, 1, 1, false, {.score = RouterScore::sigmoid, .experts = 1, .choices = 1})
-              .weights;
+      const TensorId gate = route(b, "shared_expert_gate", logits_of(b, "shared_expert_gate", x, 1, false),
+                                  {.score = RouterScore::sigmoid, .experts = 1, .choices = 1})
+                                .weights;
       const TensorId gated = b.residual("shared_expert_gate");
       b.emit(OpKind::multiply, "shared_expert_gate", {shared, gate}, {gated});
       shared = gated;
     }
   }
-  const auto [weights, chosen] =
-      route(b, "router", x, b.model.experts, b.model.experts_per_token, b.model.router_bias,
-            {b.model.router_score, static_cast<std::uint16_t>(b.model.router_groups),
-             static_cast<std::uint16_t>(b.model.router_best_groups), static_cast<float>(b.model.router_scale),
-             static_cast<std::uint16_t>(b.model.experts), static_cast<std::uint16_t>(b.model.experts_per_token)});
+  const Router router{b.model.router_score,
+                      static_cast<std::uint16_t>(b.model.router_groups),
+                      static_cast<std::uint16_t>(b.model.router_best_groups),
+                      static_cast<float>(b.model.router_scale),
+                      static_cast<std::uint16_t>(b.model.experts),
+                      static_cast<std::uint16_t>(b.model.experts_per_token)};
+  TensorId logits = logits_of(b, "router", x, b.model.experts, b.model.router_bias);
+  if (b.model.router_noise) logits = add_noise(b, logits, x);
+  const Routed routed = route(b, "router", logits, router);
+  const auto [weights, chosen] = routed;
+  add_losses(b, logits, routed, router);
   const std::int64_t assignments = b.sizes.batch * b.sizes.sequence * b.model.experts_per_token;
   const Dim experts{b.model.placed_experts(), Axis::experts},
       slots{(assignments + experts.size - 1) / experts.size, Axis::slots};

@@ -14,6 +14,7 @@ constexpr std::array<std::string_view, 2> kNorms{"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> kAttentions{"multi_head", "latent"};
 constexpr std::array<std::string_view, 6> kActivations{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
 constexpr std::array<std::string_view, 4> kScores{"softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top"};
+constexpr std::array<std::string_view, 2> kLoadBalancings{"aux_loss", "seq_aux_loss"};
 
 // Upper limits of the fields: far beyond any model, and such that no count overflows 64 bits.
 constexpr std::int64_t kMostLayers = 1 << 16, kMostWidth = 1 << 21, kMostRows = std::int64_t{1} << 31;
@@ -104,6 +105,14 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("expert_bias", expert_bias, "biases of the experts' matrices (gpt-oss)");
   v.field("mtp_num_layers", mtp_num_layers, IntegerRange{.least = 0, .most = 1},
           "modules of multi-token prediction behind the last layer (DeepSeek-V3), each with a layer of its own");
+  v.field("router_noise", router_noise,
+          "normal noise on the router's logits, of a deviation that a second projection gives (noisy top-k)");
+  v.field("moe_router_load_balancing_type", load_balancing, kLoadBalancings,
+          "whose loads the loss of balance compares: of a micro-batch (aux_loss) or of each sequence (seq_aux_loss)");
+  v.field("moe_aux_loss_coeff", aux_loss, NumberRange{.least = 0, .most = 1000},
+          "factor on each router's loss of balance; 0: none");
+  v.field("moe_z_loss_coeff", z_loss, NumberRange{.least = 0, .most = 1000},
+          "factor on the loss of each router's logits' size (z-loss); 0: none");
   v.field("published_active_parameters", published_active_parameters, NumberRange{},
           "that one token meets, as published; 0: not published");
   v.field("published_parameters", published_parameters, NumberRange{}, "as published; 0: not published");
@@ -243,11 +252,16 @@ void complete_experts(Model& m) {
     for (const auto& [field, value] : {std::pair{"shared_expert_gate", m.shared_expert_gate},
                                        {"router_bias", m.router_bias},
                                        {"router_score_bias", m.router_score_bias},
+                                       {"router_noise", m.router_noise},
                                        {"expert_bias", m.expert_bias}})
       if (value) fail(field, "true", "false without experts");
     if (m.router_score != RouterScore::softmax)
       fail("router_score", std::string(kScores[static_cast<std::size_t>(m.router_score)]), "nothing without experts");
     if (m.router_scale != 1) fail("router_scale", "a factor", "nothing without experts");
+    if (m.aux_loss != 0) fail("moe_aux_loss_coeff", "a factor", "0 without experts");
+    if (m.z_loss != 0) fail("moe_z_loss_coeff", "a factor", "0 without experts");
+    if (m.load_balancing != LoadBalancing::aux_loss)
+      fail("moe_router_load_balancing_type", "\"seq_aux_loss\"", "nothing without experts");
     return;
   }
   if (m.kind != ModelKind::decoder) fail("experts", to_string(m.experts), "nothing except in a decoder");

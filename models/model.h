@@ -17,6 +17,9 @@ enum class Positions : std::uint8_t { learned, rotary, relative, alibi, none };
 enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)
 
+// Whose loads a loss of balance compares: of a micro-batch (Switch, GShard) or of each sequence (DeepSeek-V3).
+enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss };
+
 // The spellings in JSON, in the order of the enumerators.
 extern const std::span<const std::string_view> kModelKindNames, kPositionsNames, kNormKindNames, kAttentionKindNames,
     kActivationNames, kRouterScoreNames;
@@ -84,6 +87,10 @@ struct Model {
   bool router_bias = false;                                // a bias of the router's projection (gpt-oss)
   bool router_score_bias = false;  // on the scores that are compared, moved by loads, not gradients (DeepSeek-V3)
   bool expert_bias = false;        // biases of the experts' matrices (gpt-oss)
+  bool router_noise = false;       // normal noise on logits, of a deviation that a projection gives (noisy top-k)
+  // Losses of a router beside the model's, in Megatron-Core's names. 0: none.
+  LoadBalancing load_balancing = LoadBalancing::aux_loss;
+  double aux_loss = 0, z_loss = 0;
 
   // Multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): modules that predict one more token each.
   std::int64_t mtp_num_layers = 0;  // 0 or 1

@@ -53,6 +53,9 @@ struct KernelContext {
   // contribute nothing. Ids outside other tables are an error (CPU) or contribute nothing (CUDA).
   std::int64_t first_vocabulary_row = 0;
 
+  // First expert whose rows this rank has; choices of others find no slot.
+  std::int64_t first_expert = 0;
+
   std::int64_t images = 0;  // of the micro-batch; patch merging must know them to find neighbours across windows
   // Which vector stands for a sequence where shapes leave it open: the mean of its tokens (Swin), or the first one.
   bool pool_mean = false;

@@ -540,6 +540,28 @@ class Builder {
         write(kind == permute_weights ? by_row : by_token, Dtype::fp32);
         name("", scores);
       }
+
+      const Dim one{1, Axis::batch};
+      begin(add_noise);
+      read({one, tokens, experts}, Dtype::fp32);
+      read({one, tokens, experts}, Dtype::fp32);
+      write({one, tokens, experts}, Dtype::fp32);
+      write({one, tokens, experts}, Dtype::fp32);
+      name("", scores);
+
+      begin(expert_counts);
+      read({one, tokens, k}, Dtype::int32, chosen);
+      write({one, experts}, Dtype::fp32);
+      name("", scores);
+
+      for (const OpKind kind : {router_loss, router_loss_backward}) {
+        Op& op = begin(kind).op;
+        op.router.balance = op.router.z = 1;
+        read({one, tokens, experts}, Dtype::fp32);
+        read({one, experts}, Dtype::fp32, {Contents::Kind::positive, 0});
+        kind == router_loss ? write({one, tokens, {2}}, Dtype::fp32) : write({one, tokens, experts}, Dtype::fp32);
+        name("", scores);
+      }
     }
   }
 

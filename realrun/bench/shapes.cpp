@@ -63,7 +63,8 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
 // Flat buffers and a router's scores, whatever the model's dtype.
 bool is_in_fp32(OpKind kind) {
   return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd ||
-         kind == OpKind::route || kind == OpKind::route_backward;
+         kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::add_noise ||
+         kind == OpKind::expert_counts || kind == OpKind::router_loss || kind == OpKind::router_loss_backward;
 }
 
 // An axis that a shape need not give: it is 1 then.
@@ -151,6 +152,10 @@ std::vector<std::string> axes_of(OpKind kind) {
       return {"batch", "sequence", "vocab"};
     case route:
     case route_backward:
+    case add_noise:
+    case expert_counts:
+    case router_loss:
+    case router_loss_backward:
       return {"tokens", "experts", "choices"};
     case permute:
     case unpermute:

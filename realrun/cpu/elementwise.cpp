@@ -168,6 +168,19 @@ void dropout_add(const KernelCall& call) {
   }
 }
 
+// Shazeer et al. 2017, arXiv 1701.06538, eq. 4.
+void add_noise(const KernelCall& call) {
+  const Buffer &logits = call.read(0), &deviations = call.read(1), &noisy = call.write(0), &slopes = call.write(1);
+  for (const Buffer* other : {&deviations, &noisy, &slopes}) call.require_same_elements(logits, *other);
+  const WholeIndex index(*noisy.tensor, call.context);
+  for (std::int64_t i = 0; i < noisy.elements(); ++i) {
+    const double drawn = normal(call.context.seed, call.context.dropout_stream, index(i)), d = deviations.data[i];
+    const double softplus = std::max(d, 0.0) + std::log1p(std::exp(-std::abs(d)));
+    noisy.data[i] = static_cast<float>(logits.data[i] + drawn * softplus);
+    slopes.data[i] = static_cast<float>(drawn / (1 + std::exp(-d)));
+  }
+}
+
 void add(const KernelCall& call) {
   const Buffer &a = call.read(0), &y = call.write(0);
   call.require_same_elements(a, y);

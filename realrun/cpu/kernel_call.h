@@ -64,6 +64,7 @@ void activation_backward(const KernelCall& call);
 void dropout(const KernelCall& call);
 void dropout_backward(const KernelCall& call);
 void dropout_add(const KernelCall& call);
+void add_noise(const KernelCall& call);
 void add(const KernelCall& call);
 void multiply(const KernelCall& call);
 void bias_gradient(const KernelCall& call);
@@ -90,6 +91,9 @@ void unpermute(const KernelCall& call);
 void unpermute_backward(const KernelCall& call);
 void permute_weights(const KernelCall& call);
 void unpermute_weights(const KernelCall& call);
+void expert_counts(const KernelCall& call);
+void router_loss(const KernelCall& call);
+void router_loss_backward(const KernelCall& call);
 
 // gumbel_route.cpp
 void gumbel_route(const KernelCall& call);

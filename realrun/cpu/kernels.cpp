@@ -84,6 +84,14 @@ void dispatch(const KernelCall& call) {
       return permute_weights(call);
     case OpKind::unpermute_weights:
       return unpermute_weights(call);
+    case OpKind::add_noise:
+      return add_noise(call);
+    case OpKind::expert_counts:
+      return expert_counts(call);
+    case OpKind::router_loss:
+      return router_loss(call);
+    case OpKind::router_loss_backward:
+      return router_loss_backward(call);
     case OpKind::gradient_norm:
       return gradient_norm(call);
     case OpKind::scale:

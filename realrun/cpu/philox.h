@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
+#include <numbers>
 
 namespace orrery::cpu {
 
@@ -24,12 +26,22 @@ inline PhiloxWords philox(PhiloxWords counter, std::array<std::uint32_t, 2> key)
   return counter;
 }
 
-// In [0, 1): draw `index` of a stream.
-inline double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+inline PhiloxWords words_of_draw(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
   const auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-  const PhiloxWords words = philox({low(index), high(index), low(stream), high(stream)}, {low(seed), high(seed)});
-  return words[0] * 0x1p-32;
+  return philox({low(index), high(index), low(stream), high(stream)}, {low(seed), high(seed)});
+}
+
+// In [0, 1): draw `index` of a stream.
+inline double uniform(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  return words_of_draw(seed, stream, index)[0] * 0x1p-32;
+}
+
+// Standard normal, of two words (Box and Muller 1958): draw `index` of a stream.
+inline double normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const PhiloxWords words = words_of_draw(seed, stream, index);
+  const double radius = std::sqrt(-2 * std::log((words[0] + 1.0) * 0x1p-32));  // of a number in (0, 1]
+  return radius * std::cos(2 * std::numbers::pi * (words[1] * 0x1p-32));
 }
 
 }  // namespace orrery::cpu

@@ -121,12 +121,15 @@ class Slots {
       : width_(width), k_(last_size(choices)), tokens_(choices.elements() / k_), expert_slots_(rows.sizes[1]) {
     const std::vector<std::vector<std::int64_t>> copies = copies_of_experts(call, rows.sizes[0]);
     std::vector<std::int64_t> taken(copies.size());
+    const std::int64_t first = call.context.first_expert;
+    const bool divided = !rows.over[0].empty();  // then choices of other ranks' experts find no slot here
     row_of_.assign(static_cast<std::size_t>(tokens_ * k_), -1);
     for (std::int64_t choice = 0; choice < k_; ++choice)
       for (std::int64_t token = 0; token < tokens_; ++token) {
         const std::int64_t at = token * k_ + choice;
-        const auto expert = static_cast<std::int64_t>(choices.data[at]);
-        if (expert == -1) continue;  // no expert
+        if (choices.data[at] == -1) continue;  // no expert
+        const auto expert = static_cast<std::int64_t>(choices.data[at]) - first;
+        if (divided && (expert < 0 || expert >= static_cast<std::int64_t>(copies.size()))) continue;
         call.require(expert >= 0 && expert < static_cast<std::int64_t>(copies.size()), "a choice is no expert");
         const std::vector<std::int64_t>& own = copies[static_cast<std::size_t>(expert)];
         const auto n = static_cast<std::int64_t>(own.size());
@@ -293,6 +296,102 @@ void unpermute_weights(const KernelCall& call) {
   std::ranges::fill(weights.span(), 0.0f);
   slots.for_each(
       [&](std::int64_t, std::int64_t assignment, std::int64_t row) { weights.data[assignment] = by_row.data[row]; });
+}
+
+void expert_counts(const KernelCall& call) {
+  const Buffer &choices = call.read(0), &counts = call.write(0);
+  const std::int64_t batch = counts.tensor->sizes[0], experts = last_size(counts), each = choices.elements() / batch;
+  call.require(counts.elements() == batch * experts && choices.tensor->sizes[0] == batch,
+               "counts are [batch, experts]");
+  std::ranges::fill(counts.span(), 0.0f);
+  for (std::int64_t i = 0; i < choices.elements(); ++i) {
+    const auto expert = static_cast<std::int64_t>(choices.data[i]);
+    call.require(expert >= 0 && expert < experts, "a choice is no expert");
+    counts.data[i / each * experts + expert] += 1;
+  }
+}
+
+namespace {
+
+// Of each token: E x (the share of all choices that each expert has), and how much of the token it is given.
+struct TokenBalance {
+  std::vector<double> loads, shares, scores;
+  double mean = 0;  // of loads, by shares
+};
+TokenBalance balance_of(const KernelCall& call, std::span<const float> row, std::int64_t token, std::int64_t tokens) {
+  const Router& router = call.op.router;
+  const std::size_t experts = row.size();
+  TokenBalance b;
+  b.scores = is_softmax(router.score) ? softmax(row) : sigmoid(row);
+  b.shares = b.scores;
+  if (!is_softmax(router.score)) {
+    const double sum = std::accumulate(b.scores.begin(), b.scores.end(), kLeastSum);
+    for (double& s : b.shares) s /= sum;
+  }
+  b.loads.assign(experts, 0);
+  const Buffer& counts = call.read(1);
+  const std::int64_t batch = counts.tensor->sizes[0];
+  call.require(counts.elements() == batch * static_cast<std::int64_t>(experts), "counts are [batch, experts]");
+  const std::int64_t own = token / (tokens / batch);
+  double all = 0;
+  for (std::int64_t s = router.by_sequence ? own : 0; s < (router.by_sequence ? own + 1 : batch); ++s)
+    for (std::size_t e = 0; e < experts; ++e) {
+      const double count = counts.data[static_cast<std::size_t>(s) * experts + e];
+      b.loads[e] += count;
+      all += count;
+    }
+  for (double& load : b.loads) load *= static_cast<double>(experts) / std::max(all, 1.0);
+  b.mean = std::inner_product(b.loads.begin(), b.loads.end(), b.shares.begin(), 0.0);
+  return b;
+}
+
+double log_sum_exp(std::span<const float> row) {
+  const double maximum = *std::ranges::max_element(row);
+  double sum = 0;
+  for (const float x : row) sum += std::exp(static_cast<double>(x) - maximum);
+  return maximum + std::log(sum);
+}
+
+std::span<const float> row_of(const Buffer& logits, std::int64_t token) {
+  const std::int64_t experts = last_size(logits);
+  return {logits.data + token * experts, static_cast<std::size_t>(experts)};
+}
+
+}  // namespace
+
+// Switch (Fedus et al. 2021, arXiv 2101.03961), eq. 4 to 6, token by token; ST-MoE (arXiv 2202.08906), eq. 5.
+void router_loss(const KernelCall& call) {
+  const Buffer &logits = call.read(0), &losses = call.write(0);
+  const std::int64_t tokens = logits.elements() / last_size(logits);
+  call.require(losses.elements() == 2 * tokens, "two losses a token");
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::span<const float> row = row_of(logits, t);
+    const double z = log_sum_exp(row);
+    losses.data[2 * t] =
+        call.has_read(1) ? static_cast<float>(call.op.router.balance * balance_of(call, row, t, tokens).mean) : 0;
+    losses.data[2 * t + 1] = static_cast<float>(call.op.router.z * z * z);
+  }
+}
+
+void router_loss_backward(const KernelCall& call) {
+  const Buffer &logits = call.read(0), &dlogits = call.write(0);
+  const std::int64_t experts = last_size(logits), tokens = logits.elements() / experts;
+  call.require_same_elements(logits, dlogits);
+  const Router& router = call.op.router;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::span<const float> row = row_of(logits, t);
+    const double z = log_sum_exp(row);
+    TokenBalance b;
+    if (call.has_read(1)) b = balance_of(call, row, t, tokens);
+    for (std::size_t e = 0; e < row.size(); ++e) {
+      double slope = router.z * 2 * z * std::exp(static_cast<double>(row[e]) - z);
+      if (call.has_read(1)) {
+        const double own = is_softmax(router.score) ? 1 : 1 - b.scores[e];  // of the sigmoid
+        slope += router.balance * b.shares[e] * own * (b.loads[e] - b.mean);
+      }
+      dlogits.data[t * experts + static_cast<std::int64_t>(e)] = static_cast<float>(call.op.factor * slope);
+    }
+  }
 }
 
 }  // namespace orrery::cpu

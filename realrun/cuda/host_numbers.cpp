@@ -124,6 +124,7 @@ void to_floats(const void* from, Dtype dtype, float* to, std::int64_t elements) 
       return widen_all<std::uint8_t>(from, to, elements, [](std::uint8_t x) { return static_cast<float>(x); });
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
   throw std::logic_error(std::string("no kernel reads ") + name_of(dtype));
@@ -148,6 +149,7 @@ void from_floats(const float* from, void* to, Dtype dtype, std::int64_t elements
       return narrow_all<std::uint8_t>(from, to, elements, float_to_integer<std::uint8_t>);
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
   throw std::logic_error(std::string("no kernel writes ") + name_of(dtype));

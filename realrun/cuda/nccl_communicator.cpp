@@ -58,6 +58,7 @@ ncclDataType_t type_of(Dtype dtype) {
       return ncclUint8;
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
   throw std::logic_error("NCCL has no such dtype");

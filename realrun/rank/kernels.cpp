@@ -136,11 +136,17 @@ void Kernels::bind_reads(const OpCall& call, Binding& binding) {
     binding.reads[i] = {memory_.dense(call, id, copy), &t};
     if (copy != nullptr) binding.gathered.push_back(std::move(copy));
     if (is_vocabulary_table(t)) binding.context.first_vocabulary_row = position_.begin(t, 0);
+    note_experts(call, t, binding.context);
   }
   if (call.op.kind != OpKind::cross_entropy && call.op.kind != OpKind::cross_entropy_backward) return;
   const Tensor& logits = binding.in_tensors[0];
   if (!logits.over[logits.rank - 1].empty())
     binding.context.first_vocabulary_row = position_.begin(logits, logits.rank - 1);
+}
+
+void Kernels::note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const {
+  if (const int d = t.find(Axis::experts); d >= 0 && traits_of(call.op.kind).regroups && !t.over[d].empty())
+    context.first_expert = position_.begin(t, d);
 }
 
 std::int64_t Kernels::part_in(Division part, Division whole) const {
@@ -208,6 +214,7 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
       binding.results.push_back({i, to, result});
     }
     if (is_vocabulary_table(t)) binding.context.first_vocabulary_row = position_.begin(t, 0);
+    note_experts(call, t, binding.context);
   }
 }
 

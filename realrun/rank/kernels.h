@@ -27,6 +27,7 @@ class Kernels {
   void find_copies(KernelContext& context) const;
   void bind_reads(const OpCall& call, Binding& binding);
   void bind_writes(const OpCall& call, Binding& binding);
+  void note_experts(const OpCall& call, const Tensor& t, KernelContext& context) const;
   // Of operands that are whole where the op works on a part: the part.
   void take_own_columns(const OpCall& call, Binding& binding);
   void take_own_rows(const OpCall& call, Binding& binding);

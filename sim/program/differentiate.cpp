@@ -155,9 +155,10 @@ class Differentiator {
 
   void reverse(const Op& op) {  // of the forward, which does not grow meanwhile
     const TensorId dy = op.writes[0] == kNoTensor ? kNoTensor : gradient_[op.writes[0]];
-    if (dy == kNoTensor && op.kind != OpKind::cross_entropy) return;  // nobody downstream needs it
-
     const OpTraits& traits = traits_of(op.kind);
+    const bool is_loss = traits.derivative == Derivative::cross_entropy || traits.derivative == Derivative::router_loss;
+    if (dy == kNoTensor && !is_loss) return;  // nobody downstream needs it
+
     switch (traits.derivative) {
       case Derivative::linear: {
         if (needs_[op.reads[0]]) {
@@ -312,6 +313,25 @@ class Differentiator {
         g.writes = {drows, dweights, kNoTensor, kNoTensor};
         contribute(op.reads[0], drows);
         contribute(weights, dweights);
+        break;
+      }
+      case Derivative::noise: {
+        contribute(op.reads[0], dy);
+        const TensorId dd = target(op.reads[1]);
+        Op& g = emit(traits.backward, Phase::input_gradient, op.name);
+        g.reads[0] = dy;
+        g.reads[1] = op.writes[1];
+        g.writes[0] = dd;
+        contribute(op.reads[1], dd);
+        break;
+      }
+      case Derivative::router_loss: {
+        const TensorId dl = target(op.reads[0]);
+        Op& g = emit_like(op, traits.backward, Phase::input_gradient);
+        g.reads[0] = op.reads[0];
+        g.reads[1] = op.reads[1];
+        g.writes[0] = dl;
+        contribute(op.reads[0], dl);
         break;
       }
       case Derivative::none:

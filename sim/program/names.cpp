@@ -13,7 +13,8 @@ const char* pick(const std::array<const char*, N>& names, Enum value) {
 }  // namespace
 
 const char* name_of(Dtype dtype) {
-  static constexpr std::array names{"fp32", "fp16", "bf16", "fp8", "nvfp4", "int64", "int32", "uint8", "int4"};
+  static constexpr std::array names{"fp32",  "fp16",  "bf16",  "fp8",  "nvfp4",
+                                    "int64", "int32", "uint8", "int4", "fp8_blocks"};
   static_assert(names.size() == kDtypes);
   return pick(names, dtype);
 }

@@ -50,6 +50,10 @@ struct Router {
   // itself, at weight 0, which computes the token for nothing, as in the authors' code.
   float gumbel_temperature = 0, threshold = 0;
   bool padded = false;
+
+  // Of its losses (OpKind::router_loss): coefficients, and whether loads are of each sequence, not of a micro-batch.
+  float balance = 0, z = 0;
+  bool by_sequence = false;
   bool operator==(const Router&) const = default;
 };
 
@@ -110,7 +114,7 @@ struct Op {
   std::int64_t rotary_begin = 0;
 
   // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result
-  // of cross_entropy_backward; of what redistribute moves (Redistribution::share).
+  // of cross_entropy_backward and router_loss_backward; of what redistribute moves (Redistribution::share).
   double factor = 1;
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 

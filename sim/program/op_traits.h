@@ -58,6 +58,7 @@ enum class OpKind : std::uint8_t {
   // Mixture of experts. Each token goes to `k` experts; rows are their inputs or outputs, [experts, slots, width]: a
   // token's row lies in the first free slot of its expert, first choices before second ones, tokens in their order.
   // What finds no slot is dropped: it adds nothing and has no gradient. Slots that no token takes hold zeros.
+  // Of experts that ranks divide, one has the rows of its own; what it puts together from them owes the sum over all.
   route,           // reads logits [tokens.., experts] [, bias on scores that are compared]; writes weights
                    // [tokens.., k] and choices [tokens.., k], the most favoured first, of equals the first (Op::router)
   route_backward,  // reads dweights, logits, choices; writes dlogits: of the weights of these choices
@@ -66,6 +67,12 @@ enum class OpKind : std::uint8_t {
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
   permute_weights,     // reads weights [tokens.., k], choices; writes them by row [experts, slots]
   unpermute_weights,   // reads dweights by row, choices; writes them by token
+  add_noise,      // reads logits [tokens.., experts], deviations before their softplus; writes logits with normal noise
+                  // of that deviation, and their slopes in what deviations are made of (Shazeer et al. 2017, eq. 4)
+  expert_counts,  // reads choices [batch, sequence, k]; writes how many of a sequence each expert has [batch, experts]
+  router_loss,    // reads logits [batch, sequence, experts] [, counts]; writes for each token what it adds to the loss
+                  // [batch, sequence, 2]: to that of balance, and to that of the logits' size (Op::router)
+  router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::factor
 
   // Optimizer, on the flat buffers of a piece.
   gradient_norm,  // reads gradients; writes a scalar: the square of their norm (sim/program/gradient_norm.h)
@@ -131,6 +138,8 @@ enum class Derivative : std::uint8_t {
   route,            // from the logits and the choices
   permute,          // from dy and the choices
   unpermute,        // the same; with weights also from the rows, and a gradient of the weights
+  noise,            // dy; of the deviations dy times the second result
+  router_loss,      // from the operands
 };
 
 // Sets of operands: bit i is the i-th read or write of an op.
@@ -182,6 +191,7 @@ struct OpTraits {
 namespace op_traits {
 
 inline constexpr const char* kIsDerivative = "is a derivative itself";
+inline constexpr const char* kAreCounts = "counts have no slope";
 inline constexpr const char* kAfterLoss = "the loss does not depend on the update";
 inline constexpr const char* kAddedLater = "strategies add it behind differentiation, with its counterpart";
 
@@ -284,14 +294,26 @@ inline constexpr std::array kTable{
              .backward = OpKind::unpermute, .regroups = true},
     OpTraits{.kind = OpKind::unpermute, .name = "unpermute", .op_class = OpClass::memory_bound,
              .reads = 0b011, .may_read = 0b100, .writes = 0b1, .scratch = true, .derivative = Derivative::unpermute,
-             .backward = OpKind::unpermute_backward, .regroups = true},
+             .backward = OpKind::unpermute_backward, .linear = 0b1, .sums = true, .regroups = true},
     OpTraits{.kind = OpKind::unpermute_backward, .name = "unpermute_backward", .op_class = OpClass::memory_bound,
-             .reads = 0b1111, .writes = 0b11, .scratch = true, .why_none = kIsDerivative, .regroups = true},
+             .reads = 0b1111, .writes = 0b11, .scratch = true, .why_none = kIsDerivative,
+             .linear = 0b10, .independent = 0b1, .sums = true, .regroups = true},
     OpTraits{.kind = OpKind::permute_weights, .name = "permute_weights", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
              .backward = OpKind::unpermute_weights, .regroups = true},
     OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .op_class = OpClass::memory_bound,
-             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative, .regroups = true},
+             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::add_noise, .name = "add_noise", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b11, .random = true, .derivative = Derivative::noise,
+             .backward = OpKind::multiply},
+    OpTraits{.kind = OpKind::expert_counts, .name = "expert_counts", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .why_none = kAreCounts, .sums = true},
+    OpTraits{.kind = OpKind::router_loss, .name = "router_loss", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .derivative = Derivative::router_loss,
+             .backward = OpKind::router_loss_backward, .whole_rows = 0b1},
+    OpTraits{.kind = OpKind::router_loss_backward, .name = "router_loss_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .why_none = kIsDerivative, .whole_rows = 0b1},
 
     OpTraits{.kind = OpKind::gradient_norm, .name = "gradient_norm", .op_class = OpClass::memory_bound,
              .reads = 0b1, .writes = 0b1, .scratch = true, .of_update = true, .why_none = kAfterLoss},

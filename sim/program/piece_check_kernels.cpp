@@ -168,10 +168,11 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
   return owes;
 }
 
-// A rank puts its own tokens into slots: those who divide tokens divide slots, and nobody experts.
+// A rank puts its own tokens into slots: those who divide tokens divide slots; of experts a rank may have a part, of
+// tokens that the others of the group have, too.
 void PieceCheck::expect_own_rows(const Op& op) {
   const std::span<const TensorId> reads(op.reads), writes(op.writes);
-  MeshGroup tokens, slots;
+  MeshGroup tokens, slots, experts;
   TensorId rows = kNoTensor, x = kNoTensor;
   for (const std::span<const TensorId> operands : {reads, writes})
     for (const TensorId id : operands) {
@@ -179,15 +180,16 @@ void PieceCheck::expect_own_rows(const Op& op) {
       const Tensor& t = tensor(id);
       const bool of_slots = t.find(Axis::slots) >= 0;
       if (TensorId& first = of_slots ? rows : x; first == kNoTensor) first = id;
-      for (int d = 0; d < t.rank; ++d)
-        if (counts_rows(t.axes[d]) || t.axes[d] == Axis::experts)
-          (of_slots ? slots : tokens) = (of_slots ? slots : tokens) | t.over[d].group();
+      for (int d = 0; d < t.rank; ++d) {
+        MeshGroup& group = t.axes[d] == Axis::experts ? experts : of_slots ? slots : tokens;
+        if (counts_rows(t.axes[d]) || t.axes[d] == Axis::experts) group = group | t.over[d].group();
+      }
     }
-  const int experts = rows == kNoTensor ? -1 : tensor(rows).find(Axis::experts);
-  if (experts < 0 || x == kNoTensor || (tokens == slots && tensor(rows).over[experts].empty())) return;
+  if (rows == kNoTensor || x == kNoTensor || (tokens == slots && !experts.meets(tokens))) return;
   report(Rule::own_rows, layout(x) + " has tokens of one part over " + words(mesh_, tokens) + ", " + layout(rows) +
-                             " slots and experts of one over " + words(mesh_, slots) +
-                             ", needed alike, and slots of all experts");
+                             " slots of one over " + words(mesh_, slots) + " and experts of one over " +
+                             words(mesh_, experts) +
+                             ": needed are slots as tokens, and of experts a part over other ranks or none");
 }
 
 // ---- rings ----

@@ -11,22 +11,26 @@
 namespace orrery {
 
 // fp8 is e4m3 (OCP Microscaling Formats 1.0); nvfp4 is e2m1 with a scale in e4m3 for each block of 16 elements (NVIDIA
-// 2025, arXiv 2509.25149, section 2); int4 stands for any 4-bit code of quantised optimizer states.
-enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4 };
-inline constexpr int kDtypes = 9;
+// 2025, arXiv 2509.25149, section 2); int4 stands for any 4-bit code of quantised optimizer states; fp8_blocks is e4m3
+// with a scale in fp32 for each block of 128 elements (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
+enum class Dtype : std::uint8_t { fp32, fp16, bf16, fp8, nvfp4, int64, int32, uint8, int4, fp8_blocks };
+inline constexpr int kDtypes = 10;
 
 // Of an element alone, without its block's scale.
 // Of the namespace: a local one is built in each call.
-inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4};
+inline constexpr std::array<std::uint8_t, kDtypes> kBits{32, 16, 16, 8, 4, 64, 32, 8, 4, 8};
 constexpr std::int64_t bits_of(Dtype dtype) { return kBits[static_cast<std::size_t>(dtype)]; }
-// Elements that share a scale of one byte, which lies beside them; 0: none do. A scale of the whole tensor is not
-// counted, of fp8 neither.
-constexpr std::int64_t block_of(Dtype dtype) { return dtype == Dtype::nvfp4 ? 16 : 0; }
+// Elements that share a scale, which lies beside them; 0: none do. A scale of the whole tensor is not counted, of fp8
+// neither.
+constexpr std::int64_t block_of(Dtype dtype) {
+  return dtype == Dtype::nvfp4 ? 16 : dtype == Dtype::fp8_blocks ? 128 : 0;
+}
+constexpr std::int64_t scale_bytes_of(Dtype dtype) { return dtype == Dtype::fp8_blocks ? 4 : 1; }
 // Of so many elements side by side: rounded up to whole bytes and blocks.
 constexpr std::int64_t bytes_of(Dtype dtype, std::int64_t elements) {
   constexpr std::int64_t kByte = 8;
   const std::int64_t codes = (elements * bits_of(dtype) + kByte - 1) / kByte, block = block_of(dtype);
-  return block == 0 ? codes : codes + (elements + block - 1) / block;
+  return block == 0 ? codes : codes + (elements + block - 1) / block * scale_bytes_of(dtype);
 }
 const char* name_of(Dtype dtype);
 

@@ -437,10 +437,22 @@ class ByModules {
   }
 
   // The norm before the experts: what the router's tokens are.
-  TensorId tokens_of_experts() const { return ops_[number_of(OpKind::permute)].reads[0]; }
+  // Before they are quantised and gathered for the experts.
+  TensorId tokens_of_experts() const {
+    TensorId tokens = ops_[number_of(OpKind::permute)].reads[0];
+    for (std::size_t i = number_of(OpKind::permute); i-- > 0;) {
+      const Op& op = ops_[i];
+      const bool gathers = op.kind == OpKind::all_gather && op.account == Stream::expert_communication,
+                 quantises = op.kind == OpKind::cast && piece_.tensors[op.writes[0]].dtype == Dtype::fp8_blocks;
+      if ((gathers || quantises) && op.writes[0] == tokens) tokens = op.reads[0];
+    }
+    return tokens;
+  }
   // What is added to the residual stream.
   std::size_t last_of_experts() const {
-    const std::size_t routed = number_of(OpKind::unpermute);
+    std::size_t routed = number_of(OpKind::unpermute);
+    for (std::size_t i = routed + 1; i < ops_.size(); ++i)
+      if (ops_[i].kind == OpKind::reduce_scatter && ops_[i].reads[0] == ops_[routed].writes[0]) routed = i;
     std::size_t last = routed;
     for_each_reader(routed, [&](std::size_t j) {
       bool stream = false;  // the other addend is the stream itself

@@ -16,6 +16,9 @@ namespace orrery::expert_parallel {
 namespace {
 
 bool is_rows(const Tensor& t) { return t.find(Axis::slots) >= 0; }
+bool quantises(const Op& op, const Piece& piece) {
+  return op.kind == OpKind::cast && piece.tensors[op.writes[0]].dtype == Dtype::fp8;
+}
 
 // Lays the experts of a piece out, and moves rows between where their tokens are and where their experts are.
 class Experts {
@@ -28,7 +31,8 @@ class Experts {
         expert_(mesh.group(MeshAxis::ep)),
         tensor_(mesh.group(MeshAxis::etp)),
         piece_(piece),
-        home_(piece.tensors.size(), kNoTensor) {}
+        home_(piece.tensors.size(), kNoTensor),
+        gathered_(piece.tensors.size(), kNoTensor) {}
 
   void run() {
     const Tensor* tokens = nullptr;
@@ -43,7 +47,11 @@ class Experts {
     slots_ = slots_of(assignments);
     divided_ = tokens->divided_over();
     divide();
-    for (Block* block : {&piece_.forward, &piece_.backward}) rewrite(*block);
+    for (Block* block : {&piece_.forward, &piece_.backward}) {
+      sum_counts(*block);
+      if (expert_.empty() && tensor_.empty()) continue;
+      options_.dispatcher == Dispatcher::allgather ? rewrite_gathering(*block) : rewrite(*block);
+    }
     if (options_.overlap_shared) overlap_shared_experts();
   }
 
@@ -84,6 +92,7 @@ class Experts {
   TensorId like(TensorId id, const char* name) {
     const TensorId copy = clone_tensor(piece_, id);
     home_.resize(piece_.tensors.size(), kNoTensor);
+    gathered_.resize(piece_.tensors.size(), kNoTensor);
     piece_.tensors[copy].name = name;
     return copy;
   }
@@ -160,11 +169,10 @@ class Experts {
   }
 
   void rewrite(Block& block) {
-    if (expert_.empty() && tensor_.empty()) return;
     out_.clear();
     for (Op op : block.ops) {
       if (!traits_of(op.kind).regroups) {
-        out_.push_back(op);
+        if (!is_fused(op)) out_.push_back(op);
         continue;
       }
       for (TensorId& id : op.reads) {
@@ -176,6 +184,7 @@ class Experts {
         }
         id = home_[id];
       }
+      const Quantised quantised = quantise_rows(op, block);
       TensorId home = kNoTensor, rows = kNoTensor;
       for (TensorId& id : op.writes)
         if (id != kNoTensor && is_rows(piece_.tensors[id])) {
@@ -183,8 +192,163 @@ class Experts {
           id = home = home_of(rows);
         }
       const Op cause = op;
-      out_.push_back(op);
+      if (op.kind == OpKind::unpermute_backward && quantised.exact != kNoTensor) {
+        op.writes[0] = home_of(quantised.exact);
+        out_.push_back(op);
+        cast("quantise_rows", op.writes[0], home, cause);
+      } else {
+        out_.push_back(op);
+      }
       if (home != kNoTensor) dispatch(home, rows, cause);
+      dequantise(quantised, cause);
+    }
+    block.ops = out_;
+  }
+
+  // ---- fp8 on the way to the experts ----
+
+  // Rows, and those that stand for them when they have arrived in fp8: products of that read them as they come, what
+  // else there is of them is cast.
+  struct Quantised {
+    TensorId exact = kNoTensor, narrow = kNoTensor;
+  };
+  Quantised quantised_rows(TensorId rows, const Block& block) {
+    const auto casts = [&](const Op& op) { return op.reads[0] == rows && quantises(op, piece_); };
+    const auto fused = std::ranges::find_if(block.ops, casts);
+    const Quantised q{rows, fused == block.ops.end() ? like(rows, "fp8_rows") : fused->writes[0]};
+    piece_.tensors[q.narrow].dtype = Dtype::fp8_blocks;
+    quantised_.push_back(q);
+    return q;
+  }
+  // Before they are put into rows, once each.
+  TensorId quantised_tokens(TensorId tokens, const Op& cause) {
+    const TensorId narrow = like(tokens, "fp8_tokens");
+    piece_.tensors[narrow].dtype = Dtype::fp8_blocks;
+    cast("quantise_tokens", tokens, narrow, cause);
+    return narrow;
+  }
+  // Of an op that puts tokens, or their gradients, into rows.
+  Quantised quantise_rows(Op& op, const Block& block) {
+    if (!options_.fp8_dispatch || (op.kind != OpKind::permute && op.kind != OpKind::unpermute_backward)) return {};
+    const Quantised q = quantised_rows(op.writes[0], block);
+    // What is weighed on the way is quantised behind that, row by row, unless it is weighed where it arrives.
+    if (op.kind == OpKind::permute || options_.dispatcher == Dispatcher::allgather)
+      op.reads[0] = quantised_tokens(op.reads[0], op);
+    op.writes[0] = q.narrow;
+    return q;
+  }
+  bool is_fused(const Op& op) const {
+    return op.kind == OpKind::cast && std::ranges::any_of(quantised_, [&](const Quantised& q) {
+             return op.reads[0] == q.exact && op.writes[0] == q.narrow;
+           });
+  }
+  void dequantise(const Quantised& q, const Op& cause) {
+    if (q.exact == kNoTensor) return;
+    for (const Block* block : {&piece_.forward, &piece_.backward})
+      for (const Op& op : block->ops)
+        if (std::ranges::find(op.reads, q.exact) != op.reads.end() && !is_fused(op) && !traits_of(op.kind).regroups)
+          return cast("dequantise_rows", q.narrow, q.exact, cause);
+  }
+  void cast(const char* name, TensorId from, TensorId to, const Op& cause) {
+    Op op;
+    op.kind = OpKind::cast;
+    op.name = name;
+    op.phase = cause.phase;
+    op.reads[0] = from;
+    op.writes[0] = to;
+    out_.push_back(op);
+  }
+
+  // ---- all tokens to all ranks of the experts ----
+
+  // Of a dimension the digits of ranks that share experts, and those before them.
+  struct Step {
+    int dim = 0;
+    MeshGroup group;
+    Division rest;
+  };
+  // How a tensor of a rank's own tokens becomes one of all that share experts with it, dimension by dimension.
+  std::vector<Step> steps(const Tensor& t) const {
+    std::vector<Step> all;
+    for (int d = 0; d < t.rank; ++d) {
+      Step step{d, t.over[d].group() & (expert_ | tensor_), {}};
+      if (step.group.empty()) continue;
+      for (int n = 0; n < t.over[d].count(); ++n)
+        if (const int digit = t.over[d].digit(n); !step.group.contains(digit))
+          step.rest.append(MeshGroup::of_digit(digit));
+      Division whole = step.rest;
+      whole.append(step.group);
+      if (whole != t.over[d])
+        throw InputError(
+            {"", "/plan/moe_token_dispatcher"}, "\"allgather\"",
+            std::string("another one for this mesh: ranks that share experts do not lie side by side along ") +
+                name_of(t.axes[d]));
+      all.push_back(step);
+    }
+    return all;
+  }
+  // As `id` is when that step has been taken.
+  TensorId step_from(TensorId id, const Step& step, const char* name) {
+    const TensorId whole = like(id, name);
+    Tensor& t = piece_.tensors[whole];
+    t.sizes[step.dim] *= mesh_.size(step.group);
+    t.over[step.dim] = step.rest;
+    return whole;
+  }
+  // Once for both blocks: what is kept of choices and weights is small.
+  TensorId gathered(TensorId id, const Op& cause) {
+    if (gathered_[id] != kNoTensor) return gathered_[id];
+    TensorId at = id;
+    for (const Step& step : steps(piece_.tensors[id])) {
+      const TensorId whole = step_from(at, step, "all_tokens");
+      out_.push_back(collective(OpKind::all_gather, "dispatch.all_gather", step.group, at, whole, cause));
+      at = whole;
+    }
+    return gathered_[id] = at;
+  }
+  void rewrite_gathering(Block& block) {
+    out_.clear();
+    for (Op op : block.ops) {
+      if (!traits_of(op.kind).regroups) {
+        if (!is_fused(op)) out_.push_back(op);
+        continue;
+      }
+      const Quantised quantised = quantise_rows(op, block);
+      for (TensorId& id : op.reads)
+        if (id != kNoTensor && !is_rows(piece_.tensors[id])) id = gathered(id, op);
+      std::vector<Op> scatters;  // from behind
+      for (TensorId& id : op.writes) {
+        if (id == kNoTensor || is_rows(piece_.tensors[id])) continue;
+        TensorId at = id;
+        for (const Step& step : steps(piece_.tensors[id])) {
+          const TensorId whole = step_from(at, step, "all_tokens");
+          scatters.push_back(collective(OpKind::reduce_scatter, "combine.reduce_scatter", step.group, whole, at, op));
+          at = whole;
+        }
+        id = at;
+      }
+      const Op cause = op;
+      out_.push_back(op);
+      out_.insert(out_.end(), scatters.rbegin(), scatters.rend());
+      dequantise(quantised, cause);
+    }
+    block.ops = out_;
+  }
+
+  // ---- losses of routers ----
+
+  // How many of a sequence go to each expert, where ranks have parts of it (Megatron-Core reduces over the same).
+  void sum_counts(Block& block) {
+    out_.clear();
+    for (Op op : block.ops) {
+      out_.push_back(op);
+      if (op.kind != OpKind::expert_counts) continue;
+      const Tensor& choices = piece_.tensors[op.reads[0]];
+      const MeshGroup parts = choices.over[choices.find(Axis::sequence)].group();
+      if (parts.empty()) continue;
+      const TensorId counts = op.writes[0], own = like(counts, "expert_counts");
+      out_.back().writes[0] = own;
+      out_.push_back(collective(OpKind::all_reduce, "expert_counts.all_reduce", parts, own, counts, op));
     }
     block.ops = out_;
   }
@@ -294,7 +458,9 @@ class Experts {
   std::span<const Load> loads_;
   const MeshGroup expert_, tensor_;
   Piece& piece_;
-  std::vector<TensorId> home_;  // of rows on their experts' side: those of a rank's own tokens
+  std::vector<TensorId> home_;      // of rows on their experts' side: those of a rank's own tokens
+  std::vector<TensorId> gathered_;  // of what is of a rank's own tokens: of those of all that share experts
+  std::vector<Quantised> quantised_;
   std::vector<Op> out_;
   std::vector<std::uint8_t> shared_;  // weights of shared experts, and what they write in the forward
   Router router_;
@@ -334,6 +500,7 @@ void check(const Scenario& scenario) {
            "\"alltoall\" for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
+    if (options.fp8_dispatch) fail("moe_fp8_dispatch", "true", "false for a model without experts");
     return;
   }
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
@@ -352,6 +519,21 @@ void check(const Scenario& scenario) {
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
   if (options.overlap_shared && model.shared_expert_ffn == 0)
     fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
+  if (options.fp8_dispatch) {
+    if (options.degree == 1) fail("moe_fp8_dispatch", "true", "false with expert_parallel 1, where no token travels");
+    const Device& device = scenario.cluster.device;
+    if (device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
+      fail("moe_fp8_dispatch", "true", "false on " + device.name + ", which has no fp8");
+  }
+  if (options.dispatcher == Dispatcher::allgather) {
+    if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)
+      fail("moe_token_dispatcher", "\"allgather\"", "another one with moe_schedule, whose chunks are of an exchange");
+    // Megatron-Core's rules: there is no exchange for them to hide.
+    if (options.overlap_shared)
+      fail("moe_shared_expert_overlap", "true", "false with moe_token_dispatcher \"allgather\"");
+    if (options.overlap_pairs)
+      fail("overlap_moe_expert_parallel_comm", "true", "false with moe_token_dispatcher \"allgather\"");
+  }
   if (options.overlap_pairs) {
     constexpr const char* kField = "overlap_moe_expert_parallel_comm";
     const auto schedule = pipeline_parallel::effective_schedule(scenario.plan.pipeline);
@@ -435,6 +617,8 @@ void make_runnable(Scenario& scenario) {
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
+  if (options.fp8_dispatch)
+    throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
   if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
@@ -445,6 +629,9 @@ void check_runnable(const Scenario& scenario) {
   if (scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1)
     throw InputError(where, found,
                      no_drops + " in a run whose ranks have parts of a sequence: one rank would drop other tokens");
+  if (options.dispatcher == Dispatcher::allgather)
+    throw InputError(where, found,
+                     no_drops + " in a run with moe_token_dispatcher \"allgather\", which fills slots with all tokens");
 }
 
 std::span<const SearchAxis> search_axes() {

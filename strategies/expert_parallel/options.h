@@ -7,17 +7,17 @@
 namespace orrery::expert_parallel {
 
 // How tokens come to their experts: NCCL's all-to-all of rows; the same in two hops, within nodes and between them
-// (Tutel, DeepSpeed-MoE); or each token once to a node and there once to a rank (DeepEP, HybridEP). Megatron-Core's
-// names for the first and the last.
-enum class Dispatcher : std::uint8_t { alltoall, hierarchical, flex };
-inline constexpr std::array<std::string_view, 3> kDispatcherNames{"alltoall", "hierarchical", "flex"};
+// (Tutel, DeepSpeed-MoE); each token once to a node and there once to a rank (DeepEP, HybridEP); or all tokens to all
+// ranks. Megatron-Core's names for all but the second.
+enum class Dispatcher : std::uint8_t { alltoall, hierarchical, flex, allgather };
+inline constexpr std::array<std::string_view, 4> kDispatcherNames{"alltoall", "hierarchical", "flex", "allgather"};
 
 struct Options {
   std::int64_t degree = 1;
   std::int64_t tensor_degree = 0;
   Dispatcher dispatcher = Dispatcher::alltoall;
   double capacity_factor = 0;
-  bool overlap_shared = false, overlap_pairs = false;
+  bool overlap_shared = false, overlap_pairs = false, fp8_dispatch = false;
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),
@@ -28,7 +28,11 @@ struct Options {
             "ranks that each expert's matrices are divided over; 0: as tensor_parallel", Scope::mesh);
     v.field("moe_token_dispatcher", dispatcher, kDispatcherNames,
             "how tokens come to their experts and back: all-to-all of rows (alltoall), the same in two hops within and "
-            "between nodes (hierarchical), or each token once to a node and there once to a rank (flex: DeepEP)");
+            "between nodes (hierarchical), each token once to a node and there once to a rank (flex: DeepEP), or all "
+            "tokens to all ranks of the experts (allgather)");
+    v.field("moe_fp8_dispatch", fp8_dispatch,
+            "tokens travel to their experts in fp8 with a scale for each 128 elements, and so do gradients of what "
+            "experts give; both come back in the activations' dtype (DeepSeek-V3)");
     v.field("moe_expert_capacity_factor", capacity_factor, NumberRange{.least = 0, .most = 1024},
             "slots of an expert for one rank's tokens, over what balanced routing needs; tokens beyond them are "
             "dropped, slots that are left over are computed all the same. 0: dropless");

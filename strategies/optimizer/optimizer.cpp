@@ -236,10 +236,12 @@ void lay_out(Piece& piece, const Mesh& mesh, const Options& options, bool master
 // The loss is the mean over all positions of the step: of ranks and micro-batches, whose gradients are summed.
 void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   for (Op& op : piece.backward.ops) {
-    if (op.kind != OpKind::cross_entropy_backward) continue;
-    const Tensor& targets = piece.tensors[op.reads[1]];
-    op.factor = loss_scale / static_cast<double>(targets.elements() * program.mesh.size(targets.divided_over()) *
-                                                 program.schedule.micro_batches);
+    const bool of_router = op.kind == OpKind::router_loss_backward;
+    if (op.kind != OpKind::cross_entropy_backward && !of_router) continue;
+    const Tensor& t = piece.tensors[op.reads[of_router ? 0 : 1]];  // logits of each position, targets
+    const std::int64_t positions = of_router ? t.elements() / t.sizes[t.rank - 1] : t.elements();
+    op.factor = loss_scale /
+                static_cast<double>(positions * program.mesh.size(t.divided_over()) * program.schedule.micro_batches);
   }
 }
 

@@ -251,6 +251,8 @@ TEST(Parameters, CountEachFieldOfExpertsOnce) {
             (Counts{48 * 100 + 4 * 48 * 30, 48 * 100 + 3 * 48 * 30}));
   EXPECT_EQ(more({{"expert_bias", true}}), (Counts{4 * (30 + 48), 3 * (30 + 48)}));
   EXPECT_EQ(more({{"router_bias", true}}), (Counts{4, 4}));
+  EXPECT_EQ(more({{"router_noise", true}}), (Counts{48 * 4, 48 * 4})) << "the deviations' projection";
+  EXPECT_EQ(more({{"moe_aux_loss_coeff", 0.01}, {"moe_z_loss_coeff", 0.001}}), (Counts{0, 0}));
   EXPECT_EQ(more({{"shared_expert_ffn", 20}}), (Counts{2 * 48 * 20, 2 * 48 * 20}));
   EXPECT_EQ(more({{"shared_expert_ffn", 20}, {"shared_expert_gate", true}}),
             (Counts{2 * 48 * 20 + 48, 2 * 48 * 20 + 48}));

@@ -135,7 +135,8 @@ TEST(OpTraits, EachKindHasADerivativeOrAReasonForNone) {
     for (const Op& op : piece.backward.ops) {
       expect_fits(op, std::string("derivative of ") + t.name);
       found = found || op.kind == t.backward;
-      EXPECT_TRUE(op.kind == t.kind || traits_of(op.kind).derivative == Derivative::none ||
+      const bool by_slopes = t.derivative == Derivative::noise;  // which the op has written
+      EXPECT_TRUE(by_slopes || op.kind == t.kind || traits_of(op.kind).derivative == Derivative::none ||
                   are_each_others_derivative(op.kind, t.kind))
           << t.name;
     }
@@ -182,6 +183,8 @@ TEST(Dtypes, TakeTheirBitsRoundedUpToBytes) {
   EXPECT_EQ(bits_of(Dtype::fp8), 8);
   EXPECT_EQ(bits_of(Dtype::nvfp4), 4);
   EXPECT_EQ(bits_of(Dtype::int4), 4);
+  EXPECT_EQ(bits_of(Dtype::fp8_blocks), 8);
+  EXPECT_EQ(bytes_of(Dtype::fp8_blocks, 7168), 7168 + 56 * 4) << "a scale in fp32 for each 128";
   EXPECT_EQ(bytes_of(Dtype::bf16, 3), 6);
   EXPECT_EQ(bytes_of(Dtype::int4, 1), 1);
   EXPECT_EQ(bytes_of(Dtype::int4, 0), 0);

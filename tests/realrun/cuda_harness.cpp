@@ -88,6 +88,7 @@ std::vector<unsigned char> stored(std::span<const float> values, Dtype dtype) {
         break;
       case Dtype::nvfp4:
       case Dtype::int4:
+      case Dtype::fp8_blocks:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   return bytes;
@@ -130,6 +131,7 @@ std::vector<float> numbers(std::span<const unsigned char> bytes, Dtype dtype) {
         break;
       case Dtype::nvfp4:
       case Dtype::int4:
+      case Dtype::fp8_blocks:
         throw std::logic_error(std::string("no kernel stores ") + name_of(dtype));
     }
   }

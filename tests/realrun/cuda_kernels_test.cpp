@@ -643,6 +643,60 @@ TEST(CudaPermute, IsTheCpusInEveryDtype) {
     }
 }
 
+// Of experts that ranks divide: those from the third on.
+TEST(CudaPermute, OfSomeOfTheExpertsIsTheCpus) {
+  KernelContext context;
+  context.first_expert = 2;
+  Tensor x = shaped({{520, Axis::sequence}, {8}}, Dtype::bf16),
+         rows = shaped({{3, Axis::experts}, {300, Axis::slots}, {8}}, Dtype::bf16),
+         weights = shaped({{520, Axis::sequence}, {2}}, Dtype::fp32),
+         by_row = shaped({{3, Axis::experts}, {300, Axis::slots}}, Dtype::fp32);
+  for (Tensor* t : {&rows, &by_row}) t->over[0].append(MeshGroup::of_digit(0));
+  const Given choices = choices_of(520, 2, 6, 3);
+  expect_as_cpu(op_of(permute), {normal(x, 1), choices}, poisoned({rows}), context);
+  expect_as_cpu(op_of(unpermute), {normal(rows, 2), choices, normal(weights, 4)}, poisoned({x}), context);
+  expect_as_cpu(op_of(unpermute_backward), {normal(x, 1), normal(rows, 2), choices, normal(weights, 4)},
+                poisoned({rows, weights}), context, 4);
+  expect_as_cpu(op_of(permute_weights), {normal(weights, 4), choices}, poisoned({by_row}), context);
+  expect_as_cpu(op_of(unpermute_weights), {normal(by_row, 5), choices}, poisoned({weights}), context);
+}
+
+TEST(CudaAddNoise, IsTheCpusInEveryDtype) {
+  KernelContext context;
+  context.seed = 3;
+  context.dropout_stream = 17;
+  for (const Dtype dtype : kDtypes) {
+    const Tensor logits = shaped({{2, Axis::batch}, {9, Axis::sequence}, {70}}, dtype);
+    expect_as_cpu(op_of(add_noise), {normal(logits, 1), normal(logits, 2)}, poisoned({logits, logits}), context, 4);
+  }
+}
+
+TEST(CudaRouterLoss, IsTheCpusInEveryDtype) {
+  for (const Dtype dtype : kDtypes)
+    for (const RouterScore score : {RouterScore::softmax, RouterScore::sigmoid_of_top})
+      for (const std::int64_t experts : {4, 70})
+        for (const bool by_sequence : {false, true}) {
+          const Tensor logits = shaped({{2, Axis::batch}, {9, Axis::sequence}, {experts}}, dtype),
+                       counts = shaped({{2, Axis::batch}, {experts}}, Dtype::fp32),
+                       losses = shaped({{2, Axis::batch}, {9, Axis::sequence}, {2}}, Dtype::fp32);
+          Given chosen = choices_of(18, 3, experts, 5);
+          chosen.tensor = shaped({{2, Axis::batch}, {9, Axis::sequence}, {3}}, Dtype::int32);
+          expect_as_cpu(op_of(expert_counts), {chosen}, poisoned({counts}));
+          const Values counted = on_cpu(op_of(expert_counts), {chosen}, poisoned({counts}), {})[0];
+          Op op = op_of(router_loss);
+          op.router = {.score = score, .balance = 0.5f, .z = 0.1f, .by_sequence = by_sequence};
+          op.factor = 0.25;
+          for (const bool balance : {true, false}) {
+            std::vector<Given> reads{normal(logits, 1, 2)};
+            if (balance) reads.push_back({counts, counted});
+            op.kind = router_loss;
+            expect_as_cpu(op, reads, poisoned({losses}), {}, 4);
+            op.kind = router_loss_backward;
+            expect_as_cpu(op, reads, poisoned({logits}), {}, 4);
+          }
+        }
+}
+
 TEST(CudaMultiply, ByOneNumberOfARowIsTheCpus) {
   for (const Dtype dtype : kDtypes)
     for (const std::int64_t width : {1, 7, 24, 1040}) {

@@ -103,6 +103,15 @@ constexpr const char* kSigmoidExperts =
     R"({"model": {"layers": 2, "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "router_score": "sigmoid",
   "activation": "swiglu", "ffn": 48, "shared_expert_ffn": 16, "dropout": 0.1}})";
 
+// Noisy top-k with the losses of Switch and ST-MoE; DeepSeek-V3's loss of each sequence.
+constexpr const char* kNoisyExperts =
+    R"({"model": {"layers": 2, "experts": 8, "experts_per_token": 2, "expert_ffn": 24, "router_noise": true,
+  "moe_aux_loss_coeff": 0.3, "moe_z_loss_coeff": 0.05, "activation": "swiglu", "ffn": 48}})";
+constexpr const char* kBalancedSequences =
+    R"({"model": {"layers": 3, "experts": 8, "experts_per_token": 2, "expert_ffn": 24, "dense_layers": 1,
+  "router_score": "sigmoid_of_top", "moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.5,
+  "shared_expert_ffn": 16, "activation": "swiglu", "ffn": 48}})";
+
 ExecutionOptions seeded(std::uint64_t seed, std::int64_t steps = 2) {
   ExecutionOptions options;
   options.seed = seed;
@@ -154,8 +163,8 @@ void expect_same_numbers(const Scenario& scenario, const ExecutionOptions& optio
 // ---- one rank ---------------------------------------------------------------------------------------------------
 
 // Central differences of the loss at the element of each parameter that matters most.
-void expect_derivative(const Scenario& scenario) {
-  ExecutionOptions options = seeded(3, 1);
+void expect_derivative(const Scenario& scenario, std::uint64_t seed = 3) {
+  ExecutionOptions options = seeded(seed, 1);
   const Execution at = execute(scenario, options);
   constexpr double kStep = 4e-3;
   Program program;
@@ -235,6 +244,17 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
     patch.merge_patch(json::parse(
         R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
     expect_derivative(runnable(tiny(patch.dump())));
+  }
+}
+
+// Loads have no slope, and leap where a token's choice changes: of seeds by which none does so near by.
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfRouters) {
+  for (const char* model : {kNoisyExperts, kBalancedSequences}) {
+    json patch = json::parse(model);
+    patch.merge_patch(json::parse(
+        R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
+    constexpr std::uint64_t kSeed = 4;
+    expect_derivative(runnable(tiny(patch.dump())), kSeed);
   }
 }
 
@@ -1337,6 +1357,53 @@ const Layout kLayouts[] = {
      R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1, "moe_balancer": "given", "moe_slots_per_rank": 5,
          "moe_balance_interval": 3, "moe_expert_placement": [0, 1, 2, 3, 4, 5, 6, 7, 0, 2]})",
      kMixtral},
+    {"ExpertsGathered", R"({"data_parallel": 4, "expert_parallel": 2, "moe_token_dispatcher": "allgather"})", kMixtral},
+    {"ExpertsGatheredMatrices",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "moe_token_dispatcher": "allgather"})",
+     kSharedExperts},
+    {"ExpertsGatheredMatricesAlone",
+     R"({"data_parallel": 2, "expert_tensor_parallel": 2, "moe_token_dispatcher": "allgather"})", kSigmoidExperts},
+    // Weighed behind their second product: gradients of weights are sums over the experts of all ranks.
+    {"ExpertsGatheredWeighedLast",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "moe_token_dispatcher": "allgather",
+         "framework": "megatron-deepspeed"})",
+     kMixtral},
+    {"ExpertsGatheredBiases", R"({"data_parallel": 4, "expert_parallel": 4, "moe_token_dispatcher": "allgather"})",
+     kSwitch},
+    // Tokens are gathered along two dimensions.
+    {"ExpertsGatheredOverTensorRanks",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2, "expert_parallel": 4,
+         "expert_tensor_parallel": 1, "moe_token_dispatcher": "allgather", "zero_stage": 1})",
+     kSharedExperts},
+    {"ExpertsGatheredFourAxes",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "pipeline_parallel": 2,
+         "data_parallel": 2, "expert_parallel": 4, "expert_tensor_parallel": 2, "zero_stage": 1,
+         "moe_token_dispatcher": "allgather"})",
+     kSharedExperts},
+    {"ExpertsGatheredRecomputedModules",
+     R"({"data_parallel": 2, "expert_parallel": 2, "moe_token_dispatcher": "allgather", "recompute": "selective",
+         "recompute_modules": ["layernorm", "moe"]})",
+     kSharedExperts},
+    {"ExpertsGatheredZbH1",
+     R"({"pipeline_parallel": 2, "pipeline_schedule": "zb-h1", "data_parallel": 2, "expert_parallel": 2,
+         "moe_token_dispatcher": "allgather", "zero_stage": 2})",
+     kSwitch},
+    {"ExpertsNoisy", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kNoisyExperts},
+    {"ExpertsNoisyPipeline",
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "recompute": "full"})", kNoisyExperts},
+    {"ExpertsNoisyOverSequences",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "data_parallel": 2,
+         "expert_parallel": 4, "expert_tensor_parallel": 1, "zero_stage": 2})",
+     kNoisyExperts},
+    {"ExpertsBalanced", R"({"data_parallel": 4, "expert_parallel": 4, "zero_stage": 3})", kBalancedSequences},
+    {"ExpertsBalancedOverSequences",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "data_parallel": 2,
+         "expert_parallel": 4, "expert_tensor_parallel": 1, "moe_token_dispatcher": "allgather"})",
+     kBalancedSequences},
+    {"ExpertsBalancedRecomputed",
+     R"({"pipeline_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "expert_parallel": 2,
+         "expert_tensor_parallel": 1, "recompute": "full"})",
+     kBalancedSequences},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });
@@ -1383,11 +1450,15 @@ bool is_refused(const std::string& field, const nlohmann::ordered_json& value) {
 
 // A flag that may be set in one of these plans and that no run takes; what needs NVFP4 is refused with it.
 bool is_not_run(const std::string& flag) {
-  for (const auto& [stage, precision] : {std::pair{3, "fp8"}, std::pair{1, "fp8"}, std::pair{1, "nvfp4"}}) {
-    const Scenario scenario =
-        tiny(json{{"cluster", {{"node", "dgx-b200"}}},
-                  {"plan", {{"data_parallel", 8}, {"zero_stage", stage}, {"precision", precision}, {flag, true}}}}
-                 .dump());
+  std::vector<json> documents;
+  for (const auto& [stage, precision] : {std::pair{3, "fp8"}, std::pair{1, "fp8"}, std::pair{1, "nvfp4"}})
+    documents.push_back({{"plan", {{"data_parallel", 8}, {"zero_stage", stage}, {"precision", precision}}}});
+  documents.push_back(json::parse(kMixtral));
+  documents.back()["plan"] = {{"data_parallel", 8}, {"expert_parallel", 2}};
+  for (json& document : documents) {
+    document["cluster"] = {{"node", "dgx-b200"}};
+    document["plan"][flag] = true;
+    const Scenario scenario = tiny(document.dump());
     try {
       check(scenario);
     } catch (const InputError&) {
@@ -1397,7 +1468,7 @@ bool is_not_run(const std::string& flag) {
       check_runnable(scenario);
     } catch (const InputError& error) {
       const std::string& at = error.where().pointer;
-      return at == "/plan/" + flag || (at == "/plan/precision" && precision == std::string_view("nvfp4"));
+      return at == "/plan/" + flag || (at == "/plan/precision" && scenario.plan.precision.mix == precision::Mix::nvfp4);
     }
   }
   return false;

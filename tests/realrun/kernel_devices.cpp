@@ -15,6 +15,7 @@ std::size_t index_read(OpKind kind) {
   switch (kind) {
     case OpKind::embedding:
     case OpKind::embedding_backward:
+    case OpKind::expert_counts:
       return 0;
     case OpKind::cross_entropy:
     case OpKind::cross_entropy_backward:

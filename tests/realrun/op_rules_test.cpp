@@ -225,6 +225,7 @@ void place(const Case& c, std::span<const Layout* const> reads, std::span<const 
   const auto note = [&](const Layout* l, const Operand& o) {
     if (l == nullptr) return;
     if (const int d = o.whole.find(Axis::vocab); d >= 0) p.context.first_vocabulary_row = first(*l, o.whole, d);
+    if (const int d = o.whole.find(Axis::experts); d >= 0) p.context.first_expert = first(*l, o.whole, d);
   };
   for (std::size_t i = 0; i < reads.size(); ++i) note(reads[i], c.reads[i]);
   for (std::size_t i = 0; i < writes.size(); ++i) note(writes[i], c.writes[i]);
@@ -472,8 +473,8 @@ void ask(const Case& c, const Mesh& mesh, Tally& tally) {
   // Computed once for all layouts that make no difference to it. Whether kernels take the parts is the same however these
   // are dealt, and what they compute however the results are, but where a result's positions choose what is drawn or read.
   const std::size_t reads_count = c.reads.size();
-  const bool by_position = traits_of(c.op.kind).random || c.op.kind == embedding || c.op.kind == add ||
-                           c.op.kind == bias_gradient;
+  const bool by_position = traits_of(c.op.kind).random || traits_of(c.op.kind).regroups || c.op.kind == embedding ||
+                           c.op.kind == add || c.op.kind == bias_gradient;
   const auto sizes_product = [&](std::size_t begin) {
     std::size_t product = 1;
     for (std::size_t s = begin; s < slots.size(); ++s) product *= slots[s].count();
@@ -952,6 +953,36 @@ class Builder {
     write("dlogits", {b_, s_, {4}});
     end();
 
+    begin(add_noise);
+    read("logits", {b_, s_, {4}});
+    read("deviations", {b_, s_, {4}});
+    write("noisy", {b_, s_, {4}});
+    write("slopes", {b_, s_, {4}});
+    end();
+
+    begin(expert_counts);
+    read("choices", {b_, s_, {2}}, routed.writes[1].values);
+    write("counts", {b_, {4}});
+    end();
+    const Case counted = last();
+    // Of loads of each sequence; those of a micro-batch are of a rank's own.
+    for (const bool balance : {true, false}) {
+      const Router router{
+          .score = RouterScore::sigmoid, .balance = balance ? 0.5f : 0, .z = 0.25f, .by_sequence = true};
+      for (const OpKind kind : {router_loss, router_loss_backward}) {
+        Op& op = begin(kind, balance ? "of balance" : "");
+        op.router = router;
+        op.factor = 0.5;
+        read("logits", {b_, s_, {4}}, routed.reads[0].values);
+        if (balance) read("counts", {b_, {4}}, counted.writes[0].values);
+        if (kind == router_loss)
+          write("losses", {b_, s_, {2}});
+        else
+          write("dlogits", {b_, s_, {4}});
+        end();
+      }
+    }
+
     begin(permute);
     read("x", {tokens, h_});
     read("choices", {tokens, one}, to);
@@ -1055,7 +1086,7 @@ struct Missing {
 constexpr const char* kWeights = "a parameter never owes a sum: linear in it, or not, nobody asks";
 constexpr const char* kSequence =
     "plans divide queries and keys alike; keys of one part wait for a ring, gradients of them for its way home";
-constexpr const char* kRows = "rows travel as they are: a sum is taken before tokens leave, and before they return";
+constexpr const char* kRows = "tokens travel as they are: a sum is taken before they leave";
 constexpr Missing kMissing[]{
     {"linear, rule 3", 11, kWeights},
     {"linear transposed, rule 3", 11, kWeights},
@@ -1067,12 +1098,9 @@ constexpr Missing kMissing[]{
     {"linear_input_gradient of experts, rule 3", 1, kWeights},
     {"linear_weight_gradient of experts, rule 3", 1, "activations that products read owe nothing: only gradients do"},
     {"permute, rule 3", 1, kRows},
-    {"unpermute, rule 3", 1, kRows},
-    {"unpermute weighted, rule 3", 2, kRows},
-    {"unpermute_backward, rule 3", 4, kRows},
-    {"unpermute_backward, rule 2", 1, "a token's width is whole where it meets a router"},
+    {"unpermute weighted, rule 3", 1, "weights that owe a sum: a router makes them of whole logits"},
+    {"unpermute_backward, rule 3", 3, "the same, and gradients of tokens that owe one, which is taken before"},
     {"permute_weights, rule 3", 1, kRows},
-    {"unpermute_weights, rule 3", 1, kRows},
     {"activation weighted, rule 3", 1, "what a router makes of whole logits owes nothing"},
     {"activation_backward weighted, rule 3", 1, "the same"},
     {"multiply sum, rule 2", 1, "the same of a gate"},

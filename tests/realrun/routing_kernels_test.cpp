@@ -154,6 +154,102 @@ KERNEL_TEST(RouteKernel, DerivativesAreSlopes) {
     }
 }
 
+// --- Noise and losses
+
+KERNEL_TEST(AddNoiseKernel, IsNormalOfTheDeviationThatIsAskedFor) {
+  constexpr std::int64_t kTokens = 4000;
+  Op op = op_of(add_noise);
+  for (const float raw : {-3.0f, 0.0f, 2.0f}) {
+    const Tensor t = plain({{kTokens}, {8}});
+    const auto n = static_cast<std::size_t>(kTokens * 8);
+    const std::vector<Values> made = call(op, {{t, Values(n, 1.5f)}, {t, Values(n, raw)}}, {t, t});
+    const double deviation = std::log1p(std::exp(static_cast<double>(raw)));
+    double mean = 0, square = 0, fourth = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const double z = (static_cast<double>(made[0][i]) - 1.5) / deviation;
+      mean += z / static_cast<double>(n);
+      square += z * z / static_cast<double>(n);
+      fourth += z * z * z * z / static_cast<double>(n);
+      EXPECT_NEAR(made[1][i], z / (1 + std::exp(-static_cast<double>(raw))), 1e-4);
+    }
+    EXPECT_NEAR(mean, 0, 0.02);
+    EXPECT_NEAR(square, 1, 0.03);
+    EXPECT_NEAR(fourth, 3, 0.25) << "a normal distribution's";
+  }
+}
+
+KERNEL_TEST(AddNoiseKernel, DerivativesAreSlopes) {
+  expect_derivative(machine_of(op_of(add_noise), {parameter({{5}, {4}}), parameter({{5}, {4}})},
+                               {plain({{5}, {4}}), plain({{5}, {4}})}));
+}
+
+// Switch, eq. 4: of balanced loads and uniform scores the loss is its coefficient, of all tokens to one expert that
+// they are sure of as many times it as there are experts.
+KERNEL_TEST(RouterLossKernel, IsLeastWhereLoadsAreBalanced) {
+  Op op = op_of(router_loss);
+  op.router = {.balance = 0.01f, .z = 0.001f};
+  const Tensor logits = plain({{1, Axis::batch}, {4, Axis::sequence}, {4}}), counts = plain({{1, Axis::batch}, {4}}),
+               losses = plain({{1, Axis::batch}, {4, Axis::sequence}, {2}});
+  const Values balanced = call(op, {{logits, Values(16, 0.5f)}, {counts, {2, 2, 2, 2}}}, {losses})[0];
+  const double z = 0.5 + std::log(4.0);
+  expect_equal(balanced, {0.01, 0.001 * z * z, 0.01, 0.001 * z * z, 0.01, 0.001 * z * z, 0.01, 0.001 * z * z});
+  Values sure;
+  for (int t = 0; t < 4; ++t) sure.insert(sure.end(), {0, 30, 0, 0});
+  EXPECT_NEAR(call(op, {{logits, sure}, {counts, {0, 4, 0, 0}}}, {losses})[0][2], 0.04, 1e-6);
+}
+
+// Two sequences that are each sure of one expert: unbalanced one by one, balanced together.
+KERNEL_TEST(RouterLossKernel, LoadsAreOfASequenceOrOfAllOfThem) {
+  Op op = op_of(router_loss);
+  op.router = {.balance = 1};
+  const Tensor logits = plain({{2, Axis::batch}, {1, Axis::sequence}, {2}}), counts = plain({{2, Axis::batch}, {2}}),
+               losses = plain({{2, Axis::batch}, {1, Axis::sequence}, {2}});
+  const std::vector<Operand> reads{{logits, {30, 0, 0, 30}}, {counts, {1, 0, 0, 1}}};
+  expect_equal(call(op, reads, {losses})[0], {1, 0, 1, 0});
+  op.router.by_sequence = true;
+  expect_equal(call(op, reads, {losses})[0], {2, 0, 2, 0});
+}
+
+KERNEL_TEST(ExpertCountsKernel, CountsTheChoicesOfEachSequence) {
+  Tensor choices = shaped({{2, Axis::batch}, {3, Axis::sequence}, {2}}, Category::activation, Dtype::int32);
+  const Values counts = call(op_of(expert_counts), {{choices, {0, 1, 0, 2, 0, 3, 3, 1, 3, 1, 2, 3}}},
+                             {plain({{2, Axis::batch}, {4}})})[0];
+  expect_equal(counts, {3, 1, 1, 1, 0, 2, 1, 3}, 0);
+}
+
+// The loss is the sum over all tokens of what each adds, loads being numbers.
+KERNEL_TEST(RouterLossKernel, DerivativeIsTheSlopeOfTheSum) {
+  for (const RouterScore score : kScores)
+    for (const bool by_sequence : {false, true}) {
+      SCOPED_TRACE(name_of(score));
+      Op op = op_of(router_loss);
+      op.router = {.score = score, .balance = 0.7f, .z = 0.05f, .by_sequence = by_sequence};
+      op.factor = 2;
+      const Tensor logits = plain({{2, Axis::batch}, {3, Axis::sequence}, {5}}),
+                   counts = plain({{2, Axis::batch}, {5}}),
+                   losses = plain({{2, Axis::batch}, {3, Axis::sequence}, {2}});
+      Values x = random_values(30, 8);
+      const Values loads{1, 0, 3, 2, 0, 2, 2, 1, 1, 0};
+      const auto sum = [&] {
+        const Values each = call(op, {{logits, x}, {counts, loads}}, {losses})[0];
+        return std::accumulate(each.begin(), each.end(), 0.0);
+      };
+      Op backward = op;
+      backward.kind = router_loss_backward;
+      const Values slopes = call(backward, {{logits, x}, {counts, loads}}, {logits})[0];
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        constexpr float kStep = 1.0f / 64;
+        const float at = x[i];
+        x[i] = at + kStep;
+        const double above = sum();
+        x[i] = at - kStep;
+        const double below = sum();
+        x[i] = at;
+        EXPECT_NEAR(slopes[i], op.factor * (above - below) / (2 * kStep), 2e-3) << i;
+      }
+    }
+}
+
 // --- Rows in slots
 
 // Each token's experts, all different.

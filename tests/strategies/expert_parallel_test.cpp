@@ -119,6 +119,105 @@ TEST(ExpertParallel, DispatchersSayHowTokensTravel) {
   EXPECT_EQ(exchanges(Dispatcher::flex, 4), std::pair(CollectiveAlgorithm::by_token, 0));
 }
 
+double bytes_of_ops(const Piece& layer, const Block& block, OpKind kind, Axis with, Axis without = Axis::none) {
+  double sum = 0;
+  for (const Op& op : block.ops) {
+    const Tensor& t = layer.tensors[op.reads[0]];
+    if (op.kind == kind && op.account == Stream::expert_communication && t.find(with) >= 0 &&
+        (without == Axis::none || t.find(without) < 0))
+      sum += bytes(op, layer.tensors);
+  }
+  return sum;
+}
+
+// Megatron-Core's MoEAllGatherTokenDispatcher: every rank has the tokens, choices and weights of all e x ranks,
+// computes its own experts' part of their sum, and gets back its own tokens'.
+TEST(ExpertParallel, AllGatherBringsAllTokensToAllRanksOfTheExperts) {
+  const double n = 2048, k = 6, h = 2048;
+  for (const auto& [experts, tensor] : {std::pair{8, 1}, {4, 1}, {4, 2}, {2, 4}, {1, 2}}) {
+    Scenario s = deepseek_moe(experts);
+    s.plan.expert.tensor_degree = tensor;
+    const Program exchanged = lowered(s);
+    s.plan.expert.dispatcher = Dispatcher::allgather;
+    const Program program = lowered(s);
+    const Piece &layer = piece_named(program, "expert_layer"), &other = piece_named(exchanged, "expert_layer");
+    const double all = experts * tensor;
+    SCOPED_TRACE(all);
+    for (const Block* block : {&layer.forward, &layer.backward}) {
+      EXPECT_TRUE(ops_of(*block, OpKind::redistribute).empty());
+      EXPECT_EQ(bytes_of_ops(layer, *block, OpKind::all_gather, Axis::hidden), 2 * n * h * all);
+      EXPECT_EQ(bytes_of_ops(layer, *block, OpKind::reduce_scatter, Axis::hidden), 2 * n * h * all);
+    }
+    EXPECT_EQ(bytes_of_ops(layer, layer.forward, OpKind::all_gather, Axis::sequence, Axis::hidden), 8 * n * k * all)
+        << "choices and weights";
+    EXPECT_EQ(bytes_of_ops(layer, layer.backward, OpKind::reduce_scatter, Axis::sequence, Axis::hidden),
+              4 * n * k * all)
+        << "the weights' gradients; choices have been kept";
+    for (const auto& [a, b] : {std::pair{&layer.forward, &other.forward}, {&layer.backward, &other.backward}}) {
+      double own = 0, theirs = 0;
+      for (const Op& op : a->ops) own += flops(op, layer.tensors);
+      for (const Op& op : b->ops) theirs += flops(op, other.tensors);
+      EXPECT_EQ(own, theirs) << "products are the same";
+    }
+  }
+}
+
+// DeepSeek-V3, sections 3.3.2 and 3.3.3: to the experts in fp8 with a scale in fp32 for each 128 elements, back in
+// bf16; gradients of what experts give alike.
+TEST(ExpertParallel, TokensTravelToTheirExpertsInFp8) {
+  const double n = 2048, k = 6, h = 2048, quantised = n * k * h * (1 + 4.0 / 128), exact = 2 * n * k * h;
+  for (const auto& [products, early] : {std::pair{false, true}, {true, true}, {false, false}, {true, false}})
+    for (const Dispatcher dispatcher : {Dispatcher::alltoall, Dispatcher::flex, Dispatcher::allgather}) {
+      Scenario s = deepseek_moe(4);
+      if (products) s.plan.precision.mix = precision::Mix::fp8;
+      if (!early) s.plan.framework.stack = framework::Stack::megatron_deepspeed;
+      s.plan.expert.dispatcher = dispatcher;
+      s.plan.expert.fp8_dispatch = true;
+      const Program program = lowered(s);
+      const Piece& layer = piece_named(program, "expert_layer");
+      if (dispatcher == Dispatcher::allgather) {
+        for (const Block* block : {&layer.forward, &layer.backward})
+          EXPECT_EQ(bytes_of_ops(layer, *block, OpKind::all_gather, Axis::hidden), n * h * 4 * (1 + 4.0 / 128));
+        continue;
+      }
+      for (const Block* block : {&layer.forward, &layer.backward})
+        EXPECT_EQ(bytes_of_ops(layer, *block, OpKind::redistribute, Axis::hidden), quantised + exact);
+      int quantises = 0, dequantises = 0, of_rows = 0;
+      TensorId read = kNoTensor;  // by the first product of the experts
+      for (const Op& op : layer.forward.ops) {
+        if (read == kNoTensor && op.kind == OpKind::linear && op.group_dims > 0) read = op.reads[0];
+        if (op.kind != OpKind::cast) continue;
+        const Tensor &from = layer.tensors[op.reads[0]], &to = layer.tensors[op.writes[0]];
+        quantises += to.dtype == Dtype::fp8_blocks && from.find(Axis::slots) < 0;
+        dequantises += from.dtype == Dtype::fp8_blocks && to.dtype == Dtype::bf16;
+        of_rows += to.dtype == Dtype::fp8 && from.find(Axis::slots) >= 0 && from.find(Axis::hidden) >= 0;
+      }
+      EXPECT_EQ(quantises, 1) << "each token once";
+      EXPECT_EQ(dequantises, products ? 0 : 1);
+      EXPECT_EQ(of_rows, 0) << "rows have come in fp8";
+      ASSERT_NE(read, kNoTensor);
+      EXPECT_EQ(layer.tensors[read].dtype, products ? Dtype::fp8_blocks : Dtype::bf16);
+    }
+}
+
+// Where ranks have parts of a sequence, its loads are of all of it.
+TEST(ExpertParallel, LoadsOfDividedSequencesAreSummed) {
+  for (const auto& [tensor, context] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
+    Scenario s = deepseek_moe(4, tensor);
+    s.plan.context.degree = context;
+    s.plan.data.degree = 8 / (tensor * context);
+    s.model.aux_loss = 0.01;
+    const Program program = lowered(s);
+    const Piece& layer = piece_named(program, "expert_layer");
+    std::vector<Op> sums;
+    for (const Op& op : layer.forward.ops)
+      if (std::string_view(op.name) == "expert_counts.all_reduce") sums.push_back(op);
+    ASSERT_EQ(sums.size(), tensor * context > 1 ? 1u : 0u);
+    for (const Op& op : sums) EXPECT_EQ(program.mesh.size(op.group), tensor * context);
+    EXPECT_EQ(ops_of(layer.backward, OpKind::router_loss_backward).size(), 1u);
+  }
+}
+
 // One stream orders the exchanges, the other what shared experts compute behind each of them.
 TEST(ExpertParallel, SharedExpertsComputeWhileTokensTravel) {
   for (const std::int64_t tensor : {1, 2}) {
@@ -272,6 +371,19 @@ TEST(ExpertParallel, WhatCannotBeIsRefusedByName) {
           [](Scenario& s) { s.plan.expert.overlap_shared = s.plan.expert.overlap_pairs = true; });
   refused("overlap_moe_expert_parallel_comm", "virtual_pipeline 1",
           [](Scenario& s) { s.plan.pipeline.degree = 2, s.plan.data.degree = 4, s.plan.expert.overlap_pairs = true; });
+  refused("moe_shared_expert_overlap", "false with moe_token_dispatcher",
+          [](Scenario& s) { s.plan.expert.dispatcher = Dispatcher::allgather, s.plan.expert.overlap_shared = true; });
+  refused("overlap_moe_expert_parallel_comm", "false with moe_token_dispatcher",
+          [](Scenario& s) { s.plan.expert.dispatcher = Dispatcher::allgather, s.plan.expert.overlap_pairs = true; });
+  refused("moe_token_dispatcher", "another one with moe_schedule", [](Scenario& s) {
+    s.plan.expert.dispatcher = Dispatcher::allgather, s.plan.fsmoe.schedule = fsmoe::MoeSchedule::fsmoe;
+  });
+  refused("moe_fp8_dispatch", "false with expert_parallel 1",
+          [](Scenario& s) { s.plan.expert.degree = 1, s.plan.expert.fp8_dispatch = true; });
+  refused("moe_fp8_dispatch", "which has no fp8", [](Scenario& s) {
+    s.plan.expert.fp8_dispatch = true;
+    s.cluster.device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] = 0;
+  });
   refused("expert_parallel", "without experts", [](Scenario& s) {
     s.model = read_model("gpt2-1.5b", {});
     s.workload.sequence_length = 1024;

@@ -106,6 +106,20 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
          s.plan.expert.capacity_factor = 3.9;
          s.plan.context.degree = 2;
        }},
+      {"/plan/moe_expert_capacity_factor",
+       [](Scenario& s) {
+         s.model.experts = 8;
+         s.model.experts_per_token = 2;
+         s.plan.expert.capacity_factor = 3.9;
+         s.plan.expert.dispatcher = expert_parallel::Dispatcher::allgather;
+       }},
+      {"/plan/moe_fp8_dispatch",
+       [](Scenario& s) {
+         s.model.experts = 8;
+         s.model.experts_per_token = 2;
+         s.plan.expert.capacity_factor = 4;
+         s.plan.expert.fp8_dispatch = true;
+       }},
   };
   for (const Refused& refused : all) {
     Scenario s = on_one_rank(everything());

@@ -166,6 +166,7 @@ __device__ inline float load(const Any& from, std::int64_t i) {
       return static_cast<float>(static_cast<const std::uint8_t*>(from.data)[i]);
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
   return 0;
@@ -196,6 +197,7 @@ __device__ inline void store(const Any& to, std::int64_t i, float value) {
       break;
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
 }

@@ -134,7 +134,7 @@ struct Dropout : WholeElements {
   std::uint64_t threshold;  // kept: a word of at least this
   float scale;
 
-  __device__ bool kept(std::uint64_t whole_index) const { return philox(seed, stream, whole_index) >= threshold; }
+  __device__ bool kept(std::uint64_t whole_index) const { return philox(seed, stream, whole_index).x >= threshold; }
 };
 
 // kVector > 1: rows are whole vectors along the last dimension, whose neighbours are neighbours in the whole tensor.
@@ -159,6 +159,22 @@ __global__ void dropout_kernel(Dropout drop, Any x, Any residual, Any bias, std:
   }
   store_vector<kVector>(y, first, out);
   store_vector<kVector>(mask, first, keep);
+}
+
+// As realrun/cpu/philox.h draws it: standard normal.
+__device__ float normal(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+  const uint2 words = philox(seed, stream, index);
+  const float radius = sqrtf(-2 * logf((static_cast<float>(words.x) + 1) * 0x1p-32f));
+  constexpr float kTurn = 6.283185307f;
+  return radius * cosf(kTurn * (static_cast<float>(words.y) * 0x1p-32f));
+}
+
+__global__ void add_noise_kernel(Dropout draw, Any logits, Any deviations, Any noisy, Any slopes) {
+  const std::int64_t i = thread_number();
+  if (i >= draw.elements) return;
+  const float drawn = normal(draw.seed, draw.stream, draw.index(i)), d = load(deviations, i);
+  store(noisy, i, load(logits, i) + drawn * (fmaxf(d, 0) + log1pf(expf(-fabsf(d)))));
+  store(slopes, i, drawn / (1 + expf(-d)));
 }
 
 template <int kVector>
@@ -354,6 +370,14 @@ void dropout_add(const Call& call) {
   const std::int64_t period = call.has_read(2) ? elements(call.read(2)) : 1;
   ORRERY_LAUNCH_ELEMENTS(dropout_kernel, wide(common_row(call, dropout_row(d), 2), {in, base, bias, out, kept}),
                          d.elements, d, in, base, bias, period, out, kept);
+}
+
+void add_noise(const Call& call) {
+  const Operand &logits = call.read(0), &deviations = call.read(1), &noisy = call.write(0), &slopes = call.write(1);
+  for (const Operand* other : {&deviations, &noisy, &slopes}) call.require_same_elements(logits, *other);
+  const Dropout d = dropout_of(call, *noisy.tensor);
+  ORRERY_LAUNCH(add_noise_kernel, blocks(divide_up(d.elements, kThreads)), kThreads, 0, call.launch.stream, d,
+                call.numbers(logits), call.numbers(deviations), call.numbers(noisy), call.numbers(slopes));
 }
 
 void dropout_backward(const Call& call) {

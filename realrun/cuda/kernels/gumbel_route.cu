@@ -17,7 +17,7 @@ struct Gate {
 
   // As realrun/cpu/gumbel_route.cpp, in double: the same noise to the last bit but for logarithms.
   __device__ float noisy(const Any& logits, std::int64_t element) const {
-    const double u = (static_cast<double>(philox(seed, stream, whole.index(element))) + 0.5) * 0x1p-32;
+    const double u = (static_cast<double>(philox(seed, stream, whole.index(element)).x) + 0.5) * 0x1p-32;
     return (load(logits, element) - static_cast<float>(log(-log(u)))) / temperature;
   }
 };

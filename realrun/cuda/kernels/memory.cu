@@ -72,6 +72,7 @@ __device__ uint4 pattern_of(Dtype dtype, float value) {
       break;
     case Dtype::nvfp4:
     case Dtype::int4:
+    case Dtype::fp8_blocks:
       break;
   }
   return {low, high, low, high};

@@ -6,8 +6,8 @@
 namespace orrery::cuda {
 namespace {
 
-// Words of Philox4x32-10 (realrun/cpu/philox.h, which says where the constants are from): the first one.
-__device__ std::uint32_t philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
+// Words of Philox4x32-10 (realrun/cpu/philox.h, which says where the constants are from): the first two.
+__device__ uint2 philox(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
   constexpr int kRounds = 10, kWordBits = 32;
@@ -24,7 +24,7 @@ __device__ std::uint32_t philox(std::uint64_t seed, std::uint64_t stream, std::u
     k0 += kWeyl0;
     k1 += kWeyl1;
   }
-  return c0;
+  return {c0, c1};
 }
 
 // Where an element of a part lies in the whole tensor (realrun/cpu/whole_index.h).

@@ -158,7 +158,7 @@ constexpr int kOrdersPerThread = 4;
 struct SlotShape {
   std::int32_t tokens, k, slots;
   const std::int64_t* expert_of_slot;  // of copies of experts (KernelContext); nullptr: each expert once
-  std::int32_t first_copy;
+  std::int32_t first_copy, first_expert;
 };
 
 // The copy of an expert that a block owns: of `copies`, so many behind the one that gets the expert's first row.
@@ -167,7 +167,7 @@ struct Copy {
 };
 __device__ Copy copy_of_block(const SlotShape& s) {
   const auto own = static_cast<std::int32_t>(blockIdx.x);
-  if (s.expert_of_slot == nullptr) return {own, 0, 1};
+  if (s.expert_of_slot == nullptr) return {s.first_expert + own, 0, 1};
   const auto expert = static_cast<std::int32_t>(s.expert_of_slot[own]);
   std::int32_t before = 0, copies = 0;
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(gridDim.x); ++i) {
@@ -178,9 +178,9 @@ __device__ Copy copy_of_block(const SlotShape& s) {
   return {expert, (before + copies - s.first_copy % copies) % copies, copies};
 }
 
-// A block owns an expert, or a copy of one, and reads all choices, first ones before second ones, tokens in their order.
-// row_of: of each choice, token by token; -1: dropped, or of no expert. choice_of: of each row; -1: free. Either may be
-// absent.
+// A block owns an expert, or a copy of one, and reads all choices, first ones before second ones, tokens in their
+// order. row_of: of each choice, token by token; -1: dropped, or of no expert. choice_of: of each row; -1: free. Either
+// may be absent.
 __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of, std::int32_t* choice_of) {
   auto* const per_warp = reinterpret_cast<std::int32_t*>(dynamic_shared());  // [kThreads / kWarp]
   const auto [expert, behind, copies] = copy_of_block(s);
@@ -223,6 +223,11 @@ __global__ void find_slots_kernel(SlotShape s, Any choices, std::int32_t* row_of
   if (choice_of == nullptr) return;
   const std::int32_t own = (taken + copies - 1 - behind) / copies;  // of all rows of the expert
   for (std::int32_t slot = own + thread; slot < s.slots; slot += kThreads) choice_of[first_row + slot] = -1;
+}
+
+__global__ void no_rows_kernel(std::int64_t choices, std::int32_t* row_of) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < choices) row_of[i] = -1;
 }
 
 // --- Rows
@@ -301,6 +306,93 @@ __global__ void place_weights_kernel(std::int64_t count, Any from, const std::in
   store(to, i, place[i] < 0 ? 0.0f : load(from, place[i]));
 }
 
+// --- Losses of the router
+
+// A block a sequence. Shared memory: a count for each expert.
+__global__ void expert_counts_kernel(std::int64_t each, int experts, Any choices, Any counts) {
+  auto* const found = reinterpret_cast<std::int32_t*>(dynamic_shared());
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) found[e] = 0;
+  __syncthreads();
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * each;
+  for (std::int64_t i = threadIdx.x; i < each; i += kThreads) {
+    const auto expert = load_index(choices, first + i);
+    if (expert >= 0 && expert < experts) atomicAdd(found + expert, 1);
+  }
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads)
+    store(counts, static_cast<std::int64_t>(blockIdx.x) * experts + e, static_cast<float>(found[e]));
+}
+
+struct LossShape {
+  RouteShape route;
+  std::int64_t batch, each;  // sequences; tokens of one
+  float balance, z;
+  bool by_sequence;
+};
+
+// A token's share of the losses, by a warp.
+struct TokenLoss {
+  RowOfLogits row;
+  float maximum, log_sum;  // of the logits
+  float score_sum;         // of sigmoids
+  float choices;           // of the tokens whose loads are compared
+  float mean = 0;          // of loads, by shares
+
+  __device__ float share(int e) const { return row.is_softmax ? row.score(e) : row.score(e) / score_sum; }
+};
+__device__ float load_of(const LossShape& s, const Any& counts, std::int64_t sequence, int e) {
+  if (s.by_sequence) return load(counts, sequence * s.route.experts + e);
+  float sum = 0;
+  for (std::int64_t b = 0; b < s.batch; ++b) sum += load(counts, b * s.route.experts + e);
+  return sum;
+}
+__device__ TokenLoss token_loss(const LossShape& s, const Any& logits, const Any& counts, std::int64_t token) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, experts = s.route.experts;
+  TokenLoss t{row_of_logits(s.route, logits, token), minus_infinity(), 0, 0, 0};
+  for (int e = lane; e < experts; e += kWarp) t.maximum = larger(t.maximum, t.row.logit(e));
+  t.maximum = warp_max(t.maximum);
+  for (int e = lane; e < experts; e += kWarp) {
+    t.log_sum += expf(t.row.logit(e) - t.maximum);
+    if (!t.row.is_softmax) t.score_sum += t.row.score(e);
+  }
+  t.log_sum = t.maximum + logf(warp_sum(t.log_sum));
+  t.score_sum = warp_sum(t.score_sum) + kLeastSum;
+  if (counts.data == nullptr) return t;
+  for (int e = lane; e < experts; e += kWarp) {
+    const float count = load_of(s, counts, token / s.each, e);
+    t.choices += count;
+    t.mean += count * t.share(e);
+  }
+  t.choices = larger(warp_sum(t.choices), 1);
+  t.mean = warp_sum(t.mean) * static_cast<float>(experts) / t.choices;
+  return t;
+}
+
+__global__ void router_loss_kernel(LossShape s, Any logits, Any counts, Any losses) {
+  const std::int64_t token =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
+  if (token >= s.route.tokens) return;
+  const TokenLoss t = token_loss(s, logits, counts, token);
+  if (threadIdx.x % kWarp != 0) return;
+  store(losses, 2 * token, s.balance * t.mean);
+  store(losses, 2 * token + 1, s.z * t.log_sum * t.log_sum);
+}
+
+__global__ void router_loss_backward_kernel(LossShape s, float factor, Any logits, Any counts, Any dlogits) {
+  const std::int64_t token =
+      static_cast<std::int64_t>(blockIdx.x) * (kThreads / kWarp) + static_cast<int>(threadIdx.x) / kWarp;
+  if (token >= s.route.tokens) return;
+  const TokenLoss t = token_loss(s, logits, counts, token);
+  for (int e = static_cast<int>(threadIdx.x) % kWarp; e < s.route.experts; e += kWarp) {
+    float slope = s.z * 2 * t.log_sum * expf(t.row.logit(e) - t.log_sum);
+    if (counts.data != nullptr) {
+      const float load = load_of(s, counts, token / s.each, e) * static_cast<float>(s.route.experts) / t.choices;
+      slope += s.balance * t.share(e) * (t.row.is_softmax ? 1 : 1 - t.row.score(e)) * (load - t.mean);
+    }
+    store(dlogits, t.row.begin + e, factor * slope);
+  }
+}
+
 // --- Hosts
 
 RouteShape route_shape(const Call& call, const Operand& logits, const Operand& choices) {
@@ -338,9 +430,12 @@ Rows rows_of(const Call& call, const Operand& rows, const Operand& choices) {
   r.tokens = r.choices / k;
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - kThreads * kOrdersPerThread;
   call.require(r.choices <= kMost && r.rows <= kMost, "there are too many tokens");
-  r.slots = {static_cast<std::int32_t>(r.tokens), static_cast<std::int32_t>(k),
-             static_cast<std::int32_t>(rows.tensor->sizes[1]), call.launch.expert_of_slot,
-             static_cast<std::int32_t>(call.context.first_copy)};
+  r.slots = {static_cast<std::int32_t>(r.tokens),
+             static_cast<std::int32_t>(k),
+             static_cast<std::int32_t>(rows.tensor->sizes[1]),
+             call.launch.expert_of_slot,
+             static_cast<std::int32_t>(call.context.first_copy),
+             static_cast<std::int32_t>(call.context.first_expert)};
   const std::size_t copies = call.context.expert_of_slot.size();
   call.require(copies == 0 || static_cast<std::int64_t>(copies) == r.experts, "copies of experts are not the rows'");
   call.require(copies == 0 || r.slots.expert_of_slot != nullptr, "the experts of slots are not on the device");
@@ -361,9 +456,12 @@ Rows rows_of_weights(const Call& call, const Operand& by_row, const Operand& cho
   return rows_of(call, by_row, choices);
 }
 
-// Exactly one of the two lists.
-void find_slots(const Call& call, const Rows& r, const Operand& choices, std::int32_t* row_of,
+// Exactly one of the two lists. Where ranks divide experts no block owns the choices of others'.
+void find_slots(const Call& call, const Rows& r, const Operand& choices, const Operand& rows, std::int32_t* row_of,
                 std::int32_t* choice_of) {
+  if (row_of != nullptr && !rows.tensor->over[0].empty())
+    ORRERY_LAUNCH(no_rows_kernel, blocks(divide_up(r.choices, kThreads)), kThreads, 0, call.launch.stream, r.choices,
+                  row_of);
   ORRERY_LAUNCH(find_slots_kernel, blocks(r.experts), kThreads,
                 kThreads / kWarp * static_cast<std::int64_t>(sizeof(std::int32_t)), call.launch.stream, r.slots,
                 call.indices(choices), row_of, choice_of);
@@ -409,7 +507,7 @@ void permute(const Call& call) {
   const Operand &x = call.read(0), &choices = call.read(1), &rows = call.write(0);
   const Rows r = rows_of(call, rows, choices, x);
   auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, nullptr, choice_of);
+  find_slots(call, r, choices, rows, nullptr, choice_of);
   const Any from = call.numbers(x), to = call.numbers(rows);
   const bool is_wide = wide(r.width, {from, to});
   const auto issue = [&](auto kernel) {
@@ -426,7 +524,7 @@ void unpermute(const Call& call) {
   const Rows r = rows_of(call, rows, choices, x);
   if (call.has_read(2)) call.require_same_elements(call.read(2), choices);
   auto* const row_of = call.scratch<std::int32_t>(r.choices);
-  find_slots(call, r, choices, row_of, nullptr);
+  find_slots(call, r, choices, rows, row_of, nullptr);
   const Any from = call.numbers(rows), to = call.numbers(x);
   const bool is_wide = wide(r.width, {from, to});
   const auto issue = [&](auto kernel) {
@@ -448,7 +546,7 @@ void unpermute_backward(const Call& call) {
   call.require_same_elements(dweights, choices);
   call.require_same_elements(drows, rows);
   auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, nullptr, choice_of);
+  find_slots(call, r, choices, rows, nullptr, choice_of);
   fill(call.launch.stream, {dweights.data, dweights.tensor->dtype, 0, elements(dweights)}, 0);
   const Any d = call.numbers(dx), from = call.numbers(rows), to = call.numbers(drows);
   const auto issue = [&](auto kernel) {
@@ -465,7 +563,7 @@ void permute_weights(const Call& call) {
   const Operand &weights = call.read(0), &choices = call.read(1), &by_row = call.write(0);
   const Rows r = rows_of_weights(call, by_row, choices, weights);
   auto* const choice_of = call.scratch<std::int32_t>(r.rows);
-  find_slots(call, r, choices, nullptr, choice_of);
+  find_slots(call, r, choices, by_row, nullptr, choice_of);
   ORRERY_LAUNCH(place_weights_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, r.rows, call.numbers(weights),
                 choice_of, call.numbers(by_row));
 }
@@ -476,9 +574,55 @@ void unpermute_weights(const Call& call) {
   const Operand &by_row = call.read(0), &choices = call.read(1), &weights = call.write(0);
   const Rows r = rows_of_weights(call, by_row, choices, weights);
   auto* const row_of = call.scratch<std::int32_t>(r.choices);
-  find_slots(call, r, choices, row_of, nullptr);
+  find_slots(call, r, choices, by_row, row_of, nullptr);
   ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices,
                 call.numbers(by_row), row_of, call.numbers(weights));
+}
+
+void expert_counts(const Call& call) {
+  const Operand &choices = call.read(0), &counts = call.write(0);
+  const std::int64_t batch = counts.tensor->sizes[0], experts = last_size(counts);
+  call.require(elements(counts) == batch * experts && choices.tensor->sizes[0] == batch, "counts are [batch, experts]");
+  ORRERY_LAUNCH(expert_counts_kernel, blocks(batch), kThreads,
+                experts * static_cast<std::int64_t>(sizeof(std::int32_t)), call.launch.stream,
+                elements(choices) / batch, static_cast<int>(experts), call.indices(choices), call.numbers(counts));
+}
+
+namespace {
+
+LossShape loss_shape(const Call& call) {
+  const Operand& logits = call.read(0);
+  const Router& router = call.op.router;
+  LossShape s{};
+  const std::int64_t experts = last_size(logits);
+  s.route.experts = static_cast<int>(experts);
+  s.route.tokens = elements(logits) / experts;
+  s.route.score = router.score;
+  s.batch = call.has_read(1) ? call.read(1).tensor->sizes[0] : 1;
+  call.require(!call.has_read(1) || elements(call.read(1)) == s.batch * experts, "counts are [batch, experts]");
+  s.each = s.route.tokens / s.batch;
+  s.balance = router.balance;
+  s.z = router.z;
+  s.by_sequence = router.by_sequence;
+  return s;
+}
+
+}  // namespace
+
+void router_loss(const Call& call) {
+  const LossShape s = loss_shape(call);
+  call.require(elements(call.write(0)) == 2 * s.route.tokens, "two losses a token");
+  ORRERY_LAUNCH(router_loss_kernel, blocks(divide_up(s.route.tokens, kThreads / kWarp)), kThreads, 0,
+                call.launch.stream, s, call.numbers(call.read(0)), call.numbers_if_read(1),
+                call.numbers(call.write(0)));
+}
+
+void router_loss_backward(const Call& call) {
+  const LossShape s = loss_shape(call);
+  call.require_same_elements(call.read(0), call.write(0));
+  ORRERY_LAUNCH(router_loss_backward_kernel, blocks(divide_up(s.route.tokens, kThreads / kWarp)), kThreads, 0,
+                call.launch.stream, s, static_cast<float>(call.op.factor), call.numbers(call.read(0)),
+                call.numbers_if_read(1), call.numbers(call.write(0)));
 }
 
 }  // namespace orrery::cuda

@@ -126,6 +126,11 @@ inline unsigned __ballot_sync(unsigned mask, bool predicate) {
   return slot.result;
 }
 inline bool __any_sync(unsigned mask, bool predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int atomicAdd(int* at, int value) {  // threads take turns
+  const int before = *at;
+  *at += value;
+  return before;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(std::uint32_t bits) {
   float value;
