@@ -41,6 +41,7 @@ class Experts {
     if (tokens == nullptr) return;
     const std::int64_t assignments = tokens->elements() / tokens->sizes[tokens->rank - 1] * model_.experts_per_token;
     slots_ = slots_of(assignments);
+    pad();
     divided_ = tokens->divided_over();
     divide();
     for (Block* block : {&piece_.forward, &piece_.backward}) rewrite(*block);
@@ -55,6 +56,16 @@ class Experts {
     // A token goes to an expert at most once.
     const std::int64_t most = assignments / model_.experts_per_token;
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
+  }
+
+  // To what the busiest expert needs: rows that are all there, as far as engines go.
+  void pad() {
+    for (Tensor& t : piece_.tensors) {
+      if (t.load == 0 || !loads_[t.load - 1u].padded) continue;
+      padding_ = loads_[t.load - 1u].busiest_rank;
+      t.load = 0;
+    }
+    slots_ = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots_) * padding_));
   }
 
   // Of an expert of the rank that has the most rows, its experts being alike.
@@ -300,6 +311,7 @@ class Experts {
   Router router_;
   MeshGroup divided_;       // that tokens are
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
+  double padding_ = 1;      // over what balanced routing needs
 };
 
 }  // namespace
@@ -328,6 +340,7 @@ void check(const Scenario& scenario) {
     if (options.tensor_degree > 0)
       degree("expert_tensor_parallel", options.tensor_degree, "0 for a model without experts");
     if (options.capacity_factor > 0) fail("moe_expert_capacity_factor", "a factor", "0 for a model without experts");
+    if (options.pad_to_busiest) fail("moe_pad_to_busiest_expert", "true", "false for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     return;
@@ -346,6 +359,9 @@ void check(const Scenario& scenario) {
   if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
     fail("sequence_parallel", "false",
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
+  if (options.pad_to_busiest && options.capacity_factor > 0)
+    fail("moe_pad_to_busiest_expert", "true",
+         "false with moe_expert_capacity_factor, which says how many slots there are");
   if (options.overlap_shared && model.shared_expert_ffn == 0)
     fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
   if (options.overlap_pairs) {
@@ -405,9 +421,16 @@ double factor_without_drops(const Model& model) {
   return static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
 }
 
+void refuse_padding(const Options& options) {
+  if (options.pad_to_busiest)
+    throw InputError({"", "/plan/moe_pad_to_busiest_expert"}, "true",
+                     "false in a run, whose slots are for all tokens whatever their experts");
+}
+
 }  // namespace
 
 void make_runnable(Scenario& scenario) {
+  refuse_padding(scenario.plan.expert);
   double& factor = scenario.plan.expert.capacity_factor;
   if (scenario.model.has_experts() && factor == 0) factor = factor_without_drops(scenario.model);
 }
@@ -415,6 +438,7 @@ void make_runnable(Scenario& scenario) {
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
+  refuse_padding(options);
   if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
