@@ -25,7 +25,8 @@ struct RunWork {
 struct RunCosts {
   std::function<double(double bytes, std::int64_t from, std::int64_t to)> send_seconds;
   std::function<double(double bytes, std::span<const std::int64_t> ranks)> all_reduce_seconds;
-  double expert_tokens_per_second = 0;  // forward, of an expert's products on one device
+  std::function<double(OpKind kind, double bytes)> group_seconds;  // of a collective of the whole group
+  double expert_tokens_per_second = 0;                             // forward, of an expert's products on one device
 };
 
 class RunController {

@@ -20,10 +20,10 @@ struct Scenario {
   Plan plan;
   std::vector<Perturbation> perturbations;  // of the discrete-event engine; no part of the Program
 
-  // Of each layer of the routing's source, which part of an expert's tokens goes to which rank of the expert group:
-  // [expert * ranks + rank]. A controller of a training sets it (strategies/run_controller.h). None: experts lie in
-  // blocks, each on one rank.
-  std::shared_ptr<const std::vector<std::vector<double>>> expert_shares = {};
+  // Of each layer of the routing's source, what part of all rows goes from each rank of the expert group to each other:
+  // [from * ranks + to]. A controller of a training sets it (strategies/run_controller.h). None: experts lie in blocks,
+  // each on one rank, and tokens go where routers send them.
+  std::shared_ptr<const std::vector<std::vector<double>>> expert_rows = {};
 };
 
 // Ranks over which one replica of the model is laid: the product over all strategies.

@@ -78,6 +78,8 @@ RunCosts run_costs(const Prepared& prepared) {
               [places](double bytes, std::span<const std::int64_t> ranks) {
                 return all_reduce_seconds(*places, bytes, ranks);
               },
+          .group_seconds = [places, span](OpKind kind,
+                                          double bytes) { return places->model.cost(kind, bytes, span).seconds; },
           .expert_tokens_per_second = expert_tokens_per_second(prepared)};
 }
 

@@ -45,6 +45,7 @@ class Experts {
     if (tokens == nullptr) return;
     const std::int64_t assignments = tokens->elements() / tokens->sizes[tokens->rank - 1] * model_.experts_per_token;
     slots_ = slots_of(assignments);
+    pad();
     divided_ = tokens->divided_over();
     divide();
     for (Block* block : {&piece_.forward, &piece_.backward}) {
@@ -63,6 +64,16 @@ class Experts {
     // A token goes to an expert at most once.
     const std::int64_t most = assignments / model_.experts_per_token;
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
+  }
+
+  // To what the busiest expert needs: rows that are all there, as far as engines go.
+  void pad() {
+    for (Tensor& t : piece_.tensors) {
+      if (t.load == 0 || !loads_[t.load - 1u].padded) continue;
+      padding_ = loads_[t.load - 1u].busiest_rank;
+      t.load = 0;
+    }
+    slots_ = static_cast<std::int64_t>(std::ceil(static_cast<double>(slots_) * padding_));
   }
 
   // Of an expert of the rank that has the most rows, its experts being alike.
@@ -466,6 +477,7 @@ class Experts {
   Router router_;
   MeshGroup divided_;       // that tokens are
   std::int64_t slots_ = 1;  // of an expert, for one rank's tokens
+  double padding_ = 1;      // over what balanced routing needs
 };
 
 }  // namespace
@@ -498,6 +510,7 @@ void check(const Scenario& scenario) {
       fail("moe_token_dispatcher",
            "\"" + std::string(kDispatcherNames[static_cast<std::size_t>(options.dispatcher)]) + "\"",
            "\"alltoall\" for a model without experts");
+    if (options.pad_to_busiest) fail("moe_pad_to_busiest_expert", "true", "false for a model without experts");
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     if (options.fp8_dispatch) fail("moe_fp8_dispatch", "true", "false for a model without experts");
@@ -517,6 +530,9 @@ void check(const Scenario& scenario) {
   if (scenario.plan.tensor.degree > 1 && !scenario.plan.tensor.sequence_parallel)
     fail("sequence_parallel", "false",
          "true with experts and tensor_parallel above 1: ranks that share a token would all send it to its experts");
+  if (options.pad_to_busiest && options.capacity_factor > 0)
+    fail("moe_pad_to_busiest_expert", "true",
+         "false with moe_expert_capacity_factor, which says how many slots there are");
   if (options.overlap_shared && model.shared_expert_ffn == 0)
     fail("moe_shared_expert_overlap", "true", "false for a model without shared experts");
   if (options.fp8_dispatch) {
@@ -606,7 +622,18 @@ std::span<const PlanWord> words() {
   return kWords;
 }
 
+namespace {
+
+void refuse_padding(const Options& options) {
+  if (options.pad_to_busiest)
+    throw InputError({"", "/plan/moe_pad_to_busiest_expert"}, "true",
+                     "false in a run, whose slots are for all tokens whatever their experts");
+}
+
+}  // namespace
+
 void make_runnable(Scenario& scenario) {
+  refuse_padding(scenario.plan.expert);
   if (scenario.workload.routes_unequally())
     throw InputError({"", scenario.workload.recorded_routing ? "/workload/routing_file" : "/workload/routing"},
                      "unequal routing", "balanced routing, or none, in a run: its routing follows from its numbers");
@@ -619,6 +646,7 @@ void check_runnable(const Scenario& scenario) {
   const Options& options = scenario.plan.expert;
   if (options.fp8_dispatch)
     throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
+  refuse_padding(options);
   if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};

@@ -18,6 +18,7 @@ struct Options {
   Dispatcher dispatcher = Dispatcher::alltoall;
   double capacity_factor = 0;
   bool overlap_shared = false, overlap_pairs = false, fp8_dispatch = false;
+  bool pad_to_busiest = false;
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),
@@ -36,6 +37,9 @@ struct Options {
     v.field("moe_expert_capacity_factor", capacity_factor, NumberRange{.least = 0, .most = 1024},
             "slots of an expert for one rank's tokens, over what balanced routing needs; tokens beyond them are "
             "dropped, slots that are left over are computed all the same. 0: dropless");
+    v.field("moe_pad_to_busiest_expert", pad_to_busiest,
+            "dropless: every expert has as many slots as the busiest one needs, which are computed and sent all the "
+            "same (DeepSpeed-MoE without dropping, Tutel's capacity factor of 0)");
     v.field("moe_shared_expert_overlap", overlap_shared,
             "shared experts compute while tokens travel to the routed ones, and back");
     v.field("overlap_moe_expert_parallel_comm", overlap_pairs,

@@ -98,24 +98,18 @@ const std::vector<RoutingMatrix>& drawn(const Scenario& scenario) {
   return steps->at(routing_step(scenario.workload));
 }
 
-// `shares`: which part of an expert's tokens goes to which rank, [expert * ranks + rank].
-Load load_of_shares(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> shares) {
+// `rows`: of all, what goes from each rank to each other, in any unit.
+Load load_of_rows(const RoutingMatrix& m, std::int64_t ranks, std::span<const double> rows) {
   Load load;
   load.ranks = ranks;
-  const auto total = static_cast<double>(m.total());
-  load.rows.assign(static_cast<std::size_t>(ranks * ranks), total > 0 ? 0 : 1);
-  if (total <= 0) return load;
+  double total = 0;
+  for (const double r : rows) total += r;
+  load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
+  if (!(total > 0)) return load;
   std::vector<double> of_rank(static_cast<std::size_t>(ranks), 0);
-  for (std::int64_t from = 0; from < ranks; ++from) {
-    const std::int64_t source = m.source_ranks == 1 ? 0 : from;
-    double* const rows = &load.rows[static_cast<std::size_t>(from * ranks)];
-    for (std::int64_t e = 0; e < m.experts; ++e)
-      for (std::int64_t to = 0; to < ranks; ++to)
-        rows[to] += static_cast<double>(m.at(source, e)) * shares[static_cast<std::size_t>(e * ranks + to)];
-    for (std::int64_t to = 0; to < ranks; ++to) {
-      rows[to] *= static_cast<double>(m.source_ranks * ranks) / total;
-      of_rank[static_cast<std::size_t>(to)] += rows[to];
-    }
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    load.rows[i] = rows[i] * static_cast<double>(ranks * ranks) / total;
+    of_rank[i % static_cast<std::size_t>(ranks)] += rows[i];
   }
   load.busiest_rank = max_over_mean(of_rank);
   load.busiest_expert = max_over_mean(m.by_expert());
@@ -148,6 +142,17 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
     for (const std::int64_t rows : m.tokens) dropped += std::max(0.0, static_cast<double>(rows) - slots);
     load.dropped = dropped / total;
   }
+  return load;
+}
+
+// Slots of every expert for each source's rows, of the most rows that any expert has from any.
+Load padded_load(const RoutingMatrix& m, std::int64_t ranks) {
+  Load load;
+  load.ranks = ranks;
+  load.padded = true;
+  load.busiest_expert = max_over_mean(m.by_expert());
+  load.busiest_rank = std::max(1.0, max_over_mean(m.tokens));
+  load.rows.assign(static_cast<std::size_t>(ranks * ranks), load.busiest_rank);
   return load;
 }
 
@@ -358,8 +363,9 @@ void lay_loads(const Scenario& scenario, Program& program) {
   std::vector<Load> loads;
   const std::vector<RoutingMatrix> routing = routing_of(scenario);
   for (std::size_t layer = 0; layer < routing.size(); ++layer)
-    loads.push_back(scenario.expert_shares ? load_of_shares(routing[layer], ranks, (*scenario.expert_shares)[layer])
-                                           : load_of(routing[layer], ranks, capacity));
+    loads.push_back(scenario.expert_rows ? load_of_rows(routing[layer], ranks, (*scenario.expert_rows)[layer])
+                    : scenario.plan.expert.pad_to_busiest ? padded_load(routing[layer], ranks)
+                                                          : load_of(routing[layer], ranks, capacity));
   if (loads.empty()) {
     loads.push_back(balanced_load(ranks));
     if (too_few_slots) loads.back().dropped = 1 - capacity;

@@ -23,7 +23,8 @@ void check_routing(const Scenario& scenario);
 // of more, layers are ordered by their busiest rank and cut into so many runs of equal length, and all of a run take
 // the load of the one that is nearest to the mean of its busiest ranks, so that the time of all changes the least.
 // Rows that have a fixed number of slots (moe_expert_capacity_factor) take no load: what finds no slot is dropped.
-// Balanced routing leaves the Program as it is.
+// Balanced routing leaves the Program as it is. With moe_pad_to_busiest_expert rows have as many slots as the layer's
+// busiest expert needs, and loads say how many (Load::padded).
 void lay_loads(const Scenario& scenario, Program& program);
 
 inline constexpr std::size_t kMostLoads = 4, kDrawnLayers = 4;

@@ -17,12 +17,14 @@
 #include "strategies/flexmoe/placement.h"
 #include "strategies/flexmoe/replicas.h"
 #include "strategies/flexmoe/scheduler.h"
+#include "strategies/flexmoe/shadowing.h"
+#include "strategies/flexmoe/swipe.h"
 #include "strategies/optimizer/optimizer.h"
 
 namespace orrery::flexmoe {
 namespace {
 
-using Shares = std::vector<std::vector<double>>;
+using Rows = std::vector<std::vector<double>>;
 
 double width_of(Dtype dtype) { return static_cast<double>(bits_of(dtype)) / 8; }
 
@@ -57,12 +59,51 @@ Placement placement_at(const Scenario& scenario, std::int64_t step) {
           given_slots(scenario, given_at(scenario, step))};
 }
 
-std::vector<double> shares_of(const Placement& placement) {
-  std::vector<double> shares;
+// Whether a step's own routing says what is done in it, and no expert stays elsewhere behind it.
+bool within_steps(Balancer balancer) { return balancer == Balancer::fastermoe || balancer == Balancer::swipe; }
+
+// What goes from each rank to each other, [from * ranks + to]; an expert's tokens evenly to its vExperts.
+std::vector<double> rows_between(const Placement& placement, const RoutingMatrix& tokens) {
+  const auto ranks = static_cast<std::size_t>(placement.ranks());
+  std::vector<double> rows(ranks * ranks);
   for (std::int64_t e = 0; e < placement.experts(); ++e)
-    for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
-      shares.push_back(static_cast<double>(placement.vexperts(e, rank)) / static_cast<double>(placement.vexperts(e)));
-  return shares;
+    for (const std::int64_t to : placement.ranks_of(e)) {
+      const double share = static_cast<double>(placement.vexperts(e, to)) / static_cast<double>(placement.vexperts(e));
+      for (std::size_t from = 0; from < ranks; ++from)
+        rows[from * ranks + static_cast<std::size_t>(to)] +=
+            share * static_cast<double>(tokens.at(static_cast<std::int64_t>(from), e));
+    }
+  return rows;
+}
+
+// Of a layer in a step, that an expert group has.
+double rows_of_group(const Scenario& scenario) {
+  const double groups = static_cast<double>(scenario.cluster.devices()) /
+                        static_cast<double>(scenario.plan.pipeline.degree * scenario.plan.expert.degree);
+  return expert_rows(scenario.model, scenario.workload, scenario.workload.global_batch_size) / groups;
+}
+
+// Of a group's step, by layer and source rank: all send alike where nothing else is known.
+std::vector<RoutingMatrix> rows_by_source(const Scenario& scenario) {
+  const std::int64_t ranks = scenario.plan.expert.degree;
+  std::vector<RoutingMatrix> all;
+  for (const RoutingMatrix& seen : expert_parallel::routing_of(scenario)) {
+    const double scale = rows_of_group(scenario) / static_cast<double>(std::max<std::int64_t>(seen.total(), 1));
+    RoutingMatrix rows{ranks, seen.experts, {}};
+    for (std::int64_t from = 0; from < ranks; ++from)
+      for (std::int64_t e = 0; e < seen.experts; ++e)
+        rows.tokens.push_back(std::llround(
+            scale * (seen.source_ranks == 1 ? static_cast<double>(seen.at(0, e)) / static_cast<double>(ranks)
+                                            : static_cast<double>(seen.at(from, e)))));
+    all.push_back(std::move(rows));
+  }
+  return all;
+}
+
+double balance_of(std::span<const double> rows, std::int64_t ranks) {
+  std::vector<double> of_ranks(static_cast<std::size_t>(ranks));
+  for (std::size_t i = 0; i < rows.size(); ++i) of_ranks[i % of_ranks.size()] += rows[i];
+  return max_over_mean(of_ranks);
 }
 
 class BalanceController final : public RunController {
@@ -82,8 +123,12 @@ class BalanceController final : public RunController {
         parameters * (options_.balancer == Balancer::symi ? width_of(scenario.plan.precision.storage())
                                                           : optimizer::bytes_kept_per_parameter(scenario.plan));
     token_bytes_ = static_cast<double>(model.hidden) * width_of(scenario.plan.precision.storage());
-    const double groups = static_cast<double>(scenario.cluster.devices()) / stages / static_cast<double>(ranks_);
-    group_rows_ = expert_rows(model, scenario.workload, scenario.workload.global_batch_size) / groups;
+    group_rows_ = rows_of_group(scenario);
+    micro_batches_ = orrery::micro_batches(scenario);
+    choices_ = model.experts_per_token;
+    weight_bytes_ = parameters * width_of(scenario.plan.precision.storage());
+    hidden_ = static_cast<double>(model.hidden);
+    hidden_ratio_ = parameters / (2 * hidden_ * hidden_);  // as if an expert had two matrices
     set(placements_);
   }
 
@@ -101,22 +146,28 @@ class BalanceController final : public RunController {
       return bytes / costs.all_reduce_seconds(bytes, ranks);
     };
     cost_ = cost_of(std::move(profile), ranks_);
+    shadowing_ = {.hidden = hidden_,
+                  .hidden_ratio = hidden_ratio_,
+                  .element_bytes = token_bytes_ / hidden_,
+                  .flops_per_second = 4 * hidden_ratio_ * hidden_ * hidden_ * costs.expert_tokens_per_second,
+                  .bytes_per_second = weight_bytes_ / costs.send_seconds(weight_bytes_, 0, ranks_ - 1)};
   }
 
   void begin(Scenario& scenario) override {
-    scenario.expert_shares = shares_;
+    const bool first = !known_;  // which is what it is alone
+    if (within_steps(options_.balancer)) digest_ = digest_of(first ? "in blocks" : "within steps");
     arrived_ = std::exchange(arriving_, 0);
-    step_synchronising_ = synchronising_;
     const std::int64_t routing = expert_parallel::routing_state(scenario);
-    if (known_ && routing == routing_ && weighed_ == digest_) return;
-    known_ = true;
-    routing_ = routing;
-    weighed_ = digest_;
-    tokens_ = rows_of(scenario);
-    balance_ = 1;
-    for (std::size_t i = 0; i < placements_.size(); ++i)
-      balance_ += (balance_ratio(placements_[i], tokens_[i].by_expert()) - 1) / static_cast<double>(placements_.size());
-    looked_ = false;
+    if (first || routing != routing_ || weighed_ != digest_) {
+      known_ = true;
+      routing_ = routing;
+      weighed_ = digest_;
+      looked_ = false;
+      weigh(scenario, first);
+    }
+    if (!first) scenario.expert_rows = rows_;
+    if (within_steps(options_.balancer)) arrived_ = replicas_;
+    step_synchronising_ = synchronising_;
   }
 
   std::uint64_t state(const Scenario&) const override { return digest_; }
@@ -124,7 +175,7 @@ class BalanceController final : public RunController {
   std::vector<RunWork> end(const Scenario& scenario) override {
     std::vector<RunWork> work;
     if (step_synchronising_ > 0) work.push_back({step_synchronising_, true, false});
-    if (moving_ || placements_.empty()) return work;
+    if (moving_ || placements_.empty() || within_steps(options_.balancer)) return work;
     const bool at_intervals = options_.balancer == Balancer::eplb || options_.balancer == Balancer::given;
     const bool due = !at_intervals || (scenario.workload.step + 1) % options_.interval == 0;
     if (!due || (looked_ && options_.balancer != Balancer::given)) return work;
@@ -143,29 +194,77 @@ class BalanceController final : public RunController {
     set(std::move(next_));
   }
 
-  std::span<const std::string_view> figures() const override { return kFigures; }
+  std::span<const std::string_view> figures() const override {
+    return options_.balancer == Balancer::swipe ? std::span<const std::string_view>(kSwipeFigures) : kFigures;
+  }
   void figures(const Scenario&, std::vector<double>& values) const override {
-    for (const double value : {balance_, static_cast<double>(replicas_), static_cast<double>(arrived_)})
-      values.push_back(value);
+    values.push_back(balance_);
+    if (options_.balancer == Balancer::swipe) return values.push_back(rerouted_);
+    values.push_back(static_cast<double>(replicas_));
+    values.push_back(static_cast<double>(arrived_));
   }
 
  private:
   static constexpr std::array<std::string_view, 3> kFigures{"balance", "replicas", "moved_copies"};
+  static constexpr std::array<std::string_view, 2> kSwipeFigures{"balance", "rerouted_share"};
 
-  // Of a group's step, by source rank: all send alike where nothing else is known.
-  std::vector<RoutingMatrix> rows_of(const Scenario& scenario) const {
-    std::vector<RoutingMatrix> all;
-    for (const RoutingMatrix& seen : expert_parallel::routing_of(scenario)) {
-      const double scale = group_rows_ / static_cast<double>(std::max<std::int64_t>(seen.total(), 1));
-      RoutingMatrix rows{ranks_, seen.experts, {}};
-      for (std::int64_t from = 0; from < ranks_; ++from)
-        for (std::int64_t e = 0; e < seen.experts; ++e)
-          rows.tokens.push_back(std::llround(
-              scale * (seen.source_ranks == 1 ? static_cast<double>(seen.at(0, e)) / static_cast<double>(ranks_)
-                                              : static_cast<double>(seen.at(from, e)))));
-      all.push_back(std::move(rows));
+  // What the step's routing makes of the experts' places.
+  void weigh(const Scenario& scenario, bool first) {
+    tokens_ = rows_by_source(scenario);
+    auto rows = std::make_shared<Rows>();
+    if (within_steps(options_.balancer)) synchronising_ = rerouted_ = 0, replicas_ = 0;
+    balance_ = 1;
+    for (std::size_t i = 0; i < placements_.size(); ++i) {
+      rows->push_back(rows_between(placements_[i], tokens_[i]));
+      if (!first && options_.balancer == Balancer::fastermoe) shadow(tokens_[i], placements_[i], rows->back());
+      if (!first && options_.balancer == Balancer::swipe) swipe(rows->back());
+      balance_ += (balance_of(rows->back(), ranks_) - 1) / static_cast<double>(placements_.size());
     }
-    return all;
+    rows_ = std::move(rows);
+  }
+
+  // Each micro-batch broadcasts popular experts and reduces their gradients; their tokens stay where they are.
+  void shadow(const RoutingMatrix& tokens, const Placement& placement, std::vector<double>& rows) {
+    std::vector<std::int64_t> of_micro_batch = tokens.by_expert();
+    for (std::int64_t& t : of_micro_batch) t /= micro_batches_;
+    const std::vector<std::int64_t> shadowed = shadowed_experts(of_micro_batch, shadowing_);
+    for (const std::int64_t e : shadowed) {
+      const std::int64_t home = placement.ranks_of(e).front();
+      for (std::int64_t from = 0; from < ranks_; ++from) {
+        const auto here = static_cast<double>(tokens.at(from, e));
+        rows[static_cast<std::size_t>(from * ranks_ + home)] -= here;
+        rows[static_cast<std::size_t>(from * ranks_ + from)] += here;
+      }
+    }
+    const auto times = static_cast<double>(shadowed.size()) * static_cast<double>(micro_batches_);
+    synchronising_ += layers_of_each_ * times *
+                      (costs_->group_seconds(OpKind::broadcast, weight_bytes_) +
+                       costs_->group_seconds(OpKind::reduce, gradient_bytes_));
+    replicas_ += static_cast<std::int64_t>(shadowed.size()) * (ranks_ - 1);
+  }
+
+  // Choice by choice, as if all choices of a token were alike. What workers must know of each other are counts.
+  void swipe(std::vector<double>& rows) {
+    double all = 0;
+    for (const double r : rows) all += r;
+    RoutingMatrix pass{ranks_, ranks_, {}};
+    for (const double r : rows) pass.tokens.push_back(std::llround(r / static_cast<double>(choices_)));
+    std::vector<std::int64_t> room(static_cast<std::size_t>(ranks_), (pass.total() * choices_ + ranks_ - 1) / ranks_);
+    std::vector<double> balanced(rows.size());
+    std::int64_t moved = 0;
+    for (std::int64_t choice = 0; choice < choices_; ++choice) {
+      const SwipePass done = swipe_once(pass, room);
+      for (std::size_t i = 0; i < balanced.size(); ++i) balanced[i] += static_cast<double>(done.tokens.tokens[i]);
+      moved += done.moved;
+    }
+    rows = std::move(balanced);
+    rerouted_ += all > 0 ? static_cast<double>(moved) / all / static_cast<double>(placements_.size()) : 0;
+    constexpr double kCountBytes = 8;
+    const double counts = kCountBytes * static_cast<double>(ranks_);
+    const double seconds = 2 * costs_->group_seconds(OpKind::all_to_all, counts) +
+                           costs_->group_seconds(OpKind::all_reduce, counts) +
+                           costs_->group_seconds(OpKind::all_gather, counts * static_cast<double>(ranks_));
+    synchronising_ += layers_of_each_ * static_cast<double>(choices_ * micro_batches_) * seconds;
   }
 
   std::vector<Placement> chosen(const Scenario& scenario) const {
@@ -175,9 +274,11 @@ class BalanceController final : public RunController {
       const std::vector<std::int64_t> loads = tokens_[i].by_expert();
       switch (options_.balancer) {
         case Balancer::none:
+        case Balancer::fastermoe:
+        case Balancer::swipe:
           break;
         case Balancer::flexmoe: {
-          Schedule made = schedule(next[i], tokens_[i], cost_, options_.threshold);
+          Schedule made = schedule(next[i], tokens_[i], cost_, options_.threshold, options_.also_busiest_rank);
           if (made.adjustments.empty()) break;
           next[i] = std::move(made.placement);
           gather_replicas(next[i], tokens_[i], cost_);
@@ -220,14 +321,15 @@ class BalanceController final : public RunController {
 
   void set(std::vector<Placement> placements) {
     placements_ = std::move(placements);
-    auto shares = std::make_shared<Shares>();
     digest_ = digest_of("placements");
     replicas_ = 0;
     synchronising_ = 0;
     for (const Placement& placement : placements_) {
-      shares->push_back(shares_of(placement));
-      digest_ = digest_of(
-          {reinterpret_cast<const char*>(shares->back().data()), shares->back().size() * sizeof(double)}, digest_);
+      for (std::int64_t e = 0; e < placement.experts(); ++e)
+        for (std::int64_t rank = 0; rank < ranks_; ++rank) {
+          const std::int64_t here = placement.vexperts(e, rank);
+          digest_ = digest_of({reinterpret_cast<const char*>(&here), sizeof here}, digest_);
+        }
       std::vector<double> busy(static_cast<std::size_t>(ranks_));
       for (std::int64_t e = 0; e < placement.experts(); ++e) {
         const std::vector<std::int64_t> holders = placement.ranks_of(e);
@@ -238,7 +340,6 @@ class BalanceController final : public RunController {
       }
       synchronising_ += layers_of_each_ * *std::ranges::max_element(busy);
     }
-    shares_ = std::move(shares);
   }
 
   Options options_;
@@ -246,15 +347,19 @@ class BalanceController final : public RunController {
   double gradient_bytes_ = 0, copy_bytes_ = 0, token_bytes_ = 0;
   double layers_of_each_ = 0;  // of a stage, that a layer of the routing's source stands for
   double group_rows_ = 0;      // of a layer in a step, that an expert group has
+  std::int64_t micro_batches_ = 1, choices_ = 1;
+  double weight_bytes_ = 0, hidden_ = 0, hidden_ratio_ = 0;
+  ShadowingProfile shadowing_;
   const RunCosts* costs_ = nullptr;
   PlacementCost cost_;
 
   std::vector<Placement> placements_, next_;  // by layer of the routing's source
-  std::shared_ptr<const Shares> shares_;
+  std::shared_ptr<const Rows> rows_;          // of the step, by the same layers
   std::vector<RoutingMatrix> tokens_;
   std::uint64_t digest_ = 0, weighed_ = 0;
   std::int64_t routing_ = 0, replicas_ = 0, copies_ = 0, arriving_ = 0, arrived_ = 0;
-  double balance_ = 1, synchronising_ = 0, step_synchronising_ = 0;  // the latter of the step under way
+  double balance_ = 1, rerouted_ = 0;
+  double synchronising_ = 0, step_synchronising_ = 0;  // the latter of the step under way
   bool known_ = false, looked_ = false, moving_ = false;
 };
 
@@ -291,6 +396,8 @@ void check(const Scenario& scenario) {
   if (options.threshold != Options::kThreshold && options.balancer != Balancer::flexmoe)
     refuse("moe_balance_threshold", fmt::format("{}", options.threshold),
            fmt::format("{}{}", Options::kThreshold, with));
+  if (options.also_busiest_rank && options.balancer != Balancer::flexmoe)
+    refuse("moe_balance_busiest_rank", "true", "false" + with);
   if (options.interval != 1 && options.balancer != Balancer::eplb && options.balancer != Balancer::given)
     refuse("moe_balance_interval", std::to_string(options.interval), "1" + with);
   if (!options.placement.empty() && options.balancer != Balancer::given)
@@ -307,6 +414,10 @@ void check(const Scenario& scenario) {
     refuse("moe_balancer", "\"" + name + "\"", "\"none\" with expert_tensor_parallel above 1: experts move as a whole");
   if (scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k)
     refuse("moe_balancer", "\"" + name + "\"", "\"none\" with \"moe_gate\": \"dense_to_sparse\"");
+  if (scenario.plan.expert.pad_to_busiest)
+    refuse("moe_pad_to_busiest_expert", "true", "false" + with + ", whose rows are not padded");
+  if (within_steps(options.balancer) && options.slots_per_rank > 0)
+    refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank), "0" + with + ", which keeps no copies");
   const std::int64_t least = model.experts / ranks;
   if (options.slots_per_rank > 0 && options.slots_per_rank < least)
     refuse("moe_slots_per_rank", std::to_string(options.slots_per_rank),
@@ -325,10 +436,11 @@ std::optional<Scenario> settle(const Scenario& scenario) {
   if (!used(scenario)) return {};
   Scenario settled = scenario;
   settled.model.expert_slots = slots_per_rank(scenario) * scenario.plan.expert.degree;
-  if (settled.expert_shares == nullptr) {
-    const std::size_t layers = expert_parallel::routing_of(scenario).size();
-    settled.expert_shares =
-        std::make_shared<const Shares>(layers, shares_of(placement_at(scenario, scenario.workload.step)));
+  if (scenario.plan.flexmoe.balancer == Balancer::given && settled.expert_rows == nullptr) {
+    const Placement placement = placement_at(scenario, scenario.workload.step);
+    auto rows = std::make_shared<std::vector<std::vector<double>>>();
+    for (const RoutingMatrix& tokens : rows_by_source(scenario)) rows->push_back(rows_between(placement, tokens));
+    settled.expert_rows = std::move(rows);
   }
   return settled;
 }

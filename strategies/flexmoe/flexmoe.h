@@ -1,7 +1,7 @@
 // Placements of experts that follow their load, as a plan's choice (FlexMoE, Nie et al. 2023, arXiv 2304.03946; EPLB;
-// SYMI). A step has `moe_slots_per_rank` experts on each rank; which, and what part of an expert's tokens goes where,
-// is the controller's of a training (Scenario::expert_shares). A single step has every expert once, in blocks, or the
-// placement that is given for it.
+// SYMI), and what it is compared with: FasterMoE's shadowing and SWIPE. A step has `moe_slots_per_rank` experts on each
+// rank; how many rows go from which rank to which is the controller's of a training (Scenario::expert_rows). A single
+// step, and the first of a training, has every expert once, in blocks, or the placement that is given for it.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,8 @@ void check(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 std::optional<Scenario> settle(const Scenario& scenario);
 // Figures: balance (rows of the busiest rank over the mean, mean of layers), replicas (ranks beyond one an expert, of
-// all layers of the routing's source), moved_copies (that arrived in front of the step).
+// all layers of the routing's source), moved_copies (that arrived in front of the step; fastermoe: in each of its
+// micro-batches). Of swipe: balance, rerouted_share (of all rows, those that go elsewhere than their router said).
 std::unique_ptr<RunController> control(const Scenario& scenario);
 void disable(Plan& plan);
 bool begins_anew(const Scenario& scenario);

@@ -108,7 +108,26 @@ void apply(const Adjustment& a, Placement& placement) {
   }
 }
 
-std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost) {
+namespace {
+
+std::int64_t most_loaded_of_busiest_rank(const Placement& placement, const std::vector<std::int64_t>& loads) {
+  const std::vector<double> of_ranks = rank_loads(placement, loads);
+  const std::int64_t busiest = std::ranges::max_element(of_ranks) - of_ranks.begin();
+  std::int64_t expert = -1;
+  double most = -1;
+  for (std::int64_t e = 0; e < placement.experts(); ++e) {
+    if (placement.vexperts(e, busiest) == 0) continue;
+    const double here = static_cast<double>(loads[static_cast<std::size_t>(e)] * placement.vexperts(e, busiest)) /
+                        static_cast<double>(placement.vexperts(e));
+    if (here > most) most = here, expert = e;
+  }
+  return expert;
+}
+
+}  // namespace
+
+std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+                                  bool also_busiest_rank) {
   const std::vector<std::int64_t> loads = tokens.by_expert();
   std::optional<std::int64_t> most, fewest;
   const auto of_vexpert = [&](std::int64_t e) {
@@ -120,18 +139,24 @@ std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatri
   }
   Cheapest cheapest(placement, tokens, cost);
   using Kind = Adjustment::Kind;
-  for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
-    if (placement.free_slots(rank) > 0) cheapest.consider({{Kind::expand, *most, rank}});
-  if (fewest && fewest != most)
-    for (const std::int64_t released : placement.ranks_of(*fewest))
-      for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
-        if (rank == released || placement.free_slots(rank) > 0)
-          cheapest.consider({{Kind::shrink, *fewest, released}, {Kind::expand, *most, rank}});
+  const auto consider = [&](std::int64_t expert) {
+    for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
+      if (placement.free_slots(rank) > 0) cheapest.consider({{Kind::expand, expert, rank}});
+    if (fewest && fewest != expert)
+      for (const std::int64_t released : placement.ranks_of(*fewest))
+        for (std::int64_t rank = 0; rank < placement.ranks(); ++rank)
+          if (rank == released || placement.free_slots(rank) > 0)
+            cheapest.consider({{Kind::shrink, *fewest, released}, {Kind::expand, expert, rank}});
+  };
+  consider(*most);
+  if (also_busiest_rank)
+    if (const std::int64_t expert = most_loaded_of_busiest_rank(placement, loads); expert >= 0 && expert != *most)
+      consider(expert);
   return std::move(cheapest).plan();
 }
 
 Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                  double most_imbalance) {
+                  double most_imbalance, bool also_busiest_rank) {
   if (!(most_imbalance >= 1))
     throw InputError({}, fmt::format("a balance ratio of at most {}", most_imbalance), "1 at least, which is balance");
   const std::vector<std::int64_t> loads = tokens.by_expert();
@@ -139,7 +164,7 @@ Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const
   made.seconds_before = cost(placement, tokens);
   made.balance_before = made.balance_after = balance_ratio(placement, loads);
   while (made.balance_after > most_imbalance) {
-    const std::vector<Adjustment> plan = make_plan(made.placement, tokens, cost);
+    const std::vector<Adjustment> plan = make_plan(made.placement, tokens, cost, also_busiest_rank);
     if (plan.empty()) break;
     for (const Adjustment& a : plan) apply(a, made.placement);
     made.adjustments.insert(made.adjustments.end(), plan.begin(), plan.end());

@@ -44,7 +44,11 @@ void apply(const Adjustment& adjustment, Placement& placement);
 // The policy maker (algorithm 2): expand the expert of most tokens a vExpert, and where that takes a slot shrink the
 // one of fewest that has several, both on the ranks for which `cost` is least. Empty where no such plan is cheaper than
 // what there is.
-std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost);
+//
+// With `also_busiest_rank`, which is ours, the same of the most loaded expert of the busiest rank, and the cheaper of
+// both: where that rank is slow by several experts, none of them need be the one of most tokens a vExpert.
+std::vector<Adjustment> make_plan(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
+                                  bool also_busiest_rank = false);
 
 struct Schedule {
   Placement placement;
@@ -56,7 +60,7 @@ struct Schedule {
 // The scheduler (algorithm 1): plans are made and applied while the balance ratio is above `most_imbalance` (at least
 // 1). Each makes the layer faster, so there is an end.
 Schedule schedule(const Placement& placement, const RoutingMatrix& tokens, const PlacementCost& cost,
-                  double most_imbalance);
+                  double most_imbalance, bool also_busiest_rank = false);
 
 // Migrate: vExperts of an expert on several ranks move to another of its ranks, in exchange for one there, so that
 // fewer all-reduce its gradients. The exchange that saves most, as long as one saves.

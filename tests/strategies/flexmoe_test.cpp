@@ -195,6 +195,20 @@ TEST(FlexMoe, SchedulesUntilRanksAreBalancedOrNothingIsGained) {
               HasSubstr("1 at least"));
 }
 
+// Two experts of one rank, neither of which has the most tokens of all.
+TEST(FlexMoe, FindsTheBusiestRanksExpertWhereThePaperDoesNot) {
+  const Placement p(4, 3, 3, std::vector<std::int64_t>{0, -1, -1, 1, 2, -1, 3, -1, -1});
+  RoutingMatrix tokens{3, 4, {}};
+  for (std::int64_t rank = 0; rank < 3; ++rank)
+    for (const std::int64_t t : {1000, 800, 900, 100}) tokens.tokens.push_back(t);
+  LayerProfile free = profile();
+  free.gradient_bytes = 0;
+  const PlacementCost cost = cost_of(free, 3);
+  EXPECT_THAT(make_plan(p, tokens, cost), IsEmpty()) << "expert 0 has the most, and rank 1 is as slow";
+  EXPECT_THAT(make_plan(p, tokens, cost, true), ElementsAre(Adjustment{Kind::expand, 2, 2}));
+  EXPECT_LT(schedule(p, tokens, cost, 1.2, true).balance_after, schedule(p, tokens, cost, 1.2).balance_after);
+}
+
 TEST(FlexMoe, LeavesBalancedRoutingAlone) {
   const RoutingMatrix tokens{4, 8, std::vector<std::int64_t>(32, 50)};
   const Schedule made = schedule(Placement::in_blocks(8, 4, 3), tokens, cost_of(profile(), 4), 1.2);

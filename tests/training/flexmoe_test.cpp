@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 
@@ -136,17 +137,83 @@ TEST(FlexmoeTraining, IsTheSameAgain) {
   for (std::size_t i = 0; i < a.columns.size(); ++i) EXPECT_EQ(a.columns[i].values, b.columns[i].values);
 }
 
-TEST(FlexmoePlan, SharesOfAnExpertAreAllOfIt) {
-  const std::optional<Scenario> settled = flexmoe::settle(skewed(Balancer::flexmoe));
-  ASSERT_TRUE(settled && settled->expert_shares);
-  EXPECT_EQ(settled->model.expert_slots, 128);
-  for (const std::vector<double>& layer : *settled->expert_shares) {
-    ASSERT_EQ(layer.size(), 64U * 16U);
-    for (std::size_t e = 0; e < 64; ++e)
-      EXPECT_EQ(std::accumulate(layer.begin() + static_cast<std::ptrdiff_t>(e * 16),
-                                layer.begin() + static_cast<std::ptrdiff_t>((e + 1) * 16), 0.0),
-                1);
+TEST(FlexmoeTraining, TriesTheBusiestRanksExpertTooWhereAskedTo) {
+  Scenario s = skewed(Balancer::flexmoe);
+  s.workload.routing_skew = 1.26;
+  const Training paper = trained(s, 60);
+  s.plan.flexmoe.also_busiest_rank = true;
+  const Training with = trained(s, 60);
+  EXPECT_LT(with.column("balance").back(), paper.column("balance").back());
+  EXPECT_LT(with.column("step_seconds").back(), paper.column("step_seconds").back());
+}
+
+TEST(FlexmoeTraining, FasterMoePaysForBroadcastsInEveryStepAndKeepsNothing) {
+  const Training none = trained(skewed(Balancer::none), 1);
+  Scenario s = skewed(Balancer::fastermoe);
+  s.plan.flexmoe.slots_per_rank = 0;
+  const Training with = trained(s, 4);
+  EXPECT_EQ(with.column("step_seconds")[0], none.column("step_seconds")[0]);
+  EXPECT_EQ(with.column("memory_peak_bytes")[0], none.column("memory_peak_bytes")[0]);
+  EXPECT_THAT(with.column("moving_seconds"), testing::Each(0));
+  EXPECT_EQ(with.column("waiting_seconds")[1], 0);  // of the first step, which is in blocks
+  for (const std::size_t i : {1U, 2U, 3U}) {
+    EXPECT_LT(with.column("busiest_rank")[i], none.column("busiest_rank")[0]) << i;
+    EXPECT_LT(with.column("step_seconds")[i], none.column("step_seconds")[0]) << i;
+    EXPECT_GT(with.column("moved_copies")[i], 0) << i;
+    EXPECT_EQ(std::fmod(with.column("moved_copies")[i], 15), 0) << "to all ranks but an expert's own";
   }
+  EXPECT_GT(with.column("waiting_seconds")[2], 0);
+  EXPECT_EQ(with.column("waiting_seconds")[2], with.column("waiting_seconds")[3]);
+  // Twice the micro-batches of half the size broadcast twice as often, if they do at all.
+  s.plan.batch.micro_batch_size = 2;
+  const Training halves = trained(s, 3);
+  const auto a_copy = [](const Training& t) { return t.column("waiting_seconds")[2] / t.column("moved_copies")[1]; };
+  EXPECT_NEAR(a_copy(halves), 2 * a_copy(with), 1e-9);
+}
+
+TEST(FlexmoeTraining, SwipeLeavesAllRanksAlikeAndSaysWhatWasRerouted) {
+  Scenario s = skewed(Balancer::swipe), balanced = skewed(Balancer::none);
+  s.plan.flexmoe.slots_per_rank = 0;
+  balanced.workload.routing = ExpertRouting::balanced;
+  balanced.workload.routing_skew = 0;
+  const Training with = trained(s, 3), even = trained(balanced, 1);
+  EXPECT_NEAR(with.column("busiest_rank")[1], 1, 1e-3);
+  EXPECT_NEAR(with.column("step_seconds")[1] / even.column("step_seconds")[0], 1, 0.02);
+  EXPECT_EQ(with.column("rerouted_share")[0], 0);
+  EXPECT_GT(with.column("rerouted_share")[1], 0.2);
+  EXPECT_LT(with.column("rerouted_share")[1], 1);
+  // Counts alone: far less than any broadcast, and more than nothing.
+  EXPECT_GT(with.column("waiting_seconds")[2], 0);
+  EXPECT_LT(with.column("waiting_seconds")[2], 0.05 * with.column("step_seconds")[1]);
+}
+
+// DeepSpeed-MoE without dropping: all experts as the busiest.
+TEST(FlexmoeTraining, PaddedExpertsAreAllTheBusiest) {
+  Scenario s = skewed(Balancer::none);
+  const Training plain = trained(s, 1);
+  s.plan.expert.pad_to_busiest = true;
+  const Training padded = trained(s, 1);
+  s.plan.expert.pad_to_busiest = false;
+  s.plan.expert.capacity_factor = padded.column("busiest_rank")[0];
+  EXPECT_GT(s.plan.expert.capacity_factor, plain.column("busiest_rank")[0]);
+  EXPECT_EQ(padded.first.routing->busiest_rank, padded.first.routing->busiest_expert);
+  // What it takes is what as many slots take, of as many as no layer exceeds.
+  const double slots = trained(s, 1).column("step_seconds")[0];
+  EXPECT_LE(padded.column("step_seconds")[0], slots);
+  EXPECT_GT(padded.column("step_seconds")[0], plain.column("step_seconds")[0]);
+  s.plan.expert.capacity_factor = 0;
+  s.plan.expert.pad_to_busiest = true;
+  s.workload.routing = ExpertRouting::balanced;
+  s.workload.routing_skew = 0;
+  Scenario even = s;
+  even.plan.expert.pad_to_busiest = false;
+  EXPECT_EQ(trained(s, 1).column("step_seconds"), trained(even, 1).column("step_seconds"));
+}
+
+TEST(FlexmoePlan, HasRoomForItsSlots) {
+  const std::optional<Scenario> settled = flexmoe::settle(skewed(Balancer::flexmoe));
+  ASSERT_TRUE(settled);
+  EXPECT_EQ(settled->model.expert_slots, 128);
   EXPECT_FALSE(flexmoe::settle(skewed(Balancer::none)));
 }
 
@@ -169,6 +236,13 @@ TEST(FlexmoePlan, IsRefusedWhereItMeansNothing) {
   refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.slots_per_rank = 3; });
   refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.slots_per_rank = 65; });
   refused("/plan/moe_slots_per_rank", [](Scenario& s) { s.plan.flexmoe.balancer = Balancer::none; });
+  refused("/plan/moe_pad_to_busiest_expert", [](Scenario& s) { s.plan.expert.pad_to_busiest = true; });
+  for (const Balancer balancer : {Balancer::fastermoe, Balancer::swipe})
+    refused("/plan/moe_slots_per_rank", [balancer](Scenario& s) { s.plan.flexmoe.balancer = balancer; });
+  refused("/plan/moe_balance_busiest_rank", [](Scenario& s) {
+    s.plan.flexmoe.balancer = Balancer::symi;
+    s.plan.flexmoe.also_busiest_rank = true;
+  });
   refused("/plan/moe_balance_interval", [](Scenario& s) { s.plan.flexmoe.interval = 2; });
   refused("/plan/moe_balance_threshold", [](Scenario& s) {
     s.plan.flexmoe.balancer = Balancer::eplb;
