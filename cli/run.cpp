@@ -194,7 +194,7 @@ double least_bytes(const Program& program) {
 struct RunJob {
   ScenarioSource source;
   nlohmann::json document;
-  Scenario scenario;
+  Scenario described, scenario;  // as it is predicted, and as it is run: with slots for all tokens of experts
   Program program;
   bool processes = false, on_gpus = false;
 };
@@ -214,7 +214,8 @@ RunJob job_of(const RunArguments& arguments) {
   job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
   refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
-  job.scenario = runnable(read_scenario(job.document, job.source));
+  job.described = read_scenario(job.document, job.source);
+  job.scenario = runnable(job.described);
   job.processes = arguments.ranks == "mpi";
   job.on_gpus = arguments.device == "cuda";
   try {
@@ -361,7 +362,7 @@ void run(const RunArguments& arguments) {
     throw job.source.blame(error);
   }
   if (outcome.measured) go_by_share(job, user, *outcome.measured);
-  if (arguments.predict && outcome.measured) outcome.predicted = predict_here(job.scenario, user, !job.on_gpus);
+  if (arguments.predict && outcome.measured) outcome.predicted = predict_here(job.described, user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });

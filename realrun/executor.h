@@ -27,7 +27,7 @@ struct ExecutionOptions {
   std::uint64_t seed = 1;  // of parameters and inputs: a function of (seed, parameter, element), whatever the layout
   std::int64_t steps = 1;  // the same batch each step
   double learning_rate = 1e-3, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0, momentum = 0.9;
-  bool round_to_bf16 = false;        // fp32 storage: tensors of bf16 hold what bf16 can
+  bool round_to_bf16 = false;  // fp32 storage: tensors of bf16 hold what bf16 can
   // Storage that nothing has written holds NaN; an op that writes NaN ends the run, naming the op.
   bool find_undefined = true;
   double watchdog_seconds = 20;  // for one wait on other ranks
@@ -64,13 +64,23 @@ struct HeldPart {
   std::vector<float> gradient, value;
 };
 
+// Of a dropless run whose experts have slots for all tokens: what of them held rows, which alone were sent and
+// computed. Of one rank, all its layers with experts, micro-batches and steps together (recomputed forwards too).
+struct RoutedRows {
+  double layers = 0;
+  double computed = 0, slots = 0;   // by this rank's experts, in one pass through them; and what they had room for
+  double sent = 0, slots_sent = 0;  // to other ranks in one dispatch; and what would have been with all slots
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, where that is largest
+  double sum_of_busiest_ranks = 0;              // over `layers`
+};
+
 // What one rank has to say after its run.
 struct RankResult {
   std::size_t rank = 0;
   std::int64_t stage = 0;
   // By step, warm-up included, unscaled; losses: this rank's share.
   std::vector<double> losses, gradient_norms;
-  std::vector<HeldPart> parts;                 // if kept
+  std::vector<HeldPart> parts;  // if kept
   // If measured:
   std::vector<double> step_seconds;         // of the measured steps without marks
   std::vector<double> marked_step_seconds;  // of those with
@@ -79,6 +89,7 @@ struct RankResult {
   std::vector<Interval> intervals;  // of the last step
   PlacedBytes bytes_at_peak{};
   double peak_bytes = 0;  // of the device; tensors alone, in their own dtypes
+  RoutedRows rows;        // layers 0: none were counted
 };
 
 struct Execution {

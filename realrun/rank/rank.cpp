@@ -37,6 +37,7 @@ RankResult Rank::run() {
   result_.stage = position_.pp;
   result_.peak_bytes = memory_.ledger().peak_bytes();
   result_.bytes_at_peak = memory_.ledger().at_peak();
+  result_.rows = ops_.routed();
   if (options.keep_tensors) result_.parts = held_.parts();
   backend_.synchronize();
   communicator_.finish();

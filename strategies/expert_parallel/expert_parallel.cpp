@@ -54,6 +54,7 @@ class Experts {
         std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.placed_experts()));
     // A token goes to an expert at most once.
     const std::int64_t most = assignments / model_.experts_per_token;
+    if (options_.counts_rows()) return std::max<std::int64_t>(1, most);
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
   }
 
@@ -382,16 +383,19 @@ void fold(const Scenario& scenario, Mesh& mesh) {
   if (!mesh.fold(MeshAxis::ep, tensor, degree)) refuse("expert_parallel", degree);
 }
 
-void rewrite(const Scenario& scenario, Program& program) { lay_loads(scenario, program); }
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!scenario.plan.expert.counts_rows()) lay_loads(scenario, program);
+}
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (has_experts(piece)) Experts(plan.expert, scenario.model, program.mesh, program.loads, piece).run();
 }
 
 void disable(Plan& plan) {
-  const double capacity = plan.expert.capacity_factor;
+  const Options whole = plan.expert;
   plan.expert = {};
-  plan.expert.capacity_factor = capacity;  // what is dropped belongs to what is computed
+  plan.expert.capacity_factor = whole.capacity_factor;  // what is dropped belongs to what is computed
+  plan.expert.counted = whole.counted;
 }
 
 std::span<const PlanWord> words() {
@@ -408,14 +412,15 @@ double factor_without_drops(const Model& model) {
 }  // namespace
 
 void make_runnable(Scenario& scenario) {
-  double& factor = scenario.plan.expert.capacity_factor;
-  if (scenario.model.has_experts() && factor == 0) factor = factor_without_drops(scenario.model);
+  if (!scenario.model.has_experts()) return;
+  scenario.plan.expert.counted = true;
+  for (LayerRange& range : scenario.plan.layers) range.plan.expert.counted = true;
 }
 
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
-  if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
+  if (!model.has_experts() || options.counts_rows() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
   const std::string found = fmt::format("{:g}", options.capacity_factor);
