@@ -194,7 +194,7 @@ double least_bytes(const Program& program) {
 struct RunJob {
   ScenarioSource source;
   nlohmann::json document;
-  Scenario scenario;
+  Scenario described, scenario;  // as it is predicted, and as it is run: with slots for all tokens of experts
   Program program;
   bool processes = false, on_gpus = false;
 };
@@ -245,7 +245,8 @@ RunJob job_of(const RunArguments& arguments) {
   job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
   refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
-  job.scenario = runnable(read_scenario(job.document, job.source));
+  job.described = read_scenario(job.document, job.source);
+  job.scenario = runnable(job.described);
   job.processes = arguments.ranks == "mpi";
   job.on_gpus = arguments.device == "cuda";
   try {
@@ -330,8 +331,8 @@ RunOutcome execute_job(const RunArguments& arguments, const RunJob& job) {
 }
 
 // Of the steps that the report is of.
-Scenario last_scenario(const RunArguments& arguments, const RunJob& job) {
-  return parts_of(job.scenario, arguments.warmup + arguments.steps).back().scenario;
+Scenario last_scenario(const RunArguments& arguments, const Scenario& scenario) {
+  return parts_of(scenario, arguments.warmup + arguments.steps).back().scenario;
 }
 
 // Of the same peak as a prediction: that of the share of a processor which each rank has.
@@ -407,7 +408,7 @@ void run(const RunArguments& arguments) {
   }
   if (outcome.measured) go_by_share(job, user, *outcome.measured);
   if (arguments.predict && outcome.measured)
-    outcome.predicted = predict_here(last_scenario(arguments, job), user, !job.on_gpus);
+    outcome.predicted = predict_here(last_scenario(arguments, job.described), user, !job.on_gpus);
 
   Outputs outputs;
   outputs.add_wanted(arguments.json, [&] { return outcome_json(arguments, job, outcome).dump(2) + "\n"; });

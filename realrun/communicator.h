@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -53,6 +54,11 @@ class Communicator {
   // Each member sends part j of `from` to member j and receives member j's part for it as part j of `to`.
   virtual void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                           std::int64_t part_elements, Dtype dtype) = 0;
+  // The same where parts differ: part j of `from` has sends[j] elements, part i of `to` receives[i], which are what
+  // member i sends this one; parts lie behind each other and may be empty. On the host, not read after the call.
+  virtual void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
+                            std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
+                            Dtype dtype) = 0;
   // Each member sends to one member and receives from one (indices into `members`): a permutation.
   virtual void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                        std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) = 0;

@@ -132,6 +132,7 @@ if [ $short = no ]; then
   check pipeline plan.pipeline_parallel=2 plan.micro_batch_size=1
   check context_parallel plan.context_parallel=2
   check recompute plan.recompute=full
+  check experts model.experts=4 model.experts_per_token=2 plan.data_parallel=2 plan.expert_parallel=2 plan.micro_batch_size=1
   if [ $stand_in = no ]; then
     check bf16 plan.precision=bf16
     check fp8 plan.precision=fp8

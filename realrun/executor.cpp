@@ -308,6 +308,10 @@ void visit(Archive& archive, RankResult& r) {
   for (CategoryBytes& place : r.bytes_at_peak.places)
     for (double& x : place) archive.number(x);
   archive.number(r.peak_bytes);
+  RoutedRows& rows = r.rows;
+  for (double* x : {&rows.layers, &rows.computed, &rows.slots, &rows.sent, &rows.slots_sent, &rows.busiest_rank,
+                    &rows.busiest_expert, &rows.sum_of_busiest_ranks})
+    archive.number(*x);
 }
 
 struct Writer {

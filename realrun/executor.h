@@ -65,6 +65,16 @@ struct HeldPart {
   std::vector<float> gradient, value;
 };
 
+// Of a dropless run whose experts have slots for all tokens: what of them held rows, which alone were sent and
+// computed. Of one rank, all its layers with experts, micro-batches and steps together (recomputed forwards too).
+struct RoutedRows {
+  double layers = 0;
+  double computed = 0, slots = 0;   // by this rank's experts, in one pass through them; and what they had room for
+  double sent = 0, slots_sent = 0;  // to other ranks in one dispatch; and what would have been with all slots
+  double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, where that is largest
+  double sum_of_busiest_ranks = 0;              // over `layers`
+};
+
 // What one rank has to say after its run.
 struct RankResult {
   std::size_t rank = 0;
@@ -81,6 +91,7 @@ struct RankResult {
   std::vector<Interval> intervals;  // of the last step
   PlacedBytes bytes_at_peak{};
   double peak_bytes = 0;  // of the device; tensors alone, in their own dtypes
+  RoutedRows rows;        // layers 0: none were counted
 };
 
 struct Execution {

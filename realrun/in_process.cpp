@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <utility>
 
 namespace orrery {
@@ -177,6 +178,28 @@ class InProcessCommunicator final : public Communicator {
     show(members, what, stream, nullptr);
   }
 
+  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
+                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
+                    Dtype dtype) override {
+    const AllShown all = show(members, what, stream, from, {sends.begin(), sends.end()});
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      const std::vector<double>& sent = (*all)[i].values;
+      const auto own = sent.begin() + index_in(members);
+      const auto elements = static_cast<std::int64_t>(*own);
+      if (elements != receives[i])
+        throw ExecutionError(shared_.place(rank_) + " takes " + std::to_string(receives[i]) + " elements of rank " +
+                             std::to_string(members[i]) + " in \"" + what + "\", which gives " +
+                             std::to_string(elements));
+      const auto before = static_cast<std::int64_t>(std::accumulate(sent.begin(), own, 0.0));
+      if (elements > 0)
+        backend_.copy(stream, at_element(to, at, dtype), at_element((*all)[i].data, before, dtype),
+                      elements * backend_.stored_bytes(dtype));
+      at += elements;
+    }
+    show(members, what, stream, nullptr);
+  }
+
   void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                std::int64_t elements, Dtype dtype, std::size_t, std::size_t from_member) override {
     const AllShown all = show(members, what, stream, from);
@@ -263,9 +286,10 @@ class InProcessCommunicator final : public Communicator {
     return static_cast<const std::byte*>(data) + element * backend_.stored_bytes(dtype);
   }
   // Meets the others once everything issued to `stream` is done.
-  AllShown show(const Members& members, const std::string& what, Stream stream, const void* data) {
+  AllShown show(const Members& members, const std::string& what, Stream stream, const void* data,
+                std::vector<double> values = {}) {
     backend_.synchronize(stream);
-    return shared_.meet(rank_, members, what, {data, {}});
+    return shared_.meet(rank_, members, what, {data, std::move(values)});
   }
   void sum_of(const std::vector<Shown>& all, Stream stream, std::int64_t begin, void* to, std::int64_t elements,
               Dtype dtype) {

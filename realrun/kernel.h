@@ -56,6 +56,10 @@ struct KernelContext {
   // First expert whose rows this rank has; choices of others find no slot.
   std::int64_t first_expert = 0;
 
+  // Rows of experts are counted: slots behind them hold nothing that anybody reads, so that kernels which put tokens
+  // into rows leave them as they are instead of setting them to zero. How many rows an op has then follows from data.
+  bool rows_are_counted = false;
+
   std::int64_t images = 0;  // of the micro-batch; patch merging must know them to find neighbours across windows
   // Which vector stands for a sequence where shapes leave it open: the mean of its tokens (Swin), or the first one.
   bool pool_mean = false;

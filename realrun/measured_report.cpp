@@ -37,6 +37,37 @@ void add(TimeBreakdown& to, const TimeBreakdown& from) {
   for (std::size_t s = 0; s < to.exposed.size(); ++s) to.exposed[s] += from.exposed[s];
 }
 
+// Whether it reads or writes rows of experts, which are then those that were counted.
+bool is_of_rows(const Op& op, const Piece& piece) {
+  const auto has_slots = [&](TensorId id) { return id != kNoTensor && piece.tensors[id].find(Axis::slots) >= 0; };
+  return std::ranges::any_of(op.reads, has_slots) || std::ranges::any_of(op.writes, has_slots);
+}
+
+void report_rows(const std::vector<RankResult>& ranks, Report& report) {
+  RoutedRows all;
+  RoutingReport routing;
+  for (const RankResult& rank : ranks) {
+    const RoutedRows& rows = rank.rows;
+    if (rows.layers == 0) continue;
+    all.computed += rows.computed, all.slots += rows.slots;
+    all.sent += rows.sent, all.slots_sent += rows.slots_sent;
+    all.layers += rows.layers, all.sum_of_busiest_ranks += rows.sum_of_busiest_ranks;
+    routing.busiest_rank = std::max(routing.busiest_rank, rows.busiest_rank);
+    routing.busiest_expert = std::max(routing.busiest_expert, rows.busiest_expert);
+  }
+  if (all.layers == 0) return;
+  routing.mean_busiest_rank = all.sum_of_busiest_ranks / all.layers;
+  report.routing = routing;
+  std::string note = fmt::format("experts computed {:.0f} rows, {} of what they have slots for", all.computed,
+                                 percent_text(all.computed / all.slots));
+  if (all.slots_sent > 0)
+    note += fmt::format("; {:.0f} rows went to other ranks, {} of what could", all.sent,
+                        percent_text(all.sent / all.slots_sent));
+  note += fmt::format("; the busiest rank had {:.2f} times the mean, {:.2f} in the mean of all layers",
+                      routing.busiest_rank, routing.mean_busiest_rank);
+  report.notes.push_back(note + " (one way, all layers, micro-batches and steps)");
+}
+
 std::vector<OpReport> op_reports(const Program& program, const RankResult& rank) {
   constexpr std::array<const char*, kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient", "update"};
   std::vector<OpReport> rows;
@@ -52,6 +83,11 @@ std::vector<OpReport> op_reports(const Program& program, const RankResult& rank)
     row.times_per_step = measured.times_per_step;
     row.flops = is_communication(op.kind) || op.kind == OpKind::copy ? 0 : flops(op, piece.tensors);
     row.bytes = bytes(op, piece.tensors);
+    if (rank.rows.slots > 0 && is_of_rows(op, piece)) {  // capacity holds nothing that is computed
+      const double filled = rank.rows.computed / rank.rows.slots;
+      row.flops *= filled;
+      row.bytes *= filled;
+    }
     row.bound = "measured";
     // Several ops of a block may share a name: chunks of one product.
     const auto same = std::find_if(rows.begin(), rows.end(), [&](const OpReport& other) {
@@ -136,6 +172,7 @@ Report measured_report(const Scenario& scenario, const Program& program, const s
     if (&rank == slow || rank.stage != report.bounding_stage)
       report.timeline.intervals.insert(report.timeline.intervals.end(), rank.intervals.begin(), rank.intervals.end());
 
+  report_rows(ranks, report);
   report.notes.push_back(fmt::format("measured on {} ({}), {} rank{}", facts.device, facts.software, ranks.size(),
                                      ranks.size() == 1 ? "" : "s"));
   if (!steps.empty()) {

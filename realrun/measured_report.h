@@ -8,6 +8,9 @@
 //  - Seconds of an op are the median over steps of the mean over its calls, on the slowest rank of the bounding stage.
 //  An
 //    op that fills buckets runs once an instance here, once a bucket in a prediction: compare seconds * times_per_step.
+//  - Routing is what the data gave: the busiest rank over the mean of its group. FLOPs and bytes of ops on experts'
+//  rows
+//    are of those that were there.
 //  - Memory is that of tensors in their own dtypes, as they came and went; no framework, no fragmentation.
 #pragma once
 

@@ -43,6 +43,7 @@ class StreamOrder {
 };
 
 class MemoryLedger;
+struct RowCounts;  // expert_rows.h
 
 // Memory of a tensor that is no view.
 struct Storage {
@@ -60,6 +61,8 @@ struct Storage {
   Place place = Place::device;
   Use written;
   std::vector<Use> read;  // since then; the last of each stream
+  // Of experts' rows, and of the choices that they follow from: how many there are, where that is counted.
+  std::shared_ptr<const RowCounts> rows;
   void note_read(const Use& use);
   void note_written(const Use& use);
 };

@@ -241,7 +241,7 @@ void route_backward(const KernelCall& call) {
 void permute(const KernelCall& call) {
   const Buffer &x = call.read(0), &choices = call.read(1), &rows = call.write(0);
   const Slots slots(call, rows, choices, x);
-  std::ranges::fill(rows.span(), 0.0f);
+  if (!call.context.rows_are_counted) std::ranges::fill(rows.span(), 0.0f);
   slots.for_each([&](std::int64_t token, std::int64_t, std::int64_t row) {
     std::copy_n(x.data + token * slots.width(), slots.width(), rows.data + row * slots.width());
   });
@@ -266,7 +266,7 @@ void unpermute_backward(const KernelCall& call) {
   call.require_same_elements(weights, choices);
   call.require_same_elements(dweights, choices);
   call.require_same_elements(drows, rows);
-  std::ranges::fill(drows.span(), 0.0f);
+  if (!call.context.rows_are_counted) std::ranges::fill(drows.span(), 0.0f);
   std::ranges::fill(dweights.span(), 0.0f);
   slots.for_each([&](std::int64_t token, std::int64_t assignment, std::int64_t row) {
     const float* const d = dx.data + token * slots.width();
@@ -284,7 +284,7 @@ void permute_weights(const KernelCall& call) {
   const Buffer &weights = call.read(0), &choices = call.read(1), &by_row = call.write(0);
   call.require_same_elements(weights, choices);
   const Slots slots(call, by_row, choices);
-  std::ranges::fill(by_row.span(), 0.0f);
+  if (!call.context.rows_are_counted) std::ranges::fill(by_row.span(), 0.0f);
   slots.for_each(
       [&](std::int64_t, std::int64_t assignment, std::int64_t row) { by_row.data[row] = weights.data[assignment]; });
 }

@@ -129,7 +129,7 @@ struct CudaBackend::State {
                 const KernelContext& context);
 
   Fp8Scale* scale_of(const void* tensor) const;
-  Fp8Scale* make_scale(const void* tensor);
+  Fp8Scale* make_scale(const void* tensor, std::int64_t bytes);
   void forget_scales(const void* begin, std::int64_t bytes);
 
   struct CheckDevice {  // before anything else of this backend touches the GPU
@@ -160,10 +160,15 @@ struct CudaBackend::State {
   };
   std::unordered_multimap<std::uint64_t, Positions> known_positions;
 
-  std::map<const void*, Fp8Scale*> scales;
+  struct Scaled {
+    Fp8Scale* scale = nullptr;
+    std::int64_t bytes = 0;
+  };
+  std::map<const void*, Scaled> scales;  // by where what shares one begins
   std::vector<Fp8Scale*> free_scales;
   std::int32_t* nan_flag = nullptr;
 
+  bool sizes_follow_data = false;  // of the product that runs: another time it has others, so no choice pays
   bool capturing = false;
   Stream capture_stream = Stream::compute;
   std::vector<cudaGraphExec_t> graphs;
@@ -294,12 +299,17 @@ DeviceSlice CudaBackend::State::slice(const Slice& from) {
 }
 
 Fp8Scale* CudaBackend::State::scale_of(const void* tensor) const {
-  const auto found = scales.find(tensor);
-  return found == scales.end() ? nullptr : found->second;
+  auto found = scales.upper_bound(tensor);  // parts of a tensor, as of one expert, have the scale of the whole
+  if (found == scales.begin()) return nullptr;
+  --found;
+  return tensor < static_cast<const char*>(found->first) + found->second.bytes ? found->second.scale : nullptr;
 }
 
-Fp8Scale* CudaBackend::State::make_scale(const void* tensor) {
-  Fp8Scale*& found = scales[tensor];
+Fp8Scale* CudaBackend::State::make_scale(const void* tensor, std::int64_t bytes) {
+  if (bytes > 1) forget_scales(static_cast<const char*>(tensor) + 1, bytes - 1);  // of parts, which are written again
+  Scaled& scaled = scales[tensor];
+  scaled.bytes = std::max<std::int64_t>(bytes, 1);
+  Fp8Scale*& found = scaled.scale;
   if (found != nullptr) return found;
   if (free_scales.empty()) {
     refuse_capture("an fp8 tensor is new");
@@ -317,7 +327,7 @@ Fp8Scale* CudaBackend::State::make_scale(const void* tensor) {
 void CudaBackend::State::forget_scales(const void* begin, std::int64_t bytes) {
   auto s = scales.lower_bound(begin);
   while (s != scales.end() && s->first < static_cast<const char*>(begin) + bytes) {
-    free_scales.push_back(s->second);
+    free_scales.push_back(s->second.scale);
     s = scales.erase(s);
   }
 }
@@ -333,7 +343,7 @@ bool CudaBackend::State::run_product(const BlasProduct& product, std::span<const
   const Matmul::Place place{.stream = stream(s),
                             .workspace = workspace.data,
                             .workspace_bytes = static_cast<std::size_t>(workspace.bytes),
-                            .may_wait = !capturing};
+                            .may_wait = !capturing && !sizes_follow_data};
   for (const BlasLaunch& launch : launches) {
     Matmul::Operands moved = operands;
     moved.a = at(operands.a, launch.a_offset, product.a.dtype);
@@ -448,14 +458,16 @@ void CudaBackend::State::run_cast(const Op& op, std::span<const Operand> reads, 
     run_kernel(op, reads, writes, context, s);
     const Fp8Scale* const scale = to_fp8 ? scale_of(from.data) : nullptr;
     if (scale != nullptr)
-      check(cudaMemcpyAsync(make_scale(to.data), scale, sizeof(Fp8Scale), cudaMemcpyDefault, stream(s)),
+      check(cudaMemcpyAsync(make_scale(to.data, to.tensor->bytes()), scale, sizeof(Fp8Scale), cudaMemcpyDefault,
+                            stream(s)),
             "copying an fp8 scale");
     return;
   }
   if (from.tensor->elements() != to.tensor->elements())
     throw std::logic_error("kernel cast: tensors differ in their number of elements");
   if (to_fp8) {
-    quantise(stream(s), processors, from.data, from.tensor->dtype, to.data, to.tensor->elements(), make_scale(to.data));
+    quantise(stream(s), processors, from.data, from.tensor->dtype, to.data, to.tensor->elements(),
+             make_scale(to.data, to.tensor->bytes()));
   } else {
     dequantise(stream(s), from.data, scale_of(from.data), to.data, to.tensor->dtype, to.tensor->elements());
   }
@@ -535,7 +547,7 @@ void CudaBackend::copy(Stream stream, void* to, const void* from, std::int64_t b
   const cudaStream_t on = state_->stream(stream);
   check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, on), "copying");
   if (const Fp8Scale* const scale = state_->scale_of(from))
-    check(cudaMemcpyAsync(state_->make_scale(to), scale, sizeof(Fp8Scale), cudaMemcpyDefault, on),
+    check(cudaMemcpyAsync(state_->make_scale(to, bytes), scale, sizeof(Fp8Scale), cudaMemcpyDefault, on),
           "copying an fp8 scale");
 }
 
@@ -654,6 +666,7 @@ void CudaBackend::run(const Op& op, std::span<const Operand> reads, std::span<co
   if (is_matmul(op.kind)) {
     if (op.accumulate && traits_of(op.kind).accumulates == 0)
       throw std::logic_error(fmt::format("kernel {} ({}) does not add to what it writes", name_of(op.kind), op.name));
+    s.sizes_follow_data = context.rows_are_counted;
     return s.run_matmul(op, reads, writes, op.stream);
   }
   if (op.kind == OpKind::cast) return s.run_cast(op, reads, writes, context, op.stream);

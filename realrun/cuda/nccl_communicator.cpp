@@ -107,6 +107,9 @@ class NcclCommunicator final : public Communicator {
                       std::int64_t part_elements, Dtype dtype) override;
   void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                   std::int64_t part_elements, Dtype dtype) override;
+  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
+                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
+                    Dtype dtype) override;
   void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override;
   std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,
@@ -389,6 +392,32 @@ void NcclCommunicator::all_to_all(const Members& members, const std::string& wha
       result = ncclSend(static_cast<const char*>(from) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
       if (!is_taken(result)) break;
       result = ncclRecv(static_cast<char*>(to) + offset, count, type_of(dtype), static_cast<int>(m), comm, on);
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return is_taken(result) ? ended : result;
+  });
+}
+
+void NcclCommunicator::all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
+                                    std::span<const std::int64_t> sends, void* to,
+                                    std::span<const std::int64_t> receives, Dtype dtype) {
+  if (members.size() == 1) {
+    if (sends[0] > 0) backend_.copy(stream, to, from, bytes_of(dtype, sends[0]));
+    return;
+  }
+  group(members, what, stream, [&](ncclComm_t comm) {
+    const cudaStream_t on = backend_.stream(stream);
+    const auto* source = static_cast<const char*>(from);
+    auto* target = static_cast<char*>(to);
+    ncclResult_t result = ncclGroupStart();
+    for (std::size_t m = 0; m < members.size() && is_taken(result); ++m) {
+      const int peer = static_cast<int>(m);
+      // Both ends know what is empty.
+      if (sends[m] > 0) result = ncclSend(source, static_cast<std::size_t>(sends[m]), type_of(dtype), peer, comm, on);
+      if (is_taken(result) && receives[m] > 0)
+        result = ncclRecv(target, static_cast<std::size_t>(receives[m]), type_of(dtype), peer, comm, on);
+      source += bytes_of(dtype, sends[m]);
+      target += bytes_of(dtype, receives[m]);
     }
     const ncclResult_t ended = ncclGroupEnd();
     return is_taken(result) ? ended : result;

@@ -13,6 +13,7 @@
 #include <ctime>
 #include <list>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "realrun/mpi/schedule.h"
@@ -283,7 +284,9 @@ class Running {
     for (int k = 0; k < count; ++k) {
       const auto i = static_cast<std::size_t>(k);
       if (code == MPI_ERR_IN_STATUS) need(statuses_[i].MPI_ERROR, "a message");
-      const std::size_t t = transfer_of_[static_cast<std::size_t>(finished_[i])];
+      const auto slot = static_cast<std::size_t>(finished_[i]);
+      const std::size_t t = transfer_of_[slot];
+      if (schedule_[t].kind != Kind::send) check_size(t, slot - first_slot_[t], statuses_[i]);
       --left_;
       if (--pieces_left_[t] == 0) finish(t);
     }
@@ -305,6 +308,18 @@ class Running {
     if (names_[t] != sent_name_)
       throw ExecutionError(
           fmt::format("comes to {}, where rank {} is in {}", name_, ends_[t].peer, text_of(names_[t])));
+  }
+
+  // MPI takes a message that is shorter than its receiver expects.
+  void check_size(std::size_t t, std::size_t piece, const MPI_Status& status) const {
+    const std::size_t bytes = bytes_of(schedule_[t]), largest = ends_[t].largest;
+    const std::size_t name = piece == 0 && ends_[t].tag == 0 ? sizeof(SentName) : 0,
+                      expected = std::min(largest, bytes - piece * largest) + name;
+    int received = 0;
+    MPI_Get_elements(&status, MPI_BYTE, &received);
+    if (static_cast<std::size_t>(received) != expected)
+      throw ExecutionError(fmt::format("takes {} bytes of rank {}, which gives {}", expected - name, ends_[t].peer,
+                                       static_cast<std::size_t>(received) - name));
   }
 
   std::size_t bytes_of(const Transfer& transfer) const {
@@ -446,6 +461,25 @@ void MpiCommunicator::all_to_all(const Members& members, const std::string& what
   std::memcpy(target + own, source + own, part_bytes);
   rep_->run(OpKind::all_to_all, CollectiveAlgorithm::direct, members, what, part_elements,
             {.source = source, .target = target});
+}
+
+void MpiCommunicator::all_to_all_v(const Members& members, const std::string& what, Stream, const void* from,
+                                   std::span<const std::int64_t> sends, void* to,
+                                   std::span<const std::int64_t> receives, Dtype) {
+  const auto* source = static_cast<const std::byte*>(from);
+  auto* target = static_cast<std::byte*>(to);
+  const std::size_t own = index_of(members, rep_->rank);
+  const auto bytes_before = [&](std::span<const std::int64_t> parts) {
+    const auto end = parts.begin() + static_cast<std::ptrdiff_t>(own);
+    return static_cast<std::size_t>(std::accumulate(parts.begin(), end, std::int64_t{0})) * sizeof(float);
+  };
+  if (sends[own] != receives[own])
+    throw ExecutionError(fmt::format("{} gives itself {} elements in \"{}\" and takes {}", rep_->place(), sends[own],
+                                     what, receives[own]));
+  if (sends[own] > 0)
+    std::memcpy(target + bytes_before(receives), source + bytes_before(sends),
+                static_cast<std::size_t>(sends[own]) * sizeof(float));
+  rep_->run(mpi::unequal_all_to_all(own, sends, receives), members, what, {.source = source, .target = target});
 }
 
 void MpiCommunicator::permute(const Members& members, const std::string& what, Stream, const void* from, void* to,

@@ -58,6 +58,9 @@ class MpiCommunicator final : public Communicator {
                       std::int64_t part_elements, Dtype dtype) override;
   void all_to_all(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                   std::int64_t part_elements, Dtype dtype) override;
+  void all_to_all_v(const Members& members, const std::string& what, Stream stream, const void* from,
+                    std::span<const std::int64_t> sends, void* to, std::span<const std::int64_t> receives,
+                    Dtype dtype) override;
   void permute(const Members& members, const std::string& what, Stream stream, const void* from, void* to,
                std::int64_t elements, Dtype dtype, std::size_t to_member, std::size_t from_member) override;
   std::vector<std::vector<double>> gather_values(const Members& members, const std::string& what,

@@ -36,6 +36,10 @@ class Alone final : public Communicator {
   void all_to_all(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype) override {
     refuse(what);
   }
+  void all_to_all_v(const Members&, const std::string& what, Stream, const void*, std::span<const std::int64_t>, void*,
+                    std::span<const std::int64_t>, Dtype) override {
+    refuse(what);
+  }
   void permute(const Members&, const std::string& what, Stream, const void*, void*, std::int64_t, Dtype, std::size_t,
                std::size_t) override {
     refuse(what);

@@ -1,6 +1,7 @@
 #include "realrun/mpi/schedule.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <string>
 
@@ -193,6 +194,25 @@ Schedule halving_doubling(OpKind kind, std::size_t n, std::size_t i, std::int64_
 }
 
 }  // namespace
+
+Schedule unequal_all_to_all(std::size_t i, std::span<const std::int64_t> sends,
+                            std::span<const std::int64_t> receives) {
+  ScheduleBuilder b;
+  const std::size_t n = sends.size();
+  const auto part = [](std::span<const std::int64_t> parts, std::size_t m) {
+    return Range{std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(m), std::int64_t{0}),
+                 parts[m]};
+  };
+  for (std::size_t away = 1; away < n; ++away) {
+    const std::size_t from = (i + n - away) % n;
+    b.add(Kind::receive, from, {part(receives, from)}, {});
+  }
+  for (std::size_t away = 1; away < n; ++away) {
+    const std::size_t to = (i + away) % n;
+    b.add(Kind::send, to, {part(sends, to)}, {});
+  }
+  return b.take();
+}
 
 std::int64_t Transfer::elements() const {
   std::int64_t sum = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/program/collective_algorithm.h"
@@ -38,5 +39,10 @@ using Schedule = std::vector<Transfer>;
 // Chains and trees pass on pieces of `chunk_elements`. Throws InputError for other pairs.
 Schedule schedule_of(OpKind kind, CollectiveAlgorithm algorithm, std::size_t members, std::size_t member,
                      std::int64_t elements, std::int64_t chunk_elements);
+
+// An all_to_all whose parts differ (Communicator::all_to_all_v): all messages at once, empty ones too, as these also
+// name the operation. The own part is left to the caller.
+Schedule unequal_all_to_all(std::size_t member, std::span<const std::int64_t> sends,
+                            std::span<const std::int64_t> receives);
 
 }  // namespace orrery::mpi

@@ -1,6 +1,7 @@
 #include "realrun/rank/collectives.h"
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -11,7 +12,7 @@ namespace {
 // The name under which ranks meet.
 std::string meeting(const OpCall& call) {
   const Op& op = call.op;
-  if (call.plan().reduces_norm(op)) return "gradient norm";  // of all pieces
+  if (call.plan().reduces_norm(op)) return "gradient norm";                        // of all pieces
   if (op.stages != 0) return "sum " + std::to_string(op.stages) + " over stages";  // of several pieces' ops
   return std::string(op.name) + ", " + name_of(op.phase);
 }
@@ -55,15 +56,17 @@ std::int64_t count(const ElementIndices::Elements& index) { return static_cast<s
 }  // namespace
 
 Collectives::Collectives(const Program& program, const Position& position, TensorMemory& memory,
-                         ElementIndices& indices, Communicator& communicator)
+                         ElementIndices& indices, const ExpertRows& rows, Communicator& communicator)
     : program_(program),
       position_(position),
       memory_(memory),
       backend_(memory.backend()),
       indices_(indices),
+      rows_(rows),
       communicator_(communicator) {}
 
-void Collectives::run(const OpCall& call) {
+void Collectives::run(const OpCall& call, const RowCounts* rows) {
+  if (rows != nullptr) return exchange_rows(call, *rows);
   if (call.plan().is_packed_reduction(call.op)) return reduce_packed_gradients(call);
   switch (call.op.kind) {
     case OpKind::all_reduce:
@@ -222,6 +225,91 @@ void Collectives::redistribute(const OpCall& call) {
   }
   if (arrived != after.elements())
     throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
+                           "\" by an exchange");
+  memory_.put(to, call.stream);
+  note_read({gathered, sent, received}, call.stream);
+}
+
+// What each member gets is what it has afterwards of what this rank has: in the order of experts, chunks and ranks that
+// the rows are of, which all know from the counts.
+void Collectives::exchange_rows(const OpCall& call, const RowCounts& rows) {
+  const Op& op = call.op;
+  const bool adds = op.kind == OpKind::reduce_scatter;
+  if ((op.kind != OpKind::redistribute && op.kind != OpKind::all_gather && !adds) || op.accumulate)
+    throw std::logic_error("rows that are counted do not travel so");
+  const TensorId before = op.reads[0], after = op.writes[0];
+  const Tensor& t = call.read(0);
+  const std::int64_t width =
+      t.elements() / (t.sizes[0] * (t.find(Axis::chunks) < 0 ? 1 : t.sizes[1]) * t.sizes[t.find(Axis::slots)]);
+  const Members members = members_of(op);
+  const auto common = [](const std::vector<RowStretch>& of, const std::vector<RowStretch>& in) {
+    std::vector<RowStretch> both;  // lists in the same order
+    auto at = in.begin();
+    for (const RowStretch& stretch : of) {
+      while (at != in.end() && at->of() < stretch.of()) ++at;
+      if (at == in.end() || at->of() != stretch.of() || stretch.rows == 0) continue;
+      // Side by side in memory: one copy.
+      if (!both.empty() && both.back().begin + both.back().rows == stretch.begin) {
+        both.back().rows += stretch.rows;
+      } else {
+        both.push_back(stretch);
+      }
+    }
+    return both;
+  };
+  const std::vector<RowStretch> own_before = rows_.held(call, before, position_.rank, rows),
+                                own_after = rows_.held(call, after, position_.rank, rows);
+  std::vector<std::vector<RowStretch>> leave, come;
+  std::vector<std::int64_t> sends, receives;
+  const auto elements = [&](const std::vector<RowStretch>& stretches) {
+    std::int64_t sum = 0;
+    for (const RowStretch& s : stretches) sum += s.rows * width;
+    return sum;
+  };
+  for (const std::size_t m : members) {
+    leave.push_back(common(own_before, rows_.held(call, after, m, rows)));
+    come.push_back(common(own_after, rows_.held(call, before, m, rows)));
+    sends.push_back(elements(leave.back()));
+    receives.push_back(elements(come.back()));
+  }
+  StoragePtr gathered;
+  const Dtype dtype = t.dtype;
+  void* const from = memory_.dense(call, before, gathered);
+  const TensorMemory::Target to = memory_.target(call, after);
+  const std::int64_t all_sent = std::reduce(sends.begin(), sends.end()),
+                     all_received = std::reduce(receives.begin(), receives.end());
+  const StoragePtr sent = memory_.scratch(std::max<std::int64_t>(1, all_sent), dtype, call.stream),
+                   received = memory_.scratch(std::max<std::int64_t>(1, all_received), dtype, call.stream);
+  std::int64_t at = 0;
+  const auto move = [&](void* target, std::int64_t target_at, const void* source, std::int64_t source_at,
+                        std::int64_t count) {
+    backend_.copy(call.stream, memory_.element(target, target_at, dtype),
+                  memory_.element(const_cast<void*>(source), source_at, dtype), bytes(count, dtype));
+  };
+  for (const std::vector<RowStretch>& of_member : leave)
+    for (const RowStretch& s : of_member) {
+      move(sent->data, at, from, s.begin * width, s.rows * width);
+      at += s.rows * width;
+    }
+  communicator_.all_to_all_v(members, meeting(call), call.stream, sent->data, sends, received->data, receives, dtype);
+  if (adds && receives[0] > 0) {  // as much from each member, in the same order
+    std::vector<const void*> parts;
+    for (std::size_t m = 0; m < members.size(); ++m)
+      parts.push_back(memory_.element(received->data, static_cast<std::int64_t>(m) * receives[0], dtype));
+    backend_.sum(call.stream, parts, received->data, receives[0], dtype);
+  }
+  at = 0;
+  std::int64_t arrived = 0;
+  for (std::size_t m = 0; m < (adds ? 1 : members.size()); ++m)
+    for (const RowStretch& s : come[m]) {
+      move(to.data, s.begin * width, received->data, at, s.rows * width);
+      at += s.rows * width;
+      arrived += s.rows;
+    }
+  std::int64_t there = 0;
+  for (const RowStretch& s : own_after) there += s.rows;
+  if (arrived != there)
+    throw std::logic_error(std::string("\"") + t.name + "\" does not become \"" + call.written(0).name +
                            "\" by an exchange");
   memory_.put(to, call.stream);
   note_read({gathered, sent, received}, call.stream);

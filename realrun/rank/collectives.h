@@ -7,6 +7,7 @@
 
 #include "realrun/communicator.h"
 #include "realrun/rank/element_indices.h"
+#include "realrun/rank/expert_rows.h"
 #include "realrun/rank/op_call.h"
 
 namespace orrery::realrun {
@@ -14,10 +15,11 @@ namespace orrery::realrun {
 class Collectives {
  public:
   Collectives(const Program& program, const Position& position, TensorMemory& memory, ElementIndices& indices,
-              Communicator& communicator);
+              const ExpertRows& rows, Communicator& communicator);
 
-  // REQUIRES: a communication op. Throws std::logic_error for operands that do not fit.
-  void run(const OpCall& call);
+  // `rows`: of what it moves, if they are counted. REQUIRES: a communication op. Throws std::logic_error for operands
+  // that do not fit.
+  void run(const OpCall& call, const RowCounts* rows);
 
  private:
   void all_reduce(const OpCall& call);
@@ -26,6 +28,8 @@ class Collectives {
   void all_gather(const OpCall& call);
   void reduce_scatter(const OpCall& call);
   void redistribute(const OpCall& call);
+  // Of experts the rows that are there: redistributed, gathered from all, or added up and scattered.
+  void exchange_rows(const OpCall& call, const RowCounts& rows);
   void ring_shift(const OpCall& call);
   void reduce_packed_gradients(const OpCall& call);
 
@@ -39,6 +43,7 @@ class Collectives {
   TensorMemory& memory_;
   Backend& backend_;
   ElementIndices& indices_;
+  const ExpertRows& rows_;
   Communicator& communicator_;
 };
 

@@ -1,7 +1,9 @@
 #include "realrun/rank/kernels.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -50,10 +52,11 @@ struct Kernels::Binding {
   std::vector<Result> results;
 };
 
-Kernels::Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices)
-    : setup_(setup), position_(position), memory_(memory), backend_(memory.backend()), indices_(indices) {}
+Kernels::Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices,
+                 const ExpertRows& rows)
+    : setup_(setup), position_(position), memory_(memory), backend_(memory.backend()), indices_(indices), rows_(rows) {}
 
-void Kernels::run(const OpCall& call) {
+void Kernels::run(const OpCall& call, const RowCounts* rows) {
   Binding binding;
   binding.op = call.op;
   binding.context = context();
@@ -64,7 +67,12 @@ void Kernels::run(const OpCall& call) {
   if (call.op.kind == OpKind::embedding) take_own_columns(call, binding);
   if (call.op.kind == OpKind::add) take_own_rows(call, binding);
   bind_writes(call, binding);
-  run_bound(binding);
+  binding.context.rows_are_counted = rows != nullptr;
+  if (rows != nullptr && !traits_of(call.op.kind).regroups) {
+    run_rows(call, binding, *rows);
+  } else {
+    run_bound(binding);
+  }
   add_results(call, binding);
 }
 
@@ -218,12 +226,75 @@ void Kernels::bind_writes(const OpCall& call, Binding& binding) {
   }
 }
 
+void Kernels::zero_what_is_added(Binding& binding) {
+  if (!binding.op.accumulate) return;
+  for (const Binding::Result& result : binding.results)
+    if (accumulates(binding.op.kind, result.write))
+      backend_.fill(binding.op.stream, {result.from->data, result.from->dtype, 0, result.from->elements, nullptr}, 0);
+}
+
 void Kernels::run_bound(Binding& binding) {
-  if (binding.op.accumulate)  // what it adds is added where it belongs: add_results()
-    for (const Binding::Result& result : binding.results)
-      if (accumulates(binding.op.kind, result.write))
-        backend_.fill(binding.op.stream, {result.from->data, result.from->dtype, 0, result.from->elements, nullptr}, 0);
+  zero_what_is_added(binding);
   backend_.run(binding.op, binding.reads, binding.writes, binding.context);
+}
+
+void Kernels::run_rows(const OpCall& call, Binding& binding, const RowCounts& rows) {
+  if (traits_of(call.op.kind).random) throw std::logic_error("numbers are drawn for rows that are counted");
+  zero_what_is_added(binding);
+  const auto first_rows = [&](const auto& ids) {
+    const auto found = std::ranges::find_if(ids, [&](TensorId id) { return rows_.is_rows(call, id); });
+    return found == ids.end() ? kNoTensor : *found;
+  };
+  const TensorId of_blocks = first_rows(call.op.reads);
+  const std::vector<std::int64_t> blocks = rows_.blocks(call, of_blocks, rows);
+  const std::int64_t experts = call.instance.tensor(of_blocks).sizes[0],
+                     chunks = static_cast<std::int64_t>(blocks.size()) / experts;
+  std::array<Tensor, 6> read_tensors;
+  std::array<Tensor, 4> write_tensors;
+  // The part of an operand that is of an expert, and of rows, of a chunk.
+  const auto part_of = [&](const Operand& whole, std::int64_t expert, std::int64_t chunk, std::int64_t count,
+                           Tensor& t) -> Operand {
+    if (whole.tensor == nullptr || whole.data == nullptr) return whole;
+    t = *whole.tensor;
+    const int slots = t.find(Axis::slots);
+    if (t.find(Axis::experts) != 0) throw std::logic_error("an operand beside rows is not of experts");
+    std::int64_t begin = expert * (t.elements() / experts);
+    t.sizes[0] = 1;
+    if (slots >= 0) {
+      begin += chunk * (t.elements() / chunks);
+      if (chunks > 1) t.sizes[t.find(Axis::chunks)] = 1;
+      t.sizes[slots] = count;
+    }
+    return {memory_.element(whole.data, begin, t.dtype), &t};
+  };
+  // Gradients of an expert's weights: of all its rows, whatever chunk they are in.
+  const auto is_sum = [&](std::size_t write) {
+    const Tensor* const t = binding.writes[write].tensor;
+    return t != nullptr && accumulates(call.op.kind, write) && t->find(Axis::slots) < 0;
+  };
+  bool adds_up = false;
+  for (std::size_t i = 0; i < binding.writes.size(); ++i) adds_up = adds_up || is_sum(i);
+  for (std::int64_t e = 0; e < experts; ++e) {
+    Op op = binding.op;
+    bool begun = op.accumulate;
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      const std::int64_t count = blocks[static_cast<std::size_t>(e * chunks + c)];
+      if (count == 0) continue;
+      std::array<Operand, 6> reads;
+      std::array<Operand, 4> writes;
+      for (std::size_t i = 0; i < reads.size(); ++i) reads[i] = part_of(binding.reads[i], e, c, count, read_tensors[i]);
+      for (std::size_t i = 0; i < writes.size(); ++i)
+        writes[i] = part_of(binding.writes[i], e, c, count, write_tensors[i]);
+      if (adds_up) op.accumulate = begun;
+      backend_.run(op, reads, writes, binding.context);
+      begun = true;
+    }
+    for (std::size_t i = 0; !begun && i < binding.writes.size(); ++i) {
+      if (!is_sum(i)) continue;
+      const Operand none = part_of(binding.writes[i], e, 0, 0, write_tensors[i]);
+      backend_.fill(op.stream, {none.data, none.tensor->dtype, 0, none.tensor->elements(), nullptr}, 0);
+    }
+  }
 }
 
 void Kernels::add_results(const OpCall& call, Binding& binding) {

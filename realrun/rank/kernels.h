@@ -5,18 +5,20 @@
 
 #include "realrun/kernel.h"
 #include "realrun/rank/element_indices.h"
+#include "realrun/rank/expert_rows.h"
 #include "realrun/rank/op_call.h"
 
 namespace orrery::realrun {
 
 class Kernels {
  public:
-  Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices);
+  Kernels(const RunSetup& setup, const Position& position, TensorMemory& memory, ElementIndices& indices,
+          const ExpertRows& rows);
 
   // Optimizers count steps, dropouts and routers draw anew in each; from 0.
   void begin_step(std::int64_t step) { step_ = step; }
-  // REQUIRES: no communication, no copy.
-  void run(const OpCall& call);
+  // `rows`: of what it reads or writes, if they are counted. REQUIRES: no communication, no copy.
+  void run(const OpCall& call, const RowCounts* rows);
 
  private:
   struct Binding;  // of one call
@@ -32,7 +34,11 @@ class Kernels {
   void take_own_columns(const OpCall& call, Binding& binding);
   void take_own_rows(const OpCall& call, Binding& binding);
   Slice own_rows(const OpCall& call, const Binding& binding, Slice to, Tensor& table);
+  // What ops add is added where it belongs: add_results().
+  void zero_what_is_added(Binding& binding);
   void run_bound(Binding& binding);
+  // Block by block of experts' rows.
+  void run_rows(const OpCall& call, Binding& binding, const RowCounts& rows);
   void add_results(const OpCall& call, Binding& binding);
   // This rank's part of what `whole` leaves together: that of the digits which divide `part` alone.
   std::int64_t part_in(Division part, Division whole) const;
@@ -42,6 +48,7 @@ class Kernels {
   TensorMemory& memory_;
   Backend& backend_;
   ElementIndices& indices_;
+  const ExpertRows& rows_;
   std::int64_t step_ = 0;
 };
 

@@ -27,33 +27,36 @@ OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory
       norm_(norm),
       losses_(losses),
       indices_(setup.program.mesh),
-      collectives_(setup.program, position, memory, indices_, communicator),
-      kernels_(setup, position, memory, indices_) {}
+      rows_(setup, position, memory, communicator),
+      collectives_(setup.program, position, memory, indices_, rows_, communicator),
+      kernels_(setup, position, memory, indices_, rows_) {}
 
 void OpRunner::run(const OpCall& call) {
   communicator_.at(name_of(call.op.phase), call.op.name, call.micro_batch);
+  RowCountsPtr rows;
   try {
     Issue issue = issue_of(call);
     issue.waited_for = wait_for_operands(call);
     clock_.begin(issue);
-    dispatch(call);
+    rows = rows_.of(call);
+    dispatch(call, rows.get());
     clock_.end(issue);
     note_uses(call);
   } catch (const std::logic_error& error) {
     throw ExecutionError(describe(call) + ": " + error.what());
   }
-  if (setup_.options.find_undefined) check_defined(call);
+  if (setup_.options.find_undefined) check_defined(call, rows.get());
 }
 
-void OpRunner::dispatch(const OpCall& call) {
+void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
   if (is_communication(call.op.kind)) {
-    collectives_.run(call);
+    collectives_.run(call, rows);
   } else if (call.op.kind == OpKind::copy) {
     copy_between_memories(call);
   } else if (call.op.kind == OpKind::gradient_norm) {
     norm_.run(call);
   } else {
-    kernels_.run(call);
+    kernels_.run(call, rows);
   }
   losses_.note(call);
 }
@@ -112,10 +115,27 @@ void OpRunner::copy_between_memories(const OpCall& call) {
                from.elements * backend.stored_bytes(from.dtype));
 }
 
-void OpRunner::check_defined(const OpCall& call) {
+// Of rows: whether any that is there has.
+bool OpRunner::has_nan(const OpCall& call, TensorId id, const RowCounts* rows) {
+  const Slice slice = memory_.slice(call, id, Access::read);
+  if (rows == nullptr || !rows_.is_rows(call, id)) return memory_.backend().has_nan(slice);
+  StoragePtr gathered;
+  void* const data = memory_.dense(call, id, gathered);
+  const Tensor& t = call.instance.tensor(id);
+  const std::vector<std::int64_t> blocks = rows_.blocks(call, id, *rows);
+  const std::int64_t of_block = t.elements() / static_cast<std::int64_t>(blocks.size());
+  const std::int64_t width = of_block / t.sizes[t.find(Axis::slots)];
+  for (std::size_t b = 0; b < blocks.size(); ++b) {
+    const Slice filled{data, slice.dtype, static_cast<std::int64_t>(b) * of_block, blocks[b] * width, nullptr};
+    if (filled.elements > 0 && memory_.backend().has_nan(filled)) return true;
+  }
+  return false;
+}
+
+void OpRunner::check_defined(const OpCall& call, const RowCounts* rows) {
   if (call.plan().is_packed_reduction(call.op)) return;
   for_each_operand(call.op, [&](TensorId id, Access access) {
-    if (access == Access::read || !memory_.backend().has_nan(memory_.slice(call, id, Access::read))) return;
+    if (access == Access::read || !has_nan(call, id, rows)) return;
     throw ExecutionError(describe(call) + " wrote NaN into \"" + call.instance.tensor(id).name + "\": rank " +
                          std::to_string(position_.rank) + ", micro-batch " + std::to_string(call.micro_batch));
   });

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "realrun/rank/collectives.h"
+#include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
 #include "realrun/rank/kernels.h"
 #include "realrun/rank/losses.h"
@@ -20,13 +21,15 @@ class OpRunner {
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
   // Throws ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
   void run(const OpCall& call);
+  const RoutedRows& routed() const { return rows_.routed(); }
 
  private:
-  void dispatch(const OpCall& call);
+  void dispatch(const OpCall& call, const RowCounts* rows);
   std::uint64_t wait_for_operands(const OpCall& call);  // returns the set of streams that it waited for
   void note_uses(const OpCall& call);
   void copy_between_memories(const OpCall& call);
-  void check_defined(const OpCall& call);
+  void check_defined(const OpCall& call, const RowCounts* rows);
+  bool has_nan(const OpCall& call, TensorId id, const RowCounts* rows);
   Issue issue_of(const OpCall& call) const;
   std::string describe(const OpCall& call) const;
 
@@ -38,6 +41,7 @@ class OpRunner {
   GradientNorm& norm_;
   Losses& losses_;
   ElementIndices indices_;
+  ExpertRows rows_;
   Collectives collectives_;
   Kernels kernels_;
 };

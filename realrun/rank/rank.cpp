@@ -62,6 +62,7 @@ void Rank::run(RankResult& result) {
     result_.peak_bytes = peak;
     result_.bytes_at_peak = memory_.ledger().at_peak();
   }
+  result_.rows = ops_.routed();
   if (options.keep_tensors) result_.parts = held_.parts();
   backend_.synchronize();
   result = std::move(result_);

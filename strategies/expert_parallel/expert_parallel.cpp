@@ -63,6 +63,7 @@ class Experts {
         std::ceil(factor * static_cast<double>(assignments) / static_cast<double>(model_.placed_experts()));
     // A token goes to an expert at most once.
     const std::int64_t most = assignments / model_.experts_per_token;
+    if (options_.counts_rows()) return std::max<std::int64_t>(1, most);
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(slots), 1, std::max<std::int64_t>(1, most));
   }
 
@@ -604,7 +605,7 @@ void rewrite(const Scenario& scenario, Program& program) {
     program.model.executed_flops_per_step +=
         (std::min(factor, factor_without_drops(model)) - 1) * passes * of_row * rows * layers;
   }
-  lay_loads(scenario, program);
+  if (!scenario.plan.expert.counts_rows()) lay_loads(scenario, program);
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -612,9 +613,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
 }
 
 void disable(Plan& plan) {
-  const double capacity = plan.expert.capacity_factor;
+  const Options whole = plan.expert;
   plan.expert = {};
-  plan.expert.capacity_factor = capacity;  // what is dropped belongs to what is computed
+  plan.expert.capacity_factor = whole.capacity_factor;  // what is dropped belongs to what is computed
+  plan.expert.counted = whole.counted;
 }
 
 std::span<const PlanWord> words() {
@@ -634,11 +636,15 @@ void refuse_padding(const Options& options) {
 
 void make_runnable(Scenario& scenario) {
   refuse_padding(scenario.plan.expert);
-  if (scenario.workload.routes_unequally())
-    throw InputError({"", scenario.workload.recorded_routing ? "/workload/routing_file" : "/workload/routing"},
-                     "unequal routing", "balanced routing, or none, in a run: its routing follows from its numbers");
-  double& factor = scenario.plan.expert.capacity_factor;
-  if (scenario.model.has_experts() && factor == 0) factor = factor_without_drops(scenario.model);
+  if (!scenario.model.has_experts()) return;
+  Options& options = scenario.plan.expert;
+  // A gate gives tokens fewer experts, and who gathers tokens has rows of some alone: all slots are computed.
+  if (options.dispatcher == Dispatcher::allgather || scenario.plan.dts_gate.kind != dts_gate::MoeGate::top_k) {
+    if (options.capacity_factor == 0) options.capacity_factor = factor_without_drops(scenario.model);
+    return;
+  }
+  options.counted = true;
+  for (LayerRange& range : scenario.plan.layers) range.plan.expert.counted = true;
 }
 
 void check_runnable(const Scenario& scenario) {
@@ -647,7 +653,7 @@ void check_runnable(const Scenario& scenario) {
   if (options.fp8_dispatch)
     throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
   refuse_padding(options);
-  if (!model.has_experts() || options.capacity_factor >= factor_without_drops(model)) return;
+  if (!model.has_experts() || options.counts_rows() || options.capacity_factor >= factor_without_drops(model)) return;
   const std::string no_drops = fmt::format("{:g} or more, by which no token is dropped,", factor_without_drops(model));
   const InputError::Where where{"", "/plan/moe_expert_capacity_factor"};
   const std::string found = fmt::format("{:g}", options.capacity_factor);

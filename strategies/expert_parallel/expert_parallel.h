@@ -15,7 +15,7 @@
 //
 // Each rank has `slots` for each expert: ceil(capacity factor x its tokens x experts_per_token / experts), at most its
 // tokens; dropless: what balanced routing needs. A run, whose routing its data decide, has slots for all its tokens
-// instead (make_runnable).
+// instead, and counts the rows that are there (make_runnable).
 #pragma once
 
 #include <memory>
@@ -32,7 +32,7 @@ void rewrite(const Scenario& scenario, Program& program);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
-// Of a dropless plan a capacity factor by which no token can be dropped: experts / experts_per_token.
+// Of a dropless plan slots for all tokens, of which those that hold rows are counted (Options::counted).
 void make_runnable(Scenario& scenario);
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();

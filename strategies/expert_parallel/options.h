@@ -19,6 +19,10 @@ struct Options {
   double capacity_factor = 0;
   bool overlap_shared = false, overlap_pairs = false, fp8_dispatch = false;
   bool pad_to_busiest = false;
+  // Of a dropless run, no field: there are slots for all tokens, and rows are counted where its data route them. What
+  // is sent and computed is what is there (realrun/rank/expert_rows.h).
+  bool counted = false;
+  bool counts_rows() const { return counted && capacity_factor == 0; }
 
   void visit_fields(FieldVisitor& v) {
     v.field("expert_parallel", degree, orrery::degree(),

@@ -301,7 +301,8 @@ void disable(Plan& plan) { plan.fsmoe = {}; }
 void check_runnable(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const Model& model = scenario.model;
-  if (options.schedule == MoeSchedule::sequential || std::max(options.forward_degree, options.backward_degree) == 1)
+  if (options.schedule == MoeSchedule::sequential || std::max(options.forward_degree, options.backward_degree) == 1 ||
+      scenario.plan.expert.counts_rows())
     return;
   const double no_drops = static_cast<double>(model.experts) / static_cast<double>(model.experts_per_token);
   if (const double factor = scenario.plan.expert.capacity_factor; factor < no_drops)

@@ -82,6 +82,31 @@ void check_collectives(const Group& g, std::int64_t elements) {
   expect_equal(out, values_of(g.members.front(), elements), "broadcast" + size);
 }
 
+// Elements from one member to another: some none; all to the first; one pair alone.
+std::int64_t unequal(int which, std::size_t from, std::size_t to, std::int64_t elements) {
+  if (which == 0) return static_cast<std::int64_t>((from + 2 * to) % 3) * elements;
+  if (which == 1) return to == 0 ? elements + static_cast<std::int64_t>(from) : 0;
+  return from == 0 && to == 1 ? 3 * elements : 0;
+}
+
+void check_unequal_exchange(const Group& g, std::int64_t elements) {
+  for (const int which : {0, 1, 2}) {
+    std::vector<std::int64_t> sends, receives;
+    std::vector<float> mine, truth;
+    for (std::size_t m = 0; m < g.n(); ++m) {
+      sends.push_back(unequal(which, g.own, m, elements));
+      receives.push_back(unequal(which, m, g.own, elements));
+      const std::vector<float> to = values_of(100 * g.own + m, sends.back()),
+                               from = values_of(100 * m + g.own, receives.back());
+      mine.insert(mine.end(), to.begin(), to.end());
+      truth.insert(truth.end(), from.begin(), from.end());
+    }
+    std::vector<float> out(truth.size(), -1);
+    g.communicator.all_to_all_v(g.members, "all_to_all_v", kStream, mine.data(), sends, out.data(), receives, kFp32);
+    expect_equal(out, truth, "all_to_all_v of " + std::to_string(elements) + " over " + std::to_string(g.n()));
+  }
+}
+
 void gather_unequally(const Group& g) {
   std::vector<double> mine(g.own % 3, static_cast<double>(g.own));  // some have none
   const auto all = g.communicator.gather_values(g.members, "values", mine);
@@ -125,6 +150,7 @@ void run(MpiCommunicator& c, const std::string& what) {
   if (what == "collectives") {
     for (const std::int64_t elements : {1, 2, 3, 7, 64, 1001, 40000}) {
       check_collectives({c, all, rank}, elements);
+      check_unequal_exchange({c, all, rank}, elements);
       const Members third_from{all.begin() + static_cast<std::ptrdiff_t>(ranks / 3), all.end()};
       if (rank >= ranks / 3) check_collectives({c, third_from, rank - ranks / 3}, elements);
       Members alike;
@@ -149,6 +175,10 @@ void run(MpiCommunicator& c, const std::string& what) {
   } else if (what == "wrong_length") {
     if (rank == 0) c.send(1, {2, 5, false}, kStream, many.data(), 10, kFp32);
     if (rank == 1) c.receive(0, {2, 5, false}, kStream, many.data(), 1000, kFp32);
+  } else if (what == "wrong_counts") {  // the second rank gives less than the first one takes
+    const std::vector<std::int64_t> none{0, 0}, sends{10, 0}, receives{0, 20};
+    c.all_to_all_v(all, "exchange", kStream, many.data(), rank == 1 ? sends : none, many.data() + 500,
+                   rank == 1 ? none : receives, kFp32);
   } else if (what == "killed") {
     if (rank == 1) raise(SIGKILL);
     c.all_reduce(all, "gradients", kStream, &one, 1, kFp32);

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -86,6 +88,7 @@ TEST_F(Mpi, AWaitInVainSaysForWhom) {
 }
 TEST_F(Mpi, MessagesThatDoNotFitAreReported) {
   expect_end("left_over", "rank 1 has never received a message from rank 0");
+  expect_end("wrong_counts", "in \"exchange\" of ranks {0, 1}: takes 80 bytes of rank 1, which gives 40");
   expect_end("wrong_length", "got 40 bytes of the input of position 2, micro-batch 5 from rank 0");
 }
 TEST_F(Mpi, ARankThatFailsEndsTheOthers) {
@@ -212,6 +215,42 @@ TEST(MpiSchedule, SendsBetweenEachTwoRanksWhatTheDiscreteEventEngineDoes) {
         EXPECT_NEAR(mine.at(edge), share, 1e-4) << name_of(kind) << " " << name_of(algorithm) << " " << n;
       }
     }
+}
+
+TEST(MpiSchedule, ExchangesUnequallyWhatTheDiscreteEventEngineDoes) {
+  for (std::size_t n = 2; n <= 5; ++n) {
+    std::vector<std::int64_t> devices(n);
+    std::vector<double> rows;
+    for (std::size_t i = 0; i < n; ++i) devices[i] = static_cast<std::int64_t>(i);
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < n; ++j) rows.push_back(static_cast<double>((i + 2 * j) % 3));  // 0: nothing
+    FlowGraph graph;
+    collective_flows(OpKind::all_to_all, Algorithm::direct, {.devices = devices, .devices_per_node = 1, .rows = rows},
+                     {}, graph);
+    std::map<Edge, double> theirs, mine;
+    for (const FlowEdge& e : graph.edges)
+      theirs[{static_cast<std::size_t>(e.from.member), static_cast<std::size_t>(e.to.member)}] += e.bytes * e.messages;
+    constexpr std::int64_t kPart = 60;  // of equal parts
+    for (std::size_t i = 0; i < n; ++i) {
+      std::vector<std::int64_t> sends, receives;
+      for (std::size_t m = 0; m < n; ++m) {
+        sends.push_back(kPart * std::llround(rows[i * n + m]));
+        receives.push_back(kPart * std::llround(rows[m * n + i]));
+      }
+      for (const mpi::Transfer& t : mpi::unequal_all_to_all(i, sends, receives)) {
+        ASSERT_EQ(t.ranges.size(), 1u);
+        const std::vector<std::int64_t>& parts = t.kind == mpi::Transfer::Kind::send ? sends : receives;
+        EXPECT_EQ(t.ranges[0].begin,
+                  std::accumulate(parts.begin(), parts.begin() + std::ptrdiff_t(t.member), std::int64_t{0}));
+        EXPECT_EQ(t.elements(), parts[t.member]);
+        if (t.kind == mpi::Transfer::Kind::send && t.elements() > 0)
+          mine[{i, t.member}] +=
+              static_cast<double>(t.elements()) / static_cast<double>(kPart) / static_cast<double>(n);
+      }
+    }
+    ASSERT_EQ(mine.size(), theirs.size()) << n;
+    for (const auto& [edge, share] : theirs) EXPECT_NEAR(mine.at(edge), share, 1e-9) << edge.first << edge.second;
+  }
 }
 
 TEST(MpiSchedule, RefusesWhatItHasNot) {

@@ -383,6 +383,37 @@ KERNEL_TEST(PermuteWeightsKernel, PutsTheWeightOfAChoiceWhereItsTokenLies) {
   }
 }
 
+// Where rows are counted nobody reads the slots behind them, which stay as they were.
+KERNEL_TEST(PermuteKernel, LeavesSlotsBehindCountedRowsAlone) {
+  KernelContext counted;
+  counted.rows_are_counted = true;
+  for (const SlotCase& c : kSlotCases) {
+    const Tensor rows = plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}}),
+                 by_row = plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}}),
+                 x = plain({{c.tokens, Axis::sequence}, {c.width}}),
+                 by_token = plain({{c.tokens, Axis::sequence}, {c.k}});
+    const Operand choices{choices_of(c.tokens, c.k), random_choices(c.tokens, c.experts, c.k, 3)},
+        tokens{x, random_values(c.tokens * c.width, 4)}, weights{by_token, random_values(c.tokens * c.k, 5)},
+        results{rows, random_values(c.experts * c.slots * c.width, 6)};
+    const auto all = guests(choices.values, c.experts, c.k, c.slots);
+    const auto expect = [&](const Op& op, const std::vector<Operand>& reads, const std::vector<Tensor>& writes) {
+      const Values found = call(op, reads, writes, counted)[0], whole = call(op, reads, writes)[0];
+      const std::size_t width = found.size() / static_cast<std::size_t>(c.experts * c.slots);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        const std::size_t row = i / width, slot = row % static_cast<std::size_t>(c.slots),
+                          expert = row / static_cast<std::size_t>(c.slots);
+        if (slot < all[expert].size())
+          ASSERT_EQ(found[i], whole[i]) << name_of(op.kind) << " " << i;
+        else
+          ASSERT_TRUE(std::isnan(found[i])) << name_of(op.kind) << " " << i;
+      }
+    };
+    expect(op_of(permute), {tokens, choices}, {rows});
+    expect(op_of(unpermute_backward), {tokens, results, choices, weights}, {rows, by_token});
+    expect(op_of(permute_weights), {weights, choices}, {by_row});
+  }
+}
+
 KERNEL_TEST(PermuteWeightsKernel, DerivativesAreSlopes) {
   for (const std::int64_t slots : {3, 9}) {
     Machine m = machine_of(op_of(permute_weights), {parameter({{9, Axis::sequence}, {2}}), choices_of(9, 2)},

@@ -144,12 +144,15 @@ TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
 
 TEST(StrategyList, ARunHasRoomForWhateverItsDataAre) {
   Scenario s = on_one_rank(everything());
-  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 0) << "without experts";
+  EXPECT_FALSE(runnable(s).plan.expert.counts_rows()) << "without experts";
   s.model.experts = 8;
   s.model.experts_per_token = 2;
-  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 4);
+  EXPECT_TRUE(runnable(s).plan.expert.counts_rows());
+  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 0) << "dropless";
+  EXPECT_TRUE(on_one_rank(runnable(s)).plan.expert.counts_rows());
+  EXPECT_FALSE(s.plan.expert.counts_rows()) << "as it is predicted";
   s.plan.expert.capacity_factor = 1.25;
-  EXPECT_EQ(runnable(s).plan.expert.capacity_factor, 1.25) << "the plan's own";
+  EXPECT_FALSE(runnable(s).plan.expert.counts_rows()) << "the plan's own factor";
 }
 
 }  // namespace

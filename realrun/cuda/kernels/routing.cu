@@ -234,13 +234,15 @@ __global__ void no_rows_kernel(std::int64_t choices, std::int32_t* row_of) {
 
 __device__ std::int64_t thread_number() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+// `clears`: slots without a row are set to zero; else they stay as they are.
 template <int kVector>
-__global__ void permute_kernel(std::int64_t rows, std::int64_t width, std::int32_t k, Any x,
+__global__ void permute_kernel(std::int64_t rows, std::int64_t width, std::int32_t k, bool clears, Any x,
                                const std::int32_t* choice_of, Any to) {
   const std::int64_t per_row = width / kVector, i = thread_number();
   if (i >= rows * per_row) return;
   const std::int64_t row = i / per_row, column = i % per_row * kVector;
   const std::int32_t choice = choice_of[row];
+  if (choice < 0 && !clears) return;
   float values[kVector];
 #pragma unroll
   for (int j = 0; j < kVector; ++j) values[j] = 0;
@@ -271,11 +273,12 @@ __global__ void unpermute_kernel(std::int64_t tokens, std::int64_t width, std::i
 
 // A block a row. Weights of what has been dropped have no gradient: zero before.
 template <int kVector>
-__global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, Any dx, Any rows,
+__global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, bool clears, Any dx, Any rows,
                                           const std::int32_t* choice_of, Any weights, Any drows, Any dweights) {
   auto* const room = reinterpret_cast<float*>(dynamic_shared());  // [kThreads / kWarp]
   const std::int64_t row = blockIdx.x;
   const std::int32_t choice = choice_of[row];
+  if (choice < 0 && !clears) return;  // all of the block
   const float weight = choice < 0 ? 0 : load(weights, choice);
   float dot = 0;
   for (std::int64_t column = static_cast<std::int64_t>(threadIdx.x) * kVector; column < width;
@@ -299,10 +302,10 @@ __global__ void unpermute_backward_kernel(std::int64_t width, std::int32_t k, An
   if (threadIdx.x == 0) store(dweights, choice, dot);
 }
 
-// Of each row, or of each choice, the number that `place` says; where there is none, zero.
-__global__ void place_weights_kernel(std::int64_t count, Any from, const std::int32_t* place, Any to) {
+// Of each row, or of each choice, the number that `place` says; where there is none, zero, if it clears.
+__global__ void place_weights_kernel(std::int64_t count, bool clears, Any from, const std::int32_t* place, Any to) {
   const std::int64_t i = thread_number();
-  if (i >= count) return;
+  if (i >= count || (place[i] < 0 && !clears)) return;
   store(to, i, place[i] < 0 ? 0.0f : load(from, place[i]));
 }
 
@@ -512,7 +515,7 @@ void permute(const Call& call) {
   const bool is_wide = wide(r.width, {from, to});
   const auto issue = [&](auto kernel) {
     launch("permute_kernel", kernel, grid_for(elements(rows) / (is_wide ? kWide : 1)), kThreads, 0, call.launch.stream,
-           r.rows, r.width, r.slots.k, from, choice_of, to);
+           r.rows, r.width, r.slots.k, !call.context.rows_are_counted, from, choice_of, to);
   };
   is_wide ? issue(permute_kernel<kWide>) : issue(permute_kernel<1>);
 }
@@ -551,8 +554,8 @@ void unpermute_backward(const Call& call) {
   const Any d = call.numbers(dx), from = call.numbers(rows), to = call.numbers(drows);
   const auto issue = [&](auto kernel) {
     launch("unpermute_backward_kernel", kernel, blocks(r.rows), kThreads,
-           kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, r.width, r.slots.k, d, from,
-           choice_of, call.numbers(weights), to, call.numbers(dweights));
+           kThreads / kWarp * static_cast<std::int64_t>(sizeof(float)), call.launch.stream, r.width, r.slots.k,
+           !call.context.rows_are_counted, d, from, choice_of, call.numbers(weights), to, call.numbers(dweights));
   };
   wide(r.width, {d, from, to}) ? issue(unpermute_backward_kernel<kWide>) : issue(unpermute_backward_kernel<1>);
 }
@@ -564,8 +567,8 @@ void permute_weights(const Call& call) {
   const Rows r = rows_of_weights(call, by_row, choices, weights);
   auto* const choice_of = call.scratch<std::int32_t>(r.rows);
   find_slots(call, r, choices, by_row, nullptr, choice_of);
-  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, r.rows, call.numbers(weights),
-                choice_of, call.numbers(by_row));
+  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, r.rows,
+                !call.context.rows_are_counted, call.numbers(weights), choice_of, call.numbers(by_row));
 }
 
 std::int64_t unpermute_weights_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
@@ -575,7 +578,7 @@ void unpermute_weights(const Call& call) {
   const Rows r = rows_of_weights(call, by_row, choices, weights);
   auto* const row_of = call.scratch<std::int32_t>(r.choices);
   find_slots(call, r, choices, by_row, row_of, nullptr);
-  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices,
+  ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices, true,
                 call.numbers(by_row), row_of, call.numbers(weights));
 }
 

@@ -377,8 +377,12 @@ TEST(CudaBackendRuns, ExpertsAreTheCpusInParallelAndNarrow) {
        {std::pair{"{}", 1e-4},
         {R"({"plan": {"data_parallel": 2, "expert_parallel": 2}})", 1e-4},
         {R"({"plan": {"data_parallel": 4, "expert_parallel": 2, "zero_stage": 3}})", 1e-4},
+        {R"({"model": {"expert_bias": false}, "plan": {"data_parallel": 4, "expert_parallel": 2,
+             "expert_tensor_parallel": 2, "moe_schedule": "fsmoe", "moe_pipeline_degree_forward": 2}})",
+         1e-4},
         // Rounding changes choices, and with them everything, but where a token goes to all.
-        {R"({"model": {"experts_per_token": 4}, "plan": {"precision": "bf16"}})", 1e-1}}) {
+        {R"({"model": {"experts_per_token": 4}, "plan": {"precision": "bf16"}})", 1e-1},
+        {R"({"model": {"experts_per_token": 4}, "plan": {"precision": "fp8"}})", 0.5}}) {
     SCOPED_TRACE(patch);
     const Agreement found = against_cpu(patch, kExperts);
     EXPECT_LT(std::max(found.gradients, found.parameters), tolerance) << found.worst_gradient;

@@ -55,8 +55,9 @@ Scenario scenario_of(const std::string& patch) {
     "cluster": {"node": "dgx-h100", "nodes": 1},
     "workload": {"sequence_length": 16, "global_batch_size": 4},
     "plan": {"precision": "fp32", "data_parallel": 1}})");
-  document.merge_patch(nlohmann::json{{"plan", nlohmann::json::parse(patch)}});
-  return read_scenario(document, {});
+  const nlohmann::json parsed = nlohmann::json::parse(patch);
+  document.merge_patch(parsed.contains("model") ? parsed : nlohmann::json{{"plan", parsed}});
+  return runnable(read_scenario(document, {}));
 }
 
 NcclOptions options_of_environment() {
@@ -153,6 +154,34 @@ void check_collectives(CudaBackend& backend, Communicator& c, const Members& mem
   EXPECT_EQ(shifted.values(), part_of(values_of(members[from], n * elements), 0)) << name_of(dtype);
 }
 
+// Of parts that differ: some are empty; all go to the first member; one pair alone has something to say.
+void check_unequal_exchange(CudaBackend& backend, Communicator& c, const Members& members, std::int64_t elements,
+                            Dtype dtype) {
+  const std::size_t n = members.size();
+  const auto own = static_cast<std::size_t>(std::ranges::find(members, c.rank()) - members.begin());
+  const auto count = [&](int which, std::size_t from, std::size_t to) -> std::int64_t {
+    if (which == 0) return static_cast<std::int64_t>((from + 2 * to) % 3) * elements;
+    if (which == 1) return to == 0 ? elements + static_cast<std::int64_t>(from) : 0;
+    return from == 0 && to == 1 ? 3 * elements : 0;
+  };
+  for (const int which : {0, 1, 2}) {
+    std::vector<std::int64_t> sends, receives;
+    Values mine{-1}, truth{-1};  // one element that nobody exchanges: memory is never empty
+    for (std::size_t m = 0; m < n; ++m) {
+      sends.push_back(count(which, own, m));
+      receives.push_back(count(which, m, own));
+      const Values to = values_of(10 * own + m, sends.back()), from = values_of(10 * m + own, receives.back());
+      mine.insert(mine.end() - 1, to.begin(), to.end());
+      truth.insert(truth.end() - 1, from.begin(), from.end());
+    }
+    const auto shape = [&](const Values& values) { return of({{static_cast<std::int64_t>(values.size())}}, dtype); };
+    const Held in(backend, shape(mine), mine), out(backend, shape(truth), Values(truth.size(), -1));
+    c.all_to_all_v(members, "unequal exchange", Stream::compute, in.data, sends, out.data, receives, dtype);
+    backend.synchronize();
+    EXPECT_EQ(out.values(), truth) << name_of(dtype) << ", case " << which;
+  }
+}
+
 // Both ranks send before either receives, and write what they have sent at once.
 void check_messages(CudaBackend& backend, Communicator& c) {
   const std::size_t peer = 1 - c.rank();
@@ -200,7 +229,11 @@ TEST(NcclRank, DoesItsPart) {
     for (const std::int64_t elements : {1, 7, 1001})
       for (const Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16})
         check_collectives(backend, *c, all_of(*c), elements, dtype);
-    if (c->rank() > 0) check_collectives(backend, *c, {1, 2}, 5, Dtype::fp32);
+    for (const Dtype dtype : {Dtype::fp32, Dtype::bf16}) check_unequal_exchange(backend, *c, all_of(*c), 4, dtype);
+    if (c->rank() > 0) {
+      check_collectives(backend, *c, {1, 2}, 5, Dtype::fp32);
+      check_unequal_exchange(backend, *c, {1, 2}, 5, Dtype::fp32);
+    }
     const auto gathered = c->gather_values(all_of(*c), "values", std::vector<double>(c->rank(), 0.1));
     for (std::size_t m = 0; m < gathered.size(); ++m) EXPECT_EQ(gathered[m], std::vector<double>(m, 0.1));
     c->finish();
@@ -307,12 +340,16 @@ TEST_F(Nccl, RanksKnowWhetherTheyShareADevice) { EXPECT_EQ(run(2, "devices"), kT
 TEST_F(Nccl, MessagesAreSentBeforeTheyAreReceived) { EXPECT_EQ(run(2, "messages"), kTwoPassed); }
 
 TEST_F(Nccl, ProcessesComputeWhatOneRankAndWhatThreadsCompute) {
-  for (const char* plan : {R"({"data_parallel": 2})", R"({"data_parallel": 2, "zero_stage": 3})",
-                           R"({"tensor_parallel": 2, "sequence_parallel": true})", R"({"pipeline_parallel": 2})",
-                           R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "pipeline_schedule": "interleaved"})",
-                           R"({"context_parallel": 2})",
-                           R"({"context_parallel": 2, "context_parallel_type": "ulysses"})",
-                           R"({"context_parallel": 2, "context_parallel_type": "all_gather"})"}) {
+  for (const char* plan :
+       {R"({"data_parallel": 2})", R"({"data_parallel": 2, "zero_stage": 3})",
+        R"({"tensor_parallel": 2, "sequence_parallel": true})", R"({"pipeline_parallel": 2})",
+        R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "pipeline_schedule": "interleaved"})",
+        R"({"context_parallel": 2})", R"({"context_parallel": 2, "context_parallel_type": "ulysses"})",
+        R"({"context_parallel": 2, "context_parallel_type": "all_gather"})",
+        R"({"model": {"experts": 4, "experts_per_token": 2, "expert_ffn": 24},
+            "plan": {"data_parallel": 2, "expert_parallel": 2}})",
+        R"({"model": {"experts": 4, "experts_per_token": 2, "expert_ffn": 24},
+            "plan": {"data_parallel": 2, "expert_tensor_parallel": 2, "zero_stage": 1}})"}) {
     SCOPED_TRACE(plan);
     EXPECT_EQ(run(2, "steps", plan), kTwoPassed);
   }
