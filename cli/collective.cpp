@@ -19,6 +19,7 @@
 #include "sim/answers/inputs.h"
 #include "sim/base/argument.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/user_calibration.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
@@ -35,6 +36,7 @@ struct CollectiveArguments {
   std::string cluster, node, device;
   std::optional<std::int64_t> nodes, ranks, ranks_per_node;
   std::int64_t groups = 1;
+  std::string rows;
   std::string least_bytes = "8", most_bytes = "8G";
   std::int64_t step_factor = 2;
   std::string algorithm{kCollectiveAlgorithmNames.front()}, protocol{kCollectiveProtocolNames.front()};
@@ -51,6 +53,7 @@ constexpr const char* kCollectiveExamples = R"(Examples:
   orrery collective all_gather --cluster eos --ranks-per-node 1 --ranks 32
   orrery collective all_reduce --cluster dgx-a100 --algorithm ring --protocol ll128
   orrery collective all_reduce --node dgx-h100 --nodes 4 --groups 8     the rings of tensor-parallel 8 at once
+  orrery collective all_to_all --node dgx-h100 --ranks 2 --rows 1,1.5,0.5,1     unequal parts, as of tokens to experts
   orrery collective --measured                                every published curve beside its predictions
   orrery collective all_to_all --measured h200 --csv -        every point of some of them)";
 
@@ -73,6 +76,13 @@ std::vector<double> sizes_of(const CollectiveArguments& arguments) {
   std::vector<double> sizes;
   for (double bytes = least; bytes <= most; bytes *= static_cast<double>(arguments.step_factor)) sizes.push_back(bytes);
   return sizes;
+}
+
+std::vector<double> rows_of(const CollectiveArguments& arguments, std::int64_t members) {
+  if (arguments.rows.empty()) return {};
+  if (arguments.kind != "all_to_all")
+    throw InputError({"--rows", ""}, describe(arguments.kind), "all_to_all, whose parts may differ");
+  return rows_of_text(arguments.rows, members);
 }
 
 Cluster cluster_of(const CollectiveArguments& arguments) {
@@ -141,7 +151,8 @@ Prediction predict(const CollectiveArguments& arguments) {
       user.collectives.network_classes.empty())
     throw InputError({arguments.calibrations.front(), ""}, "no collectives",
                      "a calibration of collectives (orrery calibrate import)");
-  const CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups, user.collectives);
+  CollectivePredictor predictor(p.cluster, p.ranks_per_node, p.ranks, p.des, arguments.groups, user.collectives);
+  predictor.set_rows(rows_of(arguments, p.ranks / arguments.groups));
   p.calibration = predictor.calibration();
   const auto kind = std::find_if(kCollectiveKinds.begin(), kCollectiveKinds.end(),
                                  [&](const CollectiveKind& k) { return k.name == arguments.kind; });
@@ -186,6 +197,7 @@ std::string table_of(const Prediction& p) {
   std::string text = fmt::format("{}, {} ranks: {} node{} x {} {}", p.arguments.kind, p.ranks, c.nodes,
                                  c.nodes == 1 ? "" : "s", p.ranks_per_node, c.device.name);
   if (p.ranks_per_node < c.node.devices) text += fmt::format(" of {}", c.node.devices);
+  if (!p.arguments.rows.empty()) text += ", unequal parts";
   if (p.arguments.groups > 1) text += fmt::format(", in {} groups at once", p.arguments.groups);
   if (c.nodes > 1) text += ", " + c.fabric.name;
   text += fmt::format("\nRates as measured on {}", p.calibration.intra_class);
@@ -273,16 +285,12 @@ OrderedJson json_of(const Prediction& p) {
   }
   json["points"] = std::move(points);
   const CollectiveArguments& a = p.arguments;
-  json["inputs"] = inputs_json("collective",
-                               {{"kind", a.kind},
-                                {"cluster", to_json(p.cluster)},
-                                {"ranks", p.ranks},
-                                {"ranks_per_node", p.ranks_per_node},
-                                {"groups", a.groups},
-                                {"sizes", sizes_of(a)},
-                                {"algorithm", a.algorithm},
-                                {"protocol", a.protocol}},
-                               a.calibrations);
+  OrderedJson asked{{"kind", a.kind},           {"cluster", to_json(p.cluster)},
+                    {"ranks", p.ranks},         {"ranks_per_node", p.ranks_per_node},
+                    {"groups", a.groups},       {"sizes", sizes_of(a)},
+                    {"algorithm", a.algorithm}, {"protocol", a.protocol}};
+  if (!a.rows.empty()) asked["rows"] = rows_of(a, p.ranks / a.groups);
+  json["inputs"] = inputs_json("collective", asked, a.calibrations);
   json["version"] = ORRERY_VERSION;
   return json;
 }
@@ -349,6 +357,11 @@ void add_collective(Command app) {
   count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
   count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn").capture_default();
+  text("--rows", arguments->rows,
+       "Of all_to_all, parts that differ: what each rank sends each other one over what it is where all are equal, "
+       "first "
+       "rank first")
+      .type_name("N,N,...");
   text("-b,--minbytes", arguments->least_bytes, "Smallest size: 8, 1K, 64M, 8G").type_name("SIZE").capture_default();
   text("-e,--maxbytes", arguments->most_bytes, "Largest size").type_name("SIZE").capture_default();
   count("-f,--stepfactor", arguments->step_factor, "From each size to the next").capture_default();

@@ -7,11 +7,13 @@
 #include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "realrun/mpi/mpi_communicator.h"
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
+#include "sim/cost/exchange_skew.h"
 
 namespace orrery {
 namespace {
@@ -94,8 +96,38 @@ class Sweep {
     const std::int64_t whole = parts ? n * each_ : each_;
     in_.resize(static_cast<std::size_t>(sweep_.kind == "all_gather" ? each_ : whole));
     out_.resize(static_cast<std::size_t>(sweep_.kind == "reduce_scatter" ? each_ : whole));
+    if (!sweep_.rows.empty()) prepare_unequal();
     for (std::size_t i = 0; i < in_.size(); ++i) in_[i] = value_of(communicator_.rank(), static_cast<std::int64_t>(i));
     if (sweep_.kind == "all_reduce" || sweep_.kind == "broadcast") out_ = in_;
+  }
+
+  std::int64_t part(std::size_t from, std::size_t to) const {
+    return std::llround(static_cast<double>(each_) * rows_[from * members_.size() + to]);
+  }
+  void prepare_unequal() {
+    const std::size_t n = members_.size();
+    if (sweep_.kind != "all_to_all")
+      throw InputError({"--rows", ""}, describe(sweep_.kind), "all_to_all, whose parts may differ");
+    rows_ = rows_of_text(sweep_.rows, static_cast<std::int64_t>(n));
+    sends_.clear(), receives_.clear();
+    for (std::size_t m = 0; m < n; ++m) {
+      sends_.push_back(part(own_, m));
+      receives_.push_back(part(m, own_));
+    }
+    // Never empty, as no buffer of MPI is.
+    in_.resize(1 + static_cast<std::size_t>(std::reduce(sends_.begin(), sends_.end())));
+    out_.assign(1 + static_cast<std::size_t>(std::reduce(receives_.begin(), receives_.end())), 0);
+  }
+  void check_unequal() const {
+    std::size_t at = 0;
+    for (std::size_t m = 0; m < members_.size(); ++m) {
+      std::int64_t before = 0;
+      for (std::size_t other = 0; other < own_; ++other) before += part(m, other);
+      for (std::int64_t i = 0; i < receives_[m]; ++i, ++at)
+        if (out_[at] != value_of(members_[m], before + i))
+          throw ExecutionError(fmt::format("rank {}: an unequal all_to_all gives {} instead of {} at element {}",
+                                           communicator_.rank(), out_[at], value_of(members_[m], before + i), at));
+    }
   }
 
   void run() {
@@ -108,6 +140,8 @@ class Sweep {
       communicator_.all_gather(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
     else if (what == "reduce_scatter")
       communicator_.reduce_scatter(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
+    else if (what == "all_to_all" && !sweep_.rows.empty())
+      communicator_.all_to_all_v(members_, what, kStream, in_.data(), sends_, out_.data(), receives_, Dtype::fp32);
     else if (what == "all_to_all")
       communicator_.all_to_all(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
     else if (what == "broadcast")
@@ -139,6 +173,7 @@ class Sweep {
   }
 
   void check() const {
+    if (!sweep_.rows.empty()) return check_unequal();
     const std::size_t n = members_.size();
     const std::string& kind = sweep_.kind;
     const auto sum_at = [&](std::int64_t i) {
@@ -168,6 +203,8 @@ class Sweep {
   Members all_, members_;
   std::size_t own_ = 0;
   std::int64_t each_ = 0;
+  std::vector<double> rows_;  // where parts differ
+  std::vector<std::int64_t> sends_, receives_;
   std::vector<float> in_, out_;
 };
 

@@ -11,6 +11,7 @@ struct CollectiveSweep {
   std::string algorithm = "automatic";  // automatic: direct for all_to_all and send_recv, ring for all else
   double least_bytes = 65536, most_bytes = 16777216;
   std::int64_t step_factor = 4;
+  std::string rows;  // of all_to_all: rows_of_text (sim/cost/exchange_skew.h) of a group's members; empty: equal parts
   std::int64_t groups = 1;  // rank r is in group r mod groups; all run at once
   std::int64_t samples = 5;
   std::int64_t iterations = 0;  // of a sample, back to back; 0: as many as take sample_seconds

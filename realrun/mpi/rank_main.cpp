@@ -33,6 +33,11 @@ void add_collective(Command app, CollectiveSweep& sweep) {
   command.add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next").capture_default();
   command.add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct").capture_default();
   command.add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
+  command
+      .add_option(
+          "--rows", sweep.rows,
+          "Of all_to_all, parts that differ: what each rank sends each other one over equal parts, first rank first")
+      .type_name("N,N,...");
   command.add_option("--samples", sweep.samples, "Times to measure").capture_default();
   command.add_option("--iterations", sweep.iterations, "Of a sample, back to back; 0: enough for --sample-seconds");
   command.add_option("--sample-seconds", sweep.sample_seconds, "Of one sample").capture_default();

@@ -25,10 +25,11 @@ def two_leaves(hosts, oversubscription):
     return lab.Topology(f"2 leaves, {oversubscription}:1", hosts, HOST_BITS_PER_SECOND, hosts // 2, oversubscription)
 
 
-def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", samples=SAMPLES, sample_seconds=SAMPLE_SECONDS):
+def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", samples=SAMPLES, sample_seconds=SAMPLE_SECONDS,
+          rows=()):
     found = json.loads(network.mpirun(hosts, [
         rank, "collective", kind, "-b", size, "-e", size, "--groups", groups, "--algorithm", algorithm, "--samples", samples,
-        "--sample-seconds", sample_seconds]))
+        "--sample-seconds", sample_seconds, *predict.rows_option(rows)]))
     return found["points"][0]["seconds"]
 
 
@@ -91,6 +92,50 @@ class Link:
         return predict.collective(orrery, single_switch(2), "send_recv", self.bytes, 1, "direct")
 
 
+@dataclass(frozen=True)
+class UnequalExchange:
+    """An all-to-all whose parts differ, as of tokens to experts that are not equally popular. `bytes` is what a host sends
+    on average, itself included; `rows`, host by host, what each sends each other one over what equal parts are."""
+
+    topology: lab.Topology
+    name: str
+    bytes: int
+    rows: tuple
+
+    table = "Unequal exchanges"
+
+    @property
+    def hosts_used(self):
+        return self.topology.hosts
+
+    @property
+    def id(self):
+        return f"{self.name}, {self.hosts_used} hosts, {self.topology.name}, {self.bytes} bytes"
+
+    def measure(self, network, arguments):
+        return {"rows": self.rows, "samples": sweep(network, arguments.rank, range(self.topology.hosts), "all_to_all",
+                                                    self.bytes, rows=self.rows)}
+
+    def predict(self, orrery, _):
+        return predict.collective(orrery, self.topology, "all_to_all", self.bytes, 1, "direct", self.rows)
+
+
+def hot_host(hosts, share):
+    """Every host sends `share` of its bytes to the first."""
+    return tuple(hosts * (share if to == 0 else (1 - share) / (hosts - 1)) for _ in range(hosts) for to in range(hosts))
+
+
+def zipf(hosts):
+    """Host number k is wanted as the k-th of Zipf's law with exponent 1."""
+    total = sum(1 / (to + 1) for to in range(hosts))
+    return tuple(round(hosts / (to + 1) / total, 6) for _ in range(hosts) for to in range(hosts))
+
+
+def one_sender(hosts):
+    """The first host has all tokens, and sends every host as many."""
+    return tuple(float(hosts) if sender == 0 else 0.0 for sender in range(hosts) for _ in range(hosts))
+
+
 # A GPT of half a million parameters: two megabytes of gradients take some 0.4 s, its computing some hundredths.
 MODEL = {"layers": 4, "hidden": 96, "heads": 4, "vocab": 512, "max_positions": 64, "dropout": 0}
 STEPS, WARMUP = 8, 1
@@ -116,8 +161,8 @@ class Training:
 
     def scenario(self):
         # A CPU does one thing after the other, so nothing overlaps but what a stage has sent: the kernel has it.
-        plan = {"precision": "fp32", "micro_batch_size": 1, "overlap_grad_reduce": False, "overlap_param_gather": False,
-                "overlap_p2p_communication": True, **dict(self.plan)}
+        plan = {"precision": "fp32", "framework": "orrery", "micro_batch_size": 1, "overlap_grad_reduce": False,
+                "overlap_param_gather": False, "overlap_p2p_communication": True, **dict(self.plan)}
         return {"model": MODEL, "cluster": predict.cluster_of(self.topology),
                 "workload": {"sequence_length": MODEL["max_positions"], "global_batch_size": self.sequences}, "plan": plan}
 
@@ -164,6 +209,12 @@ def all_cases():
         add(topology, "all_to_all", (MIB,), groups=2)
     for kind in ("all_reduce", "all_to_all"):
         add(two_leaves(4, 2), kind, (MIB,))
+
+    for topology in (single_switch(2), single_switch(4), two_leaves(4, 2), two_leaves(8, 4)):
+        hosts = topology.hosts
+        for name, rows in (("half to one host", hot_host(hosts, 0.5)), ("Zipf", zipf(hosts)), ("from one host", one_sender(hosts))):
+            if hosts > 2 or name != "half to one host":  # of two hosts half is equal
+                found.append(UnequalExchange(topology, f"all_to_all, {name}", MIB, rows))
 
     def train(topology, name, sequences, **plan):
         found.append(Training(topology, name, sequences, tuple(plan.items())))

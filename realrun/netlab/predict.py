@@ -53,11 +53,15 @@ class JsonFile:
         self.folder.cleanup()
 
 
-def collective(command, topology, kind, size, groups, algorithm):
+def rows_option(rows):
+    return ("--rows", ",".join(map(str, rows))) if rows else ()
+
+
+def collective(command, topology, kind, size, groups, algorithm, rows=()):
     """Seconds by engine. One up-link of the whole rate is what sprayed routing makes of several."""
     with JsonFile(cluster_of(topology)) as cluster:
         found = orrery(command, "collective", kind, "--cluster", cluster, "-b", size, "-e", size, "--groups", groups,
-                       "--algorithm", algorithm, "--engine", "both", "--routing", "sprayed", "--json", "-")
+                       "--algorithm", algorithm, "--engine", "both", "--routing", "sprayed", *rows_option(rows), "--json", "-")
     return {engine: found["points"][0][engine]["seconds"] for engine in ENGINES}
 
 
@@ -77,7 +81,7 @@ def device_as_fast(command, scenario, seconds):
     """The scenario with a device whose one-rank step takes as long as it was measured to: all its rates by one factor."""
     alone = json.loads(json.dumps(scenario))
     alone["cluster"]["nodes"] = 1
-    alone["plan"] = {k: v for k, v in scenario["plan"].items() if k in ("precision", "micro_batch_size", "optimizer")}
+    alone["plan"] = {k: v for k, v in scenario["plan"].items() if k in ("precision", "framework", "micro_batch_size", "optimizer")}
     rates = [k for k in scenario["cluster"]["device"] if k in ("fp32_flops_per_second", "vector_flops_per_second", "memory_bytes_per_second")]
     for _ in range(20):  # what does not scale with the rates makes this take more than one turn
         factor = step(command, alone, "analytical")["step_seconds"] / seconds

@@ -96,23 +96,6 @@ void slow_network(double times, CollectiveCost& cost) {
   cost.seconds = seconds;
 }
 
-// As much longer as the busiest rank has more, or shorter where all have less; what begins with it takes as long.
-void skew(const ExchangeSkew& by, CollectiveCost& cost) {
-  const auto moving = [&] {
-    return cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
-                            : std::max(cost.intra_seconds, cost.inter_seconds);
-  };
-  const double before = moving();
-  cost.intra_seconds *= by.inside;
-  cost.inter_seconds *= by.between;
-  cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
-  const double after = moving();
-  const double seconds =
-      after < before ? cost.seconds - (before - after) : std::max(cost.seconds, cost.latency_seconds + after);
-  cost.bus_bytes_per_second *= cost.seconds / seconds;
-  cost.seconds = seconds;
-}
-
 constexpr std::size_t kMostLoads = 4096;  // of some kilobytes
 
 // What a load depends on, of all that a mesh says.

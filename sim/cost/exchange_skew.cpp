@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <numeric>
 #include <span>
+#include <sstream>
 #include <vector>
+
+#include "sim/base/error.h"
 
 namespace orrery {
 namespace {
@@ -86,6 +90,38 @@ ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAl
       load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
   const double mean = std::accumulate(load.rows.begin(), load.rows.end(), 0.0) / static_cast<double>(load.rows.size());
   return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
+}
+
+void skew(const ExchangeSkew& by, CollectiveCost& cost) {
+  const auto moving = [&] {
+    return cost.in_sequence ? cost.intra_seconds + cost.inter_seconds
+                            : std::max(cost.intra_seconds, cost.inter_seconds);
+  };
+  const double before = moving();
+  cost.intra_seconds *= by.inside;
+  cost.inter_seconds *= by.between;
+  cost.inter_bound = cost.inter_seconds > cost.intra_seconds;
+  const double after = moving();
+  const double seconds =
+      after < before ? cost.seconds - (before - after) : std::max(cost.seconds, cost.latency_seconds + after);
+  cost.bus_bytes_per_second *= cost.seconds / seconds;
+  cost.seconds = seconds;
+}
+
+std::vector<double> rows_of_text(const std::string& text, std::int64_t members) {
+  std::vector<double> rows;
+  std::string number;
+  for (std::istringstream numbers(text); std::getline(numbers, number, ',');) {
+    char* end = nullptr;
+    const double value = std::strtod(number.c_str(), &end);
+    if (number.empty() || *end != '\0' || !std::isfinite(value) || value < 0)
+      throw InputError({"--rows", ""}, "\"" + number + "\"", "numbers from 0 on, with commas between them");
+    rows.push_back(value);
+  }
+  if (static_cast<std::int64_t>(rows.size()) != members * members || *std::ranges::max_element(rows) == 0)
+    throw InputError({"--rows", ""}, std::to_string(rows.size()) + " numbers",
+                     std::to_string(members) + " x " + std::to_string(members) + ", of each rank to each, not all 0");
+  return rows;
 }
 
 }  // namespace orrery

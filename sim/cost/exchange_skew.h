@@ -2,6 +2,11 @@
 // its node and over NICs, over what every rank does when routing is balanced.
 #pragma once
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/cost/collective_cost.h"
 #include "sim/cost/token_exchange.h"
 #include "sim/program/collective_algorithm.h"
 #include "sim/program/load.h"
@@ -16,6 +21,13 @@ struct ExchangeSkew {
 // by_token.
 ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
                            const TokenShares& tokens);
+
+// A balanced exchange as much longer as the busiest rank has more, or shorter where all have less; what begins with it
+// takes as long.
+void skew(const ExchangeSkew& by, CollectiveCost& cost);
+
+// Load::rows of `members` ranks as an option --rows has them: "1,1.5,0.5,1". Throws InputError.
+std::vector<double> rows_of_text(const std::string& text, std::int64_t members);
 
 // The share of rows that travel to where so many times the mean go, a token once: as if a token's choices were
 // independent, so that one that misses a place under balanced routing misses it as often as that, to the power of

@@ -7,6 +7,7 @@
 
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/des/child_process.h"
 #include "sim/des/collective_flows.h"
@@ -96,9 +97,13 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   if (ranks > cluster.devices())
     throw InputError({}, fmt::format("{} ranks", ranks),
                      fmt::format("at most the cluster's {} devices", cluster.devices()));
-  const CollectiveCost cost = CollectiveModel(cluster, collectives)
-                                  .cost(request.kind, request.bytes, span_of(request.mesh, request.group, cluster),
-                                        request.algorithm, request.protocol);
+  const GroupSpan span = span_of(request.mesh, request.group, cluster);
+  CollectiveCost cost = CollectiveModel(cluster, collectives)
+                            .cost(request.kind, request.bytes, span, request.algorithm, request.protocol);
+  if (!request.rows.empty())
+    skew(exchange_skew({.ranks = span.ranks, .rows = request.rows}, span.ranks_per_node, cost.algorithm,
+                       cost.token_shares),
+         cost);
   run.algorithm = cost.algorithm;
   run.protocol = cost.protocol;
   if (!(cost.seconds > 0)) return run;
@@ -108,8 +113,14 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
 
   RunPlan plan(cluster, options);
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});
+  std::int32_t rows = -1;
+  if (!request.rows.empty()) {
+    rows = plan.traffic.add_rows(request.rows);
+    for (std::int64_t rank = 0; rank < ranks; ++rank)  // none is like another one
+      plan.traffic.mark_rank(job, rank, static_cast<std::uint64_t>(rank));
+  }
   const std::uint32_t exchange =
-      plan.add_exchange(plan.traffic.groups(job, request.group), request.kind, request.bytes, cost);
+      plan.add_exchange(plan.traffic.groups(job, request.group), request.kind, request.bytes, cost, {}, false, rows);
   plan.add_perturbations(perturbations);
   plan.fold();
   const Outcome outcome = Outcome::unpack(run_in_child([&] { return simulate_exchange(plan, exchange).pack(); }));

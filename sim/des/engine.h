@@ -101,6 +101,9 @@ struct CollectiveRequest {
   MeshGroup group;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol = CollectiveProtocol::automatic;
+  // Of an all-to-all with unequal parts: what each member sends each other one, [from * members + to], over what it is
+  // where all parts are equal. Empty: equal.
+  std::vector<double> rows = {};
 };
 // About how many flows (step-exact: messages) that is to simulate, without making any.
 double collective_works(const Cluster& cluster, const CollectiveCalibration& collectives,

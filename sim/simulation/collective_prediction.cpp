@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "sim/base/error.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 
 namespace orrery {
@@ -52,8 +53,11 @@ CollectivePrediction CollectivePredictor::predict(OpKind kind, double bytes, Col
   constexpr auto kAnalytical = static_cast<std::size_t>(Engine::analytical);
   constexpr auto kDes = static_cast<std::size_t>(Engine::des);
   CollectivePrediction prediction;
-  const CollectiveCost cost =
-      model_.cost(kind, bytes, span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_), algorithm, protocol);
+  const GroupSpan span = span_of(mesh_, mesh_.group(MeshAxis::dp_shard), cluster_);
+  CollectiveCost cost = model_.cost(kind, bytes, span, algorithm, protocol);
+  if (!rows_.empty())
+    skew(exchange_skew({.ranks = span.ranks, .rows = rows_}, span.ranks_per_node, cost.algorithm, cost.token_shares),
+         cost);
   prediction.algorithm = cost.algorithm;
   prediction.protocol = cost.protocol;
   if (engines[kAnalytical]) {

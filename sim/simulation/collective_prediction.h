@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "sim/cost/collective_calibration.h"
 #include "sim/cost/collective_cost.h"
@@ -50,6 +52,9 @@ class CollectivePredictor {
   CollectivePredictor(const Cluster& cluster, std::int64_t ranks_per_node, std::int64_t ranks,
                       const DiscreteEventOptions& options, std::int64_t groups = 1, const CollectiveClasses& user = {});
 
+  // Of each group's all-to-all, unequal parts: CollectiveRequest::rows.
+  void set_rows(std::vector<double> rows) { rows_ = std::move(rows); }
+
   // Throws InputError when an engine refuses; run_collective and CollectiveModel::cost say when.
   CollectivePrediction predict(OpKind kind, double bytes, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                                const Engines& engines) const;
@@ -69,7 +74,8 @@ class CollectivePredictor {
             .mesh = mesh_,
             .group = mesh_.group(MeshAxis::dp_shard),
             .algorithm = algorithm,
-            .protocol = protocol};
+            .protocol = protocol,
+            .rows = rows_};
   }
 
   Cluster cluster_;
@@ -77,6 +83,7 @@ class CollectivePredictor {
   CollectiveModel model_;
   Mesh mesh_;  // groups of dp_shard, as many as tp
   DiscreteEventOptions options_;
+  std::vector<double> rows_;
 };
 
 }  // namespace orrery

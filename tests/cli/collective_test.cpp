@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cmath>
 #include <fstream>
@@ -66,8 +67,8 @@ TEST(Collective, GoesByTheUsersOwnCurves) {
   EXPECT_NE(own["inputs"]["digest"], bundled["inputs"]["digest"]);
   EXPECT_EQ(bundled["inputs"]["digest"], predicted(place, asked)["inputs"]["digest"]);
   EXPECT_EQ(own["inputs"]["collective"]["cluster"]["node"]["devices"], 8);
-  const auto refused = place.orrery("collective " + asked + " --calibration " ORRERY_SOURCE_DIR
-                                    "/results/calibration/L40S.json");
+  const auto refused =
+      place.orrery("collective " + asked + " --calibration " ORRERY_SOURCE_DIR "/results/calibration/L40S.json");
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("found no collectives, expected a calibration of collectives"));
 }
@@ -125,6 +126,24 @@ TEST(Collective, TableAndCsvShowWhatJsonHas) {
   EXPECT_EQ(std::count(lines[0].begin(), lines[0].end(), ','), std::count(lines[1].begin(), lines[1].end(), ','));
   EXPECT_THAT(lines[1], HasSubstr(fmt::format(",{},", point["analytical"]["seconds"].get<double>())));
   EXPECT_THAT(lines[1], HasSubstr(fmt::format(",{},", point["des"]["seconds"].get<double>())));
+}
+
+// Four nodes of one device: what the busiest NIC carries over what each carries where all parts are equal.
+TEST(Collective, UnequalPartsTakeAsLongAsTheBusiestRank) {
+  const Workplace place;
+  const std::string asked = "all_to_all --node dgx-h100 --nodes 4 --ranks-per-node 1 -b 1G -e 1G";
+  const std::array engines{"analytical", "des"};
+  const auto seconds = [&](const std::string& rows, const char* engine) {
+    return predicted(place, asked + rows)["points"][0][engine]["seconds"].get<double>();
+  };
+  for (const char* engine : engines) {
+    const double equal = seconds("", engine);
+    EXPECT_NEAR(seconds(" --rows 1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", engine), equal, 1e-9 * equal) << engine;
+    EXPECT_NEAR(seconds(" --rows 4,4,4,4,0,0,0,0,0,0,0,0,0,0,0,0", engine) / equal, 4, 0.05) << "one sends: " << engine;
+    EXPECT_NEAR(seconds(" --rows 2,1,1,0,2,1,1,0,2,1,1,0,2,1,1,0", engine) / equal, 2, 0.05) << "one gets: " << engine;
+  }
+  const json inputs = predicted(place, asked + " --rows 4,4,4,4,0,0,0,0,0,0,0,0,0,0,0,0")["inputs"]["collective"];
+  EXPECT_EQ(inputs["rows"].size(), 16u);
 }
 
 TEST(Collective, OneEngineAloneShowsOnlyItself) {
@@ -285,6 +304,12 @@ TEST(Collective, BadInputIsOneSentence) {
       {"all_reduce --node dgx-h100 --ranks-per-node 9", "--ranks-per-node: found 9, expected 1 to 8"},
       {"all_reduce --node dgx-a100 --algorithm nvls", "--algorithm: found \"nvls\""},
       {"all_to_all --node dgx-h100 --protocol ll128", "--protocol: found \"ll128\""},
+      {"all_reduce --node dgx-h100 --rows 1", "--rows: found \"all_reduce\", expected all_to_all"},
+      {"all_to_all --node dgx-h100 --ranks 2 --rows 1,2,x,1", "--rows: found \"x\", expected numbers from 0 on"},
+      {"all_to_all --node dgx-h100 --ranks 2 --rows 1,,1,1", "--rows: found \"\", expected numbers from 0 on"},
+      {"all_to_all --node dgx-h100 --ranks 2 --rows 1,-1,1,1", "--rows: found \"-1\", expected numbers from 0 on"},
+      {"all_to_all --node dgx-h100 --ranks 2 --rows 1,1,1", "--rows: found 3 numbers, expected 2 x 2"},
+      {"all_to_all --node dgx-h100 --ranks 2 --rows 0,0,0,0", "--rows: found 4 numbers, expected 2 x 2"},
       {"all_reduce --node dgx-h100 --engine analytical --routing sprayed", "--routing: found \"sprayed\""},
       {"all_reduce --node dgx-h100 --json - --csv -", "standard output: found several outputs"},
       {"all_reduce --node dgx-h100 --markdown -", "--markdown: found no --measured beside it"},
