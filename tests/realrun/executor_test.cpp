@@ -1274,6 +1274,11 @@ const Layout kLayouts[] = {
      R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "framework": "deepspeed",
          "moe_schedule": "fsmoe", "moe_pipeline_degree_forward": 2, "moe_pipeline_degree_backward": 4})",
      kMixtral},
+    {"ExpertsInChunksBesideGradientsInPieces",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "framework": "deepspeed",
+         "moe_schedule": "fsmoe", "moe_pipeline_degree_forward": 2, "moe_pipeline_degree_backward": 2,
+         "moe_gradient_share_experts": 0.5, "moe_gradient_share_dense": 0.25})",
+     kMixtral},
     {"ExpertsInChunksOfPaddedSlots",
      R"({"data_parallel": 4, "expert_parallel": 4, "framework": "deepspeed", "moe_schedule": "tutel",
          "moe_pipeline_degree_forward": 3, "moe_pipeline_degree_backward": 3})",
@@ -1346,6 +1351,15 @@ bool is_not_run(const std::string& flag) {
       return at == "/plan/" + flag || (at == "/plan/precision" && precision == std::string_view("nvfp4"));
     }
   }
+  json experts = json::parse(kMixtral);
+  experts["plan"] = {{"data_parallel", 4}, {"expert_parallel", 4}, {flag, true}};
+  try {
+    const Scenario scenario = tiny(experts.dump());
+    check(scenario);
+    check_runnable(runnable(scenario));
+  } catch (const InputError& error) {
+    return error.where().pointer == "/plan/" + flag && error.expected().find("in a run") != std::string::npos;
+  }
   return false;
 }
 
@@ -1355,7 +1369,7 @@ bool is_of_many_steps(const std::string& field) {
   if (!gate && !field.starts_with("moe_balance") && field != "moe_slots_per_rank") return false;
   const char* const choice = gate ? "moe_gate" : "moe_balancer";
   int refused = 0;
-  for (const char* value : {"dense_to_sparse", "flexmoe", "eplb", "symi"}) {
+  for (const char* value : {"dense_to_sparse", "flexmoe", "eplb", "symi", "fastermoe", "swipe"}) {
     if (gate != (value == std::string_view("dense_to_sparse"))) continue;
     json patch = json::parse(kMixtral);
     patch["model"]["experts_per_token"] = 1;
@@ -1368,7 +1382,7 @@ bool is_of_many_steps(const std::string& field) {
       refused += error.where().pointer == std::string("/plan/") + choice ? 1 : 0;
     }
   }
-  return refused == (gate ? 1 : 3);
+  return refused == (gate ? 1 : 5);
 }
 
 // When gradients are reduced, at every stage, with and without a pipeline and replicas of shard groups.
