@@ -119,6 +119,7 @@ constexpr Strategy kStrategies[] = {
      .check = fsmoe::check,
      .rewrite = nothing,
      .rewrite_piece = fsmoe::rewrite_piece,
+     .shard = fsmoe::shard,
      .disable = fsmoe::disable,
      .check_runnable = fsmoe::check_runnable,
      .search_axes = fsmoe::search_axes},

@@ -331,7 +331,8 @@ struct RoutingSteps::Rep {
 
 RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : rep_(std::make_unique<Rep>(generator)) {
   RoutingGenerator& g = rep_->generator;
-  g.steps = g.source_ranks = 1;
+  g.steps = 1;
+  if (g.pattern != RoutingPattern::ragged) g.source_ranks = 1;
   g.check();
 }
 RoutingSteps::~RoutingSteps() = default;
@@ -347,14 +348,19 @@ const std::vector<RoutingMatrix>& RoutingSteps::at(std::int64_t step) {
     popularity.clear();
     for (std::int64_t layer = 0; layer < g.layers; ++layer) popularity.emplace_back(g, layer);
   }
-  matrices.assign(popularity.size(), {1, g.experts, std::vector<std::int64_t>(static_cast<std::size_t>(g.experts))});
+  const std::vector<std::int64_t> tokens = tokens_of_ranks(g, step, 0);
+  const auto experts = static_cast<std::size_t>(g.experts);
+  matrices.assign(popularity.size(), {g.source_ranks, g.experts, std::vector<std::int64_t>(tokens.size() * experts)});
   for (std::size_t layer = 0; layer < popularity.size(); ++layer) {
     popularity[layer].skip_to(step);
     const std::vector<double> p = popularity[layer].next();
     if (g.pattern == RoutingPattern::balanced) {
       deal_evenly(0, g.tokens * g.top_k, matrices[layer].tokens);
     } else {
-      DistinctExperts(p, g.top_k).expect(static_cast<double>(g.tokens), matrices[layer].tokens);
+      const DistinctExperts distinct(p, g.top_k);
+      for (std::size_t rank = 0; rank < tokens.size(); ++rank)
+        distinct.expect(static_cast<double>(tokens[rank]),
+                        std::span(matrices[layer].tokens).subspan(rank * experts, experts));
     }
   }
   return matrices;

@@ -57,10 +57,10 @@ RoutingGenerator routing_preset(std::string_view name);
 RoutingCounts generate_routing(const RoutingGenerator& generator);
 
 // The same popularities step after step, and of the counts what is expected instead of what is drawn: of all source
-// ranks together. Costs microseconds a step, whatever the tokens.
+// ranks together, but of each where they are ragged. Costs microseconds a step, whatever the tokens.
 class RoutingSteps {
  public:
-  // Of `generator` steps and source ranks are ignored. Throws as RoutingGenerator::check.
+  // Of `generator` steps are ignored, and source ranks but where they are ragged. Throws as RoutingGenerator::check.
   explicit RoutingSteps(const RoutingGenerator& generator);
   ~RoutingSteps();
   RoutingSteps(RoutingSteps&&) noexcept;

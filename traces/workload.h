@@ -24,10 +24,11 @@ enum class ExpertRouting : std::uint8_t {
   worst,
   rotating,
   burst,
+  ragged,
 };
-inline constexpr std::array<std::string_view, 9> kExpertRoutingNames{
+inline constexpr std::array<std::string_view, 10> kExpertRoutingNames{
     "balanced",     "zipf",  "hot_expert", "hot_rank", "trained_with_auxiliary_loss",
-    "young_router", "worst", "rotating",   "burst"};
+    "young_router", "worst", "rotating",   "burst",    "ragged"};
 
 struct Workload {
   std::int64_t sequence_length = 0;          // tokens; 0: the model's own (max_positions, image patches)
@@ -59,10 +60,10 @@ struct Workload {
         "how a mixture of experts spreads tokens: to all experts alike (balanced), to some more than to others "
         "(zipf, and the presets trained_with_auxiliary_loss, young_router and worst), or one expert or rank has a "
         "share of its own (hot_expert, hot_rank; burst: now and then), or popularity moves on from expert to expert "
-        "(rotating)");
+        "(rotating), or ranks have unlike numbers of tokens (ragged)");
     v.field("routing_skew", routing_skew, NumberRange{.least = 0, .most = 10},
             "zipf, rotating: the exponent of popularity by rank; hot_expert, hot_rank, burst: the share of popularity, "
-            "below 1");
+            "below 1; ragged: by which part of the mean ranks have more or fewer tokens, at most");
     v.field("routing_seed", routing_seed, IntegerRange{0, kMost}, "of what is drawn: which experts are popular");
     v.field(
         "routing_noise", routing_noise, NumberRange{.least = 0, .most = 5},

@@ -299,8 +299,8 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
     if ((node.when & when_) == 0 || (node.once && index != once_at_)) continue;
     double seconds = node.seconds, last_seconds = node.last_seconds;
     std::int64_t instances = 1;
-    if (node.every > 1) {
-      instances = instances_covered(node.every, item.place(at));
+    if (node.every > 1 || node.covers != Covers::own) {
+      instances = instances_covered(node.every, node.covers, item.place(at));
       if (instances == 0) continue;
       if (instances != node.every) {
         const OpCost cost = code.model->cost(code.ops[node.op], code.piece->tensors, instances);

@@ -66,6 +66,7 @@ struct ClockNode {
   std::uint16_t every = 1, count = 1, prefetch = 0;
   Stream stream = Stream::compute;
   WhenSet when = kUsual;  // runs if the line's set contains it
+  Covers covers = Covers::own;
   bool waits_for_compute = false;
   bool once = false;          // in the last instance only that has such nodes
   bool moves = false;         // a collective: slows kernels beside it

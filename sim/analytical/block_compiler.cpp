@@ -49,7 +49,7 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
   const bool on_compute = op.stream == Stream::compute;
   const bool waits = waits_for_compute(op);
   // A wait that not every line passes may not stand for later ones.
-  const bool always = op.when == When::every_micro_batch && op.every == 1;
+  const bool always = op.when == When::every_micro_batch && op.every == 1 && op.covers == Covers::own;
   const auto add = [&](std::int32_t from) {
     const Op& producer = code.ops[static_cast<std::size_t>(from)];
     if (producer.stream == op.stream) return;
@@ -82,6 +82,9 @@ void BlockCompiler::link(std::size_t to, const CompileContext& context, TensorId
       links_.push_back({BlockCode::kEntry, static_cast<std::uint16_t>(to)});
     }
   };
+  // What the instance before has left is there before the first kernel of this one starts, and its stream does not come
+  // to it earlier: pieces stand behind what such a kernel has made.
+  if (op.covers == Covers::before) return;
   for (TensorId id : op.reads)
     if (id != kNoTensor) depend(id);
   if (op.accumulate)
@@ -146,6 +149,7 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       node.host_bound = std::max(host + cost.seconds, node.host + cost.last_seconds);
       node.op = static_cast<std::uint16_t>(i);
       node.every = op.every;
+      node.covers = op.covers;
       node.count = op.count;
       node.prefetch = !ahead_.empty() && ahead_[i] ? op.prefetch : 0;
       node.stream = op.stream;

@@ -292,7 +292,12 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
     for (const ClockNode& node : code.nodes) {
       if (!code.costs[node.op].on_network) continue;
-      double seconds_of_run = node.once ? node.seconds : node.seconds * static_cast<double>(run.count) / node.every;
+      const auto times = [&]() -> double {
+        if (node.once || node.covers == Covers::last) return 1;
+        if (node.covers == Covers::before) return static_cast<double>(run.count - 1);
+        return static_cast<double>(run.count) / node.every;
+      };
+      double seconds_of_run = node.seconds * times();
       if (node.every == kAllInstances)
         seconds_of_run = code.model->cost(code.ops[node.op], code.piece->tensors, run.count).seconds;
       for (std::size_t w = 0; w < kWhens.size(); ++w)

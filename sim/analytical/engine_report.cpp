@@ -78,7 +78,17 @@ struct Executions {
 };
 
 template <class Visit>
-void for_executions(std::uint16_t every, const LineItem& item, Visit&& visit) {
+void for_executions(const Op& op, const LineItem& item, Visit&& visit) {
+  const std::int64_t every = op.every;
+  if (op.covers != Covers::own) {
+    std::int64_t times = 0;
+    for (const std::int64_t at : {std::int64_t{0}, item.count - 1})  // all between are as the last but one
+      if (instances_covered(op.every, op.covers, item.place(at)) > 0) ++times;
+    if (item.count == 1) times /= 2;
+    if (op.covers == Covers::before) times += std::max<std::int64_t>(0, item.count - 2);
+    if (times > 0) visit(Executions{1, times});
+    return;
+  }
   const std::int64_t behind = item.before + item.count, full = behind / every - item.before / every;
   if (full > 0) visit(Executions{every, full});
   if (behind == item.in_stretch() && behind % every > 0) visit(Executions{behind % every, 1});
@@ -146,7 +156,7 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
           if (p == once_piece) note({1, 1}, 1);
         } else {
           for (const LineItem& item : items[k])
-            if (item.code == &code) for_executions(op.every, item, [&](Executions e) { note(e, lines_per_step); });
+            if (item.code == &code) for_executions(op, item, [&](Executions e) { note(e, lines_per_step); });
         }
         const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
         if (!kernel || costs.kernels().near_measured(op, piece.tensors) || report.ops.size() == first_row) continue;

@@ -14,6 +14,8 @@ using OrderedJson = nlohmann::ordered_json;
 // In the order of the enumerators.
 constexpr std::array<const char*, 3> kWhenNames{"every_micro_batch", "first_micro_batch", "last_micro_batch"};
 
+constexpr std::array<const char*, 3> kCoversNames{"own", "before", "last"};
+
 OrderedJson number_of(TensorId id) { return id == kNoTensor ? OrderedJson() : OrderedJson(id); }
 
 OrderedJson numbers_of(std::span<const TensorId> ids) {
@@ -29,15 +31,9 @@ OrderedJson tensor_json(const Tensor& tensor) {
     sizes.push_back(tensor.sizes[d]);
     axes.push_back(name_of(tensor.axes[d]));
   }
-  return {{"name", tensor.name},
-          {"dtype", name_of(tensor.dtype)},
-          {"sizes", std::move(sizes)},
-          {"axes", std::move(axes)},
-          {"category", name_of(tensor.category)},
-          {"place", name_of(tensor.place)},
-          {"bytes", tensor.bytes()},
-          {"resident", tensor.resident},
-          {"alias_of", number_of(tensor.alias_of)}};
+  return {{"name", tensor.name},     {"dtype", name_of(tensor.dtype)},       {"sizes", std::move(sizes)},
+          {"axes", std::move(axes)}, {"category", name_of(tensor.category)}, {"place", name_of(tensor.place)},
+          {"bytes", tensor.bytes()}, {"resident", tensor.resident},          {"alias_of", number_of(tensor.alias_of)}};
 }
 
 OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
@@ -59,6 +55,8 @@ OrderedJson op_json(const Program& program, const Piece& piece, const Op& op) {
           {"stages", std::move(stages)},
           {"every", op.every},
           {"count", op.count},
+          {"covers", kCoversNames[static_cast<std::size_t>(op.covers)]},
+          {"piece", op.piece ? op.factor : 0.0},
           {"flops", flops(op, piece.tensors)},
           {"bytes", bytes(op, piece.tensors)}};
 }

@@ -1,8 +1,10 @@
 #include "sim/cost/exchange_skew.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <span>
 #include <sstream>
@@ -38,6 +40,25 @@ struct Levels {
   Level inside, between;
 };
 
+// share_of_tokens of places, one after the other by each source: most sources send alike, and powers take their time.
+class Shares {
+ public:
+  Shares(double balanced, double choices, std::int64_t places)
+      : balanced_(balanced), choices_(choices), rows_(static_cast<std::size_t>(places), -1), shares_(rows_.size()) {}
+  double of(std::int64_t place, double rows) {
+    const auto i = static_cast<std::size_t>(place);
+    if (rows != rows_[i]) {
+      rows_[i] = rows;
+      shares_[i] = share_of_tokens(balanced_, choices_, rows);
+    }
+    return shares_[i];
+  }
+
+ private:
+  double balanced_, choices_;
+  std::vector<double> rows_, shares_;
+};
+
 // `rows(from, to)`: as Load::rows.
 template <class Rows>
 void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorithm, const TokenShares& tokens,
@@ -45,6 +66,7 @@ void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorith
   const auto node_of = [&](std::int64_t rank) { return rank / per_node; };
   const std::int64_t nodes = (ranks + per_node - 1) / per_node;
   if (algorithm == CollectiveAlgorithm::by_token) {
+    Shares to_rank(tokens.to_rank, tokens.choices, ranks), to_nodes(tokens.to_node, tokens.choices, nodes);
     for (std::int64_t from = 0; from < ranks; ++from)
       for (std::int64_t node = 0; node < nodes; ++node) {
         const std::int64_t first = node * per_node, end = std::min(ranks, first + per_node);
@@ -52,10 +74,9 @@ void lay(std::int64_t ranks, std::int64_t per_node, CollectiveAlgorithm algorith
         double to_node = 0;
         for (std::int64_t to = first; to < end; ++to) {
           to_node += rows(from, to) / static_cast<double>(end - first);
-          if (to != door) levels.inside.add(door, to, share_of_tokens(tokens.to_rank, tokens.choices, rows(from, to)));
+          if (to != door) levels.inside.add(door, to, to_rank.of(to, rows(from, to)));
         }
-        if (node != node_of(from))
-          levels.between.add(from, door, share_of_tokens(tokens.to_node, tokens.choices, to_node));
+        if (node != node_of(from)) levels.between.add(from, door, to_nodes.of(node, to_node));
       }
     return;
   }
@@ -80,8 +101,10 @@ double share_of_tokens(double balanced, double choices, double rows) {
   return (1 - std::pow(1 - meets, rows)) / choices;
 }
 
-ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
-                           const TokenShares& tokens) {
+namespace {
+
+ExchangeSkew skew_of(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                     const TokenShares& tokens) {
   Levels skewed(load.ranks), balanced(load.ranks);
   lay(
       load.ranks, per_node, algorithm, tokens, [&](std::int64_t from, std::int64_t to) { return load.at(from, to); },
@@ -90,6 +113,32 @@ ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAl
       load.ranks, per_node, algorithm, tokens, [](std::int64_t, std::int64_t) { return 1.0; }, balanced);
   const double mean = std::accumulate(load.rows.begin(), load.rows.end(), 0.0) / static_cast<double>(load.rows.size());
   return {skewed.inside.busiest_over(balanced.inside, mean), skewed.between.busiest_over(balanced.between, mean)};
+}
+
+// What a skew follows from, and what it is.
+struct Met {
+  std::vector<double> rows;
+  std::int64_t per_node = 0;
+  CollectiveAlgorithm algorithm{};
+  TokenShares tokens;
+  ExchangeSkew skew;
+};
+
+}  // namespace
+
+// Plans of one workload have the same few loads, stage by stage and op by op.
+ExchangeSkew exchange_skew(const Load& load, std::int64_t per_node, CollectiveAlgorithm algorithm,
+                           const TokenShares& tokens) {
+  constexpr std::size_t kMost = 16;
+  thread_local std::array<Met, kMost> met;
+  thread_local std::size_t next = 0;
+  for (const Met& m : met)
+    if (m.per_node == per_node && m.algorithm == algorithm && m.tokens == tokens && m.rows.size() == load.rows.size() &&
+        std::memcmp(m.rows.data(), load.rows.data(), load.rows.size() * sizeof(double)) == 0)
+      return m.skew;
+  Met& m = met[next++ % kMost];
+  m = {load.rows, per_node, algorithm, tokens, skew_of(load, per_node, algorithm, tokens)};
+  return m.skew;
 }
 
 void skew(const ExchangeSkew& by, CollectiveCost& cost) {

@@ -98,27 +98,45 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   add_stage_exchanges(id, job);
 }
 
+namespace {
+
+// Over the mean, what ranks send alike: tokens are dealt to one token.
+constexpr double kAlike = 1e-3;
+
+// Of ranks, in their order from the largest on: the largest, and levels of as many as there are nodes.
+std::vector<double> in_levels(std::vector<double> of_ranks, std::int64_t ranks_per_node) {
+  const std::size_t n = of_ranks.size();
+  std::vector<double> sorted = of_ranks;
+  std::sort(sorted.begin(), sorted.end(), std::greater<>());
+  const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
+  for (std::size_t begin = 1; begin < n;) {
+    const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
+    for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
+    begin = end;
+  }
+  std::size_t next = 0;
+  for (std::size_t place = 0; place < per_node; ++place)
+    for (std::size_t r = place; r < n; r += per_node) of_ranks[r] = sorted[next++];
+  return of_ranks;
+}
+
+}  // namespace
+
 FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node) {
   const auto n = static_cast<std::size_t>(load.ranks);
   FoldedLoad folded{.rows = load.rows, .of_ranks = std::vector<double>(n)};
   for (std::size_t r = 0; r < n; ++r) folded.of_ranks[r] = load.of_rank(static_cast<std::int64_t>(r));
   if (load.ranks > kExactRanks) {
-    std::vector<double> sorted = folded.of_ranks;
-    std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
-    for (std::size_t begin = 1; begin < n;) {
-      const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
-      double sum = 0;
-      for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
-      for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
-      begin = end;
-    }
-    std::size_t next = 0;
-    for (std::size_t place = 0; place < per_node; ++place)
-      for (std::size_t r = place; r < n; r += per_node) folded.of_ranks[r] = sorted[next++];
-    for (std::size_t from = 0; from < n; ++from)
-      std::copy(folded.of_ranks.begin(), folded.of_ranks.end(),
-                folded.rows.begin() + static_cast<std::ptrdiff_t>(from * n));
+    std::vector<double> sent(n);  // over the mean
+    double all = 0;
+    for (std::size_t i = 0; i < n * n; ++i) sent[i / n] += load.rows[i], all += load.rows[i];
+    for (double& rows : sent) rows *= static_cast<double>(n) / all;
+    const bool alike = std::ranges::all_of(sent, [&](double rows) { return std::abs(rows - 1) < kAlike; });
+    folded.of_ranks = in_levels(std::move(folded.of_ranks), ranks_per_node);
+    sent = alike ? std::vector<double>(n, 1) : in_levels(std::move(sent), ranks_per_node);
+    for (std::size_t i = 0; i < n * n; ++i) folded.rows[i] = sent[i / n] * folded.of_ranks[i % n];
   }
   const double busiest = *std::max_element(folded.of_ranks.begin(), folded.of_ranks.end());
   for (double& rows : folded.of_ranks) rows /= busiest;

@@ -43,10 +43,10 @@ struct OpName {
   std::string text() const;
 };
 
-// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond,
-// every rank sends alike, the busiest rank is as busy as it is, and of the others, in order of their rows, as many as
-// there are nodes are one level, with their mean, and lie on different nodes. A rank has the same place in that order
-// in all layers: whoever is the busiest, a layer ends with it.
+// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond, every
+// rank sends in the same proportions, the busiest rank is as busy as it is, and of the others, in order of their rows, as
+// many as there are nodes are one level, with their mean, and lie on different nodes. So are ranks that send unlike much.
+// A rank has the same place in that order in all layers: whoever is the busiest, a layer ends with it.
 struct FoldedLoad {
   std::vector<double> rows;      // as Load::rows
   std::vector<double> of_ranks;  // of the rank's experts, over the busiest's

@@ -45,6 +45,18 @@ constexpr std::int64_t instances_covered(std::uint16_t every, PlaceInStretch pla
   return place.before + 1 == place.count ? place.count % every : 0;
 }
 
+constexpr std::int64_t instances_covered(std::uint16_t every, Covers covers, PlaceInStretch place) {
+  switch (covers) {
+    case Covers::before:
+      return place.before > 0 ? 1 : 0;
+    case Covers::last:
+      return place.before + 1 == place.count ? 1 : 0;
+    case Covers::own:
+      break;
+  }
+  return every == 1 ? 1 : instances_covered(every, place);
+}
+
 // visit(run, place of its first instance), in the order of a line of `runs`.
 template <class Visit>
 void for_each_in_line(const std::vector<Piece>& pieces, std::span<const Run> runs, bool reversed, Visit&& visit) {

@@ -60,6 +60,13 @@ struct Router {
 // For Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
+// In a stretch of equal instances (Op::every), the one whose tensors an op of a block takes.
+enum class Covers : std::uint8_t {
+  own,     // that in whose block it is
+  before,  // the one before it in the line; the first one has none
+  last,    // its own, and only in the last one
+};
+
 struct Op {
   OpKind kind = OpKind::linear;
   Phase phase = Phase::forward;
@@ -114,7 +121,8 @@ struct Op {
   std::int64_t rotary_begin = 0;
 
   // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result
-  // of cross_entropy_backward and router_loss_backward; of what redistribute moves (Redistribution::share).
+  // of cross_entropy_backward and router_loss_backward; of what redistribute moves (Redistribution::share), of what
+  // pieces do.
   double factor = 1;
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
@@ -131,6 +139,12 @@ struct Op {
   // equal layers, whatever their plan (share_buckets()). Variants have the op in the same place.
   std::uint16_t every = 1;
   std::uint16_t count = 1;
+  // A reduction that is done piece by piece while later instances run. Itself it stands in the block of its data and
+  // covers the last instance, whose pieces nobody else does; pieces are ops with its operands that do `factor` of it
+  // each, it as much as those of other blocks. They say when, not what: whoever computes, and check(), takes the whole
+  // op in each instance in place of them.
+  Covers covers = Covers::own;
+  bool piece = false;
 
   // Whether it draws numbers, as Op::draw says: by its kind, or as a router with noise.
   bool is_random() const {

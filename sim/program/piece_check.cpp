@@ -1,5 +1,8 @@
 #include "sim/program/piece_check.h"
 
+#include <array>
+#include <cmath>
+
 #include "sim/program/redistribute.h"
 #include "sim/program/rewrite.h"
 
@@ -91,6 +94,7 @@ void PieceCheck::run() {
                                 " has no whole blocks of its deal for every part");
         return;  // no rank's elements are known
       }
+  expect_pieces();
   given(piece_.input);
   for (const SideStream& side : piece_.sides) given(side.input);
   run(piece_.forward, "forward");
@@ -224,11 +228,37 @@ void PieceCheck::expect_settled(TensorId id, const char* what) {
                                words(mesh_, owed(id)) + "; what is handed on must owe nothing");
 }
 
+// What is done in pieces is done once.
+void PieceCheck::expect_pieces() {
+  const std::array blocks{&piece_.forward, &piece_.backward, &piece_.weight_gradient, &piece_.update};
+  const auto same = [](const Op& a, const Op& b) {
+    return a.kind == b.kind && a.group == b.group && a.reads == b.reads && a.writes == b.writes;
+  };
+  for (const Block* of_piece : blocks)
+    for (const Op& op : of_piece->ops) {
+      if (!op.piece && op.covers == Covers::own) continue;
+      double done = 0;
+      std::size_t whole = 0;
+      for (const Block* block : blocks)
+        for (const Op& other : block->ops) {
+          if (!same(op, other)) continue;
+          done += other.piece ? other.factor : 0;
+          whole += !other.piece && other.covers == Covers::last ? 1 : 0;
+        }
+      constexpr double kRounding = 1e-9;
+      if (whole == 1 && std::abs(done - 1) < kRounding) continue;
+      op_ = &op;
+      report(Rule::sizes, "its pieces do " + std::to_string(done) + " of " + std::to_string(whole) + " such ops");
+      return;
+    }
+}
+
 void PieceCheck::run(const Block& block, const char* name) {
   block_name_ = name;
   block_ = &block;
   ++serial_;
   for (const Op& op : block.ops) {
+    if (op.piece) continue;
     op_ = &op;
     step(op);
   }

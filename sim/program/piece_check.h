@@ -89,6 +89,7 @@ class PieceCheck {
   void expect_there(TensorId id);
 
   void run(const Block& block, const char* name);
+  void expect_pieces();
   void step(const Op& op);
 
   // ---- kernels (piece_check_kernels.cpp) ----

@@ -18,8 +18,9 @@ struct Dealt {
   std::int64_t parts = 1, part = 0, count = 0, first = 0;  // first: of the sequence
   template <class Visit>
   void for_each_run(Visit&& visit) const {
-    for_each_run_of_part(deal, parts, part, parts * count, count,
-                         [&](const IndexRun& run) { visit(IndexRun{first + run.begin, run.count, run.apart}); });
+    for_each_run_of_part(deal, parts, part, parts * count, count, [&](const IndexRun& run) {
+      visit(IndexRun{first + run.begin, run.count, run.apart});
+    });
   }
 };
 
@@ -229,7 +230,7 @@ double bytes(const Op& op, std::span<const Tensor> tensors) {
         if (id != kNoTensor) largest = std::max(largest, size(id));
       for (TensorId id : op.writes)
         if (id != kNoTensor) largest = std::max(largest, size(id));
-      return op.kind == OpKind::redistribute ? largest * op.factor : largest;
+      return op.kind == OpKind::redistribute || op.piece || op.covers == Covers::last ? largest * op.factor : largest;
     }
     case MovedBytes::source:
       return size(op.reads[0]);

@@ -173,6 +173,7 @@ class Shard {
     Op op = communication(kind, name, Stream::data_communication, group, from, to);
     op.accumulate = accumulate;
     op.when = when;
+    if (s_.pieces.any() && kind == OpKind::all_reduce && when == When::last_micro_batch && in_pieces(op)) return;
     const bool in_every_micro_batch = !s_.reduced.empty();
     const auto bytes = static_cast<double>(piece_.tensors[whole_gradients_].bytes());  // what fills the buckets
     // Gradients of one micro-batch never exist whole for longer than a bucket: without overlap the backward waits.
@@ -200,6 +201,46 @@ class Shard {
       op.every = kAllInstances;
       piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
     }
+  }
+
+  // Where the block has experts' exchanges on a stream of their own, of which the first half leaves. What the instance
+  // before has is then whole: kernels of this one have come before.
+  bool in_pieces(const Op& whole) {
+    std::vector<std::size_t> exchanges;
+    Block& block = piece_.backward;
+    for (std::size_t i = 0; i < block.ops.size(); ++i)
+      if (const Op& op = block.ops[i]; op.stream == Stream::expert_communication && is_communication(op.kind) &&
+                                       op.phase != Phase::recompute && !op.piece)
+        exchanges.push_back(i);
+    if (exchanges.empty()) return false;
+    const auto piece = [&](double share, std::size_t before) {
+      if (!(share > 0)) return;
+      Op op = whole;
+      op.phase = Phase::weight_gradient;
+      op.stream = Stream::expert_communication;
+      op.free_running = op.piece = true;
+      op.covers = Covers::before;
+      op.factor = share;
+      block.ops.insert(block.ops.begin() + static_cast<std::ptrdiff_t>(before), op);
+    };
+    piece(s_.pieces.beside_dense, exchanges.back() + 1);
+    piece(s_.pieces.beside_experts, exchanges[exchanges.size() / 2]);
+    constexpr double kRounding = 1e-12;
+    if (const double rest = 1 - s_.pieces.beside_experts - s_.pieces.beside_dense; rest > kRounding) {
+      Op op = whole;
+      op.phase = Phase::update;
+      op.when = When::every_micro_batch;
+      op.every = kAllInstances;
+      op.piece = true;
+      op.factor = rest;
+      piece_.update.ops.insert(piece_.update.ops.begin() + reductions_before_update_++, op);
+    }
+    Op last = whole;
+    last.phase = Phase::weight_gradient;
+    last.covers = Covers::last;
+    last.factor = s_.pieces.beside_experts + s_.pieces.beside_dense;
+    block.ops.push_back(last);
+    return true;
   }
 
   // Where in the block: in turn as soon as `from` is complete.
@@ -644,8 +685,8 @@ Sharding sharding_of(const Scenario& scenario, const Plan& plan, const Program& 
 
 Sharding expert_sharding_of(const Scenario& scenario, const Plan& plan, const Program& program) {
   const MeshGroup replicas = expert_parallel::expert_replicas(program.mesh);
-  Sharding s = sharding_over(scenario, plan, program, replicas,
-                             replicas.without(program.mesh.group(MeshAxis::dp_replicate)));
+  Sharding s =
+      sharding_over(scenario, plan, program, replicas, replicas.without(program.mesh.group(MeshAxis::dp_replicate)));
   set_dtypes(scenario, plan, s);
   return s;
 }
@@ -719,8 +760,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   rest.gathered_after_update = is_layer(piece) && keeps_weights_quantised(scenario, plan);
   experts.in_turn = sharding.in_turn;
   std::vector<Sharding> by_set;
-  for (std::size_t set = 0; set < piece.sets.size(); ++set)
-    by_set.push_back(set == 0 ? sharding : rest);
+  for (std::size_t set = 0; set < piece.sets.size(); ++set) by_set.push_back(set == 0 ? sharding : rest);
   for (const ParameterGradient& p : piece.parameters)
     if (p.set < by_set.size() && is_of_experts(piece, p)) by_set[p.set] = experts;
   if (!by_set.empty()) lay_out(by_set, plan.data, bucket, program.mesh, piece);

@@ -32,7 +32,7 @@ struct Sharding {
   // weights within states; gradients as far as `reduced` goes, within states too and no less than weights.
   ShardGroups over;
   MeshGroup reduced;  // of ranks, over which gradients are summed in every micro-batch; over the rest once a step
-  MeshGroup gathered_first;  // of over.weights' outer digits: a gather of its own, before the one over the rest
+  MeshGroup gathered_first;       // of over.weights' outer digits: a gather of its own, before the one over the rest
   bool keeps_parameters = false;  // gathered once a step
   // Divided weights are fp32 and what the optimizer updates, with no copy beside them; what is gathered is cast first.
   bool fp32_weights = false;
@@ -41,6 +41,12 @@ struct Sharding {
   // Each parameter set is gathered for its own ops (gather_order.h) and its gradients are reduced when they are there;
   // no limit: all sets are gathered before the block, and reduced behind it.
   framework::GatherLimits in_turn;
+  // Where gradients are summed whole and once a step: what part of a layer's is sent in the next layer's backward,
+  // behind what leaves for its experts, and what part behind what comes back from them; the rest before the update.
+  struct Pieces {
+    double beside_experts = 0, beside_dense = 0;
+    bool any() const { return beside_experts > 0 || beside_dense > 0; }
+  } pieces;
   // Updated parts are gathered once for all layers, also where the plan overlaps it: of what fills no bucket.
   bool gathered_after_update = false;
 };
@@ -71,7 +77,8 @@ bool keeps_weights_quantised(const Scenario& scenario, const Plan& layers);
 // What reduce_gradients, or the stack where it is automatic, comes to. Of one micro-batch stages 2 and 3 keep nothing
 // whole in either case.
 bool reduces_in_every_micro_batch(const Scenario& scenario, std::int64_t micro_batches);
-// Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of it.
+// Whether a rank keeps nothing of a micro-batch's gradients but its part of their sum: of a single rank it is all of
+// it.
 bool keeps_parts_of_gradients(const Scenario& scenario, std::int64_t micro_batches);
 // Refuses what the executor has no kernels for.
 void check_runnable(const Scenario& scenario);

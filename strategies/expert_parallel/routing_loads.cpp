@@ -62,6 +62,11 @@ RoutingGenerator generator_of(const Scenario& scenario) {
       g.pattern = RoutingPattern::burst;
       g.hot_share = w.routing_skew;
       break;
+    case ExpertRouting::ragged:
+      g.pattern = RoutingPattern::ragged;
+      g.raggedness = w.routing_skew;
+      g.source_ranks = scenario.plan.expert.degree;
+      break;
     case ExpertRouting::trained_with_auxiliary_loss:
     case ExpertRouting::young_router:
     case ExpertRouting::worst:
@@ -86,9 +91,9 @@ RoutingGenerator generator_of(const Scenario& scenario) {
 const std::vector<RoutingMatrix>& drawn(const Scenario& scenario) {
   const RoutingGenerator g = generator_of(scenario);
   using Key = std::tuple<RoutingPattern, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
-                         std::int64_t, std::int64_t, std::uint64_t>;
-  const Key key{g.pattern, g.zipf_exponent, g.hot_share,    g.noise, g.autocorrelation, g.period, g.burst_steps,
-                g.experts, g.top_k,         g.expert_ranks, g.seed};
+                         std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
+  const Key key{g.pattern, g.zipf_exponent, g.hot_share,    g.noise,        g.autocorrelation, g.period, g.burst_steps,
+                g.experts, g.top_k,         g.expert_ranks, g.source_ranks, g.raggedness,      g.seed};
   thread_local Key met;
   thread_local std::optional<RoutingSteps> steps;
   if (!steps || key != met) {
@@ -124,15 +129,16 @@ Load load_of(const RoutingMatrix& m, std::int64_t ranks, double capacity_factor)
   load.rows.assign(static_cast<std::size_t>(ranks * ranks), 1);
   if (total <= 0) return load;
   std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks), 0);
-  for (std::int64_t to = 0; to < ranks; ++to)
-    for (std::int64_t from = 0; from < ranks; ++from) {
+  const auto pairs = static_cast<double>(m.source_ranks * ranks);
+  for (std::int64_t from = 0; from < m.source_ranks; ++from)
+    for (std::int64_t to = 0; to < ranks; ++to) {
       std::int64_t rows = 0;  // of the source, or of all of them
-      const std::int64_t source = m.source_ranks == 1 ? 0 : from;
-      for (std::int64_t e = to * here; e < (to + 1) * here; ++e) rows += m.at(source, e);
-      const auto pairs = static_cast<double>(m.source_ranks * ranks);
+      for (std::int64_t e = to * here; e < (to + 1) * here; ++e) rows += m.at(from, e);
       load.rows[static_cast<std::size_t>(from * ranks + to)] = static_cast<double>(rows) * pairs / total;
-      if (from < m.source_ranks) of_rank[static_cast<std::size_t>(to)] += rows;
+      of_rank[static_cast<std::size_t>(to)] += rows;
     }
+  for (std::int64_t from = m.source_ranks; from < ranks; ++from)  // all alike
+    std::copy_n(load.rows.begin(), ranks, load.rows.begin() + static_cast<std::ptrdiff_t>(from * ranks));
   load.busiest_rank = max_over_mean(of_rank);
   const std::vector<std::int64_t> by_expert = m.by_expert();
   load.busiest_expert = max_over_mean(by_expert);
@@ -265,7 +271,7 @@ std::int64_t routing_state(const Scenario& scenario) {
   if (w.recorded_routing) return static_cast<std::int64_t>(recorded_step(w));
   const RoutingGenerator g = generator_of(scenario);
   const std::int64_t step = routing_step(w), place = step % g.period;
-  if (g.noise > 0) return step;
+  if (g.noise > 0 || g.pattern == RoutingPattern::ragged) return step;
   if (g.pattern == RoutingPattern::rotating) return step / g.period % g.experts;
   if (g.pattern == RoutingPattern::burst) return place < g.period - g.burst_steps ? 0 : step / g.period + 1;
   return 0;
@@ -329,7 +335,7 @@ void check_routing(const Scenario& scenario) {
                fmt::format("layers with experts as the model numbers them from 0, {}", expert_layers_text(model)));
     return;
   }
-  if (w.routing == ExpertRouting::hot_rank && ranks == 1)
+  if ((w.routing == ExpertRouting::hot_rank || w.routing == ExpertRouting::ragged) && ranks == 1)
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
   if ((w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::burst) && model.experts < 2)
     refuse(field, said, "another one for a single expert");

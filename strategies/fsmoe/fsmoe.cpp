@@ -1,5 +1,7 @@
 #include "strategies/fsmoe/fsmoe.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -11,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/fsmoe/degree.h"
+#include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::fsmoe {
 namespace {
@@ -264,6 +267,38 @@ class Chunks {
 
 }  // namespace
 
+namespace {
+
+void check_pieces(const Scenario& scenario, const std::string& schedule) {
+  const Options& options = scenario.plan.fsmoe;
+  const Plan& plan = scenario.plan;
+  const char* const field =
+      options.share_beside_experts > 0 ? "moe_gradient_share_experts" : "moe_gradient_share_dense";
+  const double share = options.share_beside_experts > 0 ? options.share_beside_experts : options.share_beside_dense;
+  if (share == 0) return;
+  const auto refuse = [&](const std::string& expected) {
+    throw InputError({"", std::string("/plan/") + field}, fmt::format("{}", share), expected);
+  };
+  if (options.schedule != MoeSchedule::fsmoe && options.schedule != MoeSchedule::fsmoe_no_iio)
+    refuse("0 with moe_schedule " + schedule + ", whose all-reduces share nothing with exchanges");
+  constexpr double kRounding = 1e-12;
+  if (options.share_beside_experts + options.share_beside_dense > 1 + kRounding)
+    refuse(fmt::format("{} at most beside moe_gradient_share_dense, {}", 1 - options.share_beside_dense,
+                       options.share_beside_dense));
+  if (plan.data.zero_stage > 0) refuse("0 with zero_stage above 0, where gradients are scattered");
+  if (!plan.data.overlap_gradients) refuse("0 without overlap_grad_reduce, which sends gradients beside the backward");
+  if (data_parallel::reduces_in_every_micro_batch(scenario, micro_batches(scenario)))
+    refuse("0 where gradients are summed in every micro-batch (reduce_gradients)");
+  if (scenario.model.expert_period > 1)
+    refuse("0 for a model with dense layers between those with experts: the next layer backward has none");
+  using pipeline_parallel::ScheduleKind;
+  const ScheduleKind kind = pipeline_parallel::effective_schedule(plan.pipeline);
+  if (kind != ScheduleKind::gpipe && kind != ScheduleKind::one_f_one_b && kind != ScheduleKind::interleaved)
+    refuse("0 with a pipeline_schedule that computes weight gradients apart");
+}
+
+}  // namespace
+
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.fsmoe;
   const auto fail = [](const char* field, const std::string& found, const std::string& expected) {
@@ -273,6 +308,7 @@ void check(const Scenario& scenario) {
                        *kBackward = "moe_pipeline_degree_backward";
   const std::int64_t forward = options.forward_degree, backward = options.backward_degree;
   const std::string name = "\"" + std::string(kMoeScheduleNames[static_cast<std::size_t>(options.schedule)]) + "\"";
+  check_pieces(scenario, name);
   if (options.schedule == MoeSchedule::sequential) {
     if (forward > 1) fail(kForward, std::to_string(forward), "1 with moe_schedule \"sequential\", which has no chunks");
     if (backward > 1)
@@ -294,6 +330,11 @@ void check(const Scenario& scenario) {
 
 void rewrite_piece(const Scenario& scenario, const Plan&, const Program&, Piece& piece) {
   if (scenario.plan.fsmoe.schedule != MoeSchedule::sequential) Chunks(scenario.plan.fsmoe, piece).run();
+}
+
+void shard(const Scenario& scenario, const Plan&, const Mesh&, data_parallel::Sharding& sharding) {
+  const Options& options = scenario.plan.fsmoe;
+  sharding.pieces = {options.share_beside_experts, options.share_beside_dense};
 }
 
 void disable(Plan& plan) { plan.fsmoe = {}; }

@@ -14,12 +14,15 @@
 #pragma once
 
 #include "sim/program/program.h"
+#include "strategies/data_parallel/data_parallel.h"
 #include "strategies/strategy.h"
 
 namespace orrery::fsmoe {
 
 void check(const Scenario& scenario);
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
+// Gradients of what is not an expert's, in pieces (moe_gradient_share_experts, moe_gradient_share_dense).
+void shard(const Scenario& scenario, const Plan& plan, const Mesh& mesh, data_parallel::Sharding& sharding);
 void disable(Plan& plan);
 void check_runnable(const Scenario& scenario);
 std::span<const SearchAxis> search_axes();

@@ -18,6 +18,7 @@ inline constexpr std::array<std::string_view, 4> kMoeScheduleNames{"sequential",
 struct Options {
   MoeSchedule schedule = MoeSchedule::sequential;
   std::int64_t forward_degree = 1, backward_degree = 1;
+  double share_beside_experts = 0, share_beside_dense = 0;
 
   void visit_fields(FieldVisitor& v) {
     v.field(
@@ -29,6 +30,11 @@ struct Options {
             "chunks of an expert's slots that follow each other through exchanges and experts, forward");
     v.field("moe_pipeline_degree_backward", backward_degree, IntegerRange{.least = 1, .most = 64},
             "the same, backward; with moe_schedule tutel as forward");
+    v.field("moe_gradient_share_experts", share_beside_experts, NumberRange{.least = 0, .most = 1},
+            "of the gradients that a layer leaves to be all-reduced, the part that is sent in the backward of the next "
+            "layer with experts, between its last dispatch and its first combine (fsmoe, fsmoe_no_iio)");
+    v.field("moe_gradient_share_dense", share_beside_dense, NumberRange{.least = 0, .most = 1},
+            "the same, behind its last combine, beside attention; what both leave is sent before the update");
   }
 };
 

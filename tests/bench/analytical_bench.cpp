@@ -132,6 +132,30 @@ Json llama_70b_512() {
             {"micro_batch_size", 1}}}};
 }
 
+// As it was trained, but without its pairs of micro-batches; experts balanced, or with four loads.
+Json deepseek_v3(const char* routing) {
+  return {{"model", "deepseek-v3"},
+          {"cluster", {{"node", "hgx-h800"}, {"nodes", 256}}},
+          {"workload",
+           {{"sequence_length", 4096},
+            {"global_batch_size", 15360},
+            {"routing", routing},
+            {"routing_skew", std::string_view(routing) == "zipf" ? 0.5 : 0}}},
+          {"plan",
+           {{"pipeline_parallel", 16},
+            {"expert_parallel", 64},
+            {"zero_stage", 1},
+            {"moe_token_dispatcher", "flex"},
+            {"recompute", "full"},
+            {"micro_batch_size", 1}}}};
+}
+
+void BM_LowerAndEvaluateDeepSeekV3(benchmark::State& state) {
+  Variations(deepseek_v3("balanced"), vary_batch).lower_and_evaluate(state);
+}
+void BM_LowerAndEvaluateDeepSeekV3OfFourLoads(benchmark::State& state) {
+  Variations(deepseek_v3("zipf"), vary_batch).lower_and_evaluate(state);
+}
 void BM_LowerAndEvaluateMegatron1T(benchmark::State& state) {
   Variations(megatron_1t(), vary_batch).lower_and_evaluate(state);
 }
@@ -147,6 +171,8 @@ void BM_EvaluateLlama70BFsdp(benchmark::State& state) { Variations(llama_70b_fsd
 void BM_TimelineOfLlama405B(benchmark::State& state) {
   Variations(llama_405b(), vary_batch).evaluate(state, {.timeline = true});
 }
+BENCHMARK(BM_LowerAndEvaluateDeepSeekV3)->Unit(benchmark::kMicrosecond);
+BENCHMARK(BM_LowerAndEvaluateDeepSeekV3OfFourLoads)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_LowerAndEvaluateMegatron1T)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_SearchAroundMegatron1T)->Unit(benchmark::kMicrosecond);
 BENCHMARK(BM_LowerAndEvaluateLlama70BOn512)->Unit(benchmark::kMicrosecond);

@@ -1325,6 +1325,11 @@ const Layout kLayouts[] = {
      R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "framework": "deepspeed",
          "moe_schedule": "fsmoe", "moe_pipeline_degree_forward": 2, "moe_pipeline_degree_backward": 4})",
      kMixtral},
+    {"ExpertsInChunksBesideGradientsInPieces",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "framework": "deepspeed",
+         "moe_schedule": "fsmoe", "moe_pipeline_degree_forward": 2, "moe_pipeline_degree_backward": 2,
+         "moe_gradient_share_experts": 0.5, "moe_gradient_share_dense": 0.25})",
+     kMixtral},
     {"ExpertsInChunksOfPaddedSlots",
      R"({"data_parallel": 4, "expert_parallel": 4, "framework": "deepspeed", "moe_schedule": "tutel",
          "moe_pipeline_degree_forward": 3, "moe_pipeline_degree_backward": 3})",
@@ -1471,6 +1476,15 @@ bool is_not_run(const std::string& flag) {
       return at == "/plan/" + flag || (at == "/plan/precision" && scenario.plan.precision.mix == precision::Mix::nvfp4);
     }
   }
+  json experts = json::parse(kMixtral);
+  experts["plan"] = {{"data_parallel", 4}, {"expert_parallel", 4}, {flag, true}};
+  try {
+    const Scenario scenario = tiny(experts.dump());
+    check(scenario);
+    check_runnable(runnable(scenario));
+  } catch (const InputError& error) {
+    return error.where().pointer == "/plan/" + flag && error.expected().find("in a run") != std::string::npos;
+  }
   return false;
 }
 
@@ -1478,7 +1492,7 @@ bool is_not_run(const std::string& flag) {
 bool is_of_balancers(const std::string& field) {
   if (field != "moe_balancer" && field != "moe_balance_threshold") return false;
   int refused = 0;
-  for (const char* value : {"flexmoe", "eplb", "symi"}) {
+  for (const char* value : {"flexmoe", "eplb", "symi", "fastermoe", "swipe"}) {
     json patch = json::parse(kMixtral);
     patch["plan"] = {{"data_parallel", 4}, {"expert_parallel", 4}, {"moe_balancer", value}};
     const Scenario scenario = tiny(patch.dump());
@@ -1489,7 +1503,7 @@ bool is_of_balancers(const std::string& field) {
       refused += error.where().pointer == "/plan/moe_balancer" ? 1 : 0;
     }
   }
-  return refused == 3;
+  return refused == 5;
 }
 
 // When gradients are reduced, at every stage, with and without a pipeline and replicas of shard groups.

@@ -278,6 +278,105 @@ TEST(MoeSchedules, StayAsNearToPublishedOpsAsTheirPageSays) {
   }
 }
 
+// Three layers, their gradients in pieces: half beside experts, a quarter beside attention, a quarter at the end.
+Scenario in_pieces(const char* name, MoeSchedule schedule, std::int64_t degree, double experts, double dense) {
+  Scenario s = with(bundled(name), schedule, degree, degree);
+  s.model.layers = 3;
+  s.plan.fsmoe.share_beside_experts = experts;
+  s.plan.fsmoe.share_beside_dense = dense;
+  return s;
+}
+
+TEST(GradientsInPieces, GoBetweenTheLastDispatchAndTheFirstCombineAndBehindTheLast) {
+  for (const auto& [schedule, expected] :
+       {std::pair{MoeSchedule::fsmoe, "DDDDPCCCCP"}, std::pair{MoeSchedule::fsmoe_no_iio, "DGDG.G.GPSCSCSCSCP"}}) {
+    Program program;
+    lower(in_pieces("fsmoe", schedule, 4, 0.5, 0.25), program);
+    for (const Violation& v : check(program)) ADD_FAILURE() << v.text;
+    const Piece& layer = layer_of(program);
+    std::string order;
+    std::vector<double> shares;
+    for (const Op& op : layer.backward.ops) {
+      if (op.piece) {
+        EXPECT_EQ(op.covers, Covers::before);
+        shares.push_back(op.factor);
+      }
+      if (op.stream != Stream::expert_communication) continue;
+      order += op.piece                          ? 'P'
+               : op.kind == OpKind::redistribute ? (order.find('P') == std::string::npos ? 'D' : 'C')
+               : op.kind == OpKind::all_gather   ? 'G'
+                                                 : 'S';
+    }
+    EXPECT_THAT(order, testing::MatchesRegex(expected));
+    EXPECT_THAT(shares, testing::ElementsAre(0.5, 0.25));
+  }
+}
+
+TEST(GradientsInPieces, AreSentOnceAndNoSoonerThanTheyAreThere) {
+  const Scenario s = in_pieces("fsmoe", MoeSchedule::fsmoe, 4, 0.5, 0.25);
+  const auto sent = [](const Report& report, const char* block) {
+    double all = 0;
+    for (const OpReport& row : report.ops)
+      if (row.name == std::string("expert_layer.") + block + ".gradients.all_reduce")
+        all += row.bytes * row.times_per_step;
+    return all;
+  };
+  const Report pieces = predict(PreparedAlone(s, false), {.ops = true});
+  const Report whole = predict(PreparedAlone(in_pieces("fsmoe", MoeSchedule::fsmoe, 4, 0, 0), false), {.ops = true});
+  const double layer = sent(whole, "backward") / 3;
+  EXPECT_GT(layer, 0);
+  // Two layers have one before them; the last one sends its own.
+  EXPECT_NEAR(sent(pieces, "backward"), (2 * 0.75 + 0.75) * layer, 1e-6 * layer);
+  EXPECT_NEAR(sent(pieces, "update"), 3 * 0.25 * layer, 1e-6 * layer);
+  // Of a single layer there is nothing to be sent beside another one.
+  Scenario one = in_pieces("fsmoe", MoeSchedule::fsmoe, 4, 0.5, 0.5);
+  one.model.layers = 1;
+  EXPECT_NEAR(sent(predict(PreparedAlone(one, false), {.ops = true}), "backward"), layer, 1e-6 * layer);
+}
+
+// Section 4.2: an all-reduce that is longer than the link idles holds the layer up by what it is longer.
+TEST(GradientsInPieces, HoldALayerUpWhereTheyAreLongerThanTheLinkIdles) {
+  const auto seconds = [](double experts, double dense) {
+    return simulate(in_pieces("fsmoe", MoeSchedule::fsmoe, 4, experts, dense), false).step_seconds;
+  };
+  const Report report = predict(PreparedAlone(in_pieces("fsmoe", MoeSchedule::fsmoe, 4, 1, 0), false), {.ops = true});
+  double all_reduce = 0;
+  for (const OpReport& row : report.ops)
+    if (row.name == "expert_layer.backward.gradients.all_reduce") all_reduce = row.seconds;
+  ASSERT_GT(all_reduce, 0);
+  const double least = seconds(0.01, 0), some = seconds(0.5, 0), all = seconds(1, 0);
+  // At the end what is left is sent alone: what fits into a layer is spared there.
+  EXPECT_LT(some, least);
+  EXPECT_GT(least - some, 0.2 * all_reduce);
+  EXPECT_LT(least - some, 2 * 0.5 * all_reduce);
+  // Never slower than all of it exposed, layer by layer.
+  EXPECT_LT(all, least + 2 * all_reduce);
+}
+
+TEST(GradientsInPieces, AreTimedAlikeByBothEngines) {
+  for (const char* name : {"fsmoe", "fsmoe-testbed-b"})
+    for (const MoeSchedule schedule : {MoeSchedule::fsmoe_no_iio, MoeSchedule::fsmoe}) {
+      const Scenario s = in_pieces(name, schedule, 4, 0.5, 0.5);
+      const double alone = simulate(s, false).step_seconds, events = by_events(s).step_seconds;
+      EXPECT_NEAR(events / alone, 1, 0.02) << name;
+    }
+}
+
+TEST(GradientsInPieces, AreRefusedWhereTheyAreNotReducedSo) {
+  const auto refused = [](const auto& change) {
+    Scenario s = in_pieces("fsmoe", MoeSchedule::fsmoe, 4, 0.5, 0.5);
+    change(s);
+    return refusal_of(s);
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.fsmoe.schedule = MoeSchedule::tutel; }),
+              HasSubstr("0 with moe_schedule \"tutel\""));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.fsmoe.share_beside_dense = 0.6; }), HasSubstr("at most"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.data.zero_stage = 1; }), HasSubstr("zero_stage"));
+  EXPECT_THAT(refused([](Scenario& s) { s.plan.data.overlap_gradients = false; }), HasSubstr("overlap_grad_reduce"));
+  EXPECT_THAT(refused([](Scenario& s) { s.model.expert_period = 2; }), HasSubstr("dense layers between"));
+}
+
 // Network cards and devices of a node share PCIe: what the closed form overlaps freely the engine of events does not.
 TEST(MoeSchedules, GainLessFromInterAndIntraNodeOverlapWhereTheyShareLinks) {
   const Scenario base = bundled("fsmoe-testbed-b");

@@ -274,6 +274,22 @@ TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
   EXPECT_EQ(kinds.size(), 9u);
   EXPECT_NEAR(std::accumulate(folded.rows.begin(), folded.rows.end(), 0.0), kRanks * kRanks, 1e-6);
   EXPECT_NEAR(*std::ranges::max_element(folded.rows), 1.5, 1e-12);
+
+  // Ranks that send unlike much, to all alike: the one that sends the most is there as it is.
+  Load ragged = load;
+  for (std::int64_t from = 0; from < kRanks; ++from)
+    for (std::int64_t to = 0; to < kRanks; ++to)
+      ragged.rows[static_cast<std::size_t>(from * kRanks + to)] = 0.5 + static_cast<double>(from) / (kRanks - 1);
+  const FoldedLoad sources = folded_load(ragged, kPerNode);
+  EXPECT_THAT(sources.of_ranks, testing::Each(testing::DoubleNear(1, 1e-12)));
+  EXPECT_NEAR(sources.rows.front(), 1.5, 1e-9);
+  EXPECT_NEAR(std::accumulate(sources.rows.begin(), sources.rows.end(), 0.0), kRanks * kRanks, 1e-6);
+  std::vector<double> levels;
+  for (std::size_t from = 0; from < kRanks; ++from) levels.push_back(sources.rows[from * kRanks]);
+  std::ranges::sort(levels);
+  levels.erase(std::unique(levels.begin(), levels.end(), [](double a, double b) { return std::abs(a - b) < 1e-9; }),
+               levels.end());
+  EXPECT_EQ(levels.size(), 9u);
 }
 
 TEST(UnequalRouting, PatternsAreAsSkewedAsAskedFor) {
@@ -293,6 +309,43 @@ TEST(UnequalRouting, PatternsAreAsSkewedAsAskedFor) {
     EXPECT_GT(busiest, before);
     before = busiest;
   }
+}
+
+// Ranks whose own tokens are more send more; experts have as many as ever.
+TEST(UnequalRouting, RaggedRanksAreAsUnlikeAsAskedForAndLengthenTheExchange) {
+  Scenario s = mixtral();
+  const Report even = simulate(s);
+  const double even_events = simulate_des(s).step_seconds;
+  s.workload.routing = ExpertRouting::ragged;
+  double before = even.step_seconds, events_before = even_events;
+  for (const double part : {0.2, 0.6}) {
+    s.workload.routing_skew = part;
+    const Program program = lowered(s);
+    EXPECT_EQ(violations(program), "");
+    const Load& load = program.loads.front();
+    EXPECT_NEAR(load.busiest_rank, 1, 1e-3);
+    double least = 2, most = 0, all = 0;
+    for (std::int64_t from = 0; from < load.ranks; ++from) {
+      double sent = 0;
+      for (std::int64_t to = 0; to < load.ranks; ++to) sent += load.at(from, to) / static_cast<double>(load.ranks);
+      least = std::min(least, sent);
+      most = std::max(most, sent);
+      all += sent;
+    }
+    EXPECT_NEAR(all, static_cast<double>(load.ranks), 1e-9);
+    EXPECT_GT(most - least, 0.5 * part);
+    EXPECT_LT(most - least, 2 * part * 1.5);
+    const Report ragged = simulate(s);
+    EXPECT_GT(ragged.step_seconds, before);
+    before = ragged.step_seconds;
+    const double events = simulate_des(s).step_seconds;
+    EXPECT_GT(events, events_before);
+    events_before = events;
+  }
+  // Drawn anew in each step.
+  const std::vector<double> first = lowered(s).loads.front().rows;
+  s.workload.step = 1;
+  EXPECT_NE(lowered(s).loads.front().rows, first);
 }
 
 TEST(UnequalRouting, RefusesWhatDoesNotFit) {

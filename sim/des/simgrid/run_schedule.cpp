@@ -153,9 +153,9 @@ void Simulation::LineIssue::issue_ahead(std::int64_t index, Work* trigger) {
 
 std::int64_t Simulation::LineIssue::covered_by(const ClockNode& node, std::int64_t index) const {
   if ((node.when & when_) == 0 || (node.once && index != once_at_)) return 0;
-  if (node.every == 1) return 1;
+  if (node.every == 1 && node.covers == Covers::own) return 1;
   const Instance& instance = instances_[static_cast<std::size_t>(index)];
-  const std::int64_t covered = instances_covered(node.every, instance.item->place(instance.at));
+  const std::int64_t covered = instances_covered(node.every, node.covers, instance.item->place(instance.at));
   return node.once ? std::min<std::int64_t>(covered, 1) : covered;
 }
 
