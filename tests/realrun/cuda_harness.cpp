@@ -164,8 +164,11 @@ void run(const Op& op, std::span<const cpu::Buffer> reads, std::span<const cpu::
   cuda::Launch launch;
   launch.processors = environment.processors;
   launch.scratch_bytes = cuda::scratch_bytes(op, in, out, launch.processors);
-  const Memory scratch(launch.scratch_bytes);
+  Memory scratch(launch.scratch_bytes);
   launch.scratch = scratch.data();
+  // Lists of rows, in which poison would read as -1: free, or none.
+  if (traits_of(op.kind).regroups)
+    scratch.upload(std::vector<unsigned char>(static_cast<std::size_t>(launch.scratch_bytes)).data());
   const auto positions = [&](std::span<const std::int64_t> host) {
     auto memory = std::make_unique<Memory>(static_cast<std::int64_t>(host.size_bytes()), environment.place);
     memory->upload(host.data());
