@@ -14,6 +14,7 @@
 #include "sim/base/error.h"
 #include "sim/base/json_reader.h"
 #include "sim/validation/baseline.h"
+#include "sim/validation/figures.h"
 #include "sim/validation/fit.h"
 #include "sim/validation/page.h"
 #include "sim/validation/tables.h"
@@ -26,7 +27,7 @@ struct ValidateArguments {
   ValidationFilter filter;
   std::string json, csv, fit, markdown, plot, baseline, write_baseline;
   std::string seen = std::string(kSeenNames.front());
-  bool points = false;
+  bool points = false, figures = false;
 };
 
 constexpr const char* kPlot = "figures/accuracy.svg";  // of results/ACCURACY.md, from its folder
@@ -75,10 +76,17 @@ void validate(const ValidateArguments& arguments) {
         std::pair("--write-baseline", &arguments.write_baseline)})
     alone(!value->empty() && arguments.seen != kSeenNames.front(), name, "--seen beside it",
           "the default: each source predicted by a calibration that has seen all others");
+  alone(arguments.figures && (filtered || shown || !arguments.fit.empty() || arguments.seen != kSeenNames.front()),
+        "--figures", "other options beside it", "nothing else: they are no steps");
   alone(!arguments.baseline.empty() && arguments.points, "--baseline", "--points beside it",
         "one of them: what has moved, or every point");
   if (!arguments.fit.empty()) return fit(arguments.fit);
   Simulator simulator;
+  if (arguments.figures) {
+    Outputs outputs;
+    outputs.add("-", figures_table(predicted_figures(simulator)));
+    return outputs.commit();
+  }
   const auto predicted = [&](Seen seen) { return points_asked_for(arguments.filter, simulator, seen); };
   const std::vector<PredictedPoint> points = predicted(chosen<Seen>(arguments.seen, kSeenNames));
   Outputs outputs;
@@ -88,7 +96,8 @@ void validate(const ValidateArguments& arguments) {
   outputs.add_wanted(arguments.write_baseline, [&] { return baseline_json(points).dump(1) + "\n"; });
   outputs.add_wanted(arguments.markdown, [&] {
     return accuracy_page(
-        {.others = predicted(Seen::others), .all = predicted(Seen::all), .none = predicted(Seen::none)}, kPlot);
+        {.others = predicted(Seen::others), .all = predicted(Seen::all), .none = predicted(Seen::none)},
+        predicted_figures(simulator), kPlot);
   });
   std::string text;
   bool is_worse = false;
@@ -98,6 +107,8 @@ void validate(const ValidateArguments& arguments) {
     text = moved.empty() ? "no group has moved\n" : moved_table(moved);
   } else {
     text = arguments.points ? points_table(points) : validation_table(points);
+    if (!filtered && !arguments.points && !outputs.on_standard_output())
+      text += "\n" + figures_line(predicted_figures(simulator));
     if (!f.gpu.empty() || !f.strategy.empty())
       text += "\nPoints that are not predicted have no device and no plan, and are not among these\n";
   }
@@ -130,6 +141,9 @@ void add_validate(Command app) {
        "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and steps_left_out.json beside "
        "it; or, it alone, to -; nothing else is done");
   command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
+  command.add_flag(
+      "--figures", arguments->figures,
+      "Published figures of mixtures of experts that are no steps, a row each: times of ops, rates, what fits");
   file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
   file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
   file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");

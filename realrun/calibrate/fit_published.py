@@ -96,6 +96,23 @@ ATTENTION_CURVES = [  # in the order in which the tables above need them
 ]
 # All points of the device are large: what shows only in small shapes comes from the same chip on another board.
 SMALL_SHAPES_FROM = {"A100-PCIe-80GB": "A100-SXM4-80GB", "B200-SXM-180GB-limited": "B200-SXM-180GB"}
+# Grouped products: where a device type's own were measured, and on which boards of the same chip. `issue_seconds`, the
+# host's time to launch a group's kernel, is what the smallest groups took there.
+GROUPED_FROM = {
+    ("A100-PCIe-80GB", "bf16"): "A100-PCIe-80GB",
+    ("B200-SXM-180GB-limited", "bf16"): "B200-SXM-180GB-limited",
+    ("H100-SXM5-80GB", "fp8"): "H800-SXM5-80GB",
+}
+GROUPED_ISSUE_FROM = "B200-SXM-180GB-limited"
+# The others: the curve, relative to products, of the nearest generation measured with kernels of the same kind.
+GROUPED_BORROWED = {
+    "A100-SXM4-80GB": {"bf16": "A100-PCIe-80GB"},
+    "H100-SXM5-80GB": {"bf16": "A100-PCIe-80GB"},
+    "H200-SXM5-141GB": {"bf16": "A100-PCIe-80GB", "fp8": "H100-SXM5-80GB"},
+    "L40S": {"bf16": "A100-PCIe-80GB"},
+    "B200-SXM-180GB": {"bf16": "B200-SXM-180GB-limited"},
+    "GB200": {"bf16": "B200-SXM-180GB-limited"},
+}
 # Devices whose attention points are only inference prefill kernels: the curve of another device, relative to the peak.
 ATTENTION_BORROWED = {
     "H200-SXM5-141GB": "H100-SXM5-80GB",
@@ -269,6 +286,40 @@ def fit_matmul(device_name, dtype, points, bf16, donor):
     return curve, residual_of(predict, curve, large)
 
 
+def grouped_shape(p):
+    """[groups, m, n, k] of the product itself, of the layer's [groups, rows, outputs, inputs]."""
+    groups, rows, outputs, inputs = p["shape"]
+    return {"fwd": [groups, rows, outputs, inputs], "bwd_grad_act": [groups, rows, inputs, outputs],
+            "bwd_grad_w": [groups, outputs, inputs, rows]}[p.get("stage", "fwd")]
+
+
+def grouped_seconds(curve, product, device, p):
+    """sim/cost/kernel_cost.cpp, KernelModel::grouped_seconds, no faster than the host of the measurement launched."""
+    shape, dtype = grouped_shape(p), p["dtype"]
+    groups, m, n, k = shape
+    weight = p.get("stage") == "bwd_grad_w"
+    out = {"fp32": 4, "bf16": 2}[p["main_grad"]] if weight else 2
+    bare = dict(product, fixed_seconds=0, overlap_loss=0, memory_efficiency=math.inf)
+    compute = matmul_seconds(bare, device, shape, dtype) / curve["relative"]
+    moved = groups * (BYTES[dtype] * (m * k + n * k) + out * m * n * (2 if p.get("accumulate") else 1))
+    memory = moved / (device["memory"] * product["memory_efficiency"])
+    seconds = (product["fixed_seconds"] + (groups - 1) * curve["group_seconds"] + max(compute, memory) +
+               product["overlap_loss"] * min(compute, memory))
+    return max(seconds, groups * curve.get("issue_seconds", 0))
+
+
+def fit_grouped(product, device, points, each_launched):
+    def predict(curve, p):
+        return grouped_seconds(curve, product, device, p)
+
+    parameters = {"relative": (0.9, 0.2, 1.0), "group_seconds": (2e-6, 1e-9, 5e-5)}
+    if each_launched:
+        parameters["issue_seconds"] = (8e-6, 1e-7, 5e-5)
+    curve = fit(parameters, predict, points, {}, iterations=1500)
+    curve["residual"] = residual_of(predict, curve, points)
+    return curve
+
+
 def fit_attention(device_name, points, ratio, last_wave, halves=None):
     device = RELATIVE_TO[device_name]
 
@@ -366,6 +417,24 @@ def main():
             curve["note"] = "; ".join(borrowed)
         rows.append((device_name, "attention " + kernel, curve["residual"]))
 
+    grouped, issue, group_shapes = {}, None, {}
+
+    def fit_groups(device_name, matmul):
+        nonlocal issue
+        for (name, dtype), measured_on in GROUPED_FROM.items():
+            if name != device_name:
+                continue
+            chosen = [p for p in points if p["device"] == measured_on and p["op"] == "grouped_matmul" and
+                      p["dtype"] == dtype and "multiprocessors" not in p]
+            curve = fit_grouped(matmul[dtype], RELATIVE_TO[device_name], chosen, measured_on == GROUPED_ISSUE_FROM)
+            curve["source"] = "; ".join(sorted({sources[p["source"]] for p in chosen}))
+            if "issue_seconds" in curve:
+                issue = {"seconds": curve.pop("issue_seconds"), "source": curve["source"]}
+            grouped.setdefault(device_name, {})[dtype] = curve
+            group_shapes.setdefault(device_name, {})[dtype] = sorted({tuple(grouped_shape(p)[1:]) for p in chosen})
+            rows.append((device_name, "grouped " + dtype, curve["residual"]))
+
+    results = []
     for device_name in RELATIVE_TO:
         own = [p for p in points if p["device"] == device_name]
         matmul, shapes = {}, {}
@@ -391,6 +460,10 @@ def main():
             "relative_to": RELATIVE_TO[device_name],
             "matmul": matmul,
         }
+        fit_groups(device_name, matmul)
+        result["grouped"] = {dtype: {"borrowed_from": lender}
+                             for dtype, lender in GROUPED_BORROWED.get(device_name, {}).items()}
+        result["grouped"].update(grouped.get(device_name, {}))
         if len(vectors) >= 5:
             result["memory"] = fit_memory(device_name, vectors)
             rows.append((device_name, "memory-bound", result["memory"]["residual"]))
@@ -403,7 +476,13 @@ def main():
         result["overlap_slowdown"], result["overlap_source"] = OVERLAP_SLOWDOWN
         result["measured_shapes"] = shapes
         result["measured_attention"] = sorted({(p["shape"][3], p["shape"][4]) for p in own if p["op"] == "attention"})
-        path = os.path.join(arguments.output, device_name + ".json")
+        if device_name in group_shapes:
+            result["measured_groups"] = group_shapes[device_name]
+        results.append(result)
+
+    for result in results:
+        result["grouped"]["issue"] = issue
+        path = os.path.join(arguments.output, result["name"] + ".json")
         with open(path, "w", encoding="utf-8") as file:
             file.write(render(result) + "\n")
 

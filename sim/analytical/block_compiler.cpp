@@ -102,7 +102,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
     if (is_communication(op.kind)) return runtime.host_seconds_per_collective;
     if (is_of_update(kind)) return runtime.host_seconds_per_update_op;
     const bool each = rows != nullptr && runtime.launches_each_expert && op.group_dims > 0;
-    return runtime.host_seconds_per_op * static_cast<double>(each ? rows->sizes[0] : 1);
+    return each ? context.costs->kernels().issue_seconds(rows->sizes[0], runtime.host_seconds_per_op)
+                : runtime.host_seconds_per_op;
   };
   ClockNode* open = nullptr;
   code.host.resize(code.ops.size());

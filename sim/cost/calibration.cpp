@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "sim/base/json_reader.h"
-#include "sim/hardware/presets.h"
 #include "sim/base/preset.h"
 #include "sim/cost/copy_overlap.h"
+#include "sim/hardware/presets.h"
 
 namespace orrery {
 namespace {
@@ -110,6 +110,17 @@ MatmulCurve read_matmul(const Json& json, const Where& where) {
   return curve;
 }
 
+GroupedCurve read_grouped_curve(const Json& json, const Where& where) {
+  GroupedCurve curve;
+  JsonReader reader(json, where);
+  curve.relative = need_number(reader, "relative", kEfficiency);
+  reader.field("group_seconds", curve.group_seconds, NumberRange{}, "");
+  reader.field("source", curve.source, "");
+  curve.residual = read_residual(reader);
+  reader.finish();
+  return curve;
+}
+
 AttentionCurve read_attention_curve(const std::string& name, const Json& json, const Where& where) {
   AttentionCurve curve;
   curve.name = name;
@@ -137,17 +148,53 @@ std::string quoted_list(const std::vector<std::string>& names) {
 
 Calibration load(std::string_view device);
 
-// A section {"borrowed_from": device} names a calibrated device that has it.
-std::optional<Calibration> borrowed_section(const Json& json, const Where& where) {
-  if (!json.is_object() || !json.contains("borrowed_from")) return std::nullopt;
-  JsonReader reader(json, where);
+// A section {"borrowed_from": device} names a calibrated device that has it; empty: any other section.
+std::string lender_of(const Json& json, const Where& where) {
   std::string from;
+  if (!json.is_object() || !json.contains("borrowed_from")) return from;
+  JsonReader reader(json, where);
   reader.field("borrowed_from", from, "");
   reader.finish();
   const auto names = calibrated_devices();
   if (std::find(names.begin(), names.end(), from) == names.end())
     reader.fail("borrowed_from", "a calibrated device", nearest_name(from, names));
-  return load(from);
+  return from;
+}
+std::optional<Calibration> borrowed_section(const Json& json, const Where& where) {
+  const std::string from = lender_of(json, where);
+  return from.empty() ? std::nullopt : std::optional(load(from));
+}
+
+// Types without a curve take over bf16's, nvfp4 fp8's: how kernels are launched does not depend on the type.
+void read_grouped(const Json& json, const Where& where, Calibration& calibration) {
+  JsonReader reader(json, where);
+  calibration.grouped.assign(kDtypes, {});
+  const auto at = [&](Dtype dtype) -> GroupedCurve& { return calibration.grouped[static_cast<std::size_t>(dtype)]; };
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp16, Dtype::fp32, Dtype::fp8, Dtype::nvfp4}) {
+    const Json* own = reader.take(name_of(dtype));
+    if (own == nullptr) {
+      at(dtype) = at(dtype == Dtype::nvfp4 ? Dtype::fp8 : Dtype::bf16);
+    } else if (const std::string from = lender_of(*own, reader.at(name_of(dtype))); !from.empty()) {
+      // That section alone: other sections of the lender's may be borrowed from here.
+      const std::string file = fmt::format("{}{}.json", kFolder, from);
+      const Json document = parse_json(file_text(from), file);
+      const Json lent = document.value("grouped", Json::object()).value(name_of(dtype), Json());
+      if (lent.is_null() || lent.contains("borrowed_from"))
+        reader.fail(name_of(dtype), "borrowed from a device with curves of grouped products of its own");
+      at(dtype) = read_grouped_curve(lent, {file, fmt::format("/grouped/{}", name_of(dtype))});
+      at(dtype).borrowed_from = from;
+    } else {
+      at(dtype) = read_grouped_curve(*own, reader.at(name_of(dtype)));
+    }
+  }
+  if (const Json* issue = reader.take("issue")) {
+    JsonReader r(*issue, reader.at("issue"));
+    std::string source;
+    calibration.group_issue_seconds = need_number(r, "seconds", NumberRange{});
+    r.field("source", source, "");
+    r.finish();
+  }
+  reader.finish();
 }
 
 void read_attention(const Json& json, const Where& where, Calibration& calibration) {
@@ -226,9 +273,7 @@ void apply_anchor(const Device& device, const Json& json, const Where& where, Ca
   reader.finish();
   if (mnk.size() != 3) reader.fail("shape", "[m, n, k]");
   // fp16, bf16 and fp32 are scaled together; what is narrower by its own products alone.
-  const auto scaled_as = [](Dtype scaled) {
-    return bits_of(scaled) < bits_of(Dtype::bf16) ? scaled : Dtype::bf16;
-  };
+  const auto scaled_as = [](Dtype scaled) { return bits_of(scaled) < bits_of(Dtype::bf16) ? scaled : Dtype::bf16; };
   Dtype dtype = Dtype::bf16;
   for (const Dtype narrow : {Dtype::fp8, Dtype::nvfp4})
     if (dtype_name == name_of(narrow)) dtype = narrow;
@@ -363,6 +408,7 @@ Calibration read_calibration(const Json& json, const Where& where) {
   }
   curves.finish();
 
+  if (const Json* grouped = reader.take("grouped")) read_grouped(*grouped, reader.at("grouped"), calibration);
   read_memory(need(reader, "memory", "the curve of memory-bound kernels"), reader.at("memory"), calibration);
   if (calibration.memory_source.empty()) calibration.memory_source = calibration.source;
   read_attention(need(reader, "attention", "the attention curves"), reader.at("attention"), calibration);
@@ -375,15 +421,19 @@ Calibration read_calibration(const Json& json, const Where& where) {
     r.finish();
   }
 
-  if (const Json* shapes = reader.take("measured_shapes")) {
-    JsonReader by_dtype(*shapes, reader.at("measured_shapes"));
+  const auto read_shapes = [&](const char* key, std::vector<MeasuredShape>& measured) {
+    const Json* shapes = reader.take(key);
+    if (shapes == nullptr) return;
+    JsonReader by_dtype(*shapes, reader.at(key));
     for (const Dtype dtype : kMatrixDtypes)
       if (const Json* rows = by_dtype.take(name_of(dtype)))
         for (const auto& row :
              read_rows(*rows, by_dtype.at(name_of(dtype)), 3, "a shape [m, n, k] of positive integers"))
-          calibration.measured_shapes.push_back({dtype, row[0], row[1], row[2]});
+          measured.push_back({dtype, row[0], row[1], row[2]});
     by_dtype.finish();
-  }
+  };
+  read_shapes("measured_shapes", calibration.measured_shapes);
+  read_shapes("measured_groups", calibration.measured_groups);
   if (const Json* shapes = reader.take("measured_attention"))
     for (const auto& row :
          read_rows(*shapes, reader.at("measured_attention"), 2, "a shape [sequence, head_dim] of positive integers"))

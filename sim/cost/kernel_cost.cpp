@@ -208,14 +208,24 @@ KernelModel::KernelModel(const Device& device, const Calibration& calibration)
     matmul.overlap_loss = curve.overlap_loss;
     matmul.fixed_seconds = curve.fixed_seconds;
 
+    if (!calibration.grouped.empty()) {
+      const GroupedCurve& grouped = calibration.grouped[static_cast<std::size_t>(curve_dtype)];
+      matmul.group_slowdown = 1 / grouped.relative;
+      matmul.group_seconds = grouped.group_seconds;
+    }
+
     // fp16 and bf16 run on the same units at the same rate, so one's measurements speak for the other.
     matmul.measured = curve.measured;
-    for (const MeasuredShape& shape : calibration.measured_shapes) {
-      const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::fp16;
-      const bool curve_half = curve_dtype == Dtype::bf16 || curve_dtype == Dtype::fp16;
-      if (shape.dtype == curve_dtype || (half && curve_half)) near_[i].shapes.push_back({shape.m, shape.n, shape.k});
-    }
-    near_[i].build();
+    const auto index = [&](const std::vector<MeasuredShape>& shapes, NearIndex& near) {
+      for (const MeasuredShape& shape : shapes) {
+        const bool half = shape.dtype == Dtype::bf16 || shape.dtype == Dtype::fp16;
+        const bool curve_half = curve_dtype == Dtype::bf16 || curve_dtype == Dtype::fp16;
+        if (shape.dtype == curve_dtype || (half && curve_half)) near.shapes.push_back({shape.m, shape.n, shape.k});
+      }
+      near.build();
+    };
+    index(calibration.measured_shapes, near_[i]);
+    index(calibration.measured_groups, near_groups_[i]);
 
     attention_seconds_per_flop_[0][i] = calibration.step_slowdown / (peak * attention.forward_efficiency);
     attention_seconds_per_flop_[1][i] = calibration.step_slowdown / (peak * attention.backward_efficiency);
@@ -238,6 +248,19 @@ KernelModel::Times KernelModel::matmul_times(const Matmul& curve, const GemmShap
   }
   if (curve.slow_down > 0) compute *= 1 + curve.slow_down * compute / (compute + curve.sustained_seconds);
   return {compute, bytes * curve.seconds_per_byte};
+}
+
+KernelModel::Times KernelModel::grouped_times(const Matmul& curve, const GemmShape& shape, double bytes) const {
+  Times times = matmul_times(curve, shape, bytes);
+  times.compute *= curve.group_slowdown;
+  return times;
+}
+
+double KernelModel::grouped_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
+  const Matmul& curve = matmul_[matrix_index(dtype)];
+  const Times t = grouped_times(curve, shape, bytes);
+  return curve.fixed_seconds + static_cast<double>(shape.batch - 1) * curve.group_seconds +
+         std::max(t.compute, t.memory) + curve.overlap_loss * std::min(t.compute, t.memory);
 }
 
 double KernelModel::matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const {
@@ -270,11 +293,13 @@ double KernelModel::attention_seconds(const AttentionShape& shape, Dtype dtype, 
   return calibration_.attention.fixed_seconds + std::max(t.compute, t.memory);
 }
 
-bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype) const {
+bool KernelModel::near_measured(const GemmShape& shape, Dtype dtype, bool grouped) const {
   const std::size_t i = matrix_index(dtype);
-  if (!matmul_[i].measured || shape.batch > 1) return false;
+  grouped = grouped && shape.batch > 1;
+  if (!matmul_[i].measured || (shape.batch > 1 && !grouped)) return false;
   // A product and its transpose are the same kernel.
-  return near_[i].near(shape.m, shape.n, shape.k) || near_[i].near(shape.n, shape.m, shape.k);
+  const NearIndex& near = grouped ? near_groups_[i] : near_[i];
+  return near.near(shape.m, shape.n, shape.k) || near.near(shape.n, shape.m, shape.k);
 }
 
 bool KernelModel::near_measured(const AttentionShape& shape) const {
@@ -285,7 +310,7 @@ bool KernelModel::near_measured(const AttentionShape& shape) const {
 }
 
 bool KernelModel::near_measured(const Op& op, std::span<const Tensor> tensors) const {
-  if (is_matmul(op.kind)) return near_measured(gemm_shape(op, tensors), op.compute_dtype);
+  if (is_matmul(op.kind)) return near_measured(gemm_shape(op, tensors), op.compute_dtype, op.group_dims > 0);
   return !is_attention(op.kind) || near_measured(attention_shape(op, tensors));
 }
 
@@ -300,9 +325,10 @@ KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) cons
     const Matmul& curve = matmul_[matrix_index(op.compute_dtype)];
     result.flops = 2.0 * static_cast<double>(shape.batch) * static_cast<double>(shape.m) *
                    static_cast<double>(shape.n) * static_cast<double>(shape.k);
-    times = matmul_times(curve, shape, result.bytes);
+    const bool grouped = op.group_dims > 0;
+    times = grouped ? grouped_times(curve, shape, result.bytes) : matmul_times(curve, shape, result.bytes);
     overlap_loss = curve.overlap_loss;
-    fixed = curve.fixed_seconds;
+    fixed = curve.fixed_seconds + (grouped ? static_cast<double>(shape.batch - 1) * curve.group_seconds : 0);
   } else if (is_attention(op.kind)) {
     const AttentionShape shape = attention_shape(op, tensors);
     result.flops = flops(op, tensors);
@@ -343,7 +369,9 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
     const GemmShape shape = gemm_shape(op, tensors);
     const std::size_t index = matrix_index(op.compute_dtype);
     const MatmulCurve& curve = calibration_.matmul[index];
-    const Times t = matmul_times(matmul_[index], shape, total.bytes);
+    const bool grouped = op.group_dims > 0 && !calibration_.grouped.empty();
+    const Times t =
+        grouped ? grouped_times(matmul_[index], shape, total.bytes) : matmul_times(matmul_[index], shape, total.bytes);
     const double peak = device_.peak(op.compute_dtype);
     text += fmt::format("  {} x [{} x {}] . [{} x {}], {}: {:.4g} FLOP, {:.4g} bytes\n", shape.batch, shape.m, shape.k,
                         shape.k, shape.n, name_of(op.compute_dtype), total.flops, total.bytes);
@@ -355,6 +383,16 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
         micro(curve.fixed_seconds), micro(t.compute), micro(t.memory), percent(curve.overlap_loss),
         device_.multiprocessors, percent(curve.efficiency), peak, curve.half_k, curve.operand_cost,
         percent(total.flops / (total.seconds * peak)));
+    if (grouped) {
+      const GroupedCurve& curve_of_groups = calibration_.grouped[index];
+      text += fmt::format(
+          "  {} groups: at {} of the rate of one batched product, and {} for every group but the first; curve: {}{}\n",
+          shape.batch, percent(curve_of_groups.relative), micro(curve_of_groups.group_seconds),
+          curve_of_groups.source.empty() ? "as products" : curve_of_groups.source,
+          curve_of_groups.borrowed_from.empty()
+              ? "; " + describe(curve_of_groups.residual)
+              : fmt::format(" (of {}); {}", curve_of_groups.borrowed_from, describe(curve_of_groups.residual)));
+    }
     if (matmul_[index].slow_down > 0)
       text += fmt::format("    power limit: {} of the peak where compute lasts much longer than {}\n",
                           percent(curve.sustained_efficiency), micro(curve.sustained_seconds));

@@ -1,6 +1,7 @@
 // Seconds of one kernel on one device: a roofline with measured efficiency curves.
 //
 //   matmul     fixed + max(compute, memory) + overlap_loss * min(compute, memory)
+//   grouped    the same of all groups' tiles at once, and what a group costs by itself
 //   attention  fixed + max(compute, memory)
 //   others     fixed + bytes / (memory rate * efficiency), with numbers of the kind where it has been measured
 //
@@ -59,6 +60,17 @@ struct MatmulCurve {
   bool measured = true;  // false: taken over from another dtype
 };
 
+// A product for each expert, against one batched product of the same shapes: compute / relative, and group_seconds on
+// the device for every group but the first. What rows per group cost beyond that follows from tiles, waves and the
+// weights that each group reads.
+struct GroupedCurve {
+  double relative = 1;       // of the rate of products
+  double group_seconds = 0;  // a kernel's beginning and end that its neighbours on other streams do not hide
+  std::string source;        // empty: as products, nothing was measured
+  std::string borrowed_from;
+  Residual residual;
+};
+
 // compute = flops per (query, key) pair * (pairs + masked_share * masked pairs + queries * half_sequence
 //                                          + last_wave * multiprocessors * 128 * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
@@ -104,7 +116,11 @@ struct Calibration {
   std::string note;
   bool measured = true;  // false: no measured kernels of this device; curves of `borrowed_from`
   std::string borrowed_from, borrowed_from_vendor;
-  std::vector<MatmulCurve> matmul;                // by Dtype index; without points of their own bf16's, nvfp4 fp8's
+  std::vector<MatmulCurve> matmul;    // by Dtype index; without points of their own bf16's, nvfp4 fp8's
+  std::vector<GroupedCurve> grouped;  // by Dtype index, as matmul; empty: grouped products are batched ones
+  // Host's time to launch one group's kernel from within a grouped product's op, of stacks that launch each expert's
+  // product by itself; below 0: not measured, as long as an op.
+  double group_issue_seconds = -1;
   AttentionCurve attention;                       // the one in use
   std::vector<AttentionCurve> attention_kernels;  // all that were measured
   std::string attention_borrowed_from;            // device whose attention curves these are; empty: its own
@@ -124,7 +140,7 @@ struct Calibration {
   // share of its speed that a rank keeps while all of them are busy.
   std::int64_t host_processors = 0;
   double busy_share = 1;
-  std::vector<MeasuredShape> measured_shapes;
+  std::vector<MeasuredShape> measured_shapes, measured_groups;  // of a group m, n and k
   std::vector<MeasuredAttention> measured_attention;
 
   // Whether products narrower than 16 bits have the curve of another type, relative to their own peak.
@@ -160,7 +176,13 @@ class KernelModel {
 
   // The same from bare shapes: what cost() and the calibration's residuals are made of. `bytes` are moved.
   double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
+  double grouped_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
   double attention_seconds(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
+  // Host's time to launch `groups` kernels of one op, each of which takes op_seconds where it is an op.
+  double issue_seconds(std::int64_t groups, double op_seconds) const {
+    const double each = calibration_.group_issue_seconds, n = static_cast<double>(groups);
+    return op_seconds + (n - 1) * (each < 0 ? op_seconds : each);
+  }
   double memory_seconds(double bytes) const { return kernel_fixed_seconds_ + bytes * seconds_per_byte_; }
   double memory_seconds(const Op& op, double bytes) const {
     const Memory& curve = memory_[memory_slot(op)];
@@ -168,7 +190,7 @@ class KernelModel {
   }
   // Whether a measured efficiency lies within a factor 2 of each dimension; always of kernels without a curve.
   bool near_measured(const Op& op, std::span<const Tensor> tensors) const;
-  bool near_measured(const GemmShape& shape, Dtype dtype) const;
+  bool near_measured(const GemmShape& shape, Dtype dtype, bool grouped = false) const;
   bool near_measured(const AttentionShape& shape) const;
 
   // The formula of cost() with its numbers and sources, for --explain.
@@ -188,6 +210,7 @@ class KernelModel {
     double half_k = 0, split_k = 0;
     double slow_down = 0, sustained_seconds = 0;  // slow_down = efficiency / sustained_efficiency - 1
     double seconds_per_byte = 0, overlap_loss = 0, fixed_seconds = 0;
+    double group_slowdown = 1, group_seconds = 0;  // 1 / relative
     bool measured = false;
   };
   struct Times {
@@ -216,12 +239,13 @@ class KernelModel {
 
   static std::size_t matrix_index(Dtype dtype);
   Times matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
+  Times grouped_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
   Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
 
   const Device& device_;
   const Calibration& calibration_;
   std::array<Matmul, kMatrixDtypes> matmul_;
-  std::array<NearIndex, kMatrixDtypes> near_;
+  std::array<NearIndex, kMatrixDtypes> near_, near_groups_;
   // [backward][dtype], for endless head_dim.
   std::array<std::array<double, kMatrixDtypes>, 2> attention_seconds_per_flop_{};
   std::array<double, 2> idle_tiles_{};  // [backward]: last_wave * multiprocessors

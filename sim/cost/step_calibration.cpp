@@ -34,6 +34,8 @@ void StepCalibration::apply(const std::string& stack, const Device& device, Cali
   const auto own = device_slowdown.find(device.name);
   kernels.step_slowdown = own == device_slowdown.end() ? other_devices_slowdown : own->second;
   kernels.memory_bound_slowdown = found->second.memory_bound_slowdown;
+  kernels.group_issue_seconds =
+      std::max(kernels.group_issue_seconds, expert_host_ops * found->second.host_seconds_per_op);
   kernels.device_spread = device_spread();
 }
 
@@ -56,6 +58,7 @@ StepCalibration read_step_calibration(const nlohmann::json& json, const InputErr
   reader.field("collective_slowdown", c.collective_slowdown, positive(), "");
   reader.field("collective_host_ops", c.collective_host_ops, positive(), "");
   reader.field("update_host_ops", c.update_host_ops, positive(), "");
+  reader.field("expert_host_ops", c.expert_host_ops, positive(), "");
   for (const auto& [name, value] : object_of(reader, "device_slowdown").items()) {
     if (!value.is_number() || value.get<double>() <= 0) reader.fail("device_slowdown", "a positive number a device");
     c.device_slowdown[name] = value;
@@ -76,7 +79,8 @@ nlohmann::ordered_json to_json(const StepCalibration& calibration) {
   nlohmann::ordered_json json{{"other_devices_slowdown", calibration.other_devices_slowdown},
                               {"collective_slowdown", calibration.collective_slowdown},
                               {"collective_host_ops", calibration.collective_host_ops},
-                              {"update_host_ops", calibration.update_host_ops}};
+                              {"update_host_ops", calibration.update_host_ops},
+                              {"expert_host_ops", calibration.expert_host_ops}};
   json["device_slowdown"] = calibration.device_slowdown;
   for (const auto& [name, s] : calibration.stacks)
     json["stacks"][name] = {{"host_seconds_per_op", s.host_seconds_per_op},
@@ -120,9 +124,8 @@ std::optional<StepInterval> step_interval(const StepIntervals& intervals, const 
   StepInterval interval;
   interval.comparable = stack;
   if (found == intervals.stacks.end()) {
-    found = std::max_element(intervals.stacks.begin(), intervals.stacks.end(), [](const auto& a, const auto& b) {
-      return a.second.half_width < b.second.half_width;
-    });
+    found = std::max_element(intervals.stacks.begin(), intervals.stacks.end(),
+                             [](const auto& a, const auto& b) { return a.second.half_width < b.second.half_width; });
     interval.comparable = "the widest of all stacks, " + found->first + ", for want of published steps";
   }
   interval.comparable += kWhere[static_cast<std::size_t>(origin)];

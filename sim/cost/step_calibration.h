@@ -29,8 +29,10 @@ struct StepCalibration {
   std::map<std::string, double> device_slowdown;   // of products and attention, relative to their curves
   double other_devices_slowdown = 1;               // of a device that no step was measured on
   double collective_slowdown = 1;                  // of all collectives, relative to their curves
-  // Host's time to issue a collective, and an op of the update, in times of the stack's host_seconds_per_op.
-  double collective_host_ops = 1, update_host_ops = 1;
+  // Host's time to issue a collective, an op of the update, and the product of one more expert where each is a kernel of
+  // its own (no less than that kernel's launch, Calibration::group_issue_seconds), in times of the stack's
+  // host_seconds_per_op.
+  double collective_host_ops = 1, update_host_ops = 1, expert_host_ops = 1;
   std::map<std::string, StackCalibration> stacks;  // stacks without an entry are taken as they are
 
   // Changes nothing for a stack without an entry.

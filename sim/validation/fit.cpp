@@ -4,9 +4,13 @@
 
 #include <Eigen/Dense>
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <exception>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "sim/base/json_reader.h"
 #include "sim/base/preset.h"
@@ -31,16 +35,17 @@ enum SharedParameter : Eigen::Index {
   kCollectives = kMemoryMean + kFamilies,
   kCollectiveHost,
   kUpdateHost,
+  kExpertHost,
   kShared
 };
 constexpr double kDifference = 1e-3;  // of a parameter's logarithm
-constexpr int kSteps = 12;  // at most
+constexpr int kSteps = 12;            // at most
 constexpr double kLongestStep = 0.7;
 
 // Parameters are logarithms: of the mean slowdown of devices; of the mean factor by which hosts are slower than
 // stacks.json has them; of the mean slowdown of each family's memory-bound kernels; of the collectives' slowdown; of
-// the host's time for collectives and updates; of each device's slowdown; of each stack's numbers, its host's being
-// such a factor.
+// the host's time for collectives, updates and experts' products; of each device's slowdown; of each stack's numbers,
+// its host's being such a factor.
 struct Parameters {
   std::vector<std::string> devices, stacks;
   std::vector<double> known_host;  // of each stack, from stacks.json
@@ -66,6 +71,7 @@ struct Parameters {
     c.collective_slowdown = std::exp(x[kCollectives]);
     c.collective_host_ops = std::exp(x[kCollectiveHost]);
     c.update_host_ops = std::exp(x[kUpdateHost]);
+    c.expert_host_ops = std::exp(x[kExpertHost]);
     for (std::size_t i = 0; i < devices.size(); ++i) c.device_slowdown[devices[i]] = std::exp(x[at(kDevice, i)]);
     for (std::size_t i = 0; i < stacks.size(); ++i)
       c.stacks[stacks[i]] = {.host_seconds_per_op = known_host[i] * std::exp(x[at(kHost, i)]),
@@ -79,6 +85,7 @@ class Fit {
   explicit Fit(const ValidationFilter& filter = {}) {
     for (const PredictedPoint& p : predict_published(filter, simulator_, Seen::none))
       if (is_fitted(p)) points_.push_back(p);
+    for (const PredictedPoint& p : points_) lines_.push_back(p.point->scenario->dump());
     weights_ = weights_of_sources(points_);
     std::set<std::string> devices, stacks;
     for (const PredictedPoint& p : points_) {
@@ -130,8 +137,8 @@ class Fit {
 
  private:
   // Nothing is faster in a step than alone: slowdowns are at least 1, hosts at least as slow as literature has them.
-  // What would leave is held where it begins and the others are solved for again, until all held pull outwards. Means of
-  // stacks may lie anywhere.
+  // What would leave is held where it begins and the others are solved for again, until all held pull outwards. Means
+  // of stacks may lie anywhere.
   static Vector change_within_bounds(const Vector& x, const Matrix& normal, const Vector& gradient) {
     std::vector<bool> held(static_cast<std::size_t>(x.size()), false);
     for (Eigen::Index tried = 0;; ++tried) {
@@ -166,8 +173,9 @@ class Fit {
     simulator_.use(calibration);
     std::vector<double> errors;
     for (const PredictedPoint* p : points) {
-      const Simulation s = simulator_.evaluate(*p->point->scenario, {p->point->id, {}}, {});
-      errors.push_back(std::log(s.report.step_seconds / p->point->value));
+      const std::string& line = lines_[static_cast<std::size_t>(p - points_.data())];
+      const Report& report = simulator_.evaluate_line(line, {p->point->id, {}}, false);
+      errors.push_back(std::log(report.step_seconds / p->point->value));
     }
     simulator_.use(step_calibration());
     return errors;
@@ -187,7 +195,7 @@ class Fit {
     for (const auto kind : {Parameters::kDevice, Parameters::kMemory, Parameters::kHost})
       differentiate(parameters_.begin(kind), parameters_.begin(kind + 1),
                     [&](const PredictedPoint& p) { return parameters_.of(kind, p); });
-    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost})
+    for (const Eigen::Index shared : {kCollectives, kCollectiveHost, kUpdateHost, kExpertHost})
       differentiate(shared, shared + 1, [&](const PredictedPoint&) { return shared; });
     for (std::size_t p = 0; p < points.size(); ++p) {
       const double weight = weights_.at(points[p]->source->name);
@@ -215,6 +223,7 @@ class Fit {
     pull(kCollectives, kCollectiveSpread);
     pull(kCollectiveHost, kHostOpsSpread);
     pull(kUpdateHost, kHostOpsSpread);
+    pull(kExpertHost, kHostOpsSpread);
     for (Eigen::Index family = 0; family < kFamilies; ++family) pull(kMemoryMean + family, kMemoryMeanSpread);
     for (std::size_t i = 0; i < parameters_.devices.size(); ++i)
       pull(parameters_.at(Parameters::kDevice, i), kDeviceSpread, kDeviceMean);
@@ -227,6 +236,7 @@ class Fit {
 
   Simulator simulator_;
   std::vector<PredictedPoint> points_;
+  std::vector<std::string> lines_;         // their scenarios
   std::map<std::string, double> weights_;  // of a source's points
   Parameters parameters_;
 };
@@ -236,7 +246,8 @@ double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 // As the file has it, so that intervals are those of what it predicts.
 StepCalibration rounded(StepCalibration c) {
   c.other_devices_slowdown = rounded(c.other_devices_slowdown);
-  for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops}) *shared = rounded(*shared);
+  for (double* shared : {&c.collective_slowdown, &c.collective_host_ops, &c.update_host_ops, &c.expert_host_ops})
+    *shared = rounded(*shared);
   for (auto& [name, value] : c.device_slowdown) value = rounded(value);
   for (auto& [name, s] : c.stacks)
     s = {.host_seconds_per_op = rounded(s.host_seconds_per_op),
@@ -247,20 +258,43 @@ StepCalibration rounded(StepCalibration c) {
 }  // namespace
 
 StepFit fit_steps(const std::function<void(std::size_t, std::size_t)>& progress) {
-  Fit fit;
-  const std::vector<std::string> sources = fit.sources();
-  progress(0, 1 + sources.size());
-  const Vector all = fit.run(fit.parameters().start(), kSteps, "");
-  nlohmann::ordered_json fitted = {{"fitted", to_json(rounded(fit.parameters().calibration(all)))}};
+  const std::vector<std::string> sources = Fit().sources();
+  // Of all sources; then of all but each, with what becomes of its points. None depends on another: each thread has a
+  // Fit of its own.
+  std::vector<StepCalibration> calibrations(1 + sources.size());
+  std::vector<std::vector<PredictedPoint>> unseen_of(calibrations.size());
+  std::atomic<std::size_t> next = 0;
+  std::mutex shown;
+  std::size_t done = 0;
+  std::vector<std::exception_ptr> failures(std::max(1U, std::thread::hardware_concurrency()));
+  const auto work = [&](std::size_t thread) {
+    try {
+      Fit fit;
+      const Parameters& parameters = fit.parameters();
+      for (std::size_t i = next++; i < calibrations.size(); i = next++) {
+        // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
+        const std::string without = i == 0 ? "" : sources[i - 1];
+        calibrations[i] = rounded(parameters.calibration(fit.run(parameters.start(), kSteps, without)));
+        if (i > 0) fit.predict(calibrations[i], without, unseen_of[i]);
+        const std::lock_guard lock(shown);
+        progress(++done, calibrations.size());
+      }
+    } catch (...) {
+      failures[thread] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t t = 0; t < failures.size(); ++t) threads.emplace_back(work, t);
+  }
+  for (const std::exception_ptr& failure : failures)
+    if (failure) std::rethrow_exception(failure);
+  nlohmann::ordered_json fitted = {{"fitted", to_json(calibrations.front())}};
   nlohmann::ordered_json left_out = nlohmann::ordered_json::object();
   std::vector<PredictedPoint> unseen;
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    progress(1 + i, 1 + sources.size());
-    // From the start: from where all sources lead to, what is left of the source would flatter its own prediction.
-    const StepCalibration others =
-        rounded(fit.parameters().calibration(fit.run(fit.parameters().start(), kSteps, sources[i])));
-    left_out[sources[i]] = to_json(others);
-    fit.predict(others, sources[i], unseen);
+    left_out[sources[i]] = to_json(calibrations[i + 1]);
+    unseen.insert(unseen.end(), unseen_of[i + 1].begin(), unseen_of[i + 1].end());
   }
   const StepIntervals found = step_intervals(unseen);
   nlohmann::ordered_json& intervals = fitted["intervals"] = nlohmann::ordered_json::object();

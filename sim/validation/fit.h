@@ -20,7 +20,7 @@ namespace orrery {
 //     hand, not at all, by a compiler; log 0.3), and that from 1 (log 0.5);
 //   of all collectives from 1 (log 0.5);
 //   a stack's host time per op from stacks.json's (log 0.7) times a mean of all stacks, and that from 1 (log 1.5);
-//   a collective's and an update's host time from that of another op (log 0.5).
+//   a collective's, an update's and a further expert's host time from that of another op (log 0.5).
 // So a device or stack that few steps were measured on stays near its like.
 inline constexpr double kSpread = 0.07, kHuberWidth = 1.3;
 

@@ -66,7 +66,8 @@ std::string summary(const ValidationRuns& runs) {
 
 struct Shown {
   bool ranking = false, not_predicted = false;
-  std::string before = {};  // the quantity whose medians of results/published/accuracy_before.json stand beside; or none
+  std::string before =
+      {};  // the quantity whose medians of results/published/accuracy_before.json stand beside; or none
 };
 
 const nlohmann::json& medians_before() {
@@ -99,15 +100,13 @@ std::string scaling(std::span<const PredictedPoint> points) {
   Rows rows;
   for (const ScalingSeries& s : scaling_series(points)) {
     std::string devices;
-    for (const PredictedPoint* p : s.points)
-      devices += (devices.empty() ? "" : ", ") + std::to_string(p->devices);
+    for (const PredictedPoint* p : s.points) devices += (devices.empty() ? "" : ", ") + std::to_string(p->devices);
     rows.push_back({s.name, s.weak ? "replica" : "global batch", devices, percent_text(s.measured_loss),
                     percent_text(s.predicted_loss), signed_percent_text(s.points.front()->error()),
                     signed_percent_text(s.points.back()->error())});
   }
-  const std::vector<Column> columns{{"series", false},    {"constant", false},  {"devices", false},
-                                    {"lost, measured"},   {"lost, predicted"},  {"error, fewest"},
-                                    {"error, most"}};
+  const std::vector<Column> columns{{"series", false},   {"constant", false}, {"devices", false}, {"lost, measured"},
+                                    {"lost, predicted"}, {"error, fewest"},   {"error, most"}};
   return markdown_grid(columns, rows);
 }
 
@@ -195,6 +194,10 @@ double reached(const nlohmann::json& goal, const nlohmann::json& not_llm, const 
     if (source.empty() && !p.is_measured()) continue;
     if (of_models && std::find(not_llm.begin(), not_llm.end(), p.source->name) != not_llm.end()) continue;
     if (!p.point->where.starts_with(goal.value("where", ""))) continue;
+    const auto has = [&](const char* key) {
+      return std::find(p.strategies.begin(), p.strategies.end(), goal.value(key, "")) != p.strategies.end();
+    };
+    if ((goal.contains("strategy") && !has("strategy")) || (goal.contains("without") && has("without"))) continue;
     of_goal.push_back(&p);
     errors.push_back(p.error());
   }
@@ -241,6 +244,16 @@ std::string kernels() {
       rows.push_back({name, fmt::format("products, {}", name_of(dtype)), std::to_string(curve.residual.points),
                       percent_text(curve.residual.median), percent_text(curve.residual.percentile_90),
                       signed_percent_text(curve.residual.bias)});
+    }
+    for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+      if (c.grouped.empty()) break;
+      const GroupedCurve& curve = c.grouped[static_cast<std::size_t>(dtype)];
+      if (!curve.borrowed_from.empty() || curve.residual.points == 0 ||
+          (dtype == Dtype::fp8 && curve.source == c.grouped[static_cast<std::size_t>(Dtype::bf16)].source))
+        continue;
+      rows.push_back({name, fmt::format("products of experts, {}", name_of(dtype)),
+                      std::to_string(curve.residual.points), percent_text(curve.residual.median),
+                      percent_text(curve.residual.percentile_90), signed_percent_text(curve.residual.bias)});
     }
     for (const AttentionCurve& curve : c.attention_kernels)
       if (curve.residual.points > 0 && c.attention_borrowed_from.empty())
@@ -292,15 +305,15 @@ std::string coverage(std::span<const PredictedPoint> points) {
   for (const auto& [group, share] : unseen_coverage(points)) {
     const auto stack = intervals.stacks.find(group);
     const auto width = [](double half) { return fmt::format("{:.2f} to {:.2f}", std::exp(-half), std::exp(half)); };
-    rows.push_back({group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
+    rows.push_back(
+        {group, stack == intervals.stacks.end() ? "-" : width(stack->second.half_width), percent_text(share)});
     const auto all = plain.find(group);
     rows.back().push_back(all == plain.end() ? "-" : fmt::format("{} of {}", all->second.inside, all->second.points));
   }
-  return markdown_grid(std::vector<Column>{{"steps", false},
-                                           {"interval, of the prediction"},
-                                           {"inside, sources left out"},
-                                           {"of all steps, each once"}},
-                       rows);
+  return markdown_grid(
+      std::vector<Column>{
+          {"steps", false}, {"interval, of the prediction"}, {"inside, sources left out"}, {"of all steps, each once"}},
+      rows);
 }
 
 std::vector<ErrorGroup> by_size(const std::vector<PredictedPoint>& steps) {
@@ -339,7 +352,7 @@ std::vector<ErrorGroup> by_device(const std::vector<PredictedPoint>& steps) {
 
 }  // namespace
 
-std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
+std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot) {
   const std::vector<PredictedPoint> all_steps = of_quantity(runs.others, Quantity::step_seconds);
   std::vector<PredictedPoint> steps;
   std::map<std::string, std::string> composed;  // by source
@@ -379,7 +392,8 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
       kLeastOfTable, kPercent * first, kPercent * second);
   for (const auto& [name, why] : composed)
     page += fmt::format(
-        "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nno statistic but its "
+        "**{} is composed, not measured.** {} Its {} numbers are fitted as one source of many, and\nno statistic but "
+        "its "
         "own row and the last one above counts them.\n\n",
         name, why, std::count_if(all_steps.begin(), all_steps.end(), [&name = name](const PredictedPoint& p) {
           return p.source->name == name && p.is_predicted();
@@ -387,8 +401,10 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
   page += fmt::format("![Predicted against measured]({})\n\n", plot);
   page +=
       "## By source\n\n\"Before\": with the calibration and the Programs of commit 1d3697f, when a stack had a factor "
-      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a source "
-      "began where the fit of all sources had ended and so\nknew something of the source they left out; they begin from "
+      "of its own on products, and FSDP's\ncasts, losses and checkpointing per op were left out. Its fits without a "
+      "source "
+      "began where the fit of all sources had ended and so\nknew something of the source they left out; they begin "
+      "from "
       "scratch now. Where \"now\" is worse, this is often why.\n\n" +
       groups("source", groups_by(all_steps, [](const PredictedPoint& p) { return p.source->name; }),
              {.ranking = true, .not_predicted = true, .before = "step_seconds"});
@@ -398,9 +414,14 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
           groups("devices", by_size(steps), {.ranking = true}) + "\n" +
           groups("strategy", by_strategy(steps), {.ranking = true});
   page += "\n## By device\n\n" + groups("device", by_device(steps), {});
-  page += "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held to is weighed "
-      "(a source of many\npoints counts as thirty) and of points that are fitted; the last column counts all measured steps, "
-      "those among them whose layout\nor machine nobody states (quality C), which no interval of a model can cover.\n\n" + coverage(runs.others);
+  page +=
+      "\n## Intervals\n\nOf devices with curves of their own; borrowed curves widen them. The share that they are held "
+      "to is weighed "
+      "(a source of many\npoints counts as thirty) and of points that are fitted; the last column counts all measured "
+      "steps, "
+      "those among them whose layout\nor machine nobody states (quality C), which no interval of a model can "
+      "cover.\n\n" +
+      coverage(runs.others);
   page +=
       "\n## As clusters grow\n\nPublished series of one model on one machine ([published/scaling.json]"
       "(published/scaling.json)): the share of tokens a device and second that each doubling\nof the devices costs, "
@@ -425,6 +446,7 @@ std::string accuracy_page(const ValidationRuns& runs, const std::string& plot) {
   page += judged_wrongly(fits);
   page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
           worst(runs.others);
+  page += "\n## Mixtures of experts: what is no step\n\n" + figures_markdown(figures);
   page += "\n## Goals\n\n" + goals(runs);
   page += "\n## Beside other simulators\n\n" + peers(runs);
   page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "sim/validation/errors.h"
+#include "sim/validation/figures.h"
 
 namespace orrery {
 
@@ -14,7 +15,7 @@ struct ValidationRuns {
 };
 
 // Markdown; `plot`: the picture's path from the page's folder.
-std::string accuracy_page(const ValidationRuns& runs, const std::string& plot);
+std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> figures, const std::string& plot);
 // Predicted against measured step times, both logarithmic, a colour a source. SVG. Throws InputError where no step is
 // predicted.
 std::string accuracy_plot(std::span<const PredictedPoint> points);

@@ -21,7 +21,6 @@ namespace {
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
-
 Residual residual_of(const std::vector<double>& fitted_over_measured) {
   Residual r;
   r.points = static_cast<std::int64_t>(fitted_over_measured.size());
@@ -94,6 +93,60 @@ TEST_P(EveryCalibration, StatesTheMatmulResidualsThatItHas) {
     ASSERT_GE(ratios.size(), 30u);
     expect_equal(curve.residual, residual_of(ratios), name_of(dtype));
     EXPECT_LT(curve.residual.median, 0.07);
+    EXPECT_LT(std::fabs(curve.residual.bias), 0.02);
+  }
+}
+
+// Of a layer's product [groups, rows, outputs, inputs]: forward, input gradient, weight gradient.
+struct GroupedPoint {
+  GemmShape shape;
+  Dtype dtype = Dtype::bf16;
+  double bytes = 0, seconds = 0;
+};
+GroupedPoint grouped_point(const Json& p) {
+  GroupedPoint g;
+  const std::int64_t groups = p["shape"][0], rows = p["shape"][1], outputs = p["shape"][2], inputs = p["shape"][3];
+  const std::string stage = p.value("stage", "fwd");
+  g.shape = stage == "bwd_grad_w"     ? GemmShape{groups, outputs, inputs, rows}
+            : stage == "bwd_grad_act" ? GemmShape{groups, rows, inputs, outputs}
+                                      : GemmShape{groups, rows, outputs, inputs};
+  g.dtype = p["dtype"] == "fp8" ? Dtype::fp8 : Dtype::bf16;
+  const double m = real(g.shape.m), n = real(g.shape.n), k = real(g.shape.k);
+  const double out = stage == "bwd_grad_w" && p["main_grad"] == "fp32" ? 4 : 2;
+  g.bytes =
+      real(groups) * (real(bytes_of(g.dtype, 1)) * (m * k + k * n) + out * m * n * (p.contains("accumulate") ? 2 : 1));
+  g.seconds = p["seconds"];
+  return g;
+}
+
+TEST_P(EveryCalibration, StatesTheResidualsOfGroupedProductsThatItHas) {
+  ASSERT_EQ(calibration.grouped.size(), static_cast<std::size_t>(kDtypes));
+  EXPECT_GT(calibration.group_issue_seconds, 1e-6);
+  EXPECT_LT(calibration.group_issue_seconds, 2e-5);
+  for (const Dtype dtype : {Dtype::bf16, Dtype::fp8}) {
+    const GroupedCurve& curve = calibration.grouped[static_cast<std::size_t>(dtype)];
+    EXPECT_THAT(curve.source, HasSubstr("github"));
+    // Boards of the same chip: fewer NVLinks do not multiply more slowly.
+    const std::string measured_on = GetParam() == "H100-SXM5-80GB" ? "H800-SXM5-80GB" : GetParam();
+    std::vector<double> ratios;
+    for (const Json& p : published_kernels()["points"]) {
+      if (p["device"] != measured_on || p["op"] != "grouped_matmul" || p["dtype"] != name_of(dtype)) continue;
+      if (p.contains("multiprocessors")) continue;  // beside a collective
+      const GroupedPoint g = grouped_point(p);
+      // Nor faster than the host of that measurement launched, where the smallest groups were bound by it.
+      const double issued =
+          measured_on == "B200-SXM-180GB-limited" ? real(g.shape.batch) * calibration.group_issue_seconds : 0;
+      ratios.push_back(std::max(model.grouped_seconds(g.shape, g.dtype, g.bytes), issued) / g.seconds);
+      EXPECT_TRUE(model.near_measured(g.shape, g.dtype, true));
+    }
+    if (ratios.empty()) {
+      EXPECT_TRUE(!curve.borrowed_from.empty() || dtype == Dtype::fp8) << name_of(dtype);
+      continue;
+    }
+    EXPECT_TRUE(curve.borrowed_from.empty());
+    ASSERT_GE(ratios.size(), 10u);
+    expect_equal(curve.residual, residual_of(ratios), std::string("grouped ") + name_of(dtype));
+    EXPECT_LT(curve.residual.median, 0.1);
     EXPECT_LT(std::fabs(curve.residual.bias), 0.02);
   }
 }
@@ -194,6 +247,63 @@ std::vector<std::string> published_devices() {
   return names;
 }
 INSTANTIATE_TEST_SUITE_P(Devices, EveryCalibration, ::testing::ValuesIn(published_devices()), device_test_name);
+
+// DeepSeek-V3's profile: 20 of 132 multiprocessors dispatch and combine meanwhile. What is left of the device
+// multiplies as fast as calibrated without them, and the interference that a step is predicted with is what they take
+// away.
+TEST(GroupedProducts, BesideACollectiveLackItsMultiprocessors) {
+  const Device whole = find_device("H800-SXM5-80GB");
+  const Calibration calibration = find_calibration(whole);
+  int points = 0;
+  for (const Json& p : published_kernels()["points"]) {
+    if (!p.contains("multiprocessors")) continue;
+    ++points;
+    Device rest = whole;
+    rest.multiprocessors = p["multiprocessors"];
+    const double share = real(rest.multiprocessors) / real(whole.multiprocessors);
+    for (double& peak : rest.peak_flops_per_second) peak *= share;
+    const GroupedPoint g = grouped_point(p);
+    EXPECT_NEAR(KernelModel(rest, calibration).grouped_seconds(g.shape, g.dtype, g.bytes) / g.seconds, 1, 0.05);
+    EXPECT_NEAR(1 + calibration.overlap_slowdown, 1 / share, 0.02);
+  }
+  EXPECT_EQ(points, 1);
+}
+
+TEST(GroupedProducts, CostMoreWithMoreGroupsOfFewerRows) {
+  for (const char* name : {"A100-SXM4-80GB", "H100-SXM5-80GB", "B200-SXM-180GB", "GB300"}) {
+    const Device device = find_device(name);
+    const Calibration calibration = find_calibration(device);
+    const KernelModel model(device, calibration);
+    double before = 0;
+    for (std::int64_t groups = 1; groups <= 256; groups *= 2) {
+      const GemmShape shape{groups, 32768 / groups, 4096, 7168};
+      const double bytes = 2 * (32768.0 * (4096 + 7168) + real(groups) * 4096 * 7168);
+      const double seconds = model.grouped_seconds(shape, Dtype::bf16, bytes);
+      EXPECT_GE(seconds, 0.999 * before) << name << ' ' << groups;
+      EXPECT_GE(seconds, model.matmul_seconds(shape, Dtype::bf16, bytes)) << name << ' ' << groups;
+      before = seconds;
+    }
+  }
+}
+
+TEST(GroupedProducts, OfNarrowTypesHaveTheNextWiderCurve) {
+  const Calibration c = find_calibration(find_device("H800-SXM5-80GB"));
+  const auto at = [&](Dtype dtype) { return c.grouped[static_cast<std::size_t>(dtype)]; };
+  EXPECT_LT(at(Dtype::fp8).relative, at(Dtype::bf16).relative);
+  EXPECT_EQ(at(Dtype::nvfp4).relative, at(Dtype::fp8).relative);
+  EXPECT_EQ(at(Dtype::fp16).group_seconds, at(Dtype::bf16).group_seconds);
+  EXPECT_EQ(at(Dtype::bf16).borrowed_from, "A100-PCIe-80GB");
+}
+
+TEST(GroupedProducts, AreLaunchedOneByOneInLessTimeThanAsOps) {
+  const Device device = find_device("H100-SXM5-80GB");
+  Calibration calibration = find_calibration(device);
+  const double each = calibration.group_issue_seconds;
+  EXPECT_DOUBLE_EQ(KernelModel(device, calibration).issue_seconds(8, 5e-5), 5e-5 + 7 * each);
+  EXPECT_DOUBLE_EQ(KernelModel(device, calibration).issue_seconds(1, 5e-5), 5e-5);
+  calibration.group_issue_seconds = -1;
+  EXPECT_DOUBLE_EQ(KernelModel(device, calibration).issue_seconds(8, 5e-5), 4e-4) << "not measured";
+}
 
 TEST(FindCalibration, KnowsEveryPreset) {
   const auto calibrated = calibrated_devices();
@@ -338,6 +448,14 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"tile_of_three", "/matmul/bf16/tiles", "[[128,128],[1,2,3]]", "/matmul/bf16/tiles/1", "[m, n]"},
         Bad{"tile_of_zero", "/matmul/bf16/tiles", "[[0,128]]", "/matmul/bf16/tiles/0", "positive"},
         Bad{"bad_residual", "/matmul/bf16/residual", "[]", "/matmul/bf16/residual", "object"},
+        Bad{"grouped_too_fast", "/grouped", R"({"bf16": {"relative": 1.2}})", "/grouped/bf16/relative", "at most 1"},
+        Bad{"grouped_without_a_rate", "/grouped", R"({"bf16": {"group_seconds": 1e-6}})", "/grouped/bf16/relative",
+            "number"},
+        Bad{"grouped_of_a_stranger", "/grouped", R"({"bf17": {"relative": 1}})", "/grouped/bf17", "bf16"},
+        Bad{"grouped_of_a_cpu", "/grouped", R"({"bf16": {"borrowed_from": "AMD-EPYC"}})", "/grouped/bf16",
+            "grouped products"},
+        Bad{"issue_of_text", "/grouped", R"({"issue": {"seconds": "8 us"}})", "/grouped/issue/seconds", "number"},
+        Bad{"groups_of_two", "/measured_groups", R"({"bf16": [[1,2]]})", "/measured_groups/bf16/0", "[m, n, k]"},
         Bad{"no_memory", "/memory", nullptr, "/memory", "memory-bound"},
         Bad{"memory_of_nobody", "/memory", R"({"borrowed_from": "A100-SXM4-80G"})", "/memory/borrowed_from",
             "A100-SXM4-80GB"},

@@ -184,6 +184,34 @@ TEST(Matmul, PowerLimitSlowsLongProductsOnly) {
   EXPECT_NEAR(warm.matmul_seconds(large, Dtype::bf16, 0) / cool.matmul_seconds(large, Dtype::bf16, 0), 2, 0.01);
 }
 
+TEST(Matmul, OfExpertsIsCostedByTheCurveOfGroups) {
+  const Device device = find_device("A100-SXM4-80GB");
+  Calibration calibration = find_calibration(device);
+  calibration.grouped.assign(static_cast<std::size_t>(kDtypes), GroupedCurve{0.5, 1e-6, "a bench", {}, {}});
+  const KernelModel model(device, calibration);
+  const auto of_groups = [](std::int64_t rows, std::int64_t columns) {
+    Tensor t = matrix(rows, columns);
+    t.rank = 3;
+    std::copy_backward(&t.sizes[0], &t.sizes[2], &t.sizes[3]);
+    t.sizes[0] = 16;
+    return t;
+  };
+  Linear l = linear(1024, 5120, 3584);
+  for (Tensor& t : l.tensors) t = of_groups(t.sizes[0], t.sizes[1]);
+  l.op.group_dims = 1;
+  const GemmShape shape{16, 1024, 5120, 3584};
+  const KernelCost cost = model.cost(l.op, l.tensors);
+  EXPECT_DOUBLE_EQ(cost.seconds, model.grouped_seconds(shape, Dtype::bf16, cost.bytes));
+  EXPECT_EQ(cost.flops, 2.0 * 16 * 1024 * 5120 * 3584);
+  EXPECT_THAT(model.explain(l.op, l.tensors), HasSubstr("16 groups: at 50.0%"));
+  // Compute bounds it: half the rate, and 15 groups behind the first.
+  const double grouped = model.grouped_seconds(shape, Dtype::bf16, 0);
+  calibration.grouped.clear();
+  const double batched = KernelModel(device, calibration).matmul_seconds(shape, Dtype::bf16, 0);
+  const double fixed = calibration.matmul[static_cast<std::size_t>(Dtype::bf16)].fixed_seconds;
+  EXPECT_NEAR(grouped, 2 * (batched - fixed) + fixed + 15e-6, 1e-9);
+}
+
 TEST(Matmul, AWeightGradientPaysForAccumulating) {
   const Device device = find_device("A100-SXM4-80GB");
   const Calibration calibration = find_calibration(device);

@@ -13,6 +13,7 @@ StepCalibration known_stack() {
   c.collective_slowdown = 1.75;
   c.collective_host_ops = 0.5;
   c.update_host_ops = 2;
+  c.expert_host_ops = 3;
   c.stacks["stack"] = {.host_seconds_per_op = 7e-6, .memory_bound_slowdown = 1.3};
   return c;
 }
@@ -35,6 +36,15 @@ TEST(StepSlowdown, OfMemoryBoundKernelsIsTheStacks) {
   EXPECT_EQ(kernels_of("stack", "known").memory_bound_slowdown, 1.3);
   EXPECT_EQ(kernels_of("stack", "other").memory_bound_slowdown, 1.3);
   EXPECT_EQ(kernels_of("none", "known").memory_bound_slowdown, 1);
+}
+
+TEST(StepSlowdown, OfAnExpertsLaunchIsNoLessThanItsKernelsAlone) {
+  EXPECT_DOUBLE_EQ(kernels_of("stack", "known").group_issue_seconds, 21e-6);
+  EXPECT_EQ(kernels_of("none", "known").group_issue_seconds, -1);
+  Calibration kernels;
+  kernels.group_issue_seconds = 50e-6;
+  known_stack().apply("stack", Device{}, kernels);
+  EXPECT_EQ(kernels.group_issue_seconds, 50e-6);
 }
 
 TEST(StepSlowdown, OfCollectivesAndTheHostIsOfKnownStacksAlone) {

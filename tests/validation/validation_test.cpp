@@ -344,7 +344,8 @@ class Misfit {
     sum += square(mean, 0.4) + square(std::log(calibration.collective_slowdown), 0.5);
     for (const auto& [device, slowdown] : calibration.device_slowdown) sum += square(std::log(slowdown) - mean, 0.05);
     std::vector<double> hosts;
-    sum += square(std::log(calibration.collective_host_ops), 0.5) + square(std::log(calibration.update_host_ops), 0.5);
+    sum += square(std::log(calibration.collective_host_ops), 0.5) + square(std::log(calibration.update_host_ops), 0.5) +
+           square(std::log(calibration.expert_host_ops), 0.5);
     std::map<framework::Kernels, std::vector<double>> memory;
     for (const auto& [name, stack] : calibration.stacks) {
       memory[framework::kernels_of(name)].push_back(std::log(stack.memory_bound_slowdown));
@@ -380,7 +381,8 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
     const double least = misfit.at(fitted);
     EXPECT_LT(least, 0.9 * misfit.at([&] {
       StepCalibration none = fitted;
-      none.other_devices_slowdown = none.collective_slowdown = none.collective_host_ops = none.update_host_ops = 1;
+      none.other_devices_slowdown = none.collective_slowdown = none.collective_host_ops = none.update_host_ops =
+          none.expert_host_ops = 1;
       for (auto& [name, slowdown] : none.device_slowdown) slowdown = 1;
       for (auto& [name, stack] : none.stacks)
         stack = {.host_seconds_per_op = framework::literature_host_seconds_per_op(name)};
@@ -394,7 +396,8 @@ TEST(Fit, EndsWhereNoParameterFitsBetter) {
     std::vector<Parameter> parameters{{"other devices", &fitted.other_devices_slowdown, 1},
                                       {"collectives", &fitted.collective_slowdown, 1},
                                       {"collectives' host", &fitted.collective_host_ops, 0},
-                                      {"updates' host", &fitted.update_host_ops, 0}};
+                                      {"updates' host", &fitted.update_host_ops, 0},
+                                      {"experts' host", &fitted.expert_host_ops, 0}};
     for (auto& [name, slowdown] : fitted.device_slowdown) parameters.push_back({name, &slowdown, 1});
     for (auto& [name, stack] : fitted.stacks) {
       parameters.push_back({name + "'s memory-bound kernels", &stack.memory_bound_slowdown, 1});
@@ -669,7 +672,7 @@ TEST(Accuracy, ThePageIsAsGenerated) {
                             .none = predict_published({}, simulator, Seen::none)};
   const char* how =
       "not as `orrery validate --markdown results/ACCURACY.md --plot results/figures/accuracy.svg` writes it";
-  const std::string page = accuracy_page(runs, "figures/accuracy.svg");
+  const std::string page = accuracy_page(runs, predicted_figures(simulator), "figures/accuracy.svg");
   EXPECT_TRUE(read("ACCURACY.md") == page) << how;
   for (const char* heading : {"| the step calibration has seen", "| framework"}) {
     const std::size_t begin = page.find(heading);

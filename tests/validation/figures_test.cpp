@@ -1,0 +1,124 @@
+// Are the figures of mixtures of experts that are no steps predicted as their file says, and bad files refused?
+#include "sim/validation/figures.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "sim/base/json_reader.h"
+
+namespace orrery {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+const std::vector<Figure>& bundled_figures() {
+  static const std::vector<Figure> figures = [] {
+    Simulator simulator;
+    return predicted_figures(simulator);
+  }();
+  return figures;
+}
+
+const Figure& figure(const std::string& id) {
+  const auto found =
+      std::find_if(bundled_figures().begin(), bundled_figures().end(), [&](const Figure& f) { return f.id == id; });
+  if (found == bundled_figures().end()) throw std::out_of_range(id);
+  return *found;
+}
+
+TEST(Figures, AreAllPredictedOrSayWhyNot) {
+  EXPECT_GE(bundled_figures().size(), 265u);
+  std::set<std::string> reasons;
+  int predicted = 0;
+  for (const Figure& f : bundled_figures()) {
+    EXPECT_NE(f.is_predicted(), !f.not_predicted.empty()) << f.id;
+    if (f.is_predicted()) {
+      ++predicted;
+      EXPECT_GT(f.predicted, 0) << f.id;
+    } else {
+      EXPECT_GE(f.not_predicted.size(), 9u) << f.id << ": a sentence, not the name of one: " << f.not_predicted;
+      reasons.insert(f.not_predicted);
+    }
+  }
+  EXPECT_GE(predicted, 60);
+  EXPECT_LT(reasons.size(), 30u);
+}
+
+// DeepEP's rates but for those that two shares of links were taken from; MegaBlocks' products against batched ones; the
+// device hours of a training: a factor of unit or counting would be seen.
+TEST(Figures, ComeNearWhatIsPublishedWhereTheModelHasIt) {
+  for (const Figure& f : bundled_figures()) {
+    if (!f.id.starts_with("deepep-v") || !f.is_predicted()) continue;
+    EXPECT_NEAR(f.predicted / f.value, 1, 0.16) << f.id;
+    EXPECT_EQ(f.in_sample.empty(), !f.id.ends_with("-8") && !f.id.ends_with("-64")) << f.id;
+  }
+  EXPECT_NEAR(figure("megablocks-bsmm-mean").predicted, 0.986, 0.04);
+  EXPECT_NEAR(figure("dsv3-gpuh-pre").predicted / 2.664e6, 1, 0.12);
+  EXPECT_NEAR(figure("tutel-unit-top2-float32-e2-v100").predicted / 136.276, 1, 0.15);
+  // Twice the rows take twice as long.
+  EXPECT_NEAR(figure("tutel-unit-top2-float32-e2-v100").predicted / figure("tutel-unit-top2-float32-e1-v100").predicted,
+              2, 0.1);
+}
+
+TEST(Figures, AreShownWithTheirErrorsAndReasons) {
+  const std::string table = figures_table(bundled_figures());
+  EXPECT_THAT(table, HasSubstr("fsmoe-t2-b-gpt2-f-experts"));
+  EXPECT_THAT(table, HasSubstr("in sample"));
+  EXPECT_THAT(table, HasSubstr("low-latency kernels are of inference"));
+  EXPECT_THAT(figures_line(bundled_figures()), HasSubstr("not predicted"));
+}
+
+Json figure_file(Json point) {
+  point.update({{"id", "a"}, {"source", "s"}, {"what", "w"}, {"value", 2.0}, {"unit", "ms"}}, true);
+  return {{"schema", "x"}, {"points", Json::array({point})}};
+}
+
+TEST(Figures, ThatAreWrongAreRefused) {
+  Simulator simulator;
+  const auto message = [&](const Json& document) -> std::string {
+    try {
+      predicted_figures(document, "moe.json", simulator);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message(figure_file({{"not_predicted", "because"}})), "");
+  EXPECT_THAT(message(figure_file(Json::object())), HasSubstr("/points/0/prediction"));
+  EXPECT_THAT(message(figure_file({{"not_predicted", "because"}, {"prediction", {{"kind", "step"}}}})),
+              HasSubstr("/points/0/prediction"));
+  EXPECT_THAT(message(figure_file({{"prediction", {{"kind", "stepp"}}}})), HasSubstr("/points/0/prediction/kind"));
+  EXPECT_THAT(message(figure_file({{"not_predicted", "because"}, {"valu", 1}})), HasSubstr("valu"));
+  EXPECT_THAT(
+      message(figure_file(
+          {{"prediction",
+            {{"kind", "ops"}, {"scenario", "fsmoe"}, {"ops", Json::array({"expert_layer.forward.dispach"})}}}})),
+      HasSubstr("an op of the step"));
+  Json twice = figure_file({{"not_predicted", "because"}});
+  twice["points"].push_back(twice["points"][0]);
+  EXPECT_THAT(message(twice), HasSubstr("/points/1/id"));
+}
+
+TEST(Figures, OfOpsAreTheirTimesInAStep) {
+  Simulator simulator;
+  const auto seconds = [&](Json ops) {
+    return predicted_figures(
+               figure_file({{"prediction", {{"kind", "ops"}, {"scenario", "fsmoe"}, {"ops", std::move(ops)}}}}), "",
+               simulator)
+        .front()
+        .predicted;
+  };
+  const double both = seconds({"expert_layer.forward.expert_fc1", "expert_layer.forward.expert_fc2"});
+  EXPECT_DOUBLE_EQ(both, seconds({"expert_layer.forward.expert_fc1"}) + seconds({"expert_layer.forward.expert_fc2"}));
+  EXPECT_DOUBLE_EQ(seconds({"expert_layer.forward.expert_fc*"}), both);
+}
+
+}  // namespace
+}  // namespace orrery
