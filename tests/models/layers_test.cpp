@@ -191,7 +191,7 @@ TEST(MultiTokenPrediction, IsAProjectionALayerAndASecondUseOfTheHead) {
   const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}), plain = with("deepseek-v3", {});
   const Built built = built_of(model, workload);
   std::vector<std::pair<std::string, std::int64_t>> runs;
-  for (const Run& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);
+  for (const auto& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);
   const decltype(runs) expected{{"embedding", 1},     {"layer", 3},     {"expert_layer", 58},
                                 {"mtp_embedding", 1}, {"mtp_layer", 1}, {"head", 1}};
   EXPECT_EQ(runs, expected);
