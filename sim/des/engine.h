@@ -48,7 +48,8 @@ struct DiscreteEventOptions {
   bool fold = true;  // false simulates every rank and link, as a check
   // Works (see most_works) beyond which collectives move in lockstep where that spares half of the ranks: all edges of
   // a group that are alike in bytes at the rate of the slowest, however far from a disturbed one (Traffic::fold). The
-  // report says so. Infinite: never.
+  // report says so. So do large expert groups whose ranks have unequal loads, each by itself: few kinds are kept
+  // (sim/des/plan.h, folded_loads). Infinite: never.
   double most_exact_works = kMostExactWorks;
   // Kernels and transfers of all classes of ranks, beyond which a run is refused before it starts: 40 million take
   // half a minute to some minutes, by how much they contend, and 3 GB.

@@ -35,6 +35,68 @@ void choose(std::vector<T>& from, std::int64_t count, std::int64_t seed) {
   std::sort(from.begin(), from.end());
 }
 
+// What ranks send, over the mean: alike where tokens are dealt to one token, else in levels, in the order of how much,
+// of as many ranks as there are nodes.
+std::vector<double> sent_by(std::span<const double> rows, std::size_t n, std::size_t nodes, std::size_t per_node) {
+  constexpr double kAlike = 1e-3;
+  std::vector<double> sent(n);
+  double all = 0;
+  for (std::size_t i = 0; i < n * n; ++i) sent[i / n] += rows[i], all += rows[i];
+  for (double& of_rank : sent) of_rank *= static_cast<double>(n) / all;
+  if (std::ranges::all_of(sent, [&](double of_rank) { return std::abs(of_rank - 1) < kAlike; }))
+    return std::vector<double>(n, 1);
+  std::vector<double> sorted = sent;
+  std::ranges::sort(sorted, std::greater<>());
+  for (std::size_t begin = 1; begin < n;) {  // whoever sends the most is alone
+    const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
+    double sum = 0;
+    for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
+    for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
+    begin = end;
+  }
+  std::size_t next = 0;
+  for (std::size_t place = 0; place < per_node; ++place)
+    for (std::size_t r = place; r < n; r += per_node) sent[r] = sorted[next++];
+  return sent;
+}
+
+void fold_ranks(std::span<const Load> loads, std::int64_t ranks_per_node, std::vector<FoldedLoad>& folded) {
+  const std::size_t n = folded.front().of_ranks.size();
+  std::vector<std::size_t> order;  // of ranks: the busiest of each load, then by what they have of all
+  for (const FoldedLoad& load : folded) {
+    const auto busiest = static_cast<std::size_t>(std::ranges::max_element(load.of_ranks) - load.of_ranks.begin());
+    if (std::ranges::find(order, busiest) == order.end()) order.push_back(busiest);
+  }
+  const std::size_t singles = order.size();
+  std::vector<double> of_all(n, 0);
+  for (std::size_t l = 0; l < loads.size(); ++l)
+    for (std::size_t r = 0; r < n; ++r)
+      of_all[r] += static_cast<double>(std::max<std::int64_t>(1, loads[l].layers)) * folded[l].of_ranks[r];
+  for (std::size_t r = 0; r < n; ++r)
+    if (std::find(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(singles), r) ==
+        order.begin() + static_cast<std::ptrdiff_t>(singles))
+      order.push_back(r);
+  std::stable_sort(order.begin() + static_cast<std::ptrdiff_t>(singles), order.end(),
+                   [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
+  const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
+  for (FoldedLoad& load : folded) {
+    std::vector<double> has(n);
+    for (std::size_t i = 0; i < n; ++i) has[i] = load.of_ranks[order[i]];
+    for (std::size_t begin = singles; begin < n;) {
+      const std::size_t end = std::min(n, begin + nodes - begin % nodes);
+      double sum = 0;
+      for (std::size_t i = begin; i < end; ++i) sum += has[i];
+      for (std::size_t i = begin; i < end; ++i) has[i] = sum / static_cast<double>(end - begin);
+      begin = end;
+    }
+    std::size_t next = 0;
+    for (std::size_t place = 0; place < per_node; ++place)
+      for (std::size_t r = place; r < n; r += per_node) load.of_ranks[r] = has[next++];
+    const std::vector<double> sent = sent_by(load.rows, n, nodes, per_node);
+    for (std::size_t i = 0; i < n * n; ++i) load.rows[i] = sent[i / n] * load.of_ranks[i % n];
+  }
+}
+
 }  // namespace
 
 std::string OpName::text() const {
@@ -92,54 +154,25 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
   job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
                       program.stage_groups, program.loads);
-  fold_loads(id, job);
   compile_blocks(job);
+  fold_loads(id, job);
   add_block_exchanges(id, job);
   add_stage_exchanges(id, job);
 }
 
-namespace {
-
-// Over the mean, what ranks send alike: tokens are dealt to one token.
-constexpr double kAlike = 1e-3;
-
-// Of ranks, in their order from the largest on: the largest, and levels of as many as there are nodes.
-std::vector<double> in_levels(std::vector<double> of_ranks, std::int64_t ranks_per_node) {
-  const std::size_t n = of_ranks.size();
-  std::vector<double> sorted = of_ranks;
-  std::sort(sorted.begin(), sorted.end(), std::greater<>());
-  const auto per_node = static_cast<std::size_t>(ranks_per_node), nodes = (n + per_node - 1) / per_node;
-  for (std::size_t begin = 1; begin < n;) {
-    const std::size_t end = std::min(n, begin == 1 ? std::max<std::size_t>(nodes, 2) : begin + nodes);
-    double sum = 0;
-    for (std::size_t i = begin; i < end; ++i) sum += sorted[i];
-    for (std::size_t i = begin; i < end; ++i) sorted[i] = sum / static_cast<double>(end - begin);
-    begin = end;
+std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t ranks_per_node, bool exact) {
+  std::vector<FoldedLoad> folded;
+  if (loads.empty()) return folded;
+  const auto n = static_cast<std::size_t>(loads.front().ranks);
+  for (const Load& load : loads) {
+    folded.push_back({.rows = load.rows, .of_ranks = std::vector<double>(n)});
+    for (std::size_t r = 0; r < n; ++r) folded.back().of_ranks[r] = load.of_rank(static_cast<std::int64_t>(r));
   }
-  std::size_t next = 0;
-  for (std::size_t place = 0; place < per_node; ++place)
-    for (std::size_t r = place; r < n; r += per_node) of_ranks[r] = sorted[next++];
-  return of_ranks;
-}
-
-}  // namespace
-
-FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node) {
-  const auto n = static_cast<std::size_t>(load.ranks);
-  FoldedLoad folded{.rows = load.rows, .of_ranks = std::vector<double>(n)};
-  for (std::size_t r = 0; r < n; ++r) folded.of_ranks[r] = load.of_rank(static_cast<std::int64_t>(r));
-  if (load.ranks > kExactRanks) {
-    std::vector<double> sent(n);  // over the mean
-    double all = 0;
-    for (std::size_t i = 0; i < n * n; ++i) sent[i / n] += load.rows[i], all += load.rows[i];
-    for (double& rows : sent) rows *= static_cast<double>(n) / all;
-    const bool alike = std::ranges::all_of(sent, [&](double rows) { return std::abs(rows - 1) < kAlike; });
-    folded.of_ranks = in_levels(std::move(folded.of_ranks), ranks_per_node);
-    sent = alike ? std::vector<double>(n, 1) : in_levels(std::move(sent), ranks_per_node);
-    for (std::size_t i = 0; i < n * n; ++i) folded.rows[i] = sent[i / n] * folded.of_ranks[i % n];
+  if (!exact && loads.front().ranks > kExactRanks) fold_ranks(loads, ranks_per_node, folded);
+  for (FoldedLoad& load : folded) {
+    const double busiest = *std::ranges::max_element(load.of_ranks);
+    for (double& rows : load.of_ranks) rows /= busiest;
   }
-  const double busiest = *std::max_element(folded.of_ranks.begin(), folded.of_ranks.end());
-  for (double& rows : folded.of_ranks) rows /= busiest;
   return folded;
 }
 
@@ -148,8 +181,12 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   if (program.loads.empty()) return;
   const MeshGroup group = program.mesh.group(MeshAxis::ep);
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
-  for (const Load& load : program.loads) {
-    FoldedLoad folded = folded_load(load, per_node);
+  // Each rank of a group by itself.
+  double works = 0;
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
+  const bool exact = !options.fold || works <= options.most_exact_works;
+  for (FoldedLoad& folded : folded_loads(program.loads, per_node, exact)) {
     job.rows.push_back(traffic.add_rows(std::move(folded.rows)));
     job.rows_of_ranks.push_back(std::move(folded.of_ranks));
   }

@@ -43,16 +43,17 @@ struct OpName {
   std::string text() const;
 };
 
-// A load as ranks and their flows have it, so that ranks fold: exact in groups of up to kExactRanks ranks. Beyond, every
-// rank sends in the same proportions, the busiest rank is as busy as it is, and of the others, in order of their rows, as
-// many as there are nodes are one level, with their mean, and lie on different nodes. So are ranks that send unlike much.
-// A rank has the same place in that order in all layers: whoever is the busiest, a layer ends with it.
+// A load as ranks and their flows have it.
 struct FoldedLoad {
   std::vector<double> rows;      // as Load::rows
   std::vector<double> of_ranks;  // of the rank's experts, over the busiest's
 };
 inline constexpr std::int64_t kExactRanks = 16;
-FoldedLoad folded_load(const Load& load, std::int64_t ranks_per_node);
+// The loads of a Program, of one expert group. `exact`, and in groups of up to kExactRanks ranks: as they are. Else so
+// that ranks fold: all send in the same proportions, and alike, or in levels where they send unlike much; the rank that
+// is the busiest of a load has what it has in all loads; of the others, in order of what they have of all layers
+// together, as many as there are nodes are alike, have the mean of each load, and lie on different nodes.
+std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t ranks_per_node, bool exact);
 
 struct JobPlan {
   std::string name;

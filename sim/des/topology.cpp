@@ -423,14 +423,26 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
     from = on_rail;
     from_nic = to_nic;
   }
-  // Device and NIC meet at their PCIe switch (GPUDirect): nothing climbs to the host.
+  // Device and NIC meet at their PCIe switch (GPUDirect): nothing climbs to the host. In a PCIe tree with fewer NICs than
+  // switches a NIC is behind that of the first device that uses it, and the others' way to it leads through both.
+  const auto pass_switches = [&](std::int64_t device, std::int64_t nic, bool out) {
+    if (!has(LinkKind::pcie_switch) || joins_all_devices()) return;
+    const std::int64_t of_device = device % per_node_ / per_pcie_switch_,
+                       of_nic = groups_of(nic * per_node_, nics_) / per_pcie_switch_;
+    if (of_device == of_nic) return;
+    const std::int64_t up = out ? of_device : of_nic, down = out ? of_nic : of_device, node = node_of(device);
+    way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + up) + kThere));
+    way.push_back(link(LinkKind::pcie_switch, 2 * (node * pcie_switches_ + down) + kBack));
+  };
   if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * from + kThere));
   if (fabric_ == FabricKind::torus) {
     route_over_torus(from_node, to_node, way);
   } else {
+    pass_switches(from, from_nic, true);
     way.push_back(link(LinkKind::nic, 2 * (from_node * nics_ + from_nic) + kThere));
     climb(from_node, from_nic, to_node, to_nic, way);
     way.push_back(link(LinkKind::nic, 2 * (to_node * nics_ + to_nic) + kBack));
+    pass_switches(to, to_nic, false);
   }
   if (has(LinkKind::pcie)) way.push_back(link(LinkKind::pcie, 2 * to + kBack));
 }

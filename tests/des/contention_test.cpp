@@ -64,6 +64,29 @@ TEST(Contention, TwoCollectivesShareNicsUntilTheSmallerOneEnds) {
   }
 }
 
+// The flows of an exchange that has its links to itself have a course that is known, until another comes half-way: then
+// each goes on with what it has left. An all-to-all of 2 s, four flows to a NIC, and from second 1 on two more of half a
+// NIC-second each: the four end at 2.5 s, which leaves a NIC-second's quarter to each of the two.
+TEST(Contention, AnExchangeUnderWayGoesOnWithWhatItHasLeft) {
+  const Cluster c = ideal_cluster(2, 2, 1);
+  HandmadeProgram p(mesh_of({{MeshAxis::tp, 2}, {MeshAxis::dp_shard, 2}}));
+  p.collective(0, OpKind::all_to_all, Stream::tensor_communication,
+               p.program.mesh.group({MeshAxis::tp, MeshAxis::dp_shard}), 2 * kNicSecond, "first");
+  p.pieces[0].kernel(p.pieces[0].piece.forward, 1);
+  p.collective(0, OpKind::all_gather, Stream::parameter_communication, MeshAxis::dp_shard, kNicSecond, "second");
+  p.finish();
+  for (const bool fold : {true, false}) {
+    const Report r = run_program(c, p.program, {}, {.fold = fold});
+    EXPECT_SAME(r.step_seconds, 3.0);
+    for (const ContentionReport& row : r.discrete_event->contention) {
+      const bool first = row.op.find("first") != std::string::npos;
+      EXPECT_SAME(row.seconds_alone, first ? 2.0 : 1.0) << row.op;
+      EXPECT_SAME(row.seconds, first ? 2.5 : 2.0) << row.op;
+    }
+    EXPECT_EQ(r.discrete_event->contention.empty(), false);
+  }
+}
+
 // Two rings over the same NIC in one program: one joins all ranks, one those of equal place in their nodes.
 TEST(Contention, RingsOfDifferentGroupsMeetAtTheNic) {
   const Cluster c = ideal_cluster(2, 2, 1);

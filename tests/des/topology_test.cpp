@@ -448,6 +448,24 @@ TEST(Topology, RingsOverAPcieTreeShareUpLinks) {
   }
 }
 
+// One NIC for four switches: all but the devices of the first reach it, and it them, through their switch's up-link.
+TEST(Topology, ANicIsBehindThePcieSwitchOfItsFirstDevice) {
+  Cluster c = read_cluster({{"node", "pcie-8"}, {"device", "A100-PCIe-80GB"}, {"nodes", 2}}, {});
+  const Topology one(c);
+  EXPECT_THAT(names(one, way(one, 1, 9)),
+              ElementsAre("node0.gpu1.pcie.out", "node0.nic0.out", "node1.nic0.in", "node1.gpu1.pcie.in"));
+  EXPECT_THAT(names(one, way(one, 5, 10)),
+              ElementsAre("node0.gpu5.pcie.out", "node0.pcie_switch2.up", "node0.pcie_switch0.down", "node0.nic0.out",
+                          "node1.nic0.in", "node1.pcie_switch0.up", "node1.pcie_switch1.down", "node1.gpu2.pcie.in"));
+  c.node.nics = 2;
+  const Topology two(c);
+  EXPECT_THAT(names(two, way(two, 5, 13)), ElementsAre("node0.gpu5.pcie.out", "node0.nic1.out", "node1.nic1.in",
+                                                       "node1.gpu5.pcie.in"));
+  EXPECT_THAT(names(two, way(two, 6, 13)),
+              ElementsAre("node0.gpu6.pcie.out", "node0.pcie_switch3.up", "node0.pcie_switch2.down", "node0.nic1.out",
+                          "node1.nic1.in", "node1.gpu5.pcie.in"));
+}
+
 TEST(Topology, SlowPeersDoNotSlowNicsAndHost) {
   Cluster c = cluster_of(2, IntraFabric::pcie);
   c.node.intra_bytes_per_second = 20 * kGB;

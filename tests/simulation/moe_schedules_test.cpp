@@ -383,7 +383,7 @@ TEST(MoeSchedules, GainLessFromInterAndIntraNodeOverlapWhereTheyShareLinks) {
   const double shared = gain([](const Scenario& s) { return by_events(s).step_seconds; });
   EXPECT_GT(ideal, 1.02);
   EXPECT_GT(shared, 1);
-  EXPECT_LT(shared - 1, 0.9 * (ideal - 1)) << "ideal " << ideal << ", with contention " << shared;
+  EXPECT_LT(shared - 1, 0.65 * (ideal - 1)) << "ideal " << ideal << ", with contention " << shared;
 }
 
 PipelineDegrees degrees_of(const Scenario& scenario) {

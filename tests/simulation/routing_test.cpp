@@ -1,4 +1,6 @@
 // Unequal routing: what it does to times and memory, in both engines.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -266,7 +268,7 @@ TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
   load.ranks = kRanks;
   for (std::int64_t from = 0; from < kRanks; ++from)
     for (std::int64_t to = 0; to < kRanks; ++to) load.rows.push_back(0.5 + static_cast<double>(to) / (kRanks - 1));
-  const FoldedLoad folded = folded_load(load, kPerNode);
+  const FoldedLoad folded = folded_loads({&load, 1}, kPerNode, false).front();
   std::vector<double> kinds = folded.of_ranks;
   std::ranges::sort(kinds);
   EXPECT_EQ(kinds.back(), 1);
@@ -290,6 +292,59 @@ TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
   levels.erase(std::unique(levels.begin(), levels.end(), [](double a, double b) { return std::abs(a - b) < 1e-9; }),
                levels.end());
   EXPECT_EQ(levels.size(), 9u);
+}
+
+// The busiest of each load by itself, with what it has in the others.
+TEST(UnequalRouting, TheBusiestOfEachLoadIsExactInAllOfThem) {
+  constexpr std::int64_t kRanks = 32, kPerNode = 8;
+  const auto load_with = [](std::int64_t hot) {
+    Load load;
+    load.ranks = kRanks;
+    for (std::int64_t from = 0; from < kRanks; ++from)
+      for (std::int64_t to = 0; to < kRanks; ++to)
+        load.rows.push_back(to == hot ? 5 : 1 + 0.1 * static_cast<double>((to + hot) % 8));
+    return load;
+  };
+  const std::vector<Load> loads{load_with(3), load_with(20)};
+  const std::vector<FoldedLoad> folded = folded_loads(loads, kPerNode, false);
+  std::vector<std::size_t> busiest;
+  for (std::size_t l = 0; l < 2; ++l) {
+    const auto& has = folded[l].of_ranks;
+    busiest.push_back(static_cast<std::size_t>(std::ranges::max_element(has) - has.begin()));
+    double sum = 0;
+    for (std::int64_t r = 0; r < kRanks; ++r) sum += loads[l].of_rank(r) / 5;
+    EXPECT_NEAR(std::accumulate(has.begin(), has.end(), 0.0), sum, 1e-9);
+    const std::vector<FoldedLoad> exact = folded_loads(loads, kPerNode, true);
+    EXPECT_EQ(exact[l].rows, loads[l].rows);
+  }
+  EXPECT_NE(busiest[0], busiest[1]);
+  EXPECT_DOUBLE_EQ(folded[1].of_ranks[busiest[0]], loads[1].of_rank(3) / 5);
+  EXPECT_DOUBLE_EQ(folded[0].of_ranks[busiest[1]], loads[0].of_rank(20) / 5);
+}
+
+// Four nodes' experts in one group: what folding the loads costs of a step (and lockstep). In two stages weight gradients
+// of several layers, whose busiest ranks differ, run without a meeting between them.
+TEST(UnequalRouting, FoldedLoadsTakeAboutTheStepOfExactOnes) {
+  for (const auto routing : {ExpertRouting::trained_with_auxiliary_loss, ExpertRouting::young_router,
+                             ExpertRouting::worst, ExpertRouting::hot_expert})
+    for (const std::int64_t stages : {1, 2}) {
+      Scenario s = scenario_of("deepseek-v2-lite", "dgx-h100", 4 * stages);
+      s.workload.sequence_length = 4096;
+      s.workload.global_batch_size = 128;
+      s.workload.routing = routing;
+      if (routing == ExpertRouting::hot_expert) s.workload.routing_skew = 0.3;
+      s.plan.expert.degree = 32;
+      s.plan.expert.dispatcher = expert_parallel::Dispatcher::flex;
+      s.plan.data.zero_stage = 1;
+      s.plan.pipeline.degree = stages;
+      if (stages > 1) s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::dualpipe_v;
+      s.plan.expert.overlap_pairs = stages == 1;
+      const Report folded = simulate_des(s, {.most_exact_works = 0}), exact = simulate_des(s, {.fold = false});
+      const std::string what = fmt::format("{}, {} stages", static_cast<int>(routing), stages);
+      EXPECT_NEAR(folded.step_seconds / exact.step_seconds, 1, 0.003) << what;
+      EXPECT_LT(folded.discrete_event->rank_classes, exact.discrete_event->rank_classes / (stages == 1 ? 2 : 1) + 1)
+          << what;
+    }
 }
 
 TEST(UnequalRouting, PatternsAreAsSkewedAsAskedFor) {

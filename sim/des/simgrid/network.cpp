@@ -47,7 +47,7 @@ void configure_simgrid() {
   sg4::Engine::set_config("contexts/guard-size:0");
 }
 
-Network::Network(const RunPlan& plan, Clock& clock) : clock_(clock) {
+Network::Network(const RunPlan& plan, Clock& clock) : traffic_(plan.traffic), clock_(clock) {
   const Traffic& traffic = plan.traffic;
   auto* zone = new FlowZone("cluster");  // SimGrid's
   sg4::NetZone* root = zone->get_iface();
@@ -120,6 +120,9 @@ Network::Network(const RunPlan& plan, Clock& clock) : clock_(clock) {
     }
   on_link_.assign(links.size(), 0);
   alone_on_.assign(links.size(), nullptr);
+  together_on_.assign(links.size(), nullptr);
+  binds_.assign(links.size(), 0);
+  for (std::size_t l = 0; l < links.size(); ++l) binds_[l] = links_[l] != nullptr;
   alone_.assign(flows.size(), 0);
   for (std::size_t f = 0; f < flows.size(); ++f) {
     bool alone = true;
@@ -158,8 +161,7 @@ sg4::CommPtr Network::send(std::uint32_t flow_class, double wire_bytes) {
   return comm;
 }
 
-void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
-  ++flows_started_;
+Network::Flow& Network::new_flow(std::uint32_t flow_class, Flight& flight, double& end) {
   ++flight.left;
   if (free_flows_.empty()) {
     free_flows_.push_back(&all_flows_.emplace_back());
@@ -168,15 +170,26 @@ void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight,
   Flow& flow = *free_flows_.back();
   free_flows_.pop_back();
   flow.flow_class = flow_class;
-  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // whoever times it
-  flow.begin = clock_.now();
   flow.flight = &flight;
   flow.end = &end;
+  return flow;
+}
+
+void Network::meet_on(std::uint32_t l) {
+  if (alone_on_[l] != nullptr) share(*alone_on_[l]);
+  if (together_on_[l] != nullptr) part(*together_on_[l]);
+}
+
+void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end) {
+  ++flows_started_;
+  Flow& flow = new_flow(flow_class, flight, end);
+  flow.wire_bytes = whole_units(wire_bytes) / kUnitsPerByte;  // whoever times it
+  flow.begin = clock_.now();
   flow.alone = true;
   for (const std::uint32_t l : ways_[flow_class]) {
     if (on_link_[l]++ == 0 && disturbed_[l] == 0) continue;
     flow.alone = false;
-    if (alone_on_[l] != nullptr) share(*alone_on_[l]);
+    meet_on(l);
   }
   if (flow.alone) {
     for (const std::uint32_t l : ways_[flow_class]) alone_on_[l] = &flow;
@@ -184,6 +197,86 @@ void Network::start(std::uint32_t flow_class, double wire_bytes, Flight& flight,
   } else {
     requests_.push_back({&flow, wire_bytes});
   }
+}
+
+const Network::Course& Network::course_of(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
+                                          std::span<const double> wire_bytes) {
+  const auto found = courses_.find(exchange);
+  if (found != courses_.end()) return found->second;
+  std::vector<double> bytes;
+  for (const double b : wire_bytes) bytes.push_back(whole_units(b) / kUnitsPerByte);
+  Course& course = courses_
+                       .emplace(exchange, Course{.flow_classes = {flow_classes.begin(), flow_classes.end()},
+                                                 .flows = FairFlows(traffic_.flow_classes(), traffic_.link_classes(),
+                                                                    binds_, flow_classes, bytes),
+                                                 .seconds = {}})
+                       .first->second;
+  if (!course.flows.share()) return course;
+  course.flows.run(left_, course.seconds);
+  course.longest = std::ranges::max(course.seconds);
+  return course;
+}
+
+void Network::start(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
+                    std::span<const double> wire_bytes, Flight& flight, std::span<double* const> ends) {
+  const Course& course = course_of(exchange, flow_classes, wire_bytes);
+  const auto taken = [&](std::uint32_t l) { return on_link_[l] != 0 || disturbed_[l] != 0; };
+  if (!course.flows.share() || std::ranges::any_of(course.flows.links(), taken)) {
+    for (std::size_t i = 0; i < flow_classes.size(); ++i) start(flow_classes[i], wire_bytes[i], flight, *ends[i]);
+    return;
+  }
+  flows_started_ += static_cast<std::int64_t>(flow_classes.size());
+  ++flight.left;
+  if (free_together_.empty()) {
+    free_together_.push_back(&all_together_.emplace_back());
+    free_together_.back()->network = this;
+  }
+  Together& together = *free_together_.back();
+  free_together_.pop_back();
+  together.course = &course;
+  together.begin = clock_.now();
+  together.flight = &flight;
+  together.ends.assign(ends.begin(), ends.end());
+  for (const std::uint32_t l : course.flows.links()) {
+    ++on_link_[l];
+    together_on_[l] = &together;
+  }
+  clock_.at(clock_.now() + course.longest, together);
+}
+
+void Network::leave_links(Together& together) {
+  for (const std::uint32_t l : together.course->flows.links()) {
+    --on_link_[l];
+    together_on_[l] = nullptr;
+  }
+  ++together.stamp;
+  free_together_.push_back(&together);
+}
+
+void Network::finish(Together& together) {
+  leave_links(together);
+  for (std::size_t i = 0; i < together.ends.size(); ++i)
+    *together.ends[i] = together.begin + together.course->seconds[i];
+  Flight& flight = *together.flight;
+  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
+}
+
+void Network::part(Together& together) {
+  leave_links(together);
+  const Course& course = *together.course;
+  course.flows.run(clock_.now() - together.begin, left_, seconds_);
+  for (std::size_t i = 0; i < course.flow_classes.size(); ++i) {
+    if (left_[i] <= 0) {
+      *together.ends[i] = together.begin + seconds_[i];
+      continue;
+    }
+    Flow& flow = new_flow(course.flow_classes[i], *together.flight, *together.ends[i]);
+    flow.alone = false;
+    for (const std::uint32_t l : ways_[flow.flow_class]) ++on_link_[l];
+    requests_.push_back({&flow, left_[i]});
+  }
+  Flight& flight = *together.flight;
+  if (--flight.left == 0 && flight.waiting != nullptr) clock_.wake(*flight.waiting);
 }
 
 void Network::share(Flow& flow) {

@@ -5,10 +5,14 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <simgrid/s4u.hpp>
+#include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "sim/des/fair_flows.h"
 #include "sim/des/plan.h"
 #include "sim/des/simgrid/clock.h"
 
@@ -32,8 +36,9 @@ struct Flight {
 //
 // While a flow is alone on all of its links, and nothing disturbs them, its end is known: it is a date of the clock. It
 // becomes a flow of SimGrid, of the bytes that are left, when another comes over one of its links. What starts beside
-// others is one from the beginning. SimGrid's clock is moved on to the run's when there is one to start, and leads
-// while any is under way.
+// others is one from the beginning. So do the flows of one exchange that share links with each other alone: how they
+// fare is the same each time, and is found once (FairFlows). SimGrid's clock is moved on to the run's when there is one
+// to start, and leads while any is under way.
 class Network {
  public:
   Network(const RunPlan& plan, Clock& clock);
@@ -44,6 +49,10 @@ class Network {
   // For run() and what it runs. `wire_bytes`: that it occupies on its links. At its end `end` is set, and `flight` has
   // one less left; both must stay where they are until then.
   void start(std::uint32_t flow_class, double wire_bytes, Flight& flight, double& end);
+  // Several that one exchange starts at once. `exchange`: tells those of the same classes and bytes from all others.
+  using ExchangeKey = std::tuple<std::int32_t, std::uint32_t, int, double, double>;
+  void start(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
+             std::span<const double> wire_bytes, Flight& flight, std::span<double* const> ends);
   // A flow that never ends by itself.
   void start_background(std::uint32_t flow_class);
   void end_background(std::uint32_t flow_class);
@@ -70,6 +79,22 @@ class Network {
     Flight* flight = nullptr;
     double* end = nullptr;
   };
+  // How the flows of an exchange fare that have their links to themselves.
+  struct Course {
+    std::vector<std::uint32_t> flow_classes;
+    FairFlows flows;
+    std::vector<double> seconds;
+    double longest = 0;
+  };
+  struct Together final : Timed {  // such flows, under way
+    void due(Clock&) override { network->finish(*this); }
+
+    Network* network = nullptr;
+    const Course* course = nullptr;
+    double begin = 0;
+    Flight* flight = nullptr;
+    std::vector<double*> ends;
+  };
   // An actor of SimGrid that waits for one flow after another. Never freed, as background flows are not: SimGrid
   // complains of an activity that is dropped under way, as it is when the run ends first.
   struct Carrier {
@@ -88,11 +113,19 @@ class Network {
   void start_requested();
   void carry(Carrier& carrier);
   sg4::CommPtr send(std::uint32_t flow_class, double wire_bytes);
+  Flow& new_flow(std::uint32_t flow_class, Flight& flight, double& end);
   void share(Flow& flow);  // no longer alone
+  const Course& course_of(const ExchangeKey& exchange, std::span<const std::uint32_t> flow_classes,
+                          std::span<const double> wire_bytes);
+  void part(Together& together);  // no longer by themselves
+  void leave_links(Together& together);
+  void finish(Together& together);
+  void meet_on(std::uint32_t link_class);  // what has it to itself
   void leave_links(Flow& flow);
   void finish(Flow& flow, double time);
   void start_at_full_rate(const sg4::CommPtr& comm, std::uint32_t flow_class) const;
 
+  const Traffic& traffic_;
   Clock& clock_;
   std::vector<sg4::Link*> links_;
   std::vector<double> rates_;
@@ -102,12 +135,18 @@ class Network {
   std::vector<char> disturbed_;                       // links that perturbations touch
   std::vector<std::uint32_t> on_link_;                // flows under way
   std::vector<Flow*> alone_on_;                       // by link
+  std::vector<Together*> together_on_;                // by link
+  std::vector<char> binds_;                           // links
   std::vector<double> factors_;                       // of links
   std::vector<std::vector<std::uint32_t>> may_slow_;  // of a flow class's links, those that perturbations slow
   std::vector<sg4::Host*> hosts_;
   std::vector<char> unbound_;
   sg4::Host *driver_host_ = nullptr, *sink_ = nullptr;
 
+  std::map<ExchangeKey, Course> courses_;
+  std::deque<Together> all_together_;
+  std::vector<Together*> free_together_;
+  std::vector<double> left_, seconds_;  // of part()
   std::deque<Flow> all_flows_;
   std::vector<Flow*> free_flows_;
   std::vector<Carrier*> idle_carriers_;

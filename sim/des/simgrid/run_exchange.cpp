@@ -28,14 +28,26 @@ Task<> Simulation::flows(const Exchange& x, std::uint32_t group_class) {
   };
   int phases = 1;
   for (const std::uint32_t f : own) phases = std::max(phases, all[f].phase + 1);
-  std::vector<double> ends(own.size());
+  std::vector<double> ends(own.size()), bytes;
+  std::vector<std::uint32_t> started;
+  std::vector<double*> ends_of;
   Self self;
   for (int phase = 0; phase < phases; ++phase) {
     const double begin = now();
     Flight flight;
-    for (std::size_t i = 0; i < own.size(); ++i)
-      if (all[own[i]].phase == phase && !network_.unbound(own[i]))
-        network_.start(own[i], bytes_of(own[i]), flight, ends[i]);
+    started.clear();
+    bytes.clear();
+    ends_of.clear();
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (all[own[i]].phase != phase || network_.unbound(own[i])) continue;
+      started.push_back(own[i]);
+      bytes.push_back(bytes_of(own[i]));
+      ends_of.push_back(&ends[i]);
+    }
+    if (started.size() > 1)
+      network_.start({x.pattern, group_class, phase, x.wire_inside, x.wire_outside}, started, bytes, flight, ends_of);
+    else if (!started.empty())
+      network_.start(started[0], bytes[0], flight, *ends_of[0]);
     if (flight.left == 0) continue;
     co_await wait(flight, self);
     for (std::size_t i = 0; i < own.size(); ++i)

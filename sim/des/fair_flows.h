@@ -1,0 +1,53 @@
+// Flows that start at once and have their links to themselves: how far each has come, by max-min fair sharing
+// (progressive filling: Bertsekas and Gallager, Data Networks, section 6.5.2) from end to end. Internal to sim/des.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "sim/des/traffic.h"
+
+namespace orrery {
+
+class FairFlows {
+ public:
+  // `bytes`: on the links, of a flow of each class. Links of which `binds` is 0 are left out; each flow has one that is
+  // not.
+  FairFlows(std::span<const FlowClass> classes, std::span<const LinkClass> links, std::span<const char> binds,
+            std::span<const std::uint32_t> flow_classes, std::span<const double> bytes);
+
+  // Whether any two share a link.
+  bool share() const { return share_; }
+  std::span<const std::uint32_t> links() const { return link_classes_; }  // of them all, each once
+
+  // Until then: `left` of each flow, and of those that have ended, of which nothing is left, the seconds that they
+  // took.
+  void run(double until, std::vector<double>& left, std::vector<double>& seconds) const;
+  void run(std::vector<double>& left, std::vector<double>& seconds) const {
+    run(std::numeric_limits<double>::infinity(), left, seconds);
+  }
+
+ private:
+  struct Use {  // of a link by a flow
+    std::uint32_t flow, link;
+    double flows;  // LinkLoad::flows
+  };
+  std::span<const Use> of_flow(std::size_t flow) const {
+    return std::span(uses_).subspan(first_use_[flow], first_use_[flow + 1] - first_use_[flow]);
+  }
+  std::span<const std::uint32_t> on_link(std::size_t link) const {
+    return std::span(flows_on_).subspan(first_on_[link], first_on_[link + 1] - first_on_[link]);
+  }
+  void find_rates(const std::vector<double>& left, std::size_t running, std::vector<double>& rate) const;
+
+  std::vector<double> bytes_, capacity_;
+  std::vector<std::uint32_t> link_classes_;
+  std::vector<Use> uses_;
+  std::vector<std::uint32_t> flows_on_;
+  std::vector<std::size_t> first_use_, first_on_;
+  bool share_ = false;
+};
+
+}  // namespace orrery
