@@ -2,7 +2,7 @@
 //
 //   RankModel     what of the model it runs (PiecePlan: what follows from a piece and the rank's position)
 //   TensorMemory  where tensors are; PieceStreams, StageMessages: how they come to the next piece, the next stage
-//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses
+//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses; ExpertRows: how many rows experts have
 //   StepClock     where the time goes; HeldParts: what comes out
 #pragma once
 
