@@ -84,7 +84,7 @@ std::span<const Strategy> all_strategies();
 
 // The scenario on one rank: no parallelism, no recomputation, the same micro-batches one after another.
 Scenario on_one_rank(const Scenario& scenario);
-// The scenario as realrun/ executes it, whatever the data: what is measured is then predicted of this one.
+// The scenario as realrun/ executes it, whatever the data. What is predicted beside a run is the scenario as given.
 Scenario runnable(const Scenario& scenario);
 // Whether a step of a run has another Program than the step before it.
 bool begins_anew(const Scenario& scenario);

@@ -41,7 +41,6 @@ ExpertRows::ExpertRows(const RunSetup& setup, const Position& position, TensorMe
 
 RowCountsPtr ExpertRows::of(const OpCall& call) {
   if (!counts_) return nullptr;
-  if (call.op.kind == OpKind::route) memory_.storage(call, call.op.writes[1], Access::write).rows.reset();
   const auto find = [&](const auto& ids) {
     const auto found = std::ranges::find_if(ids, [&](TensorId id) { return is_rows(call, id); });
     return found == ids.end() ? kNoTensor : *found;

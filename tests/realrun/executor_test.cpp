@@ -17,6 +17,7 @@
 #include "realrun/agreement.h"
 #include "realrun/backend.h"
 #include "realrun/layout.h"
+#include "realrun/measured_report.h"
 #include "sim/analytical/engine.h"
 #include "sim/base/error.h"
 #include "sim/prediction/prediction.h"
@@ -1716,6 +1717,42 @@ TEST(Experts, OnlyRowsThatAreThereAreSentAndComputed) {
   lower(padded, program);
   EXPECT_EQ(execute_ranks(padded, program, seeded(1, 1), [](std::size_t) { return make_cpu_backend(); })[0].rows.layers,
             0);
+}
+
+// FLOPs of experts are those of the rows that a rank had; ops on nothing else are as they are.
+TEST(Experts, AMeasuredReportIsOfTheRowsThatWereThere) {
+  json document = json::parse(kMixtral);
+  document.merge_patch(json::parse(R"({"plan": {"data_parallel": 2, "expert_parallel": 2}})"));
+  const Scenario scenario = runnable(tiny(document.dump()));
+  Program program;
+  lower(scenario, program);
+  ExecutionOptions options = seeded(1);
+  options.measure = true;
+  options.find_undefined = options.keep_tensors = false;
+  const auto factory = [](std::size_t) { return make_cpu_backend(); };
+  const std::vector<RankResult> ranks = execute_ranks(scenario, program, options, factory);
+  const Report report = measured_report(scenario, program, ranks, factory(0)->facts());
+  ASSERT_TRUE(report.routing);
+  EXPECT_EQ(report.routing->busiest_rank, std::max(ranks[0].rows.busiest_rank, ranks[1].rows.busiest_rank));
+  EXPECT_GE(report.routing->busiest_rank, report.routing->mean_busiest_rank);
+  EXPECT_GT(report.routing->busiest_expert, 1);
+  EXPECT_THAT(report.notes, testing::Contains(HasSubstr("25.0 % of what they have slots for")));
+  std::map<std::string, double> found;
+  for (const OpReport& row : report.ops) found.emplace(row.name, row.flops);
+  int met = 0;
+  for (std::size_t p = 0; p < program.pieces.size(); ++p)
+    for (const Op& op : program.pieces[p].forward.ops) {
+      const std::string name = op.name;
+      if (op.group_dims == 0 && name != "qkv") continue;
+      const double whole = flops(op, program.pieces[p].tensors);
+      const double measured = found.at(piece_title(program, p) + ".forward." + name);
+      met += op.group_dims > 0 ? 1 : 0;
+      EXPECT_TRUE(std::ranges::any_of(ranks, [&](const RankResult& rank) {
+        const double share = op.group_dims > 0 ? rank.rows.computed / rank.rows.slots : 1;
+        return std::abs(measured - whole * share) < 1e-6 * whole;
+      })) << name;
+    }
+  EXPECT_EQ(met, 2) << "both products of experts";
 }
 
 TEST(Experts, WhatIsDroppedChangesTheNumbers) {
