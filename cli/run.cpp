@@ -245,10 +245,11 @@ RunJob job_of(const RunArguments& arguments) {
   job.document = load_scenario_document(arguments.scenario, arguments.sets, job.source);
   refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
-  job.scenario = runnable(read_scenario(job.document, job.source));
+  const Scenario scenario = read_scenario(job.document, job.source);
   job.processes = arguments.ranks == "mpi";
   job.on_gpus = arguments.device == "cuda";
   try {
+    job.scenario = runnable(scenario);
     lower(job.scenario, job.program);
   } catch (const InputError& error) {
     throw job.source.blame(error);

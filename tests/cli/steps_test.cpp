@@ -81,7 +81,7 @@ TEST(Steps, NoRunTakesWhatChangesBetweenThem) {
     EXPECT_EQ(run.code, 2) << scenario;
     EXPECT_THAT(run.err, HasSubstr(pointer));
   };
-  refused("flexmoe", "/plan/moe_balancer");
+  refused("flexmoe", "strategies/flexmoe/example.json: /plan/moe_balancer");
 }
 
 TEST(Steps, ARunGoesThroughThem) {

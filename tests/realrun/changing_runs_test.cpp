@@ -108,6 +108,13 @@ TEST(GatedRun, DividedComputesWhatOneRankDoesThroughAllPhases) {
   }
 }
 
+// A router draws its noise beside what dropouts draw, and again what it drew where a forward is repeated.
+TEST(GatedRun, BesideDropoutsComputesWhatOneRankDoes) {
+  for (const char* layout : {R"("data_parallel": 2, "expert_parallel": 2, "recompute": "full")",
+                             R"("data_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1)"})
+    expect_what_one_rank_computes(changing(gated(layout), R"({"model": {"dropout": 0.1}})"), 6);
+}
+
 // Whoever is not active is not computed, or computed for nothing.
 TEST(GatedRun, PaddedAndSparseComputeTheSame) {
   const Execution sparse = execute(changing(gated(R"("data_parallel": 1)")), steps_of_run(6)),
