@@ -18,7 +18,7 @@ void for_each_operand(const Op& op, Visit visit) {
 }  // namespace
 
 OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-                   StepClock& clock, GradientNorm& norm, Losses& losses)
+                   StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active)
     : setup_(setup),
       position_(position),
       memory_(memory),
@@ -26,6 +26,7 @@ OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory
       clock_(clock),
       norm_(norm),
       losses_(losses),
+      active_(active),
       indices_(setup.program.mesh),
       collectives_(setup.program, position, memory, indices_, communicator),
       kernels_(setup, position, memory, indices_) {}
@@ -56,6 +57,7 @@ void OpRunner::dispatch(const OpCall& call) {
     kernels_.run(call);
   }
   losses_.note(call);
+  active_.note(call);
 }
 
 Issue OpRunner::issue_of(const OpCall& call) const {
