@@ -211,18 +211,23 @@ struct RunOutcome {
   struct Step {
     std::int64_t step = 0;
     double loss = 0, gradient_norm = 0, seconds = 0;
+    double active_experts = 0;  // of a token, where a gate decides; 0: none does
   };
   std::vector<Step> steps;
 };
 
 std::string steps_table(const std::vector<RunOutcome::Step>& steps) {
   if (steps.empty()) return {};
-  constexpr std::array<Column, 4> kColumns{{{"step"}, {"loss"}, {"gradient norm"}, {"time"}}};
+  constexpr std::array<Column, 5> kColumns{{{"step"}, {"loss"}, {"gradient norm"}, {"time"}, {"active experts"}}};
+  const bool gated = std::ranges::any_of(steps, [](const RunOutcome::Step& step) { return step.active_experts > 0; });
   std::vector<std::vector<std::string>> rows;
-  for (const RunOutcome::Step& step : steps)
+  for (const RunOutcome::Step& step : steps) {
     rows.push_back({std::to_string(step.step), fmt::format("{:.6g}", step.loss),
                     fmt::format("{:.4g}", step.gradient_norm), seconds_text(step.seconds)});
-  return "\nSteps, which differ: what stands above is of the last\n" + grid(kColumns, rows);
+    if (gated) rows.back().push_back(step.active_experts > 0 ? fmt::format("{:.4g}", step.active_experts) : "-");
+  }
+  return "\nSteps, which differ: what stands above is of the last\n" +
+         grid(std::span<const Column>(kColumns.data(), gated ? 5 : 4), rows);
 }
 
 // Steps of the workload, warm-up left out.
@@ -232,10 +237,14 @@ std::vector<RunOutcome::Step> steps_of(const std::vector<RankResult>& ranks, std
   for (std::size_t i = 0; i < steps.size(); ++i) {
     steps[i].step = first + static_cast<std::int64_t>(warmup + i);
     steps[i].gradient_norm = ranks.front().gradient_norms.at(warmup + i);
+    double active = 0, tokens = 0;
     for (const RankResult& rank : ranks) {
+      active += static_cast<double>(rank.active_experts.at(warmup + i));
+      tokens += static_cast<double>(rank.routed_tokens.at(warmup + i));
       steps[i].loss += rank.losses.at(warmup + i);
       steps[i].seconds = std::max(steps[i].seconds, rank.seconds_by_step.at(i));
     }
+    if (tokens > 0) steps[i].active_experts = active / tokens;
   }
   return steps;
 }
@@ -246,10 +255,10 @@ RunJob job_of(const RunArguments& arguments) {
   refuse_report(job.document, job.source.file, "a scenario, as stands under inputs.scenario of a report");
   if (has_jobs(job.document)) throw InputError({job.source.file, "/jobs"}, "jobs", "a scenario of one job");
   job.described = read_scenario(job.document, job.source);
-  job.scenario = runnable(job.described);
   job.processes = arguments.ranks == "mpi";
   job.on_gpus = arguments.device == "cuda";
   try {
+    job.scenario = runnable(job.described);
     lower(job.scenario, job.program);
   } catch (const InputError& error) {
     throw job.source.blame(error);
@@ -356,8 +365,11 @@ nlohmann::ordered_json outcome_json(const RunArguments& arguments, const RunJob&
   }
   if (outcome.measured) json["fastest_step_seconds"] = outcome.fastest;
   for (const RunOutcome::Step& step : outcome.steps)
-    json["steps"].push_back(
-        {{"step", step.step}, {"loss", step.loss}, {"gradient_norm", step.gradient_norm}, {"seconds", step.seconds}});
+    json["steps"].push_back({{"step", step.step},
+                             {"loss", step.loss},
+                             {"gradient_norm", step.gradient_norm},
+                             {"seconds", step.seconds},
+                             {"active_experts", step.active_experts}});
   if (outcome.agrees) json["agreement"] = agreement_json(*outcome.agrees, outcome.tolerance);
   json["backend"] = {{"kind", outcome.facts.kind},
                      {"device", outcome.facts.device},

@@ -288,6 +288,8 @@ void visit(Archive& archive, RankResult& r) {
   archive.number(r.stage);
   archive.list(r.losses, [&](double& x) { archive.number(x); });
   archive.list(r.gradient_norms, [&](double& x) { archive.number(x); });
+  archive.list(r.active_experts, [&](std::int64_t& x) { archive.number(x); });
+  archive.list(r.routed_tokens, [&](std::int64_t& x) { archive.number(x); });
   archive.list(r.parts, [&](HeldPart& part) {
     archive.number(part.parameter);
     archive.list(part.element, [&](std::int64_t& x) { archive.number(x); });

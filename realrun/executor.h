@@ -81,6 +81,9 @@ struct RankResult {
   std::int64_t stage = 0;
   // By step, warm-up included, unscaled; losses: this rank's share.
   std::vector<double> losses, gradient_norms;
+  // By step: experts that tokens have where a router's threshold decides, of all its layers and micro-batches together,
+  // and these tokens; 0 without such a router.
+  std::vector<std::int64_t> active_experts, routed_tokens;
   std::vector<HeldPart> parts;  // if kept
   // If measured:
   std::vector<double> seconds_by_step;      // of all that are measured; what follows is of the last part of a run:

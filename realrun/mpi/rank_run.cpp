@@ -118,9 +118,10 @@ PreparedRun prepare(const TrainingRun& run) {
   ScenarioSource& source = prepared.source;
   const nlohmann::json document = load_scenario_document(run.scenario, run.sets, source);
   if (has_jobs(document)) throw InputError({source.file, "/jobs"}, "jobs", "a scenario of one job");
-  prepared.scenario = runnable(read_scenario(document, source));
-  prepared.one_rank_scenario = on_one_rank(prepared.scenario);
+  const Scenario scenario = read_scenario(document, source);
   try {
+    prepared.scenario = runnable(scenario);
+    prepared.one_rank_scenario = on_one_rank(prepared.scenario);
     lower(prepared.scenario, prepared.program);
     lower(prepared.one_rank_scenario, prepared.one_rank);
   } catch (const InputError& error) {

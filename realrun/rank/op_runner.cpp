@@ -18,7 +18,7 @@ void for_each_operand(const Op& op, Visit visit) {
 }  // namespace
 
 OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-                   StepClock& clock, GradientNorm& norm, Losses& losses)
+                   StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active)
     : setup_(setup),
       position_(position),
       memory_(memory),
@@ -26,6 +26,7 @@ OpRunner::OpRunner(const RunSetup& setup, const Position& position, TensorMemory
       clock_(clock),
       norm_(norm),
       losses_(losses),
+      active_(active),
       indices_(setup.program.mesh),
       rows_(setup, position, memory, communicator),
       collectives_(setup.program, position, memory, indices_, rows_, communicator),
@@ -59,6 +60,7 @@ void OpRunner::dispatch(const OpCall& call, const RowCounts* rows) {
     kernels_.run(call, rows);
   }
   losses_.note(call);
+  active_.note(call);
 }
 
 Issue OpRunner::issue_of(const OpCall& call) const {

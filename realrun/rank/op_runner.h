@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "realrun/rank/active_experts.h"
 #include "realrun/rank/collectives.h"
 #include "realrun/rank/expert_rows.h"
 #include "realrun/rank/gradient_norm.h"
@@ -16,7 +17,7 @@ namespace orrery::realrun {
 class OpRunner {
  public:
   OpRunner(const RunSetup& setup, const Position& position, TensorMemory& memory, Communicator& communicator,
-           StepClock& clock, GradientNorm& norm, Losses& losses);
+           StepClock& clock, GradientNorm& norm, Losses& losses, ActiveExperts& active);
 
   void begin_step(std::int64_t step) { kernels_.begin_step(step); }
   // Throws ExecutionError for an op that cannot run, or (ExecutionOptions::find_undefined) writes NaN.
@@ -40,6 +41,7 @@ class OpRunner {
   StepClock& clock_;
   GradientNorm& norm_;
   Losses& losses_;
+  ActiveExperts& active_;
   ElementIndices indices_;
   ExpertRows rows_;
   Collectives collectives_;

@@ -19,7 +19,8 @@ Rank::Rank(const RunSetup& setup, Backend& backend, Communicator& communicator, 
       clock_(program_, position_, backend),
       norm_(setup, position_, model_, memory_),
       losses_(program_, position_, memory_),
-      ops_(setup, position_, memory_, communicator, clock_, norm_, losses_),
+      active_(memory_),
+      ops_(setup, position_, memory_, communicator, clock_, norm_, losses_, active_),
       streams_(memory_),
       messages_(program_, position_, memory_, communicator, clock_),
       held_(setup, position_, model_, memory_),
@@ -95,6 +96,9 @@ void Rank::end_step(std::int64_t step, Backend::Mark begin) {
     clock_.add_step(begin, end, result_);
   }
   result_.losses.push_back(losses_.take());
+  const auto [active, tokens] = active_.take();
+  result_.active_experts.push_back(active);
+  result_.routed_tokens.push_back(tokens);
   if (setup_.options.after_step) setup_.options.after_step(position_.rank, setup_.first_step + step);
 }
 

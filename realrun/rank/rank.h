@@ -3,8 +3,8 @@
 //
 //   RankModel     what of the model it runs (PiecePlan: what follows from a piece and the rank's position)
 //   TensorMemory  where tensors are; PieceStreams, StageMessages: how they come to the next piece, the next stage
-//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses; ExpertRows: how many rows experts have;
-//                 ReplicaSums: what no op is, between two
+//   OpRunner      one op: Kernels, Collectives, GradientNorm, Losses, ActiveExperts; ExpertRows: how many rows experts
+//                 have; ReplicaSums: what no op is, between two
 //   StepClock     where the time goes; HeldParts: what comes out
 #pragma once
 
@@ -58,6 +58,7 @@ class Rank {
   StepClock clock_;
   GradientNorm norm_;
   Losses losses_;
+  ActiveExperts active_;
   OpRunner ops_;
   PieceStreams streams_;
   StageMessages messages_;

@@ -81,7 +81,7 @@ TEST(Steps, NoRunTakesWhatChangesBetweenThem) {
     EXPECT_EQ(run.code, 2) << scenario;
     EXPECT_THAT(run.err, HasSubstr(pointer));
   };
-  refused("flexmoe", "/plan/moe_balancer");
+  refused("flexmoe", "strategies/flexmoe/example.json: /plan/moe_balancer");
 }
 
 TEST(Steps, ARunGoesThroughThem) {
@@ -101,6 +101,8 @@ TEST(Steps, ARunGoesThroughThem) {
   EXPECT_EQ(report["steps"][0]["step"], 8) << "behind a warm-up step, from the workload's on";
   EXPECT_LT(report["steps"][2]["loss"], report["steps"][0]["loss"]);
   EXPECT_GT(report["steps"][1]["seconds"], 0);
+  EXPECT_GT(report["steps"][0]["active_experts"], 1.5) << "nearly all of four, before the switch";
+  EXPECT_EQ(report["steps"][2]["active_experts"], 1);
   EXPECT_LT(report["agreement"]["parameters"], 2e-5);
   EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 3" + gate).out, HasSubstr("Steps, which differ"));
   EXPECT_THAT(place.orrery("run gate.json --warmup 0 --steps 2").out, testing::Not(HasSubstr("Steps, which differ")));

@@ -14,6 +14,7 @@
 #include "realrun/mpi/launch.h"
 #include "sim/base/error.h"
 #include "sim/program/check.h"
+#include "strategies/dts_gate/gate.h"
 #include "strategies/lower.h"
 #include "strategies/read_scenario.h"
 #include "strategies/strategy.h"
@@ -106,6 +107,37 @@ TEST(GatedRun, DividedComputesWhatOneRankDoesThroughAllPhases) {
     SCOPED_TRACE(layout);
     expect_what_one_rank_computes(changing(gated(layout)), 7);
   }
+}
+
+// As many as are sampled of the gate at that temperature, by routers whose logits are nearly equal.
+TEST(GatedRun, CountsTheExpertsOfTokens) {
+  const Scenario scenario = runnable(
+      changing(gated(R"("data_parallel": 2, "expert_parallel": 2)"), R"({"workload": {"global_batch_size": 64}})"));
+  const std::vector<RankResult> ranks =
+      execute_ranks(parts_of(scenario, 6), steps_of_run(6), [](std::size_t) { return make_cpu_backend(); });
+  const auto active = [&](std::size_t step) {
+    double experts = 0, tokens = 0;
+    for (const RankResult& rank : ranks) {
+      experts += static_cast<double>(rank.active_experts.at(step));
+      tokens += static_cast<double>(rank.routed_tokens.at(step));
+    }
+    return tokens > 0 ? experts / tokens : 0;
+  };
+  EXPECT_EQ(active(1), 0) << "no router yet";
+  EXPECT_GT(active(2), active(4));
+  EXPECT_GT(active(4), 1.1);
+  EXPECT_EQ(active(5), 1);
+  EXPECT_EQ(ranks[0].routed_tokens[5], 64 / 2 * 16 * 2) << "of two layers";
+  // Weights of a fresh router are uniform of deviation 1 / sqrt(hidden) on normalised rows: logits of deviation 1.
+  const dts_gate::SampledGate sampled(4, 1 << 12, 1);
+  EXPECT_NEAR(active(2), sampled.active_experts(1, 0.05, 1), 0.1);
+}
+
+// A router draws its noise beside what dropouts draw, and again what it drew where a forward is repeated.
+TEST(GatedRun, BesideDropoutsComputesWhatOneRankDoes) {
+  for (const char* layout : {R"("data_parallel": 2, "expert_parallel": 2, "recompute": "full")",
+                             R"("data_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2, "zero_stage": 1)"})
+    expect_what_one_rank_computes(changing(gated(layout), R"({"model": {"dropout": 0.1}})"), 6);
 }
 
 // Whoever is not active is not computed, or computed for nothing.
