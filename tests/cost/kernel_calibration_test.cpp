@@ -293,6 +293,13 @@ TEST(GroupedProducts, OfNarrowTypesHaveTheNextWiderCurve) {
   EXPECT_EQ(at(Dtype::nvfp4).relative, at(Dtype::fp8).relative);
   EXPECT_EQ(at(Dtype::fp16).group_seconds, at(Dtype::bf16).group_seconds);
   EXPECT_EQ(at(Dtype::bf16).borrowed_from, "A100-PCIe-80GB");
+  // A plain product of the shape is measured, one of groups is not.
+  const Device device = find_device("H100-SXM5-80GB");
+  const Calibration h100 = find_calibration(device);
+  const KernelModel model(device, h100);
+  EXPECT_TRUE(model.near_measured(GemmShape{1, 1024, 4096, 4096}, Dtype::bf16, true));
+  EXPECT_FALSE(model.near_measured(GemmShape{8, 1024, 4096, 4096}, Dtype::bf16, true));
+  EXPECT_TRUE(model.near_measured(GemmShape{8, 1024, 4096, 7168}, Dtype::fp8, true));
 }
 
 TEST(GroupedProducts, AreLaunchedOneByOneInLessTimeThanAsOps) {

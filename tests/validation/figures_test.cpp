@@ -108,16 +108,19 @@ TEST(Figures, ThatAreWrongAreRefused) {
 
 TEST(Figures, OfOpsAreTheirTimesInAStep) {
   Simulator simulator;
-  const auto seconds = [&](Json ops) {
+  const auto seconds = [&](Json ops, int layers = 1) {
+    const Json set{{"model", {{"layers", layers}}}};
     return predicted_figures(
-               figure_file({{"prediction", {{"kind", "ops"}, {"scenario", "fsmoe"}, {"ops", std::move(ops)}}}}), "",
-               simulator)
+               figure_file(
+                   {{"prediction", {{"kind", "ops"}, {"scenario", "fsmoe"}, {"set", set}, {"ops", std::move(ops)}}}}),
+               "", simulator)
         .front()
         .predicted;
   };
   const double both = seconds({"expert_layer.forward.expert_fc1", "expert_layer.forward.expert_fc2"});
   EXPECT_DOUBLE_EQ(both, seconds({"expert_layer.forward.expert_fc1"}) + seconds({"expert_layer.forward.expert_fc2"}));
   EXPECT_DOUBLE_EQ(seconds({"expert_layer.forward.expert_fc*"}), both);
+  EXPECT_NEAR(seconds({"expert_layer.forward.expert_fc*"}, 3), 3 * both, 1e-9);
 }
 
 }  // namespace
