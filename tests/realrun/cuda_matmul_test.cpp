@@ -329,7 +329,9 @@ TEST(CudaMatmul, EveryProductOfTheBundledScenariosHasAPlan) {
           SCOPED_TRACE(std::string(bundled.name) + ": " + op.name);
           MatmulPlan plan;
           ASSERT_NO_THROW(plan = plan_matmul(op, reads, writes));
-          EXPECT_TRUE(dtypes_multiply(plan.product))
+          // What comes quantised by blocks no run takes yet (moe_fp8_dispatch).
+          const auto by_blocks = [](const BlasMatrix& m) { return m.dtype == Dtype::fp8_blocks; };
+          EXPECT_NE(dtypes_multiply(plan.product), by_blocks(plan.product.a) || by_blocks(plan.product.b))
               << name_of(plan.product.a.dtype) << " x " << name_of(plan.product.b.dtype) << " -> "
               << name_of(plan.product.c.dtype);
           const GemmShape shape = gemm_shape(op, piece.tensors);
