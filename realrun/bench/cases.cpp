@@ -541,6 +541,36 @@ class Builder {
         name("", scores);
       }
 
+      begin(slot_mask);
+      read_choices();
+      read({tokens, k}, Dtype::fp32);
+      write({tokens, of_experts, slots});
+      name("", scores);
+
+      begin(slot_mask_backward);
+      read({tokens, of_experts, slots});
+      read_choices();
+      write({tokens, k}, Dtype::fp32);
+      name("", scores);
+
+      begin(mask_permute);
+      read({tokens, hidden});
+      read({tokens, of_experts, slots});
+      write({of_experts, slots, hidden});
+      name("", rows);
+
+      begin(mask_unpermute);
+      read({of_experts, slots, hidden});
+      read({tokens, of_experts, slots});
+      write({tokens, hidden});
+      name("", rows);
+
+      begin(mask_gradient);
+      read({tokens, hidden});
+      read({of_experts, slots, hidden});
+      write({tokens, of_experts, slots});
+      name("", rows);
+
       const Dim one{1, Axis::batch};
       begin(add_noise);
       read({one, tokens, experts}, Dtype::fp32);

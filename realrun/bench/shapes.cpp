@@ -67,8 +67,11 @@ bool is_in_fp32(OpKind kind) {
          kind == OpKind::expert_counts || kind == OpKind::router_loss || kind == OpKind::router_loss_backward;
 }
 
+// A product of the layers' own, with an expert's weights where there are any; not one with a mask.
+bool is_of_weights(OpKind kind) { return is_matmul(kind) && !traits_of(kind).regroups; }
+
 // An axis that a shape need not give: it is 1 then.
-bool is_optional(OpKind kind, std::string_view axis) { return is_matmul(kind) && axis == "experts"; }
+bool is_optional(OpKind kind, std::string_view axis) { return is_of_weights(kind) && axis == "experts"; }
 
 Dtype dtype_of(const Shape& shape, OpKind kind, DeviceKind device, bool fp8) {
   std::vector<Dtype> possible = kernel_dtypes(device);
@@ -99,10 +102,10 @@ KernelSizes sizes_of_shape(const Shape& shape, OpKind kind) {
     throw InputError(shape.where, fmt::format("no {}", axis), expected);
   };
   KernelSizes sizes;
-  sizes.products = {{size("m"), size("k"), size("n"), is_matmul(kind) ? size("experts") : 1}};
+  sizes.products = {{size("m"), size("k"), size("n"), is_of_weights(kind) ? size("experts") : 1}};
   sizes.attentions = {{size("batch"), size("sequence"), size("groups"), size("group_heads"), size("head_dim")}};
   sizes.routings = {{size("tokens"), size("experts"), size("choices"), size("hidden")}};
-  if (const auto& r = sizes.routings[0]; !is_matmul(kind) && r.choices > r.experts)
+  if (const auto& r = sizes.routings[0]; !is_of_weights(kind) && r.choices > r.experts)
     throw InputError(member(shape.where, "choices"), fmt::format("choices={}", r.choices),
                      fmt::format("at most the {} experts", r.experts));
   sizes.batch = size("batch");
@@ -162,6 +165,11 @@ std::vector<std::string> axes_of(OpKind kind) {
     case unpermute_backward:
     case permute_weights:
     case unpermute_weights:
+    case slot_mask:
+    case slot_mask_backward:
+    case mask_permute:
+    case mask_unpermute:
+    case mask_gradient:
       return {"tokens", "experts", "choices", "hidden"};
     case gradient_norm:
     case scale:

@@ -48,6 +48,9 @@ void linear(const KernelCall& call);
 void linear_input_gradient(const KernelCall& call);
 void linear_weight_gradient(const KernelCall& call);
 void batched_matmul(const KernelCall& call);
+void mask_permute(const KernelCall& call);
+void mask_unpermute(const KernelCall& call);
+void mask_gradient(const KernelCall& call);
 
 // attention.cpp
 void attention(const KernelCall& call);
@@ -91,6 +94,8 @@ void unpermute(const KernelCall& call);
 void unpermute_backward(const KernelCall& call);
 void permute_weights(const KernelCall& call);
 void unpermute_weights(const KernelCall& call);
+void slot_mask(const KernelCall& call);
+void slot_mask_backward(const KernelCall& call);
 void expert_counts(const KernelCall& call);
 void router_loss(const KernelCall& call);
 void router_loss_backward(const KernelCall& call);

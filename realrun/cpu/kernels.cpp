@@ -84,6 +84,16 @@ void dispatch(const KernelCall& call) {
       return permute_weights(call);
     case OpKind::unpermute_weights:
       return unpermute_weights(call);
+    case OpKind::slot_mask:
+      return slot_mask(call);
+    case OpKind::slot_mask_backward:
+      return slot_mask_backward(call);
+    case OpKind::mask_permute:
+      return mask_permute(call);
+    case OpKind::mask_unpermute:
+      return mask_unpermute(call);
+    case OpKind::mask_gradient:
+      return mask_gradient(call);
     case OpKind::add_noise:
       return add_noise(call);
     case OpKind::expert_counts:

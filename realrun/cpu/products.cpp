@@ -100,6 +100,42 @@ void linear_weight_gradient(const KernelCall& call) {
   }
 }
 
+namespace {
+
+// rows: [experts, slots, width]; the mask: [tokens.., experts, slots].
+struct MaskShape {
+  MaskShape(const KernelCall& call, const Buffer& rows, const Buffer& mask, const Buffer& x)
+      : width(last_size(x)), all(rows.elements() / last_size(x)), tokens(x.elements() / last_size(x)) {
+    const Tensor &r = *rows.tensor, &m = *mask.tensor;
+    call.require(r.rank == 3 && r.sizes[2] == width && m.rank >= 3, "rows are not as wide as tokens");
+    call.require(m.sizes[m.rank - 2] == r.sizes[0] && m.sizes[m.rank - 1] == r.sizes[1] && m.elements() == tokens * all,
+                 "a mask is of all tokens and rows");
+  }
+  std::int64_t width, all, tokens;
+};
+
+}  // namespace
+
+void mask_permute(const KernelCall& call) {
+  const Buffer &x = call.read(0), &mask = call.read(1), &rows = call.write(0);
+  const MaskShape s(call, rows, mask, x);
+  matrix(rows, 0, s.all, s.width).noalias() =
+      matrix(mask, 0, s.tokens, s.all).transpose() * matrix(x, 0, s.tokens, s.width);
+}
+
+void mask_unpermute(const KernelCall& call) {
+  const Buffer &rows = call.read(0), &mask = call.read(1), &x = call.write(0);
+  const MaskShape s(call, rows, mask, x);
+  matrix(x, 0, s.tokens, s.width).noalias() = matrix(mask, 0, s.tokens, s.all) * matrix(rows, 0, s.all, s.width);
+}
+
+void mask_gradient(const KernelCall& call) {
+  const Buffer &dx = call.read(0), &rows = call.read(1), &dmask = call.write(0);
+  const MaskShape s(call, rows, dmask, dx);
+  matrix(dmask, 0, s.tokens, s.all).noalias() =
+      matrix(dx, 0, s.tokens, s.width) * matrix(rows, 0, s.all, s.width).transpose();
+}
+
 // A batch dimension of size 1 repeats where it is read (grouped queries share a key) and is a sum where it is written
 // (the gradient of that key).
 void batched_matmul(const KernelCall& call) {

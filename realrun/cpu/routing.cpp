@@ -107,6 +107,18 @@ class Slots {
   Slots(const KernelCall& call, const Buffer& by_row, const Buffer& choices) : Slots(call, *by_row.tensor, choices, 1) {
     call.require(by_row.tensor->rank == 2, "weights by row are [experts, slots]");
   }
+  // mask: [tokens.., experts, slots].
+  static Slots of_mask(const KernelCall& call, const Buffer& mask, const Buffer& choices) {
+    Tensor rows = *mask.tensor;
+    call.require(rows.rank >= 3, "a mask is [tokens.., experts, slots]");
+    for (const int d : {0, 1}) {
+      rows.sizes[d] = mask.tensor->sizes[rows.rank - 2 + d];
+      rows.over[d] = mask.tensor->over[rows.rank - 2 + d];
+    }
+    Slots slots(call, rows, choices, 1);
+    call.require(mask.elements() == slots.tokens_ * rows.sizes[0] * rows.sizes[1], "a mask is of all tokens and rows");
+    return slots;
+  }
   std::int64_t width() const { return width_; }
 
   // visit(token, assignment, row) of what has found a slot; assignments count choices token by token.
@@ -296,6 +308,30 @@ void unpermute_weights(const KernelCall& call) {
   std::ranges::fill(weights.span(), 0.0f);
   slots.for_each(
       [&](std::int64_t, std::int64_t assignment, std::int64_t row) { weights.data[assignment] = by_row.data[row]; });
+}
+
+void slot_mask(const KernelCall& call) {
+  const Buffer &choices = call.read(0), &mask = call.write(0);
+  const Slots slots = Slots::of_mask(call, mask, choices);
+  if (call.has_read(1)) call.require_same_elements(call.read(1), choices);
+  std::ranges::fill(mask.span(), 0.0f);
+  const Tensor& t = *mask.tensor;
+  const std::int64_t rows = t.sizes[t.rank - 2] * t.sizes[t.rank - 1];
+  slots.for_each([&](std::int64_t token, std::int64_t assignment, std::int64_t row) {
+    mask.data[token * rows + row] = call.has_read(1) ? call.read(1).data[assignment] : 1;
+  });
+}
+
+void slot_mask_backward(const KernelCall& call) {
+  const Buffer &dmask = call.read(0), &choices = call.read(1), &dweights = call.write(0);
+  const Slots slots = Slots::of_mask(call, dmask, choices);
+  call.require_same_elements(dweights, choices);
+  std::ranges::fill(dweights.span(), 0.0f);
+  const Tensor& t = *dmask.tensor;
+  const std::int64_t rows = t.sizes[t.rank - 2] * t.sizes[t.rank - 1];
+  slots.for_each([&](std::int64_t token, std::int64_t assignment, std::int64_t row) {
+    dweights.data[assignment] = dmask.data[token * rows + row];
+  });
 }
 
 void expert_counts(const KernelCall& call) {

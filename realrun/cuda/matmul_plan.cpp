@@ -180,10 +180,43 @@ MatmulPlan plan_batched(const Op& op, std::span<const Operand> reads, std::span<
   return plan;
 }
 
+// Products with a mask [tokens.., experts, slots] of rows [experts, slots, width].
+MatmulPlan plan_of_mask(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes) {
+  const Tensor &first = tensor(op, reads, 0), &second = tensor(op, reads, 1), &result = tensor(op, writes, 0);
+  const bool permutes = op.kind == OpKind::mask_permute, gradient = op.kind == OpKind::mask_gradient;
+  const Tensor &rows = permutes   ? result
+                       : gradient ? second
+                                  : first,
+               &mask = gradient ? result : second, &x = permutes || gradient ? first : result;
+  const std::int64_t width = x.sizes[x.rank - 1], all = rows.elements() / width, tokens = x.elements() / width;
+  require(op, rows.rank == 3 && rows.sizes[2] == width && mask.rank >= 3, "rows are not as wide as tokens");
+  require(op,
+          mask.sizes[mask.rank - 2] == rows.sizes[0] && mask.sizes[mask.rank - 1] == rows.sizes[1] &&
+              mask.elements() == tokens * all,
+          "a mask is of all tokens and rows");
+  Product p;
+  if (permutes) {  // rows = mask' x
+    p = {.rows = all, .columns = width, .inner = tokens, .transpose_left = true, .batch = {}};
+  } else if (gradient) {  // dmask = dx rows'
+    p = {.rows = tokens, .columns = all, .inner = width, .transpose_right = true, .batch = {}};
+  } else {  // x = mask rows
+    p = {.rows = tokens, .columns = width, .inner = all, .batch = {}};
+  }
+  MatmulPlan plan;
+  const Tensor &left = gradient ? first : second, &right = gradient ? second : first;
+  plan.product = column_major(p, left.dtype, right.dtype, result.dtype);
+  plan.a_read = gradient ? 1 : 0;
+  plan.b_read = gradient ? 0 : 1;
+  lay_out_batch(p, plan);
+  return plan;
+}
+
 }  // namespace
 
 MatmulPlan plan_matmul(const Op& op, std::span<const Operand> reads, std::span<const Operand> writes) {
   if (op.kind == OpKind::batched_matmul) return plan_batched(op, reads, writes);
+  if (op.kind == OpKind::mask_permute || op.kind == OpKind::mask_unpermute || op.kind == OpKind::mask_gradient)
+    return plan_of_mask(op, reads, writes);
   const Tensor &first = tensor(op, reads, 0), &second = tensor(op, reads, 1), &result = tensor(op, writes, 0);
   const auto [k, n] = weight_shape(op, op.kind == OpKind::linear_weight_gradient ? result : second);
   const std::int64_t experts = groups(op, {&first, &second, &result});

@@ -67,6 +67,13 @@ enum class OpKind : std::uint8_t {
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
   permute_weights,     // reads weights [tokens.., k], choices; writes them by row [experts, slots]
   unpermute_weights,   // reads dweights by row, choices; writes them by token
+  // The same by products with a mask [tokens.., experts, slots] (GShard): of a token and each of its rows one, or its
+  // weight, of all others nothing.
+  slot_mask,           // reads choices [, weights]; writes the mask
+  slot_mask_backward,  // reads dmask, choices; writes dweights
+  mask_permute,        // reads x, mask; writes rows: the mask, transposed, times x
+  mask_unpermute,      // reads rows, mask; writes x: the mask times the rows
+  mask_gradient,       // reads dx, rows; writes dmask: dx times the rows, transposed
   add_noise,      // reads logits [tokens.., experts], deviations before their softplus; writes logits with normal noise
                   // of that deviation, and their slopes in what deviations are made of (Shazeer et al. 2017, eq. 4)
   expert_counts,  // reads choices [batch, sequence, k]; writes how many of a sequence each expert has [batch, experts]
@@ -304,6 +311,18 @@ inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::unpermute_weights, .name = "unpermute_weights", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative,
              .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::slot_mask, .name = "slot_mask", .op_class = OpClass::memory_bound,
+             .reads = 0b01, .may_read = 0b10, .writes = 0b1, .scratch = true, .why_none = kAddedLater,
+             .regroups = true},
+    OpTraits{.kind = OpKind::slot_mask_backward, .name = "slot_mask_backward", .op_class = OpClass::memory_bound,
+             .reads = 0b11, .writes = 0b1, .scratch = true, .why_none = kIsDerivative,
+             .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::mask_permute, .name = "mask_permute", .op_class = OpClass::matrix_product,
+             .reads = 0b11, .writes = 0b1, .why_none = kAddedLater, .regroups = true},
+    OpTraits{.kind = OpKind::mask_unpermute, .name = "mask_unpermute", .op_class = OpClass::matrix_product,
+             .reads = 0b11, .writes = 0b1, .why_none = kAddedLater, .linear = 0b1, .sums = true, .regroups = true},
+    OpTraits{.kind = OpKind::mask_gradient, .name = "mask_gradient", .op_class = OpClass::matrix_product,
+             .reads = 0b11, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b10, .sums = true, .regroups = true},
     OpTraits{.kind = OpKind::add_noise, .name = "add_noise", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b11, .random = true, .derivative = Derivative::noise,
              .backward = OpKind::multiply},

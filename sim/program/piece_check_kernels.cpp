@@ -173,7 +173,7 @@ MeshGroup PieceCheck::owed_by_result(const Op& op, std::size_t result, const std
 void PieceCheck::expect_own_rows(const Op& op) {
   const std::span<const TensorId> reads(op.reads), writes(op.writes);
   MeshGroup tokens, slots, experts;
-  TensorId rows = kNoTensor, x = kNoTensor;
+  TensorId rows = kNoTensor, x = kNoTensor;  // of slots, of tokens; a mask is of both
   for (const std::span<const TensorId> operands : {reads, writes})
     for (const TensorId id : operands) {
       if (id == kNoTensor) continue;
@@ -181,7 +181,7 @@ void PieceCheck::expect_own_rows(const Op& op) {
       const bool of_slots = t.find(Axis::slots) >= 0;
       if (TensorId& first = of_slots ? rows : x; first == kNoTensor) first = id;
       for (int d = 0; d < t.rank; ++d) {
-        MeshGroup& group = t.axes[d] == Axis::experts ? experts : of_slots ? slots : tokens;
+        MeshGroup& group = t.axes[d] == Axis::experts ? experts : t.axes[d] == Axis::slots ? slots : tokens;
         if (counts_rows(t.axes[d]) || t.axes[d] == Axis::experts) group = group | t.over[d].group();
       }
     }

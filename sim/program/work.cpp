@@ -85,6 +85,17 @@ GemmShape gemm_shape(const Op& op, std::span<const Tensor> tensors) {
       const std::int64_t k = product(x, x.rank - op.inner_dims, x.rank), groups = product(x, 0, op.group_dims);
       return {groups, k, dw.elements() / (groups * k), tokens};
     }
+    case OpKind::mask_permute:
+    case OpKind::mask_unpermute:
+    case OpKind::mask_gradient: {
+      const bool permutes = op.kind == OpKind::mask_permute, gradient = op.kind == OpKind::mask_gradient;
+      const Tensor& rows = tensor(permutes ? op.writes[0] : op.reads[gradient ? 1 : 0]);
+      const Tensor& x = tensor(permutes || gradient ? op.reads[0] : op.writes[0]);
+      const std::int64_t width = rows.sizes[rows.rank - 1], all = rows.elements() / width,
+                         tokens = x.elements() / width;
+      if (permutes) return {1, all, width, tokens};
+      return gradient ? GemmShape{1, tokens, all, width} : GemmShape{1, tokens, width, all};
+    }
     case OpKind::batched_matmul: {
       const Tensor& a = tensor(op.reads[0]);
       const Tensor& c = tensor(op.writes[0]);

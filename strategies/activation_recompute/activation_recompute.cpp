@@ -417,13 +417,14 @@ class ByModules {
 
   // ---- experts, latent attention ----
 
-  bool has_experts() const {
-    return std::ranges::any_of(ops_, [](const Op& op) { return op.kind == OpKind::permute; });
-  }
+  bool has_experts() const { return permuting() < ops_.size(); }
   bool is_of_slots(TensorId id) const { return id != kNoTensor && piece_.tensors[id].find(Axis::slots) >= 0; }
-  std::size_t number_of(OpKind kind) const {
-    return static_cast<std::size_t>(std::ranges::find(ops_, kind, &Op::kind) - ops_.begin());
+  std::size_t number_of(OpKind kind) const { return first_of({kind}); }
+  std::size_t first_of(std::initializer_list<OpKind> kinds) const {
+    const auto is_one = [&](const Op& op) { return std::ranges::find(kinds, op.kind) != kinds.end(); };
+    return static_cast<std::size_t>(std::ranges::find_if(ops_, is_one) - ops_.begin());
   }
+  std::size_t permuting() const { return first_of({OpKind::permute, OpKind::mask_permute}); }
 
   // All ops that lead from what `from` reads first to any of `to`.
   std::vector<std::uint8_t> between(const std::vector<std::uint8_t>& from, const std::vector<std::uint8_t>& to) const {
@@ -439,8 +440,8 @@ class ByModules {
   // The norm before the experts: what the router's tokens are.
   // Before they are quantised and gathered for the experts.
   TensorId tokens_of_experts() const {
-    TensorId tokens = ops_[number_of(OpKind::permute)].reads[0];
-    for (std::size_t i = number_of(OpKind::permute); i-- > 0;) {
+    TensorId tokens = ops_[permuting()].reads[0];
+    for (std::size_t i = permuting(); i-- > 0;) {
       const Op& op = ops_[i];
       const bool gathers = op.kind == OpKind::all_gather && op.account == Stream::expert_communication,
                  quantises = op.kind == OpKind::cast && piece_.tensors[op.writes[0]].dtype == Dtype::fp8_blocks;
@@ -450,7 +451,7 @@ class ByModules {
   }
   // What is added to the residual stream.
   std::size_t last_of_experts() const {
-    std::size_t routed = number_of(OpKind::unpermute);
+    std::size_t routed = first_of({OpKind::unpermute, OpKind::mask_unpermute});
     for (std::size_t i = routed + 1; i < ops_.size(); ++i)
       if (ops_[i].kind == OpKind::reduce_scatter && ops_[i].reads[0] == ops_[routed].writes[0]) routed = i;
     std::size_t last = routed;

@@ -50,8 +50,9 @@ class Experts {
     divide();
     for (Block* block : {&piece_.forward, &piece_.backward}) {
       sum_counts(*block);
-      if (expert_.empty() && tensor_.empty()) continue;
-      options_.dispatcher == Dispatcher::allgather ? rewrite_gathering(*block) : rewrite(*block);
+      if (!expert_.empty() || !tensor_.empty())
+        options_.dispatcher == Dispatcher::allgather ? rewrite_gathering(*block) : rewrite(*block);
+      if (options_.permute == Permute::einsum) use_masks(*block);
     }
     if (options_.overlap_shared) overlap_shared_experts();
   }
@@ -347,6 +348,65 @@ class Experts {
     block.ops = out_;
   }
 
+  // ---- products with masks ----
+
+  // Made once for both blocks: of GShard's two masks, of choices and of weights, the backward needs what the forward
+  // has.
+  TensorId mask_of(TensorId choices, TensorId weights, TensorId rows, const Op& cause) {
+    for (const Mask& known : masks_)
+      if (known.choices == choices && known.weights == weights) return known.mask;
+    const TensorId mask = like(choices, weights == kNoTensor ? "dispatch_mask" : "combine_weights");
+    Tensor& t = piece_.tensors[mask];
+    const Tensor& of_rows = piece_.tensors[rows];
+    t.dtype = of_rows.dtype;
+    t.truncate(t.rank - 1);
+    for (const int d : {of_rows.find(Axis::experts), of_rows.find(Axis::slots)}) {
+      t.append({of_rows.sizes[d], of_rows.axes[d]});
+      t.over[t.rank - 1] = of_rows.over[d];
+    }
+    masks_.push_back({choices, weights, mask});
+    emit(OpKind::slot_mask, "slot_mask", {choices, weights}, mask, cause);
+    return mask;
+  }
+  void emit(OpKind kind, const char* name, std::array<TensorId, 2> reads, TensorId write, const Op& cause) {
+    Op op;
+    op.kind = kind;
+    op.name = name;
+    op.phase = cause.phase;
+    op.compute_dtype = piece_.tensors[reads[0]].dtype;
+    op.reads[0] = reads[0];
+    op.reads[1] = reads[1];
+    op.writes[0] = write;
+    out_.push_back(op);
+  }
+  void use_masks(Block& block) {
+    out_.clear();
+    for (const Op& op : block.ops) {
+      switch (op.kind) {
+        case OpKind::permute: {
+          const TensorId mask = mask_of(op.reads[1], kNoTensor, op.writes[0], op);
+          emit(OpKind::mask_permute, "permute", {op.reads[0], mask}, op.writes[0], op);
+          break;
+        }
+        case OpKind::unpermute: {
+          const TensorId mask = mask_of(op.reads[1], op.reads[2], op.reads[0], op);
+          emit(OpKind::mask_unpermute, "unpermute", {op.reads[0], mask}, op.writes[0], op);
+          break;
+        }
+        case OpKind::unpermute_backward: {
+          const TensorId mask = mask_of(op.reads[2], op.reads[3], op.reads[1], op), gradient = like(mask, "dmask");
+          emit(OpKind::mask_permute, "unpermute", {op.reads[0], mask}, op.writes[0], op);
+          emit(OpKind::mask_gradient, "combine_weights", {op.reads[0], op.reads[1]}, gradient, op);
+          emit(OpKind::slot_mask_backward, "combine_weights", {gradient, op.reads[2]}, op.writes[1], op);
+          break;
+        }
+        default:
+          out_.push_back(op);
+      }
+    }
+    block.ops = out_;
+  }
+
   // ---- losses of routers ----
 
   // How many of a sequence go to each expert, where ranks have parts of it (Megatron-Core reduces over the same).
@@ -434,7 +494,7 @@ class Experts {
   const Op* sum_of_experts() const {
     TensorId routed = kNoTensor;
     for (const Op& op : piece_.forward.ops) {
-      if (op.kind == OpKind::unpermute) routed = op.writes[0];
+      if (op.kind == OpKind::unpermute || op.kind == OpKind::mask_unpermute) routed = op.writes[0];
       if (op.kind == OpKind::add && routed != kNoTensor && op.reads[0] == routed && op.reads[1] != kNoTensor)
         return &op;
     }
@@ -473,6 +533,10 @@ class Experts {
   std::vector<TensorId> home_;      // of rows on their experts' side: those of a rank's own tokens
   std::vector<TensorId> gathered_;  // of what is of a rank's own tokens: of those of all that share experts
   std::vector<Quantised> quantised_;
+  struct Mask {
+    TensorId choices = kNoTensor, weights = kNoTensor, mask = kNoTensor;
+  };
+  std::vector<Mask> masks_;
   std::vector<Op> out_;
   std::vector<std::uint8_t> shared_;  // weights of shared experts, and what they write in the forward
   Router router_;
@@ -515,6 +579,7 @@ void check(const Scenario& scenario) {
     if (options.overlap_shared) fail("moe_shared_expert_overlap", "true", "false for a model without experts");
     if (options.overlap_pairs) fail("overlap_moe_expert_parallel_comm", "true", "false for a model without experts");
     if (options.fp8_dispatch) fail("moe_fp8_dispatch", "true", "false for a model without experts");
+    if (options.permute != Permute::index) fail("moe_permute", "\"einsum\"", "\"index\" for a model without experts");
     return;
   }
   const std::int64_t tensor = expert_tensor_ranks(scenario.plan);
@@ -541,6 +606,15 @@ void check(const Scenario& scenario) {
     const Device& device = scenario.cluster.device;
     if (device.peak_flops_per_second[static_cast<std::size_t>(Dtype::fp8)] == 0)
       fail("moe_fp8_dispatch", "true", "false on " + device.name + ", which has no fp8");
+  }
+  if (options.permute == Permute::einsum) {
+    constexpr const char *kField = "moe_permute", *kFound = "\"einsum\"";
+    if (options.capacity_factor == 0)
+      fail(kField, kFound, "\"index\" without moe_expert_capacity_factor: a mask has a fixed number of slots");
+    if (options.fp8_dispatch)
+      fail(kField, kFound, "\"index\" with moe_fp8_dispatch: masks multiply what is not quantised");
+    if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)
+      fail(kField, kFound, "\"index\" with moe_schedule, which cuts rows into chunks");
   }
   if (options.dispatcher == Dispatcher::allgather) {
     if (scenario.plan.fsmoe.schedule != fsmoe::MoeSchedule::sequential)

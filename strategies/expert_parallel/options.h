@@ -12,10 +12,16 @@ namespace orrery::expert_parallel {
 enum class Dispatcher : std::uint8_t { alltoall, hierarchical, flex, allgather };
 inline constexpr std::array<std::string_view, 4> kDispatcherNames{"alltoall", "hierarchical", "flex", "allgather"};
 
+// What puts tokens into rows and back: kernels that go by the numbers of rows, or products with masks (GShard's
+// einsum).
+enum class Permute : std::uint8_t { index, einsum };
+inline constexpr std::array<std::string_view, 2> kPermuteNames{"index", "einsum"};
+
 struct Options {
   std::int64_t degree = 1;
   std::int64_t tensor_degree = 0;
   Dispatcher dispatcher = Dispatcher::alltoall;
+  Permute permute = Permute::index;
   double capacity_factor = 0;
   bool overlap_shared = false, overlap_pairs = false, fp8_dispatch = false;
   bool pad_to_busiest = false;
@@ -35,6 +41,10 @@ struct Options {
             "how tokens come to their experts and back: all-to-all of rows (alltoall), the same in two hops within and "
             "between nodes (hierarchical), each token once to a node and there once to a rank (flex: DeepEP), or all "
             "tokens to all ranks of the experts (allgather)");
+    v.field(
+        "moe_permute", permute, kPermuteNames,
+        "what puts tokens into rows and back: kernels that go by the numbers of rows (index), or products with masks "
+        "of tokens, experts and slots (einsum: GShard, DeepSpeed-MoE without Tutel)");
     v.field("moe_fp8_dispatch", fp8_dispatch,
             "tokens travel to their experts in fp8 with a scale for each 128 elements, and so do gradients of what "
             "experts give; both come back in the activations' dtype (DeepSeek-V3)");

@@ -10,6 +10,7 @@
 
 #include "sim/cost/collective_calibration.h"
 #include "sim/hardware/read_cluster.h"
+#include "sim/program/tensor.h"
 
 namespace orrery {
 namespace {
@@ -58,7 +59,8 @@ TEST(TokenExchange, SharesAreThoseOfDrawnTokens) {
 }
 
 // README of DeepEP, normal kernels, H800: 4,096 tokens of 7,168 in fp8, GB/s of received tokens over NVLink (EP8) and
-// over RDMA with those of the own node (EP16 to EP64). EP8 and EP64 are what the shares were taken from.
+// over RDMA with those of the own node (EP16 to EP64). EP8 and EP64 are what the shares were taken from. Bytes of a
+// token are those that travel, scales included: fp8_factor = (1 + 4 / 128) / 2 of DeepEP's tests/test_internode.py.
 TEST(TokenExchange, MeetsTheRatesThatDeepEpPublishes) {
   struct Row {
     std::int64_t ranks;
@@ -72,7 +74,8 @@ TEST(TokenExchange, MeetsTheRatesThatDeepEpPublishes) {
     const std::int64_t nodes = row.ranks / 8;
     Router router = deepseek();
     if (nodes < 4) router.best_groups = static_cast<std::uint16_t>(std::max<std::int64_t>(nodes, 1) * 8 / nodes);
-    const double token = 7168, rows = 4096 * 8 * token;
+    const auto token = static_cast<double>(bytes_of(Dtype::fp8_blocks, 7168));
+    const double rows = 4096 * 8 * token;
     const TokenShares shares = token_shares(router, row.ranks, nodes);
     const double counted = nodes == 1 ? shares.to_rank * 8 * rows : shares.to_node * static_cast<double>(nodes) * rows;
     const CollectiveCost cost = model.token_exchange(

@@ -142,6 +142,24 @@ TEST(ExpertLayer, RoutesPermutesAndComesBack) {
   }
 }
 
+// Shazeer et al. 2017 (arXiv 1701.06538), eq. 3 to 5: what is chosen, weighed and balanced are the noisy logits.
+TEST(ExpertLayer, ChoosesAndBalancesByNoisyLogits) {
+  Model model = read_model("mixtral-8x7b", {});
+  model.router_noise = true;
+  model.aux_loss = 0.01;
+  model.load_balancing = LoadBalancing::seq_aux_loss;
+  const Built built = built_of(model, {512, 0, 1});
+  const Piece& layer = piece_named(built, "expert_layer");
+  const auto op_of = [&](OpKind kind) { return *std::ranges::find(layer.forward.ops, kind, &Op::kind); };
+  const Op noise = op_of(OpKind::add_noise), loss = op_of(OpKind::router_loss);
+  EXPECT_EQ(op_of(OpKind::route).reads[0], noise.writes[0]);
+  EXPECT_EQ(loss.reads[0], noise.writes[0]);
+  EXPECT_EQ(loss.reads[1], op_of(OpKind::expert_counts).writes[0]);
+  EXPECT_EQ(op_of(OpKind::expert_counts).reads[0], op_of(OpKind::route).writes[1]);
+  EXPECT_TRUE(loss.router.by_sequence);
+  EXPECT_EQ(layer.tensors[noise.reads[1]].elements(), 512 * 8);
+}
+
 // Dai et al. 2024 (arXiv 2401.06066), section 3.2; the gate is Qwen2-MoE's.
 TEST(ExpertLayer, AddsSharedExpertsThatAllTokensGoTo) {
   const auto behind_norm = [](const char* name) {

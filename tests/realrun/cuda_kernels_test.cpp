@@ -643,6 +643,18 @@ TEST(CudaPermute, IsTheCpusInEveryDtype) {
     }
 }
 
+TEST(CudaSlotMask, IsTheCpusInEveryDtype) {
+  for (const Dtype dtype : kDtypes)
+    for (const std::int64_t slots : {5, 300}) {
+      const Tensor mask = shaped({{520, Axis::sequence}, {3, Axis::experts}, {slots, Axis::slots}}, dtype),
+                   weights = shaped({{520, Axis::sequence}, {2}}, Dtype::fp32);
+      const Given choices = choices_of(520, 2, 3, 3);
+      expect_as_cpu(op_of(slot_mask), {choices}, poisoned({mask}));
+      expect_as_cpu(op_of(slot_mask), {choices, normal(weights, 4)}, poisoned({mask}));
+      expect_as_cpu(op_of(slot_mask_backward), {normal(mask, 5), choices}, poisoned({weights}));
+    }
+}
+
 // Of experts that ranks divide: those from the third on.
 TEST(CudaPermute, OfSomeOfTheExpertsIsTheCpus) {
   KernelContext context;

@@ -257,6 +257,19 @@ TEST(CudaMatmul, GroupedQueriesAreOneLaunch) {
   EXPECT_EQ(key_gradient.plan.product.k, 4 * 5) << "and are summed inside one product";
 }
 
+// GShard's einsums, of tokens [2, 3] and rows [4, 7].
+TEST(CudaMatmul, ProductsWithMasksAreTheCpus) {
+  const Tensor x = shaped({{2}, {3}, {5}}), mask = shaped({{2}, {3}, {4}, {7}}), rows = shaped({{4}, {7}, {5}});
+  const auto expect = [](const Result& r, const char* what) {
+    expect_equal(r, what);
+    EXPECT_EQ(r.plan.launches.size(), 1u);
+  };
+  expect(run(op_of(mask_permute), {x, mask}, rows), "into rows");
+  expect(run(op_of(mask_unpermute), {rows, mask}, x), "back");
+  expect(run(op_of(mask_gradient), {x, rows}, mask), "the mask's gradient");
+  EXPECT_THROW(run(op_of(mask_permute), {x, rows}, rows), std::logic_error);
+}
+
 // A router's logits are fp32, its operands and their gradients are not.
 TEST(CudaMatmul, GradientsOfARouterAreRoundedToItsOperands) {
   const auto tensor = [](std::initializer_list<Dim> dims, Dtype dtype) {
@@ -316,7 +329,9 @@ TEST(CudaMatmul, EveryProductOfTheBundledScenariosHasAPlan) {
           SCOPED_TRACE(std::string(bundled.name) + ": " + op.name);
           MatmulPlan plan;
           ASSERT_NO_THROW(plan = plan_matmul(op, reads, writes));
-          EXPECT_TRUE(dtypes_multiply(plan.product))
+          // What comes quantised by blocks no run takes yet (moe_fp8_dispatch).
+          const auto by_blocks = [](const BlasMatrix& m) { return m.dtype == Dtype::fp8_blocks; };
+          EXPECT_NE(dtypes_multiply(plan.product), by_blocks(plan.product.a) || by_blocks(plan.product.b))
               << name_of(plan.product.a.dtype) << " x " << name_of(plan.product.b.dtype) << " -> "
               << name_of(plan.product.c.dtype);
           const GemmShape shape = gemm_shape(op, piece.tensors);

@@ -16,6 +16,7 @@ std::size_t index_read(OpKind kind) {
     case OpKind::embedding:
     case OpKind::embedding_backward:
     case OpKind::expert_counts:
+    case OpKind::slot_mask:
       return 0;
     case OpKind::cross_entropy:
     case OpKind::cross_entropy_backward:
@@ -23,6 +24,7 @@ std::size_t index_read(OpKind kind) {
     case OpKind::unpermute:
     case OpKind::permute_weights:
     case OpKind::unpermute_weights:
+    case OpKind::slot_mask_backward:
       return 1;
     case OpKind::route_backward:
     case OpKind::unpermute_backward:

@@ -1047,6 +1047,35 @@ class Builder {
     write("x", {tokens, one});
     end();
 
+    // Masks of tokens that ranks divide have slots divided alike, on the diagonal: plans, not one digit in one
+    // dimension.
+    begin(slot_mask);
+    read("choices", {tokens, one}, to);
+    read("weights", {tokens, one});
+    write("mask", {tokens, experts, slots});
+    end();
+    const Values mask = last().writes[0].values;
+    begin(slot_mask_backward);
+    read("dmask", {tokens, experts, slots});
+    read("choices", {tokens, one}, to);
+    write("dweights", {tokens, one});
+    end();
+    begin(mask_permute);
+    read("x", {tokens, h_});
+    read("mask", {tokens, experts, slots}, mask);
+    write("rows", {experts, slots, h_});
+    end();
+    begin(mask_unpermute);
+    read("rows", {experts, slots, h_});
+    read("mask", {tokens, experts, slots}, mask);
+    write("x", {tokens, h_});
+    end();
+    begin(mask_gradient);
+    read("dx", {tokens, h_});
+    read("rows", {experts, slots, h_});
+    write("dmask", {tokens, experts, slots});
+    end();
+
     begin(activation, "weighted").function = ActivationFunction::swiglu;
     read("x", {experts, slots, {2}, f_});
     skip();
@@ -1087,6 +1116,7 @@ constexpr const char* kWeights = "a parameter never owes a sum: linear in it, or
 constexpr const char* kSequence =
     "plans divide queries and keys alike; keys of one part wait for a ring, gradients of them for its way home";
 constexpr const char* kRows = "tokens travel as they are: a sum is taken before they leave";
+constexpr const char* kMasks = "right as products: but masks are of a rank's own tokens, and owe nothing";
 constexpr Missing kMissing[]{
     {"linear, rule 3", 11, kWeights},
     {"linear transposed, rule 3", 11, kWeights},
@@ -1101,6 +1131,13 @@ constexpr Missing kMissing[]{
     {"unpermute weighted, rule 3", 1, "weights that owe a sum: a router makes them of whole logits"},
     {"unpermute_backward, rule 3", 3, "the same, and gradients of tokens that owe one, which is taken before"},
     {"permute_weights, rule 3", 1, kRows},
+    {"slot_mask, rule 3", 1, "weights that owe a sum"},
+    {"mask_permute, rule 3", 2, kRows},
+    {"mask_permute, rule 23", 2, kMasks},
+    {"mask_unpermute, rule 3", 1, kMasks},
+    {"mask_unpermute, rule 23", 2, kMasks},
+    {"mask_gradient, rule 3", 1, kRows},
+    {"mask_gradient, rule 23", 2, kMasks},
     {"activation weighted, rule 3", 1, "what a router makes of whole logits owes nothing"},
     {"activation_backward weighted, rule 3", 1, "the same"},
     {"multiply sum, rule 2", 1, "the same of a gate"},

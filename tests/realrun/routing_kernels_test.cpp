@@ -351,6 +351,33 @@ KERNEL_TEST(UnpermuteKernel, DerivativesAreSlopes) {
     }
 }
 
+// GShard (arXiv 2006.16668), algorithm 2: einsum("TEC,TM->ECM") and einsum("TEC,ECM->TM") are what is done by index,
+// and so are their derivatives.
+KERNEL_TEST(MaskKernels, ComputeWhatIsComputedByIndex) {
+  for (const SlotCase& c : {SlotCase{9, 4, 2, 3, 5}, SlotCase{9, 4, 2, 9, 5}, SlotCase{16, 8, 3, 8, 16}}) {
+    const Tensor tokens = plain({{c.tokens, Axis::sequence}, {c.width}}),
+                 by_row = plain({{c.experts, Axis::experts}, {c.slots, Axis::slots}, {c.width}}),
+                 by_choice = plain({{c.tokens, Axis::sequence}, {c.k}}),
+                 masks = plain({{c.tokens, Axis::sequence}, {c.experts, Axis::experts}, {c.slots, Axis::slots}});
+    const Operand choices{choices_of(c.tokens, c.k), random_choices(c.tokens, c.experts, c.k, 3)},
+        x{tokens, random_values(c.tokens * c.width, 4)}, rows{by_row, random_values(c.experts * c.slots * c.width, 5)},
+        weights{by_choice, random_values(c.tokens * c.k, 6)};
+    const Operand ones{masks, call(op_of(slot_mask), {choices}, {masks})[0]},
+        weighted{masks, call(op_of(slot_mask), {choices, weights}, {masks})[0]};
+    const auto expect_alike = [](const Values& a, const Values& b) {
+      expect_equal(a, std::vector<double>(b.begin(), b.end()), 1e-5);
+    };
+    expect_alike(call(op_of(mask_permute), {x, ones}, {by_row})[0], call(op_of(permute), {x, choices}, {by_row})[0]);
+    expect_alike(call(op_of(mask_unpermute), {rows, weighted}, {tokens})[0],
+                 call(op_of(unpermute), {rows, choices, weights}, {tokens})[0]);
+    const std::vector<Values> backward =
+        call(op_of(unpermute_backward), {x, rows, choices, weights}, {by_row, by_choice});
+    expect_alike(call(op_of(mask_permute), {x, weighted}, {by_row})[0], backward[0]);
+    const Operand dmask{masks, call(op_of(mask_gradient), {x, rows}, {masks})[0]};
+    expect_alike(call(op_of(slot_mask_backward), {dmask, choices}, {by_choice})[0], backward[1]);
+  }
+}
+
 KERNEL_TEST(UnpermuteKernel, WhatWasDroppedHasNoGradient) {
   // Three tokens, one expert, one slot.
   const Operand dx{plain({{3}, {2}}), {1, 2, 3, 4, 5, 6}}, rows{plain({{1}, {1}, {2}}), {10, 20}},

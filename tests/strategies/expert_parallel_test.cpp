@@ -200,6 +200,34 @@ TEST(ExpertParallel, TokensTravelToTheirExpertsInFp8) {
     }
 }
 
+// GShard's einsums: 2 T E C M FLOPs each, one in either direction of the forward, and of the backward one more where
+// weights are part of the mask.
+TEST(ExpertParallel, MasksMultiplyAllTokensWithAllRows) {
+  for (const bool early : {true, false}) {
+    Scenario s = deepseek_moe(4);
+    s.plan.expert.capacity_factor = 1.25;
+    if (!early) s.plan.framework.stack = framework::Stack::megatron_deepspeed;
+    const auto sums = [&] {
+      const Program program = lowered(s);
+      const Piece& layer = piece_named(program, "expert_layer");
+      std::array<double, 3> sum{};  // FLOPs forward and backward, bytes of masks
+      for (const Op& op : layer.forward.ops) sum[0] += flops(op, layer.tensors);
+      for (const Op& op : layer.backward.ops) sum[1] += flops(op, layer.tensors);
+      for (const Op& op : layer.forward.ops)
+        if (op.kind == OpKind::slot_mask) sum[2] += static_cast<double>(layer.tensors[op.writes[0]].bytes());
+      return sum;
+    };
+    const auto by_index = sums();
+    s.plan.expert.permute = expert_parallel::Permute::einsum;
+    const auto by_mask = sums();
+    const double slots = std::ceil(1.25 * 2048 * 6 / 64), einsum = 2.0 * 2048 * 64 * slots * 2048;
+    EXPECT_EQ(by_mask[0] - by_index[0], 2 * einsum);
+    EXPECT_EQ(by_mask[1] - by_index[1], (early ? 2 : 3) * einsum);
+    EXPECT_EQ(by_index[2], 0);
+    EXPECT_EQ(by_mask[2], (early ? 1 : 2) * 2 * 2048 * 64 * slots) << "of choices, and of weights";
+  }
+}
+
 // Where ranks have parts of a sequence, its loads are of all of it.
 TEST(ExpertParallel, LoadsOfDividedSequencesAreSummed) {
   for (const auto& [tensor, context] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
@@ -377,6 +405,16 @@ TEST(ExpertParallel, WhatCannotBeIsRefusedByName) {
           [](Scenario& s) { s.plan.expert.dispatcher = Dispatcher::allgather, s.plan.expert.overlap_pairs = true; });
   refused("moe_token_dispatcher", "another one with moe_schedule", [](Scenario& s) {
     s.plan.expert.dispatcher = Dispatcher::allgather, s.plan.fsmoe.schedule = fsmoe::MoeSchedule::fsmoe;
+  });
+  refused("moe_permute", "without moe_expert_capacity_factor",
+          [](Scenario& s) { s.plan.expert.permute = expert_parallel::Permute::einsum; });
+  refused("moe_permute", "with moe_fp8_dispatch", [](Scenario& s) {
+    s.plan.expert.permute = expert_parallel::Permute::einsum;
+    s.plan.expert.capacity_factor = 1, s.plan.expert.fp8_dispatch = true;
+  });
+  refused("moe_permute", "with moe_schedule", [](Scenario& s) {
+    s.plan.expert.permute = expert_parallel::Permute::einsum;
+    s.plan.expert.capacity_factor = 1, s.plan.fsmoe.schedule = fsmoe::MoeSchedule::fsmoe;
   });
   refused("moe_fp8_dispatch", "false with expert_parallel 1",
           [](Scenario& s) { s.plan.expert.degree = 1, s.plan.expert.fp8_dispatch = true; });

@@ -137,6 +137,8 @@ void unpermute(const Call& call);
 void unpermute_backward(const Call& call);
 void permute_weights(const Call& call);
 void unpermute_weights(const Call& call);
+void slot_mask(const Call& call);
+void slot_mask_backward(const Call& call);
 void expert_counts(const Call& call);
 void router_loss(const Call& call);
 void router_loss_backward(const Call& call);
@@ -145,6 +147,8 @@ std::int64_t unpermute_scratch(const Call& call);
 std::int64_t unpermute_backward_scratch(const Call& call);
 std::int64_t permute_weights_scratch(const Call& call);
 std::int64_t unpermute_weights_scratch(const Call& call);
+std::int64_t slot_mask_scratch(const Call& call);
+std::int64_t slot_mask_backward_scratch(const Call& call);
 
 // gumbel_route.cu
 void gumbel_route(const Call& call);

@@ -34,6 +34,10 @@ std::int64_t scratch_bytes(const Op& op, std::span<const Operand> reads, std::sp
       return permute_weights_scratch(call);
     case OpKind::unpermute_weights:
       return unpermute_weights_scratch(call);
+    case OpKind::slot_mask:
+      return slot_mask_scratch(call);
+    case OpKind::slot_mask_backward:
+      return slot_mask_backward_scratch(call);
     default:
       call.fail("needs memory that nobody has counted");
   }
@@ -109,6 +113,10 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
       return permute_weights(call);
     case OpKind::unpermute_weights:
       return unpermute_weights(call);
+    case OpKind::slot_mask:
+      return slot_mask(call);
+    case OpKind::slot_mask_backward:
+      return slot_mask_backward(call);
     case OpKind::add_noise:
       return add_noise(call);
     case OpKind::expert_counts:

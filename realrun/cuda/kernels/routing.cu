@@ -309,6 +309,24 @@ __global__ void place_weights_kernel(std::int64_t count, bool clears, Any from, 
   store(to, i, place[i] < 0 ? 0.0f : load(from, place[i]));
 }
 
+// --- Masks
+
+// Of each row its token's column: `mask` is zero elsewhere.
+__global__ void slot_mask_kernel(std::int32_t rows, std::int32_t k, const std::int32_t* choice_of, Any weights,
+                                 Any mask) {
+  const std::int64_t row = thread_number();
+  if (row >= rows || choice_of[row] < 0) return;
+  const std::int32_t choice = choice_of[row];
+  store(mask, static_cast<std::int64_t>(choice / k) * rows + row, weights.data == nullptr ? 1 : load(weights, choice));
+}
+
+__global__ void slot_mask_backward_kernel(std::int64_t choices, std::int64_t rows, std::int32_t k,
+                                          const std::int32_t* row_of, Any dmask, Any dweights) {
+  const std::int64_t i = thread_number();
+  if (i >= choices) return;
+  store(dweights, i, row_of[i] < 0 ? 0.0f : load(dmask, i / k * rows + row_of[i]));
+}
+
 // --- Losses of the router
 
 // A block a sequence. Shared memory: a count for each expert.
@@ -580,6 +598,53 @@ void unpermute_weights(const Call& call) {
   find_slots(call, r, choices, by_row, row_of, nullptr);
   ORRERY_LAUNCH(place_weights_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices, true,
                 call.numbers(by_row), row_of, call.numbers(weights));
+}
+
+namespace {
+
+// The rows that a mask is of: [experts, slots].
+Tensor rows_of_mask(const Call& call, const Operand& mask) {
+  Tensor rows = *mask.tensor;
+  call.require(rows.rank >= 3, "a mask is [tokens.., experts, slots]");
+  for (const int d : {0, 1}) {
+    rows.sizes[d] = mask.tensor->sizes[rows.rank - 2 + d];
+    rows.over[d] = mask.tensor->over[rows.rank - 2 + d];
+  }
+  rows.truncate(2);
+  return rows;
+}
+
+}  // namespace
+
+std::int64_t slot_mask_scratch(const Call& call) { return list_bytes(rows_of_mask(call, call.write(0)).elements()); }
+
+void slot_mask(const Call& call) {
+  const Operand &choices = call.read(0), &mask = call.write(0);
+  const Tensor t = rows_of_mask(call, mask);
+  const Operand by_row{mask.data, &t};
+  const Rows r = rows_of(call, by_row, choices);
+  call.require(elements(mask) == r.tokens * r.rows, "a mask is of all tokens and rows");
+  if (call.has_read(1)) call.require_same_elements(call.read(1), choices);
+  auto* const choice_of = call.scratch<std::int32_t>(r.rows);
+  find_slots(call, r, choices, by_row, nullptr, choice_of);
+  fill(call.launch.stream, {mask.data, mask.tensor->dtype, 0, elements(mask)}, 0);
+  ORRERY_LAUNCH(slot_mask_kernel, grid_for(r.rows), kThreads, 0, call.launch.stream, static_cast<std::int32_t>(r.rows),
+                r.slots.k, choice_of, call.numbers_if_read(1), call.numbers(mask));
+}
+
+std::int64_t slot_mask_backward_scratch(const Call& call) { return list_bytes(elements(call.read(1))); }
+
+void slot_mask_backward(const Call& call) {
+  const Operand &dmask = call.read(0), &choices = call.read(1), &dweights = call.write(0);
+  const Tensor t = rows_of_mask(call, dmask);
+  const Operand by_row{dmask.data, &t};
+  const Rows r = rows_of(call, by_row, choices);
+  call.require(elements(dmask) == r.tokens * r.rows, "a mask is of all tokens and rows");
+  call.require_same_elements(dweights, choices);
+  auto* const row_of = call.scratch<std::int32_t>(r.choices);
+  find_slots(call, r, choices, by_row, row_of, nullptr);
+  ORRERY_LAUNCH(slot_mask_backward_kernel, grid_for(r.choices), kThreads, 0, call.launch.stream, r.choices, r.rows,
+                r.slots.k, row_of, call.numbers(dmask), call.numbers(dweights));
 }
 
 void expert_counts(const Call& call) {
