@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "sim/base/error.h"
+#include "strategies/expert_parallel/expert_parallel.h"
 #include "traces/routing.h"
 #include "traces/routing_generator.h"
 
@@ -33,6 +35,38 @@ std::size_t recorded_step(const Workload& workload) {
   const std::vector<std::int64_t>& steps = workload.recorded_routing->shape().steps;
   const auto behind = std::ranges::upper_bound(steps, workload.step);
   return static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - steps.begin() - 1, 0));
+}
+
+// Of an expert group's source ranks.
+RoutingMatrix of_group(const RoutingMatrix& all, std::int64_t ranks, std::int64_t group) {
+  if (all.source_ranks <= ranks) return all;
+  const auto begin = all.tokens.begin() + static_cast<std::ptrdiff_t>(group * ranks * all.experts);
+  return {ranks, all.experts, {begin, begin + static_cast<std::ptrdiff_t>(ranks * all.experts)}};
+}
+
+// What a group's busiest rank has in all layers: the step ends with the group that has the most.
+std::int64_t busiest_rows(const RoutingCounts& counts, std::size_t step, std::int64_t ranks, std::int64_t group) {
+  std::int64_t rows = 0;
+  for (std::size_t layer = 0; layer < counts.shape().layers.size(); ++layer)
+    for (std::int64_t m = 0; m < counts.shape().micro_batches; ++m) {
+      const RoutingMatrix tokens = of_group(counts.matrix(step, layer, m), ranks, group);
+      const std::vector<std::int64_t> of_experts = tokens.by_expert();
+      const std::int64_t here = tokens.experts / ranks;
+      std::int64_t most = 0;
+      for (auto first = of_experts.begin(); first != of_experts.end(); first += here)
+        most = std::max(most, std::accumulate(first, first + here, std::int64_t{0}));
+      rows += most;
+    }
+  return rows;
+}
+
+// The group that all others wait for; 0 where all route together.
+std::int64_t slowest_group(const RoutingCounts& counts, std::size_t step, std::int64_t ranks) {
+  std::int64_t slowest = 0, most = -1;
+  if (counts.shape().source_ranks <= ranks) return 0;
+  for (std::int64_t group = 0; group * ranks < counts.shape().source_ranks; ++group)
+    if (const std::int64_t rows = busiest_rows(counts, step, ranks, group); rows > most) most = rows, slowest = group;
+  return slowest;
 }
 
 RoutingGenerator generator_of(const Scenario& scenario) {
@@ -169,6 +203,45 @@ Load balanced_load(std::int64_t ranks) {
   return load;
 }
 
+// Micro-batches of which each waits for its own busiest rank: ranks in the order of their rows, each place with the
+// mean of all micro-batches. Whoever has a place in all of them together stands for it. `weights`: rows of each.
+Load load_of_places(std::span<const Load> of_micro_batches, std::span<const double> weights) {
+  const auto ranks = static_cast<std::size_t>(of_micro_batches.front().ranks);
+  const auto in_order = [&](std::span<const double> of_ranks) {
+    std::vector<std::size_t> order(ranks);
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return of_ranks[a] > of_ranks[b]; });
+    return order;
+  };
+  double all = 0;
+  for (const double weight : weights) all += weight;
+  std::vector<std::vector<double>> of_ranks;
+  std::vector<double> together(ranks);
+  Load load = of_micro_batches.front();
+  load.rows.assign(ranks * ranks, 0);
+  load.busiest_rank = load.busiest_expert = load.dropped = 0;
+  for (std::size_t m = 0; m < of_micro_batches.size(); ++m) {
+    of_ranks.emplace_back();
+    for (std::size_t r = 0; r < ranks; ++r) {
+      of_ranks.back().push_back(of_micro_batches[m].of_rank(static_cast<std::int64_t>(r)));
+      together[r] += weights[m] * of_ranks.back()[r];
+    }
+  }
+  const std::vector<std::size_t> place = in_order(together);
+  for (std::size_t m = 0; m < of_micro_batches.size(); ++m) {
+    const Load& one = of_micro_batches[m];
+    const double part = weights[m] / all;
+    const std::vector<std::size_t> order = in_order(of_ranks[m]);
+    for (std::size_t k = 0; k < ranks; ++k)
+      for (std::size_t from = 0; from < ranks; ++from)
+        load.rows[from * ranks + place[k]] += part * one.rows[from * ranks + order[k]];
+    load.busiest_rank += part * one.busiest_rank;
+    load.busiest_expert += part * one.busiest_expert;
+    load.dropped += part * one.dropped;
+  }
+  return load;
+}
+
 // As many rows of all that there would be.
 void take_share(double share, Load& load) {
   for (double& rows : load.rows) rows *= share;
@@ -259,9 +332,12 @@ std::vector<RoutingMatrix> routing_of(const Scenario& scenario) {
   if (!workload.routes_unequally()) return {};
   if (!workload.recorded_routing) return drawn(scenario);
   const RoutingCounts& counts = *workload.recorded_routing;
+  const std::int64_t ranks = scenario.plan.expert.degree;
+  const std::size_t step = recorded_step(workload);
+  const std::int64_t group = slowest_group(counts, step, ranks);
   std::vector<RoutingMatrix> all;
   for (std::size_t layer = 0; layer < counts.shape().layers.size(); ++layer)
-    all.push_back(counts.matrix(recorded_step(workload), layer));
+    all.push_back(of_group(counts.matrix(step, layer), ranks, group));
   return all;
 }
 
@@ -326,9 +402,14 @@ void check_routing(const Scenario& scenario) {
     if (shape.top_k != model.experts_per_token)
       refuse(field, fmt::format("{} of {} experts a token", said, shape.top_k),
              fmt::format("counts of {} experts a token, as the model has", model.experts_per_token));
-    if (shape.source_ranks != 1 && shape.source_ranks != ranks)
-      refuse(field, fmt::format("{} of {} source ranks", said, shape.source_ranks),
-             fmt::format("counts of as many source ranks as expert_parallel, {}, or of all together", ranks));
+    const std::int64_t groups =
+        orrery::ranks(scenario) / (scenario.plan.pipeline.degree * ranks * expert_tensor_ranks(scenario.plan));
+    if (shape.source_ranks != 1 && shape.source_ranks != ranks && shape.source_ranks != ranks * groups)
+      refuse(
+          field, fmt::format("{} of {} source ranks", said, shape.source_ranks),
+          fmt::format("counts of as many source ranks as expert_parallel, {}, or those of all {} expert groups, or of "
+                      "all together",
+                      ranks, groups));
     for (const std::int64_t layer : shape.layers)
       if (layer >= model.layers || !model.is_expert_layer(layer))
         refuse(field, fmt::format("{} with layer {}", said, layer),
@@ -368,10 +449,34 @@ void lay_loads(const Scenario& scenario, Program& program) {
 
   std::vector<Load> loads;
   const std::vector<RoutingMatrix> routing = routing_of(scenario);
-  for (std::size_t layer = 0; layer < routing.size(); ++layer)
+  const auto load_of_tokens = [&](const RoutingMatrix& tokens) {
+    return scenario.plan.expert.pad_to_busiest ? padded_load(tokens, ranks) : load_of(tokens, ranks, capacity);
+  };
+  const std::int64_t group =
+      workload.recorded_routing ? slowest_group(*workload.recorded_routing, recorded_step(workload), ranks) : 0;
+  const bool by_micro_batch =
+      workload.recorded_routing && workload.recorded_routing->shape().micro_batches > 1 && !scenario.expert_rows;
+  for (std::size_t layer = 0; layer < routing.size() && by_micro_batch; ++layer) {
+    std::vector<Load> of_micro_batches;
+    std::vector<double> rows;
+    for (std::int64_t m = 0; m < workload.recorded_routing->shape().micro_batches; ++m) {
+      const RoutingMatrix tokens =
+          of_group(workload.recorded_routing->matrix(recorded_step(workload), layer, m), ranks, group);
+      of_micro_batches.push_back(load_of_tokens(tokens));
+      rows.push_back(static_cast<double>(tokens.total()));
+    }
+    loads.push_back(routing[layer].total() > 0 ? load_of_places(of_micro_batches, rows) : of_micro_batches.front());
+  }
+  for (std::size_t layer = 0; layer < routing.size() && !by_micro_batch; ++layer)
     loads.push_back(scenario.expert_rows ? load_of_rows(routing[layer], ranks, (*scenario.expert_rows)[layer])
-                    : scenario.plan.expert.pad_to_busiest ? padded_load(routing[layer], ranks)
-                                                          : load_of(routing[layer], ranks, capacity));
+                                         : load_of_tokens(routing[layer]));
+  // Of what a group has in the mean, as tensors have it.
+  for (std::size_t layer = 0; layer < loads.size() && workload.recorded_routing; ++layer) {
+    const RoutingMatrix all = workload.recorded_routing->matrix(recorded_step(workload), layer);
+    const std::int64_t groups = std::max<std::int64_t>(1, all.source_ranks / ranks);
+    if (groups > 1 && all.total() > 0)
+      take_share(static_cast<double>(routing[layer].total() * groups) / static_cast<double>(all.total()), loads[layer]);
+  }
   if (loads.empty()) {
     loads.push_back(balanced_load(ranks));
     if (too_few_slots) loads.back().dropped = 1 - capacity;

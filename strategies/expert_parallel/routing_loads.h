@@ -1,8 +1,13 @@
 // What the workload says of routing, as loads of the Program (sim/program/load.h).
 //
-// Sources: a recorded trace gives each layer its counts, the micro-batches of a step together; a pattern or preset
-// gives its popularities, for kDrawnLayers layers, which the model's take in turn. Both of the workload's step. Tokens
-// that are counted of all ranks together come evenly from all. Every expert group has the same.
+// Sources: a recorded trace gives each layer its counts; a pattern or preset gives its popularities, for kDrawnLayers
+// layers, which the model's take in turn. Both of the workload's step. Tokens that are counted of all ranks together
+// come evenly from all.
+//
+// Of several micro-batches of a trace each waits for the busiest rank of its own: ranks in the order of their rows,
+// which may be others each time, have the mean of all micro-batches, and so has every micro-batch of the step. Where a
+// balancer works, micro-batches are one. Every expert group has the same: of a trace with the source ranks of all
+// groups what the one has whose busiest ranks have the most rows, which a step ends with.
 #pragma once
 
 #include <cstdint>

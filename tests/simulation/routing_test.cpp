@@ -366,6 +366,59 @@ TEST(UnequalRouting, PatternsAreAsSkewedAsAskedFor) {
   }
 }
 
+// A trace of one layer: [micro-batch][source rank][expert].
+std::shared_ptr<const RoutingCounts> recorded_in_parts(
+    const std::vector<std::vector<std::vector<std::int64_t>>>& of_micro_batches) {
+  RoutingShape shape;
+  shape.steps = shape.layers = {0};
+  shape.micro_batches = static_cast<std::int64_t>(of_micro_batches.size());
+  shape.source_ranks = static_cast<std::int64_t>(of_micro_batches.front().size());
+  shape.experts = static_cast<std::int64_t>(of_micro_batches.front().front().size());
+  shape.top_k = 2;
+  auto counts = std::make_shared<RoutingCounts>(shape);
+  for (const auto& ranks : of_micro_batches)
+    for (const auto& row : ranks) counts->append(std::accumulate(row.begin(), row.end(), std::int64_t{0}) / 2, row);
+  return counts;
+}
+
+// In each micro-batch another rank is the busiest: together they are alike, and all wait all the same.
+TEST(UnequalRouting, MicroBatchesWaitForTheBusiestRankOfTheirOwn) {
+  Scenario s = mixtral();
+  std::vector<std::int64_t> first = hot(4), second = hot(4);
+  std::rotate(second.begin(), second.begin() + 4, second.end());
+  s.workload.recorded_routing = recorded_in_parts({{first}, {second}});
+  Scenario one = s;
+  one.workload.recorded_routing = recorded({{0, hot(4)}});
+  const Program by_parts = lowered(s), whole = lowered(one);
+  EXPECT_DOUBLE_EQ(by_parts.loads.front().busiest_rank, 4);
+  EXPECT_DOUBLE_EQ(whole.loads.front().busiest_rank, 4);
+  EXPECT_NEAR(simulate(s).step_seconds, simulate(one).step_seconds, 1e-9);
+  // Unlike micro-batches: their mean.
+  s.workload.recorded_routing = recorded_in_parts({{hot(2)}, {second}});
+  EXPECT_DOUBLE_EQ(lowered(s).loads.front().busiest_rank, 3);
+  EXPECT_EQ(violations(lowered(s)), "");
+}
+
+// Two expert groups of eight: the step ends with the busier one.
+TEST(UnequalRouting, StepsEndWithTheSlowestGroup) {
+  Scenario s = mixtral(2);
+  Scenario one = s;
+  one.workload.recorded_routing = recorded({{0, hot(3)}});
+  std::vector<std::vector<std::int64_t>> groups(8, std::vector<std::int64_t>(8, 7));
+  groups.resize(16, hot(3));
+  s.workload.recorded_routing = recorded_in_parts({groups});
+  EXPECT_NEAR(lowered(s).loads.front().busiest_rank, 3, 1e-9);
+  EXPECT_NEAR(simulate(s).step_seconds, simulate(one).step_seconds, 1e-9);
+  // Beside a group of three times its tokens.
+  for (std::size_t rank = 0; rank < 8; ++rank) groups[rank] = std::vector<std::int64_t>(8, 21);
+  s.workload.recorded_routing = recorded_in_parts({groups});
+  EXPECT_NEAR(lowered(s).loads.front().busiest_rank, 1.5, 1e-9)
+      << "or the other group's, which has as many rows on each rank";
+  std::vector<std::vector<std::int64_t>> odd(5, hot(3));
+  s.workload.recorded_routing = recorded_in_parts({odd});
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("of all 2 expert groups"));
+}
+
 // Ranks whose own tokens are more send more; experts have as many as ever.
 TEST(UnequalRouting, RaggedRanksAreAsUnlikeAsAskedForAndLengthenTheExchange) {
   Scenario s = mixtral();
