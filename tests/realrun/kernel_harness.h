@@ -34,6 +34,8 @@ inline Tensor shaped(std::initializer_list<Dim> dims, Category category = Catego
   for (const Dim& d : dims) t.append(d);
   return t;
 }
+inline Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
+inline Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
 
 using Values = std::vector<float>;
 

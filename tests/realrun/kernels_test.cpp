@@ -14,8 +14,6 @@ namespace {
 
 using enum OpKind;
 
-Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
-Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
 Tensor absent() { return {}; }
 
 Operand random_operand(std::initializer_list<Dim> dims, std::uint32_t seed) {

@@ -13,8 +13,6 @@ namespace {
 
 using enum OpKind;
 
-Tensor parameter(std::initializer_list<Dim> dims) { return shaped(dims, Category::parameter); }
-Tensor plain(std::initializer_list<Dim> dims) { return shaped(dims); }
 Tensor choices_of(std::int64_t tokens, std::int64_t k) {
   return shaped({{tokens, Axis::sequence}, {k}}, Category::activation, Dtype::int32);
 }
