@@ -50,9 +50,9 @@ struct FoldedLoad {
 };
 inline constexpr std::int64_t kExactRanks = 16;
 // The loads of a Program, of one expert group. `exact`, and in groups of up to kExactRanks ranks: as they are. Else so
-// that ranks fold: all send alike; the rank that is the busiest of a load has what it has in all loads; of the others, in
-// order of what they have of all layers together, as many as there are nodes are alike, have the mean of each load, and
-// lie on different nodes.
+// that ranks fold: all send alike; the rank that is the busiest of a load has what it has in all loads; of the others,
+// in order of what they have of all layers together, as many as there are nodes are alike, have the mean of each load,
+// and lie on different nodes.
 std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t ranks_per_node, bool exact);
 
 struct JobPlan {
