@@ -423,8 +423,8 @@ void Topology::route_between_nodes(std::int64_t from, std::int64_t to, bool scal
     from = on_rail;
     from_nic = to_nic;
   }
-  // Device and NIC meet at their PCIe switch (GPUDirect): nothing climbs to the host. In a PCIe tree with fewer NICs than
-  // switches a NIC is behind that of the first device that uses it, and the others' way to it leads through both.
+  // Device and NIC meet at their PCIe switch (GPUDirect): nothing climbs to the host. In a PCIe tree with fewer NICs
+  // than switches a NIC is behind that of the first device that uses it, and the others' way to it leads through both.
   const auto pass_switches = [&](std::int64_t device, std::int64_t nic, bool out) {
     if (!has(LinkKind::pcie_switch) || joins_all_devices()) return;
     const std::int64_t of_device = device % per_node_ / per_pcie_switch_,

@@ -65,8 +65,8 @@ TEST(Contention, TwoCollectivesShareNicsUntilTheSmallerOneEnds) {
 }
 
 // The flows of an exchange that has its links to itself have a course that is known, until another comes half-way: then
-// each goes on with what it has left. An all-to-all of 2 s, four flows to a NIC, and from second 1 on two more of half a
-// NIC-second each: the four end at 2.5 s, which leaves a NIC-second's quarter to each of the two.
+// each goes on with what it has left. An all-to-all of 2 s, four flows to a NIC, and from second 1 on two more of half
+// a NIC-second each: the four end at 2.5 s, which leaves a NIC-second's quarter to each of the two.
 TEST(Contention, AnExchangeUnderWayGoesOnWithWhatItHasLeft) {
   const Cluster c = ideal_cluster(2, 2, 1);
   HandmadeProgram p(mesh_of({{MeshAxis::tp, 2}, {MeshAxis::dp_shard, 2}}));

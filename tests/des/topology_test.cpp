@@ -459,8 +459,8 @@ TEST(Topology, ANicIsBehindThePcieSwitchOfItsFirstDevice) {
                           "node1.nic0.in", "node1.pcie_switch0.up", "node1.pcie_switch1.down", "node1.gpu2.pcie.in"));
   c.node.nics = 2;
   const Topology two(c);
-  EXPECT_THAT(names(two, way(two, 5, 13)), ElementsAre("node0.gpu5.pcie.out", "node0.nic1.out", "node1.nic1.in",
-                                                       "node1.gpu5.pcie.in"));
+  EXPECT_THAT(names(two, way(two, 5, 13)),
+              ElementsAre("node0.gpu5.pcie.out", "node0.nic1.out", "node1.nic1.in", "node1.gpu5.pcie.in"));
   EXPECT_THAT(names(two, way(two, 6, 13)),
               ElementsAre("node0.gpu6.pcie.out", "node0.pcie_switch3.up", "node0.pcie_switch2.down", "node0.nic1.out",
                           "node1.nic1.in", "node1.gpu5.pcie.in"));

@@ -322,8 +322,8 @@ TEST(UnequalRouting, TheBusiestOfEachLoadIsExactInAllOfThem) {
   EXPECT_DOUBLE_EQ(folded[0].of_ranks[busiest[1]], loads[0].of_rank(20) / 5);
 }
 
-// Four nodes' experts in one group: what folding the loads costs of a step (and lockstep). In two stages weight gradients
-// of several layers, whose busiest ranks differ, run without a meeting between them.
+// Four nodes' experts in one group: what folding the loads costs of a step (and lockstep). In two stages weight
+// gradients of several layers, whose busiest ranks differ, run without a meeting between them.
 TEST(UnequalRouting, FoldedLoadsTakeAboutTheStepOfExactOnes) {
   for (const auto routing : {ExpertRouting::trained_with_auxiliary_loss, ExpertRouting::young_router,
                              ExpertRouting::worst, ExpertRouting::hot_expert})
