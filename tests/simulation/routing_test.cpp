@@ -282,7 +282,7 @@ TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
   for (std::int64_t from = 0; from < kRanks; ++from)
     for (std::int64_t to = 0; to < kRanks; ++to)
       ragged.rows[static_cast<std::size_t>(from * kRanks + to)] = 0.5 + static_cast<double>(from) / (kRanks - 1);
-  const FoldedLoad sources = folded_load(ragged, kPerNode);
+  const FoldedLoad sources = folded_loads({&ragged, 1}, kPerNode, false).front();
   EXPECT_THAT(sources.of_ranks, testing::Each(testing::DoubleNear(1, 1e-12)));
   EXPECT_NEAR(sources.rows.front(), 1.5, 1e-9);
   EXPECT_NEAR(std::accumulate(sources.rows.begin(), sources.rows.end(), 0.0), kRanks * kRanks, 1e-6);
