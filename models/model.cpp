@@ -237,6 +237,8 @@ void complete_prediction(const Model& m) {
   if (m.mtp_num_layers == 0) return;
   if (m.kind != ModelKind::decoder) fail("mtp_num_layers", to_string(m.mtp_num_layers), "nothing except in a decoder");
   if (m.post_norm) fail("post_norm", "true", "false with mtp_num_layers");
+  if (m.positions == Positions::learned)
+    fail("mtp_num_layers", to_string(m.mtp_num_layers), "0 with learned positions");
 }
 
 void complete_experts(Model& m) {

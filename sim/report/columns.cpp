@@ -68,8 +68,6 @@ const std::vector<ReportColumn>& report_columns() {
       add(part.key, [&part](const Report& r) { return part.of(stage_of(r, r.memory_stage).memory); });
     number("unmeasured_share", &Report::unmeasured_share, /*of_ops=*/true);
     add("memory_verdict", [](const Report& r) { return name_of(memory_verdict(r)); });
-    add("busiest_rank", [](const Report& r) { return r.routing ? r.routing->busiest_rank : kNone; });
-    add("dropped_share", [](const Report& r) { return r.routing ? r.routing->dropped_share : kNone; });
     return columns;
   }();
   return all;

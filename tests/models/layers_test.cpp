@@ -206,7 +206,7 @@ TEST(ExpertLayer, StandsWhereTheFamilyHasIt) {
 TEST(MultiTokenPrediction, IsAProjectionALayerAndASecondUseOfTheHead) {
   Workload workload;
   workload.sequence_length = 128;
-  const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}), plain = with("deepseek-v3", {});
+  const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}), plain = with("deepseek-v3", nlohmann::json::object());
   const Built built = built_of(model, workload);
   std::vector<std::pair<std::string, std::int64_t>> runs;
   for (const auto& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);

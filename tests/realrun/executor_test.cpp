@@ -90,7 +90,7 @@ constexpr const char* kNextTokens =
     R"({"model": {"layers": 2, "activation": "swiglu", "ffn": 48, "positions": "rotary", "norm": "rmsnorm",
   "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2, "expert_ffn": 16,
   "router_score": "sigmoid_of_top", "shared_expert_ffn": 24, "dense_layers": 1, "mtp_num_layers": 1}})";
-constexpr const char* kNextTokensTied = R"({"model": {"layers": 4, "mtp_num_layers": 1}})";
+constexpr const char* kNextTokensTied = R"({"model": {"layers": 4, "positions": "rotary", "mtp_num_layers": 1}})";
 // Switch: every other layer has experts, a token goes to one; biases as gpt-oss has them.
 constexpr const char* kSwitch =
     R"({"model": {"layers": 4, "experts": 4, "experts_per_token": 1, "expert_ffn": 40, "expert_period": 2,
@@ -1506,7 +1506,7 @@ bool is_not_run(const std::string& flag) {
 
 // Balancers that choose placements between steps, which no run takes, and what is theirs alone.
 bool is_of_balancers(const std::string& field) {
-  if (field != "moe_balancer" && field != "moe_balance_threshold") return false;
+  if (field != "moe_balancer" && field != "moe_balance_threshold" && field != "moe_balance_busiest_rank") return false;
   int refused = 0;
   for (const char* value : {"flexmoe", "eplb", "symi", "fastermoe", "swipe"}) {
     json patch = json::parse(kMixtral);

@@ -7,6 +7,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -354,7 +355,9 @@ TEST(GradientsInPieces, AreTimedAlikeByBothEngines) {
     for (const MoeSchedule schedule : {MoeSchedule::fsmoe_no_iio, MoeSchedule::fsmoe}) {
       const Scenario s = in_pieces(name, schedule, 4, 0.5, 0.5);
       const double alone = simulate(s, false).step_seconds, events = by_events(s).step_seconds;
-      EXPECT_NEAR(events / alone, 1, 0.02) << name;
+      // On B, by events, exchanges, gathers and reductions share the up-links of a node's PCIe switches.
+      const bool shares = name == std::string_view("fsmoe-testbed-b") && schedule == MoeSchedule::fsmoe;
+      EXPECT_NEAR(events / alone, shares ? 1.03 : 1, 0.02) << name;
     }
 }
 

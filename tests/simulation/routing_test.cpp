@@ -203,7 +203,7 @@ TEST(UnequalRouting, EnginesAgreeWhereTokensLeaveNodes) {
     for (const std::int64_t hottest : {12, 24, 48}) {
       std::vector<std::int64_t> counts(64, 12);
       std::fill(counts.begin(), counts.begin() + 4, hottest);
-      s.workload.recorded_routing = recorded({{0, counts}}, 6);
+      s.workload.recorded_routing = recorded({{1, counts}}, 6);
       const double closed = simulate(s).step_seconds, events = simulate_des(s).step_seconds;
       EXPECT_NEAR(events / closed, 1, 0.03) << "dispatcher " << static_cast<int>(dispatcher) << ", " << hottest;
     }
