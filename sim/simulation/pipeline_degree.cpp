@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <span>
-#include <utility>
 
 #include "sim/analytical/op_cost.h"
 #include "sim/base/error.h"
@@ -21,7 +20,7 @@ bool is_expert_product(const Op& op) { return is_matmul(op.kind) && op.group_dim
 
 bool has_slots(const Piece& piece, TensorId id) { return id != kNoTensor && piece.tensors[id].find(Axis::slots) >= 0; }
 
-// Ops of one kind on rows, of a layer with experts on one rank; `times` of them are one operation of the cases.
+// Ops of one kind on rows, of a layer with experts on one rank: all of them are `operations` of the cases.
 class Profiler {
  public:
   Profiler(const OpCostModel& costs, const Piece& piece) : costs_(costs), piece_(piece) {
@@ -32,16 +31,17 @@ class Profiler {
   template <typename Wanted>
   ProfiledTime of(const Wanted& wanted, bool products, double operations) const {
     ProfiledTime result;
+    double whole = 0;  // seconds but for starting up
     for (const Op& op : piece_.forward.ops) {
       if (!wanted(op) || !has_slots(piece_, op.reads[0])) continue;
       const ProfiledTime one = of_op(op, products);
       // Each hop of an exchange starts up by itself; n stays what a rank hands over.
       result.time.start_up += one.time.start_up / operations;
       result.units = products ? result.units + one.units : std::max(result.units, one.units);
-      whole_ += one.units * one.time.per_unit / operations;
+      whole += one.units * one.time.per_unit / operations;
       result.determination = std::min(result.determination, one.determination);
     }
-    result.time.per_unit = result.units > 0 ? std::exchange(whole_, 0.0) / result.units : 0;
+    result.time.per_unit = result.units > 0 ? whole / result.units : 0;
     return result;
   }
 
@@ -101,7 +101,6 @@ class Profiler {
   const OpCostModel& costs_;
   const Piece& piece_;
   std::int64_t slots_ = 0;  // of an expert, for one rank's tokens
-  mutable double whole_ = 0;
 };
 
 [[noreturn]] void refuse(const std::string& found) {

@@ -538,5 +538,30 @@ TEST_F(RoutingFile, ErrorsNameTheFieldOrTheLine) {
   EXPECT_NE(refusal({{"routing", "zipff"}}).find("zipf"), std::string::npos);
 }
 
+// Balanced rows find no slot, too, where there are fewer slots than rows; slots are executed whether they are filled.
+TEST(UnequalRouting, SlotsAreCountedWhereRoutingIsBalanced) {
+  Scenario s = mixtral();
+  const Report dropless = simulate(s);
+  s.plan.expert.capacity_factor = 0.5;
+  const Report half = simulate(s);
+  ASSERT_TRUE(half.routing.has_value());
+  EXPECT_NEAR(half.routing->dropped_share, 0.5, 1e-12);
+  EXPECT_LT(half.hfu / half.mfu, 0.9);
+  s.plan.expert.capacity_factor = 2;
+  const Report twice = simulate(s);
+  EXPECT_FALSE(twice.routing.has_value());
+  EXPECT_NEAR(dropless.hfu / dropless.mfu, 1, 1e-9);
+  EXPECT_GT(twice.hfu / twice.mfu, 1.3);
+}
+
+TEST(UnequalRouting, SkewsOfNothingAndLayersWithoutExpertsAreRefused) {
+  Scenario s = mixtral();
+  s.workload.routing = ExpertRouting::zipf;
+  EXPECT_THROW(simulate(s), InputError);
+  s = mixtral();
+  s.workload.recorded_routing = recorded({{s.model.layers, hot(4)}});
+  EXPECT_THROW(simulate(s), InputError);
+}
+
 }  // namespace
 }  // namespace orrery
