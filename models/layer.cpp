@@ -35,11 +35,22 @@ struct Routed {
   TensorId weights = kNoTensor, choices = kNoTensor;
 };
 Routed route(Builder& b, const char* name, TensorId logits, const Router& router) {
+  const bool by_expert = router.type == RouterType::expert_choice;
   const auto of_choices = [&](Dtype dtype) {
-    return b.tensor(name, Category::activation, dtype, {b.batch(), b.sequence(), {router.choices, Axis::none}});
+    return b.tensor(name, Category::activation, dtype,
+                    {b.batch(), b.sequence(), {by_expert ? router.experts : router.choices, Axis::none}});
   };
   const Routed routed{of_choices(Dtype::fp32), of_choices(Dtype::int32)};
   b.emit(OpKind::route, name, {logits}, {routed.weights, routed.choices}).router = router;
+  return routed;
+}
+
+// By ids: nothing is weighed. They lie as the states do, of which ranks may have parts.
+Routed hash_route(Builder& b, const Router& router) {
+  const auto of_tokens = {b.batch(), b.sequence(), Dim{1, Axis::none}};
+  const TensorId ids = b.input("ids", Input::tokens, Dtype::int64, of_tokens);
+  const Routed routed{kNoTensor, b.tensor("router", Category::activation, Dtype::int32, of_tokens)};
+  b.emit(OpKind::hash_route, "router", {ids}, {routed.choices}).router = router;
   return routed;
 }
 
@@ -52,8 +63,9 @@ TensorId add_noise(Builder& b, TensorId logits, TensorId x) {
   return noisy;
 }
 
-// Losses of the router: of balance (Fedus et al. 2021, eq. 4; by sequence: DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20)
-// and of the logits' size (Zoph et al. 2022, arXiv 2202.08906, eq. 5).
+// Losses of the router: of balance (Fedus et al. 2021, eq. 4; by sequence: DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20;
+// of all ranks' tokens: Qiu et al. 2025, arXiv 2501.11873) and of the logits' size (Zoph et al. 2022, arXiv 2202.08906,
+// eq. 5).
 void add_losses(Builder& b, TensorId logits, const Routed& routed, Router router) {
   const Model& model = b.model;
   if (model.aux_loss == 0 && model.z_loss == 0) return;
@@ -62,12 +74,31 @@ void add_losses(Builder& b, TensorId logits, const Routed& routed, Router router
   router.by_sequence = model.load_balancing == LoadBalancing::seq_aux_loss;
   TensorId counts = kNoTensor;
   if (model.aux_loss > 0) {
-    counts = b.tensor("expert_counts", Category::activation, Dtype::fp32, {b.batch(), {model.experts, Axis::none}});
+    const bool global = model.load_balancing == LoadBalancing::global_aux_loss;
+    counts = b.tensor("expert_counts", Category::activation, Dtype::fp32,
+                      {global ? Dim{1, Axis::none} : b.batch(), {model.experts, Axis::none}});
     b.emit(OpKind::expert_counts, "expert_counts", {routed.choices}, {counts});
   }
   const TensorId losses =
       b.tensor("router_loss", Category::activation, Dtype::fp32, {b.batch(), b.sequence(), {2, Axis::none}});
   b.emit(OpKind::router_loss, "router_loss", {logits, counts}, {losses}).router = router;
+}
+
+Routed routed_tokens(Builder& b, TensorId x) {
+  const Model& model = b.model;
+  const Router router{.type = model.router_type,
+                      .score = model.router_score,
+                      .groups = static_cast<std::uint16_t>(model.router_groups),
+                      .best_groups = static_cast<std::uint16_t>(model.router_best_groups),
+                      .scale = static_cast<float>(model.router_scale),
+                      .experts = static_cast<std::uint16_t>(model.experts),
+                      .choices = static_cast<std::uint16_t>(model.experts_per_token)};
+  if (router.type == RouterType::hash) return hash_route(b, router);
+  TensorId logits = logits_of(b, "router", x, model.experts, model.router_bias);
+  if (model.router_noise) logits = add_noise(b, logits, x);
+  const Routed routed = route(b, "router", logits, router);
+  add_losses(b, logits, routed, router);
+  return routed;
 }
 
 // Of every expert on the rows in its slots; by row what they are weighed by, unless that is done later.
@@ -106,24 +137,15 @@ TensorId expert_block(Builder& b, TensorId x) {
       shared = gated;
     }
   }
-  const Router router{b.model.router_score,
-                      static_cast<std::uint16_t>(b.model.router_groups),
-                      static_cast<std::uint16_t>(b.model.router_best_groups),
-                      static_cast<float>(b.model.router_scale),
-                      static_cast<std::uint16_t>(b.model.experts),
-                      static_cast<std::uint16_t>(b.model.experts_per_token)};
-  TensorId logits = logits_of(b, "router", x, b.model.experts, b.model.router_bias);
-  if (b.model.router_noise) logits = add_noise(b, logits, x);
-  const Routed routed = route(b, "router", logits, router);
-  const auto [weights, chosen] = routed;
-  add_losses(b, logits, routed, router);
+  const auto [weights, chosen] = routed_tokens(b, x);
   const std::int64_t assignments = b.sizes.batch * b.sizes.sequence * b.model.experts_per_token;
   const Dim experts{b.model.placed_experts(), Axis::experts},
       slots{(assignments + experts.size - 1) / experts.size, Axis::slots};
   const TensorId rows = b.activation("permute", {experts, slots, b.hidden()});
   b.emit(OpKind::permute, "permute", {x, chosen}, {rows});
   // Behind the second product where that adds a bias, which the weights are of as well.
-  const bool early = b.kernels.weighs_activations && b.kernels.fused_kernels && !b.model.expert_bias;
+  const bool early =
+      b.kernels.weighs_activations && b.kernels.fused_kernels && !b.model.expert_bias && weights != kNoTensor;
   TensorId by_row = kNoTensor;
   if (early) {
     by_row = b.tensor("permute_weights", Category::activation, Dtype::fp32, {experts, slots});

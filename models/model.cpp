@@ -14,7 +14,8 @@ constexpr std::array<std::string_view, 2> kNorms{"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> kAttentions{"multi_head", "latent"};
 constexpr std::array<std::string_view, 6> kActivations{"gelu", "relu", "swiglu", "geglu", "quick_gelu", "relu2"};
 constexpr std::array<std::string_view, 4> kScores{"softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top"};
-constexpr std::array<std::string_view, 2> kLoadBalancings{"aux_loss", "seq_aux_loss"};
+constexpr std::array<std::string_view, 4> kRouters{"top_k", "expert_choice", "base", "hash"};
+constexpr std::array<std::string_view, 3> kLoadBalancings{"aux_loss", "seq_aux_loss", "global_aux_loss"};
 
 // Upper limits of the fields: far beyond any model, and such that no count overflows 64 bits.
 constexpr std::int64_t kMostLayers = 1 << 16, kMostWidth = 1 << 21, kMostRows = std::int64_t{1} << 31;
@@ -93,6 +94,9 @@ void Model::visit_fields(FieldVisitor& v) {
   v.field("shared_expert_gate", shared_expert_gate, "the shared experts' output is gated (Qwen2-MoE)");
   v.field("dense_layers", dense_layers, layers_range(0), "first layers that have an MLP instead of experts");
   v.field("expert_period", expert_period, layers_range(1), "behind them: every n-th layer has experts");
+  v.field("router_type", router_type, kRouters,
+          "who chooses: tokens their best experts (top_k), experts their best tokens (expert_choice), an assignment of "
+          "equal numbers (base), or a token's id (hash)");
   v.field("router_score", router_score, kScores,
           "what experts are chosen and weighed by; of_top: weights sum to one over the chosen");
   v.field("router_groups", router_groups, up_to(kMostGroups),
@@ -107,8 +111,10 @@ void Model::visit_fields(FieldVisitor& v) {
           "modules of multi-token prediction behind the last layer (DeepSeek-V3), each with a layer of its own");
   v.field("router_noise", router_noise,
           "normal noise on the router's logits, of a deviation that a second projection gives (noisy top-k)");
-  v.field("moe_router_load_balancing_type", load_balancing, kLoadBalancings,
-          "whose loads the loss of balance compares: of a micro-batch (aux_loss) or of each sequence (seq_aux_loss)");
+  v.field(
+      "moe_router_load_balancing_type", load_balancing, kLoadBalancings,
+      "whose loads the loss of balance compares: of a micro-batch (aux_loss), of each sequence (seq_aux_loss), or of "
+      "the micro-batches of all data-parallel ranks together (global_aux_loss)");
   v.field("moe_aux_loss_coeff", aux_loss, NumberRange{.least = 0, .most = 1000},
           "factor on each router's loss of balance; 0: none");
   v.field("moe_z_loss_coeff", z_loss, NumberRange{.least = 0, .most = 1000},
@@ -136,6 +142,8 @@ using std::to_string;
 [[noreturn]] void fail(const char* field, std::string found, std::string expected) {
   throw InputError({.file = {}, .pointer = std::string("/") + field}, std::move(found), std::move(expected));
 }
+
+std::string quoted(std::string_view name) { return '"' + std::string(name) + '"'; }
 
 void require(bool holds, const char* field, std::int64_t found, std::string expected) {
   if (!holds) fail(field, to_string(found), std::move(expected));
@@ -241,6 +249,33 @@ void complete_prediction(const Model& m) {
     fail("mtp_num_layers", to_string(m.mtp_num_layers), "0 with learned positions");
 }
 
+// What routers other than top-k leave nothing to say about.
+void complete_router(const Model& m) {
+  if (m.router_type == RouterType::top_k) return;
+  const std::string with = " with router_type " + quoted(kRouters[static_cast<std::size_t>(m.router_type)]);
+  const bool hash = m.router_type == RouterType::hash;
+  require(m.router_groups == 0, "router_groups", m.router_groups, "0" + with);
+  for (const auto& [field, value] :
+       {std::pair{"router_score_bias", m.router_score_bias}, {"router_noise", m.router_noise}})
+    if (value) fail(field, "true", "false" + with);
+  if (m.aux_loss != 0)
+    fail("moe_aux_loss_coeff", "a factor",
+         "0" + with + (hash ? ", which learns nothing" : ", which balances by itself"));
+  if (m.router_type == RouterType::expert_choice) {
+    if (m.router_score != RouterScore::softmax && m.router_score != RouterScore::sigmoid)
+      fail("router_score", quoted(kScores[static_cast<std::size_t>(m.router_score)]),
+           "\"softmax\" or \"sigmoid\"" + with + ": tokens have no chosen experts to sum over");
+    return;
+  }
+  require(m.experts_per_token == 1, "experts_per_token", m.experts_per_token, "1" + with);
+  if (!hash) return;
+  if (m.router_bias) fail("router_bias", "true", "false" + with);
+  if (m.router_score != RouterScore::softmax)
+    fail("router_score", quoted(kScores[static_cast<std::size_t>(m.router_score)]), "nothing" + with);
+  if (m.router_scale != 1) fail("router_scale", "a factor", "1" + with);
+  if (m.z_loss != 0) fail("moe_z_loss_coeff", "a factor", "0" + with + ", which has no logits");
+}
+
 void complete_experts(Model& m) {
   if (m.experts == 0) {
     for (const auto& [field, value] : {std::pair{"experts_per_token", m.experts_per_token},
@@ -263,7 +298,10 @@ void complete_experts(Model& m) {
     if (m.aux_loss != 0) fail("moe_aux_loss_coeff", "a factor", "0 without experts");
     if (m.z_loss != 0) fail("moe_z_loss_coeff", "a factor", "0 without experts");
     if (m.load_balancing != LoadBalancing::aux_loss)
-      fail("moe_router_load_balancing_type", "\"seq_aux_loss\"", "nothing without experts");
+      fail("moe_router_load_balancing_type", quoted(kLoadBalancings[static_cast<std::size_t>(m.load_balancing)]),
+           "nothing without experts");
+    if (m.router_type != RouterType::top_k)
+      fail("router_type", quoted(kRouters[static_cast<std::size_t>(m.router_type)]), "nothing without experts");
     return;
   }
   if (m.kind != ModelKind::decoder) fail("experts", to_string(m.experts), "nothing except in a decoder");
@@ -277,6 +315,7 @@ void complete_experts(Model& m) {
           "at most the " + to_string(m.layers - m.dense_layers) + " layers behind the dense ones");
   if (m.shared_expert_gate && m.shared_expert_ffn == 0)
     fail("shared_expert_gate", "true", "false without shared_expert_ffn");
+  complete_router(m);
   require((m.router_groups == 0) == (m.router_best_groups == 0), "router_best_groups", m.router_best_groups,
           m.router_groups == 0 ? "nothing without router_groups" : "at least 1 of the router_groups");
   if (m.router_groups == 0) return;

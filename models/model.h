@@ -18,7 +18,7 @@ enum class NormKind : std::uint8_t { layernorm, rmsnorm };
 enum class AttentionKind : std::uint8_t { multi_head, latent };  // latent: DeepSeek's MLA (arXiv 2405.04434)
 
 // Whose loads a loss of balance compares: of a micro-batch (Switch, GShard) or of each sequence (DeepSeek-V3).
-enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss };
+enum class LoadBalancing : std::uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 
 // The spellings in JSON, in the order of the enumerators.
 extern const std::span<const std::string_view> kModelKindNames, kPositionsNames, kNormKindNames, kAttentionKindNames,
@@ -81,6 +81,7 @@ struct Model {
   bool shared_expert_gate = false;     // their output times a sigmoid of a projection (Qwen2-MoE)
   std::int64_t dense_layers = 0;       // the first layers have an MLP instead (DeepSeek)
   std::int64_t expert_period = 1;      // behind them: every n-th layer has experts, the others an MLP (Switch: 2)
+  RouterType router_type = RouterType::top_k;
   RouterScore router_score = RouterScore::softmax;
   std::int64_t router_groups = 0, router_best_groups = 0;  // Router::groups, best_groups
   double router_scale = 1;                                 // Router::scale

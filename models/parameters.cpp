@@ -51,8 +51,8 @@ std::int64_t layer_parameters(const Model& m, bool cross_attention) {
 // 2408.15664) is moved by no gradient: no parameter.
 std::int64_t expert_parameters(const Model& m, std::int64_t routed) {
   const std::int64_t h = m.hidden;
-  return linear(h, m.experts, m.router_bias) + (m.router_noise ? h * m.experts : 0) +
-         routed * routed_expert_parameters(m) +
+  return (m.router_type == RouterType::hash ? 0 : linear(h, m.experts, m.router_bias)) +
+         (m.router_noise ? h * m.experts : 0) + routed * routed_expert_parameters(m) +
          (m.shared_expert_ffn > 0 ? mlp_parameters(m, h, m.shared_expert_ffn) : 0) + (m.shared_expert_gate ? h : 0);
 }
 

@@ -278,9 +278,9 @@ nlohmann::json to_json(const Model& model) {
     if (value.is_number_integer() && !writer.json.contains(key)) writer.json[key] = 0;
   if (!model.vision()) writer.json.erase("channels");
   if (!model.has_experts())
-    for (const char* key :
-         {"shared_expert_gate", "expert_period", "router_score", "router_scale", "router_bias", "router_score_bias",
-          "router_noise", "moe_router_load_balancing_type", "expert_bias", "published_active_parameters"})
+    for (const char* key : {"shared_expert_gate", "expert_period", "router_score", "router_scale", "router_bias",
+                            "router_score_bias", "router_noise", "router_type", "moe_router_load_balancing_type",
+                            "expert_bias", "published_active_parameters"})
       writer.json.erase(key);
   return std::move(writer.json);
 }

@@ -248,6 +248,9 @@ Scenario on_one_rank(const Scenario& scenario) {
       strategy.disable(one.plan);
       for (LayerRange& range : one.plan.layers) strategy.disable(range.plan);
     }
+  // Loads are compared over what all replicas have together.
+  if (one.model.aux_loss > 0 && one.model.load_balancing == LoadBalancing::global_aux_loss)
+    one.plan.batch.micro_batch_size *= data_parallel_degree(scenario);
   return one;
 }
 

@@ -495,6 +495,22 @@ class Builder {
       write({tokens, experts}, Dtype::fp32);
       name("", scores);
 
+      // Experts choose: a place for each.
+      begin(route).op.router = {.type = RouterType::expert_choice, .choices = static_cast<std::uint16_t>(r.choices)};
+      read({tokens, experts}, Dtype::fp32);
+      write({tokens, experts}, Dtype::fp32);
+      write({tokens, experts}, Dtype::int32);
+      name("expert_choice", scores);
+      begin(route).op.router = {.type = RouterType::base, .score = RouterScore::sigmoid, .choices = 1};
+      read({tokens, experts}, Dtype::fp32);
+      write({tokens, {1}}, Dtype::fp32);
+      write({tokens, {1}}, Dtype::int32);
+      name("base", fmt::format("{}x{}_k1", r.tokens, r.experts));
+      begin(hash_route).op.router = {.type = RouterType::hash, .experts = static_cast<std::uint16_t>(r.experts)};
+      read({tokens, {1}}, Dtype::int32, {Contents::Kind::indices, 1 << 15});
+      write({tokens, {1}}, Dtype::int32);
+      name("", fmt::format("{}x{}_k1", r.tokens, r.experts));
+
       // The dense-to-sparse gate in the middle of its schedule: noise for all, as many choices as experts.
       const Router gumbel{.gumbel_temperature = 0.7f, .threshold = 0.001f};
       const std::string dense = fmt::format("{}x{}", r.tokens, r.experts);

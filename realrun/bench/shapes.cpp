@@ -63,8 +63,9 @@ const KernelCase& example_of(const Shape& shape, const std::vector<KernelCase>& 
 // Flat buffers and a router's scores, whatever the model's dtype.
 bool is_in_fp32(OpKind kind) {
   return kind == OpKind::gradient_norm || kind == OpKind::scale || kind == OpKind::adam || kind == OpKind::sgd ||
-         kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::add_noise ||
-         kind == OpKind::expert_counts || kind == OpKind::router_loss || kind == OpKind::router_loss_backward;
+         kind == OpKind::route || kind == OpKind::route_backward || kind == OpKind::hash_route ||
+         kind == OpKind::add_noise || kind == OpKind::expert_counts || kind == OpKind::router_loss ||
+         kind == OpKind::router_loss_backward;
 }
 
 // A product of the layers' own, with an expert's weights where there are any; not one with a mask.
@@ -155,6 +156,7 @@ std::vector<std::string> axes_of(OpKind kind) {
       return {"batch", "sequence", "vocab"};
     case route:
     case route_backward:
+    case hash_route:
     case add_noise:
     case expert_counts:
     case router_loss:

@@ -100,6 +100,13 @@ void expert_counts(const KernelCall& call);
 void router_loss(const KernelCall& call);
 void router_loss_backward(const KernelCall& call);
 
+// routers.cpp
+// The expert of each row of logits, by auction.
+std::vector<std::int64_t> auctioned_experts(std::span<const float> logits, std::int64_t experts);
+// Of `route` where experts choose; scores are [tokens, experts].
+void choose_tokens(const KernelCall& call, std::span<const double> scores);
+void hash_route(const KernelCall& call);
+
 // gumbel_route.cpp
 void gumbel_route(const KernelCall& call);
 void gumbel_route_backward(const KernelCall& call);

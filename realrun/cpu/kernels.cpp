@@ -74,6 +74,8 @@ void dispatch(const KernelCall& call) {
       return route(call);
     case OpKind::route_backward:
       return route_backward(call);
+    case OpKind::hash_route:
+      return hash_route(call);
     case OpKind::permute:
       return permute(call);
     case OpKind::unpermute:

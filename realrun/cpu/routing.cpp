@@ -179,6 +179,19 @@ void route(const KernelCall& call) {
   call.require_same_elements(weights, choices);
   const Router& router = call.op.router;
   if (call.has_read(1)) call.require(call.read(1).elements() == s.experts, "the bias is not one for each expert");
+  if (router.type == RouterType::expert_choice) {
+    Scores all;
+    for (std::int64_t t = 0; t < s.tokens; ++t) {
+      const Scores scores = is_softmax(router.score) ? softmax(s.row(logits, t)) : sigmoid(s.row(logits, t));
+      all.insert(all.end(), scores.begin(), scores.end());
+    }
+    return choose_tokens(call, all);
+  }
+  std::vector<std::int64_t> auctioned;
+  if (router.type == RouterType::base) {
+    call.require(s.k == 1, "an auction gives a token one expert");
+    auctioned = auctioned_experts(logits.span(), s.experts);
+  }
   for (std::int64_t t = 0; t < s.tokens; ++t) {
     const std::span<const float> row = s.row(logits, t);
     const Scores scores = is_softmax(router.score) ? softmax(row) : sigmoid(row);
@@ -187,7 +200,8 @@ void route(const KernelCall& call) {
     // Scores rise with logits, which tell apart what rounds to one score.
     Scores compared = call.has_read(1) ? biased : Scores(row.begin(), row.end());
     keep_best_groups(call, biased, compared);
-    const std::vector<std::int64_t> chosen = largest(compared, s.k);
+    const std::vector<std::int64_t> chosen =
+        auctioned.empty() ? largest(compared, s.k) : std::vector{auctioned[static_cast<std::size_t>(t)]};
     std::vector<double> chosen_scores;
     std::vector<float> chosen_logits;
     for (const std::int64_t e : chosen) {
@@ -218,6 +232,7 @@ void route_backward(const KernelCall& call) {
     std::vector<float> chosen_logits;
     for (std::int64_t j = 0; j < s.k; ++j) {
       const auto e = static_cast<std::int64_t>(choices.data[t * s.k + j]);
+      if (e == -1 && router.type == RouterType::expert_choice) continue;
       call.require(e >= 0 && e < s.experts, "a choice is no expert");
       chosen.push_back(static_cast<std::size_t>(e));
       chosen_scores.push_back(scores[chosen.back()]);
@@ -337,8 +352,8 @@ void slot_mask_backward(const KernelCall& call) {
 void expert_counts(const KernelCall& call) {
   const Buffer &choices = call.read(0), &counts = call.write(0);
   const std::int64_t batch = counts.tensor->sizes[0], experts = last_size(counts), each = choices.elements() / batch;
-  call.require(counts.elements() == batch * experts && choices.tensor->sizes[0] == batch,
-               "counts are [batch, experts]");
+  call.require(counts.elements() == batch * experts && (batch == 1 || choices.tensor->sizes[0] == batch),
+               "counts are [batch, experts] or [1, experts]");
   std::ranges::fill(counts.span(), 0.0f);
   for (std::int64_t i = 0; i < choices.elements(); ++i) {
     const auto expert = static_cast<std::int64_t>(choices.data[i]);

@@ -75,6 +75,7 @@ RowCountsPtr ExpertRows::count(const OpCall& call, TensorId choices, TensorId ro
   memory_.backend().read({data, chosen.dtype, 0, chosen.elements(), nullptr}, values);
   std::vector<double> own(static_cast<std::size_t>(counts->experts));
   for (const float expert : values) {
+    if (expert == -1) continue;  // of an expert that has not chosen the token
     if (!(expert >= 0) || expert >= static_cast<float>(counts->experts))
       throw std::logic_error("a choice is no expert");
     ++own[static_cast<std::size_t>(expert)];

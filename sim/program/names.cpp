@@ -58,6 +58,12 @@ const char* name_of(ActivationFunction function) {
   return pick(names, function);
 }
 
+const char* name_of(RouterType type) {
+  static constexpr std::array names{"top_k", "expert_choice", "base", "hash"};
+  static_assert(names.size() == kRouterTypes);
+  return pick(names, type);
+}
+
 const char* name_of(RouterScore score) {
   static constexpr std::array names{"softmax", "softmax_of_top", "sigmoid", "sigmoid_of_top"};
   static_assert(names.size() == kRouterScores);

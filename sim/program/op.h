@@ -37,13 +37,26 @@ enum class RouterScore : std::uint8_t { softmax, softmax_of_top, sigmoid, sigmoi
 inline constexpr int kRouterScores = 4;
 const char* name_of(RouterScore score);
 
+// Who chooses whom. Whoever does not go by a token's logits alone chooses among the tokens of one rank's micro-batch.
+//   top_k          each token its k best experts
+//   expert_choice  each expert, of n tokens, the k n / experts with the largest scores for it, of equals the first
+//                  (Zhou et al. 2022, arXiv 2202.09368, section 3.2): a token has as many experts as want it, k in the
+//                  mean
+//   base           one expert a token and as many tokens an expert, by an auction for the largest sum of logits
+//                  (Lewis et al. 2021, arXiv 2103.16716, section 3.2; realrun/auction.h)
+//   hash           one expert a token, by its id: no logits, no weights (Roller et al. 2021, arXiv 2106.04426)
+enum class RouterType : std::uint8_t { top_k, expert_choice, base, hash };
+inline constexpr int kRouterTypes = 4;
+const char* name_of(RouterType type);
+
 struct Router {
+  RouterType type = RouterType::top_k;
   RouterScore score = RouterScore::softmax;
   // Experts in groups of equal size, of which a token may choose from `best_groups` (node-limited routing, DeepSeek-V3,
   // arXiv 2412.19437, section 2.1.2): those with the largest sum of their two best scores. 0: no groups.
   std::uint16_t groups = 0, best_groups = 0;
   float scale = 1;                         // on the weights (DeepSeek-V3: 2.5)
-  std::uint16_t experts = 0, choices = 0;  // of a layer; of a token
+  std::uint16_t experts = 0, choices = 0;  // of a layer; of a token, in the mean
   // Above 0: the dense-to-sparse gate (Nie et al. 2021, arXiv 2112.14397) in place of `score`. Logits get Gumbel noise,
   // drawn as Op::draw says, and p = softmax((logits + noise) / gumbel_temperature); the k most likely are chosen,
   // weighted by p. Those of p no more than `threshold` are not active: no expert (-1), weight 0; `padded`: the expert

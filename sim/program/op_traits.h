@@ -61,7 +61,9 @@ enum class OpKind : std::uint8_t {
   // Of experts that ranks divide, one has the rows of its own; what it puts together from them owes the sum over all.
   route,           // reads logits [tokens.., experts] [, bias on scores that are compared]; writes weights
                    // [tokens.., k] and choices [tokens.., k], the most favoured first, of equals the first (Op::router)
+                   // Where experts choose, k is their number: each at its place, or -1 and weight 0.
   route_backward,  // reads dweights, logits, choices; writes dlogits: of the weights of these choices
+  hash_route,      // reads ids [tokens.., 1]; writes choices [tokens.., 1]: of an id always the same expert
   permute,         // reads x [tokens.., width], choices; writes rows
   unpermute,       // reads rows, choices [, weights]; writes x: the sum of a token's rows, weighted
   unpermute_backward,  // reads dx, rows, choices, weights; writes drows, dweights
@@ -77,6 +79,7 @@ enum class OpKind : std::uint8_t {
   add_noise,      // reads logits [tokens.., experts], deviations before their softplus; writes logits with normal noise
                   // of that deviation, and their slopes in what deviations are made of (Shazeer et al. 2017, eq. 4)
   expert_counts,  // reads choices [batch, sequence, k]; writes how many of a sequence each expert has [batch, experts]
+                  // or of all sequences [1, experts]
   router_loss,    // reads logits [batch, sequence, experts] [, counts]; writes for each token what it adds to the loss
                   // [batch, sequence, 2]: to that of balance, and to that of the logits' size (Op::router)
   router_loss_backward,  // reads logits [, counts]; writes dlogits, times Op::factor
@@ -198,6 +201,7 @@ struct OpTraits {
 namespace op_traits {
 
 inline constexpr const char* kIsDerivative = "is a derivative itself";
+inline constexpr const char* kHaveNoSlope = "ids have no slope";
 inline constexpr const char* kAreCounts = "counts have no slope";
 inline constexpr const char* kAfterLoss = "the loss does not depend on the update";
 inline constexpr const char* kAddedLater = "strategies add it behind differentiation, with its counterpart";
@@ -296,6 +300,8 @@ inline constexpr std::array kTable{
              .backward = OpKind::route_backward, .whole_rows = 0b1},
     OpTraits{.kind = OpKind::route_backward, .name = "route_backward", .op_class = OpClass::memory_bound,
              .reads = 0b111, .writes = 0b1, .why_none = kIsDerivative, .linear = 0b1, .whole_rows = 0b10},
+    OpTraits{.kind = OpKind::hash_route, .name = "hash_route", .op_class = OpClass::memory_bound,
+             .reads = 0b1, .writes = 0b1, .why_none = kHaveNoSlope},
     OpTraits{.kind = OpKind::permute, .name = "permute", .op_class = OpClass::memory_bound,
              .reads = 0b11, .writes = 0b1, .scratch = true, .derivative = Derivative::permute,
              .backward = OpKind::unpermute, .regroups = true},

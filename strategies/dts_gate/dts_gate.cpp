@@ -134,6 +134,8 @@ void check(const Scenario& scenario) {
   if (model.shared_expert_ffn > 0) refuse("moe_gate", said, "\"top_k\" for a model with shared experts");
   if (model.router_groups > 1) refuse("moe_gate", said, "\"top_k\" for a model whose experts are chosen by groups");
   if (model.router_bias) refuse("moe_gate", said, "\"top_k\" for a model whose router has a bias");
+  if (model.router_type != RouterType::top_k)
+    refuse("moe_gate", said, fmt::format("\"top_k\" with \"router_type\": \"{}\"", name_of(model.router_type)));
   if (const double factor = scenario.plan.expert.capacity_factor; factor > 0 && !has_room_for_all(scenario))
     refuse(
         "moe_expert_capacity_factor", fmt::format("{}", factor),

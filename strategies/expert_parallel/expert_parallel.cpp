@@ -39,7 +39,7 @@ class Experts {
     for (const Op& op : piece_.forward.ops)
       if (op.kind == OpKind::permute) {
         tokens = &piece_.tensors[op.reads[0]];
-      } else if (op.kind == OpKind::route) {
+      } else if (op.kind == OpKind::route || op.kind == OpKind::hash_route) {
         router_ = op.router;
       }
     if (tokens == nullptr) return;
@@ -409,14 +409,17 @@ class Experts {
 
   // ---- losses of routers ----
 
-  // How many of a sequence go to each expert, where ranks have parts of it (Megatron-Core reduces over the same).
+  // How many of a sequence go to each expert, where ranks have parts of it (Megatron-Core reduces over the same); of
+  // the whole micro-batch that all replicas have together.
   void sum_counts(Block& block) {
     out_.clear();
     for (Op op : block.ops) {
       out_.push_back(op);
       if (op.kind != OpKind::expert_counts) continue;
       const Tensor& choices = piece_.tensors[op.reads[0]];
-      const MeshGroup parts = choices.over[choices.find(Axis::sequence)].group();
+      MeshGroup parts = choices.over[choices.find(Axis::sequence)].group();
+      if (model_.load_balancing == LoadBalancing::global_aux_loss)
+        parts = parts | choices.over[choices.find(Axis::batch)].group();
       if (parts.empty()) continue;
       const TensorId counts = op.writes[0], own = like(counts, "expert_counts");
       out_.back().writes[0] = own;
@@ -721,9 +724,30 @@ void make_runnable(Scenario& scenario) {
   for (LayerRange& range : scenario.plan.layers) range.plan.expert.counted = true;
 }
 
+namespace {
+
+// What one rank can be held against: it has all tokens of as many micro-batches as all replicas together.
+void check_runnable_router(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  const bool divides = scenario.plan.tensor.degree > 1 || scenario.plan.context.degree > 1;
+  if (divides && (model.router_type == RouterType::expert_choice || model.router_type == RouterType::base))
+    throw InputError({"", "/model/router_type"}, '"' + std::string(name_of(model.router_type)) + '"',
+                     "\"top_k\" or \"hash\" in a run whose ranks have parts of a sequence: one rank would choose among "
+                     "other tokens");
+  const std::int64_t replicas = data_parallel_degree(scenario);
+  if (model.aux_loss > 0 && model.load_balancing == LoadBalancing::global_aux_loss && replicas > 1 &&
+      scenario.workload.global_batch_size != replicas * scenario.plan.batch.micro_batch_size)
+    throw InputError(
+        {"", "/model/moe_router_load_balancing_type"}, "\"global_aux_loss\"",
+        "another one in a run of several micro-batches and replicas: one rank's would be of other sequences");
+}
+
+}  // namespace
+
 void check_runnable(const Scenario& scenario) {
   const Model& model = scenario.model;
   const Options& options = scenario.plan.expert;
+  check_runnable_router(scenario);
   if (options.fp8_dispatch)
     throw InputError({"", "/plan/moe_fp8_dispatch"}, "true", "false in real runs: no kernel quantises by blocks yet");
   refuse_padding(options);

@@ -392,6 +392,10 @@ void check_routing(const Scenario& scenario) {
   const char* const field = w.recorded_routing ? "routing_file" : "routing";
   const std::string said = w.recorded_routing ? w.routing_file : "\"" + name + "\"";
   if (!model.has_experts()) refuse(field, said, "none for a model without experts");
+  if (model.router_type == RouterType::expert_choice || model.router_type == RouterType::base)
+    refuse(field, said,
+           fmt::format("{} with router_type \"{}\", which gives all experts as many tokens",
+                       w.recorded_routing ? "none" : "\"balanced\"", name_of(model.router_type)));
   if (w.recorded_routing) {
     if (w.routing != ExpertRouting::balanced)
       refuse("routing", "\"" + name + "\"", "\"balanced\" beside \"routing_file\", which says how tokens are routed");

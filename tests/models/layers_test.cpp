@@ -160,6 +160,30 @@ TEST(ExpertLayer, ChoosesAndBalancesByNoisyLogits) {
   EXPECT_EQ(layer.tensors[noise.reads[1]].elements(), 512 * 8);
 }
 
+// Where experts choose there is a place for each of them; where ids decide, no logits and no weights.
+TEST(ExpertLayer, OfRoutersThatNoTokenDecidesAlone) {
+  Model model = read_model("mixtral-8x7b", {});
+  model.router_type = RouterType::expert_choice;
+  model.router_score = RouterScore::softmax;
+  const Piece choosing = piece_named(built_of(model, {512, 0, 1}), "expert_layer");
+  const auto op_of = [](const Piece& piece, OpKind kind) {
+    return *std::ranges::find(piece.forward.ops, kind, &Op::kind);
+  };
+  const Op route = op_of(choosing, OpKind::route);
+  EXPECT_EQ(route.router.choices, 2);
+  for (const TensorId id : {route.writes[0], route.writes[1]}) EXPECT_EQ(choosing.tensors[id].elements(), 512 * 8);
+  EXPECT_EQ(choosing.tensors[op_of(choosing, OpKind::permute).writes[0]].elements(), 512 * 2 * 4096);
+
+  const std::int64_t learned = parameters(model);
+  model.router_type = RouterType::hash;
+  model.experts_per_token = 1;
+  EXPECT_EQ(learned - parameters(model), 32 * 4096 * 8) << "a router a layer";
+  const Piece hashed = piece_named(built_of(model, {512, 0, 1}), "expert_layer");
+  EXPECT_EQ(std::ranges::count(names_of(hashed.forward), "router"), 1);
+  EXPECT_EQ(hashed.tensors[op_of(hashed, OpKind::hash_route).reads[0]].input, Input::tokens);
+  EXPECT_EQ(op_of(hashed, OpKind::unpermute).reads[2], kNoTensor);
+}
+
 // Dai et al. 2024 (arXiv 2401.06066), section 3.2; the gate is Qwen2-MoE's.
 TEST(ExpertLayer, AddsSharedExpertsThatAllTokensGoTo) {
   const auto behind_norm = [](const char* name) {
@@ -206,7 +230,8 @@ TEST(ExpertLayer, StandsWhereTheFamilyHasIt) {
 TEST(MultiTokenPrediction, IsAProjectionALayerAndASecondUseOfTheHead) {
   Workload workload;
   workload.sequence_length = 128;
-  const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}), plain = with("deepseek-v3", nlohmann::json::object());
+  const Model model = with("deepseek-v3", {{"mtp_num_layers", 1}}),
+              plain = with("deepseek-v3", nlohmann::json::object());
   const Built built = built_of(model, workload);
   std::vector<std::pair<std::string, std::int64_t>> runs;
   for (const auto& run : built.runs) runs.emplace_back(built.pieces[run.piece].name, run.count);

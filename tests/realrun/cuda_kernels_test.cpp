@@ -673,6 +673,24 @@ TEST(CudaPermute, OfSomeOfTheExpertsIsTheCpus) {
   expect_as_cpu(op_of(unpermute_weights), {normal(by_row, 5), choices}, poisoned({weights}), context);
 }
 
+// Beyond a block's tile of tokens, with ties that only their order decides.
+TEST(CudaRoute, OfExpertsThatChooseAndOfAnAuctionIsTheCpus) {
+  for (const auto& [tokens, experts] : {std::pair{520, 6}, {300, 3}}) {
+    const Tensor logits = shaped({{tokens, Axis::sequence}, {experts}}, Dtype::fp32),
+                 all = shaped({{tokens, Axis::sequence}, {experts}}, Dtype::int32),
+                 one = shaped({{tokens, Axis::sequence}, {1}}, Dtype::int32),
+                 weight = shaped({{tokens, Axis::sequence}, {1}}, Dtype::fp32);
+    Given coarse = normal(logits, 1);
+    for (float& x : coarse.values) x = std::round(8 * x) / 8;
+    Op op = op_of(route);
+    op.router = {.type = RouterType::expert_choice, .score = RouterScore::sigmoid, .choices = 2};
+    expect_as_cpu(op, {coarse}, poisoned({logits, all}), {}, 4);
+    if (tokens > 300) continue;  // rounds take their time here
+    op.router = {.type = RouterType::base, .score = RouterScore::sigmoid, .choices = 1};
+    expect_as_cpu(op, {coarse}, poisoned({weight, one}), {}, 4);
+  }
+}
+
 TEST(CudaAddNoise, IsTheCpusInEveryDtype) {
   KernelContext context;
   context.seed = 3;

@@ -104,6 +104,22 @@ constexpr const char* kSigmoidExperts =
     R"({"model": {"layers": 2, "experts": 4, "experts_per_token": 2, "expert_ffn": 24, "router_score": "sigmoid",
   "activation": "swiglu", "ffn": 48, "shared_expert_ffn": 16, "dropout": 0.1}})";
 
+// Experts that choose their tokens; an assignment of as many tokens to each (BASE); a token's id decides (hash layers).
+constexpr const char* kChoosingExperts =
+    R"({"model": {"layers": 2, "experts": 8, "experts_per_token": 2, "expert_ffn": 24, "router_type": "expert_choice",
+  "activation": "swiglu", "ffn": 48, "moe_z_loss_coeff": 0.05}})";
+constexpr const char* kAssignedExperts =
+    R"({"model": {"layers": 2, "experts": 4, "experts_per_token": 1, "expert_ffn": 40, "router_type": "base",
+  "router_score": "sigmoid", "ffn": 48}})";
+constexpr const char* kHashedExperts =
+    R"({"model": {"layers": 3, "experts": 8, "experts_per_token": 1, "expert_ffn": 24, "router_type": "hash",
+  "dense_layers": 1, "activation": "swiglu", "ffn": 48}})";
+// Loads of what all replicas have together: of one micro-batch, as one rank has it.
+constexpr const char* kGloballyBalanced =
+    R"({"model": {"layers": 2, "experts": 8, "experts_per_token": 2, "expert_ffn": 24, "activation": "swiglu", "ffn": 48,
+  "moe_router_load_balancing_type": "global_aux_loss", "moe_aux_loss_coeff": 0.5},
+  "workload": {"global_batch_size": 4}})";
+
 // Noisy top-k with the losses of Switch and ST-MoE; DeepSeek-V3's loss of each sequence.
 constexpr const char* kNoisyExperts =
     R"({"model": {"layers": 2, "experts": 8, "experts_per_token": 2, "expert_ffn": 24, "router_noise": true,
@@ -240,7 +256,8 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfAnEncoderDecoder) {
 }
 
 TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
-  for (const char* model : {kMixtral, kSharedExperts, kSwitch, kSigmoidExperts, kNextTokens, kNextTokensTied}) {
+  for (const char* model :
+       {kMixtral, kSharedExperts, kSwitch, kSigmoidExperts, kNextTokens, kNextTokensTied, kHashedExperts}) {
     json patch = json::parse(model);
     patch.merge_patch(json::parse(
         R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
@@ -250,11 +267,11 @@ TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfExperts) {
 
 // Loads have no slope, and leap where a token's choice changes: of seeds by which none does so near by.
 TEST(OneRank, GradientsAreTheDerivativeOfTheLossOfRouters) {
-  for (const char* model : {kNoisyExperts, kBalancedSequences}) {
+  for (const char* model : {kNoisyExperts, kBalancedSequences, kGloballyBalanced, kChoosingExperts, kAssignedExperts}) {
     json patch = json::parse(model);
     patch.merge_patch(json::parse(
         R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
-    constexpr std::uint64_t kSeed = 4;
+    constexpr std::uint64_t kSeed = 5;
     expect_derivative(runnable(tiny(patch.dump())), kSeed);
   }
 }
@@ -1425,6 +1442,33 @@ const Layout kLayouts[] = {
      R"({"pipeline_parallel": 2, "tensor_parallel": 2, "sequence_parallel": true, "expert_parallel": 2,
          "expert_tensor_parallel": 1, "recompute": "full"})",
      kBalancedSequences},
+    {"ExpertsBalancedGlobally", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1, "micro_batch_size": 1})",
+     kGloballyBalanced},
+    {"ExpertsBalancedGloballyOverSequences",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "data_parallel": 2,
+         "expert_parallel": 4, "expert_tensor_parallel": 1, "micro_batch_size": 2})",
+     kGloballyBalanced},
+    {"ExpertsChooseTokens", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kChoosingExperts},
+    {"ExpertsChooseTokensPipeline",
+     R"({"pipeline_parallel": 2, "data_parallel": 2, "expert_parallel": 2, "recompute": "full"})", kChoosingExperts},
+    {"ExpertsChooseTokensGathered",
+     R"({"data_parallel": 4, "expert_parallel": 4, "moe_token_dispatcher": "allgather", "framework": "fsdp"})",
+     kChoosingExperts},
+    {"ExpertsChooseTokensByMasks",
+     R"({"data_parallel": 4, "expert_parallel": 2, "moe_permute": "einsum", "moe_expert_capacity_factor": 1})",
+     kChoosingExperts},
+    {"ExpertsAssigned", R"({"data_parallel": 4, "expert_parallel": 4, "zero_stage": 3})", kAssignedExperts},
+    {"ExpertsAssignedInChunks",
+     R"({"data_parallel": 4, "expert_parallel": 2, "expert_tensor_parallel": 2, "framework": "deepspeed",
+         "moe_schedule": "tutel", "moe_pipeline_degree_forward": 2, "moe_pipeline_degree_backward": 2})",
+     kAssignedExperts},
+    {"ExpertsHashed", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 2})", kHashedExperts},
+    {"ExpertsHashedOverSequences",
+     R"({"tensor_parallel": 2, "sequence_parallel": true, "context_parallel": 2, "data_parallel": 2,
+         "expert_parallel": 4, "expert_tensor_parallel": 1, "zero_stage": 1})",
+     kHashedExperts},
+    {"ExpertsHashedPipeline",
+     R"({"pipeline_parallel": 3, "data_parallel": 2, "expert_parallel": 2, "recompute": "full"})", kHashedExperts},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });

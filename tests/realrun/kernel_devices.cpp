@@ -17,6 +17,7 @@ std::size_t index_read(OpKind kind) {
     case OpKind::embedding_backward:
     case OpKind::expert_counts:
     case OpKind::slot_mask:
+    case OpKind::hash_route:
       return 0;
     case OpKind::cross_entropy:
     case OpKind::cross_entropy_backward:
@@ -58,7 +59,9 @@ void run_on_cuda(const Op& op, std::span<const Buffer> reads, std::span<const Bu
     return {b.data, &tensors.back()};
   };
   const bool writes_mask = op.kind == OpKind::dropout || op.kind == OpKind::dropout_add;
-  const std::size_t indices = index_read(op.kind), written_indices = op.kind == OpKind::route ? 1 : kNone;
+  const std::size_t indices = index_read(op.kind), written_indices = op.kind == OpKind::route        ? 1
+                                                                     : op.kind == OpKind::hash_route ? 0
+                                                                                                     : kNone;
   for (std::size_t i = 0; i < reads.size(); ++i)
     in.push_back(typed(reads[i], indices, i, op.kind == OpKind::dropout_backward && i == 1));
   for (std::size_t i = 0; i < writes.size(); ++i)

@@ -953,6 +953,13 @@ class Builder {
     write("dlogits", {b_, s_, {4}});
     end();
 
+    begin(hash_route).router.experts = 1 << 15;
+    Values ids(static_cast<std::size_t>(b_.size * s_.size));
+    for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<float>((i * i * i + 11 * i) % 97);
+    read("ids", {b_, s_, {1}}, ids);
+    write("choices", {b_, s_, {1}});
+    end();
+
     begin(add_noise);
     read("logits", {b_, s_, {4}});
     read("deviations", {b_, s_, {4}});

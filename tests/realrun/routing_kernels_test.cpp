@@ -152,6 +152,139 @@ KERNEL_TEST(RouteKernel, DerivativesAreSlopes) {
     }
 }
 
+// --- Routers that no token decides alone
+
+// Zhou et al. 2022 (arXiv 2202.09368), section 3.2.
+KERNEL_TEST(RouteKernel, ExpertsChooseTheirBestTokens) {
+  for (const RouterScore score : {RouterScore::softmax, RouterScore::sigmoid})
+    for (const auto& [tokens, experts, mean] : {std::array{12, 4, 2}, std::array{7, 3, 1}, std::array{300, 5, 5},
+                                                std::array{600, 8, 1}, std::array{4, 40, 3}}) {
+      SCOPED_TRACE(testing::Message() << name_of(score) << ", " << tokens << " tokens, " << experts << " experts");
+      Op op = op_of(route);
+      op.router = {.type = RouterType::expert_choice,
+                   .score = score,
+                   .scale = 1.5f,
+                   .experts = static_cast<std::uint16_t>(experts),
+                   .choices = static_cast<std::uint16_t>(mean)};
+      const Tensor logits = plain({{tokens, Axis::sequence}, {experts}});
+      const Values x = random_values(logits.elements(), 4, 1.5);
+      const std::vector<Values> actual = call(op, {{logits, x}}, {logits, choices_of(tokens, experts)});
+      const int seats = std::min(tokens, (tokens * mean + experts - 1) / experts);
+      const auto at = [&](int t, int e) { return static_cast<std::size_t>(t * experts + e); };
+      const auto score_of = [&](int t, int e) {
+        double all = 0;
+        for (int i = 0; i < experts; ++i) all += std::exp(static_cast<double>(x[at(t, i)]));
+        const double power = std::exp(static_cast<double>(x[at(t, e)]));
+        return score == RouterScore::softmax ? power / all : power / (1 + power);
+      };
+      for (int e = 0; e < experts; ++e) {
+        int chosen = 0;
+        double least = 2, most = -1;  // of those that are chosen; of the others
+        for (int t = 0; t < tokens; ++t) {
+          const double s = score_of(t, e);
+          if (actual[1][at(t, e)] == -1) {
+            most = std::max(most, s);
+            EXPECT_EQ(actual[0][at(t, e)], 0);
+            continue;
+          }
+          ++chosen;
+          least = std::min(least, s);
+          ASSERT_EQ(actual[1][at(t, e)], static_cast<float>(e));
+          ASSERT_NEAR(actual[0][at(t, e)], 1.5 * s, kFp32);
+        }
+        EXPECT_EQ(chosen, seats);
+        EXPECT_GE(least, most - 1e-6);
+      }
+    }
+}
+
+KERNEL_TEST(RouteKernel, OfEqualScoresTheFirstTokenIsChosen) {
+  Op op = op_of(route);
+  op.router = {.type = RouterType::expert_choice, .score = RouterScore::sigmoid, .choices = 1};
+  const Operand logits{plain({{4}, {2}}), {1, 0, 2, 0, 1, 0, 1, 0}};
+  EXPECT_EQ(call(op, {logits}, {plain({{4}, {2}}), choices_of(4, 2)})[1], (Values{0, 1, 0, 1, -1, -1, -1, -1}));
+}
+
+KERNEL_TEST(RouteKernel, WhatExpertsChooseHasTheirScoresSlopes) {
+  for (const RouterScore score : {RouterScore::softmax, RouterScore::sigmoid}) {
+    SCOPED_TRACE(name_of(score));
+    Op op = op_of(route);
+    op.router = {.type = RouterType::expert_choice, .score = score, .scale = 1.5f, .choices = 2};
+    const Tensor weights = plain({{6, Axis::sequence}, {4}});
+    // By less than the steps of a difference no token changes its place.
+    expect_derivative(machine_of(op, {parameter({{6, Axis::sequence}, {4}})}, {weights, choices_of(6, 4)}),
+                      [](Machine& m) {
+                        for (std::size_t i = 0; i < 24; ++i)
+                          m.values(0)[i] = 0.3f * static_cast<float>(i * 7 % 24 % 5) + (i * 5 % 7 < 3 ? -1.0f : 0.8f) +
+                                           0.04f * static_cast<float>(i);
+                      });
+  }
+}
+
+// Lewis et al. 2021 (arXiv 2103.16716), section 3.2: of all ways to give each expert as many tokens nearly the best
+// one.
+KERNEL_TEST(RouteKernel, AnAuctionGivesAllExpertsAsManyTokensForNearlyTheLargestSum) {
+  constexpr int kTokens = 6, kExperts = 3;
+  Op op = op_of(route);
+  op.router = {.type = RouterType::base, .score = RouterScore::sigmoid, .choices = 1};
+  for (std::uint32_t seed = 1; seed <= 12; ++seed) {
+    const Values x = random_values(kTokens * kExperts, seed, 2);
+    const std::vector<Values> actual =
+        call(op, {{plain({{kTokens}, {kExperts}}), x}}, {plain({{kTokens}, {1}}), choices_of(kTokens, 1)});
+    std::vector<int> owner{0, 0, 1, 1, 2, 2};
+    const auto sum_of = [&](auto expert_of) {
+      double sum = 0;
+      for (int t = 0; t < kTokens; ++t) sum += x[static_cast<std::size_t>(t * kExperts + expert_of(t))];
+      return sum;
+    };
+    double best = -1e9;
+    do best = std::max(best, sum_of([&](int t) { return owner[static_cast<std::size_t>(t)]; }));
+    while (std::ranges::next_permutation(owner).found);
+    const auto chosen = [&](int t) { return static_cast<int>(actual[1][static_cast<std::size_t>(t)]); };
+    const auto [least, most] = std::ranges::minmax(x);
+    EXPECT_GE(sum_of(chosen), best - kTokens * (most - least) / 50 - 1e-5) << seed;
+    for (int e = 0; e < kExperts; ++e) EXPECT_EQ(std::ranges::count(actual[1], static_cast<float>(e)), 2) << seed;
+    for (int t = 0; t < kTokens; ++t)
+      EXPECT_NEAR(actual[0][static_cast<std::size_t>(t)],
+                  1 / (1 + std::exp(-x[static_cast<std::size_t>(t * kExperts + chosen(t))])), kFp32);
+  }
+}
+
+KERNEL_TEST(RouteKernel, AnAuctionEndsWhateverTheLogits) {
+  Op op = op_of(route);
+  op.router = {.type = RouterType::base, .score = RouterScore::softmax_of_top, .choices = 1};
+  const auto counts = [&](int tokens, int experts, const Values& x) {
+    const Values chosen =
+        call(op, {{plain({{tokens}, {experts}}), x}}, {plain({{tokens}, {1}}), choices_of(tokens, 1)})[1];
+    std::vector<int> of(static_cast<std::size_t>(experts));
+    for (const float e : chosen) ++of.at(static_cast<std::size_t>(e));
+    return of;
+  };
+  EXPECT_EQ(counts(8, 4, Values(32, 1.0f)), (std::vector{2, 2, 2, 2}));
+  EXPECT_EQ(counts(3, 1, {1, -2, 5}), (std::vector{3}));
+  // Seven tokens for three experts: none has more than three.
+  for (const int n : counts(7, 3, random_values(21, 3, 2))) EXPECT_LE(n, 3);
+  const std::vector<int> lost = counts(4, 2, Values(8, std::numeric_limits<float>::quiet_NaN()));
+  EXPECT_EQ(lost, (std::vector{2, 2}));
+}
+
+// Roller et al. 2021 (arXiv 2106.04426), section 3.1. Of 0: the first number of SplitMix64 from 0, 0xe220a8397b1dcdaf.
+KERNEL_TEST(HashRouteKernel, AnIdHasOneExpertAndExpertsHaveAsManyIds) {
+  Op op = op_of(hash_route);
+  op.router.experts = 1 << 15;
+  const auto ids_of = [](std::int64_t n) {
+    return shaped({{n, Axis::sequence}, {1}}, Category::activation, Dtype::int64);
+  };
+  EXPECT_EQ(call(op, {{ids_of(2), {0, 0}}}, {choices_of(2, 1)})[0], (Values{0x4daf, 0x4daf}));
+  op.router.experts = 8;
+  constexpr std::int64_t kIds = 16000;
+  Values ids(kIds);
+  std::iota(ids.begin(), ids.end(), 0.0f);
+  const Values chosen = call(op, {{ids_of(kIds), ids}}, {choices_of(kIds, 1)})[0];
+  for (int e = 0; e < 8; ++e)
+    EXPECT_LT(std::abs(std::ranges::count(chosen, static_cast<float>(e)) - kIds / 8), 5 * 42) << e;  // deviations
+}
+
 // --- Noise and losses
 
 KERNEL_TEST(AddNoiseKernel, IsNormalOfTheDeviationThatIsAskedFor) {
@@ -213,6 +346,13 @@ KERNEL_TEST(ExpertCountsKernel, CountsTheChoicesOfEachSequence) {
   const Values counts = call(op_of(expert_counts), {{choices, {0, 1, 0, 2, 0, 3, 3, 1, 3, 1, 2, 3}}},
                              {plain({{2, Axis::batch}, {4}})})[0];
   expect_equal(counts, {3, 1, 1, 1, 0, 2, 1, 3}, 0);
+}
+
+KERNEL_TEST(ExpertCountsKernel, OfAllSequencesTogether) {
+  Tensor choices = shaped({{2, Axis::batch}, {3, Axis::sequence}, {2}}, Category::activation, Dtype::int32);
+  const Values counts =
+      call(op_of(expert_counts), {{choices, {0, 1, 0, 2, 0, 3, 3, 1, 3, 1, 2, 3}}}, {plain({{1}, {4}})})[0];
+  expect_equal(counts, {3, 3, 2, 4}, 0);
 }
 
 // The loss is the sum over all tokens of what each adds, loads being numbers.

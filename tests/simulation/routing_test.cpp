@@ -465,6 +465,12 @@ TEST(UnequalRouting, RefusesWhatDoesNotFit) {
   EXPECT_NE(refusal([](Scenario& s) { s.workload.routing_skew = 1; }).find("/workload/routing_skew"),
             std::string::npos);
   EXPECT_NE(refusal([](Scenario& s) {
+              s.model.router_type = RouterType::expert_choice;
+              s.workload.routing = ExpertRouting::zipf;
+              s.workload.routing_skew = 1;
+            }).find("which gives all experts as many tokens"),
+            std::string::npos);
+  EXPECT_NE(refusal([](Scenario& s) {
               s.workload.routing = ExpertRouting::hot_rank;
               s.workload.routing_skew = 1;
             }).find("a share above 0 and below 1"),

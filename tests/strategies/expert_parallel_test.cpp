@@ -246,6 +246,59 @@ TEST(ExpertParallel, LoadsOfDividedSequencesAreSummed) {
   }
 }
 
+// Of all replicas' sequences as well, one number an expert.
+TEST(ExpertParallel, LoadsOfAllReplicasAreSummedWhereTheLossIsGlobal) {
+  for (const auto& [tensor, context] : {std::pair{1, 1}, {2, 2}}) {
+    Scenario s = deepseek_moe(4, tensor);
+    s.plan.context.degree = context;
+    s.plan.data.degree = 8 / (tensor * context);
+    s.model.aux_loss = 0.01;
+    s.model.load_balancing = LoadBalancing::global_aux_loss;
+    const Program program = lowered(s);
+    EXPECT_TRUE(check(program).empty());
+    const Piece& layer = piece_named(program, "expert_layer");
+    const auto sum = std::ranges::find_if(
+        layer.forward.ops, [](const Op& op) { return std::string_view(op.name) == "expert_counts.all_reduce"; });
+    ASSERT_NE(sum, layer.forward.ops.end());
+    EXPECT_EQ(program.mesh.size(sum->group), 8);
+    EXPECT_EQ(layer.tensors[sum->reads[0]].elements(), s.model.experts);
+  }
+}
+
+// One rank would choose among, or count, other tokens.
+TEST(ExpertParallel, RunsOfRoutersThatLookAtAllTokensOfARankNeedThemAlike) {
+  const auto refusal = [](const auto& change) -> std::string {
+    Scenario s = deepseek_moe(4);
+    s.model.router_groups = s.model.router_best_groups = 0;
+    change(s);
+    try {
+      expert_parallel::check_runnable(s);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const auto divide = [](Scenario& s) { s.plan.context.degree = 2, s.plan.data.degree = 4; };
+  EXPECT_THAT(refusal([&](Scenario& s) { s.model.router_type = RouterType::expert_choice, divide(s); }),
+              HasSubstr("/model/router_type: found \"expert_choice\""));
+  EXPECT_THAT(refusal([&](Scenario& s) { s.model.router_type = RouterType::base, divide(s); }),
+              HasSubstr("/model/router_type: found \"base\""));
+  EXPECT_THAT(refusal([&](Scenario& s) { s.model.router_type = RouterType::hash, divide(s); }),
+              testing::Not(HasSubstr("router_type")));
+  EXPECT_THAT(refusal([&](Scenario& s) { s.model.router_type = RouterType::expert_choice; }),
+              testing::Not(HasSubstr("router_type")));
+  const auto global = [](Scenario& s, std::int64_t batch) {
+    s.model.aux_loss = 0.1, s.model.load_balancing = LoadBalancing::global_aux_loss;
+    s.workload.global_batch_size = batch;
+  };
+  const Scenario s = deepseek_moe(4);
+  const std::int64_t one = s.plan.data.degree * s.plan.batch.micro_batch_size;
+  EXPECT_THAT(refusal([&](Scenario& other) { global(other, 2 * one); }),
+              HasSubstr("/model/moe_router_load_balancing_type"));
+  EXPECT_THAT(refusal([&](Scenario& other) { global(other, one); }),
+              testing::Not(HasSubstr("moe_router_load_balancing_type")));
+}
+
 // One stream orders the exchanges, the other what shared experts compute behind each of them.
 TEST(ExpertParallel, SharedExpertsComputeWhileTokensTravel) {
   for (const std::int64_t tensor : {1, 2}) {

@@ -150,6 +150,13 @@ std::int64_t unpermute_weights_scratch(const Call& call);
 std::int64_t slot_mask_scratch(const Call& call);
 std::int64_t slot_mask_backward_scratch(const Call& call);
 
+// routers.cu
+// The first half of `route` where experts choose: weights are the scores before, the chosen ones' behind.
+void choose_tokens(const Call& call);
+// The same where an auction assigns: writes choices, and prices into the weights.
+void hold_auction(const Call& call);
+void hash_route(const Call& call);
+
 // gumbel_route.cu
 void gumbel_route(const Call& call);
 void gumbel_route_backward(const Call& call);

@@ -103,6 +103,8 @@ void run_kernel(const Op& op, std::span<const Operand> reads, std::span<const Op
       return route(call);
     case OpKind::route_backward:
       return route_backward(call);
+    case OpKind::hash_route:
+      return hash_route(call);
     case OpKind::permute:
       return permute(call);
     case OpKind::unpermute:

@@ -17,6 +17,7 @@ struct RouteShape {
   RouterScore score;
   int groups, best_groups;
   float scale;
+  bool assigned;  // choices are there
 
   __host__ __device__ bool is_softmax() const {
     return score == RouterScore::softmax || score == RouterScore::softmax_of_top;
@@ -111,7 +112,8 @@ __global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, An
   __syncwarp();
   if (s.groups > 0) keep_best_groups(s, row, bias, compared, of_group);
   for (int j = 0; j < s.k; ++j) {
-    const int expert = take_largest(compared, s.experts);
+    const int expert =
+        s.assigned ? static_cast<int>(load_index(choices, token * s.k + j)) : take_largest(compared, s.experts);
     if (lane != 0) continue;
     chosen[j] = s.score == RouterScore::softmax_of_top ? row.logit(expert) : row.score(expert);
     store(choices, token * s.k + j, static_cast<float>(expert));
@@ -119,6 +121,14 @@ __global__ void route_kernel(RouteShape s, Any logits, Any bias, Any weights, An
   __syncwarp();
   weigh(s, chosen);
   for (int j = lane; j < s.k; j += kWarp) store(weights, token * s.k + j, s.scale * chosen[j]);
+}
+
+__global__ void scores_kernel(RouteShape s, Any logits, Any scores) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const std::int64_t token = (static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+  if (token >= s.tokens) return;
+  const RowOfLogits row = row_of_logits(s, logits, token);
+  for (int e = lane; e < s.experts; e += kWarp) store(scores, row.begin + e, row.score(e));
 }
 
 // Shared memory for each warp: [k].
@@ -131,7 +141,7 @@ __global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, An
   const auto expert_of = [&](int j) { return static_cast<int>(load_index(choices, token * s.k + j)); };
   for (int j = lane; j < s.k; j += kWarp) {
     const int expert = expert_of(j);
-    chosen[j] = s.score == RouterScore::softmax_of_top ? row.logit(expert) : row.score(expert);
+    chosen[j] = expert < 0 ? 0 : s.score == RouterScore::softmax_of_top ? row.logit(expert) : row.score(expert);
   }
   __syncwarp();
   weigh(s, chosen);
@@ -144,6 +154,7 @@ __global__ void route_backward_kernel(RouteShape s, Any dweights, Any logits, An
   __syncwarp();
   for (int j = lane; j < s.k; j += kWarp) {
     const int expert = expert_of(j);
+    if (expert < 0) continue;
     const float d = s.scale * load(dweights, token * s.k + j);
     float slope = s.score == RouterScore::sigmoid ? d * chosen[j] : chosen[j] * (d - mean);
     if (!s.is_softmax()) slope *= 1 - row.score(expert);  // the sigmoid's own
@@ -432,6 +443,7 @@ RouteShape route_shape(const Call& call, const Operand& logits, const Operand& c
   call.require(s.groups == 0 || (s.experts % s.groups == 0 && s.best_groups >= 1 && s.best_groups <= s.groups),
                "experts do not divide into the groups");
   s.scale = router.scale;
+  s.assigned = router.type == RouterType::base;
   return s;
 }
 
@@ -499,7 +511,14 @@ void route(const Call& call) {
   const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
   const RouteShape s = route_shape(call, logits, choices);
   call.require_same_elements(weights, choices);
+  const RouterType type = call.op.router.type;
   if (call.has_read(1)) call.require(elements(call.read(1)) == s.experts, "the bias is not one for each expert");
+  if (type == RouterType::expert_choice) {
+    ORRERY_LAUNCH(scores_kernel, blocks(divide_up(s.tokens, kThreads / kWarp)), kThreads, 0, call.launch.stream, s,
+                  call.numbers(logits), call.numbers(weights));
+    return choose_tokens(call);
+  }
+  if (type == RouterType::base) hold_auction(call);
   const std::int64_t bytes = (s.experts + s.groups + s.k) * static_cast<std::int64_t>(sizeof(float));
   const int threads = route_threads(bytes);
   ORRERY_LAUNCH(route_kernel, blocks(divide_up(s.tokens, threads / kWarp)), threads, bytes * (threads / kWarp),
@@ -650,7 +669,8 @@ void slot_mask_backward(const Call& call) {
 void expert_counts(const Call& call) {
   const Operand &choices = call.read(0), &counts = call.write(0);
   const std::int64_t batch = counts.tensor->sizes[0], experts = last_size(counts);
-  call.require(elements(counts) == batch * experts && choices.tensor->sizes[0] == batch, "counts are [batch, experts]");
+  call.require(elements(counts) == batch * experts && (batch == 1 || choices.tensor->sizes[0] == batch),
+               "counts are [batch, experts] or [1, experts]");
   ORRERY_LAUNCH(expert_counts_kernel, blocks(batch), kThreads,
                 experts * static_cast<std::int64_t>(sizeof(std::int32_t)), call.launch.stream,
                 elements(choices) / batch, static_cast<int>(experts), call.indices(choices), call.numbers(counts));

@@ -1,0 +1,195 @@
+// Routers that no token decides alone, and the one that no logits decide (realrun/routers.h).
+#include "realrun/cuda/kernels/call.cuh"
+#include "realrun/routers.h"
+
+namespace orrery::cuda {
+namespace {
+
+constexpr int kWarps = kThreads / kWarp;
+
+// Rises with the number; never 0, which stands for none.
+__device__ std::uint32_t key_of_number(float x) {
+  const std::uint32_t bits = __float_as_uint(x + 0.0f);  // -0 is 0
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+__device__ float number_of_key(std::uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+// The n largest of a block's candidates: all keys above `key`, and of those that are it the first `of_key`.
+struct Cut {
+  std::uint32_t key;
+  int of_key;
+};
+
+// REQUIRES: at least n candidates, n >= 1. room: shared, of each warp. All threads must come.
+template <class KeyOf>
+__device__ Cut cut_of(int count, int n, const KeyOf& key_of, int* room) {
+  const auto at_least = [&](std::uint32_t key) {
+    int found = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) found += key_of(i) >= key ? 1 : 0;
+    return block_sum(found, room);
+  };
+  Cut cut{0, n};
+  for (std::uint32_t bit = 0x80000000u; bit != 0; bit >>= 1)
+    if (at_least(cut.key | bit) >= n) cut.key |= bit;
+  if (cut.key != 0xffffffffu) cut.of_key = n - at_least(cut.key + 1);
+  return cut;
+}
+
+// visit(candidate, its key, whether it is among the largest), by the thread of candidate % kThreads.
+template <class KeyOf, class Visit>
+__device__ void for_each(int count, const Cut& cut, const KeyOf& key_of, int* room, const Visit& visit) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  int met = 0;
+  for (int tile = 0; tile < count; tile += kThreads) {
+    const int i = tile + thread;
+    const std::uint32_t key = i < count ? key_of(i) : 0;
+    const unsigned votes = __ballot_sync(kAllLanes, key == cut.key);
+    __syncthreads();
+    if (lane == 0) room[warp] = __popc(votes);
+    __syncthreads();
+    int before = met + __popc(votes & ((1u << lane) - 1));
+    for (int w = 0; w < kWarps; ++w) {
+      before += w < warp ? room[w] : 0;
+      met += room[w];
+    }
+    if (i < count) visit(i, key, key > cut.key || (key == cut.key && before < cut.of_key));
+  }
+  __syncthreads();
+}
+
+// A block an expert. weights: the scores, of which what is not chosen becomes 0.
+__global__ void choose_tokens_kernel(int tokens, int experts, int seats, float scale, Any weights, Any choices) {
+  auto* const room = reinterpret_cast<int*>(dynamic_shared());  // [kWarps]
+  const auto expert = static_cast<int>(blockIdx.x);
+  const auto at = [&](int token) { return static_cast<std::int64_t>(token) * experts + expert; };
+  const auto key_of = [&](int token) { return key_of_number(load(weights, at(token))); };
+  const Cut cut = cut_of(tokens, seats, key_of, room);
+  for_each(tokens, cut, key_of, room, [&](int token, std::uint32_t key, bool chosen) {
+    store(weights, at(token), chosen ? scale * number_of_key(key) : 0.0f);
+    store(choices, at(token), chosen ? static_cast<float>(expert) : -1.0f);
+  });
+}
+
+__device__ float block_max(float value, float* room) {
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) room[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  float most = room[0];
+  for (int w = 1; w < kWarps; ++w) most = larger(most, room[w]);
+  __syncthreads();
+  return most;
+}
+
+// One block holds the auction. prices and owners: of the tokens. Shared: [tokens] offers, [tokens] bidders, [experts]
+// how many each owns, [kWarps].
+__global__ void auction_kernel(int tokens, int experts, int seats, Any logits, float* prices, Any owners) {
+  auto* const offers = reinterpret_cast<float*>(dynamic_shared());
+  auto* const bidders = reinterpret_cast<int*>(offers + tokens);
+  int *const owned = bidders + tokens, *const room = owned + experts;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto owner_of = [&](int token) { return static_cast<int>(load_index(owners, token)); };
+  const auto logit = [&](int t, int e) { return load(logits, static_cast<std::int64_t>(t) * experts + e); };
+  float least = -minus_infinity(), most = minus_infinity();
+  for (std::int64_t i = thread; i < static_cast<std::int64_t>(tokens) * experts; i += kThreads) {
+    const float x = load(logits, i);
+    least = x < least ? x : least;
+    most = larger(most, x);
+  }
+  auto* const numbers = reinterpret_cast<float*>(room);
+  most = block_max(most, numbers);
+  least = -block_max(-least, numbers);
+  const float step = larger((most - least) * auction::kStepOfRange, auction::kLeastStep);
+  for (int t = thread; t < tokens; t += kThreads) {
+    prices[t] = 0;
+    store(owners, t, -1);
+  }
+  for (int e = thread; e < experts; e += kThreads) owned[e] = 0;
+  __syncthreads();
+  for (int round = 0; round < auction::kMostRounds; ++round) {
+    int free = 0;
+    for (int t = thread; t < tokens; t += kThreads) {
+      free += owner_of(t) < 0 ? 1 : 0;
+      bidders[t] = -1;
+    }
+    if (block_sum(free, room) == 0) break;
+    for (int e = 0; e < experts; ++e) {
+      const int others = tokens - owned[e], wanted = seats - owned[e] < others ? seats - owned[e] : others;
+      if (wanted <= 0) continue;
+      const auto key_of = [&](int t) { return owner_of(t) == e ? 0u : key_of_number(logit(t, e) - prices[t]); };
+      const Cut cut = cut_of(tokens, wanted, key_of, room);
+      const float next = number_of_key(others > wanted ? cut_of(tokens, wanted + 1, key_of, room).key : cut.key);
+      for_each(tokens, cut, key_of, room, [&](int t, std::uint32_t key, bool bids) {
+        if (!bids) return;
+        const float more = number_of_key(key) - next, offer = more + step, price = prices[t] + offer;
+        if (bidders[t] >= 0 && !(price > offers[t])) return;
+        bidders[t] = e;
+        offers[t] = price;
+      });
+    }
+    __syncthreads();  // who has looked at what each owns
+    for (int t = thread; t < tokens; t += kThreads) {
+      if (bidders[t] < 0) continue;
+      if (const int before = owner_of(t); before >= 0) atomicAdd(owned + before, -1);
+      atomicAdd(owned + bidders[t], 1);
+      store(owners, t, static_cast<float>(bidders[t]));
+      prices[t] = offers[t];
+    }
+    __syncthreads();
+  }
+  if (thread != 0) return;
+  for (int t = 0; t < tokens; ++t) {
+    if (owner_of(t) >= 0) continue;
+    int best = -1;
+    for (int e = 0; e < experts; ++e)
+      if (owned[e] < seats && (best < 0 || logit(t, e) > logit(t, best))) best = e;
+    ++owned[best];
+    store(owners, t, static_cast<float>(best));
+  }
+}
+
+__global__ void hash_route_kernel(std::int64_t tokens, std::int64_t experts, Any ids, Any choices) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < tokens) store(choices, i, static_cast<float>(expert_of_id(load_index(ids, i), experts)));
+}
+
+constexpr std::int64_t kRoom = kWarps * static_cast<std::int64_t>(sizeof(int));
+
+}  // namespace
+
+void choose_tokens(const Call& call) {
+  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
+  const std::int64_t experts = last_size(logits), tokens = elements(logits) / experts;
+  call.require(last_size(choices) == experts, "experts choose: there is a place for each");
+  const std::int64_t seats = seats_of_expert(tokens, call.op.router.choices, experts);
+  call.require(seats >= 1, "experts choose nothing");
+  call.require(tokens <= std::numeric_limits<std::int32_t>::max() - kThreads, "there are too many tokens");
+  ORRERY_LAUNCH(choose_tokens_kernel, blocks(experts), kThreads, kRoom, call.launch.stream, static_cast<int>(tokens),
+                static_cast<int>(experts), static_cast<int>(seats), call.op.router.scale, call.numbers(weights),
+                call.indices(choices));
+}
+
+void hold_auction(const Call& call) {
+  const Operand &logits = call.read(0), &weights = call.write(0), &choices = call.write(1);
+  const std::int64_t experts = last_size(logits), tokens = elements(logits) / experts;
+  call.require(last_size(choices) == 1, "an auction gives a token one expert");
+  constexpr std::int64_t kMostShared = 227 << 10;  // of a block (CUDA C++ Programming Guide, compute capability 9.0)
+  const std::int64_t shared = (2 * tokens + experts) * static_cast<std::int64_t>(sizeof(int)) + kRoom;
+  call.require(shared <= kMostShared, "a block has no room for the prices of so many tokens");
+  ORRERY_LAUNCH(auction_kernel, blocks(1), kThreads, shared, call.launch.stream, static_cast<int>(tokens),
+                static_cast<int>(experts), static_cast<int>(seats_of_expert(tokens, 1, experts)), call.numbers(logits),
+                call.singles(weights), call.indices(choices));
+}
+
+void hash_route(const Call& call) {
+  const Operand &ids = call.read(0), &choices = call.write(0);
+  call.require_same_elements(ids, choices);
+  call.require(call.op.router.experts >= 1, "there are no experts");
+  const std::int64_t tokens = elements(ids), experts = call.op.router.experts;
+  ORRERY_LAUNCH(hash_route_kernel, blocks(divide_up(tokens, kThreads)), kThreads, 0, call.launch.stream, tokens,
+                experts, call.indices(ids), call.indices(choices));
+}
+
+}  // namespace orrery::cuda
