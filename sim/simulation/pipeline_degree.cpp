@@ -45,6 +45,34 @@ class Profiler {
     return result;
   }
 
+  // A collective of which pieces are issued: its operands' elements are the units.
+  ProfiledTime of_pieces(Op op) const {
+    const double whole = elements(op, piece_.tensors);
+    op.piece = true;
+    op.every = op.count = 1;
+    std::vector<Measured> measured;
+    for (std::int64_t i = 1; i <= kCollectiveSizes; ++i) {
+      op.factor = static_cast<double>(i * kCollectiveStep) / whole;
+      measured.push_back({static_cast<double>(i * kCollectiveStep), costs_.cost(op, piece_.tensors, 1).seconds});
+    }
+    ProfiledTime result = fitted(measured);
+    result.units = whole;
+    return result;
+  }
+
+  // Of the backward, what has nothing to do with experts' rows and is no `gradients` all-reduce.
+  double dense_seconds() const {
+    double seconds = 0;
+    for (const Op& op : piece_.backward.ops) {
+      const auto of_rows = [&](TensorId id) { return has_slots(piece_, id); };
+      if (op.stream == Stream::data_communication || std::ranges::any_of(op.reads, of_rows) ||
+          std::ranges::any_of(op.writes, of_rows))
+        continue;
+      if (const OpCost cost = costs_.cost(op, piece_.tensors, 1); !cost.absent) seconds += cost.seconds;
+    }
+    return seconds;
+  }
+
  private:
   struct Measured {
     double units, seconds;
@@ -124,6 +152,71 @@ void profile(const Simulation& sequential, PipelineDegrees& degrees) {
   degrees.all_gather = profiler.of(of_kind(OpKind::all_gather), false, 1);
   degrees.reduce_scatter = profiler.of(of_kind(OpKind::reduce_scatter), false, 1);
   degrees.experts = profiler.of(is_expert_product, true, 1);
+
+  GradientPieces& gradients = degrees.gradients;
+  for (const Block* block : {&piece->backward, &piece->update})
+    for (const Op& op : block->ops)
+      if (op.kind == OpKind::all_reduce && op.stream == Stream::data_communication && gradients.all_reduce.units == 0)
+        gradients.all_reduce = profiler.of_pieces(op);
+  gradients.dense_seconds = profiler.dense_seconds();
+  const auto number = static_cast<std::uint16_t>(piece - program.pieces.begin());
+  for (const std::vector<Chunk>& stage : program.stages) {
+    std::int64_t here = 0;
+    for (const Chunk& chunk : stage)
+      for (const Run& run : chunk.runs)
+        if (run.piece == number || program.pieces[run.piece].variant_of == number) here += run.count;
+    gradients.layers = std::max(gradients.layers, here);
+  }
+}
+
+// Of layers behind the first, which has none before it, in the mean.
+StepByShares shares_of(const char* name, const fsmoe::GradientPartition& partition, double elements) {
+  StepByShares shares{name};
+  const auto layers = static_cast<double>(partition.in_moe.size() - 1);
+  for (std::size_t i = 1; i < partition.in_moe.size(); ++i) {
+    shares.experts += partition.in_moe[i] / elements / layers;
+    shares.dense += partition.in_dense[i] / elements / layers;
+  }
+  shares.dense = std::min(shares.dense, 1 - shares.experts);  // but for rounding
+  return shares;
+}
+
+void partition_gradients(const fsmoe::LayerTimes& backward, Scenario changed,
+                         const std::function<Simulation(const Scenario&)>& evaluate, PipelineDegrees& degrees) {
+  GradientPieces& gradients = degrees.gradients;
+  if (gradients.all_reduce.units == 0 || gradients.layers < 2) {
+    gradients.refused = gradients.layers < 2 ? "a stage has one layer with experts: none is behind it"
+                                             : "no gradients of layers are all-reduced";
+    return;
+  }
+  const std::vector<fsmoe::GeneralisedLayer> layers(static_cast<std::size_t>(gradients.layers),
+                                                    {backward, gradients.dense_seconds, gradients.all_reduce.units});
+  gradients.greedy = fsmoe::greedy_partition(layers, gradients.all_reduce.time);
+  gradients.global = fsmoe::best_partition(layers, gradients.all_reduce.time);
+
+  changed.plan.fsmoe.forward_degree = degrees.fastest().forward;
+  changed.plan.fsmoe.backward_degree = degrees.fastest().backward;
+  const auto with = [&](StepByShares shares) {
+    changed.plan.fsmoe.share_beside_experts = shares.experts;
+    changed.plan.fsmoe.share_beside_dense = shares.dense;
+    shares.seconds = evaluate(changed).report.step_seconds;
+    return shares;
+  };
+  std::vector<StepByShares> steps{with({"none"})};
+  try {
+    steps.push_back(with(shares_of("greedy", gradients.greedy, gradients.all_reduce.units)));
+    steps.push_back(with(shares_of("global", gradients.global, gradients.all_reduce.units)));
+    StepByShares best = steps.front();
+    for (int experts = 0; experts <= 4; ++experts)
+      for (int dense = 0; dense <= 4 - experts; ++dense)
+        if (const StepByShares step = with({"", experts / 4.0, dense / 4.0}); step.seconds < best.seconds) best = step;
+    best.partition = "best of quarters";
+    steps.push_back(best);
+  } catch (const InputError& error) {
+    gradients.refused = error.what();
+    return;
+  }
+  gradients.steps = std::move(steps);
 }
 
 }  // namespace
@@ -163,6 +256,7 @@ PipelineDegrees pipeline_degrees(const Scenario& scenario, const std::function<S
       changed.plan.fsmoe.backward_degree = b;
       degrees.steps.push_back({f, b, evaluate(changed).report.step_seconds});
     }
+  partition_gradients(backward, changed, evaluate, degrees);
   return degrees;
 }
 
@@ -230,6 +324,28 @@ std::string steps_text(const PipelineDegrees& degrees) {
   return text + "\n";
 }
 
+std::string gradients_text(const GradientPieces& gradients) {
+  const std::string heading =
+      "Gradients of a layer, all-reduced in pieces beside the next layer backward (section 5)\n";
+  if (gradients.steps.empty()) return heading + "  none: " + gradients.refused + "\n";
+  constexpr std::array<Column, 5> kColumns{{{"partition", false}, {"experts"}, {"dense"}, {"formula"}, {"step"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const StepByShares& step : gradients.steps) {
+    const fsmoe::GradientPartition* const formula = step.partition == "greedy"   ? &gradients.greedy
+                                                    : step.partition == "global" ? &gradients.global
+                                                                                 : nullptr;
+    rows.push_back({step.partition, fmt::format("{:.3f}", step.experts), fmt::format("{:.3f}", step.dense),
+                    formula == nullptr ? "-" : seconds_text(formula->seconds), seconds_text(step.seconds)});
+  }
+  return heading +
+         fmt::format("  an all-reduce: alpha {}, beta {:.3g} ns, {:.4g} elements a layer; dense part {}; {} layers\n",
+                     seconds_text(gradients.all_reduce.time.start_up), gradients.all_reduce.time.per_unit * 1e9,
+                     gradients.all_reduce.units, seconds_text(gradients.dense_seconds), gradients.layers) +
+         grid(kColumns, rows) +
+         "  experts, dense: moe_gradient_share_experts, moe_gradient_share_dense; formula: of all layers backward and "
+         "what is left\n";
+}
+
 }  // namespace
 
 std::string pipeline_degree_text(const PipelineDegrees& degrees) {
@@ -237,8 +353,9 @@ std::string pipeline_degree_text(const PipelineDegrees& degrees) {
       "pipeline degrees of {}, of one rank's rows in one micro-batch\n\n"
       "Profile of the cost models, t = alpha + n beta, by least squares over {} and {} sizes\n{}\n"
       "By FSMoE's four cases (arXiv 2501.10714, section 4), no gradients reduced in the layer\n{}\n"
-      "By the engine: the time of a step\n{}",
-      degrees.layer, kCollectiveSizes, kProductSizes, profile_text(degrees), cases_text(degrees), steps_text(degrees));
+      "By the engine: the time of a step\n{}\n{}",
+      degrees.layer, kCollectiveSizes, kProductSizes, profile_text(degrees), cases_text(degrees), steps_text(degrees),
+      gradients_text(degrees.gradients));
 }
 
 }  // namespace orrery

@@ -442,5 +442,45 @@ TEST(PipelineDegree, IsThatOfTheFourCasesAndTheEnginesOwn) {
   EXPECT_THROW(degrees_of(with(scenario, MoeSchedule::sequential, 1, 1)), InputError);
 }
 
+// Seven equal layers of which each sends what fits into the idle times of the next one's dense part and experts.
+TEST(PipelineDegree, PartitionsGradientsByThePapersStepsAndTheEnginesOwn) {
+  const Scenario scenario = bundled("fsmoe-mixtral-7b");
+  const PipelineDegrees degrees = degrees_of(scenario);
+  const GradientPieces& g = degrees.gradients;
+  EXPECT_EQ(g.refused, "");
+  EXPECT_EQ(g.layers, 7);
+  ASSERT_EQ(g.steps.size(), 4u);
+  EXPECT_EQ(g.steps[0].partition, "none");
+  EXPECT_EQ(g.steps[0].seconds, degrees.fastest().seconds);
+  // Of a rank: its parts of the projections of queries, keys, values and output, its router and two norms.
+  const double h = 4096, parameters = h * (h + 2 * 1024) / 4 + h * h / 4 + 8 * h + 2 * h;
+  EXPECT_EQ(g.all_reduce.units, parameters);
+  EXPECT_GT(g.all_reduce.determination, 0.999);
+  const StepByShares &greedy = g.steps[1], &global = g.steps[2], &best = g.steps[3];
+  const auto fits = [&](double idle) {
+    return (idle - g.all_reduce.time.start_up) / g.all_reduce.time.per_unit / parameters;
+  };
+  EXPECT_NEAR(greedy.dense, fits(g.dense_seconds), 1e-9);
+  EXPECT_NEAR(greedy.experts, fits(degrees.chosen_backward.idle_seconds), 1e-9);
+  EXPECT_LE(g.global.seconds, g.greedy.seconds);
+  EXPECT_LE(global.experts + global.dense, 1 + 1e-12);
+  Simulator simulator;
+  Scenario chosen = with(scenario, MoeSchedule::fsmoe, degrees.fastest().forward, degrees.fastest().backward);
+  for (const StepByShares& step : {greedy, global, best}) {
+    chosen.plan.fsmoe.share_beside_experts = step.experts;
+    chosen.plan.fsmoe.share_beside_dense = step.dense;
+    EXPECT_EQ(step.seconds, simulator.evaluate(chosen, {}).report.step_seconds) << step.partition;
+  }
+  EXPECT_LE(best.seconds, g.steps[0].seconds);
+  EXPECT_THAT(pipeline_degree_text(degrees), HasSubstr("best of quarters"));
+
+  EXPECT_THAT(degrees_of(bundled("fsmoe")).gradients.refused, HasSubstr("one layer with experts"));
+  Scenario sharded = scenario;
+  sharded.plan.data.zero_stage = 1;
+  EXPECT_THAT(degrees_of(sharded).gradients.refused, HasSubstr("no gradients of layers are all-reduced"));
+  EXPECT_THAT(degrees_of(with(scenario, MoeSchedule::tutel, 2, 2)).gradients.refused,
+              HasSubstr("moe_gradient_share_experts"));
+}
+
 }  // namespace
 }  // namespace orrery
