@@ -12,6 +12,7 @@
 #include <set>
 #include <sstream>
 
+#include "cli/memory_trace.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
 #include "sim/cost/exchange_skew.h"
@@ -516,7 +517,7 @@ constexpr std::array<HeadLine, 7> kHeadLines{{
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
     {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
-     [](const Simulation& s) { return explain_memory(s.report); }},
+     [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
 }};
 
 }  // namespace

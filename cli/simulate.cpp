@@ -12,6 +12,7 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/explain.h"
+#include "cli/memory_trace.h"
 #include "cli/offers.h"
 #include "cli/output.h"
 #include "cli/title.h"
@@ -36,11 +37,12 @@ namespace {
 struct SimulateArguments {
   std::string scenario;
   std::vector<std::string> sets, calibrations;
-  std::string json, csv, trace, svg, explain, batch, fields, label;
+  std::string json, csv, trace, memory_trace, svg, explain, batch, fields, label;
   EngineArguments engine;
   std::int64_t steps = 0;  // 0: one, in full
   std::string database;
   bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
+  bool expandable_segments = false;
 };
 
 constexpr std::size_t kLabelColumns = 24;
@@ -51,6 +53,7 @@ constexpr const char* kSimulateExamples = R"(Examples:
   orrery simulate korth-t5-megatron-1T-full                   a published measurement (orrery validate --points)
   orrery simulate scenario.json --json - | jq .mfu            for programs
   orrery simulate scenario.json --trace step.json             open in ui.perfetto.dev
+  orrery simulate scenario.json --memory-trace step.pickle    open in pytorch.org/memory_viz
   orrery simulate scenario.json --svg schedule.svg            a picture of the pipeline's schedule
   orrery simulate moe.json --steps 10000 --svg run.svg        many steps, whose routing of experts drifts
   orrery simulate scenario.json --explain layer.forward.fc1   one op's formula with its numbers
@@ -144,13 +147,14 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   });
   outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
   outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
+  outputs.add_wanted(arguments.memory_trace, [&] { return memory_trace(simulation, arguments.expandable_segments); });
   const bool has_table = arguments.explain.empty() && !outputs.on_standard_output();
   if (!arguments.explain.empty()) {
     std::optional<Simulator> others;  // what `simulation` points to is its own simulator's
     outputs.add("-", explain(arguments.explain, simulation, [&](const Scenario& scenario) {
-      if (!others) others.emplace(read_user_calibration(arguments.calibrations));
-      return others->evaluate(scenario, arguments.engine.options());
-    }));
+                  if (!others) others.emplace(read_user_calibration(arguments.calibrations));
+                  return others->evaluate(scenario, arguments.engine.options());
+                }));
   } else if (has_table) {
     outputs.add("-", text_of(simulation, analytical ? &*analytical : nullptr, arguments) +
                          measurement_text(arguments, simulation) +
@@ -187,6 +191,7 @@ void simulate_jobs(const nlohmann::json& document, const ScenarioSource& source,
   if (!arguments.svg.empty()) throw InputError({"--svg", ""}, "jobs", "a scenario of one job; --trace shows them all");
   if (!arguments.explain.empty()) throw InputError({"--explain", ""}, "jobs", "a scenario of one job");
   if (arguments.verify) throw InputError({"--verify", ""}, "jobs", "a scenario of one job");
+  if (!arguments.memory_trace.empty()) throw InputError({"--memory-trace", ""}, "jobs", "a scenario of one job");
   SimulationOptions options = arguments.engine.options();
   options.ops = true;
   options.timeline = !arguments.trace.empty();
@@ -219,6 +224,7 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
   };
   if (has_jobs(document)) throw InputError({"--steps", ""}, "jobs", "a scenario of one job");
   if (!arguments.trace.empty()) refuse("--trace");
+  if (!arguments.memory_trace.empty()) refuse("--memory-trace");
   if (!arguments.explain.empty()) refuse("--explain");
   if (arguments.ops) refuse("--ops");
   if (arguments.verify) refuse("--verify");
@@ -231,7 +237,8 @@ void simulate_steps(const nlohmann::json& document, const ScenarioSource& source
 
 void simulate_batch(const SimulateArguments& arguments) {
   if (arguments.steps > 0) throw InputError({"--batch", ""}, "--steps beside it", "one scenario of many steps");
-  if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty())
+  if (!arguments.trace.empty() || !arguments.svg.empty() || !arguments.explain.empty() ||
+      !arguments.memory_trace.empty())
     throw InputError({"--batch", ""}, "an output for one scenario beside it", "--json or --csv: a result a line");
   if (arguments.engine.both()) throw InputError({"--batch", ""}, "--engine both beside it", "one engine");
   if (arguments.ops && !arguments.fields.empty())
@@ -261,6 +268,9 @@ void simulate(const SimulateArguments& arguments) {
     throw InputError({"--fields", ""}, "no --batch beside it", "--batch, whose results it shortens");
   if (!arguments.database.empty() && arguments.steps == 0)
     throw InputError({"--db", ""}, "no --steps beside it", "--steps N, whose steps it keeps (of one step: --json)");
+  if (arguments.expandable_segments && arguments.memory_trace.empty())
+    throw InputError({"--expandable-segments", ""}, "no --memory-trace beside it",
+                     "--memory-trace FILE, which it is of");
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
@@ -299,6 +309,10 @@ void add_simulate(Command app) {
                   "What the result is called in JSON and CSV; else its scenario and --sets. Of a batch, TEXT:LINE")
       .type_name("TEXT");
   file("--trace", arguments->trace, "Write the step's timeline for Perfetto (ui.perfetto.dev)");
+  file("--memory-trace", arguments->memory_trace,
+       "Write what the fullest stage allocates in a step, for PyTorch's memory visualiser (pytorch.org/memory_viz)");
+  command.add_flag("--expandable-segments", arguments->expandable_segments,
+                   "Of --memory-trace: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule, or of --steps");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
   command

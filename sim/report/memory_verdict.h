@@ -11,7 +11,8 @@ namespace orrery {
 enum class MemoryVerdict { fits, tight, does_not_fit };
 
 // Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times
-// (results/published/steps, peak_allocated_bytes; a source of more than 30 counts as 30, as for intervals of steps).
+// (results/published/steps, peak_allocated_bytes and peak_reserved_bytes; a source of more than 30 counts as 30, as for
+// intervals of steps): what allocators reserve beyond what is allocated is a part of it.
 // tests/validation holds them to that.
 inline constexpr double kPeakLow = 0.98, kPeakHigh = 1.14;
 struct PeakInterval {

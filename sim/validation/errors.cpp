@@ -78,7 +78,8 @@ FitsConfusion fits_confusion(std::span<const PredictedPoint> points) {
   for (const PredictedPoint& p : points) {
     const Quantity quantity = p.point->quantity;
     const bool of_a_run = quantity == Quantity::fits || quantity == Quantity::step_seconds ||
-                          quantity == Quantity::peak_allocated_bytes || quantity == Quantity::peak_device_bytes;
+                          quantity == Quantity::peak_allocated_bytes || quantity == Quantity::peak_reserved_bytes ||
+                          quantity == Quantity::peak_device_bytes;
     if (!p.is_predicted() || !p.is_measured() || !of_a_run || p.capacity_bytes <= 0) continue;
     const bool did = ran(*p.point), fits = p.peak_bytes <= p.capacity_bytes;
     if (did && fits) ++confusion.fits_as_predicted;

@@ -428,9 +428,9 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
       "from the fewest to the most.\n\n" +
       scaling(runs.others);
   page += "\n## Memory, layers, activations\n\n";
-  for (const Quantity q :
-       {Quantity::peak_allocated_bytes, Quantity::peak_device_bytes, Quantity::layer_forward_seconds,
-        Quantity::layer_backward_seconds, Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
+  for (const Quantity q : {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
+                           Quantity::layer_forward_seconds, Quantity::layer_backward_seconds,
+                           Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
     const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
     if (points.empty()) continue;
     page += groups(name_of(q), groups_by(points, [](const PredictedPoint& p) { return p.source->name; }),

@@ -6,6 +6,7 @@
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
+#include "sim/simulation/allocator.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
@@ -64,6 +65,7 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     const Scenario& scenario = simulation.scenario;
     result.predicted = predicted_value(point.quantity, simulation);
     result.peak_bytes = simulation.report.memory_peak_bytes;
+    result.allocated_bytes = allocated_bytes(fullest_stage(simulation).memory);
     result.capacity_bytes = simulation.report.memory_capacity_bytes;
     result.curves = curve_origin(scenario.cluster.device, *simulation.kernels, precision::peak_dtype(scenario));
     result.device = scenario.cluster.device.name;
@@ -90,6 +92,10 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
       return report.step_seconds;
     case Quantity::peak_allocated_bytes:
       return allocated_bytes(fullest());
+    case Quantity::peak_reserved_bytes:
+      return static_cast<double>(
+          replay(allocations(simulation), allocator_options(simulation, /*expandable_segments=*/true), kAllocatorSteps)
+              .statistics.peak_reserved);
     case Quantity::peak_device_bytes:
       return report.memory_peak_bytes;
     case Quantity::fits:

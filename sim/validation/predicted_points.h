@@ -17,6 +17,7 @@ struct PredictedPoint {
   std::string not_predicted;
   double predicted = 0;  // in the quantity's unit; fits: 1 or 0
   double peak_bytes = 0, capacity_bytes = 0;
+  double allocated_bytes = 0;  // of the peak, without the framework's
   std::string device, framework;
   CurveOrigin curves = CurveOrigin::own;
   bool measured_device() const { return curves == CurveOrigin::own; }

@@ -18,6 +18,7 @@ namespace orrery {
 enum class Quantity : std::uint8_t {
   step_seconds,
   peak_allocated_bytes,
+  peak_reserved_bytes,
   peak_device_bytes,
   fits,
   layer_forward_seconds,
@@ -25,8 +26,8 @@ enum class Quantity : std::uint8_t {
   activation_bytes_per_layer,
   model_state_bytes
 };
-inline constexpr std::array<std::string_view, 8> kQuantityNames{
-    "step_seconds",          "peak_allocated_bytes",   "peak_device_bytes",          "fits",
+inline constexpr std::array<std::string_view, 9> kQuantityNames{
+    "step_seconds",          "peak_allocated_bytes",   "peak_reserved_bytes",        "peak_device_bytes", "fits",
     "layer_forward_seconds", "layer_backward_seconds", "activation_bytes_per_layer", "model_state_bytes"};
 inline std::string_view name_of(Quantity q) { return kQuantityNames[static_cast<std::size_t>(q)]; }
 inline bool is_seconds(Quantity q) { return name_of(q).ends_with("_seconds"); }

@@ -121,5 +121,43 @@ TEST(Output, ErrorsAreOneLineOnAnyTerminal) {
   EXPECT_EQ(place.shell("$ORRERY --help >/dev/full").code, 2);
 }
 
+// Read by Python's own pickle: events neither overlap nor free what is not there, and end with what the blocks say.
+TEST(MemoryTrace, IsASnapshotAsPyTorchWritesThem) {
+  const Workplace here;
+  for (const char* expandable : {"", " --expandable-segments"}) {
+    const CommandResult result = here.orrery("simulate small-gpt --memory-trace step.pickle" + std::string(expandable));
+    ASSERT_EQ(result.code, 0) << result.err;
+    here.write("read.py", R"(
+import pickle
+s = pickle.load(open('step.pickle', 'rb'))
+blocks = {b['address']: b for g in s['segments'] for b in g['blocks']}
+for g in s['segments']:
+    assert sum(b['size'] for b in g['blocks']) == g['total_size']
+    at = g['address']
+    for b in g['blocks']:
+        assert b['address'] == at
+        at += b['size']
+live = {}
+for e in s['device_traces'][0]:
+    if e['action'] == 'alloc':
+        assert e['addr'] not in live and e['frames'][0]['name'] and e['frames'][0]['filename']
+        live[e['addr']] = e['size']
+    elif e['action'] == 'free_completed':
+        assert live.pop(e['addr']) == e['size']
+assert not live
+kept = [b for b in blocks.values() if b['state'] == 'active_allocated']
+assert kept and all('parameter' in b['frames'][0]['filename'] or 'gradient' in b['frames'][0]['filename'] or
+                    'optimizer' in b['frames'][0]['filename'] for b in kept), {b['frames'][0]['filename'] for b in kept}
+print(s['allocator_settings']['expandable_segments'])
+)");
+    EXPECT_EQ(here.python("read.py"), 0);
+  }
+  for (const char* refused : {"--steps 2 --memory-trace m", "--expandable-segments"}) {
+    const CommandResult result = here.orrery("simulate small-gpt " + std::string(refused));
+    EXPECT_EQ(result.code, 2) << refused;
+  }
+  EXPECT_EQ(here.files().count("m"), 0u);
+}
+
 }  // namespace
 }  // namespace orrery

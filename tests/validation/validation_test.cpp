@@ -610,8 +610,10 @@ TEST(Intervals, OfMemoryAreThoseThatVerdictsGoBy) {
   std::map<std::string, std::vector<double>> peaks;  // measured / predicted, by source
   for (const PredictedPoint& p : predicted(Seen::all))
     if (p.is_predicted() &&
-        (p.point->quantity == Quantity::peak_allocated_bytes || p.point->quantity == Quantity::peak_device_bytes))
-      peaks[p.source->name].push_back(p.point->value / p.predicted);
+        (p.point->quantity == Quantity::peak_allocated_bytes || p.point->quantity == Quantity::peak_reserved_bytes ||
+         p.point->quantity == Quantity::peak_device_bytes))
+      peaks[p.source->name].push_back(
+          p.point->value / (p.point->quantity == Quantity::peak_reserved_bytes ? p.allocated_bytes : p.predicted));
   ASSERT_GE(peaks.size(), 3u);
   const auto beyond = [&](auto is_beyond) {
     double outside = 0, all = 0;

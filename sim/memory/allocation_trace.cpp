@@ -1,0 +1,268 @@
+#include "sim/memory/allocation_trace.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <utility>
+
+#include "sim/program/issue.h"
+
+namespace orrery {
+namespace {
+
+constexpr std::uint32_t kNothing = 0xffffffffu;
+
+// Of a piece, what each op of a block begins and ends.
+struct PieceLives {
+  explicit PieceLives(const Piece& piece) {
+    lives.find(piece);
+    for (std::size_t b = 0; b < kBlocks.size(); ++b) {
+      const std::span<const Op> ops = (piece.*kBlocks[b]).ops;
+      begins[b].resize(ops.size());
+      ends[b].resize(ops.size());
+      const TensorId input = boundary_of(piece, b).input;
+      has_ahead[b] = FindAhead()(ops, lives.storage(), input, ahead[b]);
+    }
+    for (const TensorId id : lives.storages()) {
+      const Life& life = lives.of(id);
+      if (piece.tensors[id].place != Place::device) continue;
+      if (life.keeper == Keeper::step) resident.push_back(id);
+      if (life.keeper != Keeper::blocks) continue;
+      for (std::size_t b = 0; b < kBlocks.size(); ++b) {
+        if (!life.touches(b)) continue;
+        if (!life.enters_block(b)) begins[b][life.first[b]].push_back(id);
+        if (!life.outlives(b)) ends[b][life.last[b]].push_back(id);
+      }
+    }
+  }
+  bool is_passing(const Piece& piece, TensorId storage) const {
+    return piece.tensors[storage].place == Place::device && lives.of(storage).keeper == Keeper::blocks;
+  }
+
+  Liveness lives;
+  std::array<std::vector<std::vector<TensorId>>, kBlocks.size()> begins, ends;  // by op
+  std::array<std::vector<std::uint8_t>, kBlocks.size()> ahead;                  // by op
+  std::array<bool, kBlocks.size()> has_ahead{};
+  std::vector<TensorId> resident;
+};
+
+class Tracer {
+ public:
+  Tracer(const Program& program, std::size_t stage) : program_(program), stage_(stage) {
+    for (const Piece& piece : program.pieces) lives_.emplace_back(piece);
+  }
+
+  AllocationTrace run() {
+    const std::vector<Chunk>& chunks = program_.stages[stage_];
+    for (const Chunk& chunk : chunks) {
+      first_instance_.push_back(instances_);
+      for (const Run& run : chunk.runs) {
+        for (std::int64_t i = 0; i < run.count; ++i)
+          for (const TensorId id : lives_[run.piece].resident) allocate(run.piece, id, 0);
+        instances_ += run.count;
+      }
+    }
+    trace_.step_begin = trace_.events.size();
+    const Schedule& schedule = program_.schedule;
+    schedule.order(stage_).for_each([&](const Slot& slot) {
+      const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
+                                : slot.kind == SlotKind::backward ? kBackwardBlock
+                                                                  : kWeightGradientBlock;
+      run_line(chunks[slot.chunk].runs, first_instance_[slot.chunk], block, slot.micro_batch,
+               conditions_of(slot.micro_batch, schedule.micro_batches));
+    });
+    for (std::size_t c = 0; c < chunks.size(); ++c)
+      run_line(chunks[c].runs, first_instance_[c], kUpdateBlock, kUpdate, kOnly);
+    return std::move(trace_);
+  }
+
+ private:
+  static constexpr std::uint32_t kUpdate = 0xffffffffu;  // in place of a micro-batch
+
+  using Held = std::vector<std::uint32_t>;  // by storage: the allocation that it is
+  struct Instance {
+    std::uint16_t piece = 0;
+    std::int64_t number = 0;  // of the stage
+    PlaceInStretch place;
+  };
+
+  std::uint32_t allocate(std::uint16_t piece, TensorId storage, int stream) {
+    const auto number = static_cast<std::uint32_t>(trace_.allocations.size());
+    trace_.allocations.push_back({program_.pieces[piece].tensors[storage].bytes(), stream, piece, storage});
+    owners_.push_back(1);
+    trace_.events.push_back({number, false});
+    return number;
+  }
+  void release(std::uint32_t allocation) {
+    if (allocation == kNothing || --owners_[allocation] > 0) return;
+    trace_.events.push_back({allocation, true});
+  }
+
+  Held& held_of(const Instance& instance, std::uint32_t micro_batch) {
+    Held& held = held_[{instance.number, micro_batch}];
+    if (held.empty()) held.assign(program_.pieces[instance.piece].tensors.size(), kNothing);
+    return held;
+  }
+
+  void run_line(std::span<const Run> runs, std::int64_t first, std::size_t block, std::uint32_t micro_batch,
+                WhenSet conditions) {
+    const bool reversed = block == kBackwardBlock || block == kWeightGradientBlock;
+    std::vector<Instance> line;
+    std::int64_t all = 0;
+    for (const Run& run : runs) all += run.count;
+    for_each_in_line(program_.pieces, runs, reversed, [&](const Run& run, PlaceInStretch place) {
+      for (std::int64_t i = 0; i < run.count; ++i, ++place.before) {
+        const auto at = static_cast<std::int64_t>(line.size());
+        line.push_back({run.piece, first + (reversed ? all - 1 - at : at), place});
+      }
+    });
+    IssueAhead ahead{static_cast<std::int64_t>(line.size()), 0};
+    for (const Run& run : runs)
+      if (lives_[run.piece].has_ahead[block])
+        for (const Op& op : (program_.pieces[run.piece].*kBlocks[block]).ops)
+          ahead.longest = std::max<std::int64_t>(ahead.longest, op.prefetch);
+    const auto issue = [&](std::int64_t i, int least, int most) {
+      const Instance& instance = line[static_cast<std::size_t>(i)];
+      const PieceLives& lives = lives_[instance.piece];
+      if (!lives.has_ahead[block]) return;
+      const std::span<const Op> ops = (program_.pieces[instance.piece].*kBlocks[block]).ops;
+      for (std::size_t p = 0; p < ops.size(); ++p)
+        if (lives.ahead[block][p] != 0 && ops[p].prefetch >= least && ops[p].prefetch <= most &&
+            (bit(ops[p].when) & conditions) != 0)
+          begin(instance, held_of(instance, micro_batch), block, p);
+    };
+    if (ahead.longest > 0) ahead.at_beginning(issue);
+    postponed_.clear();
+    std::uint32_t carried = kNothing;  // what an instance hands on to the next one
+    for (std::size_t i = 0; i < line.size(); ++i)
+      carried = run_instance(line[i], block, micro_batch, conditions, carried, [&] {
+        if (ahead.longest > 0) ahead.when_starts(static_cast<std::int64_t>(i), issue);
+      });
+    release(carried);
+    for (auto& [op, waiting] : postponed_)
+      for (const std::uint32_t allocation : waiting) release(allocation);
+  }
+
+  // What op `p` is the first to touch.
+  void begin(const Instance& instance, Held& held, std::size_t block, std::size_t p) {
+    const Op& op = (program_.pieces[instance.piece].*kBlocks[block]).ops[p];
+    const int stream = op.prefetch > 0 || op.free_running ? static_cast<int>(op.stream) : 0;
+    for (const TensorId id : lives_[instance.piece].begins[block][p])
+      if (held[id] == kNothing) held[id] = allocate(instance.piece, id, stream);
+  }
+
+  template <class StartsKernels>
+  std::uint32_t run_instance(const Instance& instance, std::size_t block, std::uint32_t micro_batch, WhenSet conditions,
+                             std::uint32_t carried, const StartsKernels& starts_kernels) {
+    const Piece& piece = program_.pieces[instance.piece];
+    const PieceLives& lives = lives_[instance.piece];
+    const std::span<const Op> ops = (piece.*kBlocks[block]).ops;
+    Held& held = held_of(instance, micro_batch);
+    const Boundary boundary = boundary_of(piece, block);
+    if (boundary.input != kNoTensor) {
+      const TensorId input = lives.lives.storage(boundary.input);
+      if (lives.is_passing(piece, input) && lives.lives.of(input).enters_block(block) && held[input] == kNothing)
+        held[input] = carried == kNothing ? allocate(instance.piece, input, 0) : std::exchange(carried, kNothing);
+    }
+    const std::size_t starts_at = issues_ahead_from(ops);
+    for (std::size_t p = 0; p < ops.size(); ++p) {
+      if (p == starts_at) starts_kernels();
+      const Op& op = ops[p];
+      const bool is_meant = (bit(op.when) & conditions) != 0;
+      const bool runs = is_meant && instances_covered(op.every, op.covers, instance.place) > 0;
+      if (runs) begin(instance, held, block, p);
+      for (const TensorId id : lives.ends[block][p]) {
+        const std::uint32_t allocation = std::exchange(held[id], kNothing);
+        if (is_meant && !runs && op.every > 1 && allocation != kNothing)
+          postponed_[p].push_back(allocation);  // until its bucket is full
+        else
+          release(allocation);
+      }
+      if (!runs) continue;
+      if (const auto waiting = postponed_.find(p); waiting != postponed_.end()) {
+        for (const std::uint32_t allocation : waiting->second) release(allocation);
+        postponed_.erase(waiting);
+      }
+    }
+    release(carried);  // its own storage is another's
+    carried = kNothing;
+    if (boundary.output != kNoTensor) {
+      const TensorId output = lives.lives.storage(boundary.output);
+      const Life& life = lives.lives.of(output);
+      if (held[output] != kNothing && (life.handed_on & bit_of_block(block)) != 0) {
+        carried = held[output];
+        if ((life.kept & bit_of_block(block)) != 0)
+          ++owners_[carried];
+        else
+          held[output] = kNothing;
+      }
+    }
+    const bool is_last = block == kUpdateBlock || block == kWeightGradientBlock ||
+                         (block == kBackwardBlock && piece.weight_gradient.ops.empty());
+    if (is_last) {
+      for (const std::uint32_t allocation : held) release(allocation);
+      held_.erase({instance.number, micro_batch});
+    }
+    return carried;
+  }
+
+  const Program& program_;
+  const std::size_t stage_;
+  std::vector<PieceLives> lives_;
+  AllocationTrace trace_;
+  std::vector<std::uint8_t> owners_;  // by allocation: who has it
+  std::vector<std::int64_t> first_instance_;
+  std::int64_t instances_ = 0;
+  std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;  // by instance and micro-batch
+  std::map<std::size_t, std::vector<std::uint32_t>> postponed_;  // by op
+};
+
+}  // namespace
+
+AllocationTrace allocation_trace(const Program& program, std::size_t stage) { return Tracer(program, stage).run(); }
+
+std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule) {
+  std::int64_t now = 0, most = 0;
+  for (const AllocationTrace::Event& event : trace.events) {
+    std::int64_t bytes = trace.allocations[event.allocation].bytes;
+    if (granule > 0) bytes = (bytes + granule - 1) / granule * granule;
+    now += event.frees ? -bytes : bytes;
+    most = std::max(most, now);
+  }
+  return most;
+}
+
+Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& options, int steps) {
+  Replay result;
+  CachingAllocator allocator(options);
+  std::vector<std::int64_t> addresses(trace.allocations.size());
+  // False where there is no room.
+  const auto play = [&](std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      const auto [number, frees] = trace.events[i];
+      const Allocation& a = trace.allocations[number];
+      if (frees) {
+        allocator.free(addresses[number]);
+        continue;
+      }
+      const std::optional<std::int64_t> address = allocator.allocate(a.bytes, a.stream, number);
+      if (!address) {
+        result.out_of_memory = true;
+        result.failed = number;
+        return false;
+      }
+      addresses[number] = *address;
+    }
+    return true;
+  };
+  if (play(0, trace.step_begin))
+    for (int step = 0; step < steps; ++step) {
+      if (step + 1 == steps) allocator.record_events(&result.events);
+      if (!play(trace.step_begin, trace.events.size())) break;
+    }
+  result.statistics = allocator.statistics();
+  result.segments = allocator.segments();
+  return result;
+}
+
+}  // namespace orrery

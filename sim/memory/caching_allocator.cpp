@@ -1,0 +1,196 @@
+#include "sim/memory/caching_allocator.h"
+
+#include <algorithm>
+#include <iterator>
+#include <stdexcept>
+
+namespace orrery {
+namespace {
+
+constexpr std::int64_t rounded_up(std::int64_t bytes, std::int64_t step) { return (bytes + step - 1) / step * step; }
+
+}  // namespace
+
+void CachingAllocator::note(Action action, std::int64_t address, std::int64_t bytes, int stream, std::uint32_t tag) {
+  if (events_ != nullptr) events_->push_back({action, address, bytes, stream, tag});
+}
+
+void CachingAllocator::reserve(std::int64_t bytes) {
+  statistics_.reserved += bytes;
+  if (statistics_.reserved <= statistics_.peak_reserved) return;
+  statistics_.peak_reserved = statistics_.reserved;
+}
+
+CachingAllocator::Free CachingAllocator::free_key(Pieces::const_iterator piece) const {
+  const Area& area = areas_.at(piece->second.segment);
+  return {{area.stream, area.small}, piece->second.bytes, piece->first};
+}
+
+bool CachingAllocator::joins(Pieces::const_iterator a, Pieces::const_iterator b) const {
+  return a->second.segment == b->second.segment && a->first + a->second.bytes == b->first;
+}
+
+std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::find(const Pool& pool, std::int64_t bytes) {
+  const auto found = free_.lower_bound({pool, bytes, 0});
+  if (found == free_.end() || std::get<Pool>(*found) != pool) return std::nullopt;
+  const auto piece = pieces_.find(std::get<2>(*found));
+  free_.erase(found);
+  return piece;
+}
+
+std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::new_segment(const Pool& pool, std::int64_t bytes) {
+  if (options_.expandable_segments) return expanded(pool, bytes);
+  const std::int64_t size = pool.second                ? kSmallSegment
+                            : bytes < kLeastOwnSegment ? kLargeSegment
+                                                       : rounded_up(bytes, kSegmentStep);
+  if (size > options_.capacity - statistics_.reserved) return std::nullopt;
+  const std::int64_t address = next_address_;
+  next_address_ += size;
+  areas_[address] = {size, pool.first, pool.second};
+  ++statistics_.segments;
+  reserve(size);
+  note(Action::segment_alloc, address, size, pool.first);
+  return pieces_.insert({address, {.bytes = size, .segment = address}}).first;
+}
+
+// More pages at the end of the pool's segment, behind what is free there already.
+std::optional<CachingAllocator::Pieces::iterator> CachingAllocator::expanded(const Pool& pool, std::int64_t bytes) {
+  const auto [place, is_new] = expanding_.try_emplace(pool, next_address_);
+  if (is_new) {
+    next_address_ += kRoomToGrow;
+    areas_[place->second] = {0, pool.first, pool.second};
+    ++statistics_.segments;
+  }
+  Area& area = areas_.at(place->second);
+  const std::int64_t end = place->second + area.bytes;
+  auto last = pieces_.lower_bound(end);
+  std::int64_t free_at_end = 0;
+  if (last != pieces_.begin()) {
+    --last;
+    if (last->second.segment == place->second && !last->second.allocated) free_at_end = last->second.bytes;
+  }
+  const std::int64_t more = rounded_up(bytes - free_at_end, pool.second ? kSmallSegment : kLargeSegment);
+  if (more > options_.capacity - statistics_.reserved) return std::nullopt;
+  area.bytes += more;
+  reserve(more);
+  note(Action::segment_alloc, end, more, pool.first);
+  if (free_at_end == 0) return pieces_.insert({end, {.bytes = more, .segment = place->second}}).first;
+  free_.erase(free_key(last));
+  last->second.bytes += more;
+  return last;
+}
+
+// Segments of which nothing is allocated; of expandable ones the free pages at their ends.
+void CachingAllocator::give_back() {
+  for (auto area = areas_.begin(); area != areas_.end();) {
+    const auto end = pieces_.lower_bound(area->first + area->second.bytes);
+    if (area->second.bytes == 0 || end == pieces_.begin()) {
+      ++area;
+      continue;
+    }
+    const auto last = std::prev(end);
+    Piece& piece = last->second;
+    if (piece.segment != area->first || piece.allocated) {
+      ++area;
+      continue;
+    }
+    if (options_.expandable_segments) {
+      const std::int64_t page = area->second.small ? kSmallSegment : kLargeSegment, less = piece.bytes / page * page;
+      if (less > 0) {
+        free_.erase(free_key(last));
+        piece.bytes -= less;
+        area->second.bytes -= less;
+        statistics_.reserved -= less;
+        note(Action::segment_free, area->first + area->second.bytes, less, area->second.stream);
+        if (piece.bytes > 0)
+          free_.insert(free_key(last));
+        else
+          pieces_.erase(last);
+      }
+      ++area;
+      continue;
+    }
+    if (last->first != area->first) {
+      ++area;
+      continue;
+    }
+    free_.erase(free_key(last));
+    pieces_.erase(last);
+    statistics_.reserved -= area->second.bytes;
+    --statistics_.segments;
+    note(Action::segment_free, area->first, area->second.bytes, area->second.stream);
+    area = areas_.erase(area);
+  }
+}
+
+std::optional<std::int64_t> CachingAllocator::allocate(std::int64_t bytes, int stream, std::uint32_t tag) {
+  if (bytes == 0) return 0;
+  const std::int64_t size = rounded_up(bytes, kLeastBlock);
+  const Pool pool{stream, size <= kSmallRequest};
+  std::optional<Pieces::iterator> found = find(pool, size);
+  if (!found) found = new_segment(pool, size);
+  if (!found) {
+    ++statistics_.retries;
+    give_back();
+    found = find(pool, size);  // what an expandable segment keeps of its last page
+    if (!found) found = new_segment(pool, size);
+    if (!found) return std::nullopt;
+  }
+  const Pieces::iterator piece = *found;
+  const std::int64_t left = piece->second.bytes - size;
+  const bool splits = pool.second || options_.expandable_segments ? left >= kLeastBlock : left > kSmallRequest;
+  if (splits) {
+    piece->second.bytes = size;
+    free_.insert(
+        free_key(pieces_.insert({piece->first + size, {.bytes = left, .segment = piece->second.segment}}).first));
+  }
+  piece->second.allocated = true;
+  piece->second.requested = bytes;
+  piece->second.tag = tag;
+  Statistics& s = statistics_;
+  s.requested += bytes;
+  s.allocated += piece->second.bytes;
+  s.peak_requested = std::max(s.peak_requested, s.requested);
+  s.peak_allocated = std::max(s.peak_allocated, s.allocated);
+  if (s.reserved == s.peak_reserved) s.allocated_at_peak_reserved = std::max(s.allocated_at_peak_reserved, s.allocated);
+  note(Action::alloc, piece->first, bytes, stream, tag);
+  return piece->first;
+}
+
+void CachingAllocator::free(std::int64_t address) {
+  if (address == 0) return;
+  auto piece = pieces_.find(address);
+  if (piece == pieces_.end() || !piece->second.allocated) throw std::logic_error("what is freed is not allocated");
+  statistics_.requested -= piece->second.requested;
+  statistics_.allocated -= piece->second.bytes;
+  note(Action::free, address, piece->second.requested, areas_.at(piece->second.segment).stream, piece->second.tag);
+  piece->second.allocated = false;
+  if (const auto behind = std::next(piece);
+      behind != pieces_.end() && !behind->second.allocated && joins(piece, behind)) {
+    free_.erase(free_key(behind));
+    piece->second.bytes += behind->second.bytes;
+    pieces_.erase(behind);
+  }
+  if (piece != pieces_.begin())
+    if (const auto before = std::prev(piece); !before->second.allocated && joins(before, piece)) {
+      free_.erase(free_key(before));
+      before->second.bytes += piece->second.bytes;
+      pieces_.erase(piece);
+      piece = before;
+    }
+  free_.insert(free_key(piece));
+}
+
+std::vector<CachingAllocator::Segment> CachingAllocator::segments() const {
+  std::vector<Segment> all;
+  for (const auto& [address, area] : areas_) {
+    Segment segment{address, area.bytes, area.stream, area.small, {}};
+    for (auto piece = pieces_.lower_bound(address); piece != pieces_.end() && piece->second.segment == address; ++piece)
+      segment.blocks.push_back(
+          {piece->first, piece->second.bytes, piece->second.requested, piece->second.allocated, piece->second.tag});
+    all.push_back(std::move(segment));
+  }
+  return all;
+}
+
+}  // namespace orrery

@@ -1,0 +1,103 @@
+// What ranks ask their allocators for: against what their memory is predicted to be, which is computed otherwise.
+#include "sim/memory/allocation_trace.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+
+#include "sim/simulation/allocator.h"
+#include "sim/simulation/simulation.h"
+#include "strategies/read_scenario.h"
+
+namespace orrery {
+namespace {
+
+void for_each_bundled(const std::function<void(const std::string&, const Simulation&)>& visit) {
+  for (const BundledScenario& bundled : bundled_scenarios()) {
+    ScenarioSource source;
+    const nlohmann::json document = load_scenario_document(bundled.name, {}, source);
+    if (has_jobs(document)) continue;
+    Simulator simulator;
+    visit(bundled.name, simulator.evaluate(read_scenario(document, source), {}));
+  }
+}
+
+Simulation simulated(Simulator& simulator, const char* name) {
+  ScenarioSource source;
+  return simulator.evaluate(read_scenario(load_scenario_document(name, {}, source), source), {});
+}
+
+// Each storage is asked for once and freed at most once, behind that; what stays was asked for before the step.
+TEST(AllocationTrace, FreesWhatTheStepHasAskedFor) {
+  for_each_bundled([](const std::string& name, const Simulation& s) {
+    for (std::size_t stage = 0; stage < s.program->stages.size(); ++stage) {
+      const AllocationTrace trace = allocation_trace(*s.program, stage);
+      std::vector<int> met(trace.allocations.size());
+      for (const AllocationTrace::Event& e : trace.events) {
+        EXPECT_EQ(met[e.allocation], e.frees ? 1 : 0) << name;
+        ++met[e.allocation];
+      }
+      EXPECT_EQ(std::ranges::count(met, 1), static_cast<std::ptrdiff_t>(trace.step_begin)) << name << " " << stage;
+      for (std::size_t i = 0; i < trace.step_begin; ++i) EXPECT_EQ(met[trace.events[i].allocation], 1) << name;
+    }
+  });
+}
+
+// The engine counts what is handed from block to block on both sides, and what is issued ahead as much as can be at
+// once.
+TEST(AllocationTrace, HasThePeakThatIsPredicted) {
+  int exact = 0, stages = 0;
+  for_each_bundled([&](const std::string& name, const Simulation& s) {
+    for (const StageReport& stage : s.report.stages) {
+      std::int64_t most = 0;  // of stages that do the same but hold unequally much
+      for (std::int64_t i = stage.stage; i < stage.stage + stage.stages; ++i)
+        most = std::max(most, peak_bytes(allocation_trace(*s.program, static_cast<std::size_t>(i)), 512));
+      const double ratio = static_cast<double>(most) / device_bytes(stage.memory.bytes);
+      EXPECT_GT(ratio, 0.95) << name << " " << stage.stage;
+      EXPECT_LT(ratio, 1.03) << name << " " << stage.stage;
+      exact += std::abs(ratio - 1) < 2e-4 ? 1 : 0;
+      ++stages;
+    }
+  });
+  EXPECT_GE(exact, stages / 4);
+}
+
+TEST(AllocationTrace, ReservesMoreThanItAllocates) {
+  for (const char* name : {"llama-3-70b-512-h100", "zeropp", "slow-nic"}) {
+    Simulator simulator;
+    const Simulation s = simulated(simulator, name);
+    const AllocationTrace trace = allocations(s);
+    for (const bool expandable : {false, true}) {
+      const Replay r = replay(trace, allocator_options(s, expandable));
+      EXPECT_FALSE(r.out_of_memory) << name;
+      EXPECT_GE(r.statistics.peak_allocated, peak_bytes(trace, CachingAllocator::kLeastBlock)) << name;
+      EXPECT_GT(r.statistics.peak_reserved, r.statistics.peak_allocated) << name;
+      EXPECT_LT(r.statistics.peak_reserved, 1.4 * static_cast<double>(r.statistics.peak_allocated)) << name;
+      EXPECT_GE(r.events.size(), trace.events.size() - trace.step_begin) << "segments come on top";
+      // What is left behind the step is what stays.
+      std::int64_t left = 0, stays = 0;
+      for (const CachingAllocator::Segment& segment : r.segments)
+        for (const CachingAllocator::Block& block : segment.blocks) left += block.allocated ? block.requested : 0;
+      for (std::size_t i = 0; i < trace.step_begin; ++i) stays += trace.allocations[trace.events[i].allocation].bytes;
+      EXPECT_EQ(left, stays) << name;
+    }
+  }
+}
+
+TEST(AllocationTrace, EndsWhereTheDeviceIsFull) {
+  Simulator simulator;
+  const Simulation s = simulated(simulator, "llama-3-70b-512-h100");
+  const AllocationTrace trace = allocations(s);
+  const std::int64_t peak = peak_bytes(trace, 512);
+  const Replay r = replay(trace, {.capacity = peak - (std::int64_t{64} << 20)});
+  ASSERT_TRUE(r.out_of_memory);
+  EXPECT_GT(r.statistics.retries, 0);
+  EXPECT_GT(trace.allocations[r.failed].bytes, 0);
+  EXPECT_LE(r.statistics.peak_reserved, peak - (std::int64_t{64} << 20));
+}
+
+}  // namespace
+}  // namespace orrery
