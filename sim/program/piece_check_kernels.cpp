@@ -226,6 +226,13 @@ void PieceCheck::follow_ring(const Op& op) {
     state_[op.writes[0]].travelled = a;
     return;
   }
+  if (op.kind == OpKind::cast && !op.accumulate && !seen_of(op.reads[0]).empty()) {  // the same sum in another dtype
+    const std::vector<bool> seen = seen_of(op.reads[0]);
+    const std::int64_t travelled = state_[written_as(op.reads[0])].travelled;
+    state_[op.writes[0]].seen = seen;
+    state_[op.writes[0]].travelled = travelled;
+    return;
+  }
   for (const TensorId id : op.reads)
     if (id != kNoTensor) expect_complete(id);
   for (const TensorId id : op.writes)

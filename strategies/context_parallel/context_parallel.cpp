@@ -26,7 +26,8 @@ TensorId part_of_fused(Piece& piece, TensorId base, std::int64_t begin, std::int
 
 class Ring {
  public:
-  Ring(Piece& piece, const Mesh& mesh, MeshGroup ring) : group_(ring), ranks_(mesh.size(ring)), piece_(piece) {}
+  Ring(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients)
+      : group_(ring), ranks_(mesh.size(ring)), fp32_gradients_(fp32_gradients), piece_(piece) {}
 
   void run() {
     replace_attention(
@@ -120,15 +121,44 @@ class Ring {
         Op op = step_of(whole, q, keys, i);
         op.writes = {part_q, part_k, kNoTensor, kNoTensor};
         out_.push_back(op);
-        dquery = i == 0 ? part_q : sum(dquery, part_q, last ? dq : clone_tensor(piece_, dq), whole);
-        travelling = i == 0 ? part_k : sum(travelling, part_k, ring_buffer(local), whole);
+        dquery = only     ? part_q
+                 : i == 0 ? exact(part_q, whole)
+                          : sum(dquery, part_q, last ? dq : summed(clone_tensor(piece_, dq)), whole);
+        travelling = only     ? part_k
+                     : i == 0 ? exact(part_k, whole)
+                              : sum(travelling, part_k, summed(ring_buffer(local)), whole);
       }
       if (steps == 1) break;  // nobody else's keys were looked at
-      const TensorId arrived = last ? dlocal : ring_buffer(local);
+      const bool as_it_comes = last && !sums_apart(dlocal);
+      const TensorId arrived = as_it_comes ? dlocal : summed(ring_buffer(local));
       shift("ring.key_gradients", travelling, arrived, whole, last ? ranks_ - i : 1);
+      if (last && !as_it_comes) cast(arrived, dlocal, whole);
       travelling = arrived;
       keys = next;
     }
+  }
+
+  // Whether sums of such a gradient are in another dtype than itself.
+  bool sums_apart(TensorId gradient) const { return fp32_gradients_ && piece_.tensors[gradient].dtype != Dtype::fp32; }
+  TensorId summed(TensorId gradient) {
+    if (fp32_gradients_) piece_.tensors[gradient].dtype = Dtype::fp32;
+    return gradient;
+  }
+  // What a first step gives, for others to be added to.
+  TensorId exact(TensorId part, const Op& cause) {
+    if (!sums_apart(part)) return part;
+    const TensorId sums = summed(clone_tensor(piece_, part));
+    cast(part, sums, cause);
+    return sums;
+  }
+  void cast(TensorId from, TensorId to, const Op& cause) {
+    Op op;
+    op.kind = OpKind::cast;
+    op.phase = cause.phase;
+    op.name = "ring.gradient_cast";
+    op.reads[0] = from;
+    op.writes[0] = to;
+    out_.push_back(op);
   }
 
   TensorId sum(TensorId a, TensorId b, TensorId result, const Op& cause) {
@@ -145,6 +175,7 @@ class Ring {
 
   const MeshGroup group_;
   const std::int64_t ranks_;
+  const bool fp32_gradients_;
   Piece& piece_;
   std::vector<Op> out_;
 };
@@ -201,10 +232,8 @@ void check(const Scenario& scenario) {
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/context_parallel"}, std::to_string(c), expected);
   };
-  if (scenario.model.vision())
-    fail("1 for a vision model, whose sequences are the patches of one image");
-  if (scenario.model.relative_buckets > 0)
-    fail("1 for a model with a table of relative positions, which is not cut");
+  if (scenario.model.vision()) fail("1 for a vision model, whose sequences are the patches of one image");
+  if (scenario.model.relative_buckets > 0) fail("1 for a model with a table of relative positions, which is not cut");
   if (scenario.model.relative_projection)
     fail("1 for a model with projected relative positions, whose attention stores the scores");
   if (scenario.model.pooler) fail("1 for a model with a pooler, which reads the first token that one rank alone has");
@@ -235,13 +264,15 @@ bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std:
 
 bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
   bool has = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { has = has || is_of_type(scenario, plan, names); });
+  for_each_plan(scenario,
+                [&](const Plan& plan, const std::string&) { has = has || is_of_type(scenario, plan, names); });
   return has;
 }
 
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
   bool all = true;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { all = all && is_of_type(scenario, plan, names); });
+  for_each_plan(scenario,
+                [&](const Plan& plan, const std::string&) { all = all && is_of_type(scenario, plan, names); });
   return all;
 }
 
@@ -316,7 +347,9 @@ Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int
   return op;
 }
 
-void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring) { Ring(piece, mesh, ring).run(); }
+void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients) {
+  Ring(piece, mesh, ring, fp32_gradients).run();
+}
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   // A ring takes ranks as others, of whom layers may be, have divided them.
@@ -329,7 +362,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Division over;
   over.append(ring);
   divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree));
-  ring_attention(piece, program.mesh, ring);
+  ring_attention(piece, program.mesh, ring, plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.context = {}; }
@@ -363,9 +396,8 @@ std::span<const SearchAxis> search_axes() {
              if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
              const std::int64_t length = length_of(chosen);
              append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
-             std::erase_if(values, [&](std::int64_t c) {
-               return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens);
-             });
+             std::erase_if(
+                 values, [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });
            }},
       {.field = "context_parallel_type",
        .label = "cp type",

@@ -69,8 +69,9 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
   }
 }
 
-// Makes a ring of every attention over sequences that are divided over `ring`, forward and backward.
-void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring);
+// Makes a ring of every attention over sequences that are divided over `ring`, forward and backward. `fp32_gradients`:
+// Options.
+void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients);
 std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::context_parallel

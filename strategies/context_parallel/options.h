@@ -20,6 +20,7 @@ struct Options {
   Type type = Type::ring;
   Balance balance = Balance::zigzag;
   std::vector<std::int64_t> blocks;
+  bool fp32_gradients = false;
 
   void visit_fields(FieldVisitor& v) {
     v.field("context_parallel", degree, orrery::degree(), "ranks that share each sequence", Scope::mesh);
@@ -34,6 +35,10 @@ struct Options {
     v.field("context_parallel_blocks", blocks, orrery::degree(0),
             "of context_parallel_balance table: which rank has each of so many equal blocks of the sequence, in order; "
             "every rank has as many (of usp: which rank of its ring)",
+            Scope::layer);
+    v.field("context_parallel_fp32_gradients", fp32_gradients,
+            "of a ring: gradients of queries, keys and values are summed over its steps in fp32, and those of keys and "
+            "values travel so (ring-flash-attention, USP); else in the activations' dtype (Transformer Engine)",
             Scope::layer);
   }
 };

@@ -231,7 +231,7 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
   context_parallel::divide_sequence(piece, mesh, over, deal);
   if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
-  if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring);
+  if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring, plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.usp = {}; }

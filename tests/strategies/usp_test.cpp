@@ -35,6 +35,25 @@ TEST(Usp, TheRingPassesFourTensorsALayerAndGradientsBeside) {
   }
 }
 
+// In fp32 twice the bytes of gradients travel, of keys and values as many.
+TEST(Usp, GradientsTravelInTheDtypeThatTheyAreSummedIn) {
+  const auto bytes = [](bool fp32, const char* name) {
+    Scenario s = divided("llama-2-7b", 8, "usp", 2);
+    s.plan.context.fp32_gradients = fp32;
+    const Program p = lowered_of(s);
+    EXPECT_TRUE(check(p).empty());
+    double sum = 0;
+    for (const Piece& piece : p.pieces)
+      for (const Op& op : piece.backward.ops)
+        if (std::string_view(op.name) == name) sum += static_cast<double>(piece.tensors[op.reads[0]].bytes());
+    return sum;
+  };
+  EXPECT_GT(bytes(false, "ring.key_gradients"), 0);
+  EXPECT_EQ(bytes(true, "ring.key_gradients"), 2 * bytes(false, "ring.key_gradients"));
+  EXPECT_EQ(bytes(true, "ring.keys"), bytes(false, "ring.keys"));
+  EXPECT_EQ(bytes(false, "ring.gradient_cast"), 0);
+}
+
 // A ring of groups carries the heads of a rank only: 4 b s h / U, never more than the ring alone.
 TEST(Usp, RingsOfGroupsCarryTheHeadsOfARank) {
   for (const std::int64_t u : {1, 2, 4, 8}) {
