@@ -47,25 +47,33 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool
 
 }  // namespace
 
-void join_layouts(Program& program) {
+namespace {
+
+void join_layouts(Program& program, std::vector<Run>& of) {
   std::vector<Run> line;
   bool differ = false;
-  for (std::size_t i = 0; i < program.line.size(); ++i) {
+  for (std::size_t i = 0; i < of.size(); ++i) {
     if (i > 0) {
-      const Piece& before = program.pieces[program.line[i - 1].piece];
-      const Piece& behind = program.pieces[program.line[i].piece];
+      const Piece& before = program.pieces[of[i - 1].piece];
+      const Piece& behind = program.pieces[of[i].piece];
       const bool meet = before.output != kNoTensor && behind.input != kNoTensor;
       if (meet && !laid_out_alike(before.tensors[before.output], behind.tensors[behind.input])) {
-        if (!differ) line.assign(program.line.begin(), program.line.begin() + static_cast<std::ptrdiff_t>(i));
+        if (!differ) line.assign(of.begin(), of.begin() + static_cast<std::ptrdiff_t>(i));
         differ = true;
         // By value: the pieces may move.
         const Tensor from = before.tensors[before.output], to = behind.tensors[behind.input];
         line.push_back({joint(program, from, to, behind.input_gradient != kNoTensor, behind.plan), 1});
       }
     }
-    if (differ) line.push_back(program.line[i]);
+    if (differ) line.push_back(of[i]);
   }
-  if (differ) program.line = std::move(line);
+  if (differ) of = std::move(line);
+}
+
+}  // namespace
+
+void join_layouts(Program& program) {
+  program.for_each_class([&](std::vector<Run>& line, auto&) { join_layouts(program, line); });
 }
 
 }  // namespace orrery

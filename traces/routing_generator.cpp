@@ -18,7 +18,7 @@ namespace orrery {
 namespace {
 
 // What is drawn for what. Each draw has a sequence of its own, so that none depends on how many others there are.
-enum class Draw : std::uint64_t { order, noise, tokens, burst, row };
+enum class Draw : std::uint64_t { order, noise, tokens, burst, row, micro_batch };
 
 class RandomBits {
  public:
@@ -90,6 +90,14 @@ class Popularity {
     normalise(p);
     heat(p);
     ++step_;
+    return p;
+  }
+
+  // Of the micro-batch, of which `step` has popularities `p`.
+  std::vector<double> of_micro_batch(std::vector<double> p, std::int64_t step, std::int64_t micro_batch) const {
+    RandomBits random(g_.seed, Draw::micro_batch, {layer_, step, micro_batch});
+    for (double& u : p) u *= std::exp(g_.micro_batch_noise * random.normal());
+    normalise(p);
     return p;
   }
 
@@ -254,6 +262,7 @@ void RoutingGenerator::check() const {
   integer("top_k", top_k, 1, std::min(experts, kMostTopK));
   number("zipf_exponent", zipf_exponent, 0, 10);
   number("noise", noise, 0, 5);
+  number("micro_batch_noise", micro_batch_noise, 0, pattern == RoutingPattern::balanced ? 0 : 5);
   number("autocorrelation", autocorrelation, 0, 1, false);
   number("raggedness", raggedness, 0, 1);
   integer("period", period, 1, kMost);
@@ -301,8 +310,11 @@ RoutingCounts generate_routing(const RoutingGenerator& g) {
   std::vector<std::int64_t> row(static_cast<std::size_t>(g.experts));
   for (std::int64_t step = 0; step < g.steps; ++step)
     for (std::int64_t layer = 0; layer < g.layers; ++layer) {
-      const DistinctExperts experts(popularity[static_cast<std::size_t>(layer)].next(), g.top_k);
+      Popularity& of_layer = popularity[static_cast<std::size_t>(layer)];
+      const std::vector<double> p = of_layer.next();
+      DistinctExperts experts(p, g.top_k);
       for (std::int64_t m = 0; m < g.micro_batches; ++m) {
+        if (g.micro_batch_noise > 0) experts = DistinctExperts(of_layer.of_micro_batch(p, step, m), g.top_k);
         const std::vector<std::int64_t> tokens = tokens_of_ranks(g, step, m);
         std::int64_t dealt = 0;
         for (std::int64_t rank = 0; rank < g.source_ranks; ++rank) {
@@ -325,9 +337,44 @@ struct RoutingSteps::Rep {
   explicit Rep(const RoutingGenerator& g) : generator(g) {}
 
   RoutingGenerator generator;
-  std::vector<Popularity> popularity;  // by layer
+  std::vector<Popularity> popularity;       // by layer
+  std::vector<std::vector<double>> shares;  // by layer, of the step before the next
   std::vector<RoutingMatrix> matrices;
+  std::int64_t of_step = -1;
+  std::vector<std::vector<RoutingMatrix>> of_micro_batches;
+  std::int64_t of_micro_batches_step = -1;
+
+  void go_to(std::int64_t step);
+  RoutingMatrix expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const;
 };
+
+// What is drawn of the step: `shares`.
+void RoutingSteps::Rep::go_to(std::int64_t step) {
+  if (!popularity.empty() && popularity.front().next_step() == step + 1) return;
+  if (popularity.empty() || popularity.front().next_step() > step) {
+    popularity.clear();
+    for (std::int64_t layer = 0; layer < generator.layers; ++layer) popularity.emplace_back(generator, layer);
+  }
+  shares.clear();
+  for (Popularity& of_layer : popularity) {
+    of_layer.skip_to(step);
+    shares.push_back(of_layer.next());
+  }
+}
+
+RoutingMatrix RoutingSteps::Rep::expected(const std::vector<double>& p, std::span<const std::int64_t> tokens) const {
+  const RoutingGenerator& g = generator;
+  const auto experts = static_cast<std::size_t>(g.experts);
+  RoutingMatrix m{g.source_ranks, g.experts, std::vector<std::int64_t>(tokens.size() * experts)};
+  if (g.pattern == RoutingPattern::balanced) {
+    deal_evenly(0, g.tokens * g.top_k, m.tokens);
+    return m;
+  }
+  const DistinctExperts distinct(p, g.top_k);
+  for (std::size_t rank = 0; rank < tokens.size(); ++rank)
+    distinct.expect(static_cast<double>(tokens[rank]), std::span(m.tokens).subspan(rank * experts, experts));
+  return m;
+}
 
 RoutingSteps::RoutingSteps(const RoutingGenerator& generator) : rep_(std::make_unique<Rep>(generator)) {
   RoutingGenerator& g = rep_->generator;
@@ -340,30 +387,33 @@ RoutingSteps::RoutingSteps(RoutingSteps&&) noexcept = default;
 RoutingSteps& RoutingSteps::operator=(RoutingSteps&&) noexcept = default;
 
 const std::vector<RoutingMatrix>& RoutingSteps::at(std::int64_t step) {
-  const RoutingGenerator& g = rep_->generator;
-  std::vector<Popularity>& popularity = rep_->popularity;
-  std::vector<RoutingMatrix>& matrices = rep_->matrices;
-  if (!popularity.empty() && popularity.front().next_step() == step + 1) return matrices;
-  if (popularity.empty() || popularity.front().next_step() > step) {
-    popularity.clear();
-    for (std::int64_t layer = 0; layer < g.layers; ++layer) popularity.emplace_back(g, layer);
-  }
-  const std::vector<std::int64_t> tokens = tokens_of_ranks(g, step, 0);
-  const auto experts = static_cast<std::size_t>(g.experts);
-  matrices.assign(popularity.size(), {g.source_ranks, g.experts, std::vector<std::int64_t>(tokens.size() * experts)});
-  for (std::size_t layer = 0; layer < popularity.size(); ++layer) {
-    popularity[layer].skip_to(step);
-    const std::vector<double> p = popularity[layer].next();
-    if (g.pattern == RoutingPattern::balanced) {
-      deal_evenly(0, g.tokens * g.top_k, matrices[layer].tokens);
-    } else {
-      const DistinctExperts distinct(p, g.top_k);
-      for (std::size_t rank = 0; rank < tokens.size(); ++rank)
-        distinct.expect(static_cast<double>(tokens[rank]),
-                        std::span(matrices[layer].tokens).subspan(rank * experts, experts));
+  Rep& r = *rep_;
+  if (r.of_step == step) return r.matrices;
+  r.go_to(step);
+  const std::vector<std::int64_t> tokens = tokens_of_ranks(r.generator, step, 0);
+  r.matrices.clear();
+  for (const std::vector<double>& p : r.shares) r.matrices.push_back(r.expected(p, tokens));
+  r.of_step = step;
+  return r.matrices;
+}
+
+const std::vector<std::vector<RoutingMatrix>>& RoutingSteps::by_micro_batch(std::int64_t step) {
+  Rep& r = *rep_;
+  if (r.of_micro_batches_step == step) return r.of_micro_batches;
+  r.go_to(step);
+  r.of_micro_batches.clear();
+  for (std::int64_t m = 0; m < r.generator.micro_batches; ++m) {
+    const std::vector<std::int64_t> tokens = tokens_of_ranks(r.generator, step, m);
+    std::vector<RoutingMatrix>& of_layers = r.of_micro_batches.emplace_back();
+    for (std::size_t layer = 0; layer < r.shares.size(); ++layer) {
+      const std::vector<double>& p = r.shares[layer];
+      of_layers.push_back(r.generator.micro_batch_noise > 0
+                              ? r.expected(r.popularity[layer].of_micro_batch(p, step, m), tokens)
+                              : r.expected(p, tokens));
     }
   }
-  return matrices;
+  r.of_micro_batches_step = step;
+  return r.of_micro_batches;
 }
 
 std::vector<std::vector<double>> routing_popularity(const RoutingGenerator& g, std::int64_t layer) {

@@ -25,7 +25,8 @@ enum class RoutingPattern : std::uint8_t {
 
 // The popularity of experts is p = softmax(u), u_e = -zipf_exponent ln(rank_e) + noise_e, with an order of ranks drawn
 // for each layer and noise that follows AR(1) from step to step. A token's experts are top_k draws from p on condition
-// that they differ; the counts of a row are exactly those of so many independent tokens.
+// that they differ; the counts of a row are exactly those of so many independent tokens. With micro_batch_noise each
+// micro-batch has a popularity of its own: p_e exp(noise of the micro-batch)_e, over their sum.
 struct RoutingGenerator {
   static constexpr std::int64_t kMostTopK = 64;
 
@@ -35,11 +36,12 @@ struct RoutingGenerator {
   std::int64_t experts = 1, top_k = 1;
   std::uint64_t seed = 1;
 
-  double zipf_exponent = 0;    // s: 0 is uniform
-  double noise = 0;            // standard deviation of the noise on log-popularity
-  double autocorrelation = 0;  // rho, of the noise from one step to the next, 0 <= rho < 1
-  double hot_share = 0.5;      // of all popularity
-  std::int64_t hot = 0;        // the expert, or the block of experts
+  double zipf_exponent = 0;      // s: 0 is uniform
+  double noise = 0;              // standard deviation of the noise on log-popularity
+  double micro_batch_noise = 0;  // standard deviation of what each micro-batch has on top, drawn anew for each
+  double autocorrelation = 0;    // rho, of the noise from one step to the next, 0 <= rho < 1
+  double hot_share = 0.5;        // of all popularity
+  std::int64_t hot = 0;          // the expert, or the block of experts
   std::int64_t expert_ranks = 1;
   double raggedness = 0.5;  // ragged: before the mean is restored, a rank's tokens are uniform in 1 +- this
   std::int64_t period = 1, burst_steps = 1;
@@ -67,8 +69,10 @@ class RoutingSteps {
   RoutingSteps& operator=(RoutingSteps&&) noexcept;
 
   // By layer; the caller's until the next call. Steps that ascend take the least time: with noise a step follows from
-  // all before it.
+  // all before it. Without what micro-batches have on top.
   const std::vector<RoutingMatrix>& at(std::int64_t step);
+  // By micro-batch and layer, the same way.
+  const std::vector<std::vector<RoutingMatrix>>& by_micro_batch(std::int64_t step);
 
  private:
   struct Rep;

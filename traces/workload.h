@@ -37,7 +37,7 @@ struct Workload {
   ExpertRouting routing = ExpertRouting::balanced;
   double routing_skew = 0;
   std::int64_t routing_seed = 1;
-  double routing_noise = 0, routing_autocorrelation = 0;
+  double routing_noise = 0, routing_autocorrelation = 0, routing_micro_batch_noise = 0;
   std::int64_t routing_period = 1, routing_burst_steps = 1, routing_interval = 1;
   std::string routing_file = {};                               // as found from the working directory
   std::shared_ptr<const RoutingCounts> recorded_routing = {};  // what it holds
@@ -70,6 +70,10 @@ struct Workload {
         "standard deviation of the noise on log-popularity, which drifts from step to step; presets have their own");
     v.field("routing_autocorrelation", routing_autocorrelation, NumberRange{.least = 0, .most = 0.999999},
             "of that noise from one step to the next (AR(1))");
+    v.field(
+        "routing_micro_batch_noise", routing_micro_batch_noise, NumberRange{.least = 0, .most = 5},
+        "standard deviation of more noise on log-popularity, drawn anew for each micro-batch: they differ then, and "
+        "stages of a pipeline wait for those that are slow");
     v.field("routing_period", routing_period, IntegerRange{1, kMostSteps},
             "rotating: steps until popularity moves on by an expert; burst: steps from one burst to the next");
     v.field("routing_burst_steps", routing_burst_steps, IntegerRange{1, kMostSteps}, "burst: steps that one lasts");

@@ -6,9 +6,8 @@
 
 #include "sim/analytical/engine_rep.h"
 #include "sim/base/error.h"
-#include "sim/report/summary.h"
-
 #include "sim/program/pair.h"
+#include "sim/report/summary.h"
 
 namespace orrery {
 namespace {
@@ -153,10 +152,17 @@ double AnalyticalEngine::resting_bytes(const Program& program) const {
 double AnalyticalEngine::micro_batch_seconds(const Program& program) const {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   double sum = 0;
-  for (std::size_t at = 0; at < rep_->lines.size(); ++at)
-    for (const SlotLines& slot : rep_->lines[at])
-      sum += static_cast<double>(rep_->classes[at / chunks].stages) *
-             std::min({slot.first.seconds, slot.usual.seconds, slot.last.seconds});
+  for (std::size_t c = 0; c < rep_->classes.size(); ++c)
+    for (std::size_t chunk = 0; chunk < chunks; ++chunk)
+      for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
+        double least = 0;
+        for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class) {
+          const SlotLines& slot = rep_->lines[rep_->at(program, c, of_class, chunk)][kind];
+          const double here = std::min({slot.first.seconds, slot.usual.seconds, slot.last.seconds});
+          least = of_class == 0 ? here : std::min(least, here);
+        }
+        sum += static_cast<double>(rep_->classes[c].stages) * least;
+      }
   return program.schedule.pairs ? sum / 2 : sum;  // a pair takes at least as long as its longer half
 }
 
@@ -183,15 +189,15 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     data.used = false;
     data.most_instances = 0;
   }
-  for (const StageClass& c : classes)
-    for (const Chunk& chunk : program.stages[static_cast<std::size_t>(c.first_stage)])
-      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-        for (const Run& run : stretch) {
-          PieceData& data = pieces[run.piece];
-          data.used = true;
-          data.most_instances = std::max(data.most_instances, instances);
-        }
-      });
+  for (std::size_t i = 0; i < rows(program); ++i)
+    for_each_stretch(program.pieces, row(program, i).chunk.runs,
+                     [&](std::span<const Run> stretch, std::int64_t instances) {
+                       for (const Run& run : stretch) {
+                         PieceData& data = pieces[run.piece];
+                         data.used = true;
+                         data.most_instances = std::max(data.most_instances, instances);
+                       }
+                     });
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     PieceData& data = pieces[p];
     if (!data.used) continue;
@@ -285,9 +291,12 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
   const std::int64_t n = schedule.micro_batches;
   static constexpr std::array<When, 3> kWhens{When::every_micro_batch, When::first_micro_batch, When::last_micro_batch};
-  walk_timeline(schedule, {stage_class, seconds, hops}, pipeline, walked);
+  PipelineCosts apart = pipeline_costs(program);
+  apart.pair_saves = {};
+  walk_timeline(schedule, apart, pipeline, walked);
   network_use.resize(stages);
-  std::vector<std::array<double, kWhens.size()>> network(chunks * kSlotKinds);  // seconds, alone on the NICs
+  // Seconds, alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
+  std::vector<std::array<double, kWhens.size()>> network(program.micro_batch_classes() * chunks * kSlotKinds);
   const auto add_use = [this](const Run& run, BlockKind kind, std::size_t layout, auto& seconds_by_when) {
     const BlockCode& code = pieces[run.piece].block(kind, layout);
     for (const ClockNode& node : code.nodes) {
@@ -308,7 +317,8 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   for (std::size_t s = 0; s < stages; ++s) {
     for (std::size_t k = 0; k < network.size(); ++k) {
       network[k] = {};
-      for (const Run& run : program.stages[s][k / kSlotKinds].runs)
+      const auto& of_class = program.stages_of(k / kSlotKinds / chunks);
+      for (const Run& run : of_class[s][k / kSlotKinds % chunks].runs)
         add_use(run, static_cast<BlockKind>(k % kSlotKinds), stage_layout[s], network[k]);
     }
     std::vector<NetworkUse>& use = network_use[s];
@@ -316,7 +326,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
     // What the first forward gathers ahead needs no input (gather_while_waiting).
     double ahead = 0;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk)
-      for (const Run& run : program.stages[s][chunk].runs) {
+      for (const Run& run : program.stages_of(program.class_of(0))[s][chunk].runs) {
         const BlockCode& code = pieces[run.piece].block(BlockKind::forward, stage_layout[s]);
         for (const std::uint16_t k : code.prefetched) {
           const ClockNode& node = code.nodes[k];
@@ -333,7 +343,8 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
       double seconds_of_slot = 0;
       for (std::size_t w = 0; w < kWhens.size(); ++w)
         if ((conditions & bit(kWhens[w])) != 0)
-          seconds_of_slot += network[slot.chunk * kSlotKinds + index(slot.kind)][w];
+          seconds_of_slot +=
+              network[(program.class_of(slot.micro_batch) * chunks + slot.chunk) * kSlotKinds + index(slot.kind)][w];
       if (slot.kind == SlotKind::forward && slot.micro_batch == 0) {
         const double before = std::min(ahead, seconds_of_slot);
         ahead -= before;
@@ -364,13 +375,17 @@ void AnalyticalEngine::Rep::find_classes(const Program& program) {
   stage_class.resize(program.stages.size());
   const auto last = static_cast<std::int32_t>(program.stages.size()) - 1;
   for (std::int32_t s = 0; s <= last; ++s) {
-    const auto& chunks = program.stages[static_cast<std::size_t>(s)];
     const std::size_t layout = layouts.empty() ? 0 : stage_layout[static_cast<std::size_t>(s)];
     std::size_t c = classes.size();
     // Stages repeat what stands just before them, or nothing.
     while (c > 0) {
       const std::int32_t like = classes[c - 1].first_stage;
-      if (program.stages[static_cast<std::size_t>(like)] == chunks && classes[c - 1].layout == layout) break;
+      bool alike = classes[c - 1].layout == layout;
+      for (std::size_t k = 0; alike && k < program.micro_batch_classes(); ++k) {
+        const auto& stages = program.stages_of(k);
+        alike = stages[static_cast<std::size_t>(like)] == stages[static_cast<std::size_t>(s)];
+      }
+      if (alike) break;
       --c;
     }
     if (c == 0) {
@@ -404,7 +419,8 @@ void AnalyticalEngine::Rep::clock_line(const Program& program, std::span<const C
   clock.run(line, when, kernels.overlap_slowdown, drain, result, true, start);
 }
 
-void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout,
+// `has`: which of the first and the last micro-batch there are of this chunk.
+void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout, WhenSet has,
                                         std::array<SlotLines, kSlotKinds>& lines_of) {
   for (std::size_t k = 0; k < kSlotKinds; ++k) {
     SlotLines& l = lines_of[k];
@@ -420,6 +436,7 @@ void AnalyticalEngine::Rep::clock_chunk(const Program& program, const Chunk& chu
     }
     WhenSet conditions = 0;
     for (const Run& run : chunk.runs) conditions |= pieces[run.piece].block(kind).conditions;
+    conditions &= has;
     clock_line(program, chunk, layout, kind, kUsual, l.usual);
     l.first = l.last = l.usual;
     if ((conditions & bit(When::first_micro_batch)) != 0) clock_line(program, chunk, layout, kind, kFirst, l.first);
@@ -459,16 +476,17 @@ void AnalyticalEngine::Rep::clock_update(const Program& program, StageClass& c) 
 void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_class_of) {
   const Schedule& schedule = program.schedule;
   StageClass& c = classes[stage_class_of];
-  const auto* chunks = &lines[stage_class_of * static_cast<std::size_t>(schedule.chunks)];
+  const std::size_t begin = at(program, stage_class_of, 0), behind = at(program, stage_class_of + 1, 0);
+  const auto* chunks = &lines[begin];
   const std::int64_t n = schedule.micro_batches;
   c.tail = {};
-  bool usual = false;
-  std::array<std::size_t, kStreams> used{};  // streams with such work
+  bool usual = !program.micro_batch_class.empty();  // that matter
+  std::array<std::size_t, kStreams> used{};         // streams with such work
   std::size_t streams = 0;
   for (std::size_t s = 0; s < kStreams; ++s) {
     bool any = false;
-    for (std::int64_t chunk = 0; chunk < schedule.chunks; ++chunk)
-      for (const SlotLines& l : chunks[chunk]) {
+    for (std::size_t chunk = begin; chunk < behind; ++chunk)
+      for (const SlotLines& l : lines[chunk]) {
         usual |= l.usual.stream_end[s] > 0;
         any |= l.first.stream_end[s] > 0 || l.usual.stream_end[s] > 0 || l.last.stream_end[s] > 0;
       }
@@ -479,13 +497,13 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
   double time = 0;
   std::array<double, kStreams> end{};
   const auto pass = [&](const Slot& slot) {
-    const LineResult& l = chunks[slot.chunk][index(slot.kind)].of(slot.micro_batch, n);
+    const SlotLines& of_slot = lines[at(program, stage_class_of, slot)][index(slot.kind)];
+    const LineResult& l = of_slot.of(slot.micro_batch, n);
     if (usual || slot.micro_batch == 0 || slot.micro_batch + 1 == n)
       for (std::size_t i = 0; i < streams; ++i)
         if (const std::size_t s = used[i]; l.stream_end[s] > 0) {
-          const LineResult& first = chunks[slot.chunk][index(slot.kind)].first;
           if (l.carried[s] > 0)
-            end[s] = time + l.seconds + left_behind(l, first, s, std::max(0.0, end[s] - time));
+            end[s] = time + l.seconds + left_behind(l, of_slot.first, s, std::max(0.0, end[s] - time));
           else
             end[s] = std::max(time + l.stream_end[s], end[s] + l.stream_work[s]);
         }
@@ -541,24 +559,26 @@ void AnalyticalEngine::Rep::find_tail(const Program& program, std::size_t stage_
 }
 
 void AnalyticalEngine::Rep::clock_slots(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const auto n = static_cast<double>(program.schedule.micro_batches);
+  const std::int64_t n = program.schedule.micro_batches;
   clock_lines(program);
   gather_while_waiting(program);
   find_waits(program);
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     carry_backlogs(program, i);
-    for (std::size_t k = 0; k < chunks; ++k) {
-      auto& l = lines[i * chunks + k];
+    for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
+      auto& l = lines[k];
+      const std::size_t of_class = row(program, k).of_class;
+      const bool first = program.class_of(0) == of_class, last = program.class_of(n - 1) == of_class;
+      const auto usual = static_cast<double>(program.micro_batches_of(of_class) - (first ? 1 : 0) - (last ? 1 : 0));
       for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
-        seconds[i * chunks + k][kind] = seconds_of(l[kind]);
+        seconds[k][kind] = seconds_of(l[kind]);
         if (n == 1) {
           add(c.slots, l[kind].usual.accounts, 1);
         } else {
-          add(c.slots, l[kind].first.accounts, 1);
-          add(c.slots, l[kind].usual.accounts, n - 2);
-          add(c.slots, l[kind].last.accounts, 1);
+          if (first) add(c.slots, l[kind].first.accounts, 1);
+          add(c.slots, l[kind].usual.accounts, usual);
+          if (last) add(c.slots, l[kind].last.accounts, 1);
         }
       }
     }
@@ -571,12 +591,12 @@ void AnalyticalEngine::Rep::clock_slots(const Program& program) {
 void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
   pair_saves.clear();
   if (!program.schedule.pairs) return;
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  pair_saves.assign(classes.size() * chunks, 0);
+  pair_saves.assign(rows(program), 0);
   pair_lines.assign(pair_saves.size(), {});
   for (std::size_t at = 0; at < pair_saves.size(); ++at) {
-    const StageClass& c = classes[at / chunks];
-    const Chunk& chunk = program.stages[static_cast<std::size_t>(c.first_stage)][at % chunks];
+    const Row of_row = row(program, at);
+    const StageClass& c = classes[of_row.stage_class];
+    const Chunk& chunk = of_row.chunk;
     const auto of = [&](BlockKind kind) -> const LineResult& { return lines[at][index(kind)].usual; };
     if (std::none_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) { return pieces[run.piece].pair->any; }))
       continue;
@@ -600,16 +620,22 @@ void AnalyticalEngine::Rep::find_pair_saves(const Program& program) {
 // Where the time of slots that pair goes: as many pairs as there are in the order of the class's first stage.
 void AnalyticalEngine::Rep::account_pairs(const Program& program) {
   if (pair_saves.empty()) return;
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   for (std::size_t i = 0; i < classes.size(); ++i) {
-    std::vector<double> paired(chunks);  // halves
-    program.schedule.order(static_cast<std::size_t>(classes[i].first_stage))
-        .for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
-          paired[forward] += static_cast<double>(times) / 2;
-          paired[backward] += static_cast<double>(times) / 2;
-        });
-    for (std::size_t k = 0; k < chunks; ++k) {
-      const std::size_t at = i * chunks + k;
+    const std::size_t first = at(program, i, 0), behind = at(program, i + 1, 0);
+    std::vector<double> paired(behind - first);  // halves
+    const StageOrder order = program.schedule.order(static_cast<std::size_t>(classes[i].first_stage));
+    if (program.micro_batch_class.empty()) {
+      order.for_each_pair([&](std::uint16_t forward, std::uint16_t backward, std::uint64_t times) {
+        paired[forward] += static_cast<double>(times) / 2;
+        paired[backward] += static_cast<double>(times) / 2;
+      });
+    } else {
+      order.for_each_pair_of_slots([&](const Slot& forward, const Slot& backward) {
+        for (const Slot* slot : {&forward, &backward}) paired[this->at(program, i, *slot) - first] += 0.5;
+      });
+    }
+    for (std::size_t k = 0; k < paired.size(); ++k) {
+      const std::size_t at = first + k;
       if (pair_saves[at] == 0) continue;
       add(classes[i].slots, pair_lines[at].accounts, paired[k]);
       for (const BlockKind kind : {BlockKind::forward, BlockKind::backward})
@@ -620,20 +646,27 @@ void AnalyticalEngine::Rep::account_pairs(const Program& program) {
 
 // Every chunk by itself.
 void AnalyticalEngine::Rep::clock_lines(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  lines.resize(classes.size() * chunks);
-  seconds.resize(classes.size() * chunks);
-  const auto chunk_at = [&](std::size_t at) -> const Chunk& {
-    return program.stages[static_cast<std::size_t>(classes[at / chunks].first_stage)][at % chunks];
+  lines.resize(rows(program));
+  seconds.resize(lines.size());
+  const std::size_t first = program.class_of(0), last = program.class_of(program.schedule.micro_batches - 1);
+  const auto ends_of = [&](std::size_t of_class) {
+    return static_cast<WhenSet>((of_class == first ? bit(When::first_micro_batch) : 0) |
+                                (of_class == last ? bit(When::last_micro_batch) : 0));
   };
   for (std::size_t at = 0; at < lines.size(); ++at) {
+    const Row own = row(program, at);
+    const std::size_t layout = classes[own.stage_class].layout;
+    const WhenSet has = ends_of(own.of_class);
+    const auto like_own = [&](std::size_t i) {
+      const Row other = row(program, i);
+      return classes[other.stage_class].layout == layout && ends_of(other.of_class) == has && other.chunk == own.chunk;
+    };
     std::size_t like = 0;  // equal chunks take equal times: a virtual pipeline has many
-    const std::size_t layout = classes[at / chunks].layout;
-    while (like < at && (classes[like / chunks].layout != layout || chunk_at(like) != chunk_at(at))) ++like;
+    while (like < at && !like_own(like)) ++like;
     if (like < at)
       lines[at] = lines[like];
     else
-      clock_chunk(program, chunk_at(at), layout, lines[at]);
+      clock_chunk(program, own.chunk, layout, has, lines[at]);
   }
 }
 
@@ -672,8 +705,7 @@ void AnalyticalEngine::Rep::find_hops(const Program& program) {
 }
 
 void AnalyticalEngine::Rep::walk_pipeline(const Program& program) {
-  const PipelineCosts pipeline_costs{stage_class, seconds, hops, pair_saves};
-  walker.walk(program.schedule, pipeline_costs, pipeline);
+  walker.walk(program.schedule, pipeline_costs(program), pipeline);
 }
 
 // Sums over stages: their ranks wait for each other.

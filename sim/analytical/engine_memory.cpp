@@ -87,18 +87,19 @@ ChunkMemory AnalyticalEngine::Rep::chunk_memory(const Chunk& chunk) const {
 
 // What the chunks of each class of stages hold.
 void AnalyticalEngine::Rep::hold_memory(const Program& program) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const auto n = static_cast<double>(program.schedule.micro_batches);
-  memory.resize(classes.size() * chunks);
+  memory.resize(rows(program));
   for (std::size_t i = 0; i < classes.size(); ++i) {
     StageClass& c = classes[i];
     const auto& stage = program.stages[static_cast<std::size_t>(c.first_stage)];
     Fullest update;
-    for (std::size_t k = 0; k < chunks; ++k) {
-      memory[i * chunks + k] = chunk_memory(stage[k]);
-      for (const Run& run : stage[k].runs) {
+    for (std::size_t k = at(program, i, 0); k < at(program, i + 1, 0); ++k) {
+      const Row of_row = row(program, k);
+      const auto n = static_cast<double>(program.micro_batches_of(of_row.of_class));
+      memory[k] = chunk_memory(of_row.chunk);
+      for (const Run& run : of_row.chunk.runs) {
         const PieceData& data = pieces[run.piece];
         c.recompute_flops += n * static_cast<double>(run.count) * data.recompute_flops;
+        if (of_row.of_class > 0) continue;  // parameters are the same
         c.resident += data.memory.resident * static_cast<double>(run.count);
         update.consider(data.memory.update_transient);
       }
@@ -123,23 +124,29 @@ bool AnalyticalEngine::Rep::find_peaks(const Program& program, Place place) {
       any = any || b.transient[kind] != 0;
     }
   }
-  if (any) peak_bytes(program.schedule, stage_class, chunk_bytes, peaks);
+  if (any && program.micro_batch_class.empty()) peak_bytes(program.schedule, stage_class, chunk_bytes, peaks);
+  if (any && !program.micro_batch_class.empty())
+    peak_bytes(program.schedule, stage_class, chunk_bytes, program.micro_batch_class, program.micro_batch_classes(),
+               peaks);
   return any;
 }
 
 CategoryBytes AnalyticalEngine::Rep::bytes_at_peak(const Program& program, std::size_t stage, Place place) {
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const auto c = static_cast<std::size_t>(stage_class[stage]);
   const StagePeak& peak = peaks[stage];
-  held_micro_batches.assign(chunks, {});
-  count_held(program.schedule, stage, peak.at, held_micro_batches);
+  const std::size_t first = at(program, c, 0);
+  held_micro_batches.assign(at(program, c + 1, 0) - first, {});
+  if (program.micro_batch_class.empty())
+    count_held(program.schedule, stage, peak.at, held_micro_batches);
+  else
+    count_held(program.schedule, stage, peak.at, program.micro_batch_class, held_micro_batches);
   CategoryBytes bytes{};
-  for (std::size_t k = 0; k < chunks; ++k) {
-    const ChunkMemory& m = memory[c * chunks + k];
+  for (std::size_t k = 0; k < held_micro_batches.size(); ++k) {
+    const ChunkMemory& m = memory[first + k];
     bytes = added(bytes, m.saved.at(place), static_cast<double>(held_micro_batches[k].in_flight));
     bytes = added(bytes, m.kept.at(place), static_cast<double>(held_micro_batches[k].awaiting_weight_gradient));
   }
-  return added(bytes, memory[c * chunks + peak.chunk].transient[index(peak.slot)].at(place));
+  return added(bytes, memory[at(program, c, peak.micro_batch_class, peak.chunk)].transient[index(peak.slot)].at(place));
 }
 
 // Context of the driver, and buffers of each communicator that the program's ops use.

@@ -32,7 +32,7 @@ struct PairedPiece {
 struct PieceData {
   bool used = false;
   std::unique_ptr<PairedPiece> pair;  // of Schedule::pairs
-  std::int64_t most_instances = 0;  // in one stretch of runs
+  std::int64_t most_instances = 0;    // in one stretch of runs
   PieceMemory memory;
   // [Layouts][BlockKind]; only costs of collectives differ from the first.
   std::vector<std::array<BlockCode, kBlockKinds>> blocks = std::vector<std::array<BlockCode, kBlockKinds>>(1);
@@ -41,7 +41,7 @@ struct PieceData {
   const BlockCode& block(BlockKind kind, std::size_t layout = 0) const { return blocks[layout][index(kind)]; }
 };
 
-// One kind of slot of a chunk, in the first, a usual, and the last micro-batch.
+// One kind of slot of a chunk, in the first, a usual, and the last micro-batch; of a class of micro-batches.
 struct SlotLines {
   LineResult first, usual, last;
 
@@ -125,6 +125,7 @@ struct AnalyticalEngine::Rep {
   void carry_backlogs(const Program& program, std::size_t stage_class);
   bool slows_itself(const Program& program, std::size_t stage_class) const;
   void follow_backlogs(const Program& program, std::size_t stage_class);
+  void settle_backlogs(const Program& program, std::size_t stage_class, std::size_t of_class);
   void hold_memory(const Program& program);
   void clock_lines(const Program& program);
   void clock_slots(const Program& program);
@@ -144,6 +145,33 @@ struct AnalyticalEngine::Rep {
   // Of a class the stage that waits the least for its neighbours: it speaks for it.
   std::size_t speaker_of(std::size_t stage_class_of) const;
 
+  // Where micro-batches differ, `lines`, `seconds`, `memory` and the like have a row for each class of stages and of
+  // micro-batches.
+  std::size_t at(const Program& program, std::size_t stage_class_of, std::size_t of_class,
+                 std::size_t chunk = 0) const {
+    return (stage_class_of * program.micro_batch_classes() + of_class) *
+               static_cast<std::size_t>(program.schedule.chunks) +
+           chunk;
+  }
+  std::size_t at(const Program& program, std::size_t stage_class_of, const Slot& slot) const {
+    return at(program, stage_class_of, program.class_of(slot.micro_batch), slot.chunk);
+  }
+  std::size_t rows(const Program& program) const { return at(program, classes.size(), 0); }
+  struct Row {
+    std::size_t stage_class = 0, of_class = 0;  // of micro-batches
+    const Chunk& chunk;
+  };
+  Row row(const Program& program, std::size_t at) const {
+    const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
+    const std::size_t of_class = at / chunks % program.micro_batch_classes(),
+                      of_stages = at / chunks / program.micro_batch_classes();
+    const auto stage = static_cast<std::size_t>(classes[of_stages].first_stage);
+    return {of_stages, of_class, program.stages_of(of_class)[stage][at % chunks]};
+  }
+  PipelineCosts pipeline_costs(const Program& program) const {
+    return {stage_class, seconds, hops, pair_saves, program.micro_batch_class, program.micro_batch_classes()};
+  }
+
   auto code_of(BlockKind kind, std::size_t layout) const {
     return [this, kind, layout](std::uint16_t piece) -> const BlockCode& { return pieces[piece].block(kind, layout); };
   }
@@ -154,7 +182,7 @@ struct AnalyticalEngine::Rep {
   void clock_line(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind,
                   WhenSet when, bool drain, LineResult& result, const LineStart& start);
   void append_chunks(const Program& program, std::span<const Chunk> chunks, std::size_t layout, BlockKind kind);
-  void clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout,
+  void clock_chunk(const Program& program, const Chunk& chunk, std::size_t layout, WhenSet has,
                    std::array<SlotLines, kSlotKinds>& lines);
   void clock_update(const Program& program, StageClass& c);
   void find_tail(const Program& program, std::size_t stage_class);
@@ -199,23 +227,23 @@ struct AnalyticalEngine::Rep {
   std::vector<std::int32_t> stage_class;
   std::vector<std::uint32_t> at_position;  // [stage]
   std::vector<StageClass> classes;
-  std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [class * chunks + chunk][SlotKind]
+  std::vector<std::array<SlotLines, kSlotKinds>> lines;  // [at()][SlotKind]
   std::vector<ChunkSeconds> seconds;                     // the same, for the walk
   std::vector<double> pair_saves;                        // PipelineCosts::pair_saves
-  std::vector<LineResult> pair_lines;                    // [class * chunks + chunk]: a pair
+  std::vector<LineResult> pair_lines;                    // [at()]: a pair
   std::vector<std::int32_t> slot_before;                 // [chunk * kSlotKinds + SlotKind]
   std::vector<FabricBacklog> backlogs;                   // the same
   std::vector<double> waits;                             // [class][slot in order]: before it; none: not looked for
   SharedFabric fabric;                                   // while a stage waits
   PipelineTimeline walked;                               // where waits were looked for
-  std::vector<ChunkMemory> memory;                       // [class * chunks + chunk]
+  std::vector<ChunkMemory> memory;                       // [at()]
   std::vector<ChunkBytes> chunk_bytes;
   Borders borders;
   std::vector<std::uint8_t> leaves_node;  // [stage]: the next one's ranks are in another node
   std::vector<double> hops;               // [position]
   PipelineClock pipeline;
   std::vector<StagePeak> peaks;                      // by stage
-  std::vector<HeldMicroBatches> held_micro_batches;  // by chunk: at the peak of the stage asked for last
+  std::vector<HeldMicroBatches> held_micro_batches;  // as a row of `memory`: at the peak of the stage asked for last
   std::vector<StageEnd> ends;
   std::vector<MeshGroup> communicators;
   std::vector<std::pair<std::int64_t, std::int64_t>> placeholders;  // rows and columns

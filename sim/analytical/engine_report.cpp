@@ -98,8 +98,9 @@ void for_executions(const Op& op, const LineItem& item, Visit&& visit) {
 
 void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) const {
   const StageClass& c = classes[static_cast<std::size_t>(report.bounding_stage)];
-  const auto& chunks = program.stages[static_cast<std::size_t>(c.first_stage)];
-  const double n = static_cast<double>(program.schedule.micro_batches);
+  const auto stage = static_cast<std::size_t>(c.first_stage);
+  const auto& chunks = program.stages[stage];
+  const std::int64_t n = program.schedule.micro_batches;
 
   // An op that runs once a line does so in the last run of a piece that has one.
   std::uint16_t once_piece = 0;
@@ -107,13 +108,20 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
     for (const Run& run : chunk.runs)
       if (pieces[run.piece].block(BlockKind::norm).once) once_piece = run.piece;
 
-  std::array<std::vector<LineItem>, kBlockKinds> items;
-  for (std::size_t k = 0; k < kBlockKinds; ++k)
-    for (const Chunk& chunk : chunks) {
-      const auto kind = static_cast<BlockKind>(k);
-      append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
-                  code_of(kind, c.layout), items[k]);
-    }
+  std::vector<std::array<std::vector<LineItem>, kBlockKinds>> items(program.micro_batch_classes());
+  for (std::size_t of_class = 0; of_class < items.size(); ++of_class)
+    for (std::size_t k = 0; k < kBlockKinds; ++k)
+      for (const Chunk& chunk : program.stages_of(of_class)[stage]) {
+        const auto kind = static_cast<BlockKind>(k);
+        append_line(program.pieces, chunk.runs, kind == BlockKind::backward || kind == BlockKind::weight_gradient,
+                    code_of(kind, c.layout), items[of_class][k]);
+      }
+  // Of a class of micro-batches, in a step.
+  const auto lines_per_step = [&](std::size_t of_class, When when, bool update) -> double {
+    if (update) return of_class == 0 ? 1 : 0;
+    if (when == When::every_micro_batch) return static_cast<double>(program.micro_batches_of(of_class));
+    return program.class_of(when == When::first_micro_batch ? 0 : n - 1) == of_class ? 1 : 0;
+  };
 
   for (std::size_t p = 0; p < program.pieces.size(); ++p) {
     if (!pieces[p].used) continue;
@@ -127,7 +135,6 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         if (code.costs[i].absent) continue;
         const bool once = std::any_of(code.nodes.begin(), code.nodes.end(),
                                       [&](const ClockNode& node) { return node.op == i && node.once; });
-        const double lines_per_step = update || op.when != When::every_micro_batch ? 1 : n;
         const std::size_t first_row = report.ops.size();
         const auto note = [&](Executions e, double lines_of_run) {
           const double times = static_cast<double>(e.times) * lines_of_run * op.count;
@@ -155,8 +162,12 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
         if (once) {
           if (p == once_piece) note({1, 1}, 1);
         } else {
-          for (const LineItem& item : items[k])
-            if (item.code == &code) for_executions(op, item, [&](Executions e) { note(e, lines_per_step); });
+          for (std::size_t of_class = 0; of_class < items.size(); ++of_class) {
+            const double times = lines_per_step(of_class, op.when, update);
+            if (times == 0) continue;
+            for (const LineItem& item : items[of_class][k])
+              if (item.code == &code) for_executions(op, item, [&](Executions e) { note(e, times); });
+          }
         }
         const bool kernel = op.stream == Stream::compute && !is_communication(op.kind);
         if (!kernel || costs.kernels().near_measured(op, piece.tensors) || report.ops.size() == first_row) continue;
@@ -182,10 +193,8 @@ void AnalyticalEngine::Rep::fill_ops(const Program& program, Report& report) con
 
 void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report) {
   Timeline& timeline = report.timeline;
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const PipelineCosts pipeline_costs{stage_class, seconds, hops, pair_saves};
   PipelineTimeline slots;
-  walk_timeline(program.schedule, pipeline_costs, pipeline, slots);
+  walk_timeline(program.schedule, pipeline_costs(program), pipeline, slots);
   for (const TransferRecord& t : slots.transfers)
     timeline.arrows.push_back({t.from_stage, t.to_stage, t.from_seconds, t.to_seconds});
 
@@ -202,7 +211,7 @@ void AnalyticalEngine::Rep::fill_timeline(const Program& program, Report& report
       timeline.intervals.push_back({s, Stream::compute, static_cast<std::uint8_t>(record.slot.kind), record.slot.chunk,
                                     record.slot.micro_batch, record.begin_seconds, record.end_seconds,
                                     name_of(record.slot.kind)});
-      const ChunkMemory& m = memory[c * chunks + record.slot.chunk];
+      const ChunkMemory& m = memory[at(program, c, record.slot)];
       const PlacedBytes& transient = m.transient[static_cast<std::size_t>(record.slot.kind)];
       if (record.slot.kind == SlotKind::forward) change(m.saved, 1);
       sample(record.begin_seconds, sum(held, transient));
@@ -260,7 +269,6 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
     if (added) at->second.result = trace_line(program, origins[static_cast<std::size_t>(origin)], at->second.ops);
     return at->second;
   };
-  const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   const std::int64_t n = program.schedule.micro_batches;
   const std::size_t slots_of_stage = slots.slots.size() / program.stages.size();
   std::vector<std::size_t> by_rank(classes.size());
@@ -284,7 +292,7 @@ void AnalyticalEngine::Rep::fill_op_slices(const Program& program, const Pipelin
   for (const std::size_t c : by_rank)
     for (std::size_t part = 0; part < 3; ++part) end_chosen[c][part] = fits(ends_of(c)[part]->origin);
   const auto line_of = [&](std::size_t c, const Slot& slot) -> const LineResult& {
-    return lines[c * chunks + slot.chunk][index(slot.kind)].of(slot.micro_batch, n);
+    return lines[at(program, c, slot)][index(slot.kind)].of(slot.micro_batch, n);
   };
   std::vector<bool> chosen(slots.slots.size());
   std::vector<std::int64_t> shown{n / 2, 0, n - 1};

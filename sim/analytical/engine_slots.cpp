@@ -23,7 +23,6 @@ void add(LineResult& to, const LineResult& from, double times) {
   }
 }
 
-
 bool leaves_behind(const LineResult& l) {
   for (std::size_t s = 0; s < kStreams; ++s)
     if (kStreamRows[s].occupies == Occupies::fabric && l.stream_end[s] > l.seconds) return true;
@@ -52,16 +51,15 @@ bool same(const FabricBacklog& a, const FabricBacklog& b) {
 // in the slot. So does all that is not issued ahead: the host waits for the input first.
 void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
-  const std::size_t positions = program.schedule.position.size();
+  const std::size_t positions = program.schedule.position.size(), of_first = program.class_of(0);
   constexpr std::size_t kForward = index(SlotKind::forward);
   const bool only = program.schedule.micro_batches == 1;
   if (only && positions == 1) return;
   const auto issues_ahead = [&](const Chunk& chunk) {
     return std::any_of(chunk.runs.begin(), chunk.runs.end(), [&](const Run& run) {
       const BlockCode& code = pieces[run.piece].block(BlockKind::forward);
-      return std::any_of(code.prefetched.begin(), code.prefetched.end(), [&](std::uint16_t k) {
-        return only || code.nodes[k].when == kUsual;
-      });
+      return std::any_of(code.prefetched.begin(), code.prefetched.end(),
+                         [&](std::uint16_t k) { return only || code.nodes[k].when == kUsual; });
     });
   };
   constexpr WhenSet kAdded = bit(When::first_micro_batch);
@@ -81,20 +79,22 @@ void AnalyticalEngine::Rep::gather_while_waiting(const Program& program) {
     return result;
   };
   bool any = false;
-  for (std::size_t at = 0; at < lines.size() && !any; ++at)
-    any = lines[at][kForward].first.seconds > lines[at][kForward].usual.seconds ||
-          issues_ahead(program.stages[static_cast<std::size_t>(classes[at / chunks].first_stage)][at % chunks]);
+  for (std::size_t i = 0; i < lines.size() && !any; ++i) {
+    const Row of = row(program, i);
+    if (of.of_class != of_first) continue;
+    any = lines[i][kForward].first.seconds > lines[i][kForward].usual.seconds || issues_ahead(of.chunk);
+  }
   if (!any) return;
   at_position.resize(positions);
   for (std::size_t i = 0; i < positions; ++i)
     at_position[static_cast<std::size_t>(program.schedule.position[i])] = static_cast<std::uint32_t>(i);
   double wait = 0;  // until the first input can have come through the positions before
   for (std::size_t q = 0; q < positions; ++q) {
-    const std::size_t at = at_position[q], stage = at / chunks, c = static_cast<std::size_t>(stage_class[stage]);
-    SlotLines& l = lines[c * chunks + at % chunks][kForward];
+    const std::size_t place = at_position[q], stage = place / chunks, c = static_cast<std::size_t>(stage_class[stage]);
+    SlotLines& l = lines[at(program, c, of_first, place % chunks)][kForward];
     const bool receives = q > 0 && at_position[q - 1] / chunks != stage;
     if (receives && classes[c].first_stage == static_cast<std::int32_t>(stage)) {
-      const Chunk& chunk = program.stages[stage][at % chunks];
+      const Chunk& chunk = program.stages_of(of_first)[stage][place % chunks];
       const Added adds = added(chunk);
       if (issues_ahead(chunk) || (adds.ahead && adds.behind_input)) {
         clock_line(program, chunk, classes[c].layout, BlockKind::forward, only ? kOnly : kFirst, l.first,
@@ -124,7 +124,9 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
     return;
   for (std::size_t at = 0; at < lines.size(); ++at)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
-  walk_timeline(schedule, {stage_class, seconds, hops}, pipeline, walked);
+  PipelineCosts apart = pipeline_costs(program);
+  apart.pair_saves = {};
+  walk_timeline(schedule, apart, pipeline, walked);
   for (const StageClass& c : classes) {
     double end = 0;
     for (std::size_t i = 0; i < slots_of_stage; ++i) {
@@ -138,13 +140,12 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
 // Whether what the class's slots leave meets other streams of the next ones.
 bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t stage_class_of) const {
   if (program.schedule.micro_batches == 1 || !clock.shares_levels()) return false;
-  const auto& stage = program.stages[static_cast<std::size_t>(classes[stage_class_of].first_stage)];
   StreamsByLevel on_level{};
   bool leaves = false;
-  for (std::size_t c = 0; c < stage.size(); ++c)
+  for (std::size_t i = at(program, stage_class_of, 0); i < at(program, stage_class_of + 1, 0); ++i)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) {
-      leaves |= leaves_behind(lines[stage_class_of * stage.size() + c][kind].usual);
-      for (const Run& run : stage[c].runs)
+      leaves |= leaves_behind(lines[i][kind].usual);
+      for (const Run& run : row(program, i).chunk.runs)
         for (std::size_t l = 0; l < kFabricLevels; ++l)
           on_level[l] |= pieces[run.piece].blocks[classes[stage_class_of].layout][kind].on_level[0][l];
     }
@@ -155,23 +156,25 @@ bool AnalyticalEngine::Rep::slows_itself(const Program& program, std::size_t sta
 void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t stage_class_of) {
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
-  const auto chunks = static_cast<std::size_t>(schedule.chunks);
   StageClass& c = classes[stage_class_of];
-  const auto stage = static_cast<std::size_t>(c.first_stage);
+  const std::size_t begin = at(program, stage_class_of, 0), rows_of_stage = at(program, 1, 0);
   // The last that was clocked in a usual micro-batch.
   struct Clocked {
     bool known = false;
     FabricBacklog before, behind;
     LineResult result;
   };
-  std::vector<Clocked> clocked(chunks * kSlotKinds);
-  std::vector<LineResult> sums(chunks * kSlotKinds);
+  std::vector<Clocked> clocked(rows_of_stage * kSlotKinds);
+  std::vector<LineResult> sums(clocked.size());
+  std::vector<double> usual_ones(program.micro_batch_classes(), 0);
+  for (std::int64_t m = 1; m + 1 < n; ++m) ++usual_ones[program.class_of(m)];
   FabricBacklog backlog, before;
   std::size_t slots = 0;
-  schedule.order(stage).for_each([&](const Slot& slot) {
+  schedule.order(static_cast<std::size_t>(c.first_stage)).for_each([&](const Slot& slot) {
     fabric.work_off(wait(stage_class_of, slots++), backlog);
-    const std::size_t k = slot.chunk * kSlotKinds + index(slot.kind);
-    SlotLines& l = lines[stage_class_of * chunks + slot.chunk][index(slot.kind)];
+    const std::size_t of_row = at(program, stage_class_of, slot);
+    const std::size_t k = (of_row - begin) * kSlotKinds + index(slot.kind);
+    SlotLines& l = lines[of_row][index(slot.kind)];
     const bool first = slot.micro_batch == 0, last = slot.micro_batch + 1 == n;
     LineResult result = first ? l.first : last ? l.last : l.usual;
     Clocked& like = clocked[k];
@@ -181,7 +184,7 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
     } else if (!is_empty(backlog) || leaves_behind(result)) {
       before = backlog;
       LineResult behind;
-      clock_line(program, program.stages[stage][slot.chunk], c.layout, static_cast<BlockKind>(slot.kind),
+      clock_line(program, row(program, of_row).chunk, c.layout, static_cast<BlockKind>(slot.kind),
                  conditions_of(slot.micro_batch, n), behind, {.backlog = &backlog});
       if (!first || slot.kind != SlotKind::forward) result = behind;  // that was clocked with its input to come
       if (!first && !last) like = {true, before, backlog, result};
@@ -191,29 +194,35 @@ void AnalyticalEngine::Rep::follow_backlogs(const Program& program, std::size_t 
     else if (last)
       l.last = result;
     else
-      add(sums[k], result, 1.0 / static_cast<double>(n - 2));
+      add(sums[k], result, 1.0 / usual_ones[program.class_of(slot.micro_batch)]);
   });
-  if (n > 2)
-    for (std::size_t k = 0; k < sums.size(); ++k)
-      lines[stage_class_of * chunks + k / kSlotKinds][k % kSlotKinds].usual = sums[k];
+  for (std::size_t k = 0; k < sums.size(); ++k) {
+    const std::size_t of_row = begin + k / kSlotKinds;
+    if (usual_ones[row(program, of_row).of_class] > 0) lines[of_row][k % kSlotKinds].usual = sums[k];
+  }
   c.left = fabric.work_off(backlog);
   c.followed = true;
 }
 
 // Where streams meet on a level of the fabric, what a slot leaves on asynchronous ones slows the next slot. Slots of
 // the usual micro-batches are clocked again behind what is left by the slot before them, until nothing changes; the
-// first have nothing before them.
+// first have nothing before them. Where micro-batches differ, each class is taken as if all were of it.
 void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t stage_class_of) {
   if (!slows_itself(program, stage_class_of)) return;
+  if (!waits.empty() && program.schedule.micro_batches <= kFollowed) return follow_backlogs(program, stage_class_of);
+  for (std::size_t k = 0; k < program.micro_batch_classes(); ++k) settle_backlogs(program, stage_class_of, k);
+}
+
+void AnalyticalEngine::Rep::settle_backlogs(const Program& program, std::size_t stage_class_of, std::size_t of_class) {
   const Schedule& schedule = program.schedule;
   const std::int64_t n = schedule.micro_batches;
-  if (!waits.empty() && n <= kFollowed) return follow_backlogs(program, stage_class_of);
   const auto chunks = static_cast<std::size_t>(schedule.chunks);
   const auto stage = static_cast<std::size_t>(classes[stage_class_of].first_stage);
-  auto* own = &lines[stage_class_of * chunks];
+  auto* own = &lines[at(program, stage_class_of, of_class)];
   // A slot k is of a chunk and a kind.
   const auto slots = chunks * kSlotKinds;
-  const auto chunk_of = [&](std::size_t k) -> const Chunk& { return program.stages[stage][k / kSlotKinds]; };
+  const auto& stages = program.stages_of(of_class);
+  const auto chunk_of = [&](std::size_t k) -> const Chunk& { return stages[stage][k / kSlotKinds]; };
   const auto lines_of = [&](std::size_t k) -> SlotLines& { return own[k / kSlotKinds][k % kSlotKinds]; };
   const auto clock_behind = [&](FabricBacklog& backlog, std::size_t k, WhenSet when, LineResult& result) {
     clock_line(program, chunk_of(k), classes[stage_class_of].layout, static_cast<BlockKind>(k % kSlotKinds), when,
@@ -255,8 +264,7 @@ void AnalyticalEngine::Rep::carry_backlogs(const Program& program, std::size_t s
     }
     const bool last = round + 1 == rounds || (settled && round > 0);
     const auto times = static_cast<double>(last ? usual_ones - round : 1);
-    for (std::size_t k = 0; k < slots; ++k)
-      add(sums[k], lines_of(k).usual, times / static_cast<double>(usual_ones));
+    for (std::size_t k = 0; k < slots; ++k) add(sums[k], lines_of(k).usual, times / static_cast<double>(usual_ones));
     if (last) break;
   }
   for (std::size_t k = 0; k < slots; ++k) {

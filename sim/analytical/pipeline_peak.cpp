@@ -80,6 +80,48 @@ void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_cl
     StagePeakSearch(schedule, &bytes[static_cast<std::size_t>(stage_class[s]) * chunks], out[s]).run(schedule.order(s));
 }
 
+void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
+                std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
+                std::vector<StagePeak>& out) {
+  const std::size_t chunks = static_cast<std::size_t>(schedule.chunks);
+  out.assign(schedule.stages.size(), {});
+  for (std::size_t s = 0; s < out.size(); ++s) {
+    const ChunkBytes* const of_stage = &bytes[static_cast<std::size_t>(stage_class[s]) * micro_batch_classes * chunks];
+    double held = 0;
+    std::size_t at = 0;
+    schedule.order(s).for_each([&](const Slot& slot) {
+      const std::uint8_t of_class = micro_batch_class[slot.micro_batch];
+      const ChunkBytes& b = of_stage[of_class * chunks + slot.chunk];
+      if (slot.kind == SlotKind::forward) held += b.saved;
+      const double fullest = held + b.transient[static_cast<std::size_t>(slot.kind)];
+      if (fullest > out[s].bytes)
+        out[s] = {.bytes = fullest, .slot = slot.kind, .chunk = slot.chunk, .micro_batch_class = of_class, .at = at};
+      if (slot.kind == SlotKind::backward) held += schedule.split_backward ? b.kept - b.saved : -b.saved;
+      if (slot.kind == SlotKind::weight_gradient) held -= b.kept;
+      ++at;
+    });
+  }
+}
+
+void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
+                std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held) {
+  std::size_t next = 0;
+  schedule.order(stage).for_each([&](const Slot& slot) {
+    const std::size_t place = next++;
+    if (place > at) return;
+    const auto of_class = static_cast<std::size_t>(micro_batch_class[slot.micro_batch]);
+    HeldMicroBatches& of = held[of_class * static_cast<std::size_t>(schedule.chunks) + slot.chunk];
+    if (slot.kind == SlotKind::forward) {
+      ++of.in_flight;
+    } else if (place < at && slot.kind == SlotKind::backward) {
+      --of.in_flight;
+      if (schedule.split_backward) ++of.awaiting_weight_gradient;
+    } else if (place < at) {
+      --of.awaiting_weight_gradient;
+    }
+  });
+}
+
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held) {
   std::size_t left = at;  // slots before it
   const auto count = [&](const Slot& slot, std::int64_t times) {

@@ -124,9 +124,9 @@ class PlainWalk {
     blocking_ = schedule.blocking_transfers;
     build_sites(schedule, costs);
     pair_saves_ = costs.pair_saves;
+    micro_batch_class_ = costs.micro_batch_class;
     first_chunk_.clear();
-    for (std::size_t stage = 0; stage < p; ++stage)
-      first_chunk_.push_back(static_cast<std::size_t>(costs.stage_class[stage]) * chunks_);
+    for (std::size_t stage = 0; stage < p; ++stage) first_chunk_.push_back(costs.row(stage) * chunks_);
     out.stages.assign(p, {});
     cursors_.clear();
     for (std::size_t s = 0; s < p; ++s) cursors_.emplace_back(schedule.order(s));
@@ -156,6 +156,7 @@ class PlainWalk {
     const double* before = nullptr;  // of the kind that comes before it on its stage; null for forwards
     const double* input = nullptr;   // of the slot it depends on
     double first = 0, usual = 0, last = 0;
+    const ChunkSeconds* of_class = nullptr;  // of class 0, where micro-batches differ
     double from_hop = 0, to_hop = 0;
     std::int32_t from = -1, to = -1;  // other stages only
   };
@@ -170,7 +171,7 @@ class PlainWalk {
     for (std::size_t s = 0; s < p; ++s)
       for (std::size_t c = 0; c < chunks_; ++c) {
         const std::size_t q = static_cast<std::size_t>(schedule.position_of(s, c));
-        const ChunkSeconds& seconds = costs.seconds[static_cast<std::size_t>(costs.stage_class[s]) * chunks_ + c];
+        const ChunkSeconds& seconds = costs.seconds[costs.row(s) * chunks_ + c];
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           Site& site = sites_[(s * chunks_ + c) * kSlotKinds + kind];
           site.end = ends(kind, q);
@@ -178,6 +179,7 @@ class PlainWalk {
           const std::int64_t count = schedule.micro_batches;
           site.first = seconds_of(seconds[kind], 0, count);
           site.usual = seconds[kind].usual;
+          site.of_class = &seconds;
           site.last = seconds_of(seconds[kind], count - 1, count);
           // A forward comes from below and goes up, a backward the other way.
           if (kind == 2) continue;
@@ -267,7 +269,16 @@ class PlainWalk {
     now_[stage] = now;
   }
 
+  std::size_t class_of(const Slot& slot) const {
+    return micro_batch_class_.empty() ? 0 : micro_batch_class_[slot.micro_batch];
+  }
+
   double seconds_at(const Site& at, const Slot& slot) const {
+    if (!micro_batch_class_.empty()) {
+      const ChunkSeconds& of = at.of_class[class_of(slot) * chunks_];
+      return seconds_of(of[static_cast<std::size_t>(slot.kind)], slot.micro_batch,
+                        static_cast<std::int64_t>(micro_batches_));
+    }
     return slot.micro_batch == 0 ? at.first : slot.micro_batch + 1 == micro_batches_ ? at.last : at.usual;
   }
 
@@ -279,7 +290,7 @@ class PlainWalk {
     double begin = now, seconds = 0;
     for (const Slot* slot : {&f, &b}) {
       const Site& at = *site(stage, *slot);
-      seconds += seconds_at(at, *slot) - pair_saves_[first_chunk_[stage] + slot->chunk] / 2;
+      seconds += seconds_at(at, *slot) - pair_saves_[first_chunk_[stage] + class_of(*slot) * chunks_ + slot->chunk] / 2;
       if (at.input == nullptr) continue;
       const double input = at.input[slot->micro_batch];
       if (input == kNotYet) {
@@ -320,9 +331,10 @@ class PlainWalk {
   bool split_ = false, blocking_ = false;
   Geometry geometry_;
   std::span<const double> pair_saves_;
+  std::span<const std::uint8_t> micro_batch_class_;
   std::vector<std::size_t> first_chunk_;  // [stage]: in pair_saves_
-  std::vector<Site> sites_;   // [(stage * chunks + chunk) * kSlotKinds + kind]
-  std::vector<double> ends_;  // [(kind * positions + position) * micro_batches + micro_batch]
+  std::vector<Site> sites_;               // [(stage * chunks + chunk) * kSlotKinds + kind]
+  std::vector<double> ends_;              // [(kind * positions + position) * micro_batches + micro_batch]
   std::vector<Cursor> cursors_;
   std::vector<double> now_;
   std::vector<char> waiting_;
@@ -347,7 +359,8 @@ PipelineWalker::PipelineWalker(PipelineWalker&&) noexcept = default;
 PipelineWalker& PipelineWalker::operator=(PipelineWalker&&) noexcept = default;
 
 void PipelineWalker::walk(const Schedule& schedule, const PipelineCosts& costs, PipelineClock& out) {
-  if (!costs.pair_saves.empty() || !walk_rows(schedule, costs, rep_->rows, out)) {
+  const bool rows = costs.pair_saves.empty() && costs.micro_batch_class.empty();
+  if (!rows || !walk_rows(schedule, costs, rep_->rows, out)) {
     walk_plain(schedule, costs, out);
     return;
   }

@@ -32,11 +32,19 @@ using ChunkSeconds = std::array<SlotSeconds, kSlotKinds>;  // by SlotKind
 // Flat inputs; spans must outlive the call.
 struct PipelineCosts {
   std::span<const std::int32_t> stage_class;  // [stage]: row of `seconds`
-  std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]
+  std::span<const ChunkSeconds> seconds;      // [class * chunks + chunk]; see micro_batch_class
   std::span<const double> hop_seconds;        // [position]: from its chunk to the next and back; on one stage none
   // [class * chunks + chunk], of Schedule::pairs: by how much a forward and a backward of the chunk are shorter beside
   // each other. Of two chunks each gives half. Empty: slots do not pair.
   std::span<const double> pair_saves = {};
+  // Where micro-batches differ: of each its class, of so many. `seconds` and `pair_saves` are then
+  // [(class of stages * micro_batch_classes + class of micro-batches) * chunks + chunk]. Empty: they are alike.
+  std::span<const std::uint8_t> micro_batch_class = {};
+  std::size_t micro_batch_classes = 1;
+
+  std::size_t row(std::size_t stage, std::size_t of_micro_batches = 0) const {
+    return static_cast<std::size_t>(stage_class[stage]) * micro_batch_classes + of_micro_batches;
+  }
 };
 
 struct StageClock {
@@ -62,7 +70,8 @@ struct PipelineClock {
 // Exact: equal to walking every slot up to rounding (tests: 1e-9). Cost: the orders of gpipe, 1f1b, zb-h1 and the
 // interleaved schedule form rows of slots that do not depend on each other; a row is a vector operation, and rows that
 // repeat are skipped. 1F1B with p=64, m=512: 11 us, 25 us where nothing repeats; p=8, m=64: 1 us. GPipe is solved in
-// closed form. Other orders (zb-v), and blocking transfers in any but 1F1B's: slot by slot, 15 ns each.
+// closed form. Other orders (zb-v), blocking transfers in any but 1F1B's, and micro-batches that differ: slot by slot,
+// 15 ns each.
 // Keeps its storage from call to call. Not thread-safe.
 class PipelineWalker {
  public:
@@ -109,12 +118,18 @@ struct StagePeak {
   double bytes = 0;
   SlotKind slot = SlotKind::forward;  // that runs at the peak, and its chunk
   std::uint16_t chunk = 0;
+  std::uint8_t micro_batch_class = 0;
   std::size_t at = 0;  // which of the stage's slots it is, in their order
 };
 
 // The fullest instant of each stage. `bytes`: [class * chunks + chunk]. Does not depend on durations, as what a stage
 // holds changes with its own slots only. Cost: linear in segments, not in micro-batches.
 void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
+                std::vector<StagePeak>& out);
+// The same where micro-batches differ; `bytes`: [(class * micro_batch_classes + class of micro-batches) * chunks +
+// chunk]. Each slot with what is in flight then, micro-batch by micro-batch: linear in slots.
+void peak_bytes(const Schedule& schedule, std::span<const std::int32_t> stage_class, std::span<const ChunkBytes> bytes,
+                std::span<const std::uint8_t> micro_batch_class, std::size_t micro_batch_classes,
                 std::vector<StagePeak>& out);
 
 // Micro-batches of a chunk.
@@ -124,5 +139,8 @@ struct HeldMicroBatches {
 };
 // While slot `at` of the stage runs; adds to `held`, by chunk. Linear in segments.
 void count_held(const Schedule& schedule, std::size_t stage, std::size_t at, std::span<HeldMicroBatches> held);
+// The same where micro-batches differ; `held`: [class of micro-batches * chunks + chunk]. Linear in slots.
+void count_held(const Schedule& schedule, std::size_t stage, std::size_t at,
+                std::span<const std::uint8_t> micro_batch_class, std::span<HeldMicroBatches> held);
 
 }  // namespace orrery

@@ -90,19 +90,24 @@ OrderedJson runs_json(std::span<const Run> runs) {
   return list;
 }
 
+OrderedJson stages_json(const std::vector<std::vector<Chunk>>& stages) {
+  OrderedJson list = OrderedJson::array();
+  for (const std::vector<Chunk>& stage : stages) {
+    OrderedJson chunks = OrderedJson::array();
+    for (const Chunk& chunk : stage) chunks.push_back(runs_json(chunk.runs));
+    list.push_back(std::move(chunks));
+  }
+  return list;
+}
+
 }  // namespace
 
 OrderedJson program_json(const Program& program) {
-  OrderedJson digits = OrderedJson::array(), pieces = OrderedJson::array(), stages = OrderedJson::array();
+  OrderedJson digits = OrderedJson::array(), pieces = OrderedJson::array();
   for (const Digit& digit : program.mesh.digits())
     digits.push_back(
         {{"name", digit.name}, {"axis", name_of(digit.axis)}, {"size", digit.size}, {"stride", digit.stride}});
   for (std::size_t p = 0; p < program.pieces.size(); ++p) pieces.push_back(piece_json(program, p));
-  for (const std::vector<Chunk>& stage : program.stages) {
-    OrderedJson chunks = OrderedJson::array();
-    for (const Chunk& chunk : stage) chunks.push_back(runs_json(chunk.runs));
-    stages.push_back(std::move(chunks));
-  }
   const ModelWork& model = program.model;
   OrderedJson work = {{"flops_per_step", model.flops_per_step},
                       {"executed_flops_per_step", model.executed_flops_per_step},
@@ -110,15 +115,21 @@ OrderedJson program_json(const Program& program) {
                       {"sequences_per_step", model.sequences_per_step},
                       {"parameters", model.parameters}};
   if (model.active_parameters < model.parameters) work["active_parameters"] = model.active_parameters;
-  return {{"mesh", {{"ranks", program.mesh.ranks()}, {"digits", std::move(digits)}}},
-          {"pieces", std::move(pieces)},
-          {"line", runs_json(program.line)},
-          {"stages", std::move(stages)},
-          {"schedule",
-           {{"micro_batches", program.schedule.micro_batches},
-            {"chunks", program.schedule.chunks},
-            {"split_backward", program.schedule.split_backward}}},
-          {"model", std::move(work)}};
+  OrderedJson json = {{"mesh", {{"ranks", program.mesh.ranks()}, {"digits", std::move(digits)}}},
+                      {"pieces", std::move(pieces)},
+                      {"line", runs_json(program.line)},
+                      {"stages", stages_json(program.stages)},
+                      {"schedule",
+                       {{"micro_batches", program.schedule.micro_batches},
+                        {"chunks", program.schedule.chunks},
+                        {"split_backward", program.schedule.split_backward}}},
+                      {"model", std::move(work)}};
+  if (program.other_classes.empty()) return json;
+  json["micro_batch_class"] = program.micro_batch_class;
+  OrderedJson& others = json["other_classes"] = OrderedJson::array();
+  for (const MicroBatchClass& other : program.other_classes)
+    others.push_back({{"line", runs_json(other.line)}, {"stages", stages_json(other.stages)}});
+  return json;
 }
 
 }  // namespace orrery

@@ -198,11 +198,12 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
 void RunPlan::compile_blocks(JobPlan& job) {
   const Program& program = *job.program;
   std::vector<std::int64_t> most(program.pieces.size(), 0);
-  for (const auto& stage : program.stages)
-    for (const Chunk& chunk : stage)
-      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-        for (const Run& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
-      });
+  for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class)
+    for (const auto& stage : program.stages_of(of_class))
+      for (const Chunk& chunk : stage)
+        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+          for (const Run& run : stretch) most[run.piece] = std::max(most[run.piece], instances);
+        });
 
   Liveness lives;
   BlockCompiler compiler;
@@ -309,25 +310,26 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
     }
     job.exchanges_of[name].emplace_back(instances, x);
   };
-  for (const auto& stage : program.stages)
-    for (const Chunk& chunk : stage)
-      for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
-        const auto add_code = [&](const BlockCode& code) {
-          for (const ClockNode& node : code.nodes) {
-            if (node.once) {  // a scalar of all instances
-              add(code, node, 1);
-              continue;
+  for (std::size_t of_class = 0; of_class < program.micro_batch_classes(); ++of_class)
+    for (const auto& stage : program.stages_of(of_class))
+      for (const Chunk& chunk : stage)
+        for_each_stretch(program.pieces, chunk.runs, [&](std::span<const Run> stretch, std::int64_t instances) {
+          const auto add_code = [&](const BlockCode& code) {
+            for (const ClockNode& node : code.nodes) {
+              if (node.once) {  // a scalar of all instances
+                add(code, node, 1);
+                continue;
+              }
+              if (instances >= node.every) add(code, node, node.every);
+              add(code, node, instances % node.every);
             }
-            if (instances >= node.every) add(code, node, node.every);
-            add(code, node, instances % node.every);
+          };
+          for (const Run& run : stretch) {
+            for (const BlockCode& code : job.codes[run.piece]) add_code(code);
+            if (program.schedule.pairs)
+              for (const BlockCode& code : job.paired_codes[run.piece]) add_code(code);
           }
-        };
-        for (const Run& run : stretch) {
-          for (const BlockCode& code : job.codes[run.piece]) add_code(code);
-          if (program.schedule.pairs)
-            for (const BlockCode& code : job.paired_codes[run.piece]) add_code(code);
-        }
-      });
+        });
 }
 
 void RunPlan::add_stage_exchanges(std::int32_t id, JobPlan& job) {
@@ -479,14 +481,17 @@ void RunPlan::add_perturbations(std::span<const Perturbation> all) {
 
 double JobPlan::works_of(std::size_t stage) const {
   double all = 0;
-  for (const Chunk& chunk : program->stages[stage])
-    for (const Run& run : chunk.runs)
-      for (int kind = 0; kind < kBlockKinds; ++kind) {
-        const double times =
-            is_of_update(static_cast<BlockKind>(kind)) ? 1 : static_cast<double>(program->schedule.micro_batches);
-        all += times * static_cast<double>(run.count) *
-               static_cast<double>(codes[run.piece][static_cast<std::size_t>(kind)].nodes.size());
-      }
+  for (std::size_t of_class = 0; of_class < program->micro_batch_classes(); ++of_class) {
+    const auto micro_batches = static_cast<double>(program->micro_batches_of(of_class));
+    for (const Chunk& chunk : program->stages_of(of_class)[stage])
+      for (const Run& run : chunk.runs)
+        for (int kind = 0; kind < kBlockKinds; ++kind) {
+          const bool once = is_of_update(static_cast<BlockKind>(kind));
+          const double times = !once ? micro_batches : of_class == 0 ? 1 : 0;
+          all += times * static_cast<double>(run.count) *
+                 static_cast<double>(codes[run.piece][static_cast<std::size_t>(kind)].nodes.size());
+        }
+  }
   return all;
 }
 

@@ -13,13 +13,15 @@ using proof::words;
 // Neighbouring pieces agree on what crosses between them.
 class LineCheck {
  public:
-  LineCheck(const Program& program, std::vector<Violation>& found) : program_(program), found_(found) {}
+  // Of a class of micro-batches.
+  LineCheck(const Program& program, std::size_t of_class, std::vector<Violation>& found)
+      : program_(program), stages_(program.stages_of(of_class)), found_(found) {}
 
   void run() {
     std::vector<const Chunk*> chunks(program_.schedule.position.size());
-    for (std::size_t s = 0; s < program_.stages.size(); ++s)
-      for (std::size_t c = 0; c < program_.stages[s].size(); ++c)
-        chunks.at(static_cast<std::size_t>(program_.schedule.position_of(s, c))) = &program_.stages[s][c];
+    for (std::size_t s = 0; s < stages_.size(); ++s)
+      for (std::size_t c = 0; c < stages_[s].size(); ++c)
+        chunks.at(static_cast<std::size_t>(program_.schedule.position_of(s, c))) = &stages_[s][c];
     for (const Chunk* chunk : chunks)
       for (const Run& run : chunk->runs)
         for (std::int64_t i = 0; i < std::min<std::int64_t>(run.count, 2); ++i) pass(program_.pieces[run.piece]);
@@ -60,9 +62,80 @@ class LineCheck {
   }
 
   const Program& program_;
+  const std::vector<std::vector<Chunk>>& stages_;
   std::vector<Violation>& found_;
   HandedOn residual_;
   std::array<HandedOn, kSideStreams> sides_;
+};
+
+// Classes of micro-batches differ in what they compute with, not in what it is.
+class ClassCheck {
+ public:
+  ClassCheck(const Program& program, std::vector<Violation>& found) : program_(program), found_(found) {}
+
+  // False: they are not as they should be.
+  bool run() {
+    const std::size_t classes = program_.micro_batch_classes(), before = found_.size();
+    const std::vector<std::uint8_t>& of = program_.micro_batch_class;
+    if (of.empty() && classes == 1) return true;
+    if (static_cast<std::int64_t>(of.size()) != program_.schedule.micro_batches)
+      report("classes of " + std::to_string(of.size()) + " micro-batches, the schedule has " +
+             std::to_string(program_.schedule.micro_batches));
+    for (std::size_t m = 0; m < of.size(); ++m)
+      if (of[m] >= classes)
+        report("micro-batch " + std::to_string(m) + " is of class " + std::to_string(of[m]) + ", there are " +
+               std::to_string(classes));
+    for (std::size_t c = 1; c < classes; ++c) {
+      const auto& stages = program_.stages_of(c);
+      bool alike = stages.size() == program_.stages.size();
+      for (std::size_t s = 0; alike && s < stages.size(); ++s) {
+        alike = stages[s].size() == program_.stages[s].size();
+        for (std::size_t k = 0; alike && k < stages[s].size(); ++k)
+          alike = same_layers(stages[s][k], program_.stages[s][k]);
+      }
+      if (!alike)
+        report("micro-batches of class " + std::to_string(c) +
+               " have other layers, or other parameters, than those of "
+               "class 0");
+    }
+    return found_.size() == before;
+  }
+
+ private:
+  void report(std::string text) { found_.push_back({Rule::classes_alike, std::move(text)}); }
+
+  bool same_parameters(const Piece& a, const Piece& b) const {
+    if (&a == &b) return true;
+    if (!share_buckets(a, b)) return false;
+    if (a.layers != b.layers) return a.layers > 0 && b.layers > 0;
+    if (a.parameters.size() != b.parameters.size()) return false;
+    for (std::size_t i = 0; i < a.parameters.size(); ++i) {
+      const Tensor &x = a.tensors[a.parameters[i].parameter], &y = b.tensors[b.parameters[i].parameter];
+      if (x.axes != y.axes || x.sizes != y.sizes || x.over != y.over || x.dtype != y.dtype) return false;
+    }
+    return true;
+  }
+  // Layer by layer, however they are cut into runs and runs into groups that are recomputed together.
+  bool same_layers(const Chunk& a, const Chunk& b) const {
+    const auto layers_of = [&](const Run& run) {
+      return run.count * std::max<std::int64_t>(1, program_.pieces[run.piece].layers);
+    };
+    std::size_t i = 0, j = 0;
+    std::int64_t of_a = 0, of_b = 0;  // layers of the runs that have been met
+    while (i < a.runs.size() && j < b.runs.size()) {
+      const Run &x = a.runs[i], &y = b.runs[j];
+      if (!same_parameters(program_.pieces[x.piece], program_.pieces[y.piece])) return false;
+      const std::int64_t both = std::min(layers_of(x) - of_a, layers_of(y) - of_b);
+      of_a += both;
+      of_b += both;
+      if (of_a == layers_of(x)) ++i, of_a = 0;
+      if (of_b == layers_of(y)) ++j, of_b = 0;
+    }
+    return i == a.runs.size() && j == b.runs.size();
+  }
+
+  const Program& program_;
+  std::vector<Violation>& found_;
 };
 
 // All digits over which ranks hold different gradients: stages, parts of parameters, shards.
@@ -107,7 +180,8 @@ std::vector<Violation> check(const Program& program) {
                                                    ", there it owes " + words(program.mesh, contributed[q][j])});
         }
     }
-  LineCheck(program, found).run();
+  if (!ClassCheck(program, found).run()) return found;
+  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) LineCheck(program, c, found).run();
   return found;
 }
 

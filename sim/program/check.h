@@ -46,6 +46,9 @@ enum class Rule : std::uint8_t {
                               // behind the reductions of the update and before anything else reads it
   // Mixture of experts.
   own_rows = 23,  // slots are divided over what divides the tokens that are put into them, experts over nothing
+  // Micro-batches whose work differs.
+  classes_alike = 24,  // every micro-batch has a class, and every class the same layers in the same chunks: pieces that
+                       // are variants of each other, with the same parameters
 };
 
 struct Violation {

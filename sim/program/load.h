@@ -13,8 +13,8 @@ struct Load {
   std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; 1 in the mean
   double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, of all tokens together
   double dropped = 0;                           // of all rows, those that find no slot
-  bool padded = false;  // every expert has slots for as many rows as the busiest: busiest_rank times the mean
-  std::int64_t layers = 0;                      // of the model, that have it
+  bool padded = false;      // every expert has slots for as many rows as the busiest: busiest_rank times the mean
+  std::int64_t layers = 0;  // of the model, that have it; where micro-batches differ, of all micro-batches together
 
   double at(std::int64_t from, std::int64_t to) const { return rows[static_cast<std::size_t>(from * ranks + to)]; }
   // Of the rank's experts, over the mean.

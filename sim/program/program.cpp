@@ -6,21 +6,26 @@
 namespace orrery {
 namespace {
 
-// The layers of the model that a piece computes, in order; `all`: how many the model has.
+// The layers of the model that a piece computes in any micro-batch, in order; `all`: how many the model has.
 std::vector<std::int64_t> layers_of(const Program& program, std::size_t piece, std::int64_t& all) {
   const auto chunks = static_cast<std::size_t>(program.schedule.chunks);
   std::vector<const Chunk*> in_order(program.schedule.position.size());
-  for (std::size_t i = 0; i < in_order.size(); ++i)
-    in_order[static_cast<std::size_t>(program.schedule.position[i])] = &program.stages[i / chunks][i % chunks];
   std::vector<std::int64_t> layers;
-  std::int64_t next = 0;
-  for (const Chunk* chunk : in_order)
-    for (const Run& run : chunk->runs) {
-      const std::int64_t behind = next + run.count * program.pieces[run.piece].layers;
-      for (; next < behind; ++next)
-        if (run.piece == piece) layers.push_back(next);
-    }
-  all = next;
+  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c) {
+    const auto& stages = program.stages_of(c);
+    for (std::size_t i = 0; i < in_order.size(); ++i)
+      in_order[static_cast<std::size_t>(program.schedule.position[i])] = &stages[i / chunks][i % chunks];
+    std::int64_t next = 0;
+    for (const Chunk* chunk : in_order)
+      for (const Run& run : chunk->runs) {
+        const std::int64_t behind = next + run.count * program.pieces[run.piece].layers;
+        for (; next < behind; ++next)
+          if (run.piece == piece) layers.push_back(next);
+      }
+    all = next;
+  }
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
   return layers;
 }
 
@@ -49,11 +54,18 @@ std::string slices_of(const std::vector<std::int64_t>& numbers, std::int64_t all
 void Program::clear() {
   // Pieces, line, stages and schedule keep their storage; whoever fills them clears each and sets the counts.
   mesh = Mesh{};
+  micro_batch_class.clear();
+  other_classes.clear();
   stage_groups.clear();
   expert_of_slot.clear();
   loads.clear();
   runtime = Runtime{};
   model = ModelWork{};
+}
+
+std::int64_t Program::micro_batches_of(std::size_t of_class) const {
+  if (micro_batch_class.empty()) return of_class == 0 ? schedule.micro_batches : 0;
+  return std::count(micro_batch_class.begin(), micro_batch_class.end(), static_cast<std::uint8_t>(of_class));
 }
 
 namespace {
@@ -75,7 +87,9 @@ std::string piece_title(const Program& program, std::size_t piece) {
   if (p.layers == 0 || one_plan) return p.name;
   std::int64_t all = 0;
   const std::vector<std::int64_t> layers = layers_of(program, piece, all);
-  return std::string(p.name) + '[' + slices_of(layers, all) + ']';
+  std::string text = std::string(p.name) + '[' + slices_of(layers, all);
+  if (!program.other_classes.empty() && load_of(p) != 0) text += ", load " + std::to_string(load_of(p));
+  return text + ']';
 }
 
 }  // namespace orrery

@@ -28,6 +28,12 @@ struct Chunk {
   bool operator==(const Chunk&) const = default;
 };
 
+// Micro-batches that do other work than those of the first class.
+struct MicroBatchClass {
+  std::vector<Run> line;                   // as Program::line
+  std::vector<std::vector<Chunk>> stages;  // as Program::stages
+};
+
 // What the numbers of the model are, independent of how it is laid out: for MFU and per-token figures.
 struct ModelWork {
   // Forward and backward of the model, no recomputation; causal halved. Of the backward what the gradients of trained
@@ -70,6 +76,12 @@ struct Program {
   std::vector<std::vector<Chunk>> stages;  // [pipeline stage][chunk]
   Schedule schedule;
 
+  // Micro-batches whose work differs: of each its class. 0 has `line` and `stages`, i has other_classes[i - 1]: layer
+  // by layer the same, or variants (Piece::variant_of) with the same parameters. What is done once a step, and what is
+  // held all step long, is that of class 0. Empty: all micro-batches are alike.
+  std::vector<std::uint8_t> micro_batch_class;
+  std::vector<MicroBatchClass> other_classes;
+
   // Groups that no digits name (Op::stages): lists of pipeline stages, ascending. Ranks take sums over them in the
   // order of the lists.
   std::vector<std::vector<std::uint16_t>> stage_groups;
@@ -83,6 +95,21 @@ struct Program {
 
   Runtime runtime;
   ModelWork model;
+
+  std::size_t micro_batch_classes() const { return 1 + other_classes.size(); }
+  std::size_t class_of(std::int64_t micro_batch) const {
+    return micro_batch_class.empty() ? 0 : micro_batch_class[static_cast<std::size_t>(micro_batch)];
+  }
+  std::int64_t micro_batches_of(std::size_t of_class) const;
+  const std::vector<std::vector<Chunk>>& stages_of(std::size_t of_class) const {
+    return of_class == 0 ? stages : other_classes[of_class - 1].stages;
+  }
+  // Calls visit(line, stages) of each class.
+  template <class Visit>
+  void for_each_class(Visit&& visit) {
+    visit(line, stages);
+    for (MicroBatchClass& other : other_classes) visit(other.line, other.stages);
+  }
 
   // Empties the program but keeps its storage, so that a search lowers a million plans without allocating.
   void clear();
@@ -102,7 +129,8 @@ void for_each_stretch(const std::vector<Piece>& pieces, std::span<const Run> run
 }
 
 // A piece as reports name it: "layer", or with its layers where such layers have several plans or loads, as Python
-// slices them: "layer[0:20]", "layer[0:32:2]".
+// slices them: "layer[0:20]", "layer[0:32:2]". Where micro-batches differ, layers have it in some of them, and its load
+// is said as well: "layer[0:32, load 2]".
 std::string piece_title(const Program& program, std::size_t piece);
 
 }  // namespace orrery

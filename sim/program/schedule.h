@@ -70,6 +70,24 @@ struct StageOrder {
     run(body, repeats);
     run(epilogue, 1);
   }
+  // visit(forward, backward), pair by pair.
+  template <class Visit>
+  void for_each_pair_of_slots(Visit&& visit) const {
+    const auto run = [&visit](std::span<const Segment> segments, std::uint32_t shift) {
+      for (const Segment& segment : segments)
+        for (std::uint32_t r = 0; r < segment.repeats; ++r)
+          for (std::uint32_t i = 0; i + 1 < segment.size; ++i) {
+            if (!is_pair(segment.slots[i], segment.slots[i + 1])) continue;
+            Slot forward = segment.slots[i], backward = segment.slots[i + 1];
+            forward.micro_batch += r + shift;
+            backward.micro_batch += r + shift;
+            visit(forward, backward);
+          }
+    };
+    run(prologue, 0);
+    for (std::uint32_t r = 0; r < repeats; ++r) run(body, r * advance);
+    run(epilogue, 0);
+  }
   static bool is_pair(const Slot& first, const Slot& second) {
     return first.kind == SlotKind::forward && second.kind == SlotKind::backward;
   }
@@ -86,8 +104,8 @@ struct Schedule {
                                     // non-interleaved 1F1B); otherwise only the receiver's data dependency waits
   bool pairs = false;  // a forward and the backward behind it in one pattern of a segment run beside each other
                        // (sim/program/pair.h)
-  bool scattered_transfers = false;  // what tensor-parallel ranks hold alike crosses stages in parts, one a rank, and is
-                                     // gathered behind the border (Narayanan et al. 2021, section 4.1)
+  bool scattered_transfers = false;  // what tensor-parallel ranks hold alike crosses stages in parts, one a rank, and
+                                     // is gathered behind the border (Narayanan et al. 2021, section 4.1)
 
   // Where the stage's order lies in `segments`.
   struct StageSegments {

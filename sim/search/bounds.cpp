@@ -10,15 +10,16 @@ namespace orrery {
 ComputeBound compute_bound(const Program& program, const AnalyticalEngine& engine) {
   ComputeBound bound{.micro_batch = engine.micro_batch_seconds(program)};
   bool any = false;
-  for (const auto& stage : program.stages)
-    for (const Chunk& chunk : stage)
-      for (const Run& run : chunk.runs) {
-        const Piece& piece = program.pieces[run.piece];
-        if (!is_layer(piece) || is_joint(piece)) continue;
-        const double seconds = engine.product_seconds(run.piece);
-        bound.layer = any ? std::min(bound.layer, seconds) : seconds;
-        any = true;
-      }
+  for (std::size_t c = 0; c < program.micro_batch_classes(); ++c)
+    for (const auto& stage : program.stages_of(c))
+      for (const Chunk& chunk : stage)
+        for (const Run& run : chunk.runs) {
+          const Piece& piece = program.pieces[run.piece];
+          if (!is_layer(piece) || is_joint(piece)) continue;
+          const double seconds = engine.product_seconds(run.piece);
+          bound.layer = any ? std::min(bound.layer, seconds) : seconds;
+          any = true;
+        }
   return bound;
 }
 

@@ -192,9 +192,8 @@ class ByOps {
     for (std::size_t i = fates_.size(); i-- > 0;) {
       const Op& op = piece_.forward.ops[i];
       if (fates_[i].what == What::kept) continue;
-      const bool wanted = std::ranges::any_of(op.writes, [&](TensorId id) {
-        return id != kNoTensor && needed[storage_of(piece_, id)] != 0;
-      });
+      const bool wanted = std::ranges::any_of(
+          op.writes, [&](TensorId id) { return id != kNoTensor && needed[storage_of(piece_, id)] != 0; });
       if (!wanted) fates_[i].what = What::unneeded;
       if (fates_[i].what != What::unneeded) need(op);
     }
@@ -302,8 +301,8 @@ class ByOps {
   }
 
   Piece& piece_;
-  std::vector<Fate> fates_;   // of the forward's ops
-  std::vector<Op> forward_;   // as it was
+  std::vector<Fate> fates_;  // of the forward's ops
+  std::vector<Op> forward_;  // as it was
 };
 
 // ---- by modules -----------------------------------------------------------------------------------------------------
@@ -727,23 +726,25 @@ void rewrite(const Scenario& scenario, Program& program) {
     groups.push_back({of, copies, static_cast<std::uint16_t>(program.pieces.size() - 1)});
     return groups.back().piece;
   };
-  for (auto& stage : program.stages) {
-    for (Chunk& chunk : stage) {
-      runs.clear();
-      for (const Run& run : chunk.runs) {
-        const Piece& piece = program.pieces[run.piece];
-        const Options& options = plans.of(piece).recompute;
-        if (!keeps_activations(piece) || options.mode != Mode::full || options.every == 1) {
-          runs.push_back(run);
-          continue;
+  program.for_each_class([&](auto&, std::vector<std::vector<Chunk>>& stages) {
+    for (auto& stage : stages) {
+      for (Chunk& chunk : stage) {
+        runs.clear();
+        for (const Run& run : chunk.runs) {
+          const Piece& piece = program.pieces[run.piece];
+          const Options& options = plans.of(piece).recompute;
+          if (!keeps_activations(piece) || options.mode != Mode::full || options.every == 1) {
+            runs.push_back(run);
+            continue;
+          }
+          const std::int64_t copies = std::min(options.every, run.count);
+          runs.push_back({group(run.piece, copies), run.count / copies});
+          if (run.count % copies != 0) runs.push_back({group(run.piece, run.count % copies), 1});
         }
-        const std::int64_t copies = std::min(options.every, run.count);
-        runs.push_back({group(run.piece, copies), run.count / copies});
-        if (run.count % copies != 0) runs.push_back({group(run.piece, run.count % copies), 1});
+        chunk.runs = runs;
       }
-      chunk.runs = runs;
     }
-  }
+  });
 }
 
 void disable(Plan& plan) { plan.recompute = {}; }

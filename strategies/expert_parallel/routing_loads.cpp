@@ -117,24 +117,27 @@ RoutingGenerator generator_of(const Scenario& scenario) {
   g.top_k = scenario.model.experts_per_token;
   g.seed = static_cast<std::uint64_t>(w.routing_seed);
   g.layers = static_cast<std::int64_t>(kDrawnLayers);
+  g.micro_batch_noise = w.routing_micro_batch_noise;
+  if (g.micro_batch_noise > 0) g.micro_batches = std::min(micro_batches(scenario), kMostDrawnMicroBatches);
   g.tokens = std::int64_t{1} << 22;  // of which whole ones are fine enough for any popularity
   return g;
 }
 
 // A search lowers many plans of one workload, a training one plan step after step.
-const std::vector<RoutingMatrix>& drawn(const Scenario& scenario) {
+RoutingSteps& drawn_steps(const Scenario& scenario) {
   const RoutingGenerator g = generator_of(scenario);
-  using Key = std::tuple<RoutingPattern, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
-                         std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
-  const Key key{g.pattern, g.zipf_exponent, g.hot_share,    g.noise,        g.autocorrelation, g.period, g.burst_steps,
-                g.experts, g.top_k,         g.expert_ranks, g.source_ranks, g.raggedness,      g.seed};
+  using Key = std::tuple<RoutingPattern, double, double, double, double, double, std::int64_t, std::int64_t,
+                         std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
+  const Key key{g.pattern,           g.zipf_exponent, g.hot_share,     g.noise,      g.autocorrelation,
+                g.micro_batch_noise, g.period,        g.burst_steps,   g.experts,    g.top_k,
+                g.expert_ranks,      g.source_ranks,  g.micro_batches, g.raggedness, g.seed};
   thread_local Key met;
   thread_local std::optional<RoutingSteps> steps;
   if (!steps || key != met) {
     steps.emplace(g);
     met = key;
   }
-  return steps->at(routing_step(scenario.workload));
+  return *steps;
 }
 
 // `rows`: of all, what goes from each rank to each other, in any unit.
@@ -248,6 +251,13 @@ void take_share(double share, Load& load) {
   load.busiest_rank *= share;
 }
 
+// Rows of one micro-batch of several, over those of the mean one. One that has none has next to none: no op is of
+// nothing.
+double share_of(double rows, double all, std::size_t micro_batches) {
+  constexpr double kLeast = 1e-3;
+  return all > 0 ? std::max(kLeast, rows * static_cast<double>(micro_batches) / all) : 1;
+}
+
 bool same(const Load& a, const Load& b) {
   return a.rows == b.rows && a.busiest_expert == b.busiest_expert && a.dropped == b.dropped;
 }
@@ -256,8 +266,31 @@ bool is_balanced(const Load& load) {
   return std::ranges::all_of(load.rows, [](double rows) { return rows == 1; });
 }
 
+// Things in the order of what they have, cut into so many runs of equal length: of each run the one that is nearest to
+// its mean. `chosen`: of each thing its run.
+template <class Value>
+std::vector<std::size_t> nearest_of_runs(std::size_t things, std::size_t runs, Value&& value,
+                                         std::vector<std::size_t>& chosen) {
+  std::vector<std::size_t> order(things), nearest;
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return value(a) < value(b); });
+  chosen.resize(things);
+  for (std::size_t run = 0; run < runs; ++run) {
+    const auto begin = order.begin() + static_cast<std::ptrdiff_t>(things * run / runs),
+               end = order.begin() + static_cast<std::ptrdiff_t>(things * (run + 1) / runs);
+    if (begin == end) continue;
+    double mean = 0;
+    for (auto i = begin; i != end; ++i) mean += value(*i) / static_cast<double>(end - begin);
+    for (auto i = begin; i != end; ++i) chosen[*i] = nearest.size();
+    nearest.push_back(*std::min_element(begin, end, [&](std::size_t a, std::size_t b) {
+      return std::abs(value(a) - mean) < std::abs(value(b) - mean);
+    }));
+  }
+  return nearest;
+}
+
 // Of each of `numbers` the load that it has in the end; what nobody has is gone.
-void join_alike(std::vector<Load>& loads, std::vector<std::size_t>& numbers) {
+void join_alike(std::vector<Load>& loads, std::vector<std::size_t>& numbers, std::size_t most) {
   std::vector<Load> kept;
   std::vector<std::size_t> now(loads.size());
   for (std::size_t i = 0; i < loads.size(); ++i) {
@@ -266,29 +299,16 @@ void join_alike(std::vector<Load>& loads, std::vector<std::size_t>& numbers) {
     if (like == kept.end()) kept.push_back(loads[i]);
   }
   for (std::size_t& number : numbers) number = now[number];
-  if (kept.size() > kMostLoads) {
-    std::vector<std::size_t> order(numbers.size());  // of layers
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    const auto busiest = [&](std::size_t layer) { return kept[numbers[layer]].busiest_rank; };
-    std::ranges::stable_sort(order, [&](std::size_t a, std::size_t b) { return busiest(a) < busiest(b); });
+  if (kept.size() > most) {
+    std::vector<std::size_t> chosen;
     std::vector<Load> few;
-    std::vector<std::size_t> chosen(numbers.size());
-    for (std::size_t run = 0; run < kMostLoads; ++run) {
-      const std::size_t begin = order.size() * run / kMostLoads, end = order.size() * (run + 1) / kMostLoads;
-      if (begin == end) continue;
-      double mean = 0;
-      for (std::size_t i = begin; i < end; ++i) mean += busiest(order[i]) / static_cast<double>(end - begin);
-      const auto nearest = *std::min_element(
-          order.begin() + static_cast<std::ptrdiff_t>(begin), order.begin() + static_cast<std::ptrdiff_t>(end),
-          [&](std::size_t a, std::size_t b) { return std::abs(busiest(a) - mean) < std::abs(busiest(b) - mean); });
-      for (std::size_t i = begin; i < end; ++i) chosen[order[i]] = few.size();
+    for (const std::size_t nearest : nearest_of_runs(
+             numbers.size(), most, [&](std::size_t i) { return kept[numbers[i]].busiest_rank; }, chosen))
       few.push_back(kept[numbers[nearest]]);
-    }
     kept = std::move(few);
     numbers = std::move(chosen);
   }
   loads = std::move(kept);
-  for (const std::size_t number : numbers) ++loads[number].layers;
 }
 
 void set_load(Piece& piece, std::uint8_t load) {
@@ -330,7 +350,7 @@ std::int64_t routing_step(const Workload& workload) {
 std::vector<RoutingMatrix> routing_of(const Scenario& scenario) {
   const Workload& workload = scenario.workload;
   if (!workload.routes_unequally()) return {};
-  if (!workload.recorded_routing) return drawn(scenario);
+  if (!workload.recorded_routing) return drawn_steps(scenario).at(routing_step(workload));
   const RoutingCounts& counts = *workload.recorded_routing;
   const std::int64_t ranks = scenario.plan.expert.degree;
   const std::size_t step = recorded_step(workload);
@@ -347,7 +367,7 @@ std::int64_t routing_state(const Scenario& scenario) {
   if (w.recorded_routing) return static_cast<std::int64_t>(recorded_step(w));
   const RoutingGenerator g = generator_of(scenario);
   const std::int64_t step = routing_step(w), place = step % g.period;
-  if (g.noise > 0 || g.pattern == RoutingPattern::ragged) return step;
+  if (g.noise > 0 || g.micro_batch_noise > 0 || g.pattern == RoutingPattern::ragged) return step;
   if (g.pattern == RoutingPattern::rotating) return step / g.period % g.experts;
   if (g.pattern == RoutingPattern::burst) return place < g.period - g.burst_steps ? 0 : step / g.period + 1;
   return 0;
@@ -380,6 +400,8 @@ void check_routing(const Scenario& scenario) {
   const std::string with = " with \"routing\": \"" + name + "\"";
   if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0" + with);
   if (!has_skew && w.routing_noise != 0) refuse("routing_noise", fmt::format("{}", w.routing_noise), "0" + with);
+  if (w.routing == ExpertRouting::balanced && w.routing_micro_batch_noise != 0)
+    refuse("routing_micro_batch_noise", fmt::format("{}", w.routing_micro_batch_noise), "0" + with);
   if (w.routing_noise == 0 && w.routing_autocorrelation != 0)
     refuse("routing_autocorrelation", fmt::format("{}", w.routing_autocorrelation), "0 without routing_noise");
   const bool has_period = w.routing == ExpertRouting::rotating || w.routing == ExpertRouting::burst;
@@ -424,11 +446,156 @@ void check_routing(const Scenario& scenario) {
     refuse(field, said, "another one with expert_parallel 1, where one rank has all experts");
   if ((w.routing == ExpertRouting::hot_expert || w.routing == ExpertRouting::burst) && model.experts < 2)
     refuse(field, said, "another one for a single expert");
-  if (by_rank && w.routing_skew == 0 && w.routing_noise == 0)
+  if (by_rank && w.routing_skew == 0 && w.routing_noise == 0 && w.routing_micro_batch_noise == 0)
     refuse("routing_skew", "0", "an exponent above 0" + with + ", or routing_noise, or \"routing\": \"balanced\"");
   if (has_skew && !by_rank && !(w.routing_skew > 0 && w.routing_skew < 1))
     refuse("routing_skew", skew, "a share above 0 and below 1" + with);
 }
+
+namespace {
+
+// The layers of the model with experts.
+std::vector<std::int64_t> layers_with_experts(const Program& program) {
+  std::vector<std::int64_t> layers;
+  std::int64_t at = 0;
+  for (const Run& run : program.line) {
+    const std::int64_t end = at + program.pieces[run.piece].layers * run.count;
+    if (has_experts(program.pieces[run.piece]))
+      for (std::int64_t layer = at; layer < end; ++layer) layers.push_back(layer);
+    at = end;
+  }
+  return layers;
+}
+
+// Loads by micro-batch and layer of the source; one micro-batch: all are alike.
+using LoadsByMicroBatch = std::vector<std::vector<Load>>;
+
+bool same(const std::vector<Load>& a, const std::vector<Load>& b) {
+  return std::ranges::equal(a, b, [](const Load& x, const Load& y) { return same(x, y); });
+}
+
+// Of a trace: of `micro_batches` of the step, each with those of the trace that it has.
+template <class LoadOf>
+LoadsByMicroBatch recorded_loads(const Scenario& scenario, std::int64_t micro_batches, LoadOf&& load_of_tokens) {
+  const RoutingCounts& counts = *scenario.workload.recorded_routing;
+  const RoutingShape& shape = counts.shape();
+  const std::int64_t ranks = scenario.plan.expert.degree;
+  const std::size_t step = recorded_step(scenario.workload);
+  const std::int64_t group = slowest_group(counts, step, ranks);
+  const auto parts = static_cast<std::size_t>(micro_batches);
+  LoadsByMicroBatch all(parts);
+  for (std::size_t layer = 0; layer < shape.layers.size(); ++layer) {
+    std::vector<double> rows_of(parts);
+    double rows_of_all = 0;
+    for (std::size_t part = 0; part < parts; ++part) {
+      const auto begin = static_cast<std::int64_t>(part) * shape.micro_batches / micro_batches,
+                 end = static_cast<std::int64_t>(part + 1) * shape.micro_batches / micro_batches;
+      std::vector<Load> of_each;
+      std::vector<double> rows;
+      for (std::int64_t m = begin; m < end; ++m) {
+        const RoutingMatrix tokens = of_group(counts.matrix(step, layer, m), ranks, group);
+        of_each.push_back(load_of_tokens(tokens));
+        rows.push_back(static_cast<double>(tokens.total()));
+        rows_of[part] += rows.back();
+      }
+      const bool alike = std::ranges::all_of(of_each, [&](const Load& other) { return same(other, of_each.front()); });
+      all[part].push_back(alike || rows_of[part] == 0 ? of_each.front() : load_of_places(of_each, rows));
+      rows_of_all += rows_of[part];
+    }
+    // Of the mean micro-batch's rows, as tensors have it.
+    for (std::size_t part = 0; part < parts && parts > 1; ++part)
+      if (const double share = share_of(rows_of[part], rows_of_all, parts); share != 1)
+        take_share(share, all[part].back());
+    // Of what a group has in the mean, the same.
+    const RoutingMatrix of_all_groups = counts.matrix(step, layer);
+    const std::int64_t groups = std::max<std::int64_t>(1, of_all_groups.source_ranks / ranks);
+    if (groups > 1 && of_all_groups.total() > 0)
+      for (std::vector<Load>& of_layers : all)
+        take_share(rows_of_all * static_cast<double>(groups) / static_cast<double>(of_all_groups.total()),
+                   of_layers.back());
+  }
+  return all;
+}
+
+LoadsByMicroBatch loads_of(const Scenario& scenario) {
+  const Workload& workload = scenario.workload;
+  const std::int64_t ranks = scenario.plan.expert.degree;
+  const double capacity = scenario.plan.expert.capacity_factor;
+  const auto load_of_tokens = [&](const RoutingMatrix& tokens) {
+    return scenario.plan.expert.pad_to_busiest ? padded_load(tokens, ranks) : load_of(tokens, ranks, capacity);
+  };
+  LoadsByMicroBatch all;
+  if (scenario.expert_rows) {
+    const std::vector<RoutingMatrix> routing = routing_of(scenario);
+    all.emplace_back();
+    for (std::size_t layer = 0; layer < routing.size(); ++layer)
+      all.front().push_back(load_of_rows(routing[layer], ranks, (*scenario.expert_rows)[layer]));
+  } else if (workload.recorded_routing) {
+    const std::int64_t recorded = workload.recorded_routing->shape().micro_batches;
+    all = recorded_loads(scenario, capacity > 0 ? 1 : std::min(recorded, micro_batches(scenario)), load_of_tokens);
+  } else if (workload.routes_unequally()) {
+    const bool by_micro_batch = workload.routing_micro_batch_noise > 0 && capacity == 0;
+    RoutingSteps& steps = drawn_steps(scenario);
+    const std::int64_t step = routing_step(workload);
+    if (by_micro_batch) {
+      for (const std::vector<RoutingMatrix>& of_layers : steps.by_micro_batch(step)) {
+        all.emplace_back();
+        for (const RoutingMatrix& tokens : of_layers) all.back().push_back(load_of_tokens(tokens));
+      }
+    } else {
+      all.emplace_back();
+      for (const RoutingMatrix& tokens : steps.at(step)) all.back().push_back(load_of_tokens(tokens));
+    }
+  } else {
+    all.push_back({balanced_load(ranks)});
+    if (capacity > 0 && capacity < 1) all.front().front().dropped = 1 - capacity;
+  }
+  if (std::ranges::all_of(all, [&](const std::vector<Load>& other) { return same(other, all.front()); })) all.resize(1);
+  return all;
+}
+
+// Which of the source's layers each of `layers` takes.
+std::vector<std::size_t> layers_of_source(const Workload& workload, std::span<const std::int64_t> layers,
+                                          std::size_t of_source) {
+  std::vector<std::size_t> numbers;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (!workload.recorded_routing) {
+      numbers.push_back(i % of_source);
+      continue;
+    }
+    const std::vector<std::int64_t>& recorded = workload.recorded_routing->shape().layers;
+    const auto behind = std::ranges::upper_bound(recorded, layers[i]);
+    numbers.push_back(static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - recorded.begin() - 1, 0)));
+  }
+  return numbers;
+}
+
+// The line with each layer's load, and that of modules of multi-token prediction, which are no layers.
+std::vector<Run> line_with(const Program& program, Variants& variants, std::span<const Run> of,
+                           std::span<const std::size_t> numbers, std::size_t of_modules) {
+  std::vector<Run> line;
+  auto number = numbers.begin();
+  for (const Run& run : of) {
+    if (!has_experts(program.pieces[run.piece])) {
+      line.push_back(run);
+      continue;
+    }
+    const auto layers_of_one = static_cast<std::ptrdiff_t>(program.pieces[run.piece].layers);
+    for (std::int64_t i = 0; i < run.count; ++i, number += layers_of_one) {
+      const std::size_t load = layers_of_one > 0 ? *number : of_modules;
+      const bool balanced = is_balanced(program.loads[load]);
+      const std::uint16_t piece = variants.of(run.piece, static_cast<std::uint8_t>(balanced ? 0 : load + 1));
+      if (i > 0 && line.back().piece == piece) {
+        ++line.back().count;
+      } else {
+        line.push_back({piece, 1});
+      }
+    }
+  }
+  return line;
+}
+
+}  // namespace
 
 void lay_loads(const Scenario& scenario, Program& program) {
   const Workload& workload = scenario.workload;
@@ -440,88 +607,75 @@ void lay_loads(const Scenario& scenario, Program& program) {
   const double capacity = scenario.plan.expert.capacity_factor;
   const bool too_few_slots = capacity > 0 && capacity < 1;  // of balanced rows, too, some find none
   if (!model.has_experts() || (!workload.routes_unequally() && given == 1 && !too_few_slots)) return;
-  const std::int64_t ranks = scenario.plan.expert.degree;
 
-  std::vector<std::int64_t> layers;  // with experts
-  std::int64_t at = 0;
-  for (const Run& run : program.line) {
-    const std::int64_t end = at + program.pieces[run.piece].layers * run.count;
-    if (has_experts(program.pieces[run.piece]))
-      for (std::int64_t layer = at; layer < end; ++layer) layers.push_back(layer);
-    at = end;
-  }
-
+  LoadsByMicroBatch sources = loads_of(scenario);
+  const std::size_t parts = sources.size(), of_source = sources.front().size();
+  const std::vector<std::int64_t> layers = layers_with_experts(program);
+  const std::vector<std::size_t> source_layers = layers_of_source(workload, layers, of_source);
   std::vector<Load> loads;
-  const std::vector<RoutingMatrix> routing = routing_of(scenario);
-  const auto load_of_tokens = [&](const RoutingMatrix& tokens) {
-    return scenario.plan.expert.pad_to_busiest ? padded_load(tokens, ranks) : load_of(tokens, ranks, capacity);
+  std::vector<std::size_t> numbers;  // of each of `layers`, micro-batch by micro-batch
+  for (std::vector<Load>& of_layers : sources) {
+    for (const std::size_t layer : source_layers) numbers.push_back(loads.size() + layer);
+    for (Load& load : of_layers) {
+      take_share(given, load);
+      loads.push_back(std::move(load));
+    }
+  }
+  join_alike(loads, numbers, parts > 1 ? kMostLoadsByMicroBatch : kMostLoads);
+  const auto numbers_of = [&](std::size_t part) {
+    return std::span<const std::size_t>(numbers).subspan(part * layers.size(), layers.size());
   };
-  const std::int64_t group =
-      workload.recorded_routing ? slowest_group(*workload.recorded_routing, recorded_step(workload), ranks) : 0;
-  const bool by_micro_batch =
-      workload.recorded_routing && workload.recorded_routing->shape().micro_batches > 1 && !scenario.expert_rows;
-  for (std::size_t layer = 0; layer < routing.size() && by_micro_batch; ++layer) {
-    std::vector<Load> of_micro_batches;
-    std::vector<double> rows;
-    for (std::int64_t m = 0; m < workload.recorded_routing->shape().micro_batches; ++m) {
-      const RoutingMatrix tokens =
-          of_group(workload.recorded_routing->matrix(recorded_step(workload), layer, m), ranks, group);
-      of_micro_batches.push_back(load_of_tokens(tokens));
-      rows.push_back(static_cast<double>(tokens.total()));
-    }
-    loads.push_back(routing[layer].total() > 0 ? load_of_places(of_micro_batches, rows) : of_micro_batches.front());
+
+  // Parts of the same loads are of one class.
+  std::vector<std::size_t> classes, class_of(parts);  // of each class one of its parts
+  for (std::size_t part = 0; part < parts; ++part) {
+    const auto like = std::ranges::find_if(
+        classes, [&](std::size_t other) { return std::ranges::equal(numbers_of(other), numbers_of(part)); });
+    class_of[part] = static_cast<std::size_t>(like - classes.begin());
+    if (like == classes.end()) classes.push_back(part);
   }
-  for (std::size_t layer = 0; layer < routing.size() && !by_micro_batch; ++layer)
-    loads.push_back(scenario.expert_rows ? load_of_rows(routing[layer], ranks, (*scenario.expert_rows)[layer])
-                                         : load_of_tokens(routing[layer]));
-  // Of what a group has in the mean, as tensors have it.
-  for (std::size_t layer = 0; layer < loads.size() && workload.recorded_routing; ++layer) {
-    const RoutingMatrix all = workload.recorded_routing->matrix(recorded_step(workload), layer);
-    const std::int64_t groups = std::max<std::int64_t>(1, all.source_ranks / ranks);
-    if (groups > 1 && all.total() > 0)
-      take_share(static_cast<double>(routing[layer].total() * groups) / static_cast<double>(all.total()), loads[layer]);
+  if (classes.size() > kMostMicroBatchClasses) {
+    classes = nearest_of_runs(
+        parts, kMostMicroBatchClasses,
+        [&](std::size_t part) {
+          double rows = 0;
+          for (const std::size_t number : numbers_of(part)) rows += loads[number].busiest_rank;
+          return rows;
+        },
+        class_of);
   }
-  if (loads.empty()) {
-    loads.push_back(balanced_load(ranks));
-    if (too_few_slots) loads.back().dropped = 1 - capacity;
-  }
-  for (Load& load : loads) take_share(given, load);
-  std::vector<std::size_t> numbers;  // of each of `layers`
-  if (workload.recorded_routing) {
-    const std::vector<std::int64_t>& recorded = workload.recorded_routing->shape().layers;
-    for (const std::int64_t layer : layers) {
-      const auto behind = std::ranges::upper_bound(recorded, layer);
-      numbers.push_back(static_cast<std::size_t>(std::max<std::ptrdiff_t>(behind - recorded.begin() - 1, 0)));
-    }
+  const auto n = static_cast<std::size_t>(micro_batches(scenario));
+  if (classes.size() == 1) {
+    for (const std::size_t number : numbers_of(classes.front())) ++loads[number].layers;
   } else {
-    for (std::size_t i = 0; i < layers.size(); ++i) numbers.push_back(i % loads.size());
+    for (std::size_t m = 0; m < n; ++m)
+      for (const std::size_t number : numbers_of(classes[class_of[m % parts]])) ++loads[number].layers;
   }
-  join_alike(loads, numbers);
   program.loads = std::move(loads);
   if (capacity > 0) return;
 
+  // A module of multi-token prediction routes as the last layer, in the mean of the micro-batches.
+  double mean = 0;
+  const auto of_last = [&](std::size_t part) { return numbers_of(classes[class_of[part]]).back(); };
+  for (std::size_t part = 0; part < parts; ++part)
+    mean += program.loads[of_last(part)].busiest_rank / static_cast<double>(parts);
+  std::size_t of_modules = of_last(0);
+  const auto distance = [&](std::size_t load) { return std::abs(program.loads[load].busiest_rank - mean); };
+  for (std::size_t part = 1; part < parts; ++part)
+    if (distance(of_last(part)) < distance(of_modules)) of_modules = of_last(part);
+
   Variants variants(program);
-  std::vector<Run> line;
-  auto number = numbers.begin();
-  for (const Run& run : program.line) {
-    if (!has_experts(program.pieces[run.piece])) {
-      line.push_back(run);
-      continue;
-    }
-    const auto layers_of_one = static_cast<std::ptrdiff_t>(program.pieces[run.piece].layers);
-    for (std::int64_t i = 0; i < run.count; ++i, number += layers_of_one) {
-      // A module of multi-token prediction is no layer, and routes as the last one.
-      const std::size_t load = layers_of_one > 0 ? *number : numbers.back();
-      const bool balanced = is_balanced(program.loads[load]);
-      const std::uint16_t piece = variants.of(run.piece, static_cast<std::uint8_t>(balanced ? 0 : load + 1));
-      if (i > 0 && line.back().piece == piece) {
-        ++line.back().count;
-      } else {
-        line.push_back({piece, 1});
-      }
-    }
-  }
-  program.line = std::move(line);
+  const std::vector<Run> line = std::move(program.line);
+  // The first micro-batch is of class 0.
+  const std::size_t of_first = class_of.front();
+  program.line = line_with(program, variants, line, numbers_of(classes[of_first]), of_modules);
+  if (classes.size() == 1) return;
+  std::swap(classes[0], classes[of_first]);
+  for (std::size_t& of_class : class_of) of_class = of_class == of_first ? 0 : of_class == 0 ? of_first : of_class;
+  for (std::size_t c = 1; c < classes.size(); ++c)
+    program.other_classes.push_back({line_with(program, variants, line, numbers_of(classes[c]), of_modules), {}});
+  for (std::size_t m = 0; m < n; ++m)
+    program.micro_batch_class.push_back(static_cast<std::uint8_t>(class_of[m % parts]));
 }
 
 }  // namespace orrery::expert_parallel

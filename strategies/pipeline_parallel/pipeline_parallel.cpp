@@ -250,15 +250,17 @@ void rewrite(const Scenario& scenario, Program& program) {
 
   join_layouts(program);  // by now every piece is laid out
   const std::vector<std::int64_t> layers = split_layers(scenario.model.total_layers(), options);
-  Dealer dealer(program.pieces, program.line);
-  program.stages.resize(static_cast<std::size_t>(stages));
   std::vector<Chunk*> at(static_cast<std::size_t>(stages * chunks));
-  auto position = program.schedule.position.begin();
-  for (auto& stage : program.stages) {
-    stage.resize(static_cast<std::size_t>(chunks));
-    for (Chunk& chunk : stage) at[static_cast<std::size_t>(*position++)] = &chunk;
-  }
-  for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
+  program.for_each_class([&](const std::vector<Run>& line, std::vector<std::vector<Chunk>>& dealt) {
+    Dealer dealer(program.pieces, line);
+    dealt.resize(static_cast<std::size_t>(stages));
+    auto position = program.schedule.position.begin();
+    for (auto& stage : dealt) {
+      stage.resize(static_cast<std::size_t>(chunks));
+      for (Chunk& chunk : stage) at[static_cast<std::size_t>(*position++)] = &chunk;
+    }
+    for (std::size_t q = 0; q < at.size(); ++q) dealer.take(layers[q], q == 0, q + 1 == at.size(), *at[q]);
+  });
 
   if (!scenario.model.vision()) Ties(scenario, program).tie();
   if (program.schedule.split_backward)
@@ -326,8 +328,7 @@ std::span<const SearchAxis> search_axes() {
                options.virtual_stages = v;
                // As even as they come: chunks that are not wait for the longest.
                const bool even = layers % v == 0 || with_ends % (v * options.degree) == 0;
-               if (even && !options_limit(options, layers) &&
-                   !schedule_limit(options.schedule, options.degree, v, n))
+               if (even && !options_limit(options, layers) && !schedule_limit(options.schedule, options.degree, v, n))
                  values.push_back(v);
              }
            }}};

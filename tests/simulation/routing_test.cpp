@@ -9,9 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "sim/analytical/pipeline_walk.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/des/plan.h"
 #include "sim/program/check.h"
+#include "strategies/pipeline_parallel/schedules.h"
 #include "strategies/read_scenario.h"
 #include "tests/des/support.h"
 #include "traces/routing_file.h"
@@ -567,6 +569,136 @@ TEST(UnequalRouting, SkewsOfNothingAndLayersWithoutExpertsAreRefused) {
   s = mixtral();
   s.workload.recorded_routing = recorded({{s.model.layers, hot(4)}});
   EXPECT_THROW(simulate(s), InputError);
+}
+
+// Four stages whose micro-batches take those of the trace in turn.
+Scenario pipeline_of(const std::vector<std::vector<std::int64_t>>& of_micro_batches) {
+  Scenario s = mixtral(4);
+  s.plan.pipeline.degree = 4;
+  s.workload.global_batch_size = 8 * 8;
+  std::vector<std::vector<std::vector<std::int64_t>>> rows;
+  for (const std::vector<std::int64_t>& counts : of_micro_batches) rows.push_back({counts});
+  s.workload.recorded_routing = recorded_in_parts(rows);
+  return s;
+}
+
+TEST(UnlikeMicroBatches, AreClassesOfTheProgram) {
+  const Scenario s = pipeline_of({hot(1), hot(4), hot(1), hot(2)});
+  const Program program = lowered(s);
+  EXPECT_EQ(violations(program), "");
+  EXPECT_EQ(program.micro_batch_class, (std::vector<std::uint8_t>{0, 1, 0, 2, 0, 1, 0, 2}));
+  EXPECT_EQ(program.micro_batches_of(0), 4);
+  const auto products = [&](std::size_t of_class) {
+    double all = 0;
+    for (const auto& stage : program.stages_of(of_class))
+      for (const Chunk& chunk : stage)
+        for (const orrery::Run& run : chunk.runs)
+          all += static_cast<double>(run.count) * expert_products(program.pieces[run.piece]);
+    return all;
+  };
+  EXPECT_DOUBLE_EQ(products(1) / products(0), 4);
+  EXPECT_DOUBLE_EQ(products(2) / products(0), 2);
+
+  Program bad = program;
+  bad.micro_batch_class.pop_back();
+  EXPECT_NE(violations(bad).find("classes of 7 micro-batches"), std::string::npos) << violations(bad);
+  bad = program;
+  bad.micro_batch_class.front() = 3;
+  EXPECT_NE(violations(bad).find("micro-batch 0 is of class 3"), std::string::npos) << violations(bad);
+  bad = program;
+  --bad.other_classes.front().stages[1][0].runs.front().count;
+  EXPECT_NE(violations(bad).find("class 1 have other layers"), std::string::npos) << violations(bad);
+}
+
+TEST(UnlikeMicroBatches, WhereAllAreAlikeNothingChangesBitForBit) {
+  const Scenario parts = pipeline_of({hot(3), hot(3), hot(3), hot(3)}), one = pipeline_of({hot(3)});
+  const Program program = lowered(parts);
+  EXPECT_TRUE(program.micro_batch_class.empty());
+  EXPECT_EQ(program.loads.front().rows, lowered(one).loads.front().rows);
+  const Report a = simulate(parts), b = simulate(one);
+  EXPECT_EQ(a.step_seconds, b.step_seconds);
+  EXPECT_EQ(a.memory_peak_bytes, b.memory_peak_bytes);
+  EXPECT_EQ(a.hfu, b.hfu);
+}
+
+TEST(UnlikeMicroBatches, EnginesAgree) {
+  for (const auto& counts : {std::vector<std::vector<std::int64_t>>{hot(1), hot(4), hot(1), hot(1)},
+                             std::vector<std::vector<std::int64_t>>{hot(4), hot(2), hot(3), hot(1), hot(1)}}) {
+    const Scenario s = pipeline_of(counts);
+    const double closed = simulate(s).step_seconds, events = simulate_des(s).step_seconds;
+    EXPECT_NEAR(events / closed, 1, 0.03);
+  }
+}
+
+// The order of micro-batches decides how long stages wait for each other, not what they do.
+TEST(UnlikeMicroBatches, TheirOrderChangesTheStepAndNotTheWork) {
+  const Report first = simulate(pipeline_of({hot(4), hot(4), hot(1), hot(1), hot(1), hot(1), hot(1), hot(1)})),
+               apart = simulate(pipeline_of({hot(1), hot(1), hot(4), hot(1), hot(1), hot(4), hot(1), hot(1)})),
+               mean = simulate(pipeline_of({hot(1)}));
+  EXPECT_GT(std::abs(first.step_seconds / apart.step_seconds - 1), 0.005);
+  EXPECT_GT(apart.step_seconds, mean.step_seconds);
+  ASSERT_EQ(first.stages.size(), apart.stages.size());
+  for (std::size_t i = 0; i < first.stages.size(); ++i)
+    EXPECT_NEAR(first.stages[i].time.matmul, apart.stages[i].time.matmul, 1e-9 * apart.stages[i].time.matmul);
+}
+
+// On one stage micro-batches follow each other: the sum of what each takes.
+TEST(UnlikeMicroBatches, OnOneStageTheStepIsTheirSum) {
+  const auto step_of = [](const std::vector<std::vector<std::int64_t>>& counts) {
+    Scenario s = pipeline_of(counts);
+    s.plan.pipeline.degree = 1;
+    s.workload.global_batch_size = 32 * 8;
+    return simulate(s).step_seconds;
+  };
+  const double least = step_of({hot(1)}), most = step_of({hot(4)});
+  EXPECT_NEAR(step_of({hot(1), hot(4)}), (least + most) / 2, 2e-3 * most);
+}
+
+TEST(UnlikeMicroBatches, MemoryIsOfThoseThatAreInFlightTogether) {
+  const double least = simulate(pipeline_of({hot(1)})).memory_peak_bytes,
+               most = simulate(pipeline_of({hot(4)})).memory_peak_bytes,
+               some = simulate(pipeline_of({hot(1), hot(1), hot(4), hot(1), hot(1), hot(1), hot(1), hot(1)}))
+                          .memory_peak_bytes;
+  EXPECT_GT(some, least);
+  EXPECT_LT(some, most);
+}
+
+TEST(UnlikeMicroBatches, NoiseByMicroBatchIsDrawn) {
+  Scenario s = mixtral(4);
+  s.plan.pipeline.degree = 4;
+  s.workload.global_batch_size = 8 * 8;
+  s.workload.routing = ExpertRouting::trained_with_auxiliary_loss;
+  const double alike = simulate(s).step_seconds;
+  s.workload.routing_micro_batch_noise = 0.3;
+  const Program program = lowered(s);
+  EXPECT_EQ(violations(program), "");
+  EXPECT_GT(program.micro_batch_classes(), 2u);
+  EXPECT_LE(program.loads.size(), 8u);
+  EXPECT_GT(simulate(s).step_seconds, alike);
+  EXPECT_EQ(simulate(s).step_seconds, simulate(s).step_seconds);
+  s.workload.routing = ExpertRouting::balanced;
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("/workload/routing_micro_batch_noise"));
+}
+
+// Two stages, 1F1B: forwards of 1 s, backwards of 2; one micro-batch takes three times as long.
+//   stage 0  F0 0-1, F1 1-4, B0 4-6, F2 6-7,           B1 13-19, B2 19-21
+//   stage 1  F0 1-2, B0 2-4, F1 4-7, B1 7-13, F2 13-14, B2 14-16
+TEST(UnlikeMicroBatches, TwoStagesWaitForTheSlowOne) {
+  Schedule schedule;
+  pipeline_parallel::build_schedule(pipeline_parallel::ScheduleKind::one_f_one_b, 2, 1, 3, schedule, false);
+  const std::vector<std::int32_t> stage_class{0, 0};
+  const auto of = [](double f, double b) { return ChunkSeconds{SlotSeconds{f, f, f}, SlotSeconds{b, b, b}, {}}; };
+  const std::vector<ChunkSeconds> seconds{of(1, 2), of(3, 6)};
+  const std::vector<double> hops{0, 0};
+  const auto makespan = [&](std::vector<std::uint8_t> classes) {
+    PipelineClock clock;
+    PipelineWalker().walk(schedule, {stage_class, seconds, hops, {}, classes, 2}, clock);
+    EXPECT_DOUBLE_EQ(clock.stages[0].busy_seconds, 15);
+    return clock.makespan;
+  };
+  EXPECT_DOUBLE_EQ(makespan({0, 1, 0}), 21);
+  EXPECT_DOUBLE_EQ(makespan({0, 0, 1}), 24);
+  EXPECT_DOUBLE_EQ(makespan({1, 0, 0}), 24);
 }
 
 }  // namespace

@@ -322,7 +322,8 @@ Task<> Simulation::run_pair(ClassRun& c, const Slot& forward, const Slot& backwa
     const auto code_of = [&](std::uint16_t piece) -> const BlockCode& {
       return program.pieces[piece].layers > 0 ? c.plan->paired_codes[piece][i] : c.plan->codes[piece][i];
     };
-    append_line(program.pieces, program.stages[c.stage][slots[i]->chunk].runs, i == 1, code_of, items[i]);
+    const auto& stages = program.stages_of(program.class_of(slots[i]->micro_batch));
+    append_line(program.pieces, stages[c.stage][slots[i]->chunk].runs, i == 1, code_of, items[i]);
   }
   Line& line = free_line(c);
   line.begin = now();
@@ -581,7 +582,6 @@ Process Simulation::control(ClassRun& c) {
   const Program& program = *c.plan->program;
   const Schedule& schedule = program.schedule;
   const auto& order = orders_[static_cast<std::size_t>(c.job)][c.stage];
-  const auto& chunks = program.stages[c.stage];
   std::vector<LineItem> items;
   for (std::size_t i = 0; i < order.size(); ++i) {
     const Slot& slot = order[i].slot;
@@ -592,6 +592,7 @@ Process Simulation::control(ClassRun& c) {
     }
     const auto position = static_cast<std::size_t>(schedule.position_of(c.stage, slot.chunk));
     items.clear();
+    const auto& chunks = program.stages_of(program.class_of(slot.micro_batch))[c.stage];
     append_items(c, chunks[slot.chunk], static_cast<BlockKind>(slot.kind), items);
     const WhenSet when = conditions_of(slot.micro_batch, schedule.micro_batches);
     // The first forward's gathering of parameters needs no input: it runs while the pipeline fills.
