@@ -17,6 +17,7 @@ void add_list(Command app);
 void add_show(Command app);
 void add_collective(Command app);
 void add_plan(Command app);
+void add_pack(Command app);
 void add_validate(Command app);
 void add_run(Command app);
 void add_rank(Command app);  // orrery-gpu's

@@ -4,58 +4,19 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
-#include <initializer_list>
 #include <numeric>
 #include <span>
 #include <string>
 #include <utility>
 
-#include "sim/base/digest.h"
+#include "traces/random_bits.h"
 
 namespace orrery {
 namespace {
 
-// What is drawn for what. Each draw has a sequence of its own, so that none depends on how many others there are.
+// What is drawn for what.
 enum class Draw : std::uint64_t { order, noise, tokens, burst, row, micro_batch };
-
-class RandomBits {
- public:
-  RandomBits(std::uint64_t seed, Draw draw, std::initializer_list<std::int64_t> place) {
-    state_ = mixed(seed + kSplitMixStep) + static_cast<std::uint64_t>(draw);
-    for (const std::int64_t n : place) state_ = mixed(state_ + kSplitMixStep) + static_cast<std::uint64_t>(n);
-    state_ = mixed(state_);
-  }
-
-  std::uint64_t next() { return mixed(state_ += kSplitMixStep); }
-  double uniform() { return std::ldexp(static_cast<double>(next() >> 11), -53); }  // in [0, 1)
-  std::int64_t below(std::int64_t n) {                                             // REQUIRES: 0 < n < 2^31
-    return static_cast<std::int64_t>(((next() >> 32) * static_cast<std::uint64_t>(n)) >> 32);
-  }
-  // How many of n fair coins show heads.
-  std::int64_t heads(std::int64_t n) {
-    std::int64_t sum = 0;
-    for (; n >= 64; n -= 64) sum += std::popcount(next());
-    return n > 0 ? sum + std::popcount(next() >> (64 - n)) : sum;
-  }
-  // Standard normal but for its tails: 1024 coins, whose kurtosis is 0.002 below.
-  double normal() { return (static_cast<double>(heads(1024)) - 512) / 16; }
-  // How many of n trials succeed, exactly: trials whose random bits equal those of p so far are undecided.
-  std::int64_t binomial(std::int64_t n, double p) {
-    if (p >= 1) return n;
-    std::int64_t successes = 0;
-    for (auto bits = static_cast<std::uint64_t>(std::ldexp(p, 64)); bits != 0 && n > 0; bits <<= 1) {
-      const std::int64_t ones = heads(n);
-      if (bits >> 63 != 0) successes += n - ones;
-      n = bits >> 63 != 0 ? ones : n - ones;
-    }
-    return successes;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 void normalise(std::vector<double>& shares) {
   const double sum = std::accumulate(shares.begin(), shares.end(), 0.0);

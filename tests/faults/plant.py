@@ -42,9 +42,9 @@ APART = ["DeviceSession.*", "RunOverMpi.AnInterruptEnds*", "Readme.DesignDocumen
 SLOW = ["Cuda*", "StandIn*", "Mpi.*", "OpRules.NoneIsWrong*", "AgreementOfEngines.*", "RunOverMpi.*", "Sweep.Every*",
         "Batch.*", "NetlabTest.*"]
 ORDER = ["program", "memory", "cost", "hardware", "planning", "models", "pipeline", "report", "analytical",
-         "traces", "strategies", "capacity", "validation", "des", "realrun", "simulation", "search", "sweep", "cli",
+         "traces", "packing", "strategies", "capacity", "validation", "des", "realrun", "simulation", "search", "sweep", "cli",
          "smpi"]
-BRIEF = ORDER[:13]  # some seconds together
+BRIEF = ORDER[:14]  # some seconds together
 ORDER_OF_SLOW = ["realrun", "simulation", "cli", "netlab"]
 # Whose tests are asked first, by the beginning of the path.
 FIRST = {
@@ -54,7 +54,7 @@ FIRST = {
     "sim/hardware": ["hardware"], "sim/planning": ["planning"],
     "sim/capacity": ["capacity", "cli"], "sim/search": ["search", "cli"], "sim/sweep": ["sweep", "cli"],
     "sim/base": ["base", "cli"], "sim/cost": ["cost"], "sim/memory": ["memory"],
-    "strategies": ["strategies", "realrun"], "traces": ["traces"],
+    "strategies": ["strategies", "realrun"], "traces": ["traces", "packing"],
     "models": ["models", "strategies", "realrun"], "realrun": ["realrun"], "cli": ["cli"],
 }
 LONGEST = 900  # seconds of a test program; a test that hangs has seen the fault

@@ -1,0 +1,362 @@
+// orrery pack: documents into training sequences.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/names.h"
+#include "cli/offers.h"
+#include "cli/output.h"
+#include "sim/answers/scenario_argument.h"
+#include "sim/base/json_reader.h"
+#include "sim/prediction/prediction.h"
+#include "sim/report/format.h"
+#include "strategies/read_scenario.h"
+#include "traces/packing/document_generator.h"
+#include "traces/packing/documents_file.h"
+#include "traces/packing/packing.h"
+
+namespace orrery {
+namespace {
+
+struct PackArguments {
+  std::string documents, embeddings;
+  std::optional<std::int64_t> generate, context;
+  DocumentGenerator generator;
+  std::string weighting = "tokens";
+  std::vector<std::string> policies;
+  DataSculptOptions datasculpt;
+  std::int64_t seed = 1;
+  std::string scenario;
+  std::vector<std::string> sets;
+  std::string out, json, csv;
+};
+
+constexpr const char* kPackExamples = R"(Examples:
+  orrery pack documents.jsonl --context 8192 --out sequences.jsonl       best-fit decreasing
+  orrery pack documents.jsonl --context 8192 --policy concat --policy best_fit
+  orrery pack documents.jsonl --embeddings embeddings.npy --context 16384 --policy datasculpt --out sequences.jsonl
+  orrery pack --generate 100000 --lengths datasculpt --context 32768     without documents
+  orrery pack --generate 100000 --lengths web-en=3,code=1 --context 8192 --csv -
+  orrery pack --generate 100000 --scenario llama-3-70b-512-h100          what the mask is worth to a training step)";
+
+// What a training step takes by the causal mask of whole sequences, and by one within documents. Ops know a causal mask
+// and a window, not documents: a mask within documents is simulated as the window that leaves attention as much work.
+class MaskedStep {
+ public:
+  MaskedStep(const std::string& name, const std::vector<std::string>& sets) {
+    const nlohmann::json document = scenario_argument(name, sets, source_);
+    if (has_jobs(document)) refuse("/jobs", "several jobs", "one training, whose sequences are packed");
+    scenario_ = read_scenario(document, source_);
+    const Model& model = scenario_.model;
+    if (model.kind != ModelKind::decoder) refuse("/model", "no decoder", "a decoder, whose attention is causal");
+    if (model.sliding_window > 0)
+      refuse("/model/sliding_window", std::to_string(model.sliding_window), "0: attention to all of the sequence");
+    if (scenario_.plan.context.degree > 1)
+      refuse("/plan/context_parallel", std::to_string(scenario_.plan.context.degree),
+             "1: how documents divide over the ranks of a sequence is not modelled");
+    if (!scenario_.plan.framework.flash_attention)
+      refuse("/plan/flash_attention", "false", "true: other kernels compute what a mask hides");
+    if (scenario_.workload.sequence_length == 0) scenario_.workload.sequence_length = model.max_positions;
+    full_seconds_ = seconds(scenario_);
+  }
+
+  std::int64_t sequence_length() const { return scenario_.workload.sequence_length; }
+  const std::string& file() const { return source_.file; }
+  double full_seconds() const { return full_seconds_; }
+  // `share`: sum l^2 / context^2.
+  double seconds(double share) {
+    // A window of w positions leaves s w - w^2 / 2 pairs of s^2 / 2.
+    const auto s = static_cast<double>(sequence_length());
+    Scenario masked = scenario_;
+    const auto window = static_cast<std::int64_t>(std::llround(s * (1 - std::sqrt(std::max(0.0, 1 - share)))));
+    masked.model.sliding_window = window >= sequence_length() ? 0 : std::max<std::int64_t>(1, window);
+    return seconds(masked);
+  }
+
+ private:
+  [[noreturn]] void refuse(const char* pointer, std::string found, std::string expected) const {
+    throw InputError({source_.file, pointer}, std::move(found), std::move(expected));
+  }
+  double seconds(const Scenario& scenario) {
+    try {
+      return predict(calibrator_.prepare(scenario)).step_seconds;
+    } catch (const InputError& error) {
+      throw source_.blame(error);
+    }
+  }
+
+  ScenarioSource source_;
+  Scenario scenario_;
+  Calibrator calibrator_;
+  double full_seconds_ = 0;
+};
+
+struct PackRow {
+  std::string_view policy;
+  PackingMeasures measures;
+  std::optional<double> masked_seconds;
+};
+
+struct Packed {
+  std::int64_t context = 0;
+  bool has_embeddings = false;
+  std::optional<double> full_seconds;
+  std::vector<PackRow> rows;
+};
+
+std::string head_of(const Packed& packed) {
+  const PackingMeasures& m = packed.rows.front().measures;
+  std::string text = fmt::format("{} document{}, {} tokens, packed into sequences of {}\n", m.documents,
+                                 m.documents == 1 ? "" : "s", m.document_tokens, packed.context);
+  if (packed.full_seconds)
+    text += fmt::format("A step with the causal mask of whole sequences: {}\n", seconds_text(*packed.full_seconds));
+  return text + "\n";
+}
+
+std::string table_of(const Packed& packed) {
+  std::vector<Column> columns{{"policy", false}, {"sequences"}, {"truncated"}, {""},          {"dropped tokens"},
+                              {"padding"},       {"pieces"},    {"most"},      {"attention"}, {"most"}};
+  if (packed.has_embeddings) columns.push_back({"similarity"});
+  if (packed.full_seconds) columns.push_back({"step, masked"});
+  std::vector<std::vector<std::string>> rows;
+  for (const PackRow& row : packed.rows) {
+    const PackingMeasures& m = row.measures;
+    std::vector<std::string>& cells = rows.emplace_back();
+    cells = {std::string(row.policy),
+             fmt::format("{}", m.sequences),
+             fmt::format("{}", m.truncated),
+             percent_text(m.truncated_share()),
+             fmt::format("{}", m.dropped_tokens),
+             fmt::format("{:.3f} %", kPercent * m.padding_share()),
+             fmt::format("{:.2f}", m.pieces),
+             fmt::format("{}", m.most_pieces),
+             percent_text(m.attention_share),
+             percent_text(m.largest_attention_share)};
+    if (packed.has_embeddings) cells.push_back(m.has_similarity ? fmt::format("{:.3f}", m.similarity) : "-");
+    if (packed.full_seconds) cells.push_back(seconds_text(*row.masked_seconds));
+  }
+  return head_of(packed) + grid(columns, rows);
+}
+
+// Names and values of a row, in the order of columns; of JSON and CSV alike.
+nlohmann::ordered_json values_of(const Packed& packed, const PackRow& row) {
+  const PackingMeasures& m = row.measures;
+  nlohmann::ordered_json values{{"policy", row.policy},
+                                {"context", packed.context},
+                                {"documents", m.documents},
+                                {"document_tokens", m.document_tokens},
+                                {"sequences", m.sequences},
+                                {"truncated_documents", m.truncated},
+                                {"truncated_share", m.truncated_share()},
+                                {"dropped_tokens", m.dropped_tokens},
+                                {"padding_tokens", m.padding_tokens},
+                                {"padding_share", m.padding_share()},
+                                {"pieces_per_sequence", m.pieces},
+                                {"most_pieces", m.most_pieces},
+                                {"attention_share", m.attention_share},
+                                {"largest_attention_share", m.largest_attention_share},
+                                {"similarity", nullptr},
+                                {"step_seconds", nullptr},
+                                {"masked_step_seconds", nullptr}};
+  if (m.has_similarity) values["similarity"] = m.similarity;
+  if (packed.full_seconds) values["step_seconds"] = *packed.full_seconds;
+  if (row.masked_seconds) values["masked_step_seconds"] = *row.masked_seconds;
+  return values;
+}
+
+std::string json_of(const Packed& packed) {
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const PackRow& row : packed.rows) rows.push_back(values_of(packed, row));
+  return rows.dump(2) + "\n";
+}
+
+std::string csv_of(const Packed& packed) {
+  std::string text;
+  for (const PackRow& row : packed.rows) {
+    std::string names, line;
+    const nlohmann::ordered_json values = values_of(packed, row);
+    for (const auto& [name, value] : values.items()) {
+      names += (names.empty() ? "" : ",") + name;
+      line += line.empty() ? "" : ",";
+      line += value.is_null() ? "" : value.is_string() ? csv_text(value.get<std::string>()) : value.dump();
+    }
+    text += (text.empty() ? names + "\n" : "") + line + "\n";
+  }
+  return text;
+}
+
+// A sequence a line: where each piece begins in it, and which tokens of its document it is.
+void write_sequences(const Documents& documents, const Packing& packing, OutputStream& out) {
+  constexpr std::size_t kBytesAtOnce = std::size_t{1} << 20;
+  std::string text;
+  const auto to = std::back_inserter(text);
+  for (std::int64_t s = 0; s < packing.sequences(); ++s) {
+    std::int64_t start = 0;
+    fmt::format_to(to, "{{\"documents\":[");
+    for (const PackedPiece& piece : packing.sequence(s)) {
+      fmt::format_to(to, "{}{{\"id\":{},\"start\":{},\"first\":{},\"tokens\":{}}}", start == 0 ? "" : ",",
+                     documents.id(piece.document), start, piece.first, piece.tokens);
+      start += piece.tokens;
+    }
+    fmt::format_to(to, "],\"tokens\":{}}}\n", start);
+    if (text.size() < kBytesAtOnce) continue;
+    out.write(text);
+    text.clear();
+  }
+  out.write(text);
+}
+
+Documents documents_of(const PackArguments& arguments) {
+  if (arguments.documents.empty() == !arguments.generate)
+    throw InputError({}, arguments.generate ? "documents beside --generate" : "no documents",
+                     "either a file of documents or --generate (orrery pack --help)");
+  if (!arguments.generate) {
+    Documents documents = read_documents(arguments.documents);
+    if (!arguments.embeddings.empty()) read_embeddings(arguments.embeddings, documents);
+    return documents;
+  }
+  if (!arguments.embeddings.empty())
+    throw InputError({"--embeddings", ""}, "--generate beside it", "--dimension, which draws them");
+  DocumentGenerator generator = arguments.generator;
+  generator.count = *arguments.generate;
+  generator.by_documents = arguments.weighting == "documents";
+  generator.seed = static_cast<std::uint64_t>(arguments.seed);
+  return generate_documents(generator);
+}
+
+void pack_documents(const PackArguments& arguments) {
+  std::vector<std::string> policies = arguments.policies;
+  if (policies.empty()) policies.emplace_back(kPackingPolicyNames[static_cast<std::size_t>(PackingPolicy::best_fit)]);
+  if (!arguments.out.empty() && policies.size() > 1)
+    throw InputError({"--out", ""}, fmt::format("{} policies", policies.size()), "one, whose sequences are written");
+  if (arguments.scenario.empty() && !arguments.sets.empty())
+    throw InputError({"--set", ""}, "no --scenario beside it", "--scenario, whose field it changes");
+  std::optional<MaskedStep> step;
+  if (!arguments.scenario.empty()) step.emplace(arguments.scenario, arguments.sets);
+  if (!step && !arguments.context)
+    throw InputError({"--context", ""}, "nothing", "the tokens of a sequence, or --scenario, which has some");
+  Packed packed;
+  packed.context = arguments.context ? *arguments.context : step->sequence_length();
+  if (step && packed.context != step->sequence_length())
+    throw InputError({"--context", ""}, std::to_string(packed.context),
+                     fmt::format("{}, the sequence length of {}", step->sequence_length(), step->file()));
+  if (step) packed.full_seconds = step->full_seconds();
+  check_outputs({arguments.out, arguments.json, arguments.csv});
+
+  ProgressLine progress;
+  progress.show(arguments.generate ? "drawing documents" : "reading documents");
+  const Documents documents = documents_of(arguments);
+  packed.has_embeddings = documents.have_embeddings();
+  std::optional<OutputStream> out;
+  if (!arguments.out.empty()) out.emplace(arguments.out);
+  for (const std::string& name : policies) {
+    PackingOptions options{.context = packed.context,
+                           .policy = chosen<PackingPolicy>(name, kPackingPolicyNames),
+                           .datasculpt = arguments.datasculpt};
+    options.datasculpt.seed = static_cast<std::uint64_t>(arguments.seed);
+    options.progress = [&, shown = -1](std::string_view what, double done) mutable {
+      const int percent = static_cast<int>(kPercent * done);
+      if (percent != std::exchange(shown, percent)) progress.show(fmt::format("{}: {}, {} %", name, what, percent));
+    };
+    progress.show(name);
+    Packing packing;
+    try {
+      packing = pack(documents, options);
+    } catch (const InputError& error) {
+      const std::string& pointer = error.where().pointer;
+      throw InputError({arguments.generate ? "--generate" : arguments.documents, pointer}, error.found(),
+                       error.expected());
+    }
+    PackRow& row =
+        packed.rows.emplace_back(PackRow{.policy = kPackingPolicyNames[static_cast<std::size_t>(options.policy)],
+                                         .measures = measures(documents, packing),
+                                         .masked_seconds = {}});
+    if (step) row.masked_seconds = step->seconds(row.measures.attention_share);
+    if (out) {
+      progress.show(fmt::format("{}: writing", name));
+      write_sequences(documents, packing, *out);
+    }
+  }
+  progress.clear();
+  Outputs outputs;
+  outputs.add_wanted(arguments.json, [&] { return json_of(packed); });
+  outputs.add_wanted(arguments.csv, [&] { return csv_of(packed); });
+  const bool has_table = !outputs.on_standard_output() && arguments.out != "-";
+  if (out) out->commit();
+  if (has_table) outputs.add("-", table_of(packed));
+  outputs.commit();
+}
+
+}  // namespace
+
+void add_pack(Command app) {
+  auto arguments = std::make_shared<PackArguments>();
+  const Command command =
+      app.add_subcommand("pack", "How documents pack into training sequences: what is cut, padded and attended to");
+  command.footer(kPackExamples);
+  const auto file = [&](const char* name, std::string& path, const char* what) {
+    return command.add_option(name, path, what).type_name("FILE");
+  };
+  file("DOCUMENTS", arguments->documents,
+       "Lines of JSON, a document each: {\"id\": .., \"tokens\": .., \"embedding\": [..]}");
+  file("--embeddings", arguments->embeddings, "Embeddings of DOCUMENTS in a .npy file, a row each");
+  command.add_option("--context", arguments->context, "Tokens of a sequence; that of --scenario when left out")
+      .type_name("N");
+  command.add_option("--policy", arguments->policies, "How to pack; several are compared; best_fit when left out")
+      .one_value_each()
+      .one_of(texts(kPackingPolicyNames));
+  command.add_option("--generate", arguments->generate, "Instead of DOCUMENTS, so many that are drawn").type_name("N");
+  command
+      .add_option("--lengths", arguments->generator.lengths,
+                  "Their lengths: names of published histograms and log-normal:MU:SIGMA, mixed by weights")
+      .type_name("NAME=WEIGHT,...")
+      .capture_default()
+      .offers_words(length_distribution_names());
+  command.add_option("--weighting", arguments->weighting, "What weights of --lengths are shares of")
+      .one_of({"tokens", "documents"})
+      .capture_default();
+  command.add_option("--dimension", arguments->generator.dimension, "Numbers of a drawn embedding; 0: none")
+      .type_name("N")
+      .capture_default();
+  command.add_option("--topics", arguments->generator.topics, "Directions that drawn embeddings lie around")
+      .type_name("N")
+      .capture_default();
+  command.add_option("--similarity", arguments->generator.similarity, "Cosine of a drawn embedding and its topic")
+      .capture_default();
+  command.add_option("--seed", arguments->seed, "Of what is drawn, and of datasculpt's sample")
+      .between(0, std::int64_t{1} << 62)
+      .capture_default();
+  command
+      .add_option("--delta", arguments->datasculpt.delta,
+                  "datasculpt: the cosine above which documents join a cluster, and clusters each other")
+      .within(-1, 1)
+      .capture_default();
+  command
+      .add_option("--epsilon", arguments->datasculpt.epsilon, "datasculpt: clustering ends where centres move by less")
+      .within(0, 2)
+      .capture_default();
+  command.add_option("--iterations", arguments->datasculpt.iterations, "datasculpt: or after so many")
+      .between(1, 1000)
+      .capture_default();
+  offer_scenarios(command
+                      .add_option("--scenario", arguments->scenario,
+                                  "Predict its training step with each packing's mask, too: a name or a JSON file")
+                      .type_name("SCENARIO"));
+  offer_fields(command.add_option("--set", arguments->sets, "Override a field of --scenario")
+                   .one_value_each()
+                   .type_name("KEY=VALUE"));
+  file("--out", arguments->out, "Write the sequences as lines of JSON; - for standard output");
+  file("--json", arguments->json, "Write the measures as JSON; - for standard output");
+  file("--csv", arguments->csv, "Write the measures as CSV; - for standard output");
+  command.callback([arguments] { pack_documents(*arguments); });
+}
+
+}  // namespace orrery

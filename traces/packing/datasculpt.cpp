@@ -1,0 +1,387 @@
+#include "traces/packing/datasculpt.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "traces/packing/inner_products.h"
+#include "traces/random_bits.h"
+
+namespace orrery {
+namespace {
+
+using DocumentNumbers = std::vector<std::uint32_t>;
+
+enum class SculptDraw : std::uint64_t { sample, centers, neighbours };
+
+// `count` of `numbers`, each as likely, in their order (selection sampling).
+DocumentNumbers sampled(const DocumentNumbers& numbers, std::size_t count, std::uint64_t seed, SculptDraw draw) {
+  if (count >= numbers.size()) return numbers;
+  RandomBits random(seed, draw, {});
+  DocumentNumbers chosen;
+  chosen.reserve(count);
+  for (std::size_t i = 0; chosen.size() < count; ++i)
+    if (random.uniform() * static_cast<double>(numbers.size() - i) < static_cast<double>(count - chosen.size()))
+      chosen.push_back(numbers[i]);
+  return chosen;
+}
+
+// Centres of clusters as they come and move.
+class Clustering {
+ public:
+  Clustering(const Documents& documents, const DataSculptOptions& options)
+      : documents_(documents),
+        options_(options),
+        depth_(static_cast<std::size_t>(documents.dimension())),
+        panels_(depth_) {}
+
+  // Where documents are dense, few suffice: the initial number of centres is the documents times their mean similarity
+  // to neighbours, here their kNeighbours nearest in a sample.
+  void found(const DocumentNumbers& sample) {
+    constexpr std::size_t kNeighbours = 10, kMostCompared = 1024;
+    const DocumentNumbers some = sampled(sample, kMostCompared, options_.seed, SculptDraw::neighbours);
+    double density = 1;
+    if (some.size() > 1) {
+      set_centers(some);
+      double sum = 0;
+      std::vector<float> near;
+      for_blocks(some, [&](std::size_t begin, std::size_t rows, const float* products) {
+        for (std::size_t i = 0; i < rows; ++i) {
+          const float* row = products + i * panels_.columns();
+          near.assign(row, row + some.size());
+          near.erase(near.begin() + static_cast<std::ptrdiff_t>(begin + i));  // itself
+          const std::size_t k = std::min(kNeighbours, near.size());
+          std::partial_sort(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(k), near.end(), std::greater<>());
+          sum += std::accumulate(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(k), 0.0) /
+                 static_cast<double>(k);
+        }
+      });
+      density = sum / static_cast<double>(some.size());
+    }
+    const double wanted = std::floor(static_cast<double>(documents_.count()) * density);
+    const double most = static_cast<double>(std::min(kMostClusters, sample.size()));
+    const auto count = static_cast<std::size_t>(std::clamp(wanted, 1.0, most));
+    set_centers(sampled(sample, count, options_.seed, SculptDraw::centers));
+  }
+
+  // The nearest centre of each; who has none nearer than delta founds a cluster while there may be more.
+  void assign(const DocumentNumbers& numbers, std::vector<std::uint32_t>& labels,
+              const std::function<void(double)>& progress) {
+    labels.resize(numbers.size());
+    for_blocks(numbers, [&](std::size_t begin, std::size_t rows, const float* products) {
+      const std::size_t known = panels_.rows(), columns = panels_.columns();
+      for (std::size_t i = 0; i < rows; ++i) {
+        const float* const row = products + i * columns;
+        const float* const e = documents_.embedding(numbers[begin + i]);
+        std::size_t best = 0;
+        float cosine = -2;
+        for (std::size_t c = 0; c < known; ++c)
+          if (row[c] > cosine) cosine = row[best = c];
+        for (std::size_t c = known; c < clusters(); ++c)  // that this block has founded
+          if (const float own = inner_product(e, center(c), depth_); own > cosine) {
+            cosine = own;
+            best = c;
+          }
+        if (cosine <= static_cast<float>(options_.delta) && clusters() < kMostClusters) {
+          best = clusters();
+          centers_.insert(centers_.end(), e, e + depth_);
+        }
+        labels[begin + i] = static_cast<std::uint32_t>(best);
+      }
+      for (std::size_t c = known; c < clusters(); ++c) panels_.append(center(c));
+      if (progress) progress(static_cast<double>(begin + rows) / static_cast<double>(numbers.size()));
+    });
+  }
+
+  // Centres move to the mean of their documents; those without any go. How far they have moved: 1 - cosine, in the
+  // mean.
+  double recenter(const DocumentNumbers& numbers, const std::vector<std::uint32_t>& labels) {
+    std::vector<double> sums(centers_.size());
+    sizes_.assign(clusters(), 0);
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const float* const e = documents_.embedding(numbers[i]);
+      double* const sum = sums.data() + std::size_t{labels[i]} * depth_;
+      for (std::size_t k = 0; k < depth_; ++k) sum[k] += double{e[k]};
+      ++sizes_[labels[i]];
+    }
+    double moved = 0;
+    std::size_t kept = 0;
+    for (std::size_t c = 0; c < sizes_.size(); ++c) {
+      if (sizes_[c] == 0) continue;
+      std::vector<float> mean(center(c), center(c) + depth_);
+      direction_of(sums.data() + c * depth_, mean.data());
+      moved += 1 - double{inner_product(mean.data(), center(c), depth_)};
+      std::copy(mean.begin(), mean.end(), centers_.begin() + static_cast<std::ptrdiff_t>(kept * depth_));
+      sizes_[kept++] = sizes_[c];
+    }
+    centers_.resize(kept * depth_);
+    sizes_.resize(kept);
+    refill_panels();
+    return moved / static_cast<double>(kept);
+  }
+
+  // Centres that are nearer than delta become one, the largest first.
+  void merge() {
+    std::vector<std::size_t> order(clusters());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return sizes_[a] > sizes_[b]; });
+    std::vector<float> kept;
+    std::vector<double> sums;
+    for (const std::size_t c : order) {
+      const float* const own = center(c);
+      const auto size = static_cast<double>(sizes_[c]);
+      std::size_t into = 0;
+      while (into * depth_ < kept.size() &&
+             inner_product(own, kept.data() + into * depth_, depth_) <= static_cast<float>(options_.delta))
+        ++into;
+      if (into * depth_ == kept.size()) {
+        kept.insert(kept.end(), own, own + depth_);
+        sums.resize(kept.size());
+      }
+      for (std::size_t k = 0; k < depth_; ++k) sums[into * depth_ + k] += size * double{own[k]};
+      direction_of(sums.data() + into * depth_, kept.data() + into * depth_);
+    }
+    centers_ = std::move(kept);
+    refill_panels();
+  }
+
+  std::size_t clusters() const { return centers_.size() / depth_; }
+
+ private:
+  const float* center(std::size_t c) const { return centers_.data() + c * depth_; }
+
+  // Nothing where the sum has no direction.
+  void direction_of(const double* sum, float* to) const {
+    double squares = 0;
+    for (std::size_t k = 0; k < depth_; ++k) squares += sum[k] * sum[k];
+    if (squares <= 0) return;
+    const double scale = 1 / std::sqrt(squares);
+    for (std::size_t k = 0; k < depth_; ++k) to[k] = static_cast<float>(sum[k] * scale);
+  }
+
+  void set_centers(const DocumentNumbers& at) {
+    centers_.clear();
+    for (const std::uint32_t d : at)
+      centers_.insert(centers_.end(), documents_.embedding(d), documents_.embedding(d) + depth_);
+    refill_panels();
+  }
+  void refill_panels() {
+    panels_.clear();
+    for (std::size_t c = 0; c < clusters(); ++c) panels_.append(center(c));
+  }
+
+  // Calls visit(first, how many, products with all centres) for documents in blocks.
+  template <class Visit>
+  void for_blocks(const DocumentNumbers& numbers, Visit visit) {
+    constexpr std::size_t kBlock = 240;  // a multiple of the rows that are multiplied at once
+    std::vector<const float*> rows;
+    for (std::size_t begin = 0; begin < numbers.size(); begin += rows.size()) {
+      rows.clear();
+      for (std::size_t i = begin; i < std::min(begin + kBlock, numbers.size()); ++i)
+        rows.push_back(documents_.embedding(numbers[i]));
+      products_.resize(rows.size() * panels_.columns());
+      panels_.multiply(rows, products_.data());
+      visit(begin, rows.size(), products_.data());
+    }
+  }
+
+  const Documents& documents_;
+  const DataSculptOptions& options_;
+  std::size_t depth_;
+  std::vector<float> centers_;  // [cluster * depth_], of unit length
+  std::vector<std::int64_t> sizes_;
+  Panels panels_;  // the centres
+  std::vector<float> products_;
+};
+
+// The sequences of a cluster, or of a part of one, as they fill.
+class Windows {
+ public:
+  Windows(const Documents& documents, std::int64_t context, std::size_t count)
+      : documents_(documents),
+        depth_(static_cast<std::size_t>(documents.dimension())),
+        sums_(depth_),
+        gram_(depth_),
+        rooms_(count, context),
+        open_(count),
+        squares_(count),
+        weights_(count),
+        offers_(count, static_cast<float>(context)),
+        totals_(count * depth_),
+        contents_(count) {
+    for (std::size_t w = 0; w < count; ++w) sums_.append(totals_.data() + w * depth_);
+  }
+
+  // Pieces, the longest first. Cut to the room that is left; who finds none is `left_over`.
+  void deal(std::span<const PackedPiece> pieces, std::vector<PackedPiece>& left_over) {
+    constexpr std::size_t kBlock = 96;  // a multiple of the rows that are multiplied at once
+    std::vector<const float*> rows;
+    std::vector<float> products, among;
+    for (std::size_t begin = 0; begin < pieces.size(); begin += kBlock) {
+      const std::span<const PackedPiece> block = pieces.subspan(begin, std::min(kBlock, pieces.size() - begin));
+      if (open_ == 0) {
+        left_over.insert(left_over.end(), block.begin(), block.end());
+        continue;
+      }
+      rows.clear();
+      gram_.clear();
+      for (const PackedPiece& piece : block) {
+        rows.push_back(documents_.embedding(piece.document));
+        gram_.append(rows.back());
+      }
+      products.resize(block.size() * sums_.columns());
+      sums_.multiply(rows, products.data());
+      among.resize(block.size() * gram_.columns());
+      gram_.multiply(rows, among.data());
+      for (std::size_t i = 0; i < block.size(); ++i) {
+        if (open_ == 0) {
+          left_over.push_back(block[i]);
+          continue;
+        }
+        const std::size_t w = best(products.data() + i * sums_.columns());
+        take(w, block[i], rows[i], double{products[i * sums_.columns() + w]});
+        for (std::size_t j = i + 1; j < block.size(); ++j)  // that were multiplied with the sum as it was
+          products[j * sums_.columns() + w] += among[i * gram_.columns() + j];
+        changed_.push_back(w);
+      }
+      std::sort(changed_.begin(), changed_.end());
+      changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
+      for (const std::size_t w : changed_) sums_.set(w, totals_.data() + w * depth_);
+      changed_.clear();
+    }
+  }
+
+  void append_to(Packing& packing) const {
+    for (const std::vector<PackedPiece>& pieces : contents_) {
+      if (pieces.empty()) continue;
+      packing.pieces.insert(packing.pieces.end(), pieces.begin(), pieces.end());
+      packing.ends.push_back(packing.pieces.size());
+    }
+  }
+
+ private:
+  // Of cosine to the mean times room, which is sum . e / |sum| x room; of an empty window the cosine is 1.
+  std::size_t best(const float* products) const {
+    std::size_t at = 0;
+    float most = -std::numeric_limits<float>::infinity();
+    for (std::size_t w = 0; w < weights_.size(); ++w)
+      if (const float score = products[w] * weights_[w] + offers_[w]; score > most) {
+        most = score;
+        at = w;
+      }
+    return at;
+  }
+
+  void take(std::size_t w, PackedPiece piece, const float* e, double product) {
+    piece.tokens = static_cast<std::int32_t>(std::min<std::int64_t>(piece.tokens, rooms_[w]));
+    contents_[w].push_back(piece);
+    rooms_[w] -= piece.tokens;
+    squares_[w] += 2 * product + 1;
+    for (std::size_t k = 0; k < depth_; ++k) totals_[w * depth_ + k] += e[k];
+    weights_[w] = squares_[w] > 0 ? static_cast<float>(static_cast<double>(rooms_[w]) / std::sqrt(squares_[w])) : 0.0f;
+    offers_[w] = 0;
+    if (rooms_[w] > 0) return;
+    weights_[w] = 0;
+    offers_[w] = -std::numeric_limits<float>::infinity();
+    --open_;
+  }
+
+  const Documents& documents_;
+  std::size_t depth_;
+  Panels sums_, gram_;  // of windows; of the pieces at hand
+  std::vector<std::int64_t> rooms_;
+  std::size_t open_;                     // windows with room
+  std::vector<double> squares_;          // |sum|^2
+  std::vector<float> weights_, offers_;  // score = product x weight + offer
+  std::vector<float> totals_;            // [window * depth_]: sums of embeddings
+  std::vector<std::vector<PackedPiece>> contents_;
+  std::vector<std::size_t> changed_;
+};
+
+// More windows than these take time that grows with their square; pieces are then dealt to several parts in turn.
+constexpr std::size_t kMostWindows = 512;
+
+// Pieces of one cluster, the longest first.
+void pack_cluster(const Documents& documents, std::span<const PackedPiece> pieces, Packing& packing,
+                  std::vector<PackedPiece>& left_over) {
+  std::int64_t tokens = 0;
+  for (const PackedPiece& piece : pieces) tokens += piece.tokens;
+  const auto windows = static_cast<std::size_t>(tokens / packing.context);
+  if (windows == 0) {
+    left_over.insert(left_over.end(), pieces.begin(), pieces.end());
+    return;
+  }
+  if (windows > kMostWindows) {
+    const std::size_t parts = (windows + kMostWindows - 1) / kMostWindows;
+    std::vector<PackedPiece> part;
+    for (std::size_t p = 0; p < parts; ++p) {
+      part.clear();
+      for (std::size_t i = p; i < pieces.size(); i += parts) part.push_back(pieces[i]);
+      pack_cluster(documents, part, packing, left_over);
+    }
+    return;
+  }
+  // As many as fill the windows, and as many more as there are windows.
+  std::size_t kept = 0;
+  for (std::int64_t sum = 0; kept < pieces.size(); ++kept)
+    if ((sum += pieces[kept].tokens) > static_cast<std::int64_t>(windows) * packing.context) break;
+  kept = std::min(pieces.size(), kept + windows);
+  Windows filled(documents, packing.context, windows);
+  filled.deal(pieces.first(kept), left_over);
+  left_over.insert(left_over.end(), pieces.begin() + static_cast<std::ptrdiff_t>(kept), pieces.end());
+  filled.append_to(packing);
+}
+
+}  // namespace
+
+std::vector<std::uint32_t> cluster(const Documents& documents, const DataSculptOptions& options,
+                                   const std::function<void(std::string_view, double)>& progress) {
+  DocumentNumbers all(static_cast<std::size_t>(documents.count()));
+  std::iota(all.begin(), all.end(), 0u);
+  std::vector<std::uint32_t> labels;
+  Clustering clustering(documents, options);
+  {
+    const DocumentNumbers sample = sampled(all, kMostSampled, options.seed, SculptDraw::sample);
+    clustering.found(sample);
+    for (std::int64_t t = 0; t < options.iterations; ++t) {
+      clustering.assign(sample, labels, {});
+      const double moved = clustering.recenter(sample, labels);
+      clustering.merge();
+      if (moved < options.epsilon) break;
+    }
+  }
+  clustering.assign(all, labels, [&](double done) {
+    if (progress) progress("clustering", done);
+  });
+  std::vector<std::uint32_t> numbers(clustering.clusters());  // without those that nobody has joined
+  for (const std::uint32_t label : labels) numbers[label] = 1;
+  std::exclusive_scan(numbers.begin(), numbers.end(), numbers.begin(), 0u);
+  for (std::uint32_t& label : labels) label = numbers[label];
+  return labels;
+}
+
+void pack_datasculpt(const Documents& documents, const PackingOptions& options, Packing& packing) {
+  const std::vector<std::uint32_t> labels = cluster(documents, options.datasculpt, options.progress);
+  const std::size_t clusters = std::size_t{*std::max_element(labels.begin(), labels.end())} + 1;
+  std::vector<std::size_t> ends(clusters);
+  for (const std::uint32_t label : labels) ++ends[label];
+  std::size_t begin = 0;
+  for (std::size_t& end : ends) begin += std::exchange(end, begin);
+  DocumentNumbers members(labels.size());
+  for (std::size_t d = 0; d < labels.size(); ++d) members[ends[labels[d]]++] = static_cast<std::uint32_t>(d);
+  std::vector<PackedPiece> pieces, left_over;
+  begin = 0;
+  for (std::size_t c = 0; c < clusters; ++c) {
+    pieces.clear();
+    for (; begin < ends[c]; ++begin) append_pieces(documents, members[begin], options.context, pieces);
+    sort_longest_first(pieces);
+    pack_cluster(documents, pieces, packing, left_over);
+    if (options.progress) options.progress("packing", static_cast<double>(begin) / static_cast<double>(members.size()));
+  }
+  append_best_fit(std::move(left_over), packing);
+}
+
+}  // namespace orrery

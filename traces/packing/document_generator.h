@@ -1,0 +1,52 @@
+// Documents that nobody has: lengths drawn from published histograms or log-normals, embeddings around topics.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "traces/packing/documents.h"
+
+namespace orrery {
+
+// Lengths from `least` to below `most`, with a share of all documents.
+struct LengthBin {
+  enum class Shape : std::uint8_t {
+    log_uniform,
+    power,       // least + (most - least) u^p, of uniform u: p = a
+    log_normal,  // of ln tokens: mean a, standard deviation b; cut to the bin
+  };
+  double least = 1, most = 1, share = 1;
+  Shape shape = Shape::log_uniform;
+  double a = 0, b = 0;
+
+  double mean() const;
+};
+// What lengths are drawn from; a documented histogram by its name (docs/pack.md), or "log-normal:MU:SIGMA".
+struct LengthDistribution {
+  std::string name;
+  std::vector<LengthBin> bins;  // shares add up to 1
+
+  double mean() const;
+};
+std::vector<std::string> length_distribution_names();  // and mixtures of them that are published
+// A mixture: "web-en", "web-en=3,code=1", "log-normal:6:1.2". Shares are of tokens, or of documents. Of a name that is
+// a mixture its published shares. The bins of all parts together. Throws InputError.
+LengthDistribution length_distribution(std::string_view text, bool by_documents);
+
+struct DocumentGenerator {
+  std::int64_t count = 1;
+  std::string lengths = "web-en";
+  bool by_documents = false;   // mixtures: shares are of documents, not of tokens
+  std::int64_t dimension = 0;  // of embeddings; 0: none
+  std::int64_t topics = 256;   // directions that embeddings lie around, each as often
+  double similarity = 0.8;     // cosine of an embedding and its topic, about
+  std::uint64_t seed = 1;
+
+  static constexpr std::int64_t kMostTopics = std::int64_t{1} << 16;
+};
+// The same for a seed; documents are the same whatever their number. Throws InputError.
+Documents generate_documents(const DocumentGenerator& generator);
+
+}  // namespace orrery
