@@ -226,7 +226,9 @@ void PieceCheck::follow_ring(const Op& op) {
     state_[op.writes[0]].travelled = a;
     return;
   }
-  if (op.kind == OpKind::cast && !op.accumulate && !seen_of(op.reads[0]).empty()) {  // the same sum in another dtype
+  // The same sum in another dtype, to go on with.
+  if (op.kind == OpKind::cast && !op.accumulate && !seen_of(op.reads[0]).empty() &&
+      tensor(op.reads[0]).dtype != tensor(op.writes[0]).dtype) {
     const std::vector<bool> seen = seen_of(op.reads[0]);
     const std::int64_t travelled = state_[written_as(op.reads[0])].travelled;
     state_[op.writes[0]].seen = seen;

@@ -123,15 +123,21 @@ RoutingGenerator generator_of(const Scenario& scenario) {
   return g;
 }
 
+// All that what is drawn follows from, but for the step.
+using DrawnKey =
+    std::tuple<RoutingPattern, double, double, double, double, double, std::int64_t, std::int64_t, std::int64_t,
+               std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
+DrawnKey key_of(const RoutingGenerator& g) {
+  return {g.pattern,           g.zipf_exponent, g.hot_share,     g.noise,      g.autocorrelation,
+          g.micro_batch_noise, g.period,        g.burst_steps,   g.experts,    g.top_k,
+          g.expert_ranks,      g.source_ranks,  g.micro_batches, g.raggedness, g.seed};
+}
+
 // A search lowers many plans of one workload, a training one plan step after step.
 RoutingSteps& drawn_steps(const Scenario& scenario) {
   const RoutingGenerator g = generator_of(scenario);
-  using Key = std::tuple<RoutingPattern, double, double, double, double, double, std::int64_t, std::int64_t,
-                         std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, double, std::uint64_t>;
-  const Key key{g.pattern,           g.zipf_exponent, g.hot_share,     g.noise,      g.autocorrelation,
-                g.micro_batch_noise, g.period,        g.burst_steps,   g.experts,    g.top_k,
-                g.expert_ranks,      g.source_ranks,  g.micro_batches, g.raggedness, g.seed};
-  thread_local Key met;
+  const DrawnKey key = key_of(g);
+  thread_local DrawnKey met;
   thread_local std::optional<RoutingSteps> steps;
   if (!steps || key != met) {
     steps.emplace(g);
@@ -595,6 +601,48 @@ std::vector<Run> line_with(const Program& program, Variants& variants, std::span
   return line;
 }
 
+// The loads that layers have in the end, and which of them each of the layers has, micro-batch by micro-batch.
+struct JoinedLoads {
+  std::vector<Load> loads;
+  std::vector<std::size_t> numbers;
+  std::size_t parts = 1;  // micro-batches
+};
+
+JoinedLoads joined_loads(const Scenario& scenario, std::span<const std::int64_t> layers, double given) {
+  LoadsByMicroBatch sources = loads_of(scenario);
+  JoinedLoads joined;
+  joined.parts = sources.size();
+  const std::vector<std::size_t> source_layers = layers_of_source(scenario.workload, layers, sources.front().size());
+  for (std::vector<Load>& of_layers : sources) {
+    for (const std::size_t layer : source_layers) joined.numbers.push_back(joined.loads.size() + layer);
+    for (Load& load : of_layers) {
+      take_share(given, load);
+      joined.loads.push_back(std::move(load));
+    }
+  }
+  join_alike(joined.loads, joined.numbers, joined.parts > 1 ? kMostLoadsByMicroBatch : kMostLoads);
+  return joined;
+}
+
+// Of what is drawn once for all plans that divide it alike.
+const JoinedLoads& loads_to_lay(const Scenario& scenario, const std::vector<std::int64_t>& layers, double given) {
+  using Key = std::tuple<DrawnKey, std::int64_t, std::int64_t, double, bool, double, std::vector<std::int64_t>>;
+  thread_local std::optional<Key> met;
+  thread_local JoinedLoads joined;
+  const Workload& workload = scenario.workload;
+  const bool drawn = workload.routes_unequally() && !workload.recorded_routing && !scenario.expert_rows;
+  std::optional<Key> key;
+  if (drawn)
+    key.emplace(key_of(generator_of(scenario)), routing_step(workload), scenario.plan.expert.degree,
+                scenario.plan.expert.capacity_factor, scenario.plan.expert.pad_to_busiest, given, layers);
+  if (!drawn || key != met) {
+    met.reset();  // should it throw
+    joined = joined_loads(scenario, layers, given);
+    met = std::move(key);
+  }
+  return joined;
+}
+
 }  // namespace
 
 void lay_loads(const Scenario& scenario, Program& program) {
@@ -608,20 +656,11 @@ void lay_loads(const Scenario& scenario, Program& program) {
   const bool too_few_slots = capacity > 0 && capacity < 1;  // of balanced rows, too, some find none
   if (!model.has_experts() || (!workload.routes_unequally() && given == 1 && !too_few_slots)) return;
 
-  LoadsByMicroBatch sources = loads_of(scenario);
-  const std::size_t parts = sources.size(), of_source = sources.front().size();
   const std::vector<std::int64_t> layers = layers_with_experts(program);
-  const std::vector<std::size_t> source_layers = layers_of_source(workload, layers, of_source);
-  std::vector<Load> loads;
-  std::vector<std::size_t> numbers;  // of each of `layers`, micro-batch by micro-batch
-  for (std::vector<Load>& of_layers : sources) {
-    for (const std::size_t layer : source_layers) numbers.push_back(loads.size() + layer);
-    for (Load& load : of_layers) {
-      take_share(given, load);
-      loads.push_back(std::move(load));
-    }
-  }
-  join_alike(loads, numbers, parts > 1 ? kMostLoadsByMicroBatch : kMostLoads);
+  const JoinedLoads& joined = loads_to_lay(scenario, layers, given);
+  const std::vector<std::size_t>& numbers = joined.numbers;
+  const std::size_t parts = joined.parts;
+  std::vector<Load> loads = joined.loads;
   const auto numbers_of = [&](std::size_t part) {
     return std::span<const std::size_t>(numbers).subspan(part * layers.size(), layers.size());
   };

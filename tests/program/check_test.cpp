@@ -444,6 +444,40 @@ TEST(Check, SumsInPlaceAreTakenInTheLastMicroBatch) {
   }
 }
 
+// Programs as they should be: UnlikeMicroBatches (tests/simulation). One micro-batch too few; a class that is not
+// there; other layers; a piece that is no variant.
+TEST(Check, ClassesOfMicroBatchesHaveTheSameLayers) {
+  for (const int how : {1, 2, 3, 4}) {
+    Small s;
+    const TensorId x = s.input("x", {{4, Axis::batch}, {8, Axis::hidden}});
+    s.op(OpKind::cast, {x}, {s.tensor("y", {{4, Axis::batch}, {8, Axis::hidden}})});
+    Program& p = s.program;
+    s.piece().layers = 1;
+    p.pieces.push_back(s.piece());
+    if (how != 4) p.pieces[0].variant_of = p.pieces[1].variant_of = 0;
+    const auto one_chunk = [](const std::vector<orrery::Run>& runs) {
+      std::vector<std::vector<Chunk>> stages(1);
+      stages[0].resize(1);
+      stages[0][0].runs = runs;
+      return stages;
+    };
+    p.line = {{0, 2}};
+    p.stages = one_chunk(p.line);
+    p.schedule.micro_batches = 3;
+    p.micro_batch_class = {0, 1, 0};
+    const std::vector<orrery::Run> others =
+        how == 3 ? std::vector<orrery::Run>{{0, 1}} : std::vector<orrery::Run>{{0, 1}, {1, 1}};
+    MicroBatchClass& other = p.other_classes.emplace_back();
+    other.line = others;
+    other.stages = one_chunk(others);
+    if (how == 1) p.micro_batch_class.pop_back();
+    if (how == 2) p.micro_batch_class[2] = 2;
+    if (how == 1) expect_breaks(Rule::classes_alike, s, "classes of 2 micro-batches, the schedule has 3");
+    if (how == 2) expect_breaks(Rule::classes_alike, s, "micro-batch 2 is of class 2, there are 2");
+    if (how >= 3) expect_breaks(Rule::classes_alike, s, "micro-batches of class 1 have other layers");
+  }
+}
+
 TEST(Check, ARingBringsAllKeysOnce) {
   // All; not the other rank's; the same twice; others than the op states; of other parts than the op states; keys that
   // have gone round to where they came from.

@@ -97,7 +97,8 @@ TEST(BenchShapes, AreNamedAsTheSuiteNamesThem) {
   EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear/bias:m=3,n=5,k=4"}), Names{"linear/bias/bf16/3x4x5"});
   EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear:m=32,n=16,k=64,dtype=fp8"}), Names{"linear/fp8/32x64x16"});
   EXPECT_EQ(names_of_shapes(DeviceKind::cuda, {"linear:m=8,k=4,n=5,experts=3", "route:tokens=9,experts=6,choices=2"}),
-            (Names{"linear/experts/bf16/3x8x4x5", "route/bf16/9x6_k2", "route/gumbel/bf16/9x6"}));
+            (Names{"linear/experts/bf16/3x8x4x5", "route/bf16/9x6_k2", "route/expert_choice/bf16/9x6_k2",
+                   "route/base/bf16/9x6_k1", "route/gumbel/bf16/9x6"}));
   EXPECT_EQ(names_of_shapes(DeviceKind::cpu, {"gradient_norm:elements=7", "gradient_norm:elements=7"}),
             Names{"gradient_norm/fp32/7"})
       << "twice is once";
