@@ -54,12 +54,16 @@ class Tracer {
 
   AllocationTrace run() {
     const std::vector<Chunk>& chunks = program_.stages[stage_];
-    for (const Chunk& chunk : chunks) {
-      first_instance_.push_back(instances_);
-      for (const Run& run : chunk.runs) {
+    for (const Chunk& chunk : chunks)
+      for (const Run& run : chunk.runs)
         for (std::int64_t i = 0; i < run.count; ++i)
           for (const TensorId id : lives_[run.piece].resident) allocate(run.piece, id, 0);
-        instances_ += run.count;
+    for (std::size_t c = 0; c < program_.micro_batch_classes(); ++c) {
+      std::int64_t instances = 0;
+      first_instance_.emplace_back();
+      for (const Chunk& chunk : program_.stages_of(c)[stage_]) {
+        first_instance_.back().push_back(instances);
+        for (const Run& run : chunk.runs) instances += run.count;
       }
     }
     trace_.step_begin = trace_.events.size();
@@ -68,11 +72,12 @@ class Tracer {
       const std::size_t block = slot.kind == SlotKind::forward    ? kForwardBlock
                                 : slot.kind == SlotKind::backward ? kBackwardBlock
                                                                   : kWeightGradientBlock;
-      run_line(chunks[slot.chunk].runs, first_instance_[slot.chunk], block, slot.micro_batch,
-               conditions_of(slot.micro_batch, schedule.micro_batches));
+      const std::size_t of_class = program_.class_of(slot.micro_batch);
+      run_line(program_.stages_of(of_class)[stage_][slot.chunk].runs, first_instance_[of_class][slot.chunk], block,
+               slot.micro_batch, conditions_of(slot.micro_batch, schedule.micro_batches));
     });
     for (std::size_t c = 0; c < chunks.size(); ++c)
-      run_line(chunks[c].runs, first_instance_[c], kUpdateBlock, kUpdate, kOnly);
+      run_line(chunks[c].runs, first_instance_.front()[c], kUpdateBlock, kUpdate, kOnly);
     return std::move(trace_);
   }
 
@@ -210,9 +215,8 @@ class Tracer {
   const std::size_t stage_;
   std::vector<PieceLives> lives_;
   AllocationTrace trace_;
-  std::vector<std::uint8_t> owners_;  // by allocation: who has it
-  std::vector<std::int64_t> first_instance_;
-  std::int64_t instances_ = 0;
+  std::vector<std::uint8_t> owners_;                             // by allocation: who has it
+  std::vector<std::vector<std::int64_t>> first_instance_;        // by class of micro-batches and chunk
   std::map<std::pair<std::int64_t, std::uint32_t>, Held> held_;  // by instance and micro-batch
   std::map<std::size_t, std::vector<std::uint32_t>> postponed_;  // by op
 };

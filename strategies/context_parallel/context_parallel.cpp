@@ -152,25 +152,21 @@ class Ring {
     return sums;
   }
   void cast(TensorId from, TensorId to, const Op& cause) {
-    Op op;
-    op.kind = OpKind::cast;
-    op.phase = cause.phase;
-    op.name = "ring.gradient_cast";
-    op.reads[0] = from;
-    op.writes[0] = to;
-    out_.push_back(op);
+    emit(OpKind::cast, "ring.gradient_cast", from, kNoTensor, to, cause);
   }
-
   TensorId sum(TensorId a, TensorId b, TensorId result, const Op& cause) {
+    emit(OpKind::add, "ring.gradient_sum", a, b, result, cause);
+    return result;
+  }
+  void emit(OpKind kind, const char* name, TensorId a, TensorId b, TensorId result, const Op& cause) {
     Op op;
-    op.kind = OpKind::add;
+    op.kind = kind;
     op.phase = cause.phase;
-    op.name = "ring.gradient_sum";
+    op.name = name;
     op.reads[0] = a;
     op.reads[1] = b;
     op.writes[0] = result;
     out_.push_back(op);
-    return result;
   }
 
   const MeshGroup group_;

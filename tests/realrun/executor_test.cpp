@@ -1510,7 +1510,7 @@ TEST(Layouts, ComputeTheNumbersOfOneRankInEveryMeshOrder) {
     ++reordered;
   }
   EXPECT_GT(reordered, 50u);
-  EXPECT_LT(refused, 5u);
+  EXPECT_LE(refused, 5u);
 }
 
 // Values that are named and refused: no kernels of NVFP4, none of 4-bit moments.

@@ -65,6 +65,20 @@ TEST(AllocationTrace, HasThePeakThatIsPredicted) {
   EXPECT_GE(exact, stages / 4);
 }
 
+// Micro-batches that differ hold what is theirs.
+TEST(AllocationTrace, GoesByTheClassesOfMicroBatches) {
+  ScenarioSource source;
+  Scenario scenario = read_scenario(load_scenario_document("mixtral-8x7b-64-h100", {}, source), source);
+  scenario.workload.routing_micro_batch_noise = 0.3;
+  Simulator simulator;
+  const Simulation s = simulator.evaluate(scenario, {});
+  ASSERT_GT(s.program->micro_batch_classes(), 1u);
+  for (const StageReport& stage : s.report.stages) {
+    const AllocationTrace trace = allocation_trace(*s.program, static_cast<std::size_t>(stage.stage));
+    EXPECT_NEAR(static_cast<double>(peak_bytes(trace, 512)) / device_bytes(stage.memory.bytes), 1, 0.05);
+  }
+}
+
 TEST(AllocationTrace, ReservesMoreThanItAllocates) {
   for (const char* name : {"llama-3-70b-512-h100", "zeropp", "slow-nic"}) {
     Simulator simulator;
