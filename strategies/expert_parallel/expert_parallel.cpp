@@ -735,11 +735,15 @@ void check_runnable_router(const Scenario& scenario) {
                      "\"top_k\" or \"hash\" in a run whose ranks have parts of a sequence: one rank would choose among "
                      "other tokens");
   const std::int64_t replicas = data_parallel_degree(scenario);
-  if (model.aux_loss > 0 && model.load_balancing == LoadBalancing::global_aux_loss && replicas > 1 &&
-      scenario.workload.global_batch_size != replicas * scenario.plan.batch.micro_batch_size)
-    throw InputError(
-        {"", "/model/moe_router_load_balancing_type"}, "\"global_aux_loss\"",
-        "another one in a run of several micro-batches and replicas: one rank's would be of other sequences");
+  if (model.aux_loss == 0 || model.load_balancing != LoadBalancing::global_aux_loss || replicas == 1) return;
+  const auto refuse = [](const char* reason) {
+    throw InputError({"", "/model/moe_router_load_balancing_type"}, "\"global_aux_loss\"", reason);
+  };
+  if (scenario.workload.global_batch_size != replicas * scenario.plan.batch.micro_batch_size)
+    refuse("another one in a run of several micro-batches and replicas: one rank's would be of other sequences");
+  // They are drawn micro-batch by micro-batch, and one rank has one for all replicas.
+  if (model.dropout > 0 || model.router_noise)
+    refuse("another one in a run of several replicas with dropout or router_noise: one rank would draw other numbers");
 }
 
 }  // namespace

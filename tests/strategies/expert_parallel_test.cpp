@@ -289,6 +289,7 @@ TEST(ExpertParallel, RunsOfRoutersThatLookAtAllTokensOfARankNeedThemAlike) {
               testing::Not(HasSubstr("router_type")));
   const auto global = [](Scenario& s, std::int64_t batch) {
     s.model.aux_loss = 0.1, s.model.load_balancing = LoadBalancing::global_aux_loss;
+    s.model.dropout = 0;
     s.workload.global_batch_size = batch;
   };
   const Scenario s = deepseek_moe(4);
@@ -297,6 +298,8 @@ TEST(ExpertParallel, RunsOfRoutersThatLookAtAllTokensOfARankNeedThemAlike) {
               HasSubstr("/model/moe_router_load_balancing_type"));
   EXPECT_THAT(refusal([&](Scenario& other) { global(other, one); }),
               testing::Not(HasSubstr("moe_router_load_balancing_type")));
+  EXPECT_THAT(refusal([&](Scenario& other) { global(other, one), other.model.dropout = 0.1; }),
+              HasSubstr("one rank would draw other numbers"));
 }
 
 // One stream orders the exchanges, the other what shared experts compute behind each of them.
