@@ -259,9 +259,10 @@ Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& opt
     }
     return true;
   };
+  allocator.record_events(&result.events);
   if (play(0, trace.step_begin))
     for (int step = 0; step < steps; ++step) {
-      if (step + 1 == steps) allocator.record_events(&result.events);
+      if (step > 0) result.events.clear();
       if (!play(trace.step_begin, trace.events.size())) break;
     }
   result.statistics = allocator.statistics();

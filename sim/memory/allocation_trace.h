@@ -42,7 +42,8 @@ std::int64_t peak_bytes(const AllocationTrace& trace, std::int64_t granule);
 // What the allocator does with `steps` of these, one after another, what stays being asked for once.
 struct Replay {
   CachingAllocator::Statistics statistics;
-  std::vector<CachingAllocator::Event> events;      // of the last step; tags are numbers of allocations
+  // Of the last step, or up to where one found no room; tags are numbers of allocations.
+  std::vector<CachingAllocator::Event> events;
   std::vector<CachingAllocator::Segment> segments;  // behind it
   // Where a request found no room: its allocation, and what was free of what was reserved.
   bool out_of_memory = false;

@@ -109,6 +109,7 @@ TEST(AllocationTrace, EndsWhereTheDeviceIsFull) {
   const Replay r = replay(trace, {.capacity = peak - (std::int64_t{64} << 20)});
   ASSERT_TRUE(r.out_of_memory);
   EXPECT_GT(r.statistics.retries, 0);
+  EXPECT_GT(r.events.size(), trace.step_begin) << "what led there";
   EXPECT_GT(trace.allocations[r.failed].bytes, 0);
   EXPECT_LE(r.statistics.peak_reserved, peak - (std::int64_t{64} << 20));
 }
