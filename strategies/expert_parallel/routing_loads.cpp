@@ -403,11 +403,15 @@ void check_routing(const Scenario& scenario) {
              has_skew = w.routing != ExpertRouting::balanced && !is_preset(w.routing);
   const std::string skew = fmt::format("{}", w.routing_skew),
                     name(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  const std::string with = " with \"routing\": \"" + name + "\"";
+  const std::string with = w.recorded_routing ? std::string(" beside \"routing_file\", which says how tokens are routed")
+                                              : " with \"routing\": \"" + name + "\"";
   if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0" + with);
   if (!has_skew && w.routing_noise != 0) refuse("routing_noise", fmt::format("{}", w.routing_noise), "0" + with);
   if (w.routing == ExpertRouting::balanced && w.routing_micro_batch_noise != 0)
     refuse("routing_micro_batch_noise", fmt::format("{}", w.routing_micro_batch_noise), "0" + with);
+  if (w.routing_micro_batch_noise != 0 && scenario.plan.expert.capacity_factor > 0)
+    refuse("routing_micro_batch_noise", fmt::format("{}", w.routing_micro_batch_noise),
+           "0 with moe_expert_capacity_factor, whose slots are as many in all micro-batches");
   if (w.routing_noise == 0 && w.routing_autocorrelation != 0)
     refuse("routing_autocorrelation", fmt::format("{}", w.routing_autocorrelation), "0 without routing_noise");
   const bool has_period = w.routing == ExpertRouting::rotating || w.routing == ExpertRouting::burst;
@@ -540,10 +544,9 @@ LoadsByMicroBatch loads_of(const Scenario& scenario) {
     const std::int64_t recorded = workload.recorded_routing->shape().micro_batches;
     all = recorded_loads(scenario, capacity > 0 ? 1 : std::min(recorded, micro_batches(scenario)), load_of_tokens);
   } else if (workload.routes_unequally()) {
-    const bool by_micro_batch = workload.routing_micro_batch_noise > 0 && capacity == 0;
     RoutingSteps& steps = drawn_steps(scenario);
     const std::int64_t step = routing_step(workload);
-    if (by_micro_batch) {
+    if (workload.routing_micro_batch_noise > 0) {
       for (const std::vector<RoutingMatrix>& of_layers : steps.by_micro_batch(step)) {
         all.emplace_back();
         for (const RoutingMatrix& tokens : of_layers) all.back().push_back(load_of_tokens(tokens));

@@ -676,8 +676,13 @@ TEST(UnlikeMicroBatches, NoiseByMicroBatchIsDrawn) {
   EXPECT_LE(program.loads.size(), 8u);
   EXPECT_GT(simulate(s).step_seconds, alike);
   EXPECT_EQ(simulate(s).step_seconds, simulate(s).step_seconds);
+  s.plan.expert.capacity_factor = 1.5;
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("/workload/routing_micro_batch_noise: found 0.3, expected 0 with "
+                                                "moe_expert_capacity_factor"));
+  s.plan.expert.capacity_factor = 0;
   s.workload.routing = ExpertRouting::balanced;
-  EXPECT_THAT(refusal_of(s), testing::HasSubstr("/workload/routing_micro_batch_noise"));
+  EXPECT_THAT(refusal_of(s), testing::HasSubstr("/workload/routing_micro_batch_noise: found 0.3, expected 0 with "
+                                                "\"routing\": \"balanced\""));
 }
 
 // Two stages, 1F1B: forwards of 1 s, backwards of 2; one micro-batch takes three times as long.

@@ -183,7 +183,9 @@ void Simulation::LineIssue::issue_nodes(std::int64_t index, std::size_t from, st
       began_ = true;
       issue_ahead(index, &w);
     }
-    if (node.host > node.host_first) w.host_end = host_.time() + node.host_bound;  // after those
+    // After those; a rank with fewer rows than the busiest is done with them sooner.
+    if (node.host > node.host_first)
+      w.host_end = host_.time() + std::max(node.host, node.host_bound - (node.seconds - w.seconds));
     host_.seconds += node.host;
   }
 }
