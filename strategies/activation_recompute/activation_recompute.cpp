@@ -126,12 +126,13 @@ int find_parts(const Tensor& result, std::vector<Part>& parts) {
   return -1;
 }
 
-// Which of a layer's results torchtitan's selective checkpointing per op keeps: those of attention, of
-// reduce-scatters, and of every second product, beginning with the first; separate matrices are products of their own.
-// What is repeated is what the backward needs of the rest.
+// Which of a layer's results are kept: those of attention, of a ring's steps together; and, as torchtitan's selective
+// checkpointing per op has it, those of reduce-scatters and of every second product, beginning with the first; separate
+// matrices are products of their own. What is repeated is what the backward needs of the rest.
 class ByOps {
  public:
-  explicit ByOps(Piece& piece) : piece_(piece), fates_(piece.forward.ops.size()) {}
+  ByOps(Piece& piece, Mode mode)
+      : piece_(piece), of_attention_alone_(mode == Mode::all_but_attention), fates_(piece.forward.ops.size()) {}
 
   void run() {
     decide();
@@ -158,9 +159,10 @@ class ByOps {
       Fate& fate = fates_[i];
       if (stays(piece_, op)) {
         fate.what = What::unneeded;
-      } else if (op.kind == OpKind::attention || op.kind == OpKind::reduce_scatter) {
+      } else if (op.kind == OpKind::attention || op.kind == OpKind::merge_attention ||
+                 (op.kind == OpKind::reduce_scatter && !of_attention_alone_)) {
         fate.what = What::kept;
-      } else if (op.kind == OpKind::linear) {
+      } else if (op.kind == OpKind::linear && !of_attention_alone_) {
         const TensorId root = storage_of(piece_, op.writes[0]);
         const auto known = std::ranges::find(counted, root, &std::pair<TensorId, What>::first);
         if (known != counted.end()) {
@@ -301,6 +303,7 @@ class ByOps {
   }
 
   Piece& piece_;
+  const bool of_attention_alone_;
   std::vector<Fate> fates_;  // of the forward's ops
   std::vector<Op> forward_;  // as it was
 };
@@ -690,8 +693,8 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans) {
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
   const Options& options = plan.recompute;
   if (options.mode == Mode::none || !keeps_activations(piece)) return;
-  if (options.mode == Mode::selective_op) {
-    ByOps(piece).run();
+  if (options.mode == Mode::selective_op || options.mode == Mode::all_but_attention) {
+    ByOps(piece, options.mode).run();
   } else if (options.mode == Mode::selective && !options.modules.empty()) {
     ByModules(piece, options).run();
   } else if (options.mode == Mode::selective) {
@@ -763,7 +766,8 @@ std::span<const PlanWord> words() {
   static constexpr PlanWord kWords[]{
       {"recompute-selective", [](const Scenario& s) { return recomputes(s, Mode::selective); }},
       {"recompute-full", [](const Scenario& s) { return recomputes(s, Mode::full); }},
-      {"recompute-op", [](const Scenario& s) { return recomputes(s, Mode::selective_op); }}};
+      {"recompute-op", [](const Scenario& s) { return recomputes(s, Mode::selective_op); }},
+      {"recompute-all-but-attention", [](const Scenario& s) { return recomputes(s, Mode::all_but_attention); }}};
   return kWords;
 }
 
@@ -777,6 +781,7 @@ std::span<const SearchAxis> search_axes() {
        .values =
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              const Plan& plan = chosen.plan;
+             // all_but_attention is no usual stack's.
              for (const Mode mode : {Mode::none, Mode::selective, Mode::full, Mode::selective_op}) {
                // Of what the kernel repeats anyway.
                const bool nothing = mode == Mode::selective && plan.framework.flash_attention &&

@@ -8,8 +8,9 @@
 
 namespace orrery::activation_recompute {
 
-enum class Mode : std::uint8_t { none, selective, full, selective_op };
-inline constexpr std::array<std::string_view, 4> kModeNames{"none", "selective", "full", "selective_op"};
+enum class Mode : std::uint8_t { none, selective, full, selective_op, all_but_attention };
+inline constexpr std::array<std::string_view, 5> kModeNames{"none", "selective", "full", "selective_op",
+                                                           "all_but_attention"};
 
 // Parts of a layer by Megatron-Core's names (its --recompute-modules).
 enum class Module : std::uint8_t {
@@ -39,8 +40,9 @@ struct Options {
   void visit_fields(FieldVisitor& v) {
     v.field(
         "recompute", mode, kModeNames,
-        "what the backward recomputes: nothing, the attention core (selective), each layer from its input (full), or "
-        "all but the results of attention, of every second product and of reduce-scatters (selective_op: torchtitan); "
+        "what the backward recomputes: nothing, the attention core (selective), each layer from its input (full), all "
+        "but the results of attention (all_but_attention: LoongTrain's Selective Checkpoint++), or all but those, the "
+        "results of every second product and of reduce-scatters (selective_op: torchtitan); "
         "flash_attention repeats the core inside its kernel, selective then adds nothing",
         Scope::layer);
     v.field("recompute_modules", modules, kModuleNames,

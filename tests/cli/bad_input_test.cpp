@@ -130,7 +130,7 @@ const BadValue kBadValues[] = {
     {"/plan/micro_batch_size", "0", "/plan/micro_batch_size: found 0, expected an integer from 1 to 1048576"},
     {"/plan/recompute", "\"selectiv\"",
      "/plan/recompute: found \"selectiv\", expected one of \"none\", \"selective\", \"full\", "
-     "\"selective_op\" (did you mean \"selective\"?)"},
+     "\"selective_op\", \"all_but_attention\" (did you mean \"selective\"?)"},
     {"/plan/recompute", "true", "/plan/recompute: found true, expected one of"},
     {"/plan/recompute_every", "0", "/plan/recompute_every: found 0, expected an integer from 1 to 1048576"},
     {"/plan/recompute_layers", "-2", "/plan/recompute_layers: found -2, expected an integer from -1 to 1048576"},
@@ -161,8 +161,8 @@ const BadValue kBadValues[] = {
      "/plan/layers/0/recomputed: found the unknown key \"recomputed\", expected a known key (did you mean "
      "\"recompute\"?)"},
     {"/plan/layers", "[{\"recompute\": \"ful\"}]",
-     "/plan/layers/0/recompute: found \"ful\", expected one of \"none\", \"selective\", \"full\", \"selective_op\" "
-     "(did you mean \"full\"?)"},
+     "/plan/layers/0/recompute: found \"ful\", expected one of \"none\", \"selective\", \"full\", \"selective_op\", "
+     "\"all_but_attention\" (did you mean \"full\"?)"},
     {"/plan/layers", "[{\"tensor_parallel\": 4}]",
      "/plan/layers/0/tensor_parallel: found 4, expected no tensor_parallel for a range of layers: all layers have "
      "their ranks on one mesh; ranges may give from, to, step, "},

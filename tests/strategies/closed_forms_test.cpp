@@ -234,6 +234,28 @@ TEST(ActivationMemory, CheckpointingPerOpKeepsEverySecondProduct) {
     EXPECT_FALSE(op.phase == Phase::recompute && op.kind == OpKind::reduce_scatter);
 }
 
+// LoongTrain's Selective Checkpoint++ keeps the input and attention's context with its row statistics (Gu et al. 2024,
+// section 5); all products but the last are repeated, in a ring none of its steps.
+TEST(ActivationMemory, AllButAttentionKeepsTheContext) {
+  Scenario s = scenario_of("llama-3-8b", "dgx-h100", 2);
+  s.workload = {16384, 0, 16};
+  s.plan.recompute.mode = activation_recompute::Mode::all_but_attention;
+  const double h = 4096, kv = 1024, ffn = 14336, heads = 32;
+  Program p;
+  for (const std::int64_t ranks : {1, 4, 16}) {
+    s.plan.context.degree = ranks;
+    lower(s, p);
+    const Piece& layer = running_layer(p);
+    const double tokens = 16384 / static_cast<double>(ranks);
+    EXPECT_DOUBLE_EQ(saved_bytes(layer), tokens * (2 * (h + h) + 4 * heads)) << ranks;
+    EXPECT_DOUBLE_EQ(repeated_product_flops(layer), 2 * tokens * h * (h + 2 * kv + h + 2 * ffn)) << ranks;
+    for (const Op& op : layer.backward.ops) {
+      const bool in_ring = op.kind == OpKind::merge_attention || op.kind == OpKind::ring_shift;
+      EXPECT_FALSE(op.phase == Phase::recompute && (in_ring || is_attention(op.kind)));
+    }
+  }
+}
+
 // Bytes that adding a micro-batch's gradients of a layer takes, beyond the products.
 double added_bytes(const Piece& layer) {
   double sum = 0;
