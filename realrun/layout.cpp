@@ -214,11 +214,9 @@ AttentionPositions attention_positions(const Op& op, const Piece& piece, const P
   const auto dealt = [&](const Tensor& t, std::size_t rank) {
     return dealt_indices(t.deal(1), t.over[1], whole, t.sizes[1], *position.mesh, static_cast<std::int64_t>(rank));
   };
-  // The keys' rank: so many places before this one in the ring.
   const std::vector<std::size_t> ring = position.group(kv.over[1].group());
-  const std::size_t own = static_cast<std::size_t>(std::find(ring.begin(), ring.end(), position.rank) - ring.begin());
-  const std::size_t before = static_cast<std::size_t>(op.keys_before) % ring.size();
-  return {dealt(q, position.rank), dealt(kv, ring[(own + ring.size() - before) % ring.size()])};
+  const auto own = std::find(ring.begin(), ring.end(), position.rank) - ring.begin();
+  return {dealt(q, position.rank), dealt(kv, ring[static_cast<std::size_t>(op.part_of_keys(own))])};
 }
 
 Position position_of(std::size_t rank, const Program& program, std::int64_t sequence) {

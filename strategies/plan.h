@@ -20,6 +20,7 @@
 #include "strategies/freeze/options.h"
 #include "strategies/fsmoe/options.h"
 #include "strategies/gradient_accumulation/options.h"
+#include "strategies/loongtrain/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
 #include "strategies/optimizer/options.h"
@@ -40,6 +41,7 @@ struct Plan {
   tensor_parallel::Options tensor;
   context_parallel::Options context;
   usp::Options usp;
+  loongtrain::Options loongtrain;
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
   dts_gate::Options dts_gate;
@@ -62,6 +64,7 @@ struct Plan {
     tensor.visit_fields(v);
     context.visit_fields(v);
     usp.visit_fields(v);
+    loongtrain.visit_fields(v);
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
     dts_gate.visit_fields(v);

@@ -12,6 +12,7 @@
 #include "strategies/freeze/freeze.h"
 #include "strategies/fsmoe/fsmoe.h"
 #include "strategies/gradient_accumulation/gradient_accumulation.h"
+#include "strategies/loongtrain/loongtrain.h"
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
@@ -91,6 +92,14 @@ constexpr Strategy kStrategies[] = {
      .disable = usp::disable,
      .words = usp::words,
      .context_types = usp::kTypes},
+    {.name = "loongtrain",
+     .summary = "rings of rings: keys go round neighbours while those of the next ring are on their way",
+     .paper = "Gu et al. 2024, arXiv 2406.18485",
+     .check = loongtrain::check,
+     .rewrite = nothing,
+     .disable = loongtrain::disable,
+     .words = loongtrain::words,
+     .search_axes = loongtrain::search_axes},
     {.name = "all_gather_context",
      .summary = "sequences divided over ranks that gather all keys and values",
      .paper = "Llama Team 2024, arXiv 2407.21783",

@@ -139,6 +139,8 @@ def one_sender(hosts):
 # A GPT of half a million parameters: two megabytes of gradients take some 0.4 s, its computing some hundredths.
 MODEL = {"layers": 4, "hidden": 96, "heads": 4, "vocab": 512, "max_positions": 64, "dropout": 0}
 STEPS, WARMUP = 8, 1
+# Positions of a sequence that ranks share: what attention moves is then more than the gradients.
+LONG = 2048
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Training:
     name: str
     sequences: int
     plan: tuple  # of (field, value)
+    tokens: int = MODEL["max_positions"]
 
     table = "Training steps"
     bytes = 0
@@ -163,8 +166,8 @@ class Training:
         # A CPU does one thing after the other, so nothing overlaps but what a stage has sent: the kernel has it.
         plan = {"precision": "fp32", "framework": "orrery", "micro_batch_size": 1, "overlap_grad_reduce": False,
                 "overlap_param_gather": False, "overlap_p2p_communication": True, **dict(self.plan)}
-        return {"model": MODEL, "cluster": predict.cluster_of(self.topology),
-                "workload": {"sequence_length": MODEL["max_positions"], "global_batch_size": self.sequences}, "plan": plan}
+        return {"model": {**MODEL, "max_positions": self.tokens}, "cluster": predict.cluster_of(self.topology),
+                "workload": {"sequence_length": self.tokens, "global_batch_size": self.sequences}, "plan": plan}
 
     def measure(self, network, arguments):
         """The steps; and, as the one thing about computing that the engines are told, how long all hosts take for the
@@ -216,8 +219,8 @@ def all_cases():
             if hosts > 2 or name != "half to one host":  # of two hosts half is equal
                 found.append(UnequalExchange(topology, f"all_to_all, {name}", MIB, rows))
 
-    def train(topology, name, sequences, **plan):
-        found.append(Training(topology, name, sequences, tuple(plan.items())))
+    def train(topology, name, sequences, tokens=MODEL["max_positions"], **plan):
+        found.append(Training(topology, name, sequences, tuple(plan.items()), tokens))
 
     train(single_switch(2), "data parallel 2", 4, data_parallel=2)
     train(single_switch(4), "data parallel 4", 4, data_parallel=4)
@@ -228,4 +231,9 @@ def all_cases():
     train(single_switch(2), "pipeline 2, 8 micro-batches", 8, pipeline_parallel=2)
     for oversubscription in (1, 4):
         train(two_leaves(8, oversubscription), "tensor parallel 2, data parallel 4", 4, tensor_parallel=2, data_parallel=4)
+    # Heads that are exchanged, keys that go round, and that go round each leaf while others cross the slow link.
+    for topology in (single_switch(4), two_leaves(4, 4)):
+        train(topology, "Ulysses 4", 1, LONG, context_parallel=4, context_parallel_type="ulysses")
+        train(topology, "ring 4", 1, LONG, context_parallel=4)
+    train(two_leaves(4, 4), "ring of 2 rings of 2", 1, LONG, context_parallel=4, inner_ring_degree=2)
     return tuple(found)

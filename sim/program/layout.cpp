@@ -64,6 +64,16 @@ const BlockTable& table_of(Deal deal) {
   return *table;
 }
 
+int dealing_digits(Division over, const Mesh& mesh) {
+  const int count = over.count();
+  const auto name = [&](int n) {
+    return std::string_view(mesh.digits()[static_cast<std::size_t>(over.digit(n))].name);
+  };
+  int dealing = std::min(count, 1);
+  while (dealing > 0 && dealing < count && name(dealing) == name(0)) ++dealing;
+  return dealing;
+}
+
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {
   std::int64_t part = 0;
   for (int n = 0; n < over.count(); ++n) {

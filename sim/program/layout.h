@@ -33,7 +33,8 @@ inline constexpr int kMostTables = 4096;
 constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
-// what one rank of the first has, and so on. Like a group it means nothing without its mesh.
+// what one rank of the first has, and so on; but for those that deal it together (dealing_digits). Like a group it means
+// nothing without its mesh.
 class Division {
  public:
   static constexpr int kMost = 8;
@@ -94,6 +95,11 @@ class Division {
   std::uint32_t digits_ = 0;  // four bits each, the digit's number and one; the first in the lowest
 };
 
+// Of the digits of a division, major to minor, those that together deal out the dimension: the first, and behind it
+// those of its name, which a mesh has where it is cut (Mesh::fold) or where a ring is one of rings. What they leave the
+// rest cut contiguously.
+int dealing_digits(Division over, const Mesh& mesh);
+
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
@@ -138,20 +144,20 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   }
 }
 
-// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. The deal is of
-// the first digit; the rest cut what it leaves contiguously. Indices of a last part may reach beyond `whole` (padded
-// flat buffers).
+// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. Indices of a last
+// part may reach beyond `whole` (padded flat buffers).
 template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {
   std::int64_t parts = 1, part = 0, minor_parts = 1, minor_part = 0;
+  const int dealing = dealing_digits(over, mesh);
   for (int n = 0; n < over.count(); ++n) {
     const Digit& digit = mesh.digits()[static_cast<std::size_t>(over.digit(n))];
-    std::int64_t &count = n == 0 ? parts : minor_parts, &at = n == 0 ? part : minor_part;
+    std::int64_t &count = n < dealing ? parts : minor_parts, &at = n < dealing ? part : minor_part;
     count *= digit.size;
     at = at * digit.size + rank / digit.stride % digit.size;
   }
-  std::int64_t before = 0;  // in what the first digit leaves
+  std::int64_t before = 0;  // in what they leave
   const std::int64_t begin = minor_part * local, end = begin + local;
   for_each_run_of_part(deal, parts, part, whole, local * minor_parts, [&](const IndexRun& run) {
     const std::int64_t first = std::max(begin - before, std::int64_t{0}), last = std::min(end - before, run.count);

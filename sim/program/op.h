@@ -129,8 +129,15 @@ struct Op {
   std::int64_t window = 0;  // positions attended to at the most; 0: all
   // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
   // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
-  // tensors' layouts to say.
-  std::int32_t parts = 1, keys_before = 0;
+  // tensors' layouts to say. In a ring of rings keys have gone keys_before / inner_parts places from ring to ring, and
+  // keys_before % inner_parts places within one, of `inner_parts` neighbours.
+  std::int32_t parts = 1, keys_before = 0, inner_parts = 1;
+  // The part whose keys the queries of `part` meet.
+  std::int64_t part_of_keys(std::int64_t part) const {
+    const std::int64_t outer = parts / inner_parts;
+    return (part / inner_parts - keys_before / inner_parts + outer) % outer * inner_parts +
+           (part % inner_parts - keys_before % inner_parts + inner_parts) % inner_parts;
+  }
   std::int64_t rotary_begin = 0;
 
   // On the operand of scale, on the scores of softmax and its derivative, on the gradients of optimizers, on the result

@@ -84,6 +84,9 @@ PieceCheck::PieceCheck(const Program& program, const Piece& piece, MeshGroup nor
   for (const Block* block : {&piece.forward, &piece.backward})
     for (const Op& op : block->ops)
       if (op.kind == OpKind::ring_shift) ring_group_ = ring_group_ | op.group;
+  for (const Block* block : {&piece.forward, &piece.backward})
+    for (const Op& op : block->ops)
+      if (op.kind == OpKind::ring_shift) inner_ranks_ = std::max(inner_ranks_, ranks_within(op.group));
 }
 
 void PieceCheck::run() {

@@ -156,6 +156,9 @@ class PieceCheck {
   std::vector<bool> owes_stages_;       // by parameter: the sum over the stages that hold it
   bool laid_out_ = false;               // without an optimizer parameters are there, but lie nowhere
   MeshGroup ring_group_;                // the digits that shifts go round
+  std::int64_t inner_ranks_ = 1;        // of a ring within a ring of rings
+  // Ranks of the ring's digits below those of a shift's group.
+  std::int64_t ranks_within(MeshGroup group) const;
   const Op* mask_ = nullptr;
   const Op* op_ = nullptr;
   const Block* block_ = nullptr;

@@ -56,7 +56,10 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   const State source = state_[storage_or_self(from)];
   write(to, owed(from));
   state_[to].seen = source.seen;
-  state_[to].travelled = (source.travelled + op.places) % mesh_.size(op.group);
+  // From ring to ring, or within one.
+  const std::int64_t within = ranks_within(op.group), ranks = mesh_.size(op.group),
+                     at = source.travelled / within % ranks;
+  state_[to].travelled = source.travelled + ((at + op.places) % ranks - at) * within;
 }
 
 // The one dimension in which `divided` has the group's digits more than `whole`, as its minor ones.

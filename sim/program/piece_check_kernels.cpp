@@ -241,6 +241,13 @@ void PieceCheck::follow_ring(const Op& op) {
     if (id != kNoTensor) state_[id].seen.clear(), state_[id].travelled = 0;
 }
 
+std::int64_t PieceCheck::ranks_within(MeshGroup group) const {
+  std::int64_t ranks = 1;
+  for (int digit = 0; digit < Mesh::kMaxDigits && !group.contains(digit); ++digit)
+    if (ring_group_.contains(digit)) ranks *= mesh_.size(MeshGroup::of_digit(digit));
+  return ranks;
+}
+
 void PieceCheck::attend_in_ring(const Op& op) {
   const std::int64_t ranks = mesh_.size(ring_group_);
   const bool backward = op.kind == OpKind::attention_backward;
@@ -251,6 +258,9 @@ void PieceCheck::attend_in_ring(const Op& op) {
   if (travelled != op.keys_before)
     report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
                                     " ranks before, the op states " + std::to_string(op.keys_before));
+  if (op.inner_parts != inner_ranks_)
+    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(inner_ranks_) +
+                                    " ranks, the op states " + std::to_string(op.inner_parts));
   mask_ = &op;
   if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
   std::vector<bool> seen(static_cast<std::size_t>(ranks));

@@ -40,7 +40,10 @@ std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int di
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   const Deal deal = deal_of(t, dim);
   if (deal != Deal::zigzag && !is_table(deal)) return true;
-  const std::int64_t parts = mesh.size(MeshGroup::of_digit(t.over[dim].digit(0))), whole = whole_of(mesh, t, dim);
+  std::int64_t parts = 1;
+  for (int n = dealing_digits(t.over[dim], mesh); n-- > 0;)
+    parts *= mesh.size(MeshGroup::of_digit(t.over[dim].digit(n)));
+  const std::int64_t whole = whole_of(mesh, t, dim);
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
   const BlockTable& table = table_of(deal);
   return static_cast<std::int64_t>(table.of_part.size()) == parts && whole % table.blocks == 0;
@@ -63,10 +66,13 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
     if (!unequal && whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
     if (!deals_evenly(mesh, from, d) || !deals_evenly(mesh, to, d)) return std::nullopt;
     changed |= 1u << d;
-    // The deal is of the first digit, and the digits are major to minor: what both layouts begin with stays.
+    // The digits are major to minor: what both layouts begin with stays, where the same digits deal the dimension.
     int stays = 0;
     if (dealt_alike)
       while (from.over[d].digit(stays) >= 0 && from.over[d].digit(stays) == to.over[d].digit(stays)) ++stays;
+    if (const int dealing = std::max(dealing_digits(from.over[d], mesh), dealing_digits(to.over[d], mesh));
+        stays < dealing && deal_of(from, d) != Deal::contiguous)
+      stays = 0;
     for (int n = stays; n < from.over[d].count(); ++n) left = left | MeshGroup::of_digit(from.over[d].digit(n));
     for (int n = stays; n < to.over[d].count(); ++n) come = come | MeshGroup::of_digit(to.over[d].digit(n));
   }

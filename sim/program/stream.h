@@ -14,6 +14,7 @@ enum class Stream : std::uint8_t {
   compute,
   tensor_communication,     // groups over tp
   context_communication,    // groups over cp
+  outer_ring_communication,  // of them rings of rings, beside what goes round within each
   expert_communication,     // groups over ep
   expert_tensor_communication,  // groups over etp, where they meet beside those over ep
   data_communication,       // reductions of gradients, over dp (and cp), and of what follows from them
@@ -53,6 +54,8 @@ inline constexpr std::array<StreamRow, kStreams> kStreamRows{{
      "tensor-parallel communication"},
     {Stream::context_communication, "context_communication", Occupies::fabric, false, Stream::context_communication,
      "context-parallel communication"},
+    {Stream::outer_ring_communication, "outer_ring_communication", Occupies::fabric, false,
+     Stream::context_communication, "context-parallel communication"},
     {Stream::expert_communication, "expert_communication", Occupies::fabric, false, Stream::expert_communication,
      "expert-parallel communication"},
     {Stream::expert_tensor_communication, "expert_tensor_communication", Occupies::fabric, false,

@@ -157,9 +157,8 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std:
   if (op.parts == 1) return pairs_of(op.causal, op.window, {.count = queries, .first = keys - queries}, all);
   const Dealt of_queries = queries_of_part(op, q, part);
   if (kv.over[1].empty()) return pairs_of(op.causal, op.window, of_queries, all);
-  const std::int64_t owner = (part - op.keys_before + op.parts) % op.parts;
   return pairs_of(op.causal, op.window, of_queries,
-                  {.deal = kv.deal(1), .parts = op.parts, .part = owner, .count = keys});
+                  {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = keys});
 }
 
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {

@@ -8,6 +8,7 @@
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
 #include "strategies/layer_plans.h"
+#include "strategies/loongtrain/loongtrain.h"
 
 namespace orrery::context_parallel {
 namespace {
@@ -26,8 +27,12 @@ TensorId part_of_fused(Piece& piece, TensorId base, std::int64_t begin, std::int
 
 class Ring {
  public:
-  Ring(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients)
-      : group_(ring), ranks_(mesh.size(ring)), fp32_gradients_(fp32_gradients), piece_(piece) {}
+  Ring(Piece& piece, const Mesh& mesh, const RingGroups& groups, bool fp32_gradients)
+      : groups_(groups),
+        inner_ranks_(mesh.size(groups.inner)),
+        outer_ranks_(mesh.size(groups.outer)),
+        fp32_gradients_(fp32_gradients),
+        piece_(piece) {}
 
   void run() {
     replace_attention(
@@ -41,101 +46,146 @@ class Ring {
     return id;
   }
 
-  void shift(const char* name, TensorId from, TensorId to, const Op& cause, std::int64_t places = 1) {
-    Op op = communication(OpKind::ring_shift, name, Stream::context_communication, group_, from, to);
+  void shift(const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause, std::int64_t places = 1) {
+    const Stream stream = group == groups_.inner ? Stream::context_communication : Stream::outer_ring_communication;
+    Op op = communication(OpKind::ring_shift, name, stream, group, from, to);
     op.phase = cause.phase;
     op.places = static_cast<std::int32_t>(places);
     out_.push_back(op);
   }
 
-  Op step_of(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
-    Op op = attention_of_parts(whole, q, keys, ranks_);
-    op.keys_before = static_cast<std::int32_t>(step);
+  Op step_of(const Op& whole, TensorId q, TensorId keys, std::int64_t round, std::int64_t step) const {
+    Op op = attention_of_parts(whole, q, keys, inner_ranks_ * outer_ranks_);
+    op.keys_before = static_cast<std::int32_t>(round * inner_ranks_ + step);
+    op.inner_parts = static_cast<std::int32_t>(groups_.outer.empty() ? 1 : inner_ranks_);
     return op;
   }
 
-  // Whether any rank has anything to see in a step.
-  bool attends(const Op& whole, TensorId q, TensorId keys, std::int64_t step) const {
-    return orrery::attends(step_of(whole, q, keys, step), piece_.tensors);
+  // Of each round of the outer ring, the steps of the inner one up to the last with anything to see for any rank;
+  // rounds up to the last that has such steps. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in either
+  // direction, so that even a short window needs the ring's last step.
+  struct Steps {
+    std::vector<std::vector<bool>> attended;  // [round][step]
+    std::size_t rounds() const { return attended.size(); }
+    std::size_t of(std::size_t round) const { return attended[round].size(); }
+    bool is_last(std::size_t round, std::size_t step) const { return round + 1 == rounds() && step + 1 == of(round); }
+    bool only() const { return rounds() == 1 && of(0) == 1; }
+  };
+  Steps steps(const Op& whole, TensorId q, TensorId keys) const {
+    Steps steps;
+    steps.attended.resize(static_cast<std::size_t>(outer_ranks_));
+    for (std::size_t round = 0; round < steps.rounds(); ++round) {
+      std::vector<bool>& attended = steps.attended[round];
+      for (std::int64_t i = 0; i < inner_ranks_; ++i)
+        attended.push_back(attends(step_of(whole, q, keys, static_cast<std::int64_t>(round), i), piece_.tensors));
+      while (!attended.empty() && !attended.back()) attended.pop_back();
+    }
+    while (steps.attended.back().empty()) steps.attended.pop_back();
+    return steps;
   }
 
-  // Steps up to the last one with anything to see. Neighbouring chunks of a zigzag deal lie on neighbouring ranks in
-  // either direction, so that even a short window needs the ring's last step.
-  std::int64_t steps(const Op& whole, TensorId q, TensorId keys) const {
-    std::int64_t n = ranks_;
-    while (n > 1 && !attends(whole, q, keys, n - 1)) --n;
-    return n;
-  }
-
+  // The keys of a round set out for the next before they go round the inner ring.
   void forward(const Op& whole) {
     const auto [q, local] = queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
-    TensorId keys = local, context = kNoTensor, lse = kNoTensor;
-    const std::int64_t steps = this->steps(whole, q, local);
-    for (std::int64_t i = 0; i < steps; ++i) {
-      const bool last = i + 1 == steps;
-      const TensorId next = last ? kNoTensor : ring_buffer(local);
-      if (!last) shift("ring.keys", keys, next, whole);
-      if (attends(whole, q, keys, i)) {
-        const bool only = i == 0 && last;
-        const TensorId part = only ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
-        const TensorId part_lse = only ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-        Op op = step_of(whole, q, keys, i);
-        op.writes = {part, part_lse, kNoTensor, kNoTensor};
-        out_.push_back(op);
-        if (i == 0) {
-          context = part;
-          lse = part_lse;
-        } else {
-          const TensorId merged = last ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
-          const TensorId merged_lse = last ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-          Op merge;
-          merge.kind = OpKind::merge_attention;
-          merge.phase = whole.phase;
-          merge.name = "ring.merge";
-          merge.reads = {context, lse, part, part_lse, kNoTensor, kNoTensor};
-          merge.writes = {merged, merged_lse, kNoTensor, kNoTensor};
-          out_.push_back(merge);
-          context = merged;
-          lse = merged_lse;
-        }
+    TensorId context = kNoTensor, lse = kNoTensor;
+    const Steps steps = this->steps(whole, q, local);
+    TensorId of_round = local;
+    for (std::size_t round = 0; round < steps.rounds(); ++round) {
+      TensorId keys = of_round;
+      if (round + 1 < steps.rounds()) {
+        of_round = ring_buffer(local);
+        shift("ring.outer_keys", groups_.outer, keys, of_round, whole);
       }
-      keys = next;
+      for (std::size_t i = 0; i < steps.of(round); ++i) {
+        const TensorId next = i + 1 == steps.of(round) ? kNoTensor : ring_buffer(local);
+        if (next != kNoTensor) shift("ring.keys", groups_.inner, keys, next, whole);
+        if (steps.attended[round][i]) {
+          const bool last = steps.is_last(round, i);
+          const TensorId part = steps.only() ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
+          const TensorId part_lse = steps.only() ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
+          Op op = step_of(whole, q, keys, static_cast<std::int64_t>(round), static_cast<std::int64_t>(i));
+          op.writes = {part, part_lse, kNoTensor, kNoTensor};
+          out_.push_back(op);
+          if (context == kNoTensor) {
+            context = part;
+            lse = part_lse;
+          } else {
+            const TensorId merged = last ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
+            const TensorId merged_lse = last ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
+            Op merge;
+            merge.kind = OpKind::merge_attention;
+            merge.phase = whole.phase;
+            merge.name = "ring.merge";
+            merge.reads = {context, lse, part, part_lse, kNoTensor, kNoTensor};
+            merge.writes = {merged, merged_lse, kNoTensor, kNoTensor};
+            out_.push_back(merge);
+            context = merged;
+            lse = merged_lse;
+          }
+        }
+        keys = next;
+      }
     }
   }
 
-  // Keys go round once more; their gradients travel with them and come home after the last step, straight to their
-  // owner where the ring ends early.
+  // Keys go round once more. Their gradients travel with them round an inner ring and come home after its last step,
+  // straight to their owner where it ends early; sums of rounds travel from ring to ring beside the next round.
   void backward(const Op& whole) {
     const auto [q, local] = queries_and_keys(piece_, whole.reads[3], whole.reads[4]);
     const auto [dq, dlocal] = queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
-    TensorId keys = local, dquery = kNoTensor, travelling = kNoTensor;
-    const std::int64_t steps = this->steps(whole, q, local);
-    for (std::int64_t i = 0; i < steps; ++i) {
-      const bool last = i + 1 == steps;
-      const TensorId next = last ? kNoTensor : ring_buffer(local);
-      if (!last) shift("ring.keys", keys, next, whole);
-      if (attends(whole, q, keys, i)) {
-        const bool only = i == 0 && last;
-        const TensorId part_q = only ? dq : clone_tensor(piece_, dq);
-        const TensorId part_k = only ? dlocal : ring_buffer(local);
-        Op op = step_of(whole, q, keys, i);
-        op.writes = {part_q, part_k, kNoTensor, kNoTensor};
-        out_.push_back(op);
-        dquery = only     ? part_q
-                 : i == 0 ? exact(part_q, whole)
-                          : sum(dquery, part_q, last ? dq : summed(clone_tensor(piece_, dq)), whole);
-        travelling = only     ? part_k
-                     : i == 0 ? exact(part_k, whole)
-                              : sum(travelling, part_k, summed(ring_buffer(local)), whole);
+    const Steps steps = this->steps(whole, q, local);
+    const bool rounds = steps.rounds() > 1;
+    TensorId of_round = local, dquery = kNoTensor, sums = kNoTensor;
+    for (std::size_t round = 0; round < steps.rounds(); ++round) {
+      TensorId keys = of_round, travelling = kNoTensor;
+      const bool last_round = round + 1 == steps.rounds();
+      if (!last_round) {
+        of_round = ring_buffer(local);
+        shift("ring.outer_keys", groups_.outer, keys, of_round, whole);
       }
-      if (steps == 1) break;  // nobody else's keys were looked at
-      const bool as_it_comes = last && !sums_apart(dlocal);
-      const TensorId arrived = as_it_comes ? dlocal : summed(ring_buffer(local));
-      shift("ring.key_gradients", travelling, arrived, whole, last ? ranks_ - i : 1);
-      if (last && !as_it_comes) cast(arrived, dlocal, whole);
-      travelling = arrived;
-      keys = next;
+      for (std::size_t i = 0; i < steps.of(round); ++i) {
+        const bool last = i + 1 == steps.of(round);
+        const TensorId next = last ? kNoTensor : ring_buffer(local);
+        if (!last) shift("ring.keys", groups_.inner, keys, next, whole);
+        if (steps.attended[round][i]) {
+          const TensorId part_q = steps.only() ? dq : clone_tensor(piece_, dq);
+          const TensorId part_k = steps.only() ? dlocal : ring_buffer(local);
+          Op op = step_of(whole, q, keys, static_cast<std::int64_t>(round), static_cast<std::int64_t>(i));
+          op.writes = {part_q, part_k, kNoTensor, kNoTensor};
+          out_.push_back(op);
+          if (steps.only()) return;  // nobody else's keys were looked at
+          dquery = dquery == kNoTensor
+                       ? exact(part_q, whole)
+                       : sum(dquery, part_q, steps.is_last(round, i) ? dq : summed(clone_tensor(piece_, dq)), whole);
+          travelling = travelling == kNoTensor ? exact(part_k, whole)
+                                               : sum(travelling, part_k, summed(ring_buffer(local)), whole);
+        }
+        if (steps.of(round) > 1 && travelling != kNoTensor)
+          travelling = send(groups_.inner, "ring.key_gradients", travelling,
+                            last ? inner_ranks_ - static_cast<std::int64_t>(i) : 1,
+                            last && !rounds ? dlocal : kNoTensor, local, whole);
+        keys = next;
+      }
+      if (!rounds) return;
+      if (sums == kNoTensor) {
+        sums = travelling;
+      } else if (travelling != kNoTensor) {
+        sums = sum(sums, travelling, summed(ring_buffer(local)), whole);
+      }
+      sums = send(groups_.outer, "ring.outer_key_gradients", sums,
+                  last_round ? outer_ranks_ - static_cast<std::int64_t>(round) : 1, last_round ? dlocal : kNoTensor,
+                  local, whole);
     }
+  }
+
+  // Sends gradients of keys on, at last into `home`.
+  TensorId send(MeshGroup group, const char* name, TensorId sums, std::int64_t places, TensorId home, TensorId like,
+                const Op& cause) {
+    const bool as_it_comes = home != kNoTensor && !sums_apart(home);
+    const TensorId arrived = as_it_comes ? home : summed(ring_buffer(like));
+    shift(name, group, sums, arrived, cause, places);
+    if (home != kNoTensor && !as_it_comes) cast(arrived, home, cause);
+    return arrived;
   }
 
   // Whether sums of such a gradient are in another dtype than itself.
@@ -169,8 +219,8 @@ class Ring {
     out_.push_back(op);
   }
 
-  const MeshGroup group_;
-  const std::int64_t ranks_;
+  const RingGroups groups_;
+  const std::int64_t inner_ranks_, outer_ranks_;
   const bool fp32_gradients_;
   Piece& piece_;
   std::vector<Op> out_;
@@ -343,13 +393,25 @@ Op attention_of_parts(const Op& whole, TensorId queries, TensorId keys, std::int
   return op;
 }
 
-void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients) {
+RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks) {
+  if (inner_ranks == 1) return {.inner = ring, .outer = {}};
+  RingGroups groups;
+  for (int d = 0; d < Mesh::kMaxDigits; ++d)
+    if (ring.contains(d)) {
+      MeshGroup& group = mesh.size(groups.inner) < inner_ranks ? groups.inner : groups.outer;
+      group = group | MeshGroup::of_digit(d);
+    }
+  return groups;
+}
+
+void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients) {
   Ring(piece, mesh, ring, fp32_gradients).run();
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   // A ring takes ranks as others, of whom layers may be, have divided them.
-  if (is_all_of_type(scenario, kTypes)) mesh.add(MeshAxis::cp, scenario.plan.context.degree);
+  if (is_all_of_type(scenario, kTypes))
+    loongtrain::add_ring(scenario, mesh, scenario.plan.context.degree, name_of(MeshAxis::cp));
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -358,7 +420,8 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   Division over;
   over.append(ring);
   divide_sequence(piece, program.mesh, over, deal_over(scenario, plan, scenario.plan.context.degree));
-  ring_attention(piece, program.mesh, ring, plan.context.fp32_gradients);
+  ring_attention(piece, program.mesh, ring_groups(program.mesh, ring, scenario.plan.loongtrain.inner_ring_degree),
+                 plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.context = {}; }

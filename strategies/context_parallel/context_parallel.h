@@ -69,9 +69,15 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
   }
 }
 
-// Makes a ring of every attention over sequences that are divided over `ring`, forward and backward. `fp32_gradients`:
-// Options.
-void ring_attention(Piece& piece, const Mesh& mesh, MeshGroup ring, bool fp32_gradients);
+// A ring, or a ring of rings (strategies/loongtrain): of the digits that a ring is of those of its `inner_ranks`
+// neighbours, and the rest. 1: no rings within it.
+struct RingGroups {
+  MeshGroup inner, outer;
+};
+RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks);
+// Makes a ring of every attention over sequences that are divided over both groups, forward and backward.
+// `fp32_gradients`: Options.
+void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients);
 std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::context_parallel

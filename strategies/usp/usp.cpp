@@ -9,6 +9,7 @@
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
+#include "strategies/loongtrain/loongtrain.h"
 
 namespace orrery::usp {
 namespace {
@@ -215,10 +216,10 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!context_parallel::has_layers_of_type(scenario, kTypes)) return;
   const std::int64_t ranks = ulysses_ranks(scenario), heads = head_ranks(scenario);
   const bool inner = scenario.plan.usp.ulysses_inner;
-  if (!inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
+  if (!inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
   mesh.add(MeshAxis::cp, heads, kHeads);
   mesh.add(MeshAxis::cp, ranks / heads, kSharing);
-  if (inner) mesh.add(MeshAxis::cp, ring_ranks(scenario), kRing);
+  if (inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
@@ -231,7 +232,10 @@ void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& pr
   const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
   context_parallel::divide_sequence(piece, mesh, over, deal);
   if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
-  if (!ring.empty()) context_parallel::ring_attention(piece, mesh, ring, plan.context.fp32_gradients);
+  if (ring.empty()) return;
+  context_parallel::ring_attention(
+      piece, mesh, context_parallel::ring_groups(mesh, ring, scenario.plan.loongtrain.inner_ring_degree),
+      plan.context.fp32_gradients);
 }
 
 void disable(Plan& plan) { plan.usp = {}; }

@@ -277,6 +277,16 @@ TEST(Redistribution, IsBetweenLayoutsOfOneWholeOverTheSameDigits) {
       cp | tp);
   EXPECT_EQ(redistribution(mesh, tensor(4, cp | tp, Deal::zigzag, 8, {}), tensor(8, cp, Deal::zigzag, 4, tp))->group,
             tp);
+  // Digits of one name deal together: without one of them the other deals otherwise, and moves too.
+  Mesh rings;
+  rings.add(MeshAxis::cp, 2);
+  rings.add(MeshAxis::cp, 2);
+  const MeshGroup inner = MeshGroup::of_digit(0), outer = MeshGroup::of_digit(1);
+  for (const auto& [deal, moved] : {std::pair{Deal::zigzag, inner | outer}, {Deal::contiguous, inner}}) {
+    const auto r = redistribution(rings, tensor(8, inner | outer, deal, 8, {}), tensor(16, outer, deal, 4, inner));
+    ASSERT_TRUE(r.has_value());
+    EXPECT_EQ(r->group, moved);
+  }
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(32, {}, Deal::contiguous, 8, {})));
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(16, tp, Deal::contiguous, 8, {})));
   EXPECT_FALSE(redistribution(mesh, zigzag, tensor(4, cp, Deal::zigzag, 8, {}))) << "another whole";

@@ -71,9 +71,11 @@ TEST(StrategyList, SwitchesEveryStrategyOff) {
 TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
                                                     "recompute-full", "data", "zero-1", "offload"));
-  EXPECT_THAT(all_plan_words(), ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "all-gather-context",
-                                            "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
-                                            "recompute-op", "activation-offload", "hpz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
+  EXPECT_THAT(all_plan_words(),
+              ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "all-gather-context",
+                          "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full", "recompute-op",
+                          "recompute-all-but-attention", "activation-offload", "hpz", "mics", "data", "zero-1",
+                          "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -1,0 +1,58 @@
+#include "strategies/loongtrain/loongtrain.h"
+
+#include <string>
+
+#include "sim/base/error.h"
+#include "strategies/context_parallel/context_parallel.h"
+#include "strategies/usp/usp.h"
+
+namespace orrery::loongtrain {
+namespace {
+
+[[noreturn]] void refuse(std::int64_t inner, const std::string& expected) {
+  throw InputError({"", "/plan/inner_ring_degree"}, std::to_string(inner), expected);
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
+  if (inner == 1) return;
+  if (scenario.plan.context.degree == 1) refuse(inner, "1 with context_parallel 1, which has no rings");
+  if (!context_parallel::is_all_of_type(scenario, context_parallel::kTypes) &&
+      !context_parallel::is_all_of_type(scenario, usp::kTypes))
+    refuse(inner, "1 unless all layers have context_parallel_type \"ring\", or all \"usp\"");
+}
+
+void disable(Plan& plan) { plan.loongtrain = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"double-ring", [](const Scenario& s) { return s.plan.loongtrain.inner_ring_degree > 1; }}};
+  return kWords;
+}
+
+std::span<const SearchAxis> search_axes() {
+  static constexpr SearchAxis kAxes[]{
+      {.field = "inner_ring_degree",
+       .label = "inner ring",
+       .turns = Turns::mesh,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.loongtrain.inner_ring_degree = value; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_divisors(chosen.plan.context.degree, values);
+             std::erase_if(values, [&](std::int64_t w) { return w > 1 && w == chosen.plan.context.degree; });
+           }}};
+  return kAxes;
+}
+
+void add_ring(const Scenario& scenario, Mesh& mesh, std::int64_t ranks, const char* name) {
+  const std::int64_t inner = scenario.plan.loongtrain.inner_ring_degree;
+  if (inner > 1 && (ranks % inner != 0 || ranks == inner))
+    refuse(inner, "1, or a divisor of the " + std::to_string(ranks) + " ranks of a ring, fewer than they");
+  mesh.add(MeshAxis::cp, inner, name);
+  mesh.add(MeshAxis::cp, ranks / inner, name);
+}
+
+}  // namespace orrery::loongtrain
