@@ -300,26 +300,17 @@ TEST(DataSculpt, SimilarDocumentsMeetInLargeSets) {
 }
 
 TEST(InnerProducts, AreThoseOfPairs) {
-  for (const std::size_t depth : {1u, 7u, 64u})
+  for (const std::size_t depth : {1u, 7u, 64u, 600u})
     for (const std::size_t count : {1u, 16u, 35u}) {
       RandomBits random(3, TestDraw::numbers, {});
-      std::vector<std::vector<float>> a(13, std::vector<float>(depth)), b(count, std::vector<float>(depth));
-      Panels panels(depth);
-      for (auto& row : b) {
-        for (float& x : row) x = static_cast<float>(random.normal());
-        panels.append(row.data());
-      }
-      std::vector<const float*> rows;
-      for (auto& row : a) {
-        for (float& x : row) x = static_cast<float>(random.normal());
-        rows.push_back(row.data());
-      }
-      std::vector<float> products(a.size() * panels.columns(), 99);
-      panels.multiply(rows, products.data());
-      for (std::size_t i = 0; i < a.size(); ++i)
-        for (std::size_t j = 0; j < panels.columns(); ++j)
-          EXPECT_NEAR(products[i * panels.columns() + j],
-                      j < count ? inner_product(a[i].data(), b[j].data(), depth) : 0, 1e-4);
+      std::vector<float> a(13 * depth), b(count * depth), products(7, 99);
+      for (float& x : b) x = static_cast<float>(random.normal());
+      for (float& x : a) x = static_cast<float>(random.normal());
+      inner_products(a, b, depth, products);
+      ASSERT_EQ(products.size(), 13 * count);
+      for (std::size_t i = 0; i < 13; ++i)
+        for (std::size_t j = 0; j < count; ++j)
+          EXPECT_NEAR(products[i * count + j], inner_product(a.data() + i * depth, b.data() + j * depth, depth), 1e-4);
     }
 }
 

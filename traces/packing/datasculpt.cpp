@@ -29,14 +29,15 @@ DocumentNumbers sampled(const DocumentNumbers& numbers, std::size_t count, std::
   return chosen;
 }
 
+void append_row(const float* row, std::size_t depth, std::vector<float>& rows) {
+  rows.insert(rows.end(), row, row + depth);
+}
+
 // Centres of clusters as they come and move.
 class Clustering {
  public:
   Clustering(const Documents& documents, const DataSculptOptions& options)
-      : documents_(documents),
-        options_(options),
-        depth_(static_cast<std::size_t>(documents.dimension())),
-        panels_(depth_) {}
+      : documents_(documents), options_(options), depth_(static_cast<std::size_t>(documents.dimension())) {}
 
   // Where documents are dense, few suffice: the initial number of centres is the documents times their mean similarity
   // to neighbours, here their kNeighbours nearest in a sample.
@@ -50,7 +51,7 @@ class Clustering {
       std::vector<float> near;
       for_blocks(some, [&](std::size_t begin, std::size_t rows, const float* products) {
         for (std::size_t i = 0; i < rows; ++i) {
-          const float* row = products + i * panels_.columns();
+          const float* row = products + i * clusters();
           near.assign(row, row + some.size());
           near.erase(near.begin() + static_cast<std::ptrdiff_t>(begin + i));  // itself
           const std::size_t k = std::min(kNeighbours, near.size());
@@ -72,9 +73,9 @@ class Clustering {
               const std::function<void(double)>& progress) {
     labels.resize(numbers.size());
     for_blocks(numbers, [&](std::size_t begin, std::size_t rows, const float* products) {
-      const std::size_t known = panels_.rows(), columns = panels_.columns();
+      const std::size_t known = clusters();
       for (std::size_t i = 0; i < rows; ++i) {
-        const float* const row = products + i * columns;
+        const float* const row = products + i * known;
         const float* const e = documents_.embedding(numbers[begin + i]);
         std::size_t best = 0;
         float cosine = -2;
@@ -87,11 +88,10 @@ class Clustering {
           }
         if (cosine <= static_cast<float>(options_.delta) && clusters() < kMostClusters) {
           best = clusters();
-          centers_.insert(centers_.end(), e, e + depth_);
+          append_row(e, depth_, centers_);
         }
         labels[begin + i] = static_cast<std::uint32_t>(best);
       }
-      for (std::size_t c = known; c < clusters(); ++c) panels_.append(center(c));
       if (progress) progress(static_cast<double>(begin + rows) / static_cast<double>(numbers.size()));
     });
   }
@@ -119,7 +119,6 @@ class Clustering {
     }
     centers_.resize(kept * depth_);
     sizes_.resize(kept);
-    refill_panels();
     return moved / static_cast<double>(kept);
   }
 
@@ -138,14 +137,13 @@ class Clustering {
              inner_product(own, kept.data() + into * depth_, depth_) <= static_cast<float>(options_.delta))
         ++into;
       if (into * depth_ == kept.size()) {
-        kept.insert(kept.end(), own, own + depth_);
+        append_row(own, depth_, kept);
         sums.resize(kept.size());
       }
       for (std::size_t k = 0; k < depth_; ++k) sums[into * depth_ + k] += size * double{own[k]};
       direction_of(sums.data() + into * depth_, kept.data() + into * depth_);
     }
     centers_ = std::move(kept);
-    refill_panels();
   }
 
   std::size_t clusters() const { return centers_.size() / depth_; }
@@ -164,27 +162,20 @@ class Clustering {
 
   void set_centers(const DocumentNumbers& at) {
     centers_.clear();
-    for (const std::uint32_t d : at)
-      centers_.insert(centers_.end(), documents_.embedding(d), documents_.embedding(d) + depth_);
-    refill_panels();
-  }
-  void refill_panels() {
-    panels_.clear();
-    for (std::size_t c = 0; c < clusters(); ++c) panels_.append(center(c));
+    for (const std::uint32_t d : at) append_row(documents_.embedding(d), depth_, centers_);
   }
 
   // Calls visit(first, how many, products with all centres) for documents in blocks.
   template <class Visit>
   void for_blocks(const DocumentNumbers& numbers, Visit visit) {
-    constexpr std::size_t kBlock = 240;  // a multiple of the rows that are multiplied at once
-    std::vector<const float*> rows;
-    for (std::size_t begin = 0; begin < numbers.size(); begin += rows.size()) {
+    constexpr std::size_t kBlock = 240;
+    std::vector<float> rows, products;
+    for (std::size_t begin = 0; begin < numbers.size(); begin += kBlock) {
+      const std::size_t end = std::min(begin + kBlock, numbers.size());
       rows.clear();
-      for (std::size_t i = begin; i < std::min(begin + kBlock, numbers.size()); ++i)
-        rows.push_back(documents_.embedding(numbers[i]));
-      products_.resize(rows.size() * panels_.columns());
-      panels_.multiply(rows, products_.data());
-      visit(begin, rows.size(), products_.data());
+      for (std::size_t i = begin; i < end; ++i) append_row(documents_.embedding(numbers[i]), depth_, rows);
+      inner_products(rows, centers_, depth_, products);
+      visit(begin, end - begin, products.data());
     }
   }
 
@@ -193,8 +184,6 @@ class Clustering {
   std::size_t depth_;
   std::vector<float> centers_;  // [cluster * depth_], of unit length
   std::vector<std::int64_t> sizes_;
-  Panels panels_;  // the centres
-  std::vector<float> products_;
 };
 
 // The sequences of a cluster, or of a part of one, as they fill.
@@ -203,23 +192,19 @@ class Windows {
   Windows(const Documents& documents, std::int64_t context, std::size_t count)
       : documents_(documents),
         depth_(static_cast<std::size_t>(documents.dimension())),
-        sums_(depth_),
-        gram_(depth_),
         rooms_(count, context),
         open_(count),
         squares_(count),
         weights_(count),
         offers_(count, static_cast<float>(context)),
         totals_(count * depth_),
-        contents_(count) {
-    for (std::size_t w = 0; w < count; ++w) sums_.append(totals_.data() + w * depth_);
-  }
+        contents_(count) {}
 
   // Pieces, the longest first. Cut to the room that is left; who finds none is `left_over`.
   void deal(std::span<const PackedPiece> pieces, std::vector<PackedPiece>& left_over) {
-    constexpr std::size_t kBlock = 96;  // a multiple of the rows that are multiplied at once
-    std::vector<const float*> rows;
-    std::vector<float> products, among;
+    constexpr std::size_t kBlock = 96;
+    const std::size_t windows = contents_.size();
+    std::vector<float> rows, products, among;
     for (std::size_t begin = 0; begin < pieces.size(); begin += kBlock) {
       const std::span<const PackedPiece> block = pieces.subspan(begin, std::min(kBlock, pieces.size() - begin));
       if (open_ == 0) {
@@ -227,30 +212,19 @@ class Windows {
         continue;
       }
       rows.clear();
-      gram_.clear();
-      for (const PackedPiece& piece : block) {
-        rows.push_back(documents_.embedding(piece.document));
-        gram_.append(rows.back());
-      }
-      products.resize(block.size() * sums_.columns());
-      sums_.multiply(rows, products.data());
-      among.resize(block.size() * gram_.columns());
-      gram_.multiply(rows, among.data());
+      for (const PackedPiece& piece : block) append_row(documents_.embedding(piece.document), depth_, rows);
+      inner_products(rows, totals_, depth_, products);
+      inner_products(rows, rows, depth_, among);
       for (std::size_t i = 0; i < block.size(); ++i) {
         if (open_ == 0) {
           left_over.push_back(block[i]);
           continue;
         }
-        const std::size_t w = best(products.data() + i * sums_.columns());
-        take(w, block[i], rows[i], double{products[i * sums_.columns() + w]});
+        const std::size_t w = best(products.data() + i * windows);
+        take(w, block[i], rows.data() + i * depth_, double{products[i * windows + w]});
         for (std::size_t j = i + 1; j < block.size(); ++j)  // that were multiplied with the sum as it was
-          products[j * sums_.columns() + w] += among[i * gram_.columns() + j];
-        changed_.push_back(w);
+          products[j * windows + w] += among[i * block.size() + j];
       }
-      std::sort(changed_.begin(), changed_.end());
-      changed_.erase(std::unique(changed_.begin(), changed_.end()), changed_.end());
-      for (const std::size_t w : changed_) sums_.set(w, totals_.data() + w * depth_);
-      changed_.clear();
     }
   }
 
@@ -291,14 +265,12 @@ class Windows {
 
   const Documents& documents_;
   std::size_t depth_;
-  Panels sums_, gram_;  // of windows; of the pieces at hand
   std::vector<std::int64_t> rooms_;
   std::size_t open_;                     // windows with room
   std::vector<double> squares_;          // |sum|^2
   std::vector<float> weights_, offers_;  // score = product x weight + offer
   std::vector<float> totals_;            // [window * depth_]: sums of embeddings
   std::vector<std::vector<PackedPiece>> contents_;
-  std::vector<std::size_t> changed_;
 };
 
 // More windows than these take time that grows with their square; pieces are then dealt to several parts in turn.
