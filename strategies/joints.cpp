@@ -45,10 +45,6 @@ std::uint16_t joint(Program& program, const Tensor& from, const Tensor& to, bool
   return static_cast<std::uint16_t>(program.pieces.size() - 1);
 }
 
-}  // namespace
-
-namespace {
-
 void join_layouts(Program& program, std::vector<Run>& of) {
   std::vector<Run> line;
   bool differ = false;

@@ -291,9 +291,7 @@ void AnalyticalEngine::Rep::find_network_use(const Program& program) {
   const std::size_t stages = program.stages.size(), chunks = static_cast<std::size_t>(schedule.chunks);
   const std::int64_t n = schedule.micro_batches;
   static constexpr std::array<When, 3> kWhens{When::every_micro_batch, When::first_micro_batch, When::last_micro_batch};
-  PipelineCosts apart = pipeline_costs(program);
-  apart.pair_saves = {};
-  walk_timeline(schedule, apart, pipeline, walked);
+  walk_timeline(schedule, unpaired_costs(program), pipeline, walked);
   network_use.resize(stages);
   // Seconds, alone on the NICs: [(class of micro-batches * chunks + chunk) * kSlotKinds + kind].
   std::vector<std::array<double, kWhens.size()>> network(program.micro_batch_classes() * chunks * kSlotKinds);

@@ -169,7 +169,13 @@ struct AnalyticalEngine::Rep {
     return {of_stages, of_class, program.stages_of(of_class)[stage][at % chunks]};
   }
   PipelineCosts pipeline_costs(const Program& program) const {
-    return {stage_class, seconds, hops, pair_saves, program.micro_batch_class, program.micro_batch_classes()};
+    PipelineCosts paired = unpaired_costs(program);
+    paired.pair_saves = pair_saves;
+    return paired;
+  }
+  // Where the two halves of a pair take their times one after the other.
+  PipelineCosts unpaired_costs(const Program& program) const {
+    return {stage_class, seconds, hops, {}, program.micro_batch_class, program.micro_batch_classes()};
   }
 
   auto code_of(BlockKind kind, std::size_t layout) const {

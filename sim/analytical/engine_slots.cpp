@@ -124,9 +124,7 @@ void AnalyticalEngine::Rep::find_waits(const Program& program) {
     return;
   for (std::size_t at = 0; at < lines.size(); ++at)
     for (std::size_t kind = 0; kind < kSlotKinds; ++kind) seconds[at][kind] = seconds_of(lines[at][kind]);
-  PipelineCosts apart = pipeline_costs(program);
-  apart.pair_saves = {};
-  walk_timeline(schedule, apart, pipeline, walked);
+  walk_timeline(schedule, unpaired_costs(program), pipeline, walked);
   for (const StageClass& c : classes) {
     double end = 0;
     for (std::size_t i = 0; i < slots_of_stage; ++i) {

@@ -45,9 +45,8 @@ struct Replay {
   // Of the last step, or up to where one found no room; tags are numbers of allocations.
   std::vector<CachingAllocator::Event> events;
   std::vector<CachingAllocator::Segment> segments;  // behind it
-  // Where a request found no room: its allocation, and what was free of what was reserved.
   bool out_of_memory = false;
-  std::uint32_t failed = 0;
+  std::uint32_t failed = 0;  // the allocation that found no room
 };
 Replay replay(const AllocationTrace& trace, const CachingAllocator::Options& options, int steps = 3);
 

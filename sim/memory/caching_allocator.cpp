@@ -17,8 +17,7 @@ void CachingAllocator::note(Action action, std::int64_t address, std::int64_t by
 
 void CachingAllocator::reserve(std::int64_t bytes) {
   statistics_.reserved += bytes;
-  if (statistics_.reserved <= statistics_.peak_reserved) return;
-  statistics_.peak_reserved = statistics_.reserved;
+  statistics_.peak_reserved = std::max(statistics_.peak_reserved, statistics_.reserved);
 }
 
 CachingAllocator::Free CachingAllocator::free_key(Pieces::const_iterator piece) const {
@@ -152,7 +151,6 @@ std::optional<std::int64_t> CachingAllocator::allocate(std::int64_t bytes, int s
   s.allocated += piece->second.bytes;
   s.peak_requested = std::max(s.peak_requested, s.requested);
   s.peak_allocated = std::max(s.peak_allocated, s.allocated);
-  if (s.reserved == s.peak_reserved) s.allocated_at_peak_reserved = std::max(s.allocated_at_peak_reserved, s.allocated);
   note(Action::alloc, piece->first, bytes, stream, tag);
   return piece->first;
 }

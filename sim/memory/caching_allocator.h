@@ -33,7 +33,6 @@ class CachingAllocator {
   struct Statistics {
     std::int64_t requested = 0, allocated = 0, reserved = 0;  // allocated: rounded, with what was not split off
     std::int64_t peak_requested = 0, peak_allocated = 0, peak_reserved = 0;
-    std::int64_t allocated_at_peak_reserved = 0;
     std::int64_t segments = 0;  // that there are
     std::int64_t retries = 0;   // requests for which cached segments were given back first (num_alloc_retries)
   };

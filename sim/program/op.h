@@ -43,7 +43,7 @@ const char* name_of(RouterScore score);
 //                  (Zhou et al. 2022, arXiv 2202.09368, section 3.2): a token has as many experts as want it, k in the
 //                  mean
 //   base           one expert a token and as many tokens an expert, by an auction for the largest sum of logits
-//                  (Lewis et al. 2021, arXiv 2103.16716, section 3.2; realrun/auction.h)
+//                  (Lewis et al. 2021, arXiv 2103.16716, section 3.2; realrun/routers.h)
 //   hash           one expert a token, by its id: no logits, no weights (Roller et al. 2021, arXiv 2106.04426)
 enum class RouterType : std::uint8_t { top_k, expert_choice, base, hash };
 inline constexpr int kRouterTypes = 4;

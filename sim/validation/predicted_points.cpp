@@ -84,14 +84,11 @@ void predict(PredictedPoint& result, Simulator& simulator) {
 
 double predicted_value(Quantity quantity, const Simulation& simulation) {
   const Report& report = simulation.report;
-  const auto fullest = [&]() -> const MemoryBreakdown& {
-    return report.stages.at(static_cast<std::size_t>(report.memory_stage)).memory;
-  };
   switch (quantity) {
     case Quantity::step_seconds:
       return report.step_seconds;
     case Quantity::peak_allocated_bytes:
-      return allocated_bytes(fullest());
+      return allocated_bytes(fullest_stage(simulation).memory);
     case Quantity::peak_reserved_bytes:
       return static_cast<double>(
           replay(allocations(simulation), allocator_options(simulation, /*expandable_segments=*/true), kAllocatorSteps)
@@ -107,7 +104,7 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
     case Quantity::activation_bytes_per_layer:
       return layer_activation_bytes(*simulation.program);
     case Quantity::model_state_bytes:
-      return model_state_bytes(fullest());
+      return model_state_bytes(fullest_stage(simulation).memory);
   }
   return 0;
 }
