@@ -428,9 +428,11 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
       "from the fewest to the most.\n\n" +
       scaling(runs.others);
   page += "\n## Memory, layers, activations\n\n";
-  for (const Quantity q : {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
-                           Quantity::layer_forward_seconds, Quantity::layer_backward_seconds,
-                           Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
+  for (const Quantity q :
+       {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
+        Quantity::layer_forward_seconds, Quantity::layer_backward_seconds, Quantity::attention_forward_seconds,
+        Quantity::attention_backward_seconds, Quantity::attention_seconds, Quantity::forward_backward_seconds,
+        Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
     const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
     if (points.empty()) continue;
     page += groups(name_of(q), groups_by(points, [](const PredictedPoint& p) { return p.source->name; }),
@@ -446,7 +448,7 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
   page += judged_wrongly(fits);
   page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
           worst(runs.others);
-  page += "\n## Mixtures of experts: what is no step\n\n" + figures_markdown(figures);
+  page += "\n## What is no step\n\n" + figures_markdown(figures);
   page += "\n## Goals\n\n" + goals(runs);
   page += "\n## Beside other simulators\n\n" + peers(runs);
   page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();
