@@ -194,6 +194,9 @@ double reached(const nlohmann::json& goal, const nlohmann::json& not_llm, const 
     if (source.empty() && !p.is_measured()) continue;
     if (of_models && std::find(not_llm.begin(), not_llm.end(), p.source->name) != not_llm.end()) continue;
     if (!p.point->where.starts_with(goal.value("where", ""))) continue;
+    if (goal.contains("sequence_from") &&
+        p.point->scenario->at("workload").value("sequence_length", 0.0) < goal.at("sequence_from").get<double>())
+      continue;
     const auto has = [&](const char* key) {
       return std::find(p.strategies.begin(), p.strategies.end(), goal.value(key, "")) != p.strategies.end();
     };
