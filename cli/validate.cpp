@@ -141,9 +141,10 @@ void add_validate(Command app) {
        "Fit results/calibration/steps.json anew (some minutes) and write it to a file, and steps_left_out.json beside "
        "it; or, it alone, to -; nothing else is done");
   command.add_flag("--points", arguments->points, "A row a point instead of a row a source");
-  command.add_flag(
-      "--figures", arguments->figures,
-      "Published figures of mixtures of experts that are no steps, a row each: times of ops, rates, what fits");
+  command.add_flag("--figures", arguments->figures,
+                   "Published figures of mixtures of experts and of long contexts that are no steps, a row each: times "
+                   "of ops, rates, "
+                   "what fits, speed-ups");
   file("--json", arguments->json, "All points and statistics as JSON, to a file or -");
   file("--plot", arguments->plot, "Predicted against measured step times, as SVG, to a file or -");
   file("--markdown", arguments->markdown, "The page results/ACCURACY.md, to a file or -");

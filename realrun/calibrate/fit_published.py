@@ -62,16 +62,14 @@ DEFAULT_ATTENTION = {
 # Curves whose points have only a forward pass, or only both passes together, take backward / forward efficiency from
 # the curve (device, kernel) that has them apart.
 BACKWARD_RATIO_FROM = {
-    ("A100-SXM4-80GB", "flash_attention_2"): ("A100-PCIe-80GB", "flash_attention_2"),
     ("A100-SXM4-80GB", "flash_attention_1"): ("A100-PCIe-80GB", "flash_attention_2"),
     ("H100-SXM5-80GB", "flash_attention_1"): ("H100-SXM5-80GB", "flash_attention_2"),
     ("H100-SXM5-80GB", "cudnn"): ("H100-SXM5-80GB", "flash_attention_2"),
     ("H100-SXM5-80GB", "flash_attention_3"): ("H100-SXM5-80GB", "flash_attention_2"),
 }
 # The FlashAttention charts keep 16k tokens and 2048 hidden, so how many multiprocessors idle at the end is taken from
-# points of the same device type that vary batch and heads.
+# points of the same device type that vary batch and heads. FlashAttention-2 on A100 SXM has such points of its own.
 LAST_WAVE_FROM = {
-    ("A100-SXM4-80GB", "flash_attention_2"): ("A100-PCIe-80GB", "flash_attention_2"),
     ("A100-SXM4-80GB", "flash_attention_1"): ("A100-PCIe-80GB", "flash_attention_2"),
     ("H100-SXM5-80GB", "flash_attention_1"): ("H100-SXM5-80GB", "tensorrt_llm"),
     ("H100-SXM5-80GB", "flash_attention_2"): ("H100-SXM5-80GB", "tensorrt_llm"),
@@ -81,6 +79,7 @@ LAST_WAVE_FROM = {
 # And the other way: points of one sequence length and head_dim take the dependence on them from the charts. That part
 # of the chart's fit hardly depends on the two proportions above, so it is fitted first, with these.
 HALVES_FROM = {("A100-PCIe-80GB", "flash_attention_2"): ("A100-SXM4-80GB", "flash_attention_2")}
+CHARTS = "s2"  # the source of those charts
 PROVISIONAL_RATIO, PROVISIONAL_LAST_WAVE = 0.85, (1.0, 0.35)
 NOT_FOR_TRAINING = ("tensorrt_llm",)  # prefill kernels, fitted for the table above only
 ATTENTION_CURVES = [  # in the order in which the tables above need them
@@ -396,7 +395,7 @@ def main():
         ratio_from, wave_from = BACKWARD_RATIO_FROM.get(key), LAST_WAVE_FROM.get(key)
         halves_from, halves = HALVES_FROM.get(key), None
         if halves_from:
-            chart = [p for p in points if (p["device"], p.get("kernel")) == halves_from]
+            chart = [p for p in points if (p["device"], p.get("kernel")) == halves_from and p["source"] == CHARTS]
             halves = fit_attention(halves_from[0], chart, PROVISIONAL_RATIO, PROVISIONAL_LAST_WAVE)
         if kernel in NOT_FOR_TRAINING:
             curve = fit_attention(device_name, chosen, 1.0, None)

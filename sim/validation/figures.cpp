@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -14,11 +16,12 @@
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
 #include "sim/validation/errors.h"
+#include "sim/validation/published.h"
 
 namespace orrery {
 namespace {
 
-constexpr const char* kFiguresFile = "results/published/moe.json";
+constexpr std::array<const char*, 2> kFiguresFiles{"results/published/moe.json", "results/published/long_context.json"};
 constexpr double kSecondsPerHour = 3600;
 
 double figure_count(JsonReader& reader, const char* key, double least = 1) {
@@ -34,14 +37,16 @@ std::string figure_text(JsonReader& reader, const char* key) {
   return value;
 }
 
-// The scenario that a prediction names: a bundled one, or the document itself, with the fields of "set" laid over it.
+// The scenario that a prediction names: a bundled one, that of a published step, or the document itself, with the
+// fields of "set" laid over it.
 nlohmann::json scenario_of(JsonReader& reader) {
   const nlohmann::json* named = reader.take("scenario");
   if (named == nullptr) reader.fail("scenario", "a bundled scenario's name or a scenario");
   nlohmann::json document = *named;
   if (named->is_string()) {
+    const PublishedPoint* point = find_published(named->get_ref<const std::string&>());
     ScenarioSource source;
-    document = load_scenario_document(*named, {}, source);
+    document = point != nullptr && point->scenario ? *point->scenario : load_scenario_document(*named, {}, source);
   }
   if (const nlohmann::json* set = reader.take("set")) document.merge_patch(*set);
   return document;
@@ -137,6 +142,15 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     value = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
     if (figure.unit == "ms") value *= 1e3;
     if (reader.has("samples")) value = figure_count(reader, "samples") / value;
+  } else if (kind == "mfu_full_attention") {
+    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu_full_attention;
+  } else if (kind == "speedup") {
+    const double seconds = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
+    const nlohmann::json* over = reader.take("over");
+    if (over == nullptr) reader.fail("over", "the scenario that it is faster than");
+    JsonReader slower(*over, reader.at("over"));
+    value = simulator.evaluate(scenario_of(slower), source, {}).report.step_seconds / seconds;
+    slower.finish();
   } else if (kind == "device_hours") {
     const double tokens = figure_count(reader, "tokens"), tokens_per_step = figure_count(reader, "tokens_per_step");
     const Report report = simulator.evaluate(scenario_of(reader), source, {}).report;
@@ -149,7 +163,8 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     if (of == nullptr) reader.fail(kind, "an object");
     value = kind == "exchange" ? exchange_rate(*of, reader.at(kind)) : grouped_rate(*of, reader.at(kind));
   } else {
-    reader.fail("kind", "ops, step, device_hours, largest_micro_batch, exchange or grouped");
+    reader.fail("kind",
+                "ops, step, speedup, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
   }
   reader.finish();
   return value;
@@ -190,6 +205,24 @@ std::vector<std::vector<std::string>> why_not_rows(std::span<const Figure> figur
   return rows;
 }
 
+// Calls visit(figures) for those of each file.
+void for_each_subject(std::span<const Figure> figures, const std::function<void(std::span<const Figure>)>& visit) {
+  while (!figures.empty()) {
+    std::size_t n = 1;
+    while (n < figures.size() && figures[n].about == figures.front().about) ++n;
+    visit(figures.first(n));
+    figures = figures.subspan(n);
+  }
+}
+
+std::string line_of(std::span<const Figure> figures) {
+  const ErrorStatistics e = error_statistics(errors_of(figures));
+  return fmt::format(
+      "Figures of {} that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not predicted\n",
+      figures.front().about, e.points, percent_text(e.median), percent_text(e.percentile_90),
+      std::count_if(figures.begin(), figures.end(), [](const Figure& f) { return !f.is_predicted(); }));
+}
+
 constexpr std::array<Column, 7> kPredicted{
     {{"id", false}, {"what", false}, {"published"}, {"predicted"}, {"", false}, {"error"}, {"", false}}};
 constexpr std::array<Column, 3> kReasons{{{"figures"}, {"the first", false}, {"not predicted because", false}}};
@@ -199,8 +232,11 @@ constexpr std::array<Column, 3> kReasons{{{"figures"}, {"the first", false}, {"n
 std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator) {
   JsonReader of_file(document, {file, ""});
   figure_text(of_file, "schema");
+  const std::string about = figure_text(of_file, "about");
+  if (about.empty()) of_file.fail("about", "what its figures are of");
   const nlohmann::json* points = of_file.take("points");
   if (points == nullptr || !points->is_array()) of_file.fail("points", "an array");
+  of_file.take("notes");
   const nlohmann::json* reasons = of_file.take("reasons");  // that more than one figure is not predicted for, by name
   of_file.finish();
   std::vector<Figure> figures;
@@ -208,6 +244,7 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
   for (std::size_t i = 0; i < points->size(); ++i) {
     JsonReader reader((*points)[i], {file, pointer_to("/points", std::to_string(i))});
     Figure& f = figures.emplace_back();
+    f.about = about;
     for (const auto& [key, member] : {std::pair("id", &f.id), std::pair("source", &f.source),
                                       std::pair("what", &f.what), std::pair("unit", &f.unit)}) {
       if (const nlohmann::json* value = reader.take(key); value != nullptr && value->is_string()) *member = *value;
@@ -230,25 +267,34 @@ std::vector<Figure> predicted_figures(const nlohmann::json& document, const std:
 }
 
 std::vector<Figure> predicted_figures(Simulator& simulator) {
-  return predicted_figures(parse_embedded(kFiguresFile), kFiguresFile, simulator);
+  std::vector<Figure> all;
+  for (const char* file : kFiguresFiles)
+    for (Figure& f : predicted_figures(parse_embedded(file), file, simulator)) all.push_back(std::move(f));
+  return all;
 }
 
 std::string figures_table(std::span<const Figure> figures) {
-  return grid(kPredicted, predicted_rows(figures)) + "\n" + grid(kReasons, why_not_rows(figures));
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) {
+    text += (text.empty() ? "" : "\n") + of.front().about + "\n" + grid(kPredicted, predicted_rows(of)) + "\n" +
+            grid(kReasons, why_not_rows(of));
+  });
+  return text;
 }
 
 std::string figures_line(std::span<const Figure> figures) {
-  const ErrorStatistics e = error_statistics(errors_of(figures));
-  return fmt::format(
-      "Figures of mixtures of experts that are no steps (--figures): {} predicted, median {}, 90th pct {}; {} not "
-      "predicted\n",
-      e.points, percent_text(e.median), percent_text(e.percentile_90),
-      std::count_if(figures.begin(), figures.end(), [](const Figure& f) { return !f.is_predicted(); }));
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) { text += line_of(of); });
+  return text;
 }
 
 std::string figures_markdown(std::span<const Figure> figures) {
-  return figures_line(figures) + "\n" + markdown_grid(kPredicted, predicted_rows(figures)) + "\n" +
-         markdown_grid(kReasons, why_not_rows(figures));
+  std::string text;
+  for_each_subject(figures, [&](std::span<const Figure> of) {
+    text += (text.empty() ? "" : "\n") + line_of(of) + "\n" + markdown_grid(kPredicted, predicted_rows(of)) + "\n" +
+            markdown_grid(kReasons, why_not_rows(of));
+  });
+  return text;
 }
 
 }  // namespace orrery

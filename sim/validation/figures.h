@@ -1,6 +1,6 @@
-// Published figures of mixtures of experts that are no steps (results/published/moe.json, compiled in): times of ops,
-// rates of exchanges, what fits; each with what is predicted of it, or why nothing is. The format:
-// results/published/README.md.
+// Published figures that are no steps, of mixtures of experts and of long contexts (results/published/moe.json and
+// long_context.json, compiled in): times of ops, rates of exchanges, what fits, speed-ups; each with what is predicted
+// of it, or why nothing is. The format: results/published/README.md.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -14,6 +14,7 @@
 namespace orrery {
 
 struct Figure {
+  std::string about;  // what its file is about: "mixtures of experts"
   std::string id, source, what, unit;
   double value = 0;           // as published, in the unit
   double predicted = 0;       // in the same unit
@@ -26,9 +27,10 @@ struct Figure {
 
 // Strict: unknown keys, ids that come twice, ops that a step does not have are InputErrors at their pointer.
 std::vector<Figure> predicted_figures(const nlohmann::json& document, const std::string& file, Simulator& simulator);
-// Of the bundled file.
+// Of all bundled files.
 std::vector<Figure> predicted_figures(Simulator& simulator);
 
+// Each after what it is about.
 std::string figures_table(std::span<const Figure> figures);  // a row a figure; then why others are not predicted
 std::string figures_line(std::span<const Figure> figures);   // in one line
 std::string figures_markdown(std::span<const Figure> figures);

@@ -194,6 +194,9 @@ double reached(const nlohmann::json& goal, const nlohmann::json& not_llm, const 
     if (source.empty() && !p.is_measured()) continue;
     if (of_models && std::find(not_llm.begin(), not_llm.end(), p.source->name) != not_llm.end()) continue;
     if (!p.point->where.starts_with(goal.value("where", ""))) continue;
+    if (goal.contains("sequence_from") &&
+        p.point->scenario->at("workload").value("sequence_length", 0.0) < goal.at("sequence_from").get<double>())
+      continue;
     const auto has = [&](const char* key) {
       return std::find(p.strategies.begin(), p.strategies.end(), goal.value(key, "")) != p.strategies.end();
     };
@@ -428,9 +431,11 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
       "from the fewest to the most.\n\n" +
       scaling(runs.others);
   page += "\n## Memory, layers, activations\n\n";
-  for (const Quantity q : {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
-                           Quantity::layer_forward_seconds, Quantity::layer_backward_seconds,
-                           Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
+  for (const Quantity q :
+       {Quantity::peak_allocated_bytes, Quantity::peak_reserved_bytes, Quantity::peak_device_bytes,
+        Quantity::layer_forward_seconds, Quantity::layer_backward_seconds, Quantity::attention_forward_seconds,
+        Quantity::attention_backward_seconds, Quantity::attention_seconds, Quantity::forward_backward_seconds,
+        Quantity::activation_bytes_per_layer, Quantity::model_state_bytes}) {
     const std::vector<PredictedPoint> points = of_quantity(runs.others, q);
     if (points.empty()) continue;
     page += groups(name_of(q), groups_by(points, [](const PredictedPoint& p) { return p.source->name; }),
@@ -446,7 +451,7 @@ std::string accuracy_page(const ValidationRuns& runs, std::span<const Figure> fi
   page += judged_wrongly(fits);
   page += "## The worst, and why\n\nBy how many times too long or too short; two of a source at the most.\n\n" +
           worst(runs.others);
-  page += "\n## Mixtures of experts: what is no step\n\n" + figures_markdown(figures);
+  page += "\n## What is no step\n\n" + figures_markdown(figures);
   page += "\n## Goals\n\n" + goals(runs);
   page += "\n## Beside other simulators\n\n" + peers(runs);
   page += "\n## Kernels\n\nFitted on the same points: residuals.\n\n" + kernels();

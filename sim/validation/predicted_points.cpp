@@ -7,6 +7,7 @@
 #include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
 #include "sim/simulation/allocator.h"
+#include "sim/validation/attention_call.h"
 #include "strategies/framework/framework.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
@@ -59,7 +60,8 @@ double layer_activation_bytes(const Program& program) {
 
 void predict(PredictedPoint& result, Simulator& simulator) {
   const PublishedPoint& point = *result.point;
-  const bool ops = name_of(point.quantity).starts_with("layer_");
+  const bool ops =
+      point.quantity == Quantity::layer_forward_seconds || point.quantity == Quantity::layer_backward_seconds;
   try {
     const Simulation simulation = simulator.evaluate(*point.scenario, {point.id, {}}, {.ops = ops});
     const Scenario& scenario = simulation.scenario;
@@ -101,6 +103,14 @@ double predicted_value(Quantity quantity, const Simulation& simulation) {
       return layer_seconds(simulation, kForwardBlock);
     case Quantity::layer_backward_seconds:
       return layer_seconds(simulation, kBackwardBlock);
+    case Quantity::attention_forward_seconds:
+      return attention_seconds(simulation, first_layer(*simulation.program), AttentionPasses::forward);
+    case Quantity::attention_backward_seconds:
+      return attention_seconds(simulation, first_layer(*simulation.program), AttentionPasses::backward);
+    case Quantity::attention_seconds:
+      return attention_seconds(simulation, first_layer(*simulation.program), AttentionPasses::both);
+    case Quantity::forward_backward_seconds:
+      return report.pipeline_seconds;
     case Quantity::activation_bytes_per_layer:
       return layer_activation_bytes(*simulation.program);
     case Quantity::model_state_bytes:
@@ -127,11 +137,9 @@ std::vector<PredictedPoint> predict_published(const ValidationFilter& filter, Si
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (progress) progress(i, points.size());
     const PredictedPoint& p = points[i];
-    // Single layers are timed on their own, as kernels are.
-    const bool is_step = !name_of(p.point->quantity).starts_with("layer_");
-    simulator.use(seen == Seen::none || !is_step ? none
-                  : seen == Seen::all            ? step_calibration()
-                                                 : step_calibration_without(p.source->name));
+    simulator.use(seen == Seen::none || is_of_layer(p.point->quantity) ? none
+                  : seen == Seen::all                                  ? step_calibration()
+                                                                       : step_calibration_without(p.source->name));
     if (points[i].is_predicted()) predict(points[i], simulator);
   }
   simulator.use(step_calibration());

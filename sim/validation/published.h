@@ -23,13 +23,29 @@ enum class Quantity : std::uint8_t {
   fits,
   layer_forward_seconds,
   layer_backward_seconds,
+  attention_forward_seconds,
+  attention_backward_seconds,
+  attention_seconds,
+  forward_backward_seconds,
   activation_bytes_per_layer,
   model_state_bytes
 };
-inline constexpr std::array<std::string_view, 9> kQuantityNames{
-    "step_seconds",          "peak_allocated_bytes",   "peak_reserved_bytes",        "peak_device_bytes", "fits",
-    "layer_forward_seconds", "layer_backward_seconds", "activation_bytes_per_layer", "model_state_bytes"};
+inline constexpr std::array<std::string_view, 13> kQuantityNames{"step_seconds",
+                                                                 "peak_allocated_bytes",
+                                                                 "peak_reserved_bytes",
+                                                                 "peak_device_bytes",
+                                                                 "fits",
+                                                                 "layer_forward_seconds",
+                                                                 "layer_backward_seconds",
+                                                                 "attention_forward_seconds",
+                                                                 "attention_backward_seconds",
+                                                                 "attention_seconds",
+                                                                 "forward_backward_seconds",
+                                                                 "activation_bytes_per_layer",
+                                                                 "model_state_bytes"};
 inline std::string_view name_of(Quantity q) { return kQuantityNames[static_cast<std::size_t>(q)]; }
+// Of a layer or its attention, timed on their own, as kernels are: what steps show beyond kernels is no part of it.
+inline bool is_of_layer(Quantity q) { return name_of(q).starts_with("layer_") || name_of(q).starts_with("attention_"); }
 inline bool is_seconds(Quantity q) { return name_of(q).ends_with("_seconds"); }
 inline bool is_bytes(Quantity q) { return name_of(q).find("_bytes") != std::string_view::npos; }
 

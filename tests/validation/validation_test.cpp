@@ -109,7 +109,10 @@ TEST(PublishedSteps, RatesBecameTheSecondsThatFollowFromThem) {
     const nlohmann::json document = nlohmann::json::parse(file.text);
     for (const auto& point : document.at("points")) {
       const nlohmann::json& m = point.at("measured");
-      if (m.value("quantity", "") != "step_seconds" || !m.contains("published")) continue;
+      const std::string quantity = m.value("quantity", "");
+      const bool is_rate = quantity == "step_seconds" || quantity.starts_with("attention_");
+      if (!is_rate || !m.contains("published")) continue;
+      if (point.contains("not_predicted") && m.value("value", 0.0) == 0) continue;  // became nothing
       const std::string metric = m.at("published").at("metric");
       const double value = m.at("published").at("value"), devices = m.value("devices", 0.0);
       double seconds = 0;
@@ -117,6 +120,7 @@ TEST(PublishedSteps, RatesBecameTheSecondsThatFollowFromThem) {
       if (metric == "tokens_per_s_per_gpu" && devices > 0)
         seconds = m.value("tokens_per_step", 0.0) / (value * devices);
       if (metric == "tokens_per_s") seconds = m.value("tokens_per_step", 0.0) / value;
+      if (metric == "iterations_per_s") seconds = 1 / value;
       if (metric == "samples_per_s") seconds = m.value("samples_per_step", 0.0) / value;
       if (metric.ends_with("tflops_per_gpu") && devices > 0)
         seconds = m.value("flops_per_step", 0.0) / (value * 1e12 * devices);
