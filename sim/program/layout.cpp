@@ -64,6 +64,15 @@ const BlockTable& table_of(Deal deal) {
   return *table;
 }
 
+int dealt_digits(Deal deal, Division over, const Mesh& mesh) {
+  if (!is_table(deal)) return std::min(1, over.count());
+  const auto of_table = static_cast<std::int64_t>(table_of(deal).of_part.size());
+  int digits = 0;
+  for (std::int64_t parts = 1; digits < over.count() && parts < of_table; ++digits)
+    parts *= mesh.size(MeshGroup::of_digit(over.digit(digits)));
+  return digits;
+}
+
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {
   std::int64_t part = 0;
   for (int n = 0; n < over.count(); ++n) {

@@ -138,16 +138,21 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   }
 }
 
+// How many of a division's digits, from the first on, a deal is of: the first, but of a table as many as have its
+// parts.
+int dealt_digits(Deal deal, Division over, const Mesh& mesh);
+
 // visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. The deal is of
-// the first digit; the rest cut what it leaves contiguously. Indices of a last part may reach beyond `whole` (padded
-// flat buffers).
+// the first digits (dealt_digits()); the rest cut what they leave contiguously. Indices of a last part may reach beyond
+// `whole` (padded flat buffers).
 template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {
   std::int64_t parts = 1, part = 0, minor_parts = 1, minor_part = 0;
+  const int major = is_table(deal) ? dealt_digits(deal, over, mesh) : 1;
   for (int n = 0; n < over.count(); ++n) {
     const Digit& digit = mesh.digits()[static_cast<std::size_t>(over.digit(n))];
-    std::int64_t &count = n == 0 ? parts : minor_parts, &at = n == 0 ? part : minor_part;
+    std::int64_t &count = n < major ? parts : minor_parts, &at = n < major ? part : minor_part;
     count *= digit.size;
     at = at * digit.size + rank / digit.stride % digit.size;
   }

@@ -40,7 +40,10 @@ std::int64_t kept(const Mesh& mesh, const Tensor& from, const Tensor& to, int di
 bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   const Deal deal = deal_of(t, dim);
   if (deal != Deal::zigzag && !is_table(deal)) return true;
-  const std::int64_t parts = mesh.size(MeshGroup::of_digit(t.over[dim].digit(0))), whole = whole_of(mesh, t, dim);
+  MeshGroup dealt;
+  for (int n = 0; n < dealt_digits(deal, t.over[dim], mesh); ++n)
+    dealt = dealt | MeshGroup::of_digit(t.over[dim].digit(n));
+  const std::int64_t parts = mesh.size(dealt), whole = whole_of(mesh, t, dim);
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
   const BlockTable& table = table_of(deal);
   return static_cast<std::int64_t>(table.of_part.size()) == parts && whole % table.blocks == 0;
@@ -63,7 +66,7 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
     if (!unequal && whole_of(mesh, from, d) != whole_of(mesh, to, d)) return std::nullopt;
     if (!deals_evenly(mesh, from, d) || !deals_evenly(mesh, to, d)) return std::nullopt;
     changed |= 1u << d;
-    // The deal is of the first digit, and the digits are major to minor: what both layouts begin with stays.
+    // The deal is of the first digits, and the digits are major to minor: what both layouts begin with stays.
     int stays = 0;
     if (dealt_alike)
       while (from.over[d].digit(stays) >= 0 && from.over[d].digit(stays) == to.over[d].digit(stays)) ++stays;
@@ -87,8 +90,7 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
       rank += rest % mesh.digits()[d].size * mesh.digits()[d].stride;
       rest /= mesh.digits()[d].size;
     }
-    for (int d = 0; d < from.rank; ++d)
-      own *= (changed >> d & 1u) != 0 ? kept(mesh, from, to, d, rank) : from.sizes[d];
+    for (int d = 0; d < from.rank; ++d) own *= (changed >> d & 1u) != 0 ? kept(mesh, from, to, d, rank) : from.sizes[d];
     most = std::max(most, elements - own);
   }
   r.share = static_cast<double>(most * ranks) / static_cast<double>(elements * (ranks - 1));
