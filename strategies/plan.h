@@ -16,6 +16,7 @@
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/options.h"
 #include "strategies/flexmoe/options.h"
+#include "strategies/fpdt/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
 #include "strategies/fsmoe/options.h"
@@ -40,6 +41,7 @@ struct Plan {
   tensor_parallel::Options tensor;
   context_parallel::Options context;
   usp::Options usp;
+  fpdt::Options fpdt;
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
   dts_gate::Options dts_gate;
@@ -62,6 +64,7 @@ struct Plan {
     tensor.visit_fields(v);
     context.visit_fields(v);
     usp.visit_fields(v);
+    fpdt.visit_fields(v);
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
     dts_gate.visit_fields(v);

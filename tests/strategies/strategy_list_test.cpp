@@ -71,7 +71,7 @@ TEST(StrategyList, SwitchesEveryStrategyOff) {
 TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
                                                     "recompute-full", "data", "zero-1", "offload"));
-  EXPECT_THAT(all_plan_words(), ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "all-gather-context",
+  EXPECT_THAT(all_plan_words(), ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "fpdt", "all-gather-context",
                                             "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
                                             "recompute-op", "activation-offload", "hpz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
 }
