@@ -87,7 +87,7 @@ class ChunkedAttention {
     std::int64_t keys = 0, queries = 0;
   };
 
-  Chunk chunk(std::int64_t m) { return Chunk(piece_, inside_, chunks_, m, ranks_, chunks_ > 1); }
+  SequenceChunk chunk(std::int64_t m) { return SequenceChunk(piece_, inside_, chunks_, m, ranks_, chunks_ > 1); }
   const Op& attention() const { return piece_.forward.ops[region_.forward.back()]; }
 
   // What ops of the backward read of the forward beside attention's own: the projection's operand.
@@ -129,7 +129,7 @@ class ChunkedAttention {
   // ---- forward ----
 
   void forward(std::int64_t m) {
-    Chunk own = chunk(m);
+    SequenceChunk own = chunk(m);
     const Op whole = attention();
     for (const std::size_t i : region_.forward)
       if (const Op op = piece_.forward.ops[i]; op.kind != OpKind::attention) out_.push_back(own.part(op));
@@ -287,7 +287,7 @@ class ChunkedAttention {
 
   // The gradients of a chunk's queries, keys and values, to the ranks that have their positions, and what follows.
   void give_back(std::int64_t i, TensorId query_gradient, TensorId key_gradient) {
-    Chunk& own = own_[static_cast<std::size_t>(i)];
+    SequenceChunk& own = own_[static_cast<std::size_t>(i)];
     const auto [dq, dkv] =
         context_parallel::queries_and_keys(piece_, own.part(whole_.writes[0]), own.part(whole_.writes[1]));
     const Dtype dtype = piece_.tensors[dq].dtype;
@@ -315,7 +315,7 @@ class ChunkedAttention {
 
   // Of the backward, by chunk.
   Op whole_;
-  std::vector<Chunk> own_;
+  std::vector<SequenceChunk> own_;
   std::vector<Waiting> context_gradients_, gradients_;
   TensorId finished_ = kNoTensor;  // of the queries whose own keys are this round's
 };

@@ -59,8 +59,8 @@ bool Inside::contains(const Piece& piece, TensorId id) const {
   return root < inside_.size() && inside_[root] != 0;
 }
 
-Chunk::Chunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index, std::int64_t ranks,
-             bool of_sequence)
+SequenceChunk::SequenceChunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index,
+                             std::int64_t ranks, bool of_sequence)
     : piece_(&piece),
       inside_(&inside),
       count_(count),
@@ -69,14 +69,14 @@ Chunk::Chunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_
       of_sequence_(of_sequence),
       parts_(piece.tensors.size(), kNoTensor) {}
 
-void Chunk::cut(Tensor& t) const {
+void SequenceChunk::cut(Tensor& t) const {
   const int d = t.find(Axis::sequence);
   t.sizes[d] /= count_;
   t.set_deal(d, Deal::contiguous);
   if (of_sequence_) t.sequence_begin = index_ * t.sizes[d] * ranks_;
 }
 
-TensorId Chunk::part(TensorId id) {
+TensorId SequenceChunk::part(TensorId id) {
   if (id == kNoTensor || piece_->tensors[id].find(Axis::sequence) < 0) return id;
   if (has(id)) return parts_[id];
   Tensor t = piece_->tensors[id];
@@ -94,7 +94,7 @@ TensorId Chunk::part(TensorId id) {
   return made;
 }
 
-Op Chunk::part(Op op) {
+Op SequenceChunk::part(Op op) {
   for (TensorId& id : op.reads) id = part(id);
   for (TensorId& id : op.writes) id = part(id);
   return op;

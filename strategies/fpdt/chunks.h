@@ -28,12 +28,12 @@ class Inside {
 
 // The tensors of one chunk: of what lies inside the region tensors of its own, views of the rest. What does not run
 // along the sequence (weights, their gradients) is the same for all chunks.
-class Chunk {
+class SequenceChunk {
  public:
   // The index-th of `count` equal chunks of what a rank has. `of_sequence`: of all ranks together it is a piece of the
   // sequence, in which the ranks have their parts in order.
-  Chunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index, std::int64_t ranks,
-        bool of_sequence);
+  SequenceChunk(Piece& piece, const Inside& inside, std::int64_t count, std::int64_t index, std::int64_t ranks,
+                bool of_sequence);
 
   TensorId part(TensorId id);
   Op part(Op op);

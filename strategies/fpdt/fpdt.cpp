@@ -63,10 +63,10 @@ class ChunkedOps {
     find_repeated();
     std::vector<Op> forward, backward;
     for (std::int64_t c = 0; c < chunks_; ++c) {
-      Chunk own(piece_, inside_, chunks_, c, ranks_, false);
+      SequenceChunk own(piece_, inside_, chunks_, c, ranks_, false);
       for (const std::size_t i : region_.forward) forward.push_back(own.part(Op(piece_.forward.ops[i])));
       if (region_.backward.empty()) continue;
-      Chunk again(piece_, inside_, chunks_, c, ranks_, false);
+      SequenceChunk again(piece_, inside_, chunks_, c, ranks_, false);
       for (std::size_t id = 0; id < axes_.size(); ++id)
         if (const auto t = static_cast<TensorId>(id); !axes_[id] && own.has(t)) again.set(t, own.part(t));
       for (const std::size_t i : repeated_) {

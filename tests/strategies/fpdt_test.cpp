@@ -254,6 +254,45 @@ TEST(Fpdt, MoreChunksNeedLessMemoryOfTheDevice) {
   }
 }
 
+// Each Program is proven, whatever else the plan has.
+TEST(Fpdt, ComposesWithOtherStrategies) {
+  int plans = 0;
+  for (const bool tensor : {false, true})
+    for (const bool pipeline : {false, true})
+      for (const std::int64_t zero : {0, 1, 3})
+        for (const auto mode : {activation_recompute::Mode::none, activation_recompute::Mode::full})
+          for (const auto stack :
+               {framework::Stack::megatron_core, framework::Stack::deepspeed, framework::Stack::fsdp})
+            for (const auto mix : {precision::Mix::bf16, precision::Mix::fp8}) {
+              Scenario s = in_chunks(plans % 2 == 0 ? "llama-3-8b" : "deepseek-v2", 4, 4);
+              s.cluster = read_cluster({{"node", "dgx-h100"}, {"nodes", 4}}, {});
+              s.plan.tensor.degree = tensor ? 2 : 1;
+              s.plan.tensor.sequence_parallel = tensor && plans % 3 > 0;
+              s.plan.pipeline.degree = pipeline ? 2 : 1;
+              if (pipeline && plans % 5 == 0) s.plan.pipeline.schedule = pipeline_parallel::ScheduleKind::zb_h1;
+              s.plan.data.zero_stage = zero;
+              s.plan.recompute.mode = mode;
+              s.plan.activation_offload.offload = plans % 4 > 1;
+              s.plan.fpdt.offload = plans % 7 > 1;
+              s.plan.context.fp32_gradients = plans % 3 == 0;
+              s.plan.framework.stack = stack;
+              s.plan.precision.mix = mix;
+              for (const Violation& v : check(lowered_of(s))) ADD_FAILURE() << plans << ": " << v.text;
+              ++plans;
+            }
+  EXPECT_EQ(plans, 2 * 2 * 3 * 2 * 3 * 2);
+}
+
+// A tensor's number has sixteen bits.
+TEST(Fpdt, TheMostChunksHaveNumbersForTheirTensors) {
+  Scenario s = in_chunks("llama-3-8b", 32, 64);
+  s.plan.recompute.mode = activation_recompute::Mode::full;
+  s.plan.context.fp32_gradients = true;
+  const Program p = lowered_of(s);
+  for (const Piece& piece : p.pieces) EXPECT_LT(piece.tensors.size(), kNoTensor) << piece.name;
+  EXPECT_TRUE(check(p).empty());
+}
+
 TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
   struct Bad {
     const char* pointer;
