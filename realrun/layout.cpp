@@ -149,9 +149,10 @@ class Viewer {
     // This rank's part of what its base has for all of them.
     if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
       return position_.part(view.over[v].behind(whole)) * view.sizes[v] + i;
-    // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard.
+    // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard. (Of another deal it is a
+    // chunk of the sequence.)
     const std::int64_t local = position_.sequence / position_.cp_degree, t = position_.tp_degree;
-    if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0) {
+    if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {
       const std::int64_t part = view.sizes[v] / t;
       return i / part * (local / t) + begin / t + i % part;
     }

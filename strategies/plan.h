@@ -16,6 +16,7 @@
 #include "strategies/dts_gate/options.h"
 #include "strategies/expert_parallel/options.h"
 #include "strategies/flexmoe/options.h"
+#include "strategies/fpdt/options.h"
 #include "strategies/framework/options.h"
 #include "strategies/freeze/options.h"
 #include "strategies/fsmoe/options.h"
@@ -42,6 +43,7 @@ struct Plan {
   context_parallel::Options context;
   usp::Options usp;
   loongtrain::Options loongtrain;
+  fpdt::Options fpdt;
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
   dts_gate::Options dts_gate;
@@ -65,6 +67,7 @@ struct Plan {
     context.visit_fields(v);
     usp.visit_fields(v);
     loongtrain.visit_fields(v);
+    fpdt.visit_fields(v);
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
     dts_gate.visit_fields(v);

@@ -8,6 +8,7 @@
 #include "strategies/dts_gate/dts_gate.h"
 #include "strategies/expert_parallel/expert_parallel.h"
 #include "strategies/flexmoe/flexmoe.h"
+#include "strategies/fpdt/fpdt.h"
 #include "strategies/framework/framework.h"
 #include "strategies/freeze/freeze.h"
 #include "strategies/fsmoe/fsmoe.h"
@@ -100,6 +101,16 @@ constexpr Strategy kStrategies[] = {
      .disable = loongtrain::disable,
      .words = loongtrain::words,
      .search_axes = loongtrain::search_axes},
+    {.name = "fpdt",
+     .summary = "sequences in chunks that exchange heads, attend online and wait in host memory",
+     .paper = "Yao et al. 2024, arXiv 2408.16978",
+     .check = fpdt::check,
+     .rewrite = nothing,
+     .rewrite_piece = fpdt::rewrite_piece,
+     .add_digits = fpdt::add_digits,
+     .disable = fpdt::disable,
+     .words = fpdt::words,
+     .context_types = fpdt::kTypes},
     {.name = "all_gather_context",
      .summary = "sequences divided over ranks that gather all keys and values",
      .paper = "Llama Team 2024, arXiv 2407.21783",

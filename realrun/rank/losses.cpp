@@ -30,8 +30,10 @@ void Losses::note(const OpCall& call) {
   for (std::size_t d = 0; d < mesh.digits().size(); ++d) same = same | MeshGroup::of_digit(static_cast<int>(d));
   if (!position_.is_first(same.without(parts))) return;
   targets.sizes[of_router ? targets.rank - 1 : 0] = 1;
-  const std::int64_t positions =
-      targets.elements() * mesh.size(targets.divided_over()) * program_.schedule.micro_batches;
+  // Statistics of a chunk of the sequence are some of those of all positions.
+  std::int64_t positions = targets.elements() * mesh.size(targets.divided_over()) * program_.schedule.micro_batches;
+  if (const int d = targets.find(Axis::sequence); d >= 0)
+    positions = positions / (targets.sizes[d] * mesh.size(targets.over[d].group())) * call.plan().sequence();
   kept_.push_back({memory_.share(call, call.op.writes[0]), static_cast<double>(positions), of_router});
 }
 

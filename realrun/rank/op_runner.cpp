@@ -107,14 +107,20 @@ void OpRunner::note_uses(const OpCall& call) {
 }
 
 void OpRunner::copy_between_memories(const OpCall& call) {
-  const Slice from = memory_.slice(call, call.op.reads[0], Access::read),
-              to = memory_.slice(call, call.op.writes[0], Access::write);
+  Slice from = memory_.slice(call, call.op.reads[0], Access::read);
+  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
   if (from.dtype != to.dtype || from.elements != to.elements)
     throw std::logic_error("a copy between memories changes the tensor's dtype or size");
-  if (from.index != nullptr || to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
+  if (to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
+  StoragePtr gathered;  // rows that lie apart
+  if (from.index != nullptr) {
+    memory_.dense(call, call.op.reads[0], gathered);
+    from = {gathered->data, from.dtype, 0, from.elements, nullptr};
+  }
   Backend& backend = memory_.backend();
   backend.copy(call.stream, memory_.element(to), memory_.element(from),
                from.elements * backend.stored_bytes(from.dtype));
+  if (gathered != nullptr) gathered->note_read(memory_.order().issued(call.stream));
 }
 
 // Of rows: whether any that is there has.

@@ -64,14 +64,20 @@ const BlockTable& table_of(Deal deal) {
   return *table;
 }
 
-int dealing_digits(Division over, const Mesh& mesh) {
+int dealing_digits(Deal deal, Division over, const Mesh& mesh) {
   const int count = over.count();
+  int digits = 0;
+  if (is_table(deal)) {
+    const auto of_table = static_cast<std::int64_t>(table_of(deal).of_part.size());
+    for (std::int64_t parts = 1; digits < count && parts < of_table; ++digits)
+      parts *= mesh.size(MeshGroup::of_digit(over.digit(digits)));
+    return digits;
+  }
   const auto name = [&](int n) {
     return std::string_view(mesh.digits()[static_cast<std::size_t>(over.digit(n))].name);
   };
-  int dealing = std::min(count, 1);
-  while (dealing > 0 && dealing < count && name(dealing) == name(0)) ++dealing;
-  return dealing;
+  while (digits < count && name(digits) == name(0)) ++digits;
+  return digits;
 }
 
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {

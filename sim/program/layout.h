@@ -95,10 +95,10 @@ class Division {
   std::uint32_t digits_ = 0;  // four bits each, the digit's number and one; the first in the lowest
 };
 
-// Of the digits of a division, major to minor, those that together deal out the dimension: the first, and behind it
-// those of its name, which a mesh has where it is cut (Mesh::fold) or where a ring is one of rings. What they leave the
-// rest cut contiguously.
-int dealing_digits(Division over, const Mesh& mesh);
+// How many of a division's digits, from the first on, deal out the dimension together; what they leave the rest cut
+// contiguously. The first, and behind it those of its name, which a mesh has where a digit is cut (Mesh::fold) or a ring
+// is one of rings; of a table as many as have its parts.
+int dealing_digits(Deal deal, Division over, const Mesh& mesh);
 
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
@@ -150,7 +150,7 @@ template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {
   std::int64_t parts = 1, part = 0, minor_parts = 1, minor_part = 0;
-  const int dealing = dealing_digits(over, mesh);
+  const int dealing = dealing_digits(deal, over, mesh);
   for (int n = 0; n < over.count(); ++n) {
     const Digit& digit = mesh.digits()[static_cast<std::size_t>(over.digit(n))];
     std::int64_t &count = n < dealing ? parts : minor_parts, &at = n < dealing ? part : minor_part;

@@ -41,7 +41,7 @@ bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   const Deal deal = deal_of(t, dim);
   if (deal != Deal::zigzag && !is_table(deal)) return true;
   std::int64_t parts = 1;
-  for (int n = dealing_digits(t.over[dim], mesh); n-- > 0;)
+  for (int n = dealing_digits(deal, t.over[dim], mesh); n-- > 0;)
     parts *= mesh.size(MeshGroup::of_digit(t.over[dim].digit(n)));
   const std::int64_t whole = whole_of(mesh, t, dim);
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
@@ -70,8 +70,9 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
     int stays = 0;
     if (dealt_alike)
       while (from.over[d].digit(stays) >= 0 && from.over[d].digit(stays) == to.over[d].digit(stays)) ++stays;
-    if (const int dealing = std::max(dealing_digits(from.over[d], mesh), dealing_digits(to.over[d], mesh));
-        stays < dealing && deal_of(from, d) != Deal::contiguous)
+    const Deal deal = deal_of(from, d);
+    if (const int dealing = std::max(dealing_digits(deal, from.over[d], mesh), dealing_digits(deal, to.over[d], mesh));
+        stays < dealing && deal != Deal::contiguous)
       stays = 0;
     for (int n = stays; n < from.over[d].count(); ++n) left = left | MeshGroup::of_digit(from.over[d].digit(n));
     for (int n = stays; n < to.over[d].count(); ++n) come = come | MeshGroup::of_digit(to.over[d].digit(n));
@@ -93,8 +94,7 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
       rank += rest % mesh.digits()[d].size * mesh.digits()[d].stride;
       rest /= mesh.digits()[d].size;
     }
-    for (int d = 0; d < from.rank; ++d)
-      own *= (changed >> d & 1u) != 0 ? kept(mesh, from, to, d, rank) : from.sizes[d];
+    for (int d = 0; d < from.rank; ++d) own *= (changed >> d & 1u) != 0 ? kept(mesh, from, to, d, rank) : from.sizes[d];
     most = std::max(most, elements - own);
   }
   r.share = static_cast<double>(most * ranks) / static_cast<double>(elements * (ranks - 1));

@@ -77,8 +77,8 @@ enum class Axis : std::uint8_t {
   group_heads,   // query heads within a group
   group_qkv,     // a fused QKV projection: the group's query heads, its key and its value
   head_dim,
-  ffn,      // the MLP's inner width
-  vocab,    // rows of the embedding, columns of the logits
+  ffn,         // the MLP's inner width
+  vocab,       // rows of the embedding, columns of the logits
   experts,     // of a layer's mixture of experts
   slots,       // what of an expert's input one token is put into
   expert_ffn,  // an expert's inner width
@@ -98,7 +98,7 @@ inline constexpr TensorId kNoTensor = 0xffff;
 struct Tensor {
   static constexpr int kMaxRank = 6;
 
-  const char* name = "";  // static storage
+  const char* name = "";                                       // static storage
   std::array<std::int64_t, kMaxRank> sizes{1, 1, 1, 1, 1, 1};  // 1 beyond the rank
   std::array<Axis, kMaxRank> axes{};
   std::uint8_t rank = 0;
@@ -154,6 +154,9 @@ struct Tensor {
   // an index along the dimension that is sliced (group_qkv, sequence).
   TensorId alias_of = kNoTensor;
   std::int64_t alias_begin = 0;
+  // Of a chunk of the sequence that is a tensor of its own: at which position of the sequence it begins. Its ranks'
+  // parts are dealt of the chunk.
+  std::int64_t sequence_begin = 0;
 
   // To its first `dims` dimensions.
   void truncate(int dims) {

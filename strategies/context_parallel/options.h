@@ -36,10 +36,12 @@ struct Options {
             "of context_parallel_balance table: which rank has each of so many equal blocks of the sequence, in order; "
             "every rank has as many (of usp: which rank of its ring)",
             Scope::layer);
-    v.field("context_parallel_fp32_gradients", fp32_gradients,
-            "of a ring: gradients of queries, keys and values are summed over its steps in fp32, and those of keys and "
-            "values travel so (ring-flash-attention, USP); else in the activations' dtype (Transformer Engine)",
-            Scope::layer);
+    v.field(
+        "context_parallel_fp32_gradients", fp32_gradients,
+        "of a ring or fpdt's chunks: gradients of queries, keys and values are summed over the steps in fp32, and in "
+        "a ring those of keys and values travel so (ring-flash-attention, USP; DeepSpeed); else in the activations' "
+        "dtype (Transformer Engine)",
+        Scope::layer);
   }
 };
 

@@ -238,7 +238,8 @@ void scale_loss(Piece& piece, const Program& program, double loss_scale) {
   for (Op& op : piece.backward.ops) {
     const bool of_router = op.kind == OpKind::router_loss_backward;
     if (op.kind != OpKind::cross_entropy_backward && !of_router) continue;
-    const Tensor& t = piece.tensors[op.reads[of_router ? 0 : 1]];  // logits of each position, targets
+    // Logits of each position, targets: of an op on a chunk of them all that it is a chunk of.
+    const Tensor& t = piece.tensors[storage_of(piece, op.reads[of_router ? 0 : 1])];
     const std::int64_t positions = of_router ? t.elements() / t.sizes[t.rank - 1] : t.elements();
     op.factor = loss_scale /
                 static_cast<double>(positions * program.mesh.size(t.divided_over()) * program.schedule.micro_batches);

@@ -10,24 +10,14 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
 #include "strategies/loongtrain/loongtrain.h"
+#include "strategies/usp/exchange.h"
 
 namespace orrery::usp {
 namespace {
 
 constexpr std::span<const std::string_view> kUlysses{kTypes.data(), 2}, kUsp{kTypes.data() + 2, 2};
 
-constexpr const char *kHeads = "cp.ulysses", *kSharing = "cp.shared", *kRing = "cp.ring";
-
-// Of a rank, when tensor parallelism has taken its part.
-struct Heads {
-  std::int64_t key_value = 1, query = 1;
-};
-Heads heads_of(const Scenario& scenario) {
-  const Model& model = scenario.model;
-  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads(),
-                     t = scenario.plan.tensor.degree;
-  return {std::max<std::int64_t>(1, groups / t), model.heads / t};
-}
+constexpr const char* kRing = "cp.ring";
 
 // Ranks that exchange in layers of this plan.
 std::int64_t ulysses_ranks(const Scenario& scenario, const Plan& layers) {
@@ -59,14 +49,11 @@ int groups(const Scenario& scenario) {
   return (ring_ranks(scenario) > 1) + (heads > 1) + (ulysses_ranks(scenario) > heads);
 }
 
-// Around each attention the ranks of a group exchange: of their own positions all heads become, of all positions their
-// own heads. Where there are more ranks than key/value heads, several share one and its query heads.
-class Exchange {
+// Around each attention the ranks of a group exchange positions for heads.
+class ExchangedAttention {
  public:
-  Exchange(const Mesh& mesh, Piece& piece)
-      : mesh_(mesh), heads_(mesh.group(kHeads)), sharing_(mesh.group(kSharing)), piece_(piece) {
-    ring_.append(mesh.group(kRing));
-  }
+  ExchangedAttention(const Mesh& mesh, Division ring, Piece& piece)
+      : piece_(piece), exchange_(mesh, ring, piece, out_) {}
 
   void run() {
     context_parallel::replace_attention(
@@ -79,70 +66,23 @@ class Exchange {
     TensorId local_context, queries, keys, context, log_sum_exp;
   };
 
-  // The tensor with positions of all ranks of `group`, and of the heads the part of `group`.
-  TensorId with_positions_of(TensorId id, MeshGroup group) {
-    const TensorId all = clone_tensor(piece_, id);
-    Tensor& t = piece_.tensors[all];
-    const int sequence = t.find(Axis::sequence);
-    t.sizes[sequence] *= mesh_.size(group);
-    const MeshGroup left = (heads_ | sharing_).without(group);
-    t.over[sequence] = ring_;
-    t.over[sequence].append(left);
-    const auto divide = [&](Axis axis, MeshGroup by) {
-      const int d = t.find(axis);
-      if (d < 0 || by.empty()) return;
-      t.sizes[d] /= mesh_.size(by);
-      t.over[d].append(by);
-    };
-    divide(Axis::groups, heads_ & group);
-    divide(Axis::group_heads, sharing_ & group);
-    return all;
-  }
-  TensorId with_all_positions(TensorId id) { return with_positions_of(id, heads_ | sharing_); }
-  // Of keys and values, whose heads are not divided further: with the positions of those who have other heads.
-  TensorId with_own_key_heads(TensorId id) { return heads_.empty() ? id : with_positions_of(id, heads_); }
-  TensorId shared(TensorId id, TensorId like) {
-    if (sharing_.empty()) return id;
-    const TensorId all = clone_tensor(piece_, id);
-    Tensor& t = piece_.tensors[all];
-    const int sequence = t.find(Axis::sequence);
-    t.sizes[sequence] = piece_.tensors[like].sizes[sequence];
-    t.over[sequence] = ring_;
-    return all;
-  }
-
-  // K and V travel apart, as the published code has it.
-  enum class Tensors : std::uint16_t { one = 1, keys_and_values = 2 };
-  void communicate(OpKind kind, const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause,
-                   Tensors tensors) {
-    if (group.empty()) return;
-    Op op = communication(kind, name, Stream::context_communication, group, from, to);
-    op.phase = cause.phase;
-    op.count = static_cast<std::uint16_t>(tensors);
-    out_.push_back(op);
-  }
-  void exchange(const char* name, TensorId from, TensorId to, const Op& cause) {
-    communicate(OpKind::redistribute, name, heads_ | sharing_, from, to, cause, Tensors::one);
-  }
-
   void forward(const Op& whole) {
     const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
     Attention a;
     a.local_context = whole.writes[0];
-    a.queries = with_all_positions(q);
-    exchange("ulysses.queries", q, a.queries, whole);
-    const TensorId own = with_own_key_heads(kv);
-    communicate(OpKind::redistribute, "ulysses.keys", heads_, kv, own, whole, Tensors::keys_and_values);
-    a.keys = shared(own, a.queries);
-    communicate(OpKind::all_gather, "ulysses.shared_keys", sharing_, own, a.keys, whole, Tensors::keys_and_values);
-    a.context = with_all_positions(whole.writes[0]);
-    a.log_sum_exp = with_all_positions(whole.writes[1]);
+    a.queries = exchange_.with_all_positions(q);
+    exchange_.give_positions("ulysses.queries", q, a.queries, whole);
+    const Exchange::Keys keys = exchange_.with_all_positions_of_keys(kv, a.queries);
+    exchange_.give_keys(kv, keys, whole);
+    a.keys = keys.all;
+    a.context = exchange_.with_all_positions(whole.writes[0]);
+    a.log_sum_exp = exchange_.with_all_positions(whole.writes[1]);
     Op op = whole;
     op.reads[0] = a.queries;
     op.reads[1] = a.keys;
     op.writes = {a.context, a.log_sum_exp, kNoTensor, kNoTensor};
     out_.push_back(op);
-    exchange("ulysses.context", a.context, a.local_context, whole);
+    exchange_.take_positions("ulysses.context", a.context, a.local_context, whole);
     attentions_.push_back(a);
   }
 
@@ -152,24 +92,21 @@ class Exchange {
     if (found == attentions_.end()) throw std::logic_error("a backward of an attention that no forward has");
     const Attention a = *found;
     const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
-    const TensorId dcontext = with_all_positions(whole.reads[0]);
-    exchange("ulysses.context_gradient", whole.reads[0], dcontext, whole);
-    const TensorId dqueries = with_all_positions(dq), own = with_own_key_heads(dkv), dkeys = shared(own, dqueries);
+    const TensorId dcontext = exchange_.with_all_positions(whole.reads[0]);
+    exchange_.give_positions("ulysses.context_gradient", whole.reads[0], dcontext, whole);
+    const TensorId dqueries = exchange_.with_all_positions(dq);
+    const Exchange::Keys dkeys = exchange_.with_all_positions_of_keys(dkv, dqueries);
     Op op = whole;
     op.reads = {dcontext, a.context, a.log_sum_exp, a.queries, a.keys, kNoTensor};
-    op.writes = {dqueries, dkeys, kNoTensor, kNoTensor};
+    op.writes = {dqueries, dkeys.all, kNoTensor, kNoTensor};
     out_.push_back(op);
-    exchange("ulysses.query_gradient", dqueries, dq, whole);
-    communicate(OpKind::reduce_scatter, "ulysses.shared_key_gradients", sharing_, dkeys, own, whole,
-                Tensors::keys_and_values);
-    communicate(OpKind::redistribute, "ulysses.key_gradients", heads_, own, dkv, whole, Tensors::keys_and_values);
+    exchange_.take_positions("ulysses.query_gradient", dqueries, dq, whole);
+    exchange_.take_key_gradients(dkeys, dkv, whole);
   }
 
-  const Mesh& mesh_;
-  const MeshGroup heads_, sharing_;
-  Division ring_;
   Piece& piece_;
   std::vector<Op> out_;
+  Exchange exchange_;
   std::vector<Attention> attentions_;
 };
 
@@ -214,24 +151,23 @@ void check(const Scenario& scenario) {
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {
   if (!context_parallel::has_layers_of_type(scenario, kTypes)) return;
-  const std::int64_t ranks = ulysses_ranks(scenario), heads = head_ranks(scenario);
   const bool inner = scenario.plan.usp.ulysses_inner;
   if (!inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
-  mesh.add(MeshAxis::cp, heads, kHeads);
-  mesh.add(MeshAxis::cp, ranks / heads, kSharing);
+  add_exchange_digits(scenario, ulysses_ranks(scenario), mesh);
   if (inner) loongtrain::add_ring(scenario, mesh, ring_ranks(scenario), kRing);
 }
 
 void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
   if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
   const Mesh& mesh = program.mesh;
-  const MeshGroup ring = mesh.group(kRing);
-  Division over;  // a ring's part of the sequence, and of that an exchanging rank's
-  over.append(ring);
-  over.append(mesh.group(kHeads) | mesh.group(kSharing));
+  const MeshGroup ring = mesh.group(kRing), exchanging = exchanging_ranks(mesh);
+  Division rings;
+  rings.append(ring);
+  Division over = rings;  // a ring's part of the sequence, and of that an exchanging rank's
+  over.append(exchanging);
   const Deal deal = context_parallel::deal_over(scenario, plan, ring_ranks(scenario));
   context_parallel::divide_sequence(piece, mesh, over, deal);
-  if (!mesh.group(kHeads).empty() || !mesh.group(kSharing).empty()) Exchange(mesh, piece).run();  // else a ring alone
+  if (!exchanging.empty()) ExchangedAttention(mesh, rings, piece).run();  // else a ring alone
   if (ring.empty()) return;
   context_parallel::ring_attention(
       piece, mesh, context_parallel::ring_groups(mesh, ring, scenario.plan.loongtrain.inner_ring_degree),

@@ -47,6 +47,7 @@ std::vector<PlanKind> plan_kinds() {
       for (const Json& zero : {zero1, zero3}) {
         plans.push_back(with(zero, {{"context_parallel", degree}, {"context_parallel_type", type}}));
         if (type == std::string("usp")) plans.back()["ulysses_degree"] = degree / 2;
+        if (type == std::string("fpdt")) plans.back()["fpdt_chunk_tokens"] = 512;
       }
     return plans;
   };
@@ -91,6 +92,7 @@ std::vector<PlanKind> plan_kinds() {
       {"context parallel, ring", context("ring"), 0.01, 4.5},
       {"context parallel, ulysses", context("ulysses"), 0.02, 3},
       {"context parallel, usp", context("usp"), 0.02, 1},
+      {"context parallel, fpdt", context("fpdt"), 0.5, 3},  // copies share a device's PCIe with its NIC
       {"context parallel, all_gather", context("all_gather"), 0.01, 0.5},
       {"pipeline", pipelines, 0.01, 2.5},
       {"pipeline, ZeRO-1", with(pipelines, zero1), 0.01, 2},

@@ -72,10 +72,10 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(plan_words(everything()), ElementsAre("tensor", "sequence", "context", "pipeline", "interleaved",
                                                     "recompute-full", "data", "zero-1", "offload"));
   EXPECT_THAT(all_plan_words(),
-              ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "all-gather-context",
-                          "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full", "recompute-op",
-                          "recompute-all-but-attention", "activation-offload", "hpz", "mics", "data", "zero-1",
-                          "zero-2", "zero-3", "offload"));
+              ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt",
+                          "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective",
+                          "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "hpz",
+                          "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -1,0 +1,202 @@
+#include "strategies/fpdt/fpdt.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/context_parallel/context_parallel.h"
+#include "strategies/fpdt/chunked_attention.h"
+#include "strategies/fpdt/chunks.h"
+#include "strategies/layer_plans.h"
+#include "strategies/usp/exchange.h"
+
+namespace orrery::fpdt {
+namespace {
+
+// Megatron-DeepSpeed, megatron/model/transformer.py: fpdt_FFN_chunk_size = chunk size / sequence-parallel ranks / 2.
+constexpr std::int64_t kMlpChunksOfAChunk = 2;
+
+// Steps of attention grow with the square of the chunks; more than these have no numbers left for their tensors.
+constexpr std::int64_t kMostChunks = 64;
+
+bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_type(scenario, kTypes); }
+
+std::int64_t length_of(const Scenario& scenario) {
+  return scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
+}
+
+std::int64_t chunks_of(const Scenario& scenario) {
+  return std::max<std::int64_t>(1, length_of(scenario) / scenario.plan.fpdt.chunk_tokens);
+}
+
+// Chunk m of all ranks is the m-th piece of the sequence, in which they have their parts in order: an all-to-all of
+// chunks then gives chunks that are causal to each other.
+Deal deal_of(std::int64_t chunks, std::int64_t ranks) {
+  if (chunks == 1) return Deal::contiguous;
+  std::vector<std::int64_t> owners;
+  for (std::int64_t m = 0; m < chunks; ++m)
+    for (std::int64_t r = 0; r < ranks; ++r) owners.push_back(r);
+  try {
+    return deal_by_table(owners);
+  } catch (const std::length_error&) {
+    throw InputError({"", "/plan/fpdt_chunk_tokens"}, "one deal of chunks more",
+                     "at most " + std::to_string(kMostTables) + " different ones in one command");
+  }
+}
+
+// The ops along an axis chunk by chunk. The backward repeats what has the axis (FPDT_FFN, FPDT_LogitsLoss).
+class ChunkedOps {
+ public:
+  ChunkedOps(Piece& piece, Axis axis, std::int64_t chunks, std::int64_t ranks)
+      : piece_(piece),
+        axis_(axis),
+        chunks_(chunks),
+        ranks_(ranks),
+        region_(ops_along(piece, axis)),
+        inside_(piece, region_) {}
+
+  void run() {
+    if (region_.forward.empty()) return;
+    find_repeated();
+    std::vector<Op> forward, backward;
+    for (std::int64_t c = 0; c < chunks_; ++c) {
+      SequenceChunk own(piece_, inside_, chunks_, c, ranks_, false);
+      for (const std::size_t i : region_.forward) forward.push_back(own.part(Op(piece_.forward.ops[i])));
+      if (region_.backward.empty()) continue;
+      SequenceChunk again(piece_, inside_, chunks_, c, ranks_, false);
+      for (std::size_t id = 0; id < axes_.size(); ++id)
+        if (const auto t = static_cast<TensorId>(id); !axes_[id] && own.has(t)) again.set(t, own.part(t));
+      for (const std::size_t i : repeated_) {
+        backward.push_back(again.part(Op(piece_.forward.ops[i])));
+        backward.back().phase = Phase::recompute;
+      }
+      for (const std::size_t i : region_.backward) backward.push_back(again.part(Op(piece_.backward.ops[i])));
+    }
+    replace(piece_.forward, piece_, region_.forward, forward);
+    replace(piece_.backward, piece_, region_.backward, backward);
+  }
+
+ private:
+  void find_repeated() {
+    for (const Tensor& t : piece_.tensors) axes_.push_back(t.find(axis_) >= 0);
+    std::vector<std::uint8_t> wanted(piece_.tensors.size());
+    const auto want = [&](const Op& op) {
+      for (const TensorId id : op.reads)
+        if (id != kNoTensor && axes_[id] && inside_.contains(piece_, id)) wanted[storage_of(piece_, id)] = 1;
+    };
+    for (const std::size_t i : region_.backward) want(piece_.backward.ops[i]);
+    for (auto at = region_.forward.rbegin(); at != region_.forward.rend(); ++at) {
+      const Op& op = piece_.forward.ops[*at];
+      if (std::ranges::none_of(op.writes,
+                               [&](TensorId id) { return id != kNoTensor && wanted[storage_of(piece_, id)] != 0; }))
+        continue;
+      want(op);
+      repeated_.insert(repeated_.begin(), *at);
+    }
+  }
+
+  Piece& piece_;
+  const Axis axis_;
+  const std::int64_t chunks_, ranks_;
+  const Region region_;
+  const Inside inside_;
+  std::vector<bool> axes_;             // by tensor: has it
+  std::vector<std::size_t> repeated_;  // of the forward's ops
+};
+
+void check_chunks(const Scenario& scenario) {
+  const std::int64_t length = length_of(scenario), given = scenario.plan.fpdt.chunk_tokens,
+                     ranks = scenario.plan.context.degree, chunk = std::min(length, given),
+                     parts = kMlpChunksOfAChunk * ranks;
+  const auto fail = [&](const std::string& expected) {
+    throw InputError({"", "/plan/fpdt_chunk_tokens"}, std::to_string(given), expected);
+  };
+  if (length % chunk != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
+  if (chunk % parts != 0)
+    fail("chunks of a multiple of " + std::to_string(parts) + " tokens: " + std::to_string(ranks) +
+         " ranks divide them, whose MLPs halve their part");
+  if (length / chunk > kMostChunks)
+    fail("at least " + std::to_string((length + kMostChunks - 1) / kMostChunks) + " tokens, " +
+         std::to_string(kMostChunks) + " chunks of the sequence of " + std::to_string(length));
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  const Options &options = scenario.plan.fpdt, defaults;
+  if (!is_used(scenario)) {
+    if (options.chunk_tokens != defaults.chunk_tokens)
+      throw InputError(
+          {"", "/plan/fpdt_chunk_tokens"}, std::to_string(options.chunk_tokens),
+          std::to_string(defaults.chunk_tokens) + ", the default, unless context_parallel_type is \"fpdt\"");
+    if (options.offload != defaults.offload)
+      throw InputError({"", "/plan/fpdt_offload"}, "false",
+                       "true, the default, unless context_parallel_type is \"fpdt\"");
+    return;
+  }
+  const auto fail = [](const std::string& at, const std::string& found, const std::string& expected) {
+    throw InputError({"", at}, found, expected);
+  };
+  const std::string ranks = std::to_string(scenario.plan.context.degree);
+  const std::int64_t heads = usp::heads_of(scenario).query, chunks = chunks_of(scenario);
+  if (heads % scenario.plan.context.degree != 0)
+    fail("/plan/context_parallel", ranks,
+         "a divisor of the " + std::to_string(heads) + " attention heads of a rank, which are exchanged");
+  if (scenario.model.kind != ModelKind::decoder)
+    fail("/plan/context_parallel_type", "\"fpdt\"",
+         "another type for a model that is no decoder: chunks attend to those before");
+  if (scenario.model.sliding_window > 0)
+    fail("/plan/context_parallel_type", "\"fpdt\"",
+         "another type for a model with a sliding window: chunks attend to all of those before");
+  check_chunks(scenario);
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    if (!context_parallel::is_of_type(scenario, plan, kTypes)) {
+      const std::string_view type = context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)];
+      fail(at + "context_parallel_type", '"' + std::string(type) + '"',
+           "\"fpdt\", as in other layers: it deals sequences by chunks");
+    }
+    if (plan.context.balance != context_parallel::Options().balance)
+      fail(at + "context_parallel_balance",
+           '"' + std::string(context_parallel::kBalanceNames[static_cast<std::size_t>(plan.context.balance)]) + '"',
+           "the default with context_parallel_type \"fpdt\", which deals sequences by chunks");
+    if (plan.tensor.overlap)
+      fail(at + "tensor_parallel_overlap", "true",
+           "false with context_parallel_type \"fpdt\": its chunks are other ones");
+    using activation_recompute::Mode;
+    if (plan.recompute.mode != Mode::none && plan.recompute.mode != Mode::full)
+      fail(at + "recompute",
+           '"' + std::string(activation_recompute::kModeNames[static_cast<std::size_t>(plan.recompute.mode)]) + '"',
+           "\"none\" or \"full\" with context_parallel_type \"fpdt\", which repeats the MLP itself");
+    if (chunks * chunks * plan.recompute.every > kMostChunks * kMostChunks)
+      fail(at + "recompute_every", std::to_string(plan.recompute.every),
+           "at most " + std::to_string(kMostChunks * kMostChunks / (chunks * chunks)) + " with " +
+               std::to_string(chunks) + " chunks of the sequence");
+  });
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (is_used(scenario)) usp::add_exchange_digits(scenario, scenario.plan.context.degree, mesh);
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
+  const std::int64_t ranks = scenario.plan.context.degree, chunks = chunks_of(scenario);
+  Division over;
+  over.append(usp::exchanging_ranks(program.mesh));
+  context_parallel::divide_sequence(piece, program.mesh, over, deal_of(chunks, ranks));
+  chunk_attention(piece, program.mesh,
+                  {.chunks = chunks, .offload = plan.fpdt.offload, .fp32_gradients = plan.context.fp32_gradients});
+  for (const Axis axis : {Axis::ffn, Axis::vocab}) ChunkedOps(piece, axis, kMlpChunksOfAChunk * chunks, ranks).run();
+}
+
+void disable(Plan& plan) { plan.fpdt = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"fpdt", is_used}};
+  return kWords;
+}
+
+}  // namespace orrery::fpdt
