@@ -98,6 +98,9 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   } else if (op.is_random()) {
     binding.query_positions = sequence_positions(call.plan(), drawn_for(call), position_);
   }
+  // Of some tokens of a sequence (recomputed ones) the result is a view of those of all.
+  if (binding.query_positions.empty() && (op.kind == OpKind::rotary || op.is_random()))
+    binding.query_positions = positions_of_tokens(call.instance.piece(), op.writes[0], position_);
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;
 }

@@ -111,10 +111,13 @@ void OpRunner::copy_between_memories(const OpCall& call) {
               to = memory_.slice(call, call.op.writes[0], Access::write);
   if (from.dtype != to.dtype || from.elements != to.elements)
     throw std::logic_error("a copy between memories changes the tensor's dtype or size");
-  if (from.index != nullptr || to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
+  // What is not dense on the device is gathered and scattered there.
+  StoragePtr gathered;
+  const void* const source = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Target target = memory_.target(call, call.op.writes[0]);
   Backend& backend = memory_.backend();
-  backend.copy(call.stream, memory_.element(to), memory_.element(from),
-               from.elements * backend.stored_bytes(from.dtype));
+  backend.copy(call.stream, target.data, source, from.elements * backend.stored_bytes(from.dtype));
+  memory_.put(target, call.stream);
 }
 
 // Of rows: whether any that is there has.
