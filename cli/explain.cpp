@@ -23,6 +23,7 @@
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
+#include "sim/simulation/memo_alpha.h"
 #include "sim/simulation/pipeline_degree.h"
 #include "strategies/precision/precision.h"
 
@@ -524,11 +525,13 @@ constexpr std::array<HeadLine, 7> kHeadLines{{
 
 std::string explain(const std::string& name, const Simulation& simulation,
                     const std::function<Simulation(const Scenario&)>& evaluate) {
-  static constexpr std::string_view kDegrees = "moe_pipeline_degree";
+  static constexpr std::string_view kDegrees = "moe_pipeline_degree", kAlpha = "memo_alpha";
   if (name == kDegrees) return pipeline_degree_text(pipeline_degrees(simulation.scenario, evaluate));
+  if (name == kMemoryPlan) return memory_plan_text(simulation);
+  if (name == kAlpha) return memo_alpha_text(memo_alpha(simulation.scenario, evaluate));
   const std::vector<OpInPlace> ops = ops_in_place(simulation);
   const Report& report = simulation.report;
-  std::vector<std::string> known{std::string(kDegrees)};
+  std::vector<std::string> known{std::string(kDegrees), std::string(kAlpha), std::string(kMemoryPlan)};
   for (const HeadLine& line : kHeadLines)
     for (const std::string_view word : line.names) {
       if (word.empty()) continue;

@@ -3,13 +3,23 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "realrun/sibling.h"
+#include "sim/base/error.h"
+#include "sim/memory/bi_level_plan.h"
 #include "sim/memory/memory_snapshot.h"
 #include "sim/report/format.h"
 #include "sim/simulation/allocator.h"
 
 namespace orrery {
+namespace {
+
+constexpr std::array<const char*, 4> kBlockNames{"forward", "backward", "weight_gradient", "update"};  // of kBlocks
+
+}  // namespace
 
 std::string allocator_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
@@ -30,6 +40,48 @@ std::string allocator_text(const Simulation& simulation) {
              fullest_stage(simulation).stage, kAllocatorSteps,
              bytes_text(fullest_stage(simulation).memory.framework_bytes)) +
          grid(kColumns, rows);
+}
+
+void become_program_with_cbc() {
+  if (built_with_cbc()) return;
+  const auto sibling = sibling_program("orrery-des");
+  if (!sibling)
+    throw InputError({"--explain", ""}, std::string(kMemoryPlan) + ", but no program orrery-des beside this one",
+                     "memory");
+  become(*sibling);
+}
+
+std::string memory_plan_text(const Simulation& simulation) {
+  const AllocationTrace trace = allocations(simulation);
+  const BiLevelPlan plan = bi_level_plan(*simulation.program, trace, CachingAllocator::kLeastBlock,
+                                         [](std::span<const StorageLife> lives) { return smallest_layout(lives); });
+  const StageReport& stage = fullest_stage(simulation);
+  const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
+  constexpr std::array<Column, 8> kColumns{
+      {{"level", false}, {"block", false}, {"runs"}, {"storages"}, {"alive"}, {"planned"}, {"gap"}, {"by", false}}};
+  std::vector<std::vector<std::string>> rows;
+  const auto row = [&](const char* level, std::string block, std::int64_t runs, std::size_t storages,
+                       const StorageLayout& layout) {
+    rows.push_back({level, std::move(block), std::to_string(runs), std::to_string(storages), text(layout.least_bytes),
+                    text(layout.bytes), percent_text(layout.gap()), layout.by_program ? "CBC" : "best fit"});
+  };
+  for (const BlockLayout& block : plan.blocks)
+    row("1", fmt::format("{}.{}", piece_title(*simulation.program, block.piece), kBlockNames[block.block]),
+        block.instances, block.storages, block.layout);
+  row("2", "step", 1, plan.storages, plan.step);
+  const auto reserved = [&](bool expandable) {
+    return text(replay(trace, allocator_options(simulation, expandable), kAllocatorSteps).statistics.peak_reserved);
+  };
+  return fmt::format(
+             "Bi-level memory plan (MEMO, arXiv 2407.12117, section 4.2), pipeline stage {}, without {} of the "
+             "framework's\n",
+             stage.stage, bytes_text(stage.memory.framework_bytes)) +
+         grid(kColumns, rows) +
+         fmt::format(
+             "  planned {}: {} that stay, {} of the step; {} are alive at the worst instant\n"
+             "  PyTorch's caching allocator reserves {}, with expandable segments {}\n",
+             text(plan.bytes()), text(plan.resident_bytes), text(plan.step.bytes), text(plan.alive_bytes),
+             reserved(false), reserved(true));
 }
 
 std::string memory_trace(const Simulation& simulation, bool expandable_segments) {

@@ -260,6 +260,7 @@ void simulate_batch(const SimulateArguments& arguments) {
 
 void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
+  if (arguments.explain == kMemoryPlan) become_program_with_cbc();
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.explain_given && arguments.explain.empty())

@@ -61,6 +61,24 @@ bool keeps_order(const Match& m, const Tensor& view) {
   return std::is_sorted(m.base.begin(), m.base.begin() + view.rank);
 }
 
+// The base's index of index i of a view along a dimension that is cut.
+std::int64_t index_in_base(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b,
+                           const Position& position) {
+  const std::int64_t begin = view.alias_begin;
+  if (base.axes[b] != Axis::sequence) return begin + i;
+  // This rank's part of what its base has for all of them.
+  if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
+    return position.part(view.over[v].behind(whole)) * view.sizes[v] + i;
+  // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard. (Of another deal it is a
+  // chunk of the sequence.)
+  const std::int64_t local = position.sequence / position.cp_degree, t = position.tp_degree;
+  if (t > 1 && base.sizes[b] == local && local % t == 0 && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {
+    const std::int64_t part = view.sizes[v] / t;
+    return i / part * (local / t) + begin / t + i % part;
+  }
+  return begin + i;
+}
+
 class Viewer {
  public:
   Viewer(const Piece& piece, const Position& position) : piece_(piece), position_(position) {}
@@ -128,7 +146,7 @@ class Viewer {
       if (rows_of_positions) {
         i = positions_.at(static_cast<std::size_t>(i));
       } else if (b == m.cut) {
-        i = cut(i, view, v, base, b);
+        i = index_in_base(i, view, v, base, b, position_);
       }
       at[static_cast<std::size_t>(b)] = i;
     }
@@ -141,22 +159,6 @@ class Viewer {
       linear = linear * base.sizes[b] + at[static_cast<std::size_t>(b)];
     }
     return linear;
-  }
-
-  std::int64_t cut(std::int64_t i, const Tensor& view, int v, const Tensor& base, int b) const {
-    const std::int64_t begin = view.alias_begin;
-    if (base.axes[b] != Axis::sequence) return begin + i;
-    // This rank's part of what its base has for all of them.
-    if (const Division whole = base.over[b]; view.over[v] != whole && view.over[v].begins_with(whole))
-      return position_.part(view.over[v].behind(whole)) * view.sizes[v] + i;
-    // A chunk of what is whole, next to chunks of its shards, is the same chunk of each shard. (Of another deal it is a
-    // chunk of the sequence.)
-    const std::int64_t local = position_.sequence / position_.cp_degree, t = position_.tp_degree;
-    if (t > 1 && base.sizes[b] == local && view.sizes[v] % t == 0 && view.deal(v) == base.deal(b)) {
-      const std::int64_t part = view.sizes[v] / t;
-      return i / part * (local / t) + begin / t + i % part;
-    }
-    return begin + i;
   }
 
   const Piece& piece_;
@@ -206,6 +208,24 @@ std::vector<std::size_t> Position::group(MeshGroup group) const {
         members.push_back(members[j] + static_cast<std::size_t>(i * digits[d].stride));
   }
   return members;
+}
+
+std::vector<std::int64_t> positions_of_tokens(const Piece& piece, TensorId id, const Position& position) {
+  const Tensor& t = piece.tensors[id];
+  const int d = t.find(Axis::sequence);
+  if (d < 0) return {};
+  if (t.sizes[d] * position.mesh->size(t.over[d].group()) == position.sequence)
+    return dealt_indices(t.deal(d), t.over[d], position.sequence, t.sizes[d], *position.mesh,
+                         static_cast<std::int64_t>(position.rank));
+  const int of = t.alias_of == kNoTensor ? -1 : piece.tensors[t.alias_of].find(Axis::sequence);
+  if (of < 0) return {};
+  const std::vector<std::int64_t> base = positions_of_tokens(piece, t.alias_of, position);
+  std::vector<std::int64_t> positions;
+  if (base.empty()) return positions;
+  for (std::int64_t i = 0; i < t.sizes[d]; ++i)
+    positions.push_back(
+        base.at(static_cast<std::size_t>(index_in_base(i, t, d, piece.tensors[t.alias_of], of, position))));
+  return positions;
 }
 
 AttentionPositions attention_positions(const Op& op, const Piece& piece, const Position& position) {

@@ -33,6 +33,10 @@ struct Position {
 };
 Position position_of(std::size_t rank, const Program& program, std::int64_t sequence);
 
+// Positions in the whole sequence of a tensor's tokens, of a view of some tokens those of its own; none where it does
+// not run along that sequence.
+std::vector<std::int64_t> positions_of_tokens(const Piece& piece, TensorId id, const Position& position);
+
 // Positions in the whole sequence of the queries and the keys of an attention over one that is dealt to ranks.
 struct AttentionPositions {
   std::vector<std::int64_t> queries, keys;

@@ -22,6 +22,7 @@
 #include "strategies/fsmoe/options.h"
 #include "strategies/gradient_accumulation/options.h"
 #include "strategies/loongtrain/options.h"
+#include "strategies/memo/options.h"
 #include "strategies/mics/options.h"
 #include "strategies/offload/options.h"
 #include "strategies/optimizer/options.h"
@@ -50,6 +51,7 @@ struct Plan {
   flexmoe::Options flexmoe;
   activation_recompute::Options recompute;
   activation_offload::Options activation_offload;
+  memo::Options memo;
   pipeline_parallel::Options pipeline;
   data_parallel::Options data;
   zeropp::Options zeropp;
@@ -78,6 +80,7 @@ struct Plan {
     mics.visit_fields(v);
     recompute.visit_fields(v);
     activation_offload.visit_fields(v);
+    memo.visit_fields(v);
     precision.visit_fields(v);
     freeze.visit_fields(v);
     gradient_accumulation.visit_fields(v);

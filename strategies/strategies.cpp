@@ -14,6 +14,7 @@
 #include "strategies/fsmoe/fsmoe.h"
 #include "strategies/gradient_accumulation/gradient_accumulation.h"
 #include "strategies/loongtrain/loongtrain.h"
+#include "strategies/memo/memo.h"
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
@@ -195,6 +196,16 @@ constexpr Strategy kStrategies[] = {
      .disable = activation_offload::disable,
      .words = activation_offload::words,
      .search_axes = activation_offload::search_axes},
+    {.name = "memo",
+     .summary = "activations swapped to host memory token by token, the rest recomputed",
+     .paper = "Zhao et al. 2024, arXiv 2407.12117",
+     .check = memo::check,
+     .rewrite = nothing,
+     .rewrite_piece = memo::rewrite_piece,
+     .plan_layers = memo::plan_layers,
+     .disable = memo::disable,
+     .words = memo::words,
+     .search_axes = memo::search_axes},
     {.name = "gradient_accumulation",
      .summary = "gradients of micro-batches added up, by products or by kernels of their own",
      .paper = "-",

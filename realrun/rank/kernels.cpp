@@ -98,6 +98,11 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   } else if (op.is_random()) {
     binding.query_positions = sequence_positions(call.plan(), drawn_for(call), position_);
   }
+  // Of some tokens of a sequence (recomputed ones) the result is a view of those of all.
+  const Piece& piece = call.instance.piece();
+  if ((op.kind == OpKind::rotary || op.is_random()) && piece.tensors[op.writes[0]].alias_of != kNoTensor)
+    if (std::vector<std::int64_t> own = positions_of_tokens(piece, op.writes[0], position_); !own.empty())
+      binding.query_positions = std::move(own);
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;
 }

@@ -107,20 +107,18 @@ void OpRunner::note_uses(const OpCall& call) {
 }
 
 void OpRunner::copy_between_memories(const OpCall& call) {
-  Slice from = memory_.slice(call, call.op.reads[0], Access::read);
-  const Slice to = memory_.slice(call, call.op.writes[0], Access::write);
+  const Slice from = memory_.slice(call, call.op.reads[0], Access::read),
+              to = memory_.slice(call, call.op.writes[0], Access::write);
   if (from.dtype != to.dtype || from.elements != to.elements)
     throw std::logic_error("a copy between memories changes the tensor's dtype or size");
-  if (to.index != nullptr) throw std::logic_error("a copy between memories is not dense");
-  StoragePtr gathered;  // rows that lie apart
-  if (from.index != nullptr) {
-    memory_.dense(call, call.op.reads[0], gathered);
-    from = {gathered->data, from.dtype, 0, from.elements, nullptr};
-  }
+  // What is not dense on the device is gathered and scattered there.
+  StoragePtr gathered;
+  const void* const source = memory_.dense(call, call.op.reads[0], gathered);
+  const TensorMemory::Target target = memory_.target(call, call.op.writes[0]);
   Backend& backend = memory_.backend();
-  backend.copy(call.stream, memory_.element(to), memory_.element(from),
-               from.elements * backend.stored_bytes(from.dtype));
+  backend.copy(call.stream, target.data, source, from.elements * backend.stored_bytes(from.dtype));
   if (gathered != nullptr) gathered->note_read(memory_.order().issued(call.stream));
+  memory_.put(target, call.stream);
 }
 
 // Of rows: whether any that is there has.

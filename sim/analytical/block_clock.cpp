@@ -203,6 +203,7 @@ template <bool Record, bool Shared>
   if constexpr (Record) slacks_.push_back(start.time);
   if (node.host_first > 0 || code.graph_host_seconds > 0) after(s_.host + node.host_first, kHost);
   if (node.waits_for_compute) after(s_.free[kCompute], static_cast<int>(kCompute));
+  if (buffer_free_ > 0 && stream == kCompute) after(buffer_free_, static_cast<int>(copying_stream_));
   for (std::size_t d = node.first_dep; d < node.first_dep + node.deps; ++d) {
     const std::uint16_t from = code.deps[d];
     if (from == BlockCode::kEntry) {
@@ -287,6 +288,11 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
   std::size_t prefetched = 0;
   ++walked_;
   s_.host += code.graph_host_seconds;
+  if (takes_turns_) {
+    buffer_free_ = s_.copied[0];
+    std::shift_left(s_.copied.begin(), s_.copied.end(), 1);
+    s_.copied.back() = 0;
+  }
 
   const std::span<const ClockNode> nodes = code.nodes;
   for (std::size_t k = 0; k < nodes.size(); ++k) {
@@ -349,6 +355,11 @@ void LineClock::instance(const LineItem& item, std::int64_t at, std::int64_t bas
       }
     }
     s_.work[stream] += seconds;
+    if (node.buffers > 0) {
+      double& copied = s_.copied[node.buffers - 1u];
+      copied = std::max(copied, end);
+      copying_stream_ = node.stream;
+    }
     s_.free[stream] = end_[k] = end;
     first_part_[k] = start.time + last_seconds;
     s_.host += node.host;
@@ -483,6 +494,8 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
   s_.free[kCompute] = s_.entry = start.waits_seconds;
   s_.host = start.host_seconds;
   order_ = {};
+  takes_turns_ = false;
+  buffer_free_ = 0;
   ahead_nodes_ = 0;
   entry_stream_ = Stream::compute;
   std::size_t nodes = 0;
@@ -493,6 +506,7 @@ void LineClock::run(std::span<const LineItem> line, WhenSet when, double overlap
         for (std::size_t l = 0; l < kFabricLevels; ++l) on_level[l] |= item.code->on_level[w][l];
     order_.length += item.count;
     if (item.code->once) once_at_ = order_.length - 1;
+    takes_turns_ = takes_turns_ || item.code->takes_turns;
     nodes = std::max(nodes, item.code->nodes.size());
     ahead_nodes_ = std::max(ahead_nodes_, static_cast<std::int64_t>(item.code->prefetched.size()));
     for (std::uint16_t k : item.code->prefetched)

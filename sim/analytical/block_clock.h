@@ -13,6 +13,7 @@
 //  - It starts when its stream is free, the host has issued it, what it reads is there, and, on a stream other than
 //    compute and unless free_running, the kernels issued before it have finished.
 //  - What is issued ahead, and buckets: sim/program/issue.h.
+//  - Kernels wait for copies from the buffers that their instance takes over (Op::buffers).
 //  - An op of count n that waits for one of count n streams: its first part waits for the other's first part, its last
 //    for the other's last.
 //  - Kernels are slowed by `overlap_slowdown` while a collective that was issued before them runs on another stream.
@@ -63,7 +64,7 @@ struct ClockNode {
   double host_bound = 0;    // from the host's time before the node to its end if the host bounds it
   std::uint16_t first_dep = 0, deps = 0;
   std::uint16_t op = 0;  // the first op's index
-  std::uint16_t every = 1, count = 1, prefetch = 0;
+  std::uint16_t every = 1, count = 1, prefetch = 0, buffers = 0;
   Stream stream = Stream::compute;
   WhenSet when = kUsual;  // runs if the line's set contains it
   Covers covers = Covers::own;
@@ -93,6 +94,7 @@ struct BlockCode {
   std::array<std::uint16_t, 2> cuts{};                     // nodes that begin at CompileContext::cuts
   WhenSet conditions = 0;                                  // of its ops: which micro-batches differ
   bool once = false;                                       // has ops that run once for all instances of the line
+  bool takes_turns = false;                                // has ops with Op::buffers
   std::int64_t period = 1;                                 // least common multiple of `every`
   const Piece* piece = nullptr;
   std::span<const Op> ops;
@@ -217,6 +219,9 @@ class LineClock {
     Accounts accounts{};
     double host = 0;
     double entry = 0;  // when the previous instance's output was there
+    // When buffers that instances take in turn have been copied from: those of the next instance, and of the ones behind
+    // it (Op::buffers); 0: they are free.
+    std::array<double, kMostBuffers> copied{};
   };
   static constexpr std::size_t kStateSize = sizeof(State) / sizeof(double);
 
@@ -267,6 +272,9 @@ class LineClock {
   IssueAhead order_;
   std::int64_t once_at_ = 0;  // the last instance with ops that run once
   Stream entry_stream_ = Stream::compute;
+  Stream copying_stream_ = Stream::device_to_host;  // of the last copy from such a buffer
+  bool takes_turns_ = false;                        // any block of the line
+  double buffer_free_ = 0;                          // State::copied of the current instance
   State s_;
   std::vector<double> end_, first_part_;  // by node of the current instance; of the fabric's: its ticket from 1
   std::int64_t ahead_nodes_ = 0;          // most prefetched nodes in a block

@@ -153,6 +153,8 @@ void BlockCompiler::build_nodes(BlockKind kind, const CompileContext& context, B
       node.covers = op.covers;
       node.count = op.count;
       node.prefetch = !ahead_.empty() && ahead_[i] ? op.prefetch : 0;
+      node.buffers = op.buffers;
+      code.takes_turns |= op.buffers > 0;
       node.stream = op.stream;
       node.when = bit(op.when);
       node.waits_for_compute = waits_for_compute(op);
@@ -206,6 +208,7 @@ void BlockCompiler::compile(const Piece& piece, BlockKind kind, const CompileCon
   code.deps.clear();
   code.prefetched.clear();
   code.graph_host_seconds = 0;
+  code.takes_turns = false;
   code.busy = {};
   code.on_level = {};
   code.exit_compute = code.exit_other = BlockCode::kNone;

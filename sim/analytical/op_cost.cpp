@@ -168,7 +168,7 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   return cost;
 }
 
-OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensors) const {
+OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensors, bool alone) const {
   const Node& node = cluster_.node;
   const auto share = [&](double of_node) { return of_node / static_cast<double>(node.devices); };
   if (op.kind != OpKind::copy) return {share(node.host_memory_bytes_per_second), "/node/host_memory_bytes_per_second"};
@@ -176,8 +176,14 @@ OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensor
   if (way.from == way.to) throw std::logic_error(std::string("\"") + op.name + "\" copies within one memory");
   if (way.from == Place::storage) return {share(node.nvme_read_bytes_per_second), "/node/nvme_read_bytes_per_second"};
   if (way.to == Place::storage) return {share(node.nvme_write_bytes_per_second), "/node/nvme_write_bytes_per_second"};
-  return {node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster_.device.pcie_bytes_per_second,
-          "/device/pcie_bytes_per_second"};
+  double own = node.pcie_bytes_per_second > 0 ? node.pcie_bytes_per_second : cluster_.device.pcie_bytes_per_second;
+  const auto sharing = static_cast<double>(std::min(node.devices_per_pcie_switch, node.devices));
+  if (!alone && node.pcie_switch_bytes_per_second > 0) own = std::min(own, node.pcie_switch_bytes_per_second / sharing);
+  return {own, "/device/pcie_bytes_per_second"};
+}
+
+double OpCostModel::copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const {
+  return bytes(copy, tensors) * static_cast<double>(instances) / copy.count / rate(copy, tensors, true).bytes_per_second;
 }
 
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
@@ -198,7 +204,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.on_neighbours = is_felt(one) && one.intra_seconds > 0 && one.between_neighbours;
     cost.on_network = is_felt(one) && one.inter_seconds > 0;
   } else if (op.kind == OpKind::copy || row_of(op.stream).occupies == Occupies::host) {
-    const Rate r = rate(op, tensors);
+    const Rate r = rate(op, tensors, false);
     if (!(r.bytes_per_second > 0)) {
       throw InputError(
           {.file = {}, .pointer = std::string("/cluster") + r.pointer}, "no value",

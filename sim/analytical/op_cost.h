@@ -45,10 +45,14 @@ class OpCostModel {
 
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
-  // device and its host run at the PCIe rate of the device, those from or to storage at its share of the NVMe rate,
+  // device and its host run at the PCIe rate of the device, or at its share of its PCIe switch's, as all devices of a
+  // node copy at once; those from or to storage at its share of the NVMe rate,
   // host kernels at its share of the host's memory rate. Of rows of unequal number (Tensor::load) the seconds are those of
   // the rank with the most, for which all others wait, the FLOPs the mean of all. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
+
+  // A copy between a device and its host while no other device copies: one of its `count` launches.
+  double copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   // A collective op (not send, receive): one of its `count` launches. Under a load those of its busiest rank.
   CollectiveCost collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
@@ -72,7 +76,8 @@ class OpCostModel {
     double bytes_per_second = 0;
     const char* pointer = "";  // of the rate in a cluster document
   };
-  Rate rate(const Op& op, std::span<const Tensor> tensors) const;
+  // `alone`: no other device behind the same PCIe switch copies.
+  Rate rate(const Op& op, std::span<const Tensor> tensors, bool alone) const;
   struct Spanned {
     GroupSpan span;
     double slowdown = 1;  // of what goes over NICs, by other stages

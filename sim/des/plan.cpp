@@ -301,8 +301,7 @@ void RunPlan::add_block_exchanges(std::int32_t id, JobPlan& job) {
                        load != nullptr && piece.tensors[op.reads[0]].load != 0);
     } else if (op.kind == OpKind::copy) {
       CollectiveCost cost;
-      const OpCost copy = job.costs->cost(op, piece.tensors, instances);
-      cost.seconds = cost.intra_seconds = copy.last_seconds;
+      cost.seconds = cost.intra_seconds = job.costs->copy_seconds_alone(op, piece.tensors, instances);
       cost.intra_bytes = payload;
       x = add_exchange(traffic.singles(id), op.kind, payload, cost, direction_of(op, piece.tensors));
     } else {

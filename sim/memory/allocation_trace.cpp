@@ -163,6 +163,7 @@ class Tracer {
     const PieceLives& lives = lives_[instance.piece];
     const std::span<const Op> ops = (piece.*kBlocks[block]).ops;
     Held& held = held_of(instance, micro_batch);
+    const std::size_t first_event = trace_.events.size();
     const Boundary boundary = boundary_of(piece, block);
     if (boundary.input != kNoTensor) {
       const TensorId input = lives.lives.storage(boundary.input);
@@ -208,6 +209,7 @@ class Tracer {
       for (const std::uint32_t allocation : held) release(allocation);
       held_.erase({instance.number, micro_batch});
     }
+    trace_.blocks.push_back({first_event, trace_.events.size(), instance.piece, static_cast<std::uint8_t>(block)});
     return carried;
   }
 

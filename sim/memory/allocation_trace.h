@@ -28,9 +28,16 @@ struct AllocationTrace {
     std::uint32_t allocation = 0;
     bool frees = false;
   };
+  // What an instance of a piece does in one of its blocks, with what it has others issue ahead meanwhile.
+  struct BlockRun {
+    std::size_t begin = 0, end = 0;  // events
+    std::uint16_t piece = 0;
+    std::uint8_t block = 0;  // of kBlocks
+  };
   std::vector<Allocation> allocations;
   std::vector<Event> events;
-  std::size_t step_begin = 0;  // events before this one are of what stays all step long
+  std::size_t step_begin = 0;    // events before this one are of what stays all step long
+  std::vector<BlockRun> blocks;  // in their order
 };
 
 // On the device alone. REQUIRES: stage < program.stages.size(). Cost: linear in instances, micro-batches and ops.

@@ -70,6 +70,9 @@ struct Router {
   bool operator==(const Router&) const = default;
 };
 
+// Of Op::buffers.
+inline constexpr std::uint16_t kMostBuffers = 4;
+
 // For Op::every: once for all instances of a stretch of runs.
 inline constexpr std::uint16_t kAllInstances = 0xffff;
 
@@ -96,6 +99,9 @@ struct Op {
   bool issues_ahead = false;
   // The op may start when the instance `prefetch` places earlier in a run of equal pieces starts.
   std::uint16_t prefetch = 0;
+  // Of a copy on a stream of its own: what it reads lies in one of so many buffers that the instances of a line take in
+  // turn, so that kernels of the instance `buffers` places later wait for it. 0: nobody does. At most kMostBuffers.
+  std::uint16_t buffers = 0;
   const char* name = "";  // static storage: "fc1", "attention", "gradients.reduce_scatter"
 
   std::array<TensorId, 6> reads{kNoTensor, kNoTensor, kNoTensor, kNoTensor, kNoTensor, kNoTensor};

@@ -8,7 +8,8 @@
 
 namespace orrery {
 
-enum class MemoryVerdict { fits, tight, does_not_fit };
+// does_not_fit: a device (out of memory); does_not_fit_node: what the devices of a node keep in host memory or storage.
+enum class MemoryVerdict { fits, tight, does_not_fit, does_not_fit_node };
 
 // Of a predicted peak: a published one in ten was less than kPeakLow times it, one in ten more than kPeakHigh times
 // (results/published/steps, peak_allocated_bytes and peak_reserved_bytes; a source of more than 30 counts as 30, as for
@@ -31,14 +32,16 @@ inline bool fits_everywhere(const Report& report) {
 
 // Tight: the interval reaches beyond the capacity. A measured report's step has run: only a predicted one is tight.
 inline MemoryVerdict memory_verdict(const Report& report) {
-  if (!report.memory_fits) return MemoryVerdict::does_not_fit;
+  if (!report.memory_fits)
+    return report.memory_peak_bytes > report.memory_capacity_bytes ? MemoryVerdict::does_not_fit
+                                                                   : MemoryVerdict::does_not_fit_node;
   const bool tight = kPeakHigh * report.memory_peak_bytes > report.memory_capacity_bytes;
   return tight && report.engine != "measured" ? MemoryVerdict::tight : MemoryVerdict::fits;
 }
 
-// "fits", "tight", "does not fit".
+// "fits", "tight", "does not fit", "does not fit the node".
 inline std::string_view name_of(MemoryVerdict verdict) {
-  constexpr std::string_view kNames[] = {"fits", "tight", "does not fit"};
+  constexpr std::string_view kNames[] = {"fits", "tight", "does not fit", "does not fit the node"};
   return kNames[static_cast<int>(verdict)];
 }
 

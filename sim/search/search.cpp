@@ -224,6 +224,7 @@ class Search {
     plan.pipeline.virtual_stages = 1;
     plan.recompute = {};
     plan.activation_offload = {};
+    plan.memo = {};
     plan.data.zero_stage = 0;
     plan.data.overlap_gradients = true;
     plan.data.shard_degree = 0;
@@ -379,7 +380,8 @@ class Search {
   }
 
   static bool is_plain(const Plan& plan) {
-    return plan.recompute.mode == activation_recompute::Mode::none && !plan.activation_offload.offload;
+    return plan.recompute.mode == activation_recompute::Mode::none && !plan.activation_offload.offload &&
+           !plan.memo.swap;
   }
   std::vector<std::int64_t> but_activations(std::vector<std::int64_t> chosen) const {
     for (std::size_t i = 0; i < chosen.size(); ++i)

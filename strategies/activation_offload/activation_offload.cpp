@@ -5,73 +5,11 @@
 #include <vector>
 
 #include "sim/base/error.h"
-#include "sim/program/liveness.h"
 #include "sim/program/rewrite.h"
+#include "strategies/activation_offload/to_host.h"
 #include "strategies/pipeline_parallel/schedules.h"
 
 namespace orrery::activation_offload {
-namespace {
-
-constexpr std::uint16_t kLayersAhead = 1;  // Megatron-Core loads one layer ahead
-
-class ToHost {
- public:
-  explicit ToHost(Piece& piece) : piece_(piece) {}
-
-  void run() {
-    Liveness lives;
-    lives.find(piece_);
-    std::vector<TensorId> kept;
-    for (const TensorId id : lives.storages()) {
-      const Tensor& t = piece_.tensors[id];
-      const Life& life = lives.of(id);
-      if (life.keeper == Keeper::blocks && (life.kept & bit_of_block(kForwardBlock)) != 0 &&
-          t.category == Category::activation && t.place == Place::device && t.input == Input::none && !t.lent)
-        kept.push_back(id);
-    }
-    std::vector<Op> up;
-    returned_.assign(piece_.tensors.size(), kNoTensor);
-    for (const TensorId id : kept) {
-      const TensorId host = clone_tensor(piece_, id);
-      piece_.tensors[host].place = Place::host;
-      returned_[id] = clone_tensor(piece_, id);
-      piece_.forward.ops.push_back(copy("activation.to_host", Stream::device_to_host, id, host, Phase::forward));
-      Op back = copy("activation.to_device", Stream::host_to_device, host, returned_[id], Phase::input_gradient);
-      back.free_running = true;
-      back.prefetch = kLayersAhead;
-      up.push_back(back);
-    }
-    return_views();
-    for (Block* block : {&piece_.backward, &piece_.weight_gradient})
-      for (Op& op : block->ops)
-        for (TensorId& id : op.reads)
-          if (id != kNoTensor && id < returned_.size() && returned_[id] != kNoTensor) id = returned_[id];
-    piece_.backward.ops.insert(piece_.backward.ops.begin(), up.begin(), up.end());
-  }
-
- private:
-  static Op copy(const char* name, Stream stream, TensorId from, TensorId to, Phase phase) {
-    Op op = communication(OpKind::copy, name, stream, {}, from, to);
-    op.phase = phase;
-    return op;
-  }
-
-  // Views of what comes back, for those of what has gone; a view of a view comes behind what it views.
-  void return_views() {
-    for (std::size_t id = 0; id < returned_.size(); ++id) {
-      const TensorId base = piece_.tensors[id].alias_of;
-      if (base == kNoTensor || base >= returned_.size() || returned_[base] == kNoTensor) continue;
-      Tensor view = piece_.tensors[id];
-      view.alias_of = returned_[base];
-      returned_[id] = piece_.add(view);
-    }
-  }
-
-  Piece& piece_;
-  std::vector<TensorId> returned_;  // by what has gone to the host, and its views
-};
-
-}  // namespace
 
 void check(const Scenario& scenario) {
   const Options& options = scenario.plan.activation_offload;
@@ -106,19 +44,20 @@ void plan_layers(const Scenario& scenario, LayerPlans& plans) {
 
 void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
   if (!plan.activation_offload.offload || !is_layer(piece) || is_joint(piece) || piece.backward.ops.empty()) return;
-  ToHost(piece).run();
+  ToHost to_host(piece);
+  for (const TensorId id : kept_activations(piece)) to_host.move(id);
+  to_host.finish();
 }
 
 void disable(Plan& plan) { plan.activation_offload = {}; }
 
 std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{{"activation-offload", [](const Scenario& s) {
-                                        bool any = false;
-                                        for_each_plan(s, [&](const Plan& plan, const std::string&) {
-                                          any = any || plan.activation_offload.offload;
-                                        });
-                                        return any;
-                                      }}};
+  static constexpr PlanWord kWords[]{
+      {"activation-offload", [](const Scenario& s) {
+         bool any = false;
+         for_each_plan(s, [&](const Plan& plan, const std::string&) { any = any || plan.activation_offload.offload; });
+         return any;
+       }}};
   return kWords;
 }
 

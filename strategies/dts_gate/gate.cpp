@@ -13,7 +13,7 @@ namespace orrery::dts_gate {
 namespace {
 
 constexpr double kPi = 3.14159265358979323846;
-constexpr std::int64_t kSampledSteps = 64;  // intervals of the decay
+constexpr std::int64_t kSampledIntervals = 64;  // intervals of the decay
 
 // Of the soft phase, from 0 to 1 where the temperature is the last.
 double progress(const Gate& gate, std::int64_t step) {
@@ -106,7 +106,7 @@ double mean_computed_experts(const Gate& gate, const SampledGate& tokens, std::i
                static_cast<double>(std::max<std::int64_t>(0, steps - std::max(gate.hard_step, gate.seed_steps)));
   const auto computed = [&](std::int64_t step) { return state(gate, tokens, step).computed_experts; };
   // Between two sampled steps, the first with and the last without, what is linear adds up to.
-  const std::int64_t decay = decay_end - gate.seed_steps, parts = std::min(decay, kSampledSteps);
+  const std::int64_t decay = decay_end - gate.seed_steps, parts = std::min(decay, kSampledIntervals);
   for (std::int64_t part = 0; part < parts; ++part) {
     const std::int64_t begin = gate.seed_steps + decay * part / parts,
                        last = gate.seed_steps + decay * (part + 1) / parts - 1;

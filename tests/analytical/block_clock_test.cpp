@@ -161,6 +161,72 @@ TEST(BlockClock, PrefetchReachesAcrossRuns) {
   EXPECT_DOUBLE_EQ(w.run({{&a, 1}, {&b, 1}, {&a, 1}}).seconds, 15);
 }
 
+// A kernel of `kernel` seconds, and a copy to the host of what it has written, from one of `buffers` buffers.
+Handmade copying_piece(std::int64_t kernel, std::int64_t copy, std::uint16_t buffers) {
+  Handmade h;
+  const TensorId written = h.kernel(h.piece.forward, kernel).writes[0];
+  h.copy(h.piece.forward, Stream::device_to_host, copy, {written}).buffers = buffers;
+  return h;
+}
+
+TEST(BlockClock, KernelsWaitForTheCopyFromTheBufferThatTheyTakeOver) {
+  Clockwork w;
+  // Nobody waits: kernels 0-2, 2-4, 4-6, 6-8; copies end at 22, behind the line.
+  const LineResult own = w.run(copying_piece(2, 5, 0).piece, 4);
+  EXPECT_DOUBLE_EQ(own.seconds, 8);
+  EXPECT_DOUBLE_EQ(own.stream_end[static_cast<std::size_t>(Stream::device_to_host)], 22);
+  // Two: copies 2-7, 7-12, ..; the third kernel waits for the first copy, 7-9, the fourth for the second, 12-14.
+  const LineResult two = w.run(copying_piece(2, 5, 2).piece, 4);
+  EXPECT_DOUBLE_EQ(two.seconds, 14);
+  EXPECT_DOUBLE_EQ(exposed(two, Stream::device_to_host), 3 + 3);
+  EXPECT_DOUBLE_EQ(total(two), 14);
+  // One: kernel and copy in turn, 0-2-7-9-14-16-21-23.
+  EXPECT_DOUBLE_EQ(w.run(copying_piece(2, 5, 1).piece, 4).seconds, 23);
+  // Copies that hide are not felt.
+  EXPECT_DOUBLE_EQ(w.run(copying_piece(5, 2, 1).piece, 4).seconds, 4 * 5 + 3 * 2);
+  EXPECT_DOUBLE_EQ(w.run(copying_piece(5, 2, 2).piece, 4).seconds, 4 * 5);
+}
+
+TEST(BlockClock, BuffersAreTakenOverByWhateverInstanceComesNext) {
+  Clockwork w;
+  const Handmade copying = copying_piece(2, 5, 2);
+  Handmade plain;
+  plain.kernel(plain.piece.forward, 1);
+  const BlockCode &a = w.compile(copying.piece), &b = w.compile(plain.piece);
+  // Copies 2-7, 7-12: the plain kernels behind them 7-8 and 12-13, a third one 13-14.
+  EXPECT_DOUBLE_EQ(w.run({{&a, 2}, {&b, 3}}).seconds, 14);
+}
+
+TEST(BlockClock, JumpsOverInstancesThatWaitForBuffers) {
+  for (std::uint16_t buffers = 1; buffers <= kMostBuffers; ++buffers)
+    for (std::int64_t kernel = 1; kernel < 6; ++kernel)
+      for (std::int64_t copy = 1; copy < 8; ++copy) {
+        Clockwork w;
+        const Handmade h = copying_piece(kernel, copy, buffers), other = copying_piece(3, 2, 2);
+        const std::vector<LineItem> line{{&w.compile(other.piece), 2}, {&w.compile(h.piece), 100}};
+        const LineResult walked = w.run(line, kUsual, false, false), jumped = w.run(line);
+        EXPECT_NEAR(jumped.seconds, walked.seconds, 1e-9) << buffers << " " << kernel << " " << copy;
+        EXPECT_NEAR(total(jumped), jumped.seconds, 1e-9);
+      }
+}
+
+TEST(OpCosts, CopiesOfDevicesBehindASwitchShareItsUpLink) {
+  Clockwork w;
+  Handmade h;
+  const Op copy = h.copy(h.piece.forward, Stream::device_to_host, 6);
+  const auto seconds = [&](double up_link, std::int64_t behind) {
+    w.world.cluster.node.pcie_switch_bytes_per_second = up_link;
+    w.world.cluster.node.devices_per_pcie_switch = behind;
+    EXPECT_DOUBLE_EQ(w.costs.copy_seconds_alone(copy, h.piece.tensors, 1), 6) << "a device fills its own link";
+    return w.costs.cost(copy, h.piece.tensors, 1).seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds(0, 2), 6) << "not known to be shared";
+  EXPECT_DOUBLE_EQ(seconds(1, 2), 12);
+  EXPECT_DOUBLE_EQ(seconds(1, 1), 6);
+  EXPECT_DOUBLE_EQ(seconds(1, 100), 6 * 8) << "no more than the node has";
+  EXPECT_DOUBLE_EQ(seconds(4, 2), 6) << "wide enough";
+}
+
 TEST(BlockClock, BucketsRunOnceForSeveralInstances) {
   Handmade h;
   h.kernel(h.piece.forward, 1);

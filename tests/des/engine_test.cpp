@@ -106,6 +106,13 @@ const std::vector<Variant>& variants() {
          s.plan.offload.optimizer = true;
          s.plan.data.zero_stage = 1;
        }},
+      {"MEMO",
+       [](Scenario& s) {
+         s.plan.tensor.degree = 4;
+         s.plan.tensor.sequence_parallel = true;
+         s.plan.pipeline.degree = 2;
+         s.plan.memo = {.swap = true, .alpha = 0.5};
+       }},
       {"GPipe",
        [](Scenario& s) {
          s.plan.pipeline.degree = 4;
@@ -183,6 +190,36 @@ TEST(Agreement, PlansOfEveryKind) {
     EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.02) << v.name;
     expect_terms_add_up(des, v.name);
   }
+}
+
+// Two devices a switch, whose up-link carries both their copies: kernels wait for the buffers that are copied from.
+TEST(Agreement, CopiesShareTheUpLinkOfTheirSwitch) {
+  double before = 0;
+  for (const double alpha : {0.0, 0.5, 1.0})
+    for (const double up_link : {0.0, 2e9}) {
+      Scenario s = scenario_of("gpt3-6.7b", "hgx-a800", 1);
+      s.model.max_positions = 16384;
+      s.model.positions = Positions::rotary;
+      s.workload = {16384, 0, 1};
+      s.plan.data.degree = 1;
+      s.plan.tensor.degree = 8;
+      s.plan.tensor.sequence_parallel = true;
+      s.plan.memo = {.swap = true, .alpha = alpha};
+      s.cluster.node.pcie_switch_bytes_per_second = up_link;
+      const Report analytical = simulate(s), des = simulate_des(s);
+      const std::string what = std::to_string(alpha) + " " + std::to_string(up_link);
+      EXPECT_NEAR(des.step_seconds / analytical.step_seconds, 1, 0.005) << what;
+      expect_terms_add_up(des, what);
+      const double waits =
+          analytical.stages[0].time.exposed[static_cast<std::size_t>(Stream::device_to_host)] / analytical.step_seconds;
+      if (up_link == 0) {
+        EXPECT_LT(waits, 0.02 + 0.6 * alpha) << what;
+      } else {
+        EXPECT_GT(waits, 0.2) << what;
+        EXPECT_GT(analytical.step_seconds, before) << what;
+      }
+      before = analytical.step_seconds;
+    }
 }
 
 // Where seams lie between layers that compute the same: buckets, fused updates and gathering ahead pass over them.

@@ -74,8 +74,8 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
   EXPECT_THAT(all_plan_words(),
               ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "double-ring", "fpdt",
                           "all-gather-context", "expert", "pipeline", "interleaved", "recompute-selective",
-                          "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "hpz",
-                          "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
+                          "recompute-full", "recompute-op", "recompute-all-but-attention", "activation-offload", "memo",
+                          "hpz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {

@@ -29,6 +29,7 @@ struct Work {
   Work* instance = nullptr;                            // the first node of the same instance of the block
   Work *compute_before = nullptr, *trigger = nullptr;  // to be done; to have started
   Work *entry = nullptr, *other_entry = nullptr;       // the previous instance's output
+  Work* buffer = nullptr;  // the copy from the buffer that the instance takes over (Op::buffers), to be done
   double seconds = 0;
   double issued = -1, host_end = -1;  // by the host; -1: whenever
   std::uint32_t name = 0;             // into JobPlan::ops

@@ -76,6 +76,8 @@ class Simulation::LineIssue {
   bool all_ahead_ = false;     // what is issued ahead was
   std::vector<Instance> instances_;
   Work *entry_ = nullptr, *other_entry_ = nullptr;
+  // The last copies that instances wait for (Work::buffer), of this one and of those behind it: by instance, in a ring.
+  std::array<Work*, kMostBuffers + 1> copied_{};
 };
 
 Simulation::LineIssue::LineIssue(Simulation& simulation, ClassRun& c, Line& line, Work* works,
@@ -174,6 +176,8 @@ void Simulation::LineIssue::issue_nodes(std::int64_t index, std::size_t from, st
     prepare(w, covered);
     if (node.host_first > 0 || code.graph_host_seconds > 0) w.issued = host_.time() + node.host_first;
     if (node.waits_for_compute) w.compute_before = host_.last_compute;
+    if (node.stream == Stream::compute) w.buffer = copied_[static_cast<std::size_t>(index) % copied_.size()];
+    if (node.buffers > 0) copied_[static_cast<std::size_t>(index + node.buffers) % copied_.size()] = &w;
     w.entry = entry_;
     w.other_entry = other_entry_;
     const bool begins = node.stream == Stream::compute && !began_ && node.op >= code.issues_ahead_from;
@@ -194,6 +198,7 @@ void Simulation::LineIssue::end_instance(std::int64_t index) {
   Work* const first = instances_[static_cast<std::size_t>(index)].works;
   const BlockCode& code = code_of(index);
   ++next_;
+  copied_[static_cast<std::size_t>(index) % copied_.size()] = nullptr;
   if (!began_) issue_ahead(index, host_.last_compute);
   if (code.exit_compute == BlockCode::kNone && code.exit_other == BlockCode::kNone) return;
   entry_ = code.exit_compute != BlockCode::kNone ? &first[code.exit_compute] : nullptr;

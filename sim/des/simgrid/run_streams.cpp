@@ -50,6 +50,8 @@ Task<> Simulation::await(ClassRun& c, std::size_t stream, Work& w, int& cause, s
     co_await await_work(self, stream, *w.trigger, Until::started, cause, cause_event);
   if (w.compute_before != nullptr && !holds(*w.compute_before, Until::done))
     co_await await_work(self, stream, *w.compute_before, Until::done, cause, cause_event);
+  if (w.buffer != nullptr && !holds(*w.buffer, Until::done))
+    co_await await_work(self, stream, *w.buffer, Until::done, cause, cause_event);
   if (w.node->prefetch == 0) {
     for (std::size_t d = w.node->first_dep; d < w.node->first_dep + w.node->deps; ++d) {
       const std::uint16_t from = w.code->deps[d];

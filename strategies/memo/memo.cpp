@@ -1,0 +1,255 @@
+#include "strategies/memo/memo.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "sim/program/rewrite.h"
+#include "strategies/activation_offload/to_host.h"
+#include "strategies/context_parallel/context_parallel.h"
+#include "strategies/pipeline_parallel/schedules.h"
+
+namespace orrery::memo {
+namespace {
+
+using activation_offload::ToHost;
+using activation_offload::view_of_tokens;
+
+class TokenWise {
+ public:
+  TokenWise(Piece& piece, double alpha)
+      : piece_(piece),
+        forward_(piece.forward.ops),
+        originals_(piece.tensors.size()),
+        kinds_(originals_, Kind::passing),
+        discarded_(originals_, kNoTensor),
+        to_host_(piece, kRoundingBuffers) {
+    for (const TensorId id : activation_offload::kept_activations(piece)) kept_.push_back(id);
+    classify();
+    // The same tokens of every tensor: a rank that holds more of a sequence than another tensor's rank (gathered over
+    // tensor-parallel ranks) holds the others' tokens, too.
+    least_ = tokens_of(kept_.front());
+    for (const TensorId id : kept_) least_ = std::min(least_, tokens_of(id));
+    swapped_ = std::llround(alpha * static_cast<double>(least_));
+  }
+
+  void run() {
+    for (const TensorId id : kept_) {
+      if (kinds_[id] == Kind::whole) {
+        to_host_.move(id);
+      } else {
+        to_host_.move(id, swapped_of(id));
+      }
+    }
+    std::vector<Op> again = swapped_ < least_ ? recomputed() : std::vector<Op>{};
+    piece_.backward.ops.insert(piece_.backward.ops.begin(), again.begin(), again.end());
+    to_host_.finish();
+  }
+
+ private:
+  enum class Kind : std::uint8_t {
+    passing,  // not kept
+    whole,    // swapped, all of it
+    tokens,   // kept: a part of the tokens is swapped
+  };
+
+  std::int64_t tokens_of(TensorId id) const {
+    const Tensor& t = piece_.tensors[id];
+    const int d = t.find(Axis::sequence);
+    return d < 0 ? std::numeric_limits<std::int64_t>::max() : t.sizes[d];
+  }
+  std::int64_t swapped_of(TensorId id) const { return tokens_of(id) / least_ * swapped_; }
+  TensorId root(TensorId id) const { return storage_of(piece_, id); }
+
+  // Swapped whole: the input, which no op here makes; what attention makes, which takes too long to make again; masks
+  // of dropouts, of which the last stands behind the last product; what does not run along the sequence.
+  void classify() {
+    for (const TensorId id : kept_) {
+      const Tensor& t = piece_.tensors[id];
+      kinds_[id] = t.find(Axis::sequence) < 0 || t.dtype == Dtype::uint8 ? Kind::whole : Kind::tokens;
+    }
+    kinds_[root(piece_.input)] = Kind::whole;
+    for (const Op& op : forward_)
+      if (is_attention(op.kind) || op.kind == OpKind::merge_attention)
+        for (const TensorId id : op.writes)
+          if (id != kNoTensor && kinds_[root(id)] != Kind::passing) kinds_[root(id)] = Kind::whole;
+  }
+
+  // Ops of the forward that make what was discarded from what was swapped whole, in their order, on the discarded
+  // tokens.
+  std::vector<Op> recomputed() {
+    std::vector<std::uint8_t> needed(originals_), repeated(forward_.size());
+    for (const TensorId id : kept_) needed[id] = kinds_[id] == Kind::tokens ? 1 : 0;
+    for (std::size_t i = forward_.size(); i-- > 0;) {
+      const Op& op = forward_[i];
+      for (const TensorId id : op.writes) {
+        if (id == kNoTensor || needed[root(id)] == 0 || piece_.tensors[root(id)].resident) continue;
+        repeated[i] = 1;
+      }
+      if (repeated[i] == 0) continue;
+      for (const TensorId id : op.reads)
+        if (id != kNoTensor && kinds_[root(id)] == Kind::passing) needed[root(id)] = 1;
+    }
+    std::vector<Op> again;
+    for (std::size_t i = 0; i < forward_.size(); ++i) {
+      if (repeated[i] == 0) continue;
+      Op op = forward_[i];
+      if (is_attention(op.kind) || op.kind == OpKind::redistribute)
+        throw std::logic_error(std::string("\"") + op.name + "\" is not recomputed token by token");
+      op.phase = Phase::recompute;
+      for (TensorId& id : op.reads) id = discarded(id);
+      for (TensorId& id : op.writes) id = discarded(id);
+      again.push_back(op);
+    }
+    return again;
+  }
+
+  // The discarded tokens: of what is kept in what the backward reads, of all else in a tensor that lives while tokens
+  // are recomputed. What has no tokens (parameters) is read as it is.
+  TensorId discarded(TensorId id) {
+    if (id == kNoTensor || piece_.tensors[root(id)].find(Axis::sequence) < 0) return id;
+    if (discarded_[id] != kNoTensor) return discarded_[id];
+    const Tensor& t = piece_.tensors[id];
+    const std::int64_t from = swapped_of(id), count = tokens_of(id) - from;
+    TensorId part = kNoTensor;
+    if (t.alias_of != kNoTensor) {
+      const TensorId base = discarded(t.alias_of);
+      Tensor view = piece_.tensors[id];
+      view.sizes[view.find(Axis::sequence)] = count;
+      view.alias_of = base;
+      part = piece_.add(view);
+    } else if (kinds_[id] == Kind::passing || is_made_again(id)) {
+      part = clone_tensor(piece_, id);
+      Tensor& own = piece_.tensors[part];
+      own.sizes[own.find(Axis::sequence)] = count;
+    } else {
+      part = view_of_tokens(piece_, to_host_.returned(id), from, count);
+    }
+    return discarded_[id] = part;
+  }
+  // A mask that comes back, and that an op which is repeated for its other result makes once more.
+  bool is_made_again(TensorId id) const { return piece_.tensors[id].dtype == Dtype::uint8; }
+
+  Piece& piece_;
+  const std::vector<Op> forward_;  // without copies
+  const std::size_t originals_;    // tensors
+  std::vector<Kind> kinds_;        // by storage
+  std::vector<TensorId> kept_, discarded_;
+  ToHost to_host_;
+  std::int64_t least_ = 0, swapped_ = 0;  // of the tensor with the fewest tokens
+};
+
+void check_layers(const Scenario& scenario, const Plan& plan, const std::string& at) {
+  const Model& model = scenario.model;
+  const auto fail = [&](const std::string& expected) { throw InputError({"", at + "memo"}, "true", expected); };
+  const auto fail_at = [&](const char* field, const std::string& found, const std::string& expected) {
+    throw InputError({"", at + field}, found, expected + " with memo");
+  };
+  if (model.kind != ModelKind::decoder && model.kind != ModelKind::encoder)
+    fail("false but for decoders and encoders of one sequence");
+  if (model.experts > 0) fail("false for a mixture of experts, whose rows do not run along the sequence");
+  if (model.attention == AttentionKind::latent) fail("false for latent attention");
+  if (model.positions == Positions::relative) fail("false for relative positions");
+  if (!plan.framework.flash_attention)
+    fail_at("flash_attention", "false", "true: scores that are stored belong to pairs of tokens");
+  if (plan.recompute.mode != activation_recompute::Mode::none)
+    fail_at("recompute",
+            '"' + std::string(activation_recompute::kModeNames[static_cast<std::size_t>(plan.recompute.mode)]) + '"',
+            "\"none\": what is not swapped is recomputed,");
+  if (plan.activation_offload.offload) fail_at("activation_offload", "true", "false: activations are swapped already");
+  if (plan.tensor.overlap) fail_at("tensor_parallel_overlap", "true", "false: its products are cut along the sequence");
+  using precision::Mix;
+  const Mix mix = plan.precision.mix;
+  if (mix == Mix::fp8 || mix == Mix::nvfp4)
+    fail_at("precision", '"' + std::string(precision::kMixNames[static_cast<std::size_t>(mix)]) + '"',
+            "bf16, fp16 or fp32: scales are of all tokens,");
+  if (scenario.plan.context.degree > 1 && !context_parallel::is_of_type(scenario, plan, context_parallel::kTypes))
+    fail_at("context_parallel_type",
+            '"' + std::string(context_parallel::type_names()[static_cast<std::size_t>(plan.context.type)]) + '"',
+            "\"ring\": its activations stay where their tokens are,");
+}
+
+}  // namespace
+
+void check(const Scenario& scenario) {
+  bool any = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
+    any = any || plan.memo.swap;
+    if (plan.memo.swap) return check_layers(scenario, plan, at);
+    const bool of_range = &plan != &scenario.plan, inherited = of_range && plan.memo.alpha == scenario.plan.memo.alpha;
+    if (of_range && plan.memo.alpha != 1 && !inherited)
+      throw InputError({"", at + "memo_alpha"}, std::to_string(plan.memo.alpha), "none unless memo is true");
+  });
+  if (!any && scenario.plan.memo.alpha != 1)
+    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha), "none unless memo is true");
+  if (!any) return;
+  using pipeline_parallel::ScheduleKind;
+  const ScheduleKind schedule = scenario.plan.pipeline.schedule;
+  if (scenario.plan.pipeline.degree > 1 && schedule != ScheduleKind::gpipe && schedule != ScheduleKind::one_f_one_b &&
+      schedule != ScheduleKind::interleaved)
+    throw InputError({"", "/plan/pipeline_schedule"},
+                     '"' + std::string(pipeline_parallel::kScheduleNames[static_cast<std::size_t>(schedule)]) + '"',
+                     "\"1f1b\", \"gpipe\" or \"interleaved\" with memo: two buffers do not wait for weight gradients");
+}
+
+// The last two layers of a chunk: their backward is the first, and they have the two buffers.
+void plan_layers(const Scenario& scenario, LayerPlans& plans) {
+  bool any = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.memo.swap; });
+  if (!any) return;
+  std::int64_t begin = 0;
+  for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
+    const std::int64_t stay = std::min<std::int64_t>(n, kRoundingBuffers);
+    plans.change(begin + n - stay, begin + n, 1, [](Plan& plan) { plan.memo = {}; });
+    begin += n;
+  }
+}
+
+void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& piece) {
+  if (!plan.memo.swap || !is_layer(piece) || is_joint(piece) || piece.backward.ops.empty()) return;
+  TokenWise(piece, plan.memo.alpha).run();
+}
+
+void disable(Plan& plan) { plan.memo = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{
+      {"memo", [](const Scenario& s) {
+         bool any = false;
+         for_each_plan(s, [&](const Plan& plan, const std::string&) { any = any || plan.memo.swap; });
+         return any;
+       }}};
+  return kWords;
+}
+
+std::span<const SearchAxis> search_axes() {
+  static constexpr std::int64_t kParts = 8;  // alpha in eighths
+  static constexpr SearchAxis kAxes[]{
+      {.field = "memo",
+       .label = "memo",
+       .turns = Turns::activations,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.memo.swap = value != 0; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             append_flags(chosen.cluster.device.pcie_bytes_per_second > 0, values);
+           }},
+      {.field = "memo_alpha",
+       .label = "alpha",
+       .turns = Turns::activations,
+       .usual = false,
+       .set = [](Plan& plan, std::int64_t value) { plan.memo.alpha = static_cast<double>(value) / kParts; },
+       .values =
+           [](const Scenario& chosen, std::vector<std::int64_t>& values) {
+             if (chosen.plan.memo.swap)
+               for (std::int64_t part = 0; part < kParts; ++part) values.push_back(part);
+             values.push_back(kParts);
+           }}};
+  return kAxes;
+}
+
+}  // namespace orrery::memo
