@@ -43,7 +43,7 @@ struct Kernels::Binding {
   };
   Op op;
   KernelContext context;
-  std::vector<std::int64_t> query_positions, key_positions;
+  std::vector<std::int64_t> query_positions, key_positions, document_begins;
   std::array<Tensor, 6> in_tensors;
   std::array<Tensor, 4> out_tensors;
   std::array<Operand, 6> reads;
@@ -98,8 +98,28 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   } else if (op.is_random()) {
     binding.query_positions = sequence_positions(call.plan(), drawn_for(call), position_);
   }
+  if (op.documents != 0) binding.document_begins = document_begins(call);
+  binding.context.document_begins = binding.document_begins;
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;
+}
+
+// Of the sequences of the micro-batch, whatever class of micro-batches it is timed as.
+std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
+  const PackedSequences& packed = *setup_.program.packed;
+  const std::int64_t sequences = call.read(queries_operand(call.op.kind)).sizes[0],
+                     of_replica = setup_.program.schedule.micro_batches * sequences,
+                     first = position_.replica * of_replica + call.micro_batch * sequences;
+  std::vector<std::int64_t> begins;
+  begins.reserve(static_cast<std::size_t>(sequences * packed.length));
+  for (std::int64_t s = first; s < first + sequences; ++s) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : packed.ends_of(s)) {
+      begins.insert(begins.end(), static_cast<std::size_t>(end - begin), begin);
+      begin = end;
+    }
+  }
+  return begins;
 }
 
 // Of experts with copies. Ranks begin with another copy each, so that what is left over of a division goes to all
