@@ -186,7 +186,10 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
         .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster));
-  std::string text = KernelModel(cluster.device, *simulation.kernels).explain(op, tensors);
+  OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
+  costs.set_documents(simulation.program->packed.get(), simulation.program->document_loads);
+  std::string text =
+      KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
   const std::int64_t devices = simulation.program->mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))
@@ -499,12 +502,48 @@ std::string explain_routing(const Simulation& simulation) {
          "kernel on rows takes as long as on the busiest rank\n";
 }
 
+std::string explain_documents(const Simulation& simulation) {
+  if (!simulation.report.documents) return "documents: none, attention sees the whole sequence\n";
+  const Program& program = *simulation.program;
+  const PackedSequences& packed = *program.packed;
+  const Workload& w = simulation.scenario.workload;
+  const auto replicas = static_cast<double>(program.document_loads.front().sequences.size()),
+             micro_batches = static_cast<double>(program.schedule.micro_batches);
+  double mean = 0;  // pairs of a micro-batch
+  for (std::int64_t s = 0; s < packed.count(); ++s) mean += whole_pairs(packed.ends_of(s)) / (replicas * micro_batches);
+  std::string text = fmt::format(
+      "documents: {}, step {}; {} sequences of {} tokens\n"
+      "pairs of a query and a key within documents, over those of the mean micro-batch, by classes of micro-batches:\n",
+      w.recorded_documents ? "recorded in " + w.documents_file : w.documents, w.step, packed.count(), packed.length);
+  constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
+  std::vector<std::vector<std::string>> rows;
+  for (const DocumentLoad& load : program.document_loads) {
+    double documents = 0, all = 0, slowest = 0;
+    for (std::size_t r = 0; r < load.sequences.size(); ++r)
+      for (const std::int64_t s : load.sequences[r]) {
+        documents += static_cast<double>(packed.ends_of(s).size());
+        all += whole_pairs(packed.ends_of(s));
+        if (static_cast<std::int64_t>(r) == load.slowest_replica) slowest += whole_pairs(packed.ends_of(s));
+      }
+    const auto of_class = static_cast<double>(load.micro_batches);
+    rows.push_back({std::to_string(load.micro_batches), fmt::format("{:.1f}", documents / replicas / of_class),
+                    fmt::format("{:.3f}x", slowest / of_class / mean),
+                    fmt::format("{:.3f}x", all / replicas / of_class / mean)});
+  }
+  return text + grid(kColumns, rows) +
+         fmt::format(
+             "the analytical step is that of replica {}, the slowest of all micro-batches together; what attention "
+             "takes "
+             "follows from each document: --explain attention\n",
+             program.document_loads.front().slowest_replica);
+}
+
 // Lines of the report's head, by their labels and by their names in JSON and CSV.
 struct HeadLine {
   std::array<std::string_view, 6> names;
   std::string (*explain)(const Simulation&);
 };
-constexpr std::array<HeadLine, 7> kHeadLines{{
+constexpr std::array<HeadLine, 8> kHeadLines{{
     {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
@@ -517,6 +556,8 @@ constexpr std::array<HeadLine, 7> kHeadLines{{
     {{"exposed communication", "exposed_communication_seconds"},
      [](const Simulation& s) { return explain_exposed_communication(s.report); }},
     {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
+    {{"documents", "documents of a sequence", "attention within them", "attention, busiest replica"},
+     explain_documents},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
 }};

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,6 +20,7 @@
 #include "strategies/read_scenario.h"
 #include "traces/packing/document_generator.h"
 #include "traces/packing/documents_file.h"
+#include "traces/packing/packed_workload.h"
 #include "traces/packing/packing.h"
 
 namespace orrery {
@@ -47,37 +47,37 @@ constexpr const char* kPackExamples = R"(Examples:
   orrery pack --generate 100000 --lengths web-en=3,code=1 --context 8192 --csv -
   orrery pack --generate 100000 --scenario llama-3-70b-512-h100          what the mask is worth to a training step)";
 
-// What a training step takes by the causal mask of whole sequences, and by one within documents. Ops know a causal mask
-// and a window, not documents: a mask within documents is simulated as the window that leaves attention as much work.
+// What a training step takes by the causal mask of whole sequences, and by one within the documents of a packing.
 class MaskedStep {
  public:
   MaskedStep(const std::string& name, const std::vector<std::string>& sets) {
     const nlohmann::json document = scenario_argument(name, sets, source_);
     if (has_jobs(document)) refuse("/jobs", "several jobs", "one training, whose sequences are packed");
     scenario_ = read_scenario(document, source_);
-    const Model& model = scenario_.model;
-    if (model.kind != ModelKind::decoder) refuse("/model", "no decoder", "a decoder, whose attention is causal");
-    if (model.sliding_window > 0)
-      refuse("/model/sliding_window", std::to_string(model.sliding_window), "0: attention to all of the sequence");
-    if (scenario_.plan.context.degree > 1)
-      refuse("/plan/context_parallel", std::to_string(scenario_.plan.context.degree),
-             "1: how documents divide over the ranks of a sequence is not modelled");
-    if (!scenario_.plan.framework.flash_attention)
-      refuse("/plan/flash_attention", "false", "true: other kernels compute what a mask hides");
-    if (scenario_.workload.sequence_length == 0) scenario_.workload.sequence_length = model.max_positions;
+    if (scenario_.model.kind != ModelKind::decoder)
+      refuse("/model", "no decoder", "a decoder, whose attention is causal");
+    Workload& workload = scenario_.workload;
+    if (workload.has_documents())
+      refuse(workload.documents.empty() ? "/workload/documents_file" : "/workload/documents", "documents of its own",
+             "none beside those that are packed");
+    workload.packing = PackingPolicy::concat;
+    if (workload.sequence_length == 0) workload.sequence_length = scenario_.model.max_positions;
     full_seconds_ = seconds(scenario_);
   }
 
   std::int64_t sequence_length() const { return scenario_.workload.sequence_length; }
   const std::string& file() const { return source_.file; }
   double full_seconds() const { return full_seconds_; }
-  // `share`: sum l^2 / context^2.
-  double seconds(double share) {
-    // A window of w positions leaves s w - w^2 / 2 pairs of s^2 / 2.
-    const auto s = static_cast<double>(sequence_length());
+  // Of a batch of its sequences: the first of concatenated documents, of others any, drawn by `seed`.
+  double seconds(const Packing& packing, bool in_order, std::uint64_t seed) {
+    auto documents = std::make_shared<RecordedDocuments>();
+    for (std::int64_t s = 0; s < packing.sequences(); ++s) {
+      std::vector<std::int64_t>& tokens = documents->sequences.emplace_back();
+      for (const PackedPiece& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
+    }
+    if (!in_order) shuffle_sequences(seed, 0, documents->sequences);
     Scenario masked = scenario_;
-    const auto window = static_cast<std::int64_t>(std::llround(s * (1 - std::sqrt(std::max(0.0, 1 - share)))));
-    masked.model.sliding_window = window >= sequence_length() ? 0 : std::max<std::int64_t>(1, window);
+    masked.workload.recorded_documents = std::move(documents);
     return seconds(masked);
   }
 
@@ -279,7 +279,9 @@ void pack_documents(const PackArguments& arguments) {
         packed.rows.emplace_back(PackRow{.policy = kPackingPolicyNames[static_cast<std::size_t>(options.policy)],
                                          .measures = measures(documents, packing),
                                          .masked_seconds = {}});
-    if (step) row.masked_seconds = step->seconds(row.measures.attention_share);
+    if (step)
+      row.masked_seconds =
+          step->seconds(packing, keeps_order(options.policy), static_cast<std::uint64_t>(arguments.seed));
     if (out) {
       progress.show(fmt::format("{}: writing", name));
       write_sequences(documents, packing, *out);

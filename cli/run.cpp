@@ -266,6 +266,11 @@ RunJob job_of(const RunArguments& arguments) {
   if (const std::int64_t ranks = job.program.mesh.ranks(); ranks > kMostRanks)
     throw InputError({job.source.file, "/plan"}, fmt::format("{} ranks", ranks),
                      fmt::format("at most {}: they share this machine", kMostRanks));
+  if (job.on_gpus && job.program.packed != nullptr)
+    throw InputError({job.source.file,
+                      job.described.workload.documents.empty() ? "/workload/documents_file" : "/workload/documents"},
+                     "documents with --device cuda",
+                     "--device cpu: the GPU's attention does not stay within documents");
   if (job.processes && !arguments.trace.empty())
     throw InputError({"--trace", ""}, "ranks that are processes (--ranks mpi)", "threads: they share a timeline");
   if (arguments.steps == 0 && !arguments.check)

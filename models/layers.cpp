@@ -66,9 +66,32 @@ double expert_rows(const Model& model, const Workload& workload, std::int64_t mi
                                                     : static_cast<double>(model.experts_per_token));
 }
 
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows) {
+namespace {
+
+// Of attention within documents, in the mean of all sequences.
+void count_documents(const Op& op, std::span<const Tensor> tensors, const PackedSequences& packed, ProductFlops& f) {
+  Op unmasked = op;
+  unmasked.causal = false;
+  DocumentPairs masked, full;
+  const double share = 1 / static_cast<double>(packed.count());
+  for (std::int64_t s = 0; s < packed.count(); ++s) {
+    masked.add(document_pairs(op, tensors, 0, packed.ends_of(s), 1), share);
+    if (op.window > 0) full.add(document_pairs(unmasked, tensors, 0, packed.ends_of(s), 1), share);
+  }
+  const AttentionShape shape = attention_shape(op, tensors);
+  const double per_pair = flops_per_pair(shape, false) * static_cast<double>(shape.batch * shape.heads);
+  f.attention_masked = f.attention_executed = per_pair * masked.counted;
+  f.attention_full = per_pair * (op.window > 0 ? full.counted : masked.rectangle);
+}
+
+}  // namespace
+
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows,
+                           const PackedSequences* packed) {
   ProductFlops f;
-  if (op.kind == OpKind::batched_matmul) {
+  if (op.kind == OpKind::attention && packed != nullptr) {
+    count_documents(op, tensors, *packed, f);
+  } else if (op.kind == OpKind::batched_matmul) {
     f.attention_full = f.attention_executed = flops(op, tensors);
     f.attention_masked = op.causal ? f.attention_full / 2 : f.attention_full;
   } else if (op.kind == OpKind::attention) {
@@ -121,14 +144,14 @@ void build_pieces(const Model& model, const Workload& workload, std::int64_t mic
 }
 
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
-                     std::span<const Piece> pieces, std::span<const Run> line) {
+                     std::span<const Piece> pieces, std::span<const Run> line, const PackedSequences* packed) {
   ModelWork work;
   ProductFlops total;
   const double rows = expert_rows(model, workload, micro_batch);
   for (const Run& run : line) {
     const Piece& piece = pieces[run.piece];
     ProductFlops forward;
-    for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows), 1);
+    for (const Op& op : piece.forward.ops) forward.add(product_flops(op, piece.tensors, rows, packed), 1);
     total.add(forward, static_cast<double>(run.count));
   }
   if (model.mean_experts_per_token > 0) total.linear_executed = total.linear;  // rows that are there, not all slots

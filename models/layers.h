@@ -56,14 +56,15 @@ struct ProductFlops {
 };
 // Of an op of a built piece; none of an attention's backward, which repeats a part of the forward. `expert_rows`: the
 // rows that the tokens of a micro-batch take at a layer's experts. Slots that are left over are executed all the same;
-// they are no work of the model.
-ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows = 0);
+// they are no work of the model. `packed`: whose documents attention stays within, with and without the causal mask.
+ProductFlops product_flops(const Op& op, std::span<const Tensor> tensors, double expert_rows = 0,
+                           const PackedSequences* packed = nullptr);
 // One for each token and expert that it goes to.
 double expert_rows(const Model& model, const Workload& workload, std::int64_t micro_batch);
 
 // FLOPs and tokens of a whole step, from a line of built (unsharded) pieces: the products of the forward, twice again
 // for the backward; the padded vocabulary counts. Of experts those that a token goes to.
 ModelWork model_work(const Model& model, const Workload& workload, std::int64_t micro_batch,
-                     std::span<const Piece> pieces, std::span<const Run> line);
+                     std::span<const Piece> pieces, std::span<const Run> line, const PackedSequences* packed = nullptr);
 
 }  // namespace orrery

@@ -47,6 +47,9 @@ struct KernelContext {
   // the last keys. The keys of a fused QKV are at the queries' positions. A query may see no key: its context is 0, its
   // log-sum-exp -infinity. Host memory.
   std::span<const std::int64_t> query_positions, key_positions;
+  // Attention within documents (Op::documents), [sequence, position]: where in its whole sequence the document of each
+  // position begins; a query sees no key before its own. Empty: the sequence is one. Host memory.
+  std::span<const std::int64_t> document_begins;
   double rotary_base = 10000;  // theta of Su et al. 2021 (arXiv 2104.09864), section 3.2.2
 
   // First row of the vocabulary that this rank holds (embedding, cross entropy: tensors with Axis::vocab); ids outside

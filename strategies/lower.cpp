@@ -7,6 +7,7 @@
 #include "models/layers.h"
 #include "strategies/framework/framework.h"
 #include "strategies/layer_plans.h"
+#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -64,7 +65,9 @@ void lower(const Scenario& as_written, std::span<const Strategy> strategies, Pro
   const LayerPlans plans = layer_plans(scenario);
   plans.split(program);
   build_anew(scenario, plans, kernels, program);
-  program.model = model_work(scenario.model, scenario.workload, micro_batch, program.pieces, program.line);
+  program.packed = packed_documents::sequences_of(scenario);
+  program.model =
+      model_work(scenario.model, scenario.workload, micro_batch, program.pieces, program.line, program.packed.get());
   for (const Strategy& strategy : strategies) {
     strategy.rewrite(scenario, program);
     if (strategy.rewrite_piece == nullptr) continue;

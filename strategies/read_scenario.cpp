@@ -21,6 +21,7 @@
 #include "sim/hardware/read_cluster.h"
 #include "strategies/framework/framework.h"
 #include "strategies/perturbations/read_perturbations.h"
+#include "traces/packing/packed_workload.h"
 #include "traces/routing_file.h"
 
 namespace orrery {
@@ -166,7 +167,8 @@ void find_from_working_directory(Json& value, const std::string& at, const std::
   const bool is_part = pointer == "/model" || pointer == "/cluster" || pointer == "/workload" || pointer == "/plan" ||
                        pointer == "/perturbations";
   if (is_part && value.is_string() && is_path(value.get_ref<const std::string&>())) make_absolute(value);
-  for (const auto& [part, field] : {std::pair{"/cluster", "topology_file"}, std::pair{"/workload", "routing_file"}}) {
+  for (const auto& [part, field] : {std::pair{"/cluster", "topology_file"}, std::pair{"/workload", "routing_file"},
+                                    std::pair{"/workload", "documents_file"}}) {
     if (pointer == std::string(part) + "/" + field) make_absolute(value);
     if (pointer == part && value.is_object() && value.contains(field)) make_absolute(value[field]);
   }
@@ -326,23 +328,27 @@ std::uint64_t file_digest(const std::string& path) {
   return digest;
 }
 
-// A part's routing_file to be found from wherever the document is put. Empty: there is none.
-std::string absolute_routing_file(const Part& part) {
-  const Json routing = part.json.is_object() ? part.json.value("routing_file", Json()) : Json();
-  if (!routing.is_string() || routing == "") return "";
-  return std::filesystem::absolute(path_beside(routing.get<std::string>(), part.where.file)).string();
+// The files that a workload names.
+constexpr std::array kWorkloadFiles{"routing_file", "documents_file"};
+
+// A part's files to be found from wherever `document` is put, which is the part's.
+void make_files_absolute(const Part& part, Json& document) {
+  if (!part.json.is_object()) return;
+  for (const char* field : kWorkloadFiles)
+    if (const Json file = part.json.value(field, Json()); file.is_string() && file != "")
+      document[field] = std::filesystem::absolute(path_beside(file.get<std::string>(), part.where.file)).string();
 }
 
 // What a member adds to a scenario's digest: mixed, or plans alike would have digests alike.
 std::uint64_t member_digest(std::string_view key, const Json& value) {
   const Json* as_digested = &value;
   Json with_content;
-  if (const Json routing = value.is_object() ? value.value("routing_file", Json()) : Json();
-      routing.is_string() && routing != "") {
-    with_content = value;
-    with_content["routing_file"] = file_digest(routing.get<std::string>());
-    as_digested = &with_content;
-  }
+  for (const char* field : kWorkloadFiles)
+    if (const Json file = value.is_object() ? value.value(field, Json()) : Json(); file.is_string() && file != "") {
+      if (as_digested == &value) with_content = value;
+      with_content[field] = file_digest(file.get<std::string>());
+      as_digested = &with_content;
+    }
   return mixed(digest_of(as_digested->dump(), digest_of(key) + 1));  // + 1: where the key ends
 }
 
@@ -538,14 +544,20 @@ Workload take_workload(JsonReader& reader, const ScenarioSource& source) {
   return reading_part(source, reader.at("workload"), [&](const InputError::Where& where) {
     const Part part = open_part(workload, "workload", where, /*keep_names=*/false);
     auto read = read_fields<Workload>(part);
-    if (read.routing_file.empty()) return read;
-    const std::string path = path_beside(read.routing_file, part.where.file);
-    std::error_code error;
-    if (!std::filesystem::exists(path, error))
-      throw InputError({part.where.file, pointer_to(part.where.pointer, "routing_file")},
-                       describe(Json(read.routing_file)), "the path of a file (there is no " + path + ")");
-    read.recorded_routing = std::make_shared<const RoutingCounts>(read_routing(path));
-    read.routing_file = path;
+    const auto find = [&](const char* field, std::string& file) {
+      if (file.empty()) return false;
+      const std::string path = path_beside(file, part.where.file);
+      std::error_code error;
+      if (!std::filesystem::exists(path, error))
+        throw InputError({part.where.file, pointer_to(part.where.pointer, field)}, describe(Json(file)),
+                         "the path of a file (there is no " + path + ")");
+      file = path;
+      return true;
+    };
+    if (find("routing_file", read.routing_file))
+      read.recorded_routing = std::make_shared<const RoutingCounts>(read_routing(read.routing_file));
+    if (find("documents_file", read.documents_file))
+      read.recorded_documents = std::make_shared<const RecordedDocuments>(read_recorded_documents(read.documents_file));
     return read;
   });
 }
@@ -609,7 +621,7 @@ ScenarioReader::Line* ScenarioReader::read_line(std::string_view line, const Sce
     const auto opened = [&](const char* key) {
       return [&source, key](const auto&, const Json& part) {
         Part open = open_part(part, key, {source.file, pointer_to("", key)}, /*keep_names=*/false);
-        if (const std::string path = absolute_routing_file(open); !path.empty()) open.json["routing_file"] = path;
+        make_files_absolute(open, open.json);
         return std::move(open.json);
       };
     };
@@ -744,7 +756,7 @@ Json written_out(const Json& document, const ScenarioSource& source) {
         if (of.contains(key)) {
           const Part part = open_part(of[key], key, at(key), /*keep_names=*/false);
           of[key] = part.json;
-          if (const std::string path = absolute_routing_file(part); !path.empty()) of[key]["routing_file"] = path;
+          make_files_absolute(part, of[key]);
         }
       if (!of.contains("model")) return;
       const Part model = open_part(of["model"], "model", at("model"), /*keep_names=*/true);

@@ -18,6 +18,7 @@
 #include "strategies/mics/mics.h"
 #include "strategies/offload/offload.h"
 #include "strategies/optimizer/optimizer.h"
+#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/pipeline_parallel/pipeline_parallel.h"
 #include "strategies/precision/precision.h"
 #include "strategies/strategy.h"
@@ -256,6 +257,14 @@ constexpr Strategy kStrategies[] = {
      .disable = offload::disable,
      .words = offload::words,
      .search_axes = offload::search_axes},
+    // Behind all others: it copies what they have made of the layers.
+    {.name = "packed_documents",
+     .summary = "sequences packed from documents of unequal length, which attention does not leave",
+     .paper = "Krell et al. 2021, arXiv 2107.02027",
+     .check = packed_documents::check,
+     .rewrite = packed_documents::rewrite,
+     .control = packed_documents::control,
+     .begins_anew = packed_documents::begins_anew},
 };
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include <string_view>
 
 #include "sim/base/fields.h"
+#include "traces/packing/packing.h"
 
 namespace orrery {
 
 class RoutingCounts;
+struct RecordedDocuments;
 
 // What routers of experts choose: patterns and presets of traces/routing_generator.h.
 enum class ExpertRouting : std::uint8_t {
@@ -41,11 +43,16 @@ struct Workload {
   std::int64_t routing_period = 1, routing_burst_steps = 1, routing_interval = 1;
   std::string routing_file = {};                               // as found from the working directory
   std::shared_ptr<const RoutingCounts> recorded_routing = {};  // what it holds
+  std::string documents = {}, documents_file = {};             // the file as found from the working directory
+  std::shared_ptr<const RecordedDocuments> recorded_documents = {};  // what it holds
+  PackingPolicy packing = PackingPolicy::concat;
+  std::int64_t documents_seed = 1;
   std::int64_t step = 0;
 
   static constexpr std::int64_t kMostSteps = std::int64_t{1} << 24;
 
   bool routes_unequally() const { return routing != ExpertRouting::balanced || recorded_routing != nullptr; }
+  bool has_documents() const { return !documents.empty() || recorded_documents != nullptr; }
 
   void visit_fields(FieldVisitor& v) {
     constexpr std::int64_t kMost = std::int64_t{1} << 32;
@@ -82,8 +89,18 @@ struct Workload {
     v.field("routing_file", routing_file,
             "a recorded routing instead: the path, from the scenario's folder, of a file of counts (docs/traces.md); "
             "layers that it lacks route as the one before, steps that it lacks as the step before");
-    v.field("step", step, IntegerRange{0, kMostSteps},
-            "the training's step that is simulated, or the first one of --steps: routing and gates follow it");
+    v.field("documents", documents,
+            "sequences packed from documents, which attention does not leave: of what lengths they are drawn, "
+            "distributions of docs/pack.md (\"wikipedia\", \"log-normal:6:1.2\") mixed by shares of tokens "
+            "(\"web-en=3,code=1\"); empty: a sequence is one document");
+    v.field("documents_file", documents_file,
+            "documents or packed sequences from a file instead: its path, from the scenario's folder (docs/pack.md)");
+    v.field("packing", packing, kPackingPolicyNames, "how sequences are filled with documents (docs/pack.md)");
+    v.field("documents_seed", documents_seed, IntegerRange{0, kMost},
+            "of documents that are drawn, and of their order");
+    v.field(
+        "step", step, IntegerRange{0, kMostSteps},
+        "the training's step that is simulated, or the first one of --steps: routing, gates and documents follow it");
   }
 };
 

@@ -26,9 +26,13 @@ class Mask {
   Mask(const KernelCall& call, std::int64_t queries, std::int64_t keys, bool fused)
       : query_positions_(call.context.query_positions),
         key_positions_(fused ? call.context.query_positions : call.context.key_positions),
+        begins_(call.context.document_begins),
         shift_(keys - queries),
         causal_(call.op.causal),
         window_(call.op.window) {
+    call.require(call.op.documents == 0 || (causal_ && !begins_.empty()),
+                 "attention within documents takes a causal mask, and where documents begin");
+    if (call.op.documents == 0) begins_ = {};
     if (all()) return;
     const auto fits = [](std::span<const std::int64_t> positions, std::int64_t n) {
       return positions.empty() || static_cast<std::int64_t>(positions.size()) == n;
@@ -51,10 +55,22 @@ class Mask {
     const auto [k, k_count] = span_of(key_positions_, query_positions_, after, before);
     return {q, q_count, k, k_count};
   }
-  bool sees(std::int64_t query, std::int64_t key) const {
+  // Of the documents of so many sequences, each of as many positions.
+  void check_documents(const KernelCall& call, std::int64_t sequences) {
+    if (begins_.empty()) return;
+    length_ = static_cast<std::int64_t>(begins_.size()) / sequences;
+    const auto inside = [&](std::span<const std::int64_t> positions) {
+      return std::ranges::all_of(positions, [&](std::int64_t p) { return p < length_; });
+    };
+    call.require(length_ * sequences == static_cast<std::int64_t>(begins_.size()) && inside(query_positions_) &&
+                     inside(key_positions_),
+                 "there is not a document for every position");
+  }
+  bool sees(std::int64_t sequence, std::int64_t query, std::int64_t key) const {
     const std::int64_t q =
         query_positions_.empty() ? query + shift_ : query_positions_[static_cast<std::size_t>(query)];
     const std::int64_t k = key_positions_.empty() ? key : key_positions_[static_cast<std::size_t>(key)];
+    if (!begins_.empty() && k < begins_[static_cast<std::size_t>(sequence * length_ + q)]) return false;
     if (causal_) return k <= q && (window_ == 0 || k > q - window_);
     // Around the query, as many positions as the window has.
     return window_ == 0 || (k - q >= -(window_ - 1) / 2 && k - q <= window_ / 2);
@@ -79,7 +95,8 @@ class Mask {
     return {first - these.begin(), std::max<std::int64_t>(0, last - first)};
   }
 
-  std::span<const std::int64_t> query_positions_, key_positions_;
+  std::span<const std::int64_t> query_positions_, key_positions_, begins_;
+  std::int64_t length_ = 0;
   std::int64_t shift_;
   bool causal_;
   std::int64_t window_;
@@ -154,8 +171,8 @@ struct PositionBias {
 };
 
 // Of the rectangle's queries and keys.
-void masked_scores(const Mask& mask, const Mask::Rectangle& r, const Rows& q, const Rows& k, double scale,
-                   const PositionBias& bias, std::int64_t head, Matrix& scores) {
+void masked_scores(const Mask& mask, std::int64_t sequence, const Mask::Rectangle& r, const Rows& q, const Rows& k,
+                   double scale, const PositionBias& bias, std::int64_t head, Matrix& scores) {
   scores.noalias() = q.middleRows(r.first_query, r.queries) * k.middleRows(r.first_key, r.keys).transpose();
   scores *= static_cast<float>(scale);
   if (bias.data != nullptr)
@@ -165,7 +182,7 @@ void masked_scores(const Mask& mask, const Mask::Rectangle& r, const Rows& q, co
   if (mask.all()) return;
   for (Eigen::Index i = 0; i < scores.rows(); ++i)
     for (Eigen::Index j = 0; j < scores.cols(); ++j)
-      if (!mask.sees(r.first_query + i, r.first_key + j)) scores(i, j) = kMasked;
+      if (!mask.sees(sequence, r.first_query + i, r.first_key + j)) scores(i, j) = kMasked;
 }
 
 // In place; returns log(sum(exp)). A row of nothing but masked scores becomes zeros.
@@ -300,7 +317,8 @@ void attention(const KernelCall& call) {
   const Buffer* const kv_buffer = call.has_read(1) ? &call.read(1) : nullptr;
   const Buffer& lse = call.write(1);
   const Shape s = shape_of(call, call.read(0), kv_buffer, call.write(0), lse);
-  const Mask mask(call, s.queries, s.keys, s.fused);
+  Mask mask(call, s.queries, s.keys, s.fused);
+  mask.check_documents(call, s.batch);
   const PositionBias bias(call, s, call.has_read(2) ? &call.read(2) : nullptr);
   const HeadsTensor q{call.read(0)}, kv{s.fused ? call.read(0) : *kv_buffer}, context{call.write(0)};
   const Mask::Rectangle r = mask.rectangle(s.queries, s.keys);
@@ -309,7 +327,7 @@ void attention(const KernelCall& call) {
     std::fill_n(lse.data + row, s.queries, kMasked);
     context.head(b, g, h, s.queries).setZero();
     if (r.queries == 0) return;
-    masked_scores(mask, r, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale,
+    masked_scores(mask, b, r, q.head(b, g, h, s.queries), kv.columns(b, g, s.key_begin, s.key_width, s.keys), s.scale,
                   bias, g * s.heads + h, scores);
     for (std::int64_t i = 0; i < r.queries; ++i)
       lse.data[row + r.first_query + i] = static_cast<float>(softmax_row(scores.data() + i * r.keys, r.keys));
@@ -339,7 +357,8 @@ void attention_backward(const KernelCall& call) {
   const PositionBias bias(call, s, call.has_read(5) ? &call.read(5) : nullptr),
       dbias(call, s, call.has_write(2) ? &call.write(2) : nullptr);
   if (dbias.data != nullptr) std::ranges::fill(call.write(2).span(), 0.0f);
-  const Mask mask(call, s.queries, s.keys, s.fused);
+  Mask mask(call, s.queries, s.keys, s.fused);
+  mask.check_documents(call, s.batch);
   const HeadsTensor q{call.read(3)}, kv{s.fused ? call.read(3) : *kv_buffer}, context{call.read(1)},
       dcontext{call.read(0)};
   const HeadsTensor dq{call.write(0)}, dkv{key_gradient};
@@ -352,7 +371,7 @@ void attention_backward(const KernelCall& call) {
     const auto d_out = dcontext.head(b, g, h, s.queries).middleRows(r.first_query, r.queries),
                out = context.head(b, g, h, s.queries).middleRows(r.first_query, r.queries);
     const std::int64_t head = g * s.heads + h;
-    masked_scores(mask, r, queries, keys, s.scale, bias, head, p);
+    masked_scores(mask, b, r, queries, keys, s.scale, bias, head, p);
     const float* const log_sum_exp = lse.data + row + r.first_query;
     for (std::int64_t i = 0; i < r.queries; ++i)
       for (std::int64_t j = 0; j < r.keys; ++j)
@@ -410,8 +429,7 @@ void softmax(const KernelCall& call) {
   for (std::int64_t r = 0; r < t.elements() / keys; ++r) {
     float* const row = y.data + r * keys;
     for (std::int64_t k = 0; k < keys; ++k)
-      row[k] =
-          mask.sees(r % queries, k) ? static_cast<float>(call.op.factor * scores.data[r * keys + k]) : kMasked;
+      row[k] = mask.sees(0, r % queries, k) ? static_cast<float>(call.op.factor * scores.data[r * keys + k]) : kMasked;
     softmax_row(row, keys);
   }
 }

@@ -43,7 +43,7 @@ struct Kernels::Binding {
   };
   Op op;
   KernelContext context;
-  std::vector<std::int64_t> query_positions, key_positions;
+  std::vector<std::int64_t> query_positions, key_positions, document_begins;
   std::array<Tensor, 6> in_tensors;
   std::array<Tensor, 4> out_tensors;
   std::array<Operand, 6> reads;
@@ -103,8 +103,28 @@ void Kernels::find_positions(const OpCall& call, Binding& binding) const {
   if ((op.kind == OpKind::rotary || op.is_random()) && piece.tensors[op.writes[0]].alias_of != kNoTensor)
     if (std::vector<std::int64_t> own = positions_of_tokens(piece, op.writes[0], position_); !own.empty())
       binding.query_positions = std::move(own);
+  if (op.documents != 0) binding.document_begins = document_begins(call);
+  binding.context.document_begins = binding.document_begins;
   binding.context.query_positions = binding.query_positions;
   binding.context.key_positions = binding.key_positions;
+}
+
+// Of the sequences of the micro-batch, whatever class of micro-batches it is timed as.
+std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
+  const PackedSequences& packed = *setup_.program.packed;
+  const std::int64_t sequences = call.read(queries_operand(call.op.kind)).sizes[0],
+                     of_replica = setup_.program.schedule.micro_batches * sequences,
+                     first = position_.replica * of_replica + call.micro_batch * sequences;
+  std::vector<std::int64_t> begins;
+  begins.reserve(static_cast<std::size_t>(sequences * packed.length));
+  for (std::int64_t s = first; s < first + sequences; ++s) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : packed.ends_of(s)) {
+      begins.insert(begins.end(), static_cast<std::size_t>(end - begin), begin);
+      begin = end;
+    }
+  }
+  return begins;
 }
 
 // Of experts with copies. Ranks begin with another copy each, so that what is left over of a division goes to all

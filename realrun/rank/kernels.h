@@ -26,6 +26,7 @@ class Kernels {
   KernelContext context() const;
   void find_positions(const OpCall& call, Binding& binding) const;
   void place_draws(const OpCall& call, KernelContext& context) const;
+  std::vector<std::int64_t> document_begins(const OpCall& call) const;
   void find_copies(KernelContext& context) const;
   void bind_reads(const OpCall& call, Binding& binding);
   void bind_writes(const OpCall& call, Binding& binding);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "sim/analytical/engine_rep.h"
 #include "sim/base/error.h"
@@ -54,6 +55,33 @@ std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
   return r;
 }
 
+std::optional<DocumentsReport> documents_of(const Program& program) {
+  if (program.packed == nullptr) return std::nullopt;
+  const PackedSequences& packed = *program.packed;
+  DocumentsReport r;
+  const auto sequences = static_cast<double>(packed.count()), length = static_cast<double>(packed.length);
+  r.documents = static_cast<double>(packed.ends.size()) / sequences;
+  r.padded_share = static_cast<double>(packed.padded_positions) / (sequences * length);
+  const auto replicas = program.document_loads.front().sequences.size();
+  const std::int64_t of_replica = packed.count() / static_cast<std::int64_t>(replicas),
+                     of_micro_batch = of_replica / program.schedule.micro_batches;
+  double all = 0, replica = 0, busiest = 0, micro_batch = 0, most = 0;
+  for (std::int64_t s = 0; s < packed.count(); ++s) {
+    if (s % of_replica == 0) replica = 0;
+    if (s % of_micro_batch == 0) micro_batch = 0;
+    std::int64_t begin = 0;
+    for (const std::int64_t end : packed.ends_of(s)) r.longest = std::max(r.longest, end - std::exchange(begin, end));
+    const double pairs = whole_pairs(packed.ends_of(s));
+    all += pairs;
+    busiest = std::max(busiest, replica += pairs);
+    most = std::max(most, micro_batch += pairs);
+  }
+  r.attention_share = all / (sequences * length * length / 2);
+  r.busiest_replica = busiest / (all / static_cast<double>(replicas));
+  r.busiest_micro_batch = most / (all * static_cast<double>(of_micro_batch) / sequences);
+  return r;
+}
+
 void check_timeline(const Program& program) {
   const Schedule& schedule = program.schedule;
   const auto stages = static_cast<std::int64_t>(program.stages.size());
@@ -99,6 +127,7 @@ void AnalyticalEngine::evaluate(const Program& program, Dtype mfu_dtype, const A
   }
   report.engine = "analytical";
   report.routing = routing_of(program.loads);
+  report.documents = documents_of(program);
   report.ops.clear();
   report.unmeasured.clear();
   report.unmeasured_share = 0;
@@ -181,6 +210,7 @@ double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
   costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
                  program.stage_groups, program.loads);
+  costs.set_documents(program.packed.get(), program.document_loads);
   for (const Layout& layout : layouts)
     for (const Layout::Block& block : layout.blocks)
       block.costs->set_stage(costs, layout.stage, stage_spans, block.others_busy);
@@ -227,7 +257,8 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     data.recompute_flops = 0;
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
-      if (backward.ops[i].phase == Phase::recompute) data.recompute_flops += backward.costs[i].flops;
+      if (const Op& op = backward.ops[i]; op.phase == Phase::recompute)
+        data.recompute_flops += op.documents == 0 ? backward.costs[i].flops : costs.mean_flops(op, piece.tensors);
   }
 }
 

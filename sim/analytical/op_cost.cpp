@@ -23,6 +23,7 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
   mesh_ = mesh;
   stage_groups_ = stage_groups;
   loads_ = loads;
+  set_documents(nullptr, {});
   stage_spans_ = nullptr;
   algorithm_ = algorithm;
   protocol_ = protocol;
@@ -30,11 +31,20 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
   collectives_met_.clear();
 }
 
+void OpCostModel::set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads) {
+  packed_ = packed;
+  document_loads_ = loads;
+  if (documents_met_.empty()) return;
+  documents_met_.clear();
+  busiest_parts_.clear();
+}
+
 void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpans& spans,
                             std::span<const double> busy) {
   mesh_ = all.mesh_;
   stage_groups_ = all.stage_groups_;
   loads_ = all.loads_;
+  set_documents(all.packed_, all.document_loads_);
   algorithm_ = all.algorithm_;
   protocol_ = all.protocol_;
   slowest_loss_ = all.slowest_loss_;
@@ -119,6 +129,64 @@ const Load* OpCostModel::row_load(const Op& op, std::span<const Tensor> tensors)
       if (ids[i] != kNoTensor && tensors[ids[i]].load != 0) return &loads_[tensors[ids[i]].load - 1u];
   }
   return nullptr;
+}
+
+OpCostModel::Attention OpCostModel::attention_of(const Op& op, std::span<const Tensor> tensors) {
+  const std::size_t first = queries_operand(op.kind);
+  const Tensor& q = tensors[op.reads[first]];
+  const Tensor& kv = op.reads[first + 1] == kNoTensor ? q : tensors[op.reads[first + 1]];
+  return {op.documents,       op.parts,  op.keys_before, q.deal(1),  kv.deal(1),
+          kv.over[1].empty(), op.window, q.sizes[1],     kv.sizes[1]};
+}
+
+const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
+                                                    std::int64_t part) const {
+  const auto [met, is_new] = documents_met_.try_emplace({attention_of(op, tensors), replica, part});
+  if (is_new) {
+    const auto& sequences = document_loads_[op.documents - 1u].sequences[static_cast<std::size_t>(replica)];
+    for (const std::int64_t s : sequences)
+      met->second.add(document_pairs(op, tensors, part, packed_->ends_of(s), kAttentionRows),
+                      1 / static_cast<double>(sequences.size()));
+  }
+  return met->second;
+}
+
+std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> tensors) const {
+  if (op.parts == 1) return 0;
+  const auto [met, is_new] = busiest_parts_.try_emplace(attention_of(op, tensors), 0);
+  if (is_new) {
+    const DocumentLoad& load = document_loads_[op.documents - 1u];
+    double most = -1;
+    for (std::int64_t part = op.parts; part-- > 0;) {
+      double pairs = 0;
+      for (const std::int64_t s : load.sequences[static_cast<std::size_t>(load.slowest_replica)])
+        pairs += document_pairs_of_part(op, tensors, part, packed_->ends_of(s));
+      if (pairs <= most) continue;
+      most = pairs;
+      met->second = part;
+    }
+  }
+  return met->second;
+}
+
+double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) const {
+  const auto replicas = static_cast<std::int64_t>(document_loads_[op.documents - 1u].sequences.size());
+  double pairs = 0;
+  for (std::int64_t replica = 0; replica < replicas; ++replica)
+    for (std::int64_t part = 0; part < op.parts; ++part) pairs += document_pairs_at(op, tensors, replica, part).counted;
+  const AttentionShape shape = attention_shape(op, tensors);
+  return flops_per_pair(shape, op.kind == OpKind::attention_backward) * static_cast<double>(shape.batch * shape.heads) *
+         pairs / static_cast<double>(replicas * op.parts);
+}
+
+const DocumentPairs* OpCostModel::documents_charged(const Op& op, std::span<const Tensor> tensors) const {
+  if (op.documents == 0 || packed_ == nullptr) return nullptr;
+  return &document_pairs_at(op, tensors, document_loads_[op.documents - 1u].slowest_replica, busiest_part(op, tensors));
+}
+
+double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
+                                     std::int64_t part) const {
+  return kernels_.cost(op, tensors, &document_pairs_at(op, tensors, replica, part)).seconds * (1 + slowest_loss_);
 }
 
 std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
@@ -213,7 +281,8 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.seconds = bytes(op, tensors) * static_cast<double>(instances) / r.bytes_per_second;
     cost.last_seconds = cost.seconds / op.count;
   } else {
-    const KernelCost kernel = kernels_.cost(op, tensors);
+    const DocumentPairs* const documents = op.documents == 0 ? nullptr : documents_charged(op, tensors);
+    const KernelCost kernel = kernels_.cost(op, tensors, documents);
     cost.seconds = kernel.seconds;
     if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
       cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
@@ -267,7 +336,7 @@ std::string OpCostModel::bound(const Op& op, std::span<const Tensor> tensors, st
     return way.from == Place::storage || way.to == Place::storage ? "NVMe" : "PCIe";
   }
   if (row_of(op.stream).occupies == Occupies::host) return "host memory";
-  switch (kernels_.cost(op, tensors).bound) {
+  switch (kernels_.cost(op, tensors, documents_charged(op, tensors)).bound) {
     case KernelCost::Bound::compute:
       return "compute";
     case KernelCost::Bound::memory:

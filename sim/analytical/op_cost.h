@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "sim/cost/collective_cost.h"
@@ -15,6 +16,7 @@
 #include "sim/hardware/stage_span.h"
 #include "sim/program/borders.h"
 #include "sim/program/program.h"
+#include "sim/program/work.h"
 
 namespace orrery {
 
@@ -38,6 +40,8 @@ class OpCostModel {
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
                 std::span<const std::vector<std::uint16_t>> stage_groups = {}, std::span<const Load> loads = {});
+  // Of a Program whose sequences are packed from documents, behind set_mesh(); both must outlive the model.
+  void set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads);
   // Instead, on the mesh of `all`, a model of the same cluster: collectives are those of this stage, whose groups may
   // span something else than another stage's, not the worst of all. `spans`: of the mesh; must outlive the model.
   // `busy`: by stage, the part of the time that it uses the network; they share NICs.
@@ -46,10 +50,17 @@ class OpCostModel {
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
   // device and its host run at the PCIe rate of the device, or at its share of its PCIe switch's, as all devices of a
-  // node copy at once; those from or to storage at its share of the NVMe rate,
-  // host kernels at its share of the host's memory rate. Of rows of unequal number (Tensor::load) the seconds are those of
-  // the rank with the most, for which all others wait, the FLOPs the mean of all. Throws InputError when the cluster lacks a rate.
+  // node copy at once; those from or to storage at its share of the NVMe rate, host kernels at its share of the host's
+  // memory rate. Of rows of unequal number (Tensor::load) the seconds are those of the rank with the most, for which all
+  // others wait, the FLOPs the mean of all. Of attention within documents both are of the slowest replica, and there of
+  // the rank that sees the most. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
+  // Of attention within documents (Op::documents): the seconds of a replica, on the ranks that have this part of the
+  // sequence.
+  double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t part) const;
+  double mean_flops(const Op& op, std::span<const Tensor> tensors) const;  // of all replicas and ranks
+  // And what documents leave there to whom cost() charges for; null: the sequence is one.
+  const DocumentPairs* documents_charged(const Op& op, std::span<const Tensor> tensors) const;
 
   // A copy between a device and its host while no other device copies: one of its `count` launches.
   double copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const;
@@ -105,6 +116,25 @@ class OpCostModel {
   Mesh mesh_;
   std::span<const std::vector<std::uint16_t>> stage_groups_;
   std::span<const Load> loads_;
+  const PackedSequences* packed_ = nullptr;
+  std::span<const DocumentLoad> document_loads_;
+  // Of an op that sees documents, all that its pairs depend on.
+  struct Attention {
+    std::uint8_t load = 0;
+    std::int32_t parts = 1, keys_before = 0;
+    Deal query_deal = Deal::contiguous, key_deal = Deal::contiguous;
+    bool gathered = true;
+    std::int64_t window = 0, queries = 0, keys = 0;
+    auto operator<=>(const Attention&) const = default;
+  };
+  static Attention attention_of(const Op& op, std::span<const Tensor> tensors);
+  // The mean of the sequences that a replica has of a load.
+  const DocumentPairs& document_pairs_at(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
+                                         std::int64_t part) const;
+  // The part of the slowest replica's sequences that sees the most.
+  std::int64_t busiest_part(const Op& op, std::span<const Tensor> tensors) const;
+  mutable std::map<std::tuple<Attention, std::int64_t, std::int64_t>, DocumentPairs> documents_met_;
+  mutable std::map<Attention, std::int64_t> busiest_parts_;
   CollectiveAlgorithm algorithm_ = CollectiveAlgorithm::automatic;
   CollectiveProtocol protocol_ = CollectiveProtocol::automatic;
   double slowest_loss_ = 0;  // of this mesh's devices (sim/cost/scale_cost.h)

@@ -10,10 +10,6 @@
 namespace orrery {
 namespace {
 
-// Query rows of one FlashAttention tile (Dao 2023, section 3.3): the unit in which its work is dealt to
-// multiprocessors.
-constexpr double kAttentionRows = 128;
-
 // floor(x) for 0 <= x < 2^51: adding 1.5 * 2^52 leaves no bits for fractions and rounds to the nearest, so exact halves
 // (x whole) must not occur. std::floor is a call, and a conversion to integers slower, without SSE 4.1.
 double whole(double x) {
@@ -30,12 +26,6 @@ int power_of_2(std::int64_t x) {
 }
 
 bool within_factor_2(std::int64_t a, std::int64_t b) { return a <= 2 * b && b <= 2 * a; }
-
-// Pairs of (query, key) over all heads are flops / this. Forward: two products; backward: five, over q and k or v.
-double flops_per_pair(const AttentionShape& s, bool backward) {
-  const auto d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
-  return backward ? 2 * (3 * d + 2 * dv) : 2 * (d + dv);
-}
 
 Dtype attention_dtype(const Op& op, std::span<const Tensor> tensors) {
   return tensors[op.reads[queries_operand(op.kind)]].dtype;
@@ -277,13 +267,27 @@ KernelModel::Times KernelModel::attention_times(const AttentionShape& s, Dtype d
   const std::int64_t keys = s.window > 0 ? std::min(s.window, s.keys) : s.keys;
   const double rows = static_cast<double>(s.batch) * static_cast<double>(s.heads) * queries;
   const double idle_pairs = rows * curve.half_sequence + idle_tiles_[backward ? 1 : 0] *
-                                                             std::min(kAttentionRows, queries) *
+                                                             std::min(static_cast<double>(kAttentionRows), queries) *
                                                              static_cast<double>(keys);
   const double seconds_per_flop = attention_seconds_per_flop_[backward ? 1 : 0][matrix_index(dtype)];
   double executed = flops;
   if (curve.masked_share > 0)
     executed += curve.masked_share * std::max(0.0, per_pair * rows * static_cast<double>(s.keys) - flops);
   return {(executed + per_pair * idle_pairs) * seconds_per_flop * (1 + half_head_dim_[backward ? 1 : 0] / head_dim),
+          bytes * seconds_per_byte_};
+}
+
+KernelModel::Times KernelModel::document_times(const AttentionShape& s, Dtype dtype, bool backward,
+                                               const DocumentPairs& pairs, double bytes) const {
+  const AttentionCurve& curve = calibration_.attention;
+  const std::size_t way = backward ? 1 : 0;
+  const double heads = static_cast<double>(s.batch) * static_cast<double>(s.heads);
+  const double idle = heads * (pairs.idle_pairs + (pairs.queries + pairs.idle_queries) * curve.half_sequence) +
+                      idle_tiles_[way] * std::min(static_cast<double>(kAttentionRows), pairs.queries) * pairs.longest;
+  const double masked = curve.masked_share * std::max(0.0, pairs.rectangle - pairs.counted);
+  return {flops_per_pair(s, backward) * (heads * (pairs.counted + masked) + idle) *
+              attention_seconds_per_flop_[way][matrix_index(dtype)] *
+              (1 + half_head_dim_[way] / static_cast<double>(s.head_dim)),
           bytes * seconds_per_byte_};
 }
 
@@ -314,7 +318,7 @@ bool KernelModel::near_measured(const Op& op, std::span<const Tensor> tensors) c
   return !is_attention(op.kind) || near_measured(attention_shape(op, tensors));
 }
 
-KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) const {
+KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
   KernelCost result;
   result.bytes = bytes(op, tensors);
   double fixed = 0;
@@ -331,9 +335,16 @@ KernelCost KernelModel::cost(const Op& op, std::span<const Tensor> tensors) cons
     fixed = curve.fixed_seconds + (grouped ? static_cast<double>(shape.batch - 1) * curve.group_seconds : 0);
   } else if (is_attention(op.kind)) {
     const AttentionShape shape = attention_shape(op, tensors);
-    result.flops = flops(op, tensors);
-    times = attention_times(shape, attention_dtype(op, tensors), op.kind == OpKind::attention_backward, result.flops,
-                            result.bytes);
+    const bool backward = op.kind == OpKind::attention_backward;
+    const Dtype dtype = attention_dtype(op, tensors);
+    if (documents == nullptr) {
+      result.flops = flops(op, tensors);
+      times = attention_times(shape, dtype, backward, result.flops, result.bytes);
+    } else {
+      result.flops = flops_per_pair(shape, backward) * documents->counted * static_cast<double>(shape.batch) *
+                     static_cast<double>(shape.heads);
+      times = document_times(shape, dtype, backward, *documents, result.bytes);
+    }
     fixed = calibration_.attention.fixed_seconds;
   } else {
     const Memory& curve = memory_[memory_slot(op)];
@@ -362,8 +373,8 @@ std::string micro(double seconds) { return fmt::format("{:.2f} us", 1e6 * second
 
 }  // namespace
 
-std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) const {
-  const KernelCost total = cost(op, tensors);
+std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents) const {
+  const KernelCost total = cost(op, tensors, documents);
   std::string text = fmt::format("{} ({}) on {}: {}\n", op.name, name_of(op.kind), device_.name, micro(total.seconds));
   if (is_matmul(op.kind)) {
     const GemmShape shape = gemm_shape(op, tensors);
@@ -405,7 +416,8 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
     const AttentionCurve& curve = calibration_.attention;
     const bool backward = op.kind == OpKind::attention_backward;
     const Dtype dtype = attention_dtype(op, tensors);
-    const Times t = attention_times(s, dtype, backward, total.flops, total.bytes);
+    const Times t = documents == nullptr ? attention_times(s, dtype, backward, total.flops, total.bytes)
+                                         : document_times(s, dtype, backward, *documents, total.bytes);
     const double peak = device_.peak(dtype);
     text += fmt::format("  {} x {} heads, {} queries, {} keys{}{}, head_dim {}, {}: {:.4g} FLOP, {:.4g} bytes\n",
                         s.batch, s.heads, s.queries, s.keys, s.causal ? ", causal" : "",
@@ -420,6 +432,11 @@ std::string KernelModel::explain(const Op& op, std::span<const Tensor> tensors) 
         percent(backward ? curve.backward_efficiency : curve.forward_efficiency), peak, curve.half_sequence,
         half_head_dim_[backward ? 1 : 0], backward ? curve.backward_last_wave : curve.forward_last_wave,
         percent(total.flops / (total.seconds * peak)));
+    if (documents != nullptr)
+      text += fmt::format(
+          "    within documents: {:.4g} pairs of a sequence and head, {:.4g} more in the tiles of {} queries that end "
+          "with a document\n",
+          documents->counted, documents->idle_pairs, kAttentionRows);
     if (curve.masked_share > 0)
       text += fmt::format("    {} of the masked pairs are computed all the same\n", percent(curve.masked_share));
     text += fmt::format("  curve: {}{}, {}; {}\n", curve.name,

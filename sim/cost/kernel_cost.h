@@ -71,9 +71,15 @@ struct GroupedCurve {
   Residual residual;
 };
 
+// Query rows of one FlashAttention tile (Dao 2023, section 3.3): the unit in which its work is dealt to
+// multiprocessors.
+inline constexpr std::int64_t kAttentionRows = 128;
+
 // compute = flops per (query, key) pair * (pairs + masked_share * masked pairs + queries * half_sequence
 //                                          + last_wave * multiprocessors * 128 * keys)
 //           / (peak * efficiency * head_dim / (head_dim + half_head_dim))
+// Within documents of a sequence (document_pairs): in place of `queries` those of whole tiles, and the pairs that the
+// last tiles compute beyond the end of each.
 struct AttentionCurve {
   std::string name;  // generation of the kernel: "flash_attention_2", "cudnn"
   std::string source;
@@ -171,8 +177,9 @@ class KernelModel {
   // Keeps references: both must outlive the model.
   KernelModel(const Device& device, const Calibration& calibration);
 
-  // Any op that runs on the device (not communication, copies or host). Pure; ~50 ns.
-  KernelCost cost(const Op& op, std::span<const Tensor> tensors) const;
+  // Any op that runs on the device (not communication, copies or host). Pure; ~50 ns. `documents`: of attention that
+  // stays within them, of a sequence in the mean.
+  KernelCost cost(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents = nullptr) const;
 
   // The same from bare shapes: what cost() and the calibration's residuals are made of. `bytes` are moved.
   double matmul_seconds(const GemmShape& shape, Dtype dtype, double bytes) const;
@@ -194,7 +201,7 @@ class KernelModel {
   bool near_measured(const AttentionShape& shape) const;
 
   // The formula of cost() with its numbers and sources, for --explain.
-  std::string explain(const Op& op, std::span<const Tensor> tensors) const;
+  std::string explain(const Op& op, std::span<const Tensor> tensors, const DocumentPairs* documents = nullptr) const;
 
  private:
   static constexpr int kMostTiles = 8;
@@ -241,6 +248,8 @@ class KernelModel {
   Times matmul_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
   Times grouped_times(const Matmul& curve, const GemmShape& shape, double bytes) const;
   Times attention_times(const AttentionShape& shape, Dtype dtype, bool backward, double flops, double bytes) const;
+  Times document_times(const AttentionShape& shape, Dtype dtype, bool backward, const DocumentPairs& pairs,
+                       double bytes) const;
 
   const Device& device_;
   const Calibration& calibration_;

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "sim/analytical/fabric_share.h"
+#include "sim/base/digest.h"
 #include "sim/base/error.h"
 #include "sim/program/borders.h"
 #include "sim/program/liveness.h"
@@ -154,8 +155,10 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
   job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
                       program.stage_groups, program.loads);
+  job.costs->set_documents(program.packed.get(), program.document_loads);
   compile_blocks(job);
   fold_loads(id, job);
+  fold_documents(id, job);
   add_block_exchanges(id, job);
   add_stage_exchanges(id, job);
 }
@@ -193,6 +196,62 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
     for (std::size_t load = 0; load < program.loads.size(); ++load)
       traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
+}
+
+void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
+  const Program& program = *job.program;
+  if (program.document_loads.empty()) return;
+  const Mesh& mesh = program.mesh;
+  const std::int64_t context_ranks = mesh.size(MeshAxis::cp);
+  const std::size_t replicas = program.document_loads.front().sequences.size();
+  double works = 0;
+  for (std::size_t s = 0; s < program.stages.size(); ++s)
+    works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
+  const bool exact = !options.fold || works <= options.most_exact_works;
+  std::vector<std::vector<std::int64_t>> folds;
+  if (exact || replicas <= kExactRanks) {
+    for (std::size_t r = 0; r < replicas; ++r) folds.push_back({static_cast<std::int64_t>(r)});
+  } else {
+    std::vector<double> of_all(replicas, 0);
+    for (const DocumentLoad& load : program.document_loads)
+      for (std::size_t r = 0; r < replicas; ++r)
+        for (const std::int64_t s : load.sequences[r]) of_all[r] += whole_pairs(program.packed->ends_of(s));
+    const auto slowest = static_cast<std::size_t>(program.document_loads.front().slowest_replica);
+    std::vector<std::size_t> others;
+    for (std::size_t r = 0; r < replicas; ++r)
+      if (r != slowest) others.push_back(r);
+    std::ranges::stable_sort(others, [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
+    folds.resize(kExactRanks);
+    folds.front() = {static_cast<std::int64_t>(slowest)};
+    for (std::size_t i = 0; i < others.size(); ++i)
+      folds[1 + i * (kExactRanks - 1) / others.size()].push_back(static_cast<std::int64_t>(others[i]));
+  }
+  job.document_folds.resize(replicas);
+  for (std::size_t f = 0; f < folds.size(); ++f)
+    for (const std::int64_t replica : folds[f])
+      job.document_folds[static_cast<std::size_t>(replica)] = static_cast<std::int64_t>(f);
+  std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // some rank at each place
+  for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
+    context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
+  std::vector<std::uint64_t> marks(folds.size() * context_rank.size(), 0);
+  for (OpName& name : job.ops) {
+    if (name.within_documents.empty()) continue;
+    for (const auto& fold : folds)
+      for (const std::int64_t rank : context_rank) {
+        double& less = name.seconds_less.emplace_back(0);
+        for (const Op* const op : name.within_documents) {
+          const auto& tensors = name.of->tensors;
+          const std::int64_t part =
+              op->parts == 1 ? 0 : part_of(tensors[op->reads[queries_operand(op->kind)]].over[1], mesh, rank);
+          less += job.costs->cost(*op, tensors, 1).seconds;
+          for (const std::int64_t replica : fold)
+            less -= job.costs->document_seconds(*op, tensors, replica, part) / static_cast<double>(fold.size());
+        }
+        std::uint64_t& mark = marks[name.seconds_less.size() - 1];
+        mark = mixed(mark + std::bit_cast<std::uint64_t>(less));
+      }
+  }
+  for (std::int64_t rank = 0; rank < mesh.ranks(); ++rank) traffic.mark_rank(id, rank, marks[job.document_place(rank)]);
 }
 
 void RunPlan::compile_blocks(JobPlan& job) {
@@ -261,6 +320,10 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
         if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors)) {
           name.seconds_by_rows += code.costs[op].seconds;
           name.load = static_cast<std::size_t>(load - job.program->loads.data());
+        }
+        if (code.ops[op].documents != 0) {
+          name.within_documents.push_back(&code.ops[op]);
+          name.of = &piece;
         }
       };
       add_kernel(node.op);

@@ -40,6 +40,11 @@ struct OpName {
   // JobPlan::rows_of_ranks[load].
   double seconds_by_rows = 0;
   std::size_t load = 0;
+  // Attention within documents among them, of this piece; by JobPlan::document_place, what it takes less than of the
+  // slowest rank.
+  std::vector<const Op*> within_documents = {};
+  const Piece* of = nullptr;
+  std::vector<double> seconds_less = {};
   std::string text() const;
 };
 
@@ -83,6 +88,14 @@ struct JobPlan {
   double rows_of(std::size_t load, std::int64_t rank) const {
     return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
   }
+  // Of replicas whose documents differ: which of them are alike, and the places of each in the group of context ranks.
+  std::vector<std::int64_t> document_folds;  // by replica
+  std::size_t document_place(std::int64_t rank) const {
+    const Mesh& mesh = program->mesh;
+    const std::int64_t replica = mesh.coordinate(rank, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
+    return static_cast<std::size_t>(document_folds[static_cast<std::size_t>(replica)] * mesh.size(MeshAxis::cp) +
+                                    mesh.coordinate(rank, MeshAxis::cp));
+  }
   bool synchronises = false;           // all stages meet at the gradient norm
   std::vector<std::int32_t> stage_at;  // [position]
 
@@ -125,6 +138,9 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
+  // Replicas with unlike documents: each by itself where they are few (as folded_loads); else the slowest, and as many
+  // groups of others as are exact, in the order of their work, which have the mean of theirs.
+  void fold_documents(std::int32_t id, JobPlan& job);
   void compile_blocks(JobPlan& job);
   void compile_pairs(JobPlan& job, std::size_t piece);
   // The nodes of the block as ops of the report.

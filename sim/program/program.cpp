@@ -59,6 +59,8 @@ void Program::clear() {
   stage_groups.clear();
   expert_of_slot.clear();
   loads.clear();
+  packed.reset();
+  document_loads.clear();
   runtime = Runtime{};
   model = ModelWork{};
 }
@@ -76,19 +78,27 @@ std::uint8_t load_of(const Piece& piece) {
       std::find_if(piece.tensors.begin(), piece.tensors.end(), [](const Tensor& t) { return t.load != 0; });
   return rows == piece.tensors.end() ? 0 : rows->load;
 }
+// All attention of a piece has the same.
+std::uint8_t documents_of(const Piece& piece) {
+  const std::vector<Op>& ops = piece.forward.ops;
+  const auto attention = std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.documents != 0; });
+  return attention == ops.end() ? 0 : attention->documents;
+}
 
 }  // namespace
 
 std::string piece_title(const Program& program, std::size_t piece) {
   const Piece& p = program.pieces[piece];
   const bool one_plan = std::all_of(program.pieces.begin(), program.pieces.end(), [&](const Piece& other) {
-    return (other.plan == p.plan && load_of(other) == load_of(p)) || std::string_view(other.name) != p.name;
+    return (other.plan == p.plan && load_of(other) == load_of(p) && documents_of(other) == documents_of(p)) ||
+           std::string_view(other.name) != p.name;
   });
   if (p.layers == 0 || one_plan) return p.name;
   std::int64_t all = 0;
   const std::vector<std::int64_t> layers = layers_of(program, piece, all);
   std::string text = std::string(p.name) + '[' + slices_of(layers, all);
   if (!program.other_classes.empty() && load_of(p) != 0) text += ", load " + std::to_string(load_of(p));
+  if (!program.other_classes.empty() && documents_of(p) != 0) text += ", documents " + std::to_string(documents_of(p));
   return text + ']';
 }
 

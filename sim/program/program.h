@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "sim/program/collective_algorithm.h"
+#include "sim/program/document_load.h"
 #include "sim/program/load.h"
 #include "sim/program/mesh.h"
 #include "sim/program/piece.h"
@@ -92,6 +94,11 @@ struct Program {
   std::vector<std::int64_t> expert_of_slot;
 
   std::vector<Load> loads;  // of layers with experts (Tensor::load); none: routing is balanced
+
+  // Of sequences that are packed from documents; null: attention sees the whole sequence. And what each class of
+  // micro-batches attends to then (Op::documents).
+  std::shared_ptr<const PackedSequences> packed;
+  std::vector<DocumentLoad> document_loads;
 
   Runtime runtime;
   ModelWork model;

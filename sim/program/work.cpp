@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace orrery {
 namespace {
@@ -12,19 +13,27 @@ std::int64_t product(const Tensor& t, int first, int last) {
   return n;
 }
 
-// The positions of a part, `count` of them.
+std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+// The positions of a part, `count` of them; of them those from `begin` to before `end`.
 struct Dealt {
   Deal deal = Deal::contiguous;
   std::int64_t parts = 1, part = 0, count = 0, first = 0;  // first: of the sequence
+  std::int64_t begin = 0, end = kNoEnd;
+  static constexpr std::int64_t kNoEnd = std::numeric_limits<std::int64_t>::max();
   template <class Visit>
   void for_each_run(Visit&& visit) const {
     for_each_run_of_part(deal, parts, part, parts * count, count, [&](const IndexRun& run) {
-      visit(IndexRun{first + run.begin, run.count, run.apart});
+      const IndexRun of_part{first + run.begin, run.count, run.apart};
+      if (end == kNoEnd) return visit(of_part);
+      const auto up_to = [&](std::int64_t position) {  // how many lie before it
+        return std::clamp<std::int64_t>(floor_of(position - of_part.begin - 1, run.apart) + 1, 0, run.count);
+      };
+      const std::int64_t from = up_to(begin), to = up_to(end);
+      if (from < to) visit(of_part.slice(from, to - from));
     });
   }
 };
-
-std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 // The pairs with query - key <= most. REQUIRES: keys that lie apart as queries do, or closer by a whole factor.
 std::int64_t pairs_up_to(std::int64_t most, const IndexRun& queries, const IndexRun& keys) {
@@ -177,6 +186,85 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
   return attended_pairs(op, tensors, busiest);
 }
 
+namespace {
+
+// The keys that the op reads, of those of `part`'s queries.
+Dealt keys_of_part(const Op& op, const Tensor& kv, std::int64_t part) {
+  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
+  return {.deal = kv.deal(1),
+          .parts = op.parts,
+          .part = (part - op.keys_before + op.parts) % op.parts,
+          .count = kv.sizes[1]};
+}
+
+}  // namespace
+
+void DocumentPairs::add(const DocumentPairs& other, double times) {
+  counted += times * other.counted;
+  rectangle += times * other.rectangle;
+  queries += times * other.queries;
+  idle_queries += times * other.idle_queries;
+  idle_pairs += times * other.idle_pairs;
+  longest += times * other.longest;
+}
+
+DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
+                             std::span<const std::int64_t> ends, std::int64_t tile) {
+  const Tensor& kv = keys_of(op, tensors);
+  Dealt queries = queries_of_part(op, queries_of(op, tensors), part), keys = keys_of_part(op, kv, part);
+  DocumentPairs sum;
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    queries.begin = keys.begin = begin;
+    queries.end = keys.end = end;
+    begin = end;
+    std::int64_t n = 0, first = end;  // key
+    AttendedPairs pairs;
+    if (op.parts == 1 && op.window == 0) {
+      n = pairs.keys = end - queries.begin;
+      pairs.seen = n * (n + 1) / 2;
+      pairs.counted = static_cast<double>(n) * static_cast<double>(n) / 2;
+    } else {
+      pairs = pairs_of(op.causal, op.window, queries, keys);
+      if (pairs.seen == 0) continue;
+      keys.for_each_run([&](const IndexRun& run) { first = std::min(first, run.begin); });
+      queries.begin = first;  // those before see nothing
+      queries.for_each_run([&](const IndexRun& run) { n += run.count; });
+    }
+    const auto of_document = static_cast<double>(n), seen = static_cast<double>(pairs.keys);
+    const auto idle = static_cast<double>((n + tile - 1) / tile * tile - n);
+    sum.counted += pairs.counted;
+    sum.rectangle += of_document * seen;
+    sum.queries += of_document;
+    sum.idle_queries += idle;
+    sum.idle_pairs += idle * seen;
+    sum.longest = std::max(sum.longest, seen);
+  }
+  return sum;
+}
+
+double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
+                              std::span<const std::int64_t> ends) {
+  const Tensor& kv = keys_of(op, tensors);
+  Dealt queries = queries_of_part(op, queries_of(op, tensors), part);
+  Dealt keys{.count = op.parts == 1 || kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
+  double sum = 0;
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    queries.begin = keys.begin = begin;
+    queries.end = keys.end = end;
+    sum += pairs_of(op.causal, op.window, queries, keys).counted;
+    begin = end;
+  }
+  return sum;
+}
+
+double flops_per_pair(const AttentionShape& s, bool backward) {
+  const auto d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
+  // Forward: S = QK^T, O = PV. Backward: S again, dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q.
+  return backward ? 2 * (3 * d + 2 * dv) : 2 * (d + dv);
+}
+
 bool attends(const Op& op, std::span<const Tensor> tensors) {
   for (std::int64_t part = op.parts; part-- > 0;)
     if (attended_pairs(op, tensors, part).seen > 0) return true;
@@ -197,9 +285,7 @@ double flops(const Op& op, std::span<const Tensor> tensors) {
   }
   if (is_attention(op.kind)) {
     const AttentionShape s = attention_shape(op, tensors);
-    const double d = static_cast<double>(s.head_dim), dv = static_cast<double>(s.value_head_dim);
-    // Forward: S = QK^T, O = PV. Backward: S again, dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q.
-    const double per_pair = op.kind == OpKind::attention ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+    const double per_pair = flops_per_pair(s, op.kind == OpKind::attention_backward);
     const double pairs = attended_pairs(op, tensors).counted;  // of one head
     return per_pair * pairs * static_cast<double>(s.batch) * static_cast<double>(s.heads);
   }

@@ -38,6 +38,27 @@ struct AttendedPairs {
 // which the others wait: neighbours wait for each other's keys, not all for the slowest in each step.
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part);
 AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors);
+
+// What documents leave of attention in one head of a sequence. Kernels take each by itself, in tiles of queries: the
+// last tile of each is not full, but computes as if it were.
+struct DocumentPairs {
+  double counted = 0;                       // as AttendedPairs
+  double rectangle = 0;                     // without the causal mask, of the queries that see any key
+  double queries = 0;                       // of them
+  double idle_queries = 0, idle_pairs = 0;  // of the last tiles, behind the ends of documents
+  double longest = 0;                       // most keys of a document
+  void add(const DocumentPairs& other, double times);
+};
+// `ends`: of the documents in the sequence (PackedSequences::ends_of). REQUIRES: op.causal.
+DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
+                             std::span<const std::int64_t> ends, std::int64_t tile);
+// The pairs, as counted, of the part's queries with all keys, those of all ring steps together.
+double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std::int64_t part,
+                              std::span<const std::int64_t> ends);
+
+// FLOPs of a pair of a query and a key in one head. Forward: two products; backward: five, over q and k or v.
+double flops_per_pair(const AttentionShape& shape, bool backward);
+
 // Whether any rank sees anything.
 bool attends(const Op& op, std::span<const Tensor> tensors);
 

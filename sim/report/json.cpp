@@ -216,6 +216,17 @@ void write_report(const Report& r, bool ops, JsonWriter& w) {
     w.field("dropped_share", r.routing->dropped_share);
     w.end_object();
   }
+  if (r.documents) {
+    w.key("documents");
+    w.begin_object();
+    w.field("documents_per_sequence", r.documents->documents);
+    w.field("longest_document", r.documents->longest);
+    w.field("padded_share", r.documents->padded_share);
+    w.field("attention_share", r.documents->attention_share);
+    w.field("busiest_replica_over_mean", r.documents->busiest_replica);
+    w.field("busiest_micro_batch_over_mean", r.documents->busiest_micro_batch);
+    w.end_object();
+  }
   w.key("notes");
   w.begin_array();
   for (const std::string& note : r.notes) w.value(note);

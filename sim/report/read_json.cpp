@@ -172,6 +172,15 @@ Report read_report(const Json& document, const InputError::Where& where) {
                               .mean_busiest_rank = routing["mean_busiest_rank_over_mean"].number(),
                               .dropped_share = routing["dropped_share"].number()};
   }
+  if (json.has("documents")) {
+    const Member documents = json["documents"];
+    r.documents = DocumentsReport{.documents = documents["documents_per_sequence"].number(),
+                                  .longest = documents["longest_document"].integer(),
+                                  .padded_share = documents["padded_share"].number(),
+                                  .attention_share = documents["attention_share"].number(),
+                                  .busiest_replica = documents["busiest_replica_over_mean"].number(),
+                                  .busiest_micro_batch = documents["busiest_micro_batch_over_mean"].number()};
+  }
   if (!json.has("ops")) return r;
   const Member ops = json["ops"];
   for (std::size_t i = 0; i < ops.size(); ++i) {

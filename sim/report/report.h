@@ -182,6 +182,16 @@ struct RoutingReport {
   double dropped_share = 0;                     // of all rows, those that find no slot; of all such layers
 };
 
+// Sequences that are packed from documents, of a step.
+struct DocumentsReport {
+  double documents = 0;            // of a sequence, in the mean; padding is one
+  std::int64_t longest = 0;        // positions of a document
+  double padded_share = 0;         // of all positions
+  double attention_share = 1;      // pairs that attention sees, over those of the causal mask of whole sequences
+  double busiest_replica = 1;      // of those pairs, over the mean of replicas
+  double busiest_micro_batch = 1;  // of a replica, over the mean of all
+};
+
 struct Report {
   std::string engine;  // "analytical", "des"
   double step_seconds = 0;
@@ -210,6 +220,7 @@ struct Report {
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
   std::optional<RoutingReport> routing;  // none: balanced
+  std::optional<DocumentsReport> documents;  // none: a sequence is one document
   std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of that engine only

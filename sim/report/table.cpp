@@ -106,6 +106,16 @@ void headline(std::string& out, const Report& r, TableStyle style) {
        remark(r.step_seconds > 0 ? percent_text(r.exposed_communication_seconds / r.step_seconds) + " of the step"
                                  : ""));
   line(out, "bound by", "", r.bound_by);
+  if (r.documents) {
+    line(out, "documents of a sequence", fmt::format("{:.2f}", r.documents->documents),
+         remark(fmt::format("the longest of {} tokens; {} of all positions are padding", r.documents->longest,
+                            percent_text(r.documents->padded_share))));
+    line(out, "attention within them", percent_text(r.documents->attention_share),
+         remark("of the pairs of whole sequences"));
+    line(out, "attention, busiest replica", fmt::format("{:.2f}x", r.documents->busiest_replica),
+         remark(fmt::format("its pairs over the mean; of a micro-batch at most {:.2f}x",
+                            r.documents->busiest_micro_batch)));
+  }
   if (!r.routing) return;
   line(out, "routing, busiest rank", fmt::format("{:.2f}x", r.routing->busiest_rank),
        remark(fmt::format("rows of its experts over the mean; {:.2f}x in the mean of all layers",

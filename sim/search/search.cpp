@@ -414,10 +414,12 @@ class Search {
 SearchResult search(const Space& space, const SearchOptions& options, const UserCalibration& user) {
   SearchResult result;
   SearchOptions of_attempt = options;
+  // The micro-batches of plans with other replicas have other documents: none bounds another.
+  const bool exhaustive = options.exhaustive || space.base().workload.has_documents();
   for (const double slack : kSlacks) {
-    of_attempt.exhaustive = options.exhaustive || slack == kSlacks.back();
+    of_attempt.exhaustive = exhaustive || slack == kSlacks.back();
     result = Search(space, of_attempt, user, slack).run();
-    result.bound_slack = options.exhaustive ? 0 : slack;
+    result.bound_slack = exhaustive ? 0 : slack;
     if (!result.bounds_held) continue;
     if (options.leanest && result.best.empty() && result.too_large > 0)
       result.leanest = Search(space, of_attempt, user, slack, /*leanest=*/true).run().leanest;

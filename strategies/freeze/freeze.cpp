@@ -127,17 +127,17 @@ class Freezer {
 };
 
 // Products of the backward that are no more, of two for each of the forward's.
-ProductFlops spared(const Piece& piece, double expert_rows) {
+ProductFlops spared(const Piece& piece, double expert_rows, const PackedSequences* packed) {
   ProductFlops flops;
-  for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors, expert_rows), 2);
+  for (const Op& op : piece.forward.ops) flops.add(product_flops(op, piece.tensors, expert_rows, packed), 2);
   for (const Op& op : piece.backward.ops) {
     if (op.kind != OpKind::attention_backward) {
-      flops.add(product_flops(op, piece.tensors, expert_rows), -1);
+      flops.add(product_flops(op, piece.tensors, expert_rows, packed), -1);
       continue;
     }
     for (const Op& forward : piece.forward.ops)  // four products, of one kernel
       if (forward.kind == OpKind::attention && forward.writes[0] == op.reads[1])
-        flops.add(product_flops(forward, piece.tensors), -2);
+        flops.add(product_flops(forward, piece.tensors, 0, packed), -2);
   }
   return flops;
 }
@@ -182,7 +182,8 @@ class Line {
     Made made{of, static_cast<std::uint16_t>(program_.pieces.size()), before, freezer.behind(), {}};
     if (freezer.pruned()) {
       made.spared =
-          spared(piece, expert_rows(scenario_.model, scenario_.workload, scenario_.plan.batch.micro_batch_size));
+          spared(piece, expert_rows(scenario_.model, scenario_.workload, scenario_.plan.batch.micro_batch_size),
+                 program_.packed.get());
       piece.variant_of = kNoPiece;  // its buckets of gradients, if any, are its own
     } else if (piece.variant_of != kNoPiece) {
       piece.variant_of = family(piece.variant_of, made.piece);

@@ -86,7 +86,8 @@ TEST(Pack, RefusesInASentenceAndWritesNothing) {
         Refused{"--generate 0 --context 8", "/count"}, Refused{"--generate 5 --lengths web-em --context 8", "web-en"},
         Refused{"good.jsonl --context 9 --scenario llama-3-70b-512-h100", "8192"},
         Refused{"good.jsonl --context 8 --set plan.tensor_parallel=4", "--scenario"},
-        Refused{"good.jsonl --scenario two-jobs-one-spine", "several jobs"}}) {
+        Refused{"good.jsonl --scenario two-jobs-one-spine", "several jobs"},
+        Refused{"good.jsonl --scenario packed_documents", "/workload/documents"}}) {
     const CommandResult result = place.orrery(std::string("pack ") + c.arguments + " --out s.jsonl");
     EXPECT_EQ(result.code, 2) << c.arguments;
     EXPECT_THAT(result.err, AllOf(HasSubstr("orrery: error: "), HasSubstr(c.says))) << c.arguments;

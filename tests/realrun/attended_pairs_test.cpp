@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "realrun/layout.h"
@@ -158,6 +160,88 @@ TEST(AttendedPairs, AreThoseThatKernelsSeeOfBlocksByATable) {
                                          "context_parallel_blocks": )" +
                                          text.substr(3) + "}");
       }
+}
+
+// Documents of 24 positions: long ones, ones shorter than any part, one that ends where parts do.
+constexpr std::array<std::int64_t, 6> kEnds{5, 6, 12, 13, 22, 24};
+
+struct SeenWithinDocuments {
+  double counted = 0;
+  std::int64_t queries = 0;  // that see any key
+};
+// One pair after the other.
+SeenWithinDocuments seen_within_documents(const Op& op, const Piece& piece, const realrun::Position& position) {
+  const Tensor& q = piece.tensors[op.reads[op.kind == OpKind::attention_backward ? 3 : 0]];
+  realrun::AttentionPositions at;
+  if (op.parts > 1) {
+    at = realrun::attention_positions(op, piece, position);
+  } else {
+    for (std::int64_t i = 0; i < q.sizes[1]; ++i) at.queries.push_back(i), at.keys.push_back(i);
+  }
+  const auto document = [](std::int64_t p) { return std::ranges::upper_bound(kEnds, p) - kEnds.begin(); };
+  SeenWithinDocuments seen;
+  for (const std::int64_t i : at.queries) {
+    bool any = false;
+    for (const std::int64_t j : at.keys) {
+      if (j > i || document(i) != document(j)) continue;
+      const bool inside = op.window == 0 || j > i - op.window;
+      any = any || inside;
+      if (inside) seen.counted += j == i ? 0.5 : 1;
+      if (op.window > 0 && j == i - op.window) seen.counted += 0.5;
+    }
+    seen.queries += any;
+  }
+  return seen;
+}
+
+TEST(DocumentPairs, AreThoseThatKernelsSeeOnEveryRankAndStep) {
+  for (const char* model : {"{}", R"({"sliding_window": 4})"})
+    for (const char* plan :
+         {"{}", R"({"context_parallel": 2})", R"({"context_parallel": 4})",
+          R"({"context_parallel": 3, "context_parallel_balance": "contiguous"})",
+          R"({"context_parallel": 4, "context_parallel_balance": "striped"})",
+          R"({"context_parallel": 4, "context_parallel_type": "all_gather"})",
+          R"({"context_parallel": 3, "context_parallel_type": "all_gather", "context_parallel_balance": "striped"})",
+          R"({"context_parallel": 2, "context_parallel_type": "ulysses"})",
+          R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2})"}) {
+      Program program;
+      lower(attention_scenario(model, plan), program);
+      double all = 0, of_parts = 0;  // of two heads
+      std::int64_t ops = 0;
+      for (const Piece& piece : program.pieces)
+        for (const Block* block : {&piece.forward, &piece.backward})
+          for (const Op& op : attentions(piece, *block)) {
+            const Tensor& q = piece.tensors[op.reads[op.kind == OpKind::attention ? 0 : 3]];
+            const AttentionShape shape = attention_shape(op, piece.tensors);
+            for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
+              const realrun::Position position = realrun::position_of(static_cast<std::size_t>(rank), program, kLength);
+              const std::int64_t part = op.parts == 1 ? 0 : position.part(q.over[1]);
+              const SeenWithinDocuments seen = seen_within_documents(op, piece, position);
+              const DocumentPairs pairs = document_pairs(op, piece.tensors, part, kEnds, 4);
+              EXPECT_DOUBLE_EQ(pairs.counted, seen.counted) << plan << ", rank " << rank;
+              if (op.window == 0) {
+                EXPECT_EQ(pairs.queries, static_cast<double>(seen.queries)) << plan;
+              }
+              EXPECT_GE(pairs.rectangle, pairs.counted);
+              EXPECT_EQ(std::fmod(pairs.queries + pairs.idle_queries, 4), 0) << "whole tiles";
+              ++ops;
+              if (op.kind != OpKind::attention) continue;
+              all += seen.counted * static_cast<double>(shape.heads);
+              if (op.keys_before == 0)
+                of_parts += document_pairs_of_part(op, piece.tensors, part, kEnds) * static_cast<double>(shape.heads);
+            }
+          }
+      EXPECT_GT(ops, 0);
+      if (std::string_view(model) != "{}") continue;  // half pairs behind a window are not those of any step
+      EXPECT_DOUBLE_EQ(of_parts, all) << plan << ": of all steps together";
+      double expected = 0;  // of one rank
+      std::int64_t begin = 0;
+      for (const std::int64_t end : kEnds) {
+        const auto n = static_cast<double>(end - std::exchange(begin, end));
+        expected += n * n / 2;
+      }
+      EXPECT_DOUBLE_EQ(all, 2 * expected) << plan << ": every pair of two heads once";
+    }
 }
 
 // In a later step of a zigzag ring all queries see the first half of the keys, or the second half sees all.

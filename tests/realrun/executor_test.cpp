@@ -129,6 +129,19 @@ constexpr const char* kBalancedSequences =
   "router_score": "sigmoid_of_top", "moe_router_load_balancing_type": "seq_aux_loss", "moe_aux_loss_coeff": 0.5,
   "shared_expert_ffn": 16, "activation": "swiglu", "ffn": 48}})";
 
+// Sequences of unequal documents, of a Llama with queries that share keys.
+constexpr const char* kDocuments =
+    R"({"model": {"activation": "swiglu", "ffn": 64, "kv_heads": 2, "positions": "rotary", "norm": "rmsnorm",
+  "tied_embeddings": false, "linear_bias": false}, "workload": {"documents": "log-normal:1.5:0.9"}})";
+constexpr const char* kDocumentsGpt =
+    R"({"model": {"dropout": 0.1, "sliding_window": 6}, "workload": {"documents": "log-normal:1.5:0.9",
+  "packing": "best_fit"}})";
+constexpr const char* kDocumentsExperts =
+    R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
+  "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
+  "expert_ffn": 24, "router_score": "softmax_of_top", "dense_layers": 1},
+  "workload": {"documents": "log-normal:1.5:0.9"}})";
+
 ExecutionOptions seeded(std::uint64_t seed, std::int64_t steps = 2) {
   ExecutionOptions options;
   options.seed = seed;
@@ -325,6 +338,35 @@ TEST(OneRank, LatentAttentionReadsKeysWithTheirTurnedPart) {
 TEST(OneRank, TrainingLowersTheLoss) {
   const Execution run = execute(tiny(), seeded(1, 4));
   for (std::size_t s = 1; s < run.losses.size(); ++s) EXPECT_LT(run.losses[s], run.losses[s - 1]);
+}
+
+TEST(OneRank, GradientsAreTheDerivativeOfTheLossWithinDocuments) {
+  for (const char* model : {kDocuments, kDocumentsGpt}) {
+    json patch = json::parse(model);
+    patch.merge_patch(json::parse(
+        R"({"model": {"layers": 2, "vocab": 64}, "workload": {"sequence_length": 8, "global_batch_size": 2}})"));
+    expect_derivative(tiny(patch.dump()));
+  }
+}
+
+TEST(OneRank, DocumentsHideWhatStandsBeforeThem) {
+  json patch = json::parse(kDocuments);
+  const double within = execute(tiny(patch.dump()), seeded(1, 1)).losses[0];
+  patch["workload"].erase("documents");
+  const double whole = execute(tiny(patch.dump()), seeded(1, 1)).losses[0];
+  EXPECT_GT(std::abs(within - whole), 1e-4) << "the mask is felt";
+}
+
+// Steps of a run have other documents; one rank takes the same ones.
+TEST(Layouts, ComputeTheNumbersOfOneRankWithinTheDocumentsOfEachStep) {
+  json patch = json::parse(kDocuments);
+  patch["plan"] = {{"data_parallel", 2}, {"zero_stage", 1}, {"context_parallel", 2}};
+  const Scenario scenario = tiny(patch.dump());
+  EXPECT_EQ(parts_of(scenario, 3).size(), 3u);
+  const Execution one = execute(on_one_rank(scenario), seeded(1, 3)), many = execute(scenario, seeded(1, 3));
+  ASSERT_EQ(one.losses.size(), many.losses.size());
+  for (std::size_t s = 0; s < one.losses.size(); ++s) EXPECT_NEAR(many.losses[s], one.losses[s], 2e-5);
+  EXPECT_LT(distance(one.parameters, many.parameters), 2e-5);
 }
 
 TEST(OneRank, MicroBatchesAddUpToTheBatch) {
@@ -1634,6 +1676,29 @@ const Layout kLayouts[] = {
      kHashedExperts},
     {"ExpertsHashedPipeline",
      R"({"pipeline_parallel": 3, "data_parallel": 2, "expert_parallel": 2, "recompute": "full"})", kHashedExperts},
+
+    // Documents are other ones in each step: one step.
+    {"DocumentsReplicas", R"({"data_parallel": 4, "micro_batch_size": 2})", kDocuments, 1},
+    {"DocumentsZero3", R"({"data_parallel": 4, "zero_stage": 3, "recompute": "full"})", kDocumentsGpt, 1},
+    {"DocumentsTensor", R"({"tensor_parallel": 2, "sequence_parallel": true, "data_parallel": 2})", kDocuments, 1},
+    {"DocumentsPipeline", R"({"pipeline_parallel": 2, "data_parallel": 2, "recompute": "selective"})", kDocuments, 1},
+    {"DocumentsPipelineOfChunks",
+     R"({"pipeline_parallel": 2, "virtual_pipeline": 2, "pipeline_schedule": "interleaved", "data_parallel": 2})",
+     kDocumentsGpt, 1},
+    {"DocumentsGatheredKeys", R"({"context_parallel": 4, "context_parallel_type": "all_gather", "data_parallel": 2})",
+     kDocuments, 1},
+    {"DocumentsGatheredKeysStriped",
+     R"({"context_parallel": 2, "context_parallel_type": "all_gather", "context_parallel_balance": "striped",
+         "micro_batch_size": 2})",
+     kDocumentsGpt, 1},
+    {"DocumentsRing", R"({"context_parallel": 4, "data_parallel": 2, "micro_batch_size": 2})", kDocuments, 1},
+    {"DocumentsRingStriped", R"({"context_parallel": 4, "context_parallel_balance": "striped"})", kDocumentsGpt, 1},
+    {"DocumentsUlysses", R"({"context_parallel": 2, "context_parallel_type": "ulysses", "data_parallel": 2})",
+     kDocuments, 1},
+    {"DocumentsUsp",
+     R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2, "data_parallel": 2})", kDocuments,
+     1},
+    {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return std::string(test.param.name); });

@@ -330,6 +330,92 @@ KERNEL_TEST(AttentionKernel, BackwardOverTwoHalvesOfTheKeysSumsToTheWhole) {
   expect_equal(partial[1], padded);
 }
 
+// Rows of positions [begin, end) of one sequence of [batch, sequence, ..].
+Operand rows_of(const Operand& whole, std::int64_t sequence, std::int64_t begin, std::int64_t end) {
+  Operand part{whole.tensor, {}};
+  const std::int64_t length = whole.tensor.sizes[1], row = whole.tensor.elements() / whole.tensor.sizes[0] / length;
+  part.tensor.sizes[0] = 1;
+  part.tensor.sizes[1] = end - begin;
+  const auto first = whole.values.begin() + (sequence * length + begin) * row;
+  part.values.assign(first, first + (end - begin) * row);
+  return part;
+}
+std::vector<double> doubles(const Values& values) { return {values.begin(), values.end()}; }
+
+// Packed sequences of a batch, whose documents differ, with groups of queries that share keys; backward, too.
+TEST(AttentionKernel, WithinDocumentsIsThatOfEachDocumentAlone) {
+  const Heads s;
+  const std::vector<std::vector<std::int64_t>> ends{{2, 6}, {1, 4, 6}};
+  std::vector<std::int64_t> begins;
+  for (const auto& of_sequence : ends) {
+    std::int64_t begin = 0;
+    for (const std::int64_t end : of_sequence) {
+      begins.insert(begins.end(), static_cast<std::size_t>(end - begin), begin);
+      begin = end;
+    }
+  }
+  for (const std::int64_t window : {0, 2}) {
+    Op op = op_of(attention);
+    op.causal = true;
+    op.window = window;
+    Op alone = op, backward = op, backward_alone = op;
+    backward.kind = backward_alone.kind = attention_backward;
+    op.documents = backward.documents = 1;
+    KernelContext kernel;
+    kernel.document_begins = begins;
+    const Operand q{s.q(), random_values(s.q().elements(), 1)}, kv{s.kv(), random_values(s.kv().elements(), 2)},
+        d{s.context(), random_values(s.context().elements(), 3)};
+    const auto out = call(op, {q, kv}, {s.context(), s.lse()}, kernel);
+    const Operand context{s.context(), out[0]}, lse{s.lse(), out[1]};
+    const auto gradients = call(backward, {d, context, lse, q, kv}, {s.q(), s.kv()}, kernel);
+    const Operand dq{s.q(), gradients[0]}, dkv{s.kv(), gradients[1]};
+    int documents = 0;
+    for (std::int64_t b = 0; b < s.batch; ++b) {
+      std::int64_t begin = 0;
+      for (const std::int64_t end : ends[static_cast<std::size_t>(b)]) {
+        const Operand one_q = rows_of(q, b, begin, end), one_kv = rows_of(kv, b, begin, end),
+                      one_d = rows_of(d, b, begin, end);
+        Tensor one_lse = s.lse();
+        one_lse.sizes[0] = 1;
+        one_lse.sizes[3] = end - begin;
+        const auto expected = call(alone, {one_q, one_kv}, {one_d.tensor, one_lse});
+        expect_equal(rows_of(context, b, begin, end).values, doubles(expected[0]));
+        const auto slopes =
+            call(backward_alone, {one_d, {one_d.tensor, expected[0]}, {one_lse, expected[1]}, one_q, one_kv},
+                 {one_q.tensor, one_kv.tensor});
+        expect_equal(rows_of(dq, b, begin, end).values, doubles(slopes[0]));
+        expect_equal(rows_of(dkv, b, begin, end).values, doubles(slopes[1]));
+        begin = end;
+        ++documents;
+      }
+    }
+    EXPECT_EQ(documents, 5);
+    // One fused tensor has the same.
+    const Heads fused = s;
+    expect_equal(call(op, {{fused.fused(), fuse(s, q.values, kv.values)}}, {s.context(), s.lse()}, kernel)[0],
+                 doubles(out[0]));
+  }
+}
+
+TEST(AttentionKernel, RefusesDocumentsThatAreNotOfItsPositions) {
+  const Heads s;
+  Op op = op_of(attention);
+  op.documents = 1;
+  const Operand q{s.q(), random_values(s.q().elements(), 1)}, kv{s.kv(), random_values(s.kv().elements(), 2)};
+  std::vector<std::int64_t> begins(static_cast<std::size_t>(s.batch * s.queries), 0);
+  KernelContext kernel;
+  const auto run = [&] { return call(op, {q, kv}, {s.context(), s.lse()}, kernel); };
+  kernel.document_begins = begins;
+  EXPECT_THROW(run(), std::logic_error) << "no causal mask";
+  op.causal = true;
+  EXPECT_NO_THROW(run());
+  kernel.document_begins = {};
+  EXPECT_THROW(run(), std::logic_error);
+  begins.pop_back();
+  kernel.document_begins = begins;
+  EXPECT_THROW(run(), std::logic_error);
+}
+
 KERNEL_TEST(SoftmaxKernel, WithProductsAroundItIsAttention) {
   Heads s;
   s.groups = s.heads = 1;  // [batch, sequence, 1, 1, dim] is [batch, 1, 1, sequence, dim]

@@ -190,6 +190,19 @@ TEST(Search, WhatTheHostCannotHoldDoesNotFit) {
   EXPECT_FALSE(offloads(search(small, little), small));
 }
 
+// Other replicas have other documents, so that no plan's micro-batches bound another's.
+TEST(Search, TriesEveryPlanWhereSequencesArePackedFromDocuments) {
+  SpaceOptions fields;
+  fields.fixed = {"context_parallel", "mesh_order", "pipeline_parallel"};
+  Scenario scenario = scenario_of("llama-3-8b", 2, 8192, 64);
+  scenario.workload.documents = "wikipedia";
+  const Space space(scenario, fields);
+  const SearchResult found = search(space, {}), exhaustive = search(space, {.exhaustive = true});
+  EXPECT_EQ(found.too_slow, 0U);
+  EXPECT_EQ(found.evaluated, exhaustive.evaluated);
+  EXPECT_EQ(pairs(found.best), pairs(exhaustive.best));
+}
+
 TEST(Search, BoundsSaveMostOfTheWork) {
   SpaceOptions fields;
   fields.fixed = {"context_parallel", "mesh_order"};

@@ -123,6 +123,8 @@ void Simulation::LineIssue::prepare(Work& w, std::int64_t covered) const {
     w.seconds = w.code->model->cost(w.code->ops[node.op], w.code->piece->tensors, covered).seconds;
   if (const OpName& name = c_.plan->ops[w.name]; name.seconds_by_rows > 0)
     w.seconds -= name.seconds_by_rows * (1 - c_.plan->rows_of(name.load, c_.first_rank));
+  if (const OpName& name = c_.plan->ops[w.name]; !name.seconds_less.empty())
+    w.seconds -= name.seconds_less[c_.plan->document_place(c_.first_rank)];
   w.exchange = c_.plan->exchange_of(w.name, covered);
 }
 

@@ -1,0 +1,249 @@
+#include "strategies/packed_documents/packed_documents.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sim/base/error.h"
+#include "traces/packing/packed_workload.h"
+
+namespace orrery::packed_documents {
+namespace {
+
+[[noreturn]] void refuse(const char* pointer, std::string found, std::string expected) {
+  throw InputError({"", pointer}, std::move(found), std::move(expected));
+}
+
+const char* field_of(const Workload& workload) {
+  return workload.recorded_documents ? "/workload/documents_file" : "/workload/documents";
+}
+
+// Which replicas wait for each other in each micro-batch: those of one set.
+class ReplicaSets {
+ public:
+  explicit ReplicaSets(const Program& program) {
+    const MeshGroup replicas = program.mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate});
+    replicas_ = static_cast<std::size_t>(program.mesh.size(replicas));
+    MeshGroup met;
+    for (const Piece& piece : program.pieces)
+      for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
+        for (const Op& op : block->ops)
+          if (is_communication(op.kind) && op.when == When::every_micro_batch) met = met | (op.group & replicas);
+    const MeshGroup apart = replicas.without(met);
+    members_.resize(static_cast<std::size_t>(program.mesh.size(apart)));
+    std::vector<bool> seen(replicas_, false);
+    for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
+      const auto replica = static_cast<std::size_t>(program.mesh.coordinate(rank, replicas)),
+                 set = static_cast<std::size_t>(program.mesh.coordinate(rank, apart));
+      if (seen[replica]) continue;
+      seen[replica] = true;
+      members_[set].push_back(replica);
+    }
+    for (std::vector<std::size_t>& members : members_) std::ranges::sort(members);
+  }
+
+  std::size_t replicas() const { return replicas_; }
+  const std::vector<std::vector<std::size_t>>& all() const { return members_; }
+
+ private:
+  std::size_t replicas_ = 1;
+  std::vector<std::vector<std::size_t>> members_;
+};
+
+// What attention has to do, by replica and micro-batch.
+class Work {
+ public:
+  Work(const PackedSequences& packed, std::size_t replicas, std::size_t micro_batches)
+      : micro_batches_(micro_batches),
+        size_(static_cast<std::size_t>(packed.count()) / (replicas * micro_batches)),
+        pairs_(replicas * micro_batches) {
+    for (std::size_t i = 0; i < pairs_.size(); ++i)
+      for (const std::int64_t s : sequences(i / micro_batches, i % micro_batches))
+        pairs_[i] += whole_pairs(packed.ends_of(s));
+  }
+
+  std::size_t micro_batches() const { return micro_batches_; }
+  double at(std::size_t replica, std::size_t micro_batch) const {
+    return pairs_[replica * micro_batches_ + micro_batch];
+  }
+  double most(const std::vector<std::size_t>& replicas, std::size_t micro_batch) const {
+    double most = 0;
+    for (const std::size_t r : replicas) most = std::max(most, at(r, micro_batch));
+    return most;
+  }
+  double sum_of_most(const std::vector<std::size_t>& replicas) const {
+    double sum = 0;
+    for (std::size_t m = 0; m < micro_batches_; ++m) sum += most(replicas, m);
+    return sum;
+  }
+  std::vector<std::int64_t> sequences(std::size_t replica, std::size_t micro_batch) const {
+    std::vector<std::int64_t> numbers(size_);
+    std::iota(numbers.begin(), numbers.end(),
+              static_cast<std::int64_t>((replica * micro_batches_ + micro_batch) * size_));
+    return numbers;
+  }
+
+ private:
+  std::size_t micro_batches_, size_;
+  std::vector<double> pairs_;
+};
+
+// The class of each micro-batch; the first has class 0.
+std::vector<std::uint8_t> classes_of(const Work& work, const ReplicaSets& sets,
+                                     const std::vector<std::size_t>& slowest) {
+  const std::size_t n = work.micro_batches();
+  std::map<std::vector<double>, std::size_t> alike;
+  std::vector<std::size_t> of(n);
+  for (std::size_t m = 0; m < n; ++m) {
+    std::vector<double> of_replicas(sets.replicas());
+    for (std::size_t r = 0; r < of_replicas.size(); ++r) of_replicas[r] = work.at(r, m);
+    of[m] = alike.emplace(std::move(of_replicas), alike.size()).first->second;
+  }
+  if (alike.size() > kMostMicroBatchClasses) {
+    std::vector<std::size_t> order(n);
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::ranges::stable_sort(
+        order, [&](std::size_t a, std::size_t b) { return work.most(slowest, a) < work.most(slowest, b); });
+    for (std::size_t i = 0; i < n; ++i) of[order[i]] = i * kMostMicroBatchClasses / n;
+  }
+  std::map<std::size_t, std::uint8_t> number;
+  std::vector<std::uint8_t> classes;
+  for (const std::size_t c : of)
+    classes.push_back(number.try_emplace(c, static_cast<std::uint8_t>(number.size())).first->second);
+  return classes;
+}
+
+std::vector<DocumentLoad> loads_of(const Work& work, const ReplicaSets& sets, const std::vector<std::size_t>& slowest,
+                                   const std::vector<std::uint8_t>& classes) {
+  std::vector<DocumentLoad> loads(1u + *std::ranges::max_element(classes));
+  for (DocumentLoad& load : loads) load.sequences.resize(sets.replicas());
+  for (const std::vector<std::size_t>& set : sets.all()) {
+    std::vector<double> of_all(sets.replicas(), 0);
+    for (const std::size_t r : set)
+      for (std::size_t m = 0; m < work.micro_batches(); ++m) of_all[r] += work.at(r, m);
+    // Who has the i-th most of a micro-batch stands for whoever has the i-th most of all.
+    std::vector<std::size_t> places = set;
+    std::ranges::stable_sort(places, [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
+    for (std::size_t m = 0; m < work.micro_batches(); ++m) {
+      std::vector<std::size_t> here = set;
+      std::ranges::stable_sort(here, [&](std::size_t a, std::size_t b) { return work.at(a, m) > work.at(b, m); });
+      for (std::size_t i = 0; i < set.size(); ++i) {
+        std::vector<std::int64_t>& all = loads[classes[m]].sequences[places[i]];
+        const std::vector<std::int64_t> more = work.sequences(here[i], m);
+        all.insert(all.end(), more.begin(), more.end());
+      }
+    }
+    if (set == slowest)
+      for (DocumentLoad& load : loads) load.slowest_replica = static_cast<std::int64_t>(places.front());
+  }
+  for (const std::uint8_t c : classes) ++loads[c].micro_batches;
+  return loads;
+}
+
+// Whether it attends at all.
+bool give_load(std::uint8_t load, Piece& piece) {
+  bool any = false;
+  for (Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
+    for (Op& op : block->ops) {
+      if (op.kind == OpKind::softmax)
+        refuse("/plan/flash_attention", "false",
+               "true: kernels that store the scores do not know the documents of a sequence");
+      if (!is_attention(op.kind)) continue;
+      op.documents = load;
+      any = true;
+    }
+  return any;
+}
+
+void lay_classes(const std::vector<std::uint8_t>& classes, Program& program) {
+  const std::size_t pieces = program.pieces.size(), all = program.document_loads.size();
+  std::vector<std::vector<std::uint16_t>> copies(all, std::vector<std::uint16_t>(pieces));
+  for (std::size_t p = 0; p < pieces; ++p) {
+    const bool attends = give_load(1, program.pieces[p]);
+    for (std::size_t c = 0; c < all; ++c) {
+      copies[c][p] = static_cast<std::uint16_t>(attends && c > 0 ? program.pieces.size() : p);
+      if (!attends || c == 0) continue;
+      if (program.pieces[p].variant_of == kNoPiece) program.pieces[p].variant_of = static_cast<std::uint16_t>(p);
+      Piece copy = program.pieces[p];
+      give_load(static_cast<std::uint8_t>(c + 1), copy);
+      program.pieces.push_back(std::move(copy));
+    }
+  }
+  if (all == 1) return;
+  for (std::size_t c = 1; c < all; ++c) {
+    MicroBatchClass other{program.line, program.stages};
+    const auto rename = [&](std::vector<Run>& runs) {
+      for (Run& run : runs) run.piece = copies[c][run.piece];
+    };
+    rename(other.line);
+    for (std::vector<Chunk>& stage : other.stages)
+      for (Chunk& chunk : stage) rename(chunk.runs);
+    program.other_classes.push_back(std::move(other));
+  }
+  program.micro_batch_class = classes;
+}
+
+class DocumentsController final : public RunController {
+ public:
+  std::uint64_t state(const Scenario& scenario) const override {
+    return static_cast<std::uint64_t>(scenario.workload.step);
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario) {
+  const std::int64_t length = scenario.workload.sequence_length;
+  return packed_sequences(scenario.workload, length > 0 ? length : scenario.model.max_positions);
+}
+
+void check(const Scenario& scenario) {
+  const Workload& workload = scenario.workload;
+  if (!workload.has_documents()) return;
+  const Model& model = scenario.model;
+  if (workload.recorded_documents && !workload.documents.empty())
+    refuse("/workload/documents", "\"" + workload.documents + "\"",
+           "nothing beside \"documents_file\", which says how long documents are");
+  if (workload.packing == PackingPolicy::datasculpt)
+    refuse("/workload/packing", "\"datasculpt\"",
+           "a policy that packs by length: documents of a workload have no embeddings");
+  if (workload.recorded_documents && workload.recorded_documents->packed() && workload.packing != PackingPolicy::concat)
+    refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
+           "nothing beside a file of sequences, which are packed");
+  if (model.kind != ModelKind::decoder)
+    refuse(field_of(workload), "documents of a model that is no decoder", "a decoder, whose attention is causal");
+  if (model.relative_projection)
+    refuse(field_of(workload), "documents of a model whose attention stores its scores",
+           "none: such kernels do not know the documents of a sequence");
+  if (!scenario.plan.framework.flash_attention)
+    refuse("/plan/flash_attention", "false",
+           "true: kernels that store the scores do not know the documents of a sequence");
+  (void)sequences_of(scenario);
+}
+
+void rewrite(const Scenario&, Program& program) {
+  if (program.packed == nullptr) return;
+  if (!program.micro_batch_class.empty())
+    refuse("/workload/routing", "micro-batches that route unlike",
+           "such that all route alike, where sequences are packed from documents: their micro-batches differ already");
+  const ReplicaSets sets(program);
+  const Work work(*program.packed, sets.replicas(), static_cast<std::size_t>(program.schedule.micro_batches));
+  const std::vector<std::size_t>& slowest = *std::ranges::max_element(
+      sets.all(), {}, [&](const std::vector<std::size_t>& set) { return work.sum_of_most(set); });
+  const std::vector<std::uint8_t> classes = classes_of(work, sets, slowest);
+  program.document_loads = loads_of(work, sets, slowest, classes);
+  lay_classes(classes, program);
+}
+
+std::unique_ptr<RunController> control(const Scenario& scenario) {
+  return scenario.workload.has_documents() ? std::make_unique<DocumentsController>() : nullptr;
+}
+
+bool begins_anew(const Scenario& scenario) { return scenario.workload.has_documents() && scenario.workload.step > 0; }
+
+}  // namespace orrery::packed_documents
