@@ -91,8 +91,10 @@ std::string measurement_text(const SimulateArguments& arguments, const Simulatio
   if (!point->not_fitted.empty()) line("not fitted", point->not_fitted);
   for (const std::string& assumption : point->assumptions) line("assumed", assumption);
   line("why it is off", explanation_of(*point));
-  if (point->quantity == Quantity::step_seconds)
+  if (point->quantity == Quantity::step_seconds || point->quantity == Quantity::forward_backward_seconds)
     line("in orrery validate", "predicted by a calibration that has not seen this source, so slightly otherwise");
+  if (is_of_layer(point->quantity))
+    line("in orrery validate", "predicted by kernels and collectives alone: what steps show beyond them is left out");
   return text;
 }
 
