@@ -135,8 +135,8 @@ OpCostModel::Attention OpCostModel::attention_of(const Op& op, std::span<const T
   const std::size_t first = queries_operand(op.kind);
   const Tensor& q = tensors[op.reads[first]];
   const Tensor& kv = op.reads[first + 1] == kNoTensor ? q : tensors[op.reads[first + 1]];
-  return {op.documents,       op.parts,  op.keys_before, q.deal(1),  kv.deal(1),
-          kv.over[1].empty(), op.window, q.sizes[1],     kv.sizes[1]};
+  return {op.documents, op.parts,           op.keys_before, op.inner_parts, q.deal(1),
+          kv.deal(1),   kv.over[1].empty(), op.window,      q.sizes[1],     kv.sizes[1]};
 }
 
 const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,

@@ -121,7 +121,7 @@ class OpCostModel {
   // Of an op that sees documents, all that its pairs depend on.
   struct Attention {
     std::uint8_t load = 0;
-    std::int32_t parts = 1, keys_before = 0;
+    std::int32_t parts = 1, keys_before = 0, inner_parts = 1;
     Deal query_deal = Deal::contiguous, key_deal = Deal::contiguous;
     bool gathered = true;
     std::int64_t window = 0, queries = 0, keys = 0;

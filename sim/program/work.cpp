@@ -191,10 +191,7 @@ namespace {
 // The keys that the op reads, of those of `part`'s queries.
 Dealt keys_of_part(const Op& op, const Tensor& kv, std::int64_t part) {
   if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
-  return {.deal = kv.deal(1),
-          .parts = op.parts,
-          .part = (part - op.keys_before + op.parts) % op.parts,
-          .count = kv.sizes[1]};
+  return {.deal = kv.deal(1), .parts = op.parts, .part = op.part_of_keys(part), .count = kv.sizes[1]};
 }
 
 }  // namespace

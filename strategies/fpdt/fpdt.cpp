@@ -151,6 +151,9 @@ void check(const Scenario& scenario) {
   if (scenario.model.sliding_window > 0)
     fail("/plan/context_parallel_type", "\"fpdt\"",
          "another type for a model with a sliding window: chunks attend to all of those before");
+  if (scenario.workload.has_documents())
+    fail("/plan/context_parallel_type", "\"fpdt\"",
+         "another type for sequences of documents: chunks attend to all of those before");
   check_chunks(scenario);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!context_parallel::is_of_type(scenario, plan, kTypes)) {

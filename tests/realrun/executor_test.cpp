@@ -740,6 +740,7 @@ const Layout kLayouts[] = {
          "zero_stage": 3, "framework": "fsdp"})",
      kLlama},
     {"MemoContext", R"({"memo": true, "memo_alpha": 0.5, "context_parallel": 2})", kLlama},
+    {"MemoDoubleRing", R"({"memo": true, "memo_alpha": 0.5, "context_parallel": 4, "inner_ring_degree": 2})", kLlama},
     {"MemoContextStripedDropout",
      R"({"memo": true, "memo_alpha": 0.25, "context_parallel": 4, "context_parallel_balance": "striped",
          "data_parallel": 2, "zero_stage": 2})",
@@ -1698,6 +1699,8 @@ const Layout kLayouts[] = {
     {"DocumentsUsp",
      R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2, "data_parallel": 2})", kDocuments,
      1},
+    {"DocumentsDoubleRing", R"({"context_parallel": 4, "inner_ring_degree": 2, "data_parallel": 2})", kDocuments, 1},
+    {"DocumentsMemo", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kDocuments, 1},
     {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };
 INSTANTIATE_TEST_SUITE_P(All, Layouts, testing::ValuesIn(kLayouts),

@@ -323,6 +323,8 @@ TEST(Fpdt, PlansThatCannotBeCutAreRefusedInOneSentence) {
        }},
       {"/plan/context_parallel_type", "another type for a model with a sliding window",
        [](Scenario& s) { s.model.sliding_window = 4096; }},
+      {"/plan/context_parallel_type", "another type for sequences of documents",
+       [](Scenario& s) { s.workload.documents = "log-normal:6:1"; }},
       {"/plan/context_parallel_type", "another type for a model that is no decoder",
        [](Scenario& s) { s.model.kind = ModelKind::encoder; }},
       {"/plan/layers/0/context_parallel_type", "found \"ulysses\", expected \"fpdt\", as in other layers",
