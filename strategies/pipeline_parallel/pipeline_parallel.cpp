@@ -49,16 +49,16 @@ class Dealer {
 void split_weight_gradients(Piece& piece) {
   std::vector<Op> rest;
   rest.reserve(piece.backward.ops.size());
-  std::vector<bool> wanted(piece.tensors.size(), false);  // by the input gradients that stay
+  std::vector<bool> wanted(piece.tensors.size(), false);  // storages, by the input gradients that stay
   for (std::size_t i = piece.backward.ops.size(); i-- > 0;) {
     const Op& op = piece.backward.ops[i];
     // A gather that only weight gradients read goes with them.
-    const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted[op.writes[0]];
+    const bool gather_for_weights = op.kind == OpKind::all_gather && !wanted[storage_of(piece, op.writes[0])];
     if (op.phase == Phase::weight_gradient || gather_for_weights) {
       piece.weight_gradient.ops.push_back(op);
     } else {
       for (TensorId id : op.reads)
-        if (id != kNoTensor) wanted[id] = true;
+        if (id != kNoTensor) wanted[storage_of(piece, id)] = true;
       rest.push_back(op);
     }
   }
@@ -71,14 +71,27 @@ void split_weight_gradients(Piece& piece) {
   std::vector<Op> regathered;
   for (const Op& gather : piece.backward.ops) {
     if (gather.kind != OpKind::all_gather) continue;
-    const bool read_later = std::any_of(
-        piece.weight_gradient.ops.begin(), piece.weight_gradient.ops.end(),
-        [&](const Op& op) { return std::find(op.reads.begin(), op.reads.end(), gather.writes[0]) != op.reads.end(); });
+    const TensorId gathered = gather.writes[0];
+    const auto reads_it = [&](TensorId id) {
+      return id != kNoTensor && (id == gathered || piece.tensors[id].alias_of == gathered);
+    };
+    const bool read_later = std::ranges::any_of(piece.weight_gradient.ops,
+                                                [&](const Op& op) { return std::ranges::any_of(op.reads, reads_it); });
     if (!read_later) continue;
     Op again = gather;
     again.phase = Phase::weight_gradient;
-    again.writes[0] = clone_tensor(piece, gather.writes[0]);
-    for (Op& op : piece.weight_gradient.ops) replace_reads(op, gather.writes[0], again.writes[0]);
+    again.writes[0] = clone_tensor(piece, gathered);
+    for (Op& op : piece.weight_gradient.ops)
+      for (TensorId& id : op.reads) {
+        if (!reads_it(id)) continue;
+        if (id == gathered) {
+          id = again.writes[0];
+        } else {  // a chunk of it
+          Tensor view = piece.tensors[id];
+          view.alias_of = again.writes[0];
+          id = piece.add(view);
+        }
+      }
     regathered.push_back(again);
   }
   piece.weight_gradient.ops.insert(piece.weight_gradient.ops.begin(), regathered.begin(), regathered.end());
