@@ -46,9 +46,9 @@ class OpCostModel {
   // `instances`: of the piece that one run of the op covers (Op::every): `instances` times the bytes, and the FLOPs,
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
   // device and its host run at the PCIe rate of the device, or at its share of its PCIe switch's, as all devices of a
-  // node copy at once; those from or to storage at its share of the NVMe rate,
-  // host kernels at its share of the host's memory rate. Of rows of unequal number (Tensor::load) the seconds are those of
-  // the rank with the most, for which all others wait, the FLOPs the mean of all. Throws InputError when the cluster lacks a rate.
+  // node copy at once; those from or to storage at its share of the NVMe rate, host kernels at its share of the host's
+  // memory rate. Of rows of unequal number (Tensor::load) the seconds are those of the rank with the most, for which all
+  // others wait, the FLOPs the mean of all. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
 
   // A copy between a device and its host while no other device copies: one of its `count` launches.

@@ -73,7 +73,8 @@ TEST(StrategyList, CallsAPlanByTheWordsOfItsStrategies) {
                                                     "recompute-full", "data", "zero-1", "offload"));
   EXPECT_THAT(all_plan_words(), ElementsAre("freeze", "tensor", "sequence", "context", "ulysses", "all-gather-context",
                                             "expert", "pipeline", "interleaved", "recompute-selective", "recompute-full",
-                                            "recompute-op", "activation-offload", "memo", "hpz", "mics", "data", "zero-1", "zero-2", "zero-3", "offload"));
+                                            "recompute-op", "activation-offload", "memo", "hpz", "mics", "data",
+                                            "zero-1", "zero-2", "zero-3", "offload"));
 }
 
 TEST(StrategyList, SaysWhatCannotBeExecutedYet) {
