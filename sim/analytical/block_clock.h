@@ -219,8 +219,8 @@ class LineClock {
     Accounts accounts{};
     double host = 0;
     double entry = 0;  // when the previous instance's output was there
-    // When buffers that instances take in turn have been copied from: those of the next instance, and of the ones behind
-    // it (Op::buffers); 0: they are free.
+    // When buffers that instances take in turn have been copied from: those of the next instance, and of the ones
+    // behind it (Op::buffers); 0: they are free.
     std::array<double, kMostBuffers> copied{};
   };
   static constexpr std::size_t kStateSize = sizeof(State) / sizeof(double);

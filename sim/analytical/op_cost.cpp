@@ -251,7 +251,8 @@ OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensor
 }
 
 double OpCostModel::copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const {
-  return bytes(copy, tensors) * static_cast<double>(instances) / copy.count / rate(copy, tensors, true).bytes_per_second;
+  const double one = bytes(copy, tensors) * static_cast<double>(instances) / copy.count;
+  return one / rate(copy, tensors, true).bytes_per_second;
 }
 
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {

@@ -163,8 +163,8 @@ void Topology::lay_out_node(const Cluster& cluster) {
 
   per_pcie_switch_ = std::max<std::int64_t>(1, std::min(node.devices_per_pcie_switch, per_node_));
   pcie_switches_ = groups_of(per_node_, per_pcie_switch_);
-  // Devices of a PCIe tree share their switch's up-link, as do those of a node that says how wide it is. Elsewhere bridged
-  // pairs are not taken to (CollectiveModel::link_of).
+  // Devices of a PCIe tree share their switch's up-link, as do those of a node that says how wide it is. Elsewhere
+  // bridged pairs are not taken to (CollectiveModel::link_of).
   const double up_link = node.pcie_switch_bytes_per_second;
   wide_up_links_ = intra_ != IntraFabric::pcie && !(up_link > 0);
   if (const double pcie = over_pcie ? std::max(own, peers) : own; pcie > 0) {

@@ -16,6 +16,8 @@
 namespace orrery::memo {
 namespace {
 
+static_assert(kRoundingBuffers <= kMostBuffers);
+
 using activation_offload::ToHost;
 using activation_offload::view_of_tokens;
 
@@ -28,11 +30,14 @@ class TokenWise {
         kinds_(originals_, Kind::passing),
         discarded_(originals_, kNoTensor),
         to_host_(piece, kRoundingBuffers) {
-    for (const TensorId id : activation_offload::kept_activations(piece)) kept_.push_back(id);
+    kept_ = activation_offload::kept_activations(piece);
+    // Of a frozen layer the backward may need its input for nothing but what is recomputed.
+    const TensorId input = storage_of(piece, piece.input);
+    if (std::ranges::find(kept_, input) == kept_.end()) kept_.push_back(input);
     classify();
     // The same tokens of every tensor: a rank that holds more of a sequence than another tensor's rank (gathered over
     // tensor-parallel ranks) holds the others' tokens, too.
-    least_ = tokens_of(kept_.front());
+    least_ = tokens_of(input);
     for (const TensorId id : kept_) least_ = std::min(least_, tokens_of(id));
     swapped_ = std::llround(alpha * static_cast<double>(least_));
   }

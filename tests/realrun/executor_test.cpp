@@ -758,6 +758,11 @@ const Layout kLayouts[] = {
      kLlama},
     {"MemoParallelBlock", R"({"memo": true, "memo_alpha": 0.5, "tensor_parallel": 2, "sequence_parallel": true})",
      R"({"parallel_block": true, "parallel_norms": true, "positions": "rotary"})"},
+    {"MemoFreeze",
+     R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2, "zero_stage": 3,
+         "layers": [{"from": 1, "to": 2, "freeze": true}]})",
+     R"({"kind": "encoder", "token_types": 2, "pooler": false, "post_norm": true, "embedding_norm": true,
+         "dropout": 0.1})"},
     {"MemoEncoder", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kEncoder},
     {"LossUnfused", R"({"cross_entropy": "unfused", "tensor_parallel": 2, "precision": "bf16"})"},
     {"LossUnfusedPipeline",
@@ -2134,7 +2139,7 @@ TEST(Layouts, HoldWhatIsPredicted) {
       "Zero3InTurn", "Zero3InTurnEachParameter", "Zero3InTurnKeptOnce", "Zero3InTurnOffload", "Zero3InTurnHpz",
       "Zero3InTurnHybrid", "Zero3NoOverlap", "Zero3FarPrefetch", "Hpz", "HpzHybrid", "HpzOffload", "Mics",
       "MicsOffload", "OffloadZero2", "OffloadZero2OneMicroBatch", "OffloadZero2Hybrid", "Context4Zero3",
-      "Ulysses4Zero3", "T5Zero3", "Experts", "ExpertsOneARank", "ExpertsZero1"};
+      "Ulysses4Zero3", "T5Zero3", "Experts", "ExpertsOneARank", "ExpertsZero1", "Memo", "MemoContext", "MemoPipeline"};
   std::size_t met = 0;
   for (const Layout& layout : kLayouts) {
     if (!names.contains(layout.name)) continue;

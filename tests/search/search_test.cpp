@@ -93,7 +93,7 @@ std::vector<Case> cases() {
   SpaceOptions few;
   few.fixed = {"context_parallel", "mesh_order"};
   SpaceOptions offloading = few;
-  offloading.over = {{"optimizer_offload", {}}, {"activation_offload", {}}, {"recompute_layers", {}}};
+  offloading.over = {{"optimizer_offload", {}}, {"activation_offload", {}}, {"memo", {}}, {"recompute_layers", {}}};
   offloading.fixed.emplace_back("pipeline_schedule");
   offloading.fixed.emplace_back("mesh_order");
   SpaceOptions long_sequences;
