@@ -22,6 +22,8 @@ namespace {
 // What a channel of NCCL's Simple protocol passes on at a time: NCCL_BUFFSIZE (4 MiB) over NCCL_STEPS (8). A channel a
 // device of the node.
 constexpr double kSliceBytes = 4.0 * (1 << 20) / 8;
+// Kinds of replicas with unlike documents, of many: each is simulated.
+constexpr std::size_t kFoldedReplicas = 4;
 // Beyond this a pipeline's fill is nothing next to its flow.
 constexpr double kMostChunks = 128;
 
@@ -221,10 +223,10 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
     for (std::size_t r = 0; r < replicas; ++r)
       if (r != slowest) others.push_back(r);
     std::ranges::stable_sort(others, [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
-    folds.resize(kExactRanks);
+    folds.resize(kFoldedReplicas);
     folds.front() = {static_cast<std::int64_t>(slowest)};
     for (std::size_t i = 0; i < others.size(); ++i)
-      folds[1 + i * (kExactRanks - 1) / others.size()].push_back(static_cast<std::int64_t>(others[i]));
+      folds[1 + i * (kFoldedReplicas - 1) / others.size()].push_back(static_cast<std::int64_t>(others[i]));
   }
   job.document_folds.resize(replicas);
   for (std::size_t f = 0; f < folds.size(); ++f)

@@ -138,8 +138,8 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
-  // Replicas with unlike documents: each by itself where they are few (as folded_loads); else the slowest, and as many
-  // groups of others as are exact, in the order of their work, which have the mean of theirs.
+  // Replicas with unlike documents: each by itself where they are few (as folded_loads); else the slowest, and three
+  // groups of others, in the order of their work, which have the mean of theirs.
   void fold_documents(std::int32_t id, JobPlan& job);
   void compile_blocks(JobPlan& job);
   void compile_pairs(JobPlan& job, std::size_t piece);

@@ -78,6 +78,24 @@ TEST(Documents, TakeTheTimeOfABatchOfSequencesAsLong) {
               0.01 * seconds_of_attention(simulate(batch)));
 }
 
+// github.com/zhuzilin/ring-flash-attention, README: FlashAttention on one device, iterations a second over whole
+// sequences and over four packings.
+TEST(Documents, AttentionIsAsMuchShorterAsPublished) {
+  struct Published {
+    const char* node;
+    double whole, packed;
+  };
+  for (const Published& p : {Published{"dgx-a100", 11.8, 16.7}, Published{"dgx-h100", 19.3, 28.2}}) {
+    Scenario s = packed_llama(32);  // each replica has all four
+    s.cluster = read_cluster({{"node", p.node}, {"nodes", 1}}, {});
+    s.model.max_positions = s.workload.sequence_length = 65536;
+    const double whole = seconds_of_attention(simulate(s)),
+                 packed = seconds_of_attention(simulate(packed_from(
+                     s, {{65536}, {2048, 59136, 4352}, {32768, 32768}, {24832, 25600, 12800, 1280, 1024}})));
+    EXPECT_NEAR(packed / whole, p.whole / p.packed, 0.07 * p.whole / p.packed) << p.node;
+  }
+}
+
 // Replicas wait for the one with the most work, once a step; it is charged for, whoever it is.
 TEST(Documents, TheStepIsThatOfTheSlowestReplica) {
   Sequences unlike;
