@@ -208,6 +208,18 @@ TEST(Documents, EnginesAgreeOnDividedSequences) {
   }
 }
 
+// Too many to simulate each: all take what the slowest takes, whose step is the same.
+TEST(Documents, EventByEventManyReplicasTakeWhatTheSlowestTakes) {
+  Scenario s = packed_llama(64);
+  s.cluster.nodes = 4;
+  s.workload.documents = "wikipedia";
+  DiscreteEventOptions folded;
+  folded.most_exact_works = 0;
+  const double exact = simulate_des(s).step_seconds, alike = simulate_des(s, folded).step_seconds;
+  EXPECT_NEAR(alike, exact, 0.01 * exact);
+  EXPECT_NEAR(alike, simulate(s).step_seconds, 0.01 * exact);
+}
+
 // Event by event every replica has its own: others than the slowest wait.
 TEST(Documents, EventByEventOthersWaitForTheSlowest) {
   Sequences unlike;
