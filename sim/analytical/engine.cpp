@@ -56,7 +56,7 @@ std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
 }
 
 std::optional<DocumentsReport> documents_of(const Program& program) {
-  if (program.packed == nullptr) return std::nullopt;
+  if (program.document_loads.empty()) return std::nullopt;
   const PackedSequences& packed = *program.packed;
   DocumentsReport r;
   const auto sequences = static_cast<double>(packed.count()), length = static_cast<double>(packed.length);

@@ -208,44 +208,22 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
   for (std::size_t s = 0; s < program.stages.size(); ++s)
     works += job.works_of(s) * static_cast<double>(replicas) * static_cast<double>(context_ranks);
   const bool exact = !options.fold || works <= options.most_exact_works;
-  std::vector<std::vector<std::int64_t>> folds;
-  if (exact || replicas <= kExactRanks) {
-    for (std::size_t r = 0; r < replicas; ++r) folds.push_back({static_cast<std::int64_t>(r)});
-  } else {
-    std::vector<double> of_all(replicas, 0);
-    for (const DocumentLoad& load : program.document_loads)
-      for (std::size_t r = 0; r < replicas; ++r)
-        for (const std::int64_t s : load.sequences[r]) of_all[r] += whole_pairs(program.packed->ends_of(s));
-    const auto slowest = static_cast<std::size_t>(program.document_loads.front().slowest_replica);
-    std::vector<std::size_t> others;
-    for (std::size_t r = 0; r < replicas; ++r)
-      if (r != slowest) others.push_back(r);
-    std::ranges::stable_sort(others, [&](std::size_t a, std::size_t b) { return of_all[a] > of_all[b]; });
-    folds.resize(kExactRanks);
-    folds.front() = {static_cast<std::int64_t>(slowest)};
-    for (std::size_t i = 0; i < others.size(); ++i)
-      folds[1 + i * (kExactRanks - 1) / others.size()].push_back(static_cast<std::int64_t>(others[i]));
-  }
-  job.document_folds.resize(replicas);
-  for (std::size_t f = 0; f < folds.size(); ++f)
-    for (const std::int64_t replica : folds[f])
-      job.document_folds[static_cast<std::size_t>(replica)] = static_cast<std::int64_t>(f);
+  if (!exact && replicas > kExactRanks) return;
   std::vector<std::int64_t> context_rank(static_cast<std::size_t>(context_ranks), 0);  // some rank at each place
   for (std::int64_t rank = mesh.ranks(); rank-- > 0;)
     context_rank[static_cast<std::size_t>(mesh.coordinate(rank, MeshAxis::cp))] = rank;
-  std::vector<std::uint64_t> marks(folds.size() * context_rank.size(), 0);
+  std::vector<std::uint64_t> marks(replicas * context_rank.size(), 0);
   for (OpName& name : job.ops) {
     if (name.within_documents.empty()) continue;
-    for (const auto& fold : folds)
+    for (std::size_t replica = 0; replica < replicas; ++replica)
       for (const std::int64_t rank : context_rank) {
         double& less = name.seconds_less.emplace_back(0);
         for (const Op* const op : name.within_documents) {
           const auto& tensors = name.of->tensors;
           const std::int64_t part =
               op->parts == 1 ? 0 : part_of(tensors[op->reads[queries_operand(op->kind)]].over[1], mesh, rank);
-          less += job.costs->cost(*op, tensors, 1).seconds;
-          for (const std::int64_t replica : fold)
-            less -= job.costs->document_seconds(*op, tensors, replica, part) / static_cast<double>(fold.size());
+          less += job.costs->cost(*op, tensors, 1).seconds -
+                  job.costs->document_seconds(*op, tensors, static_cast<std::int64_t>(replica), part);
         }
         std::uint64_t& mark = marks[name.seconds_less.size() - 1];
         mark = mixed(mark + std::bit_cast<std::uint64_t>(less));

@@ -88,13 +88,11 @@ struct JobPlan {
   double rows_of(std::size_t load, std::int64_t rank) const {
     return rows_of_ranks[load][static_cast<std::size_t>(program->mesh.coordinate(rank, MeshAxis::ep))];
   }
-  // Of replicas whose documents differ: which of them are alike, and the places of each in the group of context ranks.
-  std::vector<std::int64_t> document_folds;  // by replica
+  // Of replicas whose documents differ, and of the ranks of a sequence.
   std::size_t document_place(std::int64_t rank) const {
     const Mesh& mesh = program->mesh;
     const std::int64_t replica = mesh.coordinate(rank, mesh.group({MeshAxis::dp_shard, MeshAxis::dp_replicate}));
-    return static_cast<std::size_t>(document_folds[static_cast<std::size_t>(replica)] * mesh.size(MeshAxis::cp) +
-                                    mesh.coordinate(rank, MeshAxis::cp));
+    return static_cast<std::size_t>(replica * mesh.size(MeshAxis::cp) + mesh.coordinate(rank, MeshAxis::cp));
   }
   bool synchronises = false;           // all stages meet at the gradient norm
   std::vector<std::int32_t> stage_at;  // [position]
@@ -138,8 +136,8 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
-  // Replicas with unlike documents: each by itself where they are few (as folded_loads); else the slowest, and as many
-  // groups of others as are exact, in the order of their work, which have the mean of theirs.
+  // Replicas with unlike documents: each by itself, exactly and up to kExactRanks of them; else all take what the
+  // slowest takes.
   void fold_documents(std::int32_t id, JobPlan& job);
   void compile_blocks(JobPlan& job);
   void compile_pairs(JobPlan& job, std::size_t piece);

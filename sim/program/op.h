@@ -130,12 +130,12 @@ struct Op {
   // Of the products, masks and softmax between the QKV and the output projection, where they are ops of their own: what
   // selective recomputation repeats (Korthikanti et al. 2022, section 5).
   bool core_attention = false;
-  // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
-  bool decoupled_weight_decay = true;
-  std::int64_t window = 0;  // positions attended to at the most; 0: all
   // One more than the number of the load in Program::document_loads: a query sees keys of its own document only. 0: the
   // sequence is one.
   std::uint8_t documents = 0;
+  // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
+  bool decoupled_weight_decay = true;
+  std::int64_t window = 0;  // positions attended to at the most; 0: all
   // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
   // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
   // tensors' layouts to say. In a ring of rings keys have gone keys_before / inner_parts places from ring to ring, and

@@ -168,6 +168,7 @@ TEST(PackedWorkload, RefusesDistributionsAndBatchesByTheirField) {
   EXPECT_THAT(refused(drawn("wikipedai", 1), 1024), AllOf(HasSubstr("/workload/documents"), HasSubstr("wikipedia")));
   EXPECT_THAT(refused(drawn("others", 1 << 22), 1 << 15), HasSubstr("/workload/global_batch_size"));
   EXPECT_THAT(refused(drawn("others", 1), std::int64_t{1} << 25), HasSubstr("/workload/sequence_length"));
+  EXPECT_THAT(refused(recorded(kDocuments, std::int64_t{1} << 32), 10), HasSubstr("/workload/global_batch_size"));
 }
 
 }  // namespace

@@ -78,6 +78,24 @@ TEST(Documents, TakeTheTimeOfABatchOfSequencesAsLong) {
               0.01 * seconds_of_attention(simulate(batch)));
 }
 
+// github.com/zhuzilin/ring-flash-attention, README: FlashAttention on one device, iterations a second over whole
+// sequences and over four packings.
+TEST(Documents, AttentionIsAsMuchShorterAsPublished) {
+  struct Published {
+    const char* node;
+    double whole, packed;
+  };
+  for (const Published& p : {Published{"dgx-a100", 11.8, 16.7}, Published{"dgx-h100", 19.3, 28.2}}) {
+    Scenario s = packed_llama(32);  // each replica has all four
+    s.cluster = read_cluster({{"node", p.node}, {"nodes", 1}}, {});
+    s.model.max_positions = s.workload.sequence_length = 65536;
+    const double whole = seconds_of_attention(simulate(s)),
+                 packed = seconds_of_attention(simulate(packed_from(
+                     s, {{65536}, {2048, 59136, 4352}, {32768, 32768}, {24832, 25600, 12800, 1280, 1024}})));
+    EXPECT_NEAR(packed / whole, p.whole / p.packed, 0.07 * p.whole / p.packed) << p.node;
+  }
+}
+
 // Replicas wait for the one with the most work, once a step; it is charged for, whoever it is.
 TEST(Documents, TheStepIsThatOfTheSlowestReplica) {
   Sequences unlike;
@@ -188,6 +206,18 @@ TEST(Documents, EnginesAgreeOnDividedSequences) {
     const double analytical = simulate(s).step_seconds, events = simulate_des(s).step_seconds;
     EXPECT_NEAR(events, analytical, 0.03 * analytical) << type;
   }
+}
+
+// Too many to simulate each: all take what the slowest takes, whose step is the same.
+TEST(Documents, EventByEventManyReplicasTakeWhatTheSlowestTakes) {
+  Scenario s = packed_llama(64);
+  s.cluster.nodes = 4;
+  s.workload.documents = "wikipedia";
+  DiscreteEventOptions folded;
+  folded.most_exact_works = 0;
+  const double exact = simulate_des(s).step_seconds, alike = simulate_des(s, folded).step_seconds;
+  EXPECT_NEAR(alike, exact, 0.01 * exact);
+  EXPECT_NEAR(alike, simulate(s).step_seconds, 0.01 * exact);
 }
 
 // Event by event every replica has its own: others than the slowest wait.

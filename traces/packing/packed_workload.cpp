@@ -173,6 +173,9 @@ std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload
   if (length < 1 || length > PackingOptions::kMostContext)
     refuse("sequence_length", std::to_string(length),
            fmt::format("1 to {} tokens of a packed sequence", PackingOptions::kMostContext));
+  if (workload.global_batch_size > kMostDrawnDocuments)
+    refuse("global_batch_size", std::to_string(workload.global_batch_size),
+           fmt::format("at most {} packed sequences", kMostDrawnDocuments));
   // Searches ask for the same again and again.
   using Key = std::tuple<std::string, std::shared_ptr<const RecordedDocuments>, PackingPolicy, std::int64_t,
                          std::int64_t, std::int64_t, std::int64_t>;

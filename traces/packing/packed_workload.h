@@ -38,7 +38,7 @@ bool keeps_order(PackingPolicy policy);
 void shuffle_sequences(std::uint64_t seed, std::int64_t step, std::vector<std::vector<std::int64_t>>& sequences);
 
 inline constexpr std::int64_t kPackedTogether = 256;
-// Documents drawn for one step.
-inline constexpr std::int64_t kMostDrawnDocuments = std::int64_t{1} << 24;
+// Of one step: documents that are drawn, and sequences.
+inline constexpr std::int64_t kMostDrawnDocuments = std::int64_t{1} << 22;
 
 }  // namespace orrery
