@@ -135,12 +135,13 @@ struct Op {
   std::uint8_t documents = 0;
   // Of adam: weights decay beside the gradient's step (AdamW); false: the decay is part of the gradient (L2).
   bool decoupled_weight_decay = true;
-  std::int64_t window = 0;  // positions attended to at the most; 0: all
+  std::int32_t inner_parts = 1;  // of a ring of rings: the ranks of one within it; see keys_before
+  std::int64_t window = 0;       // positions attended to at the most; 0: all
   // Over a sequence that is dealt to ranks: in so many parts, the keys being those of the rank so many places before
   // (0: a rank's own, or of all ranks where their layout divides them no more). Which positions a part has is for the
   // tensors' layouts to say. In a ring of rings keys have gone keys_before / inner_parts places from ring to ring, and
-  // keys_before % inner_parts places within one, of `inner_parts` neighbours.
-  std::int32_t parts = 1, keys_before = 0, inner_parts = 1;
+  // keys_before % inner_parts places within one.
+  std::int32_t parts = 1, keys_before = 0;
   // The part whose keys the queries of `part` meet.
   std::int64_t part_of_keys(std::int64_t part) const {
     const std::int64_t outer = parts / inner_parts;
