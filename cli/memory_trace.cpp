@@ -46,7 +46,7 @@ void become_program_with_cbc() {
   if (built_with_cbc()) return;
   const auto sibling = sibling_program("orrery-des");
   if (!sibling)
-    throw InputError({"--explain", ""}, std::string(kMemoryPlan) + ", but no program orrery-des beside this one",
+    throw InputError({"--explain", ""}, std::string(kMemoryPlan) + ", but no program orrery-des beside this one, which is built with COIN-OR CBC",
                      "memory");
   become(*sibling);
 }
@@ -70,7 +70,8 @@ std::string memory_plan_text(const Simulation& simulation) {
         block.instances, block.storages, block.layout);
   row("2", "step", 1, plan.storages, plan.step);
   const auto reserved = [&](bool expandable) {
-    return text(replay(trace, allocator_options(simulation, expandable), kAllocatorSteps).statistics.peak_reserved);
+    const Replay r = replay(trace, allocator_options(simulation, expandable), kAllocatorSteps);
+    return text(r.statistics.peak_reserved) + (r.out_of_memory ? " and is then out of memory" : "");
   };
   return fmt::format(
              "Bi-level memory plan (MEMO, arXiv 2407.12117, section 4.2), pipeline stage {}, without {} of the "

@@ -159,7 +159,8 @@ namespace {
 
 std::string bound_text(double alpha, const char* none) {
   if (alpha < 0) return none;
-  return fmt::format("alpha <= {:.3f}{}", std::min(alpha, 1.0), alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
+  return fmt::format("alpha <= {:.3f}{}", std::floor(std::min(alpha, 1.0) * kThousand) / kThousand,
+                     alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
 }
 
 std::string_view verdict_text(MemoryVerdict verdict) {
@@ -187,9 +188,11 @@ std::string memo_alpha_text(const MemoAlpha& a) {
   line("host memory of a node", bytes_text(a.least_host_bytes), "at alpha 0");
   line("", bytes_text(a.most_host_bytes), "at alpha 1");
   line("", a.host_capacity_bytes > 0 ? bytes_text(a.host_capacity_bytes) : "unknown", "there is");
-  text += fmt::format("\nBounds\n  {:<36}{}\n  {:<36}{}\n  {:<36}{:.3f}\n\n", "copies hide under the next forward",
+  text += fmt::format("\nBounds\n  {:<36}{}\n  {:<36}{}\n  {:<36}{}\n\n", "copies hide under the next forward",
                       bound_text(a.hidden(), "none: the copies of alpha 0 take longer"), "host memory has room",
-                      bound_text(a.room(), "none: OOHM at alpha 0"), "memo_alpha", a.chosen());
+                      a.host_capacity_bytes > 0 ? bound_text(a.room(), "none: OOHM at alpha 0")
+                                                : "not known: nor is the memory of a node's host",
+                      "memo_alpha", a.room() < 0 ? "none has room" : fmt::format("{:.3f}", a.chosen()));
   constexpr std::array<Column, 8> kColumns{{{"alpha"},
                                             {"step"},
                                             {"waits to host"},
@@ -201,7 +204,7 @@ std::string memo_alpha_text(const MemoAlpha& a) {
   std::vector<std::vector<std::string>> rows;
   const StepByAlpha& fastest = a.fastest();
   for (const StepByAlpha& step : a.steps) {
-    std::string mark = step.alpha == a.chosen() ? "by the bounds" : "";
+    std::string mark = step.alpha == a.chosen() && a.room() >= 0 ? "by the bounds" : "";
     if (&step == &fastest && fits(step)) mark += mark.empty() ? "fastest that fits" : ", fastest that fits";
     rows.push_back({fmt::format("{:.3f}", step.alpha), seconds_text(step.seconds), seconds_text(step.to_host_seconds),
                     seconds_text(step.to_device_seconds), bytes_text(step.peak_bytes), bytes_text(step.node_host_bytes),

@@ -187,10 +187,10 @@ void check(const Scenario& scenario) {
     if (plan.memo.swap) return check_layers(scenario, plan, at);
     const bool of_range = &plan != &scenario.plan, inherited = of_range && plan.memo.alpha == scenario.plan.memo.alpha;
     if (of_range && plan.memo.alpha != 1 && !inherited)
-      throw InputError({"", at + "memo_alpha"}, std::to_string(plan.memo.alpha), "none unless memo is true");
+      throw InputError({"", at + "memo_alpha"}, std::to_string(plan.memo.alpha), "1, the default, unless memo is true");
   });
   if (!any && scenario.plan.memo.alpha != 1)
-    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha), "none unless memo is true");
+    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha), "1, the default, unless memo is true");
   if (!any) return;
   using pipeline_parallel::ScheduleKind;
   const ScheduleKind schedule = scenario.plan.pipeline.schedule;

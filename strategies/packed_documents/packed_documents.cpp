@@ -204,7 +204,15 @@ std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario) {
 
 void check(const Scenario& scenario) {
   const Workload& workload = scenario.workload;
-  if (!workload.has_documents()) return;
+  if (!workload.has_documents()) {
+    const char* const expected = "nothing without \"documents\" or \"documents_file\"";
+    if (workload.packing != Workload().packing)
+      refuse("/workload/packing",
+             fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]), expected);
+    if (workload.documents_seed != Workload().documents_seed)
+      refuse("/workload/documents_seed", std::to_string(workload.documents_seed), expected);
+    return;
+  }
   const Model& model = scenario.model;
   if (workload.recorded_documents && !workload.documents.empty())
     refuse("/workload/documents", "\"" + workload.documents + "\"",

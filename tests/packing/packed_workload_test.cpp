@@ -144,6 +144,11 @@ TEST(PackedWorkload, RefusesFilesByLine) {
   const std::string sequence = "{\"documents\":[{\"tokens\":4},{\"tokens\":3}],\"tokens\":7}\n";
   EXPECT_EQ(refusal_of_file(sequence), "accepted");
   EXPECT_THAT(refusal_of_file(""), HasSubstr("no documents"));
+  EXPECT_THAT(refusal_of_file("{\"documents\":[{\"tokens\":5}],\"tokens\":9}\n"),
+              HasSubstr("found 9 \"tokens\" of a sequence, expected 5, as its documents have together"));
+  EXPECT_THAT(
+      refusal_of_file(sequence + "{\"documents\":[{\"start\":0,\"tokens\":4},{\"start\":2,\"tokens\":3}]}\n"),
+      AllOf(HasSubstr("line 2"), HasSubstr("found \"start\" 2 of a document, expected 4, behind those before it")));
   EXPECT_THAT(refusal_of_file("{\"tokens\": 0}\n"), AllOf(HasSubstr("line 1"), HasSubstr("found 0 tokens")));
   EXPECT_THAT(refusal_of_file("{\"tokens\": 4}\n{\"tokens\": -1}\n"),
               AllOf(HasSubstr("line 2"), HasSubstr("found -1 tokens")));

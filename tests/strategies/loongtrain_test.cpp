@@ -149,8 +149,8 @@ TEST(LoongTrain, RefusesRingsThatAreNone) {
   };
   EXPECT_THAT(refusal(double_ring("llama-2-7b", 1, 2)), HasSubstr("1 with context_parallel 1, which has no rings"));
   EXPECT_THAT(refusal(double_ring("llama-2-7b", 16, 3)),
-              HasSubstr("found 3, expected 1, or a divisor of the 16 ranks of a ring, fewer than they"));
-  EXPECT_THAT(refusal(double_ring("llama-2-7b", 16, 4, 4)), HasSubstr("a divisor of the 4 ranks of a ring"));
+              HasSubstr("found 3, expected 1, or a proper divisor of the 16 ranks of a ring"));
+  EXPECT_THAT(refusal(double_ring("llama-2-7b", 16, 4, 4)), HasSubstr("a proper divisor of the 4 ranks of a ring"));
   Scenario gathered = divided("llama-2-7b", 8, "all_gather");
   gathered.plan.loongtrain.inner_ring_degree = 2;
   EXPECT_THAT(refusal(gathered), HasSubstr("1 unless all layers have context_parallel_type"));

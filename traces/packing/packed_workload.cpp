@@ -40,6 +40,7 @@ std::vector<std::int64_t> parse_sequence(const std::string& line, const InputErr
   const nlohmann::json& documents = object["documents"];
   if (!documents.is_array() || documents.empty()) fail(describe(documents) + " in \"documents\"", "one or more");
   std::vector<std::int64_t> tokens;
+  std::int64_t all = 0;
   for (const nlohmann::json& document : documents) {
     if (!document.is_object() || !document.contains("tokens") || !document["tokens"].is_number_integer())
       fail(fmt::format("{} among its documents", one_line(document.dump(), kMostSequenceShown)),
@@ -49,8 +50,15 @@ std::vector<std::int64_t> parse_sequence(const std::string& line, const InputErr
                        : document["tokens"].get<std::int64_t>();
     if (n < 1 || n > Documents::kMostTokens)
       fail(fmt::format("{} tokens", n), fmt::format("1 to {} tokens of a document", Documents::kMostTokens));
+    if (document.contains("start") && document["start"] != all)
+      fail(fmt::format("\"start\" {} of a document", document["start"].dump()),
+           fmt::format("{}, behind those before it", all));
     tokens.push_back(n);
+    all += n;
   }
+  if (object.contains("tokens") && object["tokens"] != all)
+    fail(fmt::format("{} \"tokens\" of a sequence", object["tokens"].dump()),
+         fmt::format("{}, as its documents have together", all));
   return tokens;
 }
 
