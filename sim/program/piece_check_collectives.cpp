@@ -59,6 +59,9 @@ void PieceCheck::shift(const Op& op, TensorId from, TensorId to) {
   // From ring to ring, or within one.
   const std::int64_t within = ranks_within(op.group), ranks = mesh_.size(op.group),
                      at = source.travelled / within % ranks;
+  if (inner_ranks_ > 1 && within == 1 && ranks != inner_ranks_)
+    report(Rule::shifts, layout(from) + " is shifted over " + words(mesh_, op.group) +
+                             ": in a ring of rings keys go round within one, or from one to the next");
   state_[to].travelled = source.travelled + ((at + op.places) % ranks - at) * within;
 }
 
