@@ -97,12 +97,9 @@ std::vector<OpInPlace> ops_in_place(const Simulation& simulation) {
   for (std::size_t p = 0; p < simulation.program->pieces.size(); ++p) {
     const Piece& piece = simulation.program->pieces[p];
     const std::string title = piece_title(*simulation.program, p);
-    const std::pair<const char*, const Block*> blocks[] = {{"forward", &piece.forward},
-                                                           {"backward", &piece.backward},
-                                                           {"weight_gradient", &piece.weight_gradient},
-                                                           {"update", &piece.update}};
-    for (const auto& [block_name, block] : blocks) {
-      for (const Op& op : block->ops) {
+    for (std::size_t b = 0; b < kBlocks.size(); ++b) {
+      const char* const block_name = kBlockNames[b];
+      for (const Op& op : (piece.*kBlocks[b]).ops) {
         std::string name = fmt::format("{}.{}.{}", title, block_name, op.name);
         auto found = reports.find(name);
         if (found == reports.end()) {  // once for all layers
@@ -175,22 +172,19 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
   const double covered = place.report->bytes;
   if (is_point_to_point(op.kind) || is_copy(op.kind) || row_of(op.stream).occupies == Occupies::host)
     return fmt::format("{} moved, bound by {}", bytes_text(covered), place.report->bound);
+  OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
+  const Program& program = *simulation.program;
+  costs.set_program(program);
   if (is_communication(op.kind) && !op.is_alone()) {
-    OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
-    const Program& program = *simulation.program;
-    costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                   program.stage_groups, program.loads);
     if (op.algorithm != CollectiveAlgorithm::automatic || costs.row_load(op, tensors) != nullptr)
       return exchange_formula(op, tensors, costs, span_of(program.mesh, op.group, cluster));
   }
   if (is_communication(op.kind))
     return CollectiveModel(cluster, *simulation.collectives)
-        .explain(collective_of(op.kind), covered, span_of(simulation.program->mesh, op.group, cluster));
-  OpCostModel costs(cluster, *simulation.kernels, *simulation.collectives);
-  costs.set_documents(simulation.program->packed.get(), simulation.program->document_loads);
+        .explain(collective_of(op.kind), covered, span_of(program.mesh, op.group, cluster));
   std::string text =
       KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
-  const std::int64_t devices = simulation.program->mesh.ranks();
+  const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))
     text += fmt::format("  times {:.4f}: until the slowest of {} devices has done (results/calibration/scale.json)\n",
@@ -533,8 +527,7 @@ std::string explain_documents(const Simulation& simulation) {
   return text + grid(kColumns, rows) +
          fmt::format(
              "the analytical step is that of replica {}, the slowest of all micro-batches together; what attention "
-             "takes "
-             "follows from each document: --explain attention\n",
+             "takes follows from each document: --explain attention\n",
              program.document_loads.front().slowest_replica);
 }
 

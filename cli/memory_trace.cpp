@@ -15,12 +15,6 @@
 #include "sim/simulation/allocator.h"
 
 namespace orrery {
-namespace {
-
-constexpr std::array<const char*, 4> kBlockNames{"forward", "backward", "weight_gradient", "update"};  // of kBlocks
-
-}  // namespace
-
 std::string allocator_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
   constexpr std::array<Column, 6> kColumns{
@@ -46,8 +40,10 @@ void become_program_with_cbc() {
   if (built_with_cbc()) return;
   const auto sibling = sibling_program("orrery-des");
   if (!sibling)
-    throw InputError({"--explain", ""}, std::string(kMemoryPlan) + ", but no program orrery-des beside this one, which is built with COIN-OR CBC",
-                     "memory");
+    throw InputError(
+        {"--explain", ""},
+        std::string(kMemoryPlan) + ", but no program orrery-des beside this one, which is built with COIN-OR CBC",
+        "memory");
   become(*sibling);
 }
 

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "models/layers.h"
 #include "strategies/data_parallel/data_parallel.h"
 
 namespace orrery {
@@ -77,8 +78,7 @@ std::vector<std::string> title_of(const Scenario& scenario) {
                               named(cluster.node.name, "an unnamed node"), cluster.devices(),
                               named(cluster.device.name, "an unnamed device")));
   const Model& model = scenario.model;
-  const std::int64_t length =
-      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
+  const std::int64_t length = sequence_length(model, scenario.workload);
   lines.push_back(fmt::format("{} {} a step, data_parallel {}, micro-batches a pipeline: {}",
                               scenario.workload.global_batch_size,
                               model.vision() ? "images" : fmt::format("sequences of {} tokens", length),

@@ -10,12 +10,6 @@
 #include "sim/program/work.h"
 
 namespace orrery {
-namespace {
-
-LayerSizes layer_sizes(const Model& model, std::int64_t batch, std::int64_t sequence, std::int64_t key_sequence) {
-  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
-  return {batch, sequence, key_sequence, model.hidden, groups, model.heads / groups, model.head_dim, model.ffn};
-}
 
 std::int64_t sequence_length(const Model& model, const Workload& workload) {
   if (model.kind == ModelKind::vit || model.kind == ModelKind::swin) {
@@ -27,6 +21,13 @@ std::int64_t sequence_length(const Model& model, const Workload& workload) {
 
 std::int64_t decoder_sequence_length(const Model& model, const Workload& workload) {
   return workload.decoder_sequence_length > 0 ? workload.decoder_sequence_length : sequence_length(model, workload);
+}
+
+namespace {
+
+LayerSizes layer_sizes(const Model& model, std::int64_t batch, std::int64_t sequence, std::int64_t key_sequence) {
+  const std::int64_t groups = model.attention == AttentionKind::latent ? model.heads : model.effective_kv_heads();
+  return {batch, sequence, key_sequence, model.hidden, groups, model.heads / groups, model.head_dim, model.ffn};
 }
 
 // Positions that a layer attends to; 0: all, as every n-th does (Gemma 3, arXiv 2503.19786).

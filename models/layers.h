@@ -14,6 +14,11 @@ namespace orrery {
 // What the loss makes of the logits (framework::CrossEntropy).
 enum class LossKernels : std::uint8_t { unfused, fp32, fused };
 
+// Positions of a sequence: the workload's or the model's most, the patches of an image. Of a decoder beside an encoder
+// its own.
+std::int64_t sequence_length(const Model& model, const Workload& workload);
+std::int64_t decoder_sequence_length(const Model& model, const Workload& workload);
+
 // Which kernels compute the model: a software generation's choices, not the architecture's.
 struct KernelChoices {
   bool flash_attention = true;  // false: batched matmuls with a stored score matrix

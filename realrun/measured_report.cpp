@@ -69,7 +69,6 @@ void report_rows(const std::vector<RankResult>& ranks, Report& report) {
 }
 
 std::vector<OpReport> op_reports(const Program& program, const RankResult& rank) {
-  constexpr std::array<const char*, kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient", "update"};
   std::vector<OpReport> rows;
   for (const MeasuredOp& measured : rank.ops) {
     const Piece& piece = program.pieces.at(measured.piece);

@@ -49,6 +49,14 @@ void for_each_plan(const Scenario& scenario, Visit&& visit) {
     visit(scenario.plan.layers[i].plan, "/plan/layers/" + std::to_string(i) + "/");
 }
 
+// Whether one of them is such.
+template <class Predicate>
+bool any_plan(const Scenario& scenario, Predicate&& holds) {
+  bool any = false;
+  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || holds(plan); });
+  return any;
+}
+
 // Whether layers of a range with this plan differ from those of the plan around it.
 bool is_another_for_layers(const Plan& range, const Plan& around);
 

@@ -41,9 +41,9 @@ struct Workload {
   std::int64_t routing_seed = 1;
   double routing_noise = 0, routing_autocorrelation = 0, routing_micro_batch_noise = 0;
   std::int64_t routing_period = 1, routing_burst_steps = 1, routing_interval = 1;
-  std::string routing_file = {};                               // as found from the working directory
-  std::shared_ptr<const RoutingCounts> recorded_routing = {};  // what it holds
-  std::string documents = {}, documents_file = {};             // the file as found from the working directory
+  std::string routing_file = {};                                     // as found from the working directory
+  std::shared_ptr<const RoutingCounts> recorded_routing = {};        // what it holds
+  std::string documents = {}, documents_file = {};                   // the file as found from the working directory
   std::shared_ptr<const RecordedDocuments> recorded_documents = {};  // what it holds
   PackingPolicy packing = PackingPolicy::concat;
   std::int64_t documents_seed = 1;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "realrun/rank/inputs.h"
+#include "sim/program/document_load.h"
 
 namespace orrery::realrun {
 namespace {
@@ -117,13 +118,10 @@ std::vector<std::int64_t> Kernels::document_begins(const OpCall& call) const {
                      first = position_.replica * of_replica + call.micro_batch * sequences;
   std::vector<std::int64_t> begins;
   begins.reserve(static_cast<std::size_t>(sequences * packed.length));
-  for (std::int64_t s = first; s < first + sequences; ++s) {
-    std::int64_t begin = 0;
-    for (const std::int64_t end : packed.ends_of(s)) {
+  for (std::int64_t s = first; s < first + sequences; ++s)
+    for_each_document(packed.ends_of(s), [&](std::int64_t begin, std::int64_t end) {
       begins.insert(begins.end(), static_cast<std::size_t>(end - begin), begin);
-      begin = end;
-    }
-  }
+    });
   return begins;
 }
 

@@ -69,8 +69,8 @@ std::optional<DocumentsReport> documents_of(const Program& program) {
   for (std::int64_t s = 0; s < packed.count(); ++s) {
     if (s % of_replica == 0) replica = 0;
     if (s % of_micro_batch == 0) micro_batch = 0;
-    std::int64_t begin = 0;
-    for (const std::int64_t end : packed.ends_of(s)) r.longest = std::max(r.longest, end - std::exchange(begin, end));
+    for_each_document(packed.ends_of(s),
+                      [&](std::int64_t begin, std::int64_t end) { r.longest = std::max(r.longest, end - begin); });
     const double pairs = whole_pairs(packed.ends_of(s));
     all += pairs;
     busiest = std::max(busiest, replica += pairs);
@@ -208,9 +208,7 @@ double AnalyticalEngine::product_seconds(std::uint16_t piece) const {
 }
 
 void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
-  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                 program.stage_groups, program.loads);
-  costs.set_documents(program.packed.get(), program.document_loads);
+  costs.set_program(program);
   for (const Layout& layout : layouts)
     for (const Layout::Block& block : layout.blocks)
       block.costs->set_stage(costs, layout.stage, stage_spans, block.others_busy);

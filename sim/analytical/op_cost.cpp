@@ -17,6 +17,12 @@ OpCostModel::OpCostModel(const Cluster& cluster, const Calibration& kernels, con
   set_mesh(Mesh{});
 }
 
+void OpCostModel::set_program(const Program& program) {
+  set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
+           program.stage_groups, program.loads);
+  set_documents(program.packed.get(), program.document_loads);
+}
+
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
                            std::span<const std::vector<std::uint16_t>> stage_groups, std::span<const Load> loads) {
   if (mesh.ranks() != mesh_.ranks()) slowest_loss_ = slowest_device_loss(mesh.ranks(), calibration_.device_spread);

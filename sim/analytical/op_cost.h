@@ -35,13 +35,13 @@ class OpCostModel {
   // Keeps references; both must outlive the model.
   OpCostModel(const Cluster& cluster, const Calibration& kernels, const CollectiveCalibration& collectives);
 
-  // Call once before the ops of a program with another mesh. The algorithm and protocol are of all its collectives that
-  // have them. `stage_groups`, `loads`: of the Program; must outlive the model.
+  // Call once before the ops of another Program, which must outlive the model.
+  void set_program(const Program& program);
+  // A Program's mesh alone. The algorithm and protocol are of all its collectives that have them. `stage_groups`,
+  // `loads`: of the Program; must outlive the model.
   void set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic,
                 CollectiveProtocol protocol = CollectiveProtocol::automatic,
                 std::span<const std::vector<std::uint16_t>> stage_groups = {}, std::span<const Load> loads = {});
-  // Of a Program whose sequences are packed from documents, behind set_mesh(); both must outlive the model.
-  void set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads);
   // Instead, on the mesh of `all`, a model of the same cluster: collectives are those of this stage, whose groups may
   // span something else than another stage's, not the worst of all. `spans`: of the mesh; must outlive the model.
   // `busy`: by stage, the part of the time that it uses the network; they share NICs.
@@ -83,6 +83,7 @@ class OpCostModel {
   const KernelModel& kernels() const { return kernels_; }
 
  private:
+  void set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads);
   struct Rate {
     double bytes_per_second = 0;
     const char* pointer = "";  // of the rate in a cluster document

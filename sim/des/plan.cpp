@@ -153,9 +153,7 @@ void RunPlan::add_job(const DiscreteEventJob& request, const CollectiveCalibrati
   job.placement = request.placement;
   job.overlap_slowdown = request.kernels->overlap_slowdown;
   job.costs = std::make_unique<OpCostModel>(cluster, *request.kernels, collectives);
-  job.costs->set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                      program.stage_groups, program.loads);
-  job.costs->set_documents(program.packed.get(), program.document_loads);
+  job.costs->set_program(program);
   compile_blocks(job);
   fold_loads(id, job);
   fold_documents(id, job);

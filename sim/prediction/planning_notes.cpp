@@ -48,12 +48,11 @@ std::string crossing_note(const Mesh& mesh, MeshAxis axis, std::string_view word
 // Whether "selective" is asked of attention that is one kernel everywhere, which keeps no scores to drop.
 bool selective_repeats_nothing(const Scenario& scenario, const Program& program) {
   using activation_recompute::Mode;
-  bool asked = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
-    asked = asked || (plan.recompute.mode == Mode::selective && plan.framework.flash_attention &&
-                      plan.recompute.repeats(activation_recompute::Module::core_attention));
-  });
-  if (!asked) return false;
+  const auto asks = [](const Plan& plan) {
+    return plan.recompute.mode == Mode::selective && plan.framework.flash_attention &&
+           plan.recompute.repeats(activation_recompute::Module::core_attention);
+  };
+  if (!any_plan(scenario, asks)) return false;
   for (const Piece& piece : program.pieces)
     for (const Op& op : piece.forward.ops)
       if (op.core_attention) return false;

@@ -35,14 +35,22 @@ struct DocumentLoad {
   std::int64_t slowest_replica = 0;  // for which the others wait in the end, of all classes the same
 };
 
+// Of a sequence's documents: visit(begin, end).
+template <class Visit>
+void for_each_document(std::span<const std::int64_t> ends, Visit&& visit) {
+  std::int64_t begin = 0;
+  for (const std::int64_t end : ends) {
+    visit(begin, end);
+    begin = end;
+  }
+}
+
 // The work of attention over a sequence with its causal mask: pairs of a query and a key, as AttendedPairs::counted.
 inline double whole_pairs(std::span<const std::int64_t> ends) {
   double pairs = 0;
-  std::int64_t begin = 0;
-  for (const std::int64_t end : ends) {
+  for_each_document(ends, [&](std::int64_t begin, std::int64_t end) {
     pairs += static_cast<double>(end - begin) * static_cast<double>(end - begin) / 2;
-    begin = end;
-  }
+  });
   return pairs;
 }
 

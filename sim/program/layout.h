@@ -33,8 +33,8 @@ inline constexpr int kMostTables = 4096;
 constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
-// what one rank of the first has, and so on; but for those that deal it together (dealing_digits). Like a group it means
-// nothing without its mesh.
+// what one rank of the first has, and so on; but for those that deal it together (dealing_digits). Like a group it
+// means nothing without its mesh.
 class Division {
  public:
   static constexpr int kMost = 8;
@@ -96,8 +96,8 @@ class Division {
 };
 
 // How many of a division's digits, from the first on, deal out the dimension together; what they leave the rest cut
-// contiguously. The first, and behind it those of its name, which a mesh has where a digit is cut (Mesh::fold) or a ring
-// is one of rings; of a table as many as have its parts.
+// contiguously. The first, and behind it those of its name, which a mesh has where a digit is cut (Mesh::fold) or a
+// ring is one of rings; of a table as many as have its parts.
 int dealing_digits(Deal deal, Division over, const Mesh& mesh);
 
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
@@ -144,8 +144,8 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
   }
 }
 
-// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. Indices of a last
-// part may reach beyond `whole` (padded flat buffers).
+// visit(run) for the indices that `rank` has of a dimension of `whole`, `local` of them, in its order. Indices of a
+// last part may reach beyond `whole` (padded flat buffers).
 template <class Visit>
 void for_each_dealt_run(Deal deal, Division over, std::int64_t whole, std::int64_t local, const Mesh& mesh,
                         std::int64_t rank, Visit&& visit) {

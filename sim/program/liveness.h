@@ -30,6 +30,8 @@ namespace orrery {
 // The blocks of a piece in the order in which a step runs them.
 inline constexpr std::array<Block Piece::*, 4> kBlocks{&Piece::forward, &Piece::backward, &Piece::weight_gradient,
                                                        &Piece::update};
+inline constexpr std::array<const char*, kBlocks.size()> kBlockNames{"forward", "backward", "weight_gradient",
+                                                                     "update"};
 inline constexpr std::size_t kForwardBlock = 0, kBackwardBlock = 1, kWeightGradientBlock = 2, kUpdateBlock = 3;
 using BlockSet = std::uint8_t;
 constexpr BlockSet bit_of_block(std::size_t block) { return static_cast<BlockSet>(1u << block); }

@@ -259,8 +259,8 @@ void PieceCheck::attend_in_ring(const Op& op) {
     report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
                                     " ranks before, the op states " + std::to_string(op.keys_before));
   if (op.inner_parts != inner_ranks_)
-    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(inner_ranks_) +
-                                    " ranks, the op states " + std::to_string(op.inner_parts));
+    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(inner_ranks_) + " ranks, the op states " +
+                                    std::to_string(op.inner_parts));
   mask_ = &op;
   if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
   std::vector<bool> seen(static_cast<std::size_t>(ranks));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "sim/program/piece.h"
@@ -104,6 +105,18 @@ inline bool is_gradient_norm(const Piece& piece, TensorId id) {
     for (const Op& op : block->ops)
       if (op.kind == OpKind::gradient_norm && storage_of(piece, op.writes[0]) == root) return true;
   return false;
+}
+
+// A kernel on the compute stream. Reads and writes: the first of an op's, the rest being kNoTensor.
+inline Op computation(OpKind kind, const char* name, Phase phase, std::initializer_list<TensorId> reads,
+                      std::initializer_list<TensorId> writes) {
+  Op op;
+  op.kind = kind;
+  op.phase = phase;
+  op.name = name;
+  std::ranges::copy(reads, op.reads.begin());
+  std::ranges::copy(writes, op.writes.begin());
+  return op;
 }
 
 inline Op communication(OpKind kind, const char* name, Stream stream, MeshGroup group, TensorId read, TensorId write) {

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "sim/program/document_load.h"
+
 namespace orrery {
 namespace {
 
@@ -210,11 +212,9 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
   const Tensor& kv = keys_of(op, tensors);
   Dealt queries = queries_of_part(op, queries_of(op, tensors), part), keys = keys_of_part(op, kv, part);
   DocumentPairs sum;
-  std::int64_t begin = 0;
-  for (const std::int64_t end : ends) {
+  for_each_document(ends, [&](std::int64_t begin, std::int64_t end) {
     queries.begin = keys.begin = begin;
     queries.end = keys.end = end;
-    begin = end;
     std::int64_t n = 0, first = end;  // key
     AttendedPairs pairs;
     if (op.parts == 1 && op.window == 0) {
@@ -223,7 +223,7 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
       pairs.counted = static_cast<double>(n) * static_cast<double>(n) / 2;
     } else {
       pairs = pairs_of(op.causal, op.window, queries, keys);
-      if (pairs.seen == 0) continue;
+      if (pairs.seen == 0) return;
       keys.for_each_run([&](const IndexRun& run) { first = std::min(first, run.begin); });
       queries.begin = first;  // those before see nothing
       queries.for_each_run([&](const IndexRun& run) { n += run.count; });
@@ -236,7 +236,7 @@ DocumentPairs document_pairs(const Op& op, std::span<const Tensor> tensors, std:
     sum.idle_queries += idle;
     sum.idle_pairs += idle * seen;
     sum.longest = std::max(sum.longest, seen);
-  }
+  });
   return sum;
 }
 
@@ -246,13 +246,11 @@ double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std
   Dealt queries = queries_of_part(op, queries_of(op, tensors), part);
   Dealt keys{.count = op.parts == 1 || kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
   double sum = 0;
-  std::int64_t begin = 0;
-  for (const std::int64_t end : ends) {
+  for_each_document(ends, [&](std::int64_t begin, std::int64_t end) {
     queries.begin = keys.begin = begin;
     queries.end = keys.end = end;
     sum += pairs_of(op.causal, op.window, queries, keys).counted;
-    begin = end;
-  }
+  });
   return sum;
 }
 

@@ -16,7 +16,13 @@
 namespace orrery {
 namespace {
 
-constexpr int kParts = 8, kThousand = 1000;
+constexpr int kParts = 8;
+
+// What a plan can say of alpha, in thousandths, and no more than there is.
+double in_thousandths(double alpha) {
+  constexpr int kThousand = 1000;
+  return std::floor(alpha * kThousand) / kThousand;
+}
 
 [[noreturn]] void refuse_alpha(const std::string& found) {
   throw InputError({"--explain", ""}, found, "a plan with memo, and a stage of more than two layers");
@@ -41,8 +47,7 @@ class Layer {
       : program_(*simulation.program),
         piece_(*swapping_layer(program_)),
         costs_(simulation.scenario.cluster, *simulation.kernels, *simulation.collectives) {
-    costs_.set_mesh(program_.mesh, program_.runtime.collective_algorithm, program_.runtime.collective_protocol,
-                    program_.stage_groups, program_.loads);
+    costs_.set_program(program_);
   }
 
   double copied_bytes() const {
@@ -105,9 +110,7 @@ double MemoAlpha::room() const {
   return (host_capacity_bytes - least_host_bytes) / (most_host_bytes - least_host_bytes);
 }
 
-double MemoAlpha::chosen() const {
-  return std::floor(std::clamp(std::min(hidden(), room()), 0.0, 1.0) * kThousand) / kThousand;
-}
+double MemoAlpha::chosen() const { return in_thousandths(std::clamp(std::min(hidden(), room()), 0.0, 1.0)); }
 
 const StepByAlpha& MemoAlpha::fastest() const {
   return *std::ranges::min_element(steps, {},
@@ -115,9 +118,7 @@ const StepByAlpha& MemoAlpha::fastest() const {
 }
 
 MemoAlpha memo_alpha(const Scenario& scenario, const std::function<Simulation(const Scenario&)>& evaluate) {
-  bool any = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.memo.swap; });
-  if (!any) refuse_alpha("memo false");
+  if (!any_plan(scenario, [](const Plan& plan) { return plan.memo.swap; })) refuse_alpha("memo false");
   const auto with = [&](double alpha) {
     Scenario changed = scenario;
     changed.plan.memo.alpha = changed.plan.memo.swap ? alpha : 1;
@@ -159,7 +160,7 @@ namespace {
 
 std::string bound_text(double alpha, const char* none) {
   if (alpha < 0) return none;
-  return fmt::format("alpha <= {:.3f}{}", std::floor(std::min(alpha, 1.0) * kThousand) / kThousand,
+  return fmt::format("alpha <= {:.3f}{}", in_thousandths(std::min(alpha, 1.0)),
                      alpha > 1 ? fmt::format(" ({:.2f})", alpha) : "");
 }
 

@@ -140,8 +140,7 @@ class Profiler {
 void profile(const Simulation& sequential, PipelineDegrees& degrees) {
   const Program& program = *sequential.program;
   OpCostModel costs(sequential.scenario.cluster, *sequential.kernels, *sequential.collectives);
-  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                 program.stage_groups, program.loads);
+  costs.set_program(program);
   const auto piece = std::ranges::find_if(
       program.pieces, [](const Piece& p) { return std::ranges::any_of(p.forward.ops, is_expert_product); });
   if (piece == program.pieces.end()) refuse("no experts");

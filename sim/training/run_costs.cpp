@@ -49,8 +49,7 @@ double all_reduce_seconds(const Places& places, double bytes, std::span<const st
 double expert_tokens_per_second(const Prepared& prepared) {
   const Program& program = *prepared.program;
   OpCostModel costs(prepared.scenario.cluster, *prepared.kernels, *prepared.collectives);
-  costs.set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
-                 program.stage_groups, program.loads);
+  costs.set_program(program);
   for (const Piece& piece : program.pieces) {
     double seconds = 0, rows = 0;
     for (const Op& op : piece.forward.ops) {

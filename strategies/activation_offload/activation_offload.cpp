@@ -52,12 +52,8 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
 void disable(Plan& plan) { plan.activation_offload = {}; }
 
 std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"activation-offload", [](const Scenario& s) {
-         bool any = false;
-         for_each_plan(s, [&](const Plan& plan, const std::string&) { any = any || plan.activation_offload.offload; });
-         return any;
-       }}};
+  static constexpr auto offloads = [](const Plan& plan) { return plan.activation_offload.offload; };
+  static constexpr PlanWord kWords[]{{"activation-offload", [](const Scenario& s) { return any_plan(s, offloads); }}};
   return kWords;
 }
 

@@ -706,11 +706,8 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
 
 // recompute_every: within each chunk, so many instances as one piece.
 void rewrite(const Scenario& scenario, Program& program) {
-  bool grouped = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
-    grouped = grouped || (plan.recompute.mode == Mode::full && plan.recompute.every > 1);
-  });
-  if (!grouped) return;
+  const auto grouped = [](const Plan& plan) { return plan.recompute.mode == Mode::full && plan.recompute.every > 1; };
+  if (!any_plan(scenario, grouped)) return;
   const LayerPlans plans = layer_plans(scenario);
   struct Group {
     std::uint16_t of = 0;
@@ -755,9 +752,7 @@ void disable(Plan& plan) { plan.recompute = {}; }
 namespace {
 
 bool recomputes(const Scenario& scenario, Mode mode) {
-  bool any = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.recompute.mode == mode; });
-  return any;
+  return any_plan(scenario, [&](const Plan& plan) { return plan.recompute.mode == mode; });
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace orrery::activation_recompute {
 
 enum class Mode : std::uint8_t { none, selective, full, selective_op, all_but_attention };
 inline constexpr std::array<std::string_view, 5> kModeNames{"none", "selective", "full", "selective_op",
-                                                           "all_but_attention"};
+                                                            "all_but_attention"};
 
 // Parts of a layer by Megatron-Core's names (its --recompute-modules).
 enum class Module : std::uint8_t {

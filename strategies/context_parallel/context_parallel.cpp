@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "models/layers.h"
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "sim/program/work.h"
@@ -112,13 +113,8 @@ class Ring {
           } else {
             const TensorId merged = last ? whole.writes[0] : clone_tensor(piece_, whole.writes[0]);
             const TensorId merged_lse = last ? whole.writes[1] : clone_tensor(piece_, whole.writes[1]);
-            Op merge;
-            merge.kind = OpKind::merge_attention;
-            merge.phase = whole.phase;
-            merge.name = "ring.merge";
-            merge.reads = {context, lse, part, part_lse, kNoTensor, kNoTensor};
-            merge.writes = {merged, merged_lse, kNoTensor, kNoTensor};
-            out_.push_back(merge);
+            out_.push_back(computation(OpKind::merge_attention, "ring.merge", whole.phase,
+                                       {context, lse, part, part_lse}, {merged, merged_lse}));
             context = merged;
             lse = merged_lse;
           }
@@ -202,21 +198,11 @@ class Ring {
     return sums;
   }
   void cast(TensorId from, TensorId to, const Op& cause) {
-    emit(OpKind::cast, "ring.gradient_cast", from, kNoTensor, to, cause);
+    out_.push_back(computation(OpKind::cast, "ring.gradient_cast", cause.phase, {from}, {to}));
   }
   TensorId sum(TensorId a, TensorId b, TensorId result, const Op& cause) {
-    emit(OpKind::add, "ring.gradient_sum", a, b, result, cause);
+    out_.push_back(computation(OpKind::add, "ring.gradient_sum", cause.phase, {a, b}, {result}));
     return result;
-  }
-  void emit(OpKind kind, const char* name, TensorId a, TensorId b, TensorId result, const Op& cause) {
-    Op op;
-    op.kind = kind;
-    op.phase = cause.phase;
-    op.name = name;
-    op.reads[0] = a;
-    op.reads[1] = b;
-    op.writes[0] = result;
-    out_.push_back(op);
   }
 
   const RingGroups groups_;
@@ -266,10 +252,6 @@ void check_blocks_used(const Scenario& scenario) {
   if (!used && !scenario.plan.context.blocks.empty()) fail("/plan/", scenario.plan);
 }
 
-std::int64_t length_of(const Scenario& scenario) {
-  return scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
-}
-
 }  // namespace
 
 void check(const Scenario& scenario) {
@@ -289,7 +271,8 @@ void check(const Scenario& scenario) {
     if (&plan == &scenario.plan) fail("1 without flash_attention: " + reason);
     throw InputError({"", at + "flash_attention"}, "false", "true with context_parallel above 1: " + reason);
   });
-  for (const std::int64_t length : {length_of(scenario), scenario.workload.decoder_sequence_length})
+  for (const std::int64_t length :
+       {sequence_length(scenario.model, scenario.workload), scenario.workload.decoder_sequence_length})
     if (length % c != 0) fail("a divisor of the sequence of " + std::to_string(length) + " tokens");
   check_blocks_used(scenario);
   check_deal(scenario, kTypes, c);
@@ -309,17 +292,11 @@ bool is_of_type(const Scenario& scenario, const Plan& plan, std::span<const std:
 }
 
 bool has_layers_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
-  bool has = false;
-  for_each_plan(scenario,
-                [&](const Plan& plan, const std::string&) { has = has || is_of_type(scenario, plan, names); });
-  return has;
+  return any_plan(scenario, [&](const Plan& plan) { return is_of_type(scenario, plan, names); });
 }
 
 bool is_all_of_type(const Scenario& scenario, std::span<const std::string_view> names) {
-  bool all = true;
-  for_each_plan(scenario,
-                [&](const Plan& plan, const std::string&) { all = all && is_of_type(scenario, plan, names); });
-  return all;
+  return !any_plan(scenario, [&](const Plan& plan) { return !is_of_type(scenario, plan, names); });
 }
 
 Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
@@ -343,7 +320,7 @@ Deal deal_over(const Scenario& scenario, const Plan& plan, std::int64_t ranks) {
 }
 
 void check_deal(const Scenario& scenario, std::span<const std::string_view> names, std::int64_t ranks) {
-  const std::int64_t length = length_of(scenario);
+  const std::int64_t length = sequence_length(scenario.model, scenario.workload);
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
     if (!is_of_type(scenario, plan, names)) return;
     if (plan.context.balance == Balance::table && ranks > 1) check_table(plan, at, ranks, length);
@@ -453,7 +430,7 @@ std::span<const SearchAxis> search_axes() {
            [](const Scenario& chosen, std::vector<std::int64_t>& values) {
              constexpr std::int64_t kLeastTokens = 1024;
              if (!chosen.plan.framework.flash_attention || chosen.model.vision()) return values.push_back(1);
-             const std::int64_t length = length_of(chosen);
+             const std::int64_t length = sequence_length(chosen.model, chosen.workload);
              append_divisors(chosen.cluster.devices() / chosen.plan.tensor.degree, values);
              std::erase_if(
                  values, [&](std::int64_t c) { return c > 1 && (length % (2 * c) != 0 || length / c < kLeastTokens); });

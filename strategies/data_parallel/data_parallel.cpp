@@ -569,8 +569,7 @@ namespace {
 
 void check_param_gather(const Scenario& scenario, const char* field, precision::Mix mix) {
   const Plan& plan = scenario.plan;
-  bool any = false;
-  for_each_plan(scenario, [&](const Plan& layers, const std::string&) { any = any || layers.precision.mix == mix; });
+  const bool any = any_plan(scenario, [&](const Plan& layers) { return layers.precision.mix == mix; });
   const std::string name(precision::kMixNames[static_cast<std::size_t>(mix)]);
   std::string allowed;
   if (!any) {
@@ -618,10 +617,7 @@ void check(const Scenario& scenario) {
       fail(field, elements, "0 without stage3_max_live_parameters: the stack gathers layers whole");
   }
   if (options.float8_all_gather) {
-    bool fp8 = false;
-    for_each_plan(scenario, [&](const Plan& plan, const std::string&) {
-      fp8 = fp8 || plan.precision.mix == precision::Mix::fp8;
-    });
+    const bool fp8 = any_plan(scenario, [](const Plan& plan) { return plan.precision.mix == precision::Mix::fp8; });
     if (options.zero_stage < 3 || !fp8)
       throw InputError({"", "/plan/enable_fsdp_float8_all_gather"}, "true",
                        options.zero_stage < 3 ? "false below zero_stage 3, which gathers no layers"

@@ -403,8 +403,9 @@ void check_routing(const Scenario& scenario) {
              has_skew = w.routing != ExpertRouting::balanced && !is_preset(w.routing);
   const std::string skew = fmt::format("{}", w.routing_skew),
                     name(kExpertRoutingNames[static_cast<std::size_t>(w.routing)]);
-  const std::string with = w.recorded_routing ? std::string(" beside \"routing_file\", which says how tokens are routed")
-                                              : " with \"routing\": \"" + name + "\"";
+  const std::string with = w.recorded_routing
+                               ? std::string(" beside \"routing_file\", which says how tokens are routed")
+                               : " with \"routing\": \"" + name + "\"";
   if (!has_skew && w.routing_skew != 0) refuse("routing_skew", skew, "0" + with);
   if (!has_skew && w.routing_noise != 0) refuse("routing_noise", fmt::format("{}", w.routing_noise), "0" + with);
   if (w.routing == ExpertRouting::balanced && w.routing_micro_batch_noise != 0)

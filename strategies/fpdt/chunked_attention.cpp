@@ -163,15 +163,10 @@ class ChunkedAttention {
       if (i + 1 < m) next = fetch(left_[static_cast<std::size_t>(i + 1)].keys, whole.phase);
       const Op step = attend(at, false);
       out_.push_back(step);
-      Op merge;
-      merge.kind = OpKind::merge_attention;
-      merge.phase = whole.phase;
-      merge.name = "fpdt.merge";
-      merge.reads = {merged.writes[0], merged.writes[1], step.writes[0], step.writes[1], kNoTensor, kNoTensor};
-      merge.writes = {clone_tensor(piece_, merged.writes[0]), clone_tensor(piece_, merged.writes[1]), kNoTensor,
-                      kNoTensor};
-      out_.push_back(merge);
-      merged = merge;
+      merged = computation(OpKind::merge_attention, "fpdt.merge", whole.phase,
+                           {merged.writes[0], merged.writes[1], step.writes[0], step.writes[1]},
+                           {clone_tensor(piece_, merged.writes[0]), clone_tensor(piece_, merged.writes[1])});
+      out_.push_back(merged);
     }
     exchange_.take_positions("ulysses.context", merged.writes[0], local, whole);
     if (goes_back) {
@@ -260,9 +255,9 @@ class ChunkedAttention {
     const TensorId result = clone_tensor(piece_, part);
     if (sums_apart(part)) piece_.tensors[result].dtype = Dtype::fp32;
     if (sum == kNoTensor) {
-      emit(OpKind::cast, "fpdt.gradient_cast", part, kNoTensor, result);
+      out_.push_back(computation(OpKind::cast, "fpdt.gradient_cast", whole_.phase, {part}, {result}));
     } else {
-      emit(OpKind::add, "fpdt.gradient_sum", sum, part, result);
+      out_.push_back(computation(OpKind::add, "fpdt.gradient_sum", whole_.phase, {sum, part}, {result}));
     }
     return result;
   }
@@ -271,18 +266,8 @@ class ChunkedAttention {
     if (piece_.tensors[sum].dtype == dtype) return sum;
     const TensorId result = clone_tensor(piece_, sum);
     piece_.tensors[result].dtype = dtype;
-    emit(OpKind::cast, "fpdt.gradient_cast", sum, kNoTensor, result);
+    out_.push_back(computation(OpKind::cast, "fpdt.gradient_cast", whole_.phase, {sum}, {result}));
     return result;
-  }
-  void emit(OpKind kind, const char* name, TensorId a, TensorId b, TensorId result) {
-    Op op;
-    op.kind = kind;
-    op.phase = whole_.phase;
-    op.name = name;
-    op.reads[0] = a;
-    op.reads[1] = b;
-    op.writes[0] = result;
-    out_.push_back(op);
   }
 
   // The gradients of a chunk's queries, keys and values, to the ranks that have their positions, and what follows.

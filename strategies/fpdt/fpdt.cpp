@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/layers.h"
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/context_parallel/context_parallel.h"
@@ -24,12 +25,9 @@ constexpr std::int64_t kMostChunks = 64;
 
 bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_type(scenario, kTypes); }
 
-std::int64_t length_of(const Scenario& scenario) {
-  return scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : scenario.model.max_positions;
-}
-
 std::int64_t chunks_of(const Scenario& scenario) {
-  return std::max<std::int64_t>(1, length_of(scenario) / scenario.plan.fpdt.chunk_tokens);
+  return std::max<std::int64_t>(1,
+                                sequence_length(scenario.model, scenario.workload) / scenario.plan.fpdt.chunk_tokens);
 }
 
 // Chunk m of all ranks is the m-th piece of the sequence, in which they have their parts in order: an all-to-all of
@@ -108,9 +106,9 @@ class ChunkedOps {
 };
 
 void check_chunks(const Scenario& scenario) {
-  const std::int64_t length = length_of(scenario), given = scenario.plan.fpdt.chunk_tokens,
-                     ranks = scenario.plan.context.degree, chunk = std::min(length, given),
-                     parts = kMlpChunksOfAChunk * ranks;
+  const std::int64_t length = sequence_length(scenario.model, scenario.workload),
+                     given = scenario.plan.fpdt.chunk_tokens, ranks = scenario.plan.context.degree,
+                     chunk = std::min(length, given), parts = kMlpChunksOfAChunk * ranks;
   const auto fail = [&](const std::string& expected) {
     throw InputError({"", "/plan/fpdt_chunk_tokens"}, std::to_string(given), expected);
   };

@@ -16,9 +16,7 @@ namespace {
 
 bool used(const Scenario& scenario) {
   const Options& ends = scenario.plan.freeze;
-  bool any = ends.embedding || ends.head;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.freeze.layers; });
-  return any;
+  return ends.embedding || ends.head || any_plan(scenario, [](const Plan& plan) { return plan.freeze.layers; });
 }
 
 // By layer.

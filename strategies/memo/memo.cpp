@@ -178,19 +178,21 @@ void check_layers(const Scenario& scenario, const Plan& plan, const std::string&
             "\"ring\": its activations stay where their tokens are,");
 }
 
+bool swaps(const Plan& plan) { return plan.memo.swap; }
+
 }  // namespace
 
 void check(const Scenario& scenario) {
-  bool any = false;
   for_each_plan(scenario, [&](const Plan& plan, const std::string& at) {
-    any = any || plan.memo.swap;
     if (plan.memo.swap) return check_layers(scenario, plan, at);
     const bool of_range = &plan != &scenario.plan, inherited = of_range && plan.memo.alpha == scenario.plan.memo.alpha;
     if (of_range && plan.memo.alpha != 1 && !inherited)
       throw InputError({"", at + "memo_alpha"}, std::to_string(plan.memo.alpha), "1, the default, unless memo is true");
   });
+  const bool any = any_plan(scenario, swaps);
   if (!any && scenario.plan.memo.alpha != 1)
-    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha), "1, the default, unless memo is true");
+    throw InputError({"", "/plan/memo_alpha"}, std::to_string(scenario.plan.memo.alpha),
+                     "1, the default, unless memo is true");
   if (!any) return;
   using pipeline_parallel::ScheduleKind;
   const ScheduleKind schedule = scenario.plan.pipeline.schedule;
@@ -203,9 +205,7 @@ void check(const Scenario& scenario) {
 
 // The last two layers of a chunk: their backward is the first, and they have the two buffers.
 void plan_layers(const Scenario& scenario, LayerPlans& plans) {
-  bool any = false;
-  for_each_plan(scenario, [&](const Plan& plan, const std::string&) { any = any || plan.memo.swap; });
-  if (!any) return;
+  if (!any_plan(scenario, swaps)) return;
   std::int64_t begin = 0;
   for (const std::int64_t n : pipeline_parallel::split_layers(scenario.model.total_layers(), scenario.plan.pipeline)) {
     const std::int64_t stay = std::min<std::int64_t>(n, kRoundingBuffers);
@@ -222,12 +222,7 @@ void rewrite_piece(const Scenario&, const Plan& plan, const Program&, Piece& pie
 void disable(Plan& plan) { plan.memo = {}; }
 
 std::span<const PlanWord> words() {
-  static constexpr PlanWord kWords[]{
-      {"memo", [](const Scenario& s) {
-         bool any = false;
-         for_each_plan(s, [&](const Plan& plan, const std::string&) { any = any || plan.memo.swap; });
-         return any;
-       }}};
+  static constexpr PlanWord kWords[]{{"memo", [](const Scenario& s) { return any_plan(s, swaps); }}};
   return kWords;
 }
 

@@ -16,8 +16,7 @@ struct Options {
         Scope::layer);
     v.field("memo_alpha", alpha, NumberRange{.least = 0, .most = 1},
             "memo: of the other activations, the part of the tokens that is swapped; orrery simulate S --explain "
-            "memo_alpha "
-            "prints the largest that hides and has room",
+            "memo_alpha prints the largest that hides and has room",
             Scope::layer);
   }
 };

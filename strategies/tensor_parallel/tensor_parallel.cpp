@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "models/layers.h"
 #include "sim/base/error.h"
 #include "sim/program/rewrite.h"
 #include "strategies/framework/framework.h"
@@ -488,10 +489,8 @@ void check(const Scenario& scenario) {
   if (groups % t != 0 && t % groups != 0)
     fail("a divisor or a multiple of the model's " + std::to_string(groups) + " key/value heads");
   if (model.ffn % t != 0) fail("a divisor of the MLP's width of " + std::to_string(model.ffn));
-  const std::int64_t length =
-      scenario.workload.sequence_length > 0 ? scenario.workload.sequence_length : model.max_positions;
-  const std::int64_t decoder_length =
-      scenario.workload.decoder_sequence_length > 0 ? scenario.workload.decoder_sequence_length : length;
+  const std::int64_t length = sequence_length(model, scenario.workload),
+                     decoder_length = decoder_sequence_length(model, scenario.workload);
   // The parts of a sequence are those of both degrees: the one rule of two strategies here.
   const std::int64_t parts = t * scenario.plan.context.degree;
   if (options.sequence_parallel) {

@@ -25,7 +25,7 @@ Scenario memo_of(std::int64_t tokens) {
 }
 Simulation evaluated(const Scenario& scenario) {
   static Simulator simulator;
-  return simulator.evaluate(scenario, {});
+  return simulator.evaluate(scenario, {.ops = true});
 }
 MemoAlpha alpha_of(const Scenario& scenario) { return memo_alpha(scenario, evaluated); }
 
@@ -56,6 +56,21 @@ TEST(MemoAlpha, ItsBoundsAreThePapers) {
 TEST(MemoAlpha, SwappingAllHidesFromALengthOn) {
   EXPECT_LT(alpha_of(memo_of(131072)).hidden(), 1);
   EXPECT_GT(alpha_of(memo_of(262144)).hidden(), 1);
+}
+
+// A layer's forward is shorter by what attention within documents spares, so that less hides under it.
+TEST(MemoAlpha, CopiesHideUnderAttentionWithinDocuments) {
+  const Scenario whole = memo_of(131072);
+  Scenario packed = whole;
+  packed.workload.documents = "wikipedia";
+  const auto attention = [](const Scenario& s) {
+    for (const OpReport& op : evaluated(s).report.ops)
+      if (op.name.ends_with("forward.attention")) return op.seconds;
+    return 0.0;
+  };
+  const double spared = attention(whole) - attention(packed);
+  ASSERT_GT(spared, 0.1 * attention(whole));
+  EXPECT_NEAR(alpha_of(whole).layer_seconds - alpha_of(packed).layer_seconds, spared, 1e-6 * spared);
 }
 
 // What hides is not felt; what does not is.

@@ -122,9 +122,9 @@ std::vector<Pair> pairs_that_meet(std::span<const StorageLife> lives) {
   return pairs;
 }
 
-// Of few enough pairs.
-StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pair> pairs, int nodes) {
-  const StorageLayout known = best_fit(lives);
+// Of few enough pairs, no worse than what is known.
+StorageLayout by_program(std::span<const StorageLife> lives, std::span<const Pair> pairs, const StorageLayout& known,
+                         int nodes) {
   if (known.bytes == known.least_bytes) return known;
   LayoutProgram program(lives, pairs, known);
   program.solve(nodes);
@@ -154,7 +154,7 @@ StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLi
   const StorageLayout known = best_fit(lives);
   if (known.bytes == known.least_bytes) return known;
   const std::vector<Pair> pairs = pairs_that_meet(lives);
-  if (pairs.size() <= limits.pairs) return by_program(lives, pairs, limits.nodes);
+  if (pairs.size() <= limits.pairs) return by_program(lives, pairs, known, limits.nodes);
   std::vector<std::size_t> largest(lives.size());
   std::iota(largest.begin(), largest.end(), 0);
   std::ranges::stable_sort(largest, [&](std::size_t a, std::size_t b) { return lives[a].bytes > lives[b].bytes; });
@@ -169,7 +169,7 @@ StorageLayout smallest_layout(std::span<const StorageLife> lives, const LayoutLi
     }
     of_chosen = std::move(more);
   }
-  const StorageLayout part = by_program(chosen, of_chosen, limits.nodes);
+  const StorageLayout part = by_program(chosen, of_chosen, best_fit(chosen), limits.nodes);
   std::vector<std::int64_t> placed(lives.size(), -1);
   for (std::size_t i = 0; i < chosen.size(); ++i) placed[largest[i]] = part.addresses[i];
   StorageLayout found = best_fit_around(lives, std::move(placed));
