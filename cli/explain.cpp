@@ -25,7 +25,9 @@
 #include "sim/report/terms.h"
 #include "sim/simulation/memo_alpha.h"
 #include "sim/simulation/pipeline_degree.h"
+#include "strategies/context_parallel/context_parallel.h"
 #include "strategies/precision/precision.h"
+#include "strategies/zeppelin/zeppelin.h"
 
 namespace orrery {
 namespace {
@@ -531,12 +533,64 @@ std::string explain_documents(const Simulation& simulation) {
              program.document_loads.front().slowest_replica);
 }
 
+std::string explain_zones(const Simulation& simulation) {
+  const Scenario& scenario = simulation.scenario;
+  if (!context_parallel::has_layers_of_type(scenario, zeppelin::kTypes))
+    return "zones: none, context_parallel_type is not \"zeppelin\"\n";
+  const zeppelin::Partition partition = zeppelin::partition_of(scenario);
+  const auto ranks = static_cast<std::size_t>(scenario.plan.context.degree);
+  std::vector<double> tokens(ranks, 0), pairs(ranks, 0), kept(ranks, 0);
+  std::vector<std::vector<std::string>> documents;
+  for (const zeppelin::Zone& zone : partition.zones)
+    for (const zeppelin::PlacedDocument& d : zone.documents) {
+      const std::int64_t length = d.end - d.begin;
+      documents.push_back({std::to_string(length), std::to_string(zone.ring),
+                           zone.ring == 1 ? std::to_string(d.first_rank)
+                                          : fmt::format("{} to {}", d.first_rank, d.first_rank + zone.ring - 1)});
+      for (std::int64_t r = d.first_rank; r < d.first_rank + zone.ring; ++r)
+        pairs[static_cast<std::size_t>(r)] +=
+            static_cast<double>(length) * static_cast<double>(length) / 2 / static_cast<double>(zone.ring);
+    }
+  const auto count = [](const std::vector<IndexRun>& runs) {
+    double n = 0;
+    for (const IndexRun& run : runs) n += static_cast<double>(run.count);
+    return n;
+  };
+  const auto common = [](const std::vector<IndexRun>& a, const std::vector<IndexRun>& b) {
+    double n = 0;
+    for (const IndexRun& x : a)
+      for (const IndexRun& y : b)
+        n += static_cast<double>(
+            std::max<std::int64_t>(0, std::min(x.begin + x.count, y.begin + y.count) - std::max(x.begin, y.begin)));
+    return n;
+  };
+  for (const zeppelin::Zone& zone : partition.zones)
+    for (std::size_t r = 0; r < ranks; ++r) {
+      tokens[r] += count(zone.of_rank[r]);
+      kept[r] += common(zone.of_rank[r], partition.at_home[r]);
+    }
+  double mean = 0;
+  for (const double p : pairs) mean += p / static_cast<double>(ranks);
+  std::vector<std::vector<std::string>> rows;
+  for (std::size_t r = 0; r < ranks; ++r)
+    rows.push_back({std::to_string(r), fmt::format("{:.0f}", tokens[r]), fmt::format("{:.3f}x", pairs[r] / mean),
+                    fmt::format("{:.0f}", tokens[r] - kept[r]),
+                    fmt::format("{:.0f}", count(partition.at_home[r]) - kept[r])});
+  constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
+  constexpr std::array<Column, 5> kRanks{
+      {{"rank"}, {"tokens it attends with"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};
+  return fmt::format("zones: \"{}\", step {}; a rank attends with at most {:.3f} times the mean of tokens\n",
+                     zeppelin::kPartitionRuleNames[static_cast<std::size_t>(scenario.plan.zeppelin.partition)],
+                     scenario.workload.step, partition.capacity) +
+         grid(kDocuments, documents) + "\n" + grid(kRanks, rows);
+}
+
 // Lines of the report's head, by their labels and by their names in JSON and CSV.
 struct HeadLine {
   std::array<std::string_view, 6> names;
   std::string (*explain)(const Simulation&);
 };
-constexpr std::array<HeadLine, 8> kHeadLines{{
+constexpr std::array<HeadLine, 9> kHeadLines{{
     {{"step", "step time", "step_seconds", "bound by", "bound_by", "total"},
      [](const Simulation& s) { return explain_step(s.report); }},
     {{"tokens/s", "tokens/s per device", "sequences/s", "tokens_per_second", "tokens_per_second_per_device",
@@ -551,6 +605,7 @@ constexpr std::array<HeadLine, 8> kHeadLines{{
     {{"routing", "routing, busiest rank", "routing, busiest expert", "busiest_rank", "dropped_share"}, explain_routing},
     {{"documents", "documents of a sequence", "attention within them", "attention, busiest replica"},
      explain_documents},
+    {{"zones"}, explain_zones},
     {{"memory", "peak", "memory_peak_bytes", "peak_bytes"},
      [](const Simulation& s) { return explain_memory(s.report) + "\n" + allocator_text(s); }},
 }};

@@ -45,7 +45,7 @@ struct KernelContext {
   // Attention under sequence or context parallelism: positions of this rank's queries and keys in the whole sequence (a
   // causal mask or a window compares them; rotary embeddings take the queries'). Empty: 0, 1, ...; queries align with
   // the last keys. The keys of a fused QKV are at the queries' positions. A query may see no key: its context is 0, its
-  // log-sum-exp -infinity. Host memory.
+  // log-sum-exp -infinity. kNoIndex: of a row that has no position, and sees and is seen by none. Host memory.
   std::span<const std::int64_t> query_positions, key_positions;
   // Attention within documents (Op::documents), [sequence, position]: where in its whole sequence the document of each
   // position begins; a query sees no key before its own. Empty: the sequence is one. Host memory.

@@ -30,6 +30,7 @@
 #include "strategies/precision/options.h"
 #include "strategies/tensor_parallel/options.h"
 #include "strategies/usp/options.h"
+#include "strategies/zeppelin/options.h"
 #include "strategies/zeropp/options.h"
 
 namespace orrery {
@@ -45,6 +46,7 @@ struct Plan {
   usp::Options usp;
   loongtrain::Options loongtrain;
   fpdt::Options fpdt;
+  zeppelin::Options zeppelin;
   expert_parallel::Options expert;
   fsmoe::Options fsmoe;
   dts_gate::Options dts_gate;
@@ -70,6 +72,7 @@ struct Plan {
     usp.visit_fields(v);
     loongtrain.visit_fields(v);
     fpdt.visit_fields(v);
+    zeppelin.visit_fields(v);
     expert.visit_fields(v);
     fsmoe.visit_fields(v);
     dts_gate.visit_fields(v);

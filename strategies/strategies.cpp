@@ -24,6 +24,7 @@
 #include "strategies/strategy.h"
 #include "strategies/tensor_parallel/tensor_parallel.h"
 #include "strategies/usp/usp.h"
+#include "strategies/zeppelin/zeppelin.h"
 #include "strategies/zeropp/zeropp.h"
 
 namespace orrery {
@@ -113,6 +114,17 @@ constexpr Strategy kStrategies[] = {
      .disable = fpdt::disable,
      .words = fpdt::words,
      .context_types = fpdt::kTypes},
+    {.name = "zeppelin",
+     .summary = "documents of a batch on one rank, ranks of a node or nodes, each as its length needs",
+     .paper = "arXiv 2509.21841",
+     .check = zeppelin::check,
+     .rewrite = zeppelin::rewrite,
+     .rewrite_piece = zeppelin::rewrite_piece,
+     .add_digits = zeppelin::add_digits,
+     .disable = zeppelin::disable,
+     .words = zeppelin::words,
+     .context_types = zeppelin::kTypes,
+     .check_runnable = zeppelin::check_runnable},
     {.name = "all_gather_context",
      .summary = "sequences divided over ranks that gather all keys and values",
      .paper = "Llama Team 2024, arXiv 2407.21783",

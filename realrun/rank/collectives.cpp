@@ -198,36 +198,53 @@ void Collectives::reduce_scatter(const OpCall& call) {
   note_read({gathered, ordered}, call.stream);
 }
 
-// Every rank sends each what it has and that one has in the new layout, in the order of the whole; parts are as long as
-// the longest.
+// Every rank sends each what it has and that one has in the new layout, operand by operand in the order of the whole;
+// parts are as long as the longest. Rows without an index hold zeros.
 void Collectives::redistribute(const OpCall& call) {
-  const Tensor &before = call.read(0), &after = call.written(0);
+  const Tensor& after = call.written(0);
   const Members members = position_.group(call.op.group);
   const auto ranks = static_cast<std::int64_t>(members.size());
+  std::vector<TensorId> operands;
+  std::vector<const Tensor*> before;
+  for (const TensorId id : call.op.reads)
+    if (id != kNoTensor) {
+      operands.push_back(id);
+      before.push_back(&call.instance.tensor(id));
+    }
   const std::int64_t n = indices_.longest_exchange(before, after, members);
-  StoragePtr gathered;
-  void* from = memory_.dense(call, call.op.reads[0], gathered);
+  const Dtype dtype = after.dtype;
   const TensorMemory::Target to = memory_.target(call, call.op.writes[0]);
-  const StoragePtr sent = memory_.scratch(n * ranks, before.dtype, call.stream),
-                   received = memory_.scratch(n * ranks, after.dtype, call.stream);
-  for (std::int64_t m = 0; m < ranks; ++m) {
-    const auto& index = indices_.exchanged(before, position_.rank, after, members[static_cast<std::size_t>(m)]);
-    backend_.gather(call.stream, {from, before.dtype, 0, count(index), &index},
-                    memory_.element(sent->data, m * n, before.dtype));
+  const StoragePtr sent = memory_.scratch(n * ranks, dtype, call.stream),
+                   received = memory_.scratch(n * ranks, dtype, call.stream);
+  std::vector<std::int64_t> filled(members.size(), 0), taken(members.size(), 0);
+  for (std::size_t r = 0; r < operands.size(); ++r) {
+    StoragePtr gathered;
+    void* from = memory_.dense(call, operands[r], gathered);
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto& index = indices_.exchanged(*before[r], position_.rank, after, members[m]);
+      backend_.gather(call.stream, {from, dtype, 0, count(index), &index},
+                      memory_.element(sent->data, static_cast<std::int64_t>(m) * n + filled[m], dtype));
+      filled[m] += count(index);
+    }
+    note_read({gathered}, call.stream);
   }
-  communicator_.all_to_all(members, meeting(call), call.stream, sent->data, received->data, n, before.dtype);
+  communicator_.all_to_all(members, meeting(call), call.stream, sent->data, received->data, n, dtype);
+  const std::int64_t rows = indices_.rows_without_index(after, position_.rank);
+  if (rows > 0) backend_.fill(call.stream, {to.data, dtype, 0, after.elements(), nullptr}, 0);
   std::int64_t arrived = 0;
-  for (std::int64_t m = 0; m < ranks; ++m) {
-    const auto& index = indices_.exchanged(after, position_.rank, before, members[static_cast<std::size_t>(m)]);
-    backend_.scatter(call.stream, memory_.element(received->data, m * n, after.dtype),
-                     {to.data, after.dtype, 0, count(index), &index}, false);
-    arrived += count(index);
-  }
-  if (arrived != after.elements())
-    throw std::logic_error(std::string("\"") + before.name + "\" does not become \"" + after.name +
+  for (const Tensor* from : before)
+    for (std::size_t m = 0; m < members.size(); ++m) {
+      const auto& index = indices_.exchanged(after, position_.rank, *from, members[m]);
+      backend_.scatter(call.stream, memory_.element(received->data, static_cast<std::int64_t>(m) * n + taken[m], dtype),
+                       {to.data, dtype, 0, count(index), &index}, false);
+      taken[m] += count(index);
+      arrived += count(index);
+    }
+  if (arrived != after.elements() - rows)
+    throw std::logic_error(std::string("\"") + before[0]->name + "\" does not become \"" + after.name +
                            "\" by an exchange");
   memory_.put(to, call.stream);
-  note_read({gathered, sent, received}, call.stream);
+  note_read({sent, received}, call.stream);
 }
 
 // What each member gets is what it has afterwards of what this rank has: in the order of experts, chunks and ranks that

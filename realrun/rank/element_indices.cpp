@@ -87,18 +87,34 @@ ElementIndices::Elements ElementIndices::common(const Tensor& tensor, std::size_
   Elements theirs = of(in, other);
   std::sort(theirs.begin(), theirs.end());
   for (std::size_t i = 0; i < own.size(); ++i)
-    if (std::binary_search(theirs.begin(), theirs.end(), own[i])) here.push_back(static_cast<std::int64_t>(i));
+    if (own[i] != kNoIndex && std::binary_search(theirs.begin(), theirs.end(), own[i])) here.push_back(static_cast<std::int64_t>(i));
   std::sort(here.begin(), here.end(), [&](std::int64_t a, std::int64_t b) {
     return own[static_cast<std::size_t>(a)] < own[static_cast<std::size_t>(b)];
   });
   return here;
 }
 
-std::int64_t ElementIndices::longest_exchange(const Tensor& from, const Tensor& to, const Members& members) {
+std::int64_t ElementIndices::longest_exchange(std::span<const Tensor* const> from, const Tensor& to,
+                                              const Members& members) {
   std::size_t longest = 0;
   for (const std::size_t a : members)
-    for (const std::size_t b : members) longest = std::max(longest, exchanged(from, a, to, b).size());
+    for (const std::size_t b : members) {
+      std::size_t all = 0;
+      for (const Tensor* t : from) all += exchanged(*t, a, to, b).size();
+      longest = std::max(longest, all);
+    }
   return static_cast<std::int64_t>(longest);
+}
+
+std::int64_t ElementIndices::rows_without_index(const Tensor& tensor, std::size_t rank) const {
+  std::int64_t elements = 0;
+  for (int d = 0; d < tensor.rank; ++d) {
+    if (tensor.over[d].empty() || !is_table_of_runs(tensor.deal(d))) continue;
+    const Elements dealt = dealt_indices(tensor.deal(d), tensor.over[d], 0, tensor.sizes[d], mesh_,
+                                         static_cast<std::int64_t>(rank));
+    elements += std::ranges::count(dealt, kNoIndex) * (tensor.elements() / tensor.sizes[d]);
+  }
+  return elements;
 }
 
 const ElementIndices::Elements& ElementIndices::stretch(const Elements& of, std::int64_t first, std::int64_t count) {

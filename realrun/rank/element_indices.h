@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -23,9 +24,11 @@ class ElementIndices {
   // Of what a group's collective gathers or scatters along a dimension, those that a rank has, at `place` in the group.
   const Elements& of_member(const Tensor& whole, const Tensor& part, int dim, std::size_t rank, std::int64_t place);
   // Of the elements that `rank` has in one layout those that `other` has in another one, as elements of the first and
-  // in the order of the whole; the number of what any member sends another.
+  // in the order of the whole; the number of what any member sends another, of all of `from` together.
   const Elements& exchanged(const Tensor& tensor, std::size_t rank, const Tensor& in, std::size_t other);
-  std::int64_t longest_exchange(const Tensor& from, const Tensor& to, const Members& members);
+  std::int64_t longest_exchange(std::span<const Tensor* const> from, const Tensor& to, const Members& members);
+  // Elements of a rank's rows that no index has (deal_by_runs).
+  std::int64_t rows_without_index(const Tensor& tensor, std::size_t rank) const;
   // So many of a list, from the first on.
   const Elements& stretch(const Elements& of, std::int64_t first, std::int64_t count);
 

@@ -39,7 +39,7 @@ double meeting(std::span<const NetworkUse> own, BlockKind kind, std::span<const 
 }
 
 std::optional<RoutingReport> routing_of(std::span<const Load> loads) {
-  if (loads.empty()) return std::nullopt;
+  if (loads.empty() || loads.front().axis != MeshAxis::ep) return std::nullopt;
   RoutingReport r;
   double layers = 0, busiest = 0, dropped = 0;
   for (const Load& load : loads) {

@@ -129,6 +129,7 @@ std::vector<std::int64_t> key_of(const Mesh& mesh, MeshGroup group) {
 
 const Load* OpCostModel::row_load(const Op& op, std::span<const Tensor> tensors) const {
   if (loads_.empty()) return nullptr;
+  if (op.load != 0) return &loads_[op.load - 1u];
   for (const auto* ids : {op.reads.data(), op.writes.data()}) {
     const std::size_t count = ids == op.reads.data() ? op.reads.size() : op.writes.size();
     for (std::size_t i = 0; i < count; ++i)
@@ -159,6 +160,7 @@ const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<cons
 
 std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> tensors) const {
   if (op.parts == 1) return 0;
+  if (const std::int64_t slowest = document_loads_[op.documents - 1u].slowest_part; slowest >= 0) return slowest;
   const auto [met, is_new] = busiest_parts_.try_emplace(attention_of(op, tensors), 0);
   if (is_new) {
     const DocumentLoad& load = document_loads_[op.documents - 1u];
@@ -232,7 +234,9 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   constexpr std::size_t kMostMet = 16;  // beyond that a search costs more than it saves
   if (collectives_met_.size() == kMostMet) collectives_met_.clear();
   const Spanned spanned = span(op);
-  const CollectiveAlgorithm algorithm = op.algorithm == CollectiveAlgorithm::automatic ? algorithm_ : op.algorithm;
+  // What libraries are told to do is of collectives; a ring's shift is routed where its plan says so.
+  const CollectiveAlgorithm algorithm =
+      op.algorithm == CollectiveAlgorithm::automatic && op.kind != OpKind::ring_shift ? algorithm_ : op.algorithm;
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
                             ? collectives_.token_exchange(payload, op.router, spanned.span)
                             : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);

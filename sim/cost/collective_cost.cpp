@@ -528,6 +528,25 @@ CollectiveModel::Candidate CollectiveModel::message(OpKind kind, double bytes, c
   return x;
 }
 
+// The same over all NICs of a node: the message that leaves it goes in equal parts to the group's ranks there, from
+// each over its NIC, and is put together at the other end (the routing layer of Zeppelin, arXiv 2509.21841).
+CollectiveModel::Candidate CollectiveModel::routed_shift(double bytes, const Group& g, Protocol p) const {
+  const std::size_t i = index_of(p);
+  const double r = as_double(g.r), nodes = as_double(g.nodes);
+  Candidate x = message(OpKind::ring_shift, bytes, g, p);
+  x.algorithm = Algorithm::hierarchical;
+  x.in_sequence = true;
+  x.latency_seconds += 2 * (intra_.send_base_seconds[i] + (r - 1) * intra_.send_step_seconds);
+  // What stays in its node goes meanwhile, and takes as long as one of these at the least.
+  x.intra_seconds *= std::max(1.0, 2 * (r - 1) / r);
+  x.intra_bytes += 2 * (r - 1) / r * bytes * nodes / as_double(g.n);
+  const double nic = std::max(bytes / g.nic_rate, bytes / r / g.one_rank_nic_rate) /
+                     (inter_.ring_share * Formulas{*this, g, bytes}.inter_share(intra_.protocol_share[i], p));
+  x.nic_seconds = nic;
+  x.inter_seconds = nic * g.crossing.shift;
+  return x;
+}
+
 // Calls visit(candidate) for each legal pair: all of those that NCCL considers, and what else is wanted.
 template <class Visit>
 void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group& g, Algorithm wanted,
@@ -564,6 +583,9 @@ void CollectiveModel::for_each_candidate(OpKind kind, double bytes, const Group&
       }
       return;
     case OpKind::ring_shift:
+      if (in_phases)
+        for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(routed_shift(bytes, g, p));
+      [[fallthrough]];
     case OpKind::send:
     case OpKind::receive:
       for (const Protocol p : {Protocol::simple, Protocol::ll}) visit(message(kind, bytes, g, p));
@@ -648,7 +670,7 @@ void CollectiveModel::split_latency(OpKind kind, double bytes, const Group& g, C
   cost.inter_step_seconds = f.across ? f.ring_step(cost.protocol) : 0;
   switch (cost.algorithm) {
     case Algorithm::hierarchical:
-      if (kind == OpKind::all_to_all) break;
+      if (kind == OpKind::all_to_all || kind == OpKind::ring_shift) break;
       cost.base_seconds += (kind == OpKind::all_reduce ? 2 : 1) * intra_.base_seconds[i];
       return;
     case Algorithm::tree:

@@ -179,6 +179,7 @@ class CollectiveModel {
   double all_to_all_intra_seconds(double bytes, const Group& group) const;
   CollectiveCost cost_of(OpKind kind, double bytes, const Group& group, const Candidate& best) const;
   Candidate message(OpKind kind, double bytes, const Group& group, CollectiveProtocol protocol) const;
+  Candidate routed_shift(double bytes, const Group& group, CollectiveProtocol protocol) const;
   void split_latency(OpKind kind, double bytes, const Group& group, CollectiveCost& cost) const;
 
   template <class Visit>

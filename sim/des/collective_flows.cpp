@@ -441,6 +441,27 @@ class Builder {
 
   void message(Member from, Member to) { add({from}, {to}, 1); }
 
+  // What leaves a node goes in parts to its members, over the NIC of each, and is put together where it is for.
+  void routed_shift() {
+    const auto next = [&](Member m) { return m + 1 < nodes_.members() ? m + 1 : 0; };
+    for (int phase = 0; phase < 3; ++phase) {
+      if (phase > 0) begin_phase();
+      for (Member m = 0; m < nodes_.members(); ++m) {
+        const Member to = next(m);
+        const Index a = nodes_.node_of(m), b = nodes_.node_of(to), parts = nodes_.size(a);
+        if (a == b) {
+          if (phase == 0) message(m, to);
+          continue;
+        }
+        for (Index x = 0; x < parts; ++x) {
+          const Member by = nodes_.of(a)[at(x)], door = nodes_.of(b)[at(x % nodes_.size(b))];
+          const Member from_here[]{m, by, door}, to_there[]{by, door, to};
+          if (from_here[phase] != to_there[phase]) add({from_here[phase]}, {to_there[phase]}, 1.0 / parts);
+        }
+      }
+    }
+  }
+
   void finish() { graph_.phases = graph_.edges.empty() ? 1 : graph_.edges.back().phase + 1; }
 
  private:
@@ -707,6 +728,9 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
         refuse(kind, algorithm, "direct, hierarchical or by_token");
       break;
     case OpKind::ring_shift:
+      if (algorithm != Algorithm::direct && algorithm != Algorithm::hierarchical)
+        refuse(kind, algorithm, "direct or hierarchical");
+      break;
     case OpKind::send:
     case OpKind::receive:
       if (algorithm != Algorithm::direct) refuse(kind, algorithm, "direct");
@@ -741,6 +765,8 @@ void collective_flows(OpKind kind, CollectiveAlgorithm algorithm, const GroupMem
     else
       b.pairs([part](Member, Member) { return part; },
               [&, part](Member, Index node) { return part * b.nodes().size(node); });
+  } else if (algorithm == Algorithm::hierarchical && kind == OpKind::ring_shift) {
+    b.routed_shift();
   } else if (algorithm == Algorithm::hierarchical) {
     b.hierarchical(kind);
   } else if (kind == OpKind::ring_shift) {
@@ -774,6 +800,7 @@ double estimated_flows(OpKind kind, CollectiveAlgorithm algorithm, std::int64_t 
       return n * (std::log2(n) + 1) * (kind == OpKind::all_reduce ? 2 : 1);
     case Algorithm::hierarchical:
       if (kind == OpKind::all_to_all) return n * (here + a);
+      if (kind == OpKind::ring_shift) return n + 3 * a * here;
       return n * ((kind == OpKind::all_reduce ? 2 : 1) * (every_message ? here : 1) + steps(a));
     case Algorithm::by_token:
       return n * (here + a);

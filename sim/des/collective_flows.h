@@ -94,7 +94,8 @@ struct FlowOptions {
 //   reduce_scatter                            collnet
 //   all_to_all                                direct, hierarchical, by_token
 //   broadcast, reduce                         ring, bidirectional_ring; from and to member 0
-//   ring_shift, send, receive                 direct; send and receive: members 0 -> 1
+//   ring_shift                                direct, hierarchical
+//   send, receive                             direct: members 0 -> 1
 // Which edges leave the node follows from the members' nodes and may be uneven. A group of one makes no edges. The same
 // input gives the same edges in the same order. O(edges); a ring has members x channels of them.
 // Throws InputError for an algorithm that the kind does not have, an op that does not communicate, options out of their

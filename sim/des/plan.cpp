@@ -180,6 +180,7 @@ std::vector<FoldedLoad> folded_loads(std::span<const Load> loads, std::int64_t r
 void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
   if (program.loads.empty()) return;
+  if (program.loads.front().axis != MeshAxis::ep) return add_loads_of_documents(id, job);
   const MeshGroup group = program.mesh.group(MeshAxis::ep);
   const std::int64_t per_node = span_of(program.mesh, group, cluster.node.devices).ranks_per_node;
   // Each rank of a group by itself.
@@ -194,6 +195,22 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
   for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
     for (std::size_t load = 0; load < program.loads.size(); ++load)
       traffic.mark_rank(id, rank, std::bit_cast<std::uint64_t>(job.rows_of(load, rank)));
+}
+
+// Ranks as they are: who gives whom how much follows from where documents lie.
+void RunPlan::add_loads_of_documents(std::int32_t id, JobPlan& job) {
+  const Program& program = *job.program;
+  for (const Load& load : program.loads) {
+    job.rows.push_back(traffic.add_rows(load.rows));
+    for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
+      const std::int64_t own = program.mesh.coordinate(rank, load.axis);
+      std::uint64_t mark = 0;
+      for (std::int64_t other = 0; other < load.ranks; ++other)
+        for (const double rows : {load.at(own, other), load.at(other, own)})
+          mark = mixed(mark + std::bit_cast<std::uint64_t>(rows));
+      traffic.mark_rank(id, rank, mark);
+    }
+  }
 }
 
 void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
@@ -293,7 +310,8 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
       };
       const auto add_kernel = [&](std::size_t op) {
         name.kernels.push_back(code.costs[op].seconds);
-        if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors)) {
+        if (const Load* const load = job.costs->row_load(code.ops[op], piece.tensors);
+            load != nullptr && load->axis == MeshAxis::ep) {
           name.seconds_by_rows += code.costs[op].seconds;
           name.load = static_cast<std::size_t>(load - job.program->loads.data());
         }

@@ -136,6 +136,7 @@ struct RunPlan {
 
  private:
   void fold_loads(std::int32_t id, JobPlan& job);
+  void add_loads_of_documents(std::int32_t id, JobPlan& job);
   // Replicas with unlike documents: each by itself, exactly and up to kExactRanks of them; else all take what the
   // slowest takes.
   void fold_documents(std::int32_t id, JobPlan& job);

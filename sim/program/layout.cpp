@@ -2,8 +2,10 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 namespace orrery {
 namespace {
@@ -11,7 +13,7 @@ namespace {
 struct Tables {
   std::mutex mutex;
   int count = 0;
-  std::array<std::vector<std::int64_t>, kMostTables> owners;
+  std::map<std::vector<std::int64_t>, int> met;  // what each follows from, and its number
   // Whoever has a number finds its table without the lock.
   std::array<std::atomic<const BlockTable*>, kMostTables> tables{};
 };
@@ -43,18 +45,77 @@ BlockTable by_part(std::span<const std::int64_t> owners) {
 
 }  // namespace
 
-Deal deal_by_table(std::span<const std::int64_t> owners) {
+namespace {
+
+// `make`: the table that follows from `key`.
+template <class Make>
+Deal numbered(std::vector<std::int64_t> key, Make&& make) {
   const auto deal = [](int number) { return static_cast<Deal>(static_cast<int>(Deal::table) + number); };
   Tables& all = tables();
   const std::lock_guard lock(all.mutex);
-  for (int n = 0; n < all.count; ++n)
-    if (std::ranges::equal(all.owners[static_cast<std::size_t>(n)], owners)) return deal(n);
+  if (const auto found = all.met.find(key); found != all.met.end()) return deal(found->second);
   if (all.count == kMostTables) throw std::length_error("too many tables of blocks in one process");
-  auto table = std::make_unique<const BlockTable>(by_part(owners));
-  const auto n = static_cast<std::size_t>(all.count);
-  all.owners[n].assign(owners.begin(), owners.end());
-  all.tables[n] = table.release();
+  auto table = std::make_unique<const BlockTable>(make());
+  all.met.emplace(std::move(key), all.count);
+  all.tables[static_cast<std::size_t>(all.count)] = table.release();
   return deal(all.count++);
+}
+
+void expect_apart(const std::vector<std::vector<IndexRun>>& of_part, std::int64_t whole) {
+  std::vector<IndexRun> all;
+  for (const std::vector<IndexRun>& runs : of_part) all.insert(all.end(), runs.begin(), runs.end());
+  std::ranges::sort(all, {}, &IndexRun::begin);
+  std::int64_t end = 0;
+  for (const IndexRun& run : all) {
+    if (run.begin < end || run.count < 1 || run.apart != 1)
+      throw std::logic_error("a table of runs gives an index to two parts");
+    end = run.begin + run.count;
+  }
+  if (end > whole) throw std::logic_error("a table of runs has an index beyond its dimension");
+}
+
+}  // namespace
+
+Deal deal_by_table(std::span<const std::int64_t> owners) {
+  return numbered({owners.begin(), owners.end()}, [&] { return by_part(owners); });
+}
+
+Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole, std::int64_t meeting_parts,
+                  std::int64_t rows) {
+  expect_apart(of_part, whole);
+  const auto indices_of = [](const std::vector<IndexRun>& runs) {
+    std::int64_t indices = 0;
+    for (const IndexRun& run : runs) indices += run.count;
+    return indices;
+  };
+  for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, indices_of(runs));
+  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts};  // owners are no such number
+  for (std::vector<IndexRun>& runs : of_part) {
+    std::vector<IndexRun> joined;
+    for (const IndexRun& run : runs) {
+      if (!joined.empty() && joined.back().begin + joined.back().count == run.begin) {
+        joined.back().count += run.count;
+      } else {
+        joined.push_back(run);
+      }
+    }
+    if (const std::int64_t rest = rows - indices_of(joined); rest > 0)
+      joined.push_back({.begin = kNoIndex, .count = rest, .apart = 0});
+    runs = std::move(joined);
+    for (const IndexRun& run : runs) key.insert(key.end(), {run.begin, run.count});
+    key.push_back(kNoIndex);
+  }
+  return numbered(std::move(key), [&] {
+    return BlockTable{.blocks = 0, .of_part = std::move(of_part), .whole = whole, .meeting_parts = meeting_parts};
+  });
+}
+
+bool is_table_of_runs(Deal deal) { return is_table(deal) && table_of(deal).blocks == 0; }
+
+std::int64_t rows_of_part(const BlockTable& table) {
+  std::int64_t rows = 0;
+  for (const IndexRun& run : table.of_part.front()) rows += run.count;
+  return rows;
 }
 
 const BlockTable& table_of(Deal deal) {

@@ -20,7 +20,7 @@ enum class Deal : std::uint16_t {
   query_heads,  // of a key/value group: its query heads are divided, the key and the value behind them are on every
                 // rank
   striped,      // index i to part i mod the parts: equal causal work, too, but for one diagonal
-  table,        // and whatever is above: by a table of blocks (deal_by_table)
+  table,        // and whatever is above: by a table of blocks (deal_by_table), or of runs (deal_by_runs)
 };
 inline constexpr int kDeals = 5;  // kinds of them
 const char* name_of(Deal deal);
@@ -29,7 +29,7 @@ const char* name_of(Deal deal);
 // their order. Equal tables are one deal. Tables are kept as long as the process runs, so that a tensor names one by a
 // number. Throws std::logic_error for parts of unequal size and std::length_error beyond kMostTables.
 Deal deal_by_table(std::span<const std::int64_t> owners);
-inline constexpr int kMostTables = 4096;
+inline constexpr int kMostTables = 16383;  // Tensor::deals numbers them
 constexpr bool is_table(Deal deal) { return deal >= Deal::table; }
 
 // The digits of a mesh that a dimension is divided over, major to minor: the first cuts the dimension, the next cuts
@@ -103,19 +103,37 @@ int dealing_digits(Deal deal, Division over, const Mesh& mesh);
 // Which of the parts is `rank`'s: they count the digits in the order of the division.
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank);
 
-// Indices begin, begin + apart, ..
+// Indices begin, begin + apart, ..; kNoIndex, apart 0: rows that no index has (the rest of a part that has fewer than
+// the largest).
+inline constexpr std::int64_t kNoIndex = -1;
 struct IndexRun {
   std::int64_t begin = 0, count = 0, apart = 1;
   constexpr std::int64_t at(std::int64_t i) const { return begin + i * apart; }
   constexpr IndexRun slice(std::int64_t first, std::int64_t n) const { return {at(first), n, apart}; }
+  constexpr bool is_empty_rows() const { return begin == kNoIndex; }
+  constexpr bool operator==(const IndexRun&) const = default;
 };
 
 // REQUIRES: is_table(deal), and a part of it.
 struct BlockTable {
-  std::int64_t blocks = 0;
-  std::vector<std::vector<IndexRun>> of_part;  // neighbouring blocks in one run
+  std::int64_t blocks = 0;                     // 0: of runs
+  std::vector<std::vector<IndexRun>> of_part;  // of blocks, neighbours in one run; or of indices
+  // Of runs: the indices of the dimension, of which parts may lack some.
+  std::int64_t whole = 0;
+  // Of runs: what has to meet (the queries and keys of a document) is within so many parts that follow each other, from
+  // a multiple of that on.
+  std::int64_t meeting_parts = 0;
 };
 const BlockTable& table_of(Deal deal);
+
+// Part p has the indices of_part[p] of a dimension of `whole`, and behind them rows without an index, until all parts
+// have `rows` of them (0: as many as the largest part has indices). As above otherwise: equal ones are one deal.
+// Throws std::logic_error for an index that two parts have, or that the dimension has not.
+Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole, std::int64_t meeting_parts,
+                  std::int64_t rows = 0);
+bool is_table_of_runs(Deal deal);
+// Of one.
+std::int64_t rows_of_part(const BlockTable& table);
 
 // visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
 template <class Visit>
@@ -137,6 +155,10 @@ void for_each_run_of_part(Deal deal, std::int64_t parts, std::int64_t part, std:
       return visit(IndexRun{part, local, parts});
     default: {
       const BlockTable& table = table_of(deal);
+      if (table.blocks == 0) {
+        for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part))) visit(run);
+        return;
+      }
       const std::int64_t block = whole / table.blocks;
       for (const IndexRun& run : table.of_part.at(static_cast<std::size_t>(part)))
         visit(IndexRun{run.begin * block, run.count * block});

@@ -1,14 +1,18 @@
-// Unequal work: how many rows each rank of an expert-parallel group has from each other one, over what balanced routing
-// gives it. A fact beside the tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes
-// follows from the rows that are there. All groups of a Program have the same load.
+// Unequal work: how many rows each rank of a group has from each other one, over what it would have if all were equal:
+// of tokens from ranks to experts (routing), of positions from one layout to another (documents). A fact beside the
+// tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes follows from the rows that are
+// there. All groups of a Program have the same load.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "sim/program/mesh.h"
+
 namespace orrery {
 
 struct Load {
+  MeshAxis axis = MeshAxis::ep;                 // the ranks of which are a group
   std::int64_t ranks = 1;                       // of the group
   std::vector<double> rows;                     // [rank of the tokens * ranks + rank of their expert]; 1 in the mean
   double busiest_rank = 1, busiest_expert = 1;  // rows over the mean, of all tokens together

@@ -157,6 +157,9 @@ struct Op {
   float scalar = 0;  // dropout probability, norm epsilon; of what reads a gradient norm: what it is clipped to
 
   // Communication.
+  // Of a redistribution in which ranks give unequal numbers of rows: one more than the number of the load in
+  // Program::loads that says how many. 0: that of the tensors, if they have one.
+  std::uint8_t load = 0;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;  // of this op, whatever its Program forces
   MeshGroup group;
   Reduction reduction = Reduction::sum;

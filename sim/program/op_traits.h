@@ -96,7 +96,8 @@ enum class OpKind : std::uint8_t {
   all_gather,      // reads shard; writes whole
   reduce_scatter,  // reads whole; writes shard
   all_to_all,      // reads x; writes x'
-  redistribute,    // reads x; writes x in another layout (sim/program/redistribute.h): all-to-all of what differs
+  redistribute,    // reads x, or tensors with indices of it each; writes x in another layout
+                   // (sim/program/redistribute.h): all-to-all of what differs
   broadcast,       // from the group's first rank
   reduce,          // to the group's first rank
   ring_shift,      // send to the next, receive from the previous rank of the group; reads x, writes x'
@@ -362,7 +363,7 @@ inline constexpr std::array kTable{
     OpTraits{.kind = OpKind::all_to_all, .name = "all_to_all", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},
     OpTraits{.kind = OpKind::redistribute, .name = "redistribute", .op_class = OpClass::collective,
-             .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .derivative = Derivative::of_dy,
+             .moved = MovedBytes::payload, .reads = 0b1, .may_read = 0b111110, .writes = 0b1, .derivative = Derivative::of_dy,
              .backward = OpKind::redistribute},
     OpTraits{.kind = OpKind::broadcast, .name = "broadcast", .op_class = OpClass::collective,
              .moved = MovedBytes::payload, .reads = 0b1, .writes = 0b1, .why_none = kAddedLater},

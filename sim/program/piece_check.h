@@ -58,6 +58,7 @@ class PieceCheck {
     // keys, by how far away these were, have been taken into account; empty: none that travel.
     std::int64_t travelled = 0;
     std::vector<bool> seen;
+    const Op* mask = nullptr;  // an attention that has seen them
   };
   // How the operands of an op are divided along an axis of the model.
   struct Divided {
@@ -107,7 +108,8 @@ class PieceCheck {
   const std::vector<bool>& seen_of(TensorId id) const;
   std::vector<bool> united(TensorId a, TensorId b);
   void expect_complete(TensorId id);
-  bool visible(std::int64_t away) const;
+  bool visible(std::int64_t away, const Op* mask) const;
+  MeshGroup meeting(const Tensor& t, int dim) const;
 
   // ---- collectives (piece_check_collectives.cpp) ----
   void communicate(const Op& op);
@@ -159,7 +161,6 @@ class PieceCheck {
   std::int64_t inner_ranks_ = 1;        // of a ring within a ring of rings
   // Ranks of the ring's digits below those of a shift's group.
   std::int64_t ranks_within(MeshGroup group) const;
-  const Op* mask_ = nullptr;
   const Op* op_ = nullptr;
   const Block* block_ = nullptr;
   const char* block_name_ = "";

@@ -186,7 +186,17 @@ void PieceCheck::take_sum(const Op& op, TensorId from, TensorId to, Rule rule) {
 }
 
 void PieceCheck::exchange(const Op& op, TensorId from, TensorId to) {
-  const std::optional<Redistribution> needed = redistribution(mesh_, tensor(from), tensor(to));
+  std::vector<const Tensor*> parts;
+  MeshGroup owes;
+  for (const TensorId id : op.reads) {
+    if (id == kNoTensor) continue;
+    parts.push_back(&tensor(id));
+    expect_complete(id);
+    if (id != from && owed(id) != owed(from))
+      report(Rule::owed_alike, layout(id) + " owes the sum over " + words(mesh_, owed(id)) + ", " + layout(from) +
+                                   " over " + words(mesh_, owed(from)) + ", needed alike");
+  }
+  const std::optional<Redistribution> needed = redistribution(mesh_, parts, tensor(to));
   if (!needed || needed->group != op.group) {
     report(Rule::exchanges, layout(from) + " does not become " + layout(to) + " by an exchange over " +
                                 words(mesh_, op.group) +

@@ -203,17 +203,36 @@ void PieceCheck::expect_keys(const Op& op) {
       report(Rule::sizes, layout(queries) + " has one of " + std::to_string(parts) +
                               " parts of the positions, the op states " + std::to_string(op.parts));
   if (const int d = tensor(keys).find(Axis::sequence); d >= 0)
-    if (const MeshGroup parts = tensor(keys).over[d].group().without(ring_group_);
+    if (const MeshGroup parts = meeting(tensor(keys), d).without(ring_group_);
         !parts.empty() && op.window != 1)  // a window of one is the query's own position
       report(Rule::whole_for_op, layout(keys) + " has the keys of one part over " + words(mesh_, parts) +
                                      ", and no ring brings the others, needed " + layout_with(keys, d, {}));
 }
 
+// Over which of its digits the parts of a dimension have keys that their queries meet.
+MeshGroup PieceCheck::meeting(const Tensor& t, int dim) const {
+  const Division over = t.over[dim];
+  if (over.empty() || !is_table_of_runs(t.deal(dim))) return over.group();
+  MeshGroup minor;
+  std::int64_t parts = 1;
+  for (int n = dealing_digits(t.deal(dim), over, mesh_); n-- > 0 && parts < table_of(t.deal(dim)).meeting_parts;) {
+    minor = minor | MeshGroup::of_digit(over.digit(n));
+    parts *= mesh_.size(MeshGroup::of_digit(over.digit(n)));
+  }
+  return minor;
+}
+
 void PieceCheck::follow_ring(const Op& op) {
   if (is_attention(op.kind)) return attend_in_ring(op);
+  const auto unite = [&](TensorId a, TensorId b, TensorId both) {
+    std::vector<bool> seen = united(a, b);
+    const Op* const mask = state_[storage_or_self(a)].mask;
+    state_[both].seen = std::move(seen);
+    state_[both].mask = mask;
+  };
   if (op.kind == OpKind::merge_attention) {
-    state_[op.writes[0]].seen = united(op.reads[0], op.reads[2]);
-    state_[op.writes[1]].seen = united(op.reads[1], op.reads[3]);
+    unite(op.reads[0], op.reads[2], op.writes[0]);
+    unite(op.reads[1], op.reads[3], op.writes[1]);
     return;
   }
   if (op.kind == OpKind::add && op.reads[1] != kNoTensor && !seen_of(op.reads[0]).empty() &&
@@ -222,17 +241,17 @@ void PieceCheck::follow_ring(const Op& op) {
     if (a != b)
       report(Rule::sees_all_keys, quoted(op.reads[0]) + " is of keys " + std::to_string(a) + " ranks from home, " +
                                       quoted(op.reads[1]) + " of keys " + std::to_string(b) + " from home");
-    state_[op.writes[0]].seen = united(op.reads[0], op.reads[1]);
+    unite(op.reads[0], op.reads[1], op.writes[0]);
     state_[op.writes[0]].travelled = a;
     return;
   }
   // The same sum in another dtype, to go on with.
   if (op.kind == OpKind::cast && !op.accumulate && !seen_of(op.reads[0]).empty() &&
       tensor(op.reads[0]).dtype != tensor(op.writes[0]).dtype) {
-    const std::vector<bool> seen = seen_of(op.reads[0]);
-    const std::int64_t travelled = state_[written_as(op.reads[0])].travelled;
-    state_[op.writes[0]].seen = seen;
-    state_[op.writes[0]].travelled = travelled;
+    const State from = state_[written_as(op.reads[0])];
+    state_[op.writes[0]].seen = from.seen;
+    state_[op.writes[0]].mask = from.mask;
+    state_[op.writes[0]].travelled = from.travelled;
     return;
   }
   for (const TensorId id : op.reads)
@@ -258,15 +277,21 @@ void PieceCheck::attend_in_ring(const Op& op) {
   if (travelled != op.keys_before)
     report(Rule::sees_all_keys, quoted(keys) + " has the keys of " + std::to_string(travelled) +
                                     " ranks before, the op states " + std::to_string(op.keys_before));
-  if (op.inner_parts != inner_ranks_)
-    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(inner_ranks_) + " ranks, the op states " +
+  // Of keys dealt by runs a ring is of those that meet.
+  const Tensor& of_keys = tensor(keys);
+  const int d = of_keys.find(Axis::sequence);
+  std::int64_t within = inner_ranks_;
+  if (d >= 0 && !of_keys.over[d].empty() && is_table_of_runs(of_keys.deal(d)))
+    if (const std::int64_t meet = table_of(of_keys.deal(d)).meeting_parts; meet < mesh_.size(of_keys.over[d].group()))
+      within = meet;
+  if (op.inner_parts != within)
+    report(Rule::sees_all_keys, "keys go round in rings of " + std::to_string(within) + " ranks, the op states " +
                                     std::to_string(op.inner_parts));
-  mask_ = &op;
   if (backward) expect_complete(op.reads[1]), expect_complete(op.reads[2]);
   std::vector<bool> seen(static_cast<std::size_t>(ranks));
   seen[static_cast<std::size_t>(travelled)] = true;
   for (const TensorId id : op.writes)
-    if (id != kNoTensor) state_[id].seen = seen;
+    if (id != kNoTensor) state_[id].seen = seen, state_[id].mask = &op;
   if (backward && op.writes[1] != kNoTensor) state_[op.writes[1]].travelled = travelled;
 }
 
@@ -296,14 +321,17 @@ void PieceCheck::expect_complete(TensorId id) {
     report(Rule::sees_all_keys,
            quoted(id) + " is still " + std::to_string(state_[as].travelled) + " ranks away from where its keys belong");
   for (std::size_t i = 0; i < state_[as].seen.size(); ++i)
-    if (!state_[as].seen[i] && visible(static_cast<std::int64_t>(i)))
+    if (!state_[as].seen[i] && visible(static_cast<std::int64_t>(i), state_[as].mask))
       report(Rule::sees_all_keys, quoted(id) + " lacks the keys of " + std::to_string(i) + " ranks before");
 }
 
 // Whether any rank's queries see keys of the rank `away` places before.
-bool PieceCheck::visible(std::int64_t away) const {
-  if (mask_ == nullptr) return true;
-  Op op = *mask_;
+bool PieceCheck::visible(std::int64_t away, const Op* mask) const {
+  if (mask == nullptr) return true;
+  Op op = *mask;
+  const Tensor& queries = tensor(op.reads[queries_operand(op.kind)]);
+  if (const int d = queries.find(Axis::sequence); d >= 0 && !queries.over[d].empty())
+    if (is_table_of_runs(queries.deal(d)) && away >= table_of(queries.deal(d)).meeting_parts) return false;
   op.keys_before = static_cast<std::int32_t>(away);
   return attends(op, piece_.tensors);
 }

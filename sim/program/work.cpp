@@ -26,6 +26,7 @@ struct Dealt {
   template <class Visit>
   void for_each_run(Visit&& visit) const {
     for_each_run_of_part(deal, parts, part, parts * count, count, [&](const IndexRun& run) {
+      if (run.is_empty_rows()) return;
       const IndexRun of_part{first + run.begin, run.count, run.apart};
       if (end == kNoEnd) return visit(of_part);
       const auto up_to = [&](std::int64_t position) {  // how many lie before it
@@ -157,6 +158,12 @@ const Tensor& keys_of(const Op& op, std::span<const Tensor> tensors) {
 Dealt queries_of_part(const Op& op, const Tensor& q, std::int64_t part) {
   return {.deal = q.deal(1), .parts = op.parts, .part = part, .count = q.sizes[1]};
 }
+// Those of all ranks together.
+Dealt all_keys(const Op& op, const Tensor& kv) {
+  if (op.parts == 1 || kv.over[1].empty()) return {.count = kv.sizes[1]};
+  if (is_table_of_runs(kv.deal(1))) return {.count = table_of(kv.deal(1)).whole};
+  return {.count = kv.sizes[1] * op.parts};
+}
 
 }  // namespace
 
@@ -176,8 +183,7 @@ AttendedPairs attended_pairs(const Op& op, std::span<const Tensor> tensors) {
   const Tensor& q = queries_of(op, tensors);
   std::int64_t busiest = op.parts - 1;  // no rank's queries have more keys before them than the last one's
   if (op.parts > 1 && (op.window > 0 || is_table(q.deal(1)))) {
-    const Tensor& kv = keys_of(op, tensors);
-    const Dealt all{.count = kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
+    const Dealt all = all_keys(op, keys_of(op, tensors));
     double most = 0;
     for (std::int64_t part = op.parts; part-- > 0;)
       if (const double own = pairs_of(op.causal, op.window, queries_of_part(op, q, part), all).counted; own > most) {
@@ -244,7 +250,7 @@ double document_pairs_of_part(const Op& op, std::span<const Tensor> tensors, std
                               std::span<const std::int64_t> ends) {
   const Tensor& kv = keys_of(op, tensors);
   Dealt queries = queries_of_part(op, queries_of(op, tensors), part);
-  Dealt keys{.count = op.parts == 1 || kv.over[1].empty() ? kv.sizes[1] : kv.sizes[1] * op.parts};
+  Dealt keys = all_keys(op, kv);
   double sum = 0;
   for_each_document(ends, [&](std::int64_t begin, std::int64_t end) {
     queries.begin = keys.begin = begin;

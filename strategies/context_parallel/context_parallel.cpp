@@ -28,17 +28,14 @@ TensorId part_of_fused(Piece& piece, TensorId base, std::int64_t begin, std::int
 
 class Ring {
  public:
-  Ring(Piece& piece, const Mesh& mesh, const RingGroups& groups, bool fp32_gradients)
+  Ring(Piece& piece, const Mesh& mesh, const RingGroups& groups, bool fp32_gradients, std::vector<Op>& out)
       : groups_(groups),
         inner_ranks_(mesh.size(groups.inner)),
         outer_ranks_(mesh.size(groups.outer)),
         fp32_gradients_(fp32_gradients),
-        piece_(piece) {}
-
-  void run() {
-    replace_attention(
-        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
-  }
+        mesh_(mesh),
+        piece_(piece),
+        out_(out) {}
 
  private:
   TensorId ring_buffer(TensorId like) {
@@ -48,17 +45,20 @@ class Ring {
   }
 
   void shift(const char* name, MeshGroup group, TensorId from, TensorId to, const Op& cause, std::int64_t places = 1) {
-    const Stream stream = group == groups_.inner ? Stream::context_communication : Stream::outer_ring_communication;
+    const Stream stream = group == groups_.inner ? groups_.stream : Stream::outer_ring_communication;
     Op op = communication(OpKind::ring_shift, name, stream, group, from, to);
     op.phase = cause.phase;
     op.places = static_cast<std::int32_t>(places);
+    op.algorithm = groups_.algorithm;
     out_.push_back(op);
   }
 
   Op step_of(const Op& whole, TensorId q, TensorId keys, std::int64_t round, std::int64_t step) const {
-    Op op = attention_of_parts(whole, q, keys, inner_ranks_ * outer_ranks_);
+    const Tensor& queries = piece_.tensors[q];
+    const std::int64_t parts = mesh_.size(queries.over[queries.find(Axis::sequence)].group());
+    Op op = attention_of_parts(whole, q, keys, parts);
     op.keys_before = static_cast<std::int32_t>(round * inner_ranks_ + step);
-    op.inner_parts = static_cast<std::int32_t>(groups_.outer.empty() ? 1 : inner_ranks_);
+    op.inner_parts = static_cast<std::int32_t>(inner_ranks_ == parts ? 1 : inner_ranks_);
     return op;
   }
 
@@ -85,6 +85,7 @@ class Ring {
     return steps;
   }
 
+ public:
   // The keys of a round set out for the next before they go round the inner ring.
   void forward(const Op& whole) {
     const auto [q, local] = queries_and_keys(piece_, whole.reads[0], whole.reads[1]);
@@ -174,6 +175,7 @@ class Ring {
     }
   }
 
+ private:
   // Sends gradients of keys on, at last into `home`.
   TensorId send(MeshGroup group, const char* name, TensorId sums, std::int64_t places, TensorId home, TensorId like,
                 const Op& cause) {
@@ -208,8 +210,9 @@ class Ring {
   const RingGroups groups_;
   const std::int64_t inner_ranks_, outer_ranks_;
   const bool fp32_gradients_;
+  const Mesh& mesh_;
   Piece& piece_;
-  std::vector<Op> out_;
+  std::vector<Op>& out_;
 };
 
 constexpr const char* kBlocks = "context_parallel_blocks";
@@ -382,7 +385,16 @@ RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_rank
 }
 
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients) {
-  Ring(piece, mesh, ring, fp32_gradients).run();
+  std::vector<Op> out;
+  Ring of(piece, mesh, ring, fp32_gradients, out);
+  replace_attention(
+      piece, out, [&](const Op& whole) { of.forward(whole); }, [&](const Op& whole) { of.backward(whole); });
+}
+
+void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
+                 std::vector<Op>& out) {
+  Ring of(piece, mesh, ring, fp32_gradients, out);
+  whole.kind == OpKind::attention ? of.forward(whole) : of.backward(whole);
 }
 
 void add_digits(const Scenario& scenario, Mesh& mesh) {

@@ -73,11 +73,16 @@ void replace_attention(Piece& piece, std::vector<Op>& out, Forward forward, Back
 // neighbours, and the rest. 1: no rings within it.
 struct RingGroups {
   MeshGroup inner, outer;
+  Stream stream = Stream::context_communication;  // of the inner one
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::automatic;
 };
 RingGroups ring_groups(const Mesh& mesh, MeshGroup ring, std::int64_t inner_ranks);
 // Makes a ring of every attention over sequences that are divided over both groups, forward and backward.
 // `fp32_gradients`: Options.
 void ring_attention(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients);
+// The same of one attention, forward or backward, whose ops it appends.
+void append_ring(Piece& piece, const Mesh& mesh, const RingGroups& ring, bool fp32_gradients, const Op& whole,
+                 std::vector<Op>& out);
 std::span<const SearchAxis> search_axes();
 
 }  // namespace orrery::context_parallel

@@ -48,6 +48,7 @@ bool legal(OpKind kind, Algorithm a) {
     case OpKind::reduce:
       return ring;
     case OpKind::all_to_all:
+    case OpKind::ring_shift:
       return a == Algorithm::direct || a == Algorithm::hierarchical;
     default:
       return a == Algorithm::direct;
@@ -902,6 +903,27 @@ TEST(Messages, GoToTheNextMember) {
     EXPECT_EQ(graph.edges[0].to.member, 1);
     EXPECT_EQ(graph.edges[0].bytes, 1);
   }
+}
+
+// What leaves a node: a part to each member there, over each one's NIC, and together again.
+TEST(Messages, AreRoutedOverAllMembersOfANode) {
+  const FlowGraph shift = flows(OpKind::ring_shift, Algorithm::hierarchical, even(2, 3));
+  ASSERT_EQ(shift.edges.size(), 4u + 2u * (2u + 3u + 2u));
+  EXPECT_EQ(shift.phases, 3);
+  double between = 0, out_of_2 = 0, into_3 = 0;
+  for (const FlowEdge& e : shift.edges) {
+    const bool leaves = e.from.member / 3 != e.to.member / 3;
+    EXPECT_EQ(leaves, e.phase == 1);
+    if (leaves) {
+      EXPECT_DOUBLE_EQ(e.bytes, 1.0 / 3);
+    }
+    between += leaves ? e.bytes : 0;
+    out_of_2 += e.from.member == 2 ? e.bytes : 0;
+    into_3 += e.to.member == 3 ? e.bytes : 0;
+  }
+  EXPECT_DOUBLE_EQ(between, 2);
+  EXPECT_DOUBLE_EQ(out_of_2, 1 + 1.0 / 3);  // two parts to others and its own; and one on the way of the other message
+  EXPECT_DOUBLE_EQ(into_3, 1 + 1.0 / 3);
 }
 
 TEST(CollectiveFlows, RefuseWhatTheKindDoesNotHave) {

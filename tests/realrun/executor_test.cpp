@@ -136,6 +136,11 @@ constexpr const char* kDocuments =
 constexpr const char* kDocumentsGpt =
     R"({"model": {"dropout": 0.1, "sliding_window": 6}, "workload": {"documents": "log-normal:1.5:0.9",
   "packing": "best_fit"}})";
+// One batch of all ranks, of documents from a few tokens to half of it.
+constexpr const char* kDocumentsOfABatch =
+    R"({"model": {"activation": "swiglu", "ffn": 64, "kv_heads": 2, "positions": "rotary", "norm": "rmsnorm",
+  "tied_embeddings": false, "linear_bias": false, "max_positions": 96},
+  "workload": {"documents": "log-normal:2.2:1.1", "documents_seed": 3, "sequence_length": 96, "global_batch_size": 1}})";
 constexpr const char* kDocumentsExperts =
     R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
   "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
@@ -1708,6 +1713,22 @@ const Layout kLayouts[] = {
      R"({"context_parallel": 4, "context_parallel_type": "usp", "ulysses_degree": 2, "data_parallel": 2})", kDocuments,
      1},
     {"DocumentsDoubleRing", R"({"context_parallel": 4, "inner_ring_degree": 2, "data_parallel": 2})", kDocuments, 1},
+    {"ZeppelinZones", R"({"context_parallel": 8, "context_parallel_type": "zeppelin"})", kDocumentsOfABatch, 1},
+    {"ZeppelinZonesOverNodes",
+     R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "tensor_parallel": 4, "sequence_parallel": true,
+     "zeppelin_capacity": 1.1})",
+     kDocumentsOfABatch, 1},
+    {"ZeppelinZonesRecomputed",
+     R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "recompute": "full", "zero_stage": 3,
+     "context_parallel_fp32_gradients": true, "zeppelin_capacity": 2})",
+     kDocumentsOfABatch, 1},
+    {"ZeppelinHybrid",
+     R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "zeppelin_partition": "hybrid", "zero_stage": 1})",
+     kDocumentsOfABatch, 1},
+    {"ZeppelinEven",
+     R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "zeppelin_partition": "even",
+     "tensor_parallel": 2})",
+     kDocumentsOfABatch, 1},
     {"DocumentsMemo", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kDocuments, 1},
     {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };

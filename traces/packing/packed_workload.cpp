@@ -136,6 +136,9 @@ Sequences drawn_sequences(const Workload& workload, std::int64_t length) {
     generator.count = static_cast<std::int64_t>(documents);
     Sequences sequences = pieces_of(generate_documents(generator), workload, length);
     if (static_cast<std::int64_t>(sequences.size()) < wanted) continue;
+    const std::vector<std::int64_t>& last = sequences[static_cast<std::size_t>(wanted - 1)];
+    if (workload.packing == PackingPolicy::concat && std::accumulate(last.begin(), last.end(), std::int64_t{0}) < length)
+      continue;  // documents go on into the next batch
     if (!keeps_order(workload.packing)) shuffle_sequences(seed_of(workload), workload.step, sequences);
     return sequences;
   }

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "sim/base/fields.h"
+
+namespace orrery::zeppelin {
+
+// Which ranks have a document: see partition.h.
+enum class PartitionRule : std::uint8_t { zones, hybrid, even };
+inline constexpr std::array<std::string_view, 3> kPartitionRuleNames{"zones", "hybrid", "even"};
+
+struct Options {
+  PartitionRule partition = PartitionRule::zones;
+  double capacity = 0;
+  bool routing = true;
+  bool remapping = true;
+
+  void visit_fields(FieldVisitor& v) {
+    v.field(
+        "zeppelin_partition", partition, kPartitionRuleNames,
+        "zeppelin: which ranks share a document's attention: zones (one rank, ranks of a node, nodes, by length and "
+        "room), hybrid (as many as its length needs, a power of two: Megatron-Core's hybrid context parallelism), "
+        "even (all: Transformer Engine)",
+        Scope::mesh);
+    v.field(
+        "zeppelin_capacity", capacity, or_none({.least = 1}),
+        "zeppelin: tokens of which a rank may do the attention, over the mean of all ranks; 0: of 1, 1.125 .. 2 what "
+        "an estimate finds fastest (hybrid: 1)",
+        Scope::mesh);
+    v.field("zeppelin_routing", routing,
+            "zeppelin: what a ring sends from node to node goes over all NICs of the node, not over those of one rank",
+            Scope::mesh);
+    v.field("zeppelin_remapping", remapping,
+            "zeppelin: outside attention every rank has as many tokens, which move before and behind it; false: each "
+            "computes the tokens that it attends with, and the others wait for the rank that has the most",
+            Scope::mesh);
+  }
+};
+
+}  // namespace orrery::zeppelin

@@ -1,0 +1,395 @@
+#include "strategies/zeppelin/partition.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "sim/program/document_load.h"
+
+namespace orrery::zeppelin {
+namespace {
+
+struct Document {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t length() const { return end - begin; }
+  double pairs() const { return static_cast<double>(length()) * static_cast<double>(length()) / 2; }
+};
+
+// The longest first, of equals the first.
+std::vector<Document> documents_of(std::span<const std::int64_t> ends) {
+  std::vector<Document> documents;
+  for_each_document(ends, [&](std::int64_t begin, std::int64_t end) { documents.push_back({begin, end}); });
+  std::ranges::stable_sort(documents, [](const Document& a, const Document& b) { return a.length() > b.length(); });
+  return documents;
+}
+
+double as_double(std::int64_t n) { return static_cast<double>(n); }
+
+// What ranks have so far.
+class Room {
+ public:
+  Room(const Ranks& ranks, double capacity)
+      : ranks_(&ranks),
+        capacity_(capacity),
+        tokens_(static_cast<std::size_t>(ranks.count), 0),
+        pairs_(static_cast<std::size_t>(ranks.count), 0) {}
+
+  // Of the rings of so many ranks among `count` ranks from `first` on, the one with the least attention that has room.
+  std::optional<std::int64_t> find(const Document& d, std::int64_t ring, std::int64_t first, std::int64_t count) const {
+    std::optional<std::int64_t> best;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::int64_t at = first; at < first + count; at += ring) {
+      double pairs = 0;
+      bool room = true;
+      for (std::int64_t r = at; r < at + ring; ++r) {
+        pairs = std::max(pairs, pairs_[static_cast<std::size_t>(r)]);
+        room = room && tokens_[static_cast<std::size_t>(r)] + as_double(d.length()) / as_double(ring) <= capacity_;
+      }
+      if (!room || pairs >= least) continue;
+      least = pairs;
+      best = at;
+    }
+    return best;
+  }
+  // Of the nodes, each with the sum of its ranks.
+  std::optional<std::int64_t> find_node(const Document& d, std::span<const double> whole_tokens,
+                                        std::span<const double> whole_pairs_of) const {
+    std::optional<std::int64_t> best;
+    double least = std::numeric_limits<double>::infinity();
+    for (std::int64_t node = 0; node < ranks_->count / ranks_->of_node; ++node) {
+      double tokens = whole_tokens[static_cast<std::size_t>(node)],
+             pairs = whole_pairs_of[static_cast<std::size_t>(node)];
+      for (std::int64_t r = node * ranks_->of_node; r < (node + 1) * ranks_->of_node; ++r) {
+        tokens += tokens_[static_cast<std::size_t>(r)];
+        pairs += pairs_[static_cast<std::size_t>(r)];
+      }
+      if (tokens + as_double(d.length()) > capacity_ * as_double(ranks_->of_node) || pairs >= least) continue;
+      least = pairs;
+      best = node;
+    }
+    return best;
+  }
+  void put(const Document& d, std::int64_t ring, std::int64_t first) {
+    for (std::int64_t r = first; r < first + ring; ++r) {
+      tokens_[static_cast<std::size_t>(r)] += as_double(d.length()) / as_double(ring);
+      pairs_[static_cast<std::size_t>(r)] += d.pairs() / as_double(ring);
+    }
+  }
+  double pairs_of(std::int64_t first, std::int64_t count) const {
+    return std::accumulate(pairs_.begin() + first, pairs_.begin() + first + count, 0.0);
+  }
+
+ private:
+  const Ranks* ranks_;
+  double capacity_;
+  std::vector<double> tokens_, pairs_;
+};
+
+struct Placement {
+  Document document;
+  std::int64_t ring = 1, first = 0;
+};
+using Placements = std::vector<Placement>;
+
+std::int64_t ring_of_at_least(const Ranks& ranks, double least) {
+  for (const std::int64_t ring : ranks.rings)
+    if (as_double(ring) >= least) return ring;
+  return ranks.count;
+}
+std::int64_t next_ring(const Ranks& ranks, std::int64_t ring) {
+  const auto at = std::ranges::upper_bound(ranks.rings, ring);
+  return at == ranks.rings.end() ? ranks.count + 1 : *at;
+}
+
+// Within a node: documents over ranks of it, or whole to one. False where there is no room.
+bool place_in_node(const std::vector<Document>& here, const Ranks& ranks, std::int64_t first, Room& room,
+                   Placements& placements, double capacity) {
+  double pairs = room.pairs_of(first, ranks.of_node);
+  for (const Document& d : here) pairs += d.pairs();
+  const double mean = pairs / as_double(ranks.of_node);
+  std::size_t cut = 0;  // documents that are cut
+  while (cut < here.size() && as_double(here[cut].length()) > capacity) ++cut;
+  for (;; ++cut) {
+    Room trial = room;
+    Placements placed;
+    std::size_t i = 0;
+    for (; i < here.size(); ++i) {
+      const Document& d = here[i];
+      std::int64_t ring = i < cut ? std::max(next_ring(ranks, 1), ring_of_at_least(ranks, d.pairs() / mean)) : 1;
+      std::optional<std::int64_t> at;
+      while (ring <= ranks.of_node && !(at = trial.find(d, ring, first, ranks.of_node)) && i < cut)
+        ring = next_ring(ranks, ring);
+      if (!at && i < cut && ring > ranks.of_node) at = trial.find(d, ring = ranks.of_node, first, ranks.of_node);
+      if (!at) break;
+      trial.put(d, ring, *at);
+      placed.push_back({d, ring, *at});
+    }
+    if (i == here.size()) {
+      room = std::move(trial);
+      placements.insert(placements.end(), placed.begin(), placed.end());
+      return true;
+    }
+    if (cut >= here.size() || i < cut || ranks.of_node == 1) return false;
+  }
+}
+
+std::optional<Placements> by_zones(const std::vector<Document>& documents, std::int64_t tokens, const Ranks& ranks,
+                                   double capacity) {
+  const std::int64_t nodes = ranks.count / ranks.of_node;
+  const double of_node = capacity * as_double(ranks.of_node), share = as_double(tokens) / as_double(nodes);
+  std::size_t cut = 0;  // documents that go over nodes
+  while (nodes > 1 && cut < documents.size() && as_double(documents[cut].length()) > of_node) ++cut;
+  for (;; ++cut) {
+    Room room(ranks, capacity);
+    Placements placements;
+    bool fits = true;
+    for (std::size_t i = 0; i < cut && fits; ++i) {
+      const Document& d = documents[i];
+      const double over = std::max(2.0, std::ceil(as_double(d.length()) / share));
+      std::int64_t ring = ring_of_at_least(ranks, over * as_double(ranks.of_node));
+      std::optional<std::int64_t> at;
+      while (ring <= ranks.count && !(at = room.find(d, ring, 0, ranks.count))) ring = next_ring(ranks, ring);
+      fits = at.has_value();
+      if (!fits) break;
+      room.put(d, ring, *at);
+      placements.push_back({d, ring, *at});
+    }
+    if (!fits) return std::nullopt;
+    std::vector<std::vector<Document>> of_nodes(static_cast<std::size_t>(nodes));
+    std::vector<double> whole_tokens(of_nodes.size(), 0), pairs(of_nodes.size(), 0);
+    for (std::size_t i = cut; i < documents.size() && fits; ++i) {
+      const Document& d = documents[i];
+      const std::optional<std::int64_t> node = room.find_node(d, whole_tokens, pairs);
+      fits = node.has_value();
+      if (!fits) break;
+      const auto n = static_cast<std::size_t>(*node);
+      of_nodes[n].push_back(d);
+      whole_tokens[n] += as_double(d.length());
+      pairs[n] += d.pairs();
+    }
+    for (std::size_t n = 0; n < of_nodes.size() && fits; ++n)
+      fits =
+          place_in_node(of_nodes[n], ranks, static_cast<std::int64_t>(n) * ranks.of_node, room, placements, capacity);
+    if (fits) return placements;
+    if (cut >= documents.size() || nodes == 1) return std::nullopt;
+  }
+}
+
+Placements by_length(const std::vector<Document>& documents, const Ranks& ranks, double capacity) {
+  Room room(ranks, std::numeric_limits<double>::infinity());
+  Placements placements;
+  for (const Document& d : documents) {
+    const std::int64_t ring = ring_of_at_least(ranks, as_double(d.length()) / capacity);
+    const std::int64_t at = *room.find(d, ring, 0, ranks.count);
+    room.put(d, ring, at);
+    placements.push_back({d, ring, at});
+  }
+  return placements;
+}
+
+Placements over_all(const std::vector<Document>& documents, const Ranks& ranks) {
+  Placements placements;
+  for (const Document& d : documents) placements.push_back({d, ranks.count, 0});
+  return placements;
+}
+
+// Of the rank that takes the longest: each step of a ring takes as long as what is computed or as what is sent. What
+// ranks have more than the mean moves, within the node or out of it, or is computed where it is.
+double estimated_seconds(const Placements& placements, const Ranks& ranks, const Rates& rates, bool remapping) {
+  std::vector<double> seconds(static_cast<std::size_t>(ranks.count), 0), tokens(seconds.size(), 0);
+  for (const Placement& p : placements) {
+    const double ring = as_double(p.ring), of_rank = as_double(p.document.length()) / ring;
+    const double compute = p.document.pairs() / ring * rates.seconds_per_pair,
+                 sends = of_rank * (ring - 1) *
+                         (p.ring > ranks.of_node ? rates.seconds_per_key_between : rates.seconds_per_key_in_node);
+    for (std::int64_t r = p.first; r < p.first + p.ring; ++r) {
+      seconds[static_cast<std::size_t>(r)] += std::max(compute, sends);
+      tokens[static_cast<std::size_t>(r)] += of_rank;
+    }
+  }
+  if (!remapping) {
+    for (std::size_t r = 0; r < seconds.size(); ++r) seconds[r] += tokens[r] * rates.seconds_per_token;
+    return *std::ranges::max_element(seconds);
+  }
+  const auto surplus = [](const std::vector<double>& of, double mean) {
+    return std::max(0.0, *std::ranges::max_element(of) - mean);
+  };
+  const double mean = std::reduce(tokens.begin(), tokens.end()) / as_double(ranks.count);
+  std::vector<double> of_nodes;
+  for (std::size_t first = 0; first < tokens.size(); first += static_cast<std::size_t>(ranks.of_node))
+    of_nodes.push_back(std::accumulate(tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                                       tokens.begin() + static_cast<std::ptrdiff_t>(first) + ranks.of_node, 0.0));
+  // What leaves a node leaves it over the NICs of all its ranks.
+  const double in_node = surplus(tokens, mean),
+               between = surplus(of_nodes, mean * as_double(ranks.of_node)) / as_double(ranks.of_node);
+  return *std::ranges::max_element(seconds) +
+         std::max(in_node * rates.seconds_per_moved_in_node, between * rates.seconds_per_moved_between);
+}
+
+void limit_sizes(Placements& placements) {
+  for (;;) {
+    std::vector<std::int64_t> rings;
+    for (const Placement& p : placements) rings.push_back(p.ring);
+    std::ranges::sort(rings);
+    rings.erase(std::unique(rings.begin(), rings.end()), rings.end());
+    if (rings.size() <= kMostZones) return;
+    const std::size_t smallest = rings[0] == 1 ? 1 : 0;
+    for (Placement& p : placements)
+      if (p.ring == rings[smallest]) {
+        p.ring = rings[smallest + 1];
+        p.first = p.first / p.ring * p.ring;
+      }
+  }
+}
+
+// Chunks as equal as they can be; what is left over goes to the ranks of the ring that have the fewest tokens.
+void lay(const Placement& p, std::vector<std::int64_t>& tokens, Zone& zone) {
+  const auto ring = static_cast<std::size_t>(p.ring), first = static_cast<std::size_t>(p.first);
+  std::vector<std::int64_t> chunks(2 * ring, p.document.length() / (2 * p.ring));
+  std::vector<int> extras(ring, 0);
+  for (std::size_t r = 0; r < ring; ++r) tokens[first + r] += 2 * chunks[0];
+  for (std::int64_t left = p.document.length() % (2 * p.ring); left > 0; --left) {
+    std::size_t fewest = ring;
+    for (std::size_t r = 0; r < ring; ++r)
+      if (extras[r] < 2 && (fewest == ring || tokens[first + r] < tokens[first + fewest])) fewest = r;
+    ++chunks[extras[fewest] == 0 ? fewest : 2 * ring - 1 - fewest];
+    ++extras[fewest];
+    ++tokens[first + fewest];
+  }
+  std::vector<std::int64_t> begins(2 * ring);
+  std::exclusive_scan(chunks.begin(), chunks.end(), begins.begin(), p.document.begin);
+  for (std::size_t r = 0; r < ring; ++r)
+    for (const std::size_t chunk : {r, 2 * ring - 1 - r})
+      if (chunks[chunk] > 0) zone.of_rank[first + r].push_back({begins[chunk], chunks[chunk]});
+  zone.documents.push_back({p.document.begin, p.document.end, p.first});
+}
+
+// Parts of `whole` in proportion to `of`, none larger than it: their sum is `whole`. REQUIRES: no more than `of` have.
+std::vector<std::int64_t> shares_of(std::int64_t whole, const std::vector<std::int64_t>& of) {
+  std::vector<std::int64_t> shares;
+  const std::int64_t all = std::reduce(of.begin(), of.end());
+  std::int64_t given = 0, behind = 0;
+  for (const std::int64_t n : of) {
+    behind += n;
+    const std::int64_t up_to = all == 0 ? 0 : behind * whole / all;
+    shares.push_back(std::min(n, up_to - given));
+    given += shares.back();
+  }
+  for (std::size_t i = 0; given < whole; i = (i + 1) % shares.size())
+    if (shares[i] < of[i]) ++shares[i], ++given;
+  return shares;
+}
+
+// Every rank keeps of what it attends with as much as it is to have; the rest goes to ranks that have less, first to
+// those of its node, from each and to each in proportion to what it has too many and lacks.
+class Homes {
+ public:
+  Homes(const std::vector<Zone>& zones, const Ranks& ranks, std::int64_t tokens)
+      : ranks_(ranks),
+        home_(static_cast<std::size_t>(ranks.count)),
+        surplus_(home_.size()),
+        too_many_(home_.size(), 0) {
+    const std::int64_t quota = tokens / ranks.count;
+    lacks_.assign(home_.size(), quota);
+    for (const Zone& zone : zones)
+      for (std::size_t r = 0; r < home_.size(); ++r)
+        for (const IndexRun& run : zone.of_rank[r]) {
+          const std::int64_t kept = std::min(run.count, lacks_[r]);
+          if (kept > 0) home_[r].push_back(run.slice(0, kept));
+          if (kept < run.count) surplus_[r].push_back(run.slice(kept, run.count - kept));
+          lacks_[r] -= kept;
+          too_many_[r] += run.count - kept;
+        }
+  }
+
+  std::vector<std::vector<IndexRun>> find() {
+    for (std::int64_t first = 0; first < ranks_.count; first += ranks_.of_node) match(first, ranks_.of_node);
+    match(0, ranks_.count);
+    return std::move(home_);
+  }
+
+ private:
+  // Among these ranks.
+  void match(std::int64_t first, std::int64_t count) {
+    const auto of = [&](const std::vector<std::int64_t>& all) {
+      return std::vector<std::int64_t>(all.begin() + first, all.begin() + first + count);
+    };
+    const std::vector<std::int64_t> more = of(too_many_), less = of(lacks_);
+    const std::int64_t moved = std::min(std::reduce(more.begin(), more.end()), std::reduce(less.begin(), less.end()));
+    std::vector<std::int64_t> give = shares_of(moved, more), take = shares_of(moved, less);
+    std::size_t to = 0;
+    for (std::size_t from = 0; from < give.size(); ++from)
+      while (give[from] > 0) {
+        while (take[to] == 0) ++to;
+        const std::size_t here = static_cast<std::size_t>(first) + from, there = static_cast<std::size_t>(first) + to;
+        IndexRun& run = surplus_[here].front();
+        const std::int64_t n = std::min({run.count, give[from], take[to]});
+        home_[there].push_back(run.slice(0, n));
+        give[from] -= n, take[to] -= n;
+        too_many_[here] -= n, lacks_[there] -= n;
+        run = run.slice(n, run.count - n);
+        if (run.count == 0) surplus_[here].erase(surplus_[here].begin());
+      }
+  }
+
+  const Ranks& ranks_;
+  std::vector<std::vector<IndexRun>> home_, surplus_;
+  std::vector<std::int64_t> too_many_, lacks_;
+};
+
+}  // namespace
+
+Ranks ranks_of(std::int64_t count, std::int64_t of_node) {
+  Ranks ranks{.count = count, .of_node = of_node, .rings = {1}};
+  for (std::int64_t left : {of_node, count / of_node})
+    for (std::int64_t factor = 2; left > 1; ++factor)
+      for (; left % factor == 0; left /= factor) ranks.rings.push_back(ranks.rings.back() * factor);
+  return ranks;
+}
+
+Partition partition(const Options& options, std::span<const std::int64_t> ends, const Ranks& ranks,
+                    const Rates& rates) {
+  const std::vector<Document> documents = documents_of(ends);
+  const std::int64_t tokens = ends.back();
+  const double mean = as_double(tokens) / as_double(ranks.count);
+  Partition p;
+  std::optional<Placements> placements;
+  if (options.partition == PartitionRule::hybrid) {
+    p.capacity = std::max(1.0, options.capacity);
+    placements = by_length(documents, ranks, p.capacity * mean);
+  } else if (options.partition == PartitionRule::zones && options.capacity > 0) {
+    p.capacity = options.capacity;
+    placements = by_zones(documents, tokens, ranks, p.capacity * mean);
+  } else if (options.partition == PartitionRule::zones) {
+    double least = std::numeric_limits<double>::infinity();
+    constexpr int kEighths = 8;
+    for (int eighths = kEighths; eighths <= 2 * kEighths; ++eighths) {
+      const double capacity = static_cast<double>(eighths) / kEighths;
+      std::optional<Placements> trial = by_zones(documents, tokens, ranks, capacity * mean);
+      if (!trial) continue;
+      const double seconds = estimated_seconds(*trial, ranks, rates, options.remapping);
+      if (seconds >= least) continue;
+      least = seconds;
+      p.capacity = capacity;
+      placements = std::move(trial);
+    }
+  }
+  if (!placements) placements = over_all(documents, ranks);
+  limit_sizes(*placements);
+
+  std::vector<std::int64_t> of_rank(static_cast<std::size_t>(ranks.count), 0);
+  for (const std::int64_t ring : ranks.rings) {
+    Zone zone{.ring = ring, .documents = {}, .of_rank = {}};
+    zone.of_rank.resize(of_rank.size());
+    for (const Placement& placed : *placements)
+      if (placed.ring == ring) lay(placed, of_rank, zone);
+    if (!zone.documents.empty()) p.zones.insert(p.zones.begin(), std::move(zone));
+  }
+  p.at_home = Homes(p.zones, ranks, tokens).find();
+  return p;
+}
+
+}  // namespace orrery::zeppelin

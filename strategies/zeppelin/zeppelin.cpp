@@ -1,0 +1,382 @@
+#include "strategies/zeppelin/zeppelin.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "models/layers.h"
+#include "sim/base/error.h"
+#include "sim/program/redistribute.h"
+#include "sim/program/rewrite.h"
+#include "sim/program/work.h"
+#include "strategies/context_parallel/context_parallel.h"
+#include "strategies/layer_plans.h"
+#include "strategies/packed_documents/packed_documents.h"
+
+namespace orrery::zeppelin {
+namespace {
+
+bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_type(scenario, kTypes); }
+
+// Those of context_parallel in a node, where tensor_parallel has ranks of it, too.
+Ranks context_ranks(const Scenario& scenario) {
+  const std::int64_t count = scenario.plan.context.degree,
+                     of_node = scenario.cluster.node.devices / scenario.plan.tensor.degree;
+  return ranks_of(count, std::clamp<std::int64_t>(of_node, 1, count));
+}
+
+// Of datasheets: what is chosen by them is which of several capacities is to be had.
+Rates rates_of(const Scenario& scenario) {
+  const Model& model = scenario.model;
+  const Cluster& cluster = scenario.cluster;
+  const auto tp = static_cast<double>(scenario.plan.tensor.degree), nics = static_cast<double>(cluster.node.nics);
+  const double head = static_cast<double>(model.head_dim), heads = static_cast<double>(model.heads) / tp * head,
+               keys = std::max(head, static_cast<double>(model.effective_kv_heads()) / tp * head),
+               layer = static_cast<double>(parameters(model)) / static_cast<double>(model.total_layers()) / tp,
+               peak = cluster.device.peak(Dtype::bf16);
+  // Two products forward and five backward; keys and values forward, those and their gradients backward; queries, keys,
+  // values, the context and the gradients of all four; a multiply and an add of each parameter, forward, and twice as
+  // many backward. Of two bytes each.
+  const double pair = (4 + 10) * heads / peak, key = 3 * 2 * keys * 2, moved = 2 * (2 * heads + 2 * keys) * 2,
+               token = 6 * layer / peak;
+  const double link = cluster.node.intra_bytes_per_second, all_nics = cluster.inter_node_bytes_per_second() / tp,
+               one_nic = std::min(cluster.node.nic_bytes_per_second, all_nics),
+               own_nic = one_nic * std::min(1.0, nics / static_cast<double>(cluster.node.devices)),
+               ring_nic = scenario.plan.zeppelin.routing ? all_nics : one_nic;
+  const auto over = [](double bytes, double rate) { return rate > 0 ? bytes / rate : 0; };
+  return {.seconds_per_pair = pair,
+          .seconds_per_key_in_node = over(key, link),
+          .seconds_per_key_between = over(key, ring_nic),
+          .seconds_per_moved_in_node = over(moved, link),
+          .seconds_per_moved_between = over(moved, own_nic),
+          .seconds_per_token = token};
+}
+
+std::int64_t rows_of(const std::vector<std::vector<IndexRun>>& of_rank) {
+  std::int64_t most = 0;
+  for (const std::vector<IndexRun>& runs : of_rank) {
+    std::int64_t rows = 0;
+    for (const IndexRun& run : runs) rows += run.count;
+    most = std::max(most, rows);
+  }
+  return most;
+}
+
+// How positions lie outside attention and in each of its zones.
+struct Layout {
+  Deal home = Deal::contiguous;
+  std::int64_t rows_at_home = 0;
+  struct OfZone {
+    std::int64_t ring = 1, rows = 0;
+    Deal deal = Deal::contiguous;
+  };
+  std::vector<OfZone> zones;
+};
+
+Layout layout_of(const Scenario& scenario, const Partition& partition) {
+  const std::int64_t parts = scenario.plan.context.degree, whole = sequence_length(scenario.model, scenario.workload);
+  Layout layout;
+  try {
+    std::vector<std::vector<IndexRun>> home = partition.at_home;
+    if (!scenario.plan.zeppelin.remapping) {
+      home.assign(static_cast<std::size_t>(parts), {});
+      for (const Zone& zone : partition.zones)
+        for (std::size_t r = 0; r < home.size(); ++r)
+          home[r].insert(home[r].end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
+    }
+    // Tensor parallelism cuts what a rank has into equal parts.
+    const std::int64_t tp = scenario.plan.tensor.degree;
+    layout.rows_at_home = (rows_of(home) + tp - 1) / tp * tp;
+    layout.home = deal_by_runs(std::move(home), whole, parts, layout.rows_at_home);
+    for (const Zone& zone : partition.zones) {
+      Layout::OfZone& z = layout.zones.emplace_back();
+      z.ring = zone.ring;
+      z.rows = rows_of(zone.of_rank);
+      z.deal = deal_by_runs(zone.of_rank, whole, zone.ring, z.rows);
+    }
+  } catch (const std::length_error&) {
+    throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\" on one batch more",
+                     fmt::format("a command with fewer batches or plans: each has tables of its own of which documents "
+                                 "lie where, and there are at most {}",
+                                 kMostTables));
+  }
+  return layout;
+}
+
+// Of one dimension, for moved_rows.
+Tensor positions(Deal deal, std::int64_t rows, Division over) {
+  Tensor t;
+  t.append({rows, Axis::sequence});
+  t.over[0] = over;
+  t.set_deal(0, deal);
+  return t;
+}
+
+struct Moves {
+  std::vector<Load> loads;
+  std::vector<std::uint8_t> to_zone;  // of each zone: one more than its load's number, 0 where nothing moves
+  std::uint8_t home = 0;              // the way back, of all zones
+};
+
+Moves moves_of(const Layout& layout, const Mesh& mesh) {
+  Division over;
+  over.append(mesh.group(MeshAxis::cp));
+  const std::int64_t parts = mesh.size(MeshAxis::cp);
+  Moves moves;
+  const auto add = [&](std::span<const Tensor* const> from, const Tensor& to) -> std::uint8_t {
+    const std::vector<std::int64_t> rows = moved_rows(from, to, 0);
+    std::int64_t all = 0, stay = 0;
+    for (std::int64_t i = 0; i < parts * parts; ++i) {
+      all += rows[static_cast<std::size_t>(i)];
+      if (i / parts == i % parts) stay += rows[static_cast<std::size_t>(i)];
+    }
+    if (stay == all) return 0;
+    Load load;
+    load.axis = MeshAxis::cp;
+    load.ranks = parts;
+    const double mean = static_cast<double>(all) / static_cast<double>(parts * parts);
+    for (const std::int64_t n : rows) load.rows.push_back(static_cast<double>(n) / mean);
+    moves.loads.push_back(std::move(load));
+    return static_cast<std::uint8_t>(moves.loads.size());
+  };
+  const Tensor home = positions(layout.home, layout.rows_at_home, over);
+  std::vector<Tensor> zones;
+  for (const Layout::OfZone& zone : layout.zones) zones.push_back(positions(zone.deal, zone.rows, over));
+  std::vector<const Tensor*> all;
+  const Tensor* const from_home[]{&home};
+  for (const Tensor& zone : zones) {
+    moves.to_zone.push_back(add(from_home, zone));
+    all.push_back(&zone);
+  }
+  moves.home = add(all, home);
+  return moves;
+}
+
+// The attention of a piece, zone by zone.
+class ZonedAttention {
+ public:
+  ZonedAttention(const Scenario& scenario, const Plan& plan, const Layout& layout, const Mesh& mesh, Piece& piece)
+      : routing_(scenario.plan.zeppelin.routing),
+        fp32_gradients_(plan.context.fp32_gradients),
+        of_node_(context_ranks(scenario).of_node),
+        layout_(layout),
+        moves_(moves_of(layout, mesh)),
+        mesh_(mesh),
+        piece_(piece) {}
+
+  void run() {
+    context_parallel::replace_attention(
+        piece_, out_, [this](const Op& whole) { forward(whole); }, [this](const Op& whole) { backward(whole); });
+  }
+
+ private:
+  // Tensors of a forward in a zone.
+  struct Attention {
+    TensorId first, second, context, log_sum_exp;  // queries, keys and values, or both in the first
+  };
+  struct Attentions {
+    TensorId context;  // by which the backward knows them
+    std::vector<Attention> zones;
+  };
+
+  TensorId in_zone(TensorId id, const Layout::OfZone& zone) {
+    const TensorId clone = clone_tensor(piece_, id);
+    Tensor& t = piece_.tensors[clone];
+    const int d = t.find(Axis::sequence);
+    t.sizes[d] = zone.rows;
+    t.set_deal(d, zone.deal);
+    return clone;
+  }
+
+  void remap(const char* name, std::vector<TensorId> from, TensorId to, std::uint8_t load, const Op& cause) {
+    std::vector<const Tensor*> parts;
+    for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
+    const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
+    if (!by) throw std::logic_error(std::string("\"") + name + "\" cannot be remapped");
+    Op op = communication(OpKind::redistribute, name, Stream::context_communication, by->group, from[0], to);
+    std::ranges::copy(from, op.reads.begin());
+    op.phase = cause.phase;
+    op.factor = by->share;
+    op.load = load;
+    out_.push_back(op);
+  }
+
+  TensorId enter(const char* name, TensorId id, std::size_t zone, const Op& cause) {
+    if (id == kNoTensor) return kNoTensor;
+    const TensorId there = in_zone(id, layout_.zones[zone]);
+    remap(name, {id}, there, moves_.to_zone[zone], cause);
+    return there;
+  }
+
+  void attend(const Op& whole, std::size_t zone) {
+    context_parallel::RingGroups ring;
+    std::int64_t ranks = 1;
+    for (int d = 0; d < Mesh::kMaxDigits && ranks < layout_.zones[zone].ring; ++d)
+      if (mesh_.group(MeshAxis::cp).contains(d)) {
+        ring.inner = ring.inner | MeshGroup::of_digit(d);
+        ranks *= mesh_.size(MeshGroup::of_digit(d));
+      }
+    if (ranks > of_node_) {
+      ring.stream = Stream::outer_ring_communication;  // beside the rings in the nodes
+      if (routing_) ring.algorithm = CollectiveAlgorithm::hierarchical;
+    }
+    context_parallel::append_ring(piece_, mesh_, ring, fp32_gradients_, whole, out_);
+  }
+
+  void forward(const Op& whole) {
+    Attentions all{.context = whole.writes[0], .zones = {}};
+    for (std::size_t z = 0; z < layout_.zones.size(); ++z)
+      all.zones.push_back({.first = enter("remap.queries", whole.reads[0], z, whole),
+                           .second = enter("remap.keys", whole.reads[1], z, whole),
+                           .context = in_zone(whole.writes[0], layout_.zones[z]),
+                           .log_sum_exp = in_zone(whole.writes[1], layout_.zones[z])});
+    std::vector<TensorId> contexts;
+    for (std::size_t z = 0; z < all.zones.size(); ++z) {
+      const Attention& a = all.zones[z];
+      Op op = whole;
+      op.reads[0] = a.first;
+      op.reads[1] = a.second;
+      op.writes = {a.context, a.log_sum_exp, kNoTensor, kNoTensor};
+      attend(op, z);
+      contexts.push_back(a.context);
+    }
+    remap("remap.context", contexts, whole.writes[0], moves_.home, whole);
+    attentions_.push_back(std::move(all));
+  }
+
+  void backward(const Op& whole) {
+    const auto found = std::ranges::find(attentions_, whole.reads[1], &Attentions::context);
+    if (found == attentions_.end()) throw std::logic_error("a backward of an attention that no forward has");
+    const Attentions all = *found;
+    std::vector<TensorId> context_gradients, first, second;
+    for (std::size_t z = 0; z < all.zones.size(); ++z)
+      context_gradients.push_back(enter("remap.context_gradient", whole.reads[0], z, whole));
+    for (std::size_t z = 0; z < all.zones.size(); ++z) {
+      const Attention& a = all.zones[z];
+      first.push_back(in_zone(whole.writes[0], layout_.zones[z]));
+      if (whole.writes[1] != kNoTensor) second.push_back(in_zone(whole.writes[1], layout_.zones[z]));
+      Op op = whole;
+      op.reads = {context_gradients[z], a.context, a.log_sum_exp, a.first, a.second, kNoTensor};
+      op.writes = {first.back(), second.empty() ? kNoTensor : second.back(), kNoTensor, kNoTensor};
+      attend(op, z);
+    }
+    remap("remap.query_gradient", first, whole.writes[0], moves_.home, whole);
+    if (!second.empty()) remap("remap.key_gradient", second, whole.writes[1], moves_.home, whole);
+  }
+
+  const bool routing_, fp32_gradients_;
+  const std::int64_t of_node_;
+  const Layout& layout_;
+  const Moves moves_;
+  const Mesh& mesh_;
+  Piece& piece_;
+  std::vector<Op> out_;
+  std::vector<Attentions> attentions_;
+};
+
+// Rows of a rank in place of all positions.
+void divide_positions(const Layout& layout, std::int64_t whole, const Mesh& mesh, Piece& piece) {
+  Division over;
+  over.append(mesh.group(MeshAxis::cp));
+  for (Tensor& t : piece.tensors)
+    for (int d = 0; d < t.rank; ++d) {
+      if (t.axes[d] != Axis::sequence) continue;
+      if (t.sizes[d] * mesh.size(t.over[d].group()) != whole)
+        throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\"",
+                         "another type where layers take the sequence in chunks");
+      t.sizes[d] = layout.rows_at_home / mesh.size(t.over[d].group());
+      Division divided = over;
+      for (int n = 0; n < t.over[d].count(); ++n) divided.append(MeshGroup::of_digit(t.over[d].digit(n)));
+      t.over[d] = divided;
+      t.set_deal(d, layout.home);
+    }
+}
+
+}  // namespace
+
+Partition partition_of(const Scenario& scenario) {
+  const auto packed = packed_documents::sequences_of(scenario);
+  return partition(scenario.plan.zeppelin, packed->ends_of(0), context_ranks(scenario), rates_of(scenario));
+}
+
+void check(const Scenario& scenario) {
+  const Options& options = scenario.plan.zeppelin;
+  const Plan defaults;
+  const auto fail = [](const char* field, std::string found, std::string expected) {
+    throw InputError({"", std::string("/plan/") + field}, std::move(found), std::move(expected));
+  };
+  if (!is_used(scenario)) {
+    const std::string expected = "nothing without context_parallel_type \"zeppelin\"";
+    if (options.partition != defaults.zeppelin.partition)
+      fail("zeppelin_partition",
+           fmt::format("\"{}\"", kPartitionRuleNames[static_cast<std::size_t>(options.partition)]), expected);
+    if (options.capacity != defaults.zeppelin.capacity)
+      fail("zeppelin_capacity", fmt::format("{}", options.capacity), expected);
+    if (options.routing != defaults.zeppelin.routing) fail("zeppelin_routing", "false", expected);
+    if (options.remapping != defaults.zeppelin.remapping) fail("zeppelin_remapping", "false", expected);
+    return;
+  }
+  const auto refuse = [&](std::string expected) { fail("context_parallel_type", "\"zeppelin\"", std::move(expected)); };
+  if (!context_parallel::is_all_of_type(scenario, kTypes)) refuse("the same type in all layers");
+  if (!scenario.workload.has_documents())
+    throw InputError({"", "/workload/documents"}, "no documents",
+                     "some with context_parallel_type \"zeppelin\", which lays each on ranks of its own");
+  if (scenario.workload.global_batch_size != 1)
+    throw InputError({"", "/workload/global_batch_size"}, std::to_string(scenario.workload.global_batch_size),
+                     "1 with context_parallel_type \"zeppelin\": the batch of all ranks is one sequence, over "
+                     "context_parallel");
+  if (options.partition == PartitionRule::even && options.capacity != 0)
+    fail("zeppelin_capacity", fmt::format("{}", options.capacity), "0 where documents are cut evenly over all ranks");
+  if (scenario.model.attention == AttentionKind::latent)
+    refuse("another type for latent attention, whose queries and keys are made apart");
+  if (scenario.model.experts > 0) refuse("another type for a model with experts, whose rows have loads already");
+  const std::int64_t devices = scenario.cluster.node.devices, tp = scenario.plan.tensor.degree,
+                     cp = scenario.plan.context.degree, of_node = devices / tp;
+  if (tp > devices || devices % tp != 0 || (cp > of_node && cp % of_node != 0))
+    throw InputError(
+        {"", "/plan/context_parallel"}, std::to_string(cp),
+        fmt::format("a multiple of the {} ranks of a node, or fewer, and a divisor of tensor_parallel that "
+                    "fits a node",
+                    std::max<std::int64_t>(1, of_node)));
+  constexpr std::size_t kMostDigits = 7;  // a rank's part of the sequence may be divided once more
+  if (context_ranks(scenario).rings.size() > kMostDigits + 1)
+    throw InputError({"", "/plan/context_parallel"}, std::to_string(cp), "ranks of at most 7 prime factors");
+}
+
+void add_digits(const Scenario& scenario, Mesh& mesh) {
+  if (!is_used(scenario)) return;
+  const Ranks ranks = context_ranks(scenario);
+  for (std::size_t i = 1; i < ranks.rings.size(); ++i) mesh.add(MeshAxis::cp, ranks.rings[i] / ranks.rings[i - 1]);
+}
+
+void rewrite(const Scenario& scenario, Program& program) {
+  if (!is_used(scenario)) return;
+  program.loads = moves_of(layout_of(scenario, partition_of(scenario)), program.mesh).loads;
+}
+
+void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
+  if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
+  const Layout layout = layout_of(scenario, partition_of(scenario));
+  divide_positions(layout, sequence_length(scenario.model, scenario.workload), program.mesh, piece);
+  ZonedAttention(scenario, plan, layout, program.mesh, piece).run();
+}
+
+void disable(Plan& plan) { plan.zeppelin = {}; }
+
+std::span<const PlanWord> words() {
+  static constexpr PlanWord kWords[]{{"zeppelin", is_used}};
+  return kWords;
+}
+
+void check_runnable(const Scenario& scenario) {
+  if (is_used(scenario) && !scenario.plan.zeppelin.remapping)
+    throw InputError({"", "/plan/zeppelin_remapping"}, "false",
+                     "true: ranks with unequal numbers of tokens outside attention are not run");
+}
+
+}  // namespace orrery::zeppelin
