@@ -70,7 +70,8 @@ class Mask {
     const std::int64_t q =
         query_positions_.empty() ? query + shift_ : query_positions_[static_cast<std::size_t>(query)];
     const std::int64_t k = key_positions_.empty() ? key : key_positions_[static_cast<std::size_t>(key)];
-    if (q < 0 || k < 0) return false;  // rows that have no position
+    // Rows that have no position.
+    if ((q < 0 && !query_positions_.empty()) || (k < 0 && !key_positions_.empty())) return false;
     if (!begins_.empty() && k < begins_[static_cast<std::size_t>(sequence * length_ + q)]) return false;
     if (causal_) return k <= q && (window_ == 0 || k > q - window_);
     // Around the query, as many positions as the window has.
