@@ -20,6 +20,7 @@
 #include "sim/cost/scale_cost.h"
 #include "sim/memory/memory.h"
 #include "sim/program/liveness.h"
+#include "sim/program/redistribute.h"
 #include "sim/program/work.h"
 #include "sim/report/format.h"
 #include "sim/report/terms.h"
@@ -539,43 +540,32 @@ std::string explain_zones(const Simulation& simulation) {
     return "zones: none, context_parallel_type is not \"zeppelin\"\n";
   const zeppelin::Partition partition = zeppelin::partition_of(scenario);
   const auto ranks = static_cast<std::size_t>(scenario.plan.context.degree);
-  std::vector<double> tokens(ranks, 0), pairs(ranks, 0), kept(ranks, 0);
+  std::vector<double> pairs(ranks, 0);
+  std::vector<const RunsOfParts*> zones;
   std::vector<std::vector<std::string>> documents;
-  for (const zeppelin::Zone& zone : partition.zones)
+  double mean = 0;
+  for (const zeppelin::Zone& zone : partition.zones) {
+    zones.push_back(&zone.of_rank);
     for (const zeppelin::PlacedDocument& d : zone.documents) {
       const std::int64_t length = d.end - d.begin;
       documents.push_back({std::to_string(length), std::to_string(zone.ring),
                            zone.ring == 1 ? std::to_string(d.first_rank)
                                           : fmt::format("{} to {}", d.first_rank, d.first_rank + zone.ring - 1)});
+      const double all = static_cast<double>(length) * static_cast<double>(length) / 2;
       for (std::int64_t r = d.first_rank; r < d.first_rank + zone.ring; ++r)
-        pairs[static_cast<std::size_t>(r)] +=
-            static_cast<double>(length) * static_cast<double>(length) / 2 / static_cast<double>(zone.ring);
+        pairs[static_cast<std::size_t>(r)] += all / static_cast<double>(zone.ring);
+      mean += all / static_cast<double>(ranks);
     }
-  const auto count = [](const std::vector<IndexRun>& runs) {
-    double n = 0;
-    for (const IndexRun& run : runs) n += static_cast<double>(run.count);
-    return n;
-  };
-  const auto common = [](const std::vector<IndexRun>& a, const std::vector<IndexRun>& b) {
-    double n = 0;
-    for (const IndexRun& x : a)
-      for (const IndexRun& y : b)
-        n += static_cast<double>(
-            std::max<std::int64_t>(0, std::min(x.begin + x.count, y.begin + y.count) - std::max(x.begin, y.begin)));
-    return n;
-  };
-  for (const zeppelin::Zone& zone : partition.zones)
-    for (std::size_t r = 0; r < ranks; ++r) {
-      tokens[r] += count(zone.of_rank[r]);
-      kept[r] += common(zone.of_rank[r], partition.at_home[r]);
-    }
-  double mean = 0;
-  for (const double p : pairs) mean += p / static_cast<double>(ranks);
+  }
+  const std::vector<std::int64_t> moved = moved_rows(zones, partition.at_home);
   std::vector<std::vector<std::string>> rows;
-  for (std::size_t r = 0; r < ranks; ++r)
-    rows.push_back({std::to_string(r), fmt::format("{:.0f}", tokens[r]), fmt::format("{:.3f}x", pairs[r] / mean),
-                    fmt::format("{:.0f}", tokens[r] - kept[r]),
-                    fmt::format("{:.0f}", count(partition.at_home[r]) - kept[r])});
+  for (std::size_t r = 0; r < ranks; ++r) {
+    std::int64_t attends = 0;
+    for (std::size_t home = 0; home < ranks; ++home) attends += moved[r * ranks + home];
+    const std::int64_t kept = moved[r * ranks + r];
+    rows.push_back({std::to_string(r), std::to_string(attends), fmt::format("{:.3f}x", pairs[r] / mean),
+                    std::to_string(attends - kept), std::to_string(rows_of(partition.at_home[r]) - kept)});
+  }
   constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
   constexpr std::array<Column, 5> kRanks{
       {{"rank"}, {"tokens it attends with"}, {"pairs, over the mean"}, {"from other ranks"}, {"at other ranks"}}};

@@ -119,7 +119,6 @@ constexpr Strategy kStrategies[] = {
      .paper = "arXiv 2509.21841",
      .check = zeppelin::check,
      .rewrite = zeppelin::rewrite,
-     .rewrite_piece = zeppelin::rewrite_piece,
      .add_digits = zeppelin::add_digits,
      .disable = zeppelin::disable,
      .words = zeppelin::words,

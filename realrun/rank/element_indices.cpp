@@ -87,7 +87,8 @@ ElementIndices::Elements ElementIndices::common(const Tensor& tensor, std::size_
   Elements theirs = of(in, other);
   std::sort(theirs.begin(), theirs.end());
   for (std::size_t i = 0; i < own.size(); ++i)
-    if (own[i] != kNoIndex && std::binary_search(theirs.begin(), theirs.end(), own[i])) here.push_back(static_cast<std::int64_t>(i));
+    if (own[i] != kNoIndex && std::binary_search(theirs.begin(), theirs.end(), own[i]))
+      here.push_back(static_cast<std::int64_t>(i));
   std::sort(here.begin(), here.end(), [&](std::int64_t a, std::int64_t b) {
     return own[static_cast<std::size_t>(a)] < own[static_cast<std::size_t>(b)];
   });
@@ -110,8 +111,8 @@ std::int64_t ElementIndices::rows_without_index(const Tensor& tensor, std::size_
   std::int64_t elements = 0;
   for (int d = 0; d < tensor.rank; ++d) {
     if (tensor.over[d].empty() || !is_table_of_runs(tensor.deal(d))) continue;
-    const Elements dealt = dealt_indices(tensor.deal(d), tensor.over[d], 0, tensor.sizes[d], mesh_,
-                                         static_cast<std::int64_t>(rank));
+    const Elements dealt =
+        dealt_indices(tensor.deal(d), tensor.over[d], 0, tensor.sizes[d], mesh_, static_cast<std::int64_t>(rank));
     elements += std::ranges::count(dealt, kNoIndex) * (tensor.elements() / tensor.sizes[d]);
   }
   return elements;

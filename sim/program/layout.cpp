@@ -61,7 +61,7 @@ Deal numbered(std::vector<std::int64_t> key, Make&& make) {
   return deal(all.count++);
 }
 
-void expect_apart(const std::vector<std::vector<IndexRun>>& of_part, std::int64_t whole) {
+void expect_apart(const RunsOfParts& of_part, std::int64_t whole) {
   std::vector<IndexRun> all;
   for (const std::vector<IndexRun>& runs : of_part) all.insert(all.end(), runs.begin(), runs.end());
   std::ranges::sort(all, {}, &IndexRun::begin);
@@ -80,15 +80,9 @@ Deal deal_by_table(std::span<const std::int64_t> owners) {
   return numbered({owners.begin(), owners.end()}, [&] { return by_part(owners); });
 }
 
-Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole, std::int64_t meeting_parts,
-                  std::int64_t rows) {
+Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) {
   expect_apart(of_part, whole);
-  const auto indices_of = [](const std::vector<IndexRun>& runs) {
-    std::int64_t indices = 0;
-    for (const IndexRun& run : runs) indices += run.count;
-    return indices;
-  };
-  for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, indices_of(runs));
+  for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, rows_of(runs));
   std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts};  // owners are no such number
   for (std::vector<IndexRun>& runs : of_part) {
     std::vector<IndexRun> joined;
@@ -99,7 +93,7 @@ Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole
         joined.push_back(run);
       }
     }
-    if (const std::int64_t rest = rows - indices_of(joined); rest > 0)
+    if (const std::int64_t rest = rows - rows_of(joined); rest > 0)
       joined.push_back({.begin = kNoIndex, .count = rest, .apart = 0});
     runs = std::move(joined);
     for (const IndexRun& run : runs) key.insert(key.end(), {run.begin, run.count});
@@ -111,12 +105,6 @@ Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole
 }
 
 bool is_table_of_runs(Deal deal) { return is_table(deal) && table_of(deal).blocks == 0; }
-
-std::int64_t rows_of_part(const BlockTable& table) {
-  std::int64_t rows = 0;
-  for (const IndexRun& run : table.of_part.front()) rows += run.count;
-  return rows;
-}
 
 const BlockTable& table_of(Deal deal) {
   const auto n = static_cast<std::size_t>(deal) - static_cast<std::size_t>(Deal::table);

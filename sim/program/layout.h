@@ -114,10 +114,17 @@ struct IndexRun {
   constexpr bool operator==(const IndexRun&) const = default;
 };
 
+using RunsOfParts = std::vector<std::vector<IndexRun>>;
+inline std::int64_t rows_of(std::span<const IndexRun> runs) {
+  std::int64_t rows = 0;
+  for (const IndexRun& run : runs) rows += run.count;
+  return rows;
+}
+
 // REQUIRES: is_table(deal), and a part of it.
 struct BlockTable {
-  std::int64_t blocks = 0;                     // 0: of runs
-  std::vector<std::vector<IndexRun>> of_part;  // of blocks, neighbours in one run; or of indices
+  std::int64_t blocks = 0;  // 0: of runs
+  RunsOfParts of_part;      // of blocks, neighbours in one run; or of indices
   // Of runs: the indices of the dimension, of which parts may lack some.
   std::int64_t whole = 0;
   // Of runs: what has to meet (the queries and keys of a document) is within so many parts that follow each other, from
@@ -129,11 +136,8 @@ const BlockTable& table_of(Deal deal);
 // Part p has the indices of_part[p] of a dimension of `whole`, and behind them rows without an index, until all parts
 // have `rows` of them (0: as many as the largest part has indices). As above otherwise: equal ones are one deal.
 // Throws std::logic_error for an index that two parts have, or that the dimension has not.
-Deal deal_by_runs(std::vector<std::vector<IndexRun>> of_part, std::int64_t whole, std::int64_t meeting_parts,
-                  std::int64_t rows = 0);
+Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
 bool is_table_of_runs(Deal deal);
-// Of one.
-std::int64_t rows_of_part(const BlockTable& table);
 
 // visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
 template <class Visit>

@@ -48,107 +48,85 @@ bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   if (deal == Deal::zigzag) return whole % (2 * parts) == 0;
   const BlockTable& table = table_of(deal);
   if (static_cast<std::int64_t>(table.of_part.size()) != parts) return false;
-  return table.blocks == 0 ? rows_of_part(table) * parts == whole : whole % table.blocks == 0;
+  return table.blocks == 0 ? rows_of(table.of_part.front()) * parts == whole : whole % table.blocks == 0;
 }
 
-namespace {
-
-// The dimension that all of them have dealt by runs, over the same digits, and that alone; -1: there is none.
-int dimension_of_runs(std::span<const Tensor* const> from, const Tensor& to) {
-  const auto by_runs = [](const Tensor& t, int d) { return !t.over[d].empty() && is_table_of_runs(t.deal(d)); };
-  int dim = -1;
-  for (int d = 0; d < to.rank; ++d)
-    if (by_runs(to, d)) dim = d;
-  if (dim < 0) return -1;
-  for (const Tensor* t : from) {
-    if (t->rank != to.rank || t->axes != to.axes || t->over != to.over || !by_runs(*t, dim) || t->load != 0 ||
-        to.load != 0)
-      return -1;
-    for (int d = 0; d < to.rank; ++d)
-      if (d != dim && (t->sizes[d] != to.sizes[d] || deal_of(*t, d) != deal_of(to, d))) return -1;
-  }
-  return dim;
-}
-
-// Whether every index that `to` has is one of exactly one of `from`.
-bool covers(const std::vector<std::int64_t>& moved, std::span<const Tensor* const> from, const Tensor& to, int dim) {
-  const BlockTable& table = table_of(to.deal(dim));
-  if (std::ranges::any_of(from, [&](const Tensor* t) { return table_of(t->deal(dim)).whole != table.whole; }))
-    return false;
-  std::int64_t indices = 0;
-  for (const std::vector<IndexRun>& runs : table.of_part)
-    for (const IndexRun& run : runs) indices += run.is_empty_rows() ? 0 : run.count;
-  return std::reduce(moved.begin(), moved.end()) == indices;
-}
-
-std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span<const Tensor* const> from,
-                                                     const Tensor& to, int dim) {
-  const std::vector<std::int64_t> moved = moved_rows(from, to, dim);
-  if (!covers(moved, from, to, dim)) return std::nullopt;
-  const Division over = to.over[dim];
-  const auto parts = static_cast<std::int64_t>(table_of(to.deal(dim)).of_part.size());
-  Redistribution r;
-  for (std::int64_t a = 0; a < parts; ++a)
-    for (std::int64_t b = 0; b < parts; ++b) {
-      if (a == b || moved[static_cast<std::size_t>(a * parts + b)] == 0) continue;
-      std::int64_t minor = 1;
-      for (int n = dealing_digits(to.deal(dim), over, mesh); n-- > 0;) {
-        const MeshGroup digit = MeshGroup::of_digit(over.digit(n));
-        const std::int64_t size = mesh.size(digit);
-        if (a / minor % size != b / minor % size) r.group = r.group | digit;
-        minor *= size;
-      }
-    }
-  if (r.group.empty()) return r;
-  std::int64_t largest = to.elements();
-  for (const Tensor* t : from) largest = std::max(largest, t->elements());
-  const double rows = static_cast<double>(std::reduce(moved.begin(), moved.end())) / static_cast<double>(parts),
-               largest_rows = static_cast<double>(largest / (to.elements() / to.sizes[dim]));
-  r.share = rows / largest_rows;
-  return r;
-}
-
-}  // namespace
-
-std::vector<std::int64_t> moved_rows(std::span<const Tensor* const> from, const Tensor& to, int dim) {
+std::vector<std::int64_t> moved_rows(std::span<const RunsOfParts* const> from, const RunsOfParts& to) {
   struct Held {
-    std::int64_t begin, end, part;
+    std::int64_t begin, end;
+    std::size_t part;
   };
-  const BlockTable& table = table_of(to.deal(dim));
-  const std::size_t parts = table.of_part.size();
+  const std::size_t parts = to.size();
   std::vector<std::int64_t> moved(parts * parts, 0);
   std::vector<Held> held;
-  for (const Tensor* t : from) {
-    const std::vector<std::vector<IndexRun>>& of_part = table_of(t->deal(dim)).of_part;
-    for (std::size_t p = 0; p < of_part.size() && p < parts; ++p)
-      for (const IndexRun& run : of_part[p])
-        if (!run.is_empty_rows()) held.push_back({run.begin, run.begin + run.count, static_cast<std::int64_t>(p)});
-  }
+  for (const RunsOfParts* of_part : from)
+    for (std::size_t p = 0; p < parts; ++p)
+      for (const IndexRun& run : (*of_part)[p])
+        if (!run.is_empty_rows()) held.push_back({run.begin, run.begin + run.count, p});
   std::ranges::sort(held, {}, &Held::begin);
   for (std::size_t p = 0; p < parts; ++p)
-    for (const IndexRun& run : table.of_part[p]) {
+    for (const IndexRun& run : to[p]) {
       if (run.is_empty_rows()) continue;
       const std::int64_t end = run.begin + run.count;
       auto at = std::ranges::upper_bound(held, run.begin, {}, &Held::begin);
       if (at != held.begin()) --at;
       for (; at != held.end() && at->begin < end; ++at)
         if (const std::int64_t rows = std::min(end, at->end) - std::max(run.begin, at->begin); rows > 0)
-          moved[static_cast<std::size_t>(at->part) * parts + p] += rows;
+          moved[at->part * parts + p] += rows;
     }
   return moved;
 }
 
-std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
-  if (from.size() == 1) return redistribution(mesh, *from[0], to);
-  const int dim = dimension_of_runs(from, to);
-  return dim < 0 ? std::nullopt : redistribution_of_runs(mesh, from, to, dim);
+namespace {
+
+// The dimension that all of them have dealt by runs of one whole, over the same digits, and that alone; -1: there is
+// none.
+int dimension_of_runs(std::span<const Tensor* const> from, const Tensor& to) {
+  const auto table = [](const Tensor& t, int d) {
+    return !t.over[d].empty() && is_table_of_runs(t.deal(d)) ? &table_of(t.deal(d)) : nullptr;
+  };
+  int dim = -1;
+  for (int d = 0; d < to.rank; ++d)
+    if (table(to, d) != nullptr) dim = d;
+  if (dim < 0) return -1;
+  const auto fits = [&](const Tensor* t) {
+    if (t->rank != to.rank || t->axes != to.axes || t->over != to.over || t->load != 0 || to.load != 0) return false;
+    for (int d = 0; d < to.rank; ++d)
+      if (d != dim && (t->sizes[d] != to.sizes[d] || deal_of(*t, d) != deal_of(to, d))) return false;
+    const BlockTable* const of = table(*t, dim);
+    return of != nullptr && of->whole == table(to, dim)->whole && of->of_part.size() == table(to, dim)->of_part.size();
+  };
+  return std::ranges::all_of(from, fits) ? dim : -1;
 }
 
-std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to) {
+std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span<const Tensor* const> from,
+                                                     const Tensor& to, int dim) {
+  const BlockTable& table = table_of(to.deal(dim));
+  const std::size_t parts = table.of_part.size();
+  std::vector<const RunsOfParts*> before;
+  for (const Tensor* t : from) before.push_back(&table_of(t->deal(dim)).of_part);
+  const std::vector<std::int64_t> moved = moved_rows(before, table.of_part);
+  std::int64_t all = 0, stay = 0, wanted = 0;
+  for (std::size_t i = 0; i < moved.size(); ++i) {
+    all += moved[i];
+    stay += i / parts == i % parts ? moved[i] : 0;
+  }
+  for (const std::vector<IndexRun>& runs : table.of_part)
+    for (const IndexRun& run : runs) wanted += run.is_empty_rows() ? 0 : run.count;
+  if (all != wanted) return std::nullopt;  // one that nobody has, or two have
+  Redistribution r;
+  if (stay == all) return r;
+  for (int n = dealing_digits(to.deal(dim), to.over[dim], mesh); n-- > 0;)
+    r.group = r.group | MeshGroup::of_digit(to.over[dim].digit(n));
+  std::int64_t largest = to.sizes[dim];
+  for (const Tensor* t : from) largest = std::max(largest, t->sizes[dim]);
+  r.share = static_cast<double>(all) / static_cast<double>(parts) / static_cast<double>(largest);
+  return r;
+}
+
+// Of dimensions that every rank has as many indices of, or whose load says how many.
+std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Tensor& from, const Tensor& to) {
   if (from.rank != to.rank) return std::nullopt;
-  const std::array<const Tensor*, 1> one{&from};
-  if (const int dim = dimension_of_runs(one, to); dim >= 0 && from.deal(dim) != to.deal(dim))
-    return redistribution_of_runs(mesh, one, to, dim);
   MeshGroup left, come;
   std::uint32_t changed = 0;  // dimensions
   for (int d = 0; d < from.rank; ++d) {
@@ -197,6 +175,20 @@ std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& fro
   }
   r.share = static_cast<double>(most * ranks) / static_cast<double>(elements * (ranks - 1));
   return r;
+}
+
+}  // namespace
+
+std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
+  const int dim = dimension_of_runs(from, to);
+  const bool alike = from.size() == 1 && dim >= 0 && from[0]->deal(dim) == to.deal(dim);
+  if (dim >= 0 && !alike) return redistribution_of_runs(mesh, from, to, dim);
+  return from.size() == 1 ? redistribution_of_parts(mesh, *from[0], to) : std::nullopt;
+}
+
+std::optional<Redistribution> redistribution(const Mesh& mesh, const Tensor& from, const Tensor& to) {
+  const Tensor* const one[]{&from};
+  return redistribution(mesh, one, to);
 }
 
 }  // namespace orrery

@@ -54,35 +54,20 @@ class Room {
     }
     return best;
   }
-  // Of the nodes, each with the sum of its ranks.
-  std::optional<std::int64_t> find_node(const Document& d, std::span<const double> whole_tokens,
-                                        std::span<const double> whole_pairs_of) const {
-    std::optional<std::int64_t> best;
-    double least = std::numeric_limits<double>::infinity();
-    for (std::int64_t node = 0; node < ranks_->count / ranks_->of_node; ++node) {
-      double tokens = whole_tokens[static_cast<std::size_t>(node)],
-             pairs = whole_pairs_of[static_cast<std::size_t>(node)];
-      for (std::int64_t r = node * ranks_->of_node; r < (node + 1) * ranks_->of_node; ++r) {
-        tokens += tokens_[static_cast<std::size_t>(r)];
-        pairs += pairs_[static_cast<std::size_t>(r)];
-      }
-      if (tokens + as_double(d.length()) > capacity_ * as_double(ranks_->of_node) || pairs >= least) continue;
-      least = pairs;
-      best = node;
-    }
-    return best;
-  }
   void put(const Document& d, std::int64_t ring, std::int64_t first) {
     for (std::int64_t r = first; r < first + ring; ++r) {
       tokens_[static_cast<std::size_t>(r)] += as_double(d.length()) / as_double(ring);
       pairs_[static_cast<std::size_t>(r)] += d.pairs() / as_double(ring);
     }
   }
-  double pairs_of(std::int64_t first, std::int64_t count) const {
-    return std::accumulate(pairs_.begin() + first, pairs_.begin() + first + count, 0.0);
-  }
+  double pairs_of_node(std::int64_t first) const { return of_node(pairs_, first); }
+  double tokens_of_node(std::int64_t first) const { return of_node(tokens_, first); }
 
  private:
+  double of_node(const std::vector<double>& all, std::int64_t first) const {
+    return std::accumulate(all.begin() + first, all.begin() + first + ranks_->of_node, 0.0);
+  }
+
   const Ranks* ranks_;
   double capacity_;
   std::vector<double> tokens_, pairs_;
@@ -104,78 +89,94 @@ std::int64_t next_ring(const Ranks& ranks, std::int64_t ring) {
   return at == ranks.rings.end() ? ranks.count + 1 : *at;
 }
 
+// A document on the smallest ring of at least and at most so many ranks that has room for it, among `count` ranks from
+// `first` on. False where there is none.
+bool place(const Document& d, const Ranks& ranks, std::int64_t least, std::int64_t most, std::int64_t first,
+           std::int64_t count, Room& room, Placements& placements) {
+  for (std::int64_t ring = least; ring <= most; ring = next_ring(ranks, ring))
+    if (const std::optional<std::int64_t> at = room.find(d, ring, first, count)) {
+      room.put(d, ring, *at);
+      placements.push_back({d, ring, *at});
+      return true;
+    }
+  return false;
+}
+
 // Within a node: documents over ranks of it, or whole to one. False where there is no room.
 bool place_in_node(const std::vector<Document>& here, const Ranks& ranks, std::int64_t first, Room& room,
                    Placements& placements, double capacity) {
-  double pairs = room.pairs_of(first, ranks.of_node);
+  double pairs = room.pairs_of_node(first);
   for (const Document& d : here) pairs += d.pairs();
   const double mean = pairs / as_double(ranks.of_node);
   std::size_t cut = 0;  // documents that are cut
   while (cut < here.size() && as_double(here[cut].length()) > capacity) ++cut;
-  for (;; ++cut) {
+  for (; cut <= here.size(); ++cut) {
     Room trial = room;
     Placements placed;
-    std::size_t i = 0;
-    for (; i < here.size(); ++i) {
+    for (std::size_t i = 0; i < here.size(); ++i) {
       const Document& d = here[i];
-      std::int64_t ring = i < cut ? std::max(next_ring(ranks, 1), ring_of_at_least(ranks, d.pairs() / mean)) : 1;
-      std::optional<std::int64_t> at;
-      while (ring <= ranks.of_node && !(at = trial.find(d, ring, first, ranks.of_node)) && i < cut)
-        ring = next_ring(ranks, ring);
-      if (!at && i < cut && ring > ranks.of_node) at = trial.find(d, ring = ranks.of_node, first, ranks.of_node);
-      if (!at) break;
-      trial.put(d, ring, *at);
-      placed.push_back({d, ring, *at});
+      const std::int64_t even = std::max(next_ring(ranks, 1), ring_of_at_least(ranks, d.pairs() / mean)),
+                         least = i < cut ? std::min(even, ranks.of_node) : 1, most = i < cut ? ranks.of_node : 1;
+      if (place(d, ranks, least, most, first, ranks.of_node, trial, placed)) continue;
+      if (i < cut) return false;
+      break;
     }
-    if (i == here.size()) {
-      room = std::move(trial);
-      placements.insert(placements.end(), placed.begin(), placed.end());
-      return true;
-    }
-    if (cut >= here.size() || i < cut || ranks.of_node == 1) return false;
+    if (placed.size() < here.size()) continue;
+    room = std::move(trial);
+    placements.insert(placements.end(), placed.begin(), placed.end());
+    return true;
   }
+  return false;
+}
+
+// With so many documents over nodes, the others whole to a node each.
+std::optional<Placements> by_zones(const std::vector<Document>& documents, std::size_t cut, std::int64_t tokens,
+                                   const Ranks& ranks, double capacity) {
+  const std::int64_t nodes = ranks.count / ranks.of_node;
+  const double share = as_double(tokens) / as_double(nodes);
+  Room room(ranks, capacity);
+  Placements placements;
+  for (std::size_t i = 0; i < cut; ++i) {
+    const double over = std::max(2.0, std::ceil(as_double(documents[i].length()) / share));
+    if (!place(documents[i], ranks, ring_of_at_least(ranks, over * as_double(ranks.of_node)), ranks.count, 0,
+               ranks.count, room, placements))
+      return std::nullopt;
+  }
+  struct OfNode {
+    std::vector<Document> documents;
+    double tokens, pairs;
+  };
+  std::vector<OfNode> of_nodes;
+  for (std::int64_t first = 0; first < ranks.count; first += ranks.of_node)
+    of_nodes.push_back({{}, room.tokens_of_node(first), room.pairs_of_node(first)});
+  for (std::size_t i = cut; i < documents.size(); ++i) {
+    const Document& d = documents[i];
+    OfNode* best = nullptr;
+    for (OfNode& node : of_nodes)
+      if (node.tokens + as_double(d.length()) <= capacity * as_double(ranks.of_node) &&
+          (best == nullptr || node.pairs < best->pairs))
+        best = &node;
+    if (best == nullptr) return std::nullopt;
+    best->documents.push_back(d);
+    best->tokens += as_double(d.length());
+    best->pairs += d.pairs();
+  }
+  for (std::size_t n = 0; n < of_nodes.size(); ++n)
+    if (!place_in_node(of_nodes[n].documents, ranks, static_cast<std::int64_t>(n) * ranks.of_node, room, placements,
+                       capacity))
+      return std::nullopt;
+  return placements;
 }
 
 std::optional<Placements> by_zones(const std::vector<Document>& documents, std::int64_t tokens, const Ranks& ranks,
                                    double capacity) {
-  const std::int64_t nodes = ranks.count / ranks.of_node;
-  const double of_node = capacity * as_double(ranks.of_node), share = as_double(tokens) / as_double(nodes);
-  std::size_t cut = 0;  // documents that go over nodes
-  while (nodes > 1 && cut < documents.size() && as_double(documents[cut].length()) > of_node) ++cut;
-  for (;; ++cut) {
-    Room room(ranks, capacity);
-    Placements placements;
-    bool fits = true;
-    for (std::size_t i = 0; i < cut && fits; ++i) {
-      const Document& d = documents[i];
-      const double over = std::max(2.0, std::ceil(as_double(d.length()) / share));
-      std::int64_t ring = ring_of_at_least(ranks, over * as_double(ranks.of_node));
-      std::optional<std::int64_t> at;
-      while (ring <= ranks.count && !(at = room.find(d, ring, 0, ranks.count))) ring = next_ring(ranks, ring);
-      fits = at.has_value();
-      if (!fits) break;
-      room.put(d, ring, *at);
-      placements.push_back({d, ring, *at});
-    }
-    if (!fits) return std::nullopt;
-    std::vector<std::vector<Document>> of_nodes(static_cast<std::size_t>(nodes));
-    std::vector<double> whole_tokens(of_nodes.size(), 0), pairs(of_nodes.size(), 0);
-    for (std::size_t i = cut; i < documents.size() && fits; ++i) {
-      const Document& d = documents[i];
-      const std::optional<std::int64_t> node = room.find_node(d, whole_tokens, pairs);
-      fits = node.has_value();
-      if (!fits) break;
-      const auto n = static_cast<std::size_t>(*node);
-      of_nodes[n].push_back(d);
-      whole_tokens[n] += as_double(d.length());
-      pairs[n] += d.pairs();
-    }
-    for (std::size_t n = 0; n < of_nodes.size() && fits; ++n)
-      fits =
-          place_in_node(of_nodes[n], ranks, static_cast<std::int64_t>(n) * ranks.of_node, room, placements, capacity);
-    if (fits) return placements;
-    if (cut >= documents.size() || nodes == 1) return std::nullopt;
-  }
+  const bool nodes = ranks.count > ranks.of_node;
+  std::size_t cut = 0;
+  while (nodes && cut < documents.size() && as_double(documents[cut].length()) > capacity * as_double(ranks.of_node))
+    ++cut;
+  for (; cut <= (nodes ? documents.size() : 0); ++cut)
+    if (std::optional<Placements> found = by_zones(documents, cut, tokens, ranks, capacity)) return found;
+  return std::nullopt;
 }
 
 Placements by_length(const std::vector<Document>& documents, const Ranks& ranks, double capacity) {
@@ -183,9 +184,7 @@ Placements by_length(const std::vector<Document>& documents, const Ranks& ranks,
   Placements placements;
   for (const Document& d : documents) {
     const std::int64_t ring = ring_of_at_least(ranks, as_double(d.length()) / capacity);
-    const std::int64_t at = *room.find(d, ring, 0, ranks.count);
-    room.put(d, ring, at);
-    placements.push_back({d, ring, at});
+    place(d, ranks, ring, ring, 0, ranks.count, room, placements);
   }
   return placements;
 }
@@ -305,7 +304,7 @@ class Homes {
         }
   }
 
-  std::vector<std::vector<IndexRun>> find() {
+  RunsOfParts find() {
     for (std::int64_t first = 0; first < ranks_.count; first += ranks_.of_node) match(first, ranks_.of_node);
     match(0, ranks_.count);
     return std::move(home_);
@@ -336,7 +335,7 @@ class Homes {
   }
 
   const Ranks& ranks_;
-  std::vector<std::vector<IndexRun>> home_, surplus_;
+  RunsOfParts home_, surplus_;
   std::vector<std::int64_t> too_many_, lacks_;
 };
 

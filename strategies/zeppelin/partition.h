@@ -29,13 +29,13 @@ struct PlacedDocument {
 struct Zone {
   std::int64_t ring = 1;
   std::vector<PlacedDocument> documents;
-  std::vector<std::vector<IndexRun>> of_rank;  // its positions, in their order
+  RunsOfParts of_rank;  // its positions, in their order
 };
 
 struct Partition {
-  std::vector<Zone> zones;                     // the largest rings first
-  std::vector<std::vector<IndexRun>> at_home;  // [rank]: outside attention, where every rank has as many
-  double capacity = 1;                         // tokens of a rank over the mean
+  std::vector<Zone> zones;  // the largest rings first
+  RunsOfParts at_home;      // [rank]: outside attention, where every rank has as many
+  double capacity = 1;      // tokens of a rank over the mean
 };
 
 // Of a batch: so many sizes of rings at the most. Beyond, documents on the smallest rings go to the next larger ones.

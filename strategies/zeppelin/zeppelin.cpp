@@ -57,48 +57,37 @@ Rates rates_of(const Scenario& scenario) {
           .seconds_per_token = token};
 }
 
-std::int64_t rows_of(const std::vector<std::vector<IndexRun>>& of_rank) {
-  std::int64_t most = 0;
-  for (const std::vector<IndexRun>& runs : of_rank) {
-    std::int64_t rows = 0;
-    for (const IndexRun& run : runs) rows += run.count;
-    most = std::max(most, rows);
-  }
-  return most;
-}
+std::int64_t rows_of_deal(Deal deal) { return rows_of(table_of(deal).of_part.front()); }
 
 // How positions lie outside attention and in each of its zones.
 struct Layout {
   Deal home = Deal::contiguous;
-  std::int64_t rows_at_home = 0;
   struct OfZone {
-    std::int64_t ring = 1, rows = 0;
+    std::int64_t ring = 1;
     Deal deal = Deal::contiguous;
   };
   std::vector<OfZone> zones;
 };
 
-Layout layout_of(const Scenario& scenario, const Partition& partition) {
+Layout layout_of(const Scenario& scenario) {
+  const Partition partition = partition_of(scenario);
   const std::int64_t parts = scenario.plan.context.degree, whole = sequence_length(scenario.model, scenario.workload);
   Layout layout;
   try {
-    std::vector<std::vector<IndexRun>> home = partition.at_home;
+    RunsOfParts home = partition.at_home;
     if (!scenario.plan.zeppelin.remapping) {
       home.assign(static_cast<std::size_t>(parts), {});
       for (const Zone& zone : partition.zones)
         for (std::size_t r = 0; r < home.size(); ++r)
           home[r].insert(home[r].end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
     }
+    std::int64_t rows = 0;
+    for (const std::vector<IndexRun>& runs : home) rows = std::max(rows, rows_of(runs));
     // Tensor parallelism cuts what a rank has into equal parts.
     const std::int64_t tp = scenario.plan.tensor.degree;
-    layout.rows_at_home = (rows_of(home) + tp - 1) / tp * tp;
-    layout.home = deal_by_runs(std::move(home), whole, parts, layout.rows_at_home);
-    for (const Zone& zone : partition.zones) {
-      Layout::OfZone& z = layout.zones.emplace_back();
-      z.ring = zone.ring;
-      z.rows = rows_of(zone.of_rank);
-      z.deal = deal_by_runs(zone.of_rank, whole, zone.ring, z.rows);
-    }
+    layout.home = deal_by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
+    for (const Zone& zone : partition.zones)
+      layout.zones.push_back({zone.ring, deal_by_runs(zone.of_rank, whole, zone.ring)});
   } catch (const std::length_error&) {
     throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\" on one batch more",
                      fmt::format("a command with fewer batches or plans: each has tables of its own of which documents "
@@ -108,64 +97,51 @@ Layout layout_of(const Scenario& scenario, const Partition& partition) {
   return layout;
 }
 
-// Of one dimension, for moved_rows.
-Tensor positions(Deal deal, std::int64_t rows, Division over) {
-  Tensor t;
-  t.append({rows, Axis::sequence});
-  t.over[0] = over;
-  t.set_deal(0, deal);
-  return t;
-}
-
 struct Moves {
   std::vector<Load> loads;
   std::vector<std::uint8_t> to_zone;  // of each zone: one more than its load's number, 0 where nothing moves
   std::uint8_t home = 0;              // the way back, of all zones
 };
 
-Moves moves_of(const Layout& layout, const Mesh& mesh) {
-  Division over;
-  over.append(mesh.group(MeshAxis::cp));
-  const std::int64_t parts = mesh.size(MeshAxis::cp);
+Moves moves_of(const Layout& layout) {
   Moves moves;
-  const auto add = [&](std::span<const Tensor* const> from, const Tensor& to) -> std::uint8_t {
-    const std::vector<std::int64_t> rows = moved_rows(from, to, 0);
+  const auto add = [&](std::span<const RunsOfParts* const> from, const RunsOfParts& to) -> std::uint8_t {
+    const std::vector<std::int64_t> rows = moved_rows(from, to);
+    const std::size_t parts = to.size();
     std::int64_t all = 0, stay = 0;
-    for (std::int64_t i = 0; i < parts * parts; ++i) {
-      all += rows[static_cast<std::size_t>(i)];
-      if (i / parts == i % parts) stay += rows[static_cast<std::size_t>(i)];
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      all += rows[i];
+      stay += i / parts == i % parts ? rows[i] : 0;
     }
     if (stay == all) return 0;
     Load load;
     load.axis = MeshAxis::cp;
-    load.ranks = parts;
-    const double mean = static_cast<double>(all) / static_cast<double>(parts * parts);
+    load.ranks = static_cast<std::int64_t>(parts);
+    const double mean = static_cast<double>(all) / static_cast<double>(rows.size());
     for (const std::int64_t n : rows) load.rows.push_back(static_cast<double>(n) / mean);
     moves.loads.push_back(std::move(load));
     return static_cast<std::uint8_t>(moves.loads.size());
   };
-  const Tensor home = positions(layout.home, layout.rows_at_home, over);
-  std::vector<Tensor> zones;
-  for (const Layout::OfZone& zone : layout.zones) zones.push_back(positions(zone.deal, zone.rows, over));
-  std::vector<const Tensor*> all;
-  const Tensor* const from_home[]{&home};
-  for (const Tensor& zone : zones) {
-    moves.to_zone.push_back(add(from_home, zone));
-    all.push_back(&zone);
+  const RunsOfParts* const home[]{&table_of(layout.home).of_part};
+  std::vector<const RunsOfParts*> zones;
+  for (const Layout::OfZone& zone : layout.zones) {
+    zones.push_back(&table_of(zone.deal).of_part);
+    moves.to_zone.push_back(add(home, *zones.back()));
   }
-  moves.home = add(all, home);
+  moves.home = add(zones, *home[0]);
   return moves;
 }
 
 // The attention of a piece, zone by zone.
 class ZonedAttention {
  public:
-  ZonedAttention(const Scenario& scenario, const Plan& plan, const Layout& layout, const Mesh& mesh, Piece& piece)
+  ZonedAttention(const Scenario& scenario, bool fp32_gradients, const Layout& layout, const Moves& moves,
+                 const Mesh& mesh, Piece& piece)
       : routing_(scenario.plan.zeppelin.routing),
-        fp32_gradients_(plan.context.fp32_gradients),
+        fp32_gradients_(fp32_gradients),
         of_node_(context_ranks(scenario).of_node),
         layout_(layout),
-        moves_(moves_of(layout, mesh)),
+        moves_(moves),
         mesh_(mesh),
         piece_(piece) {}
 
@@ -184,12 +160,13 @@ class ZonedAttention {
     std::vector<Attention> zones;
   };
 
-  TensorId in_zone(TensorId id, const Layout::OfZone& zone) {
+  TensorId in_zone(TensorId id, std::size_t zone) {
+    const Deal deal = layout_.zones[zone].deal;
     const TensorId clone = clone_tensor(piece_, id);
     Tensor& t = piece_.tensors[clone];
     const int d = t.find(Axis::sequence);
-    t.sizes[d] = zone.rows;
-    t.set_deal(d, zone.deal);
+    t.sizes[d] = rows_of_deal(deal);
+    t.set_deal(d, deal);
     return clone;
   }
 
@@ -208,7 +185,7 @@ class ZonedAttention {
 
   TensorId enter(const char* name, TensorId id, std::size_t zone, const Op& cause) {
     if (id == kNoTensor) return kNoTensor;
-    const TensorId there = in_zone(id, layout_.zones[zone]);
+    const TensorId there = in_zone(id, zone);
     remap(name, {id}, there, moves_.to_zone[zone], cause);
     return there;
   }
@@ -233,8 +210,8 @@ class ZonedAttention {
     for (std::size_t z = 0; z < layout_.zones.size(); ++z)
       all.zones.push_back({.first = enter("remap.queries", whole.reads[0], z, whole),
                            .second = enter("remap.keys", whole.reads[1], z, whole),
-                           .context = in_zone(whole.writes[0], layout_.zones[z]),
-                           .log_sum_exp = in_zone(whole.writes[1], layout_.zones[z])});
+                           .context = in_zone(whole.writes[0], z),
+                           .log_sum_exp = in_zone(whole.writes[1], z)});
     std::vector<TensorId> contexts;
     for (std::size_t z = 0; z < all.zones.size(); ++z) {
       const Attention& a = all.zones[z];
@@ -258,8 +235,8 @@ class ZonedAttention {
       context_gradients.push_back(enter("remap.context_gradient", whole.reads[0], z, whole));
     for (std::size_t z = 0; z < all.zones.size(); ++z) {
       const Attention& a = all.zones[z];
-      first.push_back(in_zone(whole.writes[0], layout_.zones[z]));
-      if (whole.writes[1] != kNoTensor) second.push_back(in_zone(whole.writes[1], layout_.zones[z]));
+      first.push_back(in_zone(whole.writes[0], z));
+      if (whole.writes[1] != kNoTensor) second.push_back(in_zone(whole.writes[1], z));
       Op op = whole;
       op.reads = {context_gradients[z], a.context, a.log_sum_exp, a.first, a.second, kNoTensor};
       op.writes = {first.back(), second.empty() ? kNoTensor : second.back(), kNoTensor, kNoTensor};
@@ -272,29 +249,26 @@ class ZonedAttention {
   const bool routing_, fp32_gradients_;
   const std::int64_t of_node_;
   const Layout& layout_;
-  const Moves moves_;
+  const Moves& moves_;
   const Mesh& mesh_;
   Piece& piece_;
   std::vector<Op> out_;
   std::vector<Attentions> attentions_;
 };
 
-// Rows of a rank in place of all positions.
-void divide_positions(const Layout& layout, std::int64_t whole, const Mesh& mesh, Piece& piece) {
+// Rows of a rank, which may be more than its part of the positions, in place of all of them.
+void divide_positions(Deal home, std::int64_t whole, const Mesh& mesh, Piece& piece) {
+  for (const Tensor& t : piece.tensors)
+    if (const int d = t.find(Axis::sequence); d >= 0 && t.sizes[d] * mesh.size(t.over[d].group()) != whole)
+      throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\"",
+                       "another type where layers take the sequence in chunks");
+  const MeshGroup ranks = mesh.group(MeshAxis::cp);
   Division over;
-  over.append(mesh.group(MeshAxis::cp));
+  over.append(ranks);
+  context_parallel::divide_sequence(piece, mesh, over, home);
   for (Tensor& t : piece.tensors)
-    for (int d = 0; d < t.rank; ++d) {
-      if (t.axes[d] != Axis::sequence) continue;
-      if (t.sizes[d] * mesh.size(t.over[d].group()) != whole)
-        throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\"",
-                         "another type where layers take the sequence in chunks");
-      t.sizes[d] = layout.rows_at_home / mesh.size(t.over[d].group());
-      Division divided = over;
-      for (int n = 0; n < t.over[d].count(); ++n) divided.append(MeshGroup::of_digit(t.over[d].digit(n)));
-      t.over[d] = divided;
-      t.set_deal(d, layout.home);
-    }
+    for (int d = 0; d < t.rank; ++d)
+      if (t.axes[d] == Axis::sequence) t.sizes[d] = t.sizes[d] * rows_of_deal(home) / (whole / mesh.size(ranks));
 }
 
 }  // namespace
@@ -356,14 +330,14 @@ void add_digits(const Scenario& scenario, Mesh& mesh) {
 
 void rewrite(const Scenario& scenario, Program& program) {
   if (!is_used(scenario)) return;
-  program.loads = moves_of(layout_of(scenario, partition_of(scenario)), program.mesh).loads;
-}
-
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece) {
-  if (!context_parallel::is_of_type(scenario, plan, kTypes)) return;
-  const Layout layout = layout_of(scenario, partition_of(scenario));
-  divide_positions(layout, sequence_length(scenario.model, scenario.workload), program.mesh, piece);
-  ZonedAttention(scenario, plan, layout, program.mesh, piece).run();
+  const Layout layout = layout_of(scenario);
+  const Moves moves = moves_of(layout);
+  const LayerPlans plans = layer_plans(scenario);
+  for (Piece& piece : program.pieces) {
+    divide_positions(layout.home, sequence_length(scenario.model, scenario.workload), program.mesh, piece);
+    ZonedAttention(scenario, plans.of(piece).context.fp32_gradients, layout, moves, program.mesh, piece).run();
+  }
+  program.loads = moves.loads;
 }
 
 void disable(Plan& plan) { plan.zeppelin = {}; }
@@ -374,9 +348,11 @@ std::span<const PlanWord> words() {
 }
 
 void check_runnable(const Scenario& scenario) {
-  if (is_used(scenario) && !scenario.plan.zeppelin.remapping)
+  if (!is_used(scenario) || scenario.plan.zeppelin.remapping) return;
+  if (rows_of_deal(layout_of(scenario).home) * scenario.plan.context.degree !=
+      sequence_length(scenario.model, scenario.workload))
     throw InputError({"", "/plan/zeppelin_remapping"}, "false",
-                     "true: ranks with unequal numbers of tokens outside attention are not run");
+                     "true where documents leave ranks unequal numbers of tokens: outside attention these are not run");
 }
 
 }  // namespace orrery::zeppelin

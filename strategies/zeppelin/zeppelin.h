@@ -26,7 +26,6 @@ Partition partition_of(const Scenario& scenario);
 void check(const Scenario& scenario);
 void add_digits(const Scenario& scenario, Mesh& mesh);
 void rewrite(const Scenario& scenario, Program& program);
-void rewrite_piece(const Scenario& scenario, const Plan& plan, const Program& program, Piece& piece);
 void disable(Plan& plan);
 std::span<const PlanWord> words();
 void check_runnable(const Scenario& scenario);

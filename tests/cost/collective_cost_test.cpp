@@ -855,6 +855,28 @@ TEST(Transfers, OfEightBytesAreTheirLatencies) {
       << "a short message goes by LL";
 }
 
+// Zeppelin's routing layer (arXiv 2509.21841): of a message to another node each of x ranks gets a part and passes it
+// on over its NIC; it is put together there. n (x - 1) / x within each node, n / x over each NIC.
+TEST(Transfers, ARoutedShiftLeavesOverAllNics) {
+  const Cluster c = dgx_a100(4);
+  const CollectiveCalibration calibration = find_collective_calibration(c);
+  const double bytes = 1e10;
+  const auto routed = [&](const Cluster& cluster) {
+    return model_of(cluster).cost(OpKind::ring_shift, bytes, whole_nodes(4), Algorithm::hierarchical);
+  };
+  const CollectiveCost cost = routed(c), direct = model_of(c).cost(OpKind::ring_shift, bytes, whole_nodes(4));
+  EXPECT_EQ(cost.algorithm, Algorithm::hierarchical);
+  EXPECT_NEAR(cost.inter_seconds, direct.inter_seconds / 8, 1e-9 * direct.inter_seconds);
+  EXPECT_NEAR(cost.intra_seconds, 2 * (bytes * 7 / 8) / (300e9 * calibration.intra.send_share),
+              1e-9 * cost.intra_seconds);
+  EXPECT_NEAR(cost.seconds, cost.latency_seconds + cost.intra_seconds + cost.inter_seconds, 1e-9 * cost.seconds);
+  EXPECT_NEAR(cost.latency_seconds - direct.latency_seconds,
+              2 * (calibration.intra.send_base_seconds[0] + 7 * calibration.intra.send_step_seconds), 1e-12);
+  Cluster few = c;
+  few.node.nics = 4;
+  EXPECT_NEAR(routed(few).inter_seconds, 2 * cost.inter_seconds, 1e-9 * cost.inter_seconds);
+}
+
 TEST(Transfers, ARingShiftTakesAsLongAsItsSlowestHop) {
   const Cluster c = dgx_a100(4);
   const CollectiveModel m = model_of(c);

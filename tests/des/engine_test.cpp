@@ -73,6 +73,25 @@ TEST(Agreement, EveryBundledScenarioWithoutPerturbations) {
   EXPECT_GE(compared, 10);
 }
 
+// Batches of which something moves between nodes, within them, or among a few ranks.
+TEST(Agreement, OfDocumentsOnRanksOfTheirOwn) {
+  for (const std::int64_t nodes : {1, 2})
+    for (const char* documents : {"paper-en", "code"})
+      for (const std::int64_t seed : {1, 2, 5}) {
+        Scenario s = bundled("zeppelin");
+        s.cluster.nodes = nodes;
+        s.plan.context.degree = 8 * nodes;
+        s.workload.sequence_length = 32768 * nodes;
+        s.workload.documents = documents;
+        s.workload.documents_seed = seed;
+        for (const bool remapping : {true, false}) {
+          s.plan.zeppelin.remapping = remapping;
+          EXPECT_NEAR(simulate_des(s).step_seconds / simulate(s).step_seconds, 1, 0.04)
+              << nodes << " " << documents << " " << seed << " " << remapping;
+        }
+      }
+}
+
 struct Variant {
   const char* name;
   std::function<void(Scenario&)> change;

@@ -127,6 +127,15 @@ TEST(PackedWorkload, EveryPolicyFillsEverySequenceOnce) {
   }
 }
 
+// However few documents make a batch: what the last one lacks the next document begins.
+TEST(PackedWorkload, ADrawnBatchOfOneIsFull) {
+  for (std::int64_t seed = 1; seed <= 20; ++seed) {
+    Workload w = drawn("paper-en", 1);
+    w.documents_seed = seed;
+    EXPECT_EQ(packed_sequences(w, 65536)->padded_positions, 0) << seed;
+  }
+}
+
 // Sequences of the longest documents come first out of a policy that sorts; a step has any.
 TEST(PackedWorkload, ABatchOfSortedDocumentsIsAsMixedAsAll) {
   Workload w = drawn("wikipedia", 32);

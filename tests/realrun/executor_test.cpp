@@ -1729,6 +1729,10 @@ const Layout kLayouts[] = {
      R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "zeppelin_partition": "even",
      "tensor_parallel": 2})",
      kDocumentsOfABatch, 1},
+    {"ZeppelinEvenAsItIs",
+     R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "zeppelin_partition": "even",
+     "zeppelin_routing": false, "zeppelin_remapping": false})",
+     kDocumentsOfABatch, 1},
     {"DocumentsMemo", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kDocuments, 1},
     {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };

@@ -264,6 +264,22 @@ TEST(UnequalRouting, ExchangesAreAsSkewedAsTheirFlows) {
   }
 }
 
+// Of documents most rows may stay where they are: then an exchange takes less than one of all with all.
+TEST(UnequalRouting, OfDocumentsThatMoveLittleAnExchangeIsShorter) {
+  constexpr std::int64_t kRanks = 16, kPerNode = 4;
+  Load load;
+  load.axis = MeshAxis::cp;
+  load.ranks = kRanks;
+  for (std::int64_t from = 0; from < kRanks; ++from)
+    for (std::int64_t to = 0; to < kRanks; ++to) load.rows.push_back(from == to ? kRanks : 0);
+  load.rows[0 * kRanks + 0] = 10;
+  load.rows[0 * kRanks + 1] = 2;  // of the node
+  load.rows[0 * kRanks + 9] = 4;
+  const ExchangeSkew skew = exchange_skew(load, kPerNode, CollectiveAlgorithm::direct, {});
+  EXPECT_NEAR(skew.inside, 2.0 / (kPerNode - 1), 1e-12);
+  EXPECT_NEAR(skew.between, 4.0 / (kRanks - kPerNode), 1e-12);
+}
+
 TEST(UnequalRouting, LargeGroupsFoldToAFewKindsOfRanks) {
   constexpr std::int64_t kRanks = 64, kPerNode = 8;
   Load load;
