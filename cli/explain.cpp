@@ -158,7 +158,7 @@ std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, cons
         "{:.4f} go from one rank to another, {:.4f} to another node over NICs\n",
         cost.token_shares.choices, cost.token_shares.to_rank, cost.token_shares.to_node);
   if (const Load* const load = costs.row_load(op, tensors); load != nullptr) {
-    const ExchangeSkew skew = exchange_skew(*load, span.ranks_per_node, cost.algorithm, cost.token_shares);
+    const ExchangeSkew skew = costs.skew_under(*load, op, span.ranks_per_node, cost);
     text += fmt::format(
         "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them; of "
         "rows at its experts {:.3f}\n",
@@ -541,11 +541,11 @@ std::string explain_zones(const Simulation& simulation) {
   const zeppelin::Partition partition = zeppelin::partition_of(scenario);
   const auto ranks = static_cast<std::size_t>(scenario.plan.context.degree);
   std::vector<double> pairs(ranks, 0);
-  std::vector<const RunsOfParts*> zones;
+  std::vector<RowsOfParts> zones;
   std::vector<std::vector<std::string>> documents;
   double mean = 0;
   for (const zeppelin::Zone& zone : partition.zones) {
-    zones.push_back(&zone.of_rank);
+    zones.push_back({&zone.of_rank});
     for (const zeppelin::PlacedDocument& d : zone.documents) {
       const std::int64_t length = d.end - d.begin;
       documents.push_back({std::to_string(length), std::to_string(zone.ring),
@@ -557,12 +557,12 @@ std::string explain_zones(const Simulation& simulation) {
       mean += all / static_cast<double>(ranks);
     }
   }
-  const std::vector<std::int64_t> moved = moved_rows(zones, partition.at_home);
+  const std::vector<double> moved = moved_rows(zones, {&partition.at_home});
   std::vector<std::vector<std::string>> rows;
   for (std::size_t r = 0; r < ranks; ++r) {
     std::int64_t attends = 0;
-    for (std::size_t home = 0; home < ranks; ++home) attends += moved[r * ranks + home];
-    const std::int64_t kept = moved[r * ranks + r];
+    for (const zeppelin::Zone& zone : partition.zones) attends += rows_of(zone.of_rank[r]);
+    const auto kept = static_cast<std::int64_t>(moved[r * ranks + r]);
     rows.push_back({std::to_string(r), std::to_string(attends), fmt::format("{:.3f}x", pairs[r] / mean),
                     std::to_string(attends - kept), std::to_string(rows_of(partition.at_home[r]) - kept)});
   }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <stdexcept>
 
 #include "sim/analytical/fabric_share.h"
 #include "sim/base/error.h"
-#include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
 #include "sim/program/work.h"
@@ -21,6 +21,7 @@ void OpCostModel::set_program(const Program& program) {
   set_mesh(program.mesh, program.runtime.collective_algorithm, program.runtime.collective_protocol,
            program.stage_groups, program.loads);
   set_documents(program.packed.get(), program.document_loads);
+  slowest_rank_ = find_slowest_rank(program);
 }
 
 void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, CollectiveProtocol protocol,
@@ -40,6 +41,7 @@ void OpCostModel::set_mesh(const Mesh& mesh, CollectiveAlgorithm algorithm, Coll
 void OpCostModel::set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads) {
   packed_ = packed;
   document_loads_ = loads;
+  slowest_rank_ = -1;
   if (documents_met_.empty()) return;
   documents_met_.clear();
   busiest_parts_.clear();
@@ -51,6 +53,7 @@ void OpCostModel::set_stage(const OpCostModel& all, std::int64_t stage, StageSpa
   stage_groups_ = all.stage_groups_;
   loads_ = all.loads_;
   set_documents(all.packed_, all.document_loads_);
+  slowest_rank_ = all.slowest_rank_;
   algorithm_ = all.algorithm_;
   protocol_ = all.protocol_;
   slowest_loss_ = all.slowest_loss_;
@@ -158,9 +161,56 @@ const DocumentPairs& OpCostModel::document_pairs_at(const Op& op, std::span<cons
   return met->second;
 }
 
+namespace {
+
+std::int64_t part_of_queries(const Op& op, std::span<const Tensor> tensors, const Mesh& mesh, std::int64_t rank) {
+  return op.parts == 1 ? 0 : part_of(tensors[op.reads[queries_operand(op.kind)]].over[1], mesh, rank);
+}
+
+}  // namespace
+
+std::optional<OpCostModel::DealtRows> OpCostModel::dealt_rows(const Op& op, std::span<const Tensor> tensors) const {
+  if (document_loads_.empty() || is_attention(op.kind)) return std::nullopt;
+  const auto find = [&](std::span<const TensorId> ids) -> std::optional<DealtRows> {
+    for (const TensorId id : ids) {
+      if (id == kNoTensor) continue;
+      const Tensor& t = tensors[id];
+      if (const int d = t.find(Axis::sequence); d >= 0 && !t.over[d].empty() && is_table_of_runs(t.deal(d)))
+        return DealtRows{t.deal(d), t.over[d]};
+    }
+    return std::nullopt;
+  };
+  const std::optional<DealtRows> read = find(op.reads);
+  return read ? read : find(op.writes);
+}
+
+std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
+  const auto has_own_documents = [](const Piece& piece) {
+    return std::ranges::any_of(piece.forward.ops, [&](const Op& op) {
+      return op.documents != 0 && is_table_of_runs(piece.tensors[op.reads[queries_operand(op.kind)]].deal(1));
+    });
+  };
+  const auto layer = std::ranges::find_if(program.pieces, has_own_documents);
+  if (layer == program.pieces.end()) return -1;
+  std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // some at each place
+  for (std::int64_t rank = mesh_.ranks(); rank-- > 0;)
+    ranks[static_cast<std::size_t>(mesh_.coordinate(rank, MeshAxis::cp))] = rank;
+  std::vector<double> seconds(ranks.size(), 0);
+  for (const Block* block : {&layer->forward, &layer->backward, &layer->weight_gradient})
+    for (const Op& op : block->ops) {
+      if (is_communication(op.kind) || row_of(op.stream).occupies == Occupies::host || op.kind == OpKind::copy)
+        continue;
+      if (op.documents == 0 && !dealt_rows(op, layer->tensors)) continue;
+      const std::int64_t replica = document_loads_.front().slowest_replica;
+      for (std::size_t i = 0; i < ranks.size(); ++i)
+        seconds[i] += document_seconds(op, layer->tensors, replica, ranks[i]);
+    }
+  return ranks[static_cast<std::size_t>(std::ranges::max_element(seconds) - seconds.begin())];
+}
+
 std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> tensors) const {
   if (op.parts == 1) return 0;
-  if (const std::int64_t slowest = document_loads_[op.documents - 1u].slowest_part; slowest >= 0) return slowest;
+  if (slowest_rank_ >= 0) return part_of_queries(op, tensors, mesh_, slowest_rank_);
   const auto [met, is_new] = busiest_parts_.try_emplace(attention_of(op, tensors), 0);
   if (is_new) {
     const DocumentLoad& load = document_loads_[op.documents - 1u];
@@ -193,8 +243,11 @@ const DocumentPairs* OpCostModel::documents_charged(const Op& op, std::span<cons
 }
 
 double OpCostModel::document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica,
-                                     std::int64_t part) const {
-  return kernels_.cost(op, tensors, &document_pairs_at(op, tensors, replica, part)).seconds * (1 + slowest_loss_);
+                                     std::int64_t rank) const {
+  if (const std::optional<DealtRows> rows = dealt_rows(op, tensors))
+    return kernel_cost(op, tensors, 1, nullptr).seconds * filled_share(rows->deal, rows->over, mesh_, rank);
+  const DocumentPairs& pairs = document_pairs_at(op, tensors, replica, part_of_queries(op, tensors, mesh_, rank));
+  return kernel_cost(op, tensors, 1, &pairs).seconds;
 }
 
 std::shared_ptr<const FabricLoad> OpCostModel::load_of(MeshGroup group) const {
@@ -223,6 +276,18 @@ std::shared_ptr<const FabricLoad> OpCostModel::load_of(std::span<const std::uint
   return load;
 }
 
+ExchangeSkew OpCostModel::skew_under(const Load& load, const Op& op, std::int64_t ranks_per_node,
+                                     const CollectiveCost& cost) const {
+  if (load.axis == MeshAxis::ep || mesh_.group(load.axis) == op.group)
+    return exchange_skew(load, ranks_per_node, cost.algorithm, cost.token_shares);
+  ExchangeSkew most{0, 0};
+  for (const Load& within : loads_within(load, mesh_, op.group)) {
+    const ExchangeSkew by = exchange_skew(within, ranks_per_node, cost.algorithm, cost.token_shares);
+    most = {std::max(most.inside, by.inside), std::max(most.between, by.between)};
+  }
+  return most;
+}
+
 CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double payload = bytes(op, tensors) * static_cast<double>(instances) / op.count;
   const OpKind kind = collective_of(op.kind);
@@ -240,7 +305,7 @@ CollectiveCost OpCostModel::collective(const Op& op, std::span<const Tensor> ten
   CollectiveCost cost = algorithm == CollectiveAlgorithm::by_token
                             ? collectives_.token_exchange(payload, op.router, spanned.span)
                             : collectives_.cost(kind, payload, spanned.span, algorithm, protocol_);
-  if (load != nullptr) skew(exchange_skew(*load, spanned.span.ranks_per_node, cost.algorithm, cost.token_shares), cost);
+  if (load != nullptr) skew(skew_under(*load, op, spanned.span.ranks_per_node, cost), cost);
   if (spanned.slowdown > 1) slow_network(spanned.slowdown, cost);
   collectives_met_.push_back({kind, op.algorithm, op.group, op.stages, payload, load, cost});
   return cost;
@@ -263,6 +328,23 @@ OpCostModel::Rate OpCostModel::rate(const Op& op, std::span<const Tensor> tensor
 double OpCostModel::copy_seconds_alone(const Op& copy, std::span<const Tensor> tensors, std::int64_t instances) const {
   const double one = bytes(copy, tensors) * static_cast<double>(instances) / copy.count;
   return one / rate(copy, tensors, true).bytes_per_second;
+}
+
+OpCost OpCostModel::kernel_cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances,
+                                const DocumentPairs* documents) const {
+  OpCost cost;
+  const KernelCost kernel = kernels_.cost(op, tensors, documents);
+  cost.seconds = kernel.seconds;
+  if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
+    cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
+                                    : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
+  cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
+  if (kernel.flops > 0) {
+    cost.waiting = slowest_loss_ * cost.seconds;
+    cost.seconds += cost.waiting;
+  }
+  cost.flops = kernel.flops * static_cast<double>(instances);
+  return cost;
 }
 
 OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const {
@@ -293,18 +375,19 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
     cost.last_seconds = cost.seconds / op.count;
   } else {
     const DocumentPairs* const documents = op.documents == 0 ? nullptr : documents_charged(op, tensors);
-    const KernelCost kernel = kernels_.cost(op, tensors, documents);
-    cost.seconds = kernel.seconds;
-    if (instances > 1)  // one kernel over the tensors of all (a multi-tensor optimizer)
-      cost.seconds = kernel.flops > 0 ? kernel.seconds * static_cast<double>(instances)
-                                      : kernels_.memory_seconds(op, kernel.bytes * static_cast<double>(instances));
-    cost.seconds += (op.count - 1) * calibration_.kernel_fixed_seconds;
-    if (kernel.flops > 0) {
-      cost.waiting = slowest_loss_ * cost.seconds;
-      cost.seconds += cost.waiting;
+    cost = kernel_cost(op, tensors, instances, documents);
+    if (const std::optional<DealtRows> rows = dealt_rows(op, tensors)) {
+      // The ranks of a ring wait for each other's sums.
+      const bool in_ring = op.kind == OpKind::merge_attention;
+      const double share =
+          in_ring || slowest_rank_ < 0 ? 1 : filled_share(rows->deal, rows->over, mesh_, slowest_rank_);
+      cost.seconds *= share, cost.waiting *= share;
+      const BlockTable& table = table_of(rows->deal);
+      cost.flops *=
+          static_cast<double>(std::reduce(table.filled.begin(), table.filled.end())) /
+          static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
     }
     cost.last_seconds = cost.seconds / op.count;
-    cost.flops = kernel.flops * static_cast<double>(instances);
     if (const Load* const load = row_load(op, tensors)) cost.flops /= load->busiest_rank;
   }
   return cost;

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "sim/cost/collective_cost.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/cost/kernel_cost.h"
 #include "sim/hardware/cluster.h"
 #include "sim/hardware/stage_span.h"
@@ -51,13 +53,23 @@ class OpCostModel {
   // split over Op::count launches; of kernels, each launch has the device's fixed time. Copies between a
   // device and its host run at the PCIe rate of the device, or at its share of its PCIe switch's, as all devices of a
   // node copy at once; those from or to storage at its share of the NVMe rate, host kernels at its share of the host's
-  // memory rate. Of rows of unequal number (Tensor::load) the seconds are those of the rank with the most, for which all
-  // others wait, the FLOPs the mean of all. Of attention within documents both are of the slowest replica, and there of
-  // the rank that sees the most. Throws InputError when the cluster lacks a rate.
+  // memory rate. Of rows of unequal number (Tensor::load) the seconds are those of the rank with the most, for which
+  // all others wait, the FLOPs the mean of all. Of attention within documents both are of the slowest replica, and
+  // there of the rank that sees the most. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
-  // Of attention within documents (Op::documents): the seconds of a replica, on the ranks that have this part of the
-  // sequence.
-  double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t part) const;
+  // Of attention within documents (Op::documents) and of kernels over dealt_rows: the seconds of a replica, on a rank
+  // of the mesh.
+  double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t rank) const;
+  // Where ranks have documents of their own (deal_by_runs), the one whose kernels take the longest in a layer: cost()
+  // is of its attention, and of its rows elsewhere. -1: they have not, and attention is that of the part which sees the
+  // most.
+  std::int64_t slowest_rank() const { return slowest_rank_; }
+  // A dimension of what a kernel reads or writes of which ranks have rows of their own number.
+  struct DealtRows {
+    Deal deal;
+    Division over;
+  };
+  std::optional<DealtRows> dealt_rows(const Op& op, std::span<const Tensor> tensors) const;
   double mean_flops(const Op& op, std::span<const Tensor> tensors) const;  // of all replicas and ranks
   // And what documents leave there to whom cost() charges for; null: the sequence is one.
   const DocumentPairs* documents_charged(const Op& op, std::span<const Tensor> tensors) const;
@@ -77,12 +89,19 @@ class OpCostModel {
 
   // Of what the op reads or writes; null: every rank has as many rows.
   const Load* row_load(const Op& op, std::span<const Tensor> tensors) const;
+  // Of an exchange under it: of the groups that it is of, the most that any has on either level.
+  ExchangeSkew skew_under(const Load& load, const Op& op, std::int64_t ranks_per_node,
+                          const CollectiveCost& cost) const;
 
   // What bounds the op, in words, for OpReport.
   std::string bound(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
   const KernelModel& kernels() const { return kernels_; }
 
  private:
+  // As cost(), of all rows that a kernel has room for.
+  OpCost kernel_cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances,
+                     const DocumentPairs* documents) const;
+  std::int64_t find_slowest_rank(const Program& program) const;
   void set_documents(const PackedSequences* packed, std::span<const DocumentLoad> loads);
   struct Rate {
     double bytes_per_second = 0;
@@ -119,6 +138,7 @@ class OpCostModel {
   std::span<const Load> loads_;
   const PackedSequences* packed_ = nullptr;
   std::span<const DocumentLoad> document_loads_;
+  std::int64_t slowest_rank_ = -1;
   // Of an op that sees documents, all that its pairs depend on.
   struct Attention {
     std::uint8_t load = 0;
@@ -147,7 +167,7 @@ class OpCostModel {
   StageSpans* stage_spans_ = nullptr;  // none: collectives are those of any stage
   std::int64_t stage_ = 0;
   std::vector<double> busy_;
-  mutable std::vector<Span> spans_met_;              // on this mesh
+  mutable std::vector<Span> spans_met_;  // on this mesh
   mutable std::map<std::vector<std::int64_t>, std::shared_ptr<const FabricLoad>> loads_met_;
   mutable std::vector<Collective> collectives_met_;  // likewise: a layer repeats the same few
 };

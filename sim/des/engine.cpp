@@ -115,7 +115,7 @@ CollectiveRun run_collective(const Cluster& cluster, const CollectiveCalibration
   const std::int32_t job = plan.traffic.add_job(request.mesh, {});
   std::int32_t rows = -1;
   if (!request.rows.empty()) {
-    rows = plan.traffic.add_rows(request.rows);
+    rows = plan.traffic.add_rows({.ranks = span.ranks, .rows = request.rows});
     for (std::int64_t rank = 0; rank < ranks; ++rank)  // none is like another one
       plan.traffic.mark_rank(job, rank, static_cast<std::uint64_t>(rank));
   }

@@ -189,7 +189,10 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
     works += job.works_of(s) * static_cast<double>(program.mesh.size(group));
   const bool exact = !options.fold || works <= options.most_exact_works;
   for (FoldedLoad& folded : folded_loads(program.loads, per_node, exact)) {
-    job.rows.push_back(traffic.add_rows(std::move(folded.rows)));
+    Load rows;
+    rows.ranks = program.loads.front().ranks;
+    rows.rows = std::move(folded.rows);
+    job.rows.push_back(traffic.add_rows(std::move(rows)));
     job.rows_of_ranks.push_back(std::move(folded.of_ranks));
   }
   for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank)
@@ -201,7 +204,7 @@ void RunPlan::fold_loads(std::int32_t id, JobPlan& job) {
 void RunPlan::add_loads_of_documents(std::int32_t id, JobPlan& job) {
   const Program& program = *job.program;
   for (const Load& load : program.loads) {
-    job.rows.push_back(traffic.add_rows(load.rows));
+    job.rows.push_back(traffic.add_rows(load));
     for (std::int64_t rank = 0; rank < program.mesh.ranks(); ++rank) {
       const std::int64_t own = program.mesh.coordinate(rank, load.axis);
       std::uint64_t mark = 0;
@@ -235,10 +238,8 @@ void RunPlan::fold_documents(std::int32_t id, JobPlan& job) {
         double& less = name.seconds_less.emplace_back(0);
         for (const Op* const op : name.within_documents) {
           const auto& tensors = name.of->tensors;
-          const std::int64_t part =
-              op->parts == 1 ? 0 : part_of(tensors[op->reads[queries_operand(op->kind)]].over[1], mesh, rank);
           less += job.costs->cost(*op, tensors, 1).seconds -
-                  job.costs->document_seconds(*op, tensors, static_cast<std::int64_t>(replica), part);
+                  job.costs->document_seconds(*op, tensors, static_cast<std::int64_t>(replica), rank);
         }
         std::uint64_t& mark = marks[name.seconds_less.size() - 1];
         mark = mixed(mark + std::bit_cast<std::uint64_t>(less));
@@ -315,7 +316,7 @@ void RunPlan::name_ops(JobPlan& job, const BlockCode& code, BlockKind kind) {
           name.seconds_by_rows += code.costs[op].seconds;
           name.load = static_cast<std::size_t>(load - job.program->loads.data());
         }
-        if (code.ops[op].documents != 0) {
+        if (code.ops[op].documents != 0 || job.costs->dealt_rows(code.ops[op], piece.tensors)) {
           name.within_documents.push_back(&code.ops[op]);
           name.of = &piece;
         }

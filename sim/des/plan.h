@@ -40,8 +40,8 @@ struct OpName {
   // JobPlan::rows_of_ranks[load].
   double seconds_by_rows = 0;
   std::size_t load = 0;
-  // Attention within documents among them, of this piece; by JobPlan::document_place, what it takes less than of the
-  // slowest rank.
+  // Attention within documents among them and kernels over what ranks have unequal rows of, of this piece; by
+  // JobPlan::document_place, what they take less than of the slowest rank.
   std::vector<const Op*> within_documents = {};
   const Piece* of = nullptr;
   std::vector<double> seconds_less = {};

@@ -172,12 +172,14 @@ void Traffic::lay_pattern(std::int32_t p) {
   // Tokens that travel once come back over the same edges, others by an all-to-all of their own.
   const bool by_token = kind.algorithm == CollectiveAlgorithm::by_token, turned = kind.returns && by_token;
   std::vector<double> rows;
-  if (kind.rows >= 0) {
-    rows = rows_[static_cast<std::size_t>(kind.rows)];
+  const Load* const load = kind.rows >= 0 ? &rows_[static_cast<std::size_t>(kind.rows)] : nullptr;
+  const bool in_parts = load != nullptr && load->ranks > groups.size;
+  if (load != nullptr && !in_parts) {
+    rows = load->rows;
     if (kind.returns && !by_token) transpose(rows, static_cast<std::size_t>(groups.size));
   }
 
-  // Groups that lie alike in their nodes send alike.
+  // Groups that lie alike in their nodes send alike, of the same places of a load.
   std::map<std::vector<std::int64_t>, FlowGraph> graphs;
   std::vector<std::int64_t> devices(static_cast<std::size_t>(groups.size)), places(devices.size());
   std::vector<std::int64_t> leaves;  // of the devices, by their NICs
@@ -193,6 +195,15 @@ void Traffic::lay_pattern(std::int32_t p) {
     if (over_switches) {
       leaves.resize(devices.size());
       std::transform(devices.begin(), devices.end(), leaves.begin(), [&](auto d) { return topology_.leaf_of(d); });
+    }
+    if (in_parts) {
+      std::vector<std::int64_t> of_load;
+      for (std::int64_t i = 0; i < groups.size; ++i)
+        of_load.push_back(
+            job.mesh.coordinate(groups.members[static_cast<std::size_t>(g * groups.size + i)], load->axis));
+      rows = load_of_places(*load, of_load).rows;
+      places.resize(devices.size());
+      places.insert(places.end(), of_load.begin(), of_load.end());
     }
     const auto [found, is_new] = graphs.try_emplace(places);
     FlowGraph& graph = found->second;

@@ -18,6 +18,7 @@
 #include "sim/des/fold.h"
 #include "sim/des/topology.h"
 #include "sim/hardware/perturbation.h"
+#include "sim/program/load.h"
 #include "sim/program/mesh.h"
 #include "sim/program/work.h"
 
@@ -94,9 +95,10 @@ class Traffic {
   // Every rank by itself, for copies between its memories.
   std::int32_t singles(std::int32_t job);
   std::int32_t pattern(const PatternKind& kind);
-  // GroupMembers::rows, for the patterns that name them by this number.
-  std::int32_t add_rows(std::vector<double> rows) {
-    rows_.push_back(std::move(rows));
+  // GroupMembers::rows, for the patterns that name them by this number; where a pattern's groups have fewer ranks, of
+  // parts of the load's (load_of_places).
+  std::int32_t add_rows(Load load) {
+    rows_.push_back(std::move(load));
     return static_cast<std::int32_t>(rows_.size() - 1);
   }
 
@@ -222,7 +224,7 @@ class Traffic {
   std::vector<Communicator> communicators_;
   std::vector<Groups> groups_;
   std::vector<Pattern> patterns_;
-  std::vector<std::vector<double>> rows_;
+  std::vector<Load> rows_;
   std::vector<std::pair<LinkId, std::uint64_t>> link_marks_;
   std::vector<LinkId> background_;
 

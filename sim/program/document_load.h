@@ -33,9 +33,6 @@ struct DocumentLoad {
   // what the first, the second .. of them has in each: it may be another one each time.
   std::vector<std::vector<std::int64_t>> sequences;
   std::int64_t slowest_replica = 0;  // for which the others wait in the end, of all classes the same
-  // Where attention is several ops over documents of their own: which part of that replica's sequences sees the most
-  // in all of them together. -1: of each op that which sees the most there.
-  std::int64_t slowest_part = -1;
 };
 
 // Of a sequence's documents: visit(begin, end).

@@ -83,7 +83,7 @@ Deal deal_by_table(std::span<const std::int64_t> owners) {
 Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows) {
   expect_apart(of_part, whole);
   for (const std::vector<IndexRun>& runs : of_part) rows = std::max(rows, rows_of(runs));
-  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts};  // owners are no such number
+  std::vector<std::int64_t> key{kNoIndex, whole, meeting_parts}, filled;  // owners are no such number
   for (std::vector<IndexRun>& runs : of_part) {
     std::vector<IndexRun> joined;
     for (const IndexRun& run : runs) {
@@ -93,14 +93,19 @@ Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_
         joined.push_back(run);
       }
     }
-    if (const std::int64_t rest = rows - rows_of(joined); rest > 0)
+    filled.push_back(rows_of(joined));
+    if (const std::int64_t rest = rows - filled.back(); rest > 0)
       joined.push_back({.begin = kNoIndex, .count = rest, .apart = 0});
     runs = std::move(joined);
     for (const IndexRun& run : runs) key.insert(key.end(), {run.begin, run.count});
     key.push_back(kNoIndex);
   }
   return numbered(std::move(key), [&] {
-    return BlockTable{.blocks = 0, .of_part = std::move(of_part), .whole = whole, .meeting_parts = meeting_parts};
+    return BlockTable{.blocks = 0,
+                      .of_part = std::move(of_part),
+                      .whole = whole,
+                      .filled = std::move(filled),
+                      .meeting_parts = meeting_parts};
   });
 }
 
@@ -127,6 +132,14 @@ int dealing_digits(Deal deal, Division over, const Mesh& mesh) {
   };
   while (digits < count && name(digits) == name(0)) ++digits;
   return digits;
+}
+
+double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank) {
+  const BlockTable& table = table_of(deal);
+  Division dealing;
+  for (int n = 0; n < dealing_digits(deal, over, mesh); ++n) dealing.append(MeshGroup::of_digit(over.digit(n)));
+  return static_cast<double>(table.filled[static_cast<std::size_t>(part_of(dealing, mesh, rank))]) /
+         static_cast<double>(rows_of(table.of_part.front()));
 }
 
 std::int64_t part_of(Division over, const Mesh& mesh, std::int64_t rank) {

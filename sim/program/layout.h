@@ -125,8 +125,9 @@ inline std::int64_t rows_of(std::span<const IndexRun> runs) {
 struct BlockTable {
   std::int64_t blocks = 0;  // 0: of runs
   RunsOfParts of_part;      // of blocks, neighbours in one run; or of indices
-  // Of runs: the indices of the dimension, of which parts may lack some.
+  // Of runs: the indices of the dimension, of which parts may lack some, and how many of a part's rows have one.
   std::int64_t whole = 0;
+  std::vector<std::int64_t> filled = {};
   // Of runs: what has to meet (the queries and keys of a document) is within so many parts that follow each other, from
   // a multiple of that on.
   std::int64_t meeting_parts = 0;
@@ -138,6 +139,8 @@ const BlockTable& table_of(Deal deal);
 // Throws std::logic_error for an index that two parts have, or that the dimension has not.
 Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
 bool is_table_of_runs(Deal deal);
+// Of a rank's rows of such a dimension those that an index has.
+double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
 // visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.
 template <class Visit>

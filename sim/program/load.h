@@ -1,10 +1,12 @@
 // Unequal work: how many rows each rank of a group has from each other one, over what it would have if all were equal:
 // of tokens from ranks to experts (routing), of positions from one layout to another (documents). A fact beside the
 // tensors: their `sizes` are capacity, of the rank with the most rows; what an op takes follows from the rows that are
-// there. All groups of a Program have the same load.
+// there. All groups of the axis have the same load; an op whose group is a part of one moves what is between its
+// members (loads_within).
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "sim/program/mesh.h"
@@ -28,5 +30,11 @@ struct Load {
     return sum / static_cast<double>(ranks);
   }
 };
+
+// What ranks at these places of a group have from each other, as a load of a smaller group in which all of what a rank
+// sends would stay.
+Load load_of_places(const Load& load, std::span<const std::int64_t> places);
+// Of each of the groups that `group` makes of the axis.
+std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group);
 
 }  // namespace orrery

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <numeric>
 
 namespace orrery {
@@ -51,76 +52,152 @@ bool deals_evenly(const Mesh& mesh, const Tensor& t, int dim) {
   return table.blocks == 0 ? rows_of(table.of_part.front()) * parts == whole : whole % table.blocks == 0;
 }
 
-std::vector<std::int64_t> moved_rows(std::span<const RunsOfParts* const> from, const RunsOfParts& to) {
+namespace {
+
+std::size_t count(const RowsOfParts& rows) { return rows.of_part->size() * static_cast<std::size_t>(rows.sharing); }
+
+// visit(holder, taker, indices) for what parts that share nothing have of what others are to have.
+template <class Visit>
+void for_each_common(std::span<const RunsOfParts* const> holders, const RowsOfParts& takers, Visit&& visit) {
   struct Held {
     std::int64_t begin, end;
     std::size_t part;
   };
-  const std::size_t parts = to.size();
-  std::vector<std::int64_t> moved(parts * parts, 0);
   std::vector<Held> held;
-  for (const RunsOfParts* of_part : from)
-    for (std::size_t p = 0; p < parts; ++p)
+  for (const RunsOfParts* of_part : holders)
+    for (std::size_t p = 0; p < of_part->size(); ++p)
       for (const IndexRun& run : (*of_part)[p])
         if (!run.is_empty_rows()) held.push_back({run.begin, run.begin + run.count, p});
   std::ranges::sort(held, {}, &Held::begin);
-  for (std::size_t p = 0; p < parts; ++p)
-    for (const IndexRun& run : to[p]) {
+  const auto sharing = static_cast<std::size_t>(takers.sharing);
+  for (std::size_t p = 0; p < count(takers); ++p)
+    for (const IndexRun& run : (*takers.of_part)[p / sharing]) {
       if (run.is_empty_rows()) continue;
       const std::int64_t end = run.begin + run.count;
       auto at = std::ranges::upper_bound(held, run.begin, {}, &Held::begin);
       if (at != held.begin()) --at;
       for (; at != held.end() && at->begin < end; ++at)
-        if (const std::int64_t rows = std::min(end, at->end) - std::max(run.begin, at->begin); rows > 0)
-          moved[at->part * parts + p] += rows;
+        if (const std::int64_t n = std::min(end, at->end) - std::max(run.begin, at->begin); n > 0)
+          visit(at->part, p, static_cast<double>(n) / static_cast<double>(takers.sharing));
     }
+}
+
+}  // namespace
+
+std::vector<double> moved_rows(std::span<const RowsOfParts> from, const RowsOfParts& to) {
+  const std::size_t parts = count(to);
+  std::vector<double> moved(parts * parts, 0);
+  std::vector<const RunsOfParts*> alone;
+  const RunsOfParts* const taker[]{to.of_part};
+  for (const RowsOfParts& rows : from) {
+    if (rows.sharing == 1)
+      alone.push_back(rows.of_part);
+    else
+      for_each_common(taker, rows, [&](std::size_t b, std::size_t a, double n) { moved[a * parts + b] += n; });
+  }
+  for_each_common(alone, to, [&](std::size_t a, std::size_t b, double n) { moved[a * parts + b] += n; });
   return moved;
 }
 
 namespace {
 
-// The dimension that all of them have dealt by runs of one whole, over the same digits, and that alone; -1: there is
-// none.
-int dimension_of_runs(std::span<const Tensor* const> from, const Tensor& to) {
-  const auto table = [](const Tensor& t, int d) {
-    return !t.over[d].empty() && is_table_of_runs(t.deal(d)) ? &table_of(t.deal(d)) : nullptr;
-  };
+// Tensors of which one dimension is dealt by runs of one whole.
+struct LayoutsOfRuns {
+  int dim = 0;
+  Division over;  // the digits that deal it
+  std::vector<RowsOfParts> from;
+  RowsOfParts to;
+  std::int64_t row = 1;  // elements of an index that is not shared
+};
+
+const BlockTable* table_of_runs(const Tensor& t, int dim) {
+  return !t.over[dim].empty() && is_table_of_runs(t.deal(dim)) ? &table_of(t.deal(dim)) : nullptr;
+}
+
+// How many parts share an index in `coarse`, whose other dimensions are divided as those of `fine`, and one of them
+// over the digits that deal `dim` in `fine` alone. 0: it is not so.
+std::int64_t sharing(const Mesh& mesh, const Tensor& fine, const Tensor& coarse, int dim) {
+  if (fine.rank != coarse.rank || fine.axes != coarse.axes || !fine.over[dim].begins_with(coarse.over[dim])) return 0;
+  const MeshGroup inner = fine.over[dim].behind(coarse.over[dim]).group();
+  const std::int64_t ranks = mesh.size(inner);
+  bool divided = inner.empty();
+  for (int d = 0; d < fine.rank; ++d) {
+    if (d == dim) continue;
+    if (deal_of(fine, d) != deal_of(coarse, d)) return 0;
+    if (fine.over[d] == coarse.over[d] && fine.sizes[d] == coarse.sizes[d]) continue;
+    Division over = fine.over[d];
+    if (divided || !over.has_room_for(inner)) return 0;
+    over.append(inner);
+    if (coarse.over[d] != over || fine.sizes[d] != coarse.sizes[d] * ranks) return 0;
+    if (deal_of(coarse, d) != Deal::contiguous) return 0;
+    divided = true;
+  }
+  return divided ? ranks : 0;
+}
+
+std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
+  LayoutsOfRuns layouts;
   int dim = -1;
   for (int d = 0; d < to.rank; ++d)
-    if (table(to, d) != nullptr) dim = d;
-  if (dim < 0) return -1;
-  const auto fits = [&](const Tensor* t) {
-    if (t->rank != to.rank || t->axes != to.axes || t->over != to.over || t->load != 0 || to.load != 0) return false;
-    for (int d = 0; d < to.rank; ++d)
-      if (d != dim && (t->sizes[d] != to.sizes[d] || deal_of(*t, d) != deal_of(to, d))) return false;
-    const BlockTable* const of = table(*t, dim);
-    return of != nullptr && of->whole == table(to, dim)->whole && of->of_part.size() == table(to, dim)->of_part.size();
+    if (table_of_runs(to, d) != nullptr) dim = d;
+  if (dim < 0 || to.load != 0) return std::nullopt;
+  const Tensor* fine = &to;
+  for (const Tensor* t : from) {
+    if (t->rank != to.rank || t->load != 0 || table_of_runs(*t, dim) == nullptr) return std::nullopt;
+    if (t->over[dim].count() > fine->over[dim].count()) fine = t;
+  }
+  const auto rows = [&](const Tensor& t) {
+    return RowsOfParts{&table_of_runs(t, dim)->of_part, sharing(mesh, *fine, t, dim)};
   };
-  return std::ranges::all_of(from, fits) ? dim : -1;
+  layouts.dim = dim;
+  for (int n = 0; n < dealing_digits(fine->deal(dim), fine->over[dim], mesh); ++n)
+    layouts.over.append(MeshGroup::of_digit(fine->over[dim].digit(n)));
+  layouts.to = rows(to);
+  layouts.row = fine->elements() / fine->sizes[dim];
+  const std::size_t parts = table_of_runs(*fine, dim)->of_part.size();
+  const auto fits = [&](const Tensor& t, const RowsOfParts& r) {
+    return r.sharing > 0 && (r.sharing == 1 || layouts.to.sharing == 1 || &t == &to) && count(r) == parts &&
+           table_of_runs(t, dim)->whole == table_of_runs(to, dim)->whole;
+  };
+  if (!fits(to, layouts.to)) return std::nullopt;
+  for (const Tensor* t : from) {
+    layouts.from.push_back(rows(*t));
+    if (!fits(*t, layouts.from.back())) return std::nullopt;
+  }
+  return layouts;
+}
+
+// Digits in which two parts differ.
+MeshGroup between(const Mesh& mesh, Division over, std::size_t a, std::size_t b) {
+  MeshGroup group;
+  for (int n = over.count(); n-- > 0;) {
+    const auto size = static_cast<std::size_t>(mesh.size(MeshGroup::of_digit(over.digit(n))));
+    if (a % size != b % size) group = group | MeshGroup::of_digit(over.digit(n));
+    a /= size, b /= size;
+  }
+  return group;
 }
 
 std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span<const Tensor* const> from,
-                                                     const Tensor& to, int dim) {
-  const BlockTable& table = table_of(to.deal(dim));
-  const std::size_t parts = table.of_part.size();
-  std::vector<const RunsOfParts*> before;
-  for (const Tensor* t : from) before.push_back(&table_of(t->deal(dim)).of_part);
-  const std::vector<std::int64_t> moved = moved_rows(before, table.of_part);
-  std::int64_t all = 0, stay = 0, wanted = 0;
+                                                     const Tensor& to, const LayoutsOfRuns& layouts) {
+  const std::vector<double> moved = moved_rows(layouts.from, layouts.to);
+  const std::size_t parts = count(layouts.to);
+  double all = 0, wanted = 0;
+  Redistribution r;
   for (std::size_t i = 0; i < moved.size(); ++i) {
     all += moved[i];
-    stay += i / parts == i % parts ? moved[i] : 0;
+    if (moved[i] > 0) r.group = r.group | between(mesh, layouts.over, i / parts, i % parts);
   }
-  for (const std::vector<IndexRun>& runs : table.of_part)
-    for (const IndexRun& run : runs) wanted += run.is_empty_rows() ? 0 : run.count;
-  if (all != wanted) return std::nullopt;  // one that nobody has, or two have
-  Redistribution r;
-  if (stay == all) return r;
-  for (int n = dealing_digits(to.deal(dim), to.over[dim], mesh); n-- > 0;)
-    r.group = r.group | MeshGroup::of_digit(to.over[dim].digit(n));
-  std::int64_t largest = to.sizes[dim];
-  for (const Tensor* t : from) largest = std::max(largest, t->sizes[dim]);
-  r.share = static_cast<double>(all) / static_cast<double>(parts) / static_cast<double>(largest);
+  for (const std::int64_t filled : table_of_runs(to, layouts.dim)->filled) wanted += static_cast<double>(filled);
+  constexpr double kOfShares = 1e-3;                            // rows that three ranks share are no round numbers
+  if (std::abs(all - wanted) > kOfShares) return std::nullopt;  // one that nobody has, or two have
+  if (r.group.empty()) return r;
+  const auto rows = [&](const Tensor& t) {
+    return static_cast<double>(t.elements()) / static_cast<double>(layouts.row);
+  };
+  double largest = rows(to);
+  for (const Tensor* t : from) largest = std::max(largest, rows(*t));
+  r.share = all / static_cast<double>(parts) / largest;
   return r;
 }
 
@@ -180,9 +257,9 @@ std::optional<Redistribution> redistribution_of_parts(const Mesh& mesh, const Te
 }  // namespace
 
 std::optional<Redistribution> redistribution(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
-  const int dim = dimension_of_runs(from, to);
-  const bool alike = from.size() == 1 && dim >= 0 && from[0]->deal(dim) == to.deal(dim);
-  if (dim >= 0 && !alike) return redistribution_of_runs(mesh, from, to, dim);
+  const auto same = [&](const Tensor& t) { return t.over == to.over && t.deals == to.deals && t.sizes == to.sizes; };
+  if (from.size() != 1 || !same(*from[0]))
+    if (const auto runs = layouts_of_runs(mesh, from, to)) return redistribution_of_runs(mesh, from, to, *runs);
   return from.size() == 1 ? redistribution_of_parts(mesh, *from[0], to) : std::nullopt;
 }
 

@@ -146,26 +146,6 @@ std::vector<DocumentLoad> loads_of(const Work& work, const ReplicaSets& sets, co
   return loads;
 }
 
-// Where each document has ranks of its own, which part of the slowest replica's sequences sees the most in all ops of a
-// layer's attention together; -1: positions are dealt without regard to documents.
-std::int64_t slowest_part(const DocumentLoad& load, const Program& program) {
-  for (const Piece& piece : program.pieces) {
-    std::vector<double> pairs;
-    for (const Op& op : piece.forward.ops) {
-      if (!is_attention(op.kind)) continue;
-      const Tensor& queries = piece.tensors[op.reads[queries_operand(op.kind)]];
-      if (!is_table_of_runs(queries.deal(queries.find(Axis::sequence)))) return -1;
-      pairs.resize(static_cast<std::size_t>(op.parts), 0);
-      for (std::size_t part = 0; part < pairs.size(); ++part)
-        for (const std::int64_t s : load.sequences[static_cast<std::size_t>(load.slowest_replica)])
-          pairs[part] +=
-              document_pairs(op, piece.tensors, static_cast<std::int64_t>(part), program.packed->ends_of(s), 1).counted;
-    }
-    if (!pairs.empty()) return std::ranges::max_element(pairs) - pairs.begin();
-  }
-  return -1;
-}
-
 // Whether it attends at all.
 bool give_load(std::uint8_t load, Piece& piece) {
   bool any = false;
@@ -266,7 +246,6 @@ void rewrite(const Scenario&, Program& program) {
       sets.all(), {}, [&](const std::vector<std::size_t>& set) { return work.sum_of_most(set); });
   const std::vector<std::uint8_t> classes = classes_of(work, sets, slowest);
   program.document_loads = loads_of(work, sets, slowest, classes);
-  for (DocumentLoad& load : program.document_loads) load.slowest_part = slowest_part(load, program);
   lay_classes(classes, program);
 }
 

@@ -9,8 +9,8 @@
 namespace orrery::zeppelin {
 
 // Which ranks have a document: see partition.h.
-enum class PartitionRule : std::uint8_t { zones, hybrid, even };
-inline constexpr std::array<std::string_view, 3> kPartitionRuleNames{"zones", "hybrid", "even"};
+enum class PartitionRule : std::uint8_t { zones, hybrid, even, flexsp };
+inline constexpr std::array<std::string_view, 4> kPartitionRuleNames{"zones", "hybrid", "even", "flexsp"};
 
 struct Options {
   PartitionRule partition = PartitionRule::zones;
@@ -23,12 +23,13 @@ struct Options {
         "zeppelin_partition", partition, kPartitionRuleNames,
         "zeppelin: which ranks share a document's attention: zones (one rank, ranks of a node, nodes, by length and "
         "room), hybrid (as many as its length needs, a power of two: Megatron-Core's hybrid context parallelism), "
-        "even (all: Transformer Engine)",
+        "even (all: Transformer Engine), flexsp (groups that exchange heads, of sizes that even out their time: "
+        "FlexSP)",
         Scope::mesh);
     v.field(
         "zeppelin_capacity", capacity, or_none({.least = 1}),
         "zeppelin: tokens of which a rank may do the attention, over the mean of all ranks; 0: of 1, 1.125 .. 2 what "
-        "an estimate finds fastest (hybrid: 1)",
+        "an estimate finds fastest (hybrid: 1, flexsp: 2)",
         Scope::mesh);
     v.field("zeppelin_routing", routing,
             "zeppelin: what a ring sends from node to node goes over all NICs of the node, not over those of one rank",

@@ -1,12 +1,16 @@
 #include "strategies/zeppelin/partition.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "sim/base/error.h"
 #include "sim/program/document_load.h"
 
 namespace orrery::zeppelin {
@@ -244,6 +248,148 @@ void limit_sizes(Placements& placements) {
   }
 }
 
+// Groups that exchange (FlexSP): of each the documents, and what a rank of it has to do.
+struct Group {
+  std::int64_t ring = 1, tokens = 0;
+  double seconds = 0;
+  std::vector<Document> documents = {};
+};
+
+class Groups {
+ public:
+  Groups(const std::vector<Document>& documents, const Ranks& ranks, const Rates& rates, double capacity)
+      : documents_(documents), ranks_(ranks), rates_(rates), capacity_(capacity) {}
+
+  std::optional<std::vector<Group>> find() {
+    for (; smallest_ < ranks_.rings.size() && ranks_.rings[smallest_] <= ranks_.most_exchanging; ++smallest_) {
+      std::optional<std::vector<Group>> best = within(std::numeric_limits<double>::infinity());
+      if (!best) continue;
+      double least = 0, most = longest(*best);
+      constexpr int kHalvings = 40;
+      for (int i = 0; i < kHalvings; ++i) {
+        const double limit = (least + most) / 2;
+        if (std::optional<std::vector<Group>> found = within(limit)) {
+          most = std::min(limit, longest(*found));
+          best = std::move(found);
+        } else {
+          least = limit;
+        }
+      }
+      widen(*best);
+      std::ranges::stable_sort(*best, std::ranges::greater(), &Group::ring);
+      std::size_t sizes = 1;
+      for (std::size_t g = 1; g < best->size(); ++g) sizes += (*best)[g].ring != (*best)[g - 1].ring ? 1 : 0;
+      if (sizes <= kMostZones) return best;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static double longest(const std::vector<Group>& groups) {
+    return std::ranges::max_element(groups, {}, &Group::seconds)->seconds;
+  }
+  // The parts of its tokens that leave a rank for the others of its node, and for other nodes, by heads.
+  double seconds(const Document& d, std::int64_t ring) const {
+    const double n = as_double(ring), in_node = as_double(std::min(ring, ranks_.of_node));
+    const double moved = std::max((in_node - 1) / n * rates_.seconds_per_moved_in_node,
+                                  (n - in_node) / n * rates_.seconds_per_moved_between);
+    return (d.pairs() * rates_.seconds_per_pair + as_double(d.length()) * (rates_.seconds_per_token + moved)) / n;
+  }
+  bool has_room(std::int64_t tokens, std::int64_t ring) const {
+    return as_double(tokens) <= capacity_ * as_double(ring);
+  }
+  void put(const Document& d, Group& group) const {
+    group.documents.push_back(d);
+    group.tokens += d.length();
+    group.seconds += seconds(d, group.ring);
+  }
+
+  // None of which takes longer, on no more ranks than there are. A document goes to the smallest group that has room
+  // for it, of such to the one that it leaves the least.
+  std::optional<std::vector<Group>> within(double limit) const {
+    std::vector<Group> groups;
+    std::int64_t used = 0;
+    for (const Document& d : documents_) {
+      Group* best = nullptr;
+      for (Group& group : groups)
+        if (has_room(group.tokens + d.length(), group.ring) && group.seconds + seconds(d, group.ring) <= limit &&
+            (best == nullptr || group.ring < best->ring || (group.ring == best->ring && group.seconds > best->seconds)))
+          best = &group;
+      if (best == nullptr) {
+        std::int64_t ring = ranks_.rings[smallest_];
+        while (ring <= ranks_.most_exchanging && (!has_room(d.length(), ring) || seconds(d, ring) > limit))
+          ring = next_ring(ranks_, ring);
+        used += ring;
+        if (ring > ranks_.most_exchanging || used > ranks_.count) return std::nullopt;
+        best = &groups.emplace_back();
+        best->ring = ring;
+      }
+      put(d, *best);
+    }
+    return groups;
+  }
+
+  // Ranks that are left join the slowest group that they make larger by a step.
+  void widen(std::vector<Group>& groups) const {
+    std::int64_t left = ranks_.count;
+    for (const Group& group : groups) left -= group.ring;
+    for (;;) {
+      Group* slowest = nullptr;
+      for (Group& group : groups) {
+        const std::int64_t wider = next_ring(ranks_, group.ring);
+        if (wider <= ranks_.most_exchanging && wider - group.ring <= left &&
+            (slowest == nullptr || group.seconds > slowest->seconds))
+          slowest = &group;
+      }
+      if (slowest == nullptr) return;
+      Group wider{.ring = next_ring(ranks_, slowest->ring)};
+      for (const Document& d : slowest->documents) put(d, wider);
+      if (wider.seconds >= slowest->seconds) return;
+      left -= wider.ring - slowest->ring;
+      *slowest = std::move(wider);
+    }
+  }
+
+  const std::vector<Document>& documents_;
+  const Ranks& ranks_;
+  const Rates& rates_;
+  const double capacity_;
+  std::size_t smallest_ = 0;  // of the sizes that groups may have
+};
+
+// The positions of a group's documents in their order, each rank of it the next part of them.
+void lay(const Group& group, std::int64_t first, Zone& zone) {
+  std::vector<Document> documents = group.documents;
+  std::ranges::sort(documents, {}, &Document::begin);
+  std::int64_t before = 0;
+  std::size_t d = 0;
+  for (std::int64_t r = 0; r < group.ring; ++r) {
+    const std::int64_t end = group.tokens * (r + 1) / group.ring;
+    for (std::int64_t at = group.tokens * r / group.ring; at < end;) {
+      while (before + documents[d].length() <= at) before += documents[d++].length();
+      const std::int64_t count = std::min(end, before + documents[d].length()) - at;
+      zone.of_rank[static_cast<std::size_t>(first + r)].push_back({documents[d].begin + at - before, count});
+      at += count;
+    }
+  }
+  for (const Document& document : documents) zone.documents.push_back({document.begin, document.end, first});
+}
+
+// The largest groups first, so that each begins at a multiple of its size.
+std::vector<Zone> zones_of(const std::vector<Group>& groups, const Ranks& ranks) {
+  std::vector<Zone> zones;
+  std::int64_t first = 0;
+  for (const Group& group : groups) {
+    if (zones.empty() || zones.back().ring != group.ring) {
+      zones.push_back({.ring = group.ring, .documents = {}, .of_rank = {}});
+      zones.back().of_rank.resize(static_cast<std::size_t>(ranks.count));
+    }
+    lay(group, first, zones.back());
+    first += group.ring;
+  }
+  return zones;
+}
+
 // Chunks as equal as they can be; what is left over goes to the ranks of the ring that have the fewest tokens.
 void lay(const Placement& p, std::vector<std::int64_t>& tokens, Zone& zone) {
   const auto ring = static_cast<std::size_t>(p.ring), first = static_cast<std::size_t>(p.first);
@@ -356,6 +502,18 @@ Partition partition(const Options& options, std::span<const std::int64_t> ends, 
   const double mean = as_double(tokens) / as_double(ranks.count);
   Partition p;
   std::optional<Placements> placements;
+  if (options.partition == PartitionRule::flexsp) {
+    p.capacity = options.capacity > 0 ? options.capacity : 2;
+    const auto groups = Groups(documents, ranks, rates, p.capacity * mean).find();
+    if (!groups)
+      throw InputError({"", "/plan/zeppelin_capacity"}, fmt::format("{:g}", p.capacity),
+                       fmt::format("room for the batch on groups of up to {} ranks, which have heads to exchange; the "
+                                   "longest of its documents has {:.1f} times the mean of a rank's tokens",
+                                   ranks.most_exchanging, as_double(documents.front().length()) / mean));
+    p.zones = zones_of(*groups, ranks);
+    p.at_home = Homes(p.zones, ranks, tokens).find();
+    return p;
+  }
   if (options.partition == PartitionRule::hybrid) {
     p.capacity = std::max(1.0, options.capacity);
     placements = by_length(documents, ranks, p.capacity * mean);

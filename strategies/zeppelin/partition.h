@@ -9,6 +9,11 @@
 //   hybrid  the least power of two of ranks that have room for it; the longest first, to the least loaded of such rings
 //           (Megatron-LM, hybrid_cp_schedule.py).
 //   even    all ranks, whatever its length.
+//   flexsp  groups of ranks that exchange heads for positions, each of whole documents, which its ranks have equal
+//   parts
+//           of; of all sizes and contents of groups those whose slowest takes the least (FlexSP, PKU's Hetu-Galvatron
+//           repository: a mixed-integer program there; here documents go, the longest first, where they cost the least
+//           within a limit of seconds, and the limit is bisected).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +32,7 @@ struct PlacedDocument {
 
 // All documents whose rings have as many ranks.
 struct Zone {
-  std::int64_t ring = 1;
+  std::int64_t ring = 1;  // or group
   std::vector<PlacedDocument> documents;
   RunsOfParts of_rank;  // its positions, in their order
 };
@@ -38,7 +43,8 @@ struct Partition {
   double capacity = 1;      // tokens of a rank over the mean
 };
 
-// Of a batch: so many sizes of rings at the most. Beyond, documents on the smallest rings go to the next larger ones.
+// Of a batch: so many sizes of rings at the most. Beyond, documents on the smallest rings go to the next larger ones,
+// and there are no groups that exchange of the smallest.
 inline constexpr std::size_t kMostZones = 6;
 
 // What is partitioned over.
@@ -46,6 +52,7 @@ struct Ranks {
   std::int64_t count = 1, of_node = 1;
   // That a ring may have, ascending, each a divisor of the next: 1, .. of_node, .. count.
   std::vector<std::int64_t> rings;
+  std::int64_t most_exchanging = 1;  // of them the largest whose ranks may exchange heads
 };
 // Rings are made larger by prime factors, the smallest first: of a node, then of nodes. REQUIRES: of_node divides
 // count.
@@ -61,7 +68,8 @@ struct Rates {
   double seconds_per_token = 0;  // outside attention
 };
 
-// `ends`: of the documents in the batch, ascending. REQUIRES: a batch of a multiple of ranks.count.
+// `ends`: of the documents in the batch, ascending. REQUIRES: a batch of a multiple of ranks.count. Throws InputError
+// for groups that exchange where none has room.
 Partition partition(const Options& options, std::span<const std::int64_t> ends, const Ranks& ranks, const Rates& rates);
 
 }  // namespace orrery::zeppelin

@@ -17,17 +17,23 @@
 #include "strategies/context_parallel/context_parallel.h"
 #include "strategies/layer_plans.h"
 #include "strategies/packed_documents/packed_documents.h"
+#include "strategies/usp/exchange.h"
 
 namespace orrery::zeppelin {
 namespace {
 
 bool is_used(const Scenario& scenario) { return context_parallel::has_layers_of_type(scenario, kTypes); }
 
+bool exchanges(const Scenario& scenario) { return scenario.plan.zeppelin.partition == PartitionRule::flexsp; }
+
 // Those of context_parallel in a node, where tensor_parallel has ranks of it, too.
 Ranks context_ranks(const Scenario& scenario) {
   const std::int64_t count = scenario.plan.context.degree,
                      of_node = scenario.cluster.node.devices / scenario.plan.tensor.degree;
-  return ranks_of(count, std::clamp<std::int64_t>(of_node, 1, count));
+  Ranks ranks = ranks_of(count, std::clamp<std::int64_t>(of_node, 1, count));
+  for (const std::int64_t ring : ranks.rings)
+    if (usp::heads_of(scenario).key_value % ring == 0) ranks.most_exchanging = ring;
+  return ranks;
 }
 
 // Of datasheets: what is chosen by them is which of several capacities is to be had.
@@ -59,15 +65,31 @@ Rates rates_of(const Scenario& scenario) {
 
 std::int64_t rows_of_deal(Deal deal) { return rows_of(table_of(deal).of_part.front()); }
 
-// How positions lie outside attention and in each of its zones.
+// How positions lie outside attention and in each of its zones: over ranks, or over groups whose ranks share heads.
 struct Layout {
   Deal home = Deal::contiguous;
   struct OfZone {
     std::int64_t ring = 1;
     Deal deal = Deal::contiguous;
+    std::int64_t sharing = 1;  // ranks that have the same positions
+    std::int64_t rows = 0;     // of the rank with the most
   };
   std::vector<OfZone> zones;
 };
+
+RunsOfParts of_groups(const Zone& zone) {
+  RunsOfParts groups(zone.of_rank.size() / static_cast<std::size_t>(zone.ring));
+  for (std::size_t r = 0; r < zone.of_rank.size(); ++r) {
+    std::vector<IndexRun>& group = groups[r / static_cast<std::size_t>(zone.ring)];
+    group.insert(group.end(), zone.of_rank[r].begin(), zone.of_rank[r].end());
+  }
+  return groups;
+}
+
+// What a zone's parts have of a sequence, its only part all of it.
+RunsOfParts runs_of(const Layout::OfZone& zone, std::int64_t whole) {
+  return is_table(zone.deal) ? table_of(zone.deal).of_part : RunsOfParts{{{0, whole}}};
+}
 
 Layout layout_of(const Scenario& scenario) {
   const Partition partition = partition_of(scenario);
@@ -86,8 +108,17 @@ Layout layout_of(const Scenario& scenario) {
     // Tensor parallelism cuts what a rank has into equal parts.
     const std::int64_t tp = scenario.plan.tensor.degree;
     layout.home = deal_by_runs(std::move(home), whole, parts, (rows + tp - 1) / tp * tp);
-    for (const Zone& zone : partition.zones)
-      layout.zones.push_back({zone.ring, deal_by_runs(zone.of_rank, whole, zone.ring)});
+    for (const Zone& zone : partition.zones) {
+      Layout::OfZone of_zone{.ring = zone.ring};
+      if (exchanges(scenario)) {
+        of_zone.sharing = zone.ring;
+        if (zone.ring < parts) of_zone.deal = deal_by_runs(of_groups(zone), whole, 1);
+      } else {
+        of_zone.deal = deal_by_runs(zone.of_rank, whole, zone.ring);
+      }
+      of_zone.rows = is_table(of_zone.deal) ? rows_of_deal(of_zone.deal) : whole;
+      layout.zones.push_back(of_zone);
+    }
   } catch (const std::length_error&) {
     throw InputError({"", "/plan/context_parallel_type"}, "\"zeppelin\" on one batch more",
                      fmt::format("a command with fewer batches or plans: each has tables of its own of which documents "
@@ -105,32 +136,42 @@ struct Moves {
 
 Moves moves_of(const Layout& layout) {
   Moves moves;
-  const auto add = [&](std::span<const RunsOfParts* const> from, const RunsOfParts& to) -> std::uint8_t {
-    const std::vector<std::int64_t> rows = moved_rows(from, to);
-    const std::size_t parts = to.size();
-    std::int64_t all = 0, stay = 0;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      all += rows[i];
-      stay += i / parts == i % parts ? rows[i] : 0;
-    }
-    if (stay == all) return 0;
+  const std::size_t parts = table_of(layout.home).of_part.size();
+  const auto add = [&](std::span<const RowsOfParts> from, const RowsOfParts& to) -> std::uint8_t {
+    std::vector<double> rows = moved_rows(from, to);
+    bool moved = false;
+    for (std::size_t i = 0; i < rows.size(); ++i) moved = moved || (rows[i] > 0 && i / parts != i % parts);
+    if (!moved) return 0;
     Load load;
     load.axis = MeshAxis::cp;
     load.ranks = static_cast<std::int64_t>(parts);
-    const double mean = static_cast<double>(all) / static_cast<double>(rows.size());
-    for (const std::int64_t n : rows) load.rows.push_back(static_cast<double>(n) / mean);
+    const double mean = std::reduce(rows.begin(), rows.end()) / static_cast<double>(rows.size());
+    for (double& n : rows) n /= mean;
+    load.rows = std::move(rows);
     moves.loads.push_back(std::move(load));
     return static_cast<std::uint8_t>(moves.loads.size());
   };
-  const RunsOfParts* const home[]{&table_of(layout.home).of_part};
-  std::vector<const RunsOfParts*> zones;
-  for (const Layout::OfZone& zone : layout.zones) {
-    zones.push_back(&table_of(zone.deal).of_part);
-    moves.to_zone.push_back(add(home, *zones.back()));
+  const RowsOfParts home[]{{&table_of(layout.home).of_part, 1}};
+  std::vector<RunsOfParts> runs;
+  for (const Layout::OfZone& zone : layout.zones) runs.push_back(runs_of(zone, table_of(layout.home).whole));
+  std::vector<RowsOfParts> zones;
+  for (std::size_t z = 0; z < runs.size(); ++z) {
+    zones.push_back({&runs[z], layout.zones[z].sharing});
+    moves.to_zone.push_back(add(home, zones.back()));
   }
-  moves.home = add(zones, *home[0]);
+  moves.home = add(zones, home[0]);
   return moves;
 }
+
+// What moves in front of attention or behind it, by name.
+struct Move {
+  const char *remap, *exchange;
+};
+constexpr Move kQueries{"remap.queries", "exchange.queries"}, kKeys{"remap.keys", "exchange.keys"},
+    kContext{"remap.context", "exchange.context"},
+    kContextGradient{"remap.context_gradient", "exchange.context_gradient"},
+    kQueryGradient{"remap.query_gradient", "exchange.query_gradient"},
+    kKeyGradient{"remap.key_gradient", "exchange.key_gradient"};
 
 // The attention of a piece, zone by zone.
 class ZonedAttention {
@@ -138,6 +179,7 @@ class ZonedAttention {
   ZonedAttention(const Scenario& scenario, bool fp32_gradients, const Layout& layout, const Moves& moves,
                  const Mesh& mesh, Piece& piece)
       : routing_(scenario.plan.zeppelin.routing),
+        exchanges_(exchanges(scenario)),
         fp32_gradients_(fp32_gradients),
         of_node_(context_ranks(scenario).of_node),
         layout_(layout),
@@ -161,19 +203,38 @@ class ZonedAttention {
   };
 
   TensorId in_zone(TensorId id, std::size_t zone) {
-    const Deal deal = layout_.zones[zone].deal;
+    const Layout::OfZone& layout = layout_.zones[zone];
     const TensorId clone = clone_tensor(piece_, id);
     Tensor& t = piece_.tensors[clone];
     const int d = t.find(Axis::sequence);
-    t.sizes[d] = rows_of_deal(deal);
-    t.set_deal(d, deal);
+    t.sizes[d] = layout.rows;
+    if (layout.sharing > 1) {
+      const MeshGroup group = innermost_ranks(layout.sharing);
+      Division groups;
+      groups.append(mesh_.group(MeshAxis::cp).without(group));
+      t.over[d] = groups;
+      const int heads = t.find(Axis::groups);
+      t.sizes[heads] /= layout.sharing;
+      t.over[heads].append(group);
+    }
+    t.set_deal(d, layout.deal);
     return clone;
   }
 
-  void remap(const char* name, std::vector<TensorId> from, TensorId to, std::uint8_t load, const Op& cause) {
+  // Digits of cp that have so many ranks, side by side.
+  MeshGroup innermost_ranks(std::int64_t count) const {
+    MeshGroup group;
+    for (int d = 0; d < Mesh::kMaxDigits && mesh_.size(group) < count; ++d)
+      if (mesh_.group(MeshAxis::cp).contains(d)) group = group | MeshGroup::of_digit(d);
+    return group;
+  }
+
+  // Where heads are exchanged that is what moves tokens, too.
+  void remap(const Move& move, std::vector<TensorId> from, TensorId to, std::uint8_t load, const Op& cause) {
     std::vector<const Tensor*> parts;
     for (const TensorId id : from) parts.push_back(&piece_.tensors[id]);
     const auto by = redistribution(mesh_, parts, piece_.tensors[to]);
+    const char* const name = exchanges_ ? move.exchange : move.remap;
     if (!by) throw std::logic_error(std::string("\"") + name + "\" cannot be remapped");
     Op op = communication(OpKind::redistribute, name, Stream::context_communication, by->group, from[0], to);
     std::ranges::copy(from, op.reads.begin());
@@ -183,22 +244,29 @@ class ZonedAttention {
     out_.push_back(op);
   }
 
-  TensorId enter(const char* name, TensorId id, std::size_t zone, const Op& cause) {
+  TensorId enter(const Move& move, TensorId id, std::size_t zone, const Op& cause) {
     if (id == kNoTensor) return kNoTensor;
     const TensorId there = in_zone(id, zone);
-    remap(name, {id}, there, moves_.to_zone[zone], cause);
+    remap(move, {id}, there, moves_.to_zone[zone], cause);
     return there;
   }
 
   void attend(const Op& whole, std::size_t zone) {
-    context_parallel::RingGroups ring;
-    std::int64_t ranks = 1;
-    for (int d = 0; d < Mesh::kMaxDigits && ranks < layout_.zones[zone].ring; ++d)
-      if (mesh_.group(MeshAxis::cp).contains(d)) {
-        ring.inner = ring.inner | MeshGroup::of_digit(d);
-        ranks *= mesh_.size(MeshGroup::of_digit(d));
+    const Layout::OfZone& layout = layout_.zones[zone];
+    if (exchanges_) {
+      const std::size_t first = queries_operand(whole.kind);
+      const auto [q, kv] = context_parallel::queries_and_keys(piece_, whole.reads[first], whole.reads[first + 1]);
+      Op op = context_parallel::attention_of_parts(whole, q, kv, mesh_.size(MeshAxis::cp) / layout.sharing);
+      if (whole.kind == OpKind::attention_backward) {
+        const auto [dq, dkv] = context_parallel::queries_and_keys(piece_, whole.writes[0], whole.writes[1]);
+        op.writes = {dq, dkv, kNoTensor, kNoTensor};
       }
-    if (ranks > of_node_) {
+      out_.push_back(op);
+      return;
+    }
+    context_parallel::RingGroups ring;
+    ring.inner = innermost_ranks(layout.ring);
+    if (layout.ring > of_node_) {
       ring.stream = Stream::outer_ring_communication;  // beside the rings in the nodes
       if (routing_) ring.algorithm = CollectiveAlgorithm::hierarchical;
     }
@@ -208,8 +276,8 @@ class ZonedAttention {
   void forward(const Op& whole) {
     Attentions all{.context = whole.writes[0], .zones = {}};
     for (std::size_t z = 0; z < layout_.zones.size(); ++z)
-      all.zones.push_back({.first = enter("remap.queries", whole.reads[0], z, whole),
-                           .second = enter("remap.keys", whole.reads[1], z, whole),
+      all.zones.push_back({.first = enter(kQueries, whole.reads[0], z, whole),
+                           .second = enter(kKeys, whole.reads[1], z, whole),
                            .context = in_zone(whole.writes[0], z),
                            .log_sum_exp = in_zone(whole.writes[1], z)});
     std::vector<TensorId> contexts;
@@ -222,7 +290,7 @@ class ZonedAttention {
       attend(op, z);
       contexts.push_back(a.context);
     }
-    remap("remap.context", contexts, whole.writes[0], moves_.home, whole);
+    remap(kContext, contexts, whole.writes[0], moves_.home, whole);
     attentions_.push_back(std::move(all));
   }
 
@@ -232,7 +300,7 @@ class ZonedAttention {
     const Attentions all = *found;
     std::vector<TensorId> context_gradients, first, second;
     for (std::size_t z = 0; z < all.zones.size(); ++z)
-      context_gradients.push_back(enter("remap.context_gradient", whole.reads[0], z, whole));
+      context_gradients.push_back(enter(kContextGradient, whole.reads[0], z, whole));
     for (std::size_t z = 0; z < all.zones.size(); ++z) {
       const Attention& a = all.zones[z];
       first.push_back(in_zone(whole.writes[0], z));
@@ -242,11 +310,11 @@ class ZonedAttention {
       op.writes = {first.back(), second.empty() ? kNoTensor : second.back(), kNoTensor, kNoTensor};
       attend(op, z);
     }
-    remap("remap.query_gradient", first, whole.writes[0], moves_.home, whole);
-    if (!second.empty()) remap("remap.key_gradient", second, whole.writes[1], moves_.home, whole);
+    remap(kQueryGradient, first, whole.writes[0], moves_.home, whole);
+    if (!second.empty()) remap(kKeyGradient, second, whole.writes[1], moves_.home, whole);
   }
 
-  const bool routing_, fp32_gradients_;
+  const bool routing_, exchanges_, fp32_gradients_;
   const std::int64_t of_node_;
   const Layout& layout_;
   const Moves& moves_;
@@ -304,6 +372,8 @@ void check(const Scenario& scenario) {
     throw InputError({"", "/workload/global_batch_size"}, std::to_string(scenario.workload.global_batch_size),
                      "1 with context_parallel_type \"zeppelin\": the batch of all ranks is one sequence, over "
                      "context_parallel");
+  if (exchanges(scenario) && !options.routing)
+    fail("zeppelin_routing", "false", "true with zeppelin_partition \"flexsp\", which has no rings to route");
   if (options.partition == PartitionRule::even && options.capacity != 0)
     fail("zeppelin_capacity", fmt::format("{}", options.capacity), "0 where documents are cut evenly over all ranks");
   if (scenario.model.attention == AttentionKind::latent)

@@ -141,6 +141,10 @@ constexpr const char* kDocumentsOfABatch =
     R"({"model": {"activation": "swiglu", "ffn": 64, "kv_heads": 2, "positions": "rotary", "norm": "rmsnorm",
   "tied_embeddings": false, "linear_bias": false, "max_positions": 96},
   "workload": {"documents": "log-normal:2.2:1.1", "documents_seed": 3, "sequence_length": 96, "global_batch_size": 1}})";
+// Of shorter ones, fused queries and keys.
+constexpr const char* kDocumentsOfABatchGpt =
+    R"({"model": {"max_positions": 96},
+  "workload": {"documents": "log-normal:2:0.9", "documents_seed": 2, "sequence_length": 96, "global_batch_size": 1}})";
 constexpr const char* kDocumentsExperts =
     R"({"model": {"layers": 3, "activation": "swiglu", "ffn": 48, "kv_heads": 2, "positions": "rotary",
   "norm": "rmsnorm", "tied_embeddings": false, "linear_bias": false, "experts": 8, "experts_per_token": 2,
@@ -1733,6 +1737,17 @@ const Layout kLayouts[] = {
      R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "zeppelin_partition": "even",
      "zeppelin_routing": false, "zeppelin_remapping": false})",
      kDocumentsOfABatch, 1},
+    {"ZeppelinFlexsp",
+     R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "zeppelin_partition": "flexsp"})",
+     kDocumentsOfABatchGpt, 1},
+    {"ZeppelinFlexspZero3",
+     R"({"context_parallel": 8, "context_parallel_type": "zeppelin", "zeppelin_partition": "flexsp", "zero_stage": 3,
+     "recompute": "full", "zeppelin_capacity": 4})",
+     kDocumentsOfABatch, 1},
+    {"ZeppelinFlexspTensor",
+     R"({"context_parallel": 4, "context_parallel_type": "zeppelin", "zeppelin_partition": "flexsp",
+     "tensor_parallel": 2, "sequence_parallel": true})",
+     kDocumentsOfABatchGpt, 1},
     {"DocumentsMemo", R"({"memo": true, "memo_alpha": 0.5, "data_parallel": 2})", kDocuments, 1},
     {"DocumentsExperts", R"({"data_parallel": 4, "expert_parallel": 2, "zero_stage": 1})", kDocumentsExperts, 1},
 };
