@@ -160,9 +160,9 @@ std::string exchange_formula(const Op& op, std::span<const Tensor> tensors, cons
   if (const Load* const load = costs.row_load(op, tensors); load != nullptr) {
     const ExchangeSkew skew = costs.skew_under(*load, op, span.ranks_per_node, cost);
     text += fmt::format(
-        "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them; of "
-        "rows at its experts {:.3f}\n",
-        skew.inside, skew.between, load->busiest_rank);
+        "  in these the busiest rank's over that of balanced routing: {:.3f} within nodes, {:.3f} between them{}\n",
+        skew.inside, skew.between,
+        load->axis == MeshAxis::ep ? fmt::format("; of rows at its experts {:.3f}", load->busiest_rank) : "");
   }
   return text;
 }
@@ -187,6 +187,12 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
         .explain(collective_of(op.kind), covered, span_of(program.mesh, op.group, cluster));
   std::string text =
       KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
+  if (const auto rows = costs.dealt_rows(op, tensors); rows && op.kind != OpKind::merge_attention)
+    text += fmt::format(
+        "\ntimes {:.3f}, the share of these rows that rank {} of context_parallel has, whose kernels take "
+        "the longest in all layers together",
+        filled_share(rows->deal, rows->over, program.mesh, costs.slowest_rank()),
+        program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
   const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))
@@ -563,8 +569,10 @@ std::string explain_zones(const Simulation& simulation) {
     std::int64_t attends = 0;
     for (const zeppelin::Zone& zone : partition.zones) attends += rows_of(zone.of_rank[r]);
     const auto kept = static_cast<std::int64_t>(moved[r * ranks + r]);
+    const bool moves = scenario.plan.zeppelin.remapping;
     rows.push_back({std::to_string(r), std::to_string(attends), fmt::format("{:.3f}x", pairs[r] / mean),
-                    std::to_string(attends - kept), std::to_string(rows_of(partition.at_home[r]) - kept)});
+                    std::to_string(moves ? attends - kept : 0),
+                    std::to_string(moves ? rows_of(partition.at_home[r]) - kept : 0)});
   }
   constexpr std::array<Column, 3> kDocuments{{{"tokens"}, {"ranks"}, {"of context_parallel"}}};
   constexpr std::array<Column, 5> kRanks{

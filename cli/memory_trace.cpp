@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
@@ -36,21 +37,29 @@ std::string allocator_text(const Simulation& simulation) {
          grid(kColumns, rows);
 }
 
-void become_program_with_cbc() {
+void become_program_with_cbc(const char* option) {
   if (built_with_cbc()) return;
   const auto sibling = sibling_program("orrery-des");
   if (!sibling)
     throw InputError(
-        {"--explain", ""},
+        {option, ""},
         std::string(kMemoryPlan) + ", but no program orrery-des beside this one, which is built with COIN-OR CBC",
         "memory");
   become(*sibling);
 }
 
+namespace {
+
+BiLevelPlan plan_of(const Simulation& simulation, const AllocationTrace& trace) {
+  return bi_level_plan(*simulation.program, trace, CachingAllocator::kLeastBlock,
+                       [](std::span<const StorageLife> lives) { return smallest_layout(lives); });
+}
+
+}  // namespace
+
 std::string memory_plan_text(const Simulation& simulation) {
   const AllocationTrace trace = allocations(simulation);
-  const BiLevelPlan plan = bi_level_plan(*simulation.program, trace, CachingAllocator::kLeastBlock,
-                                         [](std::span<const StorageLife> lives) { return smallest_layout(lives); });
+  const BiLevelPlan plan = plan_of(simulation, trace);
   const StageReport& stage = fullest_stage(simulation);
   const auto text = [](std::int64_t bytes) { return bytes_text(static_cast<double>(bytes)); };
   constexpr std::array<Column, 8> kColumns{
@@ -65,6 +74,10 @@ std::string memory_plan_text(const Simulation& simulation) {
     row("1", fmt::format("{}.{}", piece_title(*simulation.program, block.piece), kBlockNames[block.block]),
         block.instances, block.storages, block.layout);
   row("2", "step", 1, plan.storages, plan.step);
+  const auto is_best = [](const StorageLayout& layout) { return layout.by_program || layout.gap() == 0; };
+  const bool found_best = is_best(plan.step) && std::ranges::all_of(plan.blocks, [&](const BlockLayout& block) {
+                            return is_best(block.layout);
+                          });
   const auto reserved = [&](bool expandable) {
     const Replay r = replay(trace, allocator_options(simulation, expandable), kAllocatorSteps);
     return text(r.statistics.peak_reserved) + (r.out_of_memory ? " and is then out of memory" : "");
@@ -78,13 +91,22 @@ std::string memory_plan_text(const Simulation& simulation) {
              "  planned {}: {} that stay, {} of the step; {} are alive at the worst instant\n"
              "  PyTorch's caching allocator reserves {}, with expandable segments {}\n",
              text(plan.bytes()), text(plan.resident_bytes), text(plan.step.bytes), text(plan.alive_bytes),
-             reserved(false), reserved(true));
+             reserved(false), reserved(true)) +
+         (found_best ? ""
+                     : "  best fit: the solver found nothing smaller within its nodes and pairs, and not that there is "
+                       "nothing\n");
 }
 
 std::string memory_trace(const Simulation& simulation, bool expandable_segments) {
   const AllocationTrace trace = allocations(simulation);
   const CachingAllocator::Options options = allocator_options(simulation, expandable_segments);
   return memory_snapshot(*simulation.program, trace, replay(trace, options, kAllocatorSteps), options);
+}
+
+std::string planned_memory_trace(const Simulation& simulation) {
+  const AllocationTrace trace = allocations(simulation);
+  const Replay planned = replay(trace, plan_of(simulation, trace), CachingAllocator::kLeastBlock);
+  return memory_snapshot(*simulation.program, trace, planned, {});
 }
 
 }  // namespace orrery

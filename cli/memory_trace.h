@@ -15,11 +15,13 @@ std::string allocator_text(const Simulation& simulation);
 inline constexpr std::string_view kMemoryPlan = "memory_plan";
 // REQUIRES: built_with_cbc().
 std::string memory_plan_text(const Simulation& simulation);
-// orrery-des in place of this program, where the solver is not linked (built_with_cbc()). Throws InputError
-// ("--explain") where there is none beside it.
-void become_program_with_cbc();
+// orrery-des in place of this program, where the solver is not linked (built_with_cbc()). Throws InputError (`option`)
+// where there is none beside it.
+void become_program_with_cbc(const char* option);
 
-// The contents of a snapshot file (sim/memory/memory_snapshot.h).
+// The contents of a snapshot file (sim/memory/memory_snapshot.h), of PyTorch's allocator.
 std::string memory_trace(const Simulation& simulation, bool expandable_segments);
+// Of the plan. REQUIRES: built_with_cbc().
+std::string planned_memory_trace(const Simulation& simulation);
 
 }  // namespace orrery

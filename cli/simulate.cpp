@@ -42,7 +42,7 @@ struct SimulateArguments {
   std::int64_t steps = 0;  // 0: one, in full
   std::string database;
   bool ops = false, verbose = false, verify = false, fields_given = false, explain_given = false;
-  bool expandable_segments = false;
+  bool expandable_segments = false, planned_memory = false;
 };
 
 constexpr std::size_t kLabelColumns = 24;
@@ -149,7 +149,10 @@ void simulate_one(const nlohmann::json& document, const ScenarioSource& source, 
   });
   outputs.add_wanted(arguments.trace, [&] { return report_trace(report); });
   outputs.add_wanted(arguments.svg, [&] { return report_svg(report, title_of(simulation.scenario).front()); });
-  outputs.add_wanted(arguments.memory_trace, [&] { return memory_trace(simulation, arguments.expandable_segments); });
+  outputs.add_wanted(arguments.memory_trace, [&] {
+    return arguments.planned_memory ? planned_memory_trace(simulation)
+                                    : memory_trace(simulation, arguments.expandable_segments);
+  });
   const bool has_table = arguments.explain.empty() && !outputs.on_standard_output();
   if (!arguments.explain.empty()) {
     std::optional<Simulator> others;  // what `simulation` points to is its own simulator's
@@ -262,7 +265,8 @@ void simulate_batch(const SimulateArguments& arguments) {
 
 void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
-  if (arguments.explain == kMemoryPlan) become_program_with_cbc();
+  if (arguments.explain == kMemoryPlan) become_program_with_cbc("--explain");
+  if (arguments.planned_memory) become_program_with_cbc("--planned-memory");
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.explain_given && arguments.explain.empty())
@@ -274,6 +278,10 @@ void simulate(const SimulateArguments& arguments) {
   if (arguments.expandable_segments && arguments.memory_trace.empty())
     throw InputError({"--expandable-segments", ""}, "no --memory-trace beside it",
                      "--memory-trace FILE, which it is of");
+  if (arguments.planned_memory && (arguments.memory_trace.empty() || arguments.expandable_segments))
+    throw InputError({"--planned-memory", ""},
+                     arguments.expandable_segments ? "--expandable-segments beside it" : "no --memory-trace beside it",
+                     "--memory-trace FILE, which is of the plan or of PyTorch's allocator");
   if (arguments.batch.empty() == arguments.scenario.empty())
     throw InputError({}, arguments.batch.empty() ? "no scenario" : "a scenario beside --batch",
                      "either a scenario or --batch (orrery simulate --help)");
@@ -316,6 +324,9 @@ void add_simulate(Command app) {
        "Write what the fullest stage allocates in a step, for PyTorch's memory visualiser (pytorch.org/memory_viz)");
   command.add_flag("--expandable-segments", arguments->expandable_segments,
                    "Of --memory-trace: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True");
+  command.add_flag("--planned-memory", arguments->planned_memory,
+                   "Of --memory-trace: as a plan lays the step out before it runs (MEMO; --explain memory_plan), in "
+                   "place of PyTorch's allocator");
   file("--svg", arguments->svg, "Write a picture of the pipeline's schedule, or of --steps");
   file("--batch", arguments->batch, "Read a scenario a line; print a result or an error a line, in the same order");
   command

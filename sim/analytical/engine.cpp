@@ -256,7 +256,9 @@ void AnalyticalEngine::Rep::prepare_pieces(const Program& program) {
     const BlockCode& backward = data.block(BlockKind::backward);
     for (std::size_t i = 0; i < backward.ops.size(); ++i)
       if (const Op& op = backward.ops[i]; op.phase == Phase::recompute)
-        data.recompute_flops += op.documents == 0 ? backward.costs[i].flops : costs.mean_flops(op, piece.tensors);
+        data.recompute_flops += op.documents != 0 || costs.dealt_rows(op, piece.tensors)
+                                    ? costs.mean_flops(op, piece.tensors)
+                                    : backward.costs[i].flops;
   }
 }
 

@@ -205,8 +205,7 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
     StageReport& stage = report.stages[static_cast<std::size_t>(stage_class[s])];
     const double slots = flying ? peaks[s].bytes : 0;
     // Stages of a class differ in what is in flight; the fullest speaks for it.
-    if (stage.memory.peak_bytes > 0 &&
-        resident + std::max(slots, update) + framework <= stage.memory.peak_bytes - stage.memory.fragmentation_bytes)
+    if (stage.memory.peak_bytes > 0 && resident + std::max(slots, update) + framework <= stage.memory.peak_bytes)
       continue;
     MemoryBreakdown& m = stage.memory;
     const bool in_slot = flying && slots >= update;
@@ -214,9 +213,7 @@ void AnalyticalEngine::Rep::fill_memory(const Program& program, Report& report) 
     m.bytes.at(Place::device) = in_slot ? added(resting, bytes_at_peak(program, s, Place::device))
                                         : added(resting, c.update_transient.at(Place::device));
     m.framework_bytes = framework;
-    m.fragmentation_bytes =
-        program.runtime.allocator_fragmentation * std::max(0.0, m.bytes.of(Place::device, Category::activation));
-    m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes + m.fragmentation_bytes;
+    m.peak_bytes = device_bytes(m.bytes) + m.framework_bytes;
     stage.in_flight_micro_batches = 0;
     if (in_slot)
       for (const HeldMicroBatches& of_chunk : held_micro_batches)

@@ -190,21 +190,26 @@ std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
       return op.documents != 0 && is_table_of_runs(piece.tensors[op.reads[queries_operand(op.kind)]].deal(1));
     });
   };
-  const auto layer = std::ranges::find_if(program.pieces, has_own_documents);
-  if (layer == program.pieces.end()) return -1;
+  if (std::ranges::none_of(program.pieces, has_own_documents)) return -1;
   std::vector<std::int64_t> ranks(static_cast<std::size_t>(mesh_.size(MeshAxis::cp)), 0);  // some at each place
   for (std::int64_t rank = mesh_.ranks(); rank-- > 0;)
     ranks[static_cast<std::size_t>(mesh_.coordinate(rank, MeshAxis::cp))] = rank;
   std::vector<double> seconds(ranks.size(), 0);
-  for (const Block* block : {&layer->forward, &layer->backward, &layer->weight_gradient})
-    for (const Op& op : block->ops) {
-      if (is_communication(op.kind) || row_of(op.stream).occupies == Occupies::host || op.kind == OpKind::copy)
-        continue;
-      if (op.documents == 0 && !dealt_rows(op, layer->tensors)) continue;
-      const std::int64_t replica = document_loads_.front().slowest_replica;
-      for (std::size_t i = 0; i < ranks.size(); ++i)
-        seconds[i] += document_seconds(op, layer->tensors, replica, ranks[i]);
-    }
+  const std::int64_t replica = document_loads_.front().slowest_replica;
+  const auto add = [&](const Piece& piece, const Op& op, double runs) {
+    if (is_communication(op.kind) || row_of(op.stream).occupies == Occupies::host || op.kind == OpKind::copy) return;
+    if (op.documents == 0 && !dealt_rows(op, piece.tensors)) return;
+    for (std::size_t i = 0; i < ranks.size(); ++i)
+      seconds[i] += runs * document_seconds(op, piece.tensors, replica, ranks[i]);
+  };
+  std::vector<double> runs(program.pieces.size(), 0);
+  for (const Run& run : program.line) runs[run.piece] += static_cast<double>(run.count);
+  for (std::size_t p = 0; p < runs.size(); ++p) {
+    if (runs[p] == 0) continue;
+    const Piece& piece = program.pieces[p];
+    for (const Block* block : {&piece.forward, &piece.backward, &piece.weight_gradient})
+      for (const Op& op : block->ops) add(piece, op, runs[p]);
+  }
   return ranks[static_cast<std::size_t>(std::ranges::max_element(seconds) - seconds.begin())];
 }
 
@@ -228,6 +233,12 @@ std::int64_t OpCostModel::busiest_part(const Op& op, std::span<const Tensor> ten
 }
 
 double OpCostModel::mean_flops(const Op& op, std::span<const Tensor> tensors) const {
+  if (const std::optional<DealtRows> rows = dealt_rows(op, tensors)) {
+    const BlockTable& table = table_of(rows->deal);
+    const auto filled = static_cast<double>(std::reduce(table.filled.begin(), table.filled.end()));
+    return kernel_cost(op, tensors, 1, nullptr).flops * filled /
+           static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
+  }
   const auto replicas = static_cast<std::int64_t>(document_loads_[op.documents - 1u].sequences.size());
   double pairs = 0;
   for (std::int64_t replica = 0; replica < replicas; ++replica)
@@ -382,10 +393,7 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
       const double share =
           in_ring || slowest_rank_ < 0 ? 1 : filled_share(rows->deal, rows->over, mesh_, slowest_rank_);
       cost.seconds *= share, cost.waiting *= share;
-      const BlockTable& table = table_of(rows->deal);
-      cost.flops *=
-          static_cast<double>(std::reduce(table.filled.begin(), table.filled.end())) /
-          static_cast<double>(rows_of(table.of_part.front()) * static_cast<std::int64_t>(table.filled.size()));
+      cost.flops *= share;
     }
     cost.last_seconds = cost.seconds / op.count;
     if (const Load* const load = row_load(op, tensors)) cost.flops /= load->busiest_rank;

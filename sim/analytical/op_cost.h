@@ -55,14 +55,15 @@ class OpCostModel {
   // node copy at once; those from or to storage at its share of the NVMe rate, host kernels at its share of the host's
   // memory rate. Of rows of unequal number (Tensor::load) the seconds are those of the rank with the most, for which
   // all others wait, the FLOPs the mean of all. Of attention within documents both are of the slowest replica, and
-  // there of the rank that sees the most. Throws InputError when the cluster lacks a rate.
+  // there of the slowest_rank(), or else of the part that sees the most; where ranks have rows of their own number
+  // (dealt_rows) both are the slowest_rank()'s share of a kernel over the fullest rank's, but for what a ring adds up,
+  // which is the fullest rank's. Throws InputError when the cluster lacks a rate.
   OpCost cost(const Op& op, std::span<const Tensor> tensors, std::int64_t instances) const;
-  // Of attention within documents (Op::documents) and of kernels over dealt_rows: the seconds of a replica, on a rank
-  // of the mesh.
+  // The seconds of a replica, on a rank of the mesh. REQUIRES: attention within documents (Op::documents), or
+  // dealt_rows.
   double document_seconds(const Op& op, std::span<const Tensor> tensors, std::int64_t replica, std::int64_t rank) const;
-  // Where ranks have documents of their own (deal_by_runs), the one whose kernels take the longest in a layer: cost()
-  // is of its attention, and of its rows elsewhere. -1: they have not, and attention is that of the part which sees the
-  // most.
+  // Where ranks have documents of their own (deal_by_runs), the one whose kernels take the longest in all layers
+  // together. -1: they have not.
   std::int64_t slowest_rank() const { return slowest_rank_; }
   // A dimension of what a kernel reads or writes of which ranks have rows of their own number.
   struct DealtRows {

@@ -90,4 +90,44 @@ BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, 
   return plan;
 }
 
+Replay replay(const AllocationTrace& trace, const BiLevelPlan& plan, std::int64_t granule) {
+  constexpr std::int64_t kSegment = std::int64_t{1} << 32;  // an address is never 0
+  Replay result;
+  CachingAllocator::Statistics& s = result.statistics;
+  std::map<std::int64_t, CachingAllocator::Block> held;  // by address
+  for (std::size_t e = 0; e < trace.events.size(); ++e) {
+    const auto [number, frees] = trace.events[e];
+    const std::int64_t requested = trace.allocations[number].bytes, address = kSegment + plan.addresses[number],
+                       bytes = (requested + granule - 1) / granule * granule;
+    if (bytes == 0) continue;
+    s.requested += frees ? -requested : requested;
+    s.allocated += frees ? -bytes : bytes;
+    s.peak_requested = std::max(s.peak_requested, s.requested);
+    s.peak_allocated = std::max(s.peak_allocated, s.allocated);
+    if (frees) {
+      held.erase(address);
+    } else {
+      held[address] = {address, bytes, requested, true, number};
+    }
+    if (e < trace.step_begin) continue;
+    using enum CachingAllocator::Action;
+    result.events.push_back({frees ? free : alloc, address, bytes, 0, number});
+  }
+  s.reserved = s.peak_reserved = plan.bytes();
+  s.segments = 1;
+  CachingAllocator::Segment segment{.address = kSegment, .bytes = plan.bytes(), .blocks = {}};
+  std::int64_t end = kSegment;
+  const auto gap = [&](std::int64_t until) {
+    if (until > end) segment.blocks.push_back({.address = end, .bytes = until - end});
+  };
+  for (const auto& [address, block] : held) {
+    gap(address);
+    segment.blocks.push_back(block);
+    end = address + block.bytes;
+  }
+  gap(kSegment + plan.bytes());
+  result.segments.push_back(std::move(segment));
+  return result;
+}
+
 }  // namespace orrery

@@ -39,4 +39,7 @@ using LayOut = std::function<StorageLayout(std::span<const StorageLife>)>;
 BiLevelPlan bi_level_plan(const Program& program, const AllocationTrace& trace, std::int64_t granule,
                           const LayOut& lay_out);
 
+// The step as its plan has it: one segment, in which each storage has its address. `granule`: as the plan's.
+Replay replay(const AllocationTrace& trace, const BiLevelPlan& plan, std::int64_t granule);
+
 }  // namespace orrery

@@ -139,7 +139,7 @@ const BlockTable& table_of(Deal deal);
 // Throws std::logic_error for an index that two parts have, or that the dimension has not.
 Deal deal_by_runs(RunsOfParts of_part, std::int64_t whole, std::int64_t meeting_parts, std::int64_t rows = 0);
 bool is_table_of_runs(Deal deal);
-// Of a rank's rows of such a dimension those that an index has.
+// Of a rank's rows of such a dimension those that an index has, over all. REQUIRES: is_table_of_runs(deal).
 double filled_share(Deal deal, Division over, const Mesh& mesh, std::int64_t rank);
 
 // visit(run) for what part `part` of `parts` has of a dimension of `whole`, `local` indices, in their order there.

@@ -34,7 +34,7 @@ struct Load {
 // What ranks at these places of a group have from each other, as a load of a smaller group in which all of what a rank
 // sends would stay.
 Load load_of_places(const Load& load, std::span<const std::int64_t> places);
-// Of each of the groups that `group` makes of the axis.
+// Of each of the groups that `group` makes of the axis. REQUIRES: digits of that axis.
 std::vector<Load> loads_within(const Load& load, const Mesh& mesh, MeshGroup group);
 
 }  // namespace orrery

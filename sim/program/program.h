@@ -65,7 +65,6 @@ struct Runtime {
   // Autograd is handed gradients of matrices that hold nothing, while the kernels add to the real ones: one for all
   // matrices of a shape, as long as the run (Transformer Engine).
   bool placeholder_gradients = false;
-  double allocator_fragmentation = 0;  // share of the activations lost to fragmentation
   // Forced on every collective that has them (NCCL_ALGO, NCCL_PROTO); others choose as NCCL does.
   CollectiveAlgorithm collective_algorithm = CollectiveAlgorithm::automatic;
   CollectiveProtocol collective_protocol = CollectiveProtocol::automatic;

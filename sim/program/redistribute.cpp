@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <numeric>
 
 namespace orrery {
@@ -104,10 +105,12 @@ namespace {
 // Tensors of which one dimension is dealt by runs of one whole.
 struct LayoutsOfRuns {
   int dim = 0;
-  Division over;  // the digits that deal it
+  std::int64_t whole = 0;  // its indices
+  Division over;           // the digits that deal it
   std::vector<RowsOfParts> from;
   RowsOfParts to;
-  std::int64_t row = 1;  // elements of an index that is not shared
+  std::int64_t row = 1;                          // elements of an index that is not shared
+  std::shared_ptr<const RunsOfParts> undivided;  // of tensors that have all indices: their only part
 };
 
 const BlockTable* table_of_runs(const Tensor& t, int dim) {
@@ -138,16 +141,22 @@ std::int64_t sharing(const Mesh& mesh, const Tensor& fine, const Tensor& coarse,
 std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const Tensor* const> from, const Tensor& to) {
   LayoutsOfRuns layouts;
   int dim = -1;
-  for (int d = 0; d < to.rank; ++d)
-    if (table_of_runs(to, d) != nullptr) dim = d;
-  if (dim < 0 || to.load != 0) return std::nullopt;
+  for (const Tensor* t : {from[0], &to})
+    for (int d = 0; d < t->rank; ++d)
+      if (table_of_runs(*t, d) != nullptr) dim = d;
+  if (dim < 0 || dim >= to.rank || to.load != 0) return std::nullopt;
+  const auto has_parts = [&](const Tensor& t) { return t.over[dim].empty() || table_of_runs(t, dim) != nullptr; };
   const Tensor* fine = &to;
   for (const Tensor* t : from) {
-    if (t->rank != to.rank || t->load != 0 || table_of_runs(*t, dim) == nullptr) return std::nullopt;
+    if (t->rank != to.rank || t->load != 0 || !has_parts(*t)) return std::nullopt;
     if (t->over[dim].count() > fine->over[dim].count()) fine = t;
   }
+  if (!has_parts(to) || fine->over[dim].empty()) return std::nullopt;
+  layouts.whole = table_of_runs(*fine, dim)->whole;
+  layouts.undivided = std::make_shared<const RunsOfParts>(RunsOfParts{{{0, layouts.whole}}});
   const auto rows = [&](const Tensor& t) {
-    return RowsOfParts{&table_of_runs(t, dim)->of_part, sharing(mesh, *fine, t, dim)};
+    const BlockTable* const table = table_of_runs(t, dim);
+    return RowsOfParts{table != nullptr ? &table->of_part : layouts.undivided.get(), sharing(mesh, *fine, t, dim)};
   };
   layouts.dim = dim;
   for (int n = 0; n < dealing_digits(fine->deal(dim), fine->over[dim], mesh); ++n)
@@ -157,7 +166,7 @@ std::optional<LayoutsOfRuns> layouts_of_runs(const Mesh& mesh, std::span<const T
   const std::size_t parts = table_of_runs(*fine, dim)->of_part.size();
   const auto fits = [&](const Tensor& t, const RowsOfParts& r) {
     return r.sharing > 0 && (r.sharing == 1 || layouts.to.sharing == 1 || &t == &to) && count(r) == parts &&
-           table_of_runs(t, dim)->whole == table_of_runs(to, dim)->whole;
+           (t.over[dim].empty() ? t.sizes[dim] : table_of_runs(t, dim)->whole) == layouts.whole;
   };
   if (!fits(to, layouts.to)) return std::nullopt;
   for (const Tensor* t : from) {
@@ -188,7 +197,8 @@ std::optional<Redistribution> redistribution_of_runs(const Mesh& mesh, std::span
     all += moved[i];
     if (moved[i] > 0) r.group = r.group | between(mesh, layouts.over, i / parts, i % parts);
   }
-  for (const std::int64_t filled : table_of_runs(to, layouts.dim)->filled) wanted += static_cast<double>(filled);
+  for (const std::vector<IndexRun>& runs : *layouts.to.of_part)
+    for (const IndexRun& run : runs) wanted += run.is_empty_rows() ? 0 : static_cast<double>(run.count);
   constexpr double kOfShares = 1e-3;                            // rows that three ranks share are no round numbers
   if (std::abs(all - wanted) > kOfShares) return std::nullopt;  // one that nobody has, or two have
   if (r.group.empty()) return r;

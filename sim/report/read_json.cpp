@@ -86,7 +86,6 @@ MemoryBreakdown memory_of(const Member& json) {
         memory.bytes.of(place, category) = json[there].number();
   }
   memory.framework_bytes = json["framework_bytes"].number();
-  memory.fragmentation_bytes = json["fragmentation_bytes"].number();
   memory.peak_bytes = json["peak_bytes"].number();
   return memory;
 }

@@ -30,8 +30,7 @@ struct TimeBreakdown {
 struct MemoryBreakdown {
   PlacedBytes bytes{};         // of each place at its own peak
   double framework_bytes = 0;  // context, communicator buffers
-  double fragmentation_bytes = 0;
-  double peak_bytes = 0;  // of the device: its bytes, the framework's and fragmentation
+  double peak_bytes = 0;       // of the device: its bytes and the framework's
 };
 
 // Memory that the devices of a node share.
@@ -214,14 +213,14 @@ struct Report {
   double memory_peak_bytes = 0;     // of the device, on the fullest stage
   double memory_capacity_bytes = 0;
   SharedMemory host_memory, storage;
-  bool memory_fits = false;  // the device's, and what nodes share
+  bool memory_fits = false;       // the device's, and what nodes share
   std::int64_t memory_stage = 0;  // index into `stages` of the fullest
 
   std::vector<UnmeasuredShape> unmeasured;
   double unmeasured_share = 0;
-  std::optional<RoutingReport> routing;  // none: balanced
+  std::optional<RoutingReport> routing;      // none: balanced
   std::optional<DocumentsReport> documents;  // none: a sequence is one document
-  std::vector<std::string> notes;  // assumptions: borrowed calibration, ...
+  std::vector<std::string> notes;            // assumptions: borrowed calibration, ...
 
   std::optional<DiscreteEventReport> discrete_event;  // of that engine only
 

@@ -59,7 +59,6 @@ const std::vector<MemoryPart>& memory_parts() {
     for (std::size_t c = 0; c < kCategories; ++c)
       add(name_of(static_cast<Category>(c)), kCategoryLabels[c], nullptr, Place::device, c);
     add("framework", "framework", &MemoryBreakdown::framework_bytes);
-    add("fragmentation", "fragmentation", &MemoryBreakdown::fragmentation_bytes);
     add(name_of(Place::host), "in host memory", nullptr, Place::host);
     add(name_of(Place::storage), "in storage", nullptr, Place::storage);
     return parts;

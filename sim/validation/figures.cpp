@@ -142,6 +142,8 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     value = simulator.evaluate(scenario_of(reader), source, {}).report.step_seconds;
     if (figure.unit == "ms") value *= 1e3;
     if (reader.has("samples")) value = figure_count(reader, "samples") / value;
+  } else if (kind == "mfu") {
+    value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu;
   } else if (kind == "mfu_full_attention") {
     value = simulator.evaluate(scenario_of(reader), source, {}).report.mfu_full_attention;
   } else if (kind == "speedup") {
@@ -164,7 +166,7 @@ double predict_figure(const nlohmann::json& json, const InputError::Where& where
     value = kind == "exchange" ? exchange_rate(*of, reader.at(kind)) : grouped_rate(*of, reader.at(kind));
   } else {
     reader.fail("kind",
-                "ops, step, speedup, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
+                "ops, step, speedup, mfu, mfu_full_attention, device_hours, largest_micro_batch, exchange or grouped");
   }
   reader.finish();
   return value;

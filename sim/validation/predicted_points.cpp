@@ -44,7 +44,7 @@ double layer_seconds(const Simulation& simulation, std::size_t block) {
 }
 
 double allocated_bytes(const MemoryBreakdown& memory) {
-  return memory.peak_bytes - memory.framework_bytes - memory.fragmentation_bytes;
+  return memory.peak_bytes - memory.framework_bytes;
 }
 
 double model_state_bytes(const MemoryBreakdown& memory) {

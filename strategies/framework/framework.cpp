@@ -44,7 +44,6 @@ std::array<StackPreset, kStackNames.size()> read_stacks() {
     s.runtime.context_bytes = j.at("context_bytes");
     s.runtime.buffer_bytes_per_communicator = j.at("buffer_bytes_per_communicator");
     s.runtime.granularity = j.at("allocator_granularity_bytes").get<double>();
-    s.runtime.allocator_fragmentation = j.at("allocator_fragmentation");
     s.runtime.placeholder_gradients = j.at("placeholder_gradients");
     s.bucket_elements = j.at("gradient_bucket_elements");
     s.bucket_elements_per_data_rank = j.at("gradient_bucket_elements_per_data_rank");

@@ -24,7 +24,7 @@ struct Options {
         "zeppelin: which ranks share a document's attention: zones (one rank, ranks of a node, nodes, by length and "
         "room), hybrid (as many as its length needs, a power of two: Megatron-Core's hybrid context parallelism), "
         "even (all: Transformer Engine), flexsp (groups that exchange heads, of sizes that even out their time: "
-        "FlexSP)",
+        "FlexSP, with zeppelin_remapping false)",
         Scope::mesh);
     v.field(
         "zeppelin_capacity", capacity, or_none({.least = 1}),

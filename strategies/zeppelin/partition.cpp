@@ -506,10 +506,12 @@ Partition partition(const Options& options, std::span<const std::int64_t> ends, 
     p.capacity = options.capacity > 0 ? options.capacity : 2;
     const auto groups = Groups(documents, ranks, rates, p.capacity * mean).find();
     if (!groups)
-      throw InputError({"", "/plan/zeppelin_capacity"}, fmt::format("{:g}", p.capacity),
-                       fmt::format("room for the batch on groups of up to {} ranks, which have heads to exchange; the "
-                                   "longest of its documents has {:.1f} times the mean of a rank's tokens",
-                                   ranks.most_exchanging, as_double(documents.front().length()) / mean));
+      throw InputError(
+          {"", "/plan/zeppelin_partition"}, "\"flexsp\"",
+          fmt::format("another one, or a zeppelin_capacity above {:g}: groups of up to {} ranks, as many as "
+                      "have key/value heads to exchange, have no room for the batch, whose longest document "
+                      "has {:.1f} times the mean of a rank's tokens",
+                      p.capacity, ranks.most_exchanging, as_double(documents.front().length()) / mean));
     p.zones = zones_of(*groups, ranks);
     p.at_home = Homes(p.zones, ranks, tokens).find();
     return p;

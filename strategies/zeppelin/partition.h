@@ -9,11 +9,10 @@
 //   hybrid  the least power of two of ranks that have room for it; the longest first, to the least loaded of such rings
 //           (Megatron-LM, hybrid_cp_schedule.py).
 //   even    all ranks, whatever its length.
-//   flexsp  groups of ranks that exchange heads for positions, each of whole documents, which its ranks have equal
-//   parts
-//           of; of all sizes and contents of groups those whose slowest takes the least (FlexSP, PKU's Hetu-Galvatron
-//           repository: a mixed-integer program there; here documents go, the longest first, where they cost the least
-//           within a limit of seconds, and the limit is bisected).
+//   flexsp  groups of ranks that exchange heads for positions. Each has whole documents, of which its ranks have equal
+//           parts, one behind the other; sizes of groups and what is in them are such that the slowest takes the least
+//           (FlexSP, PKU's Hetu-Galvatron repository: a mixed-integer program there; here documents go, the longest
+//           first, where they cost the least within a limit of seconds, and the limit is bisected).
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,7 @@ struct PlacedDocument {
 
 // All documents whose rings have as many ranks.
 struct Zone {
-  std::int64_t ring = 1;  // or group
+  std::int64_t ring = 1;  // ranks of each: of flexsp, of a group
   std::vector<PlacedDocument> documents;
   RunsOfParts of_rank;  // its positions, in their order
 };
@@ -52,13 +51,13 @@ struct Ranks {
   std::int64_t count = 1, of_node = 1;
   // That a ring may have, ascending, each a divisor of the next: 1, .. of_node, .. count.
   std::vector<std::int64_t> rings;
-  std::int64_t most_exchanging = 1;  // of them the largest whose ranks may exchange heads
+  std::int64_t most_exchanging = 1;  // of these the largest whose ranks have a key/value head each; of flexsp
 };
 // Rings are made larger by prime factors, the smallest first: of a node, then of nodes. REQUIRES: of_node divides
 // count.
 Ranks ranks_of(std::int64_t count, std::int64_t of_node);
 
-// Of a layer's forward and backward at nominal rates, for the estimate that chooses a capacity.
+// Of a layer's forward and backward at nominal rates, for the estimate that chooses a capacity or groups.
 struct Rates {
   double seconds_per_pair = 0;  // of a query and a key
   // That a ring passes on, to a rank of the node and over NICs; that a rank gives another one for attention and gets

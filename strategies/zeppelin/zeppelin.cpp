@@ -173,7 +173,8 @@ constexpr Move kQueries{"remap.queries", "exchange.queries"}, kKeys{"remap.keys"
     kQueryGradient{"remap.query_gradient", "exchange.query_gradient"},
     kKeyGradient{"remap.key_gradient", "exchange.key_gradient"};
 
-// The attention of a piece, zone by zone.
+// The attention of a piece, zone by zone. Where heads are exchanged that is one all-to-all with what moves tokens, of
+// unequal parts: not that of strategies/usp/exchange.h, in which all ranks have as many positions and may share a head.
 class ZonedAttention {
  public:
   ZonedAttention(const Scenario& scenario, bool fp32_gradients, const Layout& layout, const Moves& moves,

@@ -178,8 +178,8 @@ TEST(Step, ATraceConservesMemory) {
       }
     }
     const MemoryBreakdown& m = e.report.stages[static_cast<std::size_t>(e.report.memory_stage)].memory;
-    EXPECT_NEAR(fullest, m.peak_bytes - m.framework_bytes - m.fragmentation_bytes, 1e-9 * fullest);
-    EXPECT_NEAR(device_bytes(m.bytes) + m.framework_bytes + m.fragmentation_bytes, m.peak_bytes, 1);
+    EXPECT_NEAR(fullest, m.peak_bytes - m.framework_bytes, 1e-9 * fullest);
+    EXPECT_NEAR(device_bytes(m.bytes) + m.framework_bytes, m.peak_bytes, 1);
     EXPECT_EQ(e.report.memory_fits, e.report.memory_peak_bytes <= e.report.memory_capacity_bytes);
   }
 }
@@ -489,13 +489,11 @@ TEST(HandmadeStep, PeakMemoryIsWhatIsInFlightAtItsWorst) {
   h.kernel(h.piece.backward, 1, {a});
   Program p = handmade_program(h.piece, 3, 2);
   p.runtime.context_bytes = 10000;
-  p.runtime.allocator_fragmentation = 0.5;
   const Report r = evaluate(SlowCluster(), p);
   const MemoryBreakdown& m = r.stages[0].memory;
   EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::parameter), 3000);
   EXPECT_DOUBLE_EQ(m.bytes.of(Place::device, Category::activation), 307);  // the third forward
-  EXPECT_DOUBLE_EQ(m.fragmentation_bytes, 153.5);
-  EXPECT_DOUBLE_EQ(m.peak_bytes, 3000 + 307 + 153.5 + 10000);
+  EXPECT_DOUBLE_EQ(m.peak_bytes, 3000 + 307 + 10000);
 }
 
 // The gradient of a table that head and embedding share lies there from the head's backward to the embedding's, also

@@ -124,8 +124,8 @@ TEST(Output, ErrorsAreOneLineOnAnyTerminal) {
 // Read by Python's own pickle: events neither overlap nor free what is not there, and end with what the blocks say.
 TEST(MemoryTrace, IsASnapshotAsPyTorchWritesThem) {
   const Workplace here;
-  for (const char* expandable : {"", " --expandable-segments"}) {
-    const CommandResult result = here.orrery("simulate small-gpt --memory-trace step.pickle" + std::string(expandable));
+  for (const char* allocator : {"", " --expandable-segments", " --planned-memory"}) {
+    const CommandResult result = here.orrery("simulate small-gpt --memory-trace step.pickle" + std::string(allocator));
     ASSERT_EQ(result.code, 0) << result.err;
     here.write("read.py", R"(
 import pickle
@@ -152,7 +152,8 @@ print(s['allocator_settings']['expandable_segments'])
 )");
     EXPECT_EQ(here.python("read.py"), 0);
   }
-  for (const char* refused : {"--steps 2 --memory-trace m", "--expandable-segments"}) {
+  for (const char* refused : {"--steps 2 --memory-trace m", "--expandable-segments", "--planned-memory",
+                              "--memory-trace m --planned-memory --expandable-segments"}) {
     const CommandResult result = here.orrery("simulate small-gpt " + std::string(refused));
     EXPECT_EQ(result.code, 2) << refused;
   }

@@ -178,6 +178,25 @@ TEST(BiLevelPlan, PlacesAllThatIsAliveApart) {
   EXPECT_LT(plan.bytes(), 1.05 * static_cast<double>(plan.alive_bytes));
 }
 
+// Replayed, it allocates what is alive, holds no more than it plans, and ends with what stays.
+TEST(BiLevelPlan, IsReplayedWithinItsBytes) {
+  const Program p = swapping(true);
+  const AllocationTrace trace = allocation_trace(p, 0);
+  const BiLevelPlan plan = bi_level_plan(p, trace, 512, best_fit);
+  const Replay r = replay(trace, plan, 512);
+  EXPECT_EQ(r.statistics.peak_allocated, plan.alive_bytes);
+  EXPECT_EQ(r.statistics.peak_reserved, plan.bytes());
+  ASSERT_EQ(r.segments.size(), 1u);
+  std::int64_t kept = 0, all = 0;
+  for (const CachingAllocator::Block& b : r.segments[0].blocks) {
+    kept += b.allocated ? b.bytes : 0;
+    all += b.bytes;
+  }
+  EXPECT_EQ(kept, plan.resident_bytes);
+  EXPECT_EQ(all, plan.bytes());
+  EXPECT_FALSE(r.events.empty());
+}
+
 // One layout of a layer's forward and one of its backward serve all layers alike.
 TEST(BiLevelPlan, LaysEqualBlocksOutOnce) {
   const Program p = swapping(true);

@@ -20,8 +20,7 @@ void expect_sane(const Report& r, const std::string& what) {
   ASSERT_LE(r.mfu, r.hfu * (1 + 1e-12)) << what;
   for (const StageReport& stage : r.stages) {
     ASSERT_NEAR(stage.time.total() / r.step_seconds, 1, 1e-9) << what;
-    const double bytes =
-        device_bytes(stage.memory.bytes) + stage.memory.framework_bytes + stage.memory.fragmentation_bytes;
+    const double bytes = device_bytes(stage.memory.bytes) + stage.memory.framework_bytes;
     ASSERT_NEAR(bytes / stage.memory.peak_bytes, 1, 1e-9) << what;
   }
 }
@@ -114,7 +113,7 @@ TEST(Sweep, PlansComposeFreely) {
                             s.plan.pipeline.schedule == pipeline_parallel::ScheduleKind::interleaved ? 3 : 1;
                         s.plan.data.zero_stage = zero;
                         s.plan.data.reduce_gradients =
-                            static_cast<data_parallel::Reduction>(runs % 3);  // one after another
+                            static_cast<data_parallel::Reduction>(runs % 3);               // one after another
                         const bool pairs = zero == 3 && data_parallel_degree(s) % 2 == 0;  // of replicas
                         if (pairs && !ranges && runs / 3 % 3 == 1) s.plan.zeropp.secondary = 2;
                         if (pairs && runs / 3 % 3 == 2 &&

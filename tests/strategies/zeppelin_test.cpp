@@ -421,6 +421,74 @@ TEST(Zeppelin, GroupsOfFlexspExchangeHeads) {
   }
 }
 
+// One group of all ranks, whose parts tensor parallelism pads: positions are then divided over no rank.
+TEST(Zeppelin, AGroupOfAllRanksHasAllPositions) {
+  Scenario s = batch(PartitionRule::flexsp);
+  s.plan.tensor.degree = 2;
+  s.plan.context.degree = 8;
+  s.workload.sequence_length = 32776;
+  s.workload.documents = "log-normal:12:0.1";
+  const Program p = lowered_of(s);
+  ASSERT_EQ(zeppelin::partition_of(s).zones.front().ring, 8);
+  EXPECT_TRUE(check(p).empty());
+  const Piece& layer = piece_named(p, "layer");
+  for (const Op& op : layer.forward.ops)
+    if (op.kind == OpKind::attention) {
+      EXPECT_EQ(op.parts, 1);
+      EXPECT_EQ(layer.tensors[op.reads[0]].sizes[1], 32776);
+    }
+}
+
+// Of layers with a window and without the rank is the slowest of all, and no kernel is above the device's peak.
+TEST(Zeppelin, TheSlowestRankIsThatOfAllLayers) {
+  for (const std::int64_t seed : {3, 4}) {
+    Scenario s = batch(PartitionRule::hybrid);
+    s.plan.zeppelin.remapping = false;
+    s.model.sliding_window = 512;
+    s.model.max_positions = s.workload.sequence_length = 262144;
+    s.workload.documents = "code";
+    s.workload.documents_seed = seed;
+    const std::int64_t windowed = slowest_rank(s, lowered_of(s));
+    s.model.full_attention_period = 2;
+    const Program p = lowered_of(s);
+    const std::int64_t of_both = slowest_rank(s, p);
+    std::vector<double> pairs(16, 0);
+    for (const zeppelin::Zone& zone : zeppelin::partition_of(s).zones)
+      for (const zeppelin::PlacedDocument& d : zone.documents)
+        for (std::int64_t r = d.first_rank; r < d.first_rank + zone.ring; ++r)
+          pairs[static_cast<std::size_t>(r)] +=
+              static_cast<double>((d.end - d.begin) * (d.end - d.begin)) / 2 / static_cast<double>(zone.ring);
+    EXPECT_GE(pairs[static_cast<std::size_t>(of_both)], 0.999 * std::ranges::max(pairs)) << seed;
+    EXPECT_LT(pairs[static_cast<std::size_t>(windowed)], 0.9 * std::ranges::max(pairs)) << seed;
+    const Calibration kernels = find_calibration(s.cluster.device);
+    const CollectiveCalibration collectives = find_collective_calibration(s.cluster);
+    OpCostModel costs(s.cluster, kernels, collectives);
+    costs.set_program(p);
+    const Piece& layer = piece_named(p, "layer");
+    for (const Op& op : layer.forward.ops)
+      if (is_matmul(op.kind)) {
+        const OpCost cost = costs.cost(op, layer.tensors, 1);
+        EXPECT_LT(cost.flops / cost.seconds, s.cluster.device.peak(Dtype::bf16));
+      }
+  }
+}
+
+// What ranks of a part give each other is what they give each other among all.
+TEST(Zeppelin, LoadsOfPartsAreThoseBetweenTheirRanks) {
+  Mesh mesh;
+  mesh.add(MeshAxis::cp, 2);
+  mesh.add(MeshAxis::cp, 2);
+  Load load;
+  load.axis = MeshAxis::cp;
+  load.ranks = 4;
+  for (int i = 0; i < 16; ++i) load.rows.push_back(i);
+  const std::vector<Load> within = loads_within(load, mesh, MeshGroup::of_digit(0));
+  ASSERT_EQ(within.size(), 2u);
+  EXPECT_EQ(within[0].rows, (std::vector<double>{0, 0.5, 2, 2.5}));
+  EXPECT_EQ(within[1].rows, (std::vector<double>{5, 5.5, 7, 7.5}));
+  EXPECT_EQ(loads_within(load, mesh, MeshGroup::of_digit(1)).front().rows, (std::vector<double>{0, 1, 4, 5}));
+}
+
 // Without remapping a rank with fewer tokens takes less outside attention, and the slowest is that of all work
 // together.
 TEST(Zeppelin, RanksWithFewerTokensTakeLess) {
@@ -524,7 +592,7 @@ TEST(Zeppelin, RefusesWhatItCannotLay) {
                 s.plan.zeppelin.partition = PartitionRule::flexsp;
                 s.model.kv_heads = 2;
               }),
-              HasSubstr("groups of up to 2 ranks"));
+              HasSubstr("groups of up to 2 ranks, as many as have key/value heads"));
   EXPECT_THAT(refusal([](Scenario& s) {
                 s.plan.context.type = context_parallel::type_named("ring");
                 s.plan.zeppelin.routing = false;
