@@ -159,7 +159,7 @@ SweepResults::SweepResults(const std::string& path, Database::Mode mode) : datab
   while (table.step()) columns += (columns.empty() ? "" : ", ") + table.text(0);
   if (columns != result_columns())
     throw InputError({path, ""}, "figures that are not those of this version of orrery",
-                     "a database of sweeps by this version: orrery " + sweep_database().made_by);
+                     "a database of sweeps by this version: " + sweep_database().made_by);
   // A transaction is there after a kill; after a power cut the last ones may be gone, and the file is whole.
   if (mode == Database::Mode::write) database_.execute("PRAGMA synchronous = NORMAL", "write");
   database_.execute("PRAGMA cache_size = -65536", "read");  // KiB: keys come in no order
