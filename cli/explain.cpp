@@ -187,12 +187,11 @@ std::string formula(const OpInPlace& place, const Simulation& simulation) {
         .explain(collective_of(op.kind), covered, span_of(program.mesh, op.group, cluster));
   std::string text =
       KernelModel(cluster.device, *simulation.kernels).explain(op, tensors, costs.documents_charged(op, tensors));
-  if (const auto rows = costs.dealt_rows(op, tensors); rows && op.kind != OpKind::merge_attention)
+  if (const double share = costs.charged_share(op, tensors); share < 1)
     text += fmt::format(
         "\ntimes {:.3f}, the share of these rows that rank {} of context_parallel has, whose kernels take "
         "the longest in all layers together",
-        filled_share(rows->deal, rows->over, program.mesh, costs.slowest_rank()),
-        program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
+        share, program.mesh.coordinate(costs.slowest_rank(), MeshAxis::cp));
   const std::int64_t devices = program.mesh.ranks();
   if (const double loss = slowest_device_loss(devices, simulation.kernels->device_spread);
       loss > 0 && (is_matmul(op.kind) || is_attention(op.kind)))

@@ -37,14 +37,13 @@ std::string allocator_text(const Simulation& simulation) {
          grid(kColumns, rows);
 }
 
-void become_program_with_cbc(const char* option) {
+void become_program_with_cbc(const char* option, const char* asked, const char* instead) {
   if (built_with_cbc()) return;
   const auto sibling = sibling_program("orrery-des");
   if (!sibling)
     throw InputError(
         {option, ""},
-        std::string(kMemoryPlan) + ", but no program orrery-des beside this one, which is built with COIN-OR CBC",
-        "memory");
+        fmt::format("{}, but no program orrery-des beside this one, which is built with COIN-OR CBC", asked), instead);
   become(*sibling);
 }
 

@@ -15,9 +15,9 @@ std::string allocator_text(const Simulation& simulation);
 inline constexpr std::string_view kMemoryPlan = "memory_plan";
 // REQUIRES: built_with_cbc().
 std::string memory_plan_text(const Simulation& simulation);
-// orrery-des in place of this program, where the solver is not linked (built_with_cbc()). Throws InputError (`option`)
-// where there is none beside it.
-void become_program_with_cbc(const char* option);
+// orrery-des in place of this program, where the solver is not linked (built_with_cbc()). Throws InputError (`option`:
+// found `asked`, expected `instead`) where there is none beside it.
+void become_program_with_cbc(const char* option, const char* asked, const char* instead);
 
 // The contents of a snapshot file (sim/memory/memory_snapshot.h), of PyTorch's allocator.
 std::string memory_trace(const Simulation& simulation, bool expandable_segments);

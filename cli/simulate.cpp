@@ -265,8 +265,9 @@ void simulate_batch(const SimulateArguments& arguments) {
 
 void simulate(const SimulateArguments& arguments) {
   arguments.engine.become_program_with_engine();
-  if (arguments.explain == kMemoryPlan) become_program_with_cbc("--explain");
-  if (arguments.planned_memory) become_program_with_cbc("--planned-memory");
+  if (arguments.explain == kMemoryPlan) become_program_with_cbc("--explain", "memory_plan", "memory");
+  if (arguments.planned_memory)
+    become_program_with_cbc("--planned-memory", "it", "none: --memory-trace of PyTorch's allocator");
   if (arguments.fields_given && arguments.fields.empty())
     throw InputError({"--fields", ""}, "nothing", "names of the columns that --csv has, separated by commas");
   if (arguments.explain_given && arguments.explain.empty())

@@ -184,6 +184,13 @@ std::optional<OpCostModel::DealtRows> OpCostModel::dealt_rows(const Op& op, std:
   return read ? read : find(op.writes);
 }
 
+double OpCostModel::charged_share(const Op& op, std::span<const Tensor> tensors) const {
+  // The ranks of a ring wait for each other's sums.
+  if (slowest_rank_ < 0 || op.kind == OpKind::merge_attention) return 1;
+  const std::optional<DealtRows> rows = dealt_rows(op, tensors);
+  return rows ? filled_share(rows->deal, rows->over, mesh_, slowest_rank_) : 1;
+}
+
 std::int64_t OpCostModel::find_slowest_rank(const Program& program) const {
   const auto has_own_documents = [](const Piece& piece) {
     return std::ranges::any_of(piece.forward.ops, [&](const Op& op) {
@@ -387,14 +394,8 @@ OpCost OpCostModel::cost(const Op& op, std::span<const Tensor> tensors, std::int
   } else {
     const DocumentPairs* const documents = op.documents == 0 ? nullptr : documents_charged(op, tensors);
     cost = kernel_cost(op, tensors, instances, documents);
-    if (const std::optional<DealtRows> rows = dealt_rows(op, tensors)) {
-      // The ranks of a ring wait for each other's sums.
-      const bool in_ring = op.kind == OpKind::merge_attention;
-      const double share =
-          in_ring || slowest_rank_ < 0 ? 1 : filled_share(rows->deal, rows->over, mesh_, slowest_rank_);
-      cost.seconds *= share, cost.waiting *= share;
-      cost.flops *= share;
-    }
+    const double share = charged_share(op, tensors);
+    cost.seconds *= share, cost.waiting *= share, cost.flops *= share;
     cost.last_seconds = cost.seconds / op.count;
     if (const Load* const load = row_load(op, tensors)) cost.flops /= load->busiest_rank;
   }

@@ -71,6 +71,9 @@ class OpCostModel {
     Division over;
   };
   std::optional<DealtRows> dealt_rows(const Op& op, std::span<const Tensor> tensors) const;
+  // Of a kernel over all rows that the fullest rank has, what cost() charges: 1 where ranks have as many, and of what a
+  // ring adds up.
+  double charged_share(const Op& op, std::span<const Tensor> tensors) const;
   double mean_flops(const Op& op, std::span<const Tensor> tensors) const;  // of all replicas and ranks
   // And what documents leave there to whom cost() charges for; null: the sequence is one.
   const DocumentPairs* documents_charged(const Op& op, std::span<const Tensor> tensors) const;

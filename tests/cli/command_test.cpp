@@ -97,6 +97,7 @@ namespace {
 
 using nlohmann::json;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::ElementsAre;
 using testing::EndsWith;
 using testing::HasSubstr;
@@ -507,6 +508,17 @@ TEST(Simulate, ExplainsOpsAndTerms) {
     EXPECT_EQ(result.code, 0) << name << ": " << result.err;
     EXPECT_THAT(result.out, HasSubstr(name));
   }
+}
+
+// Ranks that have fewer tokens than the fullest take their share of its kernels, and the formula has it.
+TEST(Explain, SharesOfRowsAreSaid) {
+  const Workplace place;
+  const std::string command =
+      "simulate zeppelin --set plan.zeppelin_partition=flexsp --set workload.documents=code "
+      "--set workload.documents_seed=3 --explain layer.forward.qkv --set plan.zeppelin_remapping=";
+  EXPECT_THAT(place.orrery(command + "false").out,
+              ContainsRegex("times 0\\.[0-9]+, the share of these rows that rank"));
+  EXPECT_THAT(place.orrery(command + "true").out, Not(HasSubstr("the share of these rows")));
 }
 
 // A result's inputs are a scenario that gives the same result, wherever it is taken.
