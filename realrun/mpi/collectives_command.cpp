@@ -27,7 +27,8 @@ CollectiveAlgorithm algorithm_of(const CollectiveSweep& sweep) {
   if (sweep.algorithm == kCollectiveAlgorithmNames[0])
     return sweep.kind == "all_to_all" || sweep.kind == "send_recv" ? CollectiveAlgorithm::direct
                                                                    : CollectiveAlgorithm::ring;
-  throw InputError({"--algorithm", ""}, describe(sweep.algorithm), "ring, tree, halving_doubling or direct");
+  throw InputError({"--algorithm", ""}, describe(sweep.algorithm),
+                   "ring, tree, halving_doubling, direct or hierarchical");
 }
 
 // Small whole numbers, whose sums fp32 holds exactly.
@@ -47,6 +48,7 @@ class Sweep {
                        fmt::format("a number that divides the {} ranks", ranks));
     for (std::size_t r = rank % groups; r < ranks; r += groups) members_.push_back(r);
     own_ = rank / groups;
+    if (algorithm_of(sweep) == CollectiveAlgorithm::hierarchical) divide_into_nodes();
   }
 
   OrderedJson point(double bytes) {
@@ -97,6 +99,7 @@ class Sweep {
     in_.resize(static_cast<std::size_t>(sweep_.kind == "all_gather" ? each_ : whole));
     out_.resize(static_cast<std::size_t>(sweep_.kind == "reduce_scatter" ? each_ : whole));
     if (!sweep_.rows.empty()) prepare_unequal();
+    if (!node_.empty()) prepare_routed();
     for (std::size_t i = 0; i < in_.size(); ++i) in_[i] = value_of(communicator_.rank(), static_cast<std::int64_t>(i));
     if (sweep_.kind == "all_reduce" || sweep_.kind == "broadcast") out_ = in_;
   }
@@ -146,6 +149,8 @@ class Sweep {
       communicator_.all_to_all(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32);
     else if (what == "broadcast")
       communicator_.broadcast(members_, what, out_.data(), each_);
+    else if (what == "send_recv" && !node_.empty())
+      routed_shift();
     else if (what == "send_recv")
       communicator_.permute(members_, what, kStream, in_.data(), out_.data(), each_, Dtype::fp32, (own_ + 1) % n,
                             (own_ + n - 1) % n);
@@ -154,6 +159,53 @@ class Sweep {
     else
       throw InputError({"KIND", ""}, describe(what),
                        "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv or ping_pong");
+  }
+
+  void divide_into_nodes() {
+    const std::size_t here = static_cast<std::size_t>(std::max<std::int64_t>(0, sweep_.ranks_per_node)),
+                      n = all_.size();
+    if (sweep_.kind != "send_recv" || sweep_.groups != 1)
+      throw InputError({"--algorithm", ""}, describe(sweep_.algorithm), "another but for send_recv of one group");
+    if (here < 2 || n % here != 0 || n == here)
+      throw InputError({"--ranks-per-node", ""}, fmt::format("{}", sweep_.ranks_per_node),
+                       fmt::format("a number from 2 that divides the {} ranks into nodes", n));
+    for (std::size_t i = 0; i < here; ++i) node_.push_back(own_ / here * here + i);
+    for (std::size_t r = own_ % here; r < n; r += here) rail_.push_back(r);
+  }
+  // Of a message that leaves a node, what goes over its i-th rank.
+  std::int64_t routed_part(std::size_t i) const {
+    const auto parts = static_cast<std::int64_t>(node_.size()), index = static_cast<std::int64_t>(i);
+    return (index + 1) * each_ / parts - index * each_ / parts;
+  }
+  void prepare_routed() {
+    const std::size_t here = node_.size(), i = own_ % here;
+    sends_.assign(here, 0), receives_.assign(here, 0);
+    for (std::size_t m = 0; m < here; ++m) {
+      if (i + 1 == here) sends_[m] = routed_part(m);
+      if (m == i + 1) sends_[m] = each_;
+      if (m + 1 == i) receives_[m] = each_;
+      if (m + 1 == here) receives_[m] += routed_part(i);
+    }
+    to_door_.assign(here, 0), from_doors_.assign(here, 0);
+    to_door_[0] = routed_part(i);
+    if (i == 0)
+      for (std::size_t m = 0; m < here; ++m) from_doors_[m] = routed_part(m);
+    carried_.resize(static_cast<std::size_t>(1 + std::reduce(receives_.begin(), receives_.end())));
+    crossed_.resize(static_cast<std::size_t>(1 + routed_part(i)));
+  }
+  // Every rank's message to the next, as CollectiveAlgorithm::hierarchical is modelled: within a node whole; what
+  // leaves it in equal parts to the node's ranks, from each to its like in the next node, and there to the first.
+  void routed_shift() {
+    constexpr Stream kStream = Stream::compute;
+    const std::size_t i = own_ % node_.size(), nodes = rail_.size(), at = own_ / node_.size();
+    communicator_.all_to_all_v(node_, "send_recv in the node", kStream, in_.data(), sends_, carried_.data(), receives_,
+                               Dtype::fp32);
+    const float* const leaves = carried_.data() + (i == 0 ? 0 : each_);
+    communicator_.permute(rail_, "send_recv between nodes", kStream, leaves, crossed_.data(), routed_part(i),
+                          Dtype::fp32, (at + 1) % nodes, (at + nodes - 1) % nodes);
+    if (i > 0) std::copy_n(carried_.begin(), each_, out_.begin());
+    communicator_.all_to_all_v(node_, "send_recv from the doors", kStream, crossed_.data(), to_door_,
+                               i == 0 ? out_.data() : carried_.data(), from_doors_, Dtype::fp32);
   }
 
   // Every member with the next: there and back.
@@ -205,6 +257,9 @@ class Sweep {
   std::int64_t each_ = 0;
   std::vector<double> rows_;  // where parts differ
   std::vector<std::int64_t> sends_, receives_;
+  Members node_, rail_;  // of a routed shift: who shares the node, and who is this one's like in each; else empty
+  std::vector<std::int64_t> to_door_, from_doors_;
+  std::vector<float> carried_, crossed_;
   std::vector<float> in_, out_;
 };
 

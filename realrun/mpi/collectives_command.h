@@ -13,6 +13,8 @@ struct CollectiveSweep {
   std::int64_t step_factor = 4;
   std::string rows;  // of all_to_all: rows_of_text (sim/cost/exchange_skew.h) of a group's members; empty: equal parts
   std::int64_t groups = 1;  // rank r is in group r mod groups; all run at once
+  // Of a hierarchical send_recv: ranks r to r + ranks_per_node - 1 are a node, over whose ranks all that leaves it goes.
+  std::int64_t ranks_per_node = 1;
   std::int64_t samples = 5;
   std::int64_t iterations = 0;  // of a sample, back to back; 0: as many as take sample_seconds
   double sample_seconds = 0.2;

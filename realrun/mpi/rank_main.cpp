@@ -31,8 +31,11 @@ void add_collective(Command app, CollectiveSweep& sweep) {
   command.add_option("-b,--minbytes", sweep.least_bytes, "Smallest size").bytes();
   command.add_option("-e,--maxbytes", sweep.most_bytes, "Largest size").bytes();
   command.add_option("-f,--stepfactor", sweep.step_factor, "From each size to the next").capture_default();
-  command.add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct").capture_default();
+  command.add_option("--algorithm", sweep.algorithm, "ring, tree, halving_doubling, direct, hierarchical")
+      .capture_default();
   command.add_option("--groups", sweep.groups, "Groups at once, to which ranks are dealt in turn");
+  command.add_option("--ranks-per-node", sweep.ranks_per_node,
+                     "Of a hierarchical send_recv: what leaves a node goes over so many ranks");
   command
       .add_option(
           "--rows", sweep.rows,

@@ -21,6 +21,11 @@ def single_switch(hosts):
     return lab.Topology("one switch", hosts, HOST_BITS_PER_SECOND)
 
 
+def nodes_of(devices):
+    """Two of them, each device with a link of its own to one switch."""
+    return lab.Topology(f"2 nodes of {devices}", 2 * devices, HOST_BITS_PER_SECOND, hosts_per_node=devices)
+
+
 def two_leaves(hosts, oversubscription):
     return lab.Topology(f"2 leaves, {oversubscription}:1", hosts, HOST_BITS_PER_SECOND, hosts // 2, oversubscription)
 
@@ -29,7 +34,7 @@ def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", sam
           rows=()):
     found = json.loads(network.mpirun(hosts, [
         rank, "collective", kind, "-b", size, "-e", size, "--groups", groups, "--algorithm", algorithm, "--samples", samples,
-        "--sample-seconds", sample_seconds, *predict.rows_option(rows)]))
+        "--sample-seconds", sample_seconds, "--ranks-per-node", network.topology.hosts_per_node, *predict.rows_option(rows)]))
     return found["points"][0]["seconds"]
 
 
@@ -48,6 +53,8 @@ class Collective:
     @property
     def name(self):
         text = self.kind if self.algorithm in ("ring", "direct") else f"{self.kind}, {self.algorithm}"
+        if self.kind == "send_recv":
+            text = f"to the next rank, {'over all links of a node' if self.algorithm == 'hierarchical' else 'over its own link'}"
         return text if self.groups == 1 else f"{text}, {self.groups} groups of {self.topology.hosts // self.groups}"
 
     @property
@@ -212,6 +219,11 @@ def all_cases():
         add(topology, "all_to_all", (MIB,), groups=2)
     for kind in ("all_reduce", "all_to_all"):
         add(two_leaves(4, 2), kind, (MIB,))
+
+    # What leaves a node goes over one link, or over those of all its devices (Zeppelin's routing).
+    for devices in (2, 4):
+        for algorithm in ("direct", "hierarchical"):
+            add(nodes_of(devices), "send_recv", (64 * KIB, MIB), algorithm=algorithm)
 
     for topology in (single_switch(2), single_switch(4), two_leaves(4, 2), two_leaves(8, 4)):
         hosts = topology.hosts

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 PREFIX = "orrerylab"
 MTU = 1500
+NODE_MTU = 65000  # of the link within a node
 ETHERNET_HEADER = 14  # what tbf counts beside the IP packet: no preamble, no checksum
 IP_AND_TCP_HEADERS = 20 + 32  # the TCP header carries timestamps
 SEGMENT = MTU - IP_AND_TCP_HEADERS
@@ -47,13 +48,15 @@ def wire_efficiency():
 @dataclass(frozen=True)
 class Topology:
     """hosts_per_leaf 0: one switch. Otherwise leaves of so many hosts under one spine; an up-link carries what all hosts
-    of a leaf send, divided by `oversubscription`."""
+    of a leaf send, divided by `oversubscription`. So many hosts as a node has devices (`hosts_per_node`) reach each other
+    over a link of their own that nothing shapes; beside it each has its own link to its switch, as a node has NICs."""
 
     name: str
     hosts: int
     bits_per_second: int
     hosts_per_leaf: int = 0
     oversubscription: int = 1
+    hosts_per_node: int = 1
 
     @property
     def leaves(self):
@@ -246,12 +249,30 @@ class Lab:
                 "net.ipv4.tcp_congestion_control=reno", "net.ipv4.tcp_no_metrics_save=1")
             run("ip", "-n", self.host(i), "route", "replace", SUBNET, "dev", "eth0", "proto", "kernel", "scope", "link", "src",
                 self.address(i), "initcwnd", str(FIRST_WINDOW_SEGMENTS), "rto_min", RETRANSMISSION)
+        if t.hosts_per_node > 1:
+            for first in range(0, t.hosts, t.hosts_per_node):
+                self._join(range(first, first + t.hosts_per_node))
         agent = self.folder / "agent"
         agent.write_text("#!/bin/sh\n# mpirun's rsh: the last number of the address is the host's, from 1.\n"
                          "host=$1; shift\n"
                          f'export TMPDIR={self.folder}/$host; mkdir -p $TMPDIR\n'
                          f'exec ip netns exec {self.tag}-h$((${{host##*.}} - 1)) sh -c "$*"\n')
         agent.chmod(0o755)
+
+    def _join(self, hosts):
+        """A bridge for what these hosts send each other: their addresses stay, routes lead there."""
+        bridge = f"node{hosts[0]}"
+        self._bridge(bridge)
+        for i in hosts:
+            run("ip", "-n", self.host(i), "link", "add", "node", "mtu", str(NODE_MTU), "type", "veth", "peer", "name", f"in{i}",
+                "mtu", str(NODE_MTU), "netns", self.network)
+            run("ip", "-n", self.network, "link", "set", f"in{i}", "master", bridge)
+            run("ip", "-n", self.network, "link", "set", f"in{i}", "up")
+            run("ip", "-n", self.host(i), "link", "set", "node", "up")
+            for mate in hosts:
+                if mate != i:
+                    run("ip", "-n", self.host(i), "route", "add", f"{self.address(mate)}/32", "dev", "node", "src",
+                        self.address(i), "rto_min", RETRANSMISSION)
 
     def _tear_down(self):
         for sig in self.handlers:

@@ -233,7 +233,10 @@ def command_calibrate(arguments):
 
 
 def command_exec(arguments):
-    topology = lab.Topology("exec", arguments.hosts, cases.HOST_BITS_PER_SECOND, arguments.hosts_per_leaf, arguments.oversubscription)
+    topology = lab.Topology("exec", arguments.hosts, cases.HOST_BITS_PER_SECOND, arguments.hosts_per_leaf, arguments.oversubscription,
+                            arguments.hosts_per_node)
+    if topology.hosts_per_node < 1 or topology.hosts % topology.hosts_per_node:
+        raise RuntimeError(f"--hosts-per-node: found {topology.hosts_per_node}, expected a divisor of {topology.hosts}, the hosts")
     with lab.Lab(topology) as network:
         network.running = subprocess.Popen(network.mpirun_command(range(arguments.hosts), arguments.command))
         return network.running.wait()
@@ -262,6 +265,7 @@ def main():
             command.add_argument("--hosts", type=int, required=True)
             command.add_argument("--hosts-per-leaf", type=int, default=0)
             command.add_argument("--oversubscription", type=int, default=1)
+            command.add_argument("--hosts-per-node", type=int, default=1, help="so many reach each other over an unshaped link")
             command.add_argument("command", nargs="+")
     arguments = parser.parse_args()
     arguments.orrery, arguments.rank = arguments.build / "orrery", arguments.build / "orrery-rank"

@@ -14,18 +14,21 @@ FLOPS_PER_SECOND = 1e10
 
 
 def cluster_of(topology):
-    """One device a host, so that ranks are nodes. The rate is that of the link; what TCP leaves of it is in the class."""
+    """One device a host; hosts that nothing shapes between are a node, whose NICs are their links. The rate is that of the
+    link; what TCP leaves of it is in the class."""
     fabric = {"name": FABRIC, "source": "realrun/netlab", "kind": "single_switch", "latency_seconds": 0, "hop_latency_seconds": 0}
     if topology.hosts_per_leaf:
-        fabric.update(kind="fat_tree", nodes_per_leaf=topology.hosts_per_leaf, oversubscription=topology.oversubscription)
+        fabric.update(kind="fat_tree", nodes_per_leaf=topology.hosts_per_leaf // topology.hosts_per_node,
+                      oversubscription=topology.oversubscription)
     return {
         "device": {"name": "netlab host", "vendor": "none", "architecture": "CPU", "source": "realrun/netlab",
                    "fp32_flops_per_second": FLOPS_PER_SECOND, "vector_flops_per_second": FLOPS_PER_SECOND,
                    "memory_bytes_per_second": FLOPS_PER_SECOND, "memory_bytes": 4e9, "multiprocessors": 1,
                    "pcie_bytes_per_second": 1e12},
-        "node": {"name": "netlab host", "source": "realrun/netlab", "devices": 1, "intra_fabric": "pcie", "nics": 1,
+        "node": {"name": "netlab host", "source": "realrun/netlab", "devices": topology.hosts_per_node,
+                 "intra_fabric": "pcie", "nics": topology.hosts_per_node,
                  "nic_bytes_per_second": topology.bits_per_second / 8},
-        "nodes": topology.hosts,
+        "nodes": topology.hosts // topology.hosts_per_node,
         "fabric": fabric,
     }
 

@@ -152,6 +152,16 @@ TEST_F(NetlabTest, CollectivesAreRightOnFourHostsBehindAnOversubscribedSpine) {
                         "--hosts-per-leaf 2 --oversubscription 2"),
                    fmt::format("\"{}\"", kind));
 }
+// What leaves a node goes in parts over all its hosts; so few elements that the parts differ, too.
+TEST_F(NetlabTest, RoutedMessagesAreRightBetweenTwoNodesOfTwoHosts) {
+  for (const char* bytes : {"20", "64K"})
+    expect_success(exec(4,
+                        fmt::format("collective send_recv --algorithm hierarchical --ranks-per-node 2 -b {0} -e {0} "
+                                    "--samples 1 --iterations 1",
+                                    bytes),
+                        "--hosts-per-node 2"),
+                   "\"hierarchical\"");
+}
 
 // Loss, gradients and updated parameters, to 2e-5.
 TEST_F(NetlabTest, ATrainingStepOnTwoHostsIsThatOfOneRank) {
