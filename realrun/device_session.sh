@@ -132,6 +132,7 @@ if [ $short = no ]; then
   check pipeline plan.pipeline_parallel=2 plan.micro_batch_size=1
   check context_parallel plan.context_parallel=2
   check recompute plan.recompute=full
+  check memo model.layers=4 plan.memo=true plan.memo_alpha=0.5
   check experts model.experts=4 model.experts_per_token=2 plan.data_parallel=2 plan.expert_parallel=2 plan.micro_batch_size=1
   if [ $stand_in = no ]; then
     check bf16 plan.precision=bf16
@@ -239,6 +240,9 @@ JSON
     step llama_4_layers_8192_recompute "$out/scenario.json" "${llama[@]}" workload.sequence_length=8192 plan.recompute=full
     step llama_4_layers_8192_selective "$out/scenario.json" "${llama[@]}" workload.sequence_length=8192 \
       plan.recompute=selective
+    # MEMO's copies behind attention: two of four layers are swapped, half of their tokens.
+    step llama_4_layers_32768_memo "$out/scenario.json" "${llama[@]}" model.max_positions=32768 \
+      workload.sequence_length=32768 plan.memo=true plan.memo_alpha=0.5
   fi
 fi
 
@@ -259,5 +263,6 @@ for name, measured, predicted, error in rows:
     print(f"{name:<34} {measured['step_seconds']:>10.4g} s {predicted['step_seconds']:>10.4g} s {error:>+8.1%}")
 PY
 fi
+grep -h ' beside copy_' "$out"/calibrate.log 2>/dev/null | grep attention | tee -a "$summary"
 echo "$failed parts failed, $(($(date +%s) - began)) s; everything is in $out" | tee -a "$summary"
 exit "$failed"

@@ -569,8 +569,18 @@ std::string calibration_text(const CalibrationFit& fit, const std::string& sourc
                          {"copy_residual", json_of(o.copy_residual)}};
     };
     json["overlap"] = {{"copy_to_device", direction(fit.overlaps->to_device)},
-                       {"copy_to_host", direction(fit.overlaps->to_host)},
-                       {"source", fit.overlaps->source}};
+                       {"copy_to_host", direction(fit.overlaps->to_host)}};
+    if (!fit.overlaps->attention.empty()) {
+      OrderedJson& rows = json["overlap"]["attention"] = OrderedJson::array();
+      for (const AttentionOverlap& row : fit.overlaps->attention)
+        rows.push_back({{"attention", row.attention},
+                        {"copy", row.copy},
+                        {"attention_seconds", row.attention_seconds},
+                        {"attention_slowdown", row.attention_slowdown},
+                        {"copy_bytes_per_second", row.copy_bytes_per_second},
+                        {"copy_slowdown", row.copy_slowdown}});
+    }
+    json["overlap"]["source"] = fit.overlaps->source;
   } else if (!fit.no_overlaps.empty()) {
     json["overlap"] = {{"not_measured", fit.no_overlaps}};
   }
@@ -617,11 +627,16 @@ std::string fit_table(const CalibrationFit& fit) {
                         percent(r.percentile_90), percent(r.bias), "-", slowdown);
   };
   if (fit.overlaps) {
-    const auto& [up, down, source] = *fit.overlaps;
+    const CopyOverlap &up = fit.overlaps->to_device, &down = fit.overlaps->to_host;
     overlap("product beside copy_to_device", up.product_slowdown, up.product_residual);
     overlap("copy_to_device beside product", up.copy_slowdown, up.copy_residual);
     overlap("product beside copy_to_host", down.product_slowdown, down.product_residual);
     overlap("copy_to_host beside product", down.copy_slowdown, down.copy_residual);
+    for (const AttentionOverlap& row : fit.overlaps->attention)
+      text += fmt::format(
+          "{} beside {}: {:.4g} ms, {:.3f} times as long beside the copy; {:.4g} GB/s, {:.3f} times as long\n",
+          row.attention, row.copy, 1e3 * row.attention_seconds, 1 + row.attention_slowdown,
+          1e-9 * row.copy_bytes_per_second, 1 + row.copy_slowdown);
   } else if (!fit.no_overlaps.empty()) {
     text += fmt::format("{:32} not measured: {}\n", "copies beside products", fit.no_overlaps);
   }

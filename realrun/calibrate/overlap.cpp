@@ -11,6 +11,8 @@
 namespace orrery {
 namespace {
 
+Place place_of(const SweepPoint& copy) { return direction_of(copy.op, copy.tensors).to; }
+
 bool is_measured(const OverlapPair& pair, const std::map<std::string, Measurement>& measured) {
   for (const std::string* id : {&pair.product_alone, &pair.copy_alone, &pair.product_beside, &pair.copy_beside})
     if (measured.count(*id) == 0) return false;
@@ -30,20 +32,48 @@ Residual scatter_of(double slowdown, std::vector<double> log_ratios) {
   return residual_of(log_ratios);
 }
 
+std::vector<AttentionOverlap> attention_overlaps(const std::vector<OverlapPair>& pairs,
+                                                 const std::map<std::string, Measurement>& measured) {
+  std::vector<AttentionOverlap> rows;
+  for (const OverlapPair& pair : pairs) {
+    if (!is_attention(pair.product.op.kind) || !is_measured(pair, measured)) continue;
+    const auto seconds = [&](const std::string& id) { return measured.at(id).seconds; };
+    const auto slowdown = [&](const std::string& beside, const std::string& alone) {
+      return slowdown_of({std::log(seconds(beside) / seconds(alone))});
+    };
+    rows.push_back({.attention = pair.product.id,
+                    .copy = pair.copy.id,
+                    .attention_seconds = seconds(pair.product_alone),
+                    .attention_slowdown = slowdown(pair.product_beside, pair.product_alone),
+                    .copy_bytes_per_second = bytes(pair.copy.op, pair.copy.tensors) / seconds(pair.copy_alone),
+                    .copy_slowdown = slowdown(pair.copy_beside, pair.copy_alone)});
+  }
+  return rows;
+}
+
 }  // namespace
 
 std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
   std::vector<OverlapPair> pairs;
+  const auto add = [&](const char* kind, const SweepPoint& compute, const SweepPoint& copy) {
+    const std::string both = fmt::format("{} | {}", compute.id, copy.id);
+    pairs.push_back({.product = compute,
+                     .copy = copy,
+                     .product_alone = fmt::format("{} alone: {}", kind, both),
+                     .copy_alone = "copy alone: " + both,
+                     .product_beside = fmt::format("{} beside copy: {}", kind, both),
+                     .copy_beside = fmt::format("copy beside {}: {}", kind, both)});
+  };
+  const std::vector<SweepPoint> copies = overlap_copies(options);
   for (const SweepPoint& product : overlap_products(options))
-    for (const SweepPoint& copy : overlap_copies(options)) {
-      const std::string both = fmt::format("{} | {}", product.id, copy.id);
-      pairs.push_back({.product = product,
-                       .copy = copy,
-                       .product_alone = "product alone: " + both,
-                       .copy_alone = "copy alone: " + both,
-                       .product_beside = "product beside copy: " + both,
-                       .copy_beside = "copy beside product: " + both});
-    }
+    for (const SweepPoint& copy : copies) add("product", product, copy);
+  for (const SweepPoint& attention : overlap_attentions(options)) {
+    const Place to = attention.op.kind == OpKind::attention ? Place::host : Place::device;
+    const SweepPoint* largest = nullptr;
+    for (const SweepPoint& copy : copies)
+      if (place_of(copy) == to) largest = &copy;
+    if (largest != nullptr) add("attention", attention, *largest);
+  }
   return pairs;
 }
 
@@ -55,7 +85,7 @@ std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
       return std::log(measured.at(beside).seconds / measured.at(alone).seconds);
     };
     for (const OverlapPair& pair : pairs) {
-      if (direction_of(pair.copy.op, pair.copy.tensors).to != to || !is_measured(pair, measured)) continue;
+      if (place_of(pair.copy) != to || is_attention(pair.product.op.kind) || !is_measured(pair, measured)) continue;
       products.push_back(ratio(pair.product_beside, pair.product_alone));
       copies.push_back(ratio(pair.copy_beside, pair.copy_alone));
     }
@@ -69,7 +99,8 @@ std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
   };
   const std::optional<CopyOverlap> up = of(Place::device), down = of(Place::host);
   if (!up || !down) return std::nullopt;
-  return CopyOverlaps{.to_device = *up, .to_host = *down, .source = {}};
+  return CopyOverlaps{
+      .to_device = *up, .to_host = *down, .attention = attention_overlaps(pairs, measured), .source = {}};
 }
 
 }  // namespace orrery

@@ -522,6 +522,7 @@ SweepOptions gpu_sweep(std::vector<Dtype> dtypes) {
   o.most_flops = 2e13;
   o.most_elements = 3e8;
   o.products = 200;
+  o.overlap_sequences = {32768, 65536, 131072, 262144};  // where MEMO and FPDT copy behind attention
   return o;
 }
 
@@ -563,6 +564,16 @@ std::vector<SweepPoint> overlap_products(const SweepOptions& options) {
   std::vector<SweepPoint> points{at(OpKind::linear, 0.5), at(OpKind::linear_input_gradient, 0.65),
                                  at(OpKind::linear_weight_gradient, 0.8)};
   std::erase_if(points, [&](const SweepPoint& p) { return flops_of(p) > options.most_flops; });
+  return points;
+}
+
+std::vector<SweepPoint> overlap_attentions(const SweepOptions& options) {
+  constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // as many blocks as a device fills several times
+  std::vector<SweepPoint> points;
+  for (const std::int64_t sequence : options.overlap_sequences)
+    for (const bool backward : {false, true})
+      points.push_back(attention(backward, options.dtypes.front(), 1, sequence, kHeads, kHeadDim, /*causal=*/true,
+                                 /*fused=*/false));
   return points;
 }
 

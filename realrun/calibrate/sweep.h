@@ -41,6 +41,7 @@ struct SweepOptions {
   std::int64_t attentions = 40;  // for each dtype and direction
   std::int64_t of_a_kind = 11;   // for each memory-bound kind
   std::int64_t held_out_every = 5;
+  std::vector<std::int64_t> overlap_sequences;  // of attention beside copies
 };
 SweepOptions cpu_sweep();
 SweepOptions gpu_sweep(std::vector<Dtype> dtypes);
@@ -48,8 +49,10 @@ SweepOptions gpu_sweep(std::vector<Dtype> dtypes);
 // In the order to be measured: any beginning of it covers every group, and each group's shapes evenly.
 std::vector<SweepPoint> sweep(const SweepOptions& options);
 
-// What is measured at the same time (overlap.h): large products of the first dtype, large copies of both directions.
+// What is measured at the same time (overlap.h): large products of the first dtype, attention at overlap_sequences
+// forward and backward, large copies of both directions.
 std::vector<SweepPoint> overlap_products(const SweepOptions& options);
+std::vector<SweepPoint> overlap_attentions(const SweepOptions& options);
 std::vector<SweepPoint> overlap_copies(const SweepOptions& options);
 
 }  // namespace orrery

@@ -462,6 +462,21 @@ std::optional<CopyOverlaps> read_copy_overlaps(const Json& json, const Where& wh
   };
   direction("copy_to_device", overlaps.to_device);
   direction("copy_to_host", overlaps.to_host);
+  if (const Json* rows = reader.take("attention")) {
+    const Where at = reader.at("attention");
+    if (!rows->is_array()) reader.fail("attention", "an array of attentions beside copies");
+    for (std::size_t i = 0; i < rows->size(); ++i) {
+      JsonReader r((*rows)[i], {at.file, fmt::format("{}/{}", at.pointer, i)});
+      AttentionOverlap& row = overlaps.attention.emplace_back();
+      r.field("attention", row.attention, "");
+      r.field("copy", row.copy, "");
+      row.attention_seconds = need_number(r, "attention_seconds", positive());
+      row.attention_slowdown = need_number(r, "attention_slowdown", NumberRange{});
+      row.copy_bytes_per_second = need_number(r, "copy_bytes_per_second", positive());
+      row.copy_slowdown = need_number(r, "copy_slowdown", NumberRange{});
+      r.finish();
+    }
+  }
   reader.finish();
   return overlaps;
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "sim/base/error.h"
 #include "sim/cost/kernel_cost.h"
@@ -16,13 +17,25 @@ struct CopyOverlap {
   Residual product_residual, copy_residual;  // of the pairs that were measured, about the one share
 };
 
+// An attention beside a copy of the direction that a step hides behind it: each alone, and by what share longer
+// together.
+struct AttentionOverlap {
+  std::string attention, copy;  // kinds and sizes
+  double attention_seconds = 0, attention_slowdown = 0;
+  double copy_bytes_per_second = 0, copy_slowdown = 0;
+};
+
 struct CopyOverlaps {
   CopyOverlap to_device, to_host;
+  std::vector<AttentionOverlap> attention;
   std::string source;
 };
 
 // "overlap": {"source": ..., "copy_to_device": {"product_slowdown": 0.03, "copy_slowdown": 0.01, "product_residual":
-// {...}, "copy_residual": {...}}, "copy_to_host": {...}}, or {"not_measured": why}, which is none. Throws InputError.
+// {...}, "copy_residual": {...}}, "copy_to_host": {...}, "attention": [{"attention": "attention bf16 1 x 32768 x 2 x
+// 128 causal", "copy": "copy_to_host 65536 KiB", "attention_seconds": ..., "attention_slowdown": ...,
+// "copy_bytes_per_second":
+// ..., "copy_slowdown": ...}]}, or {"not_measured": why}, which is none. Throws InputError.
 std::optional<CopyOverlaps> read_copy_overlaps(const nlohmann::json& json, const InputError::Where& where);
 
 }  // namespace orrery

@@ -283,6 +283,40 @@ TEST(OverlapFit, IsTheMeanSlowdownOfEachDirectionWithItsScatter) {
   EXPECT_EQ(fit->to_host.copy_slowdown, 0) << "faster is noise";
 }
 
+// Attention at a length: forward behind which a step copies to the host, backward behind which it copies back.
+TEST(OverlapFit, HasAttentionBesideCopiesLengthByLength) {
+  SweepOptions options = cpu_sweep();
+  const std::size_t products = overlap_pairs(options).size();
+  options.overlap_sequences = {512, 1024};
+  const std::vector<OverlapPair> pairs = overlap_pairs(options);
+  ASSERT_EQ(pairs.size(), products + 4);
+  std::map<std::string, Measurement> measured;
+  double times = 1.1;
+  for (const OverlapPair& pair : pairs) {
+    const bool attention = is_attention(pair.product.op.kind);
+    measured[pair.product_alone].seconds = 2, measured[pair.product_beside].seconds = 2 * (attention ? times : 1.5);
+    measured[pair.copy_alone].seconds = 0.25, measured[pair.copy_beside].seconds = 0.25 * 1.02;
+    if (attention) times += 0.1;
+  }
+  const auto fit = fit_overlaps(pairs, measured);
+  ASSERT_TRUE(fit);
+  EXPECT_NEAR(fit->to_host.product_slowdown, 0.5, 1e-4) << "of products alone";
+  ASSERT_EQ(fit->attention.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    const AttentionOverlap& row = fit->attention[i];
+    const bool backward = i % 2 == 1;
+    EXPECT_THAT(row.attention, HasSubstr(i < 2 ? "1 x 512 x" : "1 x 1024 x"));
+    EXPECT_EQ(row.attention.starts_with("attention_backward"), backward) << row.attention;
+    EXPECT_THAT(row.copy, HasSubstr(backward ? "copy_to_device" : "copy_to_host"));
+    EXPECT_EQ(row.attention_seconds, 2);
+    EXPECT_NEAR(row.attention_slowdown, 0.1 * static_cast<double>(i + 1), 1e-4);
+    EXPECT_NEAR(row.copy_slowdown, 0.02, 1e-4);
+    EXPECT_GT(row.copy_bytes_per_second, 1e6);
+  }
+  measured.erase(pairs.back().copy_beside);
+  EXPECT_EQ(fit_overlaps(pairs, measured)->attention.size(), 3u) << "what was measured";
+}
+
 TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
   const Ideal ideal;
   CalibrationFit fit =
@@ -291,8 +325,12 @@ TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
   overlaps.to_device.product_slowdown = 0.2, overlaps.to_device.copy_slowdown = 0.05;
   overlaps.to_device.product_residual.points = 6;
   overlaps.to_host.product_slowdown = 1.5, overlaps.to_host.copy_slowdown = 0.07;
+  overlaps.attention = {{"attention at 32K", "64 MiB to the host", 0.5, 0.01, 5e10, 0.03}};
   overlaps.source = "a test of copies";
   fit.overlaps = overlaps;
+  EXPECT_THAT(fit_table(fit),
+              HasSubstr("attention at 32K beside 64 MiB to the host: 500 ms, 1.010 times as long beside "
+                        "the copy; 50 GB/s, 1.030 times as long"));
   const auto read = [](const std::string& text) {
     return read_user_calibration(parse_json(text, "ideal.json"), {"ideal.json", ""});
   };
@@ -305,6 +343,13 @@ TEST(OverlapFit, IsWrittenWithItsSourceAndReadBack) {
   EXPECT_EQ(back->to_host.product_slowdown, 1.5);
   EXPECT_EQ(back->to_host.copy_slowdown, 0.07);
   EXPECT_EQ(back->source, "a test of copies");
+  ASSERT_EQ(back->attention.size(), 1u);
+  EXPECT_EQ(back->attention[0].attention, "attention at 32K");
+  EXPECT_EQ(back->attention[0].copy, "64 MiB to the host");
+  EXPECT_EQ(back->attention[0].attention_seconds, 0.5);
+  EXPECT_EQ(back->attention[0].attention_slowdown, 0.01);
+  EXPECT_EQ(back->attention[0].copy_bytes_per_second, 5e10);
+  EXPECT_EQ(back->attention[0].copy_slowdown, 0.03);
   nlohmann::json bad = parse_json(text, "ideal.json");
   bad["overlap"]["copy_to_host"]["copy_slowdown"] = -1;
   EXPECT_THROW(read_user_calibration(bad, {"ideal.json", ""}), InputError);
