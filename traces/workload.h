@@ -92,7 +92,9 @@ struct Workload {
     v.field("documents", documents,
             "sequences packed from documents, which attention does not leave: of what lengths they are drawn, "
             "distributions of docs/pack.md (\"wikipedia\", \"log-normal:6:1.2\") mixed by shares of tokens "
-            "(\"web-en=3,code=1\"); empty: a sequence is one document");
+            "(\"web-en=3,code=1\"); or sequences one by one, by the lengths of their documents (\"2048,4096;8192\"); "
+            "empty: a "
+            "sequence is one document");
     v.field("documents_file", documents_file,
             "documents or packed sequences from a file instead: its path, from the scenario's folder (docs/pack.md)");
     v.field("packing", packing, kPackingPolicyNames, "how sequences are filled with documents (docs/pack.md)");

@@ -43,9 +43,7 @@ double layer_seconds(const Simulation& simulation, std::size_t block) {
   return seconds;
 }
 
-double allocated_bytes(const MemoryBreakdown& memory) {
-  return memory.peak_bytes - memory.framework_bytes;
-}
+double allocated_bytes(const MemoryBreakdown& memory) { return memory.peak_bytes - memory.framework_bytes; }
 
 double model_state_bytes(const MemoryBreakdown& memory) {
   double bytes = 0;
@@ -66,6 +64,12 @@ void predict(PredictedPoint& result, Simulator& simulator) {
     const Simulation simulation = simulator.evaluate(*point.scenario, {point.id, {}}, {.ops = ops});
     const Scenario& scenario = simulation.scenario;
     result.predicted = predicted_value(point.quantity, simulation);
+    for (std::int64_t step = 1; step < point.steps; ++step) {
+      nlohmann::json later = *point.scenario;
+      later["workload"]["step"] = scenario.workload.step + step;
+      result.predicted += predicted_value(point.quantity, simulator.evaluate(later, {point.id, {}}, {.ops = ops}));
+    }
+    result.predicted /= static_cast<double>(point.steps);
     result.peak_bytes = simulation.report.memory_peak_bytes;
     result.allocated_bytes = allocated_bytes(fullest_stage(simulation).memory);
     result.capacity_bytes = simulation.report.memory_capacity_bytes;

@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kFolder = "results/published/steps/";
 constexpr std::string_view kSchema = "orrery published measurements, version 2";
+constexpr std::int64_t kMostSteps = 1024;
 constexpr std::array<std::string_view, 3> kQualities{"A", "B", "C"};
 
 std::string text(JsonReader& reader, const char* key, bool required = false) {
@@ -58,6 +59,7 @@ void read_measured(const Json& json, const InputError::Where& where, PublishedPo
   JsonReader reader(json, where);
   reader.field("quantity", point.quantity, kQuantityNames, "");
   point.value = number(reader, "value");
+  reader.field("steps", point.steps, IntegerRange{1, kMostSteps}, "");
   // How a rate became seconds: for readers.
   for (const char* key : {"tokens_per_step", "samples_per_step", "flops_per_step", "devices"}) number(reader, key);
   text(reader, "flops_formula");

@@ -224,6 +224,9 @@ void check(const Scenario& scenario) {
   if (workload.recorded_documents && workload.recorded_documents->packed() && workload.packing != PackingPolicy::concat)
     refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
            "nothing beside a file of sequences, which are packed");
+  if (lists_sequences(workload.documents) && workload.packing != PackingPolicy::concat)
+    refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
+           "nothing beside a list of sequences, which are packed");
   if (model.kind != ModelKind::decoder)
     refuse(field_of(workload), "documents of a model that is no decoder", "a decoder, whose attention is causal");
   if (model.relative_projection)

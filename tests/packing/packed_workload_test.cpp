@@ -95,6 +95,31 @@ TEST(PackedWorkload, TakesSequencesThatArePacked) {
   EXPECT_THAT(ends_of(*packed), ElementsAre(ElementsAre(10), ElementsAre(4, 7, 10)));
 }
 
+TEST(PackedWorkload, TakesSequencesThatAreListed) {
+  Workload w = drawn("20, 30;100 ; 1,2,3", 2);
+  EXPECT_THAT(ends_of(*packed_sequences(w, 100)), ElementsAre(ElementsAre(20, 50, 100), ElementsAre(100)));
+  w.step = 1;
+  EXPECT_THAT(ends_of(*packed_sequences(w, 100)), ElementsAre(ElementsAre(1, 3, 6, 100), ElementsAre(20, 50, 100)));
+  EXPECT_EQ(packed_sequences(w, 100)->padded_positions, 94 + 50);
+}
+
+TEST(PackedWorkload, RefusesListsByWhatIsWrongWithThem) {
+  for (const auto& [text, found] :
+       {std::pair{"20,x", "found \"x\" among lengths of documents"}, std::pair{"20;;30", "found \"\" among lengths"},
+        std::pair{"20,0", "found \"0\" among lengths"}, std::pair{"20,-5", "found \"-5\" among lengths"},
+        std::pair{"20,30.5", "found \"30.5\" among lengths"},
+        std::pair{"20;60,41", "found a sequence of 101 tokens, expected at most 100"},
+        std::pair{"99999999999999999999", "among lengths of documents"}}) {
+    try {
+      packed_sequences(drawn(text, 1), 100);
+      ADD_FAILURE() << text;
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().pointer, "/workload/documents") << text;
+      EXPECT_THAT(error.what(), HasSubstr(found)) << text;
+    }
+  }
+}
+
 TEST(PackedWorkload, DrawsTheSameAgainAndOthersInEachStep) {
   Workload w = drawn("web-en=3,code=1", 16);
   const auto first = packed_sequences(w, 4096), again = packed_sequences(w, 4096);

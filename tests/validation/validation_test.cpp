@@ -10,6 +10,8 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
 #include <sstream>
 
 #include "sim/base/json_reader.h"
@@ -132,6 +134,26 @@ TEST(PublishedSteps, RatesBecameTheSecondsThatFollowFromThem) {
   EXPECT_GT(checked, 2000u);
 }
 
+// ring-flash-attention times four packings in turn.
+TEST(PublishedSteps, AMeanOfStepsIsOverTheDocumentsOfEach) {
+  const std::vector<PredictedPoint>& points = predicted(Seen::all);
+  const auto found =
+      std::ranges::find_if(points, [](const PredictedPoint& p) { return p.point->id == "rfa-varlen-fwd-A100-zigzag"; });
+  ASSERT_NE(found, points.end());
+  ASSERT_EQ(found->point->steps, 4);
+  const StepCalibration none;
+  Simulator simulator;
+  simulator.use(none);
+  std::set<double> seconds;
+  for (int step = 0; step < 4; ++step) {
+    nlohmann::json scenario = *found->point->scenario;
+    scenario["workload"]["step"] = step;
+    seconds.insert(predicted_value(found->point->quantity, simulator.evaluate(scenario, {"test", {}}, {})));
+  }
+  ASSERT_EQ(seconds.size(), 4u) << "each has documents of its own";
+  EXPECT_NEAR(found->predicted, std::reduce(seconds.begin(), seconds.end()) / 4, 1e-12);
+}
+
 TEST(PublishedSteps, FaultsInAFileAreNamed) {
   const auto message = [](const char* text) {
     try {
@@ -153,6 +175,10 @@ TEST(PublishedSteps, FaultsInAFileAreNamed) {
                        "measured": {"quantity": "fits", "value": 1}}]})")
                           .c_str()),
               AllOf(HasSubstr("colour"), HasSubstr("/points/0")));
+  EXPECT_THAT(message((std::string(head) + R"("points": [{"id": "p", "quality": "A",
+                       "measured": {"quantity": "fits", "value": 1, "steps": 0}}]})")
+                          .c_str()),
+              HasSubstr("/points/0/measured/steps"));
 }
 
 // Why vtrain_single says "composed". Runs differ by a few per mille from one to the next; these numbers do not.

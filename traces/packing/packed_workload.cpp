@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -27,6 +29,22 @@ namespace {
 enum class PackedDraw : std::uint64_t { documents, order };
 
 constexpr std::size_t kMostSequenceShown = 60;
+
+std::vector<std::string_view> parts_of(std::string_view text, char apart) {
+  std::vector<std::string_view> parts;
+  for (;;) {
+    const std::size_t end = text.find(apart);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t\n";
+  const std::size_t begin = std::min(text.find_first_not_of(kBlanks), text.size());
+  return text.substr(begin, text.find_last_not_of(kBlanks) + 1 - begin);
+}
 
 // A line that `orrery pack --out` writes.
 std::vector<std::int64_t> parse_sequence(const std::string& line, const InputError::Where& where) {
@@ -86,6 +104,10 @@ RecordedDocuments read_recorded_documents(const std::string& path) {
   return recorded;
 }
 
+bool lists_sequences(const std::string& documents) {
+  return !documents.empty() && std::isdigit(static_cast<unsigned char>(documents.front())) != 0;
+}
+
 bool keeps_order(PackingPolicy policy) { return policy == PackingPolicy::concat || policy == PackingPolicy::pad; }
 
 void shuffle_sequences(std::uint64_t seed, std::int64_t step, std::vector<std::vector<std::int64_t>>& sequences) {
@@ -108,6 +130,28 @@ Sequences pieces_of(const Documents& documents, const Workload& workload, std::i
   for (std::int64_t s = 0; s < packing.sequences(); ++s) {
     std::vector<std::int64_t>& tokens = sequences.emplace_back();
     for (const PackedPiece& piece : packing.sequence(s)) tokens.push_back(piece.tokens);
+  }
+  return sequences;
+}
+
+Sequences listed_sequences(const Workload& workload, std::int64_t length) {
+  Sequences sequences;
+  for (const std::string_view sequence : parts_of(workload.documents, ';')) {
+    std::vector<std::int64_t>& tokens = sequences.emplace_back();
+    std::int64_t all = 0;
+    for (const std::string_view document : parts_of(sequence, ',')) {
+      const std::string_view word = trimmed(document);
+      std::int64_t n = 0;
+      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), n);
+      if (error != std::errc() || end != word.data() + word.size() || n < 1 || n > Documents::kMostTokens)
+        refuse("documents", fmt::format("\"{}\" among lengths of documents", one_line(word, kMostSequenceShown)),
+               fmt::format("whole numbers of 1 to {} tokens, as in \"2048,4096;8192\"", Documents::kMostTokens));
+      tokens.push_back(n);
+      all += n;
+    }
+    if (all > length)
+      refuse("documents", fmt::format("a sequence of {} tokens", all),
+             fmt::format("at most {}, the sequence length", length));
   }
   return sequences;
 }
@@ -137,7 +181,8 @@ Sequences drawn_sequences(const Workload& workload, std::int64_t length) {
     Sequences sequences = pieces_of(generate_documents(generator), workload, length);
     if (static_cast<std::int64_t>(sequences.size()) < wanted) continue;
     const std::vector<std::int64_t>& last = sequences[static_cast<std::size_t>(wanted - 1)];
-    if (workload.packing == PackingPolicy::concat && std::accumulate(last.begin(), last.end(), std::int64_t{0}) < length)
+    if (workload.packing == PackingPolicy::concat &&
+        std::accumulate(last.begin(), last.end(), std::int64_t{0}) < length)
       continue;  // documents go on into the next batch
     if (!keeps_order(workload.packing)) shuffle_sequences(seed_of(workload), workload.step, sequences);
     return sequences;
@@ -159,8 +204,10 @@ Sequences recorded_sequences(const Workload& workload, std::int64_t length) {
 }
 
 PackedSequences packed_batch(const Workload& workload, std::int64_t length) {
-  const bool drawn = workload.recorded_documents == nullptr;
-  const Sequences sequences = drawn ? drawn_sequences(workload, length) : recorded_sequences(workload, length);
+  const bool listed = lists_sequences(workload.documents), drawn = workload.recorded_documents == nullptr && !listed;
+  const Sequences sequences = listed  ? listed_sequences(workload, length)
+                              : drawn ? drawn_sequences(workload, length)
+                                      : recorded_sequences(workload, length);
   PackedSequences packed;
   packed.length = length;
   const std::int64_t batch = workload.global_batch_size, begin = drawn ? 0 : workload.step * batch;

@@ -27,11 +27,15 @@ RecordedDocuments read_recorded_documents(const std::string& path);
 // The global batch of the workload's step, of sequences of `length` tokens; null: its sequences are no packed
 // documents.
 //
-// Drawn documents are other ones in each step. All policies but concat and pad lay the documents of at least
-// kPackedTogether sequences together, whose order is drawn; of these a step takes the first. Of a file the steps take
-// one sequence after the other, from the start again where it ends. What no document fills is one by itself.
-// The same for the same workload and length. Throws InputError (pointer "/workload/..").
+// Listed sequences ("2048,4096;8192": Workload::documents) and those of a file are taken step by step, one after the
+// other, from the start again at the end. What no document fills is one by itself. Drawn documents are other ones in
+// each step. All policies but concat and pad lay the documents of at least kPackedTogether sequences together, whose
+// order is drawn; of these a step takes the first. The same for the same workload and length. Throws InputError
+// (pointer "/workload/..").
 std::shared_ptr<const PackedSequences> packed_sequences(const Workload& workload, std::int64_t length);
+
+// Whether such a text lists sequences: lengths of documents behind each other, semicolons between sequences.
+bool lists_sequences(const std::string& documents);
 
 // Whether a policy lays documents into sequences in the order in which they come.
 bool keeps_order(PackingPolicy policy);
