@@ -15,6 +15,7 @@
 #include "cli/memory_trace.h"
 #include "sim/analytical/op_cost.h"
 #include "sim/base/json_reader.h"
+#include "sim/base/one_line.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/fabric_load.h"
 #include "sim/cost/scale_cost.h"
@@ -509,6 +510,7 @@ std::string explain_documents(const Simulation& simulation) {
   const Program& program = *simulation.program;
   const PackedSequences& packed = *program.packed;
   const Workload& w = simulation.scenario.workload;
+  constexpr std::size_t kMostOfList = 60;
   const auto replicas = static_cast<double>(program.document_loads.front().sequences.size()),
              micro_batches = static_cast<double>(program.schedule.micro_batches);
   double mean = 0;  // pairs of a micro-batch
@@ -516,7 +518,8 @@ std::string explain_documents(const Simulation& simulation) {
   std::string text = fmt::format(
       "documents: {}, step {}; {} sequences of {} tokens\n"
       "pairs of a query and a key within documents, over those of the mean micro-batch, by classes of micro-batches:\n",
-      w.recorded_documents ? "recorded in " + w.documents_file : w.documents, w.step, packed.count(), packed.length);
+      w.recorded_documents ? "recorded in " + w.documents_file : one_line(w.documents, kMostOfList), w.step,
+      packed.count(), packed.length);
   constexpr std::array<Column, 4> kColumns{{{"micro-batches"}, {"documents"}, {"slowest replica"}, {"mean"}}};
   std::vector<std::vector<std::string>> rows;
   for (const DocumentLoad& load : program.document_loads) {

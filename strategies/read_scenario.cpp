@@ -269,6 +269,7 @@ void apply_set(Json& document, const std::string& argument, const std::string& f
     pointer = pointer_to(pointer, key);
   }
   *at = parse_value(assignment.value);
+  if (within_job(pointer) == "/workload/documents" && at->is_number()) *at = assignment.value;  // a list of one length
   find_from_working_directory(*at, pointer, file);
 }
 

@@ -206,10 +206,10 @@ class CalibrationRun {
 
   void measure(const OverlapPair& pair) {
     try {
-      if (const auto m = meter_.measure_overlap(pair.product, pair.copy, point_seconds())) {
-        journal_.add(pair.product_alone, m->product_alone);
+      if (const auto m = meter_.measure_overlap(pair.compute, pair.copy, point_seconds())) {
+        journal_.add(pair.compute_alone, m->compute_alone);
         journal_.add(pair.copy_alone, m->copy_alone);
-        journal_.add(pair.product_beside, m->product_beside);
+        journal_.add(pair.compute_beside, m->compute_beside);
         journal_.add(pair.copy_beside, m->copy_beside);
       } else {
         streams_take_turns_ = true;

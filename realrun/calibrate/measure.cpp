@@ -164,9 +164,9 @@ double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& product, const SweepPoint& copy,
+std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& compute, const SweepPoint& copy,
                                                          double seconds) {
-  Runner products(backend_, product, footprint_bytes_), copies(backend_, copy, footprint_bytes_);
+  Runner products(backend_, compute, footprint_bytes_), copies(backend_, copy, footprint_bytes_);
   for (Runner* runner : {&products, &copies}) {
     runner->alone(1);  // loads what is loaded once
     const double estimate = std::max(runner->alone(1), 1e-9);
@@ -209,9 +209,9 @@ std::optional<OverlapMeasurement> Meter::measure_overlap(const SweepPoint& produ
     return median_of(std::move(all));
   };
   OverlapMeasurement m;
-  m.product_alone = median_of(products.seconds);
+  m.compute_alone = median_of(products.seconds);
   m.copy_alone = median_of(copies.seconds);
-  m.product_beside = beside(products, m.product_alone);
+  m.compute_beside = beside(products, m.compute_alone);
   m.copy_beside = beside(copies, m.copy_alone);
   return m;
 }

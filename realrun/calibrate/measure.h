@@ -20,7 +20,7 @@ struct Measurement {
 double wall_seconds();
 
 struct OverlapMeasurement {
-  Measurement product_alone, copy_alone, product_beside, copy_beside;
+  Measurement compute_alone, copy_alone, compute_beside, copy_beside;
 };
 
 // Ops go round over several sets of operands, together as large as `footprint_bytes` where a few sets reach that: a
@@ -39,7 +39,7 @@ class Meter {
   // lies outside their overlap ran at full speed; so `beside` is the time of one op of which all is overlapped: with
   // durations D, work W (its time alone) and overlap O, the speed within is (W - (D - O)) / O. Medians over
   // repetitions. Nothing where the streams took turns instead. Throws as measure(). REQUIRES: asynchronous streams.
-  std::optional<OverlapMeasurement> measure_overlap(const SweepPoint& product, const SweepPoint& copy, double seconds);
+  std::optional<OverlapMeasurement> measure_overlap(const SweepPoint& compute, const SweepPoint& copy, double seconds);
 
  private:
   Backend& backend_;

@@ -14,7 +14,7 @@ namespace {
 Place place_of(const SweepPoint& copy) { return direction_of(copy.op, copy.tensors).to; }
 
 bool is_measured(const OverlapPair& pair, const std::map<std::string, Measurement>& measured) {
-  for (const std::string* id : {&pair.product_alone, &pair.copy_alone, &pair.product_beside, &pair.copy_beside})
+  for (const std::string* id : {&pair.compute_alone, &pair.copy_alone, &pair.compute_beside, &pair.copy_beside})
     if (measured.count(*id) == 0) return false;
   return true;
 }
@@ -36,15 +36,15 @@ std::vector<AttentionOverlap> attention_overlaps(const std::vector<OverlapPair>&
                                                  const std::map<std::string, Measurement>& measured) {
   std::vector<AttentionOverlap> rows;
   for (const OverlapPair& pair : pairs) {
-    if (!is_attention(pair.product.op.kind) || !is_measured(pair, measured)) continue;
+    if (!is_attention(pair.compute.op.kind) || !is_measured(pair, measured)) continue;
     const auto seconds = [&](const std::string& id) { return measured.at(id).seconds; };
     const auto slowdown = [&](const std::string& beside, const std::string& alone) {
       return slowdown_of({std::log(seconds(beside) / seconds(alone))});
     };
-    rows.push_back({.attention = pair.product.id,
+    rows.push_back({.attention = pair.compute.id,
                     .copy = pair.copy.id,
-                    .attention_seconds = seconds(pair.product_alone),
-                    .attention_slowdown = slowdown(pair.product_beside, pair.product_alone),
+                    .attention_seconds = seconds(pair.compute_alone),
+                    .attention_slowdown = slowdown(pair.compute_beside, pair.compute_alone),
                     .copy_bytes_per_second = bytes(pair.copy.op, pair.copy.tensors) / seconds(pair.copy_alone),
                     .copy_slowdown = slowdown(pair.copy_beside, pair.copy_alone)});
   }
@@ -57,11 +57,11 @@ std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
   std::vector<OverlapPair> pairs;
   const auto add = [&](const char* kind, const SweepPoint& compute, const SweepPoint& copy) {
     const std::string both = fmt::format("{} | {}", compute.id, copy.id);
-    pairs.push_back({.product = compute,
+    pairs.push_back({.compute = compute,
                      .copy = copy,
-                     .product_alone = fmt::format("{} alone: {}", kind, both),
+                     .compute_alone = fmt::format("{} alone: {}", kind, both),
                      .copy_alone = "copy alone: " + both,
-                     .product_beside = fmt::format("{} beside copy: {}", kind, both),
+                     .compute_beside = fmt::format("{} beside copy: {}", kind, both),
                      .copy_beside = fmt::format("copy beside {}: {}", kind, both)});
   };
   const std::vector<SweepPoint> copies = overlap_copies(options);
@@ -71,7 +71,9 @@ std::vector<OverlapPair> overlap_pairs(const SweepOptions& options) {
     const Place to = attention.op.kind == OpKind::attention ? Place::host : Place::device;
     const SweepPoint* largest = nullptr;
     for (const SweepPoint& copy : copies)
-      if (place_of(copy) == to) largest = &copy;
+      if (place_of(copy) == to &&
+          (largest == nullptr || bytes(copy.op, copy.tensors) > bytes(largest->op, largest->tensors)))
+        largest = &copy;
     if (largest != nullptr) add("attention", attention, *largest);
   }
   return pairs;
@@ -85,8 +87,8 @@ std::optional<CopyOverlaps> fit_overlaps(const std::vector<OverlapPair>& pairs,
       return std::log(measured.at(beside).seconds / measured.at(alone).seconds);
     };
     for (const OverlapPair& pair : pairs) {
-      if (place_of(pair.copy) != to || is_attention(pair.product.op.kind) || !is_measured(pair, measured)) continue;
-      products.push_back(ratio(pair.product_beside, pair.product_alone));
+      if (place_of(pair.copy) != to || is_attention(pair.compute.op.kind) || !is_measured(pair, measured)) continue;
+      products.push_back(ratio(pair.compute_beside, pair.compute_alone));
       copies.push_back(ratio(pair.copy_beside, pair.copy_alone));
     }
     if (products.empty()) return std::nullopt;

@@ -14,9 +14,9 @@
 namespace orrery {
 
 struct OverlapPair {
-  SweepPoint product, copy;  // an attention in place of the product
+  SweepPoint compute, copy;  // a product or an attention
   // Under which the journal has each: alone, and while the other runs.
-  std::string product_alone, copy_alone, product_beside, copy_beside;
+  std::string compute_alone, copy_alone, compute_beside, copy_beside;
 };
 
 // Large products of the first dtype, beside copies of both directions; attention beside the one that a step hides

@@ -568,7 +568,7 @@ std::vector<SweepPoint> overlap_products(const SweepOptions& options) {
 }
 
 std::vector<SweepPoint> overlap_attentions(const SweepOptions& options) {
-  constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // as many blocks as a device fills several times
+  constexpr std::int64_t kHeads = 2, kHeadDim = 128;  // blocks of queries that fill a device several times
   std::vector<SweepPoint> points;
   for (const std::int64_t sequence : options.overlap_sequences)
     for (const bool backward : {false, true})

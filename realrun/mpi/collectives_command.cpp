@@ -48,7 +48,11 @@ class Sweep {
                        fmt::format("a number that divides the {} ranks", ranks));
     for (std::size_t r = rank % groups; r < ranks; r += groups) members_.push_back(r);
     own_ = rank / groups;
-    if (algorithm_of(sweep) == CollectiveAlgorithm::hierarchical) divide_into_nodes();
+    if (algorithm_of(sweep) == CollectiveAlgorithm::hierarchical)
+      divide_into_nodes();
+    else if (sweep.ranks_per_node != 1)
+      throw InputError({"--ranks-per-node", ""}, fmt::format("{}", sweep.ranks_per_node),
+                       "nothing without --algorithm hierarchical");
   }
 
   OrderedJson point(double bytes) {
@@ -165,7 +169,8 @@ class Sweep {
     const std::size_t here = static_cast<std::size_t>(std::max<std::int64_t>(0, sweep_.ranks_per_node)),
                       n = all_.size();
     if (sweep_.kind != "send_recv" || sweep_.groups != 1)
-      throw InputError({"--algorithm", ""}, describe(sweep_.algorithm), "another but for send_recv of one group");
+      throw InputError({"--algorithm", ""}, describe(sweep_.algorithm),
+                       "another: send_recv of one group is the only collective that is routed");
     if (here < 2 || n % here != 0 || n == here)
       throw InputError({"--ranks-per-node", ""}, fmt::format("{}", sweep_.ranks_per_node),
                        fmt::format("a number from 2 that divides the {} ranks into nodes", n));
@@ -272,6 +277,7 @@ void run_collective_sweep(const CollectiveSweep& sweep) {
   if (sweep.yield_seconds >= 0) options.yield_seconds = sweep.yield_seconds;
   if (sweep.sleep_seconds >= 0) options.sleep_seconds = sweep.sleep_seconds;
   if (sweep.message_bytes > 0) options.message_bytes = sweep.message_bytes;
+  if (sweep.least_bytes < 1) throw InputError({"--minbytes", ""}, fmt::format("{}", sweep.least_bytes), "1 or more");
   if (sweep.step_factor < 2) throw InputError({"--stepfactor", ""}, fmt::format("{}", sweep.step_factor), "2 or more");
   Sweep runs(sweep, options);
   try {

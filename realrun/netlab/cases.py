@@ -32,9 +32,10 @@ def two_leaves(hosts, oversubscription):
 
 def sweep(network, rank, hosts, kind, size, groups=1, algorithm="automatic", samples=SAMPLES, sample_seconds=SAMPLE_SECONDS,
           rows=()):
+    nodes = ("--ranks-per-node", network.topology.hosts_per_node) if algorithm == "hierarchical" else ()
     found = json.loads(network.mpirun(hosts, [
         rank, "collective", kind, "-b", size, "-e", size, "--groups", groups, "--algorithm", algorithm, "--samples", samples,
-        "--sample-seconds", sample_seconds, "--ranks-per-node", network.topology.hosts_per_node, *predict.rows_option(rows)]))
+        "--sample-seconds", sample_seconds, *nodes, *predict.rows_option(rows)]))
     return found["points"][0]["seconds"]
 
 

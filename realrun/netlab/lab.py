@@ -203,6 +203,8 @@ class Lab:
         self._tear_down()
 
     def _stop(self, sig, _frame):
+        for other in self.handlers:  # `timeout` sends its signal twice
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + sig)
 
     def _namespace(self, name):

@@ -237,6 +237,8 @@ def command_exec(arguments):
                             arguments.hosts_per_node)
     if topology.hosts_per_node < 1 or topology.hosts % topology.hosts_per_node:
         raise RuntimeError(f"--hosts-per-node: found {topology.hosts_per_node}, expected a divisor of {topology.hosts}, the hosts")
+    if topology.hosts_per_leaf % topology.hosts_per_node:
+        raise RuntimeError(f"--hosts-per-leaf: found {topology.hosts_per_leaf}, expected whole nodes of {topology.hosts_per_node} hosts")
     with lab.Lab(topology) as network:
         network.running = subprocess.Popen(network.mpirun_command(range(arguments.hosts), arguments.command))
         return network.running.wait()

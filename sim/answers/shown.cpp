@@ -100,6 +100,7 @@ OrderedJson shown_json(const std::string& name) {
                 {"system", source.system},
                 {"quality", point->quality}};
     if (point->has_value()) measured[std::string(name_of(point->quantity))] = point->value;
+    if (point->steps > 1) measured["mean_of_steps"] = point->steps;
     if (!point->published_metric.empty())
       measured["published"] =
           fmt::format("{} {} {}", point->published_metric, point->published_value, point->published_unit);

@@ -9,6 +9,7 @@
 #include "sim/base/error.h"
 #include "sim/search/plan_field.h"
 #include "strategies/framework/framework.h"
+#include "strategies/packed_documents/packed_documents.h"
 #include "strategies/strategy.h"
 
 namespace orrery {
@@ -83,6 +84,7 @@ Space::Axis axis_of(const AxisRequest& request, const Plan& base) {
 }  // namespace
 
 Space::Space(const Scenario& base, const SpaceOptions& options) : base_(base) {
+  packed_documents::check_workload(base);
   const auto is_fixed = [&](std::string_view field) {
     return std::find(options.fixed.begin(), options.fixed.end(), field) != options.fixed.end();
   };

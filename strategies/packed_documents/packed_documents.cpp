@@ -203,7 +203,7 @@ std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario) {
   return packed_sequences(scenario.workload, length > 0 ? length : scenario.model.max_positions);
 }
 
-void check(const Scenario& scenario) {
+void check_workload(const Scenario& scenario) {
   const Workload& workload = scenario.workload;
   if (!workload.has_documents()) {
     const char* const expected = "nothing without \"documents\" or \"documents_file\"";
@@ -214,28 +214,33 @@ void check(const Scenario& scenario) {
       refuse("/workload/documents_seed", std::to_string(workload.documents_seed), expected);
     return;
   }
-  const Model& model = scenario.model;
   if (workload.recorded_documents && !workload.documents.empty())
     refuse("/workload/documents", "\"" + workload.documents + "\"",
            "nothing beside \"documents_file\", which says how long documents are");
   if (workload.packing == PackingPolicy::datasculpt)
     refuse("/workload/packing", "\"datasculpt\"",
            "a policy that packs by length: documents of a workload have no embeddings");
-  if (workload.recorded_documents && workload.recorded_documents->packed() && workload.packing != PackingPolicy::concat)
+  (void)sequences_of(scenario);
+  const bool packed =
+      lists_sequences(workload.documents) || (workload.recorded_documents && workload.recorded_documents->packed());
+  if (packed && workload.packing != PackingPolicy::concat)
     refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
-           "nothing beside a file of sequences, which are packed");
-  if (lists_sequences(workload.documents) && workload.packing != PackingPolicy::concat)
-    refuse("/workload/packing", fmt::format("\"{}\"", kPackingPolicyNames[static_cast<std::size_t>(workload.packing)]),
-           "nothing beside a list of sequences, which are packed");
+           "\"concat\" of sequences that are listed or in a file: they are packed");
+}
+
+void check(const Scenario& scenario) {
+  check_workload(scenario);
+  if (!scenario.workload.has_documents()) return;
+  const Model& model = scenario.model;
   if (model.kind != ModelKind::decoder)
-    refuse(field_of(workload), "documents of a model that is no decoder", "a decoder, whose attention is causal");
+    refuse(field_of(scenario.workload), "documents of a model that is no decoder",
+           "a decoder, whose attention is causal");
   if (model.relative_projection)
-    refuse(field_of(workload), "documents of a model whose attention stores its scores",
+    refuse(field_of(scenario.workload), "documents of a model whose attention stores its scores",
            "none: such kernels do not know the documents of a sequence");
   if (!scenario.plan.framework.flash_attention)
     refuse("/plan/flash_attention", "false",
            "true: kernels that store the scores do not know the documents of a sequence");
-  (void)sequences_of(scenario);
 }
 
 void rewrite(const Scenario&, Program& program) {

@@ -19,6 +19,8 @@ inline constexpr std::size_t kMostMicroBatchClasses = 8;
 std::shared_ptr<const PackedSequences> sequences_of(const Scenario& scenario);
 
 void check(const Scenario& scenario);
+// What no plan changes: that documents and how they are packed can be had. Throws InputError (pointer "/workload/..").
+void check_workload(const Scenario& scenario);
 void rewrite(const Scenario& scenario, Program& program);
 std::unique_ptr<RunController> control(const Scenario& scenario);
 bool begins_anew(const Scenario& scenario);

@@ -269,23 +269,21 @@ def cell(text: str) -> str:
 
 def tables(all_faults: list) -> tuple[str, str]:
     seen = json.loads(SEEN.read_text())
-    if missing := [f.name for f in all_faults if f.name not in seen]:
-        sys.exit(f"not run yet: {', '.join(missing)}")
     counts = collections.OrderedDict()
     for f in sorted(all_faults, key=lambda f: f.library()):
-        count = counts.setdefault(f.library(), [0, 0, 0, 0])
-        kind = seen[f.name][0] if seen[f.name] else None
+        count = counts.setdefault(f.library(), [0, 0, 0, 0, 0])
+        kind = seen[f.name][0] if seen.get(f.name) else None
         count[0] += 1
-        count[1 if kind == "test" else 2 if kind == "generated" else 3] += 1
+        count[4 if f.name not in seen else 1 if kind == "test" else 2 if kind == "generated" else 3] += 1
     total = [sum(column) for column in zip(*counts.values())]
-    summary = ["| library | faults | seen by tests | by generated files alone | not seen |",
-               "|---|---:|---:|---:|---:|"]
+    summary = ["| library | faults | seen by tests | by generated files alone | not seen | not run yet |",
+               "|---|---:|---:|---:|---:|---:|"]
     summary += [f"| {name} | " + " | ".join(map(str, count)) + " |" for name, count in counts.items()]
     summary += ["| all | " + " | ".join(map(str, total)) + " |"]
     rows = ["| library | fault | seen first by |", "|---|---|---|"]
     for f in sorted(all_faults, key=lambda f: f.library()):
-        test = seen[f.name][2] if seen[f.name] else "nothing"
-        kept = " (kept file)" if seen[f.name] and seen[f.name][0] == "generated" else ""
+        test = "not run yet" if f.name not in seen else seen[f.name][2] if seen[f.name] else "nothing"
+        kept = " (kept file)" if seen.get(f.name) and seen[f.name][0] == "generated" else ""
         rows.append(f"| {f.library()} | {cell(f.breaks)} | {cell(test)}{kept} |")
     return "\n".join(summary), "\n".join(rows)
 

@@ -106,9 +106,10 @@ TEST(PackedWorkload, TakesSequencesThatAreListed) {
 TEST(PackedWorkload, RefusesListsByWhatIsWrongWithThem) {
   for (const auto& [text, found] :
        {std::pair{"20,x", "found \"x\" among lengths of documents"}, std::pair{"20;;30", "found \"\" among lengths"},
+        std::pair{" ;20", "found \"\" among lengths"}, std::pair{"+5", "found \"+5\" among lengths"},
         std::pair{"20,0", "found \"0\" among lengths"}, std::pair{"20,-5", "found \"-5\" among lengths"},
         std::pair{"20,30.5", "found \"30.5\" among lengths"},
-        std::pair{"20;60,41", "found a sequence of 101 tokens, expected at most 100"},
+        std::pair{"20;60,41", "found sequence 2 of 101 tokens, expected at most 100"},
         std::pair{"99999999999999999999", "among lengths of documents"}}) {
     try {
       packed_sequences(drawn(text, 1), 100);

@@ -257,6 +257,19 @@ TEST(DataSculpt, FindsObviousClusters) {
   EXPECT_LT(measures(documents, packed(documents, 100, Policy::concat)).similarity, 0.2);
 }
 
+// Unlike all others, so that one centre is drawn: whoever it is far from founds a cluster.
+TEST(DataSculpt, FarDocumentsFoundClustersOfTheirOwn) {
+  constexpr std::size_t kAlone = 6;
+  Documents documents = of_tokens(std::vector<std::int64_t>(kAlone, 10));
+  for (std::size_t d = 0; d < kAlone; ++d) {
+    std::vector<float> direction(kAlone, 0);
+    direction[d] = 1;
+    documents.append_embedding(direction);
+  }
+  const std::vector<std::uint32_t> labels = cluster(documents, {});
+  EXPECT_EQ(std::set<std::uint32_t>(labels.begin(), labels.end()).size(), kAlone);
+}
+
 // Within one cluster (delta -1): each document goes where cosine times room is largest.
 TEST(DataSculpt, DealsByCosineTimesRoom) {
   Documents documents = of_tokens({60, 50, 30, 20, 40});

@@ -255,7 +255,7 @@ OverlapPair pair_of(Place to, const std::string& id) {
   pair.copy.tensors.resize(2);
   pair.copy.tensors[to == Place::host ? 1 : 0].place = Place::host;
   pair.copy.op.reads[0] = 0, pair.copy.op.writes[0] = 1;
-  pair.product_alone = id + " 1", pair.copy_alone = id + " 2", pair.product_beside = id + " 3",
+  pair.compute_alone = id + " 1", pair.copy_alone = id + " 2", pair.compute_beside = id + " 3",
   pair.copy_beside = id + " 4";
   return pair;
 }
@@ -265,7 +265,7 @@ TEST(OverlapFit, IsTheMeanSlowdownOfEachDirectionWithItsScatter) {
                                        pair_of(Place::host, "c"), pair_of(Place::host, "d")};
   std::map<std::string, Measurement> measured;
   const auto put = [&](const OverlapPair& pair, double product, double copy) {
-    measured[pair.product_alone].seconds = 2, measured[pair.product_beside].seconds = 2 * product;
+    measured[pair.compute_alone].seconds = 2, measured[pair.compute_beside].seconds = 2 * product;
     measured[pair.copy_alone].seconds = 5, measured[pair.copy_beside].seconds = 5 * copy;
   };
   put(pairs[0], 1.2, 1.05);
@@ -293,8 +293,8 @@ TEST(OverlapFit, HasAttentionBesideCopiesLengthByLength) {
   std::map<std::string, Measurement> measured;
   double times = 1.1;
   for (const OverlapPair& pair : pairs) {
-    const bool attention = is_attention(pair.product.op.kind);
-    measured[pair.product_alone].seconds = 2, measured[pair.product_beside].seconds = 2 * (attention ? times : 1.5);
+    const bool attention = is_attention(pair.compute.op.kind);
+    measured[pair.compute_alone].seconds = 2, measured[pair.compute_beside].seconds = 2 * (attention ? times : 1.5);
     measured[pair.copy_alone].seconds = 0.25, measured[pair.copy_beside].seconds = 0.25 * 1.02;
     if (attention) times += 0.1;
   }

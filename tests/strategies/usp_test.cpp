@@ -22,8 +22,8 @@ TEST(Usp, Table2IsThatOfThePrograms) {
   struct Row {
     const char* name;
     std::function<void(Plan&)> plan;
-    // Of a layer's parameters: 2 where the paper has 12 h^2, and 3 where it has 18 h^2, half of what the factors of its
-    // own caption give (all-reduce 2, others 1).
+    // Of a layer's parameters, by the factors of the paper's caption (all-reduce 2, others 1): 24 and 36 h^2 are 2
+    // and 3. Its column has half of that, 12 and 18 h^2, in every row.
     double states;
     double activations;
     double parameters, gradients, optimizer_states;  // kept, over those of one rank alone

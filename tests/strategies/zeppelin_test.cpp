@@ -233,6 +233,67 @@ TEST(Zeppelin, TheRankWithTheMostPairsIsTheSlowest) {
   EXPECT_EQ(slowest_rank(ring, lowered_of(ring)), -1);
 }
 
+// What ranks give each other is unequal, and between ranks of a node takes the time of its links.
+TEST(Zeppelin, ExchangesTakeTheTimeOfTheirLoads) {
+  for (const PartitionRule rule : {PartitionRule::zones, PartitionRule::flexsp}) {
+    Scenario s = batch(rule);
+    s.cluster.nodes = 1;
+    s.cluster.node.devices = 16;
+    s.plan.zeppelin.remapping = rule == PartitionRule::zones;
+    int unequal = 0;
+    const auto seconds = [&](double times) {
+      Scenario at = s;
+      at.cluster.node.intra_bytes_per_second *= times;
+      const Program p = lowered_of(at);
+      const Calibration kernels = find_calibration(at.cluster.device);
+      const CollectiveCalibration collectives = find_collective_calibration(at.cluster);
+      OpCostModel costs(at.cluster, kernels, collectives);
+      costs.set_program(p);
+      const Piece& layer = piece_named(p, "layer");
+      double sum = 0;
+      for (const Op& op : layer.forward.ops)
+        if (op.kind == OpKind::redistribute) {
+          unequal += op.load != 0 ? 1 : 0;
+          sum += costs.cost(op, layer.tensors, 1).seconds;
+        }
+      return sum;
+    };
+    EXPECT_GT(seconds(0.25), 2 * seconds(1));
+    EXPECT_GT(unequal, 0);
+  }
+}
+
+// A rank takes its share of kernels over rows that it lacks, but waits for the whole of what a ring adds up.
+TEST(Zeppelin, SumsOfARingWaitForItsFullestRank) {
+  int merges = 0, shares = 0;
+  for (std::int64_t seed = 1; seed <= 6; ++seed) {
+    Scenario s = batch();
+    s.workload.documents = "code";
+    s.workload.documents_seed = seed;
+    s.plan.zeppelin.remapping = false;
+    const Program p = lowered_of(s);
+    const Calibration kernels = find_calibration(s.cluster.device);
+    const CollectiveCalibration collectives = find_collective_calibration(s.cluster);
+    OpCostModel costs(s.cluster, kernels, collectives);
+    costs.set_program(p);
+    const Piece& layer = piece_named(p, "layer");
+    for (const Op& op : layer.forward.ops) {
+      const auto rows = costs.dealt_rows(op, layer.tensors);
+      if (!rows || filled_share(rows->deal, rows->over, p.mesh, costs.slowest_rank()) == 1) continue;
+      const double charged = costs.charged_share(op, layer.tensors);
+      if (op.kind == OpKind::merge_attention) {
+        EXPECT_EQ(charged, 1);
+        ++merges;
+      } else {
+        EXPECT_LT(charged, 1);
+        ++shares;
+      }
+    }
+  }
+  EXPECT_GT(merges, 0);
+  EXPECT_GT(shares, 0);
+}
+
 TEST(Zeppelin, IsProvenForEveryRuleAndPlan) {
   for (const PartitionRule rule :
        {PartitionRule::zones, PartitionRule::hybrid, PartitionRule::even, PartitionRule::flexsp})
@@ -374,6 +435,60 @@ TEST(Zeppelin, GroupsOfFlexspAreNearlyTheBest) {
   }
   EXPECT_LT(most, 0.25);
   EXPECT_LT(gaps / static_cast<double>(batches.size()), 0.1);
+}
+
+TEST(Zeppelin, ShiftsBetweenNodesAreRoutedAndNoOthers) {
+  for (const bool routing : {true, false}) {
+    Scenario s = batch(PartitionRule::even);
+    s.plan.zeppelin.routing = routing;
+    const Program between = lowered_of(s);
+    s.cluster.nodes = 1;
+    s.cluster.node.devices = 16;
+    const Program within = lowered_of(s);
+    const auto shifts_of = [](const Program& program) {
+      int shifts = 0, routed = 0;
+      const Piece& layer = piece_named(program, "layer");
+      for (const Block* block : {&layer.forward, &layer.backward})
+        for (const Op& op : block->ops)
+          if (op.kind == OpKind::ring_shift) {
+            ++shifts;
+            routed += op.algorithm == CollectiveAlgorithm::hierarchical ? 1 : 0;
+          }
+      EXPECT_GT(shifts, 0);
+      return std::pair{routed, shifts};
+    };
+    EXPECT_EQ(shifts_of(between).first, routing ? shifts_of(between).second : 0);
+    EXPECT_EQ(shifts_of(within).first, 0);
+  }
+}
+
+// Three groups of two have no room for less, and leave two ranks.
+TEST(Zeppelin, RanksThatAreLeftJoinAGroupOfFlexsp) {
+  zeppelin::Ranks ranks = zeppelin::ranks_of(8, 8);
+  ranks.most_exchanging = 8;
+  const zeppelin::Rates rates{.seconds_per_pair = 1e-9, .seconds_per_token = 1e-6};
+  const Partition p = partition({.partition = PartitionRule::flexsp}, ends_of({4096, 4096, 4096}), ranks, rates);
+  std::int64_t used = 0;
+  for (const zeppelin::Zone& zone : p.zones) used += zone.ring * static_cast<std::int64_t>(zone.documents.size());
+  EXPECT_EQ(used, 8);
+}
+
+// Twice the ranks halve a document's work, but for what then crosses from node to node.
+TEST(Zeppelin, GroupsOfFlexspCrossNodesWhereTheirLinksAreFastEnough) {
+  zeppelin::Ranks ranks = zeppelin::ranks_of(8, 4);
+  ranks.most_exchanging = 8;
+  const auto ring = [&](double seconds_per_moved_between) {
+    const zeppelin::Rates rates{.seconds_per_pair = 1.8e-10,
+                                .seconds_per_key_in_node = 0,
+                                .seconds_per_key_between = 0,
+                                .seconds_per_moved_in_node = 2.2e-7,
+                                .seconds_per_moved_between = seconds_per_moved_between,
+                                .seconds_per_token = 3.9e-6};
+    const Partition p = partition({.partition = PartitionRule::flexsp}, ends_of({8192}), ranks, rates);
+    return p.zones.empty() ? 0 : p.zones[0].ring;
+  };
+  EXPECT_EQ(ring(2.2e-7), 8);
+  EXPECT_EQ(ring(1e-4), 4);
 }
 
 // Each rank has all of its group's positions in attention, of its own heads, and sends of each tensor what the others

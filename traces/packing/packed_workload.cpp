@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -105,7 +104,9 @@ RecordedDocuments read_recorded_documents(const std::string& path) {
 }
 
 bool lists_sequences(const std::string& documents) {
-  return !documents.empty() && std::isdigit(static_cast<unsigned char>(documents.front())) != 0;
+  const std::string_view text = trimmed(documents);
+  constexpr std::string_view kBegins = "0123456789,;+-";
+  return !text.empty() && kBegins.find(text.front()) != std::string_view::npos;
 }
 
 bool keeps_order(PackingPolicy policy) { return policy == PackingPolicy::concat || policy == PackingPolicy::pad; }
@@ -150,7 +151,7 @@ Sequences listed_sequences(const Workload& workload, std::int64_t length) {
       all += n;
     }
     if (all > length)
-      refuse("documents", fmt::format("a sequence of {} tokens", all),
+      refuse("documents", fmt::format("sequence {} of {} tokens", sequences.size(), all),
              fmt::format("at most {}, the sequence length", length));
   }
   return sequences;

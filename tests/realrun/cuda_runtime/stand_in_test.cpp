@@ -157,12 +157,12 @@ TEST(CudaCalibration, FindsWhatCopiesAndProductsCostEachOther) {
   const std::vector<OverlapPair> pairs = overlap_pairs(small_sweep());
   ASSERT_EQ(pairs.size(), 6u) << "three products, both directions";
   for (const OverlapPair& pair : pairs) {
-    const auto m = meter.measure_overlap(pair.product, pair.copy, 0);
-    ASSERT_TRUE(m) << pair.product_beside;
-    EXPECT_NEAR(m->product_alone.seconds, 5e-3, 5e-3 * kFloatClock);
+    const auto m = meter.measure_overlap(pair.compute, pair.copy, 0);
+    ASSERT_TRUE(m) << pair.compute_beside;
+    EXPECT_NEAR(m->compute_alone.seconds, 5e-3, 5e-3 * kFloatClock);
     EXPECT_NEAR(m->copy_alone.seconds, 16777216 / 1e9, 1e-2 * kFloatClock);
     // Neither is overlapped for all of its time: the copies take longer than what runs beside them.
-    EXPECT_NEAR(m->product_beside.seconds / m->product_alone.seconds, 1.25, kFloatClock);
+    EXPECT_NEAR(m->compute_beside.seconds / m->compute_alone.seconds, 1.25, kFloatClock);
     EXPECT_NEAR(m->copy_beside.seconds / m->copy_alone.seconds, 1.1, kFloatClock);
     EXPECT_GE(m->copy_beside.repetitions, 5);
   }
@@ -173,7 +173,7 @@ TEST(CudaCalibration, StreamsThatTakeTurnsAreNoOverlap) {
   CudaBackend backend;
   Meter meter(backend, 1e5);
   const OverlapPair pair = overlap_pairs(small_sweep()).front();
-  EXPECT_FALSE(meter.measure_overlap(pair.product, pair.copy, 0));
+  EXPECT_FALSE(meter.measure_overlap(pair.compute, pair.copy, 0));
 }
 
 TEST(CudaCalibration, MeasuresTheMissingPairsOfItsJournalAndStatesThem) {
