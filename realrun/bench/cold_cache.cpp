@@ -2,6 +2,7 @@
 
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -16,10 +17,16 @@ constexpr double kTimesTheCache = 2;
 }  // namespace
 
 double largest_cpu_cache_bytes() {
-  int largest = 0;
+  long largest = 0;
   for (const benchmark::CPUInfo::CacheInfo& cache : benchmark::CPUInfo::Get().caches)
-    largest = std::max(largest, cache.size);
-  return largest;
+    largest = std::max(largest, long{cache.size});
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  // A virtual machine's kernel may not say what its processor does.
+  if (largest == 0)
+    for (const int level : {_SC_LEVEL1_DCACHE_SIZE, _SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE})
+      largest = std::max(largest, sysconf(level));
+#endif
+  return static_cast<double>(largest);
 }
 
 double gpu_cache_bytes(const std::string& device, const std::string& preset) {

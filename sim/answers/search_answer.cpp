@@ -79,11 +79,13 @@ SpaceOptions space_options(const SearchRequest& request) {
   return options;
 }
 
-// What cannot be searched was asked for by --over; that a field is fixed is never wrong by itself.
+// What cannot be searched was asked for by --over, but for a workload that no plan mends; that a field is fixed is never
+// wrong by itself.
 Space space_of(const Scenario& base, const SpaceOptions& fields) {
   try {
     return Space(base, fields);
   } catch (const InputError& error) {
+    if (error.where().pointer.starts_with("/workload")) throw;
     throw error.in_file("--over");
   }
 }

@@ -13,6 +13,7 @@
 #include "sim/base/error.h"
 #include "sim/cost/calibration.h"
 #include "sim/cost/collective_calibration.h"
+#include "sim/cost/exchange_skew.h"
 #include "sim/program/check.h"
 #include "sim/program/redistribute.h"
 #include "sim/program/work.h"
@@ -261,6 +262,16 @@ TEST(Zeppelin, ExchangesTakeTheTimeOfTheirLoads) {
     EXPECT_GT(seconds(0.25), 2 * seconds(1));
     EXPECT_GT(unequal, 0);
   }
+}
+
+// Rows that stay on their rank are no part of an exchange, however many; of experts' an exchange has the mean at least.
+TEST(Zeppelin, WhatStaysIsNotExchanged) {
+  Load load{.axis = MeshAxis::cp, .ranks = 4, .rows = {}};
+  for (int from = 0; from < 4; ++from)
+    for (int to = 0; to < 4; ++to) load.rows.push_back(from == to ? 3.7 : 0.1);
+  EXPECT_NEAR(exchange_skew(load, 4, CollectiveAlgorithm::direct, {}).inside, 0.1, 1e-9);
+  load.axis = MeshAxis::ep;
+  EXPECT_NEAR(exchange_skew(load, 4, CollectiveAlgorithm::direct, {}).inside, 1, 1e-9);
 }
 
 // A rank takes its share of kernels over rows that it lacks, but waits for the whole of what a ring adds up.
