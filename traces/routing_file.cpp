@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
@@ -16,6 +15,7 @@
 #include "sim/base/input_file.h"
 #include "sim/base/json_reader.h"
 #include "sim/base/one_line.h"
+#include "traces/words.h"
 
 namespace orrery {
 namespace {
@@ -27,23 +27,6 @@ constexpr std::size_t kMostShown = 60;
 constexpr std::size_t kMostNumbers = std::size_t{1} << 22;  // steps or layers that a few characters may ask for
 
 std::string in_quotes(std::string_view text) { return fmt::format("\"{}\"", one_line(text, kMostShown)); }
-
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const std::size_t end = text.find(separator);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
-
-std::optional<std::int64_t> number_of(std::string_view text) {
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return {};
-  return number;
-}
 
 // "0-99,200" for 0, 1, ... 99, 200.
 std::string ranges_of(const std::vector<std::int64_t>& numbers) {

@@ -203,8 +203,7 @@ class Lab:
         self._tear_down()
 
     def _stop(self, sig, _frame):
-        for other in self.handlers:  # `timeout` sends its signal twice
-            signal.signal(other, signal.SIG_IGN)
+        self._ignore_signals()  # `timeout` sends its twice
         raise SystemExit(128 + sig)
 
     def _namespace(self, name):
@@ -276,9 +275,12 @@ class Lab:
                     run("ip", "-n", self.host(i), "route", "add", f"{self.address(mate)}/32", "dev", "node", "src",
                         self.address(i), "rto_min", RETRANSMISSION)
 
-    def _tear_down(self):
+    def _ignore_signals(self):
         for sig in self.handlers:
             signal.signal(sig, signal.SIG_IGN)
+
+    def _tear_down(self):
+        self._ignore_signals()
         if self.running and self.running.poll() is None:
             self.running.terminate()
         for name in reversed(self.made):

@@ -34,8 +34,7 @@ struct CopyOverlaps {
 // "overlap": {"source": ..., "copy_to_device": {"product_slowdown": 0.03, "copy_slowdown": 0.01, "product_residual":
 // {...}, "copy_residual": {...}}, "copy_to_host": {...}, "attention": [{"attention": "attention bf16 1 x 32768 x 2 x
 // 128 causal", "copy": "copy_to_host 65536 KiB", "attention_seconds": ..., "attention_slowdown": ...,
-// "copy_bytes_per_second":
-// ..., "copy_slowdown": ...}]}, or {"not_measured": why}, which is none. Throws InputError.
+// "copy_bytes_per_second": ..., "copy_slowdown": ...}]}, or {"not_measured": why}, which is none. Throws InputError.
 std::optional<CopyOverlaps> read_copy_overlaps(const nlohmann::json& json, const InputError::Where& where);
 
 }  // namespace orrery

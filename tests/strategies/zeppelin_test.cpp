@@ -204,13 +204,24 @@ TEST(Zeppelin, WhatMovesBetweenNodesIsSpreadOverRanks) {
   }
 }
 
-std::int64_t slowest_rank(const Scenario& s, const Program& p) {
-  const Calibration kernels = find_calibration(s.cluster.device);
-  const CollectiveCalibration collectives = find_collective_calibration(s.cluster);
-  OpCostModel costs(s.cluster, kernels, collectives);
-  costs.set_program(p);
-  return costs.slowest_rank();
-}
+// What ops of a Program take, with the bundled calibrations.
+class Costs {
+ public:
+  Costs(const Scenario& s, const Program& p)
+      : kernels_(find_calibration(s.cluster.device)),
+        collectives_(find_collective_calibration(s.cluster)),
+        costs_(s.cluster, kernels_, collectives_) {
+    costs_.set_program(p);
+  }
+  const OpCostModel* operator->() const { return &costs_; }
+
+ private:
+  const Calibration kernels_;
+  const CollectiveCalibration collectives_;
+  OpCostModel costs_;
+};
+
+std::int64_t slowest_rank(const Scenario& s, const Program& p) { return Costs(s, p)->slowest_rank(); }
 
 // Of all zones together, not of each the one with the most.
 TEST(Zeppelin, TheRankWithTheMostPairsIsTheSlowest) {
@@ -246,16 +257,13 @@ TEST(Zeppelin, ExchangesTakeTheTimeOfTheirLoads) {
       Scenario at = s;
       at.cluster.node.intra_bytes_per_second *= times;
       const Program p = lowered_of(at);
-      const Calibration kernels = find_calibration(at.cluster.device);
-      const CollectiveCalibration collectives = find_collective_calibration(at.cluster);
-      OpCostModel costs(at.cluster, kernels, collectives);
-      costs.set_program(p);
+      const Costs costs(at, p);
       const Piece& layer = piece_named(p, "layer");
       double sum = 0;
       for (const Op& op : layer.forward.ops)
         if (op.kind == OpKind::redistribute) {
           unequal += op.load != 0 ? 1 : 0;
-          sum += costs.cost(op, layer.tensors, 1).seconds;
+          sum += costs->cost(op, layer.tensors, 1).seconds;
         }
       return sum;
     };
@@ -283,15 +291,12 @@ TEST(Zeppelin, SumsOfARingWaitForItsFullestRank) {
     s.workload.documents_seed = seed;
     s.plan.zeppelin.remapping = false;
     const Program p = lowered_of(s);
-    const Calibration kernels = find_calibration(s.cluster.device);
-    const CollectiveCalibration collectives = find_collective_calibration(s.cluster);
-    OpCostModel costs(s.cluster, kernels, collectives);
-    costs.set_program(p);
+    const Costs costs(s, p);
     const Piece& layer = piece_named(p, "layer");
     for (const Op& op : layer.forward.ops) {
-      const auto rows = costs.dealt_rows(op, layer.tensors);
-      if (!rows || filled_share(rows->deal, rows->over, p.mesh, costs.slowest_rank()) == 1) continue;
-      const double charged = costs.charged_share(op, layer.tensors);
+      const auto rows = costs->dealt_rows(op, layer.tensors);
+      if (!rows || filled_share(rows->deal, rows->over, p.mesh, costs->slowest_rank()) == 1) continue;
+      const double charged = costs->charged_share(op, layer.tensors);
       if (op.kind == OpKind::merge_attention) {
         EXPECT_EQ(charged, 1);
         ++merges;
@@ -586,14 +591,11 @@ TEST(Zeppelin, TheSlowestRankIsThatOfAllLayers) {
               static_cast<double>((d.end - d.begin) * (d.end - d.begin)) / 2 / static_cast<double>(zone.ring);
     EXPECT_GE(pairs[static_cast<std::size_t>(of_both)], 0.999 * std::ranges::max(pairs)) << seed;
     EXPECT_LT(pairs[static_cast<std::size_t>(windowed)], 0.9 * std::ranges::max(pairs)) << seed;
-    const Calibration kernels = find_calibration(s.cluster.device);
-    const CollectiveCalibration collectives = find_collective_calibration(s.cluster);
-    OpCostModel costs(s.cluster, kernels, collectives);
-    costs.set_program(p);
+    const Costs costs(s, p);
     const Piece& layer = piece_named(p, "layer");
     for (const Op& op : layer.forward.ops)
       if (is_matmul(op.kind)) {
-        const OpCost cost = costs.cost(op, layer.tensors, 1);
+        const OpCost cost = costs->cost(op, layer.tensors, 1);
         EXPECT_LT(cost.flops / cost.seconds, s.cluster.device.peak(Dtype::bf16));
       }
   }

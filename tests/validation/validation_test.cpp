@@ -179,6 +179,10 @@ TEST(PublishedSteps, FaultsInAFileAreNamed) {
                        "measured": {"quantity": "fits", "value": 1, "steps": 0}}]})")
                           .c_str()),
               HasSubstr("/points/0/measured/steps"));
+  EXPECT_THAT(message((std::string(head) + R"("points": [{"id": "p", "quality": "A",
+                       "measured": {"quantity": "fits", "value": 1, "steps": 2}}]})")
+                          .c_str()),
+              HasSubstr("1 of a quantity that is no time"));
 }
 
 // Why vtrain_single says "composed". Runs differ by a few per mille from one to the next; these numbers do not.

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -21,6 +20,7 @@
 #include "traces/packing/documents_file.h"
 #include "traces/packing/packing.h"
 #include "traces/random_bits.h"
+#include "traces/words.h"
 
 namespace orrery {
 namespace {
@@ -28,16 +28,6 @@ namespace {
 enum class PackedDraw : std::uint64_t { documents, order };
 
 constexpr std::size_t kMostSequenceShown = 60;
-
-std::vector<std::string_view> parts_of(std::string_view text, char apart) {
-  std::vector<std::string_view> parts;
-  for (;;) {
-    const std::size_t end = text.find(apart);
-    parts.push_back(text.substr(0, end));
-    if (end == std::string_view::npos) return parts;
-    text.remove_prefix(end + 1);
-  }
-}
 
 std::string_view trimmed(std::string_view text) {
   constexpr std::string_view kBlanks = " \t\n";
@@ -137,14 +127,13 @@ Sequences pieces_of(const Documents& documents, const Workload& workload, std::i
 
 Sequences listed_sequences(const Workload& workload, std::int64_t length) {
   Sequences sequences;
-  for (const std::string_view sequence : parts_of(workload.documents, ';')) {
+  for (const std::string_view sequence : split(workload.documents, ';')) {
     std::vector<std::int64_t>& tokens = sequences.emplace_back();
     std::int64_t all = 0;
-    for (const std::string_view document : parts_of(sequence, ',')) {
+    for (const std::string_view document : split(sequence, ',')) {
       const std::string_view word = trimmed(document);
-      std::int64_t n = 0;
-      const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), n);
-      if (error != std::errc() || end != word.data() + word.size() || n < 1 || n > Documents::kMostTokens)
+      const std::int64_t n = number_of(word).value_or(0);
+      if (n < 1 || n > Documents::kMostTokens)
         refuse("documents", fmt::format("\"{}\" among lengths of documents", one_line(word, kMostSequenceShown)),
                fmt::format("whole numbers of 1 to {} tokens, as in \"2048,4096;8192\"", Documents::kMostTokens));
       tokens.push_back(n);
