@@ -507,6 +507,31 @@ TEST(Zeppelin, GroupsOfFlexspCrossNodesWhereTheirLinksAreFastEnough) {
   EXPECT_EQ(ring(1e-4), 4);
 }
 
+// The ranks that positions give up are those that heads take, and no others.
+TEST(Zeppelin, HeadsTakeTheRanksOfPositionsAlone) {
+  Scenario s = batch(PartitionRule::flexsp);
+  s.workload.documents = "code";
+  s.plan.zeppelin.remapping = false;
+  const Program p = lowered_of(s);
+  const Piece& layer = piece_named(p, "layer");
+  int changed = 0;
+  for (const Op& op : layer.forward.ops) {
+    if (op.name != std::string_view("exchange.queries") || op.is_alone()) continue;
+    const Tensor* const from = &layer.tensors[op.reads[0]];
+    const Tensor& to = layer.tensors[op.writes[0]];
+    EXPECT_TRUE(redistribution(p.mesh, std::span(&from, 1), to));
+    const int positions = to.find(Axis::sequence);
+    for (int d = 0; d < to.rank; ++d) {
+      if (d == positions || to.over[d] == from->over[d] || to.over[positions].empty()) continue;
+      Tensor other = to;
+      other.over[d] = to.over[positions];
+      EXPECT_FALSE(redistribution(p.mesh, std::span(&from, 1), other));
+      ++changed;
+    }
+  }
+  EXPECT_GT(changed, 0);
+}
+
 // Each rank has all of its group's positions in attention, of its own heads, and sends of each tensor what the others
 // of its group are to have.
 TEST(Zeppelin, GroupsOfFlexspExchangeHeads) {
