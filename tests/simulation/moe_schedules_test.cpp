@@ -241,8 +241,9 @@ TEST(MoeSchedules, TakeWhatThePapersFourCasesSayForward) {
   EXPECT_GE(met.size(), 2u);
 }
 
-// Each op of table 2 that takes more than a millisecond is within a factor of 2.1.
-TEST(MoeSchedules, StayAsNearToPublishedOpsAsTheirPageSays) {
+// Of the ops of table 2 that take more than a millisecond. The bound is as wide as the worst miss, the products of the 2080
+// Ti, which take twice as long here as measured: it holds what the page says, and is no proof that ops are near.
+TEST(MoeSchedules, MissPublishedOpsByAFactorOfTwoAtTheWorst) {
   std::map<std::string, double> published;
   const nlohmann::json document = parse_json_file(ORRERY_SOURCE_DIR "/results/published/moe.json");
   for (const nlohmann::json& point : document.at("points")) {

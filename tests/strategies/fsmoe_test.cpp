@@ -141,10 +141,18 @@ std::vector<LayerSize> grid(std::int64_t shortest, std::int64_t node_ranks) {
   return all;
 }
 
-// Of the 1,458 layers 912 have other degrees forward and backward in the paper (section 2.3), measured; by the models
-// here 939 on testbed A and 1,038 on B, if what a layer leaves is all-reduced in the layer itself.
-TEST(FsMoeDegree, DiffersBetweenThePassesOfMostLayers) {
-  for (const auto& [cluster, sizes] : {std::pair{kTestbedA, grid(512, 8)}, std::pair{kTestbedB, grid(256, 4)}}) {
+// Of the 1,458 layers 912 have other degrees forward and backward in the paper (section 2.3), measured. The formulas, with
+// what a layer leaves all-reduced in the layer itself, have 27 too many on testbed A and 126 too many on B: this test
+// keeps both counts, and says nothing of how near the measured one they are.
+TEST(FsMoeDegree, DiffersBetweenThePassesOfMoreLayersThanMeasured) {
+  constexpr int kMeasured = 912;
+  struct Testbed {
+    ClusterTimes cluster;
+    std::vector<LayerSize> sizes;
+    int too_many;
+  };
+  for (const auto& [cluster, sizes, too_many] :
+       {Testbed{kTestbedA, grid(512, 8), 27}, Testbed{kTestbedB, grid(256, 4), 126}}) {
     ASSERT_EQ(sizes.size(), 1458u);
     int differ = 0;
     std::array<int, 9> chosen{};
@@ -156,7 +164,7 @@ TEST(FsMoeDegree, DiffersBetweenThePassesOfMostLayers) {
       differ += ahead.degree != back.degree;
       ++chosen[static_cast<std::size_t>(ahead.degree)];
     }
-    EXPECT_NEAR(differ, 912, 130);
+    EXPECT_NEAR(differ, kMeasured + too_many, 3) << "ties are a matter of rounding";
     for (const int degree : {2, 4, 8})
       EXPECT_GT(chosen[static_cast<std::size_t>(degree)], 100) << "no one degree will do";
   }

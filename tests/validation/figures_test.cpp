@@ -52,7 +52,8 @@ TEST(Figures, AreAllPredictedOrSayWhyNot) {
 }
 
 // DeepEP's rates but for those that two shares of links were taken from; MegaBlocks' products against batched ones; the
-// device hours of a training: a factor of unit or counting would be seen.
+// device hours of a training: a factor of unit or counting would be seen. Bounds are as wide as the worst misses (DeepEP
+// 14.5 %, device hours 12 %).
 TEST(Figures, ComeNearWhatIsPublishedWhereTheModelHasIt) {
   for (const Figure& f : bundled_figures()) {
     if (!f.id.starts_with("deepep-v") || !f.is_predicted()) continue;
@@ -124,7 +125,7 @@ TEST(Figures, SpeedupsAreQuotientsOfSteps) {
   EXPECT_DOUBLE_EQ(figure("usp-claim-64k-usp-vs-ring").predicted,
                    predicted({{"kind", "speedup"}, {"scenario", fast}, {"over", baseline}}));
   EXPECT_NEAR(figure("mcp-bf16-mha-16K-TP8CP2").predicted, 1.25, 0.1);
-  EXPECT_NEAR(figure("usp-abs-86").predicted, 0.86, 0.05);
+  EXPECT_NEAR(figure("usp-abs-86").predicted, 0.86, 0.05);  // 0.82, though the calibration has seen its step
   EXPECT_THROW(predicted({{"kind", "speedup"}, {"scenario", fast}}), InputError);
   EXPECT_THROW(predicted({{"kind", "speedup"}, {"scenario", fast}, {"over", {{"scenario", slow}, {"sett", 1}}}}),
                InputError);
