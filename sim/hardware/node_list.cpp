@@ -32,8 +32,8 @@ bool is_address(std::string_view word) {
   const std::string_view digits = leading_digits(word);
   if (!digits.empty() && digits.size() < word.size() && word[digits.size()] == '.') return true;
   if (word.find("::") != std::string_view::npos || std::count(word.begin(), word.end(), ':') >= 7) return true;
-  if (!word.starts_with("ip-")) return false;
-  word.remove_prefix(3);
+  if (!word.starts_with("ip-") && !word.starts_with("ec2-")) return false;
+  word.remove_prefix(word.find('-') + 1);
   for (int part = 0; part < 4; ++part) {
     const std::string_view number = leading_digits(word);
     if (number.empty() || number.size() > 3) return false;
@@ -79,6 +79,11 @@ class NodeList {
       text.remove_prefix(std::min(end + 1, text.size()));
     }
     if (after_comma_ || nodes_.empty()) refuse(whole);
+    if (nodes_.size() == 1 && is_bare(nodes_.front()))
+      throw InputError(
+          where_, fmt::format("\"{}\", a number of nodes or one node's", whole),
+          fmt::format("\"nodes\" of the cluster for a number of them, or \"node{0}\" or [{0}] for node {0}",
+                      last_number(nodes_.front())));
     check_ranges();
     count_once();
     check_slots();
@@ -95,8 +100,22 @@ class NodeList {
     std::string text;
     bool after_comma = false;
   };
+  // As it is written: node1 and node01 are two.
+  struct Number {
+    std::int64_t value = 0;
+    std::size_t width = 0;
+    std::string text() const { return fmt::format("{:0{}}", value, width); }
+    auto operator<=>(const Number&) const = default;
+  };
+  // A name that may stand for several nodes.
+  struct Name {
+    std::string shape;
+    std::vector<std::vector<Number>> places;  // for each number what it may be
+    std::int64_t nodes = 1;
+  };
   struct Range {
     std::int64_t first = 0, last = 0, step = 1;
+    std::size_t width = 0;  // of the first, as it is written
     std::int64_t size() const { return (last - first) / step + 1; }
   };
 
@@ -247,12 +266,10 @@ class NodeList {
   }
 
   void read_name(std::string_view name, std::string_view word) {
-    std::string shape;
-    std::vector<std::vector<Range>> places;  // for each number of the name
+    Name read;
     const bool bare = !name.empty() && (digit(name.front()) || name.front() == '[');
     if (bare && digit(name.front())) {  // 3, 3-6
-      shape += kNumber;
-      places.push_back({read_range(name, word)});
+      add_place({read_range(name, word)}, false, read);
       name = {};
     } else if (!bare && (name.empty() || std::isalpha(static_cast<unsigned char>(name.front())) == 0)) {
       refuse(word);
@@ -261,35 +278,36 @@ class NodeList {
     }
     const std::size_t domain = name.find('.');
     const std::string_view host = name.substr(0, domain);
+    bool after_number = false;  // node1[0-3]: node10 to node13
     for (std::size_t i = 0; i < host.size();) {
+      const std::string_view digits = leading_digits(host.substr(i));
       if (host[i] == '[') {
         const std::size_t close = host.find(']', i);
         if (close == std::string_view::npos) refuse(word);
-        shape += kNumber;
-        places.push_back(read_ranges(host.substr(i + 1, close - i - 1), word));
+        add_place(read_ranges(host.substr(i + 1, close - i - 1), word), after_number, read);
         i = close + 1;
-        continue;
-      }
-      if (!of_a_name(host[i])) refuse(word);
-      const std::string_view number = leading_digits(host.substr(i));
-      if (number.empty() || number.size() > kMostDigits) {
-        shape += host.substr(i, std::max<std::size_t>(1, number.size()));
-        i += std::max<std::size_t>(1, number.size());
+        after_number = true;
+      } else if (!digits.empty() && digits.size() <= kMostDigits) {
+        add_place({read_range(digits, word)}, after_number, read);
+        i += digits.size();
+        after_number = true;
+      } else if (of_a_name(host[i])) {
+        const std::size_t size = std::max<std::size_t>(1, digits.size());
+        read.shape += host.substr(i, size);
+        i += size;
+        after_number = false;
       } else {
-        shape += kNumber;
-        const std::int64_t value = number_of_digits(number, word);
-        places.push_back({{value, value}});
-        i += number.size();
+        refuse(word);
       }
     }
-    if (places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
+    if (read.places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
     if (domain != std::string_view::npos) {  // where a node is, its own name says
       std::string_view rest = name.substr(domain);
       for (std::size_t i = 0; i < rest.size(); ++i)
         if (rest[i] == '.' ? i + 1 < rest.size() && rest[i + 1] == '.' : !of_a_name(rest[i])) refuse(word);
-      shape += rest.substr(0, rest.size() - (rest.ends_with('.') ? 1 : 0));
+      read.shape += rest.substr(0, rest.size() - (rest.ends_with('.') ? 1 : 0));
     }
-    add_nodes(shape, places);
+    add_nodes(read);
   }
 
   std::vector<Range> read_ranges(std::string_view ranges, std::string_view word) const {
@@ -312,36 +330,54 @@ class NodeList {
     const std::size_t dash = range.find('-');
     read.first = number_of_digits(range.substr(0, dash), word);
     read.last = dash == std::string_view::npos ? read.first : number_of_digits(range.substr(dash + 1), word);
+    read.width = std::min(dash, range.size());
     if (read.last < read.first) refuse(word);
     if (read.size() > rules_.most) too_large(range.substr(dash + 1));
     return read;
   }
 
+  // Another number of a name, or, `further`, more digits of the last one.
+  void add_place(const std::vector<Range>& ranges, bool further, Name& name) const {
+    std::int64_t size = 0;
+    for (const Range& range : ranges) size += range.size();
+    if (size > (rules_.most - static_cast<std::int64_t>(nodes_.size())) / name.nodes)
+      throw InputError(where_, "a longer list", fmt::format("at most {} nodes", rules_.most));
+    name.nodes *= size;
+    std::vector<Number> numbers;
+    for (const Range& range : ranges)
+      for (std::int64_t k = 0; k < range.size(); ++k) {
+        const std::int64_t value = range.first + k * range.step;
+        numbers.push_back({value, std::max(range.width, std::to_string(value).size())});
+      }
+    if (!further) {
+      name.shape += kNumber;
+      name.places.push_back(std::move(numbers));
+      return;
+    }
+    std::vector<Number> whole;
+    for (const Number& front : name.places.back())
+      for (const Number& back : numbers) {
+        if (front.width + back.width > kMostDigits) too_large(front.text() + back.text());
+        Number& number = whole.emplace_back(front.value, front.width + back.width);
+        for (std::size_t d = 0; d < back.width; ++d) number.value *= 10;
+        number.value += back.value;
+      }
+    name.places.back() = std::move(whole);
+  }
+
   // The nodes of a name, the last number first to change.
-  void add_nodes(const std::string& shape, const std::vector<std::vector<Range>>& places) {
-    std::int64_t count = 1;
-    std::vector<std::vector<std::int64_t>> values;
-    for (const std::vector<Range>& ranges : places) {
-      std::int64_t of_place = 0;
-      for (const Range& range : ranges) of_place += range.size();
-      if (of_place > (rules_.most - static_cast<std::int64_t>(nodes_.size())) / count)
-        throw InputError(where_, "a longer list", fmt::format("at most {} nodes", rules_.most));
-      count *= of_place;
-      values.emplace_back();
-      for (const Range& range : ranges)
-        for (std::int64_t k = 0; k < range.size(); ++k) values.back().push_back(range.first + k * range.step);
-    }
-    const auto [at, is_new] = shape_numbers_.emplace(shape, shapes_.size());
+  void add_nodes(const Name& name) {
+    const auto [at, is_new] = shape_numbers_.emplace(name.shape, shapes_.size());
     if (is_new) {
-      shapes_.push_back(shape);
-      places_.push_back(places.size());
+      shapes_.push_back(name.shape);
+      places_.push_back(name.places.size());
     }
-    std::vector<std::size_t> turn(values.size());
-    for (std::int64_t n = 0; n < count; ++n) {
+    std::vector<std::size_t> turn(name.places.size());
+    for (std::int64_t n = 0; n < name.nodes; ++n) {
       nodes_.push_back({at->second, numbers_.size()});
-      for (std::size_t place = 0; place < values.size(); ++place) numbers_.push_back(values[place][turn[place]]);
-      for (std::size_t place = values.size(); place-- > 0;) {
-        if (++turn[place] < values[place].size()) break;
+      for (std::size_t place = 0; place < turn.size(); ++place) numbers_.push_back(name.places[place][turn[place]]);
+      for (std::size_t place = turn.size(); place-- > 0;) {
+        if (++turn[place] < name.places[place].size()) break;
         turn[place] = 0;
       }
     }
@@ -350,11 +386,12 @@ class NodeList {
   // Is it a range that somebody wrote without brackets? cn001-cn004; node1-4, unless others show that it is a name.
   void remember_range_like(std::string_view name) {
     for (std::size_t dash = name.find('-'); dash != std::string_view::npos; dash = name.find('-', dash + 1)) {
+      // Both with their domain, or one for both behind the second.
       const std::string_view left = name.substr(0, dash), right = name.substr(dash + 1);
-      if (left.empty() || right.empty()) continue;
-      if (const std::string shape = shape_of(left);
-          shape.find(kNumber) != std::string::npos && shape == shape_of(right))
-        refuse_range(name, left.find_last_not_of("0123456789") + 1, dash);
+      const std::string shape = shape_of(left);
+      if (shape.find(kNumber) != std::string::npos && shape.front() != kNumber &&
+          (shape == shape_of(right) || shape == shape_of(right.substr(0, right.find('.')))))
+        refuse_range(name, left.substr(0, left.find('.')).find_last_not_of("0123456789") + 1, dash);
     }
     const std::string_view host = name.substr(0, name.find('.'));
     const std::size_t dash = host.find_last_of('-');
@@ -368,7 +405,8 @@ class NodeList {
   }
 
   [[noreturn]] void refuse_range(std::string_view name, std::size_t begin, std::size_t dash) const {
-    const std::string_view right = name.substr(dash + 1);
+    std::string_view right = name.substr(dash + 1);
+    right = right.substr(0, right.find('.'));
     const std::size_t last = right.find_last_of("0123456789") + 1;
     const std::size_t last_begin = right.substr(0, last).find_last_not_of("0123456789") + 1;  // npos + 1: 0
     throw InputError(where_, fmt::format("\"{}\", a name or a range", name),
@@ -390,12 +428,12 @@ class NodeList {
 
   std::size_t places_of(const Node& node) const { return places_[node.shape]; }
   bool is_bare(const Node& node) const { return shapes_[node.shape].size() == 1; }
-  std::int64_t last_number(const Node& node) const { return numbers_[node.begin + places_of(node) - 1]; }
+  std::int64_t last_number(const Node& node) const { return numbers_[node.begin + places_of(node) - 1].value; }
 
   std::string name_of(const Node& node) const {
     std::string name;
     std::size_t place = node.begin;
-    for (const char c : shapes_[node.shape]) c == kNumber ? name += std::to_string(numbers_[place++]) : name += c;
+    for (const char c : shapes_[node.shape]) c == kNumber ? name += numbers_[place++].text() : name += c;
     return name;
   }
 
@@ -475,9 +513,9 @@ class NodeList {
     bool zeros = true;
     for (std::size_t place = 0; place < places; ++place) {
       const auto [low, high] = std::minmax_element(nodes_.begin(), nodes_.end(), [&](const Node& a, const Node& b) {
-        return numbers_[a.begin + place] < numbers_[b.begin + place];
+        return numbers_[a.begin + place].value < numbers_[b.begin + place].value;
       });
-      const std::int64_t from = numbers_[low->begin + place], to = numbers_[high->begin + place];
+      const std::int64_t from = numbers_[low->begin + place].value, to = numbers_[high->begin + place].value;
       if (from == to) continue;
       digits.push_back(place);
       least.push_back(from);
@@ -486,7 +524,7 @@ class NodeList {
     }
     if (digits.empty()) return list;  // bare numbers that repeat
     if (digits.size() == 1) {
-      for (std::size_t n = 0; n < list.size(); ++n) list[n] = numbers_[nodes_[n].begin + digits[0]];
+      for (std::size_t n = 0; n < list.size(); ++n) list[n] = numbers_[nodes_[n].begin + digits[0]].value;
       return list;
     }
     if (!rules_.first && !zeros)
@@ -508,7 +546,7 @@ class NodeList {
     for (std::size_t n = 0; n < list.size(); ++n) {
       list[n] = 0;
       for (std::size_t d = 0; d < digits.size(); ++d)
-        list[n] = list[n] * (most[d] - first + 1) + numbers_[nodes_[n].begin + digits[d]] - first;
+        list[n] = list[n] * (most[d] - first + 1) + numbers_[nodes_[n].begin + digits[d]].value - first;
       list[n] += first;
     }
     return list;
@@ -525,7 +563,7 @@ class NodeList {
   NodeListRules rules_;
   const InputError::Where& where_;
   std::vector<Node> nodes_;
-  std::vector<std::int64_t> numbers_;  // of all names
+  std::vector<Number> numbers_;  // of all names
   std::vector<std::string> shapes_;
   std::vector<std::size_t> places_;  // numbers in a name of each shape
   std::unordered_map<std::string, std::size_t> shape_numbers_;

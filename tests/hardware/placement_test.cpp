@@ -44,6 +44,7 @@ TEST(NodeList, ReadsWhatSchedulersPrint) {
   EXPECT_THAT(nodes_of("SLURM_JOB_NODELIST=cn[3-4]"), ElementsAre(3, 4));
   EXPECT_THAT(nodes_of("n[0-8:4,9],n[20-24/2]"), ElementsAre(0, 4, 8, 9, 20, 22, 24));
   EXPECT_THAT(nodes_of("node[1-2]x"), ElementsAre(1, 2));
+  EXPECT_THAT(nodes_of("node1[0-2],node[1-2]05,n[1-2][08-09]"), ElementsAre(10, 11, 12, 105, 205, 108, 109, 208, 209));
   EXPECT_THAT(nodes_of("cn[3-5]-ib0"), ElementsAre(3, 4, 5)) << "the last number is the same in all";
 }
 
@@ -161,6 +162,9 @@ TEST(NodeList, SaysWhatIsWrong) {
            Wrong{"n1.east.example.com n1.west.example.com", "which differ in their prefix alone"},
            Wrong{"cn001-cn004", R"("cn[001-004]" for a range, "cn001-cn[004]" for one name)"},
            Wrong{"cn001.local-cn004.local", "a name or a range"},
+           Wrong{"cn001-cn004.local", R"("cn[001-004]" for a range)"},
+           Wrong{"ec2-54-1-2-3.compute-1.amazonaws.com", "an address"},
+           Wrong{"8", "a number of nodes or one node's"},
            Wrong{"node1-4", R"("node[1-4]" for a range, "node1-[4]" for one name)"},
            Wrong{"node1-4,node7-9", "a name or a range"},
            Wrong{"10.0.0.1,10.0.0.2", "an address"},
@@ -203,6 +207,10 @@ TEST(ReadPlacement, NodesInTheirOrder) {
   EXPECT_EQ(c.devices(), 24);
   EXPECT_EQ(c.fabric_devices(), 80);
   EXPECT_EQ(c.fabric_device(8 + 5), 3 * 8 + 5);
+}
+
+TEST(ReadPlacement, ZerosInFrontMakeAnotherName) {
+  EXPECT_THROW(with({{"nodes", "node01 node1"}, {"first", 0}}, 1), InputError) << "no name that repeats";
 }
 
 TEST(ReadPlacement, AListSaysHowManyNodesThereAre) {
