@@ -1,5 +1,7 @@
 #include "cli/cluster_argument.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -27,6 +29,11 @@ Cluster read_cluster_argument(const std::string& of, bool* perturbed) {
   try {
     return read_cluster(of, {});
   } catch (const InputError& error) {
+    if (error.where().file.empty() && error.where().pointer == "/device")
+      throw InputError({}, describe(of),
+                       fmt::format("a node with its device, as {0} takes any: {{\"node\": \"{0}\", \"device\": "
+                                   "\"L40S\"}} in a JSON file",
+                                   of));
     if (!error.where().file.empty() || !error.where().pointer.empty()) throw;
     std::vector<std::string> names = cluster_names();
     for (const std::string& node : node_names()) names.push_back(node);

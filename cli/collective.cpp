@@ -21,6 +21,7 @@
 #include "sim/base/json_reader.h"
 #include "sim/cost/exchange_skew.h"
 #include "sim/cost/user_calibration.h"
+#include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/read_cluster.h"
 #include "sim/report/format.h"
 #include "sim/simulation/collective_prediction.h"
@@ -85,19 +86,34 @@ std::vector<double> rows_of(const CollectiveArguments& arguments, std::int64_t m
   return rows_of_text(arguments.rows, members);
 }
 
-Cluster cluster_of(const CollectiveArguments& arguments) {
-  const bool made_up = !arguments.node.empty() || !arguments.device.empty();
-  if (arguments.cluster.empty() && !made_up)
-    throw InputError({}, "no cluster", "--cluster, --node or --device (orrery collective --help)");
-  if (!arguments.cluster.empty()) {
-    if (made_up || arguments.nodes)
-      throw InputError({"--cluster", ""}, "--node, --nodes or --device beside it", "--cluster alone, or those");
+Cluster cluster_by_itself(const CollectiveArguments& arguments) {
+  try {
     bool perturbed = false;
     Cluster cluster = read_cluster_argument(arguments.cluster, &perturbed);
     if (perturbed) fmt::print(stderr, "orrery: the perturbations of {} are left out\n", arguments.cluster);
     return cluster;
+  } catch (const InputError& error) {
+    if (node_catalog().find(arguments.cluster) == nullptr || error.found() != describe(arguments.cluster)) throw;
+    throw InputError({"--device", ""}, "nothing",
+                     fmt::format("the device beside --cluster {}, which takes any: --device L40S", arguments.cluster));
   }
+}
+
+Cluster cluster_of(const CollectiveArguments& arguments) {
+  const bool made_up = !arguments.node.empty() || !arguments.device.empty();
+  if (arguments.cluster.empty() && !made_up)
+    throw InputError({}, "no cluster", "--cluster, --node or --device (orrery collective --help)");
   nlohmann::json json = nlohmann::json::object();
+  if (!arguments.cluster.empty()) {
+    if (!arguments.node.empty()) throw InputError({"--cluster", ""}, "--node beside it", "one of them");
+    if (!made_up && !arguments.nodes) return cluster_by_itself(arguments);
+    const bool is_cluster = cluster_catalog().find(arguments.cluster) != nullptr;
+    if (!is_cluster && node_catalog().find(arguments.cluster) == nullptr)
+      throw InputError(
+          {"--cluster", ""}, describe(arguments.cluster),
+          "the name of a cluster or node where --device or --nodes is beside it (a file says them itself)");
+    json[is_cluster ? "base" : "node"] = arguments.cluster;
+  }
   if (!arguments.node.empty()) json["node"] = arguments.node;
   if (!arguments.device.empty()) json["device"] = arguments.device;
   if (arguments.nodes) json["nodes"] = *arguments.nodes;
@@ -352,8 +368,8 @@ void add_collective(Command app) {
   };
   offer_clusters(text("--cluster", arguments->cluster, "A cluster, node or scenario, or the JSON file of one"));
   text("--node", arguments->node, "A node; with --nodes so many, on their usual fabric").offers_names({"nodes"});
-  text("--device", arguments->device, "A device, in its usual node or in --node").offers_names({"devices"});
-  count("--nodes", arguments->nodes, "Number of nodes; 1 when left out");
+  text("--device", arguments->device, "A device, in its usual node, --node or --cluster").offers_names({"devices"});
+  count("--nodes", arguments->nodes, "Number of nodes; 1, or as many as --cluster has, when left out");
   count("--ranks", arguments->ranks, "Devices that take part, node by node; all when left out");
   count("--ranks-per-node", arguments->ranks_per_node, "Devices of each node that can take part; all when left out");
   count("--groups", arguments->groups, "Groups at once, to which ranks are dealt in turn").capture_default();

@@ -343,6 +343,7 @@ std::string curves_text(const Cluster& cluster, const std::vector<CollectiveCurv
                              {"in_switch_reduction", node.in_switch_reduction},
                              {"pcie_bytes_per_second", node.pcie_bytes_per_second},
                              {"devices_per_pcie_switch", node.devices_per_pcie_switch},
+                             {"devices_per_pcie_root", node.devices_per_pcie_root},
                              {"nics", node.nics},
                              {"nic_bytes_per_second", node.nic_bytes_per_second},
                              {"fabric", kFabricKindNames[static_cast<std::size_t>(cluster.fabric.kind)]},

@@ -34,7 +34,8 @@ def intra_rate(system, node, r):
     if fabric == "nvlink_pairs" and r == 2:
         return (pair or link) * node["ring_share"]
     if fabric in ("nvlink_pairs", "pcie"):
-        within = fabric == "pcie" and r <= system["devices_per_pcie_switch"]
+        root = system.get("devices_per_pcie_root", 0)
+        within = r <= (max(root, system["devices_per_pcie_switch"]) if fabric == "pcie" else root)
         return system["pcie_bytes_per_second"] * (node["ring_share"] if within else node["host_bridge_share"])
     return link * node["ring_share"]
 
@@ -48,7 +49,9 @@ def all_to_all_seconds(system, node, n, r, size):
     if fabric in ("nvlink_pairs", "pcie"):
         pcie = system["pcie_bytes_per_second"]
         switch = system["devices_per_pcie_switch"] if fabric == "pcie" else 1
-        across = switch * max(0, r - switch) / n * size / (pcie * node["host_bridge_share"])
+        root = min(r, max(switch, system.get("devices_per_pcie_root", 0)))
+        across = switch * max(0, root - switch) / n * size / (pcie * node["all_to_all_share"])
+        across += switch * max(0, r - root) / n * size / (pcie * node["host_bridge_share"])
         return max(volume / (pcie * node["all_to_all_share"]), across)
     rate = system["intra_bytes_per_second"]
     if fabric == "direct_mesh" and system["pair_bytes_per_second"] > 0:

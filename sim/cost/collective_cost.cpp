@@ -105,21 +105,21 @@ CollectiveModel::CollectiveModel(const Cluster& cluster, const CollectiveCalibra
 CollectiveModel::Link CollectiveModel::link_of(std::int64_t ranks, std::int64_t stride) const {
   switch (node_.intra) {
     case IntraFabric::nvswitch:
-      return {node_.intra_bytes_per_second, false};
+      return {node_.intra_bytes_per_second};
     case IntraFabric::direct_mesh:
       // Each rank has links to ranks - 1 others of the group; rings are laid over all of them.
-      return {std::min(node_.intra_bytes_per_second, as_double(ranks - 1) * node_.pair_bytes_per_second), false};
+      return {std::min(node_.intra_bytes_per_second, as_double(ranks - 1) * node_.pair_bytes_per_second)};
     case IntraFabric::nvlink_pairs:
-      if (ranks == 2 && stride == 1) return {node_.pair_bytes_per_second, false};
-      return {pcie_bytes_per_second_, true};
+      if (ranks == 2 && stride == 1) return {node_.pair_bytes_per_second};
+      return {pcie_bytes_per_second_, true, ranks * stride > node_.devices_per_pcie_root};
     case IntraFabric::pcie:
       break;
   }
   const std::int64_t per_switch = node_.devices_per_pcie_switch;
-  if (ranks * stride <= per_switch) return {pcie_bytes_per_second_, false};
+  if (ranks * stride <= per_switch) return {pcie_bytes_per_second_};
   // Like groups whose ranks lie interleaved share the up-link of a switch.
   const std::int64_t groups = std::min(stride, per_switch);
-  return {pcie_bytes_per_second_ / as_double(groups), true};
+  return {pcie_bytes_per_second_ / as_double(groups), true, ranks * stride > node_.devices_per_pcie_root};
 }
 
 CollectiveModel::Crossing CollectiveModel::crossing_of(const GroupSpan& span) const {
@@ -218,7 +218,7 @@ CollectiveModel::Group CollectiveModel::group_of(const GroupSpan& span) const {
     if (!(link.bytes_per_second > 0))
       throw InputError({.file = {}, .pointer = "/cluster/intra_node_bytes_per_second"}, "no value",
                        "the rate between the devices of a node");
-    g.ring_rate = link.bytes_per_second * (link.over_bridge ? intra_.host_bridge_share : intra_.ring_share);
+    g.ring_rate = link.bytes_per_second * link.share_of(intra_);
   }
   if (g.nodes > 1) {
     if (!(nic_bytes_per_second_ > 0))
@@ -242,13 +242,17 @@ double CollectiveModel::all_to_all_intra_seconds(double bytes, const Group& g) c
   if (g.r == 1) return 0;
   const double to_peers = (as_double(g.r - 1) + intra_.local_steps) / as_double(g.n) * bytes;
   const Link link = link_of(g.r, g.stride);
-  if (!link.over_bridge) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
-  // All devices of a switch send at once what goes to other switches.
+  if (!link.leaves_switch) return to_peers / (link.bytes_per_second * intra_.all_to_all_share);
+  // All devices of a switch send at once what goes to other switches, and to other roots.
   const std::int64_t per_switch = node_.intra == IntraFabric::pcie ? node_.devices_per_pcie_switch : 1;
-  const std::int64_t here = std::clamp<std::int64_t>(per_switch / g.stride, 1, g.r);
-  const double leaving = as_double(per_switch) * as_double(g.r - here) / as_double(g.n) * bytes;
-  return std::max(to_peers / (pcie_bytes_per_second_ * intra_.all_to_all_share),
-                  leaving / (pcie_bytes_per_second_ * intra_.host_bridge_share));
+  const auto peers_of = [&](std::int64_t devices) { return std::clamp<std::int64_t>(devices / g.stride, 1, g.r); };
+  const std::int64_t here = peers_of(per_switch), below_root = std::max(here, peers_of(node_.devices_per_pcie_root));
+  const auto seconds = [&](std::int64_t peers, double share) {
+    return as_double(per_switch) * as_double(peers) / as_double(g.n) * bytes / (pcie_bytes_per_second_ * share);
+  };
+  return std::max(
+      to_peers / (pcie_bytes_per_second_ * intra_.all_to_all_share),
+      seconds(below_root - here, intra_.all_to_all_share) + seconds(g.r - below_root, intra_.host_bridge_share));
 }
 
 // The formulas of NCCL's tuning.cc (ncclTopoTuneModel); the constants come from the calibration.
@@ -343,7 +347,7 @@ struct CollectiveModel::Formulas {
       const double sent = share * bytes;
       if (distance == 0) {
         const Link link = m.link_of(2, std::abs(to - from) * g.stride);
-        const double rate = link.bytes_per_second * (link.over_bridge ? c.host_bridge_share : c.ring_share);
+        const double rate = link.bytes_per_second * link.share_of(c);
         const double reached = rate * c.protocol_share[i];
         slowest_inside = std::max(slowest_inside, sent / (p == Protocol::ll ? std::min(reached, g.ll_rate) : reached));
         inside += alike ? sent * n : sent;

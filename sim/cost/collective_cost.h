@@ -170,10 +170,11 @@ class CollectiveModel {
   Group group_of(const GroupSpan& span) const;
 
   // Within the node, before any share: bytes per second of each rank, for rings over `ranks` devices `stride` apart.
-  // `over_bridge`: they leave their PCIe switch (or NVLink pair).
+  // Over PCIe: whether they leave their switch (or NVLink pair), and whether their root, over a host bridge.
   struct Link {
     double bytes_per_second = 0;
-    bool over_bridge = false;
+    bool leaves_switch = false, leaves_root = false;
+    double share_of(const IntraCalibration& c) const { return leaves_root ? c.host_bridge_share : c.ring_share; }
   };
   Link link_of(std::int64_t ranks, std::int64_t stride) const;
   double all_to_all_intra_seconds(double bytes, const Group& group) const;

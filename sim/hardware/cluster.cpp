@@ -73,6 +73,9 @@ void Node::visit_rates(FieldVisitor& v) {
   v.field("pcie_bytes_per_second", pcie_bytes_per_second, or_none(kRate),
           "between host and one device, one direction; 0: the device's PCIe rate");
   v.field("devices_per_pcie_switch", devices_per_pcie_switch, degree(), "devices behind one PCIe switch");
+  v.field("devices_per_pcie_root", devices_per_pcie_root, degree(0),
+          "devices that reach each other below one PCIe root (host bridge), past one switch or several; 0: those of a "
+          "switch");
   v.field("pcie_switch_bytes_per_second", pcie_switch_bytes_per_second, or_none(kRate),
           "between host and one PCIe switch, one direction, for all devices behind it; 0: as wide as they are together "
           "(intra_fabric pcie: as one of them)");

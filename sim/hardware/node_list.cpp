@@ -3,119 +3,580 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 namespace orrery {
 namespace {
 
-constexpr std::string_view kDigits = "0123456789";
+constexpr char kNumber = '\0';           // stands for a number in the text of a name
+constexpr std::size_t kMostDigits = 18;  // longer ones are text: hashes, not numbers of nodes
+
+bool digit(char c) { return c >= '0' && c <= '9'; }
+bool all_digits(std::string_view text) { return !text.empty() && std::all_of(text.begin(), text.end(), digit); }
+bool space(char c) { return std::isspace(static_cast<unsigned char>(c)) != 0; }
+bool of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_'; }
+
+// "123" of "123abc".
+std::string_view leading_digits(std::string_view text) {
+  return text.substr(0, static_cast<std::size_t>(std::find_if_not(text.begin(), text.end(), digit) - text.begin()));
+}
+
+// 10.0.0.1, 10.0.0.[1-4], fe80::1, [fe80::1], ip-10-0-0-1 (as cloud instances are named).
+bool is_address(std::string_view word) {
+  const std::string_view digits = leading_digits(word);
+  if (!digits.empty() && digits.size() < word.size() && word[digits.size()] == '.') return true;
+  if (word.find("::") != std::string_view::npos || std::count(word.begin(), word.end(), ':') >= 7) return true;
+  if (!word.starts_with("ip-") && !word.starts_with("ec2-")) return false;
+  word.remove_prefix(word.find('-') + 1);
+  for (int part = 0; part < 4; ++part) {
+    const std::string_view number = leading_digits(word);
+    if (number.empty() || number.size() > 3) return false;
+    word.remove_prefix(number.size());
+    if (part < 3 && !word.starts_with('-')) return false;
+    if (part < 3) word.remove_prefix(1);
+  }
+  return true;
+}
+
+// The text of a name, with kNumber for each number.
+std::string shape_of(std::string_view name) {
+  std::string shape;
+  for (std::size_t i = 0; i < name.size();) {
+    const std::string_view number = leading_digits(name.substr(i));
+    if (number.empty() || number.size() > kMostDigits) {
+      shape += name.substr(i, std::max<std::size_t>(1, number.size()));
+      i += std::max<std::size_t>(1, number.size());
+    } else {
+      shape += kNumber;
+      i += number.size();
+    }
+  }
+  return shape;
+}
 
 class NodeList {
  public:
-  NodeList(std::string_view text, std::int64_t most, const InputError::Where& where)
-      : whole_(text), most_(most), where_(where) {}
+  NodeList(const NodeListRules& rules, const InputError::Where& where) : rules_(rules), where_(where) {}
 
-  std::vector<std::int64_t> read() {
-    std::string_view rest = whole_;
-    do {
-      // A comma in brackets separates ranges of one item.
-      const std::size_t comma = rest.find(','), bracket = rest.find('['), close = rest.find(']');
-      std::size_t end = comma;
-      if (bracket < comma) end = close == std::string_view::npos ? rest.size() : rest.find(',', close);
-      read_item(rest.substr(0, end));
-      rest = end < rest.size() ? rest.substr(end + 1) : std::string_view{};
-      if (end < whole_.size() && rest.empty() && whole_.ends_with(',')) refuse(whole_);
-    } while (!rest.empty());
-    check_names();
-    return std::move(nodes_);
+  std::vector<std::int64_t> read(std::string_view text) {
+    const std::string_view whole = text;
+    // SLURM_JOB_NODELIST=..., exec_host=..., LSB_HOSTS=...: what it was the value of.
+    const std::size_t equals = std::min(text.find('='), text.size());
+    std::string key(text.substr(0, equals));
+    std::transform(key.begin(), key.end(), key.begin(), [](unsigned char c) { return std::tolower(c); });
+    if (equals < text.size() && std::all_of(key.begin(), key.end(), [](char c) { return of_a_name(c) && !digit(c); }) &&
+        (key.find("node") != std::string::npos || key.find("host") != std::string::npos))
+      text.remove_prefix(equals + 1);
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find_first_of("\r\n"), text.size());
+      read_line(text.substr(0, end));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    if (after_comma_ || nodes_.empty()) refuse(whole);
+    if (nodes_.size() == 1 && is_bare(nodes_.front()))
+      throw InputError(
+          where_, fmt::format("\"{}\", a number of nodes or one node's", whole),
+          fmt::format("\"nodes\" of the cluster for a number of them, or \"node{0}\" or [{0}] for node {0}",
+                      last_number(nodes_.front())));
+    check_ranges();
+    count_once();
+    check_slots();
+    return numbers();
   }
 
  private:
+  // One node: its name's text, and where the name's numbers begin in `numbers_`.
+  struct Node {
+    std::size_t shape = 0, begin = 0;
+    std::int64_t slots = 0;
+  };
+  struct Word {
+    std::string text;
+    bool after_comma = false;
+  };
+  // As it is written: node1 and node01 are two.
+  struct Number {
+    std::int64_t value = 0;
+    std::size_t width = 0;
+    std::string text() const { return fmt::format("{:0{}}", value, width); }
+    auto operator<=>(const Number&) const = default;
+  };
+  // A name that may stand for several nodes.
+  struct Name {
+    std::string shape;
+    std::vector<std::vector<Number>> places;  // for each number what it may be
+    std::int64_t nodes = 1;
+  };
+  struct Range {
+    std::int64_t first = 0, last = 0, step = 1;
+    std::size_t width = 0;  // of the first, as it is written
+    std::int64_t size() const { return (last - first) / step + 1; }
+  };
+
   [[noreturn]] void refuse(std::string_view found) const {
-    throw InputError(where_, fmt::format("\"{}\"", found),
-                     "nodes as a scheduler lists them: \"node[001-004,010]\", \"3-6,12\"");
+    throw InputError(
+        where_, fmt::format("\"{}\"", found),
+        "nodes as a scheduler or a hostfile lists them: \"node[001-004,010]\", \"3-6,12\", \"node1 node2\", "
+        "\"worker-1 slots=8\"");
   }
 
-  // Nodes of several names that are the same number.
-  void check_names() const {
-    bool several = false;
-    for (const auto& [name, begin] : names_) several = several || name != names_.front().name;
-    if (!several) return;
-    std::unordered_map<std::int64_t, std::string_view> seen;
-    for (std::size_t i = 0; i < names_.size(); ++i) {
-      const std::size_t end = i + 1 < names_.size() ? names_[i + 1].begin : nodes_.size();
-      for (std::size_t n = names_[i].begin; n < end; ++n) {
-        const auto [at, is_new] = seen.emplace(nodes_[n], names_[i].name);
-        if (is_new || at->second == names_[i].name) continue;
-        throw InputError(
-            where_,
-            fmt::format("{0}{2} and {1}{2}, which differ in their prefix alone", at->second, names_[i].name, nodes_[n]),
-            "another number for each node of the fabric: what stands before it is not looked at (an array "
-            "of numbers says where nodes of several names are)");
+  // At spaces, commas, semicolons and plus signs, but for those in brackets; '#' begins a comment.
+  std::vector<Word> words_of_line(std::string_view line) {
+    std::vector<Word> words;
+    std::string word;
+    bool in_brackets = false, in_parentheses = false;
+    const auto end_word = [&] {
+      if (word.empty()) return;
+      words.push_back({std::exchange(word, {}), after_comma_});
+      after_comma_ = false;
+    };
+    for (std::size_t i = 0; i < line.size() && line[i] != '#'; ++i) {
+      const char c = line[i];
+      if (c == '[') in_brackets = true;
+      if (c == ']') in_brackets = false;
+      if (space(c)) {
+        const std::size_t next = std::min(line.find_first_not_of(" \t", i), line.size());
+        if (in_brackets || word.ends_with('=') || line.substr(next).starts_with('=')) continue;  // slots = 8
+        end_word();
+      } else if (!in_brackets && (c == ',' || c == ';' || c == '+')) {
+        end_word();
+        if (after_comma_ || (words.empty() && nodes_.empty())) refuse(line);  // nothing in front of it
+        after_comma_ = true;
+      } else if (c == '(' && word.empty() && !in_parentheses) {  // of PBS: (node1:ncpus=8+node1b:ncpus=8)
+        in_parentheses = true;
+      } else if (c == ')' && in_parentheses) {
+        in_parentheses = false;
+        end_word();
+      } else if (c == ':' && !in_brackets && all_digits(leading_digits(line.substr(i + 1))) &&
+                 line.substr(i + 1 + leading_digits(line.substr(i + 1)).size()).starts_with('*')) {  // 8*a:8*b
+        end_word();
+      } else {
+        word += c;
       }
     }
+    if (in_parentheses) refuse(line);
+    end_word();
+    return words;
   }
 
-  void read_item(std::string_view item) {
-    if (item.ends_with(']')) {
-      const std::size_t open = item.find('[');
-      if (open == std::string_view::npos) refuse(item);
-      names_.push_back({item.substr(0, open), nodes_.size()});
-      std::string_view ranges = item.substr(open + 1, item.size() - open - 2);
-      if (ranges.empty() || ranges.ends_with(',')) refuse(item);
-      while (!ranges.empty()) {
-        const std::size_t comma = ranges.find(',');
-        read_range(ranges.substr(0, comma), item);
-        ranges = comma < ranges.size() ? ranges.substr(comma + 1) : std::string_view{};
+  void read_line(std::string_view line) {
+    const std::vector<Word> words = words_of_line(line);
+    std::int64_t names = 0, counts = 0;
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const std::string& word = words[i].text;
+      const bool follows_name = i > 0 && !words[i].after_comma && !digit(words[i - 1].text.front());
+      if (i > 0 && words[i].after_comma && digit(word.front()) && has_cores(words[i - 1].text)) {
+        if (word.find_first_not_of("0123456789-") != std::string::npos) refuse(line);
+        continue;  // node1/0,2-3
       }
-      return;
+      if (const std::size_t equals = word.find('='); equals < word.find_first_of(":[")) {
+        if (nodes_.empty()) refuse(word);
+        if (word.substr(0, equals) == "slots") add_slots(last_item_, word.substr(equals + 1), word);
+      } else if (follows_name && all_digits(word)) {
+        ++counts;  // LSB_MCPU_HOSTS: the slots of LSF are cores
+        if (i + 1 < words.size() && words[i + 1].text.find('@') != std::string::npos) return;  // a queue of Grid Engine
+      } else {
+        if (i > 0 && !words[i].after_comma && all_digits(word) && counts > 0) refuse(line);
+        ++names;
+        read_item(word);
+      }
     }
-    if (item.find_first_of("[]") != std::string_view::npos) refuse(item);
-    if (!item.empty() && kDigits.find(item.front()) != std::string_view::npos) {
-      names_.push_back({{}, nodes_.size()});
-      return read_range(item, item);
-    }
-    // A name that ends in its number.
-    const std::size_t number = item.find_last_not_of(kDigits);
-    if (number == std::string_view::npos || number + 1 == item.size()) refuse(item);
-    names_.push_back({item.substr(0, number + 1), nodes_.size()});
-    nodes_.push_back(read_number(item.substr(number + 1), item));
+    if (counts > 0 && counts != names) refuse(line);
   }
 
-  void read_range(std::string_view range, std::string_view item) {
-    const std::size_t dash = range.find('-');
-    const std::int64_t first = read_number(range.substr(0, dash), item),
-                       last = dash == std::string_view::npos ? first : read_number(range.substr(dash + 1), item);
-    if (last < first) refuse(range);
-    for (std::int64_t n = first; n <= last; ++n) nodes_.push_back(n);
+  // Of Torque and PBS: node1/0, and what follows behind a comma.
+  static bool has_cores(std::string_view word) {
+    const std::size_t slash = word.find('/');
+    return slash != std::string_view::npos && slash > word.find_last_of(']') + 1;
   }
 
-  std::int64_t read_number(std::string_view digits, std::string_view item) const {
+  void add_slots(std::size_t first_node, std::string_view digits, std::string_view word) {
+    const std::int64_t slots = number_of_digits(digits, word);
+    for (std::size_t n = first_node; n < nodes_.size(); ++n)
+      nodes_[n].slots = std::min(nodes_[n].slots + slots, std::numeric_limits<std::int64_t>::max() / 2);
+  }
+
+  std::int64_t number_of_digits(std::string_view digits, std::string_view word) const {
+    if (!all_digits(digits)) refuse(word);
+    if (digits.size() > kMostDigits) too_large(digits);
     std::int64_t number = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    if (digits.empty() || digits.front() == '-' || end != digits.data() + digits.size()) refuse(item);
-    if (error != std::errc() || number >= most_)
-      throw InputError(where_, fmt::format("node {}", digits), fmt::format("nodes below {}", most_));
+    std::from_chars(digits.data(), digits.data() + digits.size(), number);
     return number;
   }
 
-  std::string_view whole_;
-  std::int64_t most_;
-  const InputError::Where& where_;
-  std::vector<std::int64_t> nodes_;
-  struct Name {
-    std::string_view name;  // in front of the number
-    std::size_t begin = 0;  // of the item's nodes
+  [[noreturn]] void too_large(std::string_view node) const {
+    throw InputError(where_, fmt::format("node {}", node), fmt::format("nodes below {}", rules_.most));
+  }
+
+  // A name with what stands at it: 8*node1, node1:8, node1/0*8, node1:ncpus=8:ngpus=4.
+  void read_item(std::string_view word) {
+    if (is_address(word) || (word.starts_with('[') && is_address(word.substr(1))))
+      throw InputError(where_, fmt::format("\"{}\", an address", word),
+                       "names that end in numbers, or numbers: no address says where in the fabric a node is (an array "
+                       "of numbers does; \"nodes\" without a placement says how many there are)");
+    std::string_view name = word;
+    if (const std::string_view times = leading_digits(name);
+        !times.empty() && name.substr(times.size()).starts_with('*')) {
+      name.remove_prefix(times.size() + 1);
+      if (name.empty() || digit(name.front())) refuse(word);
+    }
+    std::size_t end = 0;
+    for (bool in_brackets = false; end < name.size(); ++end) {
+      in_brackets = name[end] == '[' || (in_brackets && name[end] != ']');
+      if (!in_brackets && (name[end] == ':' || name[end] == '/' || name[end] == '*')) break;
+    }
+    std::string_view rest = name.substr(end);
+    name = name.substr(0, end);
+    if (!rest.empty() && (name.empty() || digit(name.front()))) refuse(word);
+    const bool of_pbs = rest.find('=') != std::string_view::npos;
+    // A virtual node of PBS, node1[0]: a part of its host.
+    if (of_pbs && name.ends_with(']')) {
+      const std::size_t open = name.find_last_of('[');
+      if (open != std::string_view::npos && all_digits(name.substr(open + 1, name.size() - open - 2)))
+        name = name.substr(0, open);
+    }
+    last_item_ = nodes_.size();
+    read_name(name, word);
+    if (rest.starts_with(':')) {
+      bool first = true;
+      while (!rest.empty()) {
+        if (!rest.starts_with(':')) refuse(word);
+        rest.remove_prefix(1);
+        const std::string_view part = rest.substr(0, rest.find(':'));
+        rest.remove_prefix(part.size());
+        if (first && !of_pbs) {
+          add_slots(last_item_, part, word);
+        } else if (part.starts_with("ngpus=") || part.starts_with("gpus=")) {
+          add_slots(last_item_, part.substr(part.find('=') + 1), word);
+        } else if (part.empty()) {
+          refuse(word);
+        }
+        first = false;
+      }
+    } else if (!rest.empty()) {  // /0*8, /0-7, *8: cores and tasks
+      if (rest.size() < 2 || !digit(rest[1]) || rest.find_first_not_of("0123456789-*/") != std::string_view::npos)
+        refuse(word);
+    }
+  }
+
+  void read_name(std::string_view name, std::string_view word) {
+    Name read;
+    const bool bare = !name.empty() && (digit(name.front()) || name.front() == '[');
+    if (bare && digit(name.front())) {  // 3, 3-6
+      add_place({read_range(name, word)}, false, read);
+      name = {};
+    } else if (!bare && (name.empty() || std::isalpha(static_cast<unsigned char>(name.front())) == 0)) {
+      refuse(word);
+    } else if (name.find('[') == std::string_view::npos) {
+      remember_range_like(name);
+    }
+    const std::size_t domain = name.find('.');
+    const std::string_view host = name.substr(0, domain);
+    bool after_number = false;  // node1[0-3]: node10 to node13
+    for (std::size_t i = 0; i < host.size();) {
+      const std::string_view digits = leading_digits(host.substr(i));
+      if (host[i] == '[') {
+        const std::size_t close = host.find(']', i);
+        if (close == std::string_view::npos) refuse(word);
+        add_place(read_ranges(host.substr(i + 1, close - i - 1), word), after_number, read);
+        i = close + 1;
+        after_number = true;
+      } else if (!digits.empty() && digits.size() <= kMostDigits) {
+        add_place({read_range(digits, word)}, after_number, read);
+        i += digits.size();
+        after_number = true;
+      } else if (of_a_name(host[i])) {
+        const std::size_t size = std::max<std::size_t>(1, digits.size());
+        read.shape += host.substr(i, size);
+        i += size;
+        after_number = false;
+      } else {
+        refuse(word);
+      }
+    }
+    if (read.places.empty()) throw InputError(where_, fmt::format("\"{}\", a name without a number", word), kNumbered);
+    if (domain != std::string_view::npos) {  // where a node is, its own name says
+      std::string_view rest = name.substr(domain);
+      for (std::size_t i = 0; i < rest.size(); ++i)
+        if (rest[i] == '.' ? i + 1 < rest.size() && rest[i + 1] == '.' : !of_a_name(rest[i])) refuse(word);
+      read.shape += rest.substr(0, rest.size() - (rest.ends_with('.') ? 1 : 0));
+    }
+    add_nodes(read);
+  }
+
+  std::vector<Range> read_ranges(std::string_view ranges, std::string_view word) const {
+    std::vector<Range> list;
+    while (true) {
+      const std::size_t comma = ranges.find(',');
+      list.push_back(read_range(ranges.substr(0, comma), word));
+      if (comma == std::string_view::npos) return list;
+      ranges.remove_prefix(comma + 1);
+    }
+  }
+
+  Range read_range(std::string_view range, std::string_view word) const {
+    Range read;
+    if (const std::size_t step = range.find_first_of(":/"); step != std::string_view::npos) {
+      read.step = number_of_digits(range.substr(step + 1), word);
+      range = range.substr(0, step);
+      if (read.step == 0 || range.find('-') == std::string_view::npos) refuse(word);
+    }
+    const std::size_t dash = range.find('-');
+    read.first = number_of_digits(range.substr(0, dash), word);
+    read.last = dash == std::string_view::npos ? read.first : number_of_digits(range.substr(dash + 1), word);
+    read.width = std::min(dash, range.size());
+    if (read.last < read.first) refuse(word);
+    if (read.size() > rules_.most) too_large(range.substr(dash + 1));
+    return read;
+  }
+
+  // Another number of a name, or, `further`, more digits of the last one.
+  void add_place(const std::vector<Range>& ranges, bool further, Name& name) const {
+    std::int64_t size = 0;
+    for (const Range& range : ranges) size += range.size();
+    if (size > (rules_.most - static_cast<std::int64_t>(nodes_.size())) / name.nodes)
+      throw InputError(where_, "a longer list", fmt::format("at most {} nodes", rules_.most));
+    name.nodes *= size;
+    std::vector<Number> numbers;
+    for (const Range& range : ranges)
+      for (std::int64_t k = 0; k < range.size(); ++k) {
+        const std::int64_t value = range.first + k * range.step;
+        numbers.push_back({value, std::max(range.width, std::to_string(value).size())});
+      }
+    if (!further) {
+      name.shape += kNumber;
+      name.places.push_back(std::move(numbers));
+      return;
+    }
+    std::vector<Number> whole;
+    for (const Number& front : name.places.back())
+      for (const Number& back : numbers) {
+        if (front.width + back.width > kMostDigits) too_large(front.text() + back.text());
+        Number& number = whole.emplace_back(front.value, front.width + back.width);
+        for (std::size_t d = 0; d < back.width; ++d) number.value *= 10;
+        number.value += back.value;
+      }
+    name.places.back() = std::move(whole);
+  }
+
+  // The nodes of a name, the last number first to change.
+  void add_nodes(const Name& name) {
+    const auto [at, is_new] = shape_numbers_.emplace(name.shape, shapes_.size());
+    if (is_new) {
+      shapes_.push_back(name.shape);
+      places_.push_back(name.places.size());
+    }
+    std::vector<std::size_t> turn(name.places.size());
+    for (std::int64_t n = 0; n < name.nodes; ++n) {
+      nodes_.push_back({at->second, numbers_.size()});
+      for (std::size_t place = 0; place < turn.size(); ++place) numbers_.push_back(name.places[place][turn[place]]);
+      for (std::size_t place = turn.size(); place-- > 0;) {
+        if (++turn[place] < name.places[place].size()) break;
+        turn[place] = 0;
+      }
+    }
+  }
+
+  // Is it a range that somebody wrote without brackets? cn001-cn004; node1-4, unless others show that it is a name.
+  void remember_range_like(std::string_view name) {
+    for (std::size_t dash = name.find('-'); dash != std::string_view::npos; dash = name.find('-', dash + 1)) {
+      // Both with their domain, or one for both behind the second.
+      const std::string_view left = name.substr(0, dash), right = name.substr(dash + 1);
+      const std::string shape = shape_of(left);
+      if (shape.find(kNumber) != std::string::npos && shape.front() != kNumber &&
+          (shape == shape_of(right) || shape == shape_of(right.substr(0, right.find('.')))))
+        refuse_range(name, left.substr(0, left.find('.')).find_last_not_of("0123456789") + 1, dash);
+    }
+    const std::string_view host = name.substr(0, name.find('.'));
+    const std::size_t dash = host.find_last_of('-');
+    if (dash == std::string_view::npos || dash == 0 || !digit(host[dash - 1])) return;
+    const std::string_view last = host.substr(dash + 1);
+    const std::size_t begin = host.substr(0, dash).find_last_not_of("0123456789") + 1;
+    const std::string_view first = host.substr(begin, dash - begin);
+    if (!all_digits(last) || first.size() > kMostDigits || last.size() > kMostDigits) return;
+    range_like_.push_back(
+        {std::string(name), begin, dash, number_of_digits(first, name), number_of_digits(last, name)});
+  }
+
+  [[noreturn]] void refuse_range(std::string_view name, std::size_t begin, std::size_t dash) const {
+    std::string_view right = name.substr(dash + 1);
+    right = right.substr(0, right.find('.'));
+    const std::size_t last = right.find_last_of("0123456789") + 1;
+    const std::size_t last_begin = right.substr(0, last).find_last_not_of("0123456789") + 1;  // npos + 1: 0
+    throw InputError(where_, fmt::format("\"{}\", a name or a range", name),
+                     fmt::format("brackets: \"{}[{}-{}]\" for a range, \"{}[{}]\" for one name", name.substr(0, begin),
+                                 leading_digits(name.substr(begin)), right.substr(last_begin, last - last_begin),
+                                 name.substr(0, dash + 1 + last_begin), right.substr(last_begin, last - last_begin)));
+  }
+
+  void check_ranges() {
+    if (range_like_.empty()) return;
+    // Ranges would run forward, and none into another.
+    std::stable_sort(range_like_.begin(), range_like_.end(),
+                     [](const RangeLike& a, const RangeLike& b) { return a.first < b.first; });
+    for (std::size_t i = 0; i < range_like_.size(); ++i)
+      if (range_like_[i].last <= range_like_[i].first || (i > 0 && range_like_[i].first <= range_like_[i - 1].last))
+        return;
+    refuse_range(range_like_.front().name, range_like_.front().begin, range_like_.front().dash);
+  }
+
+  std::size_t places_of(const Node& node) const { return places_[node.shape]; }
+  bool is_bare(const Node& node) const { return shapes_[node.shape].size() == 1; }
+  std::int64_t last_number(const Node& node) const { return numbers_[node.begin + places_of(node) - 1].value; }
+
+  std::string name_of(const Node& node) const {
+    std::string name;
+    std::size_t place = node.begin;
+    for (const char c : shapes_[node.shape]) c == kNumber ? name += numbers_[place++].text() : name += c;
+    return name;
+  }
+
+  // Names that repeat (once for each rank or core) count once; their slots add up.
+  void count_once() {
+    std::vector<std::size_t> order(nodes_.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    const auto compare = [&](std::size_t a, std::size_t b) {
+      const Node &x = nodes_[a], &y = nodes_[b];
+      if (x.shape != y.shape) return x.shape <=> y.shape;
+      const auto at = [&](const Node& n) { return numbers_.begin() + static_cast<std::ptrdiff_t>(n.begin); };
+      const auto places = static_cast<std::ptrdiff_t>(places_of(x));
+      return std::lexicographical_compare_three_way(at(x), at(x) + places, at(y), at(y) + places);
+    };
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return compare(a, b) < 0; });
+    std::vector<bool> again(nodes_.size());
+    for (std::size_t i = 1, first = 0; i < order.size(); ++i) {
+      if (compare(order[first], order[i]) != 0 || is_bare(nodes_[order[i]])) {
+        first = i;
+        continue;
+      }
+      again[order[i]] = true;
+      nodes_[order[first]].slots += nodes_[order[i]].slots;
+    }
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      if (!again[i]) nodes_[kept++] = nodes_[i];
+    nodes_.resize(kept);
+  }
+
+  void check_slots() const {
+    for (const Node& node : nodes_)
+      if (node.slots > 0 && rules_.devices_per_node > 0 && node.slots != rules_.devices_per_node)
+        throw InputError(where_, fmt::format("{} slots on {}", node.slots, name_of(node)),
+                         fmt::format("{}, the devices of a node (cluster.devices_per_node), or no slots where they are "
+                                     "cores",
+                                     rules_.devices_per_node));
+  }
+
+  std::vector<std::int64_t> numbers() const {
+    std::vector<std::int64_t> list;
+    list.reserve(nodes_.size());
+    for (const Node& node : nodes_) list.push_back(last_number(node));
+    if (!differ(list)) {
+      if (shapes_.size() > 1) refuse_equal_numbers();
+      list = by_digits(std::move(list));
+    }
+    for (const std::int64_t number : list)
+      if (number >= rules_.most) too_large(std::to_string(number));
+    return list;
+  }
+
+  static bool differ(std::vector<std::int64_t> list) {
+    std::sort(list.begin(), list.end());
+    return std::adjacent_find(list.begin(), list.end()) == list.end();
+  }
+
+  [[noreturn]] void refuse_equal_numbers() const {
+    std::unordered_map<std::int64_t, const Node*> seen;
+    for (const Node& node : nodes_) {
+      const auto [at, is_new] = seen.emplace(last_number(node), &node);
+      if (is_new || at->second->shape == node.shape) continue;
+      throw InputError(
+          where_, fmt::format("{} and {}, which differ in their prefix alone", name_of(*at->second), name_of(node)),
+          "another number for each node of the fabric: what stands before it is not looked at (an array "
+          "of numbers says where nodes of several names are)");
+    }
+    throw InputError(where_, fmt::format("{} among names of other forms", name_of(nodes_.front())),
+                     "names of one form, or another last number in each (an array of numbers says where nodes are)");
+  }
+
+  // Names of one text whose last numbers repeat: those numbers that differ are digits of one.
+  std::vector<std::int64_t> by_digits(std::vector<std::int64_t> list) const {
+    const std::size_t places = places_of(nodes_.front());
+    std::vector<std::size_t> digits;
+    std::vector<std::int64_t> least, most;
+    bool zeros = true;
+    for (std::size_t place = 0; place < places; ++place) {
+      const auto [low, high] = std::minmax_element(nodes_.begin(), nodes_.end(), [&](const Node& a, const Node& b) {
+        return numbers_[a.begin + place].value < numbers_[b.begin + place].value;
+      });
+      const std::int64_t from = numbers_[low->begin + place].value, to = numbers_[high->begin + place].value;
+      if (from == to) continue;
+      digits.push_back(place);
+      least.push_back(from);
+      most.push_back(to);
+      zeros = zeros && from == 0;
+    }
+    if (digits.empty()) return list;  // bare numbers that repeat
+    if (digits.size() == 1) {
+      for (std::size_t n = 0; n < list.size(); ++n) list[n] = numbers_[nodes_[n].begin + digits[0]].value;
+      return list;
+    }
+    if (!rules_.first && !zeros)
+      throw InputError(
+          where_,
+          fmt::format("{} numbers in each name (\"{}\") and no \"first\"", digits.size(), name_of(nodes_.front())),
+          "\"first\" beside them, the number from which each of them counts: 1 or 0");
+    const std::int64_t first = rules_.first.value_or(0);
+    std::int64_t whole = 1;
+    for (std::size_t d = 0; d < digits.size(); ++d) {
+      if (least[d] < first)
+        throw InputError(where_, fmt::format("{} in names as {}", least[d], name_of(nodes_.front())),
+                         fmt::format("numbers from {} on, as \"first\" says", first));
+      if (most[d] >= rules_.most || (d > 0 && most[d] - first + 1 > rules_.most / whole))
+        throw InputError(where_, fmt::format("{} numbers up to {} in each name", digits.size(), most[d]),
+                         fmt::format("names that count fewer than {} nodes", rules_.most));
+      whole *= d > 0 ? most[d] - first + 1 : 1;
+    }
+    for (std::size_t n = 0; n < list.size(); ++n) {
+      list[n] = 0;
+      for (std::size_t d = 0; d < digits.size(); ++d)
+        list[n] = list[n] * (most[d] - first + 1) + numbers_[nodes_[n].begin + digits[d]].value - first;
+      list[n] += first;
+    }
+    return list;
+  }
+
+  static constexpr const char* kNumbered = "names with the number of the node, \"node7\", or numbers";
+
+  struct RangeLike {
+    std::string name;
+    std::size_t begin = 0, dash = 0;  // of the first number, and behind it
+    std::int64_t first = 0, last = 0;
   };
-  std::vector<Name> names_;  // of each item
+
+  NodeListRules rules_;
+  const InputError::Where& where_;
+  std::vector<Node> nodes_;
+  std::vector<Number> numbers_;  // of all names
+  std::vector<std::string> shapes_;
+  std::vector<std::size_t> places_;  // numbers in a name of each shape
+  std::unordered_map<std::string, std::size_t> shape_numbers_;
+  std::vector<RangeLike> range_like_;
+  std::size_t last_item_ = 0;  // its first node
+  bool after_comma_ = false;
 };
 
 }  // namespace
 
-std::vector<std::int64_t> read_node_list(std::string_view text, std::int64_t most, const InputError::Where& where) {
-  return NodeList(text, most, where).read();
+std::vector<std::int64_t> read_node_list(std::string_view text, const NodeListRules& rules,
+                                         const InputError::Where& where) {
+  return NodeList(rules, where).read(text);
 }
 
 }  // namespace orrery

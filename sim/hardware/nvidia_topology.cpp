@@ -1,5 +1,3 @@
-#include "sim/hardware/nvidia_topology.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,12 +7,12 @@
 #include <optional>
 #include <utility>
 
-#include "sim/base/input_file.h"
+#include "sim/hardware/node_topology.h"
 
 namespace orrery {
 namespace {
 
-using Path = NvidiaTopology::Path;
+using NvidiaPath = NodeTopology::Path;
 using Words = std::vector<std::string>;
 
 // nvidia-smi underlines its header with escape sequences when it writes to a terminal.
@@ -31,19 +29,6 @@ std::string without_escapes(std::string_view line) {
   return result;
 }
 
-Words words_of(std::string_view line) {
-  Words words;
-  std::string word;
-  for (const char c : without_escapes(line) + ' ') {
-    if (std::isspace(static_cast<unsigned char>(c)) == 0) {
-      word += c;
-    } else if (!word.empty()) {
-      words.push_back(std::exchange(word, {}));
-    }
-  }
-  return words;
-}
-
 std::optional<std::int64_t> number_of(std::string_view text) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -53,37 +38,93 @@ std::optional<std::int64_t> number_of(std::string_view text) {
 
 bool is_gpu(const std::string& word) { return word.starts_with("GPU") && number_of(word.substr(3)).has_value(); }
 
-std::optional<Path> path_of(const std::string& word) {
-  constexpr std::array<std::pair<std::string_view, TopologyLink>, 6> kWords{{{"X", TopologyLink::self},
-                                                                             {"PIX", TopologyLink::pix},
-                                                                             {"PXB", TopologyLink::pxb},
-                                                                             {"PHB", TopologyLink::phb},
-                                                                             {"NODE", TopologyLink::node},
-                                                                             {"SYS", TopologyLink::sys}}};
-  for (const auto& [name, link] : kWords)
-    if (word == name) return Path{link};
+// PSB and SOC: of drivers before 2018.
+constexpr std::array<std::pair<std::string_view, TopologyLink>, 8> kLinkWords{{{"X", TopologyLink::self},
+                                                                               {"PSB", TopologyLink::pix},
+                                                                               {"PIX", TopologyLink::pix},
+                                                                               {"PXB", TopologyLink::pxb},
+                                                                               {"PHB", TopologyLink::phb},
+                                                                               {"NODE", TopologyLink::node},
+                                                                               {"SYS", TopologyLink::sys},
+                                                                               {"SOC", TopologyLink::sys}}};
+
+std::optional<NvidiaPath> path_of(std::string_view word) {
+  for (const auto& [name, link] : kLinkWords)
+    if (word == name) return NvidiaPath{link};
   if (word.starts_with("NV"))
-    if (const auto links = number_of(std::string_view(word).substr(2)); links && *links > 0 && *links < 1000)
-      return Path{TopologyLink::nv, *links};
+    if (const auto links = number_of(word.substr(2)); links && *links > 0 && *links < 1000)
+      return NvidiaPath{TopologyLink::nv, *links};
   return std::nullopt;
 }
 
-// Reads the matrix line by line.
-class Parser {
- public:
-  explicit Parser(std::string file) : file_(std::move(file)) {}
+std::size_t digits_at(std::string_view text, std::size_t begin) {
+  std::size_t end = begin;
+  while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0) ++end;
+  return end - begin;
+}
 
-  NvidiaTopology parse(std::string_view text) {
+// How long the name of a device is with which `text` begins: GPU7, NIC11, mlx5_0; 0: none that is known.
+std::size_t device_name_at(std::string_view text) {
+  if (text.starts_with("GPU") || text.starts_with("NIC")) {
+    const std::size_t digits = digits_at(text, 3);
+    return digits > 0 ? 3 + digits : 0;
+  }
+  if (!text.starts_with("mlx")) return 0;
+  const std::size_t driver = 3 + digits_at(text, 3);
+  const std::size_t digits = text.substr(driver).starts_with('_') ? digits_at(text, driver + 1) : 0;
+  return digits > 0 ? driver + 1 + digits : 0;
+}
+
+std::size_t link_at(std::string_view text) {
+  for (const auto& [name, link] : kLinkWords)
+    if (text.starts_with(name)) return name.size();
+  return text.starts_with("NV") && digits_at(text, 2) > 0 ? 2 + digits_at(text, 2) : 0;
+}
+
+// Words that have lost the space between them: NIC11NIC12, NV18NV18; others stay whole.
+template <class LengthAt>
+Words parted(const Words& words, LengthAt length_at) {
+  Words all;
+  for (const std::string& word : words) {
+    Words parts;
+    std::string_view rest = word;
+    for (std::size_t length = length_at(rest); length > 0; length = length_at(rest)) {
+      parts.emplace_back(rest.substr(0, length));
+      rest.remove_prefix(length);
+    }
+    // What stands behind the links: "CPU Affinity" and its numbers.
+    if (!parts.empty() && !rest.empty() &&
+        (rest.starts_with("CPU") || std::isdigit(static_cast<unsigned char>(rest.front())) != 0))
+      parts.emplace_back(std::exchange(rest, {}));
+    if (rest.empty()) {
+      all.insert(all.end(), parts.begin(), parts.end());
+    } else {
+      all.push_back(word);
+    }
+  }
+  return all;
+}
+
+// Reads the matrix line by line.
+class NvidiaParser {
+ public:
+  explicit NvidiaParser(std::string file) : file_(std::move(file)) {}
+
+  NodeTopology parse(std::string_view text) {
     while (!text.empty() && !done_) {
       const std::size_t end = std::min(text.find('\n'), text.size());
       ++line_;
-      read_line(words_of(text.substr(0, end)));
+      read_line(topology_words(text.substr(0, end)));
       text.remove_prefix(std::min(end + 1, text.size()));
     }
-    if (columns_.empty()) fail("no line of column names", "a line \"GPU0 GPU1 ...\", as nvidia-smi topo -m prints");
+    if (columns_.empty())
+      fail("no line of column names",
+           "a line \"GPU0 GPU1 ...\", as nvidia-smi topo -m prints, or what rocm-smi --showtopo or amd-smi topology "
+           "does");
     if (rows_ < topology_.gpus)
       fail(fmt::format("{} GPU rows", rows_), fmt::format("a row for each of the {} GPUs", topology_.gpus));
     check_symmetric();
+    topology_.tool = "nvidia-smi";
     return std::move(topology_);
   }
 
@@ -94,7 +135,8 @@ class Parser {
 
   void read_line(const Words& words) {
     if (columns_.empty()) {
-      if (!words.empty() && words[0] == "GPU0" && (words.size() == 1 || words[1] != "X")) read_columns(words);
+      const Words names = parted(words, device_name_at);
+      if (!names.empty() && names[0] == "GPU0" && (names.size() == 1 || names[1] != "X")) read_columns(names);
       return;
     }
     if (words.empty()) return;
@@ -121,12 +163,18 @@ class Parser {
     }
   }
 
-  void read_gpu_row(const Words& words) {
+  void read_gpu_row(const Words& squeezed) {
+    const Words words = parted(squeezed, link_at);
     const std::string name = fmt::format("GPU{}", rows_);
     if (words[0] != name) fail(fmt::format("\"{}\" at the start of line {}", words[0], line_), "the row of " + name);
     if (words.size() < 1 + columns_.size())
       fail(fmt::format("{} entries in the row of {} (line {})", words.size() - 1, name, line_),
            fmt::format("one for each of the {} columns", columns_.size()));
+    std::size_t links = 0;
+    while (1 + links < words.size() && path_of(words[1 + links])) ++links;
+    if (links > columns_.size())
+      fail(fmt::format("{} links in the row of {} (line {})", links, name, line_),
+           fmt::format("one for each of the {} columns; are two names written as one?", columns_.size()));
     auto& to_gpus = topology_.gpu_gpu.emplace_back();
     auto& to_nics = topology_.gpu_nic.emplace_back();
     for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -154,110 +202,29 @@ class Parser {
   }
 
   std::string file_;
-  NvidiaTopology topology_;
+  NodeTopology topology_;
   Words columns_;
   std::int64_t line_ = 0, rows_ = 0;
   bool done_ = false;
 };
 
-bool behind_one_switch(Path path) { return path.link == TopologyLink::pix || path.link == TopologyLink::pxb; }
-
-// NVLinks of each GPU to its peers.
-struct NvlinkUse {
-  std::int64_t most_links = 0;    // of one GPU to all peers
-  std::int64_t most_peers = 0;    // joined to one GPU
-  std::int64_t fewest_links = 0;  // of a joined pair
-  bool all_pairs_equal = true;    // every pair is joined by as many links
-};
-
-NvlinkUse nvlinks_of(const NvidiaTopology& topology) {
-  NvlinkUse use;
-  const Path first = topology.gpus > 1 ? topology.gpu_gpu[0][1] : Path{};
-  for (std::size_t a = 0; a < topology.gpu_gpu.size(); ++a) {
-    std::int64_t links = 0, peers = 0;
-    for (std::size_t b = 0; b < topology.gpu_gpu.size(); ++b) {
-      if (a == b) continue;
-      const Path path = topology.gpu_gpu[a][b];
-      use.all_pairs_equal = use.all_pairs_equal && path.nvlinks == first.nvlinks;
-      if (path.nvlinks == 0) continue;
-      links += path.nvlinks;
-      ++peers;
-      use.fewest_links = use.fewest_links == 0 ? path.nvlinks : std::min(use.fewest_links, path.nvlinks);
-    }
-    use.most_links = std::max(use.most_links, links);
-    use.most_peers = std::max(use.most_peers, peers);
-  }
-  return use;
-}
-
-void join_by_nvlink(const NvlinkUse& use, const NvidiaTopology& topology, const Device& device,
-                    const InputError::Where& where, Node& node) {
-  const double link = device.scale_up_link_bytes_per_second;
-  if (link <= 0) throw InputError(where, "NVLinks", "a device that has some; " + device.name + " has none");
-  // Through a switch every pair shows all links of the device.
-  if (use.all_pairs_equal && topology.gpus > 2 && use.most_links > device.scale_up_links) {
-    if (use.fewest_links > device.scale_up_links)
-      throw InputError(where, fmt::format("{} NVLinks per GPU", use.fewest_links),
-                       fmt::format("at most the {} of {}", device.scale_up_links, device.name));
-    node.in_switch_reduction = node.in_switch_reduction && node.intra == IntraFabric::nvswitch;
-    node.intra = IntraFabric::nvswitch;
-    node.intra_bytes_per_second = static_cast<double>(use.fewest_links) * link;
-    node.pair_bytes_per_second = 0;
-    return;
-  }
-  if (use.most_links > device.scale_up_links)
-    throw InputError(where, fmt::format("{} NVLinks on one GPU", use.most_links),
-                     fmt::format("at most the {} of {}", device.scale_up_links, device.name));
-  node.in_switch_reduction = false;
-  node.intra = use.most_peers == 1 ? IntraFabric::nvlink_pairs : IntraFabric::direct_mesh;
-  node.intra_bytes_per_second =
-      use.most_peers == 1 ? 0 : static_cast<double>(use.most_links) * link;  // pairs: 0, the rate of PCIe
-  node.pair_bytes_per_second = static_cast<double>(use.fewest_links) * link;
-}
-
-// The largest set of GPUs that share a PCIe switch, with each other or by way of a NIC.
-std::int64_t gpus_per_pcie_switch(const NvidiaTopology& topology) {
-  std::int64_t most = 1;
-  for (const auto& row : topology.gpu_gpu)
-    most = std::max<std::int64_t>(most, 1 + std::count_if(row.begin(), row.end(), behind_one_switch));
-  for (std::size_t nic = 0; nic < topology.nics.size(); ++nic)
-    most = std::max<std::int64_t>(most, std::count_if(topology.gpu_nic.begin(), topology.gpu_nic.end(),
-                                                      [&](const auto& row) { return behind_one_switch(row[nic]); }));
-  return most;
-}
-
-std::int64_t nics_of(const NvidiaTopology& topology) {
-  std::int64_t near = 0;
-  for (std::size_t nic = 0; nic < topology.nics.size(); ++nic)
-    near += std::any_of(topology.gpu_nic.begin(), topology.gpu_nic.end(),
-                        [&](const auto& row) { return behind_one_switch(row[nic]); });
-  return near > 0 ? near : static_cast<std::int64_t>(topology.nics.size());
-}
-
 }  // namespace
 
-NvidiaTopology parse_nvidia_topology(std::string_view text, const std::string& file) {
-  return Parser(file).parse(text);
-}
-
-NvidiaTopology read_nvidia_topology_file(const std::string& path, const InputError::Where& where) {
-  return parse_nvidia_topology(read_file(path, "a readable file", where), path);
-}
-
-void apply(const NvidiaTopology& topology, const Device& device, const InputError::Where& where, Node& node) {
-  node.devices = topology.gpus;
-  const NvlinkUse use = nvlinks_of(topology);
-  if (use.most_links > 0) {
-    join_by_nvlink(use, topology, device, where, node);
-  } else {
-    node.intra = IntraFabric::pcie;
-    node.intra_bytes_per_second = 0;  // the device's PCIe rate
-    node.pair_bytes_per_second = 0;
-    node.in_switch_reduction = false;
+std::vector<std::string> topology_words(std::string_view line) {
+  std::vector<std::string> words;
+  std::string word;
+  for (const char c : without_escapes(line) + ' ') {
+    if (std::isspace(static_cast<unsigned char>(c)) == 0) {
+      word += c;
+    } else if (!word.empty()) {
+      words.push_back(std::exchange(word, {}));
+    }
   }
-  node.devices_per_pcie_switch = gpus_per_pcie_switch(topology);
-  node.nics = nics_of(topology);
-  node.name = "node of " + std::to_string(topology.gpus) + " " + device.name;
+  return words;
+}
+
+NodeTopology parse_nvidia_topology(std::string_view text, const std::string& file) {
+  return NvidiaParser(file).parse(text);
 }
 
 }  // namespace orrery

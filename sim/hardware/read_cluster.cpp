@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "sim/base/json_reader.h"
-#include "sim/hardware/nvidia_topology.h"
+#include "sim/hardware/node_topology.h"
 #include "sim/hardware/preset_catalog.h"
 #include "sim/hardware/read_placement.h"
 
@@ -31,7 +31,7 @@ Cluster cluster_of_name(const std::string& name, const InputError::Where& where)
   throw InputError(where, describe(name), "the name of a cluster or node preset", nearest_name(name, names));
 }
 
-// The node preset to assume for a device; of several, the one of the wanted size.
+// The node preset to assume for a device; of several, the one of the wanted size (null: any).
 Node usual_node(const Device& device, const Json* devices_per_node) {
   if (device.usual_nodes.empty()) {
     Node node;
@@ -145,16 +145,23 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
       reader.fail("node", "a node preset (\"node\"), a device (\"device\") or a cluster preset (\"base\")");
     reader.fail("device", "the device, as node " + cluster.node.name + " takes any");
   }
-  if (node == nullptr && base == nullptr) {
-    const auto size = json.find("devices_per_node");
-    cluster.node = usual_node(cluster.device, size == json.end() ? nullptr : &*size);
-  }
-
+  NodeTopology shown;
   if (topology != nullptr) {
     if (!topology->is_string())
-      reader.fail("topology_file", "the path of a file with the output of nvidia-smi topo -m");
-    apply(read_nvidia_topology_file(topology->get<std::string>(), reader.at("topology_file")), cluster.device,
-          reader.at("topology_file"), cluster.node);
+      reader.fail("topology_file",
+                  "the path of a file with what nvidia-smi topo -m, rocm-smi --showtopo or amd-smi topology prints");
+    shown = read_topology_file(topology->get<std::string>(), reader.at("topology_file"));
+  }
+  if (node == nullptr && base == nullptr) {
+    const auto size = json.find("devices_per_node");
+    const Json of_topology = shown.gpus;
+    cluster.node = usual_node(cluster.device, topology != nullptr  ? &of_topology
+                                              : size == json.end() ? nullptr
+                                                                   : &*size);
+  }
+  if (topology != nullptr) {
+    resize(cluster.node, shown.gpus);  // the host of a tray, not of its rack
+    apply(shown, cluster.device, reader.at("topology_file"), cluster.node);
   }
 
   std::int64_t devices = cluster.node.devices;
@@ -179,6 +186,10 @@ Cluster cluster_of_object(const Json& json, const InputError::Where& where) {
                                                      kIntraFabricNames[static_cast<std::size_t>(cluster.node.intra)]));
     cluster.node.in_switch_reduction = false;
   }
+  if (cluster.node.devices_per_pcie_root > 0 &&
+      cluster.node.devices_per_pcie_root < cluster.node.devices_per_pcie_switch)
+    reader.fail("devices_per_pcie_root",
+                fmt::format("0, or at least the {} devices behind a switch", cluster.node.devices_per_pcie_switch));
   complete_intra(reader, cluster.node, cluster.device);
 
   if (base == nullptr || node != nullptr)

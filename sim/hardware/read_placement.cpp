@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <unordered_set>
 #include <utility>
@@ -20,7 +21,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kNodesExpected =
-    "\"contiguous\", \"scattered\", a list as a scheduler prints it (\"node[001-004,010]\"), or an array of numbers";
+    "\"contiguous\", \"scattered\", a list as a scheduler or a hostfile has it (\"node[001-004,010]\"), or an array of "
+    "numbers";
 constexpr std::int64_t kMostPlaced = 1 << 22;  // nodes that are told apart; each takes its bytes
 constexpr std::array<std::string_view, 2> kPlacements{"contiguous", "scattered"};
 
@@ -36,10 +38,21 @@ std::int64_t usable(std::int64_t k, std::int64_t fill, std::int64_t leaf) {
   return fill > 0 ? k / fill * leaf + k % fill : k;
 }
 
-std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& fields, const InputError::Where& where) {
+// A text, or an array of names.
+bool is_of_names(const Json& nodes) {
+  return nodes.is_string() ||
+         (!nodes.empty() && std::all_of(nodes.begin(), nodes.end(), [](const Json& node) { return node.is_string(); }));
+}
+
+std::vector<std::int64_t> listed(const Json& nodes, const PlacementFields& fields, const NodeListRules& rules,
+                                 const InputError::Where& where) {
   std::vector<std::int64_t> list;
   if (nodes.is_string()) {
-    list = read_node_list(nodes.get_ref<const std::string&>(), kMostPlaced, where);
+    list = read_node_list(nodes.get_ref<const std::string&>(), rules, where);
+  } else if (is_of_names(nodes)) {
+    std::string lines;
+    for (const Json& node : nodes) lines += node.get_ref<const std::string&>() + '\n';
+    list = read_node_list(lines, rules, where);
   } else {
     for (const Json& node : nodes) {
       if (!node.is_number_integer() || node < 0 || node >= kMostPlaced)
@@ -123,7 +136,10 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
 
   NodePlacement placement{.nodes = {}, .of = fields.of, .ring_order = fields.ring_order};
   if (is_list) {
-    placement.nodes = listed(*nodes, fields, reader.at("nodes"));
+    const NodeListRules rules{.most = kMostPlaced,
+                              .first = reader.has("first") ? std::optional(fields.first) : std::nullopt,
+                              .devices_per_node = cluster.node.devices};
+    placement.nodes = listed(*nodes, fields, rules, reader.at("nodes"));
     const auto count = static_cast<std::int64_t>(placement.nodes.size());
     if (count_given && count != cluster.nodes)
       throw InputError(reader.at("nodes"), fmt::format("{} nodes", count),
@@ -132,7 +148,7 @@ void read_placement(const Json& json, const InputError::Where& where, bool count
     const std::int64_t last = *std::max_element(placement.nodes.begin(), placement.nodes.end());
     // Names from 1 to N are as a rule all nodes of a site that counts from 1.
     const std::int64_t least = *std::min_element(placement.nodes.begin(), placement.nodes.end());
-    if (nodes->is_string() && !reader.has("first") && count > 1 && least == 1 && last == count)
+    if (is_of_names(*nodes) && !reader.has("first") && count > 1 && least == 1 && last == count)
       throw InputError(
           reader.at("nodes"), fmt::format("nodes 1 to {} and no \"first\"", last),
           "\"first\": 1 beside them, if names count from 1, or \"first\": 0, if the fabric's first node is "

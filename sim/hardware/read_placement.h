@@ -11,7 +11,9 @@
 namespace orrery {
 
 // Accepts
-//   {"nodes": "node[001-004,010]", "first": 1}       nodes as a scheduler lists them, the fabric's first is number 1
+//   {"nodes": "node[001-004,010]", "first": 1}       nodes as a scheduler or a hostfile lists them (node_list.h); the
+//                                                    fabric's first is number 1
+//   {"nodes": ["node007", "node009"]}                the same, an array of names
 //   {"nodes": [0, 1, 2, 3, 9], "of": 64}             their places on the fabric, which has 64 nodes
 //   {"nodes": "scattered", "seed": 7, "of": 128}     as many as the cluster has, drawn from 128, in the order drawn
 //   {"nodes": "contiguous", "fill": 24}              leaf by leaf, 24 nodes of each

@@ -48,6 +48,7 @@ Cluster cluster_of(const Json& system, const Json& curve) {
   // A curve says so when its data type is none that the switch reduces.
   c.node.in_switch_reduction = system.at("in_switch_reduction") && curve.value("in_switch_reduction", true);
   c.node.devices_per_pcie_switch = system.at("devices_per_pcie_switch");
+  c.node.devices_per_pcie_root = system.value("devices_per_pcie_root", std::int64_t{0});
   c.node.nics = system.at("nics");
   c.node.nic_bytes_per_second = system.at("nic_bytes_per_second");
   c.nodes = curve.at("nodes");

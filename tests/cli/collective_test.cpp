@@ -53,6 +53,35 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values.at(half) : (values.at(half - 1) + values.at(half)) / 2;
 }
 
+TEST(Collective, APresetOfOtherDevicesOrSize) {
+  const Workplace place;
+  const auto points = [&](const std::string& of) {
+    return predicted(place, "all_reduce " + of + " -b 64M -e 64M")["points"];
+  };
+  EXPECT_EQ(points("--cluster pcie-8 --device L40S"), points("--node pcie-8 --device L40S"));
+  EXPECT_EQ(points("--cluster dgx-h100 --nodes 2"), points("--node dgx-h100 --nodes 2"));
+  EXPECT_NE(points("--cluster eos --nodes 2"), points("--cluster eos"));
+}
+
+// Both engines: boards below one root meet faster than over the link between roots.
+TEST(Collective, BoardsOfOneRootMeetFaster) {
+  const Workplace place;
+  for (const std::string kind : {"all_reduce", "all_to_all"}) {
+    const json far = predicted(place, kind + " --node pcie-8 --device L40S -b 256M -e 256M --engine both"),
+               two = predicted(place, kind + " --node pcie-8-root-4 --device L40S -b 256M -e 256M --engine both"),
+               one = predicted(place, kind + " --node pcie-8-root-8 --device L40S -b 256M -e 256M --engine both");
+    for (const char* engine : {"analytical", "des"}) {
+      const auto seconds = [&](const json& of) { return of["points"][0][engine]["seconds"].get<double>(); };
+      EXPECT_LT(seconds(one), 0.9 * seconds(two)) << kind << " " << engine;
+    }
+    for (const json* of : {&far, &two, &one})
+      EXPECT_NEAR((*of)["points"][0]["des"]["seconds"].get<double>() /
+                      (*of)["points"][0]["analytical"]["seconds"].get<double>(),
+                  1, 0.02)
+          << kind;
+  }
+}
+
 TEST(Collective, GoesByTheUsersOwnCurves) {
   const Workplace place;
   const std::string log = ORRERY_SOURCE_DIR "/tests/fuzz/corpus/nccl_log/all_reduce.txt";  // 64 MiB in 400 us
@@ -277,8 +306,11 @@ TEST(Collective, BadInputIsOneSentence) {
       {"all_reduce --cluster es", "(did you mean \"eos\"?)"},
       {"all_reduce --cluster no.json", "no.json: "},
       {"all_reduce --cluster none.json", "none.json"},
-      {"all_reduce --cluster eos --node dgx-h100", "--cluster: found --node, --nodes or --device beside it"},
-      {"all_reduce --cluster eos --nodes 4", "--cluster: found --node, --nodes or --device beside it"},
+      {"all_reduce --cluster eos --node dgx-h100", "--cluster: found --node beside it"},
+      {"all_reduce --cluster fsdp.json --device L40S",
+       "--cluster: found \"fsdp.json\", expected the name of a cluster"},
+      {"all_reduce --cluster pcie-8", "--device: found nothing, expected the device beside --cluster pcie-8"},
+      {"all_reduce --cluster pcie-8 --device L40", "--device: found \"L40\""},
       {"all_reduce --node dgx-h10", "--node: found \"dgx-h10\", expected the name of a node preset"},
       {"all_reduce --node pcie-8", "--device: found nothing"},
       {"all_reduce --node dgx-h100 --nodes 0", "--nodes: found 0, expected an integer from 1"},

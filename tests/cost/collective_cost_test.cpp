@@ -592,6 +592,29 @@ TEST(CollectiveRates, AGroupAlongOneAxisOfATorusHasItsLinksOnly) {
   expect(OpKind::all_to_all, along_second, c.all_to_all_share, 1.0 / 4);
 }
 
+// Boards of one root meet without the host bridge between roots; what leaves a switch still shares its up-link.
+TEST(CollectiveRates, BoardsBelowOneRootPassNoHostBridge) {
+  Cluster c = pcie_tree(2);
+  const IntraCalibration rates = find_collective_calibration(c).intra;
+  ASSERT_LT(rates.host_bridge_share, rates.ring_share);
+  const auto seconds = [&](std::int64_t root, OpKind kind, const GroupSpan& span) {
+    c.node.devices_per_pcie_root = root;
+    return model_of(c).cost(kind, 1e11, span, Algorithm::automatic, CollectiveProtocol::simple).seconds;
+  };
+  const double slower = rates.ring_share / rates.host_bridge_share;
+  for (const std::int64_t root : {4, 8}) {
+    const auto ratio = [&](OpKind kind, const GroupSpan& span) {
+      return seconds(0, kind, span) / seconds(root, kind, span);
+    };
+    EXPECT_NEAR(ratio(OpKind::all_reduce, in_node(4)), slower, 1e-3) << root;
+    EXPECT_NEAR(ratio(OpKind::all_reduce, in_node(8)), root == 8 ? slower : 1, 1e-3) << root;
+    EXPECT_NEAR(ratio(OpKind::all_reduce, in_node(2)), 1, 1e-9) << root;
+    EXPECT_GT(ratio(OpKind::all_to_all, in_node(8)), 1.05) << root;
+    // Interleaved: two groups share an up-link.
+    EXPECT_NEAR(ratio(OpKind::all_reduce, in_node(2, 2)), slower, 1e-3) << root;
+  }
+}
+
 // A rank reaches its NIC over PCIe.
 TEST(CollectiveRates, NoRankSendsFasterThanItsPcieLink) {
   Cluster fast = dgx_a100(16);

@@ -20,7 +20,7 @@ void cluster(std::string_view input);              // a scenario's cluster, with
 void command_line(std::string_view input);         // words, a line each
 void model(std::string_view input);                // a scenario's model, of Hugging Face or not
 void nccl_log(std::string_view input);             // calibrate import: nccl-tests' output or JSON
-void nvidia_topology(std::string_view input);      // nvidia-smi topo -m
+void nvidia_topology(std::string_view input);      // nvidia-smi topo -m, rocm-smi --showtopo, amd-smi topology
 void perturbations(std::string_view input);        // a scenario's list of them
 void published(std::string_view input);            // results/published/steps
 void report(std::string_view input);               // compare A.json B.json

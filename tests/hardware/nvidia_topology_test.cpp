@@ -1,11 +1,14 @@
 // Does the output of `nvidia-smi topo -m` give the node it was taken on?
-#include "sim/hardware/nvidia_topology.h"
-
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 
+#include "sim/hardware/node_topology.h"
+#include "sim/hardware/presets.h"
 #include "sim/hardware/read_cluster.h"
 
 namespace orrery {
@@ -81,7 +84,7 @@ TEST(NvidiaTopology, OneGpu) {
 }
 
 TEST(NvidiaTopology, KeepsNamesAndAffinity) {
-  const NvidiaTopology t = read_nvidia_topology_file(data("dgx_1v.txt"), {});
+  const NodeTopology t = read_topology_file(data("dgx_1v.txt"), {});
   EXPECT_EQ(t.nics, (std::vector<std::string>{"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"}));
   EXPECT_EQ(t.cpu_affinity[7], "20-39,60-79");
   EXPECT_EQ(t.gpu_gpu[0][3].nvlinks, 2);
@@ -89,7 +92,7 @@ TEST(NvidiaTopology, KeepsNamesAndAffinity) {
 }
 
 TEST(NvidiaTopology, SpacesForTabsAndATextAboveDoNotMatter) {
-  const NvidiaTopology t = parse_nvidia_topology(
+  const NodeTopology t = parse_nvidia_topology(
       "$ nvidia-smi topo -m\r\n     GPU0 GPU1 CPU Affinity\r\nGPU0  X NV4 0-7\r\nGPU1 NV4 X 0-7\r\n", "t");
   EXPECT_EQ(t.gpus, 2);
   EXPECT_EQ(t.gpu_gpu[1][0].nvlinks, 4);
@@ -115,6 +118,126 @@ TEST(NvidiaTopology, RejectsAnotherDeviceCount) {
     EXPECT_EQ(error.where().pointer, "/cluster/devices_per_node");
     EXPECT_THAT(error.expected(), HasSubstr("the 8 devices of the topology file"));
   }
+}
+
+// What nvidia-smi prints where GPUs a and b meet by `link(a, b)`.
+std::string matrix(int gpus, const std::function<std::string(int, int)>& link) {
+  std::string text;
+  for (int b = 0; b < gpus; ++b) text += fmt::format("\tGPU{}", b);
+  text += "\tCPU Affinity\n";
+  for (int a = 0; a < gpus; ++a) {
+    text += fmt::format("GPU{}", a);
+    for (int b = 0; b < gpus; ++b) text += "\t" + (a == b ? "X" : link(std::min(a, b), std::max(a, b)));
+    text += "\t0-31\n";
+  }
+  return text;
+}
+
+Node node_of(const std::string& text, const char* device = "L40S") {
+  Node node = find_node("pcie-8");
+  apply(parse_nvidia_topology(text, "t"), find_device(device), {"s.json", "/cluster/topology_file"}, node);
+  return node;
+}
+
+TEST(NvidiaTopology, TheDistanceOfBoardsIsTheirSwitchAndRoot) {
+  struct Box {
+    const char* what;
+    std::function<std::string(int, int)> link;
+    std::int64_t per_switch, per_root;
+  };
+  const auto within = [](int size, const char* near, const char* far) {
+    return [=](int a, int b) { return a / size == b / size ? near : far; };
+  };
+  for (const Box& box : {
+           Box{"one switch", within(8, "PIX", ""), 8, 8},
+           Box{"a switch at each processor", within(4, "PIX", "SYS"), 4, 4},
+           Box{"switches that only PXB shows", within(4, "PXB", "SYS"), 4, 4},
+           Box{"two switches in a row", [&](int a, int b) { return a / 4 == b / 4 ? "PIX" : "PXB"; }, 4, 8},
+           Box{"pairs below one root", within(2, "PIX", "PHB"), 2, 8},
+           Box{"pairs, two roots",
+               [&](int a, int b) { return a / 2 == b / 2   ? "PIX"
+                                          : a / 4 == b / 4 ? "PHB"
+                                                           : "SYS"; }, 2, 4},
+           Box{"lanes of one root", within(8, "PHB", ""), 1, 8},
+           Box{"lanes of several roots", within(8, "NODE", ""), 1, 1},
+           Box{"all over sockets", within(8, "SYS", ""), 1, 1},
+           Box{"no neighbours", [](int a, int b) { return a % 4 == b % 4 ? "PIX" : "SYS"; }, 1, 1},
+           Box{"four and twice two", [](int a, int b) { return (a < 4 && b < 4) || a / 2 == b / 2 ? "PIX" : "SYS"; }, 2,
+               2},
+       }) {
+    const Node node = node_of(matrix(8, box.link));
+    EXPECT_EQ(node.intra, IntraFabric::pcie) << box.what;
+    EXPECT_EQ(node.devices_per_pcie_switch, box.per_switch) << box.what;
+    EXPECT_EQ(node.devices_per_pcie_root, box.per_root) << box.what;
+  }
+}
+
+TEST(NvidiaTopology, AGpuWithFewerLinksHoldsTheOthersUp) {
+  const Node node =
+      node_of(matrix(8, [](int a, int b) { return a == 3 || b == 3 ? "NV16" : "NV18"; }), "B200-SXM-180GB");
+  EXPECT_EQ(node.intra, IntraFabric::nvswitch);
+  EXPECT_EQ(node.intra_bytes_per_second, 16 * 50e9);
+}
+
+TEST(NvidiaTopology, RefusesGpusThatAreJoinedOtherwiseThanOthers) {
+  struct Odd {
+    const char* device;
+    std::function<std::string(int, int)> link;
+    const char* sentence;
+  };
+  for (const Odd& odd : {
+           Odd{"B200-SXM-180GB", [](int a, int b) { return a == 2 || b == 2 ? "NODE" : "NV18"; },
+               "found GPU2 without NVLink, the other 7 on a switch"},
+           Odd{"H100-SXM5-80GB", [](int a, int b) { return a == 1 || b == 1 || a == 6 || b == 6 ? "SYS" : "NV18"; },
+               "found GPU1, GPU6 without NVLink, the other 6 on a switch"},
+           Odd{"H200-SXM5-141GB", [](int a, int b) { return a / 4 == b / 4 ? "NV6" : "SYS"; },
+               "found GPUs that NVLink joins in 2 groups, the largest of 4"},
+           Odd{"RTX-A6000", [](int a, int b) { return b < 6 && a / 2 == b / 2 ? "NV4" : "SYS"; },
+               "found GPU6, GPU7 without NVLink, the other 6 joined by NVLink"},
+           Odd{"RTX-A6000", [](int a, int b) { return b == a + 4 ? "NV4" : "SYS"; }, "NVLink between GPU0 and GPU4"},
+       }) {
+    try {
+      node_of(matrix(8, odd.link), odd.device);
+      ADD_FAILURE() << odd.sentence;
+    } catch (const InputError& error) {
+      EXPECT_EQ(error.where().pointer, "/cluster/topology_file");
+      EXPECT_THAT(error.what(), HasSubstr(odd.sentence));
+    }
+  }
+}
+
+TEST(NvidiaTopology, NamesAndLinksThatHaveRunTogether) {
+  const NodeTopology t = parse_nvidia_topology(
+      "GPU0GPU1 NIC0 NIC1NIC2 mlx5_10mlx5_11CPU Affinity\n"
+      "GPU0 XNV4 PIX SYSSYS NODE NODE0-7\n"
+      "GPU1 NV4X PIX SYSSYS NODE NODE 0-7\n",
+      "t");
+  EXPECT_EQ(t.gpus, 2);
+  EXPECT_EQ(t.nics, (std::vector<std::string>{"NIC0", "NIC1", "NIC2", "mlx5_10", "mlx5_11"}));
+  EXPECT_EQ(t.gpu_gpu[0][1].nvlinks, 4);
+  EXPECT_EQ(t.gpu_nic[1][4].link, TopologyLink::node);
+  EXPECT_EQ(t.cpu_affinity[0], "0-7");
+}
+
+TEST(NvidiaTopology, ATrayHasTheHostOfATray) {
+  const auto tray = [](nlohmann::json json) {
+    json["topology_file"] = data("gb200_tray.txt");
+    return read_cluster(json, {"s.json", "/cluster"});
+  };
+  const Cluster whole = read_cluster({{"device", "GB200"}, {"devices_per_node", 4}}, {});
+  for (const nlohmann::json& json : {nlohmann::json{{"device", "GB200"}}, nlohmann::json{{"node", "gb200-nvl72"}},
+                                     nlohmann::json{{"node", "gb200-tray"}}}) {
+    const Cluster c = tray(json);
+    EXPECT_EQ(c.node.devices, 4) << json;
+    EXPECT_DOUBLE_EQ(c.node.host_memory_bytes, whole.node.host_memory_bytes) << json;
+    EXPECT_DOUBLE_EQ(c.node.host_memory_bytes_per_second, whole.node.host_memory_bytes_per_second) << json;
+    EXPECT_DOUBLE_EQ(c.node.host_flops_per_second, whole.node.host_flops_per_second) << json;
+    EXPECT_EQ(c.node.intra, IntraFabric::nvswitch) << json;
+    EXPECT_EQ(c.node.nics, 4) << json << ": those of storage are no devices'";
+  }
+  // One of the four devices of a node that are usual: its processor, not all four.
+  const Cluster one = read_cluster({{"device", "GH200-96GB"}, {"topology_file", data("one_gpu.txt")}}, {});
+  EXPECT_DOUBLE_EQ(one.node.host_memory_bytes, find_node("gh200-1").host_memory_bytes);
 }
 
 struct BadMatrix {
@@ -151,6 +274,8 @@ constexpr BadMatrix kBadMatrices[]{
     {"SelfOffTheDiagonal", "GPU0 GPU1\nGPU0 X X\nGPU1 X X\n", "\"X\" between GPU0 and GPU1", "a link"},
     {"NoSelf", "GPU0 GPU1\nGPU0 SYS SYS\nGPU1 SYS X\n", "\"SYS\" between GPU0 and GPU0", "X"},
     {"ColumnSkipped", "GPU0 GPU2\nGPU0 X SYS\nGPU2 SYS X\n", "the column GPU2 in line 1", "GPU1"},
+    {"UnknownNamesRunTogether", "GPU0 GPU1 roce0roce1\nGPU0 X SYS PIX PIX 0\nGPU1 SYS X PIX PIX 0\n",
+     "4 links in the row of GPU0 (line 2)", "two names written as one"},
     {"GpuAfterNic", "GPU0 NIC0 GPU1\nGPU0 X PIX SYS\n", "the column GPU1 after NIC0", "the GPUs first"},
 };
 INSTANTIATE_TEST_SUITE_P(Input, BadTopology, ::testing::ValuesIn(kBadMatrices),
