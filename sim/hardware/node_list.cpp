@@ -89,6 +89,9 @@ class NodeList {
     const std::int64_t first = read_number(range.substr(0, dash), item),
                        last = dash == std::string_view::npos ? first : read_number(range.substr(dash + 1), item);
     if (last < first) refuse(range);
+    if (last - first >=
+        most_ - static_cast<std::int64_t>(nodes_.size()))  // ranges of a few characters, again and again
+      throw InputError(where_, fmt::format("more than {} nodes", most_), "each node once");
     for (std::int64_t n = first; n <= last; ++n) nodes_.push_back(n);
   }
 

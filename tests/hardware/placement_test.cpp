@@ -41,6 +41,18 @@ TEST(NodeList, RefusesWhatIsNone) {
     EXPECT_THROW(read_node_list(text, 10000, {"", "/cluster/placement/nodes"}), InputError) << text;
 }
 
+TEST(NodeList, HasAnEndHoweverOftenARangeComes) {
+  EXPECT_EQ(read_node_list("n[0-9998],n9999", 10000, {}).size(), 10000U);
+  std::string text = "0-9999";
+  for (int i = 0; i < 3; ++i) text += ",0-9999";
+  try {
+    read_node_list(text, 10000, {"", "/nodes"});
+    ADD_FAILURE();
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "/nodes: found more than 10000 nodes, expected each node once");
+  }
+}
+
 TEST(NodeList, SaysThatNamesAreNotLookedAt) {
   for (const char* text : {"dgx[001-256],hgx[001-256]", "a[3-5],b4", "7,node7"}) {
     try {
