@@ -374,7 +374,8 @@ class Threads(unittest.TestCase):
                        "exhaustive=True, threads=1)")
 
     def test_an_interrupt_ends_the_histories_of_a_plan(self):
-        self.interrupt("plan('llama-3-70b-60-days', histories=100000)")
+        # Some minutes of them: more than the child is waited for.
+        self.interrupt("plan('llama-3-70b-60-days', {'tokens': 15e13}, histories=100000)")
 
     def interrupt(self, call):
         script = f"import orrery\nprint('begins', flush=True)\norrery.{call}\n"
